@@ -1,0 +1,9 @@
+//! The commands.
+
+use std::process::ExitCode;
+
+/// Parses the command line and runs what it asks for.
+#[must_use]
+pub fn main() -> ExitCode {
+    ExitCode::SUCCESS
+}

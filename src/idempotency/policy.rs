@@ -1,0 +1,66 @@
+//! What a route does with the requests it protects.
+
+use std::time::Duration;
+
+use super::fingerprint::Recipe;
+use super::key::KeyRule;
+use super::scope::ScopePart;
+use super::settle::Outcomes;
+
+/// The policy of one route.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    /// How long a completed record answers retries, counted from its claim.
+    pub ttl: Duration,
+    /// How long an unknown record is kept, counted from when it became unknown.
+    pub unknown_ttl: Duration,
+    /// Where the idempotency key comes from.
+    pub key: KeyRule,
+    /// Who a key belongs to.
+    pub scope: Vec<ScopePart>,
+    /// How two requests are told apart.
+    pub fingerprint: Recipe,
+    /// What an attempt's ending does to its record.
+    pub outcomes: Outcomes,
+    /// What happens to a retry of an unknown record.
+    pub recovery: Recovery,
+    /// What happens to a request when the store cannot be reached.
+    pub store_failure: StoreFailure,
+    /// The claim's time limit; renewed while the attempt runs.
+    pub lease: Duration,
+    /// Whether the route protects at all.
+    pub mode: Mode,
+    /// Largest request body, in bytes.
+    pub max_request_body: u64,
+    /// Largest answer body that is kept, in bytes.
+    pub max_response_body: u64,
+    /// Page that explains the route's problems; their `type`.
+    pub docs: Option<String>,
+}
+
+/// What happens to a retry of an unknown record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recovery {
+    /// Answer `outcome-unknown` until an operator, or the late attempt itself, resolves it.
+    Hold,
+    /// Claim again with a new attempt, which may overlap one that still runs.
+    Retry,
+}
+
+/// What happens to a request when the store cannot be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreFailure {
+    /// Answer 503: nothing is forwarded without a durable claim.
+    Reject,
+    /// Forward it unprotected, and say so.
+    Forward,
+}
+
+/// Whether a route protects at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Claim, forward, record, replay.
+    Protect,
+    /// Forward, and do nothing else.
+    Pass,
+}

@@ -1,0 +1,188 @@
+//! What the store keeps for one (service, namespace, scope, key).
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+/// Milliseconds since the Unix epoch, by the store's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Timestamp(pub u64);
+
+impl Timestamp {
+    /// This instant plus `duration`, saturating.
+    #[must_use]
+    pub fn plus(self, duration: Duration) -> Self {
+        let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        // Stores keep signed 64-bit integers.
+        Self(self.0.saturating_add(millis).min(i64::MAX as u64))
+    }
+
+    /// The time from `earlier` to this instant; zero if `earlier` is later.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Duration {
+        Duration::from_millis(self.0.saturating_sub(earlier.0))
+    }
+}
+
+/// The identity of a record: eight bytes that depend on service and key alone, so that an operator can look a key
+/// up by prefix, then 24 bytes of the whole identity. See [`super::identity`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RecordId(pub [u8; 32]);
+
+impl RecordId {
+    /// Reads the 64 hexadecimal digits that `Display` writes.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        parse_hex(text).map(Self)
+    }
+}
+
+impl fmt::Display for RecordId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_hex(f, &self.0)
+    }
+}
+
+impl fmt::Debug for RecordId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_hex(f, &self.0[..4])?;
+        f.write_str("…")
+    }
+}
+
+/// The secret 128-bit token that names one attempt and fences its writes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Attempt(pub [u8; 16]);
+
+impl Attempt {
+    /// The 32 hexadecimal digits sent to the upstream. Never log them.
+    #[must_use]
+    pub fn expose(&self) -> String {
+        struct Hex<'a>(&'a [u8]);
+        impl fmt::Display for Hex<'_> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write_hex(f, self.0)
+            }
+        }
+        Hex(&self.0).to_string()
+    }
+}
+
+impl fmt::Debug for Attempt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Attempt(secret)")
+    }
+}
+
+/// Where a record stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum State {
+    /// An attempt holds the claim.
+    InFlight,
+    /// The attempt ended with an answer.
+    Completed,
+    /// The attempt ended, or was lost, without a known outcome.
+    Unknown,
+}
+
+impl State {
+    /// Every state, in the order in which a record passes through them.
+    pub const ALL: [Self; 3] = [Self::InFlight, Self::Completed, Self::Unknown];
+
+    /// The word for it: `in-flight`, `completed` or `unknown`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::InFlight => "in-flight",
+            Self::Completed => "completed",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    /// Reads what [`State::as_str`] writes.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.as_str() == text)
+    }
+}
+
+/// A record as the store returns it. `head` and `answer` are opaque to the store; [`super::codec`] reads them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// The attempt that holds or held the claim.
+    pub attempt: Attempt,
+    /// Where the record stands.
+    pub state: State,
+    /// When it was claimed.
+    pub claimed_at: Timestamp,
+    /// In flight: when the lease ends. Otherwise: when the record expires.
+    pub until: Timestamp,
+    /// What was claimed: an encoded [`super::codec::Head`].
+    pub head: Bytes,
+    /// Completed: an encoded [`super::codec::Answer`].
+    pub answer: Option<Bytes>,
+}
+
+impl Record {
+    /// What a conditional write compares: any change of the record's course changes it.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        Version { attempt: self.attempt, state: self.state, until: self.until }
+    }
+}
+
+/// The part of a record that every change changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Version {
+    /// See [`Record::attempt`].
+    pub attempt: Attempt,
+    /// See [`Record::state`].
+    pub state: State,
+    /// See [`Record::until`].
+    pub until: Timestamp,
+}
+
+fn write_hex(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
+    bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+}
+
+fn parse_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let digits = text.as_bytes();
+    if digits.len() != N * 2 {
+        return None;
+    }
+    let mut bytes = [0; N];
+    for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+        let high = char::from(pair[0]).to_digit(16)?;
+        let low = char::from(pair[1]).to_digit(16)?;
+        *byte = u8::try_from(high * 16 + low).ok()?;
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_survive_their_text_form() {
+        let id = RecordId(std::array::from_fn(|i| i as u8 * 7));
+        assert_eq!(RecordId::parse(&id.to_string()), Some(id));
+        assert_eq!(RecordId::parse("00"), None);
+        assert_eq!(RecordId::parse(&"g".repeat(64)), None);
+    }
+
+    #[test]
+    fn an_attempt_does_not_show_in_debug() {
+        let attempt = Attempt([0xab; 16]);
+        assert!(!format!("{attempt:?}").contains("ab"));
+        assert_eq!(attempt.expose(), "ab".repeat(16));
+    }
+
+    #[test]
+    fn time_saturates() {
+        assert_eq!(Timestamp(5).since(Timestamp(9)), Duration::ZERO);
+        assert_eq!(Timestamp(5).plus(Duration::MAX), Timestamp(i64::MAX as u64));
+    }
+}

@@ -1,0 +1,43 @@
+//! oncegate: an idempotency reverse proxy.
+//!
+//! # The map
+//!
+//! | room | what it is | what it may not know |
+//! |---|---|---|
+//! | [`idempotency`] | the pure rules: keys, identity, fingerprints, policies, records, `decide`, `settle` | clocks, I/O, tokio |
+//! | [`route`] | request head to route | stores, records |
+//! | [`store`] | durable conditional storage of records | what a lease or a fingerprint means |
+//! | [`telemetry`] | outcomes, metrics, logs | how an outcome came about |
+//! | [`gate`] | the story of one request: route, key, fingerprint, claim, decide, act | sockets, configuration files |
+//! | [`http`] | listeners, upstream connections, bodies, headers, problems | records |
+//! | [`worker`] | reaper and sweeper | requests |
+//! | [`admin`] | health, metrics and records API | the gate |
+//! | [`config`] | files, environment and flags into settings | everything at run time |
+//! | [`cli`] | the commands | - |
+//!
+//! Imports go one way: `main -> cli -> {config, admin, worker, gate} -> http -> {route, store, telemetry} -> idempotency`.
+//! `tests/tidy.rs` holds the allowed edges.
+//!
+//! # The promise
+//!
+//! For one claim, at most one attempt starts. Nothing is forwarded before its claim is durable, and no answer to a
+//! protected request is complete before it is durable, with one exception that is said in its header (`unrecorded`).
+//!
+//! # Invariants
+//!
+//! - Every write after a claim is conditional on the record still being that attempt's.
+//! - Turning a record unknown does not change its attempt, so a late but known answer can still complete it.
+//! - A completed record never becomes anything else; it is only removed or, past its ttl, superseded.
+//! - `now` comes back from the store with the record: no decision reads the clock of this process.
+//! - An error whose effect is unknown is treated as if it might have happened.
+
+pub mod admin;
+pub mod cli;
+pub mod config;
+pub mod gate;
+pub mod http;
+pub mod idempotency;
+pub mod route;
+pub mod store;
+pub mod telemetry;
+pub mod worker;

@@ -1,0 +1,305 @@
+//! Durable conditional storage of records.
+//!
+//! A store knows bytes, tokens and time. It does not know what a lease or a fingerprint means, and it decides
+//! nothing: it says what stands, and writes on condition.
+//!
+//! Every backend runs the one suite in [`contract`].
+
+pub mod contract;
+pub mod memory;
+pub mod sqlite;
+pub mod unreliable;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
+
+/// A store of records. All times are the store's own.
+///
+/// An operation that was cancelled (its future dropped) may still happen, as after [`Error::Indeterminate`].
+#[async_trait]
+pub trait Store: Send + Sync + 'static {
+    /// The word for this kind of store in metrics: `memory`, `sqlite`.
+    fn kind(&self) -> &'static str;
+
+    /// Writes a fresh in-flight record unless one stands, in one round trip. Durable when it returns.
+    ///
+    /// Asking again with the same attempt after an indeterminate error is safe: where the record that stands is in
+    /// flight under `fresh.attempt`, the answer is `Inserted`.
+    async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error>;
+
+    /// Replaces the record by a fresh in-flight one if its version is still `seen`. Durable when it returns.
+    ///
+    /// True as well where the record is already in flight under `fresh.attempt`.
+    async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error>;
+
+    /// Ends an attempt: the record must still be `attempt`'s, in flight or unknown. Durable when it returns.
+    ///
+    /// Safe to repeat: `Settled` as well where the same ending with the same bytes was written before, and where a
+    /// release finds no record.
+    async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error>;
+
+    /// Extends the lease of each in-flight record that is still its attempt's to `now + lease`; skips the others.
+    async fn renew(&self, held: Vec<Held>) -> Result<(), Error>;
+
+    /// Turns up to `limit` in-flight records whose lease is past into unknown ones that keep their attempt and
+    /// expire after their unknown ttl. Returns how many.
+    async fn expire_leases(&self, limit: usize) -> Result<usize, Error>;
+
+    /// Removes up to `limit` completed and unknown records that have expired. Returns how many.
+    async fn sweep(&self, limit: usize) -> Result<usize, Error>;
+
+    /// The record of an id.
+    async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error>;
+
+    /// Records that pass `filter`, in the order of their ids, starting after `after`: at most `limit`, without
+    /// their answers.
+    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Vec<Listed>, Error>;
+
+    /// Removes a record whatever its state. Returns whether there was one.
+    async fn remove(&self, id: RecordId) -> Result<bool, Error>;
+
+    /// How many records stand in each state, in the order of [`State::ALL`].
+    async fn count(&self) -> Result<[u64; 3], Error>;
+
+    /// Makes `origins` known, and checks the rules that records' identities are made by.
+    ///
+    /// Where a namespace has another digest on file and live records (not expired), nothing is changed for any
+    /// namespace and each such one is returned, unless `accept_change`.
+    async fn adopt(
+        &self,
+        origins: Vec<Origin>,
+        rules: Vec<Identity>,
+        accept_change: bool,
+    ) -> Result<Vec<IdentityChange>, Error>;
+
+    /// Whether the store answers, for readiness.
+    async fn ping(&self) -> Result<(), Error>;
+
+    /// Finishes what was accepted, and closes. Later calls fail.
+    async fn close(&self);
+}
+
+/// Where a record comes from. Records refer to it by [`Origin::id`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// `[store] service`
+    pub service: Arc<str>,
+    /// The namespace of its identity.
+    pub namespace: Arc<str>,
+    /// The route that claimed it.
+    pub route: Arc<str>,
+}
+
+/// A hash that names an [`Origin`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct OriginId(pub i64);
+
+/// A new in-flight record.
+#[derive(Clone, Debug)]
+pub struct Fresh {
+    /// Its attempt.
+    pub attempt: Attempt,
+    /// Where it comes from.
+    pub origin: OriginId,
+    /// How long its lease is.
+    pub lease: Duration,
+    /// How long it is kept, counted from when it turns unknown, if it does.
+    pub unknown_ttl: Duration,
+    /// What was claimed.
+    pub head: Bytes,
+}
+
+/// What a claim found.
+#[derive(Clone, Debug)]
+pub enum Claim {
+    /// Nothing: the fresh record stands, claimed at this time.
+    Inserted(Timestamp),
+    /// This record.
+    Exists {
+        /// What stands.
+        record: Record,
+        /// The store's time.
+        now: Timestamp,
+    },
+}
+
+/// How an attempt ends.
+#[derive(Clone, Debug)]
+pub enum End {
+    /// The record completes.
+    Complete {
+        /// The encoded answer.
+        answer: Bytes,
+        /// When the record expires.
+        expiry: Expiry,
+    },
+    /// The record is removed.
+    Release,
+    /// The record turns unknown, and expires after its unknown ttl.
+    Hold,
+}
+
+/// When a completed record expires.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expiry {
+    /// This long after its claim.
+    FromClaim(Duration),
+    /// This long after now.
+    FromNow(Duration),
+}
+
+/// What settling did.
+#[derive(Clone, Debug)]
+pub enum Settled {
+    /// It is written.
+    Done {
+        /// When the record expires; the store's time for a release.
+        until: Timestamp,
+    },
+    /// The record is no longer this attempt's to end: superseded, removed, or already ended otherwise.
+    Superseded {
+        /// What stands instead.
+        record: Option<Record>,
+    },
+}
+
+/// A lease to renew.
+#[derive(Clone, Copy, Debug)]
+pub struct Held {
+    /// The record.
+    pub id: RecordId,
+    /// Its attempt.
+    pub attempt: Attempt,
+    /// How long it is extended, from now.
+    pub lease: Duration,
+}
+
+/// Which records to list. Everything that is set must hold.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    /// Of this service.
+    pub service: Option<Arc<str>>,
+    /// Claimed by this route.
+    pub route: Option<String>,
+    /// In this state.
+    pub state: Option<State>,
+    /// With an id that starts with these bytes.
+    pub prefix: Option<[u8; 8]>,
+    /// Claimed at least this long ago.
+    pub older_than: Option<Duration>,
+}
+
+/// A record with where it comes from.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    /// Its id.
+    pub id: RecordId,
+    /// Where it comes from; nothing if the store does not know its origin any more.
+    pub origin: Option<Origin>,
+    /// The record.
+    pub record: Record,
+    /// The store's time.
+    pub now: Timestamp,
+}
+
+/// The digest of the rules that a namespace's identities are made by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The service.
+    pub service: Arc<str>,
+    /// The namespace.
+    pub namespace: Arc<str>,
+    /// See [`crate::idempotency::identity`].
+    pub digest: [u8; 32],
+}
+
+/// A namespace whose rules differ from those that its live records were made by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IdentityChange {
+    /// The namespace.
+    pub namespace: Arc<str>,
+    /// How many of its records live.
+    pub live: u64,
+}
+
+/// A store operation failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It did not happen, and will not.
+    #[error("the store failed: {0}")]
+    Determinate(#[source] Cause),
+    /// It may have happened, or may yet.
+    #[error("the store failed, and the operation may have happened: {0}")]
+    Indeterminate(#[source] Cause),
+}
+
+/// Why a store operation failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{kind}: {source}", kind = self.kind.as_str())]
+pub struct Cause {
+    /// What sort of failure.
+    pub kind: ErrorKind,
+    /// The detail; never a secret, a body or a key.
+    pub source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+/// What sort of failure: the `kind` label of `oncegate_store_errors_total`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// It is closed or cannot be reached.
+    Unavailable,
+    /// It has no room.
+    Full,
+    /// It did not answer in time.
+    Timeout,
+    /// What it holds makes no sense.
+    Corrupt,
+    /// Anything else.
+    Other,
+}
+
+impl ErrorKind {
+    /// The word for it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Unavailable => "unavailable",
+            Self::Full => "full",
+            Self::Timeout => "timeout",
+            Self::Corrupt => "corrupt",
+            Self::Other => "other",
+        }
+    }
+}
+
+impl Error {
+    /// Why.
+    #[must_use]
+    pub fn cause(&self) -> &Cause {
+        match self {
+            Self::Determinate(cause) | Self::Indeterminate(cause) => cause,
+        }
+    }
+}
+
+impl Origin {
+    /// The hash that records refer to it by: the first eight bytes of the SHA-256 of its parts, each length-prefixed.
+    #[must_use]
+    pub fn id(&self) -> OriginId {
+        use sha2::{Digest, Sha256};
+        let mut hash = Sha256::new();
+        for part in [&self.service, &self.namespace, &self.route] {
+            hash.update((part.len() as u64).to_be_bytes());
+            hash.update(part.as_bytes());
+        }
+        let digest = hash.finalize();
+        let mut first = [0; 8];
+        first.copy_from_slice(&digest[..8]);
+        OriginId(i64::from_be_bytes(first))
+    }
+}

@@ -1,0 +1,1 @@
+//! A store that counts and times every call.

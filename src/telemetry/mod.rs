@@ -1,0 +1,6 @@
+//! Outcomes, metrics and logs.
+
+pub mod logs;
+pub mod metered;
+pub mod metrics;
+pub mod outcome;

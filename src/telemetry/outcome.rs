@@ -1,0 +1,175 @@
+//! One word for how a request ended: log field, metric label and `Idempotency-Status` value.
+
+use http::StatusCode;
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// The upstream ran and its answer is recorded.
+    Executed,
+    /// A recorded answer was given again.
+    Replayed,
+    /// The upstream ran, and its key is free again.
+    Released,
+    /// The answer is the upstream's; it was not durable when it was given.
+    Unrecorded,
+    /// The store was away and the route fails open.
+    Unprotected,
+    /// The request was not protected.
+    Passed,
+    /// The gate answered with this problem, or the upstream's answer leaves this problem behind.
+    Problem(Code),
+}
+
+/// The codes of the problems that the gate answers with (RFC 9457 `code` member).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Code {
+    /// The route requires a key.
+    KeyMissing,
+    /// The key is not well-formed.
+    KeyInvalid,
+    /// The request is malformed.
+    BadRequest,
+    /// No route and no default upstream.
+    NoRoute,
+    /// Another attempt runs for this key.
+    InFlight,
+    /// Nobody knows how the attempt ended.
+    OutcomeUnknown,
+    /// The recorded answer has no body kept.
+    ResponseNotStored,
+    /// The body is larger than the route allows.
+    RequestTooLarge,
+    /// The key belongs to another request.
+    KeyReused,
+    /// The upstream could not be reached; nothing was sent.
+    UpstreamUnreachable,
+    /// The upstream broke off.
+    UpstreamBroken,
+    /// The upstream did not answer in time.
+    UpstreamTimeout,
+    /// The attempt runs on, longer than this client waits.
+    StillRunning,
+    /// The store cannot be reached; nothing was sent.
+    StoreUnavailable,
+    /// A limit of the gate is reached; nothing was sent.
+    Overloaded,
+}
+
+impl Outcome {
+    /// Every outcome, in the order of [`Outcome::index`].
+    pub const ALL: [Self; 21] = {
+        use Code::*;
+        [
+            Self::Executed,
+            Self::Replayed,
+            Self::Released,
+            Self::Unrecorded,
+            Self::Unprotected,
+            Self::Passed,
+            Self::Problem(KeyMissing),
+            Self::Problem(KeyInvalid),
+            Self::Problem(BadRequest),
+            Self::Problem(NoRoute),
+            Self::Problem(InFlight),
+            Self::Problem(OutcomeUnknown),
+            Self::Problem(ResponseNotStored),
+            Self::Problem(RequestTooLarge),
+            Self::Problem(KeyReused),
+            Self::Problem(UpstreamUnreachable),
+            Self::Problem(UpstreamBroken),
+            Self::Problem(UpstreamTimeout),
+            Self::Problem(StillRunning),
+            Self::Problem(StoreUnavailable),
+            Self::Problem(Overloaded),
+        ]
+    };
+
+    /// The word for it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Executed => "executed",
+            Self::Replayed => "replayed",
+            Self::Released => "released",
+            Self::Unrecorded => "unrecorded",
+            Self::Unprotected => "unprotected",
+            Self::Passed => "passed",
+            Self::Problem(code) => code.as_str(),
+        }
+    }
+
+    /// Its place in [`Outcome::ALL`].
+    #[must_use]
+    pub fn index(self) -> usize {
+        match self {
+            Self::Executed => 0,
+            Self::Replayed => 1,
+            Self::Released => 2,
+            Self::Unrecorded => 3,
+            Self::Unprotected => 4,
+            Self::Passed => 5,
+            Self::Problem(code) => 6 + code as usize,
+        }
+    }
+}
+
+impl Code {
+    /// The word for it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::KeyMissing => "key-missing",
+            Self::KeyInvalid => "key-invalid",
+            Self::BadRequest => "bad-request",
+            Self::NoRoute => "no-route",
+            Self::InFlight => "in-flight",
+            Self::OutcomeUnknown => "outcome-unknown",
+            Self::ResponseNotStored => "response-not-stored",
+            Self::RequestTooLarge => "request-too-large",
+            Self::KeyReused => "key-reused",
+            Self::UpstreamUnreachable => "upstream-unreachable",
+            Self::UpstreamBroken => "upstream-broken",
+            Self::UpstreamTimeout => "upstream-timeout",
+            Self::StillRunning => "still-running",
+            Self::StoreUnavailable => "store-unavailable",
+            Self::Overloaded => "overloaded",
+        }
+    }
+
+    /// The status that it is answered with.
+    #[must_use]
+    pub fn status(self) -> StatusCode {
+        match self {
+            Self::KeyMissing | Self::KeyInvalid | Self::BadRequest => StatusCode::BAD_REQUEST,
+            Self::NoRoute => StatusCode::NOT_FOUND,
+            Self::InFlight | Self::OutcomeUnknown | Self::ResponseNotStored => StatusCode::CONFLICT,
+            Self::RequestTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::UpstreamUnreachable | Self::UpstreamBroken => StatusCode::BAD_GATEWAY,
+            Self::UpstreamTimeout | Self::StillRunning => StatusCode::GATEWAY_TIMEOUT,
+            Self::StoreUnavailable | Self::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    /// Whether the same request may be sent again as it is.
+    #[must_use]
+    pub fn retryable(self) -> bool {
+        matches!(
+            self,
+            Self::InFlight | Self::UpstreamUnreachable | Self::StillRunning | Self::StoreUnavailable | Self::Overloaded
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_outcome_stands_at_its_index() {
+        for (index, outcome) in Outcome::ALL.into_iter().enumerate() {
+            assert_eq!(outcome.index(), index, "{}", outcome.as_str());
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Reaper and sweeper.
