@@ -24,8 +24,8 @@ const LEASE: Duration = Duration::from_secs(30);
 const KEY: &str = "8e03978e-40d5-43e8-bc93-6894a57f9324";
 const START: u64 = 1_767_225_600_000;
 
-struct Admin {
-    address: SocketAddr,
+pub(crate) struct Admin {
+    pub(crate) address: SocketAddr,
     store: Arc<Memory>,
     now: Arc<AtomicU64>,
     state: Arc<State>,
@@ -61,7 +61,7 @@ impl Reply {
     }
 }
 
-async fn start(token: Option<&str>) -> Admin {
+pub(crate) async fn start(token: Option<&str>) -> Admin {
     let admin = start_without_store(token).await;
     admin.state.set_store(admin.store.clone());
     admin.store.adopt(vec![origin("charge"), origin("refund")], Vec::new(), false).await.unwrap();
@@ -132,7 +132,7 @@ impl Admin {
     }
 
     /// Claims `key` as the gate would, and gives its id and its attempt.
-    async fn claim(&self, route: &str, key: &str) -> (RecordId, Attempt) {
+    pub(crate) async fn claim(&self, route: &str, key: &str) -> (RecordId, Attempt) {
         let key = Key::parse(key, 255).unwrap();
         let headers = HeaderMap::new();
         let caller = Caller { headers: &headers, authority: None, client_ip: None };
@@ -160,7 +160,7 @@ impl Admin {
         assert!(matches!(self.store.settle(id, attempt, end).await.unwrap(), Settled::Done { .. }));
     }
 
-    async fn unknown(&self, route: &str, key: &str) -> (RecordId, Attempt) {
+    pub(crate) async fn unknown(&self, route: &str, key: &str) -> (RecordId, Attempt) {
         let (id, attempt) = self.claim(route, key).await;
         self.end(id, attempt, End::Hold).await;
         (id, attempt)
