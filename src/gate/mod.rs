@@ -145,7 +145,7 @@ impl Gate {
                 identities.push(Identity {
                     service: Arc::clone(service),
                     namespace: Arc::clone(namespace),
-                    digest: self.identifier.rules_digest(namespace, &policy.scope, &policy.key),
+                    digest: self.identifier.rules_digest(namespace, &policy.scope, &policy.key, &policy.fingerprint),
                 });
             }
         }
