@@ -58,8 +58,10 @@ pub(super) async fn run(errand: &Errand, lead: Lead, attempt: Attempt, client: C
     let counted = errand.lane.metrics.attempt_began();
     let exchanged = exchange(errand, attempt).await;
     let took = began.elapsed();
-    errand.lane.estimator.took(took);
-    errand.lane.metrics.upstream_took(took);
+    if !matches!(exchanged, Exchanged::Failed(Ending::Unreachable, _)) {
+        errand.lane.estimator.took(took);
+        errand.lane.metrics.upstream_took(took);
+    }
     match exchanged {
         Exchanged::Whole(answer, control, connection) => {
             connection.give_back();
@@ -116,7 +118,7 @@ async fn send(errand: &Errand, attempt: Attempt) -> Exchanged {
             let ending = match &error {
                 Error::NotSent(_) => Ending::Unreachable,
                 // The body was whole before the key was claimed: reading it back failed in the middle.
-                Error::ClientBody(_) | Error::Unknown(_) => Ending::Broken,
+                Error::ClientBody(_) | Error::Unknown(_) | Error::Coding => Ending::Broken,
             };
             let mut problem = pass::problem(upstream, &error);
             if ending == Ending::Broken {

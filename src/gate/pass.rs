@@ -103,8 +103,8 @@ pub(super) fn problem(upstream: &Upstream, error: &Error) -> Problem {
                 .retry_after(UNREACHABLE_RETRY)
         }
         Error::ClientBody(_) => Problem::new(Code::BadRequest, "the request's body is malformed or incomplete"),
-        Error::Unknown(cause) => {
-            tracing::warn!(upstream = name, %cause, "the upstream broke off");
+        Error::Unknown(_) | Error::Coding => {
+            tracing::warn!(upstream = name, cause = %error, "the upstream broke off");
             Problem::new(Code::UpstreamBroken, "the upstream broke off before its answer was complete")
         }
     }

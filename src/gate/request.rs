@@ -3,12 +3,12 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use http::header::{HOST, TRANSFER_ENCODING};
+use http::header::HOST;
 use http::{HeaderMap, Method, Request, Uri, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 
-use crate::http::headers::{Forwarded, asks_upgrade};
+use crate::http::headers::{Forwarded, asks_upgrade, framing_is_plain};
 use crate::http::problem::Problem;
 use crate::idempotency::key::KeyRule;
 use crate::idempotency::scope::Caller;
@@ -33,9 +33,7 @@ impl Head {
         let upgrade = asks_upgrade(request.headers()).then(|| hyper::upgrade::on(&mut request));
         let (parts, body) = request.into_parts();
         let authority = authority(&parts)?;
-        let mut codings = parts.headers.get_all(TRANSFER_ENCODING).iter();
-        let chunked = codings.next().is_none_or(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"));
-        if !chunked || codings.next().is_some() {
+        if !framing_is_plain(&parts.headers) {
             return Err(bad("the only transfer coding understood here is chunked"));
         }
         let head = Self {

@@ -45,6 +45,15 @@ pub fn has_token(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool {
     headers.get_all(name).iter().flat_map(tokens).any(|member| member.eq_ignore_ascii_case(token.as_bytes()))
 }
 
+/// Whether a message's framing is understood here: no transfer coding, or `chunked` and nothing else (RFC 9112, 6.1).
+/// hyper would take `chunked` off and leave another coding without its label.
+#[must_use]
+pub fn framing_is_plain(headers: &HeaderMap) -> bool {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    codings.next().is_none_or(|coding| coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked"))
+        && codings.next().is_none()
+}
+
 /// Whether a request asks for an upgrade (RFC 9110, 7.8).
 #[must_use]
 pub fn asks_upgrade(headers: &HeaderMap) -> bool {

@@ -14,6 +14,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
 use super::body::Body;
+use super::headers::framing_is_plain;
 
 /// Idle connections kept for each upstream.
 const MAX_IDLE: usize = 1024;
@@ -68,6 +69,9 @@ pub enum Error {
     /// Bytes may have been sent.
     #[error("the exchange broke off: {0}")]
     Unknown(#[source] hyper::Error),
+    /// The answer has a transfer coding that the gate does not understand (RFC 9112, 6.1).
+    #[error("the answer has a transfer coding other than chunked")]
+    Coding,
 }
 
 /// Why nothing was sent.
@@ -139,6 +143,7 @@ impl Upstream {
                 None => (self.connect().await.map_err(Error::NotSent)?, false),
             };
             match sender.try_send_request(request).await {
+                Ok(response) if !framing_is_plain(response.headers()) => return Err(Error::Coding),
                 Ok(response) => return Ok((response, PooledConnection { sender, upstream: self.clone() })),
                 Err(mut refused) => match refused.take_message() {
                     Some(whole) if reused => request = whole,
