@@ -21,7 +21,7 @@ pub struct KeyRule {
     pub from: Vec<KeySource>,
     /// Whether a request without a key is refused.
     pub required: bool,
-    /// Longest key, in characters.
+    /// Longest key, in characters. The hashes that stand for an event or a fingerprint have 64, whatever it says.
     pub max_length: usize,
 }
 
