@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::{self, Flags, Sources};
+use crate::config::{Flags, Sources, load};
 
 mod check;
 mod serve;
@@ -33,7 +33,8 @@ enum Command {
     Check(FileArgs),
     /// Show configurations.
     #[command(subcommand)]
-    Config(show_config::Command),
+    Config(config::Command),
+    Records(records::RecordsArgs),
 }
 
 /// Where the configuration file is.
@@ -86,13 +87,14 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Serve(args) => run_serve(args),
         Command::Check(args) => check::run(args),
-        Command::Config(command) => show_config::run(command),
+        Command::Config(command) => config::run(command),
+        Command::Records(args) => records::run(args),
     }
 }
 
 fn run_serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let flags = Flags { upstream: args.upstream, listen: args.listen, admin: args.admin, store: args.store };
-    match config::load(Sources::of_process(args.file.config, flags)) {
+    match load(Sources::of_process(args.file.config, flags)) {
         Ok(config) => serve::run(config, args.accept_identity_change),
         Err(problems) => {
             complain(&problems.to_string());
