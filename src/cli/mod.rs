@@ -10,9 +10,10 @@ use clap::{Args, Parser, Subcommand};
 use crate::config::{Flags, Sources, load};
 
 mod check;
-mod serve;
-#[path = "config.rs"]
-mod show_config;
+mod config;
+mod http_client;
+pub mod records;
+pub mod serve;
 
 /// What the process ends with where its configuration is wrong (`EX_CONFIG` of sysexits.h).
 const BAD_CONFIGURATION: u8 = 78;
