@@ -1,0 +1,7 @@
+//! The gate as its users meet it: the real binary between real sockets, judged by what each side sees.
+
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test fails by panicking, and says why")]
+#![allow(unreachable_pub, reason = "nothing reaches into a test binary")]
+
+mod harness;
+mod support;
