@@ -3,5 +3,10 @@
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test fails by panicking, and says why")]
 #![allow(unreachable_pub, reason = "nothing reaches into a test binary")]
 
+mod bad_requests;
+mod concurrency;
+mod disconnect;
 mod harness;
+mod replay;
 mod support;
+mod upstream_failures;
