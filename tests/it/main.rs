@@ -6,7 +6,11 @@
 mod bad_requests;
 mod concurrency;
 mod disconnect;
+mod forwarding;
 mod harness;
+mod passthrough;
+mod policy;
 mod replay;
+mod store_faults;
 mod support;
 mod upstream_failures;

@@ -25,6 +25,7 @@ pub struct Plan {
     url: String,
     server: String,
     admin: String,
+    store_url: String,
     store: String,
     upstream: String,
     defaults: String,
@@ -56,8 +57,10 @@ impl Gate {
     }
 
     pub fn before_url(url: &str) -> Plan {
+        let dir = tempfile::Builder::new().prefix("oncegate-it-").tempdir().expect("a writable directory");
         Plan {
-            dir: Arc::new(tempfile::Builder::new().prefix("oncegate-it-").tempdir().expect("a writable directory")),
+            store_url: format!("sqlite:{}", dir.path().join("gate.db").display()),
+            dir: Arc::new(dir),
             url: url.into(),
             server: String::new(),
             admin: String::new(),
@@ -215,6 +218,12 @@ impl Plan {
         self
     }
 
+    /// Replaces the store.
+    pub fn store_url(mut self, url: &str) -> Self {
+        self.store_url = url.into();
+        self
+    }
+
     /// Adds fields to the upstream: `timeout = "1s"`.
     pub fn upstream(mut self, fields: &str) -> Self {
         self.upstream = fields.into();
@@ -274,17 +283,15 @@ impl Plan {
 
     /// The configuration file, written.
     pub fn config(&self) -> PathBuf {
-        let Self { url, server, admin, store, upstream, defaults, routes, top, .. } = self;
+        let Self { url, server, admin, store_url, store, upstream, defaults, routes, top, .. } = self;
         let comma = if upstream.is_empty() { "" } else { ", " };
-        let db = self.path("gate.db");
         let listen = |lines: &str| if lines.contains("listen") { "" } else { "listen = \"127.0.0.1:0\"" };
         let text = format!(
-            "{top}\n[server]\n{}\n{server}\n[admin]\n{}\n{admin}\n[store]\nurl = \"sqlite:{}\"\n{store}\n\
+            "{top}\n[server]\n{}\n{server}\n[admin]\n{}\n{admin}\n[store]\nurl = \"{store_url}\"\n{store}\n\
              [log]\nformat = \"json\"\n[upstreams]\napp = {{ url = \"{url}\"{comma}{upstream} }}\n\
              [defaults]\n{defaults}\n{routes}",
             listen(server),
-            listen(admin),
-            db.display()
+            listen(admin)
         );
         let path = self.path("oncegate.toml");
         std::fs::write(&path, text).expect("a writable directory");
