@@ -98,28 +98,28 @@ impl Drop for Unmount {
 fn away_after_the_attempt(fault: Fault) {
     let (upstream, signal) = holding();
     let gate = Gate::before(&upstream).with_faults().store("settle_timeout = \"500ms\"").start();
-    std::thread::scope(|scope| {
+    let first = std::thread::scope(|scope| {
         let first = scope.spawn(|| gate.post("/charges", "k-1", "{}"));
         upstream.wait_for_runs(1);
         gate.fault(fault);
         signal.open();
-        let first = first.join().expect("an answer");
-        first.expect(200, "unrecorded");
-        assert_eq!(first.text(), "run 1");
-        assert!(!first.head.has("idempotency-expires"), "{}", first.show());
-        // Whatever a retry is told meanwhile, it does not run.
-        let early = gate.post("/charges", "k-1", "{}");
-        assert!([409, 503, 200].contains(&early.status), "{}", early.show());
-        assert_eq!(upstream.runs(), 1);
-        gate.heal();
-        let replay = eventually("the settled answer", || {
-            let retry = gate.post("/charges", "k-1", "{}");
-            (retry.word() == "replayed").then_some(retry)
-        });
-        first.expect_repeated_by(&replay);
-        let gate = gate.kill9().start();
-        first.expect_repeated_by(&gate.post("/charges", "k-1", "{}"));
+        first.join().expect("an answer")
     });
+    first.expect(200, "unrecorded");
+    assert_eq!(first.text(), "run 1");
+    assert!(!first.head.has("idempotency-expires"), "{}", first.show());
+    // Whatever a retry is told meanwhile, it does not run.
+    let early = gate.post("/charges", "k-1", "{}");
+    assert!([409, 503, 200].contains(&early.status), "{}", early.show());
+    assert_eq!(upstream.runs(), 1);
+    gate.heal();
+    let replay = eventually("the settled answer", || {
+        let retry = gate.post("/charges", "k-1", "{}");
+        (retry.word() == "replayed").then_some(retry)
+    });
+    first.expect_repeated_by(&replay);
+    let gate = gate.kill9().start();
+    first.expect_repeated_by(&gate.post("/charges", "k-1", "{}"));
     assert_eq!(upstream.runs(), 1);
 }
 
