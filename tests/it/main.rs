@@ -3,11 +3,15 @@
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test fails by panicking, and says why")]
 #![allow(unreachable_pub, reason = "nothing reaches into a test binary")]
 
+mod admin;
 mod bad_requests;
 mod concurrency;
+mod crash;
 mod disconnect;
 mod forwarding;
 mod harness;
+mod lifecycle;
+mod limits;
 mod passthrough;
 mod policy;
 mod replay;

@@ -381,7 +381,7 @@ fn host_and_path_find_the_route() {
 fn headers_by_another_name_or_not_at_all() {
     let upstream = numbered();
     let gate = Gate::before(&upstream)
-        .server("headers = { status = \"X-Gate\", replayed = \"X-Replayed\", expires = false }")
+        .top("[headers]\nstatus = \"X-Gate\"\nreplayed = \"X-Replayed\"\nexpires = false")
         .start();
     let first = gate.post("/c", "k", "{}");
     assert_eq!((first.get("x-gate").as_deref(), first.word().as_str()), (Some("executed"), ""), "{}", first.show());
