@@ -1,6 +1,33 @@
 //! Health, metrics and the records API, on a listener of their own.
+//!
+//! It knows the store and nothing of the gate: what an operator resolves here, a request meets as a record. No
+//! attempt token, body, credential or whole key leaves it.
+
+mod access;
+mod answer;
+mod api;
+mod query;
+mod readiness;
+mod records;
+mod resolve;
+mod server;
+#[cfg(test)]
+mod tests;
+mod view;
 
 use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use crate::idempotency::identity::Identifier;
+use crate::store::Store;
+use crate::telemetry::metrics::Metrics;
+
+pub use readiness::{Phase, Readiness};
+pub use server::serve;
+
+/// How long an answer that an operator gives is kept where its record's route is not configured any more.
+const DEFAULT_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// `[admin]`
 #[derive(Clone, Debug)]
@@ -19,4 +46,81 @@ impl std::fmt::Debug for Token {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Token(secret)")
     }
+}
+
+/// What the API tells of a route, and what it needs of it.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct RouteInfo {
+    /// Its name, as in the records that it claimed.
+    pub name: String,
+    /// What its records are kept under.
+    pub namespace: String,
+    /// Methods it matches.
+    pub methods: Vec<String>,
+    /// Host it matches; `*` is any.
+    pub host: String,
+    /// Path it matches, as configured.
+    pub path: String,
+    /// The name of its upstream.
+    pub upstream: String,
+    /// `protect` or `pass`.
+    pub mode: &'static str,
+    /// How long a completed record answers retries; shown in seconds. Also of answers that operators give.
+    #[serde(rename = "ttl_seconds", serialize_with = "seconds")]
+    pub ttl: Duration,
+}
+
+/// What the admin listener serves from.
+///
+/// It can serve before the store is open, so that a process that waits for its store is alive and says why it is not
+/// ready: until [`State::set_store`], the records API answers 503.
+pub struct State {
+    metrics: Metrics,
+    readiness: Readiness,
+    token: Option<access::TokenDigest>,
+    identifier: Identifier,
+    service: Arc<str>,
+    routes: Vec<RouteInfo>,
+    store: OnceLock<Arc<dyn Store>>,
+    ping: readiness::Ping,
+}
+
+impl State {
+    /// For one service: `identifier` must be the gate's, so that keys are found; only records of `service` are shown.
+    #[must_use]
+    pub fn new(
+        settings: &Settings,
+        metrics: Metrics,
+        readiness: Readiness,
+        identifier: Identifier,
+        service: Arc<str>,
+        routes: Vec<RouteInfo>,
+    ) -> Self {
+        Self {
+            metrics,
+            readiness,
+            token: settings.token.as_ref().map(access::TokenDigest::of),
+            identifier,
+            service,
+            routes,
+            store: OnceLock::new(),
+            ping: readiness::Ping::default(),
+        }
+    }
+
+    /// The store is open. Only the first call counts.
+    pub fn set_store(&self, store: Arc<dyn Store>) {
+        if self.store.set(store).is_err() {
+            tracing::debug!("the admin listener has its store already");
+        }
+    }
+
+    /// How long an answer that an operator gives for a record of this route is kept, from then.
+    fn ttl(&self, route: Option<&str>) -> Duration {
+        self.routes.iter().find(|known| Some(&*known.name) == route).map_or(DEFAULT_TTL, |known| known.ttl)
+    }
+}
+
+fn seconds<S: serde::Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u64(duration.as_secs())
 }

@@ -1,9 +1,44 @@
 //! The story of one request: route, key, fingerprint, claim, decide, act.
+//!
+//! [`Gate::answer`] is the first half, on the client's connection: it finds the route and the key, and holds the body
+//! whole. From there on an [`errand`] of its own goes on, whatever becomes of the client: it claims the key, decides,
+//! and runs the attempt.
 
+mod answer;
+mod attempt;
+mod errand;
+mod estimate;
+mod flights;
+mod pass;
+mod renewal;
+mod request;
+mod settling;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::HeaderName;
+use http::{HeaderName, Request, Response};
+use hyper::body::Incoming;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+pub use self::answer::HeaderNames;
+use self::answer::Reply;
+use self::estimate::Estimator;
+use self::flights::Flights;
+use crate::http::body::Body;
+use crate::http::problem::Problem;
+use crate::http::server::Handler;
+use crate::http::upstream::{self, Upstream};
+use crate::idempotency::identity::Identifier;
+use crate::idempotency::key::Found;
+use crate::idempotency::policy::Mode;
+use crate::route::{Route, Router};
+use crate::store::{Identity, Origin, OriginId, Store};
+use crate::telemetry::metrics::{Metrics, RouteMetrics};
+use crate::telemetry::outcome::{Code, Outcome};
 
 /// What the gate is told.
 #[derive(Clone, Debug)]
@@ -12,7 +47,7 @@ pub struct Settings {
     pub service: Arc<str>,
     /// `[store] id_secret_file`'s content.
     pub id_secret: Option<Secret>,
-    /// How long a client waits for a store that went away after the attempt.
+    /// How long a client waits for a store that went away after the attempt, and for a claim.
     pub settle_timeout: Duration,
     /// The names of the headers that the gate adds.
     pub headers: HeaderNames,
@@ -30,13 +65,193 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// The names of the headers that the gate adds; what is `None` is not added.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeaderNames {
-    /// `Idempotency-Status`
-    pub status: Option<HeaderName>,
-    /// `Idempotent-Replayed`
-    pub replayed: Option<HeaderName>,
-    /// `Idempotency-Expires`
-    pub expires: Option<HeaderName>,
+/// The gate: answers requests.
+pub struct Gate {
+    settings: Settings,
+    router: Router,
+    upstreams: Vec<Upstream>,
+    store: Arc<dyn Store>,
+    identifier: Identifier,
+    flights: Arc<Flights>,
+    lanes: HashMap<Arc<str>, Arc<Lane>>,
+    unrouted: Arc<Lane>,
+    /// Turned true when attempts must end.
+    abandon: watch::Sender<bool>,
+    /// Each errand holds a receiver while it goes on.
+    errands: watch::Sender<()>,
+    /// How many large bodies may be read back into memory at a time.
+    large_bodies: tokio::sync::Semaphore,
+}
+
+/// What the gate keeps for a route besides its policy.
+struct Lane {
+    name: Arc<str>,
+    origin: OriginId,
+    metrics: Arc<RouteMetrics>,
+    estimator: Estimator,
+}
+
+/// How many large bodies may be read back into memory at a time, to be compared as JSON.
+const LARGE_BODIES: usize = 2;
+
+impl Gate {
+    /// A gate that serves `router`'s routes. `upstreams` are in the order that routes refer to.
+    #[must_use]
+    pub fn new(
+        settings: Settings,
+        router: Router,
+        upstreams: Vec<upstream::Settings>,
+        store: Arc<dyn Store>,
+        metrics: &Metrics,
+    ) -> Arc<Self> {
+        let secret = settings.id_secret.as_ref().map(|secret| Arc::clone(&secret.0));
+        let identifier = Identifier::new(Arc::clone(&settings.service), secret);
+        let lane = |name: &Arc<str>, namespace: &Arc<str>| {
+            Arc::new(Lane {
+                name: Arc::clone(name),
+                origin: origin(&settings.service, namespace, name).id(),
+                metrics: metrics.route(name),
+                estimator: Estimator::default(),
+            })
+        };
+        let lanes = router.routes().iter().map(|route| (Arc::clone(&route.name), lane(&route.name, &route.namespace)));
+        let nowhere: Arc<str> = "-".into();
+        Arc::new(Self {
+            lanes: lanes.collect(),
+            unrouted: lane(&nowhere, &nowhere),
+            identifier,
+            router,
+            upstreams: upstreams.into_iter().map(Upstream::new).collect(),
+            store,
+            flights: Arc::default(),
+            abandon: watch::Sender::new(false),
+            errands: watch::Sender::new(()),
+            large_bodies: tokio::sync::Semaphore::new(LARGE_BODIES),
+            settings,
+        })
+    }
+
+    /// The origins of this gate's records, and the rules of their identities: for [`Store::adopt`] before it serves.
+    #[must_use]
+    pub fn identities(&self) -> (Vec<Origin>, Vec<Identity>) {
+        let mut origins = Vec::new();
+        let mut identities: Vec<Identity> = Vec::new();
+        let service = &self.settings.service;
+        for route in self.router.routes() {
+            origins.push(origin(service, &route.namespace, &route.name));
+            // Routes that share a namespace share its rules; the configuration sees to that.
+            if !identities.iter().any(|known| known.namespace == route.namespace) {
+                let Route { policy, namespace, .. } = &**route;
+                identities.push(Identity {
+                    service: Arc::clone(service),
+                    namespace: Arc::clone(namespace),
+                    digest: self.identifier.rules_digest(namespace, &policy.scope, &policy.key, &policy.fingerprint),
+                });
+            }
+        }
+        (origins, identities)
+    }
+
+    /// Renews the leases of running attempts until `stop` turns true. Nothing else does.
+    pub async fn renew_leases(&self, stop: watch::Receiver<bool>) {
+        renewal::run(self, stop).await;
+    }
+
+    /// Waits until every errand has ended, for `patience` at most. Then attempts that still run are given up: their
+    /// records turn unknown. Returns whether all had ended by themselves.
+    pub async fn drain(&self, patience: Duration) -> bool {
+        let ended = tokio::time::timeout(patience, self.errands.closed()).await.is_ok();
+        if !ended {
+            self.abandon.send_replace(true);
+            // What remains is to write that, and a store that is away may never come back.
+            let _ = tokio::time::timeout(self.settings.settle_timeout, self.errands.closed()).await;
+        }
+        ended
+    }
+
+    async fn answer(self: &Arc<Self>, request: Request<Incoming>, peer: SocketAddr) -> (Arc<Lane>, Reply) {
+        let (head, body) = match request::Head::read(request, peer) {
+            Ok(taken) => taken,
+            Err(problem) => return (Arc::clone(&self.unrouted), Reply::problem(problem, None)),
+        };
+        let Some(route) = self.router.find(&head.method, head.authority.as_deref(), head.uri.path()) else {
+            let lane = Arc::clone(&self.unrouted);
+            return match self.settings.default_upstream {
+                Some(index) => (lane, pass::forward(&self.upstreams[index], head, body, &[]).await),
+                None => (lane, Reply::problem(pass::no_route(&head), None)),
+            };
+        };
+        let lane = Arc::clone(&self.lanes[&route.name]);
+        let reply = match route.policy.mode {
+            Mode::Pass => pass::forward(&self.upstreams[route.upstream], head, body, &[]).await,
+            Mode::Protect => self.protect(route, &lane, head, body).await,
+        };
+        (lane, reply)
+    }
+
+    async fn protect(self: &Arc<Self>, route: &Arc<Route>, lane: &Arc<Lane>, head: request::Head, body: Incoming) -> Reply {
+        let policy = &route.policy;
+        match policy.key.find(&head.uri, &head.headers, None) {
+            Ok(Found::Absent) if policy.key.required => {
+                Reply::problem(request::key_missing(&policy.key), policy.docs.as_deref())
+            }
+            Ok(Found::Absent) => {
+                pass::forward(&self.upstreams[route.upstream], head, body, &[]).await
+            }
+            Ok(found) => errand::begin(self, route, lane, head, found, body).await,
+            Err(invalid) => {
+                let problem = Problem::new(Code::KeyInvalid, invalid.to_string());
+                self.keyed(Reply::problem(problem, policy.docs.as_deref()))
+            }
+        }
+    }
+
+    /// A reply to a request that carried a key: it says how it ended.
+    fn keyed(&self, reply: Reply) -> Reply {
+        reply.with_status(&self.settings.headers)
+    }
+}
+
+impl Handler for Gate {
+    async fn handle(self: Arc<Self>, request: Request<Incoming>, peer: SocketAddr) -> Response<Body> {
+        let began = Instant::now();
+        let (lane, Reply { outcome, response }) = self.answer(request, peer).await;
+        let took = began.elapsed();
+        lane.metrics.answered(outcome, took);
+        log(&lane, outcome, &response, took);
+        response
+    }
+}
+
+fn log(lane: &Lane, outcome: Outcome, response: &Response<Body>, took: Duration) {
+    let (route, status, micros) = (&*lane.name, response.status().as_u16(), took.as_micros());
+    match outcome {
+        Outcome::Unrecorded | Outcome::Unprotected => {
+            tracing::warn!(route, outcome = outcome.as_str(), status, micros, "answered");
+        }
+        _ => tracing::debug!(route, outcome = outcome.as_str(), status, micros, "answered"),
+    }
+}
+
+fn origin(service: &Arc<str>, namespace: &Arc<str>, route: &Arc<str>) -> Origin {
+    Origin { service: Arc::clone(service), namespace: Arc::clone(namespace), route: Arc::clone(route) }
+}
+
+/// A header that must reach the upstream, whatever `Connection` lists.
+fn kept_headers(route: &Route) -> Vec<HeaderName> {
+    use crate::idempotency::key::KeySource;
+    use crate::idempotency::scope::ScopePart;
+    let keys = route.policy.key.from.iter().filter_map(|source| match source {
+        KeySource::Header(name) => Some(name.clone()),
+        KeySource::CloudEvent | KeySource::Query(_) | KeySource::Json(_) | KeySource::Fingerprint => None,
+    });
+    let scopes = route.policy.scope.iter().filter_map(|part| match part {
+        ScopePart::Header(name) => Some(name.clone()),
+        ScopePart::Cookie(_) => Some(http::header::COOKIE),
+        ScopePart::BasicUser => Some(http::header::AUTHORIZATION),
+        ScopePart::Host | ScopePart::ClientIp | ScopePart::Const(_) => None,
+    });
+    let events = ["ce-source", "ce-id"].map(HeaderName::from_static);
+    let compared = route.policy.fingerprint.headers.iter().cloned();
+    keys.chain(scopes).chain(events).chain(compared).chain([http::header::CONTENT_TYPE]).collect()
 }

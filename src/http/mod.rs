@@ -1,4 +1,13 @@
 //! Listeners, upstream connections, bodies, headers and problems.
+//!
+//! Nothing in here knows about records or policies: it moves messages, and says exactly how moving them ended.
 
+pub mod body;
+pub mod buffer;
+pub mod capture;
+pub mod headers;
+pub mod problem;
+pub mod replay;
 pub mod server;
+pub mod upgrade;
 pub mod upstream;

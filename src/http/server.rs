@@ -1,7 +1,29 @@
 //! Listeners, limits and drain.
 
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::body::Body;
+
+/// How long a client may take to send a request's head, and how long a kept connection may stay silent.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long to wait after the listener failed, for example for want of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// `[server]`
 #[derive(Clone, Debug)]
@@ -10,4 +32,82 @@ pub struct Settings {
     pub listen: Vec<SocketAddr>,
     /// How long SIGTERM waits for attempts.
     pub drain_timeout: Duration,
+}
+
+/// Answers requests.
+pub trait Handler: Send + Sync + 'static {
+    /// Answers one request of a client at `peer`. Dropped when the client goes away.
+    fn handle(self: Arc<Self>, request: Request<Incoming>, peer: SocketAddr)
+    -> impl Future<Output = Response<Body>> + Send;
+}
+
+/// Serves a listener until `stop` turns true; then takes no more connections, lets each finish the exchange that it is
+/// in, and returns when all have ended.
+pub async fn serve<H: Handler>(listener: TcpListener, handler: Arc<H>, mut stop: watch::Receiver<bool>) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, peer)) => {
+                    connections.spawn(connection(stream, peer, Arc::clone(&handler), stop.clone()));
+                }
+                Err(error) => {
+                    pause_after(&error).await;
+                }
+            },
+            // Reaps what has ended, so that the set does not grow.
+            Some(_) = connections.join_next() => {}
+            () = stopped(&mut stop) => break,
+        }
+    }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
+}
+
+/// Returns when `stop` is true, or can never turn true any more.
+pub async fn stopped(stop: &mut watch::Receiver<bool>) {
+    // An error means that the sender is gone, which ends things as well.
+    let _ = stop.wait_for(|stop| *stop).await;
+}
+
+async fn pause_after(error: &io::Error) {
+    // A client that went away before it was accepted is no reason to pause.
+    if !matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset) {
+        tracing::warn!(%error, "accepting a connection failed");
+        tokio::time::sleep(ACCEPT_PAUSE).await;
+    }
+}
+
+async fn connection<H: Handler>(
+    stream: TcpStream,
+    peer: SocketAddr,
+    handler: Arc<H>,
+    mut stop: watch::Receiver<bool>,
+) {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "a connection was lost at once");
+        return;
+    }
+    let service = service_fn(move |request| {
+        let handler = Arc::clone(&handler);
+        async move { Ok::<_, Infallible>(handler.handle(request, peer).await) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        // An answer is the upstream's: a date that it does not have is not made up.
+        .auto_date_header(false)
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
+    let mut connection = pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = stopped(&mut stop) => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a client connection ended badly");
+    }
 }

@@ -1,9 +1,55 @@
 //! The stored form of what was claimed and what was answered.
+//!
+//! Both begin with the format's version (1) and an envelope (0: plain; the other values are kept for encryption).
+//! What begins otherwise is [`Unreadable`], and so is what breaks off, holds an impossible value or goes on too long.
+//! Integers are big-endian; a *part* is its length in four bytes, then its bytes; a *list* is its length in four
+//! bytes, then its items.
+//!
+//! An **answer** is laid out so that SQL can write one (`int4send`, `int2send` and `||` suffice):
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 1 | version: 1 |
+//! | 1 | envelope: 0 |
+//! | 2 | status |
+//! | 1 | 0: standard reason phrase; 1: a reason phrase follows, as a part |
+//! | list | headers in the order sent, each a part for its name and a part for its raw value |
+//! | 1 | 0: a tombstone, and nothing follows; 1: trailers and body follow |
+//! | list | trailers, like headers |
+//! | rest | the body |
+//!
+//! A **head**:
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 1 | version: 1 |
+//! | 1 | envelope: 0 |
+//! | 1 | the recipe's version: 1 |
+//! | 1 | what counts: method 1, path 2, query 4, body 8, added up |
+//! | 1 | the body's form: auto 0, bytes 1, json 2, none 3 |
+//! | list | names of the headers that count, each a part |
+//! | list | included pointers, each a part |
+//! | list | excluded pointers, each a part |
+//! | 32 | the fingerprint's digest |
+//! | part | method |
+//! | part | path, in UTF-8 |
+//! | part | shortened key, in UTF-8 |
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 
-use super::fingerprint::Fingerprint;
+use super::fingerprint::{BodyForm, Fingerprint, Pointer, Recipe};
+use super::frame::{Reader, put, put_count};
+use super::key::Key;
+
+/// The version of the stored forms.
+const VERSION: u8 = 1;
+/// The envelope of what is stored as it is.
+const PLAIN: u8 = 0;
+/// The version of recipes.
+const RECIPE_VERSION: u8 = 1;
+/// The longest path that a head keeps, in bytes.
+const MAX_PATH: usize = 256;
 
 /// What a claim writes about its request; fixed for the record's life.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,16 +92,35 @@ pub struct Content {
 pub struct Unreadable;
 
 impl Head {
+    /// The head of a request: cuts its path and shortens its key.
+    #[must_use]
+    pub fn new(fingerprint: Fingerprint, method: Method, path: &str, key: &Key) -> Self {
+        let end = (0..=path.len().min(MAX_PATH)).rev().find(|&end| path.is_char_boundary(end)).unwrap_or(0);
+        Self { fingerprint, method, path: path[..end].to_owned(), key: key.shortened() }
+    }
+
     /// The stored form.
     #[must_use]
     pub fn encode(&self) -> Bytes {
-        todo!()
+        let mut out = vec![VERSION, PLAIN];
+        put_recipe(&mut out, &self.fingerprint.recipe);
+        out.extend_from_slice(&self.fingerprint.digest);
+        put(&mut out, self.method.as_str().as_bytes());
+        put(&mut out, self.path.as_bytes());
+        put(&mut out, self.key.as_bytes());
+        out.into()
     }
 
     /// Reads the stored form.
     pub fn decode(bytes: &Bytes) -> Result<Self, Unreadable> {
-        let _ = bytes;
-        todo!()
+        let mut reader = open(bytes)?;
+        let recipe = recipe(&mut reader)?;
+        let digest = reader.array()?;
+        let method = Method::from_bytes(&reader.part()?).map_err(|_| Unreadable)?;
+        let path = reader.text()?;
+        let key = reader.text()?;
+        reader.finish()?;
+        Ok(Self { fingerprint: Fingerprint { recipe, digest }, method, path, key })
     }
 }
 
@@ -63,12 +128,121 @@ impl Answer {
     /// The stored form.
     #[must_use]
     pub fn encode(&self) -> Bytes {
-        todo!()
+        let mut out = Vec::with_capacity(self.content.as_ref().map_or(0, |content| content.body.len()) + 1024);
+        out.extend_from_slice(&[VERSION, PLAIN]);
+        out.extend_from_slice(&self.status.as_u16().to_be_bytes());
+        out.push(u8::from(self.reason.is_some()));
+        if let Some(reason) = &self.reason {
+            put(&mut out, reason);
+        }
+        put_fields(&mut out, &self.headers);
+        out.push(u8::from(self.content.is_some()));
+        if let Some(content) = &self.content {
+            put_fields(&mut out, &content.trailers);
+            out.extend_from_slice(&content.body);
+        }
+        out.into()
     }
 
     /// Reads the stored form. The body shares memory with `bytes`.
     pub fn decode(bytes: &Bytes) -> Result<Self, Unreadable> {
-        let _ = bytes;
-        todo!()
+        let mut reader = open(bytes)?;
+        let status = StatusCode::from_u16(u16::from_be_bytes(reader.array()?)).map_err(|_| Unreadable)?;
+        let reason = if reader.flag()? { Some(reader.part()?) } else { None };
+        let headers = fields(&mut reader)?;
+        let content = if reader.flag()? {
+            let trailers = fields(&mut reader)?;
+            Some(Content { trailers, body: reader.rest() })
+        } else {
+            None
+        };
+        reader.finish()?;
+        Ok(Self { status, reason, headers, content })
     }
+}
+
+/// Appends a recipe. Equal recipes, and no others, give equal bytes.
+pub(super) fn put_recipe(out: &mut Vec<u8>, recipe: &Recipe) {
+    let counts = [recipe.method, recipe.path, recipe.query, recipe.body];
+    let counts = counts.into_iter().enumerate().fold(0, |all, (bit, counts)| all | u8::from(counts) << bit);
+    let form = match recipe.form {
+        BodyForm::Auto => 0,
+        BodyForm::Bytes => 1,
+        BodyForm::Json => 2,
+        BodyForm::None => 3,
+    };
+    out.extend_from_slice(&[RECIPE_VERSION, counts, form]);
+    put_count(out, recipe.headers.len());
+    recipe.headers.iter().for_each(|name| put(out, name.as_str().as_bytes()));
+    for pointers in [&recipe.include, &recipe.exclude] {
+        put_count(out, pointers.len());
+        pointers.iter().for_each(|pointer| put(out, pointer.as_str().as_bytes()));
+    }
+}
+
+fn recipe(reader: &mut Reader<'_>) -> Result<Recipe, Unreadable> {
+    if reader.byte()? != RECIPE_VERSION {
+        return Err(Unreadable);
+    }
+    let counts = reader.byte()?;
+    if counts > 0b1111 {
+        return Err(Unreadable);
+    }
+    let form = match reader.byte()? {
+        0 => BodyForm::Auto,
+        1 => BodyForm::Bytes,
+        2 => BodyForm::Json,
+        3 => BodyForm::None,
+        _ => return Err(Unreadable),
+    };
+    let headers = list(reader, |reader| HeaderName::from_bytes(&reader.part()?).map_err(|_| Unreadable))?;
+    let pointer = |reader: &mut Reader<'_>| Pointer::parse(&reader.text()?).map_err(|_| Unreadable);
+    let include = list(reader, pointer)?;
+    let exclude = list(reader, pointer)?;
+    let counts = |bit: u8| counts & bit != 0;
+    Ok(Recipe {
+        method: counts(1),
+        path: counts(2),
+        query: counts(4),
+        body: counts(8),
+        headers,
+        form,
+        include,
+        exclude,
+    })
+}
+
+fn put_fields(out: &mut Vec<u8>, fields: &[(HeaderName, HeaderValue)]) {
+    put_count(out, fields.len());
+    for (name, value) in fields {
+        put(out, name.as_str().as_bytes());
+        put(out, value.as_bytes());
+    }
+}
+
+fn fields(reader: &mut Reader<'_>) -> Result<Vec<(HeaderName, HeaderValue)>, Unreadable> {
+    list(reader, |reader| {
+        let name = HeaderName::from_bytes(&reader.part()?).map_err(|_| Unreadable)?;
+        let value = HeaderValue::from_maybe_shared(reader.part()?).map_err(|_| Unreadable)?;
+        Ok((name, value))
+    })
+}
+
+/// Reads a list. Memory grows with what is read, not with what the length claims.
+fn list<T>(
+    reader: &mut Reader<'_>,
+    mut item: impl FnMut(&mut Reader<'_>) -> Result<T, Unreadable>,
+) -> Result<Vec<T>, Unreadable> {
+    let count = reader.count()?;
+    let mut items = Vec::new();
+    for _ in 0..count {
+        items.push(item(reader)?);
+    }
+    Ok(items)
+}
+
+/// Begins to read, past version and envelope.
+fn open(bytes: &Bytes) -> Result<Reader<'_>, Unreadable> {
+    let mut reader = Reader::new(bytes);
+    if reader.array()? == [VERSION, PLAIN] { Ok(reader) } else { Err(Unreadable) }
 }

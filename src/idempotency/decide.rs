@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use http::StatusCode;
 
-use super::codec::Answer;
+use super::codec::{Answer, Head};
 use super::fingerprint::Fingerprint;
-use super::policy::Policy;
-use super::record::{Record, Timestamp};
+use super::policy::{Policy, Recovery};
+use super::record::{Record, State, Timestamp};
 
 /// What a protected request gets whose key has a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +32,35 @@ pub enum Decision {
 }
 
 /// Decides what a request gets. `same` compares the request with a record's fingerprint.
+///
+/// The first that holds decides:
+/// 1. A completed or unknown record past its time does not count, whatever it holds.
+/// 2. A record whose head cannot be read is never run again.
+/// 3. The request must be the same.
+/// 4. A record in flight whose lease is past counts as unknown; it never expires by itself.
+/// 5. The record's state.
+///
+/// A time is past from its own millisecond on: `until <= now`.
 #[must_use]
 pub fn decide(now: Timestamp, policy: &Policy, record: &Record, same: impl FnOnce(&Fingerprint) -> bool) -> Decision {
-    todo!()
+    let past = record.until <= now;
+    if past && record.state != State::InFlight {
+        return Decision::Supersede;
+    }
+    let Ok(head) = Head::decode(&record.head) else { return Decision::Unreadable };
+    if !same(&head.fingerprint) {
+        return Decision::Reused;
+    }
+    match record.state {
+        State::InFlight if !past => Decision::InFlight { elapsed: now.since(record.claimed_at) },
+        State::InFlight | State::Unknown => match policy.recovery {
+            Recovery::Hold => Decision::Unknown,
+            Recovery::Retry => Decision::Supersede,
+        },
+        State::Completed => match record.answer.as_ref().map(Answer::decode) {
+            Some(Ok(answer)) if answer.content.is_some() => Decision::Replay(answer),
+            Some(Ok(tombstone)) => Decision::NotStored(tombstone.status),
+            Some(Err(_)) | None => Decision::Unreadable,
+        },
+    }
 }

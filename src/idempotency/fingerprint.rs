@@ -2,9 +2,10 @@
 
 use http::{HeaderMap, HeaderName, Method, Uri};
 
-/// A JSON pointer (RFC 6901).
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Pointer(String);
+use super::frame::{put, put_count, sha256};
+use super::media::{self, Media};
+pub use super::pointer::Pointer;
+use super::{json, multipart};
 
 /// How a body enters a fingerprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,18 +72,164 @@ pub enum Body<'a> {
     Digest([u8; 32]),
 }
 
+impl Default for Recipe {
+    /// Method, path, query and body, the body by its type.
+    fn default() -> Self {
+        Self {
+            method: true,
+            path: true,
+            query: true,
+            body: true,
+            headers: Vec::new(),
+            form: BodyForm::Auto,
+            include: Vec::new(),
+            exclude: Vec::new(),
+        }
+    }
+}
+
 impl Recipe {
     /// The digest of a request.
+    ///
+    /// A body of which only the digest is given counts byte for byte: give all of it where
+    /// [`Recipe::needs_whole_body`] says so.
     #[must_use]
     pub fn digest(&self, subject: Subject<'_>) -> [u8; 32] {
-        let _ = subject;
-        todo!()
+        let mut out = Vec::new();
+        put(&mut out, b"oncegate fingerprint 1");
+        if self.method {
+            put(&mut out, b"method");
+            put(&mut out, subject.method.as_str().as_bytes());
+        }
+        if self.path {
+            put(&mut out, b"path");
+            put(&mut out, subject.uri.path().as_bytes());
+        }
+        if self.query {
+            // No query and an empty one are two targets.
+            put(&mut out, b"query");
+            put_optional(&mut out, subject.uri.query().map(str::as_bytes));
+        }
+        for name in &self.headers {
+            put(&mut out, b"header");
+            put(&mut out, name.as_str().as_bytes());
+            put_count(&mut out, subject.headers.get_all(name).iter().count());
+            for line in subject.headers.get_all(name) {
+                put(&mut out, line.as_bytes());
+            }
+        }
+        if self.body {
+            self.put_body(&mut out, subject.headers, subject.body);
+        }
+        sha256(&out)
     }
 
     /// Whether the digest of a request with these headers needs its whole body, not just the body's digest.
     #[must_use]
     pub fn needs_whole_body(&self, headers: &HeaderMap) -> bool {
-        let _ = headers;
-        todo!()
+        self.body && matches!(self.read(headers), Reading::Json | Reading::Multipart { .. })
+    }
+
+    /// Appends the body, after the word for how it was read: the same bytes read in two ways are not equal.
+    fn put_body(&self, out: &mut Vec<u8>, headers: &HeaderMap, body: Body<'_>) {
+        let reading = self.read(headers);
+        if let Reading::None = reading {
+            return;
+        }
+        if let (Reading::Json, Body::Whole(bytes)) = (&reading, body)
+            && let Ok(canonical) = json::canonical(bytes, &self.exclude)
+        {
+            return self.put_json(out, &canonical);
+        }
+        if let (Reading::Multipart { boundary }, Body::Whole(bytes)) = (&reading, body)
+            && let Some(pieces) = multipart::split(bytes, boundary)
+        {
+            put(out, b"multipart");
+            put_count(out, pieces.len());
+            return pieces.into_iter().for_each(|piece| put(out, &sha256(piece)));
+        }
+        put(out, b"bytes");
+        put(
+            out,
+            &match body {
+                Body::Whole(bytes) => sha256(bytes),
+                Body::Digest(digest) => digest,
+            },
+        );
+    }
+
+    fn put_json(&self, out: &mut Vec<u8>, canonical: &[u8]) {
+        if self.include.is_empty() {
+            put(out, b"json");
+            return put(out, &sha256(canonical));
+        }
+        put(out, b"json parts");
+        for pointer in &self.include {
+            // The canonical form has no name twice and nests no deeper than what was read, so that this finds what
+            // there is.
+            let part = json::locate(canonical, pointer).ok().flatten();
+            put_optional(out, part.map(sha256).as_ref().map(<[u8; 32]>::as_slice));
+        }
+    }
+
+    /// How a body under these headers is read, if it turns out to be what they say.
+    fn read(&self, headers: &HeaderMap) -> Reading {
+        match self.form {
+            BodyForm::None => Reading::None,
+            BodyForm::Bytes => Reading::Bytes,
+            _ if media::is_coded(headers) => Reading::Bytes,
+            BodyForm::Json => Reading::Json,
+            BodyForm::Auto => match Media::read(headers) {
+                Some(media) if media.is_json() => Reading::Json,
+                Some(media) if media.essence == "multipart/form-data" => match media.parameter("boundary") {
+                    Some(boundary) => Reading::Multipart { boundary },
+                    None => Reading::Bytes,
+                },
+                _ => Reading::Bytes,
+            },
+        }
+    }
+}
+
+impl BodyForm {
+    /// Every form.
+    pub const ALL: [Self; 4] = [Self::Auto, Self::Bytes, Self::Json, Self::None];
+
+    /// The word for it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Bytes => "bytes",
+            Self::Json => "json",
+            Self::None => "none",
+        }
+    }
+
+    /// Reads what [`BodyForm::as_str`] writes.
+    ///
+    /// # Errors
+    /// Names the words that there are, for whoever wrote the configuration.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|form| form.as_str() == text)
+            .ok_or_else(|| format!("`{text}` is not a body form: use `auto`, `bytes`, `json` or `none`"))
+    }
+}
+
+/// How one body is read.
+enum Reading {
+    None,
+    Bytes,
+    Json,
+    Multipart { boundary: Vec<u8> },
+}
+
+/// Appends a part that may be absent, which is not the same as empty.
+fn put_optional(out: &mut Vec<u8>, part: Option<&[u8]>) {
+    out.push(u8::from(part.is_some()));
+    if let Some(part) = part {
+        put(out, part);
     }
 }

@@ -1,29 +1,17 @@
 //! The idempotency key: where it comes from and what it may look like.
 
+use std::fmt;
+
 use http::{HeaderMap, HeaderName, Uri};
 
-use super::fingerprint::Pointer;
+pub use super::key_source::KeySource;
+use super::key_source::Reading;
 
 /// A valid idempotency key: 1 to `max_length` visible ASCII characters, case-sensitive.
 ///
 /// `Debug` shows it shortened, and nothing else shows it at all but [`Key::as_str`].
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Key(Box<str>);
-
-/// One place that a key may come from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum KeySource {
-    /// `header:NAME`
-    Header(HeaderName),
-    /// `query:NAME`
-    Query(String),
-    /// `json:/pointer` (RFC 6901) into a JSON body: a string or an integer.
-    Json(Pointer),
-    /// `cloudevent`: source and id, from `ce-source` and `ce-id` or from a structured JSON event.
-    CloudEvent,
-    /// `fingerprint`: the request's own fingerprint.
-    Fingerprint,
-}
 
 /// `key = { from, required, max_length }`
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,11 +42,27 @@ pub enum Found {
 #[error("{0}")]
 pub struct Invalid(pub String);
 
+impl Default for KeyRule {
+    /// The header `Idempotency-Key`, optional, of at most 255 characters.
+    fn default() -> Self {
+        let header = KeySource::Header(HeaderName::from_static("idempotency-key"));
+        Self { from: vec![header], required: false, max_length: 255 }
+    }
+}
+
 impl KeyRule {
     /// Looks for a key. Without `body`, stops at the first place that is in it. `body` is the whole body.
+    ///
+    /// # Errors
+    /// The first place that has something has no well-formed key. Later places do not count then.
     pub fn find(&self, uri: &Uri, headers: &HeaderMap, body: Option<&[u8]>) -> Result<Found, Invalid> {
-        let _ = (uri, headers, body);
-        todo!()
+        for source in &self.from {
+            match source.read(uri, headers, body, self.max_length)? {
+                Reading::Absent => {}
+                Reading::Found(found) => return Ok(found),
+            }
+        }
+        Ok(Found::Absent)
     }
 }
 
@@ -66,14 +70,15 @@ impl Key {
     /// The key of a request whose fingerprint is its key: 64 hexadecimal digits.
     #[must_use]
     pub fn from_fingerprint(digest: &[u8; 32]) -> Self {
-        let _ = digest;
-        todo!()
+        Self(digest.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
     /// Reads a bare or quoted key, as an operator types it.
+    ///
+    /// # Errors
+    /// The text is neither, or not 1 to `max_length` visible ASCII characters.
     pub fn parse(text: &str, max_length: usize) -> Result<Self, Invalid> {
-        let _ = (text, max_length);
-        todo!()
+        Self::from_field(text.as_bytes(), max_length)
     }
 
     /// The key itself. Never log it.
@@ -82,15 +87,64 @@ impl Key {
         &self.0
     }
 
-    /// The key with all but its beginning left out, for people.
+    /// The key with all but its beginning left out, for people: at most 8 characters, and at most a quarter of it.
     #[must_use]
     pub fn shortened(&self) -> String {
-        todo!()
+        format!("{}…", &self.0[..(self.0.len() / 4).min(8)])
+    }
+
+    /// Reads the value of a header field: a bare key, or a quoted one (RFC 9651, section 3.3.3).
+    pub(super) fn from_field(field: &[u8], max_length: usize) -> Result<Self, Invalid> {
+        let field = field.trim_ascii();
+        if field.first() == Some(&b'"') {
+            return Self::from_value(&unquote(field)?, max_length);
+        }
+        if field.iter().any(|byte| matches!(byte, b'"' | b'\\' | b',' | b';')) {
+            return Err(Invalid("an unquoted key has no `\"`, `\\`, `,` or `;`".to_owned()));
+        }
+        Self::from_value(field, max_length)
+    }
+
+    /// Reads a value that stands for nothing but itself.
+    pub(super) fn from_value(value: &[u8], max_length: usize) -> Result<Self, Invalid> {
+        if value.is_empty() {
+            return Err(Invalid("the key is empty".to_owned()));
+        }
+        let visible = std::str::from_utf8(value).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_graphic()));
+        let Some(text) = visible else {
+            return Err(Invalid("a key has visible ASCII characters only, and no spaces".to_owned()));
+        };
+        if text.len() > max_length {
+            return Err(Invalid(format!("the key is longer than {max_length} characters")));
+        }
+        Ok(Self(text.into()))
     }
 }
 
-impl std::fmt::Debug for Key {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Key({})", self.shortened())
+    }
+}
+
+/// The value of a quoted string. Nothing may stand behind it.
+fn unquote(field: &[u8]) -> Result<Vec<u8>, Invalid> {
+    let invalid = |what: &str| Err(Invalid(what.to_owned()));
+    let mut value = Vec::with_capacity(field.len());
+    let mut bytes = field.iter().copied().skip(1);
+    loop {
+        match bytes.next() {
+            None => return invalid("the quoted key does not end"),
+            Some(b'"') => break,
+            Some(b'\\') => match bytes.next() {
+                Some(byte @ (b'"' | b'\\')) => value.push(byte),
+                _ => return invalid("in a quoted key, `\\` stands only before `\"` or `\\`"),
+            },
+            Some(byte) => value.push(byte),
+        }
+    }
+    match bytes.next() {
+        None => Ok(value),
+        Some(_) => invalid("the key has parameters, or there is more than one"),
     }
 }

@@ -6,8 +6,14 @@
 pub mod codec;
 pub mod decide;
 pub mod fingerprint;
+mod frame;
 pub mod identity;
+mod json;
 pub mod key;
+mod key_source;
+mod media;
+mod multipart;
+mod pointer;
 pub mod policy;
 pub mod record;
 pub mod scope;

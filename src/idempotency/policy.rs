@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use http::HeaderName;
+use http::header::AUTHORIZATION;
+
 use super::fingerprint::Recipe;
 use super::key::KeyRule;
 use super::scope::ScopePart;
@@ -36,6 +39,33 @@ pub struct Policy {
     pub max_response_body: u64,
     /// Page that explains the route's problems; their `type`.
     pub docs: Option<String>,
+}
+
+impl Default for Policy {
+    /// What a route does that says nothing else.
+    fn default() -> Self {
+        const HOUR: Duration = Duration::from_secs(60 * 60);
+        const MIB: u64 = 1024 * 1024;
+        Self {
+            ttl: 24 * HOUR,
+            unknown_ttl: 30 * 24 * HOUR,
+            key: KeyRule::default(),
+            scope: vec![
+                ScopePart::Host,
+                ScopePart::Header(AUTHORIZATION),
+                ScopePart::Header(HeaderName::from_static("x-api-key")),
+            ],
+            fingerprint: Recipe::default(),
+            outcomes: Outcomes::default(),
+            recovery: Recovery::Hold,
+            store_failure: StoreFailure::Reject,
+            lease: Duration::from_secs(30),
+            mode: Mode::Protect,
+            max_request_body: 16 * MIB,
+            max_response_body: 16 * MIB,
+            docs: None,
+        }
+    }
 }
 
 /// What happens to a retry of an unknown record.

@@ -1,7 +1,15 @@
 //! Who a key belongs to.
 
-use http::{HeaderMap, HeaderName};
+use std::fmt;
 use std::net::IpAddr;
+
+use base64::Engine;
+use base64::alphabet;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use http::header::{AUTHORIZATION, COOKIE};
+use http::{HeaderMap, HeaderName};
+
+use super::frame::{put, put_count};
 
 /// One part of a scope.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,4 +37,115 @@ pub struct Caller<'a> {
     pub authority: Option<&'a str>,
     /// The address of the client.
     pub client_ip: Option<IpAddr>,
+}
+
+impl ScopePart {
+    /// Reads the configuration's word for a part.
+    ///
+    /// # Errors
+    /// Says what is wrong, for whoever wrote the configuration.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            Some(("header", name)) => match HeaderName::from_bytes(name.as_bytes()) {
+                Ok(name) => Ok(Self::Header(name)),
+                Err(_) => Err(format!("`{name}` is not a header name")),
+            },
+            // A cookie's name is a token (RFC 6265, section 4.1.1), as a header's is.
+            Some(("cookie", name)) => match HeaderName::from_bytes(name.as_bytes()) {
+                Ok(_) => Ok(Self::Cookie(name.to_owned())),
+                Err(_) => Err(format!("`{name}` is not a cookie name")),
+            },
+            Some(("basic", "user")) => Ok(Self::BasicUser),
+            Some(("const", constant)) => Ok(Self::Const(constant.to_owned())),
+            Some(("jwt" | "client-cert", _)) => Err(format!("`{text}` is not accepted by this version")),
+            None if text == "host" => Ok(Self::Host),
+            None if text == "client-ip" => Ok(Self::ClientIp),
+            _ => Err(format!(
+                "`{text}` is not a part of a scope: use `header:NAME`, `cookie:NAME`, `basic:user`, `host`, \
+                 `client-ip` or `const:TEXT`"
+            )),
+        }
+    }
+
+    /// Appends the part and its value of a caller: the configuration's word, then how many values there are (none is
+    /// absent), then each with its length. So an absent part, an empty one, two lines and the same lines joined are
+    /// four different things, and no value can pass for another part's.
+    pub fn encode(&self, caller: Caller<'_>, out: &mut Vec<u8>) {
+        put(out, self.to_string().as_bytes());
+        let values = self.values(caller);
+        put_count(out, values.len());
+        values.iter().for_each(|value| put(out, value));
+    }
+
+    fn values(&self, caller: Caller<'_>) -> Vec<Vec<u8>> {
+        match self {
+            Self::Header(name) => caller.headers.get_all(name).iter().map(|line| line.as_bytes().to_vec()).collect(),
+            Self::Cookie(name) => cookies(caller.headers, name),
+            Self::BasicUser => users(caller.headers),
+            Self::Host => {
+                caller.authority.map(|authority| authority.to_ascii_lowercase().into_bytes()).into_iter().collect()
+            }
+            Self::ClientIp => caller.client_ip.map(|ip| ip.to_canonical().to_string().into()).into_iter().collect(),
+            Self::Const(text) => vec![text.clone().into_bytes()],
+        }
+    }
+}
+
+impl fmt::Display for ScopePart {
+    /// The configuration's word.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Header(name) => write!(f, "header:{name}"),
+            Self::Cookie(name) => write!(f, "cookie:{name}"),
+            Self::BasicUser => f.write_str("basic:user"),
+            Self::Host => f.write_str("host"),
+            Self::ClientIp => f.write_str("client-ip"),
+            Self::Const(text) => write!(f, "const:{text}"),
+        }
+    }
+}
+
+/// The values of every cookie of that name, in order (RFC 6265, section 5.4), as they are written.
+fn cookies(headers: &HeaderMap, name: &str) -> Vec<Vec<u8>> {
+    let pairs = headers.get_all(COOKIE).iter().flat_map(|line| line.as_bytes().split(|&byte| byte == b';'));
+    pairs
+        .filter_map(|pair| {
+            let equals = pair.iter().position(|&byte| byte == b'=')?;
+            let (this, value) = (&pair[..equals], &pair[equals + 1..]);
+            (this.trim_ascii() == name.as_bytes()).then(|| value.trim_ascii().to_vec())
+        })
+        .collect()
+}
+
+/// The users of every line of Basic credentials (RFC 7617). A line of another scheme has none.
+///
+/// Basic credentials that cannot be read stand for themselves, marked: the service behind may read them by laxer
+/// rules, and two of its users must not become one.
+fn users(headers: &HeaderMap) -> Vec<Vec<u8>> {
+    let lines = headers.get_all(AUTHORIZATION).iter().map(|line| line.as_bytes());
+    lines
+        .filter_map(|line| {
+            let scheme = line.get(..5).filter(|scheme| scheme.eq_ignore_ascii_case(b"basic"))?;
+            let credentials = &line[scheme.len()..];
+            if !matches!(credentials.first(), None | Some(b' ' | b'\t')) {
+                return None;
+            }
+            let credentials = credentials.trim_ascii();
+            let (mark, user) = match user(credentials) {
+                Some(user) => (b'u', user),
+                None => (b'?', credentials.to_vec()),
+            };
+            Some([&[mark], user.as_slice()].concat())
+        })
+        .collect()
+}
+
+/// The user of Basic credentials, with or without padding: what stands before the first colon.
+fn user(credentials: &[u8]) -> Option<Vec<u8>> {
+    const LAX: GeneralPurposeConfig =
+        GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
+    let mut user = GeneralPurpose::new(&alphabet::STANDARD, LAX).decode(credentials).ok()?;
+    let colon = user.iter().position(|&byte| byte == b':')?;
+    user.truncate(colon);
+    Some(user)
 }

@@ -75,18 +75,173 @@ pub enum Verdict {
     Hold,
 }
 
-/// Decides what an attempt's ending does to its record.
+/// Decides what an attempt's ending does to its record. `control` counts only where the upstream answered.
 #[must_use]
 pub fn settle(policy: &Policy, ending: Ending, control: &Control) -> Verdict {
-    let _ = (policy, ending, control);
-    todo!()
+    let complete = |keep_body| Verdict::Complete { ttl: control.ttl.unwrap_or(policy.ttl), keep_body };
+    if let Ending::Answered(_) = ending {
+        if control.release {
+            return Verdict::Release;
+        }
+        if control.no_store {
+            return complete(false);
+        }
+    }
+    match policy.outcomes.action(ending) {
+        Action::Store => complete(true),
+        Action::Release => Verdict::Release,
+        Action::Hold => Verdict::Hold,
+    }
+}
+
+impl Action {
+    /// The word for it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Store => "store",
+            Self::Release => "release",
+            Self::Hold => "hold",
+        }
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        [Self::Store, Self::Release, Self::Hold]
+            .into_iter()
+            .find(|action| action.as_str() == text)
+            .ok_or_else(|| format!("`{text}` is not an outcome: use `store`, `release` or `hold`"))
+    }
+}
+
+impl Outcomes {
+    /// Takes an entry of the configuration's `outcomes`.
+    ///
+    /// # Errors
+    /// Says what is wrong, for whoever wrote the configuration.
+    pub fn insert(&mut self, entry: &str, action: &str) -> Result<(), String> {
+        let action = Action::parse(action)?;
+        let transport = match entry {
+            "unreachable" => &mut self.unreachable,
+            "timeout" => &mut self.timeout,
+            "broken" => &mut self.broken,
+            _ => {
+                match class(entry) {
+                    Some(class) => self.class.insert(class, action),
+                    None => self.status.insert(status(entry)?, action),
+                };
+                return Ok(());
+            }
+        };
+        if action == Action::Store {
+            return Err(format!("`{entry}` has no answer to store: use `release` or `hold`"));
+        }
+        *transport = Some(action);
+        Ok(())
+    }
+
+    /// What is done: the most specific entry decides, and where two are equally specific, the configured one before
+    /// the default. So `429` stays released under `"4xx" = "store"`, and is stored under `"429" = "store"`.
+    #[must_use]
+    pub fn action(&self, ending: Ending) -> Action {
+        // What did not answer has nothing to store.
+        let without_answer = |action: Option<Action>, default| match action {
+            Some(Action::Store) => Action::Hold,
+            Some(action) => action,
+            None => default,
+        };
+        match ending {
+            Ending::Unreachable => without_answer(self.unreachable, Action::Release),
+            Ending::Timeout => without_answer(self.timeout, Action::Hold),
+            Ending::Broken => without_answer(self.broken, Action::Hold),
+            Ending::Answered(status) => {
+                let class = status / 100;
+                let exact = self.status.get(&status).copied().or_else(|| default_of_status(status));
+                exact.or_else(|| self.class.get(&class).copied()).unwrap_or_else(|| default_of_class(class))
+            }
+        }
+    }
 }
 
 impl Control {
-    /// Reads every `Idempotency-Control` line of an answer.
+    /// Reads every `Idempotency-Control` line of an answer: directives with commas between them, in any case.
+    ///
+    /// A ttl beyond 2^31 seconds is 2^31 seconds, as RFC 9111, section 1.2.2 has it. Two different ones are both
+    /// invalid.
     #[must_use]
     pub fn read(headers: &HeaderMap) -> Self {
-        let _ = headers;
-        todo!()
+        let mut control = Self::default();
+        let mut ttls = Vec::new();
+        let lines = headers.get_all("idempotency-control").iter();
+        for directive in lines.flat_map(|line| line.as_bytes().split(|&byte| byte == b',')) {
+            let directive = directive.trim_ascii().to_ascii_lowercase();
+            match directive.as_slice() {
+                b"" => {}
+                b"release" => control.release = true,
+                b"no-store" => control.no_store = true,
+                other => match other.strip_prefix(b"ttl=").and_then(seconds) {
+                    Some(ttl) => ttls.push(ttl),
+                    None => control.invalid += 1,
+                },
+            }
+        }
+        if ttls.windows(2).all(|pair| pair[0] == pair[1]) {
+            control.ttl = ttls.pop();
+        } else {
+            control.invalid += ttls.len();
+        }
+        control
     }
+}
+
+/// The statuses that a class's default does not suit.
+fn default_of_status(status: u16) -> Option<Action> {
+    match status {
+        // The request was refused before it had an effect, and may succeed later.
+        401 | 407 | 408 | 425 | 429 => Some(Action::Release),
+        // A gateway behind us cannot tell either.
+        502 | 504 => Some(Action::Hold),
+        _ => None,
+    }
+}
+
+fn default_of_class(class: u16) -> Action {
+    match class {
+        2..=4 => Action::Store,
+        5 => Action::Release,
+        // Not a final answer of HTTP.
+        _ => Action::Hold,
+    }
+}
+
+/// Reads `2xx` to `5xx`.
+fn class(entry: &str) -> Option<u16> {
+    match entry {
+        "2xx" => Some(2),
+        "3xx" => Some(3),
+        "4xx" => Some(4),
+        "5xx" => Some(5),
+        _ => None,
+    }
+}
+
+fn status(entry: &str) -> Result<u16, String> {
+    if entry.starts_with("grpc:") {
+        return Err(format!("`{entry}` is not accepted by this version"));
+    }
+    match entry.parse() {
+        Ok(status @ 200..=599) if entry.len() == 3 => Ok(status),
+        _ => Err(format!(
+            "`{entry}` is not an ending: use a status from `200` to `599`, a class from `2xx` to `5xx`,              `unreachable`, `timeout` or `broken`"
+        )),
+    }
+}
+
+/// Reads a positive number of seconds.
+fn seconds(digits: &[u8]) -> Option<Duration> {
+    const MOST: u64 = 1 << 31;
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let number = std::str::from_utf8(digits).ok()?.parse().unwrap_or(MOST);
+    (number > 0).then(|| Duration::from_secs(number.min(MOST)))
 }

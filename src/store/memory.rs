@@ -1,1 +1,344 @@
-//! To be written.
+//! Records in memory, for tests and trials: they do not outlive the process.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::ops::Bound;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::clock::{self, Clock};
+use super::rules::{self, Change, Standing};
+use super::{
+    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, OriginId, Settled,
+    Store,
+};
+use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
+
+/// A store in memory.
+pub struct Memory {
+    clock: Clock,
+    /// `None` once it is closed.
+    shelf: Mutex<Option<Shelf>>,
+}
+
+/// Everything that is kept.
+#[derive(Default)]
+struct Shelf {
+    entries: BTreeMap<RecordId, Entry>,
+    /// The in-flight records by the end of their lease.
+    leases: BTreeSet<(Timestamp, RecordId)>,
+    /// The other records by their expiry.
+    expiries: BTreeSet<(Timestamp, RecordId)>,
+    counts: [u64; 3],
+    origins: HashMap<i64, Origin>,
+    identities: HashMap<(Arc<str>, Arc<str>), [u8; 32]>,
+}
+
+#[derive(Clone)]
+struct Entry {
+    record: Record,
+    origin: OriginId,
+    unknown_ttl: Duration,
+}
+
+impl Memory {
+    /// An empty store on the wall clock, read once, and the monotonic clock from then on.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_clock(clock::steady(clock::wall()))
+    }
+
+    /// An empty store whose time is what `clock` says.
+    #[must_use]
+    pub fn with_clock(clock: Clock) -> Self {
+        Self { clock, shelf: Mutex::new(Some(Shelf::default())) }
+    }
+
+    /// Runs one operation at one instant.
+    fn with<T>(&self, operation: impl FnOnce(&mut Shelf, Timestamp) -> T) -> Result<T, Error> {
+        let mut shelf = self.lock();
+        // The time is read under the lock: operations that follow one another never see it run back.
+        let now = (self.clock)();
+        match shelf.as_mut() {
+            Some(shelf) => Ok(operation(shelf, now)),
+            None => Err(Error::determinate(ErrorKind::Unavailable, "the store is closed")),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Shelf>> {
+        // Operations leave the shelf consistent at every point where they could panic.
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory").finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Store for Memory {
+    fn kind(&self) -> &'static str {
+        "memory"
+    }
+
+    async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+        self.with(|shelf, now| match shelf.entries.get(&id) {
+            None => {
+                shelf.put(id, fresh.into_entry(now));
+                Claim::Inserted(now)
+            }
+            Some(entry) if entry.is_held_by(fresh.attempt) => Claim::Inserted(entry.record.claimed_at),
+            Some(entry) => Claim::Exists { record: entry.record.clone(), now },
+        })
+    }
+
+    async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
+        self.with(|shelf, now| match shelf.entries.get(&id) {
+            Some(entry) if entry.is_held_by(fresh.attempt) => true,
+            Some(entry) if entry.record.version() == seen => {
+                shelf.put(id, fresh.into_entry(now));
+                true
+            }
+            Some(_) | None => false,
+        })
+    }
+
+    async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
+        self.with(|shelf, now| shelf.settle(id, attempt, end, now))
+    }
+
+    async fn renew(&self, held: Vec<Held>) -> Result<(), Error> {
+        self.with(|shelf, now| {
+            for held in held {
+                shelf.change(held.id, |entry| {
+                    if entry.is_held_by(held.attempt) {
+                        entry.record.until = now.plus(held.lease);
+                    }
+                });
+            }
+        })
+    }
+
+    async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
+        self.with(|shelf, now| {
+            let past = due(&shelf.leases, now, limit);
+            for id in &past {
+                shelf.change(*id, |entry| {
+                    entry.record.state = State::Unknown;
+                    entry.record.until = now.plus(entry.unknown_ttl);
+                });
+            }
+            past.len()
+        })
+    }
+
+    async fn sweep(&self, limit: usize) -> Result<usize, Error> {
+        self.with(|shelf, now| {
+            let past = due(&shelf.expiries, now, limit);
+            for id in &past {
+                shelf.take(*id);
+            }
+            past.len()
+        })
+    }
+
+    async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
+        self.with(|shelf, now| {
+            let entry = shelf.entries.get(&id)?;
+            Some(Listed { id, origin: shelf.origins.get(&entry.origin.0).cloned(), record: entry.record.clone(), now })
+        })
+    }
+
+    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Vec<Listed>, Error> {
+        self.with(|shelf, now| {
+            let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+            shelf
+                .entries
+                .range((start, Bound::Unbounded))
+                .filter_map(|(id, entry)| {
+                    let origin = shelf.origins.get(&entry.origin.0);
+                    passes(&filter, *id, entry, origin, now).then(|| Listed {
+                        id: *id,
+                        origin: origin.cloned(),
+                        record: Record { answer: None, ..entry.record.clone() },
+                        now,
+                    })
+                })
+                .take(limit)
+                .collect()
+        })
+    }
+
+    async fn remove(&self, id: RecordId) -> Result<bool, Error> {
+        self.with(|shelf, _| shelf.take(id).is_some())
+    }
+
+    async fn count(&self) -> Result<[u64; 3], Error> {
+        self.with(|shelf, _| shelf.counts)
+    }
+
+    async fn adopt(
+        &self,
+        origins: Vec<Origin>,
+        rules: Vec<Identity>,
+        accept_change: bool,
+    ) -> Result<Vec<IdentityChange>, Error> {
+        self.with(|shelf, now| {
+            let changes = if accept_change { Vec::new() } else { shelf.identity_changes(&rules, now) };
+            if changes.is_empty() {
+                shelf.origins.extend(origins.into_iter().map(|origin| (origin.id().0, origin)));
+                shelf.identities.extend(rules.into_iter().map(|rule| ((rule.service, rule.namespace), rule.digest)));
+            }
+            changes
+        })
+    }
+
+    async fn ping(&self) -> Result<(), Error> {
+        self.with(|_, _| ())
+    }
+
+    async fn close(&self) {
+        *self.lock() = None;
+    }
+}
+
+impl Shelf {
+    /// Puts an entry in the place of what stands, if anything does.
+    fn put(&mut self, id: RecordId, entry: Entry) {
+        self.take(id);
+        self.counts[rules::place(entry.record.state)] += 1;
+        self.due_set(entry.record.state).insert((entry.record.until, id));
+        self.entries.insert(id, entry);
+    }
+
+    fn take(&mut self, id: RecordId) -> Option<Entry> {
+        let entry = self.entries.remove(&id)?;
+        self.counts[rules::place(entry.record.state)] -= 1;
+        self.due_set(entry.record.state).remove(&(entry.record.until, id));
+        Some(entry)
+    }
+
+    fn change(&mut self, id: RecordId, change: impl FnOnce(&mut Entry)) {
+        if let Some(mut entry) = self.take(id) {
+            change(&mut entry);
+            self.put(id, entry);
+        }
+    }
+
+    fn due_set(&mut self, state: State) -> &mut BTreeSet<(Timestamp, RecordId)> {
+        match state {
+            State::InFlight => &mut self.leases,
+            State::Completed | State::Unknown => &mut self.expiries,
+        }
+    }
+
+    fn settle(&mut self, id: RecordId, attempt: Attempt, end: End, now: Timestamp) -> Settled {
+        let entry = self.entries.get(&id);
+        let change = rules::settle(entry.map(Entry::standing), attempt, &end, now);
+        let answer = match end {
+            End::Complete { answer, .. } => Some(answer),
+            End::Release | End::Hold => None,
+        };
+        match change {
+            Change::Complete { until } => {
+                self.change(id, |entry| {
+                    entry.record = Record { state: State::Completed, until, answer, ..entry.record.clone() };
+                });
+                Settled::Done { until }
+            }
+            Change::TurnUnknown { until } => {
+                self.change(id, |entry| {
+                    entry.record.state = State::Unknown;
+                    entry.record.until = until;
+                });
+                Settled::Done { until }
+            }
+            Change::Remove => {
+                self.take(id);
+                Settled::Done { until: now }
+            }
+            Change::Repeated { until } => Settled::Done { until },
+            Change::RepeatedIfSame { until } if entry.is_some_and(|entry| entry.record.answer == answer) => {
+                Settled::Done { until }
+            }
+            Change::RepeatedIfSame { .. } | Change::Superseded => {
+                Settled::Superseded { record: entry.map(|entry| entry.record.clone()) }
+            }
+        }
+    }
+
+    fn identity_changes(&self, rules: &[Identity], now: Timestamp) -> Vec<IdentityChange> {
+        rules
+            .iter()
+            .filter(|rule| {
+                let on_file = self.identities.get(&(rule.service.clone(), rule.namespace.clone()));
+                on_file.is_some_and(|digest| *digest != rule.digest)
+            })
+            .map(|rule| IdentityChange { namespace: rule.namespace.clone(), live: self.live(rule, now) })
+            .filter(|change| change.live > 0)
+            .collect()
+    }
+
+    fn live(&self, rule: &Identity, now: Timestamp) -> u64 {
+        let live = self.entries.values().filter(|entry| {
+            let origin = self.origins.get(&entry.origin.0);
+            origin.is_some_and(|origin| origin.service == rule.service && origin.namespace == rule.namespace)
+                && rules::is_live(entry.record.state, entry.record.until, now)
+        });
+        live.count() as u64
+    }
+}
+
+impl Entry {
+    fn is_held_by(&self, attempt: Attempt) -> bool {
+        self.record.state == State::InFlight && self.record.attempt == attempt
+    }
+
+    fn standing(&self) -> Standing {
+        Standing {
+            attempt: self.record.attempt,
+            state: self.record.state,
+            claimed_at: self.record.claimed_at,
+            until: self.record.until,
+            unknown_ttl: self.unknown_ttl,
+        }
+    }
+}
+
+impl Fresh {
+    fn into_entry(self, now: Timestamp) -> Entry {
+        let record = Record {
+            attempt: self.attempt,
+            state: State::InFlight,
+            claimed_at: now,
+            until: now.plus(self.lease),
+            head: self.head,
+            answer: None,
+        };
+        Entry { record, origin: self.origin, unknown_ttl: self.unknown_ttl }
+    }
+}
+
+fn due(set: &BTreeSet<(Timestamp, RecordId)>, now: Timestamp, limit: usize) -> Vec<RecordId> {
+    let past = set.iter().take_while(|(until, _)| rules::is_past(*until, now));
+    past.take(limit).map(|(_, id)| *id).collect()
+}
+
+fn passes(filter: &Filter, id: RecordId, entry: &Entry, origin: Option<&Origin>, now: Timestamp) -> bool {
+    let record = &entry.record;
+    filter.service.as_ref().is_none_or(|service| origin.is_some_and(|origin| origin.service == *service))
+        && filter.route.as_ref().is_none_or(|route| origin.is_some_and(|origin| *origin.route == **route))
+        && filter.state.is_none_or(|state| record.state == state)
+        && filter.prefix.is_none_or(|prefix| id.0.starts_with(&prefix))
+        && filter.older_than.is_none_or(|age| record.claimed_at.plus(age) <= now)
+}

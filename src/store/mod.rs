@@ -5,8 +5,10 @@
 //!
 //! Every backend runs the one suite in [`contract`].
 
+pub mod clock;
 pub mod contract;
 pub mod memory;
+mod rules;
 pub mod sqlite;
 pub mod unreliable;
 
@@ -278,6 +280,18 @@ impl ErrorKind {
 }
 
 impl Error {
+    /// It did not happen, and will not.
+    #[must_use]
+    pub fn determinate(kind: ErrorKind, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self::Determinate(Cause { kind, source: source.into() })
+    }
+
+    /// It may have happened, or may yet.
+    #[must_use]
+    pub fn indeterminate(kind: ErrorKind, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self::Indeterminate(Cause { kind, source: source.into() })
+    }
+
     /// Why.
     #[must_use]
     pub fn cause(&self) -> &Cause {

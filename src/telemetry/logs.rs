@@ -1,4 +1,11 @@
-//! Logs by `tracing`.
+//! Logs by `tracing`, to standard error.
+
+use std::io::IsTerminal;
+use std::panic::PanicHookInfo;
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::ParseError;
+use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 
 /// `[log]`
 #[derive(Clone, Debug)]
@@ -16,4 +23,57 @@ pub enum Format {
     Text,
     /// One JSON object a line.
     Json,
+}
+
+/// The logs could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// `level` is not a filter.
+    #[error("`{level}` is not a log level or filter: {source}")]
+    Level {
+        /// What was given.
+        level: String,
+        /// What is wrong with it.
+        source: ParseError,
+    },
+    /// This process has set up its logs before.
+    #[error("the logs are set up already: {0}")]
+    Again(#[from] TryInitError),
+}
+
+/// Sends the logs of this process to standard error, panics included. Colours only on a terminal, and not where the
+/// environment variable `NO_COLOR` is set.
+pub fn init(settings: &Settings) -> Result<(), Error> {
+    let filter =
+        EnvFilter::try_new(&settings.level).map_err(|source| Error::Level { level: settings.level.clone(), source })?;
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match settings.format {
+        Format::Text => {
+            let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
+            lines.with_ansi(colours).finish().try_init()?;
+        }
+        Format::Json => lines.json().flatten_event(true).with_span_list(false).finish().try_init()?,
+    }
+    std::panic::set_hook(Box::new(log_panic));
+    Ok(())
+}
+
+/// A panic is one log line like any other. Its message is written only where it is a literal: one that was put
+/// together at run time may quote a key or a body.
+fn log_panic(panic: &PanicHookInfo<'_>) {
+    let message = panic.payload().downcast_ref::<&'static str>().copied().unwrap_or("(not shown)");
+    let location = panic.location().map(ToString::to_string).unwrap_or_default();
+    tracing::error!(message, location, "a task panicked; this is a defect of oncegate");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bad_level_is_named() {
+        let settings = Settings { format: Format::Text, level: "oncegate=loud".into() };
+        let error = init(&settings).unwrap_err();
+        assert!(error.to_string().contains("`oncegate=loud`"), "{error}");
+    }
 }

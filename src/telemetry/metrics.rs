@@ -1,48 +1,379 @@
-//! The metrics registry.
+//! The metrics registry: what is counted, under which name.
+//!
+//! Handles are looked up once, when a route or a store is set up. What runs per request only adds to atomics: no
+//! label is looked up, nothing is allocated. Series that belong to an outcome or a store operation appear with the
+//! first one of their kind, so that a route without traffic does not export twenty empty histograms.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use prometheus::core::Collector;
+use prometheus::{
+    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    TextEncoder,
+};
+
 use super::outcome::Outcome;
+use crate::idempotency::record::State;
+use crate::store::ErrorKind;
+
+/// Upper bounds of request and upstream durations, in seconds.
+const REQUEST_BUCKETS: &[f64] =
+    &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
+
+/// Upper bounds of store durations, in seconds.
+const STORE_BUCKETS: &[f64] =
+    &[0.000_05, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
 
 /// All metrics of one process. Cheap to clone.
 #[derive(Clone)]
-pub struct Metrics {}
+pub struct Metrics {
+    families: Arc<Families>,
+}
 
 /// The metrics of one route, looked up once.
-pub struct RouteMetrics {}
+pub struct RouteMetrics {
+    name: Box<str>,
+    families: Arc<Families>,
+    outcomes: [OnceLock<OutcomeMetrics>; Outcome::ALL.len()],
+    upstream: OnceLock<Histogram>,
+    in_flight: IntGauge,
+    control_invalid: IntCounter,
+}
+
+/// The metrics of one operation of a store, looked up once.
+pub struct StoreOpMetrics {
+    store: &'static str,
+    op: &'static str,
+    families: Arc<Families>,
+    duration: OnceLock<Histogram>,
+}
+
+/// Counts an attempt as in flight until it is dropped.
+pub struct AttemptGuard {
+    route: Arc<RouteMetrics>,
+}
+
+struct Families {
+    registry: Registry,
+    requests: IntCounterVec,
+    request_duration: HistogramVec,
+    upstream_duration: HistogramVec,
+    store_duration: HistogramVec,
+    store_errors: IntCounterVec,
+    attempts_in_flight: IntGaugeVec,
+    control_invalid: IntCounterVec,
+    records: [IntGauge; State::ALL.len()],
+    leases_expired: IntCounter,
+    records_swept: IntCounter,
+    reload_successful: IntGauge,
+    ready: IntGauge,
+}
+
+struct OutcomeMetrics {
+    requests: IntCounter,
+    duration: Histogram,
+}
 
 impl Metrics {
-    /// The metrics of a route; `-` for requests that match none.
+    /// A registry of its own, with everything at zero.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { families: Arc::new(Families::new()) }
+    }
+
+    /// The metrics of a route; `-` for requests that match none. Asking twice gives the same series.
     #[must_use]
     pub fn route(&self, name: &str) -> Arc<RouteMetrics> {
-        let _ = name;
-        Arc::new(RouteMetrics {})
+        Arc::new(RouteMetrics {
+            name: name.into(),
+            families: self.families.clone(),
+            outcomes: std::array::from_fn(|_| OnceLock::new()),
+            upstream: OnceLock::new(),
+            in_flight: self.families.attempts_in_flight.with_label_values(&[name]),
+            control_invalid: self.families.control_invalid.with_label_values(&[name]),
+        })
+    }
+
+    /// The metrics of one operation of a store.
+    #[must_use]
+    pub fn store_op(&self, store: &'static str, op: &'static str) -> StoreOpMetrics {
+        StoreOpMetrics { store, op, families: self.families.clone(), duration: OnceLock::new() }
+    }
+
+    /// How many records stand in each state, in the order of [`State::ALL`].
+    pub fn records_counted(&self, counts: [u64; State::ALL.len()]) {
+        for (gauge, count) in self.families.records.iter().zip(counts) {
+            gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// In-flight records whose lease was past turned unknown.
+    pub fn leases_expired(&self, count: usize) {
+        self.families.leases_expired.inc_by(count as u64);
+    }
+
+    /// Expired records were removed.
+    pub fn records_swept(&self, count: usize) {
+        self.families.records_swept.inc_by(count as u64);
+    }
+
+    /// The configuration was read again, with or without success.
+    pub fn config_reloaded(&self, successful: bool) {
+        self.families.reload_successful.set(successful.into());
+    }
+
+    /// Whether the gate takes requests.
+    pub fn ready(&self, ready: bool) {
+        self.families.ready.set(ready.into());
+    }
+
+    /// Everything in the Prometheus text format, version 0.0.4.
+    #[must_use]
+    pub fn encode(&self) -> String {
+        let mut text = String::new();
+        if let Err(error) = TextEncoder::new().encode_utf8(&self.families.registry.gather(), &mut text) {
+            tracing::error!(%error, "the metrics could not be written in full");
+        }
+        text
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
 impl RouteMetrics {
     /// Counts a request that was answered after `took`.
     pub fn answered(&self, outcome: Outcome, took: Duration) {
-        let _ = (outcome, took);
+        let metrics = self.outcomes[outcome.index()].get_or_init(|| {
+            let labels = [&*self.name, outcome.as_str()];
+            OutcomeMetrics {
+                requests: self.families.requests.with_label_values(&labels),
+                duration: self.families.request_duration.with_label_values(&labels),
+            }
+        });
+        metrics.requests.inc();
+        metrics.duration.observe(took.as_secs_f64());
     }
 
     /// Records how long the upstream took to answer.
     pub fn upstream_took(&self, took: Duration) {
-        let _ = took;
+        self.upstream
+            .get_or_init(|| self.families.upstream_duration.with_label_values(&[&self.name]))
+            .observe(took.as_secs_f64());
     }
 
     /// An attempt began; the guard's drop ends it.
     #[must_use]
     pub fn attempt_began(self: &Arc<Self>) -> AttemptGuard {
-        AttemptGuard {}
+        self.in_flight.inc();
+        AttemptGuard { route: self.clone() }
     }
 
     /// The upstream sent `Idempotency-Control` directives that were invalid and ignored.
     pub fn control_invalid(&self, count: usize) {
-        let _ = count;
+        self.control_invalid.inc_by(count as u64);
     }
 }
 
-/// Counts an attempt as in flight until it is dropped.
-pub struct AttemptGuard {}
+impl StoreOpMetrics {
+    /// The operation ended after `took`, well or not.
+    pub fn took(&self, took: Duration) {
+        self.duration
+            .get_or_init(|| self.families.store_duration.with_label_values(&[self.store, self.op]))
+            .observe(took.as_secs_f64());
+    }
+
+    /// The operation failed.
+    pub fn failed(&self, kind: ErrorKind) {
+        self.families.store_errors.with_label_values(&[self.store, self.op, kind.as_str()]).inc();
+    }
+}
+
+impl Drop for AttemptGuard {
+    fn drop(&mut self) {
+        self.route.in_flight.dec();
+    }
+}
+
+impl Families {
+    fn new() -> Self {
+        let registry = Registry::new();
+        let records = add(
+            &registry,
+            IntGaugeVec::new(
+                Opts::new("oncegate_records", "Records in the store, when they were last counted."),
+                &["state"],
+            ),
+        );
+        let build = add(
+            &registry,
+            IntGaugeVec::new(
+                Opts::new("oncegate_build_info", "Always 1; its labels say which build runs."),
+                &["version"],
+            ),
+        );
+        build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        let reload_successful = gauge(
+            &registry,
+            "oncegate_config_last_reload_successful",
+            "1 if the configuration was read without a problem the last time, else 0.",
+        );
+        reload_successful.set(1);
+        Self {
+            requests: add(
+                &registry,
+                IntCounterVec::new(
+                    Opts::new("oncegate_requests_total", "Requests answered, by route and how they ended."),
+                    &["route", "outcome"],
+                ),
+            ),
+            request_duration: histograms(
+                &registry,
+                "oncegate_request_duration_seconds",
+                "Time from a request's head to the end of its answer.",
+                &["route", "outcome"],
+                REQUEST_BUCKETS,
+            ),
+            upstream_duration: histograms(
+                &registry,
+                "oncegate_upstream_duration_seconds",
+                "Time that the upstream took to answer.",
+                &["route"],
+                REQUEST_BUCKETS,
+            ),
+            store_duration: histograms(
+                &registry,
+                "oncegate_store_duration_seconds",
+                "Time that a store operation took, waiting included.",
+                &["store", "op"],
+                STORE_BUCKETS,
+            ),
+            store_errors: add(
+                &registry,
+                IntCounterVec::new(
+                    Opts::new("oncegate_store_errors_total", "Store operations that failed."),
+                    &["store", "op", "kind"],
+                ),
+            ),
+            attempts_in_flight: add(
+                &registry,
+                IntGaugeVec::new(
+                    Opts::new("oncegate_attempts_in_flight", "Attempts that run on this replica now."),
+                    &["route"],
+                ),
+            ),
+            control_invalid: add(
+                &registry,
+                IntCounterVec::new(
+                    Opts::new(
+                        "oncegate_control_invalid_total",
+                        "Idempotency-Control directives of upstreams that were invalid and ignored.",
+                    ),
+                    &["route"],
+                ),
+            ),
+            records: State::ALL.map(|state| records.with_label_values(&[state.as_str()])),
+            leases_expired: counter(
+                &registry,
+                "oncegate_leases_expired_total",
+                "In-flight records that this replica turned unknown because their lease was past.",
+            ),
+            records_swept: counter(
+                &registry,
+                "oncegate_records_swept_total",
+                "Expired records that this replica removed.",
+            ),
+            reload_successful,
+            ready: gauge(&registry, "oncegate_ready", "1 if the gate takes requests, else 0."),
+            registry,
+        }
+    }
+}
+
+fn counter(registry: &Registry, name: &str, help: &str) -> IntCounter {
+    add(registry, IntCounter::new(name, help))
+}
+
+fn gauge(registry: &Registry, name: &str, help: &str) -> IntGauge {
+    add(registry, IntGauge::new(name, help))
+}
+
+fn histograms(registry: &Registry, name: &str, help: &str, labels: &[&str], buckets: &[f64]) -> HistogramVec {
+    add(registry, HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), labels))
+}
+
+fn add<C: Collector + Clone + 'static>(registry: &Registry, made: prometheus::Result<C>) -> C {
+    let collector = made.expect("the name, labels and buckets are constants that a test makes");
+    registry.register(Box::new(collector.clone())).expect("each name is registered once");
+    collector
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::outcome::Code;
+
+    #[test]
+    fn what_happened_shows_under_the_contracts_names() {
+        let metrics = Metrics::new();
+        let route = metrics.route("create-charge");
+        route.answered(Outcome::Executed, Duration::from_millis(3));
+        route.answered(Outcome::Problem(Code::InFlight), Duration::from_micros(200));
+        route.answered(Outcome::Problem(Code::InFlight), Duration::from_micros(200));
+        route.upstream_took(Duration::from_secs(2));
+        route.control_invalid(2);
+        metrics.store_op("memory", "claim").took(Duration::from_micros(70));
+        metrics.store_op("memory", "claim").failed(ErrorKind::Full);
+        metrics.records_counted([1, 2, 3]);
+        metrics.leases_expired(4);
+        metrics.records_swept(5);
+        metrics.ready(true);
+        metrics.config_reloaded(false);
+        let text = metrics.encode();
+        for line in [
+            "oncegate_requests_total{outcome=\"executed\",route=\"create-charge\"} 1",
+            "oncegate_requests_total{outcome=\"in-flight\",route=\"create-charge\"} 2",
+            "oncegate_request_duration_seconds_bucket{outcome=\"executed\",route=\"create-charge\",le=\"0.0025\"} 0",
+            "oncegate_request_duration_seconds_bucket{outcome=\"executed\",route=\"create-charge\",le=\"0.005\"} 1",
+            "oncegate_upstream_duration_seconds_sum{route=\"create-charge\"} 2",
+            "oncegate_control_invalid_total{route=\"create-charge\"} 2",
+            "oncegate_store_duration_seconds_count{op=\"claim\",store=\"memory\"} 1",
+            "oncegate_store_errors_total{kind=\"full\",op=\"claim\",store=\"memory\"} 1",
+            "oncegate_attempts_in_flight{route=\"create-charge\"} 0",
+            "oncegate_records{state=\"in-flight\"} 1",
+            "oncegate_records{state=\"completed\"} 2",
+            "oncegate_records{state=\"unknown\"} 3",
+            "oncegate_leases_expired_total 4",
+            "oncegate_records_swept_total 5",
+            "oncegate_ready 1",
+            "oncegate_config_last_reload_successful 0",
+            concat!("oncegate_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn an_attempt_is_in_flight_until_its_guard_goes() {
+        let metrics = Metrics::new();
+        let guard = metrics.route("a").attempt_began();
+        // Another handle of the same route, as after a reload, counts on.
+        let second = metrics.route("a").attempt_began();
+        assert!(metrics.encode().contains("oncegate_attempts_in_flight{route=\"a\"} 2"));
+        drop((guard, second));
+        assert!(metrics.encode().contains("oncegate_attempts_in_flight{route=\"a\"} 0"));
+    }
+
+    #[test]
+    fn a_route_without_traffic_exports_no_histograms() {
+        let metrics = Metrics::new();
+        let _route = metrics.route("quiet");
+        let text = metrics.encode();
+        assert!(!text.contains("_bucket"), "{text}");
+        assert!(!text.contains("oncegate_requests_total{"), "{text}");
+    }
+}

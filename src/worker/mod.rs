@@ -1,1 +1,146 @@
-//! Reaper and sweeper.
+//! Reaper and sweeper: what happens to records that nobody asks about.
+//!
+//! Correctness does not wait for either: a request that meets a record whose lease is past, or that has expired, is
+//! decided by the record's times. The workers keep the store small, and tell operators what is unknown.
+
+mod reaper;
+mod sweeper;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{Interval, MissedTickBehavior};
+
+use crate::store::{Error, ErrorKind, Store};
+use crate::telemetry::metrics::Metrics;
+
+/// How long a worker that panicked waits before it starts again.
+const RESTART_DELAY: Duration = Duration::from_secs(1);
+
+/// When the workers run, and how much they do at once.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Between two looks for leases that are past.
+    pub reap_every: Duration,
+    /// Between two looks for expired records.
+    pub sweep_every: Duration,
+    /// Most records in one store operation.
+    pub batch: usize,
+    /// Between two batches of a sweep, so that requests get their turn at the store.
+    pub pause: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            reap_every: Duration::from_secs(1),
+            sweep_every: Duration::from_secs(10),
+            batch: 256,
+            pause: Duration::from_millis(20),
+        }
+    }
+}
+
+/// Starts reaper and sweeper. The task ends when `shutdown` turns true or its sender goes; it finishes the store
+/// operation that it is in.
+#[must_use]
+pub fn spawn(
+    store: Arc<dyn Store>,
+    metrics: Metrics,
+    settings: Settings,
+    shutdown: watch::Receiver<bool>,
+) -> JoinHandle<()> {
+    let worker = Worker { store, metrics, settings, shutdown };
+    tokio::spawn(async move {
+        tokio::join!(
+            supervise(worker.clone(), "reaper", reaper::run),
+            supervise(worker.clone(), "sweeper", sweeper::run)
+        );
+    })
+}
+
+/// What both workers need.
+#[derive(Clone)]
+struct Worker {
+    store: Arc<dyn Store>,
+    metrics: Metrics,
+    settings: Settings,
+    shutdown: watch::Receiver<bool>,
+}
+
+impl Worker {
+    /// Waits for `wait`; false if the worker is to end instead.
+    async fn unless_shut_down(&mut self, wait: impl Future) -> bool {
+        tokio::select! {
+            biased;
+            _ = self.shutdown.wait_for(|down| *down) => false,
+            _ = wait => true,
+        }
+    }
+}
+
+/// Whether an operation works, so that its failure is logged when it begins and when it is over, not at every tick.
+struct Health {
+    operation: &'static str,
+    failing: Option<ErrorKind>,
+}
+
+impl Health {
+    fn of(operation: &'static str) -> Self {
+        Self { operation, failing: None }
+    }
+
+    /// Notes how a call ended, and gives what it returned.
+    fn note<T>(&mut self, result: Result<T, Error>) -> Option<T> {
+        let operation = self.operation;
+        match result {
+            Ok(value) => {
+                if self.failing.take().is_some() {
+                    tracing::info!(operation, "the store works again");
+                }
+                Some(value)
+            }
+            Err(error) => {
+                let kind = error.cause().kind;
+                if self.failing.replace(kind) != Some(kind) {
+                    tracing::warn!(operation, %error, "the store failed; trying again at every tick");
+                }
+                None
+            }
+        }
+    }
+}
+
+/// Runs a worker, and again if it panics: without a reaper, records whose attempt is lost would never be seen.
+async fn supervise<F>(mut worker: Worker, name: &'static str, run: fn(Worker) -> F)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    loop {
+        // The set ends the worker if this task is aborted.
+        let mut task = JoinSet::new();
+        task.spawn(run(worker.clone()));
+        match task.join_next().await {
+            Some(Err(error)) if error.is_panic() => {
+                tracing::error!(worker = name, "a worker panicked; it starts again")
+            }
+            _ => return,
+        }
+        if !worker.unless_shut_down(tokio::time::sleep(RESTART_DELAY)).await {
+            return;
+        }
+    }
+}
+
+/// Ticks at once and then every `period`, counted from the end of the work if that took longer.
+fn every(period: Duration) -> Interval {
+    let mut ticks = tokio::time::interval(period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}
+
+#[cfg(test)]
+mod tests;

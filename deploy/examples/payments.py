@@ -1,0 +1,44 @@
+#!/usr/bin/env python3
+"""A toy payment API, for trying oncegate: every POST charges, and GET tells how often that happened.
+
+    python3 deploy/examples/payments.py [PORT]
+
+It knows nothing of idempotency keys: sent twice, a request charges twice.
+"""
+import itertools
+import json
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+charges = []
+ids = itertools.count(1)
+
+
+class Payments(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        charge = {"id": f"ch_{next(ids)}", "request": body.decode("utf-8", "replace")}
+        charges.append(charge)
+        self.answer(201, charge)
+
+    def do_GET(self):
+        self.answer(200, {"charges": len(charges)})
+
+    def answer(self, status, document):
+        body = (json.dumps(document) + "\n").encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+
+if __name__ == "__main__":
+    port = int(sys.argv[1]) if len(sys.argv) > 1 else 3000
+    print(f"payments on http://127.0.0.1:{port}", flush=True)
+    ThreadingHTTPServer(("127.0.0.1", port), Payments).serve_forever()

@@ -1,0 +1,154 @@
+//! The answers of the admin listener.
+
+use bytes::Bytes;
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_LANGUAGE, CONTENT_TYPE, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS};
+use http::{HeaderValue, Response, StatusCode};
+use http_body_util::Full;
+use serde::Serialize;
+
+pub(super) type Answer = Response<Full<Bytes>>;
+
+/// What went wrong, as RFC 9457 says it.
+#[derive(Debug)]
+pub(super) struct Problem {
+    kind: Kind,
+    detail: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    BadRequest,
+    Unauthorized,
+    Forbidden,
+    NotFound,
+    /// With the methods that are allowed.
+    MethodNotAllowed(&'static str),
+    RequestTimeout,
+    /// The record is not unknown, so that there is nothing to resolve.
+    NotUnknown,
+    RequestTooLarge,
+    UnsupportedMediaType,
+    Internal,
+    StoreUnavailable,
+}
+
+impl Kind {
+    fn code(self) -> &'static str {
+        match self {
+            Self::BadRequest => "bad-request",
+            Self::Unauthorized => "unauthorized",
+            Self::Forbidden => "forbidden",
+            Self::NotFound => "not-found",
+            Self::MethodNotAllowed(_) => "method-not-allowed",
+            Self::RequestTimeout => "request-timeout",
+            Self::NotUnknown => "not-unknown",
+            Self::RequestTooLarge => "request-too-large",
+            Self::UnsupportedMediaType => "unsupported-media-type",
+            Self::Internal => "internal-error",
+            Self::StoreUnavailable => "store-unavailable",
+        }
+    }
+
+    fn status(self) -> StatusCode {
+        match self {
+            Self::BadRequest => StatusCode::BAD_REQUEST,
+            Self::Unauthorized => StatusCode::UNAUTHORIZED,
+            Self::Forbidden => StatusCode::FORBIDDEN,
+            Self::NotFound => StatusCode::NOT_FOUND,
+            Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
+            Self::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
+            Self::NotUnknown => StatusCode::CONFLICT,
+            Self::RequestTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::StoreUnavailable => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    fn title(self) -> &'static str {
+        match self {
+            Self::BadRequest => "The request is not valid",
+            Self::Unauthorized => "A token is required",
+            Self::Forbidden => "The request is refused",
+            Self::NotFound => "There is nothing here",
+            Self::MethodNotAllowed(_) => "The method is not allowed here",
+            Self::RequestTimeout => "The request took too long to arrive",
+            Self::NotUnknown => "The record is not unknown",
+            Self::RequestTooLarge => "The request is too large",
+            Self::UnsupportedMediaType => "The content type is not supported",
+            Self::Internal => "The request could not be answered",
+            Self::StoreUnavailable => "The store cannot be reached",
+        }
+    }
+
+    /// Whether the same request may be sent again as it is.
+    fn retryable(self) -> bool {
+        matches!(self, Self::StoreUnavailable | Self::RequestTimeout)
+    }
+
+    pub(super) fn because(self, detail: impl Into<String>) -> Problem {
+        Problem { kind: self, detail: detail.into() }
+    }
+}
+
+impl From<Problem> for Answer {
+    fn from(problem: Problem) -> Self {
+        #[derive(Serialize)]
+        struct Body<'a> {
+            r#type: String,
+            title: &'a str,
+            status: u16,
+            detail: &'a str,
+            code: &'a str,
+            retryable: bool,
+        }
+        let Problem { kind, detail } = problem;
+        let body = Body {
+            r#type: format!("urn:oncegate:problem:{}", kind.code()),
+            title: kind.title(),
+            status: kind.status().as_u16(),
+            detail: &detail,
+            code: kind.code(),
+            retryable: kind.retryable(),
+        };
+        let mut answer = json(kind.status(), &body);
+        let headers = answer.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        headers.insert(CONTENT_LANGUAGE, HeaderValue::from_static("en"));
+        match kind {
+            Kind::MethodNotAllowed(allow) => {
+                headers.insert(ALLOW, HeaderValue::from_static(allow));
+            }
+            Kind::Unauthorized => {
+                headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"oncegate admin\""));
+            }
+            _ => {}
+        }
+        answer
+    }
+}
+
+pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Answer {
+    let body = serde_json::to_vec(value).expect("plain structs of strings and numbers always serialize");
+    with_body(status, "application/json", body)
+}
+
+pub(super) fn text(content_type: &'static str, body: String) -> Answer {
+    with_body(StatusCode::OK, content_type, body)
+}
+
+pub(super) fn empty(status: StatusCode) -> Answer {
+    let mut answer = Answer::new(Full::default());
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    answer
+}
+
+fn with_body(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Answer {
+    let mut answer = empty(status);
+    *answer.body_mut() = Full::new(body.into());
+    let headers = answer.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    answer
+}

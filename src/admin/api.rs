@@ -1,0 +1,109 @@
+//! Finds what a request to the admin listener asks for.
+
+use std::net::SocketAddr;
+
+use http::{Method, Request, StatusCode};
+use hyper::body::Incoming;
+use serde_json::json;
+
+use super::answer::{Answer, Kind, Problem, json, text};
+use super::{State, access, records, resolve};
+use crate::idempotency::record::RecordId;
+
+/// What a path names.
+enum Resource<'a> {
+    Livez,
+    Readyz,
+    Metrics,
+    Routes,
+    Records,
+    Record(&'a str),
+    Resolve(&'a str),
+}
+
+/// Answers one request.
+pub(super) async fn answer(state: &State, request: Request<Incoming>, client: SocketAddr) -> Answer {
+    dispatch(state, request, client).await.unwrap_or_else(Answer::from)
+}
+
+async fn dispatch(state: &State, request: Request<Incoming>, client: SocketAddr) -> Result<Answer, Problem> {
+    let path = request.uri().path().to_owned();
+    let resource = Resource::named(&path);
+    // Probes come with any host and no token, and learn nothing but one word.
+    if !matches!(resource, Some(Resource::Livez | Resource::Readyz)) {
+        access::check(state.token.as_ref(), request.method(), request.headers())?;
+    }
+    let Some(resource) = resource else {
+        return Err(Kind::NotFound.because("there is nothing at this path; the records are at `/api/v1/records`"));
+    };
+    let allow = resource.methods();
+    if !allow.split(", ").any(|method| method == request.method().as_str()) {
+        return Err(Kind::MethodNotAllowed(allow).because(format!("allowed here: {allow}")));
+    }
+    let query = request.uri().query();
+    if query.is_some_and(|query| !query.is_empty()) && resource.refuses_parameters() {
+        return Err(Kind::BadRequest.because("no query parameters are known here"));
+    }
+    match resource {
+        Resource::Livez => Ok(json(StatusCode::OK, &json!({ "status": "live" }))),
+        Resource::Readyz => Ok(readyz(state).await),
+        Resource::Metrics => Ok(metrics(state).await),
+        Resource::Routes => Ok(json(StatusCode::OK, &json!({ "routes": state.routes }))),
+        Resource::Records => records::list(state, query).await,
+        Resource::Record(id) if request.method() == Method::DELETE => {
+            records::remove(state, parse_id(id)?, client).await
+        }
+        Resource::Record(id) => records::show(state, parse_id(id)?).await,
+        Resource::Resolve(id) => resolve::resolve(state, parse_id(id)?, request.into_body(), client).await,
+    }
+}
+
+impl<'a> Resource<'a> {
+    fn named(path: &'a str) -> Option<Self> {
+        Some(match path {
+            "/livez" => Self::Livez,
+            "/readyz" => Self::Readyz,
+            "/metrics" => Self::Metrics,
+            "/api/v1/routes" => Self::Routes,
+            "/api/v1/records" => Self::Records,
+            _ => {
+                let rest = path.strip_prefix("/api/v1/records/")?;
+                match rest.split_once('/') {
+                    None if rest.is_empty() => return None,
+                    None => Self::Record(rest),
+                    Some((id, "resolve")) => Self::Resolve(id),
+                    Some(_) => return None,
+                }
+            }
+        })
+    }
+
+    fn methods(&self) -> &'static str {
+        match self {
+            Self::Record(_) => "GET, HEAD, DELETE",
+            Self::Resolve(_) => "POST",
+            _ => "GET, HEAD",
+        }
+    }
+
+    /// Probes and scrapers may send what they like; a mistyped parameter of the API must not be ignored.
+    fn refuses_parameters(&self) -> bool {
+        matches!(self, Self::Routes | Self::Record(_) | Self::Resolve(_))
+    }
+}
+
+async fn readyz(state: &State) -> Answer {
+    match state.why_not_ready().await {
+        None => json(StatusCode::OK, &json!({ "status": "ready" })),
+        Some(reason) => json(StatusCode::SERVICE_UNAVAILABLE, &json!({ "status": "not-ready", "reason": reason })),
+    }
+}
+
+async fn metrics(state: &State) -> Answer {
+    state.metrics.ready(state.why_not_ready().await.is_none());
+    text("text/plain; version=0.0.4; charset=utf-8", state.metrics.encode())
+}
+
+fn parse_id(text: &str) -> Result<RecordId, Problem> {
+    RecordId::parse(text).ok_or_else(|| Kind::BadRequest.because("a record's id is 64 hexadecimal digits"))
+}

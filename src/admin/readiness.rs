@@ -1,0 +1,125 @@
+//! Whether requests should be sent to this process.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+use super::State;
+use crate::store::Store;
+
+/// How long the store may take to answer, for the process to be ready.
+const PING_DEADLINE: Duration = Duration::from_secs(1);
+
+/// How long an answer of the store stands for the next question, so that probes do not load it.
+const PING_AGE: Duration = Duration::from_secs(1);
+
+/// Where the life of the process stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// It is being set up.
+    Starting,
+    /// Another process holds the store.
+    WaitingForStoreLock,
+    /// It takes requests.
+    Ready,
+    /// It finishes what it has, and takes no more.
+    Draining,
+}
+
+/// The phase of the process, shared between those that change it and those that ask. Starts with
+/// [`Phase::Starting`]; cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Readiness {
+    index: Arc<AtomicU8>,
+}
+
+impl Phase {
+    const ALL: [Self; 4] = [Self::Starting, Self::WaitingForStoreLock, Self::Ready, Self::Draining];
+
+    /// The word for it: `starting`, `waiting-for-store-lock`, `ready` or `draining`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::WaitingForStoreLock => "waiting-for-store-lock",
+            Self::Ready => "ready",
+            Self::Draining => "draining",
+        }
+    }
+}
+
+impl Readiness {
+    /// Changes the phase. A process that drains stays so, whatever is still being set up.
+    pub fn set(&self, phase: Phase) {
+        let _ = self.index.fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| {
+            (now != Phase::Draining as u8).then_some(phase as u8)
+        });
+    }
+
+    /// The phase.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        Phase::ALL[usize::from(self.index.load(Ordering::Acquire))]
+    }
+}
+
+impl State {
+    /// Nothing if requests should be sent here, else the reason why not.
+    pub(super) async fn why_not_ready(&self) -> Option<&'static str> {
+        let phase = self.readiness.phase();
+        if phase != Phase::Ready {
+            return Some(phase.as_str());
+        }
+        let answers = match self.store.get() {
+            Some(store) => self.ping.answers(&**store).await,
+            None => false,
+        };
+        (!answers).then_some("store-unavailable")
+    }
+}
+
+/// Whether the store answers, asked at most once in [`PING_AGE`].
+#[derive(Default)]
+pub(super) struct Ping {
+    last: Mutex<Option<(Instant, bool)>>,
+}
+
+impl Ping {
+    async fn answers(&self, store: &dyn Store) -> bool {
+        // Held while asking: who comes meanwhile gets the same answer.
+        let mut last = self.last.lock().await;
+        if let Some((asked, answered)) = *last
+            && asked.elapsed() < PING_AGE
+        {
+            return answered;
+        }
+        let answered = matches!(tokio::time::timeout(PING_DEADLINE, store.ping()).await, Ok(Ok(())));
+        *last = Some((Instant::now(), answered));
+        answered
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_phase_survives_being_set() {
+        for phase in Phase::ALL {
+            let readiness = Readiness::default();
+            readiness.set(phase);
+            assert_eq!(readiness.phase(), phase);
+        }
+    }
+
+    #[test]
+    fn draining_is_the_end() {
+        let readiness = Readiness::default();
+        readiness.set(Phase::Draining);
+        readiness.set(Phase::Ready);
+        assert_eq!(readiness.phase(), Phase::Draining);
+    }
+}

@@ -1,0 +1,86 @@
+//! Lists, shows and removes records.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use http::StatusCode;
+use serde::Serialize;
+
+use super::State;
+use super::answer::{Answer, Kind, Problem, empty, json};
+use super::query::Query;
+use super::view::{RecordView, shortened_key};
+use crate::idempotency::record::RecordId;
+use crate::store::{Error, Filter, Listed, Store};
+
+/// `GET /api/v1/records`
+pub(super) async fn list(state: &State, query: Option<&str>) -> Result<Answer, Problem> {
+    #[derive(Serialize)]
+    struct Page {
+        records: Vec<RecordView>,
+        next: Option<String>,
+    }
+    let query = Query::parse(query)?;
+    let filter = Filter {
+        service: Some(state.service.clone()),
+        route: query.route,
+        state: query.state,
+        prefix: query.key.map(|key| state.identifier.prefix(&key)),
+        older_than: query.older_than,
+    };
+    // One more than asked for tells whether there is a next page.
+    let mut found = state.opened()?.list(filter, query.after, query.limit + 1).await.map_err(unavailable)?;
+    let more = found.len() > query.limit;
+    found.truncate(query.limit);
+    let next = found.last().filter(|_| more).map(|last| last.id.to_string());
+    Ok(json(StatusCode::OK, &Page { records: found.iter().map(RecordView::of).collect(), next }))
+}
+
+/// `GET /api/v1/records/{id}`
+pub(super) async fn show(state: &State, id: RecordId) -> Result<Answer, Problem> {
+    Ok(json(StatusCode::OK, &RecordView::of(&find(state, id).await?)))
+}
+
+/// `DELETE /api/v1/records/{id}`
+pub(super) async fn remove(state: &State, id: RecordId, client: SocketAddr) -> Result<Answer, Problem> {
+    let found = find(state, id).await?;
+    if !state.opened()?.remove(id).await.map_err(unavailable)? {
+        return Err(absent());
+    }
+    tracing::info!(
+        target: "oncegate::audit",
+        %client,
+        %id,
+        state = found.record.state.as_str(),
+        key = ?shortened_key(&found.record),
+        "an operator removed a record: its key is free"
+    );
+    Ok(empty(StatusCode::NO_CONTENT))
+}
+
+/// The record of an id, unless it is another service's.
+pub(super) async fn find(state: &State, id: RecordId) -> Result<Listed, Problem> {
+    let found = state.opened()?.get(id).await.map_err(unavailable)?;
+    found
+        .filter(|listed| listed.origin.as_ref().is_none_or(|origin| origin.service == state.service))
+        .ok_or_else(absent)
+}
+
+impl State {
+    /// The store, once it is open.
+    pub(super) fn opened(&self) -> Result<&Arc<dyn Store>, Problem> {
+        self.store.get().ok_or_else(|| Kind::StoreUnavailable.because("the store is not open yet; see `/readyz`"))
+    }
+}
+
+pub(super) fn unavailable(error: Error) -> Problem {
+    tracing::warn!(%error, "a request to the admin listener failed");
+    Kind::StoreUnavailable.because(match error {
+        Error::Determinate(_) => "the store failed; nothing was changed",
+        Error::Indeterminate(_) => "the store failed, and what was asked for may have happened; look at the record",
+    })
+}
+
+pub(super) fn absent() -> Problem {
+    Kind::NotFound.because("there is no record of this id")
+}

@@ -1,0 +1,216 @@
+//! An operator says how an unknown attempt ended.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use http::header::{CONNECTION, CONTENT_LENGTH, HeaderName, HeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE};
+use http::{StatusCode, header};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use serde::Deserialize;
+
+use super::State;
+use super::answer::{Answer, Kind, Problem, empty};
+use super::records::{absent, find, unavailable};
+use super::view::shortened_key;
+use crate::idempotency::codec::{self, Content};
+use crate::idempotency::record::{self, Record, RecordId};
+use crate::store::{End, Expiry, Listed, Settled};
+
+/// Largest body, in bytes: it carries an answer in base64.
+const MAX_BODY: usize = 32 * 1024 * 1024;
+
+/// How long it may take to arrive.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Longest reason, in bytes.
+const MAX_REASON: usize = 2000;
+
+/// The body of a request to resolve. One flat struct: serde cannot read exact numbers in a tagged enum.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Body {
+    action: String,
+    status: Option<u16>,
+    headers: Option<Vec<(String, String)>>,
+    body_base64: Option<String>,
+    #[serde(default)]
+    reason: String,
+}
+
+/// How the operator says that the attempt ended.
+#[derive(Debug)]
+enum Resolution {
+    /// It had no effect: the key is free.
+    Release,
+    /// With this answer, encoded.
+    Complete(Bytes),
+}
+
+/// `POST /api/v1/records/{id}/resolve`
+pub(super) async fn resolve(
+    state: &State,
+    id: RecordId,
+    body: Incoming,
+    client: SocketAddr,
+) -> Result<Answer, Problem> {
+    let (resolution, reason) = parse(&receive(body).await?)?;
+    let Listed { origin, record, now, .. } = find(state, id).await?;
+    if record.state != record::State::Unknown {
+        return Err(not_unknown(&record, now));
+    }
+    let (action, end) = match resolution {
+        Resolution::Release => ("release", End::Release),
+        Resolution::Complete(answer) => {
+            let ttl = state.ttl(origin.as_ref().map(|origin| &*origin.route));
+            ("complete", End::Complete { answer, expiry: Expiry::FromNow(ttl) })
+        }
+    };
+    // By the record's own attempt: if another superseded it meanwhile, or it completed by itself, nothing is written.
+    match state.opened()?.settle(id, record.attempt, end).await.map_err(unavailable)? {
+        Settled::Done { .. } => {}
+        Settled::Superseded { record: Some(record) } => return Err(not_unknown(&record, now)),
+        Settled::Superseded { record: None } => return Err(absent()),
+    }
+    tracing::info!(
+        target: "oncegate::audit",
+        %client,
+        %id,
+        key = ?shortened_key(&record),
+        action,
+        // Quoted and escaped: it must not look like another line.
+        reason = ?reason,
+        "an operator resolved a record"
+    );
+    Ok(empty(StatusCode::NO_CONTENT))
+}
+
+fn not_unknown(record: &Record, now: record::Timestamp) -> Problem {
+    Kind::NotUnknown.because(match record.state {
+        record::State::InFlight if record.until <= now => {
+            "the record is in flight and its lease is past; it turns unknown within seconds: ask again then"
+        }
+        record::State::InFlight => "the record is in flight: its attempt still runs",
+        record::State::Completed => "the record is completed: it has its answer",
+        record::State::Unknown => "the record was claimed again and became unknown meanwhile: look at it anew",
+    })
+}
+
+async fn receive(body: Incoming) -> Result<Bytes, Problem> {
+    match tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, MAX_BODY).collect()).await {
+        Ok(Ok(collected)) => Ok(collected.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            Err(Kind::RequestTooLarge.because(format!("the body is larger than {MAX_BODY} bytes")))
+        }
+        Ok(Err(_)) => Err(Kind::BadRequest.because("the body did not arrive whole")),
+        Err(_) => Err(Kind::RequestTimeout.because("the body did not arrive in time")),
+    }
+}
+
+fn parse(bytes: &[u8]) -> Result<(Resolution, String), Problem> {
+    let body: Body = serde_json::from_slice(bytes).map_err(|error| {
+        // Where, not what: the message of a wrong value quotes it, and it may be part of an answer.
+        Kind::BadRequest.because(format!(
+            "the body is not of the form {{\"action\": \"release\" | \"complete\", \"status\": 200, \"headers\": \
+             [[\"name\", \"value\"]], \"body_base64\": \"...\", \"reason\": \"...\"}}: line {}, column {}",
+            error.line(),
+            error.column()
+        ))
+    })?;
+    if body.reason.len() > MAX_REASON {
+        return Err(Kind::BadRequest.because(format!("`reason` is longer than {MAX_REASON} bytes")));
+    }
+    let resolution = match body.action.as_str() {
+        "release" if body.status.is_some() || body.headers.is_some() || body.body_base64.is_some() => {
+            return Err(Kind::BadRequest.because("`status`, `headers` and `body_base64` go with `complete` only"));
+        }
+        "release" => Resolution::Release,
+        "complete" => Resolution::Complete(given_answer(body.status, body.headers, body.body_base64)?),
+        _ => return Err(Kind::BadRequest.because("`action` must be `release` or `complete`")),
+    };
+    Ok((resolution, body.reason))
+}
+
+/// The answer that an operator gives, encoded.
+fn given_answer(
+    status: Option<u16>,
+    headers: Option<Vec<(String, String)>>,
+    body_base64: Option<String>,
+) -> Result<Bytes, Problem> {
+    let status = status
+        .filter(|status| (200..=599).contains(status))
+        .and_then(|status| StatusCode::from_u16(status).ok())
+        .ok_or_else(|| Kind::BadRequest.because("`status` must be a number from 200 to 599"))?;
+    let headers = headers.unwrap_or_default().iter().map(given_header).collect::<Result<_, _>>()?;
+    let body = STANDARD
+        .decode(body_base64.unwrap_or_default())
+        .map_err(|_| Kind::BadRequest.because("`body_base64` is not base64 (RFC 4648 section 4, with padding)"))?;
+    if matches!(status, StatusCode::NO_CONTENT | StatusCode::RESET_CONTENT | StatusCode::NOT_MODIFIED)
+        && !body.is_empty()
+    {
+        return Err(Kind::BadRequest.because(format!("an answer with status {} has no body", status.as_u16())));
+    }
+    let content = Some(Content { body: body.into(), trailers: Vec::new() });
+    Ok(codec::Answer { status, reason: None, headers, content }.encode())
+}
+
+fn given_header((name, value): &(String, String)) -> Result<(HeaderName, HeaderValue), Problem> {
+    let bad = |what: &str| Kind::BadRequest.because(format!("`headers`: `{}` {what}", name.escape_debug()));
+    let parsed = HeaderName::from_bytes(name.as_bytes()).map_err(|_| bad("is not a header name"))?;
+    // They speak of one connection or one message, not of the answer: what replays it writes its own.
+    const FRAMING: [HeaderName; 6] = [CONNECTION, CONTENT_LENGTH, TE, TRAILER, TRANSFER_ENCODING, UPGRADE];
+    let of_the_hop = ["keep-alive", "proxy-connection", "idempotency-control"];
+    if FRAMING.contains(&parsed) || of_the_hop.contains(&parsed.as_str()) || parsed == header::PROXY_AUTHENTICATE {
+        return Err(bad("cannot be given: it is not part of an answer that is kept"));
+    }
+    let value =
+        HeaderValue::from_bytes(value.trim().as_bytes()).map_err(|_| bad("has a value that no header can have"))?;
+    Ok((parsed, value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(body: &str) -> String {
+        format!("{:?}", parse(body.as_bytes()).unwrap_err())
+    }
+
+    #[test]
+    fn a_release_needs_nothing_else() {
+        let (resolution, reason) = parse(br#"{"action":"release","reason":"not in the ledger"}"#).unwrap();
+        assert!(matches!(resolution, Resolution::Release));
+        assert_eq!(reason, "not in the ledger");
+        assert!(refused(r#"{"action":"release","status":200}"#).contains("`complete` only"));
+    }
+
+    #[test]
+    fn what_cannot_be_an_answer_is_refused() {
+        for (body, said) in [
+            ("", "line 1"),
+            (r#"{"action":"retry"}"#, "`release` or `complete`"),
+            (r#"{"action":"release","force":true}"#, "not of the form"),
+            (r#"{"action":"complete"}"#, "`status` must be"),
+            (r#"{"action":"complete","status":101}"#, "`status` must be"),
+            (r#"{"action":"complete","status":600}"#, "`status` must be"),
+            (r#"{"action":"complete","status":200,"body_base64":"*"}"#, "`body_base64` is not"),
+            (r#"{"action":"complete","status":204,"body_base64":"eA=="}"#, "has no body"),
+            (r#"{"action":"complete","status":200,"headers":[["a b","c"]]}"#, "is not a header name"),
+            (r#"{"action":"complete","status":200,"headers":[["a","b\r\nc: d"]]}"#, "no header can have"),
+            (r#"{"action":"complete","status":200,"headers":[["Content-Length","3"]]}"#, "cannot be given"),
+            (r#"{"action":"complete","status":200,"headers":[["transfer-encoding","gzip"]]}"#, "cannot be given"),
+            (r#"{"action":"complete","status":200,"headers":{"a":"b"}}"#, "not of the form"),
+        ] {
+            let problem = refused(body);
+            assert!(problem.contains(said), "{body}: {problem}");
+        }
+    }
+
+    #[test]
+    fn a_body_is_not_quoted_back() {
+        assert!(!refused(r#"{"action":"complete","status":"s3cret"}"#).contains("s3cret"));
+    }
+}

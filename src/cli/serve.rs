@@ -1,0 +1,240 @@
+//! `oncegate serve`: composes the rooms and runs them.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
+
+use crate::admin::{self, Phase, Readiness, RouteInfo};
+use crate::config::{Resolved, Store as StoreSettings};
+use crate::gate::Gate;
+use crate::http::server;
+use crate::idempotency::identity::Identifier;
+use crate::idempotency::policy::Mode;
+use crate::store::{Store, memory::Memory, sqlite};
+use crate::telemetry::{logs, metered::Metered, metrics::Metrics};
+use crate::worker;
+
+/// How often to look whether the process that holds the store has gone.
+const LOCK_POLL: Duration = Duration::from_millis(200);
+
+/// How often to say that the store is still held.
+const LOCK_REMINDER: Duration = Duration::from_secs(10);
+
+/// Runs a gate until SIGTERM or SIGINT.
+pub fn run(config: Resolved, accept_identity_change: bool) -> anyhow::Result<ExitCode> {
+    logs::init(&config.log)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let served = runtime.block_on(serve(config, accept_identity_change));
+    // Whatever still runs by now was given up on.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    served
+}
+
+async fn serve(config: Resolved, accept_identity_change: bool) -> anyhow::Result<ExitCode> {
+    for advice in &config.advice {
+        tracing::info!(advice = %advice, "advice");
+    }
+    let mut signals = Signals::install()?;
+    let metrics = Metrics::new();
+    metrics.config_reloaded(true);
+    let readiness = Readiness::default();
+    let stop = watch::Sender::new(false);
+
+    // Before the store: a process that waits for its store says so.
+    let admin_listener = bind(config.admin.listen, "admin").await?;
+    tracing::info!(address = %admin_listener.local_addr()?, "admin listening");
+    let admin = Arc::new(admin_state(&config, &metrics, &readiness));
+    // It outlives the rest, so that a drain can be watched.
+    let admin_stop = watch::Sender::new(false);
+    let admin_task = tokio::spawn(admin::serve(admin_listener, Arc::clone(&admin), admin_stop.subscribe()));
+
+    let Some(store) = open_store(&config.store, &readiness, &mut signals).await? else {
+        return Ok(ExitCode::SUCCESS);
+    };
+    let store: Arc<dyn Store> = Arc::new(Metered::new(store, &metrics));
+    let gate = Gate::new(config.gate, config.router, config.upstreams, Arc::clone(&store), &metrics);
+    adopt_identities(&gate, &*store, accept_identity_change).await?;
+    admin.set_store(Arc::clone(&store));
+
+    let mut servers = JoinSet::new();
+    for address in config.server.listen {
+        let listener = bind(address, "server").await?;
+        tracing::info!(address = %listener.local_addr()?, "listening");
+        servers.spawn(server::serve(listener, Arc::clone(&gate), stop.subscribe()));
+    }
+    let work_stop = watch::Sender::new(false);
+    let workers = worker::spawn(Arc::clone(&store), metrics, worker::Settings::default(), work_stop.subscribe());
+    let renewing = {
+        let (gate, stop) = (Arc::clone(&gate), work_stop.subscribe());
+        tokio::spawn(async move { gate.renew_leases(stop).await })
+    };
+    readiness.set(Phase::Ready);
+
+    signals.stop().await;
+    readiness.set(Phase::Draining);
+    tracing::info!(patience = ?config.server.drain_timeout, "draining: no new connections; finishing attempts");
+    stop.send_replace(true);
+    drain(&gate, &mut servers, config.server.drain_timeout, &mut signals).await;
+    work_stop.send_replace(true);
+    let _ = tokio::join!(workers, renewing);
+    store.close().await;
+    admin_stop.send_replace(true);
+    // A client that keeps its connection to the admin listener is no reason to stay.
+    let _ = tokio::time::timeout(Duration::from_secs(1), admin_task).await;
+    tracing::info!("stopped");
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn drain(gate: &Gate, servers: &mut JoinSet<()>, patience: Duration, signals: &mut Signals) {
+    let deadline = Instant::now() + patience;
+    let finished = async {
+        while servers.join_next().await.is_some() {}
+    };
+    let hurried = tokio::select! {
+        _ = timeout_at(deadline, finished) => false,
+        () = signals.stop() => true,
+    };
+    let patience = if hurried { Duration::ZERO } else { deadline.saturating_duration_since(Instant::now()) };
+    if !gate.drain(patience).await {
+        tracing::warn!("attempts that did not end in time are recorded as unknown");
+    }
+}
+
+async fn adopt_identities(gate: &Gate, store: &dyn Store, accept_change: bool) -> anyhow::Result<()> {
+    let (origins, identities) = gate.identities();
+    let changes = store.adopt(origins, identities, accept_change).await.context("cannot prepare the store")?;
+    if changes.is_empty() {
+        return Ok(());
+    }
+    let list: Vec<_> =
+        changes.iter().map(|change| format!("{} ({} live records)", change.namespace, change.live)).collect();
+    bail!(
+        "what makes a record's identity (service, namespace, scope, key rules or id secret) differs from what live \
+         records were made with, so their keys would be forgotten and their requests could run again.\n  \
+         namespaces: {}\n  \
+         hint: restore the former settings, give the route another namespace, wait until the records have expired, or \
+         start with --accept-identity-change if forgetting these keys is what you want",
+        list.join(", ")
+    )
+}
+
+async fn bind(address: SocketAddr, what: &str) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("[{what}] listen: cannot listen on {address}"))
+}
+
+fn admin_state(config: &Resolved, metrics: &Metrics, readiness: &Readiness) -> admin::State {
+    let secret = config.gate.id_secret.as_ref().map(|secret| Arc::clone(&secret.0));
+    let service = Arc::clone(&config.gate.service);
+    let identifier = Identifier::new(Arc::clone(&service), secret);
+    let routes = config.router.routes().iter().map(|route| RouteInfo {
+        name: route.name.to_string(),
+        namespace: route.namespace.to_string(),
+        methods: route.methods.iter().map(ToString::to_string).collect(),
+        host: route.host.clone().unwrap_or_else(|| "*".to_owned()),
+        path: route.path.to_string(),
+        upstream: config.upstreams[route.upstream].name.to_string(),
+        mode: match route.policy.mode {
+            Mode::Protect => "protect",
+            Mode::Pass => "pass",
+        },
+        ttl: route.policy.ttl,
+    });
+    admin::State::new(&config.admin, metrics.clone(), readiness.clone(), identifier, service, routes.collect())
+}
+
+/// Opens the store; nothing if the process was told to stop while it waited.
+async fn open_store(
+    settings: &StoreSettings,
+    readiness: &Readiness,
+    signals: &mut Signals,
+) -> anyhow::Result<Option<Arc<dyn Store>>> {
+    match settings {
+        StoreSettings::Memory => {
+            tracing::warn!("store memory: records are lost when this process ends; for tests and trials only");
+            Ok(Some(Arc::new(Memory::new())))
+        }
+        StoreSettings::Sqlite { path } => open_sqlite(path, readiness, signals).await,
+    }
+}
+
+async fn open_sqlite(
+    path: &Path,
+    readiness: &Readiness,
+    signals: &mut Signals,
+) -> anyhow::Result<Option<Arc<dyn Store>>> {
+    let path = std::path::absolute(path).with_context(|| format!("[store] url: {}", path.display()))?;
+    let Some(lock) = lock(&path, readiness, signals).await? else { return Ok(None) };
+    let opening = sqlite::Settings::new(&path);
+    let (store, lost) = tokio::task::spawn_blocking(move || sqlite::Sqlite::open(opening, lock)).await??;
+    tracing::info!(path = %path.display(), "store sqlite");
+    if let Some(filesystem) = sqlite::filesystem_warning(&path) {
+        tracing::warn!(
+            path = %path.display(),
+            filesystem,
+            "the store does not stand on a durable file system: its records may be lost with the machine or container"
+        );
+    }
+    if lost > 0 {
+        tracing::warn!(records = lost, "attempts of the process before this one were lost: their records are unknown");
+    }
+    Ok(Some(Arc::new(store)))
+}
+
+async fn lock(path: &Path, readiness: &Readiness, signals: &mut Signals) -> anyhow::Result<Option<sqlite::Lock>> {
+    let mut poll = interval(LOCK_POLL);
+    poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut said: Option<Instant> = None;
+    loop {
+        tokio::select! {
+            _ = poll.tick() => {}
+            () = signals.stop() => return Ok(None),
+        }
+        if let Some(lock) = sqlite::Lock::try_acquire(path)? {
+            return Ok(Some(lock));
+        }
+        readiness.set(Phase::WaitingForStoreLock);
+        if said.is_none_or(|at| at.elapsed() >= LOCK_REMINDER) {
+            said = Some(Instant::now());
+            tracing::warn!(path = %path.display(), "another process holds the store; waiting for it to end");
+        }
+    }
+}
+
+/// The signals that the process minds.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn install() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// Waits until the process is told to stop.
+    async fn stop(&mut self) {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return,
+                _ = self.interrupt.recv() => return,
+                _ = self.hangup.recv() => {
+                    tracing::warn!("SIGHUP: this version does not reload its configuration; restart it instead");
+                }
+            }
+        }
+    }
+}

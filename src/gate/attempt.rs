@@ -1,0 +1,310 @@
+//! One forward to the upstream, and how it is settled.
+
+use std::future::Future;
+use std::pin::pin;
+
+use bytes::Bytes;
+use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
+use http::{HeaderMap, HeaderValue, Request, Response, response};
+use hyper::ext::ReasonPhrase;
+use tokio::time::{Instant, timeout};
+
+use super::answer::Reply;
+use super::errand::{Client, Errand};
+use super::flights::Lead;
+use super::{kept_headers, pass, settling};
+use crate::http::body::{Body, Sender};
+use crate::http::capture::{Captured, Rest, capture};
+use crate::http::headers::{ATTEMPT, to_client, to_upstream};
+use crate::http::problem::Problem;
+use crate::http::replay;
+use crate::http::upstream::{Error, PooledConnection, Reuse};
+use crate::idempotency::codec::{Answer, Content};
+use crate::idempotency::record::{Attempt, State, Timestamp};
+use crate::idempotency::settle::{Control, Ending, Verdict, settle};
+use crate::store::{End, Expiry, Settled};
+use crate::telemetry::outcome::{Code, Outcome};
+
+/// How an exchange with the upstream ended.
+enum Exchanged {
+    /// With an answer, taken in whole.
+    Whole(Answer, Control, PooledConnection),
+    /// With an answer that is larger than may be kept; the rest of it is still to come.
+    Large(Box<Large>),
+    /// Without an answer.
+    Failed(Ending, Problem),
+    /// The gate shuts down and waits no longer.
+    Abandoned,
+}
+
+struct Large {
+    tombstone: Answer,
+    control: Control,
+    rest: Rest,
+    connection: PooledConnection,
+}
+
+/// What an attempt comes to.
+struct Ended {
+    end: End,
+    outcome: Outcome,
+    /// The answer, whole or without its body; else the problem is the reply.
+    answer: Result<Answer, Problem>,
+}
+
+/// Runs the attempt that `lead` has claimed, settles it, and replies.
+pub(super) async fn run(errand: &Errand, lead: Lead, attempt: Attempt, client: Client) {
+    let began = Instant::now();
+    let counted = errand.lane.metrics.attempt_began();
+    let exchanged = exchange(errand, attempt).await;
+    let took = began.elapsed();
+    if !matches!(exchanged, Exchanged::Failed(Ending::Unreachable, _)) {
+        errand.lane.estimator.took(took);
+        errand.lane.metrics.upstream_took(took);
+    }
+    match exchanged {
+        Exchanged::Whole(answer, control, connection) => {
+            connection.give_back();
+            let ended = answered(errand, answer, &control);
+            conclude(errand, lead, attempt, ended, client, None).await;
+        }
+        Exchanged::Large(large) => {
+            let Large { tombstone, control, rest, connection } = *large;
+            let ended = answered(errand, tombstone, &control);
+            if conclude(errand, lead, attempt, ended, client, Some(rest)).await {
+                connection.give_back();
+            }
+        }
+        Exchanged::Failed(ending, problem) => {
+            let end = match settle(errand.policy(), ending, &Control::default()) {
+                Verdict::Release => End::Release,
+                // There is no answer to complete with.
+                Verdict::Hold | Verdict::Complete { .. } => hold(errand, problem.code.as_str()),
+            };
+            let ended = Ended { end, outcome: Outcome::Problem(problem.code), answer: Err(problem) };
+            conclude(errand, lead, attempt, ended, client, None).await;
+        }
+        Exchanged::Abandoned => {
+            let detail = "the gate shuts down, and the upstream has not answered yet";
+            let problem = Problem::new(Code::UpstreamTimeout, detail);
+            let ended = Ended {
+                end: hold(errand, "shutdown"),
+                outcome: Outcome::Problem(problem.code),
+                answer: Err(problem),
+            };
+            conclude(errand, lead, attempt, ended, client, None).await;
+        }
+    }
+    drop(counted);
+}
+
+/// Sends the request once and takes in the answer.
+async fn exchange(errand: &Errand, attempt: Attempt) -> Exchanged {
+    let limit = errand.upstream().settings().timeout;
+    let mut abandon = errand.gate.abandon.subscribe();
+    tokio::select! {
+        ended = timeout(limit, send(errand, attempt)) => {
+            ended.unwrap_or_else(|_| Exchanged::Failed(Ending::Timeout, pass::timed_out(limit)))
+        }
+        _ = abandon.wait_for(|abandon| *abandon) => Exchanged::Abandoned,
+    }
+}
+
+async fn send(errand: &Errand, attempt: Attempt) -> Exchanged {
+    let upstream = errand.upstream();
+    let (response, connection) = match upstream.send(request(errand, attempt), Reuse::Protected).await {
+        Ok(answered) => answered,
+        Err(error) => {
+            let ending = match &error {
+                Error::NotSent(_) => Ending::Unreachable,
+                // The body was whole before the key was claimed: reading it back failed in the middle.
+                Error::ClientBody(_) | Error::Unknown(_) | Error::Coding => Ending::Broken,
+            };
+            let mut problem = pass::problem(upstream, &error);
+            if ending == Ending::Broken {
+                problem.code = Code::UpstreamBroken;
+            }
+            return Exchanged::Failed(ending, problem);
+        }
+    };
+    let (parts, body) = response.into_parts();
+    let control = Control::read(&parts.headers);
+    if control.invalid > 0 {
+        errand.lane.metrics.control_invalid(control.invalid);
+    }
+    let answer = head_of_answer(errand, &parts);
+    if parts.status.is_informational() {
+        let detail = "the upstream switched protocols without being asked";
+        return Exchanged::Failed(Ending::Broken, Problem::new(Code::UpstreamBroken, detail));
+    }
+    match capture(body, errand.policy().max_response_body).await {
+        Ok(Captured::Whole { body, trailers }) => {
+            let content = Content { body, trailers: trailers.iter().flat_map(lines).collect() };
+            Exchanged::Whole(Answer { content: Some(content), ..answer }, control, connection)
+        }
+        Ok(Captured::TooLarge(rest)) => {
+            Exchanged::Large(Box::new(Large { tombstone: answer, control, rest, connection }))
+        }
+        Err(error) => {
+            Exchanged::Failed(Ending::Broken, pass::problem(upstream, &Error::Unknown(error)))
+        }
+    }
+}
+
+fn request(errand: &Errand, attempt: Attempt) -> Request<Body> {
+    let head = &errand.head;
+    let mut headers = to_upstream(&head.headers, &kept_headers(&errand.route), head.forwarded());
+    if !headers.contains_key(HOST)
+        && let Ok(host) = HeaderValue::from_str(&errand.upstream().authority())
+    {
+        headers.insert(HOST, host);
+    }
+    if errand.body.has_trailers() {
+        headers.remove(CONTENT_LENGTH);
+        headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+    } else if !errand.body.is_empty() || head.headers.contains_key(TRANSFER_ENCODING) {
+        // Its length is known by now, however it came.
+        headers.insert(CONTENT_LENGTH, HeaderValue::from(errand.body.len()));
+    }
+    if let Ok(mut token) = HeaderValue::from_str(&attempt.expose()) {
+        token.set_sensitive(true);
+        headers.insert(ATTEMPT, token);
+    }
+    let mut request = Request::new(errand.body.body());
+    *request.method_mut() = head.method.clone();
+    *request.uri_mut() = head.target();
+    *request.headers_mut() = headers;
+    request
+}
+
+/// The answer as its client gets it, without its body.
+fn head_of_answer(errand: &Errand, parts: &response::Parts) -> Answer {
+    let reason = parts.extensions.get::<ReasonPhrase>().map(|reason| Bytes::copy_from_slice(reason.as_bytes()));
+    let headers = to_client(&parts.headers, &errand.gate.settings.headers.all());
+    Answer { status: parts.status, reason, headers: lines(&headers).collect(), content: None }
+}
+
+fn lines(headers: &HeaderMap) -> impl Iterator<Item = (http::HeaderName, HeaderValue)> {
+    headers.iter().map(|(name, value)| (name.clone(), value.clone()))
+}
+
+/// What a complete answer comes to.
+fn answered(errand: &Errand, answer: Answer, control: &Control) -> Ended {
+    let status = answer.status.as_u16();
+    let (end, outcome) = match settle(errand.policy(), Ending::Answered(status), control) {
+        Verdict::Complete { ttl, keep_body } => {
+            let kept = if keep_body { answer.encode() } else { Answer { content: None, ..answer.clone() }.encode() };
+            (End::Complete { answer: kept, expiry: Expiry::FromClaim(ttl) }, Outcome::Executed)
+        }
+        Verdict::Release => (End::Release, Outcome::Released),
+        Verdict::Hold => {
+            (hold(errand, answer.status.as_str()), Outcome::Problem(Code::OutcomeUnknown))
+        }
+    };
+    Ended { end, outcome, answer: Ok(answer) }
+}
+
+fn hold(errand: &Errand, why: &str) -> End {
+    let (route, key) = (&*errand.lane.name, errand.key_shortened());
+    tracing::warn!(route, key, why, "the outcome of an attempt is unknown");
+    End::Hold
+}
+
+/// Settles and replies. `rest` is what follows the head of a large answer; it is read to its end whatever becomes of
+/// the client. Returns whether the upstream's answer ended well.
+async fn conclude(
+    errand: &Errand,
+    lead: Lead,
+    attempt: Attempt,
+    ended: Ended,
+    client: Client,
+    rest: Option<Rest>,
+) -> bool {
+    let Ended { end, outcome, answer } = ended;
+    let (sender, body) = match rest.is_some().then(Body::channel) {
+        Some((sender, body)) => (Some(sender), Some(body)),
+        None => (None, None),
+    };
+    let mut settling = pin!(settling::settle(&*errand.gate.store, lead.id(), attempt, end));
+    match timeout(errand.gate.settings.settle_timeout, settling.as_mut()).await {
+        Ok(settled) => {
+            // Before the client hears of it: it may be back at once.
+            drop(lead);
+            client.reply(recorded(errand, attempt, settled, outcome, answer, body));
+            relay(rest, sender).await
+        }
+        Err(_) => {
+            client.reply(unrecorded(errand, outcome, answer, body));
+            let (ended_well, _) = both(relay(rest, sender), settling).await;
+            ended_well
+        }
+    }
+}
+
+async fn both<A, B>(a: impl Future<Output = A>, b: impl Future<Output = B>) -> (A, B) {
+    tokio::join!(a, b)
+}
+
+async fn relay(rest: Option<Rest>, sender: Option<Sender>) -> bool {
+    match (rest, sender) {
+        (Some(rest), Some(sender)) => match rest.relay(sender).await {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::warn!(%error, "the upstream broke off in the middle of a large answer");
+                false
+            }
+        },
+        _ => true,
+    }
+}
+
+/// The reply when the store has answered.
+fn recorded(
+    errand: &Errand,
+    attempt: Attempt,
+    settled: Settled,
+    outcome: Outcome,
+    answer: Result<Answer, Problem>,
+    body: Option<Body>,
+) -> Reply {
+    match settled {
+        Settled::Done { until } => {
+            let reply = reply(errand, outcome, answer, body);
+            if outcome == Outcome::Executed { reply.with_expiry(&errand.gate.settings.headers, until) } else { reply }
+        }
+        Settled::Superseded { record } => {
+            let recorded = record.filter(|record| record.attempt == attempt && record.state == State::Completed);
+            if let Some((until, recorded)) = recorded.and_then(recorded_answer) {
+                // Somebody who knew better has completed it meanwhile: that is the answer now.
+                return reply(errand, Outcome::Executed, Ok(recorded), None)
+                    .with_expiry(&errand.gate.settings.headers, until);
+            }
+            tracing::warn!(route = &*errand.lane.name, key = errand.key_shortened(), "an attempt was superseded");
+            unrecorded(errand, outcome, answer, body)
+        }
+    }
+}
+
+fn recorded_answer(record: crate::idempotency::record::Record) -> Option<(Timestamp, Answer)> {
+    let answer = Answer::decode(record.answer.as_ref()?).ok()?;
+    answer.content.is_some().then_some((record.until, answer))
+}
+
+/// The reply when the store has not answered in time: an upstream's answer is marked for what it is.
+fn unrecorded(errand: &Errand, outcome: Outcome, answer: Result<Answer, Problem>, body: Option<Body>) -> Reply {
+    let outcome = if answer.is_ok() { Outcome::Unrecorded } else { outcome };
+    reply(errand, outcome, answer, body)
+}
+
+fn reply(errand: &Errand, outcome: Outcome, answer: Result<Answer, Problem>, body: Option<Body>) -> Reply {
+    match answer {
+        Ok(answer) => {
+            let mut response: Response<Body> = replay::response(&answer, &errand.head.method);
+            if let Some(body) = body {
+                *response.body_mut() = body;
+            }
+            errand.gate.keyed(Reply::new(outcome, response))
+        }
+        Err(problem) => errand.problem(problem),
+    }
+}

@@ -1,0 +1,421 @@
+//! A protected request, from its body on. It goes on in a task of its own, whatever becomes of the client.
+
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::body::Incoming;
+use tokio::sync::{oneshot, watch};
+use tokio::time::timeout;
+
+use super::answer::Reply;
+use super::flights::{Follow, Lead, Role, Running, Stage};
+use super::request::{self, Head};
+use super::{Gate, Lane, attempt, pass, settling};
+use crate::http::buffer::{self, Buffered};
+use crate::http::problem::Problem;
+use crate::http::replay;
+use crate::http::upstream::Upstream;
+use crate::idempotency::codec;
+use crate::idempotency::decide::{Decision, decide};
+use crate::idempotency::fingerprint::{Body, Fingerprint, Recipe, Subject};
+use crate::idempotency::key::{Found, Key};
+use crate::idempotency::policy::{Policy, StoreFailure};
+use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp};
+use crate::route::Route;
+use crate::store::{Claim, End, Error, Fresh};
+use crate::telemetry::outcome::{Code, Outcome};
+
+/// Longest path that is kept with a record, in bytes.
+const KEPT_PATH: usize = 256;
+
+/// A protected request with its body.
+pub(super) struct Errand {
+    pub(super) gate: Arc<Gate>,
+    pub(super) route: Arc<Route>,
+    pub(super) lane: Arc<Lane>,
+    pub(super) head: Head,
+    pub(super) body: Buffered,
+    key: Key,
+    fingerprint: Fingerprint,
+    /// Tells the gate that it goes on.
+    _going: watch::Receiver<()>,
+}
+
+/// Where a reply goes. A client that went away does not need one.
+pub(super) struct Client(oneshot::Sender<Reply>);
+
+impl Client {
+    pub(super) fn reply(self, reply: Reply) {
+        // A reply that nobody waits for is dropped; the record has it.
+        let _ = self.0.send(reply);
+    }
+}
+
+/// What asking the store came to.
+enum Claimed {
+    /// The claim is this request's.
+    Ours(Attempt),
+    /// It is not: this is what the request gets.
+    Theirs { decision: Decision, record: Record, now: Timestamp },
+}
+
+/// Holds the body, finds the key in it if need be, and sends the errand on its way.
+pub(super) async fn begin(
+    gate: &Arc<Gate>,
+    route: &Arc<Route>,
+    lane: &Arc<Lane>,
+    head: Head,
+    found: Found,
+    incoming: Incoming,
+) -> Reply {
+    let policy = &route.policy;
+    let docs = policy.docs.as_deref();
+    let refuse = |problem: Problem| gate.keyed(Reply::problem(problem, docs));
+    if head.upgrade.is_some() {
+        return refuse(Problem::new(Code::BadRequest, "an upgrade cannot be retried, so it cannot carry a key here"));
+    }
+    let body = match Buffered::read(incoming, policy.max_request_body).await {
+        Ok(body) => body,
+        Err(error) => return refuse(body_problem(error)),
+    };
+    let (key, fingerprint) = match find_key(gate, policy, &head, &body, found).await {
+        Ok(Some(found)) => found,
+        Ok(None) if policy.key.required => return Reply::problem(request::key_missing(&policy.key), docs),
+        Ok(None) => {
+            return pass::forward_buffered(&gate.upstreams[route.upstream], head, &body, &[], Outcome::Passed).await;
+        }
+        Err(problem) => return refuse(problem),
+    };
+    let errand = Errand {
+        gate: Arc::clone(gate),
+        route: Arc::clone(route),
+        lane: Arc::clone(lane),
+        head,
+        body,
+        key,
+        fingerprint,
+        _going: gate.errands.subscribe(),
+    };
+    let (client, reply) = oneshot::channel();
+    let patience = errand.upstream().settings().client_timeout;
+    tokio::spawn(errand.run(Client(client)));
+    match timeout(patience, reply).await {
+        Ok(Ok(reply)) => reply,
+        // The errand is gone without a word: only a bug does that, and nobody knows how far it came.
+        Ok(Err(_)) => refuse(Problem::new(Code::OutcomeUnknown, "the gate failed while it handled this request")),
+        Err(_) => {
+            let detail = "the request runs on; send it again with the same key for its answer";
+            let wait = lane.estimator.remaining(patience, gate.upstreams[route.upstream].settings().timeout);
+            refuse(Problem::new(Code::StillRunning, detail).retry_after(wait))
+        }
+    }
+}
+
+impl Errand {
+    async fn run(self, client: Client) {
+        let id = self.gate.identifier.id(
+            &self.route.namespace,
+            &self.policy().scope,
+            self.head.caller(),
+            &self.key,
+        );
+        loop {
+            match self.gate.flights.join(id) {
+                Role::Lead(lead) => return self.lead(lead, client).await,
+                Role::Follow(follow) => {
+                    if let Some(reply) = self.follow(follow).await {
+                        return client.reply(reply);
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn policy(&self) -> &Policy {
+        &self.route.policy
+    }
+
+    pub(super) fn upstream(&self) -> &Upstream {
+        &self.gate.upstreams[self.route.upstream]
+    }
+
+    pub(super) fn key_shortened(&self) -> String {
+        self.key.shortened()
+    }
+
+    /// A problem as the reply to this request.
+    pub(super) fn problem(&self, problem: Problem) -> Reply {
+        self.gate.keyed(Reply::problem(problem, self.policy().docs.as_deref()))
+    }
+
+    /// What the request gets from another's question or attempt; nothing if it has to ask for itself.
+    async fn follow(&self, follow: Follow) -> Option<Reply> {
+        let patience = self.gate.settings.settle_timeout;
+        match timeout(patience, follow.joined()).await {
+            Ok(Some(Stage::Running(running))) => {
+                let decision = match self.digest(&running.fingerprint.recipe).await {
+                    Ok(digest) if digest == running.fingerprint.digest => {
+                        Decision::InFlight { elapsed: running.began.elapsed() }
+                    }
+                    Ok(_) => Decision::Reused,
+                    Err(error) => return Some(self.problem(spool_problem(&error))),
+                };
+                self.reply(decision, None)
+            }
+            Ok(Some(Stage::Found(found))) => match self.decide(&found.0, found.1).await {
+                Ok(decision) => self.reply(decision, Some(found.0.until)),
+                Err(problem) => Some(self.problem(problem)),
+            },
+            Ok(Some(Stage::Asking) | None) => None,
+            Err(_) => Some(self.problem(store_away())),
+        }
+    }
+
+    /// Asks the store, and does what follows.
+    async fn lead(self, lead: Lead, client: Client) {
+        let fresh = match self.fresh() {
+            Ok(fresh) => fresh,
+            Err(problem) => return client.reply(self.problem(problem)),
+        };
+        let mut claim = pin!(self.claim(lead.id(), &fresh));
+        match timeout(self.gate.settings.settle_timeout, claim.as_mut()).await {
+            Ok(Ok(Ok(Claimed::Ours(attempt)))) => {
+                let running = Running::new(attempt, self.fingerprint.clone(), self.policy().lease);
+                lead.running(running);
+                attempt::run(&self, lead, attempt, client).await;
+            }
+            Ok(Ok(Ok(Claimed::Theirs { decision, record, now }))) => {
+                let until = record.until;
+                // Before the client hears of it: it may be back at once.
+                lead.found(record, now);
+                if let Some(reply) = self.reply(decision, Some(until)) {
+                    client.reply(reply);
+                }
+            }
+            Ok(Ok(Err(problem))) => client.reply(self.problem(problem)),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, record = ?lead.id(), "a claim failed");
+                drop(lead);
+                client.reply(self.without_store().await);
+            }
+            Err(_) => {
+                tracing::warn!(record = ?lead.id(), "the store did not answer a claim in time");
+                client.reply(self.without_store().await);
+                // It may be written yet, and nobody stands behind it.
+                if let Ok(Ok(Claimed::Ours(attempt))) = claim.await {
+                    settling::settle(&*self.gate.store, lead.id(), attempt, End::Release).await;
+                }
+            }
+        }
+    }
+
+    /// Claims the key, or finds out why not. The outer error says that nothing was claimed.
+    async fn claim(&self, id: RecordId, fresh: &Fresh) -> Result<Result<Claimed, Problem>, Error> {
+        let store = &*self.gate.store;
+        loop {
+            let (record, now) = match settling::claim(store, id, fresh).await? {
+                Claim::Inserted(_) => return Ok(Ok(Claimed::Ours(fresh.attempt))),
+                Claim::Exists { record, now } => (record, now),
+            };
+            if record.attempt == fresh.attempt && record.state != State::InFlight {
+                // This very claim, written by a question that seemed to fail, whose lease is past by now. Nothing was
+                // sent under it.
+                settling::settle(store, id, fresh.attempt, End::Release).await;
+                continue;
+            }
+            match self.decide(&record, now).await {
+                Ok(Decision::Supersede) => {
+                    if settling::supersede(store, id, record.version(), fresh).await? {
+                        return Ok(Ok(Claimed::Ours(fresh.attempt)));
+                    }
+                    // Somebody else was first: look again.
+                }
+                Ok(decision) => return Ok(Ok(Claimed::Theirs { decision, record, now })),
+                Err(problem) => return Ok(Err(problem)),
+            }
+        }
+    }
+
+    fn fresh(&self) -> Result<Fresh, Problem> {
+        let mut attempt = [0; 16];
+        getrandom::fill(&mut attempt)
+            .map_err(|_| Problem::new(Code::Overloaded, "no randomness to be had").retry_after(Duration::from_secs(1)))?;
+        let head = codec::Head {
+            fingerprint: self.fingerprint.clone(),
+            method: self.head.method.clone(),
+            path: shortened_path(self.head.uri.path()),
+            key: self.key.shortened(),
+        };
+        Ok(Fresh {
+            attempt: Attempt(attempt),
+            origin: self.lane.origin,
+            lease: self.policy().lease,
+            unknown_ttl: self.policy().unknown_ttl,
+            head: head.encode(),
+        })
+    }
+
+    async fn decide(&self, record: &Record, now: Timestamp) -> Result<Decision, Problem> {
+        let same = match codec::Head::decode(&record.head) {
+            Ok(head) => {
+                let digest = self.digest(&head.fingerprint.recipe).await.map_err(|error| spool_problem(&error))?;
+                digest == head.fingerprint.digest
+            }
+            // `decide` sees that for itself.
+            Err(codec::Unreadable) => false,
+        };
+        Ok(decide(now, self.policy(), record, |_| same))
+    }
+
+    async fn digest(&self, recipe: &Recipe) -> io::Result<[u8; 32]> {
+        if *recipe == self.fingerprint.recipe {
+            return Ok(self.fingerprint.digest);
+        }
+        digest(&self.gate, recipe, &self.head, &self.body).await
+    }
+
+    /// The reply that a decision means; nothing where it means to ask again.
+    fn reply(&self, decision: Decision, until: Option<Timestamp>) -> Option<Reply> {
+        let names = &self.gate.settings.headers;
+        let kept = |reply: Reply| match until {
+            Some(until) => reply.with_expiry(names, until),
+            None => reply,
+        };
+        let problem = |code, detail: &str| self.problem(Problem::new(code, detail));
+        Some(match decision {
+            Decision::Supersede => return None,
+            Decision::Replay(answer) => {
+                let response = replay::response(&answer, &self.head.method);
+                kept(self.gate.keyed(Reply::new(Outcome::Replayed, response)))
+            }
+            Decision::NotStored(status) => {
+                let detail = "the request ran, and its response was not kept; do not send it again under another key";
+                let mut problem = Problem::new(Code::ResponseNotStored, detail);
+                problem.original_status = Some(status.as_u16());
+                kept(self.problem(problem))
+            }
+            Decision::InFlight { elapsed } => {
+                let wait = self.lane.estimator.remaining(elapsed, self.upstream().settings().timeout);
+                let detail = "an earlier request with this key is still running; send this one again later";
+                self.problem(Problem::new(Code::InFlight, detail).retry_after(wait))
+            }
+            Decision::Reused => problem(
+                Code::KeyReused,
+                "this key was used for a different request; use a new key for a new request",
+            ),
+            Decision::Unknown => problem(
+                Code::OutcomeUnknown,
+                "an earlier attempt may or may not have taken effect; find out before you act again",
+            ),
+            Decision::Unreadable => {
+                tracing::error!(route = &*self.lane.name, "a record is in a format that this version cannot read");
+                self.problem(
+                    Problem::new(Code::StoreUnavailable, "the record of this key cannot be read by this version")
+                        .retry_after(Duration::from_secs(60)),
+                )
+            }
+        })
+    }
+
+    /// What the request gets while the store is away.
+    async fn without_store(&self) -> Reply {
+        if self.policy().store_failure == StoreFailure::Reject {
+            return self.problem(store_away());
+        }
+        tracing::warn!(route = &*self.lane.name, "forwarding without protection: the store is away");
+        let names = self.gate.settings.headers.all();
+        let head = self.head.detached();
+        let reply = pass::forward_buffered(self.upstream(), head, &self.body, &names, Outcome::Unprotected).await;
+        self.gate.keyed(reply)
+    }
+}
+
+async fn find_key(
+    gate: &Gate,
+    policy: &Policy,
+    head: &Head,
+    body: &Buffered,
+    found: Found,
+) -> Result<Option<(Key, Fingerprint)>, Problem> {
+    let found = match found {
+        Found::NeedsBody => {
+            let _permit = large_body(gate, body).await;
+            let whole = body.whole().await.map_err(|error| spool_problem(&error))?;
+            policy
+                .key
+                .find(&head.uri, &head.headers, Some(&whole))
+                .map_err(|invalid| Problem::new(Code::KeyInvalid, invalid.to_string()))?
+        }
+        found => found,
+    };
+    if found == Found::Absent {
+        return Ok(None);
+    }
+    let recipe = policy.fingerprint.clone();
+    let digest = digest(gate, &recipe, head, body).await.map_err(|error| spool_problem(&error))?;
+    let key = match found {
+        Found::Key(key) => key,
+        Found::Fingerprint => Key::from_fingerprint(&digest),
+        Found::Absent | Found::NeedsBody => return Ok(None),
+    };
+    Ok(Some((key, Fingerprint { recipe, digest })))
+}
+
+async fn digest(gate: &Gate, recipe: &Recipe, head: &Head, body: &Buffered) -> io::Result<[u8; 32]> {
+    let of = |body: Body<'_>| {
+        recipe.digest(Subject { method: &head.method, uri: &head.uri, headers: &head.headers, body })
+    };
+    if let Some(bytes) = body.in_memory() {
+        return Ok(of(Body::Whole(bytes)));
+    }
+    if let Some(sha256) = body.spooled_digest()
+        && !recipe.needs_whole_body(&head.headers)
+    {
+        return Ok(of(Body::Digest(sha256)));
+    }
+    let _permit = large_body(gate, body).await;
+    let whole: Bytes = body.whole().await?;
+    Ok(tokio::task::block_in_place(|| of(Body::Whole(&whole))))
+}
+
+/// Waits for the right to read a spooled body back into memory.
+async fn large_body<'a>(gate: &'a Gate, body: &Buffered) -> Option<tokio::sync::SemaphorePermit<'a>> {
+    match body.in_memory() {
+        Some(_) => None,
+        // It is never closed.
+        None => gate.large_bodies.acquire().await.ok(),
+    }
+}
+
+fn body_problem(error: buffer::Error) -> Problem {
+    match error {
+        buffer::Error::TooLarge { limit } => {
+            Problem::new(Code::RequestTooLarge, format!("the body is larger than the {limit} bytes allowed here"))
+        }
+        buffer::Error::Malformed(_) => {
+            Problem::new(Code::BadRequest, "the request's body is malformed or incomplete; nothing was sent")
+        }
+        buffer::Error::Spool(error) => spool_problem(&error),
+    }
+}
+
+fn spool_problem(error: &io::Error) -> Problem {
+    tracing::error!(%error, "the temporary file of a request body failed");
+    Problem::new(Code::Overloaded, "there is no room for the request's body; nothing was sent")
+        .retry_after(Duration::from_secs(1))
+}
+
+fn store_away() -> Problem {
+    Problem::new(Code::StoreUnavailable, "the key could not be claimed; nothing was sent")
+        .retry_after(Duration::from_secs(1))
+}
+
+fn shortened_path(path: &str) -> String {
+    match path.char_indices().nth(KEPT_PATH) {
+        Some((end, _)) => format!("{}…", &path[..end]),
+        None => path.to_owned(),
+    }
+}

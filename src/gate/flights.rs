@@ -1,0 +1,199 @@
+//! What this process is doing about each key right now.
+//!
+//! One request at a time leads for a key: it alone asks the store and may run an attempt. The others follow it, so
+//! that one process never asks the store twice at once for one key.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::idempotency::fingerprint::Fingerprint;
+use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp};
+use crate::store::Held;
+
+const SHARDS: usize = 32;
+
+/// The keys that are being dealt with.
+#[derive(Default)]
+pub(super) struct Flights {
+    shards: [Mutex<HashMap<RecordId, watch::Sender<Stage>>>; SHARDS],
+}
+
+/// How far the leader has come.
+#[derive(Clone)]
+pub(super) enum Stage {
+    /// It is asking the store.
+    Asking,
+    /// It runs an attempt.
+    Running(Arc<Running>),
+    /// The store had this record at this time. What the leader read while the follower waited is as good as what the
+    /// follower would have read.
+    Found(Arc<(Record, Timestamp)>),
+}
+
+/// An attempt that runs in this process.
+pub(super) struct Running {
+    pub(super) attempt: Attempt,
+    pub(super) fingerprint: Fingerprint,
+    pub(super) began: Instant,
+    lease: Duration,
+    renewed: Mutex<Instant>,
+}
+
+/// What a request is for a key.
+pub(super) enum Role {
+    /// It leads.
+    Lead(Lead),
+    /// It follows another.
+    Follow(Follow),
+}
+
+/// The right to ask the store for a key. Dropped, it lets the next one lead.
+pub(super) struct Lead {
+    flights: Arc<Flights>,
+    id: RecordId,
+}
+
+/// Waits for a leader.
+pub(super) struct Follow(watch::Receiver<Stage>);
+
+impl Flights {
+    pub(super) fn join(self: &Arc<Self>, id: RecordId) -> Role {
+        use std::collections::hash_map::Entry;
+        match self.shard(id).entry(id) {
+            Entry::Occupied(entry) => Role::Follow(Follow(entry.get().subscribe())),
+            Entry::Vacant(entry) => {
+                entry.insert(watch::Sender::new(Stage::Asking));
+                Role::Lead(Lead { flights: Arc::clone(self), id })
+            }
+        }
+    }
+
+    /// The leases that have run for a third of their length since they were last renewed.
+    pub(super) fn due(&self) -> Vec<(Held, Arc<Running>)> {
+        let mut due = Vec::new();
+        for shard in &self.shards {
+            for (id, stage) in lock(shard).iter() {
+                if let Stage::Running(running) = &*stage.borrow()
+                    && lock(&running.renewed).elapsed() >= running.lease / 3
+                {
+                    let held = Held { id: *id, attempt: running.attempt, lease: running.lease };
+                    due.push((held, Arc::clone(running)));
+                }
+            }
+        }
+        due
+    }
+
+    fn shard(&self, id: RecordId) -> MutexGuard<'_, HashMap<RecordId, watch::Sender<Stage>>> {
+        // Any byte of a digest is as good as another; the first eight are those of the key alone.
+        lock(&self.shards[usize::from(id.0[31]) % SHARDS])
+    }
+}
+
+impl Running {
+    pub(super) fn new(attempt: Attempt, fingerprint: Fingerprint, lease: Duration) -> Self {
+        let began = Instant::now();
+        Self { attempt, fingerprint, began, lease, renewed: Mutex::new(began) }
+    }
+
+    /// Its lease was renewed by a call that began at `at`.
+    pub(super) fn renewed(&self, at: Instant) {
+        *lock(&self.renewed) = at;
+    }
+}
+
+impl Lead {
+    pub(super) fn id(&self) -> RecordId {
+        self.id
+    }
+
+    /// Tells those who follow that an attempt runs.
+    pub(super) fn running(&self, running: Running) {
+        self.publish(Stage::Running(Arc::new(running)));
+    }
+
+    /// Hands those who follow what the store had.
+    pub(super) fn found(self, record: Record, now: Timestamp) {
+        self.publish(Stage::Found(Arc::new((record, now))));
+    }
+
+    fn publish(&self, stage: Stage) {
+        if let Some(sender) = self.flights.shard(self.id).get(&self.id) {
+            sender.send_replace(stage);
+        }
+    }
+}
+
+impl Drop for Lead {
+    fn drop(&mut self) {
+        self.flights.shard(self.id).remove(&self.id);
+    }
+}
+
+impl Follow {
+    /// How the leader's question to the store ended; nothing if it led to nothing, and another may lead.
+    pub(super) async fn joined(mut self) -> Option<Stage> {
+        match self.0.wait_for(|stage| !matches!(stage, Stage::Asking)).await {
+            Ok(stage) => Some(stage.clone()),
+            Err(_) => None,
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing that is done under these locks can leave them half done.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::idempotency::record::State;
+    use bytes::Bytes;
+
+    const ID: RecordId = RecordId([7; 32]);
+
+    fn lead(flights: &Arc<Flights>) -> Lead {
+        match flights.join(ID) {
+            Role::Lead(lead) => lead,
+            Role::Follow(_) => panic!("somebody leads already"),
+        }
+    }
+
+    fn follow(flights: &Arc<Flights>) -> Follow {
+        match flights.join(ID) {
+            Role::Follow(follow) => follow,
+            Role::Lead(_) => panic!("nobody leads"),
+        }
+    }
+
+    #[tokio::test]
+    async fn followers_get_what_the_leader_found() {
+        let flights = Arc::new(Flights::default());
+        let (lead, follower) = (lead(&flights), follow(&flights));
+        let record = Record {
+            attempt: Attempt([1; 16]),
+            state: State::Unknown,
+            claimed_at: Timestamp(1),
+            until: Timestamp(2),
+            head: Bytes::new(),
+            answer: None,
+        };
+        lead.found(record.clone(), Timestamp(3));
+        let Some(Stage::Found(found)) = follower.joined().await else { panic!("nothing found") };
+        assert_eq!(*found, (record, Timestamp(3)));
+    }
+
+    #[tokio::test]
+    async fn a_leader_that_vanishes_lets_another_lead() {
+        let flights = Arc::new(Flights::default());
+        let (first, follower) = (lead(&flights), follow(&flights));
+        drop(first);
+        assert!(follower.joined().await.is_none());
+        drop(lead(&flights));
+    }
+}

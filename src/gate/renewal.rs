@@ -1,0 +1,41 @@
+//! Keeps the leases of running attempts alive.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use super::Gate;
+use crate::http::server::stopped;
+
+const SLOWEST: Duration = Duration::from_secs(5);
+
+pub(super) async fn run(gate: &Gate, mut stop: watch::Receiver<bool>) {
+    let shortest = gate.router.routes().iter().map(|route| route.policy.lease).min();
+    // A lease is renewed once a third of it is past; looking twice as often leaves time for two failures.
+    let mut tick = interval((shortest.unwrap_or(SLOWEST) / 6).min(SLOWEST).max(Duration::from_millis(50)));
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut failing = false;
+    loop {
+        tokio::select! {
+            _ = tick.tick() => {}
+            () = stopped(&mut stop) => return,
+        }
+        let (held, running): (Vec<_>, Vec<_>) = gate.flights.due().into_iter().unzip();
+        if held.is_empty() {
+            continue;
+        }
+        let asked = Instant::now();
+        match gate.store.renew(held).await {
+            Ok(()) => {
+                running.iter().for_each(|running| running.renewed(asked));
+                failing = false;
+            }
+            Err(error) if !failing => {
+                failing = true;
+                tracing::warn!(%error, leases = running.len(), "renewing leases failed; trying again");
+            }
+            Err(_) => {}
+        }
+    }
+}

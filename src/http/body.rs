@@ -1,0 +1,241 @@
+//! The one body type that the gate sends, to clients and to upstreams.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::sync::mpsc;
+
+use super::buffer::SpooledReader;
+use super::upstream::PooledConnection;
+
+/// A body to send.
+#[derive(Default)]
+pub struct Body(Kind);
+
+#[derive(Default)]
+enum Kind {
+    #[default]
+    Empty,
+    Full(Bytes),
+    /// Chunked: data if any, then trailers.
+    Trailed(Option<Bytes>, Option<HeaderMap>),
+    /// Announces a length and sends nothing: for the `Content-Length` of a 304.
+    Announced(u64),
+    Incoming(Box<Relay>),
+    Channel(Box<Channel>),
+    Spooled(Box<SpooledReader>),
+}
+
+/// Why a body broke off while it was sent.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The other side's message broke off.
+    #[error("the message broke off: {0}")]
+    Broken(#[from] hyper::Error),
+    /// The rest cannot be had any more.
+    #[error("the sender gave up")]
+    Abandoned,
+    /// The temporary file failed.
+    #[error("reading back the request body failed: {0}")]
+    Spool(#[from] io::Error),
+}
+
+impl Body {
+    /// No body.
+    #[must_use]
+    pub fn empty() -> Self {
+        Self(Kind::Empty)
+    }
+
+    /// These bytes, with their length known.
+    #[must_use]
+    pub fn full(bytes: Bytes) -> Self {
+        if bytes.is_empty() { Self::empty() } else { Self(Kind::Full(bytes)) }
+    }
+
+    /// These bytes and then trailers, in chunks.
+    #[must_use]
+    pub fn with_trailers(bytes: Bytes, trailers: HeaderMap) -> Self {
+        Self(Kind::Trailed(Some(bytes).filter(|bytes| !bytes.is_empty()), Some(trailers)))
+    }
+
+    /// Nothing, while announcing `length`: what a 304 says of the answer that it stands for (RFC 9110, 8.6).
+    #[must_use]
+    pub fn announced(length: u64) -> Self {
+        Self(Kind::Announced(length))
+    }
+
+    /// What arrives on another connection, as it arrives. When it has ended well, `connection` is given back.
+    #[must_use]
+    pub fn relay(incoming: Incoming, connection: Option<PooledConnection>) -> Self {
+        Self(Kind::Incoming(Box::new(Relay { incoming, connection })))
+    }
+
+    /// A body that is fed through the sender. It ends well only by [`Sender::finish`].
+    #[must_use]
+    pub fn channel() -> (Sender, Self) {
+        let (tx, rx) = mpsc::channel(4);
+        (Sender(tx), Self(Kind::Channel(Box::new(Channel { rx, ended: false }))))
+    }
+
+    /// What was spooled to a temporary file.
+    #[must_use]
+    pub(super) fn spooled(reader: SpooledReader) -> Self {
+        Self(Kind::Spooled(Box::new(reader)))
+    }
+}
+
+/// Feeds a channel body. Dropped before [`Sender::finish`], it breaks the message off.
+pub struct Sender(mpsc::Sender<Item>);
+
+enum Item {
+    Frame(Frame<Bytes>),
+    End,
+}
+
+/// The receiver of a channel body is gone.
+#[derive(Clone, Copy, Debug)]
+pub struct Gone;
+
+impl Sender {
+    /// Sends a frame; waits while the receiver is behind.
+    pub async fn send(&self, frame: Frame<Bytes>) -> Result<(), Gone> {
+        self.0.send(Item::Frame(frame)).await.map_err(|_| Gone)
+    }
+
+    /// Ends the body well.
+    pub async fn finish(self) {
+        // A receiver that is gone does not need the end.
+        let _ = self.0.send(Item::End).await;
+    }
+}
+
+struct Channel {
+    rx: mpsc::Receiver<Item>,
+    ended: bool,
+}
+
+struct Relay {
+    incoming: Incoming,
+    connection: Option<PooledConnection>,
+}
+
+impl Relay {
+    fn give_back_if_ended(&mut self) {
+        if self.incoming.is_end_stream()
+            && let Some(connection) = self.connection.take()
+        {
+            connection.give_back();
+        }
+    }
+}
+
+impl HttpBody for Body {
+    type Data = Bytes;
+    type Error = Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        match &mut self.0 {
+            Kind::Empty | Kind::Announced(_) => Poll::Ready(None),
+            Kind::Full(bytes) => {
+                let bytes = std::mem::take(bytes);
+                self.0 = Kind::Empty;
+                Poll::Ready(Some(Ok(Frame::data(bytes))))
+            }
+            Kind::Trailed(data, trailers) => Poll::Ready(match (data.take(), trailers) {
+                (Some(data), _) => Some(Ok(Frame::data(data))),
+                (None, trailers) => trailers.take().map(|trailers| Ok(Frame::trailers(trailers))),
+            }),
+            Kind::Incoming(relay) => {
+                let frame = ready!(Pin::new(&mut relay.incoming).poll_frame(cx));
+                match frame {
+                    None => {
+                        if let Some(connection) = relay.connection.take() {
+                            connection.give_back();
+                        }
+                        Poll::Ready(None)
+                    }
+                    Some(Ok(frame)) => {
+                        relay.give_back_if_ended();
+                        Poll::Ready(Some(Ok(frame)))
+                    }
+                    Some(Err(error)) => Poll::Ready(Some(Err(error.into()))),
+                }
+            }
+            Kind::Channel(channel) => {
+                if channel.ended {
+                    return Poll::Ready(None);
+                }
+                match ready!(channel.rx.poll_recv(cx)) {
+                    Some(Item::Frame(frame)) => Poll::Ready(Some(Ok(frame))),
+                    Some(Item::End) => {
+                        channel.ended = true;
+                        Poll::Ready(None)
+                    }
+                    None => Poll::Ready(Some(Err(Error::Abandoned))),
+                }
+            }
+            Kind::Spooled(reader) => {
+                let chunk = ready!(reader.poll_next(cx))?;
+                Poll::Ready(chunk.map(|bytes| Ok(Frame::data(bytes))))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            Kind::Empty => true,
+            Kind::Trailed(data, trailers) => data.is_none() && trailers.is_none(),
+            Kind::Incoming(relay) => relay.incoming.is_end_stream(),
+            Kind::Spooled(reader) => reader.remaining() == 0,
+            Kind::Full(_) | Kind::Announced(_) | Kind::Channel(_) => false,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            Kind::Empty => SizeHint::with_exact(0),
+            Kind::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Kind::Announced(length) => SizeHint::with_exact(*length),
+            Kind::Incoming(relay) => relay.incoming.size_hint(),
+            Kind::Spooled(reader) => SizeHint::with_exact(reader.remaining()),
+            Kind::Trailed(..) | Kind::Channel(_) => SizeHint::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::BodyExt;
+
+    #[tokio::test]
+    async fn a_channel_that_is_not_finished_breaks_off() {
+        let (tx, body) = Body::channel();
+        tx.send(Frame::data(Bytes::from_static(b"half"))).await.unwrap();
+        drop(tx);
+        assert!(matches!(body.collect().await, Err(Error::Abandoned)));
+    }
+
+    #[tokio::test]
+    async fn a_channel_that_is_finished_ends_well() {
+        let (tx, body) = Body::channel();
+        tx.send(Frame::data(Bytes::from_static(b"all"))).await.unwrap();
+        tx.finish().await;
+        assert_eq!(body.collect().await.unwrap().to_bytes(), "all");
+    }
+
+    #[tokio::test]
+    async fn trailers_follow_the_data() {
+        let mut trailers = HeaderMap::new();
+        trailers.insert("x-sum", http::HeaderValue::from_static("1"));
+        let collected = Body::with_trailers(Bytes::from_static(b"x"), trailers).collect().await.unwrap();
+        assert_eq!(collected.trailers().unwrap()["x-sum"], "1");
+        assert_eq!(collected.to_bytes(), "x");
+    }
+}

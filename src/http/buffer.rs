@@ -1,0 +1,294 @@
+//! Holds a request body whole before its key is claimed: in memory while it is small, else in an unlinked temporary
+//! file.
+
+use std::fs::File;
+use std::future::Future as _;
+use std::io::{self, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
+use http_body::Body as _;
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use sha2::{Digest as _, Sha256};
+use tokio::task::JoinHandle;
+
+use super::body::Body;
+
+/// Bodies up to this size, in bytes, stay in memory.
+pub const IN_MEMORY: u64 = 256 * 1024;
+
+/// How much of a spooled body is written or read at a time, in bytes.
+const SPOOL_CHUNK: usize = 256 * 1024;
+
+/// A whole request body.
+#[derive(Clone, Debug)]
+pub struct Buffered {
+    content: Content,
+    /// The trailers that followed it.
+    trailers: Option<HeaderMap>,
+}
+
+#[derive(Clone)]
+enum Content {
+    Memory(Bytes),
+    Spooled { file: Arc<File>, length: u64, sha256: [u8; 32] },
+}
+
+/// Why a body could not be held.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It is larger than the limit.
+    #[error("the body is larger than {limit} bytes")]
+    TooLarge {
+        /// In bytes.
+        limit: u64,
+    },
+    /// It is malformed, or the client went away before its end.
+    #[error("the body is malformed or incomplete")]
+    Malformed(#[source] hyper::Error),
+    /// The temporary file failed.
+    #[error("the temporary file failed: {0}")]
+    Spool(#[source] io::Error),
+}
+
+impl Buffered {
+    /// No body.
+    #[must_use]
+    pub fn empty() -> Self {
+        Self { content: Content::Memory(Bytes::new()), trailers: None }
+    }
+
+    /// Reads a body to its end, at most `limit` bytes of it.
+    pub async fn read(incoming: Incoming, limit: u64) -> Result<Self, Error> {
+        // A length that is announced is refused before a byte of it is read.
+        if incoming.size_hint().lower() > limit {
+            return Err(Error::TooLarge { limit });
+        }
+        Reader { memory: BytesMut::new(), first: None, spool: None, length: 0, limit }.run(incoming).await
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        match &self.content {
+            Content::Memory(bytes) => bytes.len() as u64,
+            Content::Spooled { length, .. } => *length,
+        }
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Its bytes, where they are in memory.
+    #[must_use]
+    pub fn in_memory(&self) -> Option<&Bytes> {
+        match &self.content {
+            Content::Memory(bytes) => Some(bytes),
+            Content::Spooled { .. } => None,
+        }
+    }
+
+    /// The SHA-256 of its bytes, where they are not in memory.
+    #[must_use]
+    pub fn spooled_digest(&self) -> Option<[u8; 32]> {
+        match &self.content {
+            Content::Memory(_) => None,
+            Content::Spooled { sha256, .. } => Some(*sha256),
+        }
+    }
+
+    /// Its bytes, read back from the file where need be.
+    pub async fn whole(&self) -> io::Result<Bytes> {
+        match &self.content {
+            Content::Memory(bytes) => Ok(bytes.clone()),
+            Content::Spooled { file, length, .. } => {
+                let (file, length) = (Arc::clone(file), usize::try_from(*length).unwrap_or(usize::MAX));
+                blocking(move || {
+                    let mut bytes = vec![0; length];
+                    file.read_exact_at(&mut bytes, 0)?;
+                    Ok(Bytes::from(bytes))
+                })
+                .await
+            }
+        }
+    }
+
+    /// A body that sends it. May be called again.
+    #[must_use]
+    pub fn body(&self) -> Body {
+        match (&self.content, &self.trailers) {
+            (Content::Memory(bytes), None) => Body::full(bytes.clone()),
+            (Content::Memory(bytes), Some(trailers)) => Body::with_trailers(bytes.clone(), trailers.clone()),
+            // Trailers are seldom, and with a spooled body seldom twice over: they are dropped, as any recipient may
+            // (RFC 9110, 6.5.1).
+            (Content::Spooled { file, length, .. }, _) => {
+                Body::spooled(SpooledReader { file: Arc::clone(file), offset: 0, length: *length, reading: None })
+            }
+        }
+    }
+
+    /// Whether [`Buffered::body`] ends in trailers, and so must be sent in chunks.
+    #[must_use]
+    pub fn has_trailers(&self) -> bool {
+        self.trailers.is_some() && self.in_memory().is_some()
+    }
+}
+
+impl std::fmt::Debug for Content {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Memory(bytes) => write!(f, "{} bytes in memory", bytes.len()),
+            Self::Spooled { length, .. } => write!(f, "{length} bytes spooled"),
+        }
+    }
+}
+
+struct Reader {
+    /// The only frame so far: most bodies come in one, which then needs no copy.
+    first: Option<Bytes>,
+    memory: BytesMut,
+    spool: Option<Spool>,
+    length: u64,
+    limit: u64,
+}
+
+impl Reader {
+    async fn run(mut self, mut incoming: Incoming) -> Result<Buffered, Error> {
+        let mut trailers = None;
+        while let Some(frame) = incoming.frame().await {
+            match frame.map_err(Error::Malformed)?.into_data() {
+                Ok(data) => self.take(data).await?,
+                Err(frame) => trailers = frame.into_trailers().ok(),
+            }
+        }
+        let content = match self.spool {
+            None => Content::Memory(match self.first {
+                Some(only) => only,
+                None => self.memory.freeze(),
+            }),
+            Some(spool) => {
+                let (file, hash) = spool.write(self.memory.freeze()).await.map_err(Error::Spool)?.into_parts();
+                Content::Spooled { file: Arc::new(file), length: self.length, sha256: hash.finalize().into() }
+            }
+        };
+        Ok(Buffered { content, trailers })
+    }
+
+    async fn take(&mut self, data: Bytes) -> Result<(), Error> {
+        self.length += data.len() as u64;
+        if self.length > self.limit {
+            return Err(Error::TooLarge { limit: self.limit });
+        }
+        if self.first.is_none() && self.memory.is_empty() && self.spool.is_none() && self.length <= IN_MEMORY {
+            self.first = Some(data);
+            return Ok(());
+        }
+        if let Some(first) = self.first.take() {
+            self.memory.extend_from_slice(&first);
+        }
+        self.memory.extend_from_slice(&data);
+        let full = if self.spool.is_some() { self.memory.len() >= SPOOL_CHUNK } else { self.length > IN_MEMORY };
+        if full {
+            let spool = match self.spool.take() {
+                Some(spool) => spool,
+                None => Spool::create().await.map_err(Error::Spool)?,
+            };
+            let chunk = self.memory.split().freeze();
+            self.spool = Some(spool.write(chunk).await.map_err(Error::Spool)?);
+        }
+        Ok(())
+    }
+}
+
+struct Spool {
+    file: File,
+    hash: Sha256,
+}
+
+impl Spool {
+    async fn create() -> io::Result<Self> {
+        let file = blocking(tempfile::tempfile).await?;
+        Ok(Self { file, hash: Sha256::new() })
+    }
+
+    async fn write(mut self, chunk: Bytes) -> io::Result<Self> {
+        blocking(move || {
+            self.file.write_all(&chunk)?;
+            self.hash.update(&chunk);
+            Ok(self)
+        })
+        .await
+    }
+
+    fn into_parts(self) -> (File, Sha256) {
+        (self.file, self.hash)
+    }
+}
+
+/// Reads a spooled body back, a chunk at a time.
+pub(super) struct SpooledReader {
+    file: Arc<File>,
+    offset: u64,
+    length: u64,
+    reading: Option<JoinHandle<io::Result<Bytes>>>,
+}
+
+impl SpooledReader {
+    /// Bytes still to be read.
+    pub(super) fn remaining(&self) -> u64 {
+        self.length - self.offset
+    }
+
+    /// The next chunk; nothing at the end.
+    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
+        if self.remaining() == 0 {
+            return Poll::Ready(Ok(None));
+        }
+        let reading = self.reading.get_or_insert_with(|| {
+            let (file, offset) = (Arc::clone(&self.file), self.offset);
+            let size = usize::try_from(self.length - offset).map_or(SPOOL_CHUNK, |left| left.min(SPOOL_CHUNK));
+            tokio::task::spawn_blocking(move || {
+                let mut bytes = vec![0; size];
+                file.read_exact_at(&mut bytes, offset)?;
+                Ok(Bytes::from(bytes))
+            })
+        });
+        let done = ready!(Pin::new(reading).poll(cx));
+        self.reading = None;
+        let bytes = done.map_err(io::Error::other)??;
+        self.offset += bytes.len() as u64;
+        Poll::Ready(Ok(Some(bytes)))
+    }
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_spooled_body_reads_back_the_same_twice() {
+        let bytes: Vec<u8> = (0..700_000u32).map(|i| (i % 251) as u8).collect();
+        let spool = Spool::create().await.unwrap().write(Bytes::from(bytes.clone())).await.unwrap();
+        let (file, hash) = spool.into_parts();
+        let content =
+            Content::Spooled { file: Arc::new(file), length: bytes.len() as u64, sha256: hash.finalize().into() };
+        let buffered = Buffered { content, trailers: None };
+        for _ in 0..2 {
+            assert_eq!(buffered.body().collect().await.unwrap().to_bytes(), bytes);
+        }
+        assert_eq!(buffered.whole().await.unwrap(), bytes);
+        assert_eq!(buffered.spooled_digest().unwrap(), <[u8; 32]>::from(Sha256::digest(&bytes)));
+    }
+}

@@ -1,0 +1,225 @@
+//! Which headers pass, and which the gate adds on the way to the upstream.
+
+use std::net::IpAddr;
+
+use http::header::{CONNECTION, CONTENT_LENGTH, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA};
+use http::{HeaderMap, HeaderName, HeaderValue, Version};
+
+/// The token of an attempt, for the upstream.
+pub const ATTEMPT: HeaderName = HeaderName::from_static("idempotency-attempt");
+/// What an upstream says of its answer.
+pub const CONTROL: HeaderName = HeaderName::from_static("idempotency-control");
+
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
+
+/// Whether a header is for one connection only (RFC 9110, 7.6.1; `HTTP2-Settings`: RFC 7540, 3.2.1).
+fn is_hop_by_hop(name: &HeaderName) -> bool {
+    *name == CONNECTION
+        || *name == TRANSFER_ENCODING
+        || *name == TE
+        || *name == UPGRADE
+        || *name == KEEP_ALIVE
+        || *name == PROXY_CONNECTION
+        || *name == HTTP2_SETTINGS
+}
+
+/// The names that `Connection` lists.
+fn connection_names(headers: &HeaderMap) -> Vec<HeaderName> {
+    headers.get_all(CONNECTION).iter().flat_map(tokens).filter_map(|name| HeaderName::from_bytes(name).ok()).collect()
+}
+
+/// The members of a comma-separated list, trimmed.
+fn tokens(value: &HeaderValue) -> impl Iterator<Item = &[u8]> {
+    value.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii)
+}
+
+/// Whether a comma-separated list header has `token`, in whatever case.
+#[must_use]
+pub fn has_token(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool {
+    headers.get_all(name).iter().flat_map(tokens).any(|member| member.eq_ignore_ascii_case(token.as_bytes()))
+}
+
+/// Whether a message's framing is understood here: no transfer coding, or `chunked` and nothing else (RFC 9112, 6.1).
+/// hyper would take `chunked` off and leave another coding without its label.
+#[must_use]
+pub fn framing_is_plain(headers: &HeaderMap) -> bool {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    codings.next().is_none_or(|coding| coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked"))
+        && codings.next().is_none()
+}
+
+/// Whether a request asks for an upgrade (RFC 9110, 7.8).
+#[must_use]
+pub fn asks_upgrade(headers: &HeaderMap) -> bool {
+    headers.contains_key(UPGRADE) && has_token(headers, &CONNECTION, "upgrade")
+}
+
+/// What the gate knows of a request besides its headers.
+#[derive(Clone, Copy, Debug)]
+pub struct Forwarded<'a> {
+    /// The client's address.
+    pub client: Option<IpAddr>,
+    /// The request's authority.
+    pub authority: Option<&'a str>,
+    /// The version that it came in.
+    pub version: Version,
+}
+
+/// The headers of a request as they go to the upstream: the end-to-end ones in their order, then the gate's.
+///
+/// `kept` are names that no `Connection` can strip. The attempt's token and the framing are the caller's to add.
+#[must_use]
+pub fn to_upstream(headers: &HeaderMap, kept: &[HeaderName], forwarded: Forwarded<'_>) -> HeaderMap {
+    let listed = connection_names(headers);
+    let strippable = |name: &HeaderName| {
+        listed.contains(name) && *name != HOST && *name != CONTENT_LENGTH && *name != TRAILER && !kept.contains(name)
+    };
+    let mut out = HeaderMap::with_capacity(headers.len() + 6);
+    for (name, value) in headers {
+        let replaced = *name == X_FORWARDED_FOR || *name == X_FORWARDED_PROTO || *name == X_FORWARDED_HOST;
+        let overridden = *name == HOST && forwarded.authority.is_some();
+        if !(is_hop_by_hop(name) || *name == ATTEMPT || replaced || overridden || strippable(name)) {
+            out.append(name, value.clone());
+        }
+    }
+    if let Some(value) = forwarded.authority.and_then(|authority| HeaderValue::from_str(authority).ok()) {
+        out.insert(X_FORWARDED_HOST, value.clone());
+        out.insert(HOST, value);
+    }
+    if let Some(value) = forwarded.client.and_then(|ip| HeaderValue::from_str(&ip.to_string()).ok()) {
+        out.insert(X_FORWARDED_FOR, value);
+    }
+    out.insert(X_FORWARDED_PROTO, HeaderValue::from_static("http"));
+    let via = if forwarded.version == Version::HTTP_10 { "1.0 oncegate" } else { "1.1 oncegate" };
+    out.append(VIA, HeaderValue::from_static(via));
+    if !out.contains_key(TRACEPARENT)
+        && let Some(value) = new_traceparent()
+    {
+        out.insert(TRACEPARENT, value);
+    }
+    // Only this much of TE means anything beyond this connection; it is announced as what it is.
+    if has_token(headers, &TE, "trailers") {
+        out.insert(TE, HeaderValue::from_static("trailers"));
+        out.insert(CONNECTION, HeaderValue::from_static("te"));
+    }
+    out
+}
+
+/// The headers of an answer that go on to the client, in their order: the end-to-end ones without `dropped`.
+///
+/// A header map is rebuilt rather than thinned out, because taking entries out of one changes its order.
+#[must_use]
+pub fn to_client(headers: &HeaderMap, dropped: &[HeaderName]) -> HeaderMap {
+    let listed = connection_names(headers);
+    let mut out = HeaderMap::with_capacity(headers.len() + 3);
+    for (name, value) in headers {
+        let strippable = listed.contains(name) && *name != CONTENT_LENGTH;
+        if !(is_hop_by_hop(name) || *name == CONTROL || dropped.contains(name) || strippable) {
+            out.append(name, value.clone());
+        }
+    }
+    out
+}
+
+/// A trace that begins here (W3C Trace Context, 3.2): sampling is left to others.
+fn new_traceparent() -> Option<HeaderValue> {
+    use std::fmt::Write as _;
+    let mut random = [0u8; 24];
+    getrandom::fill(&mut random).ok()?;
+    // Neither id may be all zeroes.
+    random[0] |= 1;
+    random[16] |= 1;
+    let mut text = String::with_capacity(55);
+    text.push_str("00-");
+    for (index, byte) in random.iter().enumerate() {
+        if index == 16 {
+            text.push('-');
+        }
+        write!(text, "{byte:02x}").ok()?;
+    }
+    text.push_str("-00");
+    HeaderValue::from_str(&text).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(lines: &[(&'static str, &'static str)]) -> HeaderMap {
+        lines
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
+            .fold(HeaderMap::new(), |mut map, (name, value)| {
+                map.append(name, value);
+                map
+            })
+    }
+
+    const NOBODY: Forwarded<'static> = Forwarded { client: None, authority: None, version: Version::HTTP_11 };
+
+    #[test]
+    fn connection_strips_what_it_lists_but_not_what_counts() {
+        let headers = map(&[
+            ("host", "a"),
+            ("connection", "x-private, host, idempotency-key, Content-Length, authorization"),
+            ("x-private", "1"),
+            ("idempotency-key", "k"),
+            ("authorization", "t"),
+            ("content-length", "3"),
+        ]);
+        let kept = [HeaderName::from_static("idempotency-key"), http::header::AUTHORIZATION];
+        let out = to_upstream(&headers, &kept, NOBODY);
+        assert!(!out.contains_key("x-private"));
+        assert!(!out.contains_key("connection"));
+        for name in ["host", "idempotency-key", "authorization", "content-length"] {
+            assert!(out.contains_key(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_clients_own_attempt_and_forwarding_headers_are_dropped() {
+        let headers = map(&[("idempotency-attempt", "forged"), ("x-forwarded-for", "1.2.3.4")]);
+        let client = Some(IpAddr::from([127, 0, 0, 9]));
+        let out = to_upstream(&headers, &[], Forwarded { client, ..NOBODY });
+        assert!(!out.contains_key(ATTEMPT));
+        assert_eq!(out[X_FORWARDED_FOR], "127.0.0.9");
+    }
+
+    #[test]
+    fn a_trace_is_passed_on_or_begun() {
+        let given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        assert_eq!(to_upstream(&map(&[("traceparent", given)]), &[], NOBODY)[TRACEPARENT], given);
+        let begun = to_upstream(&map(&[]), &[], NOBODY)[TRACEPARENT].clone();
+        assert_eq!(begun.len(), 55);
+    }
+
+    #[test]
+    fn answers_keep_order_and_repeats() {
+        let headers = map(&[
+            ("set-cookie", "a"),
+            ("connection", "x-hop"),
+            ("x-hop", "1"),
+            ("etag", "e"),
+            ("set-cookie", "b"),
+            ("idempotency-control", "no-store"),
+            ("date", "d"),
+        ]);
+        let out = to_client(&headers, &[]);
+        let lines: Vec<_> = out.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+        assert_eq!(lines, [("set-cookie", "a"), ("set-cookie", "b"), ("etag", "e"), ("date", "d")]);
+    }
+
+    #[test]
+    fn te_keeps_only_trailers() {
+        let out = to_upstream(&map(&[("te", "gzip, trailers;q=1, Trailers")]), &[], NOBODY);
+        assert_eq!(out[TE], "trailers");
+        assert_eq!(out[CONNECTION], "te");
+        assert!(!to_upstream(&map(&[("te", "gzip")]), &[], NOBODY).contains_key(TE));
+    }
+}

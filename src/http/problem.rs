@@ -1,0 +1,135 @@
+//! Answers that the gate makes itself: RFC 9457 problems.
+
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use http::header::{CONTENT_LANGUAGE, CONTENT_TYPE, DATE, LINK, RETRY_AFTER};
+use http::{HeaderValue, Response};
+use serde::Serialize;
+
+use super::body::Body;
+use crate::telemetry::outcome::Code;
+
+/// A problem to answer with.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    /// Which.
+    pub code: Code,
+    /// What happened to this request. Never a secret, a body or a whole key.
+    pub detail: String,
+    /// How long to wait before the same request is sent again.
+    pub retry_after: Option<Duration>,
+    /// The status of the answer whose body was not kept.
+    pub original_status: Option<u16>,
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    r#type: &'a str,
+    title: &'static str,
+    status: u16,
+    detail: &'a str,
+    code: &'static str,
+    retryable: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    original_status: Option<u16>,
+}
+
+impl Problem {
+    /// A problem without more to it.
+    #[must_use]
+    pub fn new(code: Code, detail: impl Into<String>) -> Self {
+        Self { code, detail: detail.into(), retry_after: None, original_status: None }
+    }
+
+    /// Says when to come back.
+    #[must_use]
+    pub fn retry_after(mut self, wait: Duration) -> Self {
+        self.retry_after = Some(wait);
+        self
+    }
+
+    /// The answer. `docs` is the route's page on its problems.
+    #[must_use]
+    pub fn into_response(self, docs: Option<&str>) -> Response<Body> {
+        let urn = format!("urn:oncegate:problem:{}", self.code.as_str());
+        let document = Document {
+            r#type: docs.unwrap_or(&urn),
+            title: title(self.code),
+            status: self.code.status().as_u16(),
+            detail: &self.detail,
+            code: self.code.as_str(),
+            retryable: self.code.retryable(),
+            original_status: self.original_status,
+        };
+        let body = serde_json::to_vec(&document).unwrap_or_default();
+        let mut response = Response::new(Body::full(Bytes::from(body)));
+        *response.status_mut() = self.code.status();
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        headers.insert(CONTENT_LANGUAGE, HeaderValue::from_static("en"));
+        if let Ok(date) = HeaderValue::from_str(&httpdate::fmt_http_date(SystemTime::now())) {
+            headers.insert(DATE, date);
+        }
+        if let Some(link) = docs.and_then(|url| HeaderValue::from_str(&format!("<{url}>; rel=\"describedby\"")).ok()) {
+            headers.insert(LINK, link);
+        }
+        if let Some(wait) = self.retry_after {
+            headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(wait)));
+        }
+        response
+    }
+}
+
+/// Whole seconds, at least 1.
+fn whole_seconds(wait: Duration) -> u64 {
+    (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1)
+}
+
+fn title(code: Code) -> &'static str {
+    match code {
+        Code::KeyMissing => "An idempotency key is required",
+        Code::KeyInvalid => "The idempotency key is not well-formed",
+        Code::BadRequest => "The request is malformed",
+        Code::NoRoute => "Nothing is served here",
+        Code::InFlight => "A request with this idempotency key is in flight",
+        Code::OutcomeUnknown => "The outcome of an earlier attempt is unknown",
+        Code::ResponseNotStored => "The request ran, and its response was not kept",
+        Code::RequestTooLarge => "The request is too large",
+        Code::KeyReused => "The idempotency key was used for another request",
+        Code::UpstreamUnreachable => "The upstream cannot be reached",
+        Code::UpstreamBroken => "The upstream broke off",
+        Code::UpstreamTimeout => "The upstream did not answer in time",
+        Code::StillRunning => "The request is still running",
+        Code::StoreUnavailable => "The idempotency store is unavailable",
+        Code::Overloaded => "The gate is overloaded",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::BodyExt as _;
+
+    #[test]
+    fn seconds_are_whole_and_at_least_one() {
+        assert_eq!(whole_seconds(Duration::ZERO), 1);
+        assert_eq!(whole_seconds(Duration::from_millis(1001)), 2);
+        assert_eq!(whole_seconds(Duration::from_secs(3)), 3);
+    }
+
+    #[tokio::test]
+    async fn a_problem_has_its_members_and_headers() {
+        let problem = Problem::new(Code::InFlight, "wait").retry_after(Duration::from_millis(1500));
+        let response = problem.into_response(Some("https://docs.example/retries"));
+        assert_eq!(response.status(), 409);
+        assert_eq!(response.headers()["retry-after"], "2");
+        assert_eq!(response.headers()["link"], "<https://docs.example/retries>; rel=\"describedby\"");
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        let json: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(json["type"], "https://docs.example/retries");
+        assert_eq!(json["code"], "in-flight");
+        assert_eq!(json["retryable"], true);
+        assert_eq!(json["status"].to_string(), "409");
+    }
+}

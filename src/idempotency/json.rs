@@ -1,0 +1,244 @@
+//! JSON (RFC 8259) as fingerprints and keys need it: a canonical form that keeps number literals as written, and the
+//! value at a pointer. No tree is built: a body costs about its own size in memory, whatever it holds.
+
+mod scan;
+
+use super::pointer::Pointer;
+use scan::{Piece, Scanner};
+
+/// Why a text was not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// It is not JSON.
+    Syntax,
+    /// It nests too deep.
+    TooDeep,
+    /// An object has a name twice, so readers may differ on what it says.
+    Ambiguous,
+}
+
+/// The canonical form: members sorted by name, no white space, strings with as few escapes as possible, number
+/// literals as written. It is JSON itself. Equal values, and no others, have equal forms.
+///
+/// Members at `exclude` are left out; an array's element at `exclude` leaves `null` in its place, so that the other
+/// elements keep theirs.
+pub(super) fn canonical(text: &[u8], exclude: &[Pointer]) -> Result<Vec<u8>, Fault> {
+    let exclude: Vec<Vec<Vec<u8>>> = exclude.iter().map(steps).collect();
+    let exclude: Vec<&[Vec<u8>]> = exclude.iter().map(Vec::as_slice).collect();
+    let mut out = Vec::with_capacity(text.len());
+    let mut scanner = Scanner::new(text)?;
+    scanner.space();
+    if exclude.iter().any(|steps| steps.is_empty()) {
+        scanner.skip()?;
+        out.extend_from_slice(b"null");
+    } else {
+        scanner.canonical(&mut out, &exclude)?;
+    }
+    scanner.finish()?;
+    Ok(out)
+}
+
+/// The text of the value at `pointer`, or nothing if there is none. Names are compared by value.
+pub(super) fn locate<'a>(text: &'a [u8], pointer: &Pointer) -> Result<Option<&'a [u8]>, Fault> {
+    let mut scanner = Scanner::new(text)?;
+    scanner.space();
+    let found = scanner.locate(&steps(pointer))?;
+    scanner.finish()?;
+    Ok(found)
+}
+
+/// The value of a string's text, or nothing for another value's. In UTF-8, where a lone surrogate, which escapes can
+/// express, takes the three bytes that it would take were it a character.
+pub(super) fn string(text: &[u8]) -> Option<Vec<u8>> {
+    let mut value = Vec::new();
+    let mut scanner = Scanner::new(text).ok()?;
+    scanner
+        .string(&mut |piece| match piece {
+            Piece::Plain(run) => value.extend_from_slice(run),
+            Piece::Escaped(unit) => push_unit(&mut value, unit),
+        })
+        .ok()?;
+    scanner.finish().ok()?;
+    Some(value)
+}
+
+/// The steps of a pointer, in the form in which names are compared.
+fn steps(pointer: &Pointer) -> Vec<Vec<u8>> {
+    let canonical = |step: String| {
+        let mut out = Vec::new();
+        for char in step.chars() {
+            push_canonical(&mut out, Piece::Escaped(char.into()));
+        }
+        out
+    };
+    pointer.steps().map(canonical).collect()
+}
+
+/// Appends a piece of a string in canonical form.
+fn push_canonical(out: &mut Vec<u8>, piece: Piece<'_>) {
+    let unit = match piece {
+        Piece::Plain(run) => return out.extend_from_slice(run),
+        Piece::Escaped(unit) => unit,
+    };
+    match unit {
+        0x22 => out.extend_from_slice(b"\\\""),
+        0x5c => out.extend_from_slice(b"\\\\"),
+        0x08 => out.extend_from_slice(b"\\b"),
+        0x09 => out.extend_from_slice(b"\\t"),
+        0x0a => out.extend_from_slice(b"\\n"),
+        0x0c => out.extend_from_slice(b"\\f"),
+        0x0d => out.extend_from_slice(b"\\r"),
+        0..0x20 | 0xd800..0xe000 => out.extend_from_slice(format!("\\u{unit:04x}").as_bytes()),
+        _ => push_unit(out, unit),
+    }
+}
+
+/// Appends a character in UTF-8, or a lone surrogate as if it were one.
+fn push_unit(out: &mut Vec<u8>, unit: u32) {
+    match char::from_u32(unit) {
+        Some(char) => out.extend_from_slice(char.encode_utf8(&mut [0; 4]).as_bytes()),
+        None => out.extend([0xe0 | (unit >> 12) as u8, 0x80 | (unit >> 6 & 0x3f) as u8, 0x80 | (unit & 0x3f) as u8]),
+    }
+}
+
+/// A member of an object whose canonical form is being written: places in what is written.
+struct Member {
+    /// Its opening quote.
+    start: usize,
+    /// Its name's closing quote.
+    name_end: usize,
+    /// Behind its comma.
+    end: usize,
+    /// Whether it counts.
+    kept: bool,
+}
+
+impl<'a> Scanner<'a> {
+    /// Writes the canonical form of the value here. `exclude` is what is left of the pointers that lead through it.
+    fn canonical(&mut self, out: &mut Vec<u8>, exclude: &[&[Vec<u8>]]) -> Result<(), Fault> {
+        match self.peek() {
+            Some(b'{') => self.canonical_object(out, exclude),
+            Some(b'[') => self.canonical_array(out, exclude),
+            Some(b'"') => self.canonical_string(out),
+            _ => {
+                out.extend_from_slice(self.scalar()?);
+                Ok(())
+            }
+        }
+    }
+
+    fn canonical_object(&mut self, out: &mut Vec<u8>, exclude: &[&[Vec<u8>]]) -> Result<(), Fault> {
+        let mut members: Vec<Member> = Vec::new();
+        out.push(b'{');
+        let first = out.len();
+        self.sequence(b'{', b'}', |scanner, _| {
+            let start = out.len();
+            scanner.canonical_string(out)?;
+            let name_end = out.len() - 1;
+            scanner.colon()?;
+            out.push(b':');
+            let (excluded, through) = follow(exclude, &out[start + 1..name_end]);
+            if excluded {
+                scanner.skip()?;
+            } else {
+                scanner.canonical(out, &through)?;
+            }
+            out.push(b',');
+            members.push(Member { start, name_end, end: out.len(), kept: !excluded });
+            Ok(())
+        })?;
+
+        let name = |member: &Member| &out[member.start + 1..member.name_end];
+        let as_written = members.is_sorted_by_key(name) && members.iter().all(|member| member.kept);
+        members.sort_unstable_by(|a, b| name(a).cmp(name(b)));
+        if members.windows(2).any(|pair| name(&pair[0]) == name(&pair[1])) {
+            return Err(Fault::Ambiguous);
+        }
+        if !as_written {
+            let kept = members.iter().filter(|member| member.kept);
+            let sorted: Vec<u8> = kept.flat_map(|member| &out[member.start..member.end]).copied().collect();
+            out.truncate(first);
+            out.extend_from_slice(&sorted);
+        }
+        close(out, first, b'}');
+        Ok(())
+    }
+
+    fn canonical_array(&mut self, out: &mut Vec<u8>, exclude: &[&[Vec<u8>]]) -> Result<(), Fault> {
+        out.push(b'[');
+        let first = out.len();
+        self.sequence(b'[', b']', |scanner, index| {
+            let (excluded, through) =
+                if exclude.is_empty() { (false, Vec::new()) } else { follow(exclude, index.to_string().as_bytes()) };
+            if excluded {
+                scanner.skip()?;
+                out.extend_from_slice(b"null");
+            } else {
+                scanner.canonical(out, &through)?;
+            }
+            out.push(b',');
+            Ok(())
+        })?;
+        close(out, first, b']');
+        Ok(())
+    }
+
+    fn canonical_string(&mut self, out: &mut Vec<u8>) -> Result<(), Fault> {
+        out.push(b'"');
+        self.string(&mut |piece| push_canonical(out, piece))?;
+        out.push(b'"');
+        Ok(())
+    }
+
+    /// Passes the value here, and returns the part of it that `steps` lead to.
+    fn locate(&mut self, steps: &[Vec<u8>]) -> Result<Option<&'a [u8]>, Fault> {
+        let Some((step, rest)) = steps.split_first() else {
+            return self.skip().map(Some);
+        };
+        let mut found = None;
+        let mut met = false;
+        match self.peek() {
+            Some(b'{') => self.sequence(b'{', b'}', |scanner, _| {
+                let mut name = Vec::new();
+                scanner.string(&mut |piece| push_canonical(&mut name, piece))?;
+                scanner.colon()?;
+                if name != *step {
+                    return scanner.skip().map(drop);
+                }
+                if std::mem::replace(&mut met, true) {
+                    return Err(Fault::Ambiguous);
+                }
+                found = scanner.locate(rest)?;
+                Ok(())
+            })?,
+            Some(b'[') => self.sequence(b'[', b']', |scanner, index| {
+                if index.to_string().as_bytes() != step {
+                    return scanner.skip().map(drop);
+                }
+                found = scanner.locate(rest)?;
+                Ok(())
+            })?,
+            _ => self.skip().map(drop)?,
+        }
+        Ok(found)
+    }
+}
+
+/// Which pointers lead on through the member or element `name`, and whether one ends at it.
+fn follow<'p>(pointers: &[&'p [Vec<u8>]], name: &[u8]) -> (bool, Vec<&'p [Vec<u8>]>) {
+    let through: Vec<_> = pointers
+        .iter()
+        .filter_map(|steps| steps.split_first())
+        .filter(|(step, _)| step.as_slice() == name)
+        .map(|(_, rest)| rest)
+        .collect();
+    (through.iter().any(|rest| rest.is_empty()), through)
+}
+
+/// Closes an array or an object whose first element stands at `first` and whose elements each end in a comma.
+fn close(out: &mut Vec<u8>, first: usize, with: u8) {
+    if out.len() > first {
+        out.pop();
+    }
+    out.push(with);
+}

@@ -1,0 +1,227 @@
+//! The places that a key may come from.
+
+use std::fmt;
+
+use http::{HeaderMap, HeaderName, Uri};
+
+use super::fingerprint::Pointer;
+use super::frame::{put, sha256};
+use super::json::{self, Fault};
+use super::key::{Found, Invalid, Key};
+use super::media::{self, Media};
+
+/// One place that a key may come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeySource {
+    /// `header:NAME`
+    Header(HeaderName),
+    /// `query:NAME`
+    Query(String),
+    /// `json:/pointer` (RFC 6901) into a JSON body: a string or an integer.
+    Json(Pointer),
+    /// `cloudevent`: source and id, from `ce-source` and `ce-id` or from a structured JSON event.
+    CloudEvent,
+    /// `fingerprint`: the request's own fingerprint.
+    Fingerprint,
+}
+
+/// What a place has.
+pub(super) enum Reading {
+    /// Nothing.
+    Absent,
+    /// This ends the search.
+    Found(Found),
+}
+
+impl KeySource {
+    /// Reads the configuration's word for a place.
+    ///
+    /// # Errors
+    /// Says what is wrong, for whoever wrote the configuration.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            Some(("header", name)) => match HeaderName::from_bytes(name.as_bytes()) {
+                Ok(name) => Ok(Self::Header(name)),
+                Err(_) => Err(format!("`{name}` is not a header name")),
+            },
+            Some(("query", "")) => Err("`query:` needs the name of a parameter, as `query:request_id`".to_owned()),
+            Some(("query", name)) => Ok(Self::Query(name.to_owned())),
+            Some(("json", "")) => Err("`json:` needs a JSON pointer, as `json:/request/id`".to_owned()),
+            Some(("json", pointer)) => Ok(Self::Json(Pointer::parse(pointer)?)),
+            None if text == "cloudevent" => Ok(Self::CloudEvent),
+            None if text == "fingerprint" => Ok(Self::Fingerprint),
+            _ => Err(format!(
+                "`{text}` is not a place for a key: use `header:NAME`, `query:NAME`, `json:/pointer`, `cloudevent` or \
+                 `fingerprint`"
+            )),
+        }
+    }
+
+    /// Reads what this place has of a request.
+    pub(super) fn read(
+        &self,
+        uri: &Uri,
+        headers: &HeaderMap,
+        body: Option<&[u8]>,
+        max_length: usize,
+    ) -> Result<Reading, Invalid> {
+        let reading = match self {
+            Self::Header(name) => from_header(headers, name, max_length),
+            Self::Query(name) => from_query(uri.query().unwrap_or_default(), name, max_length),
+            Self::Json(pointer) => match body {
+                Some(body) => from_json(body, pointer, max_length),
+                None => Ok(Reading::Found(Found::NeedsBody)),
+            },
+            Self::CloudEvent => from_event(headers, body),
+            Self::Fingerprint => Ok(Reading::Found(Found::Fingerprint)),
+        };
+        reading.map_err(|Invalid(what)| Invalid(format!("{self}: {what}")))
+    }
+}
+
+impl fmt::Display for KeySource {
+    /// The configuration's word.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Header(name) => write!(f, "header:{name}"),
+            Self::Query(name) => write!(f, "query:{name}"),
+            Self::Json(pointer) => write!(f, "json:{pointer}"),
+            Self::CloudEvent => f.write_str("cloudevent"),
+            Self::Fingerprint => f.write_str("fingerprint"),
+        }
+    }
+}
+
+fn from_header(headers: &HeaderMap, name: &HeaderName, max_length: usize) -> Result<Reading, Invalid> {
+    let mut lines = headers.get_all(name).iter();
+    let Some(line) = lines.next() else { return Ok(Reading::Absent) };
+    if lines.next().is_some() {
+        return invalid("the header stands more than once");
+    }
+    Key::from_field(line.as_bytes(), max_length).map(found)
+}
+
+fn from_query(query: &str, name: &str, max_length: usize) -> Result<Reading, Invalid> {
+    let mut values = query.split('&').filter_map(|pair| {
+        let (this, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (percent_decode(this.as_bytes())? == name.as_bytes()).then_some(value)
+    });
+    let Some(value) = values.next() else { return Ok(Reading::Absent) };
+    if values.next().is_some() {
+        return invalid("the parameter stands more than once");
+    }
+    match percent_decode(value.as_bytes()) {
+        Some(value) => Key::from_value(&value, max_length).map(found),
+        None => invalid("a `%` is not followed by two hexadecimal digits"),
+    }
+}
+
+/// A body that is not JSON has no value; so it is with a coded one.
+fn from_json(body: &[u8], pointer: &Pointer, max_length: usize) -> Result<Reading, Invalid> {
+    let value = match json::locate(without_mark(body), pointer) {
+        Ok(Some(value)) => value,
+        Ok(None) | Err(Fault::Syntax) => return Ok(Reading::Absent),
+        Err(fault) => return invalid(describe(fault)),
+    };
+    if let Some(text) = json::string(value) {
+        return Key::from_value(&text, max_length).map(found);
+    }
+    match value {
+        b"null" => Ok(Reading::Absent),
+        _ if value.iter().all(|byte| matches!(byte, b'-' | b'0'..=b'9')) => {
+            Key::from_value(value, max_length).map(found)
+        }
+        _ => invalid("the value is neither a string nor an integer"),
+    }
+}
+
+/// The key of a CloudEvent, in binary or structured mode (CloudEvents HTTP binding 1.0, sections 3.1 and 3.2): a hash
+/// of its source and id, which together name it, and which may be longer than a key and hold any character.
+fn from_event(headers: &HeaderMap, body: Option<&[u8]>) -> Result<Reading, Invalid> {
+    let source = event_header(headers, "ce-source")?;
+    let id = event_header(headers, "ce-id")?;
+    match (source, id) {
+        (Some(source), Some(id)) => return event_key(&source, &id),
+        (None, None) => {}
+        _ => return invalid("an event has both `ce-source` and `ce-id`"),
+    }
+    if Media::read(headers).is_none_or(|media| media.essence != "application/cloudevents+json") {
+        return Ok(Reading::Absent);
+    }
+    let Some(body) = body else { return Ok(Reading::Found(Found::NeedsBody)) };
+    let member = |pointer| {
+        let pointer = Pointer::parse(pointer).expect("a pointer of this source");
+        match json::locate(without_mark(body), &pointer) {
+            Ok(value) => Ok(value.and_then(json::string).unwrap_or_default()),
+            Err(fault) => Err(Invalid(describe(fault).to_owned())),
+        }
+    };
+    event_key(&member("/source")?, &member("/id")?)
+}
+
+fn event_key(source: &[u8], id: &[u8]) -> Result<Reading, Invalid> {
+    if source.is_empty() || id.is_empty() {
+        return invalid("an event's `source` and `id` are strings and not empty");
+    }
+    let mut joined = Vec::new();
+    put(&mut joined, b"oncegate cloudevent 1");
+    put(&mut joined, source);
+    put(&mut joined, id);
+    Ok(found(Key::from_fingerprint(&sha256(&joined))))
+}
+
+/// An attribute of an event in binary mode, decoded as section 3.1.3.2 of the binding says, so that both modes of one
+/// event give one key.
+fn event_header(headers: &HeaderMap, name: &str) -> Result<Option<Vec<u8>>, Invalid> {
+    let mut lines = headers.get_all(name).iter();
+    let Some(line) = lines.next() else { return Ok(None) };
+    if lines.next().is_some() {
+        return Err(Invalid(format!("the header `{name}` stands more than once")));
+    }
+    let text = line.as_bytes().trim_ascii();
+    let text = match media::quoted(text) {
+        Some((value, [])) if text.starts_with(b"\"") => value,
+        _ => text.to_vec(),
+    };
+    match percent_decode(&text) {
+        Some(value) => Ok(Some(value)),
+        None => Err(Invalid(format!("in `{name}`, a `%` is not followed by two hexadecimal digits"))),
+    }
+}
+
+/// Decodes `%XX` (RFC 3986, section 2.1). Nothing where a `%` is not followed by two hexadecimal digits.
+fn percent_decode(text: &[u8]) -> Option<Vec<u8>> {
+    let mut decoded = Vec::with_capacity(text.len());
+    let mut bytes = text.iter().copied();
+    while let Some(byte) = bytes.next() {
+        if byte != b'%' {
+            decoded.push(byte);
+            continue;
+        }
+        let mut digit = || char::from(bytes.next()?).to_digit(16);
+        let value = digit()? << 4 | digit()?;
+        decoded.push(u8::try_from(value).ok()?);
+    }
+    Some(decoded)
+}
+
+/// The body without the byte order mark that RFC 8259 forbids, some clients send and many services skip.
+fn without_mark(body: &[u8]) -> &[u8] {
+    body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body)
+}
+
+fn describe(fault: Fault) -> &'static str {
+    match fault {
+        Fault::Syntax => "the body is not JSON",
+        Fault::TooDeep => "the body nests too deep",
+        Fault::Ambiguous => "a name stands more than once",
+    }
+}
+
+fn found(key: Key) -> Reading {
+    Reading::Found(Found::Key(key))
+}
+
+fn invalid(what: &str) -> Result<Reading, Invalid> {
+    Err(Invalid(what.to_owned()))
+}

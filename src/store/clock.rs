@@ -1,0 +1,46 @@
+//! The time that a store lives by.
+
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use crate::idempotency::record::Timestamp;
+
+/// Where a store reads its time. Tests and simulations bring one that they step.
+pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
+
+/// The wall clock as it stands now.
+#[must_use]
+pub fn wall() -> Timestamp {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Timestamp(0).plus(since_epoch)
+}
+
+/// A clock that starts at `start` and then runs by the monotonic clock, so that a step of the wall clock neither ends
+/// leases nor brings expired records back.
+#[must_use]
+pub fn steady(start: Timestamp) -> Clock {
+    let anchor = Instant::now();
+    Arc::new(move || start.plus(anchor.elapsed()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_steady_clock_starts_where_it_is_told_and_never_runs_back() {
+        let clock = steady(Timestamp(1_000));
+        let first = clock();
+        assert!(first >= Timestamp(1_000) && first < Timestamp(61_000));
+        std::thread::sleep(Duration::from_millis(5));
+        assert!(clock() > first);
+    }
+
+    #[test]
+    fn the_wall_clock_is_in_milliseconds() {
+        // 2020 to 2100.
+        assert!((1_577_836_800_000..4_102_444_800_000).contains(&wall().0));
+    }
+}

@@ -1,0 +1,28 @@
+//! Removes records that have expired, and counts those that stand.
+
+use super::{Health, Worker, every};
+
+pub(super) async fn run(mut worker: Worker) {
+    let mut ticks = every(worker.settings.sweep_every);
+    let (mut sweeping, mut counting) = (Health::of("sweep"), Health::of("count"));
+    while worker.unless_shut_down(ticks.tick()).await {
+        sweep(&mut worker, &mut sweeping).await;
+        if *worker.shutdown.borrow() {
+            return;
+        }
+        if let Some(counts) = counting.note(worker.store.count().await) {
+            worker.metrics.records_counted(counts);
+        }
+    }
+}
+
+/// One batch after another while they come back full, with a pause between.
+async fn sweep(worker: &mut Worker, health: &mut Health) {
+    let limit = worker.settings.batch;
+    while let Some(count) = health.note(worker.store.sweep(limit).await) {
+        worker.metrics.records_swept(count);
+        if count < limit || !worker.unless_shut_down(tokio::time::sleep(worker.settings.pause)).await {
+            return;
+        }
+    }
+}

@@ -1,0 +1,170 @@
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use async_trait::async_trait;
+use tokio::time::{Instant, sleep};
+
+use super::*;
+use crate::idempotency::record::{Attempt, RecordId, Version};
+use crate::store::{Cause, Claim, End, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Settled};
+
+/// What the next calls return: `Ok` for nothing left to do, `Err` for a failure, a number for that many records.
+#[derive(Default)]
+struct Fake {
+    began: Mutex<Option<Instant>>,
+    expire: Mutex<VecDeque<Result<usize, ErrorKind>>>,
+    sweep: Mutex<VecDeque<Result<usize, ErrorKind>>>,
+    sweeps_at: Mutex<Vec<Duration>>,
+    expires: AtomicUsize,
+    panics: AtomicUsize,
+}
+
+fn next(script: &Mutex<VecDeque<Result<usize, ErrorKind>>>) -> Result<usize, Error> {
+    script
+        .lock()
+        .unwrap()
+        .pop_front()
+        .unwrap_or(Ok(0))
+        .map_err(|kind| Error::Determinate(Cause { kind, source: "scripted".into() }))
+}
+
+#[async_trait]
+impl Store for Fake {
+    fn kind(&self) -> &'static str {
+        "fake"
+    }
+    async fn expire_leases(&self, _: usize) -> Result<usize, Error> {
+        self.expires.fetch_add(1, Ordering::SeqCst);
+        assert!(self.panics.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_err());
+        next(&self.expire)
+    }
+    async fn sweep(&self, _: usize) -> Result<usize, Error> {
+        let began = *self.began.lock().unwrap().get_or_insert_with(Instant::now);
+        self.sweeps_at.lock().unwrap().push(began.elapsed());
+        next(&self.sweep)
+    }
+    async fn count(&self) -> Result<[u64; 3], Error> {
+        Ok([7, 8, 9])
+    }
+    async fn claim(&self, _: RecordId, _: Fresh) -> Result<Claim, Error> {
+        unreachable!()
+    }
+    async fn supersede(&self, _: RecordId, _: Version, _: Fresh) -> Result<bool, Error> {
+        unreachable!()
+    }
+    async fn settle(&self, _: RecordId, _: Attempt, _: End) -> Result<Settled, Error> {
+        unreachable!()
+    }
+    async fn renew(&self, _: Vec<Held>) -> Result<(), Error> {
+        unreachable!()
+    }
+    async fn get(&self, _: RecordId) -> Result<Option<Listed>, Error> {
+        unreachable!()
+    }
+    async fn list(&self, _: Filter, _: Option<RecordId>, _: usize) -> Result<Vec<Listed>, Error> {
+        unreachable!()
+    }
+    async fn remove(&self, _: RecordId) -> Result<bool, Error> {
+        unreachable!()
+    }
+    async fn adopt(&self, _: Vec<Origin>, _: Vec<Identity>, _: bool) -> Result<Vec<IdentityChange>, Error> {
+        unreachable!()
+    }
+    async fn ping(&self) -> Result<(), Error> {
+        unreachable!()
+    }
+    async fn close(&self) {}
+}
+
+struct Running {
+    store: Arc<Fake>,
+    metrics: Metrics,
+    stop: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+fn start(store: Fake) -> Running {
+    let (store, metrics) = (Arc::new(store), Metrics::new());
+    let (stop, shutdown) = watch::channel(false);
+    let settings = Settings { batch: 10, ..Settings::default() };
+    let task = spawn(store.clone(), metrics.clone(), settings, shutdown);
+    Running { store, metrics, stop, task }
+}
+
+impl Running {
+    fn expires(&self) -> usize {
+        self.store.expires.load(Ordering::SeqCst)
+    }
+
+    fn shows(&self, line: &str) {
+        let text = self.metrics.encode();
+        assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_reaper_goes_on_while_batches_are_full() {
+    let running = start(Fake { expire: Mutex::new([Ok(10), Ok(10), Ok(3)].into()), ..Fake::default() });
+    sleep(Duration::from_millis(500)).await;
+    assert_eq!(running.expires(), 3, "the first tick comes at once and takes all there is");
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(running.expires(), 5, "then one look a second");
+    running.shows("oncegate_leases_expired_total 23");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_sweeper_pauses_between_batches_and_counts() {
+    let running = start(Fake { sweep: Mutex::new([Ok(10), Ok(10), Ok(1)].into()), ..Fake::default() });
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(*running.store.sweeps_at.lock().unwrap(), [0, 20, 40].map(Duration::from_millis));
+    running.shows("oncegate_records_swept_total 21");
+    running.shows("oncegate_records{state=\"completed\"} 8");
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(running.store.sweeps_at.lock().unwrap().len(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_ends_the_round_not_the_worker() {
+    let expire = [Ok(10), Err(ErrorKind::Unavailable), Err(ErrorKind::Unavailable), Ok(2)];
+    let running = start(Fake { expire: Mutex::new(expire.into()), ..Fake::default() });
+    sleep(Duration::from_millis(2500)).await;
+    assert_eq!(running.expires(), 4);
+    running.shows("oncegate_leases_expired_total 12");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_ends_neither_worker() {
+    let running = start(Fake { panics: AtomicUsize::new(1), ..Fake::default() });
+    sleep(Duration::from_millis(2500)).await;
+    assert_eq!(running.expires(), 3, "once before the panic, at once after the restart, and a second later");
+}
+
+#[tokio::test(start_paused = true)]
+async fn shutdown_ends_both_at_once() {
+    let running = start(Fake::default());
+    sleep(Duration::from_millis(100)).await;
+    running.stop.send(true).unwrap();
+    let before = Instant::now();
+    running.task.await.unwrap();
+    assert_eq!(before.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sender_that_goes_is_a_shutdown() {
+    let running = start(Fake::default());
+    drop(running.stop);
+    running.task.await.unwrap();
+}
+
+#[test]
+fn a_failure_is_noted_when_it_begins_and_when_it_is_over() {
+    let fail = |kind| Err::<(), _>(Error::Determinate(Cause { kind, source: "scripted".into() }));
+    let mut health = Health::of("sweep");
+    assert_eq!(health.note(fail(ErrorKind::Full)), None);
+    assert_eq!(health.failing, Some(ErrorKind::Full));
+    assert_eq!(health.note(fail(ErrorKind::Timeout)), None);
+    assert_eq!(health.failing, Some(ErrorKind::Timeout));
+    assert_eq!(health.note(Ok(5)), Some(5));
+    assert_eq!(health.failing, None);
+}
