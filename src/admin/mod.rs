@@ -12,7 +12,7 @@ mod records;
 mod resolve;
 mod server;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod view;
 
 use std::net::SocketAddr;

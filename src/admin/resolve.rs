@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, HeaderName, HeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE};
 use http::{StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use serde::Deserialize;
 
 use super::State;
@@ -100,11 +100,14 @@ fn not_unknown(record: &Record, now: record::Timestamp) -> Problem {
 }
 
 async fn receive(body: Incoming) -> Result<Bytes, Problem> {
+    let too_large = || Kind::RequestTooLarge.because(format!("the body is larger than {MAX_BODY} bytes"));
+    // What announces that it is too large is not waited for.
+    if body.size_hint().lower() > MAX_BODY as u64 {
+        return Err(too_large());
+    }
     match tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, MAX_BODY).collect()).await {
         Ok(Ok(collected)) => Ok(collected.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            Err(Kind::RequestTooLarge.because(format!("the body is larger than {MAX_BODY} bytes")))
-        }
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
         Ok(Err(_)) => Err(Kind::BadRequest.because("the body did not arrive whole")),
         Err(_) => Err(Kind::RequestTimeout.because("the body did not arrive in time")),
     }

@@ -2,11 +2,9 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -76,8 +74,8 @@ async fn accept(listener: &TcpListener, slots: &Arc<Semaphore>) -> (TcpStream, S
 
 async fn connection(stream: TcpStream, client: SocketAddr, state: Arc<State>, mut shutdown: watch::Receiver<bool>) {
     let service = service_fn(|request| {
-        let state = &state;
-        async move { Ok::<_, Infallible>(without_panic(api::answer(state, request, client)).await) }
+        let state = state.clone();
+        async move { Ok::<_, Infallible>(detached(async move { api::answer(&state, request, client).await }).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -100,10 +98,10 @@ async fn connection(stream: TcpStream, client: SocketAddr, state: Arc<State>, mu
     }
 }
 
-/// A defect in one answer must not take its connection, let alone the process.
-async fn without_panic(answer: impl Future<Output = Answer>) -> Answer {
-    AssertUnwindSafe(answer)
-        .catch_unwind()
+/// Runs as a task of its own: a client that goes away must not separate what is done from its audit line, and a defect
+/// in one answer must not take the connection with it.
+async fn detached(answer: impl Future<Output = Answer> + Send + 'static) -> Answer {
+    tokio::spawn(answer)
         .await
         .unwrap_or_else(|_| Kind::Internal.because("this is a defect of oncegate; its log says where").into())
 }
@@ -114,7 +112,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_is_an_answer() {
-        let answer = without_panic(async { panic!("on purpose") }).await;
+        let answer = detached(async { panic!("on purpose") }).await;
         assert_eq!(answer.status(), http::StatusCode::INTERNAL_SERVER_ERROR);
     }
 }

@@ -1,1 +1,471 @@
-//! To come.
+//! The admin listener over a socket, with records in memory.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, Method};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+use super::*;
+use crate::idempotency::codec::{Answer, Head};
+use crate::idempotency::fingerprint::{Fingerprint, Recipe};
+use crate::idempotency::key::Key;
+use crate::idempotency::record::{Attempt, RecordId, State as RecordState, Timestamp};
+use crate::idempotency::scope::{Caller, ScopePart};
+use crate::store::memory::Memory;
+use crate::store::{Claim, End, Expiry, Fresh, Origin, Settled};
+
+const LEASE: Duration = Duration::from_secs(30);
+const KEY: &str = "8e03978e-40d5-43e8-bc93-6894a57f9324";
+const START: u64 = 1_767_225_600_000;
+
+pub(crate) struct Admin {
+    pub(crate) address: SocketAddr,
+    store: Arc<Memory>,
+    now: Arc<AtomicU64>,
+    state: Arc<State>,
+    readiness: Readiness,
+    stop: watch::Sender<bool>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+struct Reply {
+    status: u16,
+    head: String,
+    body: String,
+}
+
+impl Reply {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|_| panic!("not JSON: {}", self.body))
+    }
+
+    fn is_problem(&self, status: u16, code: &str) -> &Self {
+        assert_eq!(self.status, status, "{}", self.body);
+        assert!(self.head.contains("content-type: application/problem+json"), "{}", self.head);
+        let problem = self.json();
+        assert_eq!(problem["code"], code, "{problem}");
+        assert_eq!(problem["type"], format!("urn:oncegate:problem:{code}"));
+        assert_eq!(problem["status"], status);
+        self
+    }
+
+    fn says(&self, part: &str) {
+        let problem = self.json();
+        assert!(problem["detail"].as_str().unwrap().contains(part), "{problem}");
+    }
+}
+
+pub(crate) async fn start(token: Option<&str>) -> Admin {
+    let admin = start_without_store(token).await;
+    admin.state.set_store(admin.store.clone());
+    admin.store.adopt(vec![origin("charge"), origin("refund")], Vec::new(), false).await.unwrap();
+    admin.readiness.set(Phase::Ready);
+    admin
+}
+
+async fn start_without_store(token: Option<&str>) -> Admin {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let now = Arc::new(AtomicU64::new(START));
+    let clock = now.clone();
+    let store = Arc::new(Memory::with_clock(Arc::new(move || Timestamp(clock.load(Ordering::SeqCst)))));
+    let settings = Settings { listen: address, token: token.map(|token| Token(token.into())) };
+    let readiness = Readiness::default();
+    let routes = vec![RouteInfo {
+        name: "charge".into(),
+        namespace: "charge".into(),
+        methods: vec!["POST".into()],
+        host: "*".into(),
+        path: "/v1/charges".into(),
+        upstream: "app".into(),
+        mode: "protect",
+        ttl: Duration::from_secs(3600),
+    }];
+    let state = Arc::new(State::new(&settings, Metrics::new(), readiness.clone(), identifier(), "shop".into(), routes));
+    let (stop, shutdown) = watch::channel(false);
+    let task = tokio::spawn(serve(listener, state.clone(), shutdown));
+    Admin { address, store, now, state, readiness, stop, task }
+}
+
+fn identifier() -> Identifier {
+    Identifier::new("shop".into(), None)
+}
+
+fn origin(route: &str) -> Origin {
+    Origin { service: "shop".into(), namespace: route.into(), route: route.into() }
+}
+
+impl Admin {
+    async fn send(&self, request: &str, headers: &str, body: &str) -> Reply {
+        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        let length = if body.is_empty() { String::new() } else { format!("Content-Length: {}\r\n", body.len()) };
+        let text = format!("{request} HTTP/1.1\r\nConnection: close\r\n{headers}{length}\r\n{body}");
+        stream.write_all(text.as_bytes()).await.unwrap();
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).await.unwrap();
+        let (head, body) = reply.split_once("\r\n\r\n").unwrap();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        Reply { status, head: head.to_lowercase(), body: body.into() }
+    }
+
+    async fn get(&self, target: &str) -> Reply {
+        self.send(&format!("GET {target}"), &format!("Host: {}\r\n", self.address), "").await
+    }
+
+    async fn delete(&self, id: RecordId) -> Reply {
+        self.send(&format!("DELETE /api/v1/records/{id}"), &format!("Host: {}\r\n", self.address), "").await
+    }
+
+    async fn resolve(&self, id: RecordId, body: Value) -> Reply {
+        let headers = format!("Host: {}\r\nContent-Type: application/json\r\n", self.address);
+        self.send(&format!("POST /api/v1/records/{id}/resolve"), &headers, &body.to_string()).await
+    }
+
+    fn pass(&self, time: Duration) {
+        self.now.fetch_add(u64::try_from(time.as_millis()).unwrap(), Ordering::SeqCst);
+    }
+
+    /// Claims `key` as the gate would, and gives its id and its attempt.
+    pub(crate) async fn claim(&self, route: &str, key: &str) -> (RecordId, Attempt) {
+        let key = Key::parse(key, 255).unwrap();
+        let headers = HeaderMap::new();
+        let caller = Caller { headers: &headers, authority: None, client_ip: None };
+        let id = identifier().id(route, &[ScopePart::Host], caller, &key);
+        let attempt = Attempt(std::array::from_fn(|i| id.0[i] ^ 0x5a));
+        let recipe = Recipe::default();
+        let head = Head {
+            fingerprint: Fingerprint { recipe, digest: [7; 32] },
+            method: Method::POST,
+            path: format!("/v1/{route}s"),
+            key: key.shortened(),
+        };
+        let fresh = Fresh {
+            attempt,
+            origin: origin(route).id(),
+            lease: LEASE,
+            unknown_ttl: Duration::from_secs(86400),
+            head: head.encode(),
+        };
+        assert!(matches!(self.store.claim(id, fresh).await.unwrap(), Claim::Inserted(_)));
+        (id, attempt)
+    }
+
+    async fn end(&self, id: RecordId, attempt: Attempt, end: End) {
+        assert!(matches!(self.store.settle(id, attempt, end).await.unwrap(), Settled::Done { .. }));
+    }
+
+    pub(crate) async fn unknown(&self, route: &str, key: &str) -> (RecordId, Attempt) {
+        let (id, attempt) = self.claim(route, key).await;
+        self.end(id, attempt, End::Hold).await;
+        (id, attempt)
+    }
+
+    async fn completed(&self, route: &str, key: &str) -> RecordId {
+        let (id, attempt) = self.claim(route, key).await;
+        let content = crate::idempotency::codec::Content { body: Bytes::from_static(b"paid"), trailers: Vec::new() };
+        let answer =
+            Answer { status: http::StatusCode::CREATED, reason: None, headers: Vec::new(), content: Some(content) };
+        let expiry = Expiry::FromClaim(Duration::from_secs(3600));
+        self.end(id, attempt, End::Complete { answer: answer.encode(), expiry }).await;
+        id
+    }
+
+    async fn ids(&self, query: &str) -> Vec<String> {
+        let reply = self.get(&format!("/api/v1/records{query}")).await;
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        reply.json()["records"].as_array().unwrap().iter().map(|record| record["id"].as_str().unwrap().into()).collect()
+    }
+}
+
+#[tokio::test]
+async fn readiness_says_why_not() {
+    let admin = start_without_store(None).await;
+    assert_eq!(admin.get("/livez").await.status, 200);
+    for (phase, reason) in [
+        (Phase::Starting, "starting"),
+        (Phase::WaitingForStoreLock, "waiting-for-store-lock"),
+        (Phase::Ready, "store-unavailable"),
+    ] {
+        admin.readiness.set(phase);
+        let reply = admin.get("/readyz").await;
+        assert_eq!((reply.status, &reply.json()["reason"]), (503, &json!(reason)));
+    }
+    admin.get("/api/v1/records").await.is_problem(503, "store-unavailable").says("not open yet");
+    admin.state.set_store(admin.store.clone());
+    let reply = admin.get("/readyz").await;
+    assert_eq!((reply.status, &*reply.body), (200, r#"{"status":"ready"}"#));
+    assert!(admin.get("/metrics").await.body.contains("oncegate_ready 1"));
+    admin.readiness.set(Phase::Draining);
+    assert_eq!(admin.get("/readyz").await.json()["reason"], "draining");
+    assert!(admin.get("/metrics").await.body.contains("oncegate_ready 0"));
+}
+
+#[tokio::test]
+async fn a_store_that_does_not_answer_is_not_ready() {
+    let admin = start(None).await;
+    admin.store.close().await;
+    let reply = admin.get("/readyz").await;
+    assert_eq!((reply.status, &reply.json()["reason"]), (503, &json!("store-unavailable")));
+    admin.get("/api/v1/records").await.is_problem(503, "store-unavailable").says("nothing was changed");
+}
+
+#[tokio::test]
+async fn a_record_shows_what_operators_need_and_no_secret() {
+    let admin = start(None).await;
+    let (id, attempt) = admin.claim("charge", KEY).await;
+    admin.pass(Duration::from_millis(2500));
+    let reply = admin.get(&format!("/api/v1/records/{id}")).await;
+    assert_eq!(
+        reply.json(),
+        json!({
+            "id": id.to_string(), "state": "in-flight", "service": "shop", "namespace": "charge", "route": "charge",
+            "key": "8e03978e…", "method": "POST", "path": "/v1/charges", "claimed_at": "2026-01-01T00:00:00.000Z",
+            "age_seconds": 2, "lease_until": "2026-01-01T00:00:30.000Z",
+        })
+    );
+    assert!(!reply.body.contains(&attempt.expose()));
+    assert!(!reply.body.contains(KEY));
+    assert!(reply.head.contains("cache-control: no-store"));
+
+    let id = admin.completed("refund", KEY).await;
+    let record = admin.get(&format!("/api/v1/records/{id}")).await.json();
+    assert_eq!(
+        (&record["state"], &record["status"], &record["body_bytes"], &record["expires_at"]),
+        (&json!("completed"), &json!(201), &json!(4), &json!("2026-01-01T01:00:02.500Z"))
+    );
+    assert_eq!(record.get("lease_until"), None);
+}
+
+#[tokio::test]
+async fn lists_are_filtered() {
+    let admin = start(None).await;
+    let (held, _) = admin.unknown("charge", KEY).await;
+    let kept = admin.completed("refund", KEY).await;
+    admin.pass(Duration::from_secs(7200));
+    let (running, _) = admin.claim("charge", "another-key").await;
+    let sorted = |mut ids: Vec<RecordId>| {
+        ids.sort();
+        ids.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(admin.ids("").await, sorted(vec![held, kept, running]));
+    assert_eq!(admin.ids("?state=unknown").await, sorted(vec![held]));
+    assert_eq!(admin.ids("?route=charge").await, sorted(vec![held, running]));
+    assert_eq!(admin.ids(&format!("?key={KEY}")).await, sorted(vec![held, kept]));
+    assert_eq!(admin.ids(&format!("?key=%22{KEY}%22&state=completed")).await, sorted(vec![kept]));
+    assert_eq!(admin.ids("?older_than=1h").await, sorted(vec![held, kept]));
+    assert!(admin.ids("?key=8e03978e").await.is_empty());
+    admin.get("/api/v1/records?stat=unknown").await.is_problem(400, "bad-request").says("known are: state");
+    admin.get(&format!("/api/v1/records/{held}?x=1")).await.is_problem(400, "bad-request");
+}
+
+#[tokio::test]
+async fn pages_give_each_record_once() {
+    let admin = start(None).await;
+    for n in 0..25 {
+        admin.unknown("charge", &format!("key-{n}")).await;
+    }
+    let (mut seen, mut cursor, mut pages) = (Vec::new(), String::new(), 0);
+    loop {
+        let page = admin.get(&format!("/api/v1/records?limit=5{cursor}")).await.json();
+        let records = page["records"].as_array().unwrap();
+        assert_eq!(records.len(), 5);
+        seen.extend(records.iter().map(|record| record["id"].as_str().unwrap().to_owned()));
+        pages += 1;
+        match page["next"].as_str() {
+            Some(next) => cursor = format!("&cursor={next}"),
+            None => break,
+        }
+    }
+    assert_eq!(pages, 5, "a last page that is full has no empty one after it");
+    seen.dedup();
+    assert_eq!(seen.len(), 25);
+    assert!(seen.is_sorted());
+}
+
+#[tokio::test]
+async fn an_unknown_record_is_released() {
+    let admin = start(None).await;
+    let (id, _) = admin.unknown("charge", KEY).await;
+    let reply = admin.resolve(id, json!({"action": "release", "reason": "not in the ledger"})).await;
+    assert_eq!((reply.status, &*reply.body), (204, ""));
+    assert!(admin.store.get(id).await.unwrap().is_none());
+    admin.get(&format!("/api/v1/records/{id}")).await.is_problem(404, "not-found");
+    admin.resolve(id, json!({"action": "release"})).await.is_problem(404, "not-found");
+}
+
+#[tokio::test]
+async fn an_unknown_record_is_completed_with_the_operators_answer() {
+    let admin = start(None).await;
+    let (id, _) = admin.unknown("charge", KEY).await;
+    admin.pass(Duration::from_secs(7200));
+    let body = json!({
+        "action": "complete", "status": 201, "headers": [["Content-Type", "text/plain"], ["Set-Cookie", "a=1"], ["Set-Cookie", "b=2"]],
+        "body_base64": "cGFpZA==", "reason": "found in the ledger",
+    });
+    assert_eq!(admin.resolve(id, body.clone()).await.status, 204);
+    let record = admin.store.get(id).await.unwrap().unwrap().record;
+    assert_eq!(record.state, RecordState::Completed);
+    assert_eq!(record.until, Timestamp(START + 3 * 3_600_000), "the route's ttl counts from now");
+    let answer = Answer::decode(&record.answer.unwrap()).unwrap();
+    assert_eq!(answer.status, 201);
+    assert_eq!(answer.content.unwrap().body, "paid");
+    let headers: Vec<_> = answer.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
+    assert_eq!(headers, [("content-type", &b"text/plain"[..]), ("set-cookie", b"a=1"), ("set-cookie", b"b=2")]);
+    admin.resolve(id, body).await.is_problem(409, "not-unknown").says("completed");
+}
+
+#[tokio::test]
+async fn only_unknown_records_are_resolved() {
+    let admin = start(None).await;
+    let release = json!({"action": "release"});
+    let (id, _) = admin.claim("charge", KEY).await;
+    admin.resolve(id, release.clone()).await.is_problem(409, "not-unknown").says("still runs");
+    admin.pass(LEASE + Duration::from_secs(1));
+    admin.resolve(id, release.clone()).await.is_problem(409, "not-unknown").says("lease is past");
+    admin.store.expire_leases(10).await.unwrap();
+    assert_eq!(admin.resolve(id, release).await.status, 204);
+    admin.resolve(id, json!({"action": "retry"})).await.is_problem(400, "bad-request").says("`action`");
+}
+
+#[tokio::test]
+async fn a_record_is_removed_whatever_its_state() {
+    let admin = start(None).await;
+    let (running, _) = admin.claim("charge", KEY).await;
+    let kept = admin.completed("refund", KEY).await;
+    for id in [running, kept] {
+        let reply = admin.delete(id).await;
+        assert_eq!((reply.status, &*reply.body), (204, ""));
+        admin.delete(id).await.is_problem(404, "not-found");
+    }
+}
+
+#[tokio::test]
+async fn the_records_of_another_service_are_not_there() {
+    let admin = start(None).await;
+    let other = Origin { service: "billing".into(), namespace: "charge".into(), route: "charge".into() };
+    admin.store.adopt(vec![other.clone()], Vec::new(), false).await.unwrap();
+    let id = RecordId([3; 32]);
+    let fresh = Fresh {
+        attempt: Attempt([1; 16]),
+        origin: other.id(),
+        lease: LEASE,
+        unknown_ttl: LEASE,
+        head: Bytes::from_static(b"?"),
+    };
+    admin.store.claim(id, fresh).await.unwrap();
+    assert!(admin.ids("").await.is_empty());
+    admin.get(&format!("/api/v1/records/{id}")).await.is_problem(404, "not-found");
+    admin.delete(id).await.is_problem(404, "not-found");
+    assert!(admin.store.get(id).await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_record_that_cannot_be_read_is_shown_and_said_to_be_so() {
+    let admin = start(None).await;
+    let fresh = Fresh {
+        attempt: Attempt([1; 16]),
+        origin: origin("charge").id(),
+        lease: LEASE,
+        unknown_ttl: LEASE,
+        head: Bytes::from_static(b"\xff from the future"),
+    };
+    admin.store.claim(RecordId([3; 32]), fresh).await.unwrap();
+    let record = admin.get(&format!("/api/v1/records/{}", RecordId([3; 32]))).await.json();
+    assert_eq!(
+        (&record["unreadable"], &record["key"], &record["route"]),
+        (&json!(true), &Value::Null, &json!("charge"))
+    );
+}
+
+#[tokio::test]
+async fn a_token_guards_all_but_the_probes() {
+    let admin = start(Some("s3cret")).await;
+    for target in ["/livez", "/readyz"] {
+        assert_eq!(admin.get(target).await.status, 200);
+    }
+    for target in ["/metrics", "/api/v1/records", "/api/v1/routes", "/", "/nothing"] {
+        let reply = admin.get(target).await;
+        reply.is_problem(401, "unauthorized");
+        assert!(reply.head.contains("www-authenticate: bearer"), "{}", reply.head);
+    }
+    let headers = "Host: oncegate.internal:9090\r\nAuthorization: Bearer s3cret\r\n";
+    assert_eq!(admin.send("GET /api/v1/records", headers, "").await.status, 200);
+    assert_eq!(admin.send("GET /metrics", headers, "").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_web_page_gets_nowhere() {
+    let admin = start(None).await;
+    let (id, _) = admin.unknown("charge", KEY).await;
+    let release = r#"{"action":"release"}"#;
+    let resolve = format!("POST /api/v1/records/{id}/resolve");
+    let here = format!("Host: {}\r\n", admin.address);
+    // A form.
+    let reply = admin.send(&resolve, &format!("{here}Content-Type: text/plain\r\n"), release).await;
+    reply.is_problem(415, "unsupported-media-type");
+    // A script on another origin.
+    let headers = format!("{here}Content-Type: application/json\r\nOrigin: https://evil.example\r\n");
+    admin.send(&resolve, &headers, release).await.is_problem(403, "forbidden");
+    let delete = format!("DELETE /api/v1/records/{id}");
+    admin.send(&delete, &format!("{here}Origin: null\r\n"), "").await.is_problem(403, "forbidden");
+    // A name that was pointed here.
+    let headers = "Host: evil.example\r\nOrigin: http://evil.example\r\nContent-Type: application/json\r\n";
+    admin.send(&resolve, headers, release).await.is_problem(403, "forbidden");
+    admin.send("GET /metrics", "Host: evil.example\r\n", "").await.is_problem(403, "forbidden");
+    // What a browser asks before it sends a request that no form could.
+    admin.send(&format!("OPTIONS /api/v1/records/{id}"), &here, "").await.is_problem(405, "method-not-allowed");
+    assert!(admin.store.get(id).await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn paths_and_methods() {
+    let admin = start(None).await;
+    let host = format!("Host: {}\r\n", admin.address);
+    for target in ["/", "/api", "/api/v1/records/", "/livez/", "/api/v1/records/a/b", "/api/v1/records/a/resolve/"] {
+        admin.get(target).await.is_problem(404, "not-found");
+    }
+    let reply = admin.send("DELETE /api/v1/records", &host, "").await;
+    reply.is_problem(405, "method-not-allowed");
+    assert!(reply.head.contains("allow: get, head"), "{}", reply.head);
+    let reply = admin.get(&format!("/api/v1/records/{}/resolve", RecordId([0; 32]))).await;
+    assert!(reply.is_problem(405, "method-not-allowed").head.contains("allow: post"), "{}", reply.head);
+    admin.get("/api/v1/records/123").await.is_problem(400, "bad-request").says("64 hexadecimal");
+    let reply = admin.send("HEAD /livez", &host, "").await;
+    assert_eq!((reply.status, &*reply.body), (200, ""));
+    let routes = admin.get("/api/v1/routes").await.json();
+    assert_eq!((&routes["routes"][0]["name"], &routes["routes"][0]["ttl_seconds"]), (&json!("charge"), &json!(3600)));
+}
+
+#[tokio::test]
+async fn a_body_that_is_too_large_is_refused() {
+    let admin = start(None).await;
+    let (id, _) = admin.unknown("charge", KEY).await;
+    let mut stream = TcpStream::connect(admin.address).await.unwrap();
+    let head = format!(
+        "POST /api/v1/records/{id}/resolve HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\n\
+         Content-Length: 99999999\r\n\r\n",
+        admin.address
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut first = [0; 12];
+    stream.read_exact(&mut first).await.unwrap();
+    assert_eq!(&first, b"HTTP/1.1 413");
+}
+
+#[tokio::test]
+async fn shutdown_ends_idle_connections_and_the_listener() {
+    let admin = start(None).await;
+    let mut idle = TcpStream::connect(admin.address).await.unwrap();
+    idle.write_all(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    let mut first = [0; 12];
+    idle.read_exact(&mut first).await.unwrap();
+    admin.stop.send(true).unwrap();
+    tokio::time::timeout(Duration::from_secs(4), admin.task).await.expect("idle connections do not hold it").unwrap();
+    assert!(TcpStream::connect(admin.address).await.is_err());
+}

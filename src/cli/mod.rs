@@ -1,5 +1,8 @@
 //! The commands.
 
+mod http_client;
+pub mod records;
+
 use std::process::ExitCode;
 
 /// Parses the command line and runs what it asks for.

@@ -246,3 +246,6 @@ fn open(bytes: &Bytes) -> Result<Reader<'_>, Unreadable> {
     let mut reader = Reader::new(bytes);
     if reader.array()? == [VERSION, PLAIN] { Ok(reader) } else { Err(Unreadable) }
 }
+
+#[cfg(test)]
+mod tests;

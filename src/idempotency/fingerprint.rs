@@ -233,3 +233,6 @@ fn put_optional(out: &mut Vec<u8>, part: Option<&[u8]>) {
         put(out, part);
     }
 }
+
+#[cfg(test)]
+mod tests;

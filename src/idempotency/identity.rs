@@ -91,3 +91,146 @@ impl Identifier {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderMap, HeaderName, HeaderValue};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::idempotency::policy::Policy;
+
+    /// Everything that makes an id.
+    #[derive(Clone, Debug, PartialEq)]
+    struct Whole {
+        secret: Option<String>,
+        service: String,
+        namespace: String,
+        scope: Vec<String>,
+        lines: Vec<(String, String)>,
+        key: String,
+    }
+
+    impl Whole {
+        fn identifier(&self) -> Identifier {
+            Identifier::new(self.service.as_str().into(), self.secret.as_ref().map(|secret| secret.as_bytes().into()))
+        }
+
+        fn id(&self) -> RecordId {
+            let headers: HeaderMap = self
+                .lines
+                .iter()
+                .map(|(name, value)| (name.parse::<HeaderName>().unwrap(), HeaderValue::try_from(value).unwrap()))
+                .collect();
+            let scope: Vec<_> = self.scope.iter().map(|word| ScopePart::parse(word).unwrap()).collect();
+            let caller = Caller { headers: &headers, authority: None, client_ip: None };
+            self.identifier().id(&self.namespace, &scope, caller, &Key::parse(&self.key, 255).unwrap())
+        }
+    }
+
+    fn whole() -> impl Strategy<Value = Whole> {
+        let word = || "[ab]{0,2}";
+        let lines = proptest::collection::vec(("[xy]", word()), 0..3).prop_map(|mut lines| {
+            // Between names, order does not count.
+            lines.sort_by(|a, b| a.0.cmp(&b.0));
+            lines
+        });
+        (proptest::option::of(word()), word(), word(), lines, "[ab]{1,2}").prop_map(
+            |(secret, service, namespace, lines, key)| Whole {
+                secret,
+                service,
+                namespace,
+                scope: vec!["header:x".to_owned(), "header:y".to_owned()],
+                lines,
+                key,
+            },
+        )
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+        #[test]
+        fn different_identities_have_different_ids(one in whole(), other in whole()) {
+            prop_assert_eq!(one.id() == other.id(), one == other);
+            let same_key = (&one.secret, &one.service, &one.key) == (&other.secret, &other.service, &other.key);
+            prop_assert_eq!(one.id().0[..8] == other.id().0[..8], same_key);
+        }
+    }
+
+    #[test]
+    fn the_prefix_begins_the_id() {
+        let whole = Whole {
+            secret: Some("s".to_owned()),
+            service: "default".to_owned(),
+            namespace: "charges".to_owned(),
+            scope: vec!["host".to_owned()],
+            lines: vec![],
+            key: "k".to_owned(),
+        };
+        assert_eq!(whole.identifier().prefix(&Key::parse("\"k\"", 255).unwrap()), whole.id().0[..8]);
+    }
+
+    /// Records outlive programs: these never change.
+    #[test]
+    fn ids_are_as_they_ever_were() {
+        let policy = Policy::default();
+        let headers = HeaderMap::from_iter([(HeaderName::from_static("x-api-key"), HeaderValue::from_static("ann"))]);
+        let caller = Caller { headers: &headers, authority: Some("Example.com"), client_ip: None };
+        let key = Key::parse("8e03978e-40d5-43dd-bc93-6894a57f9324", 255).unwrap();
+        let all = [None, Some(Arc::from(&b"secret"[..]))].map(|secret| {
+            let identifier = Identifier::new("default".into(), secret);
+            let rules = identifier.rules_digest("charges", &policy.scope, &policy.key, &policy.fingerprint);
+            [identifier.id("charges", &policy.scope, caller, &key).to_string(), RecordId(rules).to_string()]
+        });
+        let ever = [
+            [
+                "00a2f30977a11e84ece756d424777cd92bd3b45bc23079c6980804b4295a5a7e",
+                "6691fded6e30210f6cd80efa3f05b5e32de4a32c741228a22fb260db746e5918",
+            ],
+            [
+                "c97dee0fd01e890042aea9507e27bc7718bc48d3c29d3f0f621791d8779ef1be",
+                "36723f2100af6e2bc889d5b15e19dc84339c7c95569ce4b3c8771508c9dd6ec4",
+            ],
+        ];
+        assert_eq!(all, ever);
+    }
+
+    #[test]
+    fn rules_differ_where_ids_would() {
+        let digest = |service: &str, secret: Option<&str>, namespace: &str, change: fn(&mut Policy)| {
+            let mut policy = Policy::default();
+            change(&mut policy);
+            Identifier::new(service.into(), secret.map(|secret| secret.as_bytes().into())).rules_digest(
+                namespace,
+                &policy.scope,
+                &policy.key,
+                &policy.fingerprint,
+            )
+        };
+        let by_fingerprint = |policy: &mut Policy| policy.key.from = vec![KeySource::Fingerprint];
+        let different = [
+            digest("a", None, "n", |_| ()),
+            digest("b", None, "n", |_| ()),
+            digest("a", Some(""), "n", |_| ()),
+            digest("a", Some("s"), "n", |_| ()),
+            digest("a", None, "m", |_| ()),
+            digest("a", None, "n", |policy| policy.scope.clear()),
+            digest("a", None, "n", |policy| policy.scope.reverse()),
+            digest("a", None, "n", |policy| policy.key.from.push(KeySource::CloudEvent)),
+            digest("a", None, "n", by_fingerprint),
+            digest("a", None, "n", |policy| {
+                policy.key.from = vec![KeySource::Fingerprint];
+                policy.fingerprint.query = false;
+            }),
+        ];
+        for (at, one) in different.iter().enumerate() {
+            assert!(!different[at + 1..].contains(one), "number {at} stands again");
+        }
+        let same = digest("a", None, "n", |policy| {
+            policy.key.required = true;
+            policy.key.max_length = 10;
+            policy.fingerprint.query = false;
+        });
+        assert_eq!(same, different[0]);
+    }
+}

@@ -155,8 +155,10 @@ impl<'a> Scanner<'a> {
             return Err(Fault::Ambiguous);
         }
         if !as_written {
-            let kept = members.iter().filter(|member| member.kept);
-            let sorted: Vec<u8> = kept.flat_map(|member| &out[member.start..member.end]).copied().collect();
+            let mut sorted = Vec::with_capacity(out.len() - first);
+            for member in members.iter().filter(|member| member.kept) {
+                sorted.extend_from_slice(&out[member.start..member.end]);
+            }
             out.truncate(first);
             out.extend_from_slice(&sorted);
         }
@@ -242,3 +244,6 @@ fn close(out: &mut Vec<u8>, first: usize, with: u8) {
     }
     out.push(with);
 }
+
+#[cfg(test)]
+mod tests;

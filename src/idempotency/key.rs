@@ -6,6 +6,7 @@ use http::{HeaderMap, HeaderName, Uri};
 
 pub use super::key_source::KeySource;
 use super::key_source::Reading;
+use super::record::Hex;
 
 /// A valid idempotency key: 1 to `max_length` visible ASCII characters, case-sensitive.
 ///
@@ -20,7 +21,7 @@ pub struct KeyRule {
     pub from: Vec<KeySource>,
     /// Whether a request without a key is refused.
     pub required: bool,
-    /// Longest key, in characters.
+    /// Longest key, in characters. The hashes that stand for an event or a fingerprint have 64, whatever it says.
     pub max_length: usize,
 }
 
@@ -70,7 +71,7 @@ impl Key {
     /// The key of a request whose fingerprint is its key: 64 hexadecimal digits.
     #[must_use]
     pub fn from_fingerprint(digest: &[u8; 32]) -> Self {
-        Self(digest.iter().map(|byte| format!("{byte:02x}")).collect())
+        Self(Hex(digest).to_string().into())
     }
 
     /// Reads a bare or quoted key, as an operator types it.
@@ -146,5 +147,109 @@ fn unquote(field: &[u8]) -> Result<Vec<u8>, Invalid> {
     match bytes.next() {
         None => Ok(value),
         Some(_) => invalid("the key has parameters, or there is more than one"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn field(text: &[u8]) -> Option<String> {
+        Key::from_field(text, 20).ok().map(|key| key.as_str().to_owned())
+    }
+
+    #[test]
+    fn the_grammar_of_a_header() {
+        for (text, key) in [
+            ("abc", Some("abc")),
+            ("\"abc\"", Some("abc")),
+            ("  \"abc\"\t", Some("abc")),
+            ("ABC", Some("ABC")),
+            ("a=b:c/d'!~", Some("a=b:c/d'!~")),
+            ("\"a,b;c\"", Some("a,b;c")),
+            ("\"a\\\"b\\\\c\"", Some("a\"b\\c")),
+            ("01234567890123456789", Some("01234567890123456789")),
+            ("\"01234567890123456789\"", Some("01234567890123456789")),
+            // Too long.
+            ("012345678901234567890", None),
+            ("\"012345678901234567890\"", None),
+            // Empty.
+            ("", None),
+            ("  ", None),
+            ("\"\"", None),
+            // Lists and parameters.
+            ("a,b", None),
+            ("a, b", None),
+            ("\"a\", \"b\"", None),
+            ("a;b=c", None),
+            ("\"a\";b=c", None),
+            ("\"a\" x", None),
+            ("\"a\"\"b\"", None),
+            // Quotes and escapes out of place.
+            ("\"a", None),
+            ("a\"", None),
+            ("a\"b", None),
+            ("a\\b", None),
+            ("\"a\\", None),
+            ("\"a\\x\"", None),
+            ("\"a\\\"", None),
+            // Spaces, control characters, other scripts.
+            ("a b", None),
+            ("\"a b\"", None),
+            ("\" a\"", None),
+            ("a\tb", None),
+            ("a\u{7f}", None),
+            ("é", None),
+            ("\"é\"", None),
+        ] {
+            assert_eq!(field(text.as_bytes()).as_deref(), key, "{text:?}");
+        }
+        assert_eq!(field(b"a\xff"), None);
+    }
+
+    #[test]
+    fn an_invalid_key_does_not_show_in_its_error() {
+        for text in ["secret key", "secret,key", "\"secret", "\"secret\\key\"", "secretsecretsecretsecret"] {
+            let error = Key::parse(text, 20).unwrap_err().to_string();
+            assert!(!error.contains("secret"), "{error}");
+        }
+    }
+
+    #[test]
+    fn people_see_a_quarter_at_most() {
+        for (key, shortened) in [("abc", "…"), ("abcd", "a…"), ("abcdefghi", "ab…"), (&"x".repeat(255), "xxxxxxxx…")]
+        {
+            let key = Key::parse(key, 255).unwrap();
+            assert_eq!(key.shortened(), shortened);
+            assert_eq!(format!("{key:?}"), format!("Key({shortened})"));
+        }
+    }
+
+    #[test]
+    fn a_fingerprint_is_a_key() {
+        assert_eq!(Key::from_fingerprint(&[0x0a; 32]).as_str(), "0a".repeat(32));
+    }
+
+    proptest! {
+        #[test]
+        fn quoted_and_bare_are_one_key(text in "[!-~]{1,20}") {
+            let quoted = format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""));
+            prop_assert_eq!(field(quoted.as_bytes()), Some(text.clone()));
+            let bare = if text.contains(['"', '\\', ',', ';']) { None } else { Some(text.clone()) };
+            prop_assert_eq!(field(text.as_bytes()), bare);
+        }
+
+        #[test]
+        fn what_is_read_is_a_key(text in prop_oneof![
+            proptest::collection::vec(any::<u8>(), 0..30),
+            "[\"a\\\\,; ]{0,8}".prop_map(String::into_bytes),
+        ]) {
+            if let Some(key) = field(&text) {
+                prop_assert!((1..=20).contains(&key.len()));
+                prop_assert!(key.bytes().all(|byte| byte.is_ascii_graphic()));
+            }
+        }
     }
 }

@@ -225,3 +225,154 @@ fn found(key: Key) -> Reading {
 fn invalid(what: &str) -> Result<Reading, Invalid> {
     Err(Invalid(what.to_owned()))
 }
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+    use crate::idempotency::key::KeyRule;
+
+    fn rule(from: &[&str]) -> KeyRule {
+        let from = from.iter().map(|word| KeySource::parse(word).unwrap()).collect();
+        KeyRule { from, ..KeyRule::default() }
+    }
+
+    fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
+        lines.iter().map(|&(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
+    }
+
+    /// What one place gives: a key, `absent`, `invalid` or `needs body`.
+    fn look(word: &str, target: &str, lines: &[(&'static str, &'static str)], body: Option<&str>) -> String {
+        match rule(&[word]).find(&target.parse().unwrap(), &headers(lines), body.map(str::as_bytes)) {
+            Ok(Found::Key(key)) => key.as_str().to_owned(),
+            Ok(Found::Fingerprint) => "fingerprint".to_owned(),
+            Ok(Found::Absent) => "absent".to_owned(),
+            Ok(Found::NeedsBody) => "needs body".to_owned(),
+            Err(_) => "invalid".to_owned(),
+        }
+    }
+
+    #[test]
+    fn words_survive() {
+        for word in ["header:idempotency-key", "query:id", "query:a:b", "json:/a/0", "cloudevent", "fingerprint"] {
+            assert_eq!(KeySource::parse(word).unwrap().to_string(), word);
+        }
+        for word in ["", "header", "header:", "header:a b", "query:", "json:", "json:a", "Header:a", "cloudevent:"] {
+            assert!(KeySource::parse(word).is_err(), "{word}");
+        }
+    }
+
+    #[test]
+    fn headers_come_once() {
+        let look = |lines: &[_]| look("header:Idempotency-Key", "/", lines, None);
+        assert_eq!(look(&[]), "absent");
+        assert_eq!(look(&[("idempotency-key", "\"a\"")]), "a");
+        assert_eq!(look(&[("idempotency-key", "")]), "invalid");
+        assert_eq!(look(&[("idempotency-key", "a"), ("idempotency-key", "a")]), "invalid");
+    }
+
+    #[test]
+    fn parameters_are_decoded_and_come_once() {
+        for (target, key) in [
+            ("/", "absent"),
+            ("/?", "absent"),
+            ("/?other=a&keys=b&Key=c", "absent"),
+            ("/?key=a", "a"),
+            ("/?x=y&key=a%2Fb+c=d", "a/b+c=d"),
+            ("/?%6bey=a", "a"),
+            ("/?key=%22a%22", "\"a\""),
+            ("/?key", "invalid"),
+            ("/?key=", "invalid"),
+            ("/?key=a&key=a", "invalid"),
+            ("/?key=a&k%65y=b", "invalid"),
+            ("/?key=a%20b", "invalid"),
+            ("/?key=a%", "invalid"),
+            ("/?key=a%2", "invalid"),
+            ("/?key=a%+1", "invalid"),
+            ("/?key=%C3%A9", "invalid"),
+        ] {
+            assert_eq!(look("query:key", target, &[], None), key, "{target}");
+        }
+    }
+
+    #[test]
+    fn json_has_strings_and_integers() {
+        for (body, key) in [
+            ("{\"a\":{\"id\":\"x\"}}", "x"),
+            ("\u{feff}{\"a\":{\"id\":\"x\"}}", "x"),
+            ("{\"a\":{\"id\":\"\\u0078\"}, \"emoji\":\"\\ud83d\"}", "x"),
+            ("{\"\\u0061\":{\"id\": 10 }}", "10"),
+            ("{\"a\":{\"id\":-5}}", "-5"),
+            ("{\"a\":{\"id\":123456789012345678901234567890}}", "123456789012345678901234567890"),
+            ("{\"a\":{\"id\":null}}", "absent"),
+            ("{\"a\":{}}", "absent"),
+            ("{\"a\":[]}", "absent"),
+            ("not json", "absent"),
+            ("{\"a\":{\"id\":\"x\"}", "absent"),
+            ("", "absent"),
+            ("{\"a\":{\"id\":\"\"}}", "invalid"),
+            ("{\"a\":{\"id\":\"a b\"}}", "invalid"),
+            ("{\"a\":{\"id\":\"\\ud83d\"}}", "invalid"),
+            ("{\"a\":{\"id\":1.0}}", "invalid"),
+            ("{\"a\":{\"id\":1e3}}", "invalid"),
+            ("{\"a\":{\"id\":true}}", "invalid"),
+            ("{\"a\":{\"id\":[\"x\"]}}", "invalid"),
+            ("{\"a\":{\"id\":\"x\",\"id\":\"x\"}}", "invalid"),
+            ("{\"a\":{\"id\":\"x\"},\"a\":{}}", "invalid"),
+        ] {
+            assert_eq!(look("json:/a/id", "/", &[], Some(body)), key, "{body}");
+        }
+        let deep = format!("{{\"a\":{{\"id\":\"x\"}},\"b\":{}{}}}", "[".repeat(500), "]".repeat(500));
+        assert_eq!(look("json:/a/id", "/", &[], Some(&deep)), "invalid");
+    }
+
+    #[test]
+    fn an_event_is_its_source_and_id() {
+        let binary = |source, id| look("cloudevent", "/", &[("ce-source", source), ("ce-id", id)], None);
+        let structured = |body: &str| {
+            let lines = [("content-type", "application/cloudevents+json; charset=utf-8")];
+            look("cloudevent", "/", &lines, Some(body))
+        };
+        let key = binary("/shop", "7");
+        assert_eq!(key.len(), 64);
+        assert_eq!(binary("\"/shop\"", "%37"), key);
+        assert_eq!(structured("{\"id\":\"7\",\"source\":\"/shop\"}"), key);
+        assert_ne!(binary("/shop7", ""), key);
+        assert_ne!(binary("/sho", "p7"), key);
+        assert_eq!(binary("/shop", "caf%C3%A9"), structured("{\"id\":\"café\",\"source\":\"/shop\"}"));
+        assert_eq!(binary(&*Box::leak("s".repeat(1000).into_boxed_str()), "7").len(), 64);
+
+        assert_eq!(binary("/shop", ""), "invalid");
+        assert_eq!(binary("/shop", "%"), "invalid");
+        assert_eq!(look("cloudevent", "/", &[("ce-id", "7")], None), "invalid");
+        assert_eq!(look("cloudevent", "/", &[("ce-id", "7"), ("ce-id", "7"), ("ce-source", "s")], None), "invalid");
+        assert_eq!(structured("{\"id\":7,\"source\":\"/shop\"}"), "invalid");
+        assert_eq!(structured("{\"id\":\"7\"}"), "invalid");
+        assert_eq!(structured("not json"), "invalid");
+        assert_eq!(look("cloudevent", "/", &[], None), "absent");
+        assert_eq!(look("cloudevent", "/", &[("content-type", "application/json")], Some("{}")), "absent");
+        assert_eq!(look("cloudevent", "/", &[("content-type", "application/cloudevents+json")], None), "needs body");
+    }
+
+    #[test]
+    fn the_first_place_that_has_something_decides() {
+        let rule = rule(&["header:idempotency-key", "json:/id", "query:key", "fingerprint"]);
+        let find = |target: &str, lines: &[_], body| rule.find(&target.parse().unwrap(), &headers(lines), body);
+        let key = |text| Ok(Found::Key(Key::parse(text, 255).unwrap()));
+        assert_eq!(find("/?key=q", &[("idempotency-key", "h")], None), key("h"));
+        assert!(find("/?key=q", &[("idempotency-key", "a b")], Some(b"{\"id\":\"j\"}")).is_err());
+        assert_eq!(find("/?key=q", &[], None), Ok(Found::NeedsBody));
+        assert_eq!(find("/?key=q", &[], Some(b"{\"id\":\"j\"}")), key("j"));
+        assert_eq!(find("/?key=q", &[], Some(b"{}")), key("q"));
+        assert!(find("/?key=q", &[], Some(b"{\"id\":[]}")).is_err());
+        assert_eq!(find("/", &[], Some(b"")), Ok(Found::Fingerprint));
+    }
+
+    #[test]
+    fn an_error_names_the_place_and_not_the_key() {
+        let error =
+            rule(&["query:key"]).find(&"/?key=se%20cret".parse().unwrap(), &HeaderMap::new(), None).unwrap_err();
+        assert_eq!(error.to_string(), "query:key: a key has visible ASCII characters only, and no spaces");
+    }
+}

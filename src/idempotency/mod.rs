@@ -7,6 +7,8 @@ pub mod codec;
 pub mod decide;
 pub mod fingerprint;
 mod frame;
+#[cfg(test)]
+mod golden;
 pub mod identity;
 mod json;
 pub mod key;

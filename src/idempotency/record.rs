@@ -40,14 +40,13 @@ impl RecordId {
 
 impl fmt::Display for RecordId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_hex(f, &self.0)
+        Hex(&self.0).fmt(f)
     }
 }
 
 impl fmt::Debug for RecordId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_hex(f, &self.0[..4])?;
-        f.write_str("…")
+        write!(f, "{}…", Hex(&self.0[..4]))
     }
 }
 
@@ -59,12 +58,6 @@ impl Attempt {
     /// The 32 hexadecimal digits sent to the upstream. Never log them.
     #[must_use]
     pub fn expose(&self) -> String {
-        struct Hex<'a>(&'a [u8]);
-        impl fmt::Display for Hex<'_> {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write_hex(f, self.0)
-            }
-        }
         Hex(&self.0).to_string()
     }
 }
@@ -143,8 +136,13 @@ pub struct Version {
     pub until: Timestamp,
 }
 
-fn write_hex(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
-    bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+/// Bytes as hexadecimal digits, in lower case.
+pub(super) struct Hex<'a>(pub(super) &'a [u8]);
+
+impl fmt::Display for Hex<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
 }
 
 fn parse_hex<const N: usize>(text: &str) -> Option<[u8; N]> {

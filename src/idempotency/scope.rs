@@ -149,3 +149,109 @@ fn user(credentials: &[u8]) -> Option<Vec<u8>> {
     user.truncate(colon);
     Some(user)
 }
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn encoded(word: &str, lines: &[(&'static str, &'static str)]) -> Vec<u8> {
+        let headers = lines
+            .iter()
+            .map(|&(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
+            .collect();
+        encoded_for(word, Caller { headers: &headers, authority: None, client_ip: None })
+    }
+
+    fn encoded_for(word: &str, caller: Caller<'_>) -> Vec<u8> {
+        let mut out = Vec::new();
+        ScopePart::parse(word).unwrap().encode(caller, &mut out);
+        out
+    }
+
+    /// Asserts that no two are equal.
+    fn assert_distinct(encodings: &[Vec<u8>]) {
+        for (at, one) in encodings.iter().enumerate() {
+            assert!(!encodings[at + 1..].contains(one), "number {at} stands again");
+        }
+    }
+
+    #[test]
+    fn words_survive() {
+        for word in ["header:x-api-key", "cookie:Session", "basic:user", "host", "client-ip", "const:a:b", "const:"] {
+            assert_eq!(ScopePart::parse(word).unwrap().to_string(), word);
+        }
+        for word in ["", "header:", "header:a b", "cookie:", "cookie:a=b", "basic:password", "jwt:sub", "hosts"] {
+            assert!(ScopePart::parse(word).is_err(), "{word}");
+        }
+    }
+
+    #[test]
+    fn absent_empty_repeated_and_joined_are_different() {
+        assert_distinct(&[
+            encoded("header:a", &[]),
+            encoded("header:a", &[("a", "")]),
+            encoded("header:a", &[("a", "x")]),
+            encoded("header:a", &[("a", "X")]),
+            encoded("header:a", &[("a", "x"), ("a", "y")]),
+            encoded("header:a", &[("a", "y"), ("a", "x")]),
+            encoded("header:a", &[("a", "xy")]),
+            encoded("header:a", &[("a", "x,y")]),
+            encoded("header:a", &[("a", "x, y")]),
+            encoded("header:a", &[("a", ""), ("a", "")]),
+            encoded("header:b", &[("b", "x")]),
+            encoded("cookie:a", &[]),
+            encoded("const:x", &[]),
+            encoded("host", &[]),
+        ]);
+    }
+
+    #[test]
+    fn cookies_are_told_by_name() {
+        let session = encoded("cookie:s", &[("cookie", "s=1")]);
+        assert_eq!(encoded("cookie:s", &[("cookie", "a=b; s=1 ;ss=2")]), session);
+        assert_eq!(encoded("cookie:s", &[("cookie", "a=b"), ("cookie", "s=1")]), session);
+        assert_distinct(&[
+            session,
+            encoded("cookie:s", &[("cookie", "a=b; S=1; s")]),
+            encoded("cookie:s", &[("cookie", "s=")]),
+            encoded("cookie:s", &[("cookie", "s=1; s=2")]),
+            encoded("cookie:s", &[("cookie", "s=\"1\"")]),
+        ]);
+    }
+
+    #[test]
+    fn a_basic_user_is_one_whatever_the_password() {
+        let user = |credentials| encoded("basic:user", &[("authorization", credentials)]);
+        let ann = user("Basic YW5uOm9uZQ=="); // ann:one
+        assert_eq!(user("basic  YW5uOnR3bw=="), ann); // ann:two
+        assert_eq!(user("BASIC YW5uOm9uZQ"), ann); // unpadded
+        assert_eq!(user("Basic YW5uOmE6Yg=="), ann); // ann:a:b
+        assert_eq!(user("Bearer YW5uOm9uZQ=="), encoded("basic:user", &[]));
+        assert_distinct(&[
+            ann,
+            encoded("basic:user", &[]),
+            user("Basic OnR3bw=="), // no name
+            user("Basic YW5u"),     // no colon
+            user("Basic Ym9i"),     // another without colon
+            user("Basic !"),
+            user("Basic"),
+            user("Basic YW5uZTpvbmU="), // anne:one
+            encoded("basic:user", &[("authorization", "Basic YW5uOm9uZQ=="), ("authorization", "Basic YW5uOm9uZQ==")]),
+        ]);
+    }
+
+    #[test]
+    fn hosts_have_no_case_and_addresses_one_form() {
+        let headers = HeaderMap::new();
+        let caller = Caller { headers: &headers, authority: None, client_ip: None };
+        let host = |authority| encoded_for("host", Caller { authority: Some(authority), ..caller });
+        assert_eq!(host("Example.COM:80"), host("example.com:80"));
+        assert_distinct(&[encoded_for("host", caller), host(""), host("example.com"), host("example.com:80")]);
+
+        let ip = |ip: &str| encoded_for("client-ip", Caller { client_ip: Some(ip.parse().unwrap()), ..caller });
+        assert_eq!(ip("::ffff:10.0.0.1"), ip("10.0.0.1"));
+        assert_distinct(&[encoded_for("client-ip", caller), ip("10.0.0.1"), ip("10.0.0.2"), ip("::1")]);
+    }
+}

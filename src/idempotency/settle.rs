@@ -245,3 +245,125 @@ fn seconds(digits: &[u8]) -> Option<Duration> {
     let number = std::str::from_utf8(digits).ok()?.parse().unwrap_or(MOST);
     (number > 0).then(|| Duration::from_secs(number.min(MOST)))
 }
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderName, HeaderValue};
+
+    use super::*;
+
+    fn read(lines: &[&'static str]) -> Control {
+        let name = HeaderName::from_static("idempotency-control");
+        Control::read(&lines.iter().map(|line| (name.clone(), HeaderValue::from_static(line))).collect())
+    }
+
+    fn seconds(seconds: u64) -> Control {
+        Control { ttl: Some(Duration::from_secs(seconds)), ..Control::default() }
+    }
+
+    #[test]
+    fn directives_are_read() {
+        let no_store = Control { no_store: true, ..Control::default() };
+        let release = Control { release: true, ..Control::default() };
+        for (lines, control) in [
+            (&[][..], Control::default()),
+            (&[""], Control::default()),
+            (&["no-store"], no_store.clone()),
+            (&["No-Store"], no_store.clone()),
+            (&["release"], release.clone()),
+            (&["ttl=60"], seconds(60)),
+            (&["TTL=060"], seconds(60)),
+            (&["ttl=60, ttl=60"], seconds(60)),
+            (&["ttl=99999999999999999999999"], seconds(1 << 31)),
+            (&["ttl=2147483649"], seconds(1 << 31)),
+            (&["no-store ,, ttl=5", "\trelease"], Control { no_store: true, release: true, ..seconds(5) }),
+        ] {
+            assert_eq!(read(lines), control, "{lines:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_invalid_is_ignored_and_counted() {
+        for (lines, control) in [
+            (&["ttl=0"][..], Control { invalid: 1, ..Control::default() }),
+            (&["ttl=00, ttl=7"], Control { invalid: 1, ..seconds(7) }),
+            (&["ttl=5, ttl=6", "ttl=5"], Control { invalid: 3, ..Control::default() }),
+            (&["no-store, keep"], Control { no_store: true, invalid: 1, ..Control::default() }),
+        ] {
+            assert_eq!(read(lines), control, "{lines:?}");
+        }
+        for line in [
+            "ttl",
+            "ttl=",
+            "ttl=-1",
+            "ttl=+1",
+            "ttl=1.5",
+            "ttl=1s",
+            "ttl=\"5\"",
+            "ttl= 5",
+            "ttl =5",
+            "release=1",
+            "no-store;x",
+            "nostore",
+            "release no-store",
+        ] {
+            assert_eq!(read(&[line]), Control { invalid: 1, ..Control::default() }, "{line}");
+        }
+        let name = HeaderName::from_static("idempotency-control");
+        let odd = HeaderMap::from_iter([(name, HeaderValue::from_bytes(b"\xff, release").unwrap())]);
+        assert_eq!(Control::read(&odd), Control { release: true, invalid: 1, ..Control::default() });
+    }
+
+    #[test]
+    fn entries_are_read() {
+        let mut outcomes = Outcomes::default();
+        for (entry, action) in
+            [("429", "store"), ("5xx", "hold"), ("unreachable", "hold"), ("timeout", "release"), ("broken", "release")]
+        {
+            assert_eq!(outcomes.insert(entry, action), Ok(()));
+        }
+        let expected = Outcomes {
+            status: BTreeMap::from([(429, Action::Store)]),
+            class: BTreeMap::from([(5, Action::Hold)]),
+            unreachable: Some(Action::Hold),
+            timeout: Some(Action::Release),
+            broken: Some(Action::Release),
+        };
+        assert_eq!(outcomes, expected);
+    }
+
+    #[test]
+    fn entries_that_make_no_sense_are_told() {
+        for (entry, action, said) in [
+            ("429", "keep", "`keep`"),
+            ("429", "Store", "`Store`"),
+            ("199", "store", "`199`"),
+            ("100", "hold", "`100`"),
+            ("600", "store", "`600`"),
+            ("1xx", "store", "`1xx`"),
+            ("6xx", "store", "`6xx`"),
+            ("4XX", "store", "`4XX`"),
+            ("+29", "store", "`+29`"),
+            ("0429", "store", "`0429`"),
+            ("", "store", "``"),
+            ("grpc:UNAVAILABLE", "release", "not accepted"),
+            ("unreachable", "store", "no answer"),
+            ("timeout", "store", "no answer"),
+            ("broken", "store", "no answer"),
+        ] {
+            let mut outcomes = Outcomes::default();
+            let error = outcomes.insert(entry, action).unwrap_err();
+            assert!(error.contains(said), "{error}");
+            assert_eq!(outcomes, Outcomes::default());
+        }
+    }
+
+    #[test]
+    fn what_did_not_answer_is_never_stored() {
+        let store = Some(Action::Store);
+        let outcomes = Outcomes { unreachable: store, timeout: store, broken: store, ..Outcomes::default() };
+        for ending in [Ending::Unreachable, Ending::Timeout, Ending::Broken] {
+            assert_eq!(outcomes.action(ending), Action::Hold);
+        }
+    }
+}

@@ -2,8 +2,8 @@
 
 use super::Fault;
 
-/// How deep arrays and objects may nest. Deeper ones could exhaust the stack.
-const MAX_DEPTH: usize = 128;
+/// How deep arrays and objects may nest. Deeper ones could exhaust the stack; sorting, too, costs more with depth.
+const MAX_DEPTH: usize = 64;
 
 /// A piece of a string.
 pub(super) enum Piece<'a> {
