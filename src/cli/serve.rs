@@ -96,9 +96,7 @@ async fn serve(config: Resolved, accept_identity_change: bool) -> anyhow::Result
 
 async fn drain(gate: &Gate, servers: &mut JoinSet<()>, patience: Duration, signals: &mut Signals) {
     let deadline = Instant::now() + patience;
-    let finished = async {
-        while servers.join_next().await.is_some() {}
-    };
+    let finished = async { while servers.join_next().await.is_some() {} };
     let hurried = tokio::select! {
         _ = timeout_at(deadline, finished) => false,
         () = signals.stop() => true,

@@ -87,11 +87,8 @@ pub(super) async fn run(errand: &Errand, lead: Lead, attempt: Attempt, client: C
         Exchanged::Abandoned => {
             let detail = "the gate shuts down, and the upstream has not answered yet";
             let problem = Problem::new(Code::UpstreamTimeout, detail);
-            let ended = Ended {
-                end: hold(errand, "shutdown"),
-                outcome: Outcome::Problem(problem.code),
-                answer: Err(problem),
-            };
+            let ended =
+                Ended { end: hold(errand, "shutdown"), outcome: Outcome::Problem(problem.code), answer: Err(problem) };
             conclude(errand, lead, attempt, ended, client, None).await;
         }
     }
@@ -145,9 +142,7 @@ async fn send(errand: &Errand, attempt: Attempt) -> Exchanged {
         Ok(Captured::TooLarge(rest)) => {
             Exchanged::Large(Box::new(Large { tombstone: answer, control, rest, connection }))
         }
-        Err(error) => {
-            Exchanged::Failed(Ending::Broken, pass::problem(upstream, &Error::Unknown(error)))
-        }
+        Err(error) => Exchanged::Failed(Ending::Broken, pass::problem(upstream, &Error::Unknown(error))),
     }
 }
 
@@ -197,9 +192,7 @@ fn answered(errand: &Errand, answer: Answer, control: &Control) -> Ended {
             (End::Complete { answer: kept, expiry: Expiry::FromClaim(ttl) }, Outcome::Executed)
         }
         Verdict::Release => (End::Release, Outcome::Released),
-        Verdict::Hold => {
-            (hold(errand, answer.status.as_str()), Outcome::Problem(Code::OutcomeUnknown))
-        }
+        Verdict::Hold => (hold(errand, answer.status.as_str()), Outcome::Problem(Code::OutcomeUnknown)),
     };
     Ended { end, outcome, answer: Ok(answer) }
 }

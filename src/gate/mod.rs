@@ -189,15 +189,19 @@ impl Gate {
         (lane, reply)
     }
 
-    async fn protect(self: &Arc<Self>, route: &Arc<Route>, lane: &Arc<Lane>, head: request::Head, body: Incoming) -> Reply {
+    async fn protect(
+        self: &Arc<Self>,
+        route: &Arc<Route>,
+        lane: &Arc<Lane>,
+        head: request::Head,
+        body: Incoming,
+    ) -> Reply {
         let policy = &route.policy;
         match policy.key.find(&head.uri, &head.headers, None) {
             Ok(Found::Absent) if policy.key.required => {
                 Reply::problem(request::key_missing(&policy.key), policy.docs.as_deref())
             }
-            Ok(Found::Absent) => {
-                pass::forward(&self.upstreams[route.upstream], head, body, &[]).await
-            }
+            Ok(Found::Absent) => pass::forward(&self.upstreams[route.upstream], head, body, &[]).await,
             Ok(found) => errand::begin(self, route, lane, head, found, body).await,
             Err(invalid) => {
                 let problem = Problem::new(Code::KeyInvalid, invalid.to_string());

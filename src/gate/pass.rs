@@ -112,7 +112,10 @@ pub(super) fn problem(upstream: &Upstream, error: &Error) -> Problem {
 
 /// The upstream took too long.
 pub(super) fn timed_out(limit: Duration) -> Problem {
-    Problem::new(Code::UpstreamTimeout, format!("the upstream did not answer within {}", humantime::format_duration(limit)))
+    Problem::new(
+        Code::UpstreamTimeout,
+        format!("the upstream did not answer within {}", humantime::format_duration(limit)),
+    )
 }
 
 /// Nothing is configured for this request.

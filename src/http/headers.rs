@@ -152,13 +152,13 @@ mod tests {
     use super::*;
 
     fn map(lines: &[(&'static str, &'static str)]) -> HeaderMap {
-        lines
-            .iter()
-            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
-            .fold(HeaderMap::new(), |mut map, (name, value)| {
+        lines.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).fold(
+            HeaderMap::new(),
+            |mut map, (name, value)| {
                 map.append(name, value);
                 map
-            })
+            },
+        )
     }
 
     const NOBODY: Forwarded<'static> = Forwarded { client: None, authority: None, version: Version::HTTP_11 };

@@ -37,8 +37,11 @@ pub struct Settings {
 /// Answers requests.
 pub trait Handler: Send + Sync + 'static {
     /// Answers one request of a client at `peer`. Dropped when the client goes away.
-    fn handle(self: Arc<Self>, request: Request<Incoming>, peer: SocketAddr)
-    -> impl Future<Output = Response<Body>> + Send;
+    fn handle(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+        peer: SocketAddr,
+    ) -> impl Future<Output = Response<Body>> + Send;
 }
 
 /// Serves a listener until `stop` turns true; then takes no more connections, lets each finish the exchange that it is
@@ -78,12 +81,7 @@ async fn pause_after(error: &io::Error) {
     }
 }
 
-async fn connection<H: Handler>(
-    stream: TcpStream,
-    peer: SocketAddr,
-    handler: Arc<H>,
-    mut stop: watch::Receiver<bool>,
-) {
+async fn connection<H: Handler>(stream: TcpStream, peer: SocketAddr, handler: Arc<H>, mut stop: watch::Receiver<bool>) {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "a connection was lost at once");
         return;
