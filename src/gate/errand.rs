@@ -113,12 +113,7 @@ pub(super) async fn begin(
 
 impl Errand {
     async fn run(self, client: Client) {
-        let id = self.gate.identifier.id(
-            &self.route.namespace,
-            &self.policy().scope,
-            self.head.caller(),
-            &self.key,
-        );
+        let id = self.gate.identifier.id(&self.route.namespace, &self.policy().scope, self.head.caller(), &self.key);
         loop {
             match self.gate.flights.join(id) {
                 Role::Lead(lead) => return self.lead(lead, client).await,
@@ -238,8 +233,9 @@ impl Errand {
 
     fn fresh(&self) -> Result<Fresh, Problem> {
         let mut attempt = [0; 16];
-        getrandom::fill(&mut attempt)
-            .map_err(|_| Problem::new(Code::Overloaded, "no randomness to be had").retry_after(Duration::from_secs(1)))?;
+        getrandom::fill(&mut attempt).map_err(|_| {
+            Problem::new(Code::Overloaded, "no randomness to be had").retry_after(Duration::from_secs(1))
+        })?;
         let path = self.head.uri.path();
         let head = codec::Head::new(self.fingerprint.clone(), self.head.method.clone(), path, &self.key);
         Ok(Fresh {
@@ -295,10 +291,9 @@ impl Errand {
                 let detail = "an earlier request with this key is still running; send this one again later";
                 self.problem(Problem::new(Code::InFlight, detail).retry_after(wait))
             }
-            Decision::Reused => problem(
-                Code::KeyReused,
-                "this key was used for a different request; use a new key for a new request",
-            ),
+            Decision::Reused => {
+                problem(Code::KeyReused, "this key was used for a different request; use a new key for a new request")
+            }
             Decision::Unknown => problem(
                 Code::OutcomeUnknown,
                 "an earlier attempt may or may not have taken effect; find out before you act again",
@@ -358,9 +353,8 @@ async fn find_key(
 }
 
 async fn digest(gate: &Gate, recipe: &Recipe, head: &Head, body: &Buffered) -> io::Result<[u8; 32]> {
-    let of = |body: Body<'_>| {
-        recipe.digest(Subject { method: &head.method, uri: &head.uri, headers: &head.headers, body })
-    };
+    let of =
+        |body: Body<'_>| recipe.digest(Subject { method: &head.method, uri: &head.uri, headers: &head.headers, body });
     if let Some(bytes) = body.in_memory() {
         return Ok(of(Body::Whole(bytes)));
     }
