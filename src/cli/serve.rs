@@ -40,9 +40,6 @@ pub fn run(config: Resolved, accept_identity_change: bool) -> anyhow::Result<Exi
 }
 
 async fn serve(config: Resolved, accept_identity_change: bool) -> anyhow::Result<ExitCode> {
-    for advice in &config.advice {
-        tracing::info!(advice = %advice, "advice");
-    }
     let mut signals = Signals::install()?;
     let metrics = Metrics::new();
     metrics.config_reloaded(true);
