@@ -55,13 +55,18 @@ pub(crate) fn history() -> impl Strategy<Value = Vec<Step>> {
         3 => (ids(), attempts(), any::<bool>()).prop_map(|(id, by, is_stale)| Step::Supersede { id, by, is_stale }),
         6 => (ids(), attempts(), end).prop_map(|(id, attempt, end)| Step::Settle(id, attempt, end)),
         2 => vec((ids(), attempts()), 0..5).prop_map(Step::Renew),
-        2 => (0..4_usize).prop_map(Step::ExpireLeases),
-        2 => (0..4_usize).prop_map(Step::Sweep),
+        2 => few_or_all().prop_map(Step::ExpireLeases),
+        2 => few_or_all().prop_map(Step::Sweep),
         1 => ids().prop_map(Step::Remove),
         2 => (filter, prop::option::of(ids()), 0..4_usize).prop_map(|(filter, after, limit)| Step::List(filter, after, limit)),
         1 => (0..3_u8, any::<bool>()).prop_map(|(digest, accept)| Step::Adopt(digest, accept)),
     ];
     vec(step, 1..60)
+}
+
+/// Which records a limit leaves out is not said, so it leaves out none or all.
+fn few_or_all() -> impl Strategy<Value = usize> {
+    prop_oneof![1 => Just(0), 3 => Just(100)]
 }
 
 /// A clock that stands until it is stepped.
