@@ -1,0 +1,268 @@
+//! The operator's side: health, metrics, and a way out of an unknown outcome.
+
+use std::time::Duration;
+
+use base64::Engine;
+use serde_json::{Value, json};
+
+use crate::support::{Gate, Reply, Request, Signal, Upstream, eventually};
+
+/// A gate with one unknown record for the key `k-1`, whose next run would answer.
+fn with_an_unknown_record() -> (Upstream, Gate, String) {
+    let upstream = Upstream::start(|request| match request.nth {
+        1 => Reply::default().pause(Duration::from_millis(1)).reset(),
+        _ => Reply::ok(format!("run {}", request.nth)),
+    });
+    let gate = Gate::before(&upstream).start();
+    gate.post("/charges", "k-1", "{}").expect_problem(502, "upstream-broken");
+    let id = id_of(&gate, "k-1");
+    (upstream, gate, id)
+}
+
+fn id_of(gate: &Gate, key: &str) -> String {
+    let records = gate.records(&format!("key={key}"));
+    assert_eq!(records.len(), 1, "{records:?}");
+    records[0]["id"].as_str().expect("an id").to_owned()
+}
+
+#[track_caller]
+fn resolve(gate: &Gate, id: &str, body: &Value) -> u16 {
+    gate.admin("POST", &format!("/api/v1/records/{id}/resolve"), Some(body)).status
+}
+
+#[test]
+fn an_unknown_record_released() {
+    let (upstream, gate, id) = with_an_unknown_record();
+    let status = resolve(&gate, &id, &json!({ "action": "release", "reason": "not in the ledger" }));
+    assert!((200..300).contains(&status), "{status}");
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    assert_eq!(upstream.runs(), 2);
+}
+
+#[test]
+fn an_unknown_record_completed() {
+    let (upstream, gate, id) = with_an_unknown_record();
+    let body = b"caf\xe9";
+    let status = resolve(
+        &gate,
+        &id,
+        &json!({
+            "action": "complete",
+            "status": 201,
+            "headers": [["X-A", "1"], ["Set-Cookie", "a=1"], ["X-B", "2"], ["Set-Cookie", "b=2"]],
+            "body_base64": base64::engine::general_purpose::STANDARD.encode(body),
+            "reason": "found in the ledger",
+        }),
+    );
+    assert!((200..300).contains(&status), "{status}");
+    for _ in 0..2 {
+        let replay = gate.post("/charges", "k-1", "{}");
+        replay.expect(201, "replayed");
+        assert_eq!(replay.body.bytes, body);
+        assert_eq!(replay.head.all("set-cookie"), [b"a=1", b"b=2"]);
+        assert!(replay.head.has("idempotency-expires"));
+    }
+    assert_eq!(upstream.runs(), 1);
+    assert_eq!(resolve(&gate, &id, &json!({ "action": "release" })), 409, "only unknown ones");
+    let gate = gate.kill9().start();
+    gate.post("/charges", "k-1", "{}").expect(201, "replayed");
+}
+
+#[test]
+fn only_unknown_records_are_resolved() {
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = Upstream::start(move |request| match request.key().as_deref() {
+        Some("done") => Reply::ok("x"),
+        _ => Reply::ok("x").hold_until(&held),
+    });
+    let gate = Gate::before(&upstream).start();
+    gate.post("/charges", "done", "{}").expect(200, "executed");
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| gate.post("/charges", "running", "{}"));
+        upstream.wait_for_runs(2);
+        for key in ["done", "running"] {
+            let id = id_of(&gate, key);
+            assert_eq!(resolve(&gate, &id, &json!({ "action": "release" })), 409, "{key}");
+        }
+        signal.open();
+        running.join().expect("an answer").expect(200, "executed");
+    });
+    assert_eq!(resolve(&gate, &"0".repeat(64), &json!({ "action": "release" })), 404);
+    assert_eq!(resolve(&gate, "nonsense", &json!({ "action": "release" })), 400);
+}
+
+#[test]
+fn a_record_purged() {
+    let upstream = Upstream::start(|request| Reply::ok(format!("run {}", request.nth)));
+    let gate = Gate::before(&upstream).start();
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    let path = format!("/api/v1/records/{}", id_of(&gate, "k-1"));
+    assert_eq!(gate.admin("GET", &path, None).json()["state"], "completed");
+    let purged = gate.admin("DELETE", &path, None);
+    assert!((200..300).contains(&purged.status), "{}", purged.show());
+    assert_eq!(gate.admin("GET", &path, None).status, 404);
+    assert_eq!(gate.admin("DELETE", &path, None).status, 404);
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    assert_eq!(upstream.runs(), 2);
+}
+
+/// A record that an operator removed while its attempt ran: the attempt must not bring it back or answer for another.
+#[test]
+fn a_record_purged_while_its_attempt_runs() {
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = Upstream::start(move |request| match request.nth {
+        1 => Reply::ok("run 1").hold_until(&held),
+        _ => Reply::ok("run 2"),
+    });
+    let gate = Gate::before(&upstream).start();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| gate.post("/charges", "k-1", "{}"));
+        upstream.wait_for_runs(1);
+        assert_eq!(gate.admin("DELETE", &format!("/api/v1/records/{}", id_of(&gate, "k-1")), None).status, 204);
+        let second = eventually("a second run, asked for by name", || {
+            let second = gate.post("/charges", "k-1", "{}");
+            (second.word() == "executed").then_some(second)
+        });
+        assert_eq!(second.text(), "run 2");
+        signal.open();
+        let first = first.join().expect("an answer");
+        assert_eq!((first.status, first.text().as_str()), (200, "run 1"), "{}", first.show());
+        assert_ne!(first.word(), "executed", "its answer is not what is recorded");
+    });
+    assert_eq!(gate.post("/charges", "k-1", "{}").text(), "run 2");
+    assert_eq!(upstream.runs(), 2);
+}
+
+#[test]
+fn records_are_listed_in_pages_and_by_what_is_asked_for() {
+    let upstream = Upstream::start(|request| match request.key().as_deref() {
+        Some("broken") => Reply::default().pause(Duration::from_millis(1)).reset(),
+        _ => Reply::ok("secret-body").pause(Duration::ZERO),
+    });
+    let gate = Gate::before(&upstream).start();
+    for nth in 0..7 {
+        let key = format!("a-rather-long-key-{nth}");
+        let request =
+            Request::post("/charges/7?token=secret-query").key(&key).header("Authorization", "Bearer secret-auth");
+        request.body("secret-request").send(&gate).expect(200, "executed");
+    }
+    gate.post("/charges", "broken", "{}");
+    assert_eq!(gate.records("").len(), 8);
+    assert_eq!(gate.records("state=unknown").len(), 1);
+    assert_eq!(gate.records("state=completed").len(), 7);
+    assert_eq!(gate.records("state=in-flight").len(), 0);
+    assert_eq!(gate.records("route=all").len(), 8);
+    assert_eq!(gate.records("route=other").len(), 0);
+    assert_eq!(gate.records("older_than=1h").len(), 0);
+    assert_eq!(gate.records("key=a-rather-long-key-3&state=completed").len(), 1);
+    let mut ids = Vec::new();
+    let mut query = "limit=3".to_owned();
+    loop {
+        let page = gate.admin("GET", &format!("/api/v1/records?{query}"), None).json();
+        let records = page["records"].as_array().expect("a list");
+        assert!(records.len() <= 3);
+        ids.extend(records.iter().map(|record| record["id"].as_str().expect("an id").to_owned()));
+        match page["next"].as_str() {
+            Some(next) => query = format!("limit=3&cursor={next}"),
+            None => break,
+        }
+    }
+    assert_eq!(ids.len(), 8);
+    ids.sort();
+    ids.dedup();
+    assert_eq!(ids.len(), 8, "a record twice");
+    let all = gate.admin("GET", "/api/v1/records", None).text() + &gate.log();
+    for secret in ["secret-", "a-rather-long-key-"] {
+        assert!(!all.contains(secret), "{secret} shows");
+    }
+    for wrong in ["state=odd", "limit=0", "limit=x", "older_than=x", "cursor=x"] {
+        assert_eq!(gate.admin("GET", &format!("/api/v1/records?{wrong}"), None).status, 400, "{wrong}");
+    }
+}
+
+#[test]
+fn the_token_is_demanded() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = Gate::before(&upstream);
+    std::fs::write(plan.path("token"), "open-sesame\n").unwrap();
+    let gate = plan.clone().admin(&format!("token_file = \"{}\"", plan.path("token").display())).start();
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    let get = |token: Option<&str>, path: &str| {
+        let request = Request::get(path);
+        let request = match token {
+            Some(token) => request.header("Authorization", format!("Bearer {token}")),
+            None => request,
+        };
+        request.send(gate.admin).status
+    };
+    for path in ["/api/v1/records", "/api/v1/records/x", "/metrics"] {
+        assert_eq!(get(None, path), 401, "{path}");
+        assert_eq!(get(Some("open-sesam"), path), 401, "{path}");
+        assert_eq!(get(Some(""), path), 401, "{path}");
+    }
+    assert_eq!(get(Some("open-sesame"), "/api/v1/records"), 200);
+    assert_eq!(get(None, "/livez"), 200, "probes have no token");
+    assert_eq!(get(None, "/readyz"), 200, "probes have no token");
+    assert!(!gate.log().contains("open-sesame"));
+}
+
+#[test]
+fn a_page_of_another_site_is_refused() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = Gate::before(&upstream).start();
+    let forged = Request::get("/api/v1/records").header("Host", "evil.example").send(gate.admin);
+    assert_eq!(forged.status, 403, "{}", forged.show());
+    let forged = Request::get("/api/v1/records").header("Origin", "http://evil.example").send(gate.admin);
+    assert_eq!(forged.status, 403, "{}", forged.show());
+}
+
+#[test]
+fn health_and_metrics() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = Gate::before(&upstream).start();
+    for path in ["/livez", "/readyz"] {
+        assert_eq!(gate.admin("GET", path, None).status, 200, "{path}");
+    }
+    assert_eq!(gate.admin("GET", "/nothing", None).status, 404);
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    gate.post("/charges", "k-1", "{}").expect(200, "replayed");
+    gate.post("/charges", "k-1", "{\"a\":1}").expect_problem(422, "key-reused");
+    Request::get("/x").send(&gate);
+    let text = gate.admin("GET", "/metrics", None).text();
+    for name in [
+        "oncegate_requests_total",
+        "oncegate_request_duration_seconds",
+        "oncegate_upstream_duration_seconds",
+        "oncegate_store_duration_seconds",
+        "oncegate_attempts_in_flight",
+        "oncegate_records",
+        "oncegate_leases_expired_total",
+        "oncegate_records_swept_total",
+        "oncegate_build_info",
+    ] {
+        assert!(text.contains(&format!("# TYPE {name} ")), "{name} is missing:\n{text}");
+    }
+    for outcome in ["executed", "replayed", "key-reused"] {
+        let label = format!("outcome=\"{outcome}\"");
+        assert_eq!(gate.metric("oncegate_requests_total", &["route=\"all\"", &label]), 1.0, "{outcome}");
+        assert_eq!(gate.metric("oncegate_request_duration_seconds_count", &["route=\"all\"", &label]), 1.0);
+    }
+    assert_eq!(gate.metric("oncegate_requests_total", &["outcome=\"passed\""]), 1.0);
+    assert_eq!(gate.metric("oncegate_attempts_in_flight", &[]), 0.0);
+    eventually("the count of records", || {
+        (gate.metric("oncegate_records", &["state=\"completed\""]) == 1.0).then_some(())
+    });
+    assert!(!text.contains("k-1"), "a key shows in the metrics");
+}
+
+#[test]
+fn expired_records_are_swept() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = Gate::before(&upstream).defaults("ttl = \"1s\"").start();
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    eventually("the sweep", || gate.records("").is_empty().then_some(()));
+    eventually("the count", || (gate.metric("oncegate_records_swept_total", &[]) >= 1.0).then_some(()));
+    assert_eq!(upstream.runs(), 1);
+}

@@ -1,0 +1,123 @@
+//! Many clients with one key at once.
+
+use std::sync::Barrier;
+use std::time::Duration;
+
+use crate::support::wait::PATIENCE;
+use crate::support::{Gate, Reply, Response, Signal, Upstream};
+
+#[test]
+fn fifty_clients_with_one_key_run_the_upstream_once() {
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = Upstream::start(move |request| Reply::ok(format!("run {}", request.nth)).hold_until(&held));
+    let gate = Gate::before(&upstream).start();
+    let barrier = Barrier::new(50);
+    let responses: Vec<Response> = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..50)
+            .map(|_| {
+                scope.spawn(|| {
+                    barrier.wait();
+                    gate.post("/charges", "one-key", "{\"amount\":1}")
+                })
+            })
+            .collect();
+        // The attempt ends only when everybody else has their answer.
+        while clients.iter().filter(|client| client.is_finished()).count() < 49 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        signal.open();
+        clients.into_iter().map(|client| client.join().expect("an answer")).collect()
+    });
+    let (executed, conflicts): (Vec<_>, Vec<_>) = responses.iter().partition(|response| response.status == 200);
+    assert_eq!((executed.len(), conflicts.len()), (1, 49));
+    executed[0].expect(200, "executed");
+    for conflict in conflicts {
+        conflict.expect_problem(409, "in-flight");
+    }
+    let replay = gate.post("/charges", "one-key", "{\"amount\":1}");
+    executed[0].expect_repeated_by(&replay);
+    assert_eq!(upstream.runs(), 1);
+    assert_eq!(gate.metric("oncegate_requests_total", &["outcome=\"in-flight\"", "route=\"all\""]), 49.0);
+    assert_eq!(gate.metric("oncegate_requests_total", &["outcome=\"executed\"", "route=\"all\""]), 1.0);
+    assert_eq!(gate.metric("oncegate_requests_total", &["outcome=\"replayed\"", "route=\"all\""]), 1.0);
+}
+
+#[test]
+fn fifty_clients_with_fifty_keys_all_run() {
+    let upstream = Upstream::start(|request| Reply::ok(request.key().unwrap_or_default()));
+    let gate = Gate::before(&upstream).start();
+    std::thread::scope(|scope| {
+        for client in 0..50 {
+            let gate = &gate;
+            scope.spawn(move || {
+                let key = format!("key-{client}");
+                let first = gate.post("/charges", &key, "{}");
+                first.expect(200, "executed");
+                assert_eq!(first.text(), key, "another caller's answer");
+                first.expect_repeated_by(&gate.post("/charges", &key, "{}"));
+            });
+        }
+    });
+    assert_eq!(upstream.runs(), 50);
+}
+
+/// In 95 of 100 cases, a duplicate that waits as long as `Retry-After` says gets the answer.
+#[test]
+fn waiting_as_long_as_it_says_gives_the_replay() {
+    // Attempts take between 0.4 and 1.6 seconds.
+    let upstream = Upstream::start(|request| {
+        let spread = u64::try_from(request.nth * 137 % 1_200).expect("small");
+        Reply::ok("done").delay(Duration::from_millis(400 + spread))
+    });
+    let gate = Gate::before(&upstream).start();
+    std::thread::scope(|scope| {
+        for warm in 0..20 {
+            let gate = &gate;
+            scope.spawn(move || gate.post("/charges", &format!("warm-{warm}"), "{}"));
+        }
+    });
+    let cases: Vec<bool> = std::thread::scope(|scope| {
+        let cases: Vec<_> = (0..100)
+            .map(|case| {
+                let gate = &gate;
+                scope.spawn(move || {
+                    let key = format!("key-{}", case % 20);
+                    // Duplicates come at any moment of the attempt.
+                    std::thread::sleep(Duration::from_millis(case * 5 % 400));
+                    let first = gate.post("/charges", &key, "{}");
+                    if first.status == 200 {
+                        return None;
+                    }
+                    first.expect_problem(409, "in-flight");
+                    let wait = Duration::from_secs(first.retry_after());
+                    assert!(wait < PATIENCE / 3, "a wait of {wait:?} for attempts below two seconds");
+                    std::thread::sleep(wait);
+                    Some(gate.post("/charges", &key, "{}").word() == "replayed")
+                })
+            })
+            .collect();
+        cases.into_iter().filter_map(|case| case.join().expect("an answer")).collect()
+    });
+    let served = cases.iter().filter(|served| **served).count();
+    assert!(cases.len() >= 50, "{} duplicates", cases.len());
+    assert!(served * 100 >= cases.len() * 95, "{served} of {}", cases.len());
+    assert_eq!(upstream.runs(), 40);
+}
+
+#[test]
+fn one_key_in_many_forms_is_one_key() {
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = Upstream::start(move |_| Reply::ok("x").hold_until(&held));
+    let gate = Gate::before(&upstream).start();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| gate.post("/charges", "abc", "{}"));
+        upstream.wait_for_runs(1);
+        gate.post("/charges", "\"abc\"", "{}").expect_problem(409, "in-flight");
+        signal.open();
+        first.join().expect("an answer").expect(200, "executed");
+    });
+    gate.post("/charges", "\"abc\"", "{}").expect(200, "replayed");
+    assert_eq!(upstream.runs(), 1);
+}

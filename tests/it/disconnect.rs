@@ -1,0 +1,105 @@
+//! A client that goes away changes nothing.
+
+use std::time::Duration;
+
+use crate::support::{Client, Gate, Reply, Request, Signal, Upstream, eventually};
+
+#[test]
+fn the_answer_is_kept_for_a_client_that_left_while_the_upstream_ran() {
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = Upstream::start(move |_| Reply::status("201 Created", "order 7").hold_until(&held));
+    let gate = Gate::before(&upstream).start();
+    let request = Request::post("/orders").key("k-1").body("{}");
+    let mut client = Client::connect(gate.address);
+    client.send(request.bytes(gate.address));
+    upstream.wait_for_runs(1);
+    drop(client);
+    request.send(&gate).expect_problem(409, "in-flight");
+    signal.open();
+    gate.wait_for_state("k-1", "completed");
+    let retry = request.send(&gate);
+    retry.expect(201, "replayed");
+    assert_eq!(retry.text(), "order 7");
+    assert_eq!(upstream.runs(), 1);
+}
+
+#[test]
+fn a_client_that_resets_its_connection_is_no_different() {
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = Upstream::start(move |_| Reply::ok("x").hold_until(&held));
+    let gate = Gate::before(&upstream).start();
+    let request = Request::post("/orders").key("k-1").body("{}");
+    let mut client = Client::connect(gate.address);
+    client.send(request.bytes(gate.address));
+    upstream.wait_for_runs(1);
+    socket2::SockRef::from(&client.wire.stream).set_linger(Some(Duration::ZERO)).unwrap();
+    drop(client);
+    signal.open();
+    gate.wait_for_state("k-1", "completed");
+    request.send(&gate).expect(200, "replayed");
+    assert_eq!(upstream.runs(), 1);
+}
+
+#[test]
+fn a_client_that_leaves_in_the_middle_of_the_answer() {
+    let signal = Signal::new();
+    let held = signal.clone();
+    let body = "y".repeat(300_000);
+    let answer = body.clone();
+    let upstream = Upstream::start(move |_| {
+        let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", answer.len());
+        Reply::raw(head).then(&answer.as_bytes()[..100_000]).pause_until(&held).then(&answer.as_bytes()[100_000..])
+    });
+    let gate = Gate::before(&upstream).start();
+    let request = Request::post("/orders").key("k-1").body("{}");
+    let mut client = Client::connect(gate.address);
+    client.send(request.bytes(gate.address));
+    upstream.wait_for_runs(1);
+    drop(client);
+    signal.open();
+    gate.wait_for_state("k-1", "completed");
+    let retry = request.send(&gate);
+    retry.expect(200, "replayed");
+    assert!(retry.text() == body);
+    assert_eq!(upstream.runs(), 1);
+}
+
+/// Clients that leave at any moment, from before the request is sent to after the answer.
+#[test]
+fn clients_that_leave_at_any_moment_cost_at_most_one_run() {
+    let upstream = Upstream::start(|_| Reply::ok("x").delay(Duration::from_millis(20)));
+    let gate = Gate::before(&upstream).start();
+    for (nth, wait) in (0..30).map(|nth| (nth, Duration::from_millis(nth * 2))) {
+        let key = format!("key-{nth}");
+        let request = Request::post("/orders").key(&key).body("{}");
+        let mut client = Client::connect(gate.address);
+        client.send(request.bytes(gate.address));
+        std::thread::sleep(wait);
+        drop(client);
+        let retry = eventually("an answer", || {
+            let response = request.send(&gate);
+            (response.word() != "in-flight").then_some(response)
+        });
+        assert!(["executed", "replayed"].contains(&retry.word().as_str()), "{}", retry.show());
+        assert_eq!(upstream.runs_of(&key), 1, "left after {wait:?}");
+    }
+}
+
+#[test]
+fn a_client_that_only_closes_its_sending_side_gets_its_answer() {
+    let upstream = Upstream::start(|_| Reply::ok("x").delay(Duration::from_millis(100)));
+    let gate = Gate::before(&upstream).start();
+    let request = Request::post("/orders").key("k-1").body("{}");
+    let mut client = Client::connect(gate.address);
+    client.send(request.bytes(gate.address));
+    client.wire.stream.shutdown(std::net::Shutdown::Write).unwrap();
+    // Whether it is answered is up to the gate; the attempt must be kept either way.
+    if let Some(response) = client.try_response("POST") {
+        response.expect(200, "executed");
+    }
+    gate.wait_for_state("k-1", "completed");
+    request.send(&gate).expect(200, "replayed");
+    assert_eq!(upstream.runs(), 1);
+}

@@ -1,0 +1,193 @@
+//! Starting, stopping, and what a start refuses.
+
+use std::time::{Duration, Instant};
+
+use crate::support::{Client, Gate, Reply, Request, Signal, Upstream, eventually};
+
+#[test]
+fn sigterm_finishes_attempts_and_takes_no_new_ones() {
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = Upstream::start(move |_| Reply::status("201 Created", "late").hold_until(&held));
+    let mut gate = Gate::before(&upstream).start();
+    let address = gate.address;
+    let first = std::thread::spawn(move || Request::post("/charges").key("k-1").body("{}").send(address));
+    upstream.wait_for_runs(1);
+    gate.sigterm();
+    eventually("unready", || (gate.admin("GET", "/readyz", None).status == 503).then_some(()));
+    assert_eq!(gate.admin("GET", "/livez", None).status, 200);
+    eventually("no new connections", || {
+        std::net::TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_err().then_some(())
+    });
+    assert!(gate.is_running(), "it left its attempt alone");
+    signal.open();
+    first.join().unwrap().expect(201, "executed");
+    let status = gate.wait();
+    assert!(status.success(), "{status}");
+    let gate = gate.plan.clone().start();
+    gate.post("/charges", "k-1", "{}").expect(201, "replayed");
+    assert_eq!(upstream.runs(), 1);
+}
+
+#[test]
+fn sigterm_with_nothing_to_do_ends_at_once() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = Gate::before(&upstream).start();
+    // Connections that are idle, to the gate and behind it, hold nothing up.
+    let mut idle = Client::connect(gate.address);
+    idle.send(Request::post("/charges").key("k-1").body("{}").bytes(gate.address));
+    idle.response().expect(200, "executed");
+    let _silent = Client::connect(gate.address);
+    let start = Instant::now();
+    gate.stop();
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
+#[test]
+fn what_cannot_finish_is_settled_as_unknown() {
+    let never = Signal::new();
+    let held = never.clone();
+    let upstream = Upstream::start(move |_| Reply::ok("x").hold_until(&held));
+    let gate = Gate::before(&upstream).server("drain_timeout = \"500ms\"").start();
+    let address = gate.address;
+    let first = std::thread::spawn(move || Request::post("/charges").key("k-1").body("{}").try_send(address));
+    upstream.wait_for_runs(1);
+    let start = Instant::now();
+    let plan = gate.stop();
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    if let Some(response) = first.join().unwrap() {
+        assert!(response.status >= 500 || response.status == 409, "{}", response.show());
+    }
+    let gate = plan.start();
+    assert_eq!(gate.states("k-1"), ["unknown"]);
+    gate.post("/charges", "k-1", "{}").expect_problem(409, "outcome-unknown");
+    never.open();
+    assert_eq!(upstream.runs(), 1);
+}
+
+#[test]
+fn other_identity_rules_are_refused_while_records_live() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = Gate::before(&upstream);
+    let gate = plan.start();
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    gate.stop();
+    let changed = plan.clone().defaults("scope = [\"header:X-Tenant\"]");
+    let mut refused = changed.spawn();
+    let status = refused.wait();
+    assert!(!status.success(), "{status}");
+    let log = refused.log();
+    assert!(log.contains("--accept-identity-change") && log.contains("all"), "{log}");
+    // Refusing changed nothing.
+    let gate = plan.start();
+    gate.post("/charges", "k-1", "{}").expect(200, "replayed");
+    gate.stop();
+    let gate = changed.clone().arg("--accept-identity-change").start();
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    gate.stop();
+    // Accepted once, it is the rule.
+    let gate = changed.start();
+    gate.post("/charges", "k-1", "{}").expect(200, "replayed");
+    assert_eq!(upstream.runs(), 2);
+}
+
+#[test]
+fn other_identity_rules_are_fine_where_no_record_lives() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = Gate::before(&upstream);
+    plan.start().stop();
+    plan.clone().defaults("scope = [\"header:X-Tenant\"]").start().stop();
+    // What does not make identities may change at any time.
+    let gate = plan.start();
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    gate.stop();
+    let gate = plan.clone().defaults("ttl = \"7d\"\nlease = \"10s\"\nunknown_ttl = \"60d\"").start();
+    gate.post("/charges", "k-1", "{}").expect(200, "replayed");
+}
+
+#[test]
+fn a_second_process_on_one_store_serves_nothing_until_the_first_has_gone() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let first = Gate::before(&upstream).start();
+    first.post("/charges", "k-1", "{}").expect(200, "executed");
+    let mut second = first.plan.spawn();
+    match second.address("admin listening") {
+        // It waits: alive, and not ready.
+        Some(admin) => {
+            eventually("unready", || (Request::get("/readyz").send(admin).status == 503).then_some(()));
+            assert_eq!(Request::get("/livez").send(admin).status, 200);
+            assert!(second.is_running());
+            assert!(!second.log().contains("\"listening\""), "it serves a store that is another's");
+            first.post("/charges", "k-1", "{}").expect(200, "replayed");
+            first.kill9();
+            let address = second.address("listening").expect("it takes over");
+            Request::post("/charges").key("k-1").body("{}").send(address).expect(200, "replayed");
+        }
+        // Or it is refused.
+        None => {
+            assert!(!second.wait().success());
+            first.post("/charges", "k-1", "{}").expect(200, "replayed");
+        }
+    }
+    assert_eq!(upstream.runs(), 1);
+}
+
+#[test]
+fn a_store_in_memory_is_a_gate_too() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = Gate::before(&upstream).store_url("memory:").start();
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    gate.post("/charges", "k-1", "{}").expect(200, "replayed");
+    let gate = gate.stop().start();
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+}
+
+#[test]
+fn a_file_that_is_no_store_is_left_alone() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = Gate::before(&upstream);
+    let content = "This is somebody's diary.\n".repeat(100);
+    std::fs::write(plan.path("gate.db"), &content).unwrap();
+    let mut process = plan.spawn();
+    assert!(!process.wait().success(), "{}", process.log());
+    assert_eq!(std::fs::read_to_string(plan.path("gate.db")).unwrap(), content);
+}
+
+#[test]
+fn a_wrong_configuration_ends_with_78_and_every_problem() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let mut process = Gate::before(&upstream).defaults("ttl = \"0s\"\nlease = \"1ms\"\nodd = 1").spawn();
+    assert_eq!(process.wait().code(), Some(78));
+    let log = process.log();
+    for word in ["ttl", "lease", "odd", "oncegate.toml"] {
+        assert!(log.contains(word), "{word} is missing: {log}");
+    }
+}
+
+#[test]
+fn an_address_that_is_taken_is_said() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let mut process = Gate::before(&upstream).server(&format!("listen = \"{address}\"")).spawn();
+    let status = process.wait();
+    assert_eq!(status.code(), Some(1), "{}", process.log());
+    assert!(process.log().contains(&address.to_string()), "{}", process.log());
+}
+
+#[test]
+fn connections_are_closed_in_an_orderly_way_while_draining() {
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = Upstream::start(move |_| Reply::ok("x").hold_until(&held));
+    let gate = Gate::before(&upstream).start();
+    let mut client = Client::connect(gate.address);
+    client.send(Request::post("/charges").key("k-1").body("{}").bytes(gate.address));
+    upstream.wait_for_runs(1);
+    gate.sigterm();
+    eventually("unready", || (gate.admin("GET", "/readyz", None).status == 503).then_some(()));
+    signal.open();
+    let response = client.response();
+    response.expect(200, "executed");
+    assert!(client.wire.is_closed_within(Duration::from_secs(10)));
+}

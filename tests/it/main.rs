@@ -1,0 +1,20 @@
+//! The gate as its users meet it: the real binary between real sockets, judged by what each side sees.
+
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test fails by panicking, and says why")]
+#![allow(unreachable_pub, reason = "nothing reaches into a test binary")]
+
+mod admin;
+mod bad_requests;
+mod concurrency;
+mod crash;
+mod disconnect;
+mod forwarding;
+mod harness;
+mod lifecycle;
+mod limits;
+mod passthrough;
+mod policy;
+mod replay;
+mod store_faults;
+mod support;
+mod upstream_failures;

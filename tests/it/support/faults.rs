@@ -1,0 +1,47 @@
+//! Faults of the disk in a real process: a library that is preloaded into the gate (`shim/fault.c`).
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// What the store's files do.
+#[derive(Clone, Copy, Debug)]
+pub enum Fault {
+    /// Writes fail: no space is left.
+    Full,
+    /// Writes fail: the device is broken.
+    Io,
+    /// Syncs fail.
+    Sync,
+    /// Writes and syncs wait until the fault is gone.
+    Block,
+}
+
+impl Fault {
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::Io => "io",
+            Self::Sync => "sync",
+            Self::Block => "block",
+        }
+    }
+}
+
+/// The library, compiled once.
+pub fn shim() -> &'static Path {
+    static SHIM: OnceLock<PathBuf> = OnceLock::new();
+    SHIM.get_or_init(|| {
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/shim/fault.c");
+        let own = target.join(format!("fault-{}.so", std::process::id()));
+        let done =
+            Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&own).arg(&source).arg("-ldl").output();
+        let done = done.expect("a C compiler, as building SQLite needs one too");
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        // Other test processes do the same at the same time: whoever renames last wins, with the same content.
+        let shared = target.join("fault.so");
+        std::fs::rename(&own, &shared).expect("one directory");
+        shared
+    })
+}

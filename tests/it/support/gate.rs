@@ -1,0 +1,423 @@
+//! The real binary, `oncegate serve`, as a process of its own.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::client::{Request, Response};
+use super::faults::{Fault, shim};
+use super::upstream::Upstream;
+use super::wait::{PATIENCE, eventually};
+
+/// A route for whatever the test sends with POST or PATCH.
+const ALL: &str = "[[routes]]\nname = \"all\"\nmethods = [\"POST\", \"PATCH\"]\npath = \"/{*rest}\"\n";
+
+/// How a gate is to be started. Starting does not use it up: the next start is on the same store.
+#[derive(Clone)]
+pub struct Plan {
+    dir: Arc<TempDir>,
+    url: String,
+    server: String,
+    admin: String,
+    store_url: String,
+    store: String,
+    upstream: String,
+    defaults: String,
+    routes: String,
+    top: String,
+    args: Vec<String>,
+    env: Vec<(String, String)>,
+    faults: bool,
+}
+
+/// A running gate. Killed when dropped.
+pub struct Gate {
+    pub plan: Plan,
+    pub address: SocketAddr,
+    pub admin: SocketAddr,
+    process: Process,
+}
+
+/// A started process and what it logs.
+pub struct Process {
+    child: Child,
+    log: Arc<(Mutex<Vec<String>>, Condvar)>,
+}
+
+impl Gate {
+    /// A plan for a gate before this upstream, with one route for every POST and PATCH.
+    pub fn before(upstream: &Upstream) -> Plan {
+        Self::before_url(&upstream.url())
+    }
+
+    pub fn before_url(url: &str) -> Plan {
+        let dir = tempfile::Builder::new().prefix("oncegate-it-").tempdir().expect("a writable directory");
+        Plan {
+            store_url: format!("sqlite:{}", dir.path().join("gate.db").display()),
+            dir: Arc::new(dir),
+            url: url.into(),
+            server: String::new(),
+            admin: String::new(),
+            store: String::new(),
+            upstream: String::new(),
+            defaults: String::new(),
+            routes: ALL.into(),
+            top: String::new(),
+            args: Vec::new(),
+            env: Vec::new(),
+            faults: false,
+        }
+    }
+
+    /// SIGKILL, and what is needed to start again on the same store.
+    pub fn kill9(mut self) -> Plan {
+        self.process.kill9();
+        self.plan.clone()
+    }
+
+    /// SIGTERM; returns at once.
+    pub fn sigterm(&self) {
+        self.process.signal(rustix::process::Signal::TERM);
+    }
+
+    /// SIGTERM, waits for the end and holds that it was orderly.
+    #[track_caller]
+    pub fn stop(mut self) -> Plan {
+        self.sigterm();
+        let status = self.process.wait();
+        assert!(status.success(), "ended with {status}\n{}", self.log());
+        self.plan.clone()
+    }
+
+    /// Waits for the process to end by itself.
+    #[track_caller]
+    pub fn wait(&mut self) -> ExitStatus {
+        self.process.wait()
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.process.child.try_wait().expect("a child").is_none()
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.process.child.id()
+    }
+
+    /// Everything it has logged.
+    pub fn log(&self) -> String {
+        self.process.log()
+    }
+
+    #[track_caller]
+    pub fn post(&self, path: &str, key: &str, body: &str) -> Response {
+        Request::post(path).key(key).body(body).send(self)
+    }
+
+    /// A request to the admin listener.
+    #[track_caller]
+    pub fn admin(&self, method: &str, path: &str, body: Option<&Value>) -> Response {
+        let request = Request::new(method, path);
+        let request = match body {
+            Some(body) => request.header("Content-Type", "application/json").body(body.to_string()),
+            None => request,
+        };
+        request.send(self.admin)
+    }
+
+    /// The records that pass a filter, as `GET /api/v1/records` lists them.
+    #[track_caller]
+    pub fn records(&self, query: &str) -> Vec<Value> {
+        let response = self.admin("GET", &format!("/api/v1/records?{query}"), None);
+        assert_eq!(response.status, 200, "{}", response.show());
+        response.json()["records"].as_array().expect("a list").clone()
+    }
+
+    /// The states of the records of a key.
+    #[track_caller]
+    pub fn states(&self, key: &str) -> Vec<String> {
+        let records = self.records(&format!("key={key}"));
+        records.iter().map(|record| record["state"].as_str().expect("a state").to_owned()).collect()
+    }
+
+    /// Waits until the record of a key has this state.
+    #[track_caller]
+    pub fn wait_for_state(&self, key: &str, state: &str) {
+        eventually(&format!("a record that is {state}"), || (self.states(key) == [state]).then_some(()));
+    }
+
+    /// The sum of the samples of a metric whose labels contain all of these `name="value"`.
+    #[track_caller]
+    pub fn metric(&self, name: &str, labels: &[&str]) -> f64 {
+        let text = self.admin("GET", "/metrics", None).text();
+        let samples = text.lines().filter_map(|line| {
+            let (series, value) = line.rsplit_once(' ')?;
+            let (of, rest) = series.split_once('{').unwrap_or((series, ""));
+            (of == name && labels.iter().all(|label| rest.contains(label))).then(|| value.parse::<f64>().ok())?
+        });
+        samples.sum()
+    }
+
+    /// From now on the store's disk has this fault. The plan must have said `.with_faults()`.
+    pub fn fault(&self, fault: Fault) {
+        let control = self.plan.path("fault");
+        let new = self.plan.path("fault.new");
+        std::fs::write(&new, fault.word()).expect("a writable directory");
+        std::fs::rename(new, control).expect("one directory");
+    }
+
+    /// The disk is well again.
+    pub fn heal(&self) {
+        std::fs::remove_file(self.plan.path("fault")).expect("a fault");
+    }
+
+    /// How many writes, and how many of them since the last sync, the store has made.
+    pub fn unsynced(&self) -> (usize, usize) {
+        let trace = std::fs::read_to_string(self.plan.path("trace")).unwrap_or_default();
+        let writes = trace.matches('w').count();
+        let since = trace.rsplit('s').next().unwrap_or_default().matches('w').count();
+        (writes, since)
+    }
+
+    /// The most memory the process ever had resident, in bytes.
+    pub fn peak_memory(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("a running process");
+        let line = status.lines().find(|line| line.starts_with("VmHWM:")).expect("VmHWM");
+        let kib: u64 = line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number");
+        kib * 1024
+    }
+}
+
+impl From<&Gate> for SocketAddr {
+    fn from(gate: &Gate) -> Self {
+        gate.address
+    }
+}
+
+impl Plan {
+    /// Adds lines to `[server]`.
+    pub fn server(mut self, lines: &str) -> Self {
+        self.server = lines.into();
+        self
+    }
+
+    /// Adds lines to `[admin]`.
+    pub fn admin(mut self, lines: &str) -> Self {
+        self.admin = lines.into();
+        self
+    }
+
+    /// Adds lines to `[store]`.
+    pub fn store(mut self, lines: &str) -> Self {
+        self.store = lines.into();
+        self
+    }
+
+    /// Replaces the store.
+    pub fn store_url(mut self, url: &str) -> Self {
+        self.store_url = url.into();
+        self
+    }
+
+    /// Adds fields to the upstream: `timeout = "1s"`.
+    pub fn upstream(mut self, fields: &str) -> Self {
+        self.upstream = fields.into();
+        self
+    }
+
+    /// Sets `[defaults]`, which also holds for the one route there is.
+    pub fn defaults(mut self, lines: &str) -> Self {
+        self.defaults = lines.into();
+        self
+    }
+
+    /// Replaces the routes.
+    pub fn routes(mut self, tables: &str) -> Self {
+        self.routes = tables.into();
+        self
+    }
+
+    /// Adds keys before the first table, or whole tables.
+    pub fn top(mut self, lines: &str) -> Self {
+        self.top = lines.into();
+        self
+    }
+
+    pub fn arg(mut self, arg: &str) -> Self {
+        self.args.push(arg.into());
+        self
+    }
+
+    pub fn env(mut self, name: &str, value: impl Into<String>) -> Self {
+        self.env.push((name.into(), value.into()));
+        self
+    }
+
+    /// Puts the store's disk under the test's control.
+    pub fn with_faults(mut self) -> Self {
+        self.faults = true;
+        self
+    }
+
+    /// Ends the process at the `nth` call that it makes on the store's files: `before`, `torn` or `after`.
+    pub fn killed_at(self, nth: usize, when: &str) -> Self {
+        self.with_faults().env("FAULT_KILL_AT", nth.to_string()).env("FAULT_KILL", when)
+    }
+
+    /// The same store with a disk that works.
+    pub fn without_faults(mut self) -> Self {
+        self.faults = false;
+        self.env.retain(|(name, _)| !name.starts_with("FAULT_"));
+        self
+    }
+
+    /// A file in the plan's directory.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The configuration file, written.
+    pub fn config(&self) -> PathBuf {
+        let Self { url, server, admin, store_url, store, upstream, defaults, routes, top, .. } = self;
+        let comma = if upstream.is_empty() { "" } else { ", " };
+        let listen = |lines: &str| if lines.contains("listen") { "" } else { "listen = \"127.0.0.1:0\"" };
+        let text = format!(
+            "{top}\n[server]\n{}\n{server}\n[admin]\n{}\n{admin}\n[store]\nurl = \"{store_url}\"\n{store}\n\
+             [log]\nformat = \"json\"\n[upstreams]\napp = {{ url = \"{url}\"{comma}{upstream} }}\n\
+             [defaults]\n{defaults}\n{routes}",
+            listen(server),
+            listen(admin)
+        );
+        let path = self.path("oncegate.toml");
+        std::fs::write(&path, text).expect("a writable directory");
+        path
+    }
+
+    /// Starts `oncegate serve` and waits until it listens.
+    #[track_caller]
+    pub fn start(&self) -> Gate {
+        let process = self.spawn();
+        let address = process.address("listening");
+        let admin = process.address("admin listening");
+        match (address, admin) {
+            (Some(address), Some(admin)) => Gate { plan: self.clone(), address, admin, process },
+            _ => panic!("the gate does not listen:\n{}", process.log()),
+        }
+    }
+
+    /// As [`Plan::start`], or nothing where the process ends before it listens.
+    pub fn try_start(&self) -> Option<Gate> {
+        let process = self.spawn();
+        let address = process.address("listening")?;
+        let admin = process.address("admin listening")?;
+        Some(Gate { plan: self.clone(), address, admin, process })
+    }
+
+    /// Starts `oncegate serve` and does not wait for it.
+    pub fn spawn(&self) -> Process {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_oncegate"));
+        command.arg("serve").arg("--config").arg(self.config()).args(&self.args).current_dir(self.dir.path());
+        if self.faults {
+            command.env("LD_PRELOAD", shim()).env("FAULT_MATCH", self.path("gate.db"));
+            command.env("FAULT_CONTROL", self.path("fault")).env("FAULT_TRACE", self.path("trace"));
+        }
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
+        Process::start(command)
+    }
+}
+
+impl Process {
+    /// Starts a command and keeps reading what it writes to standard error.
+    pub fn start(mut command: Command) -> Self {
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("the binary starts");
+        let log = Arc::new((Mutex::new(Vec::new()), Condvar::new()));
+        let stderr = child.stderr.take().expect("piped");
+        let lines = Arc::clone(&log);
+        std::thread::spawn(move || {
+            for line in BufReader::new(stderr).split(b'\n').map_while(Result::ok) {
+                lines.0.lock().unwrap().push(String::from_utf8_lossy(&line).into_owned());
+                lines.1.notify_all();
+            }
+            lines.0.lock().unwrap().push(END.into());
+            lines.1.notify_all();
+        });
+        Self { child, log }
+    }
+
+    /// The address in the log line with this message, or nothing where the process ends without one.
+    pub fn address(&self, message: &str) -> Option<SocketAddr> {
+        self.wait_for_log(|line| {
+            let line: Value = serde_json::from_str(line).ok()?;
+            let fields = &line["fields"];
+            if fields["message"] != message {
+                return None;
+            }
+            fields["address"].as_str()?.parse().ok()
+        })
+    }
+
+    /// The first log line that gives something, or nothing where the process ends, or says nothing of it for long.
+    pub fn wait_for_log<T>(&self, mut read: impl FnMut(&str) -> Option<T>) -> Option<T> {
+        let start = std::time::Instant::now();
+        let mut from = 0;
+        let mut lines = self.log.0.lock().unwrap();
+        loop {
+            for line in &lines[from..] {
+                if let Some(found) = read(line) {
+                    return Some(found);
+                }
+                if line == END {
+                    return None;
+                }
+            }
+            from = lines.len();
+            if start.elapsed() > PATIENCE {
+                return None;
+            }
+            lines = self.log.1.wait_timeout(lines, Duration::from_secs(1)).unwrap().0;
+        }
+    }
+
+    pub fn log(&self) -> String {
+        self.log.0.lock().unwrap().join("\n")
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_none()
+    }
+
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let pid = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw).expect("a process id");
+        rustix::process::kill_process(pid, signal).expect("a child");
+    }
+
+    pub fn kill9(&mut self) {
+        self.child.kill().expect("a child");
+        self.child.wait().expect("a child");
+    }
+
+    /// Waits for its end.
+    #[track_caller]
+    pub fn wait(&mut self) -> ExitStatus {
+        eventually("the end of the process", || self.child.try_wait().expect("a child"))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+        if std::thread::panicking() {
+            eprintln!("--- the gate's log ---\n{}\n---", self.log());
+        }
+    }
+}
+
+/// Stands in the log where the process closed it.
+const END: &str = "(end)";

@@ -1,0 +1,291 @@
+//! What breaks between the gate and the upstream: unknown is unknown, and nothing sent is nothing sent.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::support::{Gate, Plan, Reply, Request, Response, Signal, Upstream, eventually};
+
+/// Holds that the first answer is this problem, that a retry is told that nobody knows, and that the upstream ran once.
+#[track_caller]
+fn held_as_unknown(plan: Plan, upstream: &Upstream, status: u16, code: &str) {
+    let gate = plan.start();
+    gate.post("/charges", "k-1", "{}").expect_problem(status, code);
+    gate.post("/charges", "k-1", "{}").expect_problem(409, "outcome-unknown");
+    assert_eq!(gate.states("k-1"), ["unknown"]);
+    assert_eq!(upstream.runs(), 1);
+    let gate = gate.kill9().start();
+    gate.post("/charges", "k-1", "{}").expect_problem(409, "outcome-unknown");
+    assert_eq!(upstream.runs(), 1);
+}
+
+#[track_caller]
+fn broken(reply: impl Fn() -> Reply + Send + Sync + 'static) {
+    let upstream = Upstream::start(move |_| reply());
+    held_as_unknown(Gate::before(&upstream), &upstream, 502, "upstream-broken");
+}
+
+#[test]
+fn a_reset_before_the_answer() {
+    broken(|| Reply::default().pause(Duration::from_millis(5)).reset());
+}
+
+#[test]
+fn a_close_before_the_answer() {
+    broken(|| Reply::default().pause(Duration::from_millis(5)).close());
+}
+
+#[test]
+fn a_reset_in_the_body() {
+    broken(|| {
+        Reply::raw("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf").pause(Duration::from_millis(20)).reset()
+    });
+}
+
+#[test]
+fn a_short_content_length() {
+    broken(|| Reply::ok("0123456789").truncate(1));
+}
+
+#[test]
+fn a_missing_last_chunk() {
+    broken(|| Reply::raw("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n").close());
+}
+
+#[test]
+fn trailers_that_do_not_end() {
+    broken(|| Reply::raw("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nX-A: 1\r\n").close());
+}
+
+#[test]
+fn a_head_that_breaks_off() {
+    broken(|| Reply::raw("HTTP/1.1 200 OK\r\nContent-Le").close());
+}
+
+#[test]
+fn an_answer_that_is_not_http() {
+    broken(|| Reply::raw("SSH-2.0-OpenSSH_9.2\r\n\r\n").close());
+}
+
+#[test]
+fn a_chunk_size_that_is_no_number() {
+    broken(|| Reply::raw("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nhello\r\n0\r\n\r\n").close());
+}
+
+#[test]
+fn two_lengths_that_differ() {
+    broken(|| Reply::raw("HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nabc").close());
+}
+
+#[test]
+fn silence_until_the_timeout() {
+    let upstream = Upstream::start(|_| Reply::nothing());
+    let plan = Gate::before(&upstream).upstream("timeout = \"600ms\"");
+    held_as_unknown(plan, &upstream, 504, "upstream-timeout");
+}
+
+#[test]
+fn an_answer_that_stalls_until_the_timeout() {
+    let never = Signal::new();
+    let held = never.clone();
+    let upstream =
+        Upstream::start(move |_| Reply::raw("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf").pause_until(&held));
+    let plan = Gate::before(&upstream).upstream("timeout = \"600ms\"");
+    held_as_unknown(plan, &upstream, 504, "upstream-timeout");
+    never.open();
+}
+
+#[test]
+fn gateway_errors_behind_the_gate_are_unknown() {
+    for status in ["502 Bad Gateway", "504 Gateway Timeout"] {
+        let upstream = Upstream::start(move |_| Reply::status(status, "from behind"));
+        let gate = Gate::before(&upstream).start();
+        let first = gate.post("/charges", "k-1", "{}");
+        assert_eq!((first.status.to_string().as_str(), first.text().as_str()), (&status[..3], "from behind"));
+        assert_eq!(first.word(), "outcome-unknown", "{}", first.show());
+        assert!(!first.head.has("idempotency-expires"));
+        gate.post("/charges", "k-1", "{}").expect_problem(409, "outcome-unknown");
+        assert_eq!(upstream.runs(), 1);
+    }
+}
+
+#[test]
+fn answers_that_release_their_key() {
+    for status in ["401 U", "407 P", "408 T", "425 E", "429 M", "500 I", "501 N", "503 S"] {
+        let upstream = Upstream::start(move |request| match request.nth {
+            1 => Reply::status(status, "not now"),
+            _ => Reply::ok("done"),
+        });
+        let gate = Gate::before(&upstream).start();
+        let first = gate.post("/charges", "k-1", "{}");
+        first.expect(status[..3].parse().unwrap(), "released");
+        assert_eq!(first.text(), "not now");
+        assert!(!first.head.has("idempotency-expires"));
+        gate.post("/charges", "k-1", "{}").expect(200, "executed");
+        gate.post("/charges", "k-1", "{}").expect(200, "replayed");
+        assert_eq!(upstream.runs(), 2);
+    }
+}
+
+#[test]
+fn a_refused_connection_releases_and_the_retry_runs() {
+    let address = Upstream::free_address();
+    let gate = Gate::before_url(&format!("http://{address}")).start();
+    gate.post("/charges", "k-1", "{}").expect_problem(502, "upstream-unreachable");
+    assert!(gate.states("k-1").is_empty());
+    let upstream = Upstream::start_at(address, |_| Reply::ok("x"));
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    gate.post("/charges", "k-1", "{}").expect(200, "replayed");
+    assert_eq!(upstream.runs(), 1);
+}
+
+#[test]
+fn a_name_that_does_not_resolve_releases() {
+    let gate = Gate::before_url("http://no-such-host.invalid:80").start();
+    gate.post("/charges", "k-1", "{}").expect_problem(502, "upstream-unreachable");
+    assert!(gate.states("k-1").is_empty());
+}
+
+#[test]
+fn a_connection_that_does_not_open_releases() {
+    let (address, _full) = never_accepts();
+    let gate = Gate::before_url(&format!("http://{address}")).upstream("connect_timeout = \"300ms\"").start();
+    gate.post("/charges", "k-1", "{}").expect_problem(502, "upstream-unreachable");
+    assert!(gate.states("k-1").is_empty());
+}
+
+/// A listener whose queue is full, so that a connection to it neither opens nor fails.
+fn never_accepts() -> (SocketAddr, Vec<socket2::Socket>) {
+    use socket2::{Domain, Socket, Type};
+    let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    listener.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    listener.listen(0).unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut sockets = vec![listener];
+    for _ in 0..4 {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        drop(socket.connect(&address));
+        sockets.push(socket);
+    }
+    (address.as_socket().unwrap(), sockets)
+}
+
+#[test]
+fn a_pooled_connection_that_closes_at_the_moment_of_sending_never_runs_twice() {
+    // The second request on a connection is read, counted as a run, and dropped without an answer.
+    let upstream = Upstream::scripted(|conn| {
+        if conn.next().is_some() && conn.wire.send(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1").is_ok() {
+            conn.next();
+        }
+    });
+    let gate = Gate::before(&upstream).start();
+    let mut broken = 0;
+    for nth in 0..10 {
+        let key = format!("key-{nth}");
+        let response = gate.post("/charges", &key, "{}");
+        match response.status {
+            200 => _ = response.expect(200, "executed"),
+            _ => {
+                response.expect_problem(502, "upstream-broken");
+                gate.post("/charges", &key, "{}").expect_problem(409, "outcome-unknown");
+                broken += 1;
+            }
+        }
+        assert_eq!(upstream.runs_of(&key), 1);
+    }
+    assert!(broken > 0, "no connection was used twice");
+}
+
+#[test]
+fn pooled_connections_that_close_while_idle_never_run_anything_twice() {
+    // Closes at some moment after the answer, so that closing and sending race.
+    let upstream = Upstream::scripted(|conn| {
+        if let Some(request) = conn.next() {
+            drop(conn.wire.send(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1"));
+            let wait = u64::try_from(request.nth % 40).expect("small") * 50;
+            std::thread::sleep(Duration::from_micros(wait));
+            if request.nth % 2 == 0 {
+                conn.reset_on_close();
+            }
+        }
+    });
+    let gate = Gate::before(&upstream).start();
+    for nth in 0..300 {
+        let key = format!("key-{nth}");
+        let response = gate.post("/charges", &key, "{}");
+        match response.word().as_str() {
+            "executed" => assert_eq!(upstream.runs_of(&key), 1),
+            "upstream-unreachable" => {
+                assert_eq!(upstream.runs_of(&key), 0, "said that nothing was sent");
+                let retry = gate.post("/charges", &key, "{}");
+                assert!(["executed", "upstream-unreachable", "upstream-broken"].contains(&retry.word().as_str()));
+            }
+            "upstream-broken" => {
+                gate.post("/charges", &key, "{}").expect_problem(409, "outcome-unknown");
+            }
+            _ => panic!("{}", response.show()),
+        }
+        assert!(upstream.runs_of(&key) <= 1, "two runs of {key}");
+    }
+}
+
+#[test]
+fn a_connection_is_used_again_at_once_and_not_after_a_second() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = Gate::before(&upstream).start();
+    // It is back in the pool shortly after the answer.
+    let reused = (0..20).any(|nth| {
+        let before = upstream.connections();
+        gate.post("/charges", &format!("warm-{nth}"), "{}");
+        upstream.connections() == before
+    });
+    assert!(reused, "no connection was used twice");
+    let before = upstream.connections();
+    std::thread::sleep(Duration::from_millis(1_100));
+    gate.post("/charges", "late", "{}").expect(200, "executed");
+    assert_eq!(upstream.connections(), before + 1, "a connection that was idle for over a second was used");
+}
+
+#[test]
+fn a_complete_answer_beats_a_write_error() {
+    // Answers before the body is there, and resets what is still being written.
+    let upstream = Upstream::scripted(|conn| {
+        if conn.next_head().is_some() {
+            drop(conn.wire.send(b"HTTP/1.1 422 No\r\nContent-Length: 7\r\nConnection: close\r\n\r\ntoo big"));
+            std::thread::sleep(Duration::from_millis(300));
+            conn.reset_on_close();
+        }
+    });
+    let gate = Gate::before(&upstream).start();
+    let request = Request::post("/charges").key("k-1").body(vec![b'x'; 12 << 20]);
+    let first = request.send(&gate);
+    first.expect(422, "executed");
+    assert_eq!(first.text(), "too big");
+    request.send(&gate).expect(422, "replayed");
+    assert_eq!(upstream.runs(), 1);
+}
+
+#[test]
+fn a_client_that_waited_long_enough_is_told_and_gets_the_answer_later() {
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = Upstream::start(move |_| Reply::status("201 Created", "late").hold_until(&held));
+    let gate = Gate::before(&upstream).upstream("client_timeout = \"400ms\"").start();
+    gate.post("/charges", "k-1", "{}").expect_problem(504, "still-running");
+    gate.post("/charges", "k-1", "{}").expect_problem(409, "in-flight");
+    signal.open();
+    let retry: Response = eventually("the replay", || {
+        let retry = gate.post("/charges", "k-1", "{}");
+        (retry.status == 201).then_some(retry)
+    });
+    retry.expect(201, "replayed");
+    assert_eq!((retry.text().as_str(), upstream.runs()), ("late", 1));
+}
+
+#[test]
+fn unprotected_requests_get_problems_without_the_three_headers() {
+    let gate = Gate::before_url(&format!("http://{}", Upstream::free_address())).start();
+    let response = Request::get("/x").send(&gate);
+    response.expect_bare_problem(502, "upstream-unreachable");
+    assert!(!response.head.has("idempotency-status"), "{}", response.show());
+}

@@ -1,0 +1,208 @@
+//! Rules of the house that no compiler holds: who may import whom, what stays pure, how long a file may be.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// What each room may import. Between rooms imports go one way: there is no cycle in here.
+const EDGES: &[(&str, &[&str])] = &[
+    ("idempotency", &[]),
+    ("route", &["idempotency"]),
+    ("store", &["idempotency"]),
+    ("telemetry", &["store", "idempotency"]),
+    ("http", &["route", "store", "telemetry", "idempotency"]),
+    ("gate", &["http", "route", "store", "telemetry", "idempotency"]),
+    ("worker", &["store", "telemetry", "idempotency"]),
+    ("admin", &["http", "route", "store", "telemetry", "idempotency"]),
+    ("config", &["admin", "gate", "http", "worker", "route", "store", "telemetry", "idempotency"]),
+    ("cli", &["config", "admin", "gate", "http", "worker", "route", "store", "telemetry", "idempotency"]),
+    ("main", &["cli"]),
+    ("lib", &[]),
+];
+
+/// Longest file, in lines, without its tests.
+const LONGEST: usize = 500;
+
+#[test]
+fn imports_go_one_way() {
+    let mut wrong = Vec::new();
+    for (path, text) in sources() {
+        let room = room_of(&path);
+        let allowed = EDGES.iter().find(|(name, _)| *name == room).unwrap_or_else(|| panic!("{room} is no room")).1;
+        for import in imports(&code(&text)) {
+            if import != room && is_room(&import) && !allowed.contains(&import.as_str()) {
+                wrong.push(format!("{} imports {import}", path.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_edges_have_no_cycle() {
+    let mut placed: BTreeSet<&str> = BTreeSet::new();
+    while placed.len() < EDGES.len() {
+        let ready =
+            EDGES.iter().find(|(room, to)| !placed.contains(room) && to.iter().all(|room| placed.contains(room)));
+        let (room, _) = ready.unwrap_or_else(|| panic!("a cycle among those that are not in {placed:?}"));
+        placed.insert(room);
+    }
+}
+
+#[test]
+fn the_rules_are_pure() {
+    const BANNED: [&str; 9] = [
+        "tokio",
+        "SystemTime",
+        "Instant",
+        "std::fs",
+        "std::net::Tcp",
+        "std::thread",
+        "std::env",
+        "async fn",
+        "getrandom",
+    ];
+    let mut wrong = Vec::new();
+    for (path, text) in sources().into_iter().filter(|(path, _)| room_of(path) == "idempotency") {
+        let code = code(&text);
+        wrong.extend(
+            BANNED.iter().filter(|word| code.contains(*word)).map(|word| format!("{}: {word}", path.display())),
+        );
+    }
+    assert!(wrong.is_empty(), "what decides has no clock and does nothing:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn files_are_short() {
+    let mut files = sources();
+    files.extend(files_under("tests").into_iter().filter(|(path, _)| path.extension().is_some_and(|end| end == "rs")));
+    let long: Vec<String> = files
+        .iter()
+        .map(|(path, text)| (path, lines_before_tests(text)))
+        .filter(|(_, lines)| *lines > LONGEST)
+        .map(|(path, lines)| format!("{}: {lines} lines", path.display()))
+        .collect();
+    assert!(long.is_empty(), "over {LONGEST} lines, split by a seam:\n{}", long.join("\n"));
+}
+
+#[test]
+fn nothing_is_left_to_do_and_nothing_names_one_machine() {
+    // Written in two parts, so as not to find this file.
+    let banned = [
+        concat!("todo", "!("),
+        concat!("unimplemented", "!("),
+        concat!("/wo", "rk/"),
+        concat!("/tmp/", "wt"),
+        concat!("/ro", "ot/"),
+    ];
+    let mut wrong = Vec::new();
+    for (path, text) in files_under(".") {
+        wrong.extend(
+            banned.iter().filter(|word| text.contains(*word)).map(|word| format!("{}: {word}", path.display())),
+        );
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The library's files, their paths under `src`.
+fn sources() -> Vec<(PathBuf, String)> {
+    let files = files_under("src");
+    assert!(files.len() > 10, "where is the source?");
+    files.into_iter().map(|(path, text)| (path.strip_prefix("src").unwrap().to_owned(), text)).collect()
+}
+
+/// Every text file under a directory of the repository that is not made by a build.
+fn files_under(directory: &str) -> Vec<(PathBuf, String)> {
+    let mut files = Vec::new();
+    let mut directories = vec![root().join(directory)];
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(&directory).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            if path.is_dir() {
+                if !["target", ".git"].contains(&name.as_str()) {
+                    directories.push(path);
+                }
+            } else if let Ok(text) = std::fs::read_to_string(&path)
+                // In a worktree this file says where the repository is.
+                && name != ".git"
+            {
+                let relative = path.strip_prefix(root()).unwrap();
+                files.push((relative.strip_prefix(".").unwrap_or(relative).to_owned(), text));
+            }
+        }
+    }
+    files
+}
+
+/// `gate` of `gate/mod.rs` and of `gate.rs`.
+fn room_of(path: &Path) -> String {
+    let first = path.components().next().unwrap().as_os_str().to_string_lossy().into_owned();
+    first.strip_suffix(".rs").unwrap_or(&first).to_owned()
+}
+
+fn is_room(name: &str) -> bool {
+    EDGES.iter().any(|(room, _)| *room == name)
+}
+
+/// The text without its comments; strings that hold `//` lose their rest, which is nothing that these rules look for.
+fn code(text: &str) -> String {
+    text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
+}
+
+/// The rooms named after `crate::`, in groups too.
+fn imports(code: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for (at, prefix) in code.match_indices("crate::") {
+        let rest = &code[at + prefix.len()..];
+        match rest.strip_prefix('{') {
+            Some(group) => found.extend(first_words(group)),
+            None => found.extend(first_word(rest)),
+        }
+    }
+    found
+}
+
+/// The first word of each item of a group that was opened before `text`.
+fn first_words(text: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    let (mut depth, mut at_start) = (0, true);
+    for (at, character) in text.char_indices() {
+        match character {
+            '{' => depth += 1,
+            '}' if depth == 0 => break,
+            '}' => depth -= 1,
+            ',' if depth == 0 => at_start = true,
+            c if at_start && !c.is_whitespace() => {
+                words.extend(first_word(&text[at..]));
+                at_start = false;
+            }
+            _ => {}
+        }
+    }
+    words
+}
+
+fn first_word(text: &str) -> Option<String> {
+    let end = text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
+    (end > 0).then(|| text[..end].to_owned())
+}
+
+fn lines_before_tests(text: &str) -> usize {
+    let lines: Vec<&str> = text.lines().collect();
+    let tests = lines.windows(2).position(|pair| pair[0] == "#[cfg(test)]" && pair[1] == "mod tests {");
+    tests.unwrap_or(lines.len())
+}
+
+#[test]
+fn imports_are_found_in_every_form() {
+    let found =
+        imports("use crate::store::Store; fn f(x: crate::gate::X) {} use crate::{admin, http::{self, body},\n route};");
+    assert_eq!(found.into_iter().collect::<Vec<_>>(), ["admin", "gate", "http", "route", "store"]);
+    assert!(imports(&code("//! Only [`crate::cli`] imports it.")).is_empty());
+}
