@@ -342,3 +342,23 @@ fn passes(filter: &Filter, id: RecordId, entry: &Entry, origin: Option<&Origin>,
         && filter.prefix.is_none_or(|prefix| id.0.starts_with(&prefix))
         && filter.older_than.is_none_or(|age| record.claimed_at.plus(age) <= now)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::contract::{self, Harness, model};
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn it_keeps_the_contract() {
+        contract::run(async || {
+            let (clock, step) = model::stopped_clock();
+            Harness::stepped(Memory::with_clock(clock), step)
+        })
+        .await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn it_keeps_the_contract_by_its_own_clock() {
+        contract::run(async || Harness::waiting(Memory::new())).await;
+    }
+}

@@ -18,6 +18,8 @@ mod lock;
 mod reader;
 mod requests;
 mod row;
+#[cfg(test)]
+mod sabotage;
 mod schema;
 mod session;
 #[cfg(test)]

@@ -158,11 +158,16 @@ pub(super) fn turn_unknown_sql(condition: &str) -> String {
     )
 }
 
+/// How many in-flight, ended and unknown records there are, by the narrow indexes: the table itself may be large.
+pub(super) const COUNTS: [&str; 3] = [
+    "SELECT count(*) FROM record INDEXED BY record_lease WHERE state = 0",
+    "SELECT count(*) FROM record INDEXED BY record_expiry WHERE state <> 0",
+    "SELECT count(*) FROM record INDEXED BY record_unknown WHERE state = 2",
+];
+
 fn count(conn: &Connection) -> rusqlite::Result<[u64; 3]> {
     let number = |sql| conn.query_row(sql, [], |row| row.get::<_, i64>(0)).map(|count| count as u64);
-    // From the narrow indexes: the table itself may be large.
-    let in_flight = number("SELECT count(*) FROM record INDEXED BY record_lease WHERE state = 0")?;
-    let ended = number("SELECT count(*) FROM record INDEXED BY record_expiry WHERE state <> 0")?;
-    let unknown = number("SELECT count(*) FROM record INDEXED BY record_unknown WHERE state = 2")?;
-    Ok([in_flight, ended.saturating_sub(unknown), unknown])
+    let [in_flight, ended, unknown] = COUNTS;
+    let unknown = number(unknown)?;
+    Ok([number(in_flight)?, number(ended)?.saturating_sub(unknown), unknown])
 }

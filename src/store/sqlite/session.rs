@@ -41,7 +41,7 @@ pub(super) struct Session {
     log_pages: Arc<AtomicI32>,
     checkpoint_at: i32,
     #[cfg(test)]
-    pub(super) sabotage: super::Sabotage,
+    pub(super) sabotage: super::sabotage::Sabotage,
 }
 
 impl Session {
@@ -64,7 +64,7 @@ impl Session {
             log_pages,
             checkpoint_at: CHECKPOINT_PAGES,
             #[cfg(test)]
-            sabotage: super::Sabotage::default(),
+            sabotage: super::sabotage::Sabotage::default(),
         })
     }
 
@@ -82,7 +82,7 @@ impl Session {
     /// Commits. A transaction that only read writes nothing, and waits for no disk.
     pub(super) fn commit(&mut self) -> rusqlite::Result<()> {
         #[cfg(test)]
-        self.sabotage.on_commit(&self.conn)?;
+        self.sabotage.strike(super::sabotage::Spot::Commit)?;
         self.conn.prepare_cached("COMMIT")?.execute([])?;
         *self.committed.lock().unwrap_or_else(PoisonError::into_inner) = self.counts;
         if self.claims && self.full_since.take().is_some() {
@@ -161,7 +161,7 @@ impl Session {
         }
         self.checkpoint_at = pages + CHECKPOINT_PAGES / 4;
         #[cfg(test)]
-        self.sabotage.on_checkpoint()?;
+        self.sabotage.strike(super::sabotage::Spot::Checkpoint)?;
         let busy = |error: &SqlError| error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy);
         match self.conn.wal_checkpoint_v2(None::<&str>, CheckpointMode::PASSIVE) {
             Ok(_) => Ok(()),

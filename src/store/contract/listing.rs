@@ -1,0 +1,138 @@
+//! get, list and count.
+
+use super::*;
+use crate::store::Filter;
+
+async fn list(harness: &Harness, filter: Filter) -> Vec<RecordId> {
+    let listed = harness.store.list(filter, None, 1000).await.expect("list works");
+    listed.into_iter().map(|listed| listed.id).collect()
+}
+
+pub(super) async fn a_record_is_found_by_its_id(harness: Harness) {
+    let known = origin("create-charge");
+    let changes = harness.store.adopt(vec![known.clone()], Vec::new(), false).await.expect("adopt works");
+    assert_eq!(changes, Vec::new());
+    claim(&harness, id(1), Fresh { origin: known.id(), ..fresh(1) }).await;
+    settle(&harness, id(1), attempt(1), complete("x")).await;
+    claim(&harness, id(2), Fresh { origin: origin("never adopted").id(), ..fresh(2) }).await;
+    let found = get(&harness, id(1)).await.expect("it stands");
+    assert_eq!((found.id, found.origin), (id(1), Some(known)));
+    assert_eq!(found.record, standing(&harness, id(1)).await);
+    assert!(found.now >= found.record.claimed_at && found.now < found.record.until);
+    assert_eq!(get(&harness, id(2)).await.expect("it stands").origin, None);
+    assert!(get(&harness, id(3)).await.is_none());
+}
+
+pub(super) async fn records_are_listed_in_pages_in_the_order_of_their_ids(harness: Harness) {
+    for number in [5, 1, 4, 2, 3] {
+        put(&harness, id(number), number, State::Completed).await;
+    }
+    let mut seen = Vec::new();
+    let mut after = None;
+    loop {
+        let page = harness.store.list(Filter::default(), after, 2).await.expect("list works");
+        assert!(page.len() <= 2);
+        let Some(last) = page.last() else { break };
+        after = Some(last.id);
+        assert!(page.iter().all(|listed| listed.record.answer.is_none()), "without their answers");
+        assert!(page.iter().all(|listed| listed.record.head.len() == 3));
+        seen.extend(page.into_iter().map(|listed| listed.id));
+    }
+    assert_eq!(seen, [1, 2, 3, 4, 5].map(id));
+    assert!(harness.store.list(Filter::default(), None, 0).await.expect("list works").is_empty());
+    // After an id that is not there.
+    let mut between = id(2);
+    between.0[31] = 0xff;
+    let page = harness.store.list(Filter::default(), Some(between), 10).await.expect("list works");
+    assert_eq!(page.first().map(|listed| listed.id), Some(id(3)));
+}
+
+pub(super) async fn filters_hold_together(harness: Harness) {
+    let origins = ["create", "capture"].map(origin);
+    let elsewhere = Origin { service: "desk".into(), ..origin("create") };
+    let all = vec![origins[0].clone(), origins[1].clone(), elsewhere.clone()];
+    harness.store.adopt(all.clone(), Vec::new(), false).await.expect("adopt works");
+    let mut number = 0;
+    for origin in &all {
+        for state in State::ALL {
+            number += 1;
+            claim(&harness, id(number), Fresh { origin: origin.id(), ..fresh(number) }).await;
+            match state {
+                State::InFlight => {}
+                State::Completed => drop(settle(&harness, id(number), attempt(number), complete("x")).await),
+                State::Unknown => drop(settle(&harness, id(number), attempt(number), End::Hold).await),
+            }
+        }
+    }
+    claim(&harness, id(10), fresh(10)).await;
+    let shop = || Filter { service: Some("shop".into()), ..Filter::default() };
+    assert_eq!(list(&harness, Filter::default()).await, (1..=10).map(id).collect::<Vec<_>>());
+    assert_eq!(list(&harness, shop()).await, (1..=6).map(id).collect::<Vec<_>>());
+    let route = |route: &str, filter| Filter { route: Some(route.to_owned()), ..filter };
+    assert_eq!(list(&harness, route("create", Filter::default())).await, [1, 2, 3, 7, 8, 9].map(id));
+    assert_eq!(list(&harness, route("create", shop())).await, [1, 2, 3].map(id));
+    assert_eq!(list(&harness, route("nowhere", shop())).await, []);
+    for (at, state) in (1..).zip(State::ALL) {
+        let with_state = |filter| Filter { state: Some(state), ..filter };
+        assert_eq!(list(&harness, with_state(route("capture", shop()))).await, [id(at + 3)], "{state:?}");
+        let listed = harness.store.list(with_state(shop()), Some(id(at)), 1).await.expect("list works");
+        assert_eq!(
+            listed.iter().map(|listed| (listed.id, listed.record.state)).collect::<Vec<_>>(),
+            [(id(at + 3), state)]
+        );
+        assert_eq!(listed[0].origin.as_ref(), Some(&origins[1]));
+    }
+}
+
+pub(super) async fn records_are_found_by_the_start_of_their_id(harness: Harness) {
+    let tail = |start: [u8; 8], end: u8| {
+        let mut bytes = [end; 32];
+        bytes[..8].copy_from_slice(&start);
+        RecordId(bytes)
+    };
+    let starts = [[0; 8], [0, 0, 0, 0, 0, 0, 0, 1], [0x7f; 8], [0xff; 8]];
+    for (number, start) in (1..).zip(starts) {
+        put(&harness, tail(start, 0), number, State::Unknown).await;
+        put(&harness, tail(start, 0xff), number, State::InFlight).await;
+    }
+    for start in starts {
+        let prefixed = Filter { prefix: Some(start), ..Filter::default() };
+        assert_eq!(list(&harness, prefixed.clone()).await, [tail(start, 0), tail(start, 0xff)]);
+        let unknown = Filter { state: Some(State::Unknown), ..prefixed.clone() };
+        assert_eq!(list(&harness, unknown).await, [tail(start, 0)]);
+        let in_flight = Filter { state: Some(State::InFlight), ..prefixed.clone() };
+        assert_eq!(list(&harness, in_flight).await, [tail(start, 0xff)]);
+        let rest = harness.store.list(prefixed, Some(tail(start, 0)), 10).await.expect("list works");
+        assert_eq!(rest.iter().map(|listed| listed.id).collect::<Vec<_>>(), [tail(start, 0xff)]);
+    }
+    let none = Filter { prefix: Some([1; 8]), ..Filter::default() };
+    assert_eq!(list(&harness, none).await, []);
+}
+
+pub(super) async fn records_are_found_by_their_age(harness: Harness) {
+    let older_than = |age| Filter { older_than: Some(age), ..Filter::default() };
+    put(&harness, id(1), 1, State::Unknown).await;
+    put(&harness, id(2), 2, State::InFlight).await;
+    assert_eq!(list(&harness, older_than(LONG)).await, []);
+    assert_eq!(list(&harness, older_than(Duration::MAX)).await, []);
+    short_passes(&harness).await;
+    assert_eq!(list(&harness, older_than(SHORT)).await, [id(1), id(2)]);
+    put(&harness, id(3), 3, State::Completed).await;
+    assert_eq!(list(&harness, older_than(Duration::ZERO)).await, [id(1), id(2), id(3)]);
+}
+
+pub(super) async fn records_are_counted_by_state(harness: Harness) {
+    let counts = async || harness.store.count().await.expect("count works");
+    assert_eq!(counts().await, [0, 0, 0]);
+    let seen = put(&harness, id(1), 1, State::Completed).await.version();
+    put(&harness, id(2), 2, State::Completed).await;
+    put(&harness, id(3), 3, State::Unknown).await;
+    put(&harness, id(4), 4, State::InFlight).await;
+    assert_eq!(counts().await, [1, 2, 1]);
+    assert!(harness.store.supersede(id(1), seen, fresh(5)).await.expect("supersede works"));
+    assert_eq!(counts().await, [2, 1, 1]);
+    settle(&harness, id(3), attempt(3), complete("late")).await;
+    assert_eq!(counts().await, [2, 2, 0]);
+    settle(&harness, id(1), attempt(5), End::Release).await;
+    assert_eq!(counts().await, [1, 2, 0]);
+}

@@ -1,0 +1,219 @@
+//! The contract of [`Store`](super::Store), as one suite that every store passes. For tests.
+//!
+//! Each check gets a fresh store. Durations that must pass are short and durations that must not are long, so that
+//! the suite also runs against a store whose clock cannot be stepped.
+
+mod adoption;
+mod claims;
+mod crowd;
+mod listing;
+#[cfg(test)]
+pub(crate) mod model;
+mod settling;
+mod upkeep;
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+
+use super::{Claim, End, Expiry, Fresh, Listed, Origin, OriginId, Settled, Store};
+use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp};
+
+/// A store under test, and how to let its time pass.
+pub struct Harness {
+    /// The store.
+    pub store: Arc<dyn Store>,
+    advance: Box<dyn Fn(Duration) -> BoxFuture<'static, ()> + Send + Sync>,
+    kept: Vec<Box<dyn Any + Send>>,
+}
+
+impl Harness {
+    /// A store whose clock is stepped by `step`.
+    pub fn stepped(store: impl Store, step: impl Fn(Duration) + Send + Sync + 'static) -> Self {
+        let advance = move |duration| -> BoxFuture<'static, ()> {
+            step(duration);
+            Box::pin(std::future::ready(()))
+        };
+        Self { store: Arc::new(store), advance: Box::new(advance), kept: Vec::new() }
+    }
+
+    /// A store whose clock runs by itself.
+    pub fn waiting(store: impl Store) -> Self {
+        let advance = |duration| -> BoxFuture<'static, ()> { Box::pin(tokio::time::sleep(duration)) };
+        Self { store: Arc::new(store), advance: Box::new(advance), kept: Vec::new() }
+    }
+
+    /// Keeps something, such as a directory, for as long as the store is under test.
+    #[must_use]
+    pub fn keeping(mut self, thing: impl Any + Send) -> Self {
+        self.kept.push(Box::new(thing));
+        self
+    }
+
+    async fn advance(&self, duration: Duration) {
+        (self.advance)(duration).await;
+    }
+}
+
+impl fmt::Debug for Harness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Harness").field("store", &self.store.kind()).finish_non_exhaustive()
+    }
+}
+
+/// Runs every check against stores that `make` makes.
+///
+/// # Panics
+/// Where a check fails.
+pub async fn run<M, F>(make: M)
+where
+    M: Fn() -> F,
+    F: Future<Output = Harness>,
+{
+    macro_rules! checks {
+        ($($room:ident :: $check:ident)*) => {
+            $( $room::$check(make().await).await; )*
+        };
+    }
+    checks! {
+        claims::a_free_id_is_claimed
+        claims::a_claim_that_stands_is_shown
+        claims::the_same_attempt_claims_again
+        claims::an_attempt_that_lost_its_claim_does_not_get_it_back_by_asking
+        claims::an_expired_record_still_stands
+        claims::supersede_replaces_what_was_seen
+        claims::supersede_needs_the_version_that_was_seen
+        claims::supersede_repeats_for_the_same_attempt
+        claims::supersede_claims_nothing_where_nothing_stands
+        settling::an_attempt_completes
+        settling::an_expiry_counts_from_the_claim_or_from_now
+        settling::an_attempt_releases
+        settling::an_attempt_holds
+        settling::an_attempt_completes_late
+        settling::the_same_ending_repeats
+        settling::another_attempt_ends_nothing
+        settling::a_completed_record_never_regresses
+        settling::nothing_stands
+        settling::a_superseded_attempt_ends_nothing
+        settling::large_answers_come_back
+        settling::empty_answers_are_answers
+        upkeep::leases_are_renewed_for_their_attempts_only
+        upkeep::leases_that_are_past_turn_unknown
+        upkeep::leases_expire_up_to_a_limit
+        upkeep::sweep_removes_what_has_expired
+        upkeep::sweep_never_removes_what_is_in_flight_or_lives
+        upkeep::sweep_keeps_to_its_limit
+        upkeep::records_are_removed_whatever_their_state
+        upkeep::the_longest_durations_saturate
+        listing::a_record_is_found_by_its_id
+        listing::records_are_listed_in_pages_in_the_order_of_their_ids
+        listing::filters_hold_together
+        listing::records_are_found_by_the_start_of_their_id
+        listing::records_are_found_by_their_age
+        listing::records_are_counted_by_state
+        adoption::the_first_rules_are_taken
+        adoption::other_rules_are_refused_while_records_live
+        adoption::other_rules_are_taken_where_nothing_lives
+        adoption::other_rules_are_taken_where_that_is_accepted
+        adoption::namespaces_of_other_services_are_let_be
+        crowd::one_of_many_claims_of_one_id_wins
+        crowd::one_of_many_supersedes_wins
+        crowd::everybody_is_answered
+        crowd::a_store_that_closes_finishes_what_it_accepted
+    }
+}
+
+/// Long enough for every check.
+const LONG: Duration = Duration::from_secs(3600);
+
+/// Short enough to wait for.
+const SHORT: Duration = Duration::from_millis(30);
+
+/// Waits until [`SHORT`] is past.
+async fn short_passes(harness: &Harness) {
+    harness.advance(SHORT * 2).await;
+}
+
+/// Ids in the order of their numbers, spread over their first bytes.
+fn id(number: u8) -> RecordId {
+    let mut bytes = [0x5a; 32];
+    bytes[0] = number;
+    RecordId(bytes)
+}
+
+fn attempt(number: u8) -> Attempt {
+    Attempt([number; 16])
+}
+
+fn origin(route: &str) -> Origin {
+    Origin { service: "shop".into(), namespace: "charges".into(), route: route.into() }
+}
+
+fn fresh(number: u8) -> Fresh {
+    Fresh {
+        attempt: attempt(number),
+        origin: OriginId(i64::from(number)),
+        lease: LONG,
+        unknown_ttl: LONG * 2,
+        head: Bytes::from(vec![number; 3]),
+    }
+}
+
+fn answer(text: &'static str) -> Bytes {
+    Bytes::from_static(text.as_bytes())
+}
+
+fn complete(text: &'static str) -> End {
+    End::Complete { answer: answer(text), expiry: Expiry::FromNow(LONG) }
+}
+
+/// Claims a free id.
+async fn claim(harness: &Harness, id: RecordId, fresh: Fresh) -> Timestamp {
+    match harness.store.claim(id, fresh).await {
+        Ok(Claim::Inserted(at)) => at,
+        other => panic!("a free id was not claimed: {other:?}"),
+    }
+}
+
+/// The record that a claim finds.
+async fn standing(harness: &Harness, id: RecordId) -> Record {
+    match harness.store.claim(id, fresh(0xee)).await {
+        Ok(Claim::Exists { record, .. }) => record,
+        other => panic!("no record stands: {other:?}"),
+    }
+}
+
+async fn get(harness: &Harness, id: RecordId) -> Option<Listed> {
+    harness.store.get(id).await.expect("get works")
+}
+
+/// Ends an attempt that may end.
+async fn settle(harness: &Harness, id: RecordId, attempt: Attempt, end: End) -> Timestamp {
+    match harness.store.settle(id, attempt, end).await {
+        Ok(Settled::Done { until }) => until,
+        other => panic!("the attempt did not end: {other:?}"),
+    }
+}
+
+/// Ends an attempt that may not end, and gives what stands instead.
+async fn settle_in_vain(harness: &Harness, id: RecordId, attempt: Attempt, end: End) -> Option<Record> {
+    match harness.store.settle(id, attempt, end).await {
+        Ok(Settled::Superseded { record }) => record,
+        other => panic!("the attempt ended: {other:?}"),
+    }
+}
+
+/// A record in this state, by attempt `number`, that lives long.
+async fn put(harness: &Harness, id: RecordId, number: u8, state: State) -> Record {
+    claim(harness, id, fresh(number)).await;
+    match state {
+        State::InFlight => {}
+        State::Completed => drop(settle(harness, id, attempt(number), complete("done")).await),
+        State::Unknown => drop(settle(harness, id, attempt(number), End::Hold).await),
+    }
+    standing(harness, id).await
+}

@@ -1,0 +1,144 @@
+//! A disk that is full or fails, and how much is written to it.
+
+use std::sync::Mutex;
+
+use rusqlite::ffi;
+
+use super::*;
+use crate::store::sqlite::sabotage::{SabotageRequest, Spot};
+
+#[tokio::test]
+async fn a_full_disk_refuses_claims_and_gets_over_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.db");
+    let settings = Settings { max_pages: Some(60), ..Settings::new(&path) };
+    let store = Arc::new(Sqlite::open(acquire(&settings)).unwrap());
+    let head = Bytes::from(vec![1; 3000]);
+    let large = |number| Fresh { head: head.clone(), ..fresh(number) };
+    let mut kept = 0;
+    let error = loop {
+        match store.claim(id(kept), large(kept)).await {
+            Ok(Claim::Inserted(_)) => kept += 1,
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => break error,
+        }
+    };
+    assert!(kept > 5);
+    assert!(matches!(&error, Error::Determinate(cause) if cause.kind == ErrorKind::Full), "{error}");
+    assert!(state_of(&store, kept).await.is_none());
+    assert_eq!(store.count().await.unwrap(), [u64::from(kept), 0, 0]);
+
+    // In one batch: what needs room fails, what needs none does not.
+    let together = (0..20_u16).map(|number| {
+        let (store, head) = (store.clone(), head.clone());
+        tokio::spawn(async move {
+            match number {
+                0 => store.settle(id(0), attempt(0), End::Hold).await.map(drop),
+                1 => store.claim(id(1), fresh(999)).await.map(|claim| assert!(matches!(claim, Claim::Exists { .. }))),
+                _ => store.claim(id(500 + number), Fresh { head, ..fresh(500 + number) }).await.map(drop),
+            }
+        })
+    });
+    for (number, outcome) in futures_util::future::join_all(together).await.into_iter().enumerate() {
+        match (number, outcome.unwrap()) {
+            (0 | 1, outcome) => outcome.unwrap(),
+            (_, Err(Error::Determinate(cause))) => assert_eq!(cause.kind, ErrorKind::Full),
+            (_, other) => panic!("{other:?}"),
+        }
+    }
+    store.ping().await.unwrap();
+    assert_eq!(store.count().await.unwrap(), [u64::from(kept) - 1, 0, 1]);
+
+    // Room comes back, and nobody restarts anything.
+    for number in 1..10.min(kept) {
+        store.settle(id(number), attempt(number), End::Release).await.unwrap();
+    }
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while store.claim(id(900), large(900)).await.is_err() {
+        assert!(Instant::now() < deadline);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    drop(store);
+    let store = open(&path);
+    assert_eq!(state_of(&store, 0).await, Some(State::Unknown));
+    assert_eq!(state_of(&store, 900).await, Some(State::Unknown));
+}
+
+/// A store whose COMMITs and checkpoints fail as told, and what its fatal handler was told.
+fn sabotaged(path: &Path) -> (Sqlite, Arc<Mutex<Vec<String>>>) {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let listener = told.clone();
+    let fatal: Fatal = Arc::new(move |reason: &str| listener.lock().unwrap().push(reason.to_owned()));
+    let store = Sqlite::open(acquire(&Settings { fatal, ..Settings::new(path) })).unwrap();
+    (store, told)
+}
+
+#[tokio::test]
+async fn a_failed_sync_is_fatal() {
+    for at in [Spot::Commit, Spot::Checkpoint] {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, told) = sabotaged(&dir.path().join("a.db"));
+        store.claim(id(1), fresh(1)).await.unwrap();
+        store.ask(SabotageRequest(at, ffi::SQLITE_IOERR_FSYNC)).await.unwrap();
+        // Enough for a checkpoint.
+        let end = complete(Bytes::from(vec![1; 20_000_000]));
+        let settled = store.settle(id(1), attempt(1), end).await;
+        match at {
+            Spot::Commit => assert!(matches!(settled, Err(Error::Indeterminate(_))), "{settled:?}"),
+            Spot::Checkpoint => assert!(matches!(settled, Ok(Settled::Done { .. })), "{settled:?}"),
+        }
+        store.close().await;
+        let told = told.lock().unwrap();
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].contains("durable"), "{told:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_commit_that_failed_otherwise_may_have_happened() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, told) = sabotaged(&dir.path().join("a.db"));
+    store.ask(SabotageRequest(Spot::Commit, ffi::SQLITE_IOERR_WRITE)).await.unwrap();
+    let claim = store.claim(id(1), fresh(1)).await;
+    assert!(matches!(&claim, Err(Error::Indeterminate(_))), "{claim:?}");
+    // Asking again settles it.
+    assert!(matches!(store.claim(id(1), fresh(1)).await.unwrap(), Claim::Inserted(_)));
+    store.ask(SabotageRequest(Spot::Commit, ffi::SQLITE_FULL)).await.unwrap();
+    let claim = store.claim(id(2), fresh(2)).await;
+    assert!(matches!(&claim, Err(Error::Determinate(cause)) if cause.kind == ErrorKind::Full), "{claim:?}");
+    assert_eq!(store.count().await.unwrap(), [1, 0, 0]);
+    assert!(told.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_batch_that_only_reads_writes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.db");
+    let store = open(&path);
+    store.claim(id(1), fresh(1)).await.unwrap();
+    let log = || fs::metadata(dir.path().join("a.db-wal")).unwrap();
+    let before = (log().len(), log().modified().unwrap());
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    for _ in 0..10 {
+        assert!(matches!(store.claim(id(1), fresh(2)).await.unwrap(), Claim::Exists { .. }));
+        assert!(matches!(store.claim(id(1), fresh(1)).await.unwrap(), Claim::Inserted(_)));
+        store.ping().await.unwrap();
+        store.sweep(10).await.unwrap();
+        store.expire_leases(10).await.unwrap();
+    }
+    assert_eq!((log().len(), log().modified().unwrap()), before);
+}
+
+#[tokio::test]
+async fn the_log_stays_bounded() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("a.db"));
+    for number in 0..120_u16 {
+        store.claim(id(number % 7), fresh(number)).await.unwrap();
+        store.settle(id(number % 7), attempt(number), complete(Bytes::from(vec![3; 1_000_000]))).await.unwrap();
+        store.remove(id(number % 7)).await.unwrap();
+    }
+    // Four times what a checkpoint waits for would be far too much; 120 MB went through.
+    assert!(fs::metadata(dir.path().join("a.db-wal")).unwrap().len() < 32 << 20);
+    assert!(fs::metadata(dir.path().join("a.db")).unwrap().len() < 16 << 20, "freed pages are used again");
+}

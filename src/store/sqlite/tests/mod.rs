@@ -1,0 +1,294 @@
+mod crash;
+mod disk;
+mod measure;
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use proptest::test_runner::{Config, TestRunner};
+use rusqlite::Connection;
+
+use super::*;
+use crate::idempotency::record::State;
+use crate::store::contract::{self, Harness, model};
+use crate::store::{Expiry, OriginId, clock};
+
+fn acquire(settings: &Settings) -> Lock {
+    // A store that was dropped gives its lock back when its threads have ended. A process that another test has just
+    // spawned shares it for a moment.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(lock) = Lock::try_acquire(settings).unwrap() {
+            return lock;
+        }
+        assert!(Instant::now() < deadline, "the lock stays taken");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn open(path: &Path) -> Sqlite {
+    Sqlite::open(acquire(&Settings::new(path))).unwrap()
+}
+
+fn id(number: u16) -> RecordId {
+    let mut bytes = [7; 32];
+    bytes[..2].copy_from_slice(&number.to_be_bytes());
+    RecordId(bytes)
+}
+
+fn attempt(number: u16) -> Attempt {
+    let mut bytes = [9; 16];
+    bytes[..2].copy_from_slice(&number.to_be_bytes());
+    Attempt(bytes)
+}
+
+fn fresh(number: u16) -> Fresh {
+    let hour = Duration::from_secs(3600);
+    let head = Bytes::from_static(b"head");
+    Fresh { attempt: attempt(number), origin: OriginId(1), lease: hour, unknown_ttl: hour, head }
+}
+
+fn complete(answer: Bytes) -> End {
+    End::Complete { answer, expiry: Expiry::FromNow(Duration::from_secs(3600)) }
+}
+
+async fn state_of(store: &Sqlite, number: u16) -> Option<State> {
+    store.get(id(number)).await.unwrap().map(|listed| listed.record.state)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_keeps_the_contract() {
+    contract::run(async || {
+        let dir = tempfile::tempdir().unwrap();
+        let (clock, step) = model::stopped_clock();
+        let settings = Settings { clock: Some(clock), ..Settings::new(dir.path().join("a.db")) };
+        Harness::stepped(Sqlite::open(acquire(&settings)).unwrap(), step).keeping(dir)
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_keeps_the_contract_by_its_own_clock() {
+    contract::run(async || {
+        let dir = tempfile::tempdir().unwrap();
+        Harness::waiting(open(&dir.path().join("a.db"))).keeping(dir)
+    })
+    .await;
+}
+
+#[test]
+fn it_says_what_the_store_in_memory_says() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let mut runner = TestRunner::new(Config { cases: 48, failure_persistence: None, ..Config::default() });
+    let played = runner.run(&model::history(), |history| {
+        let dir = tempfile::tempdir().unwrap();
+        runtime.block_on(model::agree(history, |clock| {
+            let settings = Settings { clock: Some(clock), ..Settings::new(dir.path().join("a.db")) };
+            Arc::new(Sqlite::open(acquire(&settings)).unwrap())
+        }));
+        Ok(())
+    });
+    if let Err(error) = played {
+        panic!("{error}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_acknowledged_is_there_after_a_reopen() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.db");
+    let store = open(&path);
+    store.claim(id(1), fresh(1)).await.unwrap();
+    store.claim(id(2), fresh(2)).await.unwrap();
+    store.settle(id(2), attempt(2), complete(Bytes::from_static(b"x"))).await.unwrap();
+    store.close().await;
+    drop(store);
+    assert!(!dir.path().join("a.db-wal").exists(), "a clean end leaves one file");
+
+    let store = open(&path);
+    assert_eq!(store.turned_unknown(), 1);
+    assert_eq!(store.count().await.unwrap(), [0, 1, 1]);
+    let unknown = store.get(id(1)).await.unwrap().unwrap();
+    assert_eq!((unknown.record.state, unknown.record.attempt), (State::Unknown, attempt(1)));
+    assert!(unknown.record.until > unknown.now.plus(Duration::from_secs(3500)));
+    // The attempt may have been told to a process that lives on.
+    let settled = store.settle(id(1), attempt(1), complete(Bytes::from_static(b"late"))).await.unwrap();
+    assert!(matches!(settled, Settled::Done { .. }));
+    drop(store);
+
+    let store = open(&path);
+    assert_eq!(store.turned_unknown(), 0);
+    assert_eq!(store.count().await.unwrap(), [0, 2, 0]);
+}
+
+#[tokio::test]
+async fn a_second_process_does_not_get_in() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = Settings::new(dir.path().join("a.db"));
+    let store = Sqlite::open(acquire(&settings)).unwrap();
+    assert!(Lock::try_acquire(&settings).unwrap().is_none());
+    store.close().await;
+    // Closed is enough, dropped is not needed.
+    acquire(&settings);
+}
+
+#[test]
+fn files_that_are_not_ours_are_refused_and_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let refusal = |path: &Path| Sqlite::open(acquire(&Settings::new(path))).unwrap_err().to_string();
+
+    let text = dir.path().join("notes.txt");
+    fs::write(&text, "not a database at all, but long enough to be looked at as one".repeat(20)).unwrap();
+    assert!(refusal(&text).contains("notes.txt is not a SQLite database"));
+
+    let foreign = dir.path().join("foreign.db");
+    Connection::open(&foreign).unwrap().execute_batch("CREATE TABLE cat (name TEXT)").unwrap();
+    let before = fs::read(&foreign).unwrap();
+    assert!(refusal(&foreign).contains("not oncegate's"));
+    assert_eq!(fs::read(&foreign).unwrap(), before);
+
+    let newer = dir.path().join("newer.db");
+    drop(open(&newer));
+    drop(acquire(&Settings::new(&newer)));
+    Connection::open(&newer).unwrap().pragma_update(None, "user_version", 7).unwrap();
+    let message = refusal(&newer);
+    assert!(message.contains("schema version 7") && message.contains("up to 1"), "{message}");
+
+    let damaged = dir.path().join("damaged.db");
+    drop(open(&damaged));
+    drop(acquire(&Settings::new(&damaged)));
+    let mut bytes = fs::read(&damaged).unwrap();
+    bytes[4096..].fill(0xa5);
+    bytes[100..4096].fill(0x5a);
+    fs::write(&damaged, bytes).unwrap();
+    let message = refusal(&damaged);
+    assert!(message.contains("damaged") && message.contains("backup"), "{message}");
+}
+
+#[tokio::test]
+async fn time_does_not_run_back_over_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.db");
+    let ahead = clock::wall().plus(Duration::from_secs(86_400));
+    let settings = Settings { clock: Some(Arc::new(move || ahead)), ..Settings::new(&path) };
+    let store = Sqlite::open(acquire(&settings)).unwrap();
+    store.claim(id(1), fresh(1)).await.unwrap();
+    store.remove(id(1)).await.unwrap();
+    drop(store);
+    let store = open(&path);
+    match store.claim(id(2), fresh(2)).await.unwrap() {
+        Claim::Inserted(at) => assert!(at >= ahead),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Every statement of the hot path, and those of the workers, by their index.
+#[test]
+fn no_statement_scans_the_table() {
+    let dir = tempfile::tempdir().unwrap();
+    let opened = schema::open(&acquire(&Settings::new(dir.path().join("a.db")))).unwrap();
+    let plan = |statement: &str| {
+        let mut explain = opened.conn.prepare(&format!("EXPLAIN QUERY PLAN {statement}")).unwrap();
+        // A parameter that is not bound is NULL.
+        let mut rows = explain.raw_query();
+        let mut lines = Vec::new();
+        while let Some(row) = rows.next().unwrap() {
+            lines.push(row.get::<_, String>(3).unwrap());
+        }
+        lines.join("; ")
+    };
+    use reader::sql::Walk;
+    use requests::sql;
+    let expire = schema::turn_unknown_sql(sql::LEASE_IS_PAST);
+    let walks = [Walk::All, Walk::Unknown].map(|walk| [walk.end_of_chunk(), walk.page()]).concat();
+    let by_id = [sql::STANDING, sql::RECORD, sql::RENEW, reader::sql::GET].map(str::to_owned);
+    for (statement, index) in [
+        (by_id.to_vec(), "USING INDEX record_id (id=?)"),
+        (
+            [sql::SUPERSEDE, sql::COMPLETE, sql::HOLD, sql::REMOVE].map(str::to_owned).to_vec(),
+            "USING INTEGER PRIMARY KEY",
+        ),
+        (vec![expire], "USING COVERING INDEX record_lease (until<?)"),
+        (vec![sql::SWEEP.to_owned()], "USING COVERING INDEX record_expiry (until<?)"),
+        (walks[..2].to_vec(), "INDEX record_id (id>? AND id<?)"),
+        (walks[2..].to_vec(), "INDEX record_unknown (id>? AND id<?)"),
+    ]
+    .into_iter()
+    .flat_map(|(statements, index)| statements.into_iter().map(move |statement| (statement, index)))
+    {
+        let plan = plan(&statement);
+        assert!(plan.contains(index), "{statement}: {plan}");
+        assert!(!plan.contains("SCAN") && !plan.contains("TEMP B-TREE"), "{statement}: {plan}");
+    }
+    assert_eq!(plan(sql::CLAIM), "");
+    assert!(plan(&Walk::InFlight.page()).contains("USING INDEX record_lease"));
+    for count in schema::COUNTS {
+        assert!(plan(count).starts_with("SCAN record USING COVERING INDEX"), "{}", plan(count));
+    }
+}
+
+#[tokio::test]
+async fn one_bad_record_spoils_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.db");
+    let store = Arc::new(open(&path));
+    store.claim(id(1), fresh(1)).await.unwrap();
+    Connection::open(&path).unwrap().execute("UPDATE record SET state = 9", []).unwrap();
+    let together = (1..20_u16).map(|number| {
+        let store = store.clone();
+        tokio::spawn(async move { store.claim(id(number), fresh(number)).await })
+    });
+    for (number, claim) in (1..).zip(futures_util::future::join_all(together).await) {
+        match (number, claim.unwrap()) {
+            (1, Err(Error::Determinate(cause))) => assert_eq!(cause.kind, ErrorKind::Corrupt),
+            (1, other) => panic!("{other:?}"),
+            (_, claim) => assert!(matches!(claim.unwrap(), Claim::Inserted(_))),
+        }
+    }
+    assert!(store.remove(id(1)).await.unwrap(), "an operator can get rid of it");
+    assert!(matches!(store.claim(id(1), fresh(1)).await.unwrap(), Claim::Inserted(_)));
+}
+
+#[tokio::test]
+async fn listings_cross_their_chunks() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.db");
+    let store = open(&path);
+    Connection::open(&path)
+        .unwrap()
+        .execute_batch(
+            "WITH RECURSIVE n (i) AS (VALUES (0) UNION ALL SELECT i + 1 FROM n WHERE i < 9999)
+             INSERT INTO record (id, attempt, state, claimed_at, until, unknown_ttl, origin, head)
+             SELECT unhex(printf('%064x', i)), zeroblob(16), 1 + (i % 2), 1, 9e15, 1, 1, x'00' FROM n",
+        )
+        .unwrap();
+    let filter = |state| Filter { state, ..Filter::default() };
+    assert_eq!(store.list(filter(None), None, 20_000).await.unwrap().len(), 10_000);
+    assert_eq!(store.list(filter(Some(State::Completed)), None, 20_000).await.unwrap().len(), 5_000);
+    assert_eq!(store.list(filter(Some(State::Unknown)), None, 20_000).await.unwrap().len(), 5_000);
+    let page = store.list(filter(Some(State::Unknown)), None, 4_900).await.unwrap();
+    let rest = store.list(filter(Some(State::Unknown)), Some(page[4_899].id), 4_900).await.unwrap();
+    assert_eq!((page.len(), rest.len()), (4_900, 100));
+    assert_eq!(store.list(filter(Some(State::InFlight)), None, 10).await.unwrap().len(), 0);
+}
+
+#[tokio::test]
+async fn more_than_the_queue_holds_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = Settings { queue: 2, ..Settings::new(dir.path().join("a.db")) };
+    let store = Sqlite::open(acquire(&settings)).unwrap();
+    let claims = (0..500).map(|number| store.claim(id(number), fresh(number)));
+    let mut refused = 0;
+    for claim in futures_util::future::join_all(claims).await {
+        match claim {
+            Ok(_) => {}
+            Err(Error::Determinate(cause)) if cause.kind == ErrorKind::Unavailable => refused += 1,
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+    assert!(refused > 0);
+    assert_eq!(store.count().await.unwrap(), [500 - refused, 0, 0]);
+}

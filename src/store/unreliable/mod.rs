@@ -1,0 +1,340 @@
+//! A store that fails as it is told, around one that works. For tests and simulations.
+//!
+//! ```
+//! # use std::sync::Arc;
+//! # use oncegate::store::{Store, memory::Memory, unreliable::{Fault, Unreliable}};
+//! # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+//! let store = Unreliable::new(Arc::new(Memory::new()));
+//! store.script([Fault::Refuse, Fault::None]);
+//! assert!(store.ping().await.is_err());
+//! assert!(store.ping().await.is_ok());
+//! # });
+//! ```
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::{
+    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Settled, Store,
+};
+use crate::idempotency::record::{Attempt, RecordId, Version};
+
+/// A store around another one that fails as it is told. It works until it is told something.
+///
+/// What a call meets is decided when it is made (polled first), in this order: the stop, being away, the script of its
+/// operation, the script, chance.
+pub struct Unreliable {
+    inner: Arc<dyn Store>,
+    plan: Mutex<Plan>,
+}
+
+/// What happens to one call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing: it works.
+    None,
+    /// It is not done, and says so.
+    Refuse,
+    /// It is not done for want of room, and says so.
+    Full,
+    /// It is done, and says that it may have been.
+    LoseAnswer,
+    /// It is not done, and says that it may have been.
+    LoseCall,
+    /// It is done after this long.
+    Delay(Duration),
+    /// It is not done, and never answers.
+    Hang,
+    /// It is done, and never answers.
+    HangAfter,
+}
+
+/// The operations of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "they are the methods of the trait")]
+pub enum Operation {
+    Claim,
+    Supersede,
+    Settle,
+    Renew,
+    ExpireLeases,
+    Sweep,
+    Get,
+    List,
+    Remove,
+    Count,
+    Adopt,
+    Ping,
+}
+
+/// How often chance strikes, in calls of a thousand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rates {
+    /// [`Fault::Refuse`]
+    pub refuse: u16,
+    /// [`Fault::LoseAnswer`]
+    pub lose_answer: u16,
+    /// [`Fault::LoseCall`]
+    pub lose_call: u16,
+    /// [`Fault::Delay`], of up to [`Rates::longest`].
+    pub delay: u16,
+    /// The longest delay.
+    pub longest: Duration,
+}
+
+/// On which side of its effect a call stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// It is not done.
+    Before,
+    /// It is done, and not answered.
+    After,
+}
+
+#[derive(Default)]
+struct Plan {
+    calls: u64,
+    is_away: bool,
+    is_stopped: bool,
+    script: VecDeque<Fault>,
+    scripts: HashMap<Operation, VecDeque<Fault>>,
+    chance: Option<(Chance, Rates)>,
+    stop: Option<Stop>,
+}
+
+struct Stop {
+    at: u64,
+    side: Side,
+    then: Arc<dyn Fn() + Send + Sync>,
+}
+
+/// What one call is to do.
+enum Course {
+    Meet(Fault),
+    Stop(Side, Arc<dyn Fn() + Send + Sync>),
+}
+
+impl Unreliable {
+    /// Around `inner`.
+    #[must_use]
+    pub fn new(inner: Arc<dyn Store>) -> Self {
+        Self { inner, plan: Mutex::default() }
+    }
+
+    /// The next calls meet these faults, in this order, after those that were scripted before.
+    pub fn script(&self, faults: impl IntoIterator<Item = Fault>) {
+        self.plan().script.extend(faults);
+    }
+
+    /// The next calls of one operation meet these faults.
+    pub fn script_for(&self, operation: Operation, faults: impl IntoIterator<Item = Fault>) {
+        self.plan().scripts.entry(operation).or_default().extend(faults);
+    }
+
+    /// Faults strike at these rates, the same ones in the same order for the same seed. No rates: none strike.
+    ///
+    /// # Panics
+    /// Where the rates are more than a thousand together.
+    pub fn seed(&self, seed: u64, rates: Option<Rates>) {
+        if let Some(Rates { refuse, lose_answer, lose_call, delay, .. }) = rates {
+            assert!(u32::from(refuse) + u32::from(lose_answer) + u32::from(lose_call) + u32::from(delay) <= 1000);
+        }
+        self.plan().chance = rates.map(|rates| (Chance(seed), rates));
+    }
+
+    /// Takes the store away, so that every call is refused, or brings it back. Calls under way are not touched.
+    pub fn set_away(&self, is_away: bool) {
+        self.plan().is_away = is_away;
+    }
+
+    /// The `n`th call from now (1 is the next one) calls `then`, which may end the process, and never answers; nor does
+    /// any call after it, as if this had happened to the process.
+    pub fn stop_at(&self, n: u64, side: Side, then: impl Fn() + Send + Sync + 'static) {
+        let mut plan = self.plan();
+        plan.stop = Some(Stop { at: plan.calls + n, side, then: Arc::new(then) });
+    }
+
+    /// Whether the call of [`Unreliable::stop_at`] has come.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.plan().is_stopped
+    }
+
+    /// How many calls were made. `close` does not count.
+    #[must_use]
+    pub fn calls(&self) -> u64 {
+        self.plan().calls
+    }
+
+    async fn call<T>(&self, operation: Operation, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        // Not in the match: its guard would be held while the call waits.
+        let course = self.plan().next(operation);
+        match course {
+            Course::Meet(fault) => meet(fault, work).await,
+            Course::Stop(side, then) => {
+                if side == Side::After {
+                    let _ = work.await;
+                }
+                then();
+                std::future::pending().await
+            }
+        }
+    }
+
+    fn plan(&self) -> MutexGuard<'_, Plan> {
+        self.plan.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Unreliable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Unreliable").field("inner", &self.inner.kind()).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Store for Unreliable {
+    fn kind(&self) -> &'static str {
+        self.inner.kind()
+    }
+
+    async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+        self.call(Operation::Claim, self.inner.claim(id, fresh)).await
+    }
+
+    async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
+        self.call(Operation::Supersede, self.inner.supersede(id, seen, fresh)).await
+    }
+
+    async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
+        self.call(Operation::Settle, self.inner.settle(id, attempt, end)).await
+    }
+
+    async fn renew(&self, held: Vec<Held>) -> Result<(), Error> {
+        self.call(Operation::Renew, self.inner.renew(held)).await
+    }
+
+    async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
+        self.call(Operation::ExpireLeases, self.inner.expire_leases(limit)).await
+    }
+
+    async fn sweep(&self, limit: usize) -> Result<usize, Error> {
+        self.call(Operation::Sweep, self.inner.sweep(limit)).await
+    }
+
+    async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
+        self.call(Operation::Get, self.inner.get(id)).await
+    }
+
+    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Vec<Listed>, Error> {
+        self.call(Operation::List, self.inner.list(filter, after, limit)).await
+    }
+
+    async fn remove(&self, id: RecordId) -> Result<bool, Error> {
+        self.call(Operation::Remove, self.inner.remove(id)).await
+    }
+
+    async fn count(&self) -> Result<[u64; 3], Error> {
+        self.call(Operation::Count, self.inner.count()).await
+    }
+
+    async fn adopt(
+        &self,
+        origins: Vec<Origin>,
+        rules: Vec<Identity>,
+        accept_change: bool,
+    ) -> Result<Vec<IdentityChange>, Error> {
+        self.call(Operation::Adopt, self.inner.adopt(origins, rules, accept_change)).await
+    }
+
+    async fn ping(&self) -> Result<(), Error> {
+        self.call(Operation::Ping, self.inner.ping()).await
+    }
+
+    async fn close(&self) {
+        self.inner.close().await;
+    }
+}
+
+async fn meet<T>(fault: Fault, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    match fault {
+        Fault::None => work.await,
+        Fault::Refuse => Err(Error::determinate(ErrorKind::Unavailable, "told to refuse")),
+        Fault::Full => Err(Error::determinate(ErrorKind::Full, "told to be full")),
+        Fault::LoseAnswer => {
+            work.await?;
+            Err(Error::indeterminate(ErrorKind::Timeout, "told to lose the answer"))
+        }
+        Fault::LoseCall => Err(Error::indeterminate(ErrorKind::Timeout, "told to lose the call")),
+        Fault::Delay(delay) => {
+            tokio::time::sleep(delay).await;
+            work.await
+        }
+        Fault::Hang => std::future::pending().await,
+        Fault::HangAfter => {
+            let _ = work.await;
+            std::future::pending().await
+        }
+    }
+}
+
+impl Plan {
+    fn next(&mut self, operation: Operation) -> Course {
+        self.calls += 1;
+        if self.is_stopped {
+            return Course::Meet(Fault::Hang);
+        }
+        if let Some(stop) = self.stop.take_if(|stop| stop.at <= self.calls) {
+            self.is_stopped = true;
+            return Course::Stop(stop.side, stop.then);
+        }
+        if self.is_away {
+            return Course::Meet(Fault::Refuse);
+        }
+        let scripted = self.scripts.get_mut(&operation).and_then(VecDeque::pop_front);
+        let fault = scripted.or_else(|| self.script.pop_front());
+        let fault = fault.or_else(|| self.chance.as_mut().map(|(chance, rates)| chance.pick(rates)));
+        Course::Meet(fault.unwrap_or(Fault::None))
+    }
+}
+
+/// Random numbers that a seed fixes (splitmix64).
+struct Chance(u64);
+
+impl Chance {
+    fn pick(&mut self, rates: &Rates) -> Fault {
+        let mut draw = self.below(1000);
+        let mut strikes = |rate: u16| {
+            let hit = draw < u64::from(rate);
+            draw = draw.wrapping_sub(u64::from(rate));
+            hit
+        };
+        if strikes(rates.refuse) {
+            Fault::Refuse
+        } else if strikes(rates.lose_answer) {
+            Fault::LoseAnswer
+        } else if strikes(rates.lose_call) {
+            Fault::LoseCall
+        } else if strikes(rates.delay) {
+            let longest = u64::try_from(rates.longest.as_micros()).unwrap_or(u64::MAX);
+            Fault::Delay(Duration::from_micros(self.below(longest.saturating_add(1))))
+        } else {
+            Fault::None
+        }
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % limit
+    }
+}
