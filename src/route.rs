@@ -127,3 +127,166 @@ fn host_of(authority: &str) -> &str {
 fn pairs(count: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..count).flat_map(move |first| (first + 1..count).map(move |second| (first, second)))
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn route(name: &str, methods: &[Method], host: Option<&str>, path: &str) -> Route {
+        Route {
+            name: name.into(),
+            namespace: name.into(),
+            methods: methods.to_vec(),
+            host: host.map(str::to_owned),
+            path: Pattern::parse(path).unwrap(),
+            upstream: 0,
+            policy: Policy::default(),
+        }
+    }
+
+    fn post(name: &str, host: Option<&str>, path: &str) -> Route {
+        route(name, &[Method::POST], host, path)
+    }
+
+    #[test]
+    fn the_most_specific_path_wins() {
+        let router = Router::new(vec![
+            post("rest", None, "/{*rest}"),
+            post("one", None, "/v1/{x}/capture"),
+            post("literal", None, "/v1/charges/{*rest}"),
+            post("root", None, "/"),
+            post("hosted rest", Some("a.example"), "/{*rest}"),
+        ])
+        .unwrap();
+        let found = |host, path| router.find(&Method::POST, host, path).map(|route| &*route.name);
+        assert_eq!(found(None, "/v1/charges/capture"), Some("literal"), "the first segments decide");
+        assert_eq!(found(None, "/v1/refunds/capture"), Some("one"));
+        assert_eq!(found(None, "/v1/refunds/capture/"), Some("rest"));
+        assert_eq!(found(None, "/"), Some("root"));
+        assert_eq!(found(None, "*"), None);
+        assert_eq!(found(Some("a.example"), "/x"), Some("hosted rest"));
+        assert_eq!(found(Some("a.example"), "/v1/refunds/capture"), Some("one"), "the path counts before the host");
+        assert!(router.find(&Method::GET, None, "/").is_none());
+        assert_eq!(router.routes().len(), 5);
+    }
+
+    #[test]
+    fn a_host_is_compared_without_case_port_and_final_dot() {
+        let router = Router::new(vec![post("named", Some("api.example.com"), "/"), post("six", Some("[::1]"), "/")]);
+        let router = router.unwrap();
+        for host in ["api.example.com", "API.Example.com:8080", "api.example.com.", "u@api.example.com.:80"] {
+            assert_eq!(&*router.find(&Method::POST, Some(host), "/").unwrap().name, "named", "{host}");
+        }
+        for host in ["[::1]", "[::1]:8080"] {
+            assert_eq!(&*router.find(&Method::POST, Some(host), "/").unwrap().name, "six", "{host}");
+        }
+        for host in ["example.com", "api.example.com.evil", ""] {
+            assert!(router.find(&Method::POST, Some(host), "/").is_none(), "{host}");
+        }
+        assert!(router.find(&Method::POST, None, "/").is_none());
+    }
+
+    #[test]
+    fn every_overlap_is_told() {
+        let overlaps = Router::new(vec![
+            post("a", None, "/v1/{x}"),
+            post("b", Some("a.example"), "/v1/{x}"),
+            post("c", None, "/v1/{y}"),
+            post("d", Some("a.example"), "/v1/{z}"),
+            route("e", &[Method::PUT], None, "/v1/{x}"),
+        ]);
+        let expected = vec![Overlap { first: 0, second: 2 }, Overlap { first: 1, second: 3 }];
+        assert_eq!(overlaps.unwrap_err(), expected);
+    }
+
+    const HOSTS: [&str; 2] = ["a.example", "b.example"];
+
+    fn any_route() -> impl Strategy<Value = Route> {
+        let segment = prop_oneof![Just("a"), Just("b"), Just("{x}"), Just("")];
+        let segments = (prop::collection::vec(segment, 0..3), any::<bool>());
+        let path = segments.prop_map(|(segments, rest)| {
+            let names: Vec<String> = segments
+                .iter()
+                .enumerate()
+                .map(|(place, segment)| segment.replace('x', &format!("x{place}")))
+                .collect();
+            match (names.is_empty(), rest) {
+                (true, true) => "/{*rest}".to_owned(),
+                (_, false) => format!("/{}", names.join("/")),
+                (false, true) => format!("/{}/{{*rest}}", names.join("/")),
+            }
+        });
+        let host = prop::option::of(prop::sample::select(HOSTS.to_vec()));
+        let methods = prop::sample::subsequence(vec![Method::POST, Method::PUT], 1..=2);
+        (path, host, methods).prop_map(|(path, host, methods)| route("any", &methods, host, &path))
+    }
+
+    /// Every request that routes of [`any_route`] can tell apart.
+    fn requests() -> Vec<(Method, Option<&'static str>, String)> {
+        let mut paths = vec![String::new()];
+        let mut longest = paths.clone();
+        for _ in 0..4 {
+            longest =
+                longest.iter().flat_map(|path| ["a", "b", "c", ""].map(|next| format!("{path}/{next}"))).collect();
+            paths.extend(longest.clone());
+        }
+        let hosts = [None, Some(HOSTS[0]), Some(HOSTS[1]), Some("c.example")];
+        let heads = [Method::POST, Method::PUT].into_iter().flat_map(|method| hosts.map(|host| (method.clone(), host)));
+        heads.flat_map(|(method, host)| paths.iter().map(move |path| (method.clone(), host, path.clone()))).collect()
+    }
+
+    /// The claim of a route on a request, by its text alone: per segment, then the host. More is stronger.
+    fn naive_claim(route: &Route, method: &Method, host: Option<&str>, path: &str) -> Option<Vec<u8>> {
+        let text = route.path.to_string();
+        let (mut pieces, mut claim) = (path.strip_prefix('/')?.split('/'), Vec::new());
+        let mut has_rest = false;
+        for segment in text[1..].split('/') {
+            let piece = pieces.next()?;
+            has_rest = segment.starts_with("{*");
+            claim.push(match segment {
+                _ if has_rest => 0,
+                _ if segment.starts_with('{') && !piece.is_empty() => 1,
+                _ if segment == piece => 2,
+                _ => return None,
+            });
+        }
+        let whole = has_rest || pieces.next().is_none();
+        claim.push(u8::from(route.host.is_some()));
+        let host_matches = route.host.is_none() || route.host.as_deref() == host;
+        (whole && host_matches && route.methods.contains(method)).then_some(claim)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+        #[test]
+        fn exactly_those_that_tie_on_some_request_overlap(one in any_route(), other in any_route()) {
+            let ties = requests().iter().any(|(method, host, path)| {
+                let claim = naive_claim(&one, method, *host, path);
+                claim.is_some() && claim == naive_claim(&other, method, *host, path)
+            });
+            prop_assert_eq!(Router::new(vec![one, other]).is_err(), ties);
+        }
+
+        #[test]
+        fn the_strongest_claim_is_found(mut routes in prop::collection::vec(any_route(), 1..6)) {
+            // Without those that overlap an earlier one.
+            let mut kept: Vec<Route> = Vec::new();
+            for route in routes.drain(..) {
+                if !kept.iter().any(|other| other.overlaps(&route)) {
+                    kept.push(route);
+                }
+            }
+            let router = Router::new(kept.clone()).unwrap();
+            for (method, host, path) in requests() {
+                let claims = kept.iter().map(|route| naive_claim(route, &method, host, &path));
+                let expected = claims.enumerate().filter(|(_, claim)| claim.is_some()).max_by_key(|(_, claim)| claim.clone());
+                let found = router.find(&method, host, &path);
+                let place = found.and_then(|found| router.routes().iter().position(|route| Arc::ptr_eq(route, found)));
+                prop_assert_eq!(place, expected.map(|(place, _)| place), "{} {:?} {}", method, host, path);
+            }
+        }
+    }
+}

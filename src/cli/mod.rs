@@ -20,7 +20,7 @@ const BAD_CONFIGURATION: u8 = 78;
 
 /// A reverse proxy that makes unmodified HTTP services safe to retry.
 #[derive(Debug, Parser)]
-#[command(name = "oncegate", version, about, max_term_width = 100)]
+#[command(name = "oncegate", version, about)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -31,7 +31,9 @@ pub(super) fn document(resolved: &Resolved, files: &SecretFiles) -> DocumentMut 
     document["server"] = server(resolved);
     document["admin"] = admin(resolved, files);
     document["store"] = store(resolved, files);
-    document["upstreams"] = Item::Table(resolved.upstreams.iter().map(|one| (&*one.name, upstream(one))).collect());
+    let mut upstreams: Table = resolved.upstreams.iter().map(|one| (&*one.name, upstream(one))).collect();
+    upstreams.set_implicit(true);
+    document["upstreams"] = Item::Table(upstreams);
     let routes: ArrayOfTables = resolved.router.routes().iter().map(|one| route(one, resolved)).collect();
     document["routes"] = Item::ArrayOfTables(routes);
     document["headers"] = headers(resolved);

@@ -27,7 +27,9 @@ pub(super) fn parse(text: &str) -> Result<Parsed, (usize, Wrong)> {
         let offset = error.span().map_or(text.len(), |span| span.start);
         let (line, column) = position(text, offset);
         let message = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
-        let hint = format!("look at column {column}; texts, durations and sizes stand in double quotes");
+        let hint = format!(
+            "look at column {column}; texts, durations and sizes stand in double quotes, and each key stands once"
+        );
         (line, Wrong::new(format!("not TOML: {message}")).hint(hint))
     })?;
     let mut reader = Reader { text, lines: Lines::new() };

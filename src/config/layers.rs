@@ -155,11 +155,11 @@ fn environment(
 /// Whether a variable sets a key. Kubernetes gives the pods beside a service named `oncegate` variables such as
 /// `ONCEGATE_SERVICE_HOST` and `ONCEGATE_PORT_8080_TCP`: those are not ours.
 fn is_key(name: &str, environment: &[(String, String)]) -> bool {
-    let Some(key) = name.strip_prefix(PREFIX) else { return false };
+    let Some(key) = name.strip_prefix(PREFIX).filter(|_| !NOT_KEYS.contains(&name)) else { return false };
     let in_cluster = environment.iter().any(|(name, _)| name == "KUBERNETES_SERVICE_HOST");
     let of_service =
         key == "PORT" || ["PORT_", "SERVICE_HOST", "SERVICE_PORT"].iter().any(|start| key.starts_with(start));
-    !NOT_KEYS.contains(&name) && !(in_cluster && of_service)
+    !(in_cluster && of_service)
 }
 
 /// Variables have no small letters, names of upstreams may: take the one that the file has.

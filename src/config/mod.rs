@@ -108,3 +108,6 @@ pub fn load(sources: Sources) -> Result<Resolved, Problems> {
 
 /// A file of a secret: where it was named, and what it holds without white space at both ends.
 type SecretFile<T> = (PathBuf, T);
+
+#[cfg(test)]
+mod tests;

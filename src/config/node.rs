@@ -89,14 +89,19 @@ impl<'a> Node<'a> {
 
     /// It as a whole number that is not negative.
     pub(super) fn number(&self) -> Result<u64, Wrong> {
-        let number = self.value.to_i128().and_then(|number| u64::try_from(number).ok());
+        let number = self.integer().and_then(|number| u64::try_from(number).ok());
         number.ok_or_else(|| self.expected("a whole number").hint("write a number without quotes, such as 255"))
+    }
+
+    fn integer(&self) -> Option<i128> {
+        let unsigned = || self.value.to_u128().and_then(|number| i128::try_from(number).ok());
+        self.value.to_i128().or_else(unsigned)
     }
 
     /// It as a duration.
     pub(super) fn duration(&self) -> Result<Duration, Wrong> {
         match self.value {
-            Value::Num(..) => match self.value.to_i128() {
+            Value::Num(..) => match self.integer() {
                 Some(number) => Err(units::no_unit(number)),
                 None => Err(self.expected("a duration").hint(units::DURATION_HINT)),
             },
@@ -125,13 +130,12 @@ impl<'a> Node<'a> {
         let known = || words.iter().map(|(word, _)| *word);
         let choice = known().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(" or ");
         if let Value::Dict(..) = self.value {
-            let first = self.value.as_dict().and_then(|dict| dict.keys().next());
-            return Err(match first {
-                Some(key) if later.contains(&key.as_str()) => {
-                    Wrong::later(&format!("{{ {key} = ... }}")).hint(format!("write {choice}"))
-                }
-                _ => self.expected(&choice),
-            });
+            let is_later = |key: &&&str| self.value.find_ref(key).is_some();
+            let wrong = match later.iter().find(is_later) {
+                Some(key) => Wrong::later(&format!("{{ {key} = ... }}")),
+                None => self.expected(&choice),
+            };
+            return Err(wrong.hint(format!("write {choice}")));
         }
         let text = self.text().map_err(|_| self.expected(&choice).hint(format!("write {choice}")))?;
         match words.iter().find(|(word, _)| *word == text) {
@@ -279,7 +283,7 @@ impl<'a> Table<'a> {
 
     fn unknown(&self, key: &str, node: &Node<'_>) -> Wrong {
         if self.section.later.contains(&key) {
-            return Wrong::later(&format!("`{key}`")).hint("remove it");
+            return Wrong::new("not supported by this version").hint("remove it");
         }
         let wrong = Wrong::new(format!("unknown key in {}", self.section.name));
         if let (Place::Environment(_), Some((section, key))) = (node.place(), keys::split_variable(key)) {

@@ -98,7 +98,8 @@ fn key_length(node: &Node<'_>) -> Result<usize, Wrong> {
 }
 
 fn source(node: &Node<'_>) -> Result<KeySource, Wrong> {
-    KeySource::parse(node.filled()?).map_err(|message| told(message, "header:Idempotency-Key"))
+    let hint = "such as \"header:Idempotency-Key\", \"query:request_id\" or \"json:/request/id\"";
+    KeySource::parse(node.filled()?).map_err(|message| told(&message, hint))
 }
 
 fn part(node: &Node<'_>) -> Result<ScopePart, Wrong> {
@@ -106,14 +107,14 @@ fn part(node: &Node<'_>) -> Result<ScopePart, Wrong> {
     if let Some((kind @ ("jwt" | "client-cert"), _)) = text.split_once(':') {
         return Err(Wrong::later(&format!("`{kind}:` in a scope")).hint("write \"header:Authorization\" for now"));
     }
-    ScopePart::parse(text).map_err(|message| told(message, "header:Authorization"))
+    ScopePart::parse(text).map_err(|message| told(&message, "such as \"header:Authorization\" or \"cookie:session\""))
 }
 
-/// What the pure core says of a word: what follows the colon is the advice.
-fn told(message: String, example: &str) -> Wrong {
+/// What the pure core says of a word: what follows "use" is what to do, and `hint` where it does not say.
+fn told(message: &str, hint: &str) -> Wrong {
     match message.split_once(": use ") {
         Some((message, choice)) => Wrong::new(message).hint(format!("use {choice}")),
-        None => Wrong::new(message).hint(format!("such as \"{example}\"")),
+        None => Wrong::new(message).hint(hint),
     }
 }
 
@@ -212,8 +213,8 @@ fn ingredient(node: &Node<'_>) -> Result<Ingredient, Wrong> {
 }
 
 fn pointer(node: &Node<'_>) -> Result<Pointer, Wrong> {
-    let form = "a JSON pointer (RFC 6901) such as \"/payment/amount\"";
-    Pointer::parse(node.text()?).map_err(|message| Wrong::new(message).hint(form))
+    let hint = "write a JSON pointer (RFC 6901) such as \"/payment/amount\"";
+    Pointer::parse(node.text()?).map_err(|message| told(&message, hint))
 }
 
 fn outcomes(table: &Table<'_>, base: Outcomes) -> Outcomes {
@@ -232,10 +233,7 @@ fn outcome(outcomes: &mut Outcomes, entry: &str, node: &Node<'_>) -> Result<(), 
     }
     let action = node.text()?;
     let hint = "such as \"429\" = \"store\", \"4xx\" = \"release\" or \"timeout\" = \"hold\"";
-    outcomes.insert(entry, action).map_err(|message| match message.split_once(": use ") {
-        Some((message, choice)) => Wrong::new(message).hint(format!("use {choice}")),
-        None => Wrong::new(message).hint(hint),
-    })
+    outcomes.insert(entry, action).map_err(|message| told(&message, hint))
 }
 
 fn docs(node: &Node<'_>) -> Result<String, Wrong> {

@@ -11,7 +11,7 @@ use super::problem::Place;
 use super::store::name;
 use super::upstreams::{self, Upstreams};
 use crate::idempotency::key::KeySource;
-use crate::idempotency::policy::Mode;
+use crate::idempotency::policy::{Mode, Policy};
 use crate::idempotency::scope::ScopePart;
 use crate::route::{Overlap, Pattern, Route, Router};
 
@@ -190,23 +190,11 @@ fn check_names(read: &Read<'_>) {
 /// Routes that share a namespace must make the identity of a record by the same rules, or a key of one would never be
 /// found by the other.
 fn check_namespaces(read: &Read<'_>) {
-    let protects = |route: &Route| route.policy.mode == Mode::Protect;
-    for (place, (table, route)) in read.iter().enumerate() {
-        let differs = |other: &Route| {
-            let (own, other_policy) = (&route.policy, &other.policy);
-            let by_fingerprint = own.key.from.contains(&KeySource::Fingerprint);
-            own.scope != other_policy.scope
-                || own.key.from != other_policy.key.from
-                || (by_fingerprint && own.fingerprint != other_policy.fingerprint)
-        };
-        let first = read[..place].iter().find(|(_, other)| {
-            other.name != route.name
-                && other.namespace == route.namespace
-                && protects(other)
-                && protects(route)
-                && differs(other)
-        });
-        if let Some((first, other)) = first {
+    let protecting = || read.iter().filter(|(_, route)| route.policy.mode == Mode::Protect);
+    for (table, route) in protecting() {
+        // The first of a namespace sets its rules.
+        let Some((first, other)) = protecting().find(|(_, other)| other.namespace == route.namespace) else { continue };
+        if !same_identity(&route.policy, &other.policy) {
             let wrong = Wrong::new(format!(
                 "the namespace `{}` is shared with route `{}` ({}), which has another scope or key.from",
                 route.namespace,
@@ -216,6 +204,14 @@ fn check_namespaces(read: &Read<'_>) {
             table.report("namespace", wrong.hint("give both the same scope and key.from, or each its own namespace"));
         }
     }
+}
+
+/// Whether both make the same id of a request with the same key.
+fn same_identity(one: &Policy, other: &Policy) -> bool {
+    let by_fingerprint = one.key.from.contains(&KeySource::Fingerprint);
+    one.scope == other.scope
+        && one.key.from == other.key.from
+        && (!by_fingerprint || one.fingerprint == other.fingerprint)
 }
 
 fn report_overlap(tables: &[Table<'_>], names: &[Arc<str>], Overlap { first, second }: Overlap) {

@@ -63,9 +63,9 @@ pub(super) const SIZE_HINT: &str =
 /// Writes a duration as [`duration`] reads it, in one unit.
 pub(super) fn show_duration(duration: Duration) -> String {
     let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-    // "24h" reads better than "1d".
-    let fits = |factor: u64| millis.is_multiple_of(factor) && (millis / factor > 1 || factor < DURATIONS[4].1);
-    match DURATIONS.iter().rev().find(|(_, factor)| millis > 0 && fits(*factor)) {
+    // "60s" and "24h" read better than "1m" and "1d".
+    let fits = |unit: &str, factor| millis.is_multiple_of(factor) && (millis > factor || !matches!(unit, "m" | "d"));
+    match DURATIONS.iter().rev().find(|(unit, factor)| millis > 0 && fits(unit, *factor)) {
         Some((unit, factor)) => format!("{}{unit}", millis / factor),
         None => "0s".to_owned(),
     }
@@ -103,6 +103,8 @@ mod tests {
             ("7d", 604_800_000, "7d"),
             ("500ms", 500, "500ms"),
             ("1h30m", 5_400_000, "90m"),
+            ("1m", 60_000, "60s"),
+            ("1h", 3_600_000, "1h"),
             ("0s", 0, "0s"),
         ] {
             let read = duration(text).unwrap();

@@ -231,7 +231,8 @@ fn status(entry: &str) -> Result<u16, String> {
     match entry.parse() {
         Ok(status @ 200..=599) if entry.len() == 3 => Ok(status),
         _ => Err(format!(
-            "`{entry}` is not an ending: use a status from `200` to `599`, a class from `2xx` to `5xx`,              `unreachable`, `timeout` or `broken`"
+            "`{entry}` is not an ending: use a status from `200` to `599`, a class from `2xx` to `5xx`, \
+             `unreachable`, `timeout` or `broken`"
         )),
     }
 }

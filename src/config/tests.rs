@@ -1,0 +1,325 @@
+//! What loading gives, whole.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use toml_edit::{DocumentMut, Item};
+
+use super::keys::{self, Section};
+use super::*;
+
+const APP: &str = "http://127.0.0.1:3000";
+
+/// Loads a text as a file, with variables and flags.
+struct Case {
+    directory: tempfile::TempDir,
+    sources: Sources,
+}
+
+impl Case {
+    fn new(text: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("gate.toml");
+        std::fs::write(&file, text).unwrap();
+        Self { directory, sources: Sources { file: Some(file), ..Sources::default() } }
+    }
+
+    fn variable(mut self, name: &str, value: &str) -> Self {
+        self.sources.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    fn flags(mut self, flags: Flags) -> Self {
+        self.sources.flags = flags;
+        self
+    }
+
+    #[track_caller]
+    fn load(self) -> Resolved {
+        load(self.sources).unwrap_or_else(|problems| panic!("{problems}"))
+    }
+
+    /// The problems, with the name of the file as `gate.toml`.
+    #[track_caller]
+    fn problems(self) -> String {
+        let problems = load(self.sources).map(|_| ()).unwrap_err().to_string();
+        problems.replace(&format!("{}/", self.directory.path().display()), "")
+    }
+}
+
+fn upstream(url: &str) -> Flags {
+    Flags { upstream: Some(url.to_owned()), ..Flags::default() }
+}
+
+#[test]
+fn an_upstream_alone_is_a_working_gate() {
+    let resolved = load(Sources { flags: upstream(APP), ..Sources::default() }).unwrap();
+    assert_eq!(resolved.server.listen, ["127.0.0.1:8080".parse().unwrap()]);
+    assert_eq!(resolved.server.drain_timeout, Duration::from_secs(60));
+    assert_eq!(resolved.admin.listen, "127.0.0.1:9090".parse().unwrap());
+    assert_eq!(resolved.store, Store::Sqlite { path: "oncegate.db".into() });
+    assert_eq!(resolved.gate.default_upstream, Some(0));
+    assert_eq!((&*resolved.upstreams[0].host, resolved.upstreams[0].port), ("127.0.0.1", 3000));
+    let find = |method| resolved.router.find(&method, Some("any.example"), "/any/path").map(|route| &*route.name);
+    assert_eq!(find(::http::Method::POST), Some("default"));
+    assert_eq!(find(::http::Method::PATCH), Some("default"));
+    assert_eq!(find(::http::Method::GET), None);
+    assert_eq!(resolved.advice.len(), 1, "the default scope has the raw Authorization header");
+}
+
+#[test]
+fn flags_beat_the_environment_which_beats_the_file() {
+    let text = "[server]\nlisten = \"127.0.0.1:1\"\n[store]\nurl = \"sqlite:file.db\"\nservice = \"file\"\n\
+                [upstreams]\nApp = { url = \"http://file:1\", timeout = \"7s\" }\n[admin]\nlisten = \"127.0.0.1:11\"\n";
+    let file = || Case::new(text);
+    let environment = || {
+        file()
+            .variable("ONCEGATE_SERVER__LISTEN", "127.0.0.1:2")
+            .variable("ONCEGATE_STORE__URL", "memory:")
+            .variable("ONCEGATE_UPSTREAMS__APP", "http://environment:2")
+            .variable("ONCEGATE_ADMIN__LISTEN", "127.0.0.1:12")
+    };
+    let flags = environment().flags(Flags {
+        upstream: Some("http://flag:3".to_owned()),
+        listen: Some("127.0.0.1:3".to_owned()),
+        admin: Some("127.0.0.1:13".to_owned()),
+        store: Some("sqlite:flag.db".to_owned()),
+    });
+    for (case, number, host, store) in [
+        (file(), 1, "file", Store::Sqlite { path: "file.db".into() }),
+        (environment(), 2, "environment", Store::Memory),
+        (flags, 3, "flag", Store::Sqlite { path: "flag.db".into() }),
+    ] {
+        let resolved = case.load();
+        assert_eq!(resolved.server.listen[0].port(), number);
+        assert_eq!(resolved.admin.listen.port(), 10 + number);
+        assert_eq!(resolved.store, store);
+        assert_eq!(&*resolved.gate.service, "file", "what is not overridden stays");
+        let [only] = &*resolved.upstreams else { panic!("one upstream") };
+        assert_eq!((&*only.name, &*only.host, only.timeout), ("App", host, Duration::from_secs(7)));
+        assert_eq!(resolved.server.drain_timeout, only.timeout);
+    }
+}
+
+#[test]
+fn variables_have_the_type_that_their_key_needs() {
+    let resolved = Case::new("")
+        .variable("ONCEGATE_UPSTREAMS__APP__URL", APP)
+        .variable("ONCEGATE_STORE__SERVICE", "0042")
+        .variable("ONCEGATE_SERVER__LISTEN", "[\"127.0.0.1:1\", \"[::1]:2\"]")
+        .variable("ONCEGATE_DEFAULTS__KEY__REQUIRED", "true")
+        .variable("ONCEGATE_DEFAULTS__KEY__MAX_LENGTH", "64")
+        .variable("ONCEGATE_DEFAULTS__SCOPE", "[\"const:all\"]")
+        .variable("ONCEGATE_DEFAULTS__OUTCOMES__429", "store")
+        .variable("ONCEGATE_DEFAULTS__MAX_REQUEST_BODY", "1024")
+        .variable("ONCEGATE_HEADERS__EXPIRES", "false")
+        .variable("ONCEGATE_CONFIG", "not a key")
+        .variable("ONCEGATE_BLESS", "1")
+        .variable("PATH", "/bin")
+        .load();
+    assert_eq!(&*resolved.gate.service, "0042");
+    assert_eq!(resolved.server.listen.len(), 2);
+    assert_eq!(resolved.gate.headers.expires, None);
+    let policy = &resolved.router.routes()[0].policy;
+    assert!(policy.key.required);
+    assert_eq!((policy.key.max_length, policy.max_request_body), (64, 1024));
+    assert_eq!(policy.scope[0].to_string(), "const:all");
+    assert_eq!(policy.outcomes.status.len(), 1);
+    assert!(resolved.advice.is_empty());
+}
+
+#[test]
+fn a_problem_names_the_variable_or_flag_that_it_came_from() {
+    let flags = Flags { listen: Some("nowhere".to_owned()), upstream: Some("ftp://x".to_owned()), ..Flags::default() };
+    let problems = Case::new("[store]\nservice = 1\n")
+        .variable("ONCEGATE_DEFAULTS__TTL", "5")
+        .variable("ONCEGATE_SERVER_LISTEN", "127.0.0.1:1")
+        .variable("ONCEGATE_STORE__COLOUR", "blue")
+        .flags(flags)
+        .problems();
+    let expected = "\
+gate.toml:2: store.service: expected text, found a number
+    hint: put it in double quotes
+ONCEGATE_DEFAULTS__TTL: defaults.ttl: a duration needs a unit
+    hint: write \"5s\" for seconds, \"5ms\" for milliseconds, or m, h, d
+ONCEGATE_SERVER_LISTEN: server_listen: unknown key in the top level
+    hint: did you mean ONCEGATE_SERVER__LISTEN, with two underscores between levels?
+ONCEGATE_STORE__COLOUR: store.colour: unknown key in [store]
+    hint: the keys here are url, service, id_secret_file, settle_timeout
+--listen: server.listen: `nowhere` is not an address
+    hint: write an address and a port, such as \"127.0.0.1:8080\" or \"[::1]:8080\"
+--upstream: upstreams.default.url: an upstream's URL starts with `http://`
+    hint: write \"http://HOST:PORT\"
+6 problems";
+    assert_eq!(problems, expected);
+}
+
+#[test]
+fn an_upstream_flag_needs_to_know_which_one_it_means() {
+    let text = "default_upstream = \"a\"\n[upstreams]\na = \"http://a\"\nb = \"http://b\"\n";
+    let problems = Case::new(text).flags(upstream(APP)).problems();
+    assert!(problems.starts_with("--upstream: upstreams: several upstreams are configured (a, b)"), "{problems}");
+    assert!(problems.ends_with("1 problem"), "{problems}");
+}
+
+#[test]
+fn a_table_and_its_keys_cannot_both_be_set_by_variables() {
+    let problems = Case::new("")
+        .variable("ONCEGATE_UPSTREAMS__APP", "http://a")
+        .variable("ONCEGATE_UPSTREAMS__APP__URL", "http://b")
+        .problems();
+    assert!(problems.starts_with("ONCEGATE_UPSTREAMS__APP__URL: upstreams.app.url: another variable"), "{problems}");
+}
+
+#[test]
+fn what_kubernetes_sets_beside_a_service_of_our_name_is_not_ours() {
+    let case = || {
+        Case::new("[upstreams]\napp = \"http://app\"\n")
+            .variable("ONCEGATE_SERVICE_HOST", "10.0.0.1")
+            .variable("ONCEGATE_PORT", "tcp://10.0.0.1:8080")
+            .variable("ONCEGATE_PORT_8080_TCP_ADDR", "10.0.0.1")
+    };
+    case().variable("KUBERNETES_SERVICE_HOST", "10.0.0.2").load();
+    assert!(case().problems().ends_with("3 problems"));
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_told() {
+    let sources = Sources { file: Some("no/such/file.toml".into()), ..Sources::default() };
+    let problems = load(sources).unwrap_err().to_string();
+    assert!(problems.starts_with("no/such/file.toml: cannot be read: "), "{problems}");
+    let case = Case::new("");
+    std::fs::write(case.sources.file.as_ref().unwrap(), b"\n\nname = \"\xff\"\n").unwrap();
+    assert!(case.problems().starts_with("gate.toml:3: not UTF-8"));
+}
+
+#[test]
+fn parts_of_a_policy_count_one_by_one() {
+    let resolved = Case::new(
+        "[upstreams]\napp = \"http://app\"\n[defaults]\nkey = { max_length = 64 }\noutcomes = { 429 = \"store\" }\n\
+         fingerprint = { exclude = [\"/a\"] }\n[[routes]]\nname = \"r\"\npath = \"/r\"\nkey.required = true\n\
+         outcomes = { 5xx = \"hold\" }\nfingerprint.body = \"json\"\n",
+    )
+    .load();
+    let policy = &resolved.router.routes()[0].policy;
+    assert!(policy.key.required);
+    assert_eq!(policy.key.max_length, 64);
+    assert_eq!((policy.outcomes.status.len(), policy.outcomes.class.len()), (1, 1));
+    assert_eq!(policy.fingerprint.exclude.len(), 1);
+    assert_eq!(policy.fingerprint.form, crate::idempotency::fingerprint::BodyForm::Json);
+}
+
+#[test]
+fn secrets_are_read_and_not_shown() {
+    let directory = tempfile::tempdir().unwrap();
+    let (token, secret) = (directory.path().join("token"), directory.path().join("secret"));
+    std::fs::write(&token, "t0ken\n").unwrap();
+    std::fs::write(&secret, format!("{}\n", "k".repeat(32))).unwrap();
+    let text = format!(
+        "[upstreams]\napp = \"http://app\"\n[admin]\nlisten = \"0.0.0.0:9090\"\ntoken_file = {token:?}\n\
+         [store]\nid_secret_file = {secret:?}\n"
+    );
+    let resolved = Case::new(&text).load();
+    assert_eq!(resolved.admin.token.as_ref().unwrap().0, "t0ken");
+    assert_eq!(resolved.gate.id_secret.as_ref().unwrap().0.len(), 32);
+    for shown in [resolved.effective.to_string(), format!("{resolved:?}")] {
+        assert!(!shown.contains("t0ken") && !shown.contains("kkkk"), "{shown}");
+    }
+    for (content, message) in [("", " is empty"), ("two words", " holds more than one word")] {
+        std::fs::write(&token, content).unwrap();
+        let problems = Case::new(&text).problems();
+        assert!(problems.contains(message), "{problems}");
+    }
+}
+
+#[test]
+fn what_is_printed_gives_the_same_settings() {
+    for file in ["config/examples/sidecar.toml", "config/examples/gateway.toml"] {
+        let sources = Sources { file: Some(file.into()), flags: Flags::default(), environment: Vec::new() };
+        let printed = load(sources).unwrap().effective.to_string();
+        assert_eq!(Case::new(&printed).load().effective.to_string(), printed, "{file}");
+    }
+}
+
+#[test]
+fn the_annotated_default_is_what_is_built_in() {
+    let built_in = load(Sources { flags: upstream(APP), ..Sources::default() }).unwrap();
+    let annotated = Case::new(DEFAULT).flags(upstream(APP)).load();
+    assert_eq!(annotated.effective.to_string(), built_in.effective.to_string());
+}
+
+/// The annotated default with its examples: a `#` without a space hides a setting, one with a space starts prose.
+fn with_examples() -> String {
+    let shown = |line: &'static str| match line.strip_prefix('#') {
+        Some(setting) if !setting.is_empty() && !setting.starts_with(' ') => setting,
+        _ => line,
+    };
+    DEFAULT.lines().map(shown).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_examples_in_the_annotated_default_are_accepted() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut text = with_examples();
+    for name in ["oncegate-admin-token", "oncegate-id-secret"] {
+        let file: PathBuf = directory.path().join(name);
+        std::fs::write(&file, "x".repeat(32)).unwrap();
+        let inside = Path::new("/run/secrets").join(name);
+        assert!(text.contains(inside.to_str().unwrap()));
+        text = text.replace(inside.to_str().unwrap(), file.to_str().unwrap());
+    }
+    let resolved = Case::new(&text).load();
+    assert_eq!(resolved.router.routes().len(), 1);
+    let policy = &resolved.router.routes()[0].policy;
+    assert_eq!(policy.ttl, Duration::from_secs(7 * 24 * 60 * 60));
+}
+
+/// The outcomes that stand there as defaults are the defaults.
+#[test]
+fn the_outcomes_in_the_annotated_default_are_the_defaults() {
+    use crate::idempotency::settle::{Ending, Outcomes};
+    let document: DocumentMut = with_examples().parse().unwrap();
+    let mut outcomes = Outcomes::default();
+    for (entry, action) in document["defaults"]["outcomes"].as_table().unwrap() {
+        outcomes.insert(entry, action.as_str().unwrap()).unwrap();
+    }
+    let transport = [Ending::Unreachable, Ending::Timeout, Ending::Broken];
+    for ending in (200..600).map(Ending::Answered).chain(transport) {
+        assert_eq!(outcomes.action(ending), Outcomes::default().action(ending), "{ending:?}");
+    }
+}
+
+#[test]
+fn every_key_stands_in_the_annotated_default() {
+    let document: DocumentMut = with_examples().parse().unwrap();
+    let mut found = BTreeSet::new();
+    note_keys(document.as_item(), "", &mut found);
+    let policy = |section: &Section, at: &str| section.keys().map(|key| format!("{at}{key}")).collect::<Vec<_>>();
+    let sections = [
+        (&keys::ROOT, ""),
+        (&keys::SERVER, "server."),
+        (&keys::ADMIN, "admin."),
+        (&keys::STORE, "store."),
+        (&keys::UPSTREAM, "upstreams.app."),
+        (&keys::DEFAULTS, "defaults."),
+        (&keys::KEY, "defaults.key."),
+        (&keys::FINGERPRINT, "defaults.fingerprint."),
+        (&keys::HEADERS, "headers."),
+        (&keys::LOG, "log."),
+    ];
+    let own_of_route = keys::ROUTE.keys[0].iter().map(|key| format!("routes.{key}"));
+    let expected = sections.into_iter().flat_map(|(section, at)| policy(section, at)).chain(own_of_route);
+    let missing: Vec<String> = expected.filter(|key| !found.contains(key)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+fn note_keys(item: &Item, at: &str, found: &mut BTreeSet<String>) {
+    if let Some(tables) = item.as_array_of_tables() {
+        tables.iter().for_each(|table| note_keys(&Item::Table(table.clone()), at, found));
+    }
+    for (key, item) in item.as_table_like().into_iter().flat_map(|table| table.iter()) {
+        found.insert(format!("{at}{key}"));
+        note_keys(item, &format!("{at}{key}."), found);
+    }
+}
