@@ -12,7 +12,9 @@ mod records;
 mod resolve;
 mod server;
 #[cfg(test)]
-pub(crate) mod tests;
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;
 mod view;
 
 use std::net::SocketAddr;

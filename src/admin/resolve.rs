@@ -79,7 +79,7 @@ pub(super) async fn resolve(
         target: "oncegate::audit",
         %client,
         %id,
-        key = ?shortened_key(&record),
+        key = ?shortened_key(&record).as_deref().unwrap_or("-"),
         action,
         // Quoted and escaped: it must not look like another line.
         reason = ?reason,

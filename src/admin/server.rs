@@ -61,11 +61,14 @@ pub async fn serve(listener: TcpListener, state: Arc<State>, mut shutdown: watch
 /// The next connection, once there is room for it.
 async fn accept(listener: &TcpListener, slots: &Arc<Semaphore>) -> (TcpStream, SocketAddr, OwnedSemaphorePermit) {
     let slot = slots.clone().acquire_owned().await.expect("the semaphore is never closed");
+    let mut said = false;
     loop {
         match listener.accept().await {
             Ok((stream, client)) => return (stream, client, slot),
             Err(error) => {
-                tracing::warn!(%error, "an admin connection could not be accepted");
+                if !std::mem::replace(&mut said, true) {
+                    tracing::warn!(%error, "admin connections cannot be accepted; trying again");
+                }
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }

@@ -1,12 +1,145 @@
 //! The commands.
 
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::{Flags, Sources, load};
+
+mod check;
+mod config;
 mod http_client;
 pub mod records;
+pub mod serve;
 
-use std::process::ExitCode;
+/// What the process ends with where its configuration is wrong (`EX_CONFIG` of sysexits.h).
+const BAD_CONFIGURATION: u8 = 78;
+
+/// A reverse proxy that makes unmodified HTTP services safe to retry.
+#[derive(Debug, Parser)]
+#[command(name = "oncegate", version, about, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the gate.
+    Serve(ServeArgs),
+    /// Validate the configuration: print every problem with its line.
+    Check(FileArgs),
+    /// Show configurations.
+    #[command(subcommand)]
+    Config(config::Command),
+    Records(records::RecordsArgs),
+}
+
+/// Where the configuration file is.
+#[derive(Args, Debug)]
+struct FileArgs {
+    /// The configuration file. Without one, environment and defaults are everything.
+    #[arg(long, value_name = "FILE", env = "ONCEGATE_CONFIG")]
+    config: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+struct ServeArgs {
+    #[command(flatten)]
+    file: FileArgs,
+    /// The service to protect, such as http://127.0.0.1:3000.
+    #[arg(long, value_name = "URL")]
+    upstream: Option<String>,
+    /// Where to listen, such as 0.0.0.0:8080.
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<String>,
+    /// Where the admin listener listens, such as 127.0.0.1:9090.
+    #[arg(long, value_name = "ADDR")]
+    admin: Option<String>,
+    /// The store: sqlite:PATH or memory:.
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+    /// Start even where the rules that make records' identities have changed, and forget the keys of live records.
+    #[arg(long)]
+    accept_identity_change: bool,
+}
 
 /// Parses the command line and runs what it asks for.
 #[must_use]
 pub fn main() -> ExitCode {
-    ExitCode::SUCCESS
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version come here too. Where there is nobody to tell, there is nothing to do.
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    run(cli.command).unwrap_or_else(|error| {
+        complain(&format!("oncegate: {error:#}"));
+        ExitCode::FAILURE
+    })
+}
+
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Serve(args) => run_serve(args),
+        Command::Check(args) => check::run(args),
+        Command::Config(command) => config::run(command),
+        Command::Records(args) => records::run(args),
+    }
+}
+
+fn run_serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
+    let flags = Flags { upstream: args.upstream, listen: args.listen, admin: args.admin, store: args.store };
+    match load(Sources::of_process(args.file.config, flags)) {
+        Ok(config) => serve::run(config, args.accept_identity_change),
+        Err(problems) => {
+            complain(&problems.to_string());
+            Ok(ExitCode::from(BAD_CONFIGURATION))
+        }
+    }
+}
+
+/// Writes what a command was asked for to standard output. A reader that went away wanted no more.
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error).context("cannot write the output"),
+        _ => Ok(()),
+    }
+}
+
+/// Writes a line to standard error. Where nobody can be told, there is nothing to do.
+fn complain(text: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn wrong_usage_is_2_and_help_is_0() {
+        for (args, status) in [
+            (vec!["oncegate"], 2),
+            (vec!["oncegate", "frobnicate"], 2),
+            (vec!["oncegate", "serve", "--no-such-flag"], 2),
+            (vec!["oncegate", "--version"], 0),
+            (vec!["oncegate", "serve", "--help"], 0),
+        ] {
+            let error = Cli::try_parse_from(&args).unwrap_err();
+            assert_eq!(error.exit_code(), status, "{args:?}");
+        }
+    }
 }

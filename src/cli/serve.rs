@@ -96,9 +96,7 @@ async fn serve(config: Resolved, accept_identity_change: bool) -> anyhow::Result
 
 async fn drain(gate: &Gate, servers: &mut JoinSet<()>, patience: Duration, signals: &mut Signals) {
     let deadline = Instant::now() + patience;
-    let finished = async {
-        while servers.join_next().await.is_some() {}
-    };
+    let finished = async { while servers.join_next().await.is_some() {} };
     let hurried = tokio::select! {
         _ = timeout_at(deadline, finished) => false,
         () = signals.stop() => true,
@@ -173,8 +171,8 @@ async fn open_sqlite(
 ) -> anyhow::Result<Option<Arc<dyn Store>>> {
     let path = std::path::absolute(path).with_context(|| format!("[store] url: {}", path.display()))?;
     let Some(lock) = lock(&path, readiness, signals).await? else { return Ok(None) };
-    let opening = sqlite::Settings::new(&path);
-    let (store, lost) = tokio::task::spawn_blocking(move || sqlite::Sqlite::open(opening, lock)).await??;
+    let store = tokio::task::spawn_blocking(move || sqlite::Sqlite::open(lock)).await??;
+    let lost = store.turned_unknown();
     tracing::info!(path = %path.display(), "store sqlite");
     if let Some(filesystem) = sqlite::filesystem_warning(&path) {
         tracing::warn!(
@@ -193,12 +191,13 @@ async fn lock(path: &Path, readiness: &Readiness, signals: &mut Signals) -> anyh
     let mut poll = interval(LOCK_POLL);
     poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut said: Option<Instant> = None;
+    let settings = sqlite::Settings::new(path);
     loop {
         tokio::select! {
             _ = poll.tick() => {}
             () = signals.stop() => return Ok(None),
         }
-        if let Some(lock) = sqlite::Lock::try_acquire(path)? {
+        if let Some(lock) = sqlite::Lock::try_acquire(&settings)? {
             return Ok(Some(lock));
         }
         readiness.set(Phase::WaitingForStoreLock);

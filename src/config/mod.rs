@@ -2,3 +2,109 @@
 //!
 //! Each room defines the settings that it needs; this one reads, checks and resolves them, and reports every problem
 //! at once. Only `main` and [`crate::cli`] import it.
+//!
+//! The way of a value: `layers` merge file, environment and flags into one tree that remembers where each value came
+//! from; `node` walks the tree and knows which keys there are (`keys`); `listeners`, `store`, `upstreams`, `headers`,
+//! `logging`, `policy` and `routes` turn it into settings; `effective` writes settings as TOML again.
+
+use std::path::PathBuf;
+
+use toml_edit::DocumentMut;
+
+use self::effective::SecretFiles;
+use self::node::Table;
+use crate::route::Router;
+use crate::telemetry::logs;
+use crate::{admin, gate, http};
+
+mod context;
+mod effective;
+mod file;
+mod headers;
+mod keys;
+mod layers;
+mod listeners;
+mod logging;
+mod node;
+mod policy;
+mod problem;
+mod routes;
+mod store;
+mod suggest;
+mod units;
+mod upstreams;
+
+pub use layers::{Flags, Sources};
+pub use problem::{Advice, Place, Problem, Problems};
+pub use store::Store;
+
+/// The annotated default configuration.
+pub const DEFAULT: &str = include_str!("../../config/oncegate.default.toml");
+
+/// Everything that is configured.
+#[derive(Clone, Debug)]
+pub struct Resolved {
+    /// `[server]`
+    pub server: http::server::Settings,
+    /// `[admin]`
+    pub admin: admin::Settings,
+    /// `[store] url`
+    pub store: Store,
+    /// What the gate is told, from `[store]`, `[headers]` and `default_upstream`.
+    pub gate: gate::Settings,
+    /// `[upstreams]`, in the order of their names. Never empty.
+    pub upstreams: Vec<http::upstream::Settings>,
+    /// `[[routes]]`. Never empty.
+    pub router: Router,
+    /// `[log]`
+    pub log: logs::Settings,
+    /// What is accepted, but better known.
+    pub advice: Vec<Advice>,
+    /// The same as TOML: every value spelled out, files of secrets by name only.
+    pub effective: DocumentMut,
+}
+
+/// Reads, checks and resolves a configuration, or says everything that is wrong with it.
+///
+/// Reads the file named in `sources` and the files of secrets named in it. Blocks.
+pub fn load(sources: Sources) -> Result<Resolved, Problems> {
+    let context = layers::merge(sources)?;
+    let root = Table::open(context.root(), &keys::ROOT);
+    let upstreams = upstreams::read(&root);
+    let server = listeners::server(&root);
+    let admin = listeners::admin(&root, &server);
+    let store = store::read(&root);
+    let headers = headers::read(&root);
+    let log = logging::read(&root);
+    let default_upstream = upstreams::default(&root, &upstreams);
+    let router = routes::read(&root, &upstreams);
+    drop(root);
+
+    // From here on nothing is missing: whatever was wrong has been reported.
+    let advice = context.finish()?;
+    let longest = upstreams.settings.iter().map(|upstream| upstream.timeout).max().unwrap_or_default();
+    let (id_secret_file, id_secret) = store.id_secret.unzip();
+    let (token_file, token) = admin.token.unzip();
+    let mut resolved = Resolved {
+        server: server.settings(longest),
+        admin: admin::Settings { listen: admin.listen, token },
+        store: store.url,
+        gate: gate::Settings {
+            service: store.service,
+            id_secret,
+            settle_timeout: store.settle_timeout,
+            headers,
+            default_upstream,
+        },
+        upstreams: upstreams.settings,
+        router,
+        log,
+        advice,
+        effective: DocumentMut::new(),
+    };
+    resolved.effective = effective::document(&resolved, &SecretFiles { token_file, id_secret_file });
+    Ok(resolved)
+}
+
+/// A file of a secret: where it was named, and what it holds without white space at both ends.
+type SecretFile<T> = (PathBuf, T);

@@ -28,9 +28,6 @@ use crate::route::Route;
 use crate::store::{Claim, End, Error, Fresh};
 use crate::telemetry::outcome::{Code, Outcome};
 
-/// Longest path that is kept with a record, in bytes.
-const KEPT_PATH: usize = 256;
-
 /// A protected request with its body.
 pub(super) struct Errand {
     pub(super) gate: Arc<Gate>,
@@ -239,12 +236,8 @@ impl Errand {
         getrandom::fill(&mut attempt).map_err(|_| {
             Problem::new(Code::Overloaded, "no randomness to be had").retry_after(Duration::from_secs(1))
         })?;
-        let head = codec::Head {
-            fingerprint: self.fingerprint.clone(),
-            method: self.head.method.clone(),
-            path: shortened_path(self.head.uri.path()),
-            key: self.key.shortened(),
-        };
+        let path = self.head.uri.path();
+        let head = codec::Head::new(self.fingerprint.clone(), self.head.method.clone(), path, &self.key);
         Ok(Fresh {
             attempt: Attempt(attempt),
             origin: self.lane.origin,
@@ -405,11 +398,4 @@ fn spool_problem(error: &io::Error) -> Problem {
 fn store_away() -> Problem {
     Problem::new(Code::StoreUnavailable, "the key could not be claimed; nothing was sent")
         .retry_after(Duration::from_secs(1))
-}
-
-fn shortened_path(path: &str) -> String {
-    match path.char_indices().nth(KEPT_PATH) {
-        Some((end, _)) => format!("{}…", &path[..end]),
-        None => path.to_owned(),
-    }
 }

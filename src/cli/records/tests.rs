@@ -1,7 +1,7 @@
 use clap::Parser;
 
 use super::*;
-use crate::admin::tests::{Admin, start};
+use crate::admin::testing::{Admin, start};
 
 #[derive(Parser)]
 struct Cli {

@@ -1,0 +1,41 @@
+# syntax=docker/dockerfile:1
+
+# docker build -t oncegate .
+# docker run -p 8080:8080 -v oncegate:/var/lib/oncegate oncegate \
+#     serve --listen 0.0.0.0:8080 --upstream http://app:3000
+
+FROM rust:1.95-slim-bookworm AS build
+WORKDIR /src
+COPY . .
+# The caches outlive the step, the binary must not stay in one. Symbols stay for backtraces; line tables are too large.
+RUN --mount=type=cache,target=/usr/local/cargo/registry \
+    --mount=type=cache,target=/src/target \
+    cargo build --release --locked --config 'profile.release.strip="debuginfo"' \
+    && install -D -m 0755 target/release/oncegate /out/usr/local/bin/oncegate \
+    && install -d -m 0700 /out/var/lib/oncegate
+
+# The C library and nothing else: no shell, no package manager.
+FROM gcr.io/distroless/cc-debian12:nonroot
+LABEL org.opencontainers.image.title="oncegate" \
+      org.opencontainers.image.description="An idempotency reverse proxy: safe retries for unmodified HTTP services" \
+      org.opencontainers.image.licenses="Apache-2.0 OR MIT"
+COPY --from=build /out/usr/local/bin/oncegate /usr/local/bin/oncegate
+COPY --from=build --chown=nonroot:nonroot /out/var/lib/oncegate /var/lib/oncegate
+USER nonroot:nonroot
+
+# The default store, `sqlite:oncegate.db`, is a file here. Keep the volume: its records are the promise.
+WORKDIR /var/lib/oncegate
+VOLUME /var/lib/oncegate
+
+# 8080 takes requests. The admin listener stays on the container's loopback address unless it is given another one and
+# a token (`ONCEGATE_ADMIN__LISTEN`, `ONCEGATE_ADMIN__TOKEN_FILE`).
+EXPOSE 8080
+
+# There is no shell for a probe: the binary asks its own admin API, which also asks the store. It finds the listener by
+# the same two variables; where the configuration file moves it, probe `/readyz` from outside instead.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10s --retries=3 \
+    CMD ["/usr/local/bin/oncegate", "records", "list", "--limit", "1"]
+
+# Settings are arguments here and not in the environment, where they would win over a configuration file.
+ENTRYPOINT ["/usr/local/bin/oncegate"]
+CMD ["serve", "--listen", "0.0.0.0:8080"]

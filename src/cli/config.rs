@@ -1,0 +1,31 @@
+//! `oncegate config`
+
+use std::process::ExitCode;
+
+use clap::Subcommand;
+
+use super::{BAD_CONFIGURATION, FileArgs, complain, print};
+use crate::config::{self, Flags, Sources};
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    /// Print the annotated default configuration.
+    Default,
+    /// Print the effective configuration: file, environment and defaults, without the content of secrets.
+    Print(FileArgs),
+}
+
+/// Prints what was asked for.
+pub(super) fn run(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Default => print(config::DEFAULT)?,
+        Command::Print(args) => match config::load(Sources::of_process(args.config, Flags::default())) {
+            Ok(resolved) => print(&resolved.effective.to_string())?,
+            Err(problems) => {
+                complain(&problems.to_string());
+                return Ok(ExitCode::from(BAD_CONFIGURATION));
+            }
+        },
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,176 @@
+//! Settings as TOML: every value spelled out, so that reading it gives the same settings.
+
+use std::path::PathBuf;
+
+use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, Value, value};
+
+use super::headers::DEFAULTS as HEADERS;
+use super::policy::{FORMS, MODES, RECOVERIES, STORE_FAILURES};
+use super::units::{show_duration, show_size};
+use super::{Resolved, Store, logging};
+use crate::http::upstream;
+use crate::idempotency::fingerprint::Recipe;
+use crate::idempotency::key::KeyRule;
+use crate::idempotency::settle::{Action, Outcomes};
+use crate::route::Route;
+
+/// The files that secrets were read from: shown by name, never by content.
+pub(super) struct SecretFiles {
+    /// `admin.token_file`
+    pub token_file: Option<PathBuf>,
+    /// `store.id_secret_file`
+    pub id_secret_file: Option<PathBuf>,
+}
+
+/// Writes settings as TOML.
+pub(super) fn document(resolved: &Resolved, files: &SecretFiles) -> DocumentMut {
+    let mut document = DocumentMut::new();
+    if let Some(index) = resolved.gate.default_upstream {
+        document["default_upstream"] = value(&*resolved.upstreams[index].name);
+    }
+    document["server"] = server(resolved);
+    document["admin"] = admin(resolved, files);
+    document["store"] = store(resolved, files);
+    document["upstreams"] = Item::Table(resolved.upstreams.iter().map(|one| (&*one.name, upstream(one))).collect());
+    let routes: ArrayOfTables = resolved.router.routes().iter().map(|one| route(one, resolved)).collect();
+    document["routes"] = Item::ArrayOfTables(routes);
+    document["headers"] = headers(resolved);
+    document["log"] = log(resolved);
+    document
+}
+
+fn server(resolved: &Resolved) -> Item {
+    table([
+        ("listen", list(&resolved.server.listen)),
+        ("drain_timeout", show_duration(resolved.server.drain_timeout).into()),
+    ])
+}
+
+fn admin(resolved: &Resolved, files: &SecretFiles) -> Item {
+    let mut item = table([("listen", resolved.admin.listen.to_string().into())]);
+    if let Some(file) = &files.token_file {
+        item["token_file"] = value(file.display().to_string());
+    }
+    item
+}
+
+fn store(resolved: &Resolved, files: &SecretFiles) -> Item {
+    let url = match &resolved.store {
+        Store::Memory => "memory:".to_owned(),
+        Store::Sqlite { path } => format!("sqlite:{}", path.display()),
+    };
+    let mut item = table([
+        ("url", url.into()),
+        ("service", Value::from(&*resolved.gate.service)),
+        ("settle_timeout", show_duration(resolved.gate.settle_timeout).into()),
+    ]);
+    if let Some(file) = &files.id_secret_file {
+        item["id_secret_file"] = value(file.display().to_string());
+    }
+    item
+}
+
+fn upstream(settings: &upstream::Settings) -> Item {
+    let host = if settings.host.contains(':') { format!("[{}]", settings.host) } else { settings.host.clone() };
+    table([
+        ("url", format!("http://{host}:{}", settings.port).into()),
+        ("timeout", show_duration(settings.timeout).into()),
+        ("connect_timeout", show_duration(settings.connect_timeout).into()),
+        ("client_timeout", show_duration(settings.client_timeout).into()),
+    ])
+}
+
+fn route(route: &Route, resolved: &Resolved) -> Table {
+    let mut table = Table::new();
+    let mut set = |key: &str, value: Value| table.insert(key, Item::Value(value));
+    set("name", Value::from(&*route.name));
+    set("namespace", Value::from(&*route.namespace));
+    set("methods", list(&route.methods));
+    set("host", route.host.as_deref().unwrap_or("*").into());
+    set("path", route.path.to_string().into());
+    set("upstream", Value::from(&*resolved.upstreams[route.upstream].name));
+    let policy = &route.policy;
+    set("ttl", show_duration(policy.ttl).into());
+    set("unknown_ttl", show_duration(policy.unknown_ttl).into());
+    set("key", key(&policy.key));
+    set("scope", list(&policy.scope));
+    set("fingerprint", fingerprint(&policy.fingerprint));
+    set("outcomes", outcomes(&policy.outcomes));
+    set("in_flight", "reject".into());
+    set("recovery", word(&RECOVERIES, policy.recovery));
+    set("store_failure", word(&STORE_FAILURES, policy.store_failure));
+    set("lease", show_duration(policy.lease).into());
+    set("mode", word(&MODES, policy.mode));
+    set("body", "buffer".into());
+    set("max_request_body", show_size(policy.max_request_body).into());
+    set("max_response_body", show_size(policy.max_response_body).into());
+    if let Some(docs) = &policy.docs {
+        set("docs", docs.into());
+    }
+    table
+}
+
+fn key(rule: &KeyRule) -> Value {
+    let length = i64::try_from(rule.max_length).unwrap_or(i64::MAX);
+    inline([("from", list(&rule.from)), ("required", rule.required.into()), ("max_length", length.into())])
+}
+
+fn fingerprint(recipe: &Recipe) -> Value {
+    let parts = [("method", recipe.method), ("path", recipe.path), ("query", recipe.query), ("body", recipe.body)];
+    let parts = parts.into_iter().filter(|(_, counts)| *counts).map(|(part, _)| part.to_owned());
+    let of = parts.chain(recipe.headers.iter().map(|name| format!("header:{name}")));
+    inline([
+        ("of", Value::Array(of.collect())),
+        ("body", word(&FORMS, recipe.form)),
+        ("include", list(&recipe.include)),
+        ("exclude", list(&recipe.exclude)),
+    ])
+}
+
+fn outcomes(outcomes: &Outcomes) -> Value {
+    let classes = outcomes.class.iter().map(|(class, action)| (format!("{class}xx"), *action));
+    let statuses = outcomes.status.iter().map(|(status, action)| (status.to_string(), *action));
+    let transport = [("unreachable", outcomes.unreachable), ("timeout", outcomes.timeout), ("broken", outcomes.broken)];
+    let transport = transport.into_iter().filter_map(|(entry, action)| Some((entry.to_owned(), action?)));
+    let entries = statuses.chain(classes).chain(transport);
+    let entries: InlineTable = entries.map(|(entry, action): (String, Action)| (entry, action.as_str())).collect();
+    Value::InlineTable(entries)
+}
+
+fn headers(resolved: &Resolved) -> Item {
+    let names = &resolved.gate.headers;
+    let values = [&names.status, &names.replayed, &names.expires].map(|name| match name {
+        // Header names are kept in small letters; the defaults read better as they are documented.
+        Some(name) => match HEADERS.iter().find(|(_, default)| name.as_str().eq_ignore_ascii_case(default)) {
+            Some((_, default)) => Value::from(*default),
+            None => Value::from(name.as_str()),
+        },
+        None => Value::from(false),
+    });
+    let [status, replayed, expires] = values;
+    table([("status", status), ("replayed", replayed), ("expires", expires)])
+}
+
+fn log(resolved: &Resolved) -> Item {
+    table([
+        ("format", word(&logging::FORMATS, resolved.log.format)),
+        ("level", Value::from(resolved.log.level.as_str())),
+    ])
+}
+
+fn table<const N: usize>(entries: [(&str, Value); N]) -> Item {
+    Item::Table(entries.into_iter().map(|(key, value)| (key, Item::Value(value))).collect())
+}
+
+fn inline<const N: usize>(entries: [(&str, Value); N]) -> Value {
+    Value::InlineTable(entries.into_iter().collect())
+}
+
+fn list<T: std::fmt::Display>(items: &[T]) -> Value {
+    Value::Array(items.iter().map(ToString::to_string).collect::<Array>())
+}
+
+fn word<T: PartialEq>(words: &[(&'static str, T)], meant: T) -> Value {
+    // Every value has its word: the tables of words are those that values are read by.
+    words.iter().find(|(_, value)| *value == meant).map_or("", |(word, _)| word).into()
+}

@@ -1,0 +1,123 @@
+//! The keys that a configuration may have.
+
+/// The keys of one table.
+#[derive(Debug)]
+pub(super) struct Section {
+    /// Its name, for people.
+    pub name: &'static str,
+    /// Its keys, in groups; none at all where the keys are the user's own.
+    pub keys: &'static [&'static [&'static str]],
+    /// Keys of the contract that this version does not take yet.
+    pub later: &'static [&'static str],
+}
+
+impl Section {
+    /// Its keys.
+    pub(super) fn keys(&self) -> impl Iterator<Item = &'static str> {
+        self.keys.iter().flat_map(|group| group.iter().copied())
+    }
+
+    /// Whether it takes any key.
+    pub(super) fn is_open(&self) -> bool {
+        self.keys.is_empty()
+    }
+}
+
+/// The top level.
+pub(super) const ROOT: Section = Section {
+    name: "the top level",
+    keys: &[&["default_upstream", "server", "admin", "store", "upstreams", "defaults", "routes", "headers", "log"]],
+    later: &["auth"],
+};
+
+/// `[server]`
+pub(super) const SERVER: Section =
+    Section { name: "[server]", keys: &[&["listen", "drain_timeout"]], later: &["tls", "trusted_proxies"] };
+
+/// `[admin]`
+pub(super) const ADMIN: Section = Section { name: "[admin]", keys: &[&["listen", "token_file"]], later: &["tls"] };
+
+/// `[store]`
+pub(super) const STORE: Section = Section {
+    name: "[store]",
+    keys: &[&["url", "service", "id_secret_file", "settle_timeout"]],
+    later: &["cache", "cache_max_age"],
+};
+
+/// `[upstreams]`
+pub(super) const UPSTREAMS: Section = Section { name: "[upstreams]", keys: &[], later: &[] };
+
+/// One of `[upstreams]`
+pub(super) const UPSTREAM: Section =
+    Section { name: "an upstream", keys: &[&["url", "timeout", "connect_timeout", "client_timeout"]], later: &["tls"] };
+
+/// One of `[[routes]]`
+pub(super) const ROUTE: Section = Section {
+    name: "[[routes]]",
+    keys: &[&["name", "namespace", "methods", "host", "path", "upstream"], POLICY],
+    later: &["probe"],
+};
+
+/// `[defaults]`
+pub(super) const DEFAULTS: Section = Section { name: "[defaults]", keys: &[POLICY], later: &[] };
+
+/// The policy of a route.
+const POLICY: &[&str] = &[
+    "ttl",
+    "unknown_ttl",
+    "key",
+    "scope",
+    "fingerprint",
+    "outcomes",
+    "in_flight",
+    "recovery",
+    "store_failure",
+    "lease",
+    "mode",
+    "body",
+    "max_request_body",
+    "max_response_body",
+    "docs",
+];
+
+/// `key`
+pub(super) const KEY: Section = Section { name: "key", keys: &[&["from", "required", "max_length"]], later: &[] };
+
+/// `fingerprint`
+pub(super) const FINGERPRINT: Section =
+    Section { name: "fingerprint", keys: &[&["of", "body", "include", "exclude"]], later: &[] };
+
+/// `outcomes`
+pub(super) const OUTCOMES: Section = Section { name: "outcomes", keys: &[], later: &[] };
+
+/// `[headers]`
+pub(super) const HEADERS: Section =
+    Section { name: "[headers]", keys: &[&["status", "replayed", "expires"]], later: &[] };
+
+/// `[log]`
+pub(super) const LOG: Section = Section { name: "[log]", keys: &[&["format", "level"]], later: &[] };
+
+/// Where a key stands that is not known where it was found.
+pub(super) fn homes(key: &str) -> impl Iterator<Item = &'static str> {
+    HOMES.iter().filter(move |section| section.keys().any(|known| known == key)).map(|section| section.name)
+}
+
+/// The section of the top level that a variable with one underscore too few may mean, and the key in it.
+pub(super) fn split_variable(key: &str) -> Option<(&'static str, &str)> {
+    SECTIONS.iter().find_map(|(name, section)| {
+        let rest = key.strip_prefix(name)?.strip_prefix('_')?;
+        section.keys().any(|known| known == rest).then_some((*name, rest))
+    })
+}
+
+const HOMES: &[&Section] =
+    &[&ROOT, &SERVER, &ADMIN, &STORE, &UPSTREAM, &ROUTE, &DEFAULTS, &KEY, &FINGERPRINT, &HEADERS, &LOG];
+
+const SECTIONS: &[(&str, &Section)] = &[
+    ("server", &SERVER),
+    ("admin", &ADMIN),
+    ("store", &STORE),
+    ("defaults", &DEFAULTS),
+    ("headers", &HEADERS),
+    ("log", &LOG),
+];

@@ -1,0 +1,222 @@
+//! Merges file, environment and flags: the later of these wins, key by key.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use figment::value::{Dict, Map, Value};
+use figment::{Figment, Metadata, Profile, Provider};
+
+use super::context::{Context, Layer, Path, Variable};
+use super::file::{self, Parsed};
+use super::node::Wrong;
+use super::problem::{Place, Problem, Problems};
+
+/// Where a configuration comes from.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    /// The file; without one, environment, flags and defaults are everything.
+    pub file: Option<PathBuf>,
+    /// The environment. Variables that do not start with `ONCEGATE_` do not matter.
+    pub environment: Vec<(String, String)>,
+    /// The flags.
+    pub flags: Flags,
+}
+
+/// What flags can set.
+#[derive(Clone, Debug, Default)]
+pub struct Flags {
+    /// `--upstream`: the URL of the only upstream, which is named `default` where none is configured.
+    pub upstream: Option<String>,
+    /// `--listen`: `server.listen`
+    pub listen: Option<String>,
+    /// `--admin`: `admin.listen`
+    pub admin: Option<String>,
+    /// `--store`: `store.url`
+    pub store: Option<String>,
+}
+
+impl Sources {
+    /// Takes the environment of this process.
+    #[must_use]
+    pub fn of_process(file: Option<PathBuf>, flags: Flags) -> Self {
+        let text = |os: std::ffi::OsString| os.to_string_lossy().into_owned();
+        let environment = std::env::vars_os().map(|(name, value)| (text(name), text(value)));
+        Self { file, environment: environment.collect(), flags }
+    }
+}
+
+const PREFIX: &str = "ONCEGATE_";
+
+/// Variables of ours that are not keys: the file itself, and what tests write their expectations by.
+const NOT_KEYS: [&str; 2] = ["ONCEGATE_CONFIG", "ONCEGATE_BLESS"];
+
+/// Reads and merges all layers. Fails where the file cannot be read as TOML: then nothing else can be said.
+pub(super) fn merge(sources: Sources) -> Result<Context, Problems> {
+    let Parsed { mut values, lines } = match &sources.file {
+        Some(file) => read(file)?,
+        None => Parsed::default(),
+    };
+    name_urls(&mut values);
+    let mut problems = Vec::new();
+    let (environment, variables) = environment(&sources.environment, &values, &mut problems);
+    let figment = Figment::from(Provided(Layer::File, values)).merge(Provided(Layer::Environment, environment));
+    let configured = upstream_names(&figment);
+    let figment = figment.merge(Provided(Layer::Flags, flags(sources.flags, &configured, &mut problems)));
+    Ok(Context {
+        // Providers that hold a table cannot fail, and the top level is always found.
+        values: figment.find_value("").unwrap_or_else(|_| Value::from(Dict::new())),
+        figment,
+        file: sources.file.map(|file| (file, lines)),
+        variables,
+        problems: RefCell::new(problems),
+        advice: RefCell::default(),
+    })
+}
+
+fn read(file: &std::path::Path) -> Result<Parsed, Problems> {
+    let fail = |line, wrong: Wrong| {
+        let place = Place::File(file.to_owned(), line);
+        Problems::new(vec![Problem { place, key: String::new(), message: wrong.message, hint: wrong.hint }])
+    };
+    let bytes = std::fs::read(file).map_err(|error| {
+        let wrong = Wrong::new(format!("cannot be read: {error}"));
+        fail(None, wrong.hint("`oncegate config default` prints a file to start from"))
+    })?;
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = before.iter().filter(|&&byte| byte == b'\n').count() + 1;
+        fail(Some(line), Wrong::new("not UTF-8").hint("save the file as UTF-8"))
+    })?;
+    file::parse(&text).map_err(|(line, wrong)| fail(Some(line), wrong))
+}
+
+/// One layer as [`Figment`] wants it.
+struct Provided(Layer, Dict);
+
+impl Provider for Provided {
+    fn metadata(&self) -> Metadata {
+        Metadata::named(self.0.name())
+    }
+
+    fn data(&self) -> figment::Result<Map<Profile, Dict>> {
+        Ok(Map::from([(Profile::Default, self.1.clone())]))
+    }
+}
+
+/// An upstream that is only a URL is the table with that URL, so that layers can be merged key by key.
+fn name_urls(values: &mut Dict) {
+    let Some(Value::Dict(_, upstreams)) = values.get_mut("upstreams") else { return };
+    for upstream in upstreams.values_mut().filter(|upstream| upstream.as_dict().is_none()) {
+        let url = std::mem::replace(upstream, Value::from(Dict::new()));
+        *upstream = Value::from(Dict::from([("url".to_owned(), url)]));
+    }
+}
+
+fn environment(
+    environment: &[(String, String)],
+    file: &Dict,
+    problems: &mut Vec<Problem>,
+) -> (Dict, BTreeMap<Path, Variable>) {
+    let mut ours: Vec<&(String, String)> = environment.iter().filter(|(name, _)| is_key(name, environment)).collect();
+    ours.sort();
+    let mut values = Dict::new();
+    let mut variables = BTreeMap::new();
+    for (name, raw) in ours {
+        let mut keys: Vec<String> = name[PREFIX.len()..].split("__").map(str::to_lowercase).collect();
+        let Ok(value) = raw.parse::<Value>();
+        if let [section, upstream] = &mut *keys
+            && section == "upstreams"
+        {
+            as_in_file(upstream, file);
+            if value.as_dict().is_none() {
+                keys.push("url".to_owned());
+            }
+        } else if let [section, upstream, ..] = &mut *keys
+            && section == "upstreams"
+        {
+            as_in_file(upstream, file);
+        }
+        let path = Path::of(keys.iter().map(String::as_str));
+        if insert(&mut values, &keys, value) {
+            variables.insert(path, Variable { name: name.clone(), raw: raw.clone() });
+        } else {
+            problems.push(Problem {
+                place: Place::Environment(name.clone()),
+                key: path.to_string(),
+                message: "another variable gives a value to the table that this key stands in".to_owned(),
+                hint: Some("set either the table or its keys".to_owned()),
+            });
+        }
+    }
+    (values, variables)
+}
+
+/// Whether a variable sets a key. Kubernetes gives the pods beside a service named `oncegate` variables such as
+/// `ONCEGATE_SERVICE_HOST` and `ONCEGATE_PORT_8080_TCP`: those are not ours.
+fn is_key(name: &str, environment: &[(String, String)]) -> bool {
+    let Some(key) = name.strip_prefix(PREFIX) else { return false };
+    let in_cluster = environment.iter().any(|(name, _)| name == "KUBERNETES_SERVICE_HOST");
+    let of_service =
+        key == "PORT" || ["PORT_", "SERVICE_HOST", "SERVICE_PORT"].iter().any(|start| key.starts_with(start));
+    !NOT_KEYS.contains(&name) && !(in_cluster && of_service)
+}
+
+/// Variables have no small letters, names of upstreams may: take the one that the file has.
+fn as_in_file(name: &mut String, file: &Dict) {
+    let upstreams = file.get("upstreams").and_then(Value::as_dict);
+    if let Some(same) = upstreams.and_then(|upstreams| upstreams.keys().find(|key| key.eq_ignore_ascii_case(name))) {
+        name.clone_from(same);
+    }
+}
+
+/// Puts a value at its place; false where a value stands above that place.
+fn insert(values: &mut Dict, keys: &[String], value: Value) -> bool {
+    match keys {
+        [] => false,
+        [key] => match values.get(key) {
+            Some(_) => false,
+            None => values.insert(key.clone(), value).is_none(),
+        },
+        [key, rest @ ..] => {
+            let inner = values.entry(key.clone()).or_insert_with(|| Value::from(Dict::new()));
+            match inner {
+                Value::Dict(_, inner) => insert(inner, rest, value),
+                _ => false,
+            }
+        }
+    }
+}
+
+fn upstream_names(figment: &Figment) -> Vec<String> {
+    let upstreams = figment.find_value("upstreams").ok();
+    upstreams.and_then(|upstreams| Some(upstreams.as_dict()?.keys().cloned().collect())).unwrap_or_default()
+}
+
+fn flags(flags: Flags, configured: &[String], problems: &mut Vec<Problem>) -> Dict {
+    let mut values = Dict::new();
+    let mut set = |keys: &[&str], value: Option<String>| {
+        if let Some(value) = value {
+            let keys: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
+            insert(&mut values, &keys, Value::from(value));
+        }
+    };
+    set(&["server", "listen"], flags.listen);
+    set(&["admin", "listen"], flags.admin);
+    set(&["store", "url"], flags.store);
+    match configured {
+        [] => set(&["upstreams", "default", "url"], flags.upstream),
+        [name] => set(&["upstreams", name, "url"], flags.upstream),
+        several if flags.upstream.is_some() => problems.push(Problem {
+            place: Place::Flag("--upstream"),
+            key: "upstreams".to_owned(),
+            message: format!(
+                "several upstreams are configured ({}): it is not clear which is meant",
+                several.join(", ")
+            ),
+            hint: Some("set the URL of one of them in the file, or with ONCEGATE_UPSTREAMS__NAME".to_owned()),
+        }),
+        _ => {}
+    }
+    values
+}

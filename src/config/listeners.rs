@@ -1,0 +1,131 @@
+//! `[server]` and `[admin]`
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use figment::value::Value;
+
+use super::node::{Node, Table, Wrong};
+use super::{SecretFile, keys};
+use crate::admin::Token;
+use crate::http;
+
+/// `[server]`
+pub(super) struct Server {
+    /// Where it listens.
+    pub listen: Vec<SocketAddr>,
+    /// How long SIGTERM waits; nothing for the longest upstream timeout.
+    pub drain_timeout: Option<Duration>,
+}
+
+/// `[admin]`
+pub(super) struct Admin {
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// The token of the records API.
+    pub token: Option<SecretFile<Token>>,
+}
+
+impl Server {
+    /// The settings, given the longest upstream timeout.
+    pub(super) fn settings(self, longest: Duration) -> http::server::Settings {
+        http::server::Settings { listen: self.listen, drain_timeout: self.drain_timeout.unwrap_or(longest) }
+    }
+}
+
+/// Reads `[server]`.
+pub(super) fn server(root: &Table<'_>) -> Server {
+    let table = root.table("server", &keys::SERVER);
+    let listen = match table.get("listen").map(|node| node.value) {
+        Some(Value::Array(..)) => table.read_list("listen", address),
+        _ => table.read("listen", address).map(|address| vec![address]),
+    };
+    let listen = listen.unwrap_or_else(|| vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 8080))]);
+    if listen.is_empty() {
+        table.report("listen", Wrong::new("there is no address").hint("write at least one, or remove it"));
+    }
+    for (place, address) in listen.iter().enumerate() {
+        if listen[..place].iter().any(|other| same_socket(*other, *address)) {
+            table.report("listen", Wrong::new(format!("{address} is taken twice")).hint("remove one of them"));
+        }
+    }
+    Server { listen, drain_timeout: table.read("drain_timeout", Node::duration) }
+}
+
+/// Reads `[admin]`, and its token. Its address must not be one of `server`.
+pub(super) fn admin(root: &Table<'_>, server: &Server) -> Admin {
+    let table = root.table("admin", &keys::ADMIN);
+    let listen = table.read("listen", address);
+    let token = table.read("token_file", token);
+    if let Some(listen) = listen
+        && !listen.ip().is_loopback()
+        && table.get("token_file").is_none()
+    {
+        let wrong = Wrong::new(format!("{listen} is not a loopback address, so the records API needs a token"));
+        table.report("token_file", wrong.hint("name a file that holds a token, or listen on 127.0.0.1"));
+    }
+    let listen = listen.unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, 9090)));
+    if server.listen.iter().any(|address| same_socket(*address, listen)) {
+        let wrong = Wrong::new(format!("{listen} is taken by server.listen too"));
+        table.report("listen", wrong.hint("give each listener a port of its own"));
+    }
+    Admin { listen, token }
+}
+
+/// Whether one address takes the other's socket. Port 0 is any free port.
+fn same_socket(one: SocketAddr, other: SocketAddr) -> bool {
+    let same_family = one.is_ipv4() == other.is_ipv4();
+    let same_ip = one.ip() == other.ip() || (same_family && (one.ip().is_unspecified() || other.ip().is_unspecified()));
+    one.port() != 0 && one.port() == other.port() && same_ip
+}
+
+fn address(node: &Node<'_>) -> Result<SocketAddr, Wrong> {
+    let text = node.filled()?;
+    let host_and_port = "write an address and a port, such as \"127.0.0.1:8080\" or \"[::1]:8080\"";
+    if let Ok(address) = text.parse::<SocketAddr>() {
+        return Ok(address);
+    }
+    if text.starts_with("unix:") {
+        return Err(Wrong::later("`unix:` listeners").hint(host_and_port));
+    }
+    if text == "systemd" || text.starts_with("fd:") || text.starts_with("systemd:") {
+        return Err(Wrong::later("inherited sockets").hint(host_and_port));
+    }
+    let wrong = Wrong::new(format!("`{text}` is not an address"));
+    let port = |text: &str| text.parse::<u16>().ok();
+    match text.rsplit_once(':') {
+        Some(("localhost", number)) if port(number).is_some() => {
+            Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port(number).unwrap_or_default())))
+        }
+        Some(("" | "*", number)) if port(number).is_some() => {
+            Err(wrong.hint(format!("write \"0.0.0.0:{number}\" or \"[::]:{number}\" for every interface")))
+        }
+        None if port(text).is_some() => Err(wrong.hint(format!("write \"127.0.0.1:{text}\""))),
+        None if text.parse::<std::net::IpAddr>().is_ok() => Err(wrong.hint("add a port")),
+        _ => Err(wrong.hint(host_and_port)),
+    }
+}
+
+fn token(node: &Node<'_>) -> Result<SecretFile<Token>, Wrong> {
+    let (path, content) = secret_file(node)?;
+    let hint = "put one line of letters and digits into it, such as `openssl rand -hex 32` prints";
+    if content.is_empty() {
+        return Err(Wrong::new(format!("{} is empty", path.display())).hint(hint));
+    }
+    match String::from_utf8(content) {
+        // What a client can send after `Bearer` (RFC 6750, section 2.1).
+        Ok(token) if token.bytes().all(|byte| byte.is_ascii_graphic()) => Ok((path, Token(token))),
+        _ => Err(Wrong::new(format!("{} holds more than one word of visible ASCII", path.display())).hint(hint)),
+    }
+}
+
+/// Reads the file of a secret, without the white space at both ends.
+pub(super) fn secret_file(node: &Node<'_>) -> Result<SecretFile<Vec<u8>>, Wrong> {
+    let path = PathBuf::from(node.filled()?);
+    let content = std::fs::read(&path).map_err(|error| {
+        Wrong::new(format!("{} cannot be read: {error}", path.display()))
+            .hint("the path counts from where oncegate is started; the user that runs it must be able to read the file")
+    })?;
+    Ok((path, content.trim_ascii().to_vec()))
+}

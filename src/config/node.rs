@@ -1,0 +1,305 @@
+//! Walks the merged values and takes each out as what it should be.
+
+use std::time::Duration;
+
+use figment::value::{Dict, Value};
+
+use super::context::{Context, Layer, Path};
+use super::keys::{self, Section};
+use super::problem::Place;
+use super::suggest::nearest;
+use super::units;
+
+/// What is wrong with a value, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Wrong {
+    /// What is wrong.
+    pub message: String,
+    /// What to do about it.
+    pub hint: Option<String>,
+}
+
+impl Wrong {
+    /// What is wrong.
+    pub(super) fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), hint: None }
+    }
+
+    /// What to do about it.
+    pub(super) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// Something of the contract that this version does not do yet.
+    pub(super) fn later(what: &str) -> Self {
+        Self::new(format!("{what}: not supported by this version"))
+    }
+}
+
+/// A value, and where it stands.
+#[derive(Clone, Debug)]
+pub(super) struct Node<'a> {
+    pub(super) context: &'a Context,
+    pub(super) value: &'a Value,
+    pub(super) path: Path,
+}
+
+impl<'a> Node<'a> {
+    /// Where it came from.
+    pub(super) fn place(&self) -> Place {
+        self.context.place(self.value, &self.path)
+    }
+
+    /// Notes what is wrong with it.
+    pub(super) fn report(&self, wrong: Wrong) {
+        self.context.report(self.place(), &self.path, wrong);
+    }
+
+    /// It as text. An environment variable is text as it stands, whatever it looks like.
+    pub(super) fn text(&self) -> Result<&'a str, Wrong> {
+        if let Value::String(_, text) = self.value {
+            return Ok(text);
+        }
+        let variable = match self.context.layer(self.value) {
+            Some(Layer::Environment) => self.context.variables.get(&self.path),
+            _ => None,
+        };
+        match variable {
+            Some(variable) => Ok(&variable.raw),
+            None => Err(self.expected("text").hint("put it in double quotes")),
+        }
+    }
+
+    /// It as text that is not empty.
+    pub(super) fn filled(&self) -> Result<&'a str, Wrong> {
+        match self.text()? {
+            text if text.trim().is_empty() => Err(Wrong::new("must not be empty").hint("remove it for the default")),
+            text => Ok(text),
+        }
+    }
+
+    /// It as true or false.
+    pub(super) fn flag(&self) -> Result<bool, Wrong> {
+        match self.value {
+            Value::Bool(_, flag) => Ok(*flag),
+            _ => Err(self.expected("true or false").hint("write true or false without quotes")),
+        }
+    }
+
+    /// It as a whole number that is not negative.
+    pub(super) fn number(&self) -> Result<u64, Wrong> {
+        let number = self.value.to_i128().and_then(|number| u64::try_from(number).ok());
+        number.ok_or_else(|| self.expected("a whole number").hint("write a number without quotes, such as 255"))
+    }
+
+    /// It as a duration.
+    pub(super) fn duration(&self) -> Result<Duration, Wrong> {
+        match self.value {
+            Value::Num(..) => match self.value.to_i128() {
+                Some(number) => Err(units::no_unit(number)),
+                None => Err(self.expected("a duration").hint(units::DURATION_HINT)),
+            },
+            _ => units::duration(self.text().map_err(|_| self.expected("a duration").hint(units::DURATION_HINT))?),
+        }
+    }
+
+    /// It as a duration that is not zero.
+    pub(super) fn some_duration(&self) -> Result<Duration, Wrong> {
+        match self.duration()? {
+            Duration::ZERO => Err(Wrong::new("must be longer than zero").hint(units::DURATION_HINT)),
+            duration => Ok(duration),
+        }
+    }
+
+    /// It as a size in bytes; a bare number is bytes.
+    pub(super) fn size(&self) -> Result<u64, Wrong> {
+        match self.value {
+            Value::Num(..) => self.number().map_err(|wrong| wrong.hint(units::SIZE_HINT)),
+            _ => units::size(self.text().map_err(|_| self.expected("a size").hint(units::SIZE_HINT))?),
+        }
+    }
+
+    /// It as one of a few words; `later` are words of the contract that this version does not take yet.
+    pub(super) fn word<T: Copy>(&self, words: &[(&str, T)], later: &[&str]) -> Result<T, Wrong> {
+        let known = || words.iter().map(|(word, _)| *word);
+        let choice = known().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(" or ");
+        if let Value::Dict(..) = self.value {
+            let first = self.value.as_dict().and_then(|dict| dict.keys().next());
+            return Err(match first {
+                Some(key) if later.contains(&key.as_str()) => {
+                    Wrong::later(&format!("{{ {key} = ... }}")).hint(format!("write {choice}"))
+                }
+                _ => self.expected(&choice),
+            });
+        }
+        let text = self.text().map_err(|_| self.expected(&choice).hint(format!("write {choice}")))?;
+        match words.iter().find(|(word, _)| *word == text) {
+            Some((_, value)) => Ok(*value),
+            None if later.contains(&text) => Err(Wrong::later(&format!("\"{text}\"")).hint(format!("write {choice}"))),
+            None => {
+                let hint = match nearest(text, known()) {
+                    Some(word) => format!("did you mean \"{word}\"?"),
+                    None => format!("write {choice}"),
+                };
+                Err(Wrong::new(format!("`{text}` is not a choice here")).hint(hint))
+            }
+        }
+    }
+
+    /// The items of a list; nothing if it is not a list.
+    pub(super) fn items(&self) -> Option<Vec<Node<'a>>> {
+        let items = self.value.as_array()?.iter().enumerate();
+        let node = |(index, value)| Node { context: self.context, value, path: self.path.index(index) };
+        Some(items.map(node).collect())
+    }
+
+    /// That it should have been something else.
+    pub(super) fn expected(&self, what: &str) -> Wrong {
+        let found = match self.value {
+            Value::String(..) | Value::Char(..) => "text",
+            Value::Bool(..) => "true or false",
+            Value::Num(..) => "a number",
+            Value::Empty(..) => "nothing",
+            Value::Dict(..) => "a table",
+            Value::Array(..) => "a list",
+        };
+        Wrong::new(format!("expected {what}, found {found}"))
+    }
+}
+
+/// A table whose keys are known.
+#[derive(Clone, Debug)]
+pub(super) struct Table<'a> {
+    node: Node<'a>,
+    entries: &'a Dict,
+    section: &'static Section,
+}
+
+static EMPTY: Dict = Dict::new();
+
+impl<'a> Table<'a> {
+    /// Reports each key that the section does not know. What is no table at all is reported and taken as empty.
+    pub(super) fn open(node: Node<'a>, section: &'static Section) -> Self {
+        let entries = match node.value {
+            Value::Dict(_, entries) => entries,
+            _ => {
+                node.report(node.expected("a table").hint(format!("its keys are {}", listed(section))));
+                &EMPTY
+            }
+        };
+        let table = Self { node, entries, section };
+        for (key, node) in table.entries().filter(|_| !section.is_open()) {
+            if !section.keys().any(|known| known == key) {
+                node.report(table.unknown(key, &node));
+            }
+        }
+        table
+    }
+
+    /// A table in it; empty where it is absent.
+    pub(super) fn table(&self, key: &str, section: &'static Section) -> Self {
+        match self.get(key) {
+            Some(node) => Self::open(node, section),
+            None => Self { node: self.child(key), entries: &EMPTY, section },
+        }
+    }
+
+    /// A list of tables in it; nothing where it is absent.
+    pub(super) fn tables(&self, key: &str, section: &'static Section) -> Option<Vec<Self>> {
+        let node = self.get(key)?;
+        match node.items() {
+            Some(items) => Some(items.into_iter().map(|item| Self::open(item, section)).collect()),
+            None => {
+                node.report(node.expected("a list of tables").hint(format!("write [[{key}]] above each of them")));
+                Some(Vec::new())
+            }
+        }
+    }
+
+    /// The value of a key.
+    pub(super) fn get(&self, key: &str) -> Option<Node<'a>> {
+        debug_assert!(self.section.is_open() || self.section.keys().any(|known| known == key), "{key}");
+        let value = self.entries.get(key)?;
+        Some(Node { context: self.node.context, value, path: self.node.path.key(key) })
+    }
+
+    /// The value of a key, read; nothing where it is absent or wrong, which is reported.
+    pub(super) fn read<T>(&self, key: &str, read: impl FnOnce(&Node<'a>) -> Result<T, Wrong>) -> Option<T> {
+        let node = self.get(key)?;
+        read(&node).map_err(|wrong| node.report(wrong)).ok()
+    }
+
+    /// The items of a list, each read; nothing where it is absent or any of them is wrong, which is reported.
+    pub(super) fn read_list<T>(
+        &self,
+        key: &str,
+        mut read: impl FnMut(&Node<'a>) -> Result<T, Wrong>,
+    ) -> Option<Vec<T>> {
+        let node = self.get(key)?;
+        let Some(items) = node.items() else {
+            let example = node.text().map_or_else(|_| "...".to_owned(), |text| format!("\"{text}\""));
+            node.report(node.expected("a list").hint(format!("write [{example}]")));
+            return None;
+        };
+        let count = items.len();
+        let values: Vec<T> =
+            items.iter().filter_map(|item| read(item).map_err(|wrong| item.report(wrong)).ok()).collect();
+        (values.len() == count).then_some(values)
+    }
+
+    /// Every key and its value.
+    pub(super) fn entries(&self) -> impl Iterator<Item = (&'a str, Node<'a>)> {
+        let (context, path) = (self.node.context, &self.node.path);
+        self.entries.iter().map(move |(key, value)| (key.as_str(), Node { context, value, path: path.key(key) }))
+    }
+
+    /// Notes what is wrong with a key, whether it is there or not.
+    pub(super) fn report(&self, key: &str, wrong: Wrong) {
+        match self.get(key) {
+            Some(node) => node.report(wrong),
+            None => self.node.context.report(self.node.place(), &self.node.path.key(key), wrong),
+        }
+    }
+
+    /// Notes what is better known of a key.
+    pub(super) fn advise(&self, key: &str, message: String) {
+        let place = self.get(key).map_or_else(|| self.node.place(), |node| node.place());
+        self.node.context.advise(place, &self.node.path.key(key), message);
+    }
+
+    /// Where the table stands.
+    pub(super) fn place(&self) -> Place {
+        self.node.place()
+    }
+
+    fn child(&self, key: &str) -> Node<'a> {
+        Node { context: self.node.context, value: self.node.value, path: self.node.path.key(key) }
+    }
+
+    fn unknown(&self, key: &str, node: &Node<'_>) -> Wrong {
+        if self.section.later.contains(&key) {
+            return Wrong::later(&format!("`{key}`")).hint("remove it");
+        }
+        let wrong = Wrong::new(format!("unknown key in {}", self.section.name));
+        if let (Place::Environment(_), Some((section, key))) = (node.place(), keys::split_variable(key)) {
+            let variable = format!("ONCEGATE_{}__{}", section.to_uppercase(), key.to_uppercase());
+            return wrong.hint(format!("did you mean {variable}, with two underscores between levels?"));
+        }
+        if let Some(near) = nearest(key, self.section.keys()) {
+            return wrong.hint(format!("did you mean `{near}`?"));
+        }
+        let homes: Vec<&str> = keys::homes(key).collect();
+        if homes.is_empty() {
+            return wrong.hint(format!("the keys here are {}", listed(self.section)));
+        }
+        wrong.hint(format!("`{key}` is a key of {}", homes.join(" and ")))
+    }
+}
+
+fn listed(section: &Section) -> String {
+    if section.is_open() {
+        return "names of your choice".to_owned();
+    }
+    section.keys().collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,252 @@
+//! `[defaults]`, and the policy of each of `[[routes]]`
+
+use std::time::Duration;
+
+use http::{HeaderName, Uri};
+
+use super::keys;
+use super::node::{Node, Table, Wrong};
+use crate::idempotency::fingerprint::{BodyForm, Pointer, Recipe};
+use crate::idempotency::key::{KeyRule, KeySource};
+use crate::idempotency::policy::{Mode, Policy, Recovery, StoreFailure};
+use crate::idempotency::scope::ScopePart;
+use crate::idempotency::settle::Outcomes;
+
+/// The words for modes.
+pub(super) const MODES: [(&str, Mode); 2] = [("protect", Mode::Protect), ("pass", Mode::Pass)];
+
+/// The words for recoveries.
+pub(super) const RECOVERIES: [(&str, Recovery); 2] = [("hold", Recovery::Hold), ("retry", Recovery::Retry)];
+
+/// The words for what happens when the store cannot be reached.
+pub(super) const STORE_FAILURES: [(&str, StoreFailure); 2] =
+    [("reject", StoreFailure::Reject), ("forward", StoreFailure::Forward)];
+
+/// The words for forms of a body.
+pub(super) const FORMS: [(&str, BodyForm); 4] =
+    [("auto", BodyForm::Auto), ("bytes", BodyForm::Bytes), ("json", BodyForm::Json), ("none", BodyForm::None)];
+
+/// The longest that `key.max_length` may be: beyond it, a key is a document.
+const LONGEST_KEY: u64 = 4096;
+
+/// The shortest lease: a shorter one would pass between two renewals.
+const SHORTEST_LEASE: Duration = Duration::from_secs(1);
+
+/// A policy, and whether its scope was written down.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Draft {
+    pub policy: Policy,
+    pub scope_is_explicit: bool,
+}
+
+/// Reads what a table says of a policy; `base` is what counts where it says nothing. The parts of `key`,
+/// `fingerprint` and `outcomes` count one by one.
+pub(super) fn read(table: &Table<'_>, base: &Draft) -> Draft {
+    let Draft { policy: base, scope_is_explicit } = base.clone();
+    let scope = table.read_list("scope", part).and_then(|scope| check_scope(table, scope));
+    // Those have one choice in this version: they are checked, and there is nothing to keep.
+    let _ = table.read("in_flight", |node| node.word(&[("reject", ())], &["wait"]));
+    let _ = table.read("body", |node| node.word(&[("buffer", ())], &["stream"]));
+    Draft {
+        scope_is_explicit: scope_is_explicit || table.get("scope").is_some(),
+        policy: Policy {
+            ttl: table.read("ttl", Node::some_duration).unwrap_or(base.ttl),
+            unknown_ttl: table.read("unknown_ttl", Node::some_duration).unwrap_or(base.unknown_ttl),
+            key: key(table, base.key),
+            scope: scope.unwrap_or(base.scope),
+            fingerprint: fingerprint(table, base.fingerprint),
+            outcomes: outcomes(table, base.outcomes),
+            recovery: table.read("recovery", |node| node.word(&RECOVERIES, &["probe"])).unwrap_or(base.recovery),
+            store_failure: table
+                .read("store_failure", |node| node.word(&STORE_FAILURES, &[]))
+                .unwrap_or(base.store_failure),
+            lease: table.read("lease", lease).unwrap_or(base.lease),
+            mode: table.read("mode", |node| node.word(&MODES, &["observe"])).unwrap_or(base.mode),
+            max_request_body: table.read("max_request_body", Node::size).unwrap_or(base.max_request_body),
+            max_response_body: table.read("max_response_body", Node::size).unwrap_or(base.max_response_body),
+            docs: table.read("docs", docs).or(base.docs),
+        },
+    }
+}
+
+fn lease(node: &Node<'_>) -> Result<Duration, Wrong> {
+    match node.duration()? {
+        short if short < SHORTEST_LEASE => Err(Wrong::new("a lease is at least one second").hint("write \"30s\"")),
+        lease => Ok(lease),
+    }
+}
+
+fn key(table: &Table<'_>, base: KeyRule) -> KeyRule {
+    let table = table.table("key", &keys::KEY);
+    let from = table.read_list("from", source);
+    if let Some(from) = &from {
+        let hint = "write [\"header:Idempotency-Key\"], or remove it";
+        check_list(&table, "from", from, hint);
+    }
+    KeyRule {
+        from: from.unwrap_or(base.from),
+        required: table.read("required", Node::flag).unwrap_or(base.required),
+        max_length: table.read("max_length", key_length).unwrap_or(base.max_length),
+    }
+}
+
+fn key_length(node: &Node<'_>) -> Result<usize, Wrong> {
+    match usize::try_from(node.number()?) {
+        Ok(length) if (1..=LONGEST_KEY as usize).contains(&length) => Ok(length),
+        _ => Err(Wrong::new(format!("must be from 1 to {LONGEST_KEY}")).hint("write 255")),
+    }
+}
+
+fn source(node: &Node<'_>) -> Result<KeySource, Wrong> {
+    KeySource::parse(node.filled()?).map_err(|message| told(message, "header:Idempotency-Key"))
+}
+
+fn part(node: &Node<'_>) -> Result<ScopePart, Wrong> {
+    let text = node.filled()?;
+    if let Some((kind @ ("jwt" | "client-cert"), _)) = text.split_once(':') {
+        return Err(Wrong::later(&format!("`{kind}:` in a scope")).hint("write \"header:Authorization\" for now"));
+    }
+    ScopePart::parse(text).map_err(|message| told(message, "header:Authorization"))
+}
+
+/// What the pure core says of a word: what follows the colon is the advice.
+fn told(message: String, example: &str) -> Wrong {
+    match message.split_once(": use ") {
+        Some((message, choice)) => Wrong::new(message).hint(format!("use {choice}")),
+        None => Wrong::new(message).hint(format!("such as \"{example}\"")),
+    }
+}
+
+fn check_scope(table: &Table<'_>, scope: Vec<ScopePart>) -> Option<Vec<ScopePart>> {
+    let hint = "write [\"const:shared\"] if every client may get every other's answers";
+    check_list(table, "scope", &scope, hint).then_some(scope)
+}
+
+/// Reports a list that is empty, or has an item twice.
+fn check_list<T: PartialEq + std::fmt::Display>(table: &Table<'_>, key: &str, items: &[T], hint: &str) -> bool {
+    if items.is_empty() {
+        table.report(key, Wrong::new("must not be empty").hint(hint));
+    }
+    let twice = items.iter().enumerate().find(|(place, item)| items[..*place].contains(item));
+    if let Some((_, item)) = twice {
+        table.report(key, Wrong::new(format!("`{item}` stands twice")).hint("remove one of them"));
+    }
+    !items.is_empty() && twice.is_none()
+}
+
+fn fingerprint(table: &Table<'_>, base: Recipe) -> Recipe {
+    let table = table.table("fingerprint", &keys::FINGERPRINT);
+    let mut recipe = base;
+    if let Some(of) = table.read_list("of", ingredient) {
+        check_list(&table, "of", &of, "write [\"method\", \"path\", \"query\", \"body\"], or remove it");
+        recipe.method = of.contains(&Ingredient::Method);
+        recipe.path = of.contains(&Ingredient::Path);
+        recipe.query = of.contains(&Ingredient::Query);
+        recipe.body = of.contains(&Ingredient::Body);
+        recipe.headers = of.into_iter().filter_map(Ingredient::header).collect();
+    }
+    if let Some(form) = table.read("body", |node| node.word(&FORMS, &[])) {
+        recipe.form = form;
+    }
+    for (key, pointers) in [("include", &mut recipe.include), ("exclude", &mut recipe.exclude)] {
+        if let Some(read) = table.read_list(key, pointer) {
+            *pointers = read;
+        }
+    }
+    let reads_json = recipe.body && matches!(recipe.form, BodyForm::Auto | BodyForm::Json);
+    for (key, pointers) in [("include", &recipe.include), ("exclude", &recipe.exclude)] {
+        if !reads_json && !pointers.is_empty() {
+            let wrong = Wrong::new("it has no effect: the body does not count as JSON");
+            table.report(key, wrong.hint("remove it, or let `of` have \"body\" and `body` be \"auto\" or \"json\""));
+        }
+    }
+    recipe
+}
+
+/// One of `fingerprint.of`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Ingredient {
+    Method,
+    Path,
+    Query,
+    Body,
+    Header(HeaderName),
+}
+
+impl Ingredient {
+    fn header(self) -> Option<HeaderName> {
+        match self {
+            Self::Header(name) => Some(name),
+            Self::Method | Self::Path | Self::Query | Self::Body => None,
+        }
+    }
+}
+
+impl std::fmt::Display for Ingredient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Method => f.write_str("method"),
+            Self::Path => f.write_str("path"),
+            Self::Query => f.write_str("query"),
+            Self::Body => f.write_str("body"),
+            Self::Header(name) => write!(f, "header:{name}"),
+        }
+    }
+}
+
+fn ingredient(node: &Node<'_>) -> Result<Ingredient, Wrong> {
+    let text = node.filled()?;
+    match text.split_once(':') {
+        Some(("header", name)) => HeaderName::from_bytes(name.as_bytes())
+            .map(Ingredient::Header)
+            .map_err(|_| Wrong::new(format!("`{name}` is not a header name")).hint("such as \"header:X-Tenant\"")),
+        None if text == "method" => Ok(Ingredient::Method),
+        None if text == "path" => Ok(Ingredient::Path),
+        None if text == "query" => Ok(Ingredient::Query),
+        None if text == "body" => Ok(Ingredient::Body),
+        _ => {
+            let wrong = Wrong::new(format!("`{text}` is not a part of a request"));
+            Err(wrong.hint("use \"method\", \"path\", \"query\", \"body\" or \"header:NAME\""))
+        }
+    }
+}
+
+fn pointer(node: &Node<'_>) -> Result<Pointer, Wrong> {
+    let form = "a JSON pointer (RFC 6901) such as \"/payment/amount\"";
+    Pointer::parse(node.text()?).map_err(|message| Wrong::new(message).hint(form))
+}
+
+fn outcomes(table: &Table<'_>, base: Outcomes) -> Outcomes {
+    let mut outcomes = base;
+    for (entry, node) in table.table("outcomes", &keys::OUTCOMES).entries() {
+        if let Err(wrong) = outcome(&mut outcomes, entry, &node) {
+            node.report(wrong);
+        }
+    }
+    outcomes
+}
+
+fn outcome(outcomes: &mut Outcomes, entry: &str, node: &Node<'_>) -> Result<(), Wrong> {
+    if entry.starts_with("grpc:") {
+        return Err(Wrong::later("`grpc:` outcomes").hint("remove it"));
+    }
+    let action = node.text()?;
+    let hint = "such as \"429\" = \"store\", \"4xx\" = \"release\" or \"timeout\" = \"hold\"";
+    outcomes.insert(entry, action).map_err(|message| match message.split_once(": use ") {
+        Some((message, choice)) => Wrong::new(message).hint(format!("use {choice}")),
+        None => Wrong::new(message).hint(hint),
+    })
+}
+
+fn docs(node: &Node<'_>) -> Result<String, Wrong> {
+    let text = node.filled()?;
+    let uri = text.parse::<Uri>().ok();
+    let host = uri.as_ref().and_then(|uri| uri.authority()).filter(|authority| !authority.as_str().contains('@'));
+    let is_web = text.starts_with("http://") || text.starts_with("https://");
+    // It goes between angle brackets in a Link header (RFC 8288, section 3).
+    if is_web && host.is_some() && !text.contains(['<', '>', '"']) {
+        return Ok(text.to_owned());
+    }
+    let wrong = Wrong::new("this is not the address of a page");
+    Err(wrong.hint("write an absolute URL without user and password, such as \"https://docs.example.com/errors\""))
+}

@@ -1,0 +1,237 @@
+//! `[[routes]]`
+
+use std::sync::Arc;
+
+use http::Method;
+
+use super::keys;
+use super::node::{Node, Table, Wrong};
+use super::policy::{self, Draft};
+use super::problem::Place;
+use super::store::name;
+use super::upstreams::{self, Upstreams};
+use crate::idempotency::key::KeySource;
+use crate::idempotency::policy::Mode;
+use crate::idempotency::scope::ScopePart;
+use crate::route::{Overlap, Pattern, Route, Router};
+
+/// Routes that could be read, each with the table that it was read from.
+type Read<'a> = Vec<(Table<'a>, Route)>;
+
+/// Reads `[defaults]` and `[[routes]]`. Where there are no routes, one protects every POST and PATCH.
+pub(super) fn read(root: &Table<'_>, upstreams: &Upstreams) -> Router {
+    let table = root.table("defaults", &keys::DEFAULTS);
+    let defaults = policy::read(&table, &Draft::default());
+    let tables = root.tables("routes", &keys::ROUTE).unwrap_or_default();
+    if tables.is_empty() {
+        check_policy(&table, "default", &defaults);
+        return only_route(root, defaults, upstreams);
+    }
+    let read: Read<'_> = tables
+        .into_iter()
+        .filter_map(|table| {
+            let route = one(&table, &defaults, upstreams)?;
+            Some((table, route))
+        })
+        .collect();
+    check_names(&read);
+    check_namespaces(&read);
+    let (tables, routes): (Vec<_>, Vec<_>) = read.into_iter().unzip();
+    let names: Vec<Arc<str>> = routes.iter().map(|route| Arc::clone(&route.name)).collect();
+    match Router::new(routes) {
+        Ok(router) => router,
+        Err(overlaps) => {
+            overlaps.into_iter().for_each(|overlap| report_overlap(&tables, &names, overlap));
+            Router::default()
+        }
+    }
+}
+
+/// The route of a gate that has none configured.
+fn only_route(root: &Table<'_>, defaults: Draft, upstreams: &Upstreams) -> Router {
+    let path = Pattern::parse("/{*rest}");
+    let upstream = match root.get("default_upstream") {
+        Some(_) => upstreams::default(root, upstreams),
+        None => upstreams.only(),
+    };
+    if upstream.is_none() && upstreams.names.len() > 1 {
+        let wrong = Wrong::new("there are several upstreams, and no route that names one");
+        root.report("routes", wrong.hint("add [[routes]], or name one upstream as default_upstream"));
+    }
+    let route = path.ok().zip(upstream).map(|(path, upstream)| Route {
+        name: "default".into(),
+        namespace: "default".into(),
+        methods: vec![Method::POST, Method::PATCH],
+        host: None,
+        path,
+        upstream,
+        policy: defaults.policy,
+    });
+    Router::new(route.into_iter().collect()).unwrap_or_default()
+}
+
+fn one(table: &Table<'_>, defaults: &Draft, upstreams: &Upstreams) -> Option<Route> {
+    for (key, hint) in [("name", "write name = \"create-charge\""), ("path", "write path = \"/v1/charges\"")] {
+        if table.get(key).is_none() {
+            table.report(key, Wrong::new(format!("the route has no {key}")).hint(hint));
+        }
+    }
+    let route_name = table.read("name", route_name);
+    let namespace = table.read("namespace", name);
+    let methods = table.read_list("methods", method);
+    if methods.as_ref().is_some_and(Vec::is_empty) {
+        let wrong = Wrong::new("a route without methods matches nothing");
+        table.report("methods", wrong.hint("write [\"POST\", \"PATCH\"], or remove it"));
+    }
+    let host = table.read("host", host);
+    let path = table.read("path", path);
+    let upstream = upstreams::of_route(table, upstreams);
+    let draft = policy::read(table, defaults);
+    check_policy(table, route_name.unwrap_or("?"), &draft);
+    let route_name = route_name?;
+    Some(Route {
+        name: route_name.into(),
+        namespace: namespace.unwrap_or(route_name).into(),
+        methods: methods.unwrap_or_else(|| vec![Method::POST, Method::PATCH]),
+        host: host.flatten(),
+        path: path?,
+        // A wrong one is reported; the route still takes part in the checks of all routes.
+        upstream: upstream.unwrap_or_default(),
+        policy: draft.policy,
+    })
+}
+
+fn route_name<'a>(node: &Node<'a>) -> Result<&'a str, Wrong> {
+    match name(node)? {
+        "-" => Err(Wrong::new("`-` stands for requests that match no route").hint("choose another name")),
+        name => Ok(name),
+    }
+}
+
+fn method(node: &Node<'_>) -> Result<Method, Wrong> {
+    let text = node.filled()?;
+    if text == "*" {
+        let wrong = Wrong::new("there is no word for every method");
+        return Err(wrong.hint("list those that have an effect: [\"POST\", \"PUT\", \"PATCH\", \"DELETE\"]"));
+    }
+    let wrong = || Wrong::new(format!("`{text}` is not a method"));
+    let upper = text.to_ascii_uppercase();
+    match Method::from_bytes(text.as_bytes()) {
+        Ok(Method::CONNECT) => Err(Wrong::new("CONNECT opens a tunnel and has no answer to keep").hint("remove it")),
+        Ok(_) if upper != text => Err(wrong().hint(format!("did you mean \"{upper}\"? Methods are case-sensitive"))),
+        Ok(method) => Ok(method),
+        Err(_) => Err(wrong().hint("write a method such as \"POST\"")),
+    }
+}
+
+/// Reads a host; nothing is any host.
+fn host(node: &Node<'_>) -> Result<Option<String>, Wrong> {
+    let text = node.filled()?;
+    if text == "*" {
+        return Ok(None);
+    }
+    let wrong = Wrong::new(format!("`{text}` is not a host name"));
+    if text.contains('*') {
+        return Err(wrong.hint("a host is exact, or \"*\" for any"));
+    }
+    if let Some((host, port)) = text.rsplit_once(':')
+        && !host.contains(':')
+        && port.bytes().all(|byte| byte.is_ascii_digit())
+    {
+        return Err(wrong.hint(format!("write \"{host}\": a host has no port here")));
+    }
+    let is_name = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_'));
+    let address = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
+    let is_address = address.is_some_and(|text| text.parse::<std::net::Ipv6Addr>().is_ok());
+    let name = text.strip_suffix('.').unwrap_or(text);
+    if (is_name && !name.is_empty()) || is_address {
+        return Ok(Some(name.to_ascii_lowercase()));
+    }
+    Err(wrong.hint("write a name such as \"api.example.com\", or \"*\" for any"))
+}
+
+fn path(node: &Node<'_>) -> Result<Pattern, Wrong> {
+    let hint = "such as \"/v1/charges\", \"/v1/charges/{id}/capture\" or \"/v1/{*rest}\"";
+    Pattern::parse(node.filled()?).map_err(|error| Wrong::new(error.to_string()).hint(hint))
+}
+
+/// What only the whole policy shows.
+fn check_policy(table: &Table<'_>, route: &str, draft: &Draft) {
+    let Draft { policy, scope_is_explicit } = draft;
+    if policy.mode == Mode::Pass {
+        return;
+    }
+    if policy.key.from.contains(&KeySource::Fingerprint) && !scope_is_explicit {
+        let wrong = Wrong::new("a key that is the request's own fingerprint needs a scope that is written down");
+        let hint = "say who may share answers, such as scope = [\"header:Authorization\"]";
+        table.report("scope", wrong.hint(hint));
+    }
+    let bearer = |part: &ScopePart| matches!(part, ScopePart::Header(name) if name == http::header::AUTHORIZATION);
+    if policy.scope.iter().any(bearer) {
+        table.advise(
+            "scope",
+            format!(
+                "route `{route}` is scoped by the raw Authorization header: with bearer tokens, a refreshed token is \
+                 another caller"
+            ),
+        );
+    }
+}
+
+fn check_names(read: &Read<'_>) {
+    for (place, (table, route)) in read.iter().enumerate() {
+        if let Some((first, _)) = read[..place].iter().find(|(_, other)| other.name == route.name) {
+            let wrong = Wrong::new(format!("another route is named `{}`, {}", route.name, at(first)));
+            table.report("name", wrong.hint("give each route a name of its own; set namespace to share records"));
+        }
+    }
+}
+
+/// Routes that share a namespace must make the identity of a record by the same rules, or a key of one would never be
+/// found by the other.
+fn check_namespaces(read: &Read<'_>) {
+    let protects = |route: &Route| route.policy.mode == Mode::Protect;
+    for (place, (table, route)) in read.iter().enumerate() {
+        let differs = |other: &Route| {
+            let (own, other_policy) = (&route.policy, &other.policy);
+            let by_fingerprint = own.key.from.contains(&KeySource::Fingerprint);
+            own.scope != other_policy.scope
+                || own.key.from != other_policy.key.from
+                || (by_fingerprint && own.fingerprint != other_policy.fingerprint)
+        };
+        let first = read[..place].iter().find(|(_, other)| {
+            other.name != route.name
+                && other.namespace == route.namespace
+                && protects(other)
+                && protects(route)
+                && differs(other)
+        });
+        if let Some((first, other)) = first {
+            let wrong = Wrong::new(format!(
+                "the namespace `{}` is shared with route `{}` ({}), which has another scope or key.from",
+                route.namespace,
+                other.name,
+                at(first)
+            ));
+            table.report("namespace", wrong.hint("give both the same scope and key.from, or each its own namespace"));
+        }
+    }
+}
+
+fn report_overlap(tables: &[Table<'_>], names: &[Arc<str>], Overlap { first, second }: Overlap) {
+    let wrong = Wrong::new(format!(
+        "route `{}` and route `{}` ({}) can match one request with equal claim",
+        names[second],
+        names[first],
+        at(&tables[first])
+    ));
+    tables[second].report("path", wrong.hint("make their paths, hosts or methods differ"));
+}
+
+/// Where a table stands, for a sentence.
+fn at(table: &Table<'_>) -> String {
+    match table.place() {
+        Place::File(_, Some(line)) => format!("line {line}"),
+        place => place.to_string(),
+    }
+}

@@ -1,0 +1,65 @@
+//! Did you mean?
+
+/// The candidate that `word` is most likely a slip of, if one is near enough.
+pub(super) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let word = word.to_lowercase();
+    let limit = (word.chars().count() / 3).clamp(1, 3);
+    candidates
+        .into_iter()
+        .map(|candidate| (distance(&word, &candidate.to_lowercase()), candidate))
+        .filter(|&(distance, _)| distance <= limit)
+        .min_by_key(|&(distance, _)| distance)
+        .map(|(_, candidate)| candidate)
+}
+
+/// How many letters must be inserted, removed, replaced or swapped with their neighbour to get from `a` to `b`.
+fn distance(a: &str, b: &str) -> usize {
+    let a: Vec<char> = a.chars().collect();
+    let b: Vec<char> = b.chars().collect();
+    let mut before_last: Vec<usize> = Vec::new();
+    let mut last: Vec<usize> = (0..=b.len()).collect();
+    for i in 1..=a.len() {
+        let mut row = vec![i];
+        for j in 1..=b.len() {
+            let replaced = last[j - 1] + usize::from(a[i - 1] != b[j - 1]);
+            let mut least = replaced.min(last[j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                least = least.min(before_last[j - 2] + 1);
+            }
+            row.push(least);
+        }
+        before_last = std::mem::replace(&mut last, row);
+    }
+    last[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slips_are_recognised() {
+        let keys = ["listen", "drain_timeout", "methods", "host", "path", "ttl"];
+        for (slip, meant) in [
+            ("lsten", Some("listen")),
+            ("Listen", Some("listen")),
+            ("drain-timeout", Some("drain_timeout")),
+            ("method", Some("methods")),
+            ("hots", Some("host")),
+            ("tll", Some("ttl")),
+            ("colour", None),
+        ] {
+            assert_eq!(nearest(slip, keys), meant, "{slip}");
+        }
+    }
+
+    #[test]
+    fn distances_count_single_slips() {
+        for (a, b, expected) in
+            [("", "abc", 3), ("abc", "abc", 0), ("abc", "acb", 1), ("abc", "ab", 1), ("ab", "xy", 2)]
+        {
+            assert_eq!(distance(a, b), expected, "{a} {b}");
+            assert_eq!(distance(b, a), expected, "{b} {a}");
+        }
+    }
+}

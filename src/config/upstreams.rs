@@ -1,0 +1,147 @@
+//! `[upstreams]` and `default_upstream`
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Uri;
+
+use super::keys;
+use super::node::{Node, Table, Wrong};
+use super::suggest::nearest;
+use crate::http::upstream::Settings;
+
+/// What is configured of upstreams.
+pub(super) struct Upstreams {
+    /// Those that could be read, in the order of their names.
+    pub settings: Vec<Settings>,
+    /// The names of all of them.
+    pub names: Vec<Arc<str>>,
+}
+
+/// Reads `[upstreams]`.
+pub(super) fn read(root: &Table<'_>) -> Upstreams {
+    let table = root.table("upstreams", &keys::UPSTREAMS);
+    let mut upstreams = Upstreams { settings: Vec::new(), names: Vec::new() };
+    for (key, node) in table.entries() {
+        if let Err(wrong) = name_of(key) {
+            node.report(wrong);
+        }
+        let name: Arc<str> = key.into();
+        upstreams.names.push(Arc::clone(&name));
+        upstreams.settings.extend(one(name, &Table::open(node, &keys::UPSTREAM)));
+    }
+    if upstreams.names.is_empty() {
+        let hint = "add `app = \"http://127.0.0.1:3000\"` under [upstreams], or start with --upstream URL";
+        root.report("upstreams", Wrong::new("there is no upstream").hint(hint));
+    }
+    upstreams
+}
+
+impl Upstreams {
+    /// The only one there is.
+    pub(super) fn only(&self) -> Option<usize> {
+        (self.names.len() == 1).then_some(0)
+    }
+
+    /// The place of a name in the list.
+    pub(super) fn find(&self, node: &Node<'_>) -> Result<usize, Wrong> {
+        let text = node.filled()?;
+        let names = || self.names.iter().map(|name| &**name);
+        self.names.iter().position(|name| **name == *text).ok_or_else(|| {
+            let hint = match nearest(text, names()) {
+                Some(name) => format!("did you mean \"{name}\"?"),
+                None => format!("the upstreams are {}", names().collect::<Vec<_>>().join(", ")),
+            };
+            Wrong::new(format!("there is no upstream `{text}`")).hint(hint)
+        })
+    }
+}
+
+/// Reads `default_upstream`: the only upstream where it is not set.
+pub(super) fn default(root: &Table<'_>, upstreams: &Upstreams) -> Option<usize> {
+    match root.get("default_upstream") {
+        Some(_) => root.read("default_upstream", |node| upstreams.find(node)),
+        None => upstreams.only(),
+    }
+}
+
+fn name_of(key: &str) -> Result<(), Wrong> {
+    let good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    if !key.is_empty() && key.len() <= 128 && key.bytes().all(good) {
+        return Ok(());
+    }
+    Err(Wrong::new("the name of an upstream has letters, digits, `-`, `_` and `.`").hint("choose a short word"))
+}
+
+fn one(name: Arc<str>, table: &Table<'_>) -> Option<Settings> {
+    if table.get("url").is_none() {
+        table.report("url", Wrong::new("the upstream has no URL").hint("write url = \"http://HOST:PORT\""));
+    }
+    let url = table.read("url", url);
+    let timeout = table.read("timeout", Node::some_duration).unwrap_or(Duration::from_secs(60));
+    let connect_timeout = table.read("connect_timeout", Node::some_duration);
+    let client_timeout = table.read("client_timeout", Node::some_duration);
+    for (key, value) in [("connect_timeout", connect_timeout), ("client_timeout", client_timeout)] {
+        if value.is_some_and(|value| value > timeout) {
+            table.advise(key, "it is longer than timeout, which ends the attempt first".to_owned());
+        }
+    }
+    let (host, port) = url?;
+    Some(Settings {
+        name,
+        host,
+        port,
+        timeout,
+        connect_timeout: connect_timeout.unwrap_or(Duration::from_secs(2)),
+        client_timeout: client_timeout.unwrap_or(timeout),
+    })
+}
+
+/// Reads `http://HOST:PORT`. What is wrong is said without showing it: it may hold a password.
+fn url(node: &Node<'_>) -> Result<(String, u16), Wrong> {
+    let text = node.filled()?;
+    let form = "write \"http://HOST:PORT\"";
+    if text.starts_with("https:") {
+        return Err(Wrong::later("`https:` upstreams").hint(form));
+    }
+    if !text.starts_with("http://") {
+        return Err(Wrong::new("an upstream's URL starts with `http://`").hint(form));
+    }
+    let uri: Uri = text.parse().map_err(|_| Wrong::new("this is not a URL").hint(form))?;
+    let Some(authority) = uri.authority() else {
+        return Err(Wrong::new("this is not a URL").hint(form));
+    };
+    if authority.as_str().contains('@') {
+        let wrong = Wrong::new("an upstream's URL has no user and no password");
+        return Err(wrong.hint("remove them: the client's own Authorization header is passed on"));
+    }
+    if uri.path() != "/" {
+        let wrong = Wrong::new("an upstream's URL has no path");
+        return Err(wrong.hint(format!("{form}: the path of a request is passed on as it is")));
+    }
+    if uri.query().is_some() || text.contains('#') {
+        return Err(Wrong::new("an upstream's URL has no query and no fragment").hint(form));
+    }
+    let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+    let port = match authority.as_str().strip_prefix(authority.host()) {
+        Some("") => Some(80),
+        _ => authority.port_u16(),
+    };
+    match port {
+        Some(port) if port > 0 && !host.is_empty() => Ok((host.to_owned(), port)),
+        _ => Err(Wrong::new("the URL needs a host and a port from 1 to 65535").hint(form)),
+    }
+}
+
+/// Reads the name of an upstream that a route goes to.
+pub(super) fn of_route(table: &Table<'_>, upstreams: &Upstreams) -> Option<usize> {
+    if table.get("upstream").is_some() {
+        return table.read("upstream", |node| upstreams.find(node));
+    }
+    if upstreams.names.len() > 1 {
+        let names = upstreams.names.join(", ");
+        let wrong = Wrong::new("there are several upstreams, and the route names none");
+        table.report("upstream", wrong.hint(format!("write upstream = \"NAME\" with one of {names}")));
+    }
+    upstreams.only()
+}

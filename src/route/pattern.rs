@@ -1,0 +1,269 @@
+//! Path patterns.
+
+use std::fmt;
+
+/// A path pattern: literal segments, `{x}` for one segment, `{*rest}` for the remainder.
+///
+/// Segments are what stands between slashes, compared byte for byte with the raw path, so a slash at the end counts.
+/// `{x}` is never empty; `{*rest}` may be: `/a/{*rest}` matches `/a/` and `/a/b/c`, but not `/a`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pattern {
+    text: Box<str>,
+    segments: Box<[Segment]>,
+}
+
+/// One segment of a pattern. The order of kinds is that of their claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Segment {
+    Literal(Box<str>),
+    One,
+    Rest,
+}
+
+/// How specific a segment is, the strongest claim first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    Literal,
+    One,
+    Rest,
+}
+
+/// Why a text is not a pattern.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Invalid {
+    /// No leading slash.
+    #[error("a path starts with a slash")]
+    NoSlash,
+    /// A `?` or a `#`.
+    #[error("a path has no query and no fragment: `{0}` cannot stand in it")]
+    NotPath(char),
+    /// A character that no raw path has.
+    #[error("`{0}` cannot stand in the path of a request as it is")]
+    NotEncoded(char),
+    /// A `%` without two hexadecimal digits.
+    #[error("`%` must be followed by two hexadecimal digits")]
+    BadPercent,
+    /// A percent-encoding that is usually written otherwise.
+    #[error("`{found}` is usually written `{normal}`, and paths are compared byte for byte")]
+    NotNormal {
+        /// What stands in the pattern.
+        found: String,
+        /// The normal form (RFC 3986, section 6.2.2).
+        normal: String,
+    },
+    /// `.` or `..`
+    #[error("`{0}` is resolved by clients before they send a path")]
+    Dots(String),
+    /// `a{x}` and the like.
+    #[error("a parameter must be a whole segment, and `{0}` is not")]
+    PartialParameter(String),
+    /// `{}`, `{*}`
+    #[error("a parameter needs a name: `{0}`")]
+    NoName(String),
+    /// `{a b}`
+    #[error("`{0}` is not a name for a parameter")]
+    BadName(String),
+    /// Two parameters of one name.
+    #[error("two parameters are named `{0}`")]
+    SameName(String),
+    /// `{*rest}` before the end, or twice.
+    #[error("`{0}` takes the remainder of the path, so nothing may follow it")]
+    RestNotLast(String),
+}
+
+impl Pattern {
+    /// Reads a pattern such as `/v1/charges/{id}/capture` or `/{*rest}`.
+    pub fn parse(text: &str) -> Result<Self, Invalid> {
+        if let Some(found) = text.chars().find(|found| matches!(found, '?' | '#')) {
+            return Err(Invalid::NotPath(found));
+        }
+        let path = text.strip_prefix('/').ok_or(Invalid::NoSlash)?;
+        let mut names = Vec::new();
+        let mut segments = Vec::new();
+        let mut pieces = path.split('/').peekable();
+        while let Some(piece) = pieces.next() {
+            let segment = Segment::parse(piece, &mut names)?;
+            if segment == Segment::Rest && pieces.peek().is_some() {
+                return Err(Invalid::RestNotLast(piece.to_owned()));
+            }
+            segments.push(segment);
+        }
+        Ok(Self { text: text.into(), segments: segments.into() })
+    }
+
+    /// Whether the raw path of a request matches.
+    #[must_use]
+    pub fn matches(&self, path: &str) -> bool {
+        let Some(path) = path.strip_prefix('/') else { return false };
+        let mut pieces = path.split('/');
+        for segment in &self.segments {
+            let Some(piece) = pieces.next() else { return false };
+            match segment {
+                Segment::Literal(literal) if **literal == *piece => {}
+                Segment::One if !piece.is_empty() => {}
+                Segment::Rest => return true,
+                Segment::Literal(_) | Segment::One => return false,
+            }
+        }
+        pieces.next().is_none()
+    }
+
+    /// How specific each segment is. Where two patterns match one path, the lesser is the more specific.
+    pub(super) fn specificity(&self) -> impl Iterator<Item = Kind> {
+        self.segments.iter().map(Segment::kind)
+    }
+
+    /// Whether both match the same paths: they differ in nothing but the names of their parameters.
+    pub(super) fn same_requests(&self, other: &Self) -> bool {
+        self.segments == other.segments
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl Segment {
+    fn parse<'a>(piece: &'a str, names: &mut Vec<&'a str>) -> Result<Self, Invalid> {
+        if !piece.contains(['{', '}']) {
+            check_literal(piece)?;
+            return Ok(Self::Literal(piece.into()));
+        }
+        let inner = piece
+            .strip_prefix('{')
+            .and_then(|piece| piece.strip_suffix('}'))
+            .filter(|inner| !inner.contains(['{', '}']))
+            .ok_or_else(|| Invalid::PartialParameter(piece.to_owned()))?;
+        let (segment, name) = match inner.strip_prefix('*') {
+            Some(name) => (Self::Rest, name),
+            None => (Self::One, inner),
+        };
+        if name.is_empty() {
+            return Err(Invalid::NoName(piece.to_owned()));
+        }
+        if !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-') {
+            return Err(Invalid::BadName(name.to_owned()));
+        }
+        if names.contains(&name) {
+            return Err(Invalid::SameName(name.to_owned()));
+        }
+        names.push(name);
+        Ok(segment)
+    }
+
+    fn kind(&self) -> Kind {
+        match self {
+            Self::Literal(_) => Kind::Literal,
+            Self::One => Kind::One,
+            Self::Rest => Kind::Rest,
+        }
+    }
+}
+
+/// A literal must be what a client sends: `pchar` (RFC 3986, section 3.3) in its normal form.
+fn check_literal(piece: &str) -> Result<(), Invalid> {
+    if matches!(piece, "." | "..") {
+        return Err(Invalid::Dots(piece.to_owned()));
+    }
+    let mut rest = piece.chars();
+    while let Some(next) = rest.next() {
+        match next {
+            '%' => {
+                let digits = rest.as_str().get(..2).ok_or(Invalid::BadPercent)?;
+                check_encoding(digits)?;
+                rest = rest.as_str()[2..].chars();
+            }
+            _ if is_unreserved(next) || "!$&'()*+,;=:@".contains(next) => {}
+            _ => return Err(Invalid::NotEncoded(next)),
+        }
+    }
+    Ok(())
+}
+
+fn check_encoding(digits: &str) -> Result<(), Invalid> {
+    if !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return Err(Invalid::BadPercent);
+    }
+    let byte = u8::from_str_radix(digits, 16).map_err(|_| Invalid::BadPercent)?;
+    let normal = match char::from(byte) {
+        plain if is_unreserved(plain) => plain.to_string(),
+        _ => format!("%{}", digits.to_ascii_uppercase()),
+    };
+    let found = format!("%{digits}");
+    if found == normal { Ok(()) } else { Err(Invalid::NotNormal { found, normal }) }
+}
+
+fn is_unreserved(char: char) -> bool {
+    char.is_ascii_alphanumeric() || matches!(char, '-' | '.' | '_' | '~')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_match_whole_segments() {
+        let cases = [
+            ("/", "/", true),
+            ("/", "/a", false),
+            ("/a", "/a", true),
+            ("/a", "/a/", false),
+            ("/a/", "/a/", true),
+            ("/a/", "/a", false),
+            ("/a/{x}", "/a/b", true),
+            ("/a/{x}", "/a/", false),
+            ("/a/{x}", "/a/b/", false),
+            ("/a/{x}/c", "/a/b/c", true),
+            ("/{*rest}", "/", true),
+            ("/{*rest}", "/a/b//c", true),
+            ("/a/{*rest}", "/a/", true),
+            ("/a/{*rest}", "/a/b/c", true),
+            ("/a/{*rest}", "/a", false),
+            ("/a%2Fb", "/a%2Fb", true),
+            ("/a%2Fb", "/a%2fb", false),
+            ("/{*rest}", "*", false),
+            ("/{*rest}", "", false),
+        ];
+        for (pattern, path, expected) in cases {
+            assert_eq!(Pattern::parse(pattern).unwrap().matches(path), expected, "{pattern} {path}");
+        }
+    }
+
+    #[test]
+    fn a_bad_pattern_says_why() {
+        let cases = [
+            ("", Invalid::NoSlash),
+            ("v1/charges", Invalid::NoSlash),
+            ("/v1?x=1", Invalid::NotPath('?')),
+            ("/v1#top", Invalid::NotPath('#')),
+            ("/caf\u{e9}", Invalid::NotEncoded('\u{e9}')),
+            ("/a b", Invalid::NotEncoded(' ')),
+            ("/a%2", Invalid::BadPercent),
+            ("/a%zz", Invalid::BadPercent),
+            ("/a%2\u{e9}", Invalid::BadPercent),
+            ("/%41", Invalid::NotNormal { found: "%41".into(), normal: "A".into() }),
+            ("/%2f", Invalid::NotNormal { found: "%2f".into(), normal: "%2F".into() }),
+            ("/a/../b", Invalid::Dots("..".into())),
+            ("/a{x}", Invalid::PartialParameter("a{x}".into())),
+            ("/{x}{y}", Invalid::PartialParameter("{x}{y}".into())),
+            ("/{x", Invalid::PartialParameter("{x".into())),
+            ("/{}", Invalid::NoName("{}".into())),
+            ("/{*}", Invalid::NoName("{*}".into())),
+            ("/{a b}", Invalid::BadName("a b".into())),
+            ("/{x}/{x}", Invalid::SameName("x".into())),
+            ("/{*rest}/a", Invalid::RestNotLast("{*rest}".into())),
+            ("/{*a}/{*b}", Invalid::RestNotLast("{*a}".into())),
+        ];
+        for (pattern, expected) in cases {
+            assert_eq!(Pattern::parse(pattern), Err(expected), "{pattern}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_shows_as_it_was_written() {
+        let text = "/v1/charges/{id}/{*rest}";
+        assert_eq!(Pattern::parse(text).unwrap().to_string(), text);
+    }
+}

@@ -1,0 +1,167 @@
+//! What SQLite's errors mean.
+
+use std::io;
+use std::path::PathBuf;
+
+use rusqlite::{Error as SqlError, ErrorCode, ffi};
+
+use crate::store::{Error, ErrorKind};
+
+/// The file could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// It, its lock or its directory cannot be read or written.
+    #[error("cannot open {}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It is not a database.
+    #[error("{} is not a SQLite database: name another file, or move this one away", path.display())]
+    NotADatabase {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It is a database of something else.
+    #[error("{} is a SQLite database, but not oncegate's: name another file", path.display())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It is damaged.
+    #[error(
+        "{} is damaged ({source}): restore it from a backup, or recover what is left with `sqlite3 FILE .recover`; \
+         starting over with an empty file forgets every key",
+        path.display()
+    )]
+    Corrupt {
+        /// The file.
+        path: PathBuf,
+        /// What SQLite says.
+        source: SqlError,
+    },
+    /// A later version of oncegate wrote it.
+    #[error(
+        "{} has schema version {found}, and this oncegate knows versions up to {known}: run the version that wrote it, \
+         or a later one",
+        path.display()
+    )]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+        /// The latest version that this program knows.
+        known: u32,
+    },
+    /// Its disk has no room.
+    #[error("cannot open {}: its disk is full", path.display())]
+    Full {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Anything else.
+    #[error("cannot open {}: {source}", path.display())]
+    Sqlite {
+        /// The file.
+        path: PathBuf,
+        /// What SQLite says.
+        source: SqlError,
+    },
+}
+
+impl OpenError {
+    pub(super) fn from_sql(path: PathBuf, source: SqlError) -> Self {
+        match source.sqlite_error_code() {
+            Some(ErrorCode::NotADatabase) => Self::NotADatabase { path },
+            Some(ErrorCode::DatabaseCorrupt) => Self::Corrupt { path, source },
+            _ if kind(&source) == ErrorKind::Full => Self::Full { path },
+            _ => Self::Sqlite { path, source },
+        }
+    }
+}
+
+/// Why one request failed.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// It alone, before it wrote anything.
+    Request(Error),
+    /// The statement, and with it perhaps the transaction.
+    Sqlite(SqlError),
+}
+
+impl From<SqlError> for Failure {
+    fn from(error: SqlError) -> Self {
+        match error {
+            SqlError::SqliteFailure(..) => Self::Sqlite(error),
+            // A value that cannot be read. Requests read before they write.
+            other => Self::Request(Error::determinate(kind(&other), other)),
+        }
+    }
+}
+
+/// What sort of failure an error is.
+pub(super) fn kind(error: &SqlError) -> ErrorKind {
+    use ErrorKind::{Corrupt, Full, Other, Timeout, Unavailable};
+    let SqlError::SqliteFailure(failure, _) = error else {
+        return match error {
+            SqlError::FromSqlConversionFailure(..)
+            | SqlError::IntegralValueOutOfRange(..)
+            | SqlError::InvalidColumnType(..)
+            | SqlError::Utf8Error(..) => Corrupt,
+            _ => Other,
+        };
+    };
+    match (failure.code, failure.extended_code) {
+        // The index of the log could not grow.
+        (ErrorCode::DiskFull, _) | (_, ffi::SQLITE_IOERR_SHMSIZE) => Full,
+        (ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase, _) => Corrupt,
+        (ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked | ErrorCode::OperationInterrupted, _) => Timeout,
+        (ErrorCode::SystemIoFailure | ErrorCode::CannotOpen | ErrorCode::ReadOnly, _) => Unavailable,
+        _ => Other,
+    }
+}
+
+/// Whether the disk refused to make something durable. The kernel may then have dropped the pages, and a second try
+/// would succeed without them.
+pub(super) fn is_failed_sync(error: &SqlError) -> bool {
+    matches!(
+        error.sqlite_error().map(|failure| failure.extended_code),
+        Some(ffi::SQLITE_IOERR_FSYNC | ffi::SQLITE_IOERR_DIR_FSYNC)
+    )
+}
+
+/// Whether a COMMIT that failed so provably left nothing behind.
+///
+/// The log's commit frame is written last and makes the transaction valid, so where a write found no room it is not
+/// there. After other failures it may be in the file: a crash before the next commit overwrites it would bring it back.
+pub(super) fn commit_left_nothing(error: &SqlError) -> bool {
+    matches!(error.sqlite_error_code(), Some(ErrorCode::DiskFull | ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure(extended_code: i32) -> SqlError {
+        SqlError::SqliteFailure(ffi::Error::new(extended_code), None)
+    }
+
+    #[test]
+    fn codes_have_their_meaning() {
+        assert_eq!(kind(&failure(ffi::SQLITE_FULL)), ErrorKind::Full);
+        assert_eq!(kind(&failure(ffi::SQLITE_IOERR_SHMSIZE)), ErrorKind::Full);
+        assert_eq!(kind(&failure(ffi::SQLITE_IOERR_WRITE)), ErrorKind::Unavailable);
+        assert_eq!(kind(&failure(ffi::SQLITE_CORRUPT_INDEX)), ErrorKind::Corrupt);
+        assert_eq!(kind(&failure(ffi::SQLITE_BUSY)), ErrorKind::Timeout);
+        assert_eq!(kind(&failure(ffi::SQLITE_NOMEM)), ErrorKind::Other);
+        assert!(is_failed_sync(&failure(ffi::SQLITE_IOERR_FSYNC)));
+        assert!(is_failed_sync(&failure(ffi::SQLITE_IOERR_DIR_FSYNC)));
+        assert!(!is_failed_sync(&failure(ffi::SQLITE_IOERR_WRITE)));
+        assert!(commit_left_nothing(&failure(ffi::SQLITE_FULL)));
+        assert!(!commit_left_nothing(&failure(ffi::SQLITE_IOERR_SHMSIZE)));
+        assert!(!commit_left_nothing(&failure(ffi::SQLITE_IOERR_WRITE)));
+    }
+}

@@ -1,0 +1,242 @@
+//! Records in one SQLite file beside one process.
+//!
+//! One thread writes: it takes all operations that wait into one transaction and answers them when that has reached
+//! the disk, so a lone operation waits for nobody and many share one sync. Another thread looks, on its own
+//! connection, for whatever may take long.
+//!
+//! - What is acknowledged is in the write-ahead log and synced. The log is copied into the database by the writer
+//!   whenever it has grown to 16 MiB, so it stays about that size.
+//! - A full disk refuses claims and loses nothing. For a moment after each failure what room is left belongs to the
+//!   attempts that run.
+//! - A sync that fails ends the process, see [`Settings::fatal`]: the kernel may have dropped what was written, and
+//!   only what is read back from the disk after a restart can be believed.
+//! - Freed pages are used again; the file does not shrink by itself.
+
+mod adopt;
+mod error;
+mod lock;
+mod reader;
+mod requests;
+mod row;
+mod schema;
+mod session;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use async_trait::async_trait;
+use tokio::sync::{mpsc, oneshot, watch};
+
+pub use self::error::OpenError;
+pub use self::lock::{Lock, filesystem_warning};
+use self::reader::{Page, Read, Reader};
+use self::session::Session;
+use self::writer::{Message, Request, Writer};
+use super::clock::Clock;
+use super::{
+    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Settled, Store,
+};
+use crate::idempotency::record::{Attempt, RecordId, Version};
+
+/// What to do when nothing that the disk says can be believed any more, given the reason.
+pub type Fatal = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// Which file, and what surrounds it.
+#[derive(Clone)]
+pub struct Settings {
+    /// The file. It is created where it is missing; its directory is not.
+    pub path: PathBuf,
+    /// How many operations may wait. More are refused at once.
+    pub queue: usize,
+    /// Called after a failed sync. By default it logs the reason and ends the process with status 1. Where it returns,
+    /// the store is closed.
+    pub fatal: Fatal,
+    /// The time, for tests; by default the wall clock as of the start, but never behind what the file has seen, and
+    /// from then on the monotonic clock.
+    pub clock: Option<Clock>,
+    /// How many pages of 4 KiB the database may have, for tests of a full disk.
+    pub max_pages: Option<u32>,
+}
+
+/// A store in a SQLite file.
+pub struct Sqlite {
+    writer: mpsc::Sender<Message>,
+    reader: mpsc::Sender<Read>,
+    counts: session::Counts,
+    is_closing: Arc<AtomicBool>,
+    finished: watch::Receiver<bool>,
+    turned_unknown: u64,
+}
+
+impl Settings {
+    /// The defaults for a file.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), queue: 8192, fatal: Arc::new(end_process), clock: None, max_pages: None }
+    }
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Sqlite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sqlite").finish_non_exhaustive()
+    }
+}
+
+impl Sqlite {
+    /// Opens the file that `lock` holds, brings its schema up to date, and turns the in-flight records of a dead
+    /// process unknown. Blocks on the disk.
+    ///
+    /// The lock is held until the store is closed, or dropped and done with what it had accepted.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open(lock: Lock) -> Result<Self, OpenError> {
+        let opened = schema::open(&lock)?;
+        let clock = opened.clock.clone();
+        let turned_unknown = opened.turned_unknown;
+        let counts = Arc::new(Mutex::new(opened.counts));
+        let path = lock.path().to_owned();
+        let failed = |source| OpenError::Io { path: path.clone(), source };
+        let session = Session::new(opened, counts.clone()).map_err(|error| OpenError::from_sql(path.clone(), error))?;
+        let reading = schema::open_reader(&lock)?;
+
+        let (writer, writes) = mpsc::channel(lock.settings.queue);
+        let (reader, reads) = mpsc::channel(lock.settings.queue);
+        let (finished, watching) = watch::channel(false);
+        let is_closing = Arc::new(AtomicBool::new(false));
+        let lock = Arc::new(lock);
+        let reading = Reader::new(reading, clock, reads, is_closing.clone(), lock.clone());
+        let reading = spawn("sqlite-reader", move || reading.run()).map_err(failed)?;
+        let fatal = lock.settings.fatal.clone();
+        let writing = Writer { session, queue: writes, fatal, reader: reading, lock: lock.clone(), finished };
+        spawn("sqlite-writer", move || writing.run()).map_err(failed)?;
+        Ok(Self { writer, reader, counts, is_closing, finished: watching, turned_unknown })
+    }
+
+    /// How many in-flight records of a dead process were turned unknown.
+    #[must_use]
+    pub fn turned_unknown(&self) -> u64 {
+        self.turned_unknown
+    }
+
+    async fn ask<R: Request>(&self, request: R) -> Result<R::Reply, Error> {
+        self.still_open()?;
+        let (message, reply) = writer::job(request);
+        self.writer.try_send(message).map_err(refused)?;
+        // Dropped unanswered only where the writer died.
+        reply.await.unwrap_or_else(|_| Err(Error::indeterminate(ErrorKind::Unavailable, "the writer is gone")))
+    }
+
+    async fn look<T>(&self, read: impl FnOnce(oneshot::Sender<Result<T, Error>>) -> Read) -> Result<T, Error> {
+        self.still_open()?;
+        let (reply, found) = oneshot::channel();
+        self.reader.try_send(read(reply)).map_err(refused)?;
+        found.await.unwrap_or_else(|_| Err(closed()))
+    }
+
+    fn still_open(&self) -> Result<(), Error> {
+        if self.is_closing.load(Ordering::Relaxed) || self.writer.is_closed() { Err(closed()) } else { Ok(()) }
+    }
+}
+
+#[async_trait]
+impl Store for Sqlite {
+    fn kind(&self) -> &'static str {
+        "sqlite"
+    }
+
+    async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+        self.ask(requests::ClaimRequest { id, fresh }).await
+    }
+
+    async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
+        self.ask(requests::SupersedeRequest { id, seen, fresh }).await
+    }
+
+    async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
+        self.ask(requests::SettleRequest { id, attempt, end }).await
+    }
+
+    async fn renew(&self, held: Vec<Held>) -> Result<(), Error> {
+        self.ask(requests::RenewRequest(held)).await
+    }
+
+    async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
+        self.ask(requests::ExpireLeasesRequest { limit }).await
+    }
+
+    async fn sweep(&self, limit: usize) -> Result<usize, Error> {
+        self.ask(requests::SweepRequest { limit }).await
+    }
+
+    async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
+        self.look(|reply| Read::Get { id, reply }).await
+    }
+
+    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Vec<Listed>, Error> {
+        self.look(|reply| Read::List { page: Page { filter, after, limit }, reply }).await
+    }
+
+    async fn remove(&self, id: RecordId) -> Result<bool, Error> {
+        self.ask(requests::RemoveRequest(id)).await
+    }
+
+    async fn count(&self) -> Result<[u64; 3], Error> {
+        self.still_open()?;
+        Ok(*self.counts.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    async fn adopt(
+        &self,
+        origins: Vec<Origin>,
+        rules: Vec<Identity>,
+        accept_change: bool,
+    ) -> Result<Vec<IdentityChange>, Error> {
+        self.ask(adopt::AdoptRequest { origins, rules, accept_change }).await
+    }
+
+    async fn ping(&self) -> Result<(), Error> {
+        self.ask(requests::PingRequest).await
+    }
+
+    async fn close(&self) {
+        self.is_closing.store(true, Ordering::Relaxed);
+        // Fails only where the thread has ended already.
+        let _ = self.reader.send(Read::Close).await;
+        let _ = self.writer.send(Message::Close).await;
+        let _ = self.finished.clone().wait_for(|finished| *finished).await;
+    }
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
+    thread::Builder::new().name(name.to_owned()).spawn(work)
+}
+
+fn closed() -> Error {
+    Error::determinate(ErrorKind::Unavailable, "the store is closed")
+}
+
+fn refused<T>(error: mpsc::error::TrySendError<T>) -> Error {
+    match error {
+        mpsc::error::TrySendError::Full(_) => Error::determinate(ErrorKind::Unavailable, "too many operations wait"),
+        mpsc::error::TrySendError::Closed(_) => closed(),
+    }
+}
+
+/// A failed sync ends the process: what restarts reads back what the disk really has.
+fn end_process(reason: &str) {
+    tracing::error!(reason, "the process ends");
+    std::process::exit(1);
+}

@@ -1,0 +1,235 @@
+//! The thread that looks: reads that may be long, on a connection of their own, so that they hold up no write.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rusqlite::{Connection, OptionalExtension, params};
+use tokio::sync::{mpsc, oneshot};
+
+use super::error::Failure;
+use super::{Lock, error, row};
+use crate::idempotency::record::{Record, RecordId, Timestamp};
+use crate::store::clock::Clock;
+use crate::store::{Error, ErrorKind, Filter, Listed};
+
+/// How many records a listing looks at in one transaction. The log cannot start over while one is open.
+const CHUNK: i64 = 4096;
+
+/// How long a listing may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+pub(super) enum Read {
+    Get { id: RecordId, reply: oneshot::Sender<Result<Option<Listed>, Error>> },
+    List { page: Page, reply: oneshot::Sender<Result<Vec<Listed>, Error>> },
+    Close,
+}
+
+pub(super) struct Page {
+    pub(super) filter: Filter,
+    pub(super) after: Option<RecordId>,
+    pub(super) limit: usize,
+}
+
+/// The thread's end of the queue.
+pub(super) struct Reader {
+    conn: Connection,
+    clock: Clock,
+    queue: mpsc::Receiver<Read>,
+    /// Taken from the queue during a listing, to be done after it.
+    backlog: VecDeque<Read>,
+    is_closing: Arc<AtomicBool>,
+    _lock: Arc<Lock>,
+}
+
+/// The statements, for a test that asks the planner.
+pub(super) mod sql {
+    pub(in crate::store::sqlite) const GET: &str =
+        "SELECT attempt, state, claimed_at, until, head, answer, service, namespace, route
+         FROM record LEFT JOIN origin ON origin.id = record.origin WHERE record.id = ?1";
+
+    /// Which index a listing walks.
+    #[derive(Clone, Copy)]
+    pub(in crate::store::sqlite) enum Walk {
+        All,
+        Unknown,
+        InFlight,
+    }
+
+    impl Walk {
+        fn source(self) -> &'static str {
+            match self {
+                Self::All => "record INDEXED BY record_id",
+                Self::Unknown => "record INDEXED BY record_unknown",
+                Self::InFlight => "record INDEXED BY record_lease",
+            }
+        }
+
+        fn condition(self) -> &'static str {
+            match self {
+                Self::All => "TRUE",
+                Self::Unknown => "state = 2",
+                Self::InFlight => "state = 0",
+            }
+        }
+
+        /// The last id of the chunk after `?1` and before `?2`, `?3` records long; nothing where fewer are left.
+        pub(in crate::store::sqlite) fn end_of_chunk(self) -> String {
+            let (source, condition) = (self.source(), self.condition());
+            format!(
+                "SELECT id FROM {source} WHERE {condition} AND id > ?1 AND id < ?2 ORDER BY id LIMIT 1 OFFSET ?3 - 1"
+            )
+        }
+
+        /// The records after `?1` and up to `?2` that pass.
+        pub(in crate::store::sqlite) fn page(self) -> String {
+            let (source, condition) = (self.source(), self.condition());
+            format!(
+                "SELECT record.id, attempt, state, claimed_at, until, head, NULL, service, namespace, route
+                 FROM {source} LEFT JOIN origin ON origin.id = record.origin
+                 WHERE {condition} AND record.id > ?1 AND record.id <= ?2
+                    AND (?3 IS NULL OR state = ?3) AND (?4 IS NULL OR service = ?4) AND (?5 IS NULL OR route = ?5)
+                    AND (?6 IS NULL OR claimed_at <= ?6)
+                 ORDER BY record.id LIMIT ?7"
+            )
+        }
+    }
+}
+
+impl Reader {
+    pub(super) fn new(
+        conn: Connection,
+        clock: Clock,
+        queue: mpsc::Receiver<Read>,
+        is_closing: Arc<AtomicBool>,
+        lock: Arc<Lock>,
+    ) -> Self {
+        Self { conn, clock, queue, backlog: VecDeque::new(), is_closing, _lock: lock }
+    }
+
+    /// Works until it is told to close, or everybody who could ask has gone.
+    pub(super) fn run(mut self) {
+        while let Some(read) = self.backlog.pop_front().or_else(|| self.queue.blocking_recv()) {
+            match read {
+                Read::Get { id, reply } => drop(reply.send(self.get(id).map_err(determinate))),
+                Read::List { page, reply } => {
+                    let listed = self.list(&page, &reply).map_err(determinate);
+                    drop(reply.send(listed));
+                }
+                Read::Close => return,
+            }
+        }
+    }
+
+    /// Answers what is quick and came in during a listing.
+    fn let_through(&mut self) {
+        while let Ok(read) = self.queue.try_recv() {
+            match read {
+                Read::Get { id, reply } => drop(reply.send(self.get(id).map_err(determinate))),
+                Read::List { .. } | Read::Close => self.backlog.push_back(read),
+            }
+        }
+    }
+
+    fn get(&self, id: RecordId) -> Result<Option<Listed>, Failure> {
+        let mut get = self.conn.prepare_cached(sql::GET)?;
+        let found = get.query_row([id.0], |found| self.listed(id, row::record(found, 0)?, found, 6));
+        Ok(found.optional()?)
+    }
+
+    fn list(
+        &mut self,
+        page: &Page,
+        caller: &oneshot::Sender<Result<Vec<Listed>, Error>>,
+    ) -> Result<Vec<Listed>, Failure> {
+        use crate::idempotency::record::State;
+        let walk = match page.filter.state {
+            Some(State::Unknown) => sql::Walk::Unknown,
+            Some(State::InFlight) => sql::Walk::InFlight,
+            Some(State::Completed) | None => sql::Walk::All,
+        };
+        let started = Instant::now();
+        let (mut after, before) = bounds(page);
+        let mut listed = Vec::new();
+        while listed.len() < page.limit {
+            if started.elapsed() > PATIENCE {
+                return Err(give_up("the listing takes too long: ask for less of it"));
+            }
+            if caller.is_closed() || self.is_closing.load(Ordering::Relaxed) {
+                return Err(give_up("the listing was called off"));
+            }
+            // What is in flight is little, and not in the order of its ids: all at once.
+            let end = match walk {
+                sql::Walk::InFlight => None,
+                sql::Walk::All | sql::Walk::Unknown => self.end_of_chunk(walk, &after, &before)?,
+            };
+            self.append(walk, page, &after, end.as_ref().unwrap_or(&before), &mut listed)?;
+            self.let_through();
+            match end {
+                Some(end) => after = end,
+                None => break,
+            }
+        }
+        Ok(listed)
+    }
+
+    fn end_of_chunk(&self, walk: sql::Walk, after: &[u8], before: &[u8]) -> Result<Option<Vec<u8>>, Failure> {
+        let mut find = self.conn.prepare_cached(&walk.end_of_chunk())?;
+        Ok(find.query_row(params![after, before, CHUNK], |row| row.get(0)).optional()?)
+    }
+
+    fn append(
+        &self,
+        walk: sql::Walk,
+        page: &Page,
+        after: &[u8],
+        end: &[u8],
+        listed: &mut Vec<Listed>,
+    ) -> Result<(), Failure> {
+        let Page { filter, limit, .. } = page;
+        let claimed_before = filter.older_than.map(|age| row::time((self.clock)()).saturating_sub(row::span(age)));
+        let missing = i64::try_from(limit - listed.len()).unwrap_or(i64::MAX);
+        let mut find = self.conn.prepare_cached(&walk.page())?;
+        let mut rows = find.query(params![
+            after,
+            end,
+            filter.state.map(row::state),
+            filter.service.as_deref(),
+            filter.route,
+            claimed_before,
+            missing,
+        ])?;
+        while let Some(found) = rows.next()? {
+            listed.push(self.listed(RecordId(found.get(0)?), row::record(found, 1)?, found, 7)?);
+        }
+        Ok(())
+    }
+
+    fn listed(&self, id: RecordId, record: Record, row: &rusqlite::Row<'_>, origin: usize) -> rusqlite::Result<Listed> {
+        let now: Timestamp = (self.clock)();
+        Ok(Listed { id, origin: row::origin(row, origin)?, record, now })
+    }
+}
+
+/// The ids between which a page lies, both excluded. Shorter and longer strings of bytes than an id sort before and
+/// after the ids that they start.
+fn bounds(page: &Page) -> (Vec<u8>, Vec<u8>) {
+    let prefix = page.filter.prefix.map(Vec::from).unwrap_or_default();
+    let mut before = prefix.clone();
+    before.resize(33, 0xff);
+    let after = page.after.map(|id| id.0.to_vec()).unwrap_or_default();
+    (after.max(prefix), before)
+}
+
+fn give_up(why: &'static str) -> Failure {
+    Failure::Request(Error::determinate(ErrorKind::Timeout, why))
+}
+
+/// A read that failed did nothing.
+fn determinate(failure: Failure) -> Error {
+    match failure {
+        Failure::Request(error) => error,
+        Failure::Sqlite(error) => Error::determinate(error::kind(&error), error),
+    }
+}

@@ -1,0 +1,294 @@
+//! What the writer does for each operation of the contract.
+//!
+//! Each request looks before it writes, and writes with one statement or in a savepoint: one that fails leaves nothing
+//! behind.
+
+use bytes::Bytes;
+use rusqlite::{OptionalExtension, params};
+
+use super::error::Failure;
+use super::session::Session;
+use super::writer::Request;
+use super::{row, schema};
+use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
+use crate::store::rules::{self, Change, Standing};
+use crate::store::{Claim, End, Error, ErrorKind, Fresh, Held, Settled};
+
+pub(super) struct ClaimRequest {
+    pub(super) id: RecordId,
+    pub(super) fresh: Fresh,
+}
+
+pub(super) struct SupersedeRequest {
+    pub(super) id: RecordId,
+    pub(super) seen: Version,
+    pub(super) fresh: Fresh,
+}
+
+pub(super) struct SettleRequest {
+    pub(super) id: RecordId,
+    pub(super) attempt: Attempt,
+    pub(super) end: End,
+}
+
+pub(super) struct RenewRequest(pub(super) Vec<Held>);
+
+pub(super) struct ExpireLeasesRequest {
+    pub(super) limit: usize,
+}
+
+pub(super) struct SweepRequest {
+    pub(super) limit: usize,
+}
+
+pub(super) struct RemoveRequest(pub(super) RecordId);
+
+pub(super) struct PingRequest;
+
+/// The statements that run for every protected request, and by index only: a test asks the planner.
+pub(super) mod sql {
+    pub(in crate::store::sqlite) const CLAIM: &str =
+        "INSERT INTO record (id, attempt, state, claimed_at, until, unknown_ttl, origin, head)
+         VALUES (?1, ?2, 0, ?3, ?4, ?5, ?6, ?7) ON CONFLICT (id) DO NOTHING";
+    pub(in crate::store::sqlite) const STANDING: &str =
+        "SELECT seq, attempt, state, claimed_at, until, unknown_ttl FROM record WHERE id = ?1";
+    pub(in crate::store::sqlite) const RECORD: &str =
+        "SELECT attempt, state, claimed_at, until, head, answer FROM record WHERE id = ?1";
+    pub(in crate::store::sqlite) const SUPERSEDE: &str =
+        "UPDATE record SET attempt = ?2, state = 0, claimed_at = ?3, until = ?4, unknown_ttl = ?5, origin = ?6,
+                head = ?7, answer = NULL
+         WHERE seq = ?1";
+    pub(in crate::store::sqlite) const COMPLETE: &str =
+        "UPDATE record SET state = 1, until = ?2, answer = ?3 WHERE seq = ?1";
+    pub(in crate::store::sqlite) const HOLD: &str = "UPDATE record SET state = 2, until = ?2 WHERE seq = ?1";
+    pub(in crate::store::sqlite) const REMOVE: &str = "DELETE FROM record WHERE seq = ?1";
+    pub(in crate::store::sqlite) const RENEW: &str =
+        "UPDATE record SET until = ?3 WHERE id = ?1 AND attempt = ?2 AND state = 0";
+    /// The condition of [`super::schema::turn_unknown_sql`].
+    pub(in crate::store::sqlite) const LEASE_IS_PAST: &str = "seq IN (SELECT seq FROM record INDEXED BY record_lease
+         WHERE state = 0 AND until <= ?1 ORDER BY until LIMIT ?2)";
+    pub(in crate::store::sqlite) const SWEEP: &str =
+        "DELETE FROM record WHERE seq IN (SELECT seq FROM record INDEXED BY record_expiry
+         WHERE state <> 0 AND until <= ?1 ORDER BY until LIMIT ?2) RETURNING state";
+}
+
+impl Request for ClaimRequest {
+    type Reply = Claim;
+    // Nobody would know of the claim: it would only block its key until its lease is past.
+    const ABANDONED_WITH_CALLER: bool = true;
+
+    fn run(&self, session: &mut Session) -> Result<Claim, Failure> {
+        let Self { id, fresh } = self;
+        let now = session.now();
+        if let Err(refusal) = session.room_for_claims() {
+            return session.answer_from_record(*id, fresh, now)?.ok_or(refusal);
+        }
+        let inserted = session.conn.prepare_cached(sql::CLAIM)?.execute(params![
+            id.0,
+            fresh.attempt.0,
+            row::time(now),
+            row::time(now.plus(fresh.lease)),
+            row::span(fresh.unknown_ttl),
+            fresh.origin.0,
+            &fresh.head[..],
+        ])?;
+        if inserted == 1 {
+            session.claimed(None);
+            return Ok(Claim::Inserted(now));
+        }
+        let lost = || Error::determinate(ErrorKind::Corrupt, "a record that stands in an index is not in the table");
+        session.answer_from_record(*id, fresh, now)?.ok_or_else(|| Failure::Request(lost()))
+    }
+}
+
+impl Request for SupersedeRequest {
+    type Reply = bool;
+    const ABANDONED_WITH_CALLER: bool = true;
+
+    fn run(&self, session: &mut Session) -> Result<bool, Failure> {
+        let Self { id, seen, fresh } = self;
+        let Some((seq, standing)) = session.standing(*id)? else {
+            return Ok(false);
+        };
+        if standing.attempt == fresh.attempt && standing.state == State::InFlight {
+            return Ok(true);
+        }
+        let version = Version { attempt: standing.attempt, state: standing.state, until: standing.until };
+        if version != *seen {
+            return Ok(false);
+        }
+        session.room_for_claims()?;
+        let now = session.now();
+        session.conn.prepare_cached(sql::SUPERSEDE)?.execute(params![
+            seq,
+            fresh.attempt.0,
+            row::time(now),
+            row::time(now.plus(fresh.lease)),
+            row::span(fresh.unknown_ttl),
+            fresh.origin.0,
+            &fresh.head[..],
+        ])?;
+        session.claimed(Some(standing.state));
+        Ok(true)
+    }
+}
+
+impl Request for SettleRequest {
+    type Reply = Settled;
+
+    fn size(&self) -> usize {
+        self.answer().map_or(0, Bytes::len)
+    }
+
+    fn run(&self, session: &mut Session) -> Result<Settled, Failure> {
+        let now = session.now();
+        let found = session.standing(self.id)?;
+        let from = found.map(|(_, standing)| standing.state);
+        let seq = found.map(|(seq, _)| seq);
+        let done = |until| Ok(Settled::Done { until });
+        match rules::settle(found.map(|(_, standing)| standing), self.attempt, &self.end, now) {
+            Change::Complete { until } => {
+                let answer = self.answer().map(|answer| &answer[..]);
+                let values = params![seq, row::time(until), answer];
+                session.conn.prepare_cached(sql::COMPLETE)?.execute(values)?;
+                session.moved(from, Some(State::Completed), 1);
+                done(until)
+            }
+            Change::TurnUnknown { until } => {
+                session.conn.prepare_cached(sql::HOLD)?.execute(params![seq, row::time(until)])?;
+                session.moved(from, Some(State::Unknown), 1);
+                done(until)
+            }
+            Change::Remove => {
+                session.conn.prepare_cached(sql::REMOVE)?.execute(params![seq])?;
+                session.moved(from, None, 1);
+                done(now)
+            }
+            Change::Repeated { until } => done(until),
+            Change::RepeatedIfSame { until } => match session.record(self.id)? {
+                Some(record) if record.answer.as_ref() == self.answer() => done(until),
+                record => Ok(Settled::Superseded { record }),
+            },
+            Change::Superseded => Ok(Settled::Superseded { record: session.record(self.id)? }),
+        }
+    }
+}
+
+impl SettleRequest {
+    fn answer(&self) -> Option<&Bytes> {
+        match &self.end {
+            End::Complete { answer, .. } => Some(answer),
+            End::Release | End::Hold => None,
+        }
+    }
+}
+
+impl Request for RenewRequest {
+    type Reply = ();
+
+    fn run(&self, session: &mut Session) -> Result<(), Failure> {
+        let now = session.now();
+        let mut renew = session.conn.prepare_cached(sql::RENEW)?;
+        for held in &self.0 {
+            renew.execute(params![held.id.0, held.attempt.0, row::time(now.plus(held.lease))])?;
+        }
+        Ok(())
+    }
+}
+
+impl Request for ExpireLeasesRequest {
+    type Reply = usize;
+
+    fn run(&self, session: &mut Session) -> Result<usize, Failure> {
+        let values = params![row::time(session.now()), limit(self.limit)];
+        let statement = schema::turn_unknown_sql(sql::LEASE_IS_PAST);
+        let turned = session.conn.prepare_cached(&statement)?.execute(values)?;
+        session.moved(Some(State::InFlight), Some(State::Unknown), turned as u64);
+        Ok(turned)
+    }
+}
+
+impl Request for SweepRequest {
+    type Reply = usize;
+
+    fn run(&self, session: &mut Session) -> Result<usize, Failure> {
+        let now = row::time(session.now());
+        let mut states = Vec::new();
+        {
+            let mut sweep = session.conn.prepare_cached(sql::SWEEP)?;
+            let mut rows = sweep.query(params![now, limit(self.limit)])?;
+            while let Some(swept) = rows.next()? {
+                // A state that cannot be read is gone now; only the count of it is not known.
+                states.extend(row::read_state(swept, 0));
+            }
+        }
+        states.iter().for_each(|state| session.moved(Some(*state), None, 1));
+        Ok(states.len())
+    }
+}
+
+impl Request for RemoveRequest {
+    type Reply = bool;
+
+    fn run(&self, session: &mut Session) -> Result<bool, Failure> {
+        // A record that cannot be read can be removed: the state is only looked at for the count.
+        let mut find = session.conn.prepare_cached("SELECT seq, state FROM record WHERE id = ?1")?;
+        let found = find.query_row([self.0.0], |row| Ok((row.get::<_, i64>(0)?, row::read_state(row, 1).ok())));
+        let found = found.optional()?;
+        drop(find);
+        let Some((seq, state)) = found else {
+            return Ok(false);
+        };
+        session.conn.prepare_cached(sql::REMOVE)?.execute(params![seq])?;
+        session.moved(state, None, 1);
+        Ok(true)
+    }
+}
+
+impl Request for PingRequest {
+    type Reply = ();
+    const ABANDONED_WITH_CALLER: bool = true;
+
+    fn run(&self, session: &mut Session) -> Result<(), Failure> {
+        session.conn.prepare_cached("SELECT seq FROM record LIMIT 1")?.query_row([], |_| Ok(())).optional()?;
+        Ok(())
+    }
+}
+
+impl Session {
+    /// What a claim finds where it may not or need not insert: nothing, itself, or what stands.
+    fn answer_from_record(&self, id: RecordId, fresh: &Fresh, now: Timestamp) -> Result<Option<Claim>, Failure> {
+        Ok(self.record(id)?.map(|record| {
+            if record.state == State::InFlight && record.attempt == fresh.attempt {
+                Claim::Inserted(record.claimed_at)
+            } else {
+                Claim::Exists { record, now }
+            }
+        }))
+    }
+
+    fn record(&self, id: RecordId) -> Result<Option<Record>, Failure> {
+        let mut get = self.conn.prepare_cached(sql::RECORD)?;
+        Ok(get.query_row([id.0], |found| row::record(found, 0)).optional()?)
+    }
+
+    /// Where a record is and how it stands, without its bytes.
+    fn standing(&self, id: RecordId) -> Result<Option<(i64, Standing)>, Failure> {
+        let mut get = self.conn.prepare_cached(sql::STANDING)?;
+        let found = get.query_row([id.0], |found| {
+            let standing = Standing {
+                attempt: row::read_attempt(found, 1)?,
+                state: row::read_state(found, 2)?,
+                claimed_at: row::read_time(found, 3)?,
+                until: row::read_time(found, 4)?,
+                unknown_ttl: row::read_span(found, 5)?,
+            };
+            Ok((found.get(0)?, standing))
+        });
+        Ok(found.optional()?)
+    }
+}
+
+fn limit(limit: usize) -> i64 {
+    i64::try_from(limit).unwrap_or(i64::MAX)
+}

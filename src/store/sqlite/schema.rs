@@ -1,0 +1,168 @@
+//! The file: its pragmas, its schema, and what a dead process left in it.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
+
+use super::error::OpenError;
+use super::lock::{Lock, sync_directory};
+use crate::idempotency::record::Timestamp;
+use crate::store::clock::{self, Clock};
+
+/// How long a statement waits for another program that has the file open, such as a backup.
+const BUSY: Duration = Duration::from_secs(5);
+
+/// In the file's header: "once".
+const APPLICATION_ID: i64 = 0x6f6e_6365;
+
+/// Each brings the schema from the version that is its place to the next one.
+const MIGRATIONS: [&str; 1] = [include_str!("../../../migrations/sqlite/0001_records.sql")];
+
+/// A file that is ready for the writer.
+pub(super) struct Opened {
+    pub(super) conn: Connection,
+    pub(super) clock: Clock,
+    /// How many records stand in each state.
+    pub(super) counts: [u64; 3],
+    /// How many in-flight records of a dead process were turned unknown.
+    pub(super) turned_unknown: u64,
+}
+
+/// Opens, migrates and recovers the file.
+pub(super) fn open(lock: &Lock) -> Result<Opened, OpenError> {
+    let path = lock.path();
+    let fail = |error| OpenError::from_sql(path.to_owned(), error);
+    let mut conn = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE).map_err(fail)?;
+    migrate(&mut conn, path)?;
+    if let Some(pages) = lock.settings.max_pages {
+        conn.pragma_update(None, "max_page_count", pages).map_err(fail)?;
+    }
+    let clock = match &lock.settings.clock {
+        Some(clock) => clock.clone(),
+        None => clock::steady(start(&conn).map_err(fail)?),
+    };
+    let turned_unknown = recover(&mut conn, clock()).map_err(fail)?;
+    // What the log holds may have come back from the page cache of a process that ended on a failed sync. Copied into
+    // the database and synced there, it is durable before anything is decided by it.
+    conn.query_row("PRAGMA wal_checkpoint(FULL)", [], |_| Ok(())).map_err(fail)?;
+    sync_directory(path).map_err(|source| OpenError::Io { path: path.to_owned(), source })?;
+    let counts = count(&conn).map_err(fail)?;
+    Ok(Opened { conn, clock, counts, turned_unknown })
+}
+
+/// A second connection, to look at what is committed.
+pub(super) fn open_reader(lock: &Lock) -> Result<Connection, OpenError> {
+    connect(lock.path(), OpenFlags::SQLITE_OPEN_READ_ONLY)
+        .map_err(|error| OpenError::from_sql(lock.path().to_owned(), error))
+}
+
+fn connect(path: &Path, mode: OpenFlags) -> rusqlite::Result<Connection> {
+    let conn = Connection::open_with_flags(path, mode | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+    conn.busy_timeout(BUSY)?;
+    conn.set_prepared_statement_cache_capacity(64);
+    conn.pragma_update(None, "trusted_schema", false)?;
+    conn.pragma_update(None, "temp_store", "memory")?;
+    Ok(conn)
+}
+
+/// The writer's pragmas. Sync FULL: a commit has reached the disk when it returns.
+///
+/// No auto_vacuum: pages that the sweeper frees are used again, and the file keeps the size of its fullest day.
+/// Checkpoints are the writer's own, since the automatic ones swallow errors.
+fn tune(conn: &Connection) -> rusqlite::Result<()> {
+    conn.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))?;
+    conn.pragma_update(None, "synchronous", "FULL")?;
+    conn.query_row("PRAGMA wal_autocheckpoint = 0", [], |_| Ok(()))?;
+    // A log that one large batch blew up is cut back to this many bytes when it starts over.
+    conn.query_row("PRAGMA journal_size_limit = 67108864", [], |_| Ok(()))?;
+    // KiB, as SQLite has it.
+    conn.pragma_update(None, "cache_size", -65_536)
+}
+
+fn migrate(conn: &mut Connection, path: &Path) -> Result<(), OpenError> {
+    let fail = |error| OpenError::from_sql(path.to_owned(), error);
+    // Before anything is changed, even the journal mode: the file may be somebody else's.
+    check(conn, path)?;
+    tune(conn).map_err(fail)?;
+    let transaction = conn.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(fail)?;
+    let version = check(&transaction, path)?;
+    for migration in &MIGRATIONS[version..] {
+        transaction.execute_batch(migration).map_err(fail)?;
+    }
+    if version < MIGRATIONS.len() {
+        transaction.pragma_update(None, "application_id", APPLICATION_ID).map_err(fail)?;
+        transaction.pragma_update(None, "user_version", MIGRATIONS.len() as i64).map_err(fail)?;
+    }
+    transaction.commit().map_err(fail)
+}
+
+/// The file's schema version, if it is oncegate's and known.
+fn check(conn: &Connection, path: &Path) -> Result<usize, OpenError> {
+    let fail = |error| OpenError::from_sql(path.to_owned(), error);
+    let number = |sql| conn.query_row(sql, [], |row| row.get::<_, i64>(0)).map_err(fail);
+    let version = number("PRAGMA user_version")?;
+    let application = number("PRAGMA application_id")?;
+    let is_empty = number("SELECT count(*) FROM sqlite_schema")? == 0;
+    if !(application == APPLICATION_ID || is_empty && application == 0 && version == 0) {
+        return Err(OpenError::Foreign { path: path.to_owned() });
+    }
+    match usize::try_from(version) {
+        Ok(version) if version <= MIGRATIONS.len() => Ok(version),
+        _ => Err(OpenError::Newer {
+            path: path.to_owned(),
+            found: u32::try_from(version).unwrap_or(u32::MAX),
+            known: MIGRATIONS.len() as u32,
+        }),
+    }
+}
+
+/// Where the clock starts: at the wall clock, but never behind what the file has seen.
+fn start(conn: &Connection) -> rusqlite::Result<Timestamp> {
+    let stamp = conn.query_row("SELECT at FROM clock", [], |row| row.get::<_, i64>(0)).optional()?;
+    let last_claim = conn
+        .query_row("SELECT claimed_at FROM record ORDER BY seq DESC LIMIT 1", [], |row| row.get::<_, i64>(0))
+        .optional()?;
+    let seen = Timestamp(stamp.max(last_claim).map_or(0, |at| u64::try_from(at).unwrap_or(0)));
+    let wall = clock::wall();
+    let ahead = seen.since(wall);
+    if ahead > Duration::from_secs(60) {
+        tracing::warn!(
+            ahead_seconds = ahead.as_secs(),
+            "the system clock is behind the time of the last run: records expire by the later one"
+        );
+    }
+    Ok(seen.max(wall))
+}
+
+/// Turns the in-flight records that a dead process left into unknown ones: nobody knows how far their attempts came.
+fn recover(conn: &mut Connection, now: Timestamp) -> rusqlite::Result<u64> {
+    let transaction = conn.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+    let turned = transaction.execute(&turn_unknown_sql("state = 0"), params![now.0 as i64])?;
+    transaction.execute(STAMP, params![now.0 as i64])?;
+    transaction.commit()?;
+    Ok(turned as u64)
+}
+
+/// Notes the time.
+pub(super) const STAMP: &str =
+    "INSERT INTO clock (only, at) VALUES (1, ?1) ON CONFLICT (only) DO UPDATE SET at = max(at, excluded.at)";
+
+/// Turns the records that `condition` selects into unknown ones that expire their unknown ttl after `?1`, now.
+/// The sum saturates, where SQLite's own would become a floating-point number.
+pub(super) fn turn_unknown_sql(condition: &str) -> String {
+    format!(
+        "UPDATE record SET state = 2,
+            until = CASE WHEN unknown_ttl > 9223372036854775807 - ?1 THEN 9223372036854775807 ELSE ?1 + unknown_ttl END
+         WHERE {condition}"
+    )
+}
+
+fn count(conn: &Connection) -> rusqlite::Result<[u64; 3]> {
+    let number = |sql| conn.query_row(sql, [], |row| row.get::<_, i64>(0)).map(|count| count as u64);
+    // From the narrow indexes: the table itself may be large.
+    let in_flight = number("SELECT count(*) FROM record INDEXED BY record_lease WHERE state = 0")?;
+    let ended = number("SELECT count(*) FROM record INDEXED BY record_expiry WHERE state <> 0")?;
+    let unknown = number("SELECT count(*) FROM record INDEXED BY record_unknown WHERE state = 2")?;
+    Ok([in_flight, ended.saturating_sub(unknown), unknown])
+}

@@ -1,0 +1,172 @@
+//! The writer's connection: transactions, counts, checkpoints.
+
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rusqlite::wal::CheckpointMode;
+use rusqlite::{Connection, Error as SqlError, ErrorCode, params};
+
+use super::error::{self, Failure};
+use super::{row, schema};
+use crate::idempotency::record::{State, Timestamp};
+use crate::store::clock::Clock;
+use crate::store::{Error, ErrorKind, rules};
+
+/// The log is copied into the database when it has this many pages: 16 MiB.
+const CHECKPOINT_PAGES: i32 = 4096;
+
+/// After the disk was full, what is left of it belongs to the attempts that run: new claims are refused for so long.
+const FULL_PAUSE: Duration = Duration::from_millis(250);
+
+/// How often the time is noted, at most.
+const STAMP_EVERY: Duration = Duration::from_secs(1);
+
+/// What callers of `count` see: what is committed.
+pub(super) type Counts = Arc<Mutex<[u64; 3]>>;
+
+/// The connection that writes.
+pub(super) struct Session {
+    pub(super) conn: Connection,
+    clock: Clock,
+    /// As of this transaction.
+    counts: [u64; 3],
+    committed: Counts,
+    changes_before: u64,
+    /// Whether this transaction claims something.
+    claims: bool,
+    stamped: Option<Instant>,
+    full_since: Option<Instant>,
+    /// Pages in the log, as of the last commit.
+    log_pages: Arc<AtomicI32>,
+    checkpoint_at: i32,
+    #[cfg(test)]
+    pub(super) sabotage: super::Sabotage,
+}
+
+impl Session {
+    pub(super) fn new(mut opened: schema::Opened, committed: Counts) -> rusqlite::Result<Self> {
+        let log_pages = Arc::new(AtomicI32::new(0));
+        let seen = log_pages.clone();
+        opened.conn.wal_hook(Some(move |_: &mut rusqlite::hooks::Wal, pages| {
+            seen.store(pages, Ordering::Relaxed);
+            Ok(())
+        }))?;
+        Ok(Self {
+            conn: opened.conn,
+            clock: opened.clock,
+            counts: opened.counts,
+            committed,
+            changes_before: 0,
+            claims: false,
+            stamped: None,
+            full_since: None,
+            log_pages,
+            checkpoint_at: CHECKPOINT_PAGES,
+            #[cfg(test)]
+            sabotage: super::Sabotage::default(),
+        })
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
+        (self.clock)()
+    }
+
+    pub(super) fn begin(&mut self) -> rusqlite::Result<()> {
+        self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        self.changes_before = self.conn.total_changes();
+        self.claims = false;
+        Ok(())
+    }
+
+    /// Commits. A transaction that only read writes nothing, and waits for no disk.
+    pub(super) fn commit(&mut self) -> rusqlite::Result<()> {
+        #[cfg(test)]
+        self.sabotage.on_commit(&self.conn)?;
+        self.conn.prepare_cached("COMMIT")?.execute([])?;
+        *self.committed.lock().unwrap_or_else(PoisonError::into_inner) = self.counts;
+        if self.claims && self.full_since.take().is_some() {
+            tracing::info!("the store's disk has room again");
+        }
+        Ok(())
+    }
+
+    /// Undoes what the transaction did so far. SQLite may have done so itself.
+    pub(super) fn rollback(&mut self) -> rusqlite::Result<()> {
+        self.counts = *self.committed.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.conn.is_autocommit() {
+            self.conn.execute_batch("ROLLBACK")?;
+        }
+        Ok(())
+    }
+
+    /// Notes the time with what this transaction writes, if it writes.
+    pub(super) fn stamp(&mut self) -> rusqlite::Result<()> {
+        let wrote = self.conn.total_changes() != self.changes_before;
+        let is_due = self.stamped.is_none_or(|stamped| stamped.elapsed() >= STAMP_EVERY);
+        if wrote && is_due {
+            let now = row::time(self.now());
+            self.conn.prepare_cached(schema::STAMP)?.execute(params![now])?;
+            self.stamped = Some(Instant::now());
+        }
+        Ok(())
+    }
+
+    /// A new claim stands.
+    pub(super) fn claimed(&mut self, instead_of: Option<State>) {
+        self.claims = true;
+        self.moved(instead_of, Some(State::InFlight), 1);
+    }
+
+    /// Records came into `to`, from `from` or from nothing; or went.
+    pub(super) fn moved(&mut self, from: Option<State>, to: Option<State>, how_many: u64) {
+        if let Some(from) = from {
+            let count = &mut self.counts[rules::place(from)];
+            *count = count.saturating_sub(how_many);
+        }
+        if let Some(to) = to {
+            self.counts[rules::place(to)] += how_many;
+        }
+    }
+
+    /// Notes a failure that says something about the disk.
+    pub(super) fn note(&mut self, error: &SqlError) {
+        if error::kind(error) == ErrorKind::Full {
+            if self.full_since.is_none() {
+                tracing::warn!("the store's disk is full: new claims are refused until there is room");
+            }
+            self.full_since = Some(Instant::now());
+        }
+    }
+
+    /// Refuses a claim while what room is left belongs to the attempts that run.
+    pub(super) fn room_for_claims(&self) -> Result<(), Failure> {
+        match self.full_since {
+            Some(since) if since.elapsed() < FULL_PAUSE => {
+                Err(Failure::Request(Error::determinate(ErrorKind::Full, "the disk was full a moment ago")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Copies the log into the database if it has grown enough. Waits for no reader: where one still looks at an older
+    /// state, the log grows on and this is tried again a little later.
+    pub(super) fn checkpoint_if_due(&mut self) -> rusqlite::Result<()> {
+        let pages = self.log_pages.load(Ordering::Relaxed);
+        if pages < CHECKPOINT_PAGES {
+            self.checkpoint_at = CHECKPOINT_PAGES;
+        }
+        if pages < self.checkpoint_at {
+            return Ok(());
+        }
+        self.checkpoint_at = pages + CHECKPOINT_PAGES / 4;
+        #[cfg(test)]
+        self.sabotage.on_checkpoint()?;
+        let busy = |error: &SqlError| error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy);
+        match self.conn.wal_checkpoint_v2(None::<&str>, CheckpointMode::PASSIVE) {
+            Ok(_) => Ok(()),
+            Err(error) if busy(&error) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}

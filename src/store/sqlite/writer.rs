@@ -1,0 +1,257 @@
+//! The thread that writes: whatever waits goes into one transaction, and is answered when that is on the disk.
+
+use std::thread::JoinHandle;
+
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::error::{self, Failure};
+use super::session::Session;
+use super::{Fatal, Lock};
+use crate::store::{Error, ErrorKind};
+use std::sync::Arc;
+
+/// How many requests one transaction takes.
+const BATCH: usize = 1024;
+
+/// How many bytes of answers one transaction takes, give or take one answer.
+const BATCH_BYTES: usize = 32 << 20;
+
+/// Something to be done in a transaction. Run again from the start where that was rolled back.
+pub(super) trait Request: Send + 'static {
+    /// What the caller gets.
+    type Reply: Send + 'static;
+
+    /// Whether it is left undone where its caller has gone before it began.
+    const ABANDONED_WITH_CALLER: bool = false;
+
+    /// How many bytes it writes, where they may be many.
+    fn size(&self) -> usize {
+        0
+    }
+
+    /// Does it.
+    fn run(&self, session: &mut Session) -> Result<Self::Reply, Failure>;
+}
+
+pub(super) enum Message {
+    Job(Box<dyn Job>),
+    Close,
+}
+
+/// A request of any type with its caller.
+pub(super) trait Job: Send {
+    fn is_abandoned(&self) -> bool;
+    fn size(&self) -> usize;
+    fn run(&mut self, session: &mut Session) -> Result<(), rusqlite::Error>;
+    /// Gives the caller what `run` found, now that it is committed.
+    fn finish(self: Box<Self>);
+    fn fail(self: Box<Self>, error: Error);
+}
+
+/// What a caller waits for.
+pub(super) type Reply<T> = oneshot::Receiver<Result<T, Error>>;
+
+/// A job for the queue, and where its answer comes out.
+pub(super) fn job<R: Request>(request: R) -> (Message, Reply<R::Reply>) {
+    let (reply, receiver) = oneshot::channel();
+    (Message::Job(Box::new(Pending { request, found: None, reply })), receiver)
+}
+
+struct Pending<R: Request> {
+    request: R,
+    found: Option<Result<R::Reply, Error>>,
+    reply: oneshot::Sender<Result<R::Reply, Error>>,
+}
+
+impl<R: Request> Job for Pending<R> {
+    fn is_abandoned(&self) -> bool {
+        R::ABANDONED_WITH_CALLER && self.reply.is_closed()
+    }
+
+    fn size(&self) -> usize {
+        self.request.size()
+    }
+
+    fn run(&mut self, session: &mut Session) -> Result<(), rusqlite::Error> {
+        self.found = Some(match self.request.run(session) {
+            Ok(reply) => Ok(reply),
+            Err(Failure::Request(error)) => Err(error),
+            Err(Failure::Sqlite(error)) => return Err(error),
+        });
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) {
+        let found =
+            self.found.unwrap_or_else(|| Err(Error::indeterminate(ErrorKind::Other, "the request did not run")));
+        // The caller may have gone.
+        let _ = self.reply.send(found);
+    }
+
+    fn fail(self: Box<Self>, error: Error) {
+        let _ = self.reply.send(Err(error));
+    }
+}
+
+/// How a batch failed.
+enum Failed {
+    /// There was no transaction.
+    NotBegun(rusqlite::Error),
+    /// Nothing of it happened.
+    Undone(rusqlite::Error),
+    /// Some of it may have happened.
+    Doubtful(rusqlite::Error),
+    /// A disk that does not keep what it is given, or a connection that cannot go back. Nothing is safe any more.
+    Fatal(String),
+}
+
+/// The thread's end of the queue.
+pub(super) struct Writer {
+    pub(super) session: Session,
+    pub(super) queue: mpsc::Receiver<Message>,
+    pub(super) fatal: Fatal,
+    /// Ends when the reader's queue closes, which is before this one's.
+    pub(super) reader: JoinHandle<()>,
+    pub(super) lock: Arc<Lock>,
+    pub(super) finished: watch::Sender<bool>,
+}
+
+impl Writer {
+    /// Works until it is told to close, or everybody who could ask has gone.
+    pub(super) fn run(mut self) {
+        let alarm = PanicAlarm(self.fatal.clone());
+        if let Err(reason) = self.work() {
+            (self.fatal)(&reason);
+        }
+        self.queue.close();
+        while let Some(message) = self.queue.blocking_recv() {
+            if let Message::Job(job) = message {
+                job.fail(Error::determinate(ErrorKind::Unavailable, "the store is closed"));
+            }
+        }
+        drop(alarm);
+        let Self { session, reader, lock, finished, .. } = self;
+        // The last connection to close leaves the file without a log beside it.
+        let _ = reader.join();
+        drop(session);
+        drop(lock);
+        finished.send_replace(true);
+    }
+
+    fn work(&mut self) -> Result<(), String> {
+        let mut messages = Vec::with_capacity(BATCH);
+        let mut is_closing = false;
+        while !is_closing && self.queue.blocking_recv_many(&mut messages, BATCH) > 0 {
+            let mut batch = Vec::with_capacity(messages.len());
+            let mut bytes = 0;
+            for message in messages.drain(..) {
+                match message {
+                    Message::Job(job) if job.is_abandoned() => {}
+                    Message::Job(job) => {
+                        bytes += job.size();
+                        batch.push(job);
+                    }
+                    Message::Close => is_closing = true,
+                }
+                if bytes > BATCH_BYTES {
+                    bytes = 0;
+                    self.carry_out(std::mem::take(&mut batch))?;
+                }
+            }
+            self.carry_out(batch)?;
+        }
+        Ok(())
+    }
+
+    fn carry_out(&mut self, mut batch: Vec<Box<dyn Job>>) -> Result<(), String> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        match self.transact(&mut batch) {
+            Ok(()) => {
+                batch.into_iter().for_each(Job::finish);
+                self.checkpoint()
+            }
+            // One of them is to blame: alone, each finds out by itself.
+            Err(Failed::Undone(_)) if batch.len() > 1 => {
+                batch.into_iter().try_for_each(|job| self.carry_out(vec![job]))
+            }
+            Err(Failed::NotBegun(error) | Failed::Undone(error)) => {
+                fail_all(batch, &error, Error::determinate);
+                Ok(())
+            }
+            Err(Failed::Doubtful(error)) => {
+                fail_all(batch, &error, Error::indeterminate);
+                Ok(())
+            }
+            Err(Failed::Fatal(reason)) => {
+                for job in batch {
+                    job.fail(Error::indeterminate(ErrorKind::Unavailable, reason.clone()));
+                }
+                Err(reason)
+            }
+        }
+    }
+
+    fn transact(&mut self, batch: &mut [Box<dyn Job>]) -> Result<(), Failed> {
+        let session = &mut self.session;
+        session.begin().map_err(|error| assess(session, error, Failed::NotBegun))?;
+        for job in batch {
+            job.run(session).map_err(|error| assess(session, error, Failed::Undone))?;
+        }
+        session.stamp().map_err(|error| assess(session, error, Failed::Undone))?;
+        session.commit().map_err(|error| {
+            let left_nothing = error::commit_left_nothing(&error);
+            assess(session, error, if left_nothing { Failed::Undone } else { Failed::Doubtful })
+        })
+    }
+
+    fn checkpoint(&mut self) -> Result<(), String> {
+        let Err(error) = self.session.checkpoint_if_due() else {
+            return Ok(());
+        };
+        if error::is_failed_sync(&error) {
+            return Err(sync_failed(&error));
+        }
+        self.session.note(&error);
+        tracing::warn!(%error, "the store's log could not be copied into its database; it grows until it can");
+        Ok(())
+    }
+}
+
+/// Takes a failed transaction back, and says what that means for its requests.
+fn assess(session: &mut Session, error: rusqlite::Error, meaning: fn(rusqlite::Error) -> Failed) -> Failed {
+    if error::is_failed_sync(&error) {
+        return Failed::Fatal(sync_failed(&error));
+    }
+    session.note(&error);
+    match session.rollback() {
+        Ok(()) => meaning(error),
+        Err(second) => Failed::Fatal(format!("a failed transaction cannot be rolled back: {error}; then: {second}")),
+    }
+}
+
+fn sync_failed(error: &rusqlite::Error) -> String {
+    format!("the store's disk failed to make a write durable ({error}): nothing can be promised on it any more")
+}
+
+fn fail_all(
+    batch: Vec<Box<dyn Job>>,
+    error: &rusqlite::Error,
+    effect: fn(ErrorKind, Box<dyn std::error::Error + Send + Sync>) -> Error,
+) {
+    for job in batch {
+        job.fail(effect(error::kind(error), error.to_string().into()));
+    }
+}
+
+/// Reports a panic of the thread: without it, every call would fail while the process looks alive.
+struct PanicAlarm(Fatal);
+
+impl Drop for PanicAlarm {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            (self.0)("the store's writer panicked");
+        }
+    }
+}
