@@ -190,7 +190,7 @@ fn the_token_is_demanded() {
     let gate = plan.clone().admin(&format!("token_file = \"{}\"", plan.path("token").display())).start();
     gate.post("/charges", "k-1", "{}").expect(200, "executed");
     let get = |token: Option<&str>, path: &str| {
-        let request = Request::get(path);
+        let request = Request::get(path).header("Host", "127.0.0.1");
         let request = match token {
             Some(token) => request.header("Authorization", format!("Bearer {token}")),
             None => request,
@@ -214,7 +214,10 @@ fn a_page_of_another_site_is_refused() {
     let gate = Gate::before(&upstream).start();
     let forged = Request::get("/api/v1/records").header("Host", "evil.example").send(gate.admin);
     assert_eq!(forged.status, 403, "{}", forged.show());
-    let forged = Request::get("/api/v1/records").header("Origin", "http://evil.example").send(gate.admin);
+    let forged = Request::get("/api/v1/records")
+        .header("Host", "127.0.0.1")
+        .header("Origin", "http://evil.example")
+        .send(gate.admin);
     assert_eq!(forged.status, 403, "{}", forged.show());
 }
 

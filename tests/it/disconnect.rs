@@ -12,7 +12,7 @@ fn the_answer_is_kept_for_a_client_that_left_while_the_upstream_ran() {
     let gate = Gate::before(&upstream).start();
     let request = Request::post("/orders").key("k-1").body("{}");
     let mut client = Client::connect(gate.address);
-    client.send(request.bytes(gate.address));
+    client.send(request.bytes());
     upstream.wait_for_runs(1);
     drop(client);
     request.send(&gate).expect_problem(409, "in-flight");
@@ -32,7 +32,7 @@ fn a_client_that_resets_its_connection_is_no_different() {
     let gate = Gate::before(&upstream).start();
     let request = Request::post("/orders").key("k-1").body("{}");
     let mut client = Client::connect(gate.address);
-    client.send(request.bytes(gate.address));
+    client.send(request.bytes());
     upstream.wait_for_runs(1);
     socket2::SockRef::from(&client.wire.stream).set_linger(Some(Duration::ZERO)).unwrap();
     drop(client);
@@ -55,7 +55,7 @@ fn a_client_that_leaves_in_the_middle_of_the_answer() {
     let gate = Gate::before(&upstream).start();
     let request = Request::post("/orders").key("k-1").body("{}");
     let mut client = Client::connect(gate.address);
-    client.send(request.bytes(gate.address));
+    client.send(request.bytes());
     upstream.wait_for_runs(1);
     drop(client);
     signal.open();
@@ -75,7 +75,7 @@ fn clients_that_leave_at_any_moment_cost_at_most_one_run() {
         let key = format!("key-{nth}");
         let request = Request::post("/orders").key(&key).body("{}");
         let mut client = Client::connect(gate.address);
-        client.send(request.bytes(gate.address));
+        client.send(request.bytes());
         std::thread::sleep(wait);
         drop(client);
         let retry = eventually("an answer", || {
@@ -93,7 +93,7 @@ fn a_client_that_only_closes_its_sending_side_gets_its_answer() {
     let gate = Gate::before(&upstream).start();
     let request = Request::post("/orders").key("k-1").body("{}");
     let mut client = Client::connect(gate.address);
-    client.send(request.bytes(gate.address));
+    client.send(request.bytes());
     client.wire.stream.shutdown(std::net::Shutdown::Write).unwrap();
     // Whether it is answered is up to the gate; the attempt must be kept either way.
     if let Some(response) = client.try_response("POST") {

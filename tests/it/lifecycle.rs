@@ -35,7 +35,7 @@ fn sigterm_with_nothing_to_do_ends_at_once() {
     let gate = Gate::before(&upstream).start();
     // Connections that are idle, to the gate and behind it, hold nothing up.
     let mut idle = Client::connect(gate.address);
-    idle.send(Request::post("/charges").key("k-1").body("{}").bytes(gate.address));
+    idle.send(Request::post("/charges").key("k-1").body("{}").bytes());
     idle.response().expect(200, "executed");
     let _silent = Client::connect(gate.address);
     let start = Instant::now();
@@ -182,7 +182,7 @@ fn connections_are_closed_in_an_orderly_way_while_draining() {
     let upstream = Upstream::start(move |_| Reply::ok("x").hold_until(&held));
     let gate = Gate::before(&upstream).start();
     let mut client = Client::connect(gate.address);
-    client.send(Request::post("/charges").key("k-1").body("{}").bytes(gate.address));
+    client.send(Request::post("/charges").key("k-1").body("{}").bytes());
     upstream.wait_for_runs(1);
     gate.sigterm();
     eventually("unready", || (gate.admin("GET", "/readyz", None).status == 503).then_some(()));

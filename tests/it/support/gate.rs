@@ -47,6 +47,8 @@ pub struct Gate {
 /// A started process and what it logs.
 pub struct Process {
     child: Child,
+    /// Where its files are; lives as long as it does.
+    _dir: Option<Arc<TempDir>>,
     log: Arc<(Mutex<Vec<String>>, Condvar)>,
 }
 
@@ -122,7 +124,7 @@ impl Gate {
     /// A request to the admin listener.
     #[track_caller]
     pub fn admin(&self, method: &str, path: &str, body: Option<&Value>) -> Response {
-        let request = Request::new(method, path);
+        let request = Request::new(method, path).header("Host", "127.0.0.1");
         let request = match body {
             Some(body) => request.header("Content-Type", "application/json").body(body.to_string()),
             None => request,
@@ -327,13 +329,13 @@ impl Plan {
             command.env("FAULT_CONTROL", self.path("fault")).env("FAULT_TRACE", self.path("trace"));
         }
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
-        Process::start(command)
+        Process::start(command, Some(Arc::clone(&self.dir)))
     }
 }
 
 impl Process {
     /// Starts a command and keeps reading what it writes to standard error.
-    pub fn start(mut command: Command) -> Self {
+    pub fn start(mut command: Command, dir: Option<Arc<TempDir>>) -> Self {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("the binary starts");
         let log = Arc::new((Mutex::new(Vec::new()), Condvar::new()));
@@ -347,18 +349,14 @@ impl Process {
             lines.0.lock().unwrap().push(END.into());
             lines.1.notify_all();
         });
-        Self { child, log }
+        Self { child, _dir: dir, log }
     }
 
     /// The address in the log line with this message, or nothing where the process ends without one.
     pub fn address(&self, message: &str) -> Option<SocketAddr> {
         self.wait_for_log(|line| {
             let line: Value = serde_json::from_str(line).ok()?;
-            let fields = &line["fields"];
-            if fields["message"] != message {
-                return None;
-            }
-            fields["address"].as_str()?.parse().ok()
+            (line["message"] == message).then(|| line["address"].as_str()?.parse().ok())?
         })
     }
 
@@ -369,11 +367,9 @@ impl Process {
         let mut lines = self.log.0.lock().unwrap();
         loop {
             for line in &lines[from..] {
-                if let Some(found) = read(line) {
-                    return Some(found);
-                }
-                if line == END {
-                    return None;
+                let found = read(line);
+                if found.is_some() || line == END {
+                    return found;
                 }
             }
             from = lines.len();
@@ -405,7 +401,10 @@ impl Process {
     /// Waits for its end.
     #[track_caller]
     pub fn wait(&mut self) -> ExitStatus {
-        eventually("the end of the process", || self.child.try_wait().expect("a child"))
+        let status = eventually("the end of the process", || self.child.try_wait().expect("a child"));
+        // What it wrote last is still on its way.
+        self.wait_for_log(|line| (line == END).then_some(()));
+        status
     }
 }
 

@@ -191,7 +191,7 @@ pub struct Upstream {
 impl Upstream {
     /// Answers each request, over connections that are kept alive.
     pub fn start(handler: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
-        Self::start_at(Self::free_address(), handler)
+        Self::start_at(Self::some_address(), handler)
     }
 
     /// As [`Upstream::start`], at an address of [`Upstream::free_address`].
@@ -207,7 +207,7 @@ impl Upstream {
 
     /// Hands each connection to the script.
     pub fn scripted(script: impl Fn(&mut Conn) + Send + Sync + 'static) -> Self {
-        Self::scripted_at(Self::free_address(), script)
+        Self::scripted_at(Self::some_address(), script)
     }
 
     fn scripted_at(address: SocketAddr, script: impl Fn(&mut Conn) + Send + Sync + 'static) -> Self {
@@ -231,15 +231,19 @@ impl Upstream {
         Self { address, shared }
     }
 
-    /// An address where nothing listens and that nothing else of these tests takes: each has a loopback address of
-    /// its own, so that no other socket is given the port meanwhile.
+    /// An address where nothing listens and that nothing else of these tests takes.
     pub fn free_address() -> SocketAddr {
+        let probe = TcpListener::bind(Self::some_address()).expect("a loopback address");
+        probe.local_addr().expect("a bound socket")
+    }
+
+    /// Any port of a loopback address of its own, so that no other socket is given that port when it is free again.
+    fn some_address() -> SocketAddr {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let process = std::process::id().wrapping_mul(2_654_435_761).to_be_bytes();
         let nth = NEXT.fetch_add(1, Ordering::SeqCst);
-        let ip = Ipv4Addr::new(127, 1 + process[0] % 250, process[1], u8::try_from(1 + nth % 250).expect("below 251"));
-        let probe = TcpListener::bind((ip, 0)).expect("a loopback address");
-        probe.local_addr().expect("a bound socket")
+        let last = u8::try_from(1 + nth % 250).expect("below 251");
+        (Ipv4Addr::new(127, 1 + process[0] % 250, process[1], last), 0).into()
     }
 
     pub fn url(&self) -> String {
