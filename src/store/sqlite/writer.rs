@@ -171,12 +171,17 @@ impl Writer {
         match self.transact(&mut batch) {
             Ok(()) => {
                 batch.into_iter().for_each(Job::finish);
-                self.checkpoint()
+                let checkpointed = self.session.checkpoint_if_due();
+                self.look_at(checkpointed)
+            }
+            // There is room now that was held for this.
+            Err(Failed::Undone(error)) if self.session.make_room(&error) => {
+                let checkpointed = self.session.checkpoint();
+                self.look_at(checkpointed)?;
+                self.one_by_one(batch)
             }
             // One of them is to blame: alone, each finds out by itself.
-            Err(Failed::Undone(_)) if batch.len() > 1 => {
-                batch.into_iter().try_for_each(|job| self.carry_out(vec![job]))
-            }
+            Err(Failed::Undone(_)) if batch.len() > 1 => self.one_by_one(batch),
             Err(Failed::NotBegun(error) | Failed::Undone(error)) => {
                 fail_all(batch, &error, Error::determinate);
                 Ok(())
@@ -209,8 +214,13 @@ impl Writer {
         })
     }
 
-    fn checkpoint(&mut self) -> Result<(), Dead> {
-        let Err(error) = self.session.checkpoint_if_due() else {
+    fn one_by_one(&mut self, batch: Vec<Box<dyn Job>>) -> Result<(), Dead> {
+        batch.into_iter().try_for_each(|job| self.carry_out(vec![job]))
+    }
+
+    /// A checkpoint may fail, but not at a sync.
+    fn look_at(&mut self, checkpointed: rusqlite::Result<()>) -> Result<(), Dead> {
+        let Err(error) = checkpointed else {
             return Ok(());
         };
         if error::is_failed_sync(&error) {
@@ -218,6 +228,10 @@ impl Writer {
             return Err(Dead);
         }
         self.session.note(&error);
+        if self.session.make_room(&error) {
+            let again = self.session.checkpoint();
+            return self.look_at(again);
+        }
         tracing::warn!(%error, "the store's log could not be copied into its database; it grows until it can");
         Ok(())
     }
