@@ -262,6 +262,7 @@ fn a_key_that_is_required() {
     let gate = requiring(&upstream).start();
     let response: Response = Request::post("/charges").body("{}").send(&gate);
     response.expect_bare_problem(400, "key-missing");
+    assert!(!response.head.has("idempotency-status"), "it carried no key: {}", response.show());
     gate.post("/charges", "12345678901", "{}").expect_problem(400, "key-invalid");
     assert_eq!(upstream.runs(), 0);
     gate.post("/charges", "1234567890", "{}").expect(200, "executed");

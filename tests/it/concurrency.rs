@@ -1,6 +1,7 @@
 //! Many clients with one key at once.
 
-use std::sync::Barrier;
+use std::collections::HashSet;
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 use crate::support::wait::PATIENCE;
@@ -120,4 +121,87 @@ fn one_key_in_many_forms_is_one_key() {
     });
     gate.post("/charges", "\"abc\"", "{}").expect(200, "replayed");
     assert_eq!(upstream.runs(), 1);
+}
+
+/// Twenty clients at once on a record that stands in the way no more: one of them runs.
+#[track_caller]
+fn one_of_twenty_runs_again(gate: &Gate, upstream: &Upstream, signal: &Signal) {
+    let before = upstream.runs();
+    let barrier = Barrier::new(20);
+    let words: Vec<String> = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..20)
+            .map(|_| {
+                scope.spawn(|| {
+                    barrier.wait();
+                    gate.post("/charges", "k-1", "{}").word()
+                })
+            })
+            .collect();
+        while clients.iter().filter(|client| client.is_finished()).count() < 19 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        signal.open();
+        clients.into_iter().map(|client| client.join().expect("an answer")).collect()
+    });
+    assert_eq!(words.iter().filter(|word| *word == "executed").count(), 1, "{words:?}");
+    assert_eq!(words.iter().filter(|word| *word == "in-flight").count(), 19, "{words:?}");
+    assert_eq!(upstream.runs(), before + 1);
+}
+
+#[test]
+fn an_expired_record_is_claimed_by_one() {
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = Upstream::start(move |request| match request.nth {
+        1 => Reply::ok("first"),
+        _ => Reply::ok("second").hold_until(&held),
+    });
+    let gate = Gate::before(&upstream).defaults("ttl = \"1s\"").start();
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    std::thread::sleep(Duration::from_millis(1_050));
+    one_of_twenty_runs_again(&gate, &upstream, &signal);
+}
+
+#[test]
+fn an_unknown_record_that_may_be_retried_is_claimed_by_one() {
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = Upstream::start(move |request| match request.nth {
+        1 => Reply::default().pause(Duration::from_millis(1)).reset(),
+        _ => Reply::ok("second").hold_until(&held),
+    });
+    let gate = Gate::before(&upstream).defaults("recovery = \"retry\"").start();
+    gate.post("/charges", "k-1", "{}").expect_problem(502, "upstream-broken");
+    one_of_twenty_runs_again(&gate, &upstream, &signal);
+}
+
+/// A key that is released again and again runs again and again, but never twice at a time.
+#[test]
+fn attempts_of_one_key_never_overlap() {
+    let running: Arc<Mutex<HashSet<String>>> = Arc::default();
+    let overlaps: Arc<Mutex<Vec<String>>> = Arc::default();
+    let (run, overlap) = (Arc::clone(&running), Arc::clone(&overlaps));
+    let upstream = Upstream::start(move |request| {
+        let key = request.key().expect("a key");
+        if !run.lock().unwrap().insert(key.clone()) {
+            overlap.lock().unwrap().push(key.clone());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+        run.lock().unwrap().remove(&key);
+        Reply::status("500 Oops", "x")
+    });
+    let gate = Gate::before(&upstream).start();
+    std::thread::scope(|scope| {
+        for client in 0..12 {
+            let gate = &gate;
+            scope.spawn(move || {
+                for _ in 0..40 {
+                    let response = gate.post("/charges", &format!("key-{}", client % 3), "{}");
+                    assert!(["released", "in-flight"].contains(&response.word().as_str()), "{}", response.show());
+                }
+            });
+        }
+    });
+    assert!(overlaps.lock().unwrap().is_empty(), "two attempts at once: {:?}", overlaps.lock().unwrap());
+    assert!(upstream.runs() > 3);
 }

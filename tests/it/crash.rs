@@ -121,6 +121,52 @@ fn killed_at(nth: usize, when: &str) -> bool {
     !outlived
 }
 
+/// The start after a crash reads the log of the one before and turns its attempts unknown: it may be killed as well, at
+/// every call.
+#[test]
+fn a_kill_at_every_call_of_a_recovery() {
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = Upstream::start(move |request| match request.key().as_deref() {
+        Some("running") => Reply::ok("x").hold_until(&held),
+        _ => Reply::ok("done"),
+    });
+    let gate = Gate::before(&upstream).start();
+    let done = gate.post("/charges", "done", "{}");
+    done.expect(200, "executed");
+    let address = gate.address;
+    let running = std::thread::spawn(move || Request::post("/charges").key("running").body("{}").try_send(address));
+    upstream.wait_for_runs(2);
+    let plan = gate.kill9();
+    assert!(running.join().unwrap().is_none());
+    let crashed = store_files(&plan);
+    for when in ["before", "torn", "after"] {
+        for nth in 1.. {
+            for (path, content) in &crashed {
+                std::fs::write(path, content).unwrap();
+            }
+            let survivor = plan.clone().killed_at(nth, when).try_start();
+            let survived = survivor.is_some_and(|mut gate| gate.is_running());
+            let gate = plan.start();
+            done.expect_repeated_by(&gate.post("/charges", "done", "{}"));
+            gate.post("/charges", "running", "{}").expect_problem(409, "outcome-unknown");
+            if survived {
+                assert!(nth > 1, "the start makes no call of the store");
+                eprintln!("killed {when} each of {} calls", nth - 1);
+                break;
+            }
+        }
+    }
+    signal.open();
+    assert_eq!(upstream.runs(), 2);
+}
+
+/// The files of a store that no process has open.
+fn store_files(plan: &Plan) -> Vec<(std::path::PathBuf, Vec<u8>)> {
+    let files = ["gate.db", "gate.db-wal", "gate.db-shm"].map(|name| plan.path(name));
+    files.into_iter().filter_map(|path| std::fs::read(&path).ok().map(|content| (path, content))).collect()
+}
+
 /// Kills at random moments under load, many times, on one store.
 #[test]
 fn kills_at_random_moments() {

@@ -5,6 +5,7 @@
 
 mod admin;
 mod bad_requests;
+mod commands;
 mod concurrency;
 mod crash;
 mod disconnect;
@@ -14,6 +15,7 @@ mod lifecycle;
 mod limits;
 mod passthrough;
 mod policy;
+mod quickstart;
 mod replay;
 mod store_faults;
 mod support;

@@ -186,6 +186,30 @@ fn options_of_everything_and_odd_methods() {
     }
 }
 
+#[test]
+fn expect_continue_passes() {
+    let upstream = Upstream::start(|request| Reply::ok(request.body.bytes.clone()));
+    let gate = plan(&upstream).start();
+    let mut client = Client::connect(gate.address);
+    client.send("POST /orders HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n");
+    let head = client.head();
+    assert!(head.start.starts_with(b"HTTP/1.1 100"), "{:?}", String::from_utf8_lossy(&head.raw));
+    client.send("body");
+    assert_eq!(client.response().text(), "body");
+}
+
+#[test]
+fn many_listeners() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let other = Upstream::free_address();
+    let gate = plan(&upstream).server(&format!("listen = [\"127.0.0.1:0\", \"{other}\"]")).start();
+    Request::post("/orders").key("k").body("{}").send(&gate).expect(200, "executed");
+    let second = crate::support::eventually("the second listener", || {
+        Request::post("/orders").key("k").body("{}").try_send(other)
+    });
+    second.expect(200, "replayed");
+}
+
 fn upgrading() -> Upstream {
     Upstream::scripted(|conn| {
         let Some(request) = conn.next_head() else { return };

@@ -165,6 +165,32 @@ fn keys_from_elsewhere() {
 }
 
 #[test]
+fn keys_of_clients_that_cannot_send_one() {
+    let upstream = numbered();
+    let route = |name: &str, key: &str| {
+        format!(
+            "[[routes]]\nname = \"{name}\"\nmethods = [\"POST\"]\npath = \"/{name}\"\nscope = [\"header:X-Tenant\"]\n\
+             key = {{ from = [\"{key}\"] }}\n"
+        )
+    };
+    let routes = route("legacy", "fingerprint") + &route("events", "cloudevent");
+    let gate = Gate::before(&upstream).routes(&routes).start();
+    let legacy = |tenant: &str, body: &str| Request::post("/legacy").header("X-Tenant", tenant).body(body).send(&gate);
+    legacy("a", "1").expect(200, "executed");
+    legacy("a", "1").expect(200, "replayed");
+    legacy("a", "2").expect(200, "executed");
+    legacy("b", "1").expect(200, "executed");
+    let event = |source: &str, id: &str| {
+        Request::post("/events").header("ce-source", source).header("ce-id", id).body("{}").send(&gate)
+    };
+    event("/shop", "1").expect(200, "executed");
+    event("/shop", "1").expect(200, "replayed");
+    event("/shop", "2").expect(200, "executed");
+    event("/shop2", "1").expect(200, "executed");
+    assert_eq!(upstream.runs(), 6);
+}
+
+#[test]
 fn a_record_past_its_ttl_runs_again() {
     let upstream = numbered();
     let gate = Gate::before(&upstream).defaults("ttl = \"1s\"").start();

@@ -55,7 +55,8 @@ fn a_real_full_disk() {
         return;
     }
     let _unmount = Unmount(mount.clone());
-    let plan = plan.store_url(&format!("sqlite:{}", mount.join("gate.db").display()));
+    let plan =
+        plan.store_url(&format!("sqlite:{}", mount.join("gate.db").display())).store("settle_timeout = \"300ms\"");
     let gate = plan.start();
     let body = "x".repeat(100_000);
     let mut kept = Vec::new();

@@ -289,3 +289,42 @@ fn unprotected_requests_get_problems_without_the_three_headers() {
     response.expect_bare_problem(502, "upstream-unreachable");
     assert!(!response.head.has("idempotency-status"), "{}", response.show());
 }
+
+/// What an upstream sends beyond its answer must not become another caller's answer.
+#[test]
+fn bytes_after_an_answer_answer_nobody() {
+    for pause in [0, 5] {
+        let upstream = Upstream::start(move |request| {
+            let own = format!("for {}", request.key().unwrap_or_default());
+            Reply::ok(own)
+                .pause(Duration::from_millis(pause))
+                .then("HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\npoison")
+        });
+        let gate = Gate::before(&upstream).start();
+        for nth in 0..20 {
+            let key = format!("key-{nth}");
+            let response = gate.post("/charges", &key, "{}");
+            assert!(!response.text().contains("poison"), "another's answer: {}", response.show());
+            if response.status == 200 {
+                assert_eq!(response.text(), format!("for {key}"));
+            }
+            // Once that has arrived, the connection is of no use.
+            std::thread::sleep(Duration::from_millis(pause * 2));
+            let passed = Request::get("/x").send(&gate);
+            assert!(!passed.text().contains("poison"), "another's answer: {}", passed.show());
+            std::thread::sleep(Duration::from_millis(pause * 2));
+        }
+    }
+}
+
+#[test]
+fn upstreams_of_http_1_0() {
+    let upstream = Upstream::start(|_| Reply::raw("HTTP/1.0 200 OK\r\nX-A: 1\r\n\r\nold").close());
+    let gate = Gate::before(&upstream).start();
+    let first = gate.post("/charges", "k-1", "{}");
+    first.expect(200, "executed");
+    assert_eq!(first.text(), "old");
+    first.expect_repeated_by(&gate.post("/charges", "k-1", "{}"));
+    assert_eq!(Request::get("/x").send(&gate).text(), "old");
+    assert_eq!(upstream.runs(), 2);
+}

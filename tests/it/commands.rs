@@ -1,0 +1,149 @@
+//! The other commands, as an operator types them.
+
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use crate::support::gate::Process;
+use crate::support::{Gate, Reply, Request, Upstream};
+
+fn oncegate(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_oncegate"));
+    command.args(args).output().expect("the binary starts")
+}
+
+fn out(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn both(output: &Output) -> String {
+    out(output) + &String::from_utf8_lossy(&output.stderr)
+}
+
+#[track_caller]
+fn records(gate: &Gate, args: &[&str]) -> String {
+    let admin = gate.admin.to_string();
+    let output = oncegate(&[&["records", "--admin", &admin], args].concat());
+    assert!(output.status.success(), "{args:?}: {}", both(&output));
+    out(&output)
+}
+
+#[test]
+fn an_unknown_record_is_found_and_resolved() {
+    let upstream = Upstream::start(|_| Reply::default().pause(Duration::from_millis(1)).reset());
+    let gate = Gate::before(&upstream).start();
+    gate.post("/charges", "order-1", "{}").expect_problem(502, "upstream-broken");
+    gate.post("/charges", "order-2", "{}").expect_problem(502, "upstream-broken");
+    let listed = records(&gate, &["list", "--state", "unknown", "--key", "order-1", "--json"]);
+    let listed: serde_json::Value = serde_json::from_str(&listed).expect("JSON");
+    let id = listed["records"][0]["id"].as_str().expect("an id");
+    assert_eq!(listed["records"].as_array().expect("a list").len(), 1);
+    assert!(records(&gate, &["list"]).contains("unknown"));
+    assert!(records(&gate, &["show", id]).contains(id));
+    let complete = ["resolve", id, "--complete", "--status", "201", "--header", "X-A: 1", "--body", "paid"];
+    records(&gate, &[&complete[..], &["--reason", "found in the ledger"]].concat());
+    let replay = gate.post("/charges", "order-1", "{}");
+    replay.expect(201, "replayed");
+    assert_eq!((replay.text().as_str(), replay.get("x-a").as_deref()), ("paid", Some("1")));
+    records(&gate, &["purge", id]);
+    assert_eq!(gate.states("order-1").len(), 0);
+    assert_eq!(upstream.runs(), 2);
+}
+
+#[test]
+fn what_fails_says_so() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = Gate::before(&upstream).start();
+    let admin = gate.admin.to_string();
+    let missing = "0".repeat(64);
+    for args in [&["show", &missing][..], &["purge", &missing], &["resolve", &missing, "--release", "--reason", "x"]] {
+        let output = oncegate(&[&["records", "--admin", &admin], args].concat());
+        assert_eq!(output.status.code(), Some(1), "{}", both(&output));
+        assert!(output.stdout.is_empty() && !output.stderr.is_empty());
+    }
+    let away = oncegate(&["records", "--admin", &Upstream::free_address().to_string(), "list"]);
+    assert_eq!(away.status.code(), Some(1));
+    for usage in [&["records", "list", "--state", "odd"][..], &["records", "show", "odd"], &["odd"], &[]] {
+        assert_eq!(oncegate(usage).status.code(), Some(2), "{usage:?}");
+    }
+}
+
+#[test]
+fn the_default_configuration_is_one() {
+    let default = oncegate(&["config", "default"]);
+    assert!(default.status.success());
+    let dir = tempfile::tempdir().expect("a writable directory");
+    let file = dir.path().join("oncegate.toml");
+    std::fs::write(&file, out(&default) + "\n[upstreams.app]\nurl = \"http://127.0.0.1:3000\"\n").expect("writable");
+    let file = file.to_string_lossy().into_owned();
+    let checked = oncegate(&["check", "--config", &file]);
+    assert!(checked.status.success(), "{}", both(&checked));
+    let printed = oncegate(&["config", "print", "--config", &file]);
+    assert!(printed.status.success(), "{}", both(&printed));
+    // What is printed is a configuration, and prints as itself.
+    let again = dir.path().join("again.toml");
+    std::fs::write(&again, &printed.stdout).expect("writable");
+    let again = oncegate(&["config", "print", "--config", &again.to_string_lossy()]);
+    assert_eq!(out(&again), out(&printed), "{}", both(&again));
+}
+
+#[test]
+fn secrets_are_not_printed() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = Gate::before(&upstream);
+    for (name, secret) in [("token", "open-sesame-open-sesame-open-sesame"), ("id", "0123456789abcdef0123456789abcdef")]
+    {
+        std::fs::write(plan.path(name), secret).expect("a writable directory");
+    }
+    let plan = plan.clone().admin(&format!("token_file = \"{}\"", plan.path("token").display()));
+    let plan = plan.clone().store(&format!("id_secret_file = \"{}\"", plan.path("id").display()));
+    let file = plan.config();
+    for command in [&["config", "print"][..], &["check"]] {
+        let output = oncegate(&[command, &["--config", &file.to_string_lossy()]].concat());
+        assert!(output.status.success(), "{}", both(&output));
+        assert!(!both(&output).contains("open-sesame") && !both(&output).contains("0123456789abcdef"));
+    }
+    // And both work.
+    let gate = plan.start();
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    gate.post("/charges", "k-1", "{}").expect(200, "replayed");
+}
+
+#[test]
+fn flags_beat_the_environment_which_beats_the_file() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let address = Upstream::free_address();
+    let plan = Gate::before(&upstream).server("listen = \"192.0.2.1:1\"");
+    // The file's address is nobody's here.
+    assert!(plan.try_start().is_none());
+    let by_environment = plan.clone().env("ONCEGATE_SERVER__LISTEN", address.to_string());
+    assert_eq!(by_environment.start().address, address);
+    let by_flag = plan.clone().env("ONCEGATE_SERVER__LISTEN", "192.0.2.1:1").arg("--listen").arg("127.0.0.1:0");
+    assert_eq!(by_flag.start().address.ip().to_string(), "127.0.0.1");
+}
+
+/// `oncegate serve --upstream URL` alone is a working gate.
+#[test]
+fn serving_without_a_configuration() {
+    let upstream = Upstream::start(|request| Reply::ok(format!("run {}", request.nth)));
+    let dir = std::sync::Arc::new(tempfile::tempdir().expect("a writable directory"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_oncegate"));
+    command.args(["serve", "--upstream", &upstream.url(), "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
+    command.env("ONCEGATE_LOG__FORMAT", "json").current_dir(dir.path());
+    let process = Process::start(command, Some(std::sync::Arc::clone(&dir)));
+    let address = process.address("listening").expect("it listens");
+    for method in ["POST", "PATCH"] {
+        let request = Request::new(method, "/any/thing").key(method).body("{}");
+        let first = request.send(address);
+        first.expect(200, "executed");
+        first.expect_repeated_by(&request.send(address));
+    }
+    let root = Request::post("/").key("root").body("{}");
+    root.send(address).expect(200, "executed");
+    root.send(address).expect(200, "replayed");
+    for request in [Request::new("PUT", "/x").key("k"), Request::new("DELETE", "/x").key("k"), Request::post("/x")] {
+        assert_eq!(request.send(address).word(), "", "not protected by default");
+    }
+    let path = dir.path().join("oncegate.db");
+    assert!(path.exists());
+    assert!(process.log().contains(&path.display().to_string()), "its absolute path is not said: {}", process.log());
+}
