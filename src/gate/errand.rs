@@ -232,9 +232,9 @@ impl Errand {
         if asked.elapsed() > lease / 3 {
             // So much of the lease is gone that it may be past before it is renewed, and the key taken by another.
             tracing::warn!(record = ?lead.id(), "the store took too long for a claim, which is given up");
+            client.reply(self.without_store().await);
             settling::settle(&*self.gate.store, lead.id(), attempt, End::Release).await;
-            drop(lead);
-            return client.reply(self.without_store().await);
+            return;
         }
         lead.running(Running::new(attempt, self.fingerprint.clone(), lease, asked));
         attempt::run(&self, lead, attempt, client).await;
