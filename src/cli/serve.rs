@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout, timeout_at};
 
 use crate::admin::{self, Phase, Readiness, RouteInfo};
 use crate::config::{Resolved, Store as StoreSettings};
@@ -22,6 +22,9 @@ use crate::idempotency::policy::Mode;
 use crate::store::{Store, memory::Memory, sqlite};
 use crate::telemetry::{logs, metered::Metered, metrics::Metrics};
 use crate::worker;
+
+/// How long the end may take once everything is settled.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// How often to look whether the process that holds the store has gone.
 const LOCK_POLL: Duration = Duration::from_millis(200);
@@ -50,7 +53,7 @@ async fn serve(config: Resolved, accept_identity_change: bool) -> anyhow::Result
     let admin_listener = bind(config.admin.listen, "admin").await?;
     tracing::info!(address = %admin_listener.local_addr()?, "admin listening");
     let admin = Arc::new(admin_state(&config, &metrics, &readiness));
-    // It outlives the rest, so that a drain can be watched.
+    // It outlives the rest: a drain can be watched.
     let admin_stop = watch::Sender::new(false);
     let admin_task = tokio::spawn(admin::serve(admin_listener, Arc::clone(&admin), admin_stop.subscribe()));
 
@@ -62,18 +65,19 @@ async fn serve(config: Resolved, accept_identity_change: bool) -> anyhow::Result
     adopt_identities(&gate, &*store, accept_identity_change).await?;
     admin.set_store(Arc::clone(&store));
 
-    let mut servers = JoinSet::new();
+    // All of them, before the first request: it must not be cut off because another address is taken.
+    let mut listeners = Vec::new();
     for address in config.server.listen {
-        let listener = bind(address, "server").await?;
-        tracing::info!(address = %listener.local_addr()?, "listening");
-        servers.spawn(server::serve(listener, Arc::clone(&gate), stop.subscribe()));
+        listeners.push(bind(address, "server").await?);
     }
     let work_stop = watch::Sender::new(false);
     let workers = worker::spawn(Arc::clone(&store), metrics, worker::Settings::default(), work_stop.subscribe());
-    let renewing = {
-        let (gate, stop) = (Arc::clone(&gate), work_stop.subscribe());
-        tokio::spawn(async move { gate.renew_leases(stop).await })
-    };
+    let renewing = tokio::spawn(keep_renewing(Arc::clone(&gate), work_stop.subscribe()));
+    let mut servers = JoinSet::new();
+    for listener in listeners {
+        tracing::info!(address = %listener.local_addr()?, "listening");
+        servers.spawn(server::serve(listener, Arc::clone(&gate), stop.subscribe()));
+    }
     readiness.set(Phase::Ready);
 
     signals.stop().await;
@@ -82,26 +86,48 @@ async fn serve(config: Resolved, accept_identity_change: bool) -> anyhow::Result
     stop.send_replace(true);
     drain(&gate, &mut servers, config.server.drain_timeout, &mut signals).await;
     work_stop.send_replace(true);
-    let _ = tokio::join!(workers, renewing);
-    store.close().await;
-    admin_stop.send_replace(true);
-    // A client that keeps its connection to the admin listener is no reason to stay.
-    let _ = tokio::time::timeout(Duration::from_secs(1), admin_task).await;
+    let ending = async {
+        let _ = tokio::join!(workers, renewing);
+        store.close().await;
+        admin_stop.send_replace(true);
+        admin_task.await
+    };
+    // Neither a store that hangs nor a client that keeps its connection to the admin listener is a reason to stay.
+    let _ = timeout(LAST_WORDS, ending).await;
     tracing::info!("stopped");
     Ok(ExitCode::SUCCESS)
 }
 
+/// Renews leases until told to stop, come what may.
+async fn keep_renewing(gate: Arc<Gate>, stop: watch::Receiver<bool>) {
+    loop {
+        let (gate, stop) = (Arc::clone(&gate), stop.clone());
+        match tokio::spawn(async move { gate.renew_leases(stop).await }).await {
+            Ok(()) => return,
+            Err(_) => {
+                tracing::error!("the renewal of leases failed; starting it again");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        }
+    }
+}
+
 async fn drain(gate: &Gate, servers: &mut JoinSet<()>, patience: Duration, signals: &mut Signals) {
     let deadline = Instant::now() + patience;
-    let finished = async { while servers.join_next().await.is_some() {} };
     let hurried = tokio::select! {
-        _ = timeout_at(deadline, finished) => false,
+        _ = timeout_at(deadline, all_ended(servers)) => false,
         () = signals.stop() => true,
     };
     let patience = if hurried { Duration::ZERO } else { deadline.saturating_duration_since(Instant::now()) };
     if !gate.drain(patience).await {
         tracing::warn!("attempts that did not end in time are recorded as unknown");
+        // Their clients are still to be told.
+        let _ = timeout(LAST_WORDS, all_ended(servers)).await;
     }
+}
+
+async fn all_ended(servers: &mut JoinSet<()>) {
+    while servers.join_next().await.is_some() {}
 }
 
 async fn adopt_identities(gate: &Gate, store: &dyn Store, accept_change: bool) -> anyhow::Result<()> {

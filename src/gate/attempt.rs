@@ -1,10 +1,9 @@
 //! One forward to the upstream, and how it is settled.
 
-use std::future::Future;
 use std::pin::pin;
+use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderValue, Request, Response, response};
 use hyper::ext::ReasonPhrase;
 use tokio::time::{Instant, timeout};
@@ -14,21 +13,27 @@ use super::errand::{Client, Errand};
 use super::flights::Lead;
 use super::{kept_headers, pass, settling};
 use crate::http::body::{Body, Sender};
-use crate::http::capture::{Captured, Rest, capture};
-use crate::http::headers::{ATTEMPT, to_client, to_upstream};
+use crate::http::capture::{Captured, Limits, Relayed, Rest, capture};
+use crate::http::headers::{ATTEMPT, to_client};
 use crate::http::problem::Problem;
 use crate::http::replay;
-use crate::http::upstream::{Error, PooledConnection, Reuse};
+use crate::http::upstream::{Carrier, Error, Reuse};
 use crate::idempotency::codec::{Answer, Content};
 use crate::idempotency::record::{Attempt, State, Timestamp};
 use crate::idempotency::settle::{Control, Ending, Verdict, settle};
 use crate::store::{End, Expiry, Settled};
 use crate::telemetry::outcome::{Code, Outcome};
 
+/// How long a client that stopped reading is waited for.
+const CLIENT_STALL: Duration = Duration::from_secs(30);
+
+/// How long to wait for the gate to be back.
+const RESTART: Duration = Duration::from_secs(5);
+
 /// How an exchange with the upstream ended.
 enum Exchanged {
     /// With an answer, taken in whole.
-    Whole(Answer, Control, PooledConnection),
+    Whole(Answer, Control, Carrier),
     /// With an answer that is larger than may be kept; the rest of it is still to come.
     Large(Box<Large>),
     /// Without an answer.
@@ -41,7 +46,7 @@ struct Large {
     tombstone: Answer,
     control: Control,
     rest: Rest,
-    connection: PooledConnection,
+    carrier: Carrier,
 }
 
 /// What an attempt comes to.
@@ -63,16 +68,18 @@ pub(super) async fn run(errand: &Errand, lead: Lead, attempt: Attempt, client: C
         errand.lane.metrics.upstream_took(took);
     }
     match exchanged {
-        Exchanged::Whole(answer, control, connection) => {
-            connection.give_back();
+        Exchanged::Whole(answer, control, carrier) => {
+            carrier.give_back();
             let ended = answered(errand, answer, &control);
             conclude(errand, lead, attempt, ended, client, None).await;
         }
         Exchanged::Large(large) => {
-            let Large { tombstone, control, rest, connection } = *large;
+            let Large { tombstone, control, rest, carrier } = *large;
             let ended = answered(errand, tombstone, &control);
-            if conclude(errand, lead, attempt, ended, client, Some(rest)).await {
-                connection.give_back();
+            let limit = errand.upstream().settings().timeout;
+            let limits = Limits { stall: limit, client: CLIENT_STALL, deadline: began + limit };
+            if conclude(errand, lead, attempt, ended, client, Some((rest, limits))).await == Relayed::Whole {
+                carrier.give_back_relayed();
             }
         }
         Exchanged::Failed(ending, problem) => {
@@ -99,6 +106,11 @@ pub(super) async fn run(errand: &Errand, lead: Lead, attempt: Attempt, client: C
 async fn exchange(errand: &Errand, attempt: Attempt) -> Exchanged {
     let limit = errand.upstream().settings().timeout;
     let mut abandon = errand.gate.abandon.subscribe();
+    if *abandon.borrow() {
+        let problem = Problem::new(Code::UpstreamUnreachable, "the gate shuts down; nothing was sent to the upstream")
+            .retry_after(RESTART);
+        return Exchanged::Failed(Ending::Unreachable, problem);
+    }
     tokio::select! {
         ended = timeout(limit, send(errand, attempt)) => {
             ended.unwrap_or_else(|_| Exchanged::Failed(Ending::Timeout, pass::timed_out(limit)))
@@ -109,7 +121,7 @@ async fn exchange(errand: &Errand, attempt: Attempt) -> Exchanged {
 
 async fn send(errand: &Errand, attempt: Attempt) -> Exchanged {
     let upstream = errand.upstream();
-    let (response, connection) = match upstream.send(request(errand, attempt), Reuse::Protected).await {
+    let (response, carrier) = match upstream.send(request(errand, attempt), Reuse::Protected).await {
         Ok(answered) => answered,
         Err(error) => {
             let ending = match &error {
@@ -137,38 +149,20 @@ async fn send(errand: &Errand, attempt: Attempt) -> Exchanged {
     match capture(body, errand.policy().max_response_body).await {
         Ok(Captured::Whole { body, trailers }) => {
             let content = Content { body, trailers: trailers.iter().flat_map(lines).collect() };
-            Exchanged::Whole(Answer { content: Some(content), ..answer }, control, connection)
+            Exchanged::Whole(Answer { content: Some(content), ..answer }, control, carrier)
         }
-        Ok(Captured::TooLarge(rest)) => {
-            Exchanged::Large(Box::new(Large { tombstone: answer, control, rest, connection }))
-        }
+        Ok(Captured::TooLarge(rest)) => Exchanged::Large(Box::new(Large { tombstone: answer, control, rest, carrier })),
         Err(error) => Exchanged::Failed(Ending::Broken, pass::problem(upstream, &Error::Unknown(error))),
     }
 }
 
 fn request(errand: &Errand, attempt: Attempt) -> Request<Body> {
-    let head = &errand.head;
-    let mut headers = to_upstream(&head.headers, &kept_headers(&errand.route), head.forwarded());
-    if !headers.contains_key(HOST)
-        && let Ok(host) = HeaderValue::from_str(&errand.upstream().authority())
-    {
-        headers.insert(HOST, host);
-    }
-    if errand.body.has_trailers() {
-        headers.remove(CONTENT_LENGTH);
-        headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
-    } else if !errand.body.is_empty() || head.headers.contains_key(TRANSFER_ENCODING) {
-        // Its length is known by now, however it came.
-        headers.insert(CONTENT_LENGTH, HeaderValue::from(errand.body.len()));
-    }
+    let mut request =
+        pass::buffered_request(errand.upstream(), &errand.head, &errand.body, &kept_headers(&errand.route));
     if let Ok(mut token) = HeaderValue::from_str(&attempt.expose()) {
         token.set_sensitive(true);
-        headers.insert(ATTEMPT, token);
+        request.headers_mut().insert(ATTEMPT, token);
     }
-    let mut request = Request::new(errand.body.body());
-    *request.method_mut() = head.method.clone();
-    *request.uri_mut() = head.target();
-    *request.headers_mut() = headers;
     request
 }
 
@@ -204,15 +198,15 @@ fn hold(errand: &Errand, why: &str) -> End {
 }
 
 /// Settles and replies. `rest` is what follows the head of a large answer; it is read to its end whatever becomes of
-/// the client. Returns whether the upstream's answer ended well.
+/// the client. Returns how that ended.
 async fn conclude(
     errand: &Errand,
     lead: Lead,
     attempt: Attempt,
     ended: Ended,
     client: Client,
-    rest: Option<Rest>,
-) -> bool {
+    rest: Option<(Rest, Limits)>,
+) -> Relayed {
     let Ended { end, outcome, answer } = ended;
     let (sender, body) = match rest.is_some().then(Body::channel) {
         Some((sender, body)) => (Some(sender), Some(body)),
@@ -224,31 +218,27 @@ async fn conclude(
             // Before the client hears of it: it may be back at once.
             drop(lead);
             client.reply(recorded(errand, attempt, settled, outcome, answer, body));
-            relay(rest, sender).await
+            relay(errand, rest, sender).await
         }
         Err(_) => {
             client.reply(unrecorded(errand, outcome, answer, body));
-            let (ended_well, _) = both(relay(rest, sender), settling).await;
-            ended_well
+            let (relayed, _) = tokio::join!(relay(errand, rest, sender), settling);
+            relayed
         }
     }
 }
 
-async fn both<A, B>(a: impl Future<Output = A>, b: impl Future<Output = B>) -> (A, B) {
-    tokio::join!(a, b)
-}
-
-async fn relay(rest: Option<Rest>, sender: Option<Sender>) -> bool {
-    match (rest, sender) {
-        (Some(rest), Some(sender)) => match rest.relay(sender).await {
-            Ok(()) => true,
-            Err(error) => {
-                tracing::warn!(%error, "the upstream broke off in the middle of a large answer");
-                false
-            }
-        },
-        _ => true,
+async fn relay(errand: &Errand, rest: Option<(Rest, Limits)>, sender: Option<Sender>) -> Relayed {
+    let (Some((rest, limits)), Some(sender)) = (rest, sender) else { return Relayed::Whole };
+    let mut abandon = errand.gate.abandon.subscribe();
+    let relayed = tokio::select! {
+        relayed = rest.relay(sender, limits) => relayed,
+        _ = abandon.wait_for(|abandon| *abandon) => Relayed::Cut,
+    };
+    if relayed == Relayed::Cut {
+        tracing::warn!(route = &*errand.lane.name, "a large answer was cut off in the middle");
     }
+    relayed
 }
 
 /// The reply when the store has answered.

@@ -1,31 +1,31 @@
 //! A protected request, from its body on. It goes on in a task of its own, whatever becomes of the client.
 
+use std::future::Future;
 use std::io;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use hyper::body::Incoming;
 use tokio::sync::{oneshot, watch};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::answer::Reply;
 use super::flights::{Follow, Lead, Role, Running, Stage};
+use super::pass::Manner;
 use super::request::{self, Head};
-use super::{Gate, Lane, attempt, pass, settling};
+use super::{Gate, Lane, attempt, kept_headers, pass, settling};
 use crate::http::buffer::{self, Buffered};
 use crate::http::problem::Problem;
 use crate::http::replay;
-use crate::http::upstream::Upstream;
+use crate::http::upstream::{self, Upstream};
 use crate::idempotency::codec;
 use crate::idempotency::decide::{Decision, decide};
 use crate::idempotency::fingerprint::{Body, Fingerprint, Recipe, Subject};
 use crate::idempotency::key::{Found, Key};
 use crate::idempotency::policy::{Policy, StoreFailure};
-use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp};
+use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 use crate::route::Route;
-use crate::store::{Claim, End, Error, Fresh};
+use crate::store::{Claim, End, Error, Fresh, Store};
 use crate::telemetry::outcome::{Code, Outcome};
 
 /// A protected request with its body.
@@ -52,11 +52,13 @@ impl Client {
 }
 
 /// What asking the store came to.
-enum Claimed {
+enum Asked {
     /// The claim is this request's.
-    Ours(Attempt),
-    /// It is not: this is what the request gets.
-    Theirs { decision: Decision, record: Record, now: Timestamp },
+    Ours,
+    /// This stands.
+    Theirs { record: Record, now: Timestamp },
+    /// Something else stands by now.
+    Again,
 }
 
 /// Holds the body, finds the key in it if need be, and sends the errand on its way.
@@ -69,9 +71,18 @@ pub(super) async fn begin(
     incoming: Incoming,
 ) -> Reply {
     let policy = &route.policy;
+    let upstream = &gate.upstreams[route.upstream];
     let docs = policy.docs.as_deref();
-    let refuse = |problem: Problem| gate.keyed(Reply::problem(problem, docs));
+    // Where the key is yet to be found in the body, nobody knows whether the request carries one.
+    let keyed = found != Found::NeedsBody;
+    let refuse = |problem: Problem| {
+        let reply = Reply::problem(problem, docs);
+        if keyed { gate.keyed(reply) } else { reply }
+    };
     if head.upgrade.is_some() {
+        if !keyed && !policy.key.required {
+            return pass::forward(upstream, head, incoming, Manner::of(route)).await;
+        }
         return refuse(Problem::new(Code::BadRequest, "an upgrade cannot be retried, so it cannot carry a key here"));
     }
     let body = match Buffered::read(incoming, policy.max_request_body).await {
@@ -82,9 +93,10 @@ pub(super) async fn begin(
         Ok(Some(found)) => found,
         Ok(None) if policy.key.required => return Reply::problem(request::key_missing(&policy.key), docs),
         Ok(None) => {
-            return pass::forward_buffered(&gate.upstreams[route.upstream], head, &body, &[], Outcome::Passed).await;
+            let manner = Manner::of(route);
+            return pass::forward_buffered(upstream, &head, &body, manner, Outcome::Passed).await;
         }
-        Err(problem) => return refuse(problem),
+        Err(problem) => return gate.keyed(Reply::problem(problem, docs)),
     };
     let errand = Errand {
         gate: Arc::clone(gate),
@@ -97,16 +109,22 @@ pub(super) async fn begin(
         _going: gate.errands.subscribe(),
     };
     let (client, reply) = oneshot::channel();
-    let patience = errand.upstream().settings().client_timeout;
     tokio::spawn(errand.run(Client(client)));
-    match timeout(patience, reply).await {
-        Ok(Ok(reply)) => reply,
+    let failed = |_| {
         // The errand is gone without a word: only a bug does that, and nobody knows how far it came.
-        Ok(Err(_)) => refuse(Problem::new(Code::OutcomeUnknown, "the gate failed while it handled this request")),
+        gate.keyed(Reply::problem(Problem::new(Code::OutcomeUnknown, "the gate failed at this request"), docs))
+    };
+    let upstream::Settings { client_timeout, timeout: whole, .. } = upstream.settings();
+    if client_timeout >= whole {
+        // The attempt's own end comes first.
+        return reply.await.unwrap_or_else(failed);
+    }
+    match timeout(*client_timeout, reply).await {
+        Ok(reply) => reply.unwrap_or_else(failed),
         Err(_) => {
             let detail = "the request runs on; send it again with the same key for its answer";
-            let wait = lane.estimator.remaining(patience, gate.upstreams[route.upstream].settings().timeout);
-            refuse(Problem::new(Code::StillRunning, detail).retry_after(wait))
+            let wait = lane.estimator.remaining(*client_timeout, *whole);
+            gate.keyed(Reply::problem(Problem::new(Code::StillRunning, detail).retry_after(wait), docs))
         }
     }
 }
@@ -162,7 +180,7 @@ impl Errand {
                 Err(problem) => Some(self.problem(problem)),
             },
             Ok(Some(Stage::Asking) | None) => None,
-            Err(_) => Some(self.problem(store_away())),
+            Err(_) => Some(self.without_store().await),
         }
     }
 
@@ -172,63 +190,63 @@ impl Errand {
             Ok(fresh) => fresh,
             Err(problem) => return client.reply(self.problem(problem)),
         };
-        let mut claim = pin!(self.claim(lead.id(), &fresh));
-        match timeout(self.gate.settings.settle_timeout, claim.as_mut()).await {
-            Ok(Ok(Ok(Claimed::Ours(attempt)))) => {
-                let running = Running::new(attempt, self.fingerprint.clone(), self.policy().lease);
-                lead.running(running);
-                attempt::run(&self, lead, attempt, client).await;
-            }
-            Ok(Ok(Ok(Claimed::Theirs { decision, record, now }))) => {
-                let until = record.until;
-                // Before the client hears of it: it may be back at once.
-                lead.found(record, now);
-                if let Some(reply) = self.reply(decision, Some(until)) {
-                    client.reply(reply);
+        let asked = Instant::now();
+        let deadline = asked + self.gate.settings.settle_timeout;
+        let mut seen = None;
+        loop {
+            // It owns what it needs: where it takes too long, it goes on without the rest of the errand.
+            let mut asking = Box::pin(ask(Arc::clone(&self.gate.store), lead.id(), seen, fresh.clone()));
+            let asking = match timeout_at(deadline, asking.as_mut()).await {
+                Ok(answered) => answered,
+                Err(_) => {
+                    tracing::warn!(record = ?lead.id(), "the store did not answer a claim in time");
+                    client.reply(self.without_store().await);
+                    let store = Arc::clone(&self.gate.store);
+                    drop(self);
+                    return give_up(&*store, lead, fresh.attempt, asking).await;
                 }
-            }
-            Ok(Ok(Err(problem))) => client.reply(self.problem(problem)),
-            Ok(Err(error)) => {
-                tracing::warn!(%error, record = ?lead.id(), "a claim failed");
-                drop(lead);
-                client.reply(self.without_store().await);
-            }
-            Err(_) => {
-                tracing::warn!(record = ?lead.id(), "the store did not answer a claim in time");
-                client.reply(self.without_store().await);
-                // It may be written yet, and nobody stands behind it.
-                if let Ok(Ok(Claimed::Ours(attempt))) = claim.await {
-                    settling::settle(&*self.gate.store, lead.id(), attempt, End::Release).await;
+            };
+            match asking {
+                Err(error) => {
+                    tracing::warn!(%error, record = ?lead.id(), "a claim failed");
+                    drop(lead);
+                    return client.reply(self.without_store().await);
+                }
+                Ok(Asked::Ours) => return self.start(lead, fresh.attempt, asked, client).await,
+                Ok(Asked::Again) => seen = None,
+                Ok(Asked::Theirs { record, now }) => {
+                    let decision = match self.decide(&record, now).await {
+                        Ok(Decision::Supersede) => {
+                            seen = Some(record.version());
+                            continue;
+                        }
+                        Ok(decision) => decision,
+                        Err(problem) => return client.reply(self.problem(problem)),
+                    };
+                    let reply = self.reply(decision, Some(record.until));
+                    // Before the client hears of it: it may be back at once.
+                    lead.found(record, now);
+                    if let Some(reply) = reply {
+                        client.reply(reply);
+                    }
+                    return;
                 }
             }
         }
     }
 
-    /// Claims the key, or finds out why not. The outer error says that nothing was claimed.
-    async fn claim(&self, id: RecordId, fresh: &Fresh) -> Result<Result<Claimed, Problem>, Error> {
-        let store = &*self.gate.store;
-        loop {
-            let (record, now) = match settling::claim(store, id, fresh).await? {
-                Claim::Inserted(_) => return Ok(Ok(Claimed::Ours(fresh.attempt))),
-                Claim::Exists { record, now } => (record, now),
-            };
-            if record.attempt == fresh.attempt && record.state != State::InFlight {
-                // This very claim, written by a question that seemed to fail, whose lease is past by now. Nothing was
-                // sent under it.
-                settling::settle(store, id, fresh.attempt, End::Release).await;
-                continue;
-            }
-            match self.decide(&record, now).await {
-                Ok(Decision::Supersede) => {
-                    if settling::supersede(store, id, record.version(), fresh).await? {
-                        return Ok(Ok(Claimed::Ours(fresh.attempt)));
-                    }
-                    // Somebody else was first: look again.
-                }
-                Ok(decision) => return Ok(Ok(Claimed::Theirs { decision, record, now })),
-                Err(problem) => return Ok(Err(problem)),
-            }
+    /// The claim is this request's.
+    async fn start(self, lead: Lead, attempt: Attempt, asked: Instant, client: Client) {
+        let lease = self.policy().lease;
+        if asked.elapsed() > lease / 3 {
+            // So much of the lease is gone that it may be past before it is renewed, and the key taken by another.
+            tracing::warn!(record = ?lead.id(), "the store took too long for a claim, which is given up");
+            settling::settle(&*self.gate.store, lead.id(), attempt, End::Release).await;
+            drop(lead);
+            return client.reply(self.without_store().await);
         }
+        lead.running(Running::new(attempt, self.fingerprint.clone(), lease, asked));
+        attempt::run(&self, lead, attempt, client).await;
     }
 
     fn fresh(&self) -> Result<Fresh, Problem> {
@@ -314,10 +332,36 @@ impl Errand {
             return self.problem(store_away());
         }
         tracing::warn!(route = &*self.lane.name, "forwarding without protection: the store is away");
-        let names = self.gate.settings.headers.all();
-        let head = self.head.detached();
-        let reply = pass::forward_buffered(self.upstream(), head, &self.body, &names, Outcome::Unprotected).await;
-        self.gate.keyed(reply)
+        let (kept, dropped) = (kept_headers(&self.route), self.gate.settings.headers.all());
+        let manner = Manner { kept: &kept, dropped: &dropped, docs: self.policy().docs.as_deref() };
+        let (upstream, outcome) = (self.upstream(), Outcome::Unprotected);
+        self.gate.keyed(pass::forward_buffered(upstream, &self.head, &self.body, manner, outcome).await)
+    }
+}
+
+/// Asks the store for a claim: for a new record, or in the place of the one that was `seen`.
+async fn ask(store: Arc<dyn Store>, id: RecordId, seen: Option<Version>, fresh: Fresh) -> Result<Asked, Error> {
+    if let Some(seen) = seen {
+        let superseded = settling::supersede(&*store, id, seen, &fresh).await?;
+        // Otherwise somebody else was first: look again.
+        return Ok(if superseded { Asked::Ours } else { Asked::Again });
+    }
+    match settling::claim(&*store, id, &fresh).await? {
+        Claim::Inserted(_) => Ok(Asked::Ours),
+        Claim::Exists { record, .. } if record.attempt == fresh.attempt && record.state == State::Unknown => {
+            // This very claim, written by a question that seemed to fail, whose lease is past by now. Nothing was sent
+            // under it.
+            settling::settle(&*store, id, fresh.attempt, End::Release).await;
+            Ok(Asked::Again)
+        }
+        Claim::Exists { record, now } => Ok(Asked::Theirs { record, now }),
+    }
+}
+
+/// Sees a claim through that nobody waits for any more: it may be written yet, and nobody stands behind it.
+async fn give_up(store: &dyn Store, lead: Lead, attempt: Attempt, asking: impl Future<Output = Result<Asked, Error>>) {
+    if let Ok(Asked::Ours) = asking.await {
+        settling::settle(store, lead.id(), attempt, End::Release).await;
     }
 }
 
@@ -353,19 +397,23 @@ async fn find_key(
 }
 
 async fn digest(gate: &Gate, recipe: &Recipe, head: &Head, body: &Buffered) -> io::Result<[u8; 32]> {
-    let of =
-        |body: Body<'_>| recipe.digest(Subject { method: &head.method, uri: &head.uri, headers: &head.headers, body });
+    let Head { method, uri, headers, .. } = head;
     if let Some(bytes) = body.in_memory() {
-        return Ok(of(Body::Whole(bytes)));
+        return Ok(recipe.digest(Subject { method, uri, headers, body: Body::Whole(bytes) }));
     }
     if let Some(sha256) = body.spooled_digest()
-        && !recipe.needs_whole_body(&head.headers)
+        && !recipe.needs_whole_body(headers)
     {
-        return Ok(of(Body::Digest(sha256)));
+        return Ok(recipe.digest(Subject { method, uri, headers, body: Body::Digest(sha256) }));
     }
     let _permit = large_body(gate, body).await;
-    let whole: Bytes = body.whole().await?;
-    Ok(tokio::task::block_in_place(|| of(Body::Whole(&whole))))
+    let whole = body.whole().await?;
+    let (recipe, method, uri, headers) = (recipe.clone(), method.clone(), uri.clone(), headers.clone());
+    // Large JSON takes its time, which is not to be the other requests'.
+    let digesting = tokio::task::spawn_blocking(move || {
+        recipe.digest(Subject { method: &method, uri: &uri, headers: &headers, body: Body::Whole(&whole) })
+    });
+    digesting.await.map_err(io::Error::other)
 }
 
 /// Waits for the right to read a spooled body back into memory.
@@ -384,6 +432,9 @@ fn body_problem(error: buffer::Error) -> Problem {
         }
         buffer::Error::Malformed(_) => {
             Problem::new(Code::BadRequest, "the request's body is malformed or incomplete; nothing was sent")
+        }
+        buffer::Error::Stalled => {
+            Problem::new(Code::BadRequest, "the request's body did not arrive in time; nothing was sent")
         }
         buffer::Error::Spool(error) => spool_problem(&error),
     }

@@ -95,9 +95,9 @@ impl Flights {
 }
 
 impl Running {
-    pub(super) fn new(attempt: Attempt, fingerprint: Fingerprint, lease: Duration) -> Self {
-        let began = Instant::now();
-        Self { attempt, fingerprint, began, lease, renewed: Mutex::new(began) }
+    /// `asked` is when the store was asked for the claim: its lease began no earlier.
+    pub(super) fn new(attempt: Attempt, fingerprint: Fingerprint, lease: Duration, asked: Instant) -> Self {
+        Self { attempt, fingerprint, began: asked, lease, renewed: Mutex::new(asked) }
     }
 
     /// Its lease was renewed by a call that began at `at`.

@@ -28,7 +28,9 @@ pub use self::answer::HeaderNames;
 use self::answer::Reply;
 use self::estimate::Estimator;
 use self::flights::Flights;
+use self::pass::Manner;
 use crate::http::body::Body;
+use crate::http::buffer::discard;
 use crate::http::problem::Problem;
 use crate::http::server::Handler;
 use crate::http::upstream::{self, Upstream};
@@ -177,13 +179,13 @@ impl Gate {
         let Some(route) = self.router.find(&head.method, head.authority.as_deref(), head.uri.path()) else {
             let lane = Arc::clone(&self.unrouted);
             return match self.settings.default_upstream {
-                Some(index) => (lane, pass::forward(&self.upstreams[index], head, body, &[]).await),
+                Some(index) => (lane, pass::forward(&self.upstreams[index], head, body, Manner::default()).await),
                 None => (lane, Reply::problem(pass::no_route(&head), None)),
             };
         };
         let lane = Arc::clone(&self.lanes[&route.name]);
         let reply = match route.policy.mode {
-            Mode::Pass => pass::forward(&self.upstreams[route.upstream], head, body, &[]).await,
+            Mode::Pass => pass::forward(&self.upstreams[route.upstream], head, body, Manner::of(route)).await,
             Mode::Protect => self.protect(route, &lane, head, body).await,
         };
         (lane, reply)
@@ -199,11 +201,13 @@ impl Gate {
         let policy = &route.policy;
         match policy.key.find(&head.uri, &head.headers, None) {
             Ok(Found::Absent) if policy.key.required => {
+                discard(body);
                 Reply::problem(request::key_missing(&policy.key), policy.docs.as_deref())
             }
-            Ok(Found::Absent) => pass::forward(&self.upstreams[route.upstream], head, body, &[]).await,
+            Ok(Found::Absent) => pass::forward(&self.upstreams[route.upstream], head, body, Manner::of(route)).await,
             Ok(found) => errand::begin(self, route, lane, head, found, body).await,
             Err(invalid) => {
+                discard(body);
                 let problem = Problem::new(Code::KeyInvalid, invalid.to_string());
                 self.keyed(Reply::problem(problem, policy.docs.as_deref()))
             }

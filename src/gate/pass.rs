@@ -1,96 +1,181 @@
 //! Requests that are not protected: forwarded as they come, streaming both ways.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING, UPGRADE};
-use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
+use http::header::{CONNECTION, CONTENT_LENGTH, HOST, TRAILER, TRANSFER_ENCODING, UPGRADE};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
+use http_body::Body as _;
 use hyper::body::Incoming;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 use super::answer::Reply;
 use super::request::Head;
-use crate::http::body::Body;
+use crate::http::body::{Body, Progress};
 use crate::http::buffer::Buffered;
-use crate::http::headers::{to_client, to_upstream};
+use crate::http::headers::{announce_trailers, to_client, to_upstream};
 use crate::http::problem::Problem;
+use crate::http::replay::announced_length;
 use crate::http::upgrade;
-use crate::http::upstream::{Error, Reuse, Upstream};
+use crate::http::upstream::{Carrier, Error, Reuse, Upstream};
+use crate::route::Route;
 use crate::telemetry::outcome::{Code, Outcome};
 
 /// How long to wait before an upstream that cannot be reached is tried again.
-pub(super) const UNREACHABLE_RETRY: Duration = Duration::from_secs(1);
+const UNREACHABLE_RETRY: Duration = Duration::from_secs(1);
 
-/// Forwards a request, and its answer without the headers in `dropped`.
-pub(super) async fn forward(upstream: &Upstream, head: Head, body: Incoming, dropped: &[HeaderName]) -> Reply {
-    let body = if http_body::Body::is_end_stream(&body) { Body::empty() } else { Body::relay(body, None) };
-    exchange(upstream, head, body, dropped, Outcome::Passed).await
+/// What an unprotected request needs on its way besides itself.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Manner<'a> {
+    /// Headers that no `Connection` can strip.
+    pub(super) kept: &'a [HeaderName],
+    /// Headers that the answer loses.
+    pub(super) dropped: &'a [HeaderName],
+    /// The route's page on its problems.
+    pub(super) docs: Option<&'a str>,
 }
 
-/// Forwards a request whose body was held already.
-pub(super) async fn forward_buffered(
-    upstream: &Upstream,
-    head: Head,
-    body: &Buffered,
-    dropped: &[HeaderName],
-    outcome: Outcome,
-) -> Reply {
-    exchange(upstream, head, body.body(), dropped, outcome).await
-}
-
-async fn exchange(upstream: &Upstream, mut head: Head, body: Body, dropped: &[HeaderName], outcome: Outcome) -> Reply {
-    let client_upgrade = head.upgrade.take();
-    let request = request(upstream, &head, body, client_upgrade.is_some());
-    let reuse = if client_upgrade.is_some() { Reuse::Never } else { Reuse::Unprotected };
-    let limit = upstream.settings().timeout;
-    // Only the head of the answer is waited for with a limit: its body may stream for as long as it likes.
-    let (mut response, connection) = match timeout(limit, upstream.send(request, reuse)).await {
-        Ok(Ok(answered)) => answered,
-        Ok(Err(error)) => return Reply::problem(problem(upstream, &error), None),
-        Err(_) => return Reply::problem(timed_out(limit), None),
-    };
-    let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
-    let mut headers = to_client(response.headers(), dropped);
-    if switched {
-        let Some(client) = client_upgrade else {
-            let detail = "the upstream switched protocols without being asked";
-            return Reply::problem(Problem::new(Code::UpstreamBroken, detail), None);
-        };
-        if let Some(protocol) = response.headers().get(UPGRADE) {
-            headers.insert(UPGRADE, protocol.clone());
-        }
-        headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-        upgrade::join(client, &mut response);
+impl<'a> Manner<'a> {
+    /// For a request of this route that carries no key.
+    pub(super) fn of(route: &'a Route) -> Self {
+        Self { docs: route.policy.docs.as_deref(), ..Self::default() }
     }
-    let (parts, body) = response.into_parts();
-    let body = if switched { Body::empty() } else { Body::relay(body, Some(connection)) };
-    let mut out = Response::new(body);
-    *out.status_mut() = parts.status;
-    *out.headers_mut() = headers;
-    // The reason phrase, where it is not the standard one.
-    *out.extensions_mut() = parts.extensions;
-    Reply::new(outcome, out)
 }
 
-fn request(upstream: &Upstream, head: &Head, body: Body, upgrade: bool) -> Request<Body> {
-    let mut headers = to_upstream(&head.headers, &[], head.forwarded());
-    if !headers.contains_key(HOST)
-        && let Ok(host) = HeaderValue::from_str(&upstream.authority())
-    {
-        headers.insert(HOST, host);
-    }
+/// Forwards a request as it comes.
+pub(super) async fn forward(upstream: &Upstream, mut head: Head, body: Incoming, manner: Manner<'_>) -> Reply {
+    let progress = Arc::new(Progress::default());
+    let mut headers = to_upstream(&head.headers, manner.kept, head.forwarded());
     if head.headers.contains_key(TRANSFER_ENCODING) {
         headers.remove(CONTENT_LENGTH);
         headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
-    if upgrade && let Some(protocol) = head.headers.get(UPGRADE) {
+    let client_upgrade = head.upgrade.take();
+    if client_upgrade.is_some()
+        && let Some(protocol) = head.headers.get(UPGRADE)
+    {
         headers.insert(UPGRADE, protocol.clone());
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    }
+    let request = request(upstream, &head, headers, Body::from_client(body, Arc::clone(&progress)));
+    let reuse = if client_upgrade.is_some() { Reuse::Never } else { Reuse::Unprotected };
+    match exchange(upstream, request, reuse, &progress).await {
+        Ok((response, carrier)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => match client_upgrade {
+            Some(client) => Reply::new(Outcome::Passed, switch(response, carrier, client, manner)),
+            None => Reply::problem(unasked_switch(), manner.docs),
+        },
+        Ok((response, carrier)) => Reply::new(Outcome::Passed, answer(response, carrier, manner)),
+        Err(problem) => Reply::problem(problem, manner.docs),
+    }
+}
+
+/// Forwards a request whose body was held already, without protection.
+pub(super) async fn forward_buffered(
+    upstream: &Upstream,
+    head: &Head,
+    body: &Buffered,
+    manner: Manner<'_>,
+    outcome: Outcome,
+) -> Reply {
+    let request = buffered_request(upstream, head, body, manner.kept);
+    match exchange(upstream, request, Reuse::Unprotected, &Progress::default()).await {
+        Ok((response, _)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+            Reply::problem(unasked_switch(), manner.docs)
+        }
+        Ok((response, carrier)) => Reply::new(outcome, answer(response, carrier, manner)),
+        Err(problem) => Reply::problem(problem, manner.docs),
+    }
+}
+
+/// A request whose body was held already, as it goes to the upstream.
+pub(super) fn buffered_request(
+    upstream: &Upstream,
+    head: &Head,
+    body: &Buffered,
+    kept: &[HeaderName],
+) -> Request<Body> {
+    let mut headers = to_upstream(&head.headers, kept, head.forwarded());
+    if let Some(trailers) = body.trailers() {
+        headers.remove(CONTENT_LENGTH);
+        headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+        announce_trailers(&mut headers, trailers);
+    } else {
+        headers.remove(TRAILER);
+        if !body.is_empty() || head.headers.contains_key(TRANSFER_ENCODING) {
+            // Its length is known by now, however it came.
+            headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
+        }
+    }
+    request(upstream, head, headers, body.body())
+}
+
+fn request(upstream: &Upstream, head: &Head, mut headers: HeaderMap, body: Body) -> Request<Body> {
+    if !headers.contains_key(HOST)
+        && let Ok(host) = HeaderValue::from_str(&upstream.authority())
+    {
+        headers.insert(HOST, host);
     }
     let mut request = Request::new(body);
     *request.method_mut() = head.method.clone();
     *request.uri_mut() = head.target();
     *request.headers_mut() = headers;
     request
+}
+
+/// Sends a request and waits for the head of its answer: for the upstream's timeout after the request has last moved.
+/// The body of the answer may stream for as long as it likes.
+async fn exchange(
+    upstream: &Upstream,
+    request: Request<Body>,
+    reuse: Reuse,
+    progress: &Progress,
+) -> Result<(Response<Incoming>, Carrier), Problem> {
+    let limit = upstream.settings().timeout;
+    let mut sending = std::pin::pin!(upstream.send(request, reuse));
+    loop {
+        let deadline = progress.last() + limit;
+        match timeout_at(deadline, sending.as_mut()).await {
+            Ok(ended) => return ended.map_err(|error| problem(upstream, &error)),
+            Err(_) if progress.last() + limit > Instant::now() => {}
+            Err(_) => return Err(timed_out(limit)),
+        }
+    }
+}
+
+fn answer(response: Response<Incoming>, carrier: Carrier, manner: Manner<'_>) -> Response<Body> {
+    let headers = to_client(response.headers(), manner.dropped);
+    let (parts, body) = response.into_parts();
+    let announced = announced_length(parts.status, &headers).filter(|_| body.is_end_stream());
+    let body = Body::from_upstream(body, carrier);
+    let mut out = Response::new(announced.map_or(body, Body::announced));
+    *out.status_mut() = parts.status;
+    *out.headers_mut() = headers;
+    // The reason phrase, where it is not the standard one.
+    *out.extensions_mut() = parts.extensions;
+    out
+}
+
+fn switch(
+    mut response: Response<Incoming>,
+    carrier: Carrier,
+    client: hyper::upgrade::OnUpgrade,
+    manner: Manner<'_>,
+) -> Response<Body> {
+    let mut headers = to_client(response.headers(), manner.dropped);
+    if let Some(protocol) = response.headers().get(UPGRADE) {
+        headers.insert(UPGRADE, protocol.clone());
+    }
+    headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    carrier.detach();
+    upgrade::join(client, &mut response);
+    let mut out = Response::new(Body::empty());
+    *out.status_mut() = response.status();
+    *out.headers_mut() = headers;
+    out
+}
+
+fn unasked_switch() -> Problem {
+    Problem::new(Code::UpstreamBroken, "the upstream switched protocols without being asked")
 }
 
 /// What failed, for a client.
@@ -112,10 +197,8 @@ pub(super) fn problem(upstream: &Upstream, error: &Error) -> Problem {
 
 /// The upstream took too long.
 pub(super) fn timed_out(limit: Duration) -> Problem {
-    Problem::new(
-        Code::UpstreamTimeout,
-        format!("the upstream did not answer within {}", humantime::format_duration(limit)),
-    )
+    let limit = humantime::format_duration(limit);
+    Problem::new(Code::UpstreamTimeout, format!("the upstream did not answer within {limit}"))
 }
 
 /// Nothing is configured for this request.

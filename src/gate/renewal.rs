@@ -3,12 +3,16 @@
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::Gate;
 use crate::http::server::stopped;
 
+/// The longest time between two looks for leases to renew.
 const SLOWEST: Duration = Duration::from_secs(5);
+
+/// How long the store may take to renew them.
+const ANSWER: Duration = Duration::from_secs(5);
 
 pub(super) async fn run(gate: &Gate, mut stop: watch::Receiver<bool>) {
     let shortest = gate.router.routes().iter().map(|route| route.policy.lease).min();
@@ -26,16 +30,21 @@ pub(super) async fn run(gate: &Gate, mut stop: watch::Receiver<bool>) {
             continue;
         }
         let asked = Instant::now();
-        match gate.store.renew(held).await {
-            Ok(()) => {
+        let failure = match timeout(ANSWER, gate.store.renew(held)).await {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_) => Some("the store did not answer in time".to_owned()),
+        };
+        match failure {
+            None => {
                 running.iter().for_each(|running| running.renewed(asked));
                 failing = false;
             }
-            Err(error) if !failing => {
+            Some(error) if !failing => {
                 failing = true;
-                tracing::warn!(%error, leases = running.len(), "renewing leases failed; trying again");
+                tracing::warn!(error, leases = running.len(), "renewing leases failed; trying again");
             }
-            Err(_) => {}
+            Some(_) => {}
         }
     }
 }

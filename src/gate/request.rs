@@ -20,7 +20,9 @@ pub(super) struct Head {
     pub(super) uri: Uri,
     pub(super) version: Version,
     pub(super) headers: HeaderMap,
-    /// Of an absolute-form target, else of `Host` (RFC 9112, 3.2.2).
+    /// The host that it names, as written: of an absolute-form target, else of `Host` (RFC 9112, 3.2.2).
+    host: Option<Arc<str>>,
+    /// The same, so that two spellings of one host are one: see [`normal`].
     pub(super) authority: Option<Arc<str>>,
     pub(super) client_ip: IpAddr,
     /// The client's side of the upgrade that it asks for.
@@ -30,9 +32,9 @@ pub(super) struct Head {
 impl Head {
     /// Takes a request apart, unless it is one that nobody should see.
     pub(super) fn read(mut request: Request<Incoming>, peer: SocketAddr) -> Result<(Self, Incoming), Problem> {
-        let upgrade = asks_upgrade(request.headers()).then(|| hyper::upgrade::on(&mut request));
+        let upgrade = asks_upgrade(request.version(), request.headers()).then(|| hyper::upgrade::on(&mut request));
         let (parts, body) = request.into_parts();
-        let authority = authority(&parts)?;
+        let host = host(&parts)?;
         if !framing_is_plain(&parts.headers) {
             return Err(bad("the only transfer coding understood here is chunked"));
         }
@@ -41,7 +43,8 @@ impl Head {
             uri: parts.uri,
             version: parts.version,
             headers: parts.headers,
-            authority,
+            authority: host.as_deref().map(|host| normal(host).into()),
+            host,
             client_ip: peer.ip().to_canonical(),
             upgrade,
         };
@@ -49,24 +52,11 @@ impl Head {
     }
 
     pub(super) fn forwarded(&self) -> Forwarded<'_> {
-        Forwarded { client: Some(self.client_ip), authority: self.authority.as_deref(), version: self.version }
+        Forwarded { client: Some(self.client_ip), host: self.host.as_deref(), version: self.version }
     }
 
     pub(super) fn caller(&self) -> Caller<'_> {
         Caller { headers: &self.headers, authority: self.authority.as_deref(), client_ip: Some(self.client_ip) }
-    }
-
-    /// Another head for the same request, which has no upgrade.
-    pub(super) fn detached(&self) -> Self {
-        Self {
-            method: self.method.clone(),
-            uri: self.uri.clone(),
-            version: self.version,
-            headers: self.headers.clone(),
-            authority: self.authority.clone(),
-            client_ip: self.client_ip,
-            upgrade: None,
-        }
     }
 
     /// The target as the upstream gets it: path and query, byte for byte.
@@ -78,7 +68,7 @@ impl Head {
     }
 }
 
-fn authority(parts: &http::request::Parts) -> Result<Option<Arc<str>>, Problem> {
+fn host(parts: &http::request::Parts) -> Result<Option<Arc<str>>, Problem> {
     if parts.method == Method::CONNECT {
         return Err(bad("CONNECT is not served here"));
     }
@@ -91,10 +81,26 @@ fn authority(parts: &http::request::Parts) -> Result<Option<Arc<str>>, Problem> 
         return Err(bad("the request has no Host header (RFC 9112, 3.2)"));
     }
     match (parts.uri.authority(), host) {
-        (Some(authority), _) => Ok(Some(authority.as_str().into())),
+        // What stands before an @ is for nobody (RFC 9110, 4.2.4).
+        (Some(authority), _) => Ok(authority.as_str().rsplit('@').next().map(Into::into)),
         (None, Some(host)) => Ok(Some(host.to_str().map_err(|_| bad("the Host header is not ASCII"))?.into())),
         (None, None) => Ok(None),
     }
+}
+
+/// A host in lower case, without the default port and the final dot of a name (RFC 9110, 4.2.3).
+fn normal(host: &str) -> String {
+    let host = host.strip_suffix(":80").or_else(|| host.strip_suffix(':')).unwrap_or(host);
+    let (name, port) = match host.rsplit_once(':') {
+        Some((name, port)) if !port.contains(']') => (name, Some(port)),
+        _ => (host, None),
+    };
+    let mut normal = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
+    if let Some(port) = port {
+        normal.push(':');
+        normal.push_str(port);
+    }
+    normal
 }
 
 fn bad(detail: &str) -> Problem {
@@ -106,4 +112,22 @@ pub(super) fn key_missing(rule: &KeyRule) -> Problem {
     let places: Vec<_> = rule.from.iter().map(ToString::to_string).collect();
     let places = places.join(" or ");
     Problem::new(Code::KeyMissing, format!("send a key of your own choice, unique to this request, in {places}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spellings_of_one_host_are_one() {
+        for host in ["api.example", "API.example", "api.example:80", "api.example.", "api.example.:80", "api.example:"]
+        {
+            assert_eq!(normal(host), "api.example", "{host}");
+        }
+        assert_eq!(normal("api.example.:8080"), "api.example:8080");
+        assert_eq!(normal("[::1]"), "[::1]");
+        assert_eq!(normal("[::1]:80"), "[::1]");
+        assert_eq!(normal("[::1]:8080"), "[::1]:8080");
+        assert_eq!(normal(""), "");
+    }
 }

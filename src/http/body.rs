@@ -2,16 +2,18 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::body::Incoming;
-use tokio::sync::mpsc;
+use tokio::sync::mpsc::{self, error::TrySendError};
+use tokio::time::Instant;
 
 use super::buffer::SpooledReader;
-use super::upstream::PooledConnection;
+use super::upstream::Carrier;
 
 /// A body to send.
 #[derive(Default)]
@@ -70,10 +72,24 @@ impl Body {
         Self(Kind::Announced(length))
     }
 
-    /// What arrives on another connection, as it arrives. When it has ended well, `connection` is given back.
+    /// What arrives from an upstream, as it arrives. When it has ended well, its connection is given back.
     #[must_use]
-    pub fn relay(incoming: Incoming, connection: Option<PooledConnection>) -> Self {
-        Self(Kind::Incoming(Box::new(Relay { incoming, connection })))
+    pub fn from_upstream(incoming: Incoming, carrier: Carrier) -> Self {
+        // A body that has ended is not polled any more.
+        if incoming.is_end_stream() {
+            carrier.give_back();
+            return Self::empty();
+        }
+        Self(Kind::Incoming(Box::new(Relay { incoming, end: End::GiveBack(Some(carrier)) })))
+    }
+
+    /// What arrives from a client, as it arrives. `progress` is told of every frame, and of the end.
+    #[must_use]
+    pub fn from_client(incoming: Incoming, progress: Arc<Progress>) -> Self {
+        if incoming.is_end_stream() {
+            return Self::empty();
+        }
+        Self(Kind::Incoming(Box::new(Relay { incoming, end: End::Tell(progress) })))
     }
 
     /// A body that is fed through the sender. It ends well only by [`Sender::finish`].
@@ -95,7 +111,7 @@ pub struct Sender(mpsc::Sender<Item>);
 
 enum Item {
     Frame(Frame<Bytes>),
-    End,
+    Finished,
 }
 
 /// The receiver of a channel body is gone.
@@ -108,10 +124,16 @@ impl Sender {
         self.0.send(Item::Frame(frame)).await.map_err(|_| Gone)
     }
 
-    /// Ends the body well.
-    pub async fn finish(self) {
-        // A receiver that is gone does not need the end.
-        let _ = self.0.send(Item::End).await;
+    /// Ends the body well, when the receiver has taken what was sent.
+    pub fn finish(self) {
+        match self.0.try_send(Item::Finished) {
+            // A receiver that is gone does not need the end.
+            Ok(()) | Err(TrySendError::Closed(_)) => {}
+            Err(TrySendError::Full(end)) => {
+                // It waits as long as the receiver's connection lasts, and for nothing else.
+                tokio::spawn(async move { self.0.send(end).await });
+            }
+        }
     }
 }
 
@@ -120,17 +142,48 @@ struct Channel {
     ended: bool,
 }
 
+/// When a body last moved.
+pub struct Progress(Mutex<Instant>);
+
+impl Default for Progress {
+    fn default() -> Self {
+        Self(Mutex::new(Instant::now()))
+    }
+}
+
+impl Progress {
+    /// When it last moved.
+    #[must_use]
+    pub fn last(&self) -> Instant {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn moved(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+}
+
 struct Relay {
     incoming: Incoming,
-    connection: Option<PooledConnection>,
+    end: End,
+}
+
+/// What moving a body on means to somebody.
+enum End {
+    GiveBack(Option<Carrier>),
+    Tell(Arc<Progress>),
 }
 
 impl Relay {
-    fn give_back_if_ended(&mut self) {
-        if self.incoming.is_end_stream()
-            && let Some(connection) = self.connection.take()
-        {
-            connection.give_back();
+    fn moved(&mut self, ended: bool) {
+        match &mut self.end {
+            End::GiveBack(carrier) if ended => {
+                if let Some(carrier) = carrier.take() {
+                    carrier.give_back_relayed();
+                }
+            }
+            End::GiveBack(_) => {}
+            End::Tell(progress) => progress.moved(),
         }
     }
 }
@@ -153,19 +206,11 @@ impl HttpBody for Body {
             }),
             Kind::Incoming(relay) => {
                 let frame = ready!(Pin::new(&mut relay.incoming).poll_frame(cx));
-                match frame {
-                    None => {
-                        if let Some(connection) = relay.connection.take() {
-                            connection.give_back();
-                        }
-                        Poll::Ready(None)
-                    }
-                    Some(Ok(frame)) => {
-                        relay.give_back_if_ended();
-                        Poll::Ready(Some(Ok(frame)))
-                    }
-                    Some(Err(error)) => Poll::Ready(Some(Err(error.into()))),
+                if !matches!(frame, Some(Err(_))) {
+                    let ended = frame.is_none() || relay.incoming.is_end_stream();
+                    relay.moved(ended);
                 }
+                Poll::Ready(frame.map(|frame| frame.map_err(Error::from)))
             }
             Kind::Channel(channel) => {
                 if channel.ended {
@@ -173,7 +218,7 @@ impl HttpBody for Body {
                 }
                 match ready!(channel.rx.poll_recv(cx)) {
                     Some(Item::Frame(frame)) => Poll::Ready(Some(Ok(frame))),
-                    Some(Item::End) => {
+                    Some(Item::Finished) => {
                         channel.ended = true;
                         Poll::Ready(None)
                     }
@@ -226,7 +271,7 @@ mod tests {
     async fn a_channel_that_is_finished_ends_well() {
         let (tx, body) = Body::channel();
         tx.send(Frame::data(Bytes::from_static(b"all"))).await.unwrap();
-        tx.finish().await;
+        tx.finish();
         assert_eq!(body.collect().await.unwrap().to_bytes(), "all");
     }
 

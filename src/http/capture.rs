@@ -1,10 +1,13 @@
 //! Takes in an upstream's answer whole, as far as it may be kept.
 
+use std::time::Duration;
+
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Body as _, Frame};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::body::Sender;
 
@@ -64,27 +67,53 @@ pub async fn capture(mut incoming: Incoming, limit: u64) -> hyper::Result<Captur
     Ok(Captured::Whole { body: first.unwrap_or_else(|| memory.freeze()), trailers })
 }
 
+/// How moving a large answer on ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Relayed {
+    /// At its end.
+    Whole,
+    /// In the middle: the upstream broke off or stalled, or the time was up with nobody left to read.
+    Cut,
+}
+
+/// How long a large answer may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Longest pause of the upstream.
+    pub stall: Duration,
+    /// Longest pause of the client, after which it counts as gone.
+    pub client: Duration,
+    /// Until when the upstream is read once the client is gone.
+    pub deadline: Instant,
+}
+
 impl Rest {
-    /// Sends all of the body on: to `client` while that is there, then nowhere, so that the upstream is read to its
-    /// end either way.
-    pub async fn relay(mut self, client: Sender) -> hyper::Result<()> {
+    /// Sends all of the body on: to `client` while that is there, then nowhere, so that the upstream is not cut off for
+    /// want of a reader.
+    pub async fn relay(mut self, client: Sender, limits: Limits) -> Relayed {
         let mut client = Some(client);
         if !self.prefix.is_empty() {
-            deliver(&mut client, Frame::data(std::mem::take(&mut self.prefix))).await;
+            deliver(&mut client, Frame::data(std::mem::take(&mut self.prefix)), limits.client).await;
         }
-        while let Some(frame) = self.incoming.frame().await {
-            deliver(&mut client, frame?).await;
+        loop {
+            let stalled = Instant::now() + limits.stall;
+            let until = if client.is_some() { stalled } else { stalled.min(limits.deadline) };
+            match timeout_at(until, self.incoming.frame()).await {
+                Ok(Some(Ok(frame))) => deliver(&mut client, frame, limits.client).await,
+                Ok(None) => break,
+                Ok(Some(Err(_))) | Err(_) => return Relayed::Cut,
+            }
         }
         if let Some(client) = client {
-            client.finish().await;
+            client.finish();
         }
-        Ok(())
+        Relayed::Whole
     }
 }
 
-async fn deliver(client: &mut Option<Sender>, frame: Frame<Bytes>) {
+async fn deliver(client: &mut Option<Sender>, frame: Frame<Bytes>, patience: Duration) {
     if let Some(sender) = client
-        && sender.send(frame).await.is_err()
+        && !matches!(timeout(patience, sender.send(frame)).await, Ok(Ok(())))
     {
         *client = None;
     }

@@ -54,10 +54,25 @@ pub fn framing_is_plain(headers: &HeaderMap) -> bool {
         && codings.next().is_none()
 }
 
-/// Whether a request asks for an upgrade (RFC 9110, 7.8).
+/// Whether a request asks for an upgrade that may be passed on (RFC 9110, 7.8).
+///
+/// One to `h2c` is not: behind it, requests would pass the gate unseen. It is ignored, as any server may.
 #[must_use]
-pub fn asks_upgrade(headers: &HeaderMap) -> bool {
-    headers.contains_key(UPGRADE) && has_token(headers, &CONNECTION, "upgrade")
+pub fn asks_upgrade(version: Version, headers: &HeaderMap) -> bool {
+    version == Version::HTTP_11
+        && headers.contains_key(UPGRADE)
+        && has_token(headers, &CONNECTION, "upgrade")
+        && !has_token(headers, &UPGRADE, "h2c")
+}
+
+/// Announces `trailers` where nothing does: hyper sends only what was announced (RFC 9110, 6.6.2).
+pub fn announce_trailers(headers: &mut HeaderMap, trailers: &HeaderMap) {
+    if !headers.contains_key(TRAILER) {
+        let names: Vec<_> = trailers.keys().map(HeaderName::as_str).collect();
+        if let Ok(value) = HeaderValue::from_str(&names.join(", ")) {
+            headers.insert(TRAILER, value);
+        }
+    }
 }
 
 /// What the gate knows of a request besides its headers.
@@ -65,8 +80,8 @@ pub fn asks_upgrade(headers: &HeaderMap) -> bool {
 pub struct Forwarded<'a> {
     /// The client's address.
     pub client: Option<IpAddr>,
-    /// The request's authority.
-    pub authority: Option<&'a str>,
+    /// The host that the request names, as it was written.
+    pub host: Option<&'a str>,
     /// The version that it came in.
     pub version: Version,
 }
@@ -83,12 +98,12 @@ pub fn to_upstream(headers: &HeaderMap, kept: &[HeaderName], forwarded: Forwarde
     let mut out = HeaderMap::with_capacity(headers.len() + 6);
     for (name, value) in headers {
         let replaced = *name == X_FORWARDED_FOR || *name == X_FORWARDED_PROTO || *name == X_FORWARDED_HOST;
-        let overridden = *name == HOST && forwarded.authority.is_some();
+        let overridden = *name == HOST && forwarded.host.is_some();
         if !(is_hop_by_hop(name) || *name == ATTEMPT || replaced || overridden || strippable(name)) {
             out.append(name, value.clone());
         }
     }
-    if let Some(value) = forwarded.authority.and_then(|authority| HeaderValue::from_str(authority).ok()) {
+    if let Some(value) = forwarded.host.and_then(|host| HeaderValue::from_str(host).ok()) {
         out.insert(X_FORWARDED_HOST, value.clone());
         out.insert(HOST, value);
     }
@@ -117,9 +132,11 @@ pub fn to_upstream(headers: &HeaderMap, kept: &[HeaderName], forwarded: Forwarde
 #[must_use]
 pub fn to_client(headers: &HeaderMap, dropped: &[HeaderName]) -> HeaderMap {
     let listed = connection_names(headers);
+    // Beside chunks a length means nothing, and must not be passed on (RFC 9112, 6.3).
+    let chunked = headers.contains_key(TRANSFER_ENCODING);
     let mut out = HeaderMap::with_capacity(headers.len() + 3);
     for (name, value) in headers {
-        let strippable = listed.contains(name) && *name != CONTENT_LENGTH;
+        let strippable = if *name == CONTENT_LENGTH { chunked } else { listed.contains(name) };
         if !(is_hop_by_hop(name) || *name == CONTROL || dropped.contains(name) || strippable) {
             out.append(name, value.clone());
         }
@@ -161,7 +178,7 @@ mod tests {
         )
     }
 
-    const NOBODY: Forwarded<'static> = Forwarded { client: None, authority: None, version: Version::HTTP_11 };
+    const NOBODY: Forwarded<'static> = Forwarded { client: None, host: None, version: Version::HTTP_11 };
 
     #[test]
     fn connection_strips_what_it_lists_but_not_what_counts() {
@@ -213,6 +230,23 @@ mod tests {
         let out = to_client(&headers, &[]);
         let lines: Vec<_> = out.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
         assert_eq!(lines, [("set-cookie", "a"), ("set-cookie", "b"), ("etag", "e"), ("date", "d")]);
+    }
+
+    #[test]
+    fn a_length_beside_chunks_is_dropped() {
+        let headers = map(&[("content-length", "3"), ("transfer-encoding", "chunked"), ("etag", "e")]);
+        let out = to_client(&headers, &[]);
+        assert!(!out.contains_key(CONTENT_LENGTH));
+        assert!(out.contains_key("etag"));
+    }
+
+    #[test]
+    fn only_harmless_upgrades_are_passed_on() {
+        let websocket = map(&[("connection", "keep-alive, Upgrade"), ("upgrade", "websocket")]);
+        assert!(asks_upgrade(Version::HTTP_11, &websocket));
+        assert!(!asks_upgrade(Version::HTTP_10, &websocket));
+        let h2c = map(&[("connection", "upgrade, http2-settings"), ("upgrade", "h2c")]);
+        assert!(!asks_upgrade(Version::HTTP_11, &h2c));
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! A kept answer as a response: the one way in which a protected answer reaches a client, the first time and every
 //! time after.
 
-use http::header::{CONTENT_LENGTH, TRAILER};
-use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
+use http::header::CONTENT_LENGTH;
+use http::{HeaderMap, Method, Response, StatusCode};
 use hyper::ext::ReasonPhrase;
 
 use super::body::Body;
+use super::headers::announce_trailers;
 use crate::idempotency::codec::{Answer, Content};
 
 /// The response of an answer to a request with this method. A tombstone gives an empty body.
@@ -28,11 +29,16 @@ pub fn response(answer: &Answer, method: &Method) -> Response<Body> {
     response
 }
 
+/// The length that a 304 announces: that of the answer that it stands for, and nothing follows (RFC 9110, 8.6).
+#[must_use]
+pub fn announced_length(status: StatusCode, headers: &HeaderMap) -> Option<u64> {
+    let length = headers.get(CONTENT_LENGTH).filter(|_| status == StatusCode::NOT_MODIFIED)?;
+    length.to_str().ok()?.parse().ok()
+}
+
 fn body(status: StatusCode, content: &Content, method: &Method, headers: &mut HeaderMap) -> Body {
-    if status == StatusCode::NOT_MODIFIED {
-        // Its length is that of the answer it stands for, and nothing follows.
-        let announced = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-        return announced.map_or_else(Body::empty, Body::announced);
+    if let Some(length) = announced_length(status, headers) {
+        return Body::announced(length);
     }
     if *method == Method::HEAD || content.trailers.is_empty() {
         return Body::full(content.body.clone());
@@ -41,13 +47,8 @@ fn body(status: StatusCode, content: &Content, method: &Method, headers: &mut He
     for (name, value) in &content.trailers {
         trailers.append(name, value.clone());
     }
-    // Trailers are only sent when they were announced (RFC 9110, 6.6.2), and only in chunks.
+    // Trailers are only sent in chunks.
     headers.remove(CONTENT_LENGTH);
-    if !headers.contains_key(TRAILER) {
-        let names: Vec<_> = trailers.keys().map(http::HeaderName::as_str).collect();
-        if let Ok(value) = HeaderValue::from_str(&names.join(", ")) {
-            headers.insert(TRAILER, value);
-        }
-    }
+    announce_trailers(headers, &trailers);
     Body::with_trailers(content.body.clone(), trailers)
 }

@@ -76,7 +76,7 @@ fn resolve(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-fn open_private(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+pub(super) fn open_private(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     options.mode(0o600).open(path)
 }
 
@@ -88,7 +88,7 @@ pub(super) fn sync_directory(path: &Path) -> io::Result<()> {
     }
 }
 
-fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+pub(super) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     PathBuf::from(name)

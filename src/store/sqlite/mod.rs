@@ -6,8 +6,8 @@
 //!
 //! - What is acknowledged is in the write-ahead log and synced. The log is copied into the database by the writer
 //!   whenever it has grown to 16 MiB, so it stays about that size.
-//! - A full disk refuses claims and loses nothing. For a moment after each failure what room is left belongs to the
-//!   attempts that run.
+//! - A full disk refuses claims and loses nothing. A little room is held beside the database, in `<path>.reserve`, for
+//!   the attempts that run at that moment; claims are taken again when it can be held again.
 //! - A sync that fails ends the process, see [`Settings::fatal`]: the kernel may have dropped what was written, and
 //!   only what is read back from the disk after a restart can be believed.
 //! - Freed pages are used again; the file does not shrink by itself.
@@ -17,6 +17,7 @@ mod error;
 mod lock;
 mod reader;
 mod requests;
+mod reserve;
 mod row;
 #[cfg(test)]
 mod sabotage;
@@ -38,6 +39,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 pub use self::error::OpenError;
 pub use self::lock::{Lock, filesystem_warning};
 use self::reader::{Page, Read, Reader};
+use self::reserve::Reserve;
 use self::session::Session;
 use self::writer::{Message, Request, Writer};
 use super::clock::Clock;
@@ -105,13 +107,14 @@ impl Sqlite {
     /// # Errors
     /// See [`OpenError`].
     pub fn open(lock: Lock) -> Result<Self, OpenError> {
-        let opened = schema::open(&lock)?;
+        let (opened, reserve) = open_with_reserve(&lock)?;
         let clock = opened.clock.clone();
         let turned_unknown = opened.turned_unknown;
         let counts = Arc::new(Mutex::new(opened.counts));
         let path = lock.path().to_owned();
         let failed = |source| OpenError::Io { path: path.clone(), source };
-        let session = Session::new(opened, counts.clone()).map_err(|error| OpenError::from_sql(path.clone(), error))?;
+        let session =
+            Session::new(opened, reserve, counts.clone()).map_err(|error| OpenError::from_sql(path.clone(), error))?;
         let reading = schema::open_reader(&lock)?;
 
         let (writer, writes) = mpsc::channel(lock.settings.queue);
@@ -219,6 +222,18 @@ impl Store for Sqlite {
         let _ = self.reader.send(Read::Close).await;
         let _ = self.writer.send(Message::Close).await;
         let _ = self.finished.clone().wait_for(|finished| *finished).await;
+    }
+}
+
+/// Opens the file, by the room that was held for it where the disk is full.
+fn open_with_reserve(lock: &Lock) -> Result<(schema::Opened, Reserve), OpenError> {
+    match schema::open(lock) {
+        Ok(opened) => Ok((opened, Reserve::hold(lock.path()))),
+        Err(full @ OpenError::Full { .. }) => match Reserve::take_over_spent(lock.path()) {
+            Some(spent) => Ok((schema::open(lock)?, spent)),
+            None => Err(full),
+        },
+        Err(other) => Err(other),
     }
 }
 

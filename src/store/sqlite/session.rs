@@ -8,6 +8,7 @@ use rusqlite::wal::CheckpointMode;
 use rusqlite::{Connection, Error as SqlError, ErrorCode, params};
 
 use super::error::{self, Failure};
+use super::reserve::{self, Reserve};
 use super::{row, schema};
 use crate::idempotency::record::{State, Timestamp};
 use crate::store::clock::Clock;
@@ -16,7 +17,7 @@ use crate::store::{Error, ErrorKind, rules};
 /// The log is copied into the database when it has this many pages: 16 MiB.
 const CHECKPOINT_PAGES: i32 = 4096;
 
-/// After the disk was full, what is left of it belongs to the attempts that run: new claims are refused for so long.
+/// While the disk is full, what is left of it belongs to the attempts that run: a new claim is tried so often.
 const FULL_PAUSE: Duration = Duration::from_millis(250);
 
 /// How often the time is noted, at most.
@@ -36,7 +37,9 @@ pub(super) struct Session {
     /// Whether this transaction claims something.
     claims: bool,
     stamped: Option<Instant>,
-    full_since: Option<Instant>,
+    reserve: Reserve,
+    /// When the disk was last found full.
+    found_full: Option<Instant>,
     /// Pages in the log, as of the last commit.
     log_pages: Arc<AtomicI32>,
     checkpoint_at: i32,
@@ -45,7 +48,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn new(mut opened: schema::Opened, committed: Counts) -> rusqlite::Result<Self> {
+    pub(super) fn new(mut opened: schema::Opened, reserve: Reserve, committed: Counts) -> rusqlite::Result<Self> {
         let log_pages = Arc::new(AtomicI32::new(0));
         let seen = log_pages.clone();
         opened.conn.wal_hook(Some(move |_: &mut rusqlite::hooks::Wal, pages| {
@@ -60,7 +63,8 @@ impl Session {
             changes_before: 0,
             claims: false,
             stamped: None,
-            full_since: None,
+            reserve,
+            found_full: None,
             log_pages,
             checkpoint_at: CHECKPOINT_PAGES,
             #[cfg(test)]
@@ -85,7 +89,7 @@ impl Session {
         self.sabotage.strike(super::sabotage::Spot::Commit)?;
         self.conn.prepare_cached("COMMIT")?.execute([])?;
         *self.committed.lock().unwrap_or_else(PoisonError::into_inner) = self.counts;
-        if self.claims && self.full_since.take().is_some() {
+        if self.claims && self.found_full.take().is_some() {
             tracing::info!("the store's disk has room again");
         }
         Ok(())
@@ -132,21 +136,30 @@ impl Session {
     /// Notes a failure that says something about the disk.
     pub(super) fn note(&mut self, error: &SqlError) {
         if error::kind(error) == ErrorKind::Full {
-            if self.full_since.is_none() {
+            if self.found_full.is_none() {
                 tracing::warn!("the store's disk is full: new claims are refused until there is room");
             }
-            self.full_since = Some(Instant::now());
+            self.found_full = Some(Instant::now());
         }
     }
 
+    /// Makes room after such a failure. True where what failed may be tried once more.
+    pub(super) fn make_room(&mut self, error: &SqlError) -> bool {
+        error::kind(error) == ErrorKind::Full && self.reserve.spend()
+    }
+
     /// Refuses a claim while what room is left belongs to the attempts that run.
-    pub(super) fn room_for_claims(&self) -> Result<(), Failure> {
-        match self.full_since {
-            Some(since) if since.elapsed() < FULL_PAUSE => {
-                Err(Failure::Request(Error::determinate(ErrorKind::Full, "the disk was full a moment ago")))
+    pub(super) fn room_for_claims(&mut self) -> Result<(), Failure> {
+        let Some(found_full) = self.found_full else {
+            return Ok(());
+        };
+        if found_full.elapsed() >= FULL_PAUSE {
+            if self.reserve.is_back() {
+                return Ok(());
             }
-            _ => Ok(()),
+            self.found_full = Some(Instant::now());
         }
+        Err(Failure::Request(Error::determinate(ErrorKind::Full, "the disk is full")))
     }
 
     /// Copies the log into the database if it has grown enough. Waits for no reader: where one still looks at an older
@@ -160,6 +173,15 @@ impl Session {
             return Ok(());
         }
         self.checkpoint_at = pages + CHECKPOINT_PAGES / 4;
+        self.checkpoint()
+    }
+
+    /// Copies the log into the database, so that its room serves again. Not on a full disk where the database would
+    /// have to grow by more than the room that was held: that room would be spent, and the log no shorter.
+    pub(super) fn checkpoint(&mut self) -> rusqlite::Result<()> {
+        if self.found_full.is_some() && self.growth()? > reserve::SIZE / 2 {
+            return Ok(());
+        }
         #[cfg(test)]
         self.sabotage.strike(super::sabotage::Spot::Checkpoint)?;
         let busy = |error: &SqlError| error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy);
@@ -168,5 +190,13 @@ impl Session {
             Err(error) if busy(&error) => Ok(()),
             Err(error) => Err(error),
         }
+    }
+
+    /// By how many bytes a checkpoint makes the database grow.
+    fn growth(&self) -> rusqlite::Result<u64> {
+        let bytes = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size";
+        let bytes = self.conn.query_row(bytes, [], |row| row.get::<_, i64>(0))?;
+        let on_disk = self.conn.path().and_then(|path| std::fs::metadata(path).ok()).map_or(0, |file| file.len());
+        Ok(u64::try_from(bytes).unwrap_or(0).saturating_sub(on_disk))
     }
 }

@@ -1,5 +1,6 @@
 //! The thread that writes: whatever waits goes into one transaction, and is answered when that is on the disk.
 
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use tokio::sync::{mpsc, oneshot, watch};
@@ -8,7 +9,6 @@ use super::error::{self, Failure};
 use super::session::Session;
 use super::{Fatal, Lock};
 use crate::store::{Error, ErrorKind};
-use std::sync::Arc;
 
 /// How many requests one transaction takes.
 const BATCH: usize = 1024;
@@ -105,6 +105,9 @@ enum Failed {
     Fatal(String),
 }
 
+/// The fatal handler was called.
+struct Dead;
+
 /// The thread's end of the queue.
 pub(super) struct Writer {
     pub(super) session: Session,
@@ -120,9 +123,7 @@ impl Writer {
     /// Works until it is told to close, or everybody who could ask has gone.
     pub(super) fn run(mut self) {
         let alarm = PanicAlarm(self.fatal.clone());
-        if let Err(reason) = self.work() {
-            (self.fatal)(&reason);
-        }
+        let _ = self.work();
         self.queue.close();
         while let Some(message) = self.queue.blocking_recv() {
             if let Message::Job(job) = message {
@@ -138,7 +139,7 @@ impl Writer {
         finished.send_replace(true);
     }
 
-    fn work(&mut self) -> Result<(), String> {
+    fn work(&mut self) -> Result<(), Dead> {
         let mut messages = Vec::with_capacity(BATCH);
         let mut is_closing = false;
         while !is_closing && self.queue.blocking_recv_many(&mut messages, BATCH) > 0 {
@@ -163,19 +164,24 @@ impl Writer {
         Ok(())
     }
 
-    fn carry_out(&mut self, mut batch: Vec<Box<dyn Job>>) -> Result<(), String> {
+    fn carry_out(&mut self, mut batch: Vec<Box<dyn Job>>) -> Result<(), Dead> {
         if batch.is_empty() {
             return Ok(());
         }
         match self.transact(&mut batch) {
             Ok(()) => {
                 batch.into_iter().for_each(Job::finish);
-                self.checkpoint()
+                let checkpointed = self.session.checkpoint_if_due();
+                self.look_at(checkpointed)
+            }
+            // There is room now that was held for this.
+            Err(Failed::Undone(error)) if self.session.make_room(&error) => {
+                let checkpointed = self.session.checkpoint();
+                self.look_at(checkpointed)?;
+                self.one_by_one(batch)
             }
             // One of them is to blame: alone, each finds out by itself.
-            Err(Failed::Undone(_)) if batch.len() > 1 => {
-                batch.into_iter().try_for_each(|job| self.carry_out(vec![job]))
-            }
+            Err(Failed::Undone(_)) if batch.len() > 1 => self.one_by_one(batch),
             Err(Failed::NotBegun(error) | Failed::Undone(error)) => {
                 fail_all(batch, &error, Error::determinate);
                 Ok(())
@@ -185,10 +191,12 @@ impl Writer {
                 Ok(())
             }
             Err(Failed::Fatal(reason)) => {
+                // First, so that nobody acts on an answer of a process that ends.
+                (self.fatal)(&reason);
                 for job in batch {
                     job.fail(Error::indeterminate(ErrorKind::Unavailable, reason.clone()));
                 }
-                Err(reason)
+                Err(Dead)
             }
         }
     }
@@ -206,14 +214,24 @@ impl Writer {
         })
     }
 
-    fn checkpoint(&mut self) -> Result<(), String> {
-        let Err(error) = self.session.checkpoint_if_due() else {
+    fn one_by_one(&mut self, batch: Vec<Box<dyn Job>>) -> Result<(), Dead> {
+        batch.into_iter().try_for_each(|job| self.carry_out(vec![job]))
+    }
+
+    /// A checkpoint may fail, but not at a sync.
+    fn look_at(&mut self, checkpointed: rusqlite::Result<()>) -> Result<(), Dead> {
+        let Err(error) = checkpointed else {
             return Ok(());
         };
         if error::is_failed_sync(&error) {
-            return Err(sync_failed(&error));
+            (self.fatal)(&sync_failed(&error));
+            return Err(Dead);
         }
         self.session.note(&error);
+        if self.session.make_room(&error) {
+            let again = self.session.checkpoint();
+            return self.look_at(again);
+        }
         tracing::warn!(%error, "the store's log could not be copied into its database; it grows until it can");
         Ok(())
     }

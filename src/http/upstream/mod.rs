@@ -3,17 +3,20 @@
 //! A request is sent at most once. Where a failure provably happened before the first byte, the error says so
 //! ([`Error::NotSent`]); everything else is [`Error::Unknown`].
 
+mod connection;
+mod stream;
+
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use http::{Request, Response};
+use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
+use http::{Request, Response, Version};
 use hyper::body::Incoming;
-use hyper::client::conn::http1::{self, SendRequest};
-use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
-use super::body::Body;
+pub use self::connection::Carrier;
+use self::connection::Connection;
+use super::body::{self, Body};
 use super::headers::framing_is_plain;
 
 /// Idle connections kept for each upstream.
@@ -25,9 +28,6 @@ const UNPROTECTED_IDLE: Duration = Duration::from_secs(30);
 /// How long a connection may have been idle to carry a protected attempt: an upstream that closes idle connections
 /// would do so at the moment of sending, and the outcome would be unknown.
 const PROTECTED_IDLE: Duration = Duration::from_secs(1);
-
-/// How long a connection may take to become idle after its answer has ended.
-const SETTLE_DOWN: Duration = Duration::from_secs(1);
 
 /// One of `[upstreams]`
 #[derive(Clone, Debug)]
@@ -98,14 +98,8 @@ struct Inner {
 }
 
 struct Idle {
-    sender: SendRequest<Body>,
+    connection: Connection,
     since: Instant,
-}
-
-/// A connection that carries an exchange. Give it back when the answer has ended; dropped, it closes.
-pub struct PooledConnection {
-    sender: SendRequest<Body>,
-    upstream: Upstream,
 }
 
 impl Upstream {
@@ -132,95 +126,81 @@ impl Upstream {
     ///
     /// A connection that turns out closed before the request was written to it is passed over for another: the
     /// request was handed back whole, and nothing was sent.
-    pub async fn send(
-        &self,
-        mut request: Request<Body>,
-        reuse: Reuse,
-    ) -> Result<(Response<Incoming>, PooledConnection), Error> {
+    pub async fn send(&self, mut request: Request<Body>, reuse: Reuse) -> Result<(Response<Incoming>, Carrier), Error> {
         loop {
-            let (mut sender, reused) = match self.take_idle(reuse) {
-                Some(sender) => (sender, true),
-                None => (self.connect().await.map_err(Error::NotSent)?, false),
+            let (mut connection, reused) = match self.take_idle(reuse) {
+                Some(connection) => (connection, true),
+                None => (Connection::open(&self.0.settings).await.map_err(Error::NotSent)?, false),
             };
-            match sender.try_send_request(request).await {
-                Ok(response) if !framing_is_plain(response.headers()) => return Err(Error::Coding),
-                Ok(response) => return Ok((response, PooledConnection { sender, upstream: self.clone() })),
+            match connection.sender.try_send_request(request).await {
+                Ok(response) => return self.answered(response, connection),
                 Err(mut refused) => match refused.take_message() {
                     Some(whole) if reused => request = whole,
                     Some(_) => return Err(Error::NotSent(NotSent::HandedBack(refused.into_error()))),
-                    None => {
-                        let error = refused.into_error();
-                        // hyper calls an error of the body that it was given a user's.
-                        return Err(if error.is_user() { Error::ClientBody(error) } else { Error::Unknown(error) });
-                    }
+                    None => return Err(broke_off(refused.into_error())),
                 },
             }
         }
     }
 
-    fn take_idle(&self, reuse: Reuse) -> Option<SendRequest<Body>> {
+    fn answered(
+        &self,
+        response: Response<Incoming>,
+        connection: Connection,
+    ) -> Result<(Response<Incoming>, Carrier), Error> {
+        let headers = response.headers();
+        if !framing_is_plain(headers) {
+            return Err(Error::Coding);
+        }
+        // hyper goes on in the version of the last answer, and 1.0 has no chunks to send a body in; and a length beside
+        // chunks may be somebody's attempt to be read in two ways (RFC 9112, 6.3).
+        let ambiguous = headers.contains_key(TRANSFER_ENCODING) && headers.contains_key(CONTENT_LENGTH);
+        let reusable = response.version() == Version::HTTP_11 && !ambiguous;
+        let carrier = Carrier { connection, upstream: self.clone(), reusable, answered: Instant::now() };
+        Ok((response, carrier))
+    }
+
+    fn take_idle(&self, reuse: Reuse) -> Option<Connection> {
         let longest = match reuse {
             Reuse::Protected => PROTECTED_IDLE,
             Reuse::Unprotected => UNPROTECTED_IDLE,
             Reuse::Never => return None,
         };
         let mut idle = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        // The last one given back was idle for the shortest time: where that is too long, all are.
+        // The last one given back is likely to have been idle for the shortest time: where that is too long, looking
+        // further is not worth it.
         while let Some(last) = idle.last() {
             if last.since.elapsed() >= longest {
                 return None;
             }
-            if let Some(Idle { sender, .. }) = idle.pop()
-                && sender.is_ready()
+            if let Some(Idle { connection, .. }) = idle.pop()
+                && connection.is_idle()
             {
-                return Some(sender);
+                return Some(connection);
             }
         }
         None
     }
 
-    fn put_idle(&self, sender: SendRequest<Body>) {
+    fn put_idle(&self, connection: Connection, since: Instant) {
         let mut idle = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        if idle.first().is_some_and(|oldest| now - oldest.since >= UNPROTECTED_IDLE) {
-            idle.retain(|entry| now - entry.since < UNPROTECTED_IDLE);
+        if idle.first().is_some_and(|oldest| oldest.since.elapsed() >= UNPROTECTED_IDLE) {
+            idle.retain(|entry| entry.since.elapsed() < UNPROTECTED_IDLE);
         }
         if idle.len() < MAX_IDLE {
-            idle.push(Idle { sender, since: now });
+            idle.push(Idle { connection, since });
         }
-    }
-
-    async fn connect(&self) -> Result<SendRequest<Body>, NotSent> {
-        let Settings { host, port, connect_timeout, .. } = &self.0.settings;
-        let connecting = async {
-            let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(NotSent::Connect)?;
-            stream.set_nodelay(true).map_err(NotSent::Connect)?;
-            let (sender, connection) =
-                http1::Builder::new().handshake(TokioIo::new(stream)).await.map_err(NotSent::HandedBack)?;
-            // Its end shows at the sender; there is nobody else to tell.
-            tokio::spawn(connection.with_upgrades());
-            Ok(sender)
-        };
-        timeout(*connect_timeout, connecting).await.unwrap_or(Err(NotSent::ConnectTimeout(*connect_timeout)))
     }
 }
 
-impl PooledConnection {
-    /// The answer has ended: the connection may carry another request.
-    pub fn give_back(mut self) {
-        if self.sender.is_closed() {
-            return;
+/// hyper does not tell who is to blame; an error of the client's own body is somewhere among the causes.
+fn broke_off(error: hyper::Error) -> Error {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+    while let Some(inner) = cause {
+        if matches!(inner.downcast_ref(), Some(body::Error::Broken(_))) {
+            return Error::ClientBody(error);
         }
-        if self.sender.is_ready() {
-            self.upstream.put_idle(self.sender);
-            return;
-        }
-        // Its task has yet to see the end of the exchange, or is still sending a body that the upstream did not wait
-        // for.
-        tokio::spawn(async move {
-            if let Ok(Ok(())) = timeout(SETTLE_DOWN, self.sender.ready()).await {
-                self.upstream.put_idle(self.sender);
-            }
-        });
+        cause = inner.source();
     }
+    Error::Unknown(error)
 }
