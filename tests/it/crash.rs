@@ -64,13 +64,13 @@ fn a_kill_after_the_answer() {
     assert_eq!(upstream.runs(), 1);
 }
 
-/// Ends the process at each call that it makes on the store's files, from the very first on, before, in the middle
-/// of and after it.
+/// Ends the process at each call that it makes on the store's files, from the very first on: before, in the middle of
+/// and after it, and as if the power had gone, which takes with it whatever was not synced.
 #[test]
 fn a_kill_at_every_call_of_the_store() {
     // Each mode is a thread: most of the time is starting processes.
     std::thread::scope(|scope| {
-        for when in ["before", "torn", "after"] {
+        for when in ["before", "torn", "after", "lost"] {
             scope.spawn(move || {
                 let mut nth = 1;
                 while killed_at(nth, when) {
@@ -140,7 +140,7 @@ fn a_kill_at_every_call_of_a_recovery() {
     let plan = gate.kill9();
     assert!(running.join().unwrap().is_none());
     let crashed = store_files(&plan);
-    for when in ["before", "torn", "after"] {
+    for when in ["before", "torn", "after", "lost"] {
         for nth in 1.. {
             for (path, content) in &crashed {
                 std::fs::write(path, content).unwrap();
