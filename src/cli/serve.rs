@@ -29,6 +29,9 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// How often to look whether the process that holds the store has gone.
 const LOCK_POLL: Duration = Duration::from_millis(200);
 
+/// How often to look whether a full disk has room again.
+const FULL_POLL: Duration = Duration::from_secs(2);
+
 /// How often to say that the store is still held.
 const LOCK_REMINDER: Duration = Duration::from_secs(10);
 
@@ -193,8 +196,21 @@ async fn open_sqlite(
     signals: &mut Signals,
 ) -> anyhow::Result<Option<Arc<dyn Store>>> {
     let path = std::path::absolute(path).with_context(|| format!("[store] url: {}", path.display()))?;
-    let Some(lock) = lock(&path, readiness, signals).await? else { return Ok(None) };
-    let store = tokio::task::spawn_blocking(move || sqlite::Sqlite::open(lock)).await??;
+    let mut poll = interval(FULL_POLL);
+    let store = loop {
+        tokio::select! {
+            _ = poll.tick() => {}
+            () = signals.stop() => return Ok(None),
+        }
+        let Some(lock) = lock(&path, readiness, signals).await? else { return Ok(None) };
+        match tokio::task::spawn_blocking(move || sqlite::Sqlite::open(lock)).await? {
+            Ok(store) => break store,
+            Err(error @ sqlite::OpenError::Full { .. }) => {
+                tracing::error!(%error, "the store cannot be opened for want of room; trying again");
+            }
+            Err(error) => return Err(error.into()),
+        }
+    };
     let lost = store.turned_unknown();
     tracing::info!(path = %path.display(), "store sqlite");
     if let Some(filesystem) = sqlite::filesystem_warning(&path) {
