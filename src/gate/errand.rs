@@ -1,6 +1,5 @@
 //! A protected request, from its body on. It goes on in a task of its own, whatever becomes of the client.
 
-use std::future::Future;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,22 +9,24 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::answer::Reply;
+use super::claiming::{Asked, ask, give_up};
 use super::flights::{Follow, Lead, Role, Running, Stage};
+use super::identify::{body_problem, digest, find_key, spool_problem};
 use super::pass::Manner;
 use super::request::{self, Head};
 use super::{Gate, Lane, attempt, kept_headers, pass, settling};
-use crate::http::buffer::{self, Buffered};
+use crate::http::buffer::Buffered;
 use crate::http::problem::Problem;
 use crate::http::replay;
 use crate::http::upstream::{self, Upstream};
 use crate::idempotency::codec;
 use crate::idempotency::decide::{Decision, decide};
-use crate::idempotency::fingerprint::{Body, Fingerprint, Recipe, Subject};
+use crate::idempotency::fingerprint::{Fingerprint, Recipe};
 use crate::idempotency::key::{Found, Key};
 use crate::idempotency::policy::{Policy, StoreFailure};
-use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
+use crate::idempotency::record::{Attempt, Record, Timestamp};
 use crate::route::Route;
-use crate::store::{Claim, End, Error, Fresh, Store};
+use crate::store::{End, Fresh};
 use crate::telemetry::outcome::{Code, Outcome};
 
 /// A protected request with its body.
@@ -49,16 +50,6 @@ impl Client {
         // A reply that nobody waits for is dropped; the record has it.
         let _ = self.0.send(reply);
     }
-}
-
-/// What asking the store came to.
-enum Asked {
-    /// The claim is this request's.
-    Ours,
-    /// This stands.
-    Theirs { record: Record, now: Timestamp },
-    /// Something else stands by now.
-    Again,
 }
 
 /// Holds the body, finds the key in it if need be, and sends the errand on its way.
@@ -241,9 +232,9 @@ impl Errand {
         if asked.elapsed() > lease / 3 {
             // So much of the lease is gone that it may be past before it is renewed, and the key taken by another.
             tracing::warn!(record = ?lead.id(), "the store took too long for a claim, which is given up");
+            client.reply(self.without_store().await);
             settling::settle(&*self.gate.store, lead.id(), attempt, End::Release).await;
-            drop(lead);
-            return client.reply(self.without_store().await);
+            return;
         }
         lead.running(Running::new(attempt, self.fingerprint.clone(), lease, asked));
         attempt::run(&self, lead, attempt, client).await;
@@ -337,113 +328,6 @@ impl Errand {
         let (upstream, outcome) = (self.upstream(), Outcome::Unprotected);
         self.gate.keyed(pass::forward_buffered(upstream, &self.head, &self.body, manner, outcome).await)
     }
-}
-
-/// Asks the store for a claim: for a new record, or in the place of the one that was `seen`.
-async fn ask(store: Arc<dyn Store>, id: RecordId, seen: Option<Version>, fresh: Fresh) -> Result<Asked, Error> {
-    if let Some(seen) = seen {
-        let superseded = settling::supersede(&*store, id, seen, &fresh).await?;
-        // Otherwise somebody else was first: look again.
-        return Ok(if superseded { Asked::Ours } else { Asked::Again });
-    }
-    match settling::claim(&*store, id, &fresh).await? {
-        Claim::Inserted(_) => Ok(Asked::Ours),
-        Claim::Exists { record, .. } if record.attempt == fresh.attempt && record.state == State::Unknown => {
-            // This very claim, written by a question that seemed to fail, whose lease is past by now. Nothing was sent
-            // under it.
-            settling::settle(&*store, id, fresh.attempt, End::Release).await;
-            Ok(Asked::Again)
-        }
-        Claim::Exists { record, now } => Ok(Asked::Theirs { record, now }),
-    }
-}
-
-/// Sees a claim through that nobody waits for any more: it may be written yet, and nobody stands behind it.
-async fn give_up(store: &dyn Store, lead: Lead, attempt: Attempt, asking: impl Future<Output = Result<Asked, Error>>) {
-    if let Ok(Asked::Ours) = asking.await {
-        settling::settle(store, lead.id(), attempt, End::Release).await;
-    }
-}
-
-async fn find_key(
-    gate: &Gate,
-    policy: &Policy,
-    head: &Head,
-    body: &Buffered,
-    found: Found,
-) -> Result<Option<(Key, Fingerprint)>, Problem> {
-    let found = match found {
-        Found::NeedsBody => {
-            let _permit = large_body(gate, body).await;
-            let whole = body.whole().await.map_err(|error| spool_problem(&error))?;
-            policy
-                .key
-                .find(&head.uri, &head.headers, Some(&whole))
-                .map_err(|invalid| Problem::new(Code::KeyInvalid, invalid.to_string()))?
-        }
-        found => found,
-    };
-    if found == Found::Absent {
-        return Ok(None);
-    }
-    let recipe = policy.fingerprint.clone();
-    let digest = digest(gate, &recipe, head, body).await.map_err(|error| spool_problem(&error))?;
-    let key = match found {
-        Found::Key(key) => key,
-        Found::Fingerprint => Key::from_fingerprint(&digest),
-        Found::Absent | Found::NeedsBody => return Ok(None),
-    };
-    Ok(Some((key, Fingerprint { recipe, digest })))
-}
-
-async fn digest(gate: &Gate, recipe: &Recipe, head: &Head, body: &Buffered) -> io::Result<[u8; 32]> {
-    let Head { method, uri, headers, .. } = head;
-    if let Some(bytes) = body.in_memory() {
-        return Ok(recipe.digest(Subject { method, uri, headers, body: Body::Whole(bytes) }));
-    }
-    if let Some(sha256) = body.spooled_digest()
-        && !recipe.needs_whole_body(headers)
-    {
-        return Ok(recipe.digest(Subject { method, uri, headers, body: Body::Digest(sha256) }));
-    }
-    let _permit = large_body(gate, body).await;
-    let whole = body.whole().await?;
-    let (recipe, method, uri, headers) = (recipe.clone(), method.clone(), uri.clone(), headers.clone());
-    // Large JSON takes its time, which is not to be the other requests'.
-    let digesting = tokio::task::spawn_blocking(move || {
-        recipe.digest(Subject { method: &method, uri: &uri, headers: &headers, body: Body::Whole(&whole) })
-    });
-    digesting.await.map_err(io::Error::other)
-}
-
-/// Waits for the right to read a spooled body back into memory.
-async fn large_body<'a>(gate: &'a Gate, body: &Buffered) -> Option<tokio::sync::SemaphorePermit<'a>> {
-    match body.in_memory() {
-        Some(_) => None,
-        // It is never closed.
-        None => gate.large_bodies.acquire().await.ok(),
-    }
-}
-
-fn body_problem(error: buffer::Error) -> Problem {
-    match error {
-        buffer::Error::TooLarge { limit } => {
-            Problem::new(Code::RequestTooLarge, format!("the body is larger than the {limit} bytes allowed here"))
-        }
-        buffer::Error::Malformed(_) => {
-            Problem::new(Code::BadRequest, "the request's body is malformed or incomplete; nothing was sent")
-        }
-        buffer::Error::Stalled => {
-            Problem::new(Code::BadRequest, "the request's body did not arrive in time; nothing was sent")
-        }
-        buffer::Error::Spool(error) => spool_problem(&error),
-    }
-}
-
-fn spool_problem(error: &io::Error) -> Problem {
-    tracing::error!(%error, "the temporary file of a request body failed");
-    Problem::new(Code::Overloaded, "there is no room for the request's body; nothing was sent")
-        .retry_after(Duration::from_secs(1))
 }
 
 fn store_away() -> Problem {

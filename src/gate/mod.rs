@@ -6,9 +6,11 @@
 
 mod answer;
 mod attempt;
+mod claiming;
 mod errand;
 mod estimate;
 mod flights;
+mod identify;
 mod pass;
 mod renewal;
 mod request;

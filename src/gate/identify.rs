@@ -1,0 +1,98 @@
+//! The key and the fingerprint of a request whose body is held.
+
+use std::io;
+use std::time::Duration;
+
+use super::Gate;
+use super::request::Head;
+use crate::http::buffer::{self, Buffered};
+use crate::http::problem::Problem;
+use crate::idempotency::fingerprint::{Body, Fingerprint, Recipe, Subject};
+use crate::idempotency::key::{Found, Key};
+use crate::idempotency::policy::Policy;
+use crate::telemetry::outcome::Code;
+
+/// Looks further for a key of which `found` is known so far. Nothing if there is none.
+pub(super) async fn find_key(
+    gate: &Gate,
+    policy: &Policy,
+    head: &Head,
+    body: &Buffered,
+    found: Found,
+) -> Result<Option<(Key, Fingerprint)>, Problem> {
+    let found = match found {
+        Found::NeedsBody => {
+            let _permit = large_body(gate, body).await;
+            let whole = body.whole().await.map_err(|error| spool_problem(&error))?;
+            policy
+                .key
+                .find(&head.uri, &head.headers, Some(&whole))
+                .map_err(|invalid| Problem::new(Code::KeyInvalid, invalid.to_string()))?
+        }
+        found => found,
+    };
+    if found == Found::Absent {
+        return Ok(None);
+    }
+    let recipe = policy.fingerprint.clone();
+    let digest = digest(gate, &recipe, head, body).await.map_err(|error| spool_problem(&error))?;
+    let key = match found {
+        Found::Key(key) => key,
+        Found::Fingerprint => Key::from_fingerprint(&digest),
+        Found::Absent | Found::NeedsBody => return Ok(None),
+    };
+    Ok(Some((key, Fingerprint { recipe, digest })))
+}
+
+/// The digest of a request by a recipe.
+pub(super) async fn digest(gate: &Gate, recipe: &Recipe, head: &Head, body: &Buffered) -> io::Result<[u8; 32]> {
+    let Head { method, uri, headers, .. } = head;
+    if let Some(bytes) = body.in_memory() {
+        return Ok(recipe.digest(Subject { method, uri, headers, body: Body::Whole(bytes) }));
+    }
+    if let Some(sha256) = body.spooled_digest()
+        && !recipe.needs_whole_body(headers)
+    {
+        return Ok(recipe.digest(Subject { method, uri, headers, body: Body::Digest(sha256) }));
+    }
+    let _permit = large_body(gate, body).await;
+    let whole = body.whole().await?;
+    let (recipe, method, uri, headers) = (recipe.clone(), method.clone(), uri.clone(), headers.clone());
+    // Large JSON takes its time, which is not to be the other requests'.
+    let digesting = tokio::task::spawn_blocking(move || {
+        recipe.digest(Subject { method: &method, uri: &uri, headers: &headers, body: Body::Whole(&whole) })
+    });
+    digesting.await.map_err(io::Error::other)
+}
+
+/// Waits for the right to read a spooled body back into memory.
+async fn large_body<'a>(gate: &'a Gate, body: &Buffered) -> Option<tokio::sync::SemaphorePermit<'a>> {
+    match body.in_memory() {
+        Some(_) => None,
+        // It is never closed.
+        None => gate.large_bodies.acquire().await.ok(),
+    }
+}
+
+/// Why a body could not be held.
+pub(super) fn body_problem(error: buffer::Error) -> Problem {
+    match error {
+        buffer::Error::TooLarge { limit } => {
+            Problem::new(Code::RequestTooLarge, format!("the body is larger than the {limit} bytes allowed here"))
+        }
+        buffer::Error::Malformed(_) => {
+            Problem::new(Code::BadRequest, "the request's body is malformed or incomplete; nothing was sent")
+        }
+        buffer::Error::Stalled => {
+            Problem::new(Code::BadRequest, "the request's body did not arrive in time; nothing was sent")
+        }
+        buffer::Error::Spool(error) => spool_problem(&error),
+    }
+}
+
+/// The temporary file failed.
+pub(super) fn spool_problem(error: &io::Error) -> Problem {
+    tracing::error!(%error, "the temporary file of a request body failed");
+    Problem::new(Code::Overloaded, "there is no room for the request's body; nothing was sent")
+        .retry_after(Duration::from_secs(1))
+}
