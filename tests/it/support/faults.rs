@@ -35,8 +35,12 @@ pub fn shim() -> &'static Path {
         let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/shim/fault.c");
         let own = target.join(format!("fault-{}.so", std::process::id()));
-        let done =
-            Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&own).arg(&source).arg("-ldl").output();
+        let done = Command::new("cc")
+            .args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-pthread", "-o"])
+            .arg(&own)
+            .arg(&source)
+            .arg("-ldl")
+            .output();
         let done = done.expect("a C compiler, as building SQLite needs one too");
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
         // Other test processes do the same at the same time: whoever renames last wins, with the same content.

@@ -266,7 +266,7 @@ impl Plan {
         self
     }
 
-    /// Ends the process at the `nth` call that it makes on the store's files: `before`, `torn` or `after`.
+    /// Ends the process at the `nth` call that it makes on the store's files: `before`, `torn`, `after` or `lost`.
     pub fn killed_at(self, nth: usize, when: &str) -> Self {
         self.with_faults().env("FAULT_KILL_AT", nth.to_string()).env("FAULT_KILL", when)
     }
