@@ -48,7 +48,8 @@ enum Command {
     },
     /// Say how an attempt ended whose outcome is unknown
     Resolve(ResolveArgs),
-    /// Remove a record, whatever its state: its key is free, and the next request with it runs
+    /// Remove a record, whatever its state: its key is free, and the next request with it runs. Where its attempt still
+    /// runs in the gate, that is when the attempt has ended
     Purge {
         /// The record's id
         #[arg(value_parser = parse_id)]
@@ -137,7 +138,7 @@ async fn execute(args: RecordsArgs, out: &mut Vec<u8>) -> anyhow::Result<()> {
         Command::Resolve(resolve) => self::resolve(&client, resolve, out).await,
         Command::Purge { id } => {
             client.send(Method::DELETE, &record_path(id), None).await?;
-            writeln!(out, "{id} removed: its key is free")?;
+            writeln!(out, "{id} removed: its key is free, once no attempt of it runs any more")?;
             Ok(())
         }
     }

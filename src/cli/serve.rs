@@ -46,9 +46,9 @@ pub fn run(config: Resolved, accept_identity_change: bool) -> anyhow::Result<Exi
 }
 
 async fn serve(config: Resolved, accept_identity_change: bool) -> anyhow::Result<ExitCode> {
-    let mut signals = Signals::install()?;
     let metrics = Metrics::new();
     metrics.config_reloaded(true);
+    let mut signals = Signals::install(metrics.clone())?;
     let readiness = Readiness::default();
     let stop = watch::Sender::new(false);
 
@@ -252,14 +252,16 @@ struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
+    metrics: Metrics,
 }
 
 impl Signals {
-    fn install() -> std::io::Result<Self> {
+    fn install(metrics: Metrics) -> std::io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
+            metrics,
         })
     }
 
@@ -270,6 +272,7 @@ impl Signals {
                 _ = self.terminate.recv() => return,
                 _ = self.interrupt.recv() => return,
                 _ = self.hangup.recv() => {
+                    self.metrics.config_reloaded(false);
                     tracing::warn!("SIGHUP: this version does not reload its configuration; restart it instead");
                 }
             }

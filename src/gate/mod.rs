@@ -1,7 +1,7 @@
 //! The story of one request: route, key, fingerprint, claim, decide, act.
 //!
-//! [`Gate::answer`] is the first half, on the client's connection: it finds the route and the key, and holds the body
-//! whole. From there on an [`errand`] of its own goes on, whatever becomes of the client: it claims the key, decides,
+//! `Gate::answer` is the first half, on the client's connection: it finds the route and the key, and holds the body
+//! whole. From there on an errand of its own goes on, whatever becomes of the client: it claims the key, decides,
 //! and runs the attempt.
 
 mod answer;

@@ -94,6 +94,8 @@ fn a_client_that_only_closes_its_sending_side_gets_its_answer() {
     let request = Request::post("/orders").key("k-1").body("{}");
     let mut client = Client::connect(gate.address);
     client.send(request.bytes());
+    // Before that, there is no attempt to keep: the request may count as withdrawn.
+    upstream.wait_for_runs(1);
     client.wire.stream.shutdown(std::net::Shutdown::Write).unwrap();
     // Whether it is answered is up to the gate; the attempt must be kept either way.
     if let Some(response) = client.try_response("POST") {

@@ -70,7 +70,10 @@ async fn a_record_is_shown_resolved_and_purged() {
     assert_eq!((&shown["status"], &shown["body_bytes"]), (&json!(201), &json!(5)));
     let release = ["resolve", &id, "--release", "--reason", "again"];
     assert!(run(&admin, &release).await.unwrap_err().starts_with("not-unknown: "));
-    assert_eq!(run(&admin, &["purge", &id]).await.unwrap(), format!("{id} removed: its key is free\n"));
+    assert_eq!(
+        run(&admin, &["purge", &id]).await.unwrap(),
+        format!("{id} removed: its key is free, once no attempt of it runs any more\n")
+    );
     assert!(run(&admin, &["show", &id]).await.unwrap_err().starts_with("not-found: "));
     let (id, _) = admin.unknown("charge", "two").await;
     let id = id.to_string();

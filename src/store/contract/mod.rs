@@ -1,4 +1,4 @@
-//! The contract of [`Store`](super::Store), as one suite that every store passes. For tests.
+//! The contract of [`Store`], as one suite that every store passes. For tests.
 //!
 //! Each check gets a fresh store. Durations that must pass are short and durations that must not are long, so that
 //! the suite also runs against a store whose clock cannot be stepped.
