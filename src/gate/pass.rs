@@ -137,7 +137,8 @@ async fn exchange(
         match timeout_at(deadline, sending.as_mut()).await {
             Ok(ended) => return ended.map_err(|error| problem(upstream, &error)),
             Err(_) if progress.last() + limit > Instant::now() => {}
-            Err(_) => return Err(timed_out(limit)),
+            Err(_) if progress.has_ended() => return Err(timed_out(limit)),
+            Err(_) => return Err(Problem::new(Code::BadRequest, "the request's body did not arrive in time")),
         }
     }
 }

@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use http::header::HOST;
+use http::uri::Authority;
 use http::{HeaderMap, Method, Request, Uri, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
@@ -34,6 +35,7 @@ impl Head {
     pub(super) fn read(mut request: Request<Incoming>, peer: SocketAddr) -> Result<(Self, Incoming), Problem> {
         let upgrade = asks_upgrade(request.version(), request.headers()).then(|| hyper::upgrade::on(&mut request));
         let (parts, body) = request.into_parts();
+        check_target(&parts)?;
         let host = host(&parts)?;
         if !framing_is_plain(&parts.headers) {
             return Err(bad("the only transfer coding understood here is chunked"));
@@ -68,10 +70,21 @@ impl Head {
     }
 }
 
-fn host(parts: &http::request::Parts) -> Result<Option<Arc<str>>, Problem> {
+/// A target is a path, a whole URL, or `*` with OPTIONS (RFC 9112, 3.2). Anything else could mean a protected path to the
+/// upstream and none to the router.
+fn check_target(parts: &http::request::Parts) -> Result<(), Problem> {
     if parts.method == Method::CONNECT {
         return Err(bad("CONNECT is not served here"));
     }
+    let (uri, path) = (&parts.uri, parts.uri.path());
+    let asterisk = path == "*" && parts.method == Method::OPTIONS;
+    if path.starts_with('/') && uri.scheme().is_some() == uri.authority().is_some() || asterisk {
+        return Ok(());
+    }
+    Err(bad("the request's target is neither a path nor a URL (RFC 9112, 3.2)"))
+}
+
+fn host(parts: &http::request::Parts) -> Result<Option<Arc<str>>, Problem> {
     let mut hosts = parts.headers.get_all(HOST).iter();
     let (host, second) = (hosts.next(), hosts.next());
     if second.is_some() {
@@ -83,9 +96,22 @@ fn host(parts: &http::request::Parts) -> Result<Option<Arc<str>>, Problem> {
     match (parts.uri.authority(), host) {
         // What stands before an @ is for nobody (RFC 9110, 4.2.4).
         (Some(authority), _) => Ok(authority.as_str().rsplit('@').next().map(Into::into)),
-        (None, Some(host)) => Ok(Some(host.to_str().map_err(|_| bad("the Host header is not ASCII"))?.into())),
+        (None, Some(host)) => {
+            let host = host.to_str().map_err(|_| bad("the Host header is not ASCII"))?;
+            if is_host(host) { Ok(Some(host.into())) } else { Err(bad("the Host header is no host (RFC 9110, 7.2)")) }
+        }
         (None, None) => Ok(None),
     }
+}
+
+/// Whether this is a host with an optional port. It may be empty, where the target has no authority.
+fn is_host(host: &str) -> bool {
+    let port_is_sound = |authority: &Authority| match authority.as_str().rsplit_once(':') {
+        Some((_, port)) if !port.contains(']') => port.is_empty() || port.parse::<u16>().is_ok(),
+        _ => true,
+    };
+    let sound = |authority: Authority| !authority.host().is_empty() && port_is_sound(&authority);
+    host.is_empty() || !host.contains('@') && host.parse::<Authority>().is_ok_and(sound)
 }
 
 /// A host in lower case, without the default port and the final dot of a name (RFC 9110, 4.2.3).
@@ -117,6 +143,30 @@ pub(super) fn key_missing(rule: &KeyRule) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hosts_are_told_from_what_is_none() {
+        for host in ["", "a", "a.example:8080", "127.0.0.1:1", "[::1]", "[::1]:80", "a:"] {
+            assert!(is_host(host), "{host}");
+        }
+        for host in ["a b", "a/c", "u@h", "h:99999", "[::1", "[::1:80", ":80", "h:x"] {
+            assert!(!is_host(host), "{host}");
+        }
+    }
+
+    #[test]
+    fn odd_targets_are_refused() {
+        let check = |method: &str, target: &str| {
+            let request = Request::builder().method(method).uri(target).body(()).unwrap();
+            check_target(&request.into_parts().0).is_ok()
+        };
+        assert!(check("POST", "/"));
+        assert!(check("POST", "http://a/x"));
+        assert!(check("OPTIONS", "*"));
+        assert!(!check("POST", "*"));
+        assert!(!check("POST", "x"));
+        assert!(!check("CONNECT", "a:443"));
+    }
 
     #[test]
     fn spellings_of_one_host_are_one() {

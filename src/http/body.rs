@@ -13,6 +13,7 @@ use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio::time::Instant;
 
 use super::buffer::SpooledReader;
+use super::headers::without_ours;
 use super::upstream::Carrier;
 
 /// A body to send.
@@ -89,6 +90,7 @@ impl Body {
         if incoming.is_end_stream() {
             return Self::empty();
         }
+        progress.moved(false);
         Self(Kind::Incoming(Box::new(Relay { incoming, end: End::Tell(progress) })))
     }
 
@@ -142,12 +144,12 @@ struct Channel {
     ended: bool,
 }
 
-/// When a body last moved.
-pub struct Progress(Mutex<Instant>);
+/// How far a body has come.
+pub struct Progress(Mutex<(Instant, bool)>);
 
 impl Default for Progress {
     fn default() -> Self {
-        Self(Mutex::new(Instant::now()))
+        Self(Mutex::new((Instant::now(), true)))
     }
 }
 
@@ -155,11 +157,21 @@ impl Progress {
     /// When it last moved.
     #[must_use]
     pub fn last(&self) -> Instant {
+        self.get().0
+    }
+
+    /// Whether it has come to its end.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.get().1
+    }
+
+    fn get(&self) -> (Instant, bool) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn moved(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    fn moved(&self, ended: bool) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (Instant::now(), ended);
     }
 }
 
@@ -183,7 +195,7 @@ impl Relay {
                 }
             }
             End::GiveBack(_) => {}
-            End::Tell(progress) => progress.moved(),
+            End::Tell(progress) => progress.moved(ended),
         }
     }
 }
@@ -210,7 +222,7 @@ impl HttpBody for Body {
                     let ended = frame.is_none() || relay.incoming.is_end_stream();
                     relay.moved(ended);
                 }
-                Poll::Ready(frame.map(|frame| frame.map_err(Error::from)))
+                Poll::Ready(frame.map(|frame| frame.map(end_to_end).map_err(Error::from)))
             }
             Kind::Channel(channel) => {
                 if channel.ended {
@@ -251,6 +263,14 @@ impl HttpBody for Body {
             Kind::Spooled(reader) => SizeHint::with_exact(reader.remaining()),
             Kind::Trailed(..) | Kind::Channel(_) => SizeHint::new(),
         }
+    }
+}
+
+/// Trailers lose what no header may smuggle past the gate either.
+pub(super) fn end_to_end(frame: Frame<Bytes>) -> Frame<Bytes> {
+    match frame.into_trailers() {
+        Ok(trailers) => Frame::trailers(without_ours(trailers)),
+        Err(data) => data,
     }
 }
 

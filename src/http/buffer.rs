@@ -20,6 +20,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::body::Body;
+use super::headers::without_ours;
 
 /// Bodies up to this size, in bytes, stay in memory.
 pub const IN_MEMORY: u64 = 256 * 1024;
@@ -179,7 +180,7 @@ impl Reader {
             let taken = match frame.map_err(Error::Malformed)?.into_data() {
                 Ok(data) => self.take(data).await,
                 Err(frame) => {
-                    trailers = frame.into_trailers().ok();
+                    trailers = frame.into_trailers().ok().map(without_ours);
                     Ok(())
                 }
             };

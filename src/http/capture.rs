@@ -9,7 +9,8 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::body::Sender;
+use super::body::{Sender, end_to_end};
+use super::headers::without_ours;
 
 /// An answer's body as far as it was taken in.
 pub enum Captured {
@@ -44,7 +45,7 @@ pub async fn capture(mut incoming: Incoming, limit: u64) -> hyper::Result<Captur
         let data = match frame?.into_data() {
             Ok(data) => data,
             Err(frame) => {
-                trailers = frame.into_trailers().ok();
+                trailers = frame.into_trailers().ok().map(without_ours);
                 continue;
             }
         };
@@ -99,7 +100,7 @@ impl Rest {
             let stalled = Instant::now() + limits.stall;
             let until = if client.is_some() { stalled } else { stalled.min(limits.deadline) };
             match timeout_at(until, self.incoming.frame()).await {
-                Ok(Some(Ok(frame))) => deliver(&mut client, frame, limits.client).await,
+                Ok(Some(Ok(frame))) => deliver(&mut client, end_to_end(frame), limits.client).await,
                 Ok(None) => break,
                 Ok(Some(Err(_))) | Err(_) => return Relayed::Cut,
             }

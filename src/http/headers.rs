@@ -65,6 +65,14 @@ pub fn asks_upgrade(version: Version, headers: &HeaderMap) -> bool {
         && !has_token(headers, &UPGRADE, "h2c")
 }
 
+/// Trailers without the names that only the gate and the upstream say to each other.
+#[must_use]
+pub fn without_ours(mut trailers: HeaderMap) -> HeaderMap {
+    trailers.remove(ATTEMPT);
+    trailers.remove(CONTROL);
+    trailers
+}
+
 /// Announces `trailers` where nothing does: hyper sends only what was announced (RFC 9110, 6.6.2).
 pub fn announce_trailers(headers: &mut HeaderMap, trailers: &HeaderMap) {
     if !headers.contains_key(TRAILER) {

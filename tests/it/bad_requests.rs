@@ -147,6 +147,9 @@ fn ambiguous_requests_are_refused_and_never_forwarded() {
             "chunks in HTTP/1.0",
             format!("POST /c HTTP/1.0\r\nHost: a\r\n{k}Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
         ),
+        ("a target without a slash", format!("POST charges HTTP/1.1\r\nHost: a\r\n{k}Content-Length: 2\r\n\r\nab")),
+        ("an asterisk to POST to", format!("POST * HTTP/1.1\r\nHost: a\r\n{k}Content-Length: 2\r\n\r\nab")),
+        ("a Host that is none", format!("POST /c HTTP/1.1\r\nHost: a b/c@d\r\n{k}Content-Length: 2\r\n\r\nab")),
         ("CONNECT", format!("CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\n{k}\r\n")),
         ("no HTTP at all", "\x16\x03\x01\x02\x00\x01\x00\x01\r\n\r\n".to_owned()),
     ];

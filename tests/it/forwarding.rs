@@ -250,3 +250,20 @@ fn header_counts_and_sizes_of_a_real_client() {
     assert_eq!(names(&upstream.last()).iter().filter(|name| name.starts_with("x-h-")).count(), 80);
     assert!(wire::find(&upstream.last().head.raw, b"\r\n\r\n").is_some());
 }
+
+#[test]
+fn trailers_arrive_without_what_no_client_may_say() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = Gate::before(&upstream).start();
+    for key in ["", "Idempotency-Key: k\r\n"] {
+        let mut client = Client::connect(gate.address);
+        client.send(format!(
+            "POST /x HTTP/1.1\r\nHost: a\r\n{key}Trailer: X-Sum, Idempotency-Attempt\r\nTransfer-Encoding: chunked\r\n\r\n\
+             1\r\na\r\n0\r\nX-Sum: 9\r\nIdempotency-Attempt: forged\r\n\r\n"
+        ));
+        assert_eq!(client.response().status, 200);
+        let trailers = upstream.last().body.trailers;
+        assert_eq!(trailers.len(), 1, "{trailers:?}");
+        assert_eq!(trailers[0].1, b"9");
+    }
+}
