@@ -82,6 +82,11 @@ fn key(table: &Table<'_>, base: KeyRule) -> KeyRule {
     if let Some(from) = &from {
         let hint = "write [\"header:Idempotency-Key\"], or remove it";
         check_list(&table, "from", from, hint);
+        // Every request has one.
+        if from.iter().rev().skip(1).any(|source| *source == KeySource::Fingerprint) {
+            let wrong = Wrong::new("what stands behind `fingerprint` is never looked at");
+            table.report("from", wrong.hint("put \"fingerprint\" last"));
+        }
     }
     KeyRule {
         from: from.unwrap_or(base.from),
@@ -160,6 +165,11 @@ fn fingerprint(table: &Table<'_>, base: Recipe) -> Recipe {
             let wrong = Wrong::new("it has no effect: the body does not count as JSON");
             table.report(key, wrong.hint("remove it, or let `of` have \"body\" and `body` be \"auto\" or \"json\""));
         }
+    }
+    let left_out = recipe.include.iter().find(|part| recipe.exclude.iter().any(|whole| part.is_within(whole)));
+    if let Some(part) = left_out {
+        let wrong = Wrong::new(format!("`{part}` does not count: `exclude` leaves it out"));
+        table.report("include", wrong.hint("remove it from one of them"));
     }
     recipe
 }

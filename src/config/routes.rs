@@ -166,6 +166,7 @@ fn check_policy(table: &Table<'_>, route: &str, draft: &Draft) {
         let hint = "say who may share answers, such as scope = [\"header:Authorization\"]";
         table.report("scope", wrong.hint(hint));
     }
+    check_fingerprint(table, policy);
     let bearer = |part: &ScopePart| matches!(part, ScopePart::Header(name) if name == http::header::AUTHORIZATION);
     if policy.scope.iter().any(bearer) {
         table.advise(
@@ -175,6 +176,20 @@ fn check_policy(table: &Table<'_>, route: &str, draft: &Draft) {
                  another caller"
             ),
         );
+    }
+}
+
+/// A fingerprint must tell requests apart; a key that is one must tell their bodies apart, or two payments would share
+/// it.
+fn check_fingerprint(table: &Table<'_>, policy: &Policy) {
+    let recipe = &policy.fingerprint;
+    if !recipe.tells_requests_apart() {
+        let wrong = Wrong::new("nothing of a request counts: a key reused for another request would get its answer");
+        table.report("fingerprint", wrong.hint("let `of` have \"method\" and \"path\", or let the body count"));
+    } else if policy.key.from.contains(&KeySource::Fingerprint) && !recipe.tells_bodies_apart() {
+        let wrong = Wrong::new("a key that is the request's own fingerprint needs one that the body counts in");
+        let hint = "let `of` have \"body\" and `body` not be \"none\", or take \"fingerprint\" out of key.from";
+        table.report("fingerprint", wrong.hint(hint));
     }
 }
 

@@ -148,7 +148,11 @@ fn pointers_choose_what_counts() {
         at(&include, r#"{"a":{"y":1,"x":2},"b":{"c":null}}"#),
         at(&include, r#"{"b":{"c":null}}"#),
         at(&include, r#"{"a":null}"#),
+        // What has none of them counts as a whole.
         at(&include, "{}"),
+        at(&include, r#"{"amount":1}"#),
+        at(&include, r#"{"amount":2}"#),
+        at(&include, "[1]"),
         at(&include, "no json"),
         at(&Recipe::default(), r#"{"a":{"y":1,"x":2},"z":3}"#),
     ]);
@@ -156,6 +160,35 @@ fn pointers_choose_what_counts() {
     let both = Recipe { exclude: pointers(&["/a/x"]), ..include };
     assert_eq!(at(&both, r#"{"a":{"y":1,"x":2}}"#), at(&both, r#"{"a":{"y":1}}"#));
     assert_ne!(at(&both, r#"{"a":{"y":1,"x":2}}"#), at(&both, r#"{"a":{"y":2,"x":2}}"#));
+}
+
+#[test]
+fn a_body_with_nothing_that_counts_counts_as_a_whole() {
+    let include = Recipe { include: pointers(&["/a"]), exclude: pointers(&["/sent_at", "/a/x"]), ..Recipe::default() };
+    let at = |body: &str| digest(&include, "/", JSON, body.as_bytes());
+    assert_eq!(at(r#"{"c":2,"b":1,"sent_at":1}"#), at(r#"{ "b":1, "c":2 }"#), "without what is left out");
+    assert_ne!(at(r#"{"b":1}"#), at(r#"{"b":2}"#));
+    assert_eq!(at(r#"{"a":{"x":1},"b":1}"#), at(r#"{"a":{"x":2},"b":2}"#), "what counts is there");
+}
+
+#[test]
+fn a_recipe_knows_what_it_tells_apart() {
+    let nothing = Recipe { method: false, path: false, query: false, body: false, ..Recipe::default() };
+    let body = Recipe { body: true, ..nothing.clone() };
+    let exclude = |texts: &[&str]| Recipe { exclude: pointers(texts), ..body.clone() };
+    for (recipe, bodies, requests) in [
+        (Recipe::default(), true, true),
+        (nothing.clone(), false, false),
+        (Recipe { path: true, ..nothing.clone() }, false, true),
+        (Recipe { headers: vec![HeaderName::from_static("x-a")], ..nothing }, false, true),
+        (body.clone(), true, true),
+        (Recipe { form: BodyForm::None, ..body.clone() }, false, false),
+        (Recipe { form: BodyForm::None, ..Recipe::default() }, false, true),
+        (exclude(&["/a"]), true, true),
+        (exclude(&["/a", ""]), false, false),
+    ] {
+        assert_eq!((recipe.tells_bodies_apart(), recipe.tells_requests_apart()), (bodies, requests), "{recipe:?}");
+    }
 }
 
 #[test]
