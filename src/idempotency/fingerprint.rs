@@ -10,7 +10,7 @@ use super::{json, multipart};
 /// How a body enters a fingerprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyForm {
-    /// JSON canonical, forms as they are, multipart without its boundary, else bytes.
+    /// JSON canonical, forms as they are, multipart of any subtype without its boundary, else bytes.
     Auto,
     /// Byte for byte.
     Bytes,
@@ -195,7 +195,7 @@ impl Recipe {
             BodyForm::Json => Reading::Json,
             BodyForm::Auto => match Media::read(headers) {
                 Some(media) if media.is_json() => Reading::Json,
-                Some(media) if media.essence == "multipart/form-data" => match media.parameter("boundary") {
+                Some(media) if media.essence.starts_with("multipart/") => match media.parameter("boundary") {
                     Some(boundary) => Reading::Multipart { boundary },
                     None => Reading::Bytes,
                 },

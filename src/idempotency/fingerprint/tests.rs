@@ -111,23 +111,24 @@ fn forms_count_by_their_bytes() {
 
 #[test]
 fn multipart_counts_without_its_boundary() {
-    let body = |boundary: &str, parts: &[&str]| {
-        let lines = [("content-type", &*format!("multipart/form-data; boundary=\"{boundary}\""))];
+    let body = |subtype: &str, boundary: &str, parts: &[&str]| {
+        let lines = [("content-type", &*format!("multipart/{subtype}; boundary=\"{boundary}\""))];
         let body: String = parts.iter().map(|part| format!("--{boundary}\r\n{part}\r\n")).collect();
         of(&lines, &format!("{body}--{boundary}--\r\n"))
     };
     let part = "Content-Disposition: form-data; name=a\r\n\r\none";
-    let one = body("x", &[part]);
-    assert_eq!(body("0123456789", &[part]), one);
-    assert_distinct(&[
-        one,
-        body("x", &[]),
-        body("x", &[part, part]),
-        body("x", &["Content-Disposition: form-data; name=b\r\n\r\none"]),
-        body("x", &["Content-Disposition: form-data; name=a\r\n\r\ntwo"]),
-        // Not another type of multipart, whose parts may depend on their boundary.
-        of(&[("content-type", "multipart/mixed; boundary=x")], &format!("--x\r\n{part}\r\n--x--\r\n")),
-    ]);
+    for subtype in ["form-data", "mixed", "related", "Mixed"] {
+        let body = |boundary, parts: &[_]| body(subtype, boundary, parts);
+        let one = body("x", &[part]);
+        assert_eq!(body("0123456789", &[part]), one, "{subtype}");
+        assert_distinct(&[
+            one,
+            body("x", &[]),
+            body("x", &[part, part]),
+            body("x", &["Content-Disposition: form-data; name=b\r\n\r\none"]),
+            body("x", &["Content-Disposition: form-data; name=a\r\n\r\ntwo"]),
+        ]);
+    }
     let malformed = format!("--x\r\n{part}\r\n--x");
     assert_eq!(of(&[("content-type", "multipart/form-data; boundary=x")], &malformed), of(&[], &malformed));
 }
