@@ -211,6 +211,33 @@ fn parts_of_a_policy_count_one_by_one() {
 }
 
 #[test]
+fn a_ttl_that_a_slow_attempt_outlives_is_advised_against() {
+    let routes = |ttl: &str, mode: &str| {
+        let text = format!(
+            "[upstreams]\nfast = {{ url = \"http://fast\", timeout = \"5s\" }}\nslow = \"http://slow\"\n\
+             [defaults]\nscope = [\"host\"]\nttl = \"{ttl}\"\nmode = \"{mode}\"\n\
+             [[routes]]\nname = \"a\"\npath = \"/a\"\nupstream = \"fast\"\n\
+             [[routes]]\nname = \"b\"\npath = \"/b\"\nupstream = \"slow\"\n"
+        );
+        let advice = Case::new(&text).load().advice;
+        advice.into_iter().map(|advice| format!("{}: {}", advice.key, advice.message)).collect::<Vec<_>>()
+    };
+    let advice = |index: usize, route: &str, ttl: &str, timeout: &str| {
+        format!(
+            "routes[{index}].ttl: route `{route}` forgets an answer {ttl} after its claim, and an attempt may take \
+             {timeout}: a retry of a slow one may run again"
+        )
+    };
+    assert!(routes("61s", "protect").is_empty());
+    assert_eq!(routes("60s", "protect"), [advice(1, "b", "60s", "60s")]);
+    assert_eq!(routes("2s", "protect"), [advice(0, "a", "2s", "5s"), advice(1, "b", "2s", "60s")]);
+    assert!(routes("2s", "pass").is_empty());
+    let only = "[upstreams]\napp = \"http://app\"\n[defaults]\nscope = [\"host\"]\nttl = \"30s\"\n";
+    let advice = Case::new(only).load().advice;
+    assert_eq!(advice.iter().map(|advice| &*advice.key).collect::<Vec<_>>(), ["defaults.ttl"]);
+}
+
+#[test]
 fn secrets_are_read_and_not_shown() {
     let directory = tempfile::tempdir().unwrap();
     let (token, secret) = (directory.path().join("token"), directory.path().join("secret"));
