@@ -6,6 +6,7 @@ use http::{HeaderName, Uri};
 
 use super::keys;
 use super::node::{Node, Table, Wrong};
+use super::units;
 use crate::idempotency::fingerprint::{BodyForm, Pointer, Recipe};
 use crate::idempotency::key::{KeyRule, KeySource};
 use crate::idempotency::policy::{Mode, Policy, Recovery, StoreFailure};
@@ -31,6 +32,9 @@ const LONGEST_KEY: u64 = 4096;
 
 /// The shortest lease: a shorter one would pass between two renewals.
 const SHORTEST_LEASE: Duration = Duration::from_secs(1);
+
+/// The largest body that is held whole, in bytes: a record is written and read in one piece, and its memory with it.
+const LARGEST_BODY: u64 = 256 << 20;
 
 /// A policy, and whether its scope was written down.
 #[derive(Clone, Debug, Default)]
@@ -62,8 +66,8 @@ pub(super) fn read(table: &Table<'_>, base: &Draft) -> Draft {
                 .unwrap_or(base.store_failure),
             lease: table.read("lease", lease).unwrap_or(base.lease),
             mode: table.read("mode", |node| node.word(&MODES, &["observe"])).unwrap_or(base.mode),
-            max_request_body: table.read("max_request_body", Node::size).unwrap_or(base.max_request_body),
-            max_response_body: table.read("max_response_body", Node::size).unwrap_or(base.max_response_body),
+            max_request_body: table.read("max_request_body", body_size).unwrap_or(base.max_request_body),
+            max_response_body: table.read("max_response_body", body_size).unwrap_or(base.max_response_body),
             docs: table.read("docs", docs).or(base.docs),
         },
     }
@@ -73,6 +77,17 @@ fn lease(node: &Node<'_>) -> Result<Duration, Wrong> {
     match node.duration()? {
         short if short < SHORTEST_LEASE => Err(Wrong::new("a lease is at least one second").hint("write \"30s\"")),
         lease => Ok(lease),
+    }
+}
+
+fn body_size(node: &Node<'_>) -> Result<u64, Wrong> {
+    match node.size()? {
+        large if large > LARGEST_BODY => {
+            let largest = units::show_size(LARGEST_BODY);
+            Err(Wrong::new(format!("a body that is held whole is at most {largest}"))
+                .hint(format!("write \"{largest}\" or less")))
+        }
+        size => Ok(size),
     }
 }
 
