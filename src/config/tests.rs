@@ -179,9 +179,10 @@ fn what_kubernetes_sets_beside_a_service_of_our_name_is_not_ours() {
             .variable("ONCEGATE_SERVICE_HOST", "10.0.0.1")
             .variable("ONCEGATE_PORT", "tcp://10.0.0.1:8080")
             .variable("ONCEGATE_PORT_8080_TCP_ADDR", "10.0.0.1")
+            .variable("ONCEGATE_ADMIN_PORT_9090_TCP", "tcp://10.0.0.3:9090")
     };
     case().variable("KUBERNETES_SERVICE_HOST", "10.0.0.2").load();
-    assert!(case().problems().ends_with("3 problems"));
+    assert!(case().problems().ends_with("4 problems"));
 }
 
 #[test]
