@@ -1,7 +1,9 @@
 //! The answers of the admin listener.
 
 use bytes::Bytes;
-use http::header::{ALLOW, CACHE_CONTROL, CONTENT_LANGUAGE, CONTENT_TYPE, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS};
+use http::header::{
+    ALLOW, CACHE_CONTROL, CONTENT_LANGUAGE, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+};
 use http::{HeaderValue, Response, StatusCode};
 use http_body_util::Full;
 use serde::Serialize;
@@ -29,6 +31,8 @@ pub(super) enum Kind {
     RequestTooLarge,
     UnsupportedMediaType,
     Internal,
+    /// As many requests of this sort as there may be are being answered.
+    Overloaded,
     StoreUnavailable,
 }
 
@@ -45,6 +49,7 @@ impl Kind {
             Self::RequestTooLarge => "request-too-large",
             Self::UnsupportedMediaType => "unsupported-media-type",
             Self::Internal => "internal-error",
+            Self::Overloaded => "overloaded",
             Self::StoreUnavailable => "store-unavailable",
         }
     }
@@ -61,7 +66,7 @@ impl Kind {
             Self::RequestTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
-            Self::StoreUnavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Overloaded | Self::StoreUnavailable => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
@@ -77,13 +82,14 @@ impl Kind {
             Self::RequestTooLarge => "The request is too large",
             Self::UnsupportedMediaType => "The content type is not supported",
             Self::Internal => "The request could not be answered",
+            Self::Overloaded => "There are too many requests of this sort",
             Self::StoreUnavailable => "The store cannot be reached",
         }
     }
 
     /// Whether the same request may be sent again as it is.
     fn retryable(self) -> bool {
-        matches!(self, Self::StoreUnavailable | Self::RequestTimeout)
+        matches!(self, Self::StoreUnavailable | Self::RequestTimeout | Self::Overloaded)
     }
 
     pub(super) fn because(self, detail: impl Into<String>) -> Problem {
@@ -121,6 +127,9 @@ impl From<Problem> for Answer {
             }
             Kind::Unauthorized => {
                 headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"oncegate admin\""));
+            }
+            Kind::Overloaded => {
+                headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
             }
             _ => {}
         }

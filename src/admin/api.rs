@@ -21,6 +21,16 @@ enum Resource<'a> {
     Resolve(&'a str),
 }
 
+/// Whether a request may change a record: only a DELETE, and a POST to resolve one.
+pub(super) fn may_change<B>(request: &Request<B>) -> bool {
+    let resource = Resource::named(request.uri().path());
+    match *request.method() {
+        Method::DELETE => matches!(resource, Some(Resource::Record(_))),
+        Method::POST => matches!(resource, Some(Resource::Resolve(_))),
+        _ => false,
+    }
+}
+
 /// Answers one request.
 pub(super) async fn answer(state: &State, request: Request<Incoming>, client: SocketAddr) -> Answer {
     dispatch(state, request, client).await.unwrap_or_else(Answer::from)

@@ -21,6 +21,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use tokio::sync::Semaphore;
+
 use crate::idempotency::identity::Identifier;
 use crate::store::Store;
 use crate::telemetry::metrics::Metrics;
@@ -30,6 +32,9 @@ pub use server::serve;
 
 /// How long an answer that an operator gives is kept where its record's route is not configured any more.
 const DEFAULT_TTL: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// How many lists of records are made at a time: each reads up to a thousand records, and whole answers with them.
+const MAX_LISTINGS: usize = 2;
 
 /// `[admin]`
 #[derive(Clone, Debug)]
@@ -85,6 +90,7 @@ pub struct State {
     routes: Vec<RouteInfo>,
     store: OnceLock<Arc<dyn Store>>,
     ping: readiness::Ping,
+    listings: Semaphore,
 }
 
 impl State {
@@ -107,6 +113,7 @@ impl State {
             routes,
             store: OnceLock::new(),
             ping: readiness::Ping::default(),
+            listings: Semaphore::new(MAX_LISTINGS),
         }
     }
 

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use http::StatusCode;
 use serde::Serialize;
 
-use super::State;
 use super::answer::{Answer, Kind, Problem, empty, json};
 use super::query::Query;
 use super::view::{RecordView, shortened_key};
+use super::{MAX_LISTINGS, State};
 use crate::idempotency::record::RecordId;
 use crate::store::{Error, Filter, Listed, Store};
 
@@ -21,6 +21,10 @@ pub(super) async fn list(state: &State, query: Option<&str>) -> Result<Answer, P
         next: Option<String>,
     }
     let query = Query::parse(query)?;
+    let _slot = state.listings.try_acquire().map_err(|_| {
+        Kind::Overloaded
+            .because(format!("{MAX_LISTINGS} lists of records are being made already; ask again in a second"))
+    })?;
     let filter = Filter {
         service: Some(state.service.clone()),
         route: query.route,

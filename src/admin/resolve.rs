@@ -29,6 +29,10 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest reason, in bytes.
 const MAX_REASON: usize = 2000;
 
+/// Headers of oncegate's own. A client that finds one in a replay must know that it is the gate that says it.
+const OWN: [&str; 5] =
+    ["idempotency-status", "idempotent-replayed", "idempotency-expires", "idempotency-attempt", "idempotency-control"];
+
 /// The body of a request to resolve. One flat struct: serde cannot read exact numbers in a tagged enum.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -165,9 +169,12 @@ fn given_header((name, value): &(String, String)) -> Result<(HeaderName, HeaderV
     let parsed = HeaderName::from_bytes(name.as_bytes()).map_err(|_| bad("is not a header name"))?;
     // They speak of one connection or one message, not of the answer: what replays it writes its own.
     const FRAMING: [HeaderName; 6] = [CONNECTION, CONTENT_LENGTH, TE, TRAILER, TRANSFER_ENCODING, UPGRADE];
-    let of_the_hop = ["keep-alive", "proxy-connection", "idempotency-control"];
-    if FRAMING.contains(&parsed) || of_the_hop.contains(&parsed.as_str()) || parsed == header::PROXY_AUTHENTICATE {
+    const OF_THE_HOP: [&str; 2] = ["keep-alive", "proxy-connection"];
+    if FRAMING.contains(&parsed) || OF_THE_HOP.contains(&parsed.as_str()) || parsed == header::PROXY_AUTHENTICATE {
         return Err(bad("cannot be given: it is not part of an answer that is kept"));
+    }
+    if OWN.contains(&parsed.as_str()) {
+        return Err(bad("cannot be given: oncegate says it of an answer, or takes it out of one"));
     }
     let value =
         HeaderValue::from_bytes(value.trim().as_bytes()).map_err(|_| bad("has a value that no header can have"))?;
@@ -210,6 +217,23 @@ mod tests {
             let problem = refused(body);
             assert!(problem.contains(said), "{body}: {problem}");
         }
+    }
+
+    #[test]
+    fn headers_of_our_own_are_refused() {
+        for name in [
+            "Idempotency-Status",
+            "Idempotent-Replayed",
+            "idempotency-expires",
+            "IDEMPOTENCY-ATTEMPT",
+            "Idempotency-Control",
+        ] {
+            let body = format!(r#"{{"action":"complete","status":200,"headers":[["{name}","x"]]}}"#);
+            let problem = refused(&body);
+            assert!(problem.contains(name) && problem.contains("cannot be given"), "{problem}");
+        }
+        let body = r#"{"action":"complete","status":200,"headers":[["Idempotency-Key","x"],["ETag","\"x\""]]}"#;
+        assert!(parse(body.as_bytes()).is_ok());
     }
 
     #[test]

@@ -2,9 +2,11 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -78,7 +80,9 @@ async fn accept(listener: &TcpListener, slots: &Arc<Semaphore>) -> (TcpStream, S
 async fn connection(stream: TcpStream, client: SocketAddr, state: Arc<State>, mut shutdown: watch::Receiver<bool>) {
     let service = service_fn(|request| {
         let state = state.clone();
-        async move { Ok::<_, Infallible>(detached(async move { api::answer(&state, request, client).await }).await) }
+        let changes = api::may_change(&request);
+        let answer = async move { api::answer(&state, request, client).await };
+        async move { Ok::<_, Infallible>(if changes { detached(answer).await } else { attached(answer).await }) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -101,12 +105,20 @@ async fn connection(stream: TcpStream, client: SocketAddr, state: Arc<State>, mu
     }
 }
 
-/// Runs as a task of its own: a client that goes away must not separate what is done from its audit line, and a defect
-/// in one answer must not take the connection with it.
+/// Runs as a task of its own: a client that goes away must not separate what is done from its audit line.
 async fn detached(answer: impl Future<Output = Answer> + Send + 'static) -> Answer {
-    tokio::spawn(answer)
-        .await
-        .unwrap_or_else(|_| Kind::Internal.because("this is a defect of oncegate; its log says where").into())
+    tokio::spawn(answer).await.unwrap_or_else(|_| defect())
+}
+
+/// Runs as part of its connection: a client that goes away calls it off.
+async fn attached(answer: impl Future<Output = Answer>) -> Answer {
+    // Nothing of the answer is looked at after a panic; what it shares with others is behind locks of its own.
+    AssertUnwindSafe(answer).catch_unwind().await.unwrap_or_else(|_| defect())
+}
+
+/// A defect in one answer does not take the connection with it.
+fn defect() -> Answer {
+    Kind::Internal.because("this is a defect of oncegate; its log says where").into()
 }
 
 #[cfg(test)]
@@ -115,7 +127,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_is_an_answer() {
-        let answer = detached(async { panic!("on purpose") }).await;
-        assert_eq!(answer.status(), http::StatusCode::INTERNAL_SERVER_ERROR);
+        for answer in [detached(async { panic!("on purpose") }).await, attached(async { panic!("on purpose") }).await] {
+            assert_eq!(answer.status(), http::StatusCode::INTERNAL_SERVER_ERROR);
+        }
     }
 }

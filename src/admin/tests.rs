@@ -12,6 +12,7 @@ use super::Phase;
 use super::testing::{KEY, LEASE, START, origin, start, start_without_store};
 use crate::idempotency::codec::Answer;
 use crate::idempotency::record::{Attempt, RecordId, State, Timestamp};
+use crate::store::unreliable::{Fault, Operation, Unreliable};
 use crate::store::{Fresh, Origin, Store};
 
 #[tokio::test]
@@ -117,6 +118,59 @@ async fn pages_give_each_record_once() {
     seen.dedup();
     assert_eq!(seen.len(), 25);
     assert!(seen.is_sorted());
+}
+
+/// Begins to ask for `target` and gives the connection.
+async fn ask(admin: &super::testing::Admin, request: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(admin.address).await.unwrap();
+    let text = format!("{request} HTTP/1.1\r\nHost: {}\r\n\r\n", admin.address);
+    stream.write_all(text.as_bytes()).await.unwrap();
+    stream
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_calls_its_list_off() {
+    let admin = start_without_store(None).await;
+    let store = Arc::new(Unreliable::new(admin.store.clone()));
+    store.script_for(Operation::List, [Fault::Hang, Fault::Hang]);
+    admin.state.set_store(store);
+    let clients = [ask(&admin, "GET /api/v1/records").await, ask(&admin, "GET /api/v1/records").await];
+    eventually(|| admin.state.listings.available_permits() == 0).await;
+    let reply = admin.get("/api/v1/records").await;
+    reply.is_problem(503, "overloaded");
+    assert!(reply.head.contains("retry-after: 1"), "{}", reply.head);
+    drop(clients);
+    eventually(|| admin.state.listings.available_permits() == 2).await;
+    assert_eq!(admin.get("/api/v1/records").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_does_not_call_its_change_off() {
+    let admin = start_without_store(None).await;
+    let store = Arc::new(Unreliable::new(admin.store.clone()));
+    store.script_for(Operation::Get, [Fault::Delay(Duration::from_millis(200))]);
+    admin.state.set_store(store.clone());
+    admin.store.adopt(vec![origin("charge")], Vec::new(), false).await.unwrap();
+    let (id, _) = admin.unknown("charge", KEY).await;
+    let client = ask(&admin, &format!("DELETE /api/v1/records/{id}")).await;
+    eventually(|| store.calls() > 0).await;
+    drop(client);
+    for _ in 0..500 {
+        if admin.store.get(id).await.unwrap().is_none() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("the record is still there");
+}
+
+async fn eventually(done: impl Fn() -> bool) {
+    let wait = async {
+        while !done() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), wait).await.expect("it happens in time");
 }
 
 #[tokio::test]

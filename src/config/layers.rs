@@ -152,14 +152,31 @@ fn environment(
     (values, variables)
 }
 
-/// Whether a variable sets a key. Kubernetes gives the pods beside a service named `oncegate` variables such as
-/// `ONCEGATE_SERVICE_HOST` and `ONCEGATE_PORT_8080_TCP`: those are not ours.
+/// Whether a variable sets a key. Kubernetes gives a pod variables for each service beside it: where one is named
+/// `oncegate` or `oncegate-admin`, they begin like ours.
 fn is_key(name: &str, environment: &[(String, String)]) -> bool {
     let Some(key) = name.strip_prefix(PREFIX).filter(|_| !NOT_KEYS.contains(&name)) else { return false };
-    let in_cluster = environment.iter().any(|(name, _)| name == "KUBERNETES_SERVICE_HOST");
-    let of_service =
-        key == "PORT" || ["PORT_", "SERVICE_HOST", "SERVICE_PORT"].iter().any(|start| key.starts_with(start));
-    !(in_cluster && of_service)
+    let in_cluster = || environment.iter().any(|(name, _)| name == "KUBERNETES_SERVICE_HOST");
+    !(is_service_link(key) && in_cluster())
+}
+
+/// Whether `key`, what follows [`PREFIX`], is of the form that Kubernetes names variables of services by:
+/// `NAME_SERVICE_HOST`, `NAME_SERVICE_PORT`, `NAME_SERVICE_PORT_PORTNAME`, `NAME_PORT`, and `NAME_PORT_80_TCP` with
+/// `_PROTO`, `_PORT` or `_ADDR` behind it or not. The start of the name is in the prefix.
+fn is_service_link(key: &str) -> bool {
+    // Two underscores are ours; a name that goes on behind the prefix starts with one.
+    let name = format!("_{key}");
+    let is_link = ["_SERVICE_HOST", "_SERVICE_PORT", "_PORT"].iter().any(|end| name.ends_with(end))
+        || name.contains("_SERVICE_PORT_")
+        || name.match_indices("_PORT_").any(|(at, word)| is_port(&name[at + word.len()..]));
+    is_link && !key.contains("__")
+}
+
+/// Whether it is `80_TCP`, with more behind it or not.
+fn is_port(text: &str) -> bool {
+    let mut words = text.split('_');
+    words.next().is_some_and(|number| number.parse::<u16>().is_ok())
+        && words.next().is_some_and(|protocol| matches!(protocol, "TCP" | "UDP" | "SCTP"))
 }
 
 /// Variables have no small letters, names of upstreams may: take the one that the file has.
@@ -219,4 +236,52 @@ fn flags(flags: Flags, configured: &[String], problems: &mut Vec<Problem>) -> Di
         _ => {}
     }
     values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_of_services_are_told_from_keys() {
+        for link in [
+            "SERVICE_HOST",
+            "SERVICE_PORT",
+            "SERVICE_PORT_HTTP",
+            "PORT",
+            "PORT_8080_TCP",
+            "PORT_8080_TCP_PROTO",
+            "PORT_8080_TCP_PORT",
+            "PORT_8080_TCP_ADDR",
+            "PORT_53_UDP_ADDR",
+            "PORT_9_SCTP",
+            "ADMIN_SERVICE_HOST",
+            "ADMIN_SERVICE_PORT",
+            "ADMIN_SERVICE_PORT_METRICS",
+            "ADMIN_PORT",
+            "ADMIN_PORT_9090_TCP_ADDR",
+            "A_B_PORT_1_PORT_9090_TCP",
+        ] {
+            assert!(is_service_link(link), "{link}");
+        }
+        for key in [
+            "SERVER",
+            "SERVER__LISTEN",
+            "SERVER_LISTEN",
+            "DEFAULT_UPSTREAM",
+            "UPSTREAMS__APP_SERVICE_HOST",
+            "UPSTREAMS__APP_PORT",
+            "UPSTREAMS__PORT_80_TCP",
+            "SERVICE",
+            "SERVICE_HOSTS",
+            "REPORT",
+            "SUPPORT_LEVEL",
+            "PORT_HTTP",
+            "PORT_8080",
+            "PORT_8080_QUIC",
+            "PORT_99999_TCP",
+        ] {
+            assert!(!is_service_link(key), "{key}");
+        }
+    }
 }

@@ -6,6 +6,7 @@ use http::{HeaderName, Uri};
 
 use super::keys;
 use super::node::{Node, Table, Wrong};
+use super::units;
 use crate::idempotency::fingerprint::{BodyForm, Pointer, Recipe};
 use crate::idempotency::key::{KeyRule, KeySource};
 use crate::idempotency::policy::{Mode, Policy, Recovery, StoreFailure};
@@ -31,6 +32,9 @@ const LONGEST_KEY: u64 = 4096;
 
 /// The shortest lease: a shorter one would pass between two renewals.
 const SHORTEST_LEASE: Duration = Duration::from_secs(1);
+
+/// The largest body that is held whole, in bytes: a record is written and read in one piece, and its memory with it.
+const LARGEST_BODY: u64 = 256 << 20;
 
 /// A policy, and whether its scope was written down.
 #[derive(Clone, Debug, Default)]
@@ -62,8 +66,8 @@ pub(super) fn read(table: &Table<'_>, base: &Draft) -> Draft {
                 .unwrap_or(base.store_failure),
             lease: table.read("lease", lease).unwrap_or(base.lease),
             mode: table.read("mode", |node| node.word(&MODES, &["observe"])).unwrap_or(base.mode),
-            max_request_body: table.read("max_request_body", Node::size).unwrap_or(base.max_request_body),
-            max_response_body: table.read("max_response_body", Node::size).unwrap_or(base.max_response_body),
+            max_request_body: table.read("max_request_body", body_size).unwrap_or(base.max_request_body),
+            max_response_body: table.read("max_response_body", body_size).unwrap_or(base.max_response_body),
             docs: table.read("docs", docs).or(base.docs),
         },
     }
@@ -76,12 +80,28 @@ fn lease(node: &Node<'_>) -> Result<Duration, Wrong> {
     }
 }
 
+fn body_size(node: &Node<'_>) -> Result<u64, Wrong> {
+    match node.size()? {
+        large if large > LARGEST_BODY => {
+            let largest = units::show_size(LARGEST_BODY);
+            Err(Wrong::new(format!("a body that is held whole is at most {largest}"))
+                .hint(format!("write \"{largest}\" or less")))
+        }
+        size => Ok(size),
+    }
+}
+
 fn key(table: &Table<'_>, base: KeyRule) -> KeyRule {
     let table = table.table("key", &keys::KEY);
     let from = table.read_list("from", source);
     if let Some(from) = &from {
         let hint = "write [\"header:Idempotency-Key\"], or remove it";
         check_list(&table, "from", from, hint);
+        // Every request has one.
+        if from.iter().rev().skip(1).any(|source| *source == KeySource::Fingerprint) {
+            let wrong = Wrong::new("what stands behind `fingerprint` is never looked at");
+            table.report("from", wrong.hint("put \"fingerprint\" last"));
+        }
     }
     KeyRule {
         from: from.unwrap_or(base.from),
@@ -160,6 +180,11 @@ fn fingerprint(table: &Table<'_>, base: Recipe) -> Recipe {
             let wrong = Wrong::new("it has no effect: the body does not count as JSON");
             table.report(key, wrong.hint("remove it, or let `of` have \"body\" and `body` be \"auto\" or \"json\""));
         }
+    }
+    let left_out = recipe.include.iter().find(|part| recipe.exclude.iter().any(|whole| part.is_within(whole)));
+    if let Some(part) = left_out {
+        let wrong = Wrong::new(format!("`{part}` does not count: `exclude` leaves it out"));
+        table.report("include", wrong.hint("remove it from one of them"));
     }
     recipe
 }

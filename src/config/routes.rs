@@ -1,6 +1,7 @@
 //! `[[routes]]`
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::Method;
 
@@ -9,6 +10,7 @@ use super::node::{Node, Table, Wrong};
 use super::policy::{self, Draft};
 use super::problem::Place;
 use super::store::name;
+use super::units;
 use super::upstreams::{self, Upstreams};
 use crate::idempotency::key::KeySource;
 use crate::idempotency::policy::{Mode, Policy};
@@ -24,8 +26,7 @@ pub(super) fn read(root: &Table<'_>, upstreams: &Upstreams) -> Router {
     let defaults = policy::read(&table, &Draft::default());
     let tables = root.tables("routes", &keys::ROUTE).unwrap_or_default();
     if tables.is_empty() {
-        check_policy(&table, "default", &defaults);
-        return only_route(root, defaults, upstreams);
+        return only_route(root, &table, defaults, upstreams);
     }
     let read: Read<'_> = tables
         .into_iter()
@@ -48,7 +49,7 @@ pub(super) fn read(root: &Table<'_>, upstreams: &Upstreams) -> Router {
 }
 
 /// The route of a gate that has none configured.
-fn only_route(root: &Table<'_>, defaults: Draft, upstreams: &Upstreams) -> Router {
+fn only_route(root: &Table<'_>, table: &Table<'_>, defaults: Draft, upstreams: &Upstreams) -> Router {
     let path = Pattern::parse("/{*rest}");
     let upstream = match root.get("default_upstream") {
         Some(_) => upstreams::default(root, upstreams),
@@ -58,6 +59,7 @@ fn only_route(root: &Table<'_>, defaults: Draft, upstreams: &Upstreams) -> Route
         let wrong = Wrong::new("there are several upstreams, and no route that names one");
         root.report("routes", wrong.hint("add [[routes]], or name one upstream as default_upstream"));
     }
+    check_policy(table, "default", &defaults, upstreams.timeout(upstream));
     let route = path.ok().zip(upstream).map(|(path, upstream)| Route {
         name: "default".into(),
         namespace: "default".into(),
@@ -87,7 +89,7 @@ fn one(table: &Table<'_>, defaults: &Draft, upstreams: &Upstreams) -> Option<Rou
     let path = table.read("path", path);
     let upstream = upstreams::of_route(table, upstreams);
     let draft = policy::read(table, defaults);
-    check_policy(table, route_name.unwrap_or("?"), &draft);
+    check_policy(table, route_name.unwrap_or("?"), &draft, upstreams.timeout(upstream));
     let route_name = route_name?;
     Some(Route {
         name: route_name.into(),
@@ -155,8 +157,8 @@ fn path(node: &Node<'_>) -> Result<Pattern, Wrong> {
     Pattern::parse(node.filled()?).map_err(|error| Wrong::new(error.to_string()).hint(hint))
 }
 
-/// What only the whole policy shows.
-fn check_policy(table: &Table<'_>, route: &str, draft: &Draft) {
+/// What only the whole policy shows. `timeout` is the upstream's.
+fn check_policy(table: &Table<'_>, route: &str, draft: &Draft, timeout: Option<Duration>) {
     let Draft { policy, scope_is_explicit } = draft;
     if policy.mode == Mode::Pass {
         return;
@@ -165,6 +167,18 @@ fn check_policy(table: &Table<'_>, route: &str, draft: &Draft) {
         let wrong = Wrong::new("a key that is the request's own fingerprint needs a scope that is written down");
         let hint = "say who may share answers, such as scope = [\"header:Authorization\"]";
         table.report("scope", wrong.hint(hint));
+    }
+    check_fingerprint(table, policy);
+    if let Some(timeout) = timeout.filter(|&timeout| policy.ttl <= timeout) {
+        table.advise(
+            "ttl",
+            format!(
+                "route `{route}` forgets an answer {} after its claim, and an attempt may take {}: a retry of a slow one \
+                 may run again",
+                units::show_duration(policy.ttl),
+                units::show_duration(timeout)
+            ),
+        );
     }
     let bearer = |part: &ScopePart| matches!(part, ScopePart::Header(name) if name == http::header::AUTHORIZATION);
     if policy.scope.iter().any(bearer) {
@@ -175,6 +189,20 @@ fn check_policy(table: &Table<'_>, route: &str, draft: &Draft) {
                  another caller"
             ),
         );
+    }
+}
+
+/// A fingerprint must tell requests apart; a key that is one must tell their bodies apart, or two payments would share
+/// it.
+fn check_fingerprint(table: &Table<'_>, policy: &Policy) {
+    let recipe = &policy.fingerprint;
+    if !recipe.tells_requests_apart() {
+        let wrong = Wrong::new("nothing of a request counts: a key reused for another request would get its answer");
+        table.report("fingerprint", wrong.hint("let `of` have \"method\" and \"path\", or let the body count"));
+    } else if policy.key.from.contains(&KeySource::Fingerprint) && !recipe.tells_bodies_apart() {
+        let wrong = Wrong::new("a key that is the request's own fingerprint needs one that the body counts in");
+        let hint = "let `of` have \"body\" and `body` not be \"none\", or take \"fingerprint\" out of key.from";
+        table.report("fingerprint", wrong.hint(hint));
     }
 }
 

@@ -179,9 +179,10 @@ fn what_kubernetes_sets_beside_a_service_of_our_name_is_not_ours() {
             .variable("ONCEGATE_SERVICE_HOST", "10.0.0.1")
             .variable("ONCEGATE_PORT", "tcp://10.0.0.1:8080")
             .variable("ONCEGATE_PORT_8080_TCP_ADDR", "10.0.0.1")
+            .variable("ONCEGATE_ADMIN_PORT_9090_TCP", "tcp://10.0.0.3:9090")
     };
     case().variable("KUBERNETES_SERVICE_HOST", "10.0.0.2").load();
-    assert!(case().problems().ends_with("3 problems"));
+    assert!(case().problems().ends_with("4 problems"));
 }
 
 #[test]
@@ -208,6 +209,33 @@ fn parts_of_a_policy_count_one_by_one() {
     assert_eq!((policy.outcomes.status.len(), policy.outcomes.class.len()), (1, 1));
     assert_eq!(policy.fingerprint.exclude.len(), 1);
     assert_eq!(policy.fingerprint.form, crate::idempotency::fingerprint::BodyForm::Json);
+}
+
+#[test]
+fn a_ttl_that_a_slow_attempt_outlives_is_advised_against() {
+    let routes = |ttl: &str, mode: &str| {
+        let text = format!(
+            "[upstreams]\nfast = {{ url = \"http://fast\", timeout = \"5s\" }}\nslow = \"http://slow\"\n\
+             [defaults]\nscope = [\"host\"]\nttl = \"{ttl}\"\nmode = \"{mode}\"\n\
+             [[routes]]\nname = \"a\"\npath = \"/a\"\nupstream = \"fast\"\n\
+             [[routes]]\nname = \"b\"\npath = \"/b\"\nupstream = \"slow\"\n"
+        );
+        let advice = Case::new(&text).load().advice;
+        advice.into_iter().map(|advice| format!("{}: {}", advice.key, advice.message)).collect::<Vec<_>>()
+    };
+    let advice = |index: usize, route: &str, ttl: &str, timeout: &str| {
+        format!(
+            "routes[{index}].ttl: route `{route}` forgets an answer {ttl} after its claim, and an attempt may take \
+             {timeout}: a retry of a slow one may run again"
+        )
+    };
+    assert!(routes("61s", "protect").is_empty());
+    assert_eq!(routes("60s", "protect"), [advice(1, "b", "60s", "60s")]);
+    assert_eq!(routes("2s", "protect"), [advice(0, "a", "2s", "5s"), advice(1, "b", "2s", "60s")]);
+    assert!(routes("2s", "pass").is_empty());
+    let only = "[upstreams]\napp = \"http://app\"\n[defaults]\nscope = [\"host\"]\nttl = \"30s\"\n";
+    let advice = Case::new(only).load().advice;
+    assert_eq!(advice.iter().map(|advice| &*advice.key).collect::<Vec<_>>(), ["defaults.ttl"]);
 }
 
 #[test]

@@ -43,6 +43,12 @@ impl Upstreams {
         (self.names.len() == 1).then_some(0)
     }
 
+    /// How long an attempt at an upstream may take, where that could be read.
+    pub(super) fn timeout(&self, place: Option<usize>) -> Option<Duration> {
+        let name = self.names.get(place?)?;
+        self.settings.iter().find(|settings| settings.name == *name).map(|settings| settings.timeout)
+    }
+
     /// The place of a name in the list.
     pub(super) fn find(&self, node: &Node<'_>) -> Result<usize, Wrong> {
         let text = node.filled()?;

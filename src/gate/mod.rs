@@ -143,6 +143,10 @@ impl Gate {
         let service = &self.settings.service;
         for route in self.router.routes() {
             origins.push(origin(service, &route.namespace, &route.name));
+            // A route that does not protect makes no records, whatever rules it would make them by.
+            if route.policy.mode == Mode::Pass {
+                continue;
+            }
             // Routes that share a namespace share its rules; the configuration sees to that.
             if !identities.iter().any(|known| known.namespace == route.namespace) {
                 let Route { policy, namespace, .. } = &**route;
@@ -264,4 +268,50 @@ fn kept_headers(route: &Route) -> Vec<HeaderName> {
     let events = ["ce-source", "ce-id"].map(HeaderName::from_static);
     let compared = route.policy.fingerprint.headers.iter().cloned();
     keys.chain(scopes).chain(events).chain(compared).chain([http::header::CONTENT_TYPE]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::idempotency::policy::Policy;
+    use crate::idempotency::scope::ScopePart;
+    use crate::route::Pattern;
+    use crate::store::memory::Memory;
+
+    fn route(name: &str, mode: Mode, scope: &str) -> Route {
+        let policy = Policy { mode, scope: vec![ScopePart::parse(scope).unwrap()], ..Policy::default() };
+        Route {
+            name: name.into(),
+            namespace: "shared".into(),
+            methods: vec![http::Method::POST],
+            host: None,
+            path: Pattern::parse(&format!("/{name}")).unwrap(),
+            upstream: 0,
+            policy,
+        }
+    }
+
+    fn digests(routes: Vec<Route>) -> Vec<[u8; 32]> {
+        let settings = Settings {
+            service: "default".into(),
+            id_secret: None,
+            settle_timeout: Duration::from_secs(5),
+            headers: HeaderNames { status: None, replayed: None, expires: None },
+            default_upstream: None,
+        };
+        let router = Router::new(routes).unwrap();
+        let gate = Gate::new(settings, router, Vec::new(), Arc::new(Memory::new()), &Metrics::new());
+        gate.identities().1.into_iter().map(|identity| identity.digest).collect()
+    }
+
+    #[test]
+    fn the_rules_of_a_namespace_are_those_of_the_routes_that_protect() {
+        let pass = || route("pass", Mode::Pass, "host");
+        let protect = || route("protect", Mode::Protect, "header:x-tenant");
+        let rules = digests(vec![protect()]);
+        assert_eq!(rules.len(), 1);
+        assert_eq!(digests(vec![pass(), protect()]), rules);
+        assert_eq!(digests(vec![protect(), pass()]), rules);
+        assert!(digests(vec![pass()]).is_empty());
+    }
 }

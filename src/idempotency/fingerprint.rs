@@ -10,7 +10,7 @@ use super::{json, multipart};
 /// How a body enters a fingerprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyForm {
-    /// JSON canonical, forms as they are, multipart without its boundary, else bytes.
+    /// JSON canonical, forms as they are, multipart of any subtype without its boundary, else bytes.
     Auto,
     /// Byte for byte.
     Bytes,
@@ -35,7 +35,7 @@ pub struct Recipe {
     pub headers: Vec<HeaderName>,
     /// How the body counts.
     pub form: BodyForm,
-    /// Only these parts of a JSON body count; all of it if empty.
+    /// Only these parts of a JSON body count; all of it if empty, or if the body has none of them.
     pub include: Vec<Pointer>,
     /// These parts of a JSON body do not count.
     pub exclude: Vec<Pointer>,
@@ -124,6 +124,19 @@ impl Recipe {
         sha256(&out)
     }
 
+    /// Whether requests whose bodies differ can have different digests.
+    #[must_use]
+    pub fn tells_bodies_apart(&self) -> bool {
+        let all_is_left_out = self.exclude.iter().any(|pointer| pointer.as_str().is_empty());
+        self.body && self.form != BodyForm::None && !all_is_left_out
+    }
+
+    /// Whether different requests can have different digests at all.
+    #[must_use]
+    pub fn tells_requests_apart(&self) -> bool {
+        self.method || self.path || self.query || !self.headers.is_empty() || self.tells_bodies_apart()
+    }
+
     /// Whether the digest of a request with these headers needs its whole body, not just the body's digest.
     #[must_use]
     pub fn needs_whole_body(&self, headers: &HeaderMap) -> bool {
@@ -159,16 +172,17 @@ impl Recipe {
     }
 
     fn put_json(&self, out: &mut Vec<u8>, canonical: &[u8]) {
-        if self.include.is_empty() {
+        // The canonical form has no name twice and nests no deeper than what was read, so that this finds what there is.
+        let part = |pointer| json::locate(canonical, pointer).ok().flatten().map(sha256);
+        let parts: Vec<_> = self.include.iter().map(part).collect();
+        if parts.iter().all(Option::is_none) {
+            // Bodies that have nothing of what counts would all be one: two payments could share an answer.
             put(out, b"json");
             return put(out, &sha256(canonical));
         }
         put(out, b"json parts");
-        for pointer in &self.include {
-            // The canonical form has no name twice and nests no deeper than what was read, so that this finds what
-            // there is.
-            let part = json::locate(canonical, pointer).ok().flatten();
-            put_optional(out, part.map(sha256).as_ref().map(<[u8; 32]>::as_slice));
+        for part in parts {
+            put_optional(out, part.as_ref().map(<[u8; 32]>::as_slice));
         }
     }
 
@@ -181,7 +195,7 @@ impl Recipe {
             BodyForm::Json => Reading::Json,
             BodyForm::Auto => match Media::read(headers) {
                 Some(media) if media.is_json() => Reading::Json,
-                Some(media) if media.essence == "multipart/form-data" => match media.parameter("boundary") {
+                Some(media) if media.essence.starts_with("multipart/") => match media.parameter("boundary") {
                     Some(boundary) => Reading::Multipart { boundary },
                     None => Reading::Bytes,
                 },

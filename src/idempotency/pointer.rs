@@ -31,6 +31,12 @@ impl Pointer {
         &self.0
     }
 
+    /// Whether it leads to `other` or into it.
+    #[must_use]
+    pub fn is_within(&self, other: &Self) -> bool {
+        self.0.strip_prefix(&other.0).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    }
+
     /// The names of its steps, unescaped.
     pub fn steps(&self) -> impl Iterator<Item = String> + '_ {
         self.0.split('/').skip(1).map(|step| step.replace("~1", "/").replace("~0", "~"))
@@ -57,6 +63,17 @@ mod tests {
         assert_eq!(steps("/"), [""]);
         assert_eq!(steps("/a/0/~0~1~01"), ["a", "0", "~/~1"]);
         assert_eq!(Pointer::parse("/a~1b").unwrap().to_string(), "/a~1b");
+    }
+
+    #[test]
+    fn a_pointer_is_within_what_it_leads_through() {
+        let within = |one, other| Pointer::parse(one).unwrap().is_within(&Pointer::parse(other).unwrap());
+        for (one, other) in [("", ""), ("/a", ""), ("/a", "/a"), ("/a/b", "/a"), ("/a/", "/a")] {
+            assert!(within(one, other), "{one} {other}");
+        }
+        for (one, other) in [("", "/a"), ("/a", "/a/b"), ("/ab", "/a"), ("/b/a", "/a"), ("/a", "/")] {
+            assert!(!within(one, other), "{one} {other}");
+        }
     }
 
     #[test]

@@ -111,23 +111,24 @@ fn forms_count_by_their_bytes() {
 
 #[test]
 fn multipart_counts_without_its_boundary() {
-    let body = |boundary: &str, parts: &[&str]| {
-        let lines = [("content-type", &*format!("multipart/form-data; boundary=\"{boundary}\""))];
+    let body = |subtype: &str, boundary: &str, parts: &[&str]| {
+        let lines = [("content-type", &*format!("multipart/{subtype}; boundary=\"{boundary}\""))];
         let body: String = parts.iter().map(|part| format!("--{boundary}\r\n{part}\r\n")).collect();
         of(&lines, &format!("{body}--{boundary}--\r\n"))
     };
     let part = "Content-Disposition: form-data; name=a\r\n\r\none";
-    let one = body("x", &[part]);
-    assert_eq!(body("0123456789", &[part]), one);
-    assert_distinct(&[
-        one,
-        body("x", &[]),
-        body("x", &[part, part]),
-        body("x", &["Content-Disposition: form-data; name=b\r\n\r\none"]),
-        body("x", &["Content-Disposition: form-data; name=a\r\n\r\ntwo"]),
-        // Not another type of multipart, whose parts may depend on their boundary.
-        of(&[("content-type", "multipart/mixed; boundary=x")], &format!("--x\r\n{part}\r\n--x--\r\n")),
-    ]);
+    for subtype in ["form-data", "mixed", "related", "Mixed"] {
+        let body = |boundary, parts: &[_]| body(subtype, boundary, parts);
+        let one = body("x", &[part]);
+        assert_eq!(body("0123456789", &[part]), one, "{subtype}");
+        assert_distinct(&[
+            one,
+            body("x", &[]),
+            body("x", &[part, part]),
+            body("x", &["Content-Disposition: form-data; name=b\r\n\r\none"]),
+            body("x", &["Content-Disposition: form-data; name=a\r\n\r\ntwo"]),
+        ]);
+    }
     let malformed = format!("--x\r\n{part}\r\n--x");
     assert_eq!(of(&[("content-type", "multipart/form-data; boundary=x")], &malformed), of(&[], &malformed));
 }
@@ -148,7 +149,11 @@ fn pointers_choose_what_counts() {
         at(&include, r#"{"a":{"y":1,"x":2},"b":{"c":null}}"#),
         at(&include, r#"{"b":{"c":null}}"#),
         at(&include, r#"{"a":null}"#),
+        // What has none of them counts as a whole.
         at(&include, "{}"),
+        at(&include, r#"{"amount":1}"#),
+        at(&include, r#"{"amount":2}"#),
+        at(&include, "[1]"),
         at(&include, "no json"),
         at(&Recipe::default(), r#"{"a":{"y":1,"x":2},"z":3}"#),
     ]);
@@ -156,6 +161,35 @@ fn pointers_choose_what_counts() {
     let both = Recipe { exclude: pointers(&["/a/x"]), ..include };
     assert_eq!(at(&both, r#"{"a":{"y":1,"x":2}}"#), at(&both, r#"{"a":{"y":1}}"#));
     assert_ne!(at(&both, r#"{"a":{"y":1,"x":2}}"#), at(&both, r#"{"a":{"y":2,"x":2}}"#));
+}
+
+#[test]
+fn a_body_with_nothing_that_counts_counts_as_a_whole() {
+    let include = Recipe { include: pointers(&["/a"]), exclude: pointers(&["/sent_at", "/a/x"]), ..Recipe::default() };
+    let at = |body: &str| digest(&include, "/", JSON, body.as_bytes());
+    assert_eq!(at(r#"{"c":2,"b":1,"sent_at":1}"#), at(r#"{ "b":1, "c":2 }"#), "without what is left out");
+    assert_ne!(at(r#"{"b":1}"#), at(r#"{"b":2}"#));
+    assert_eq!(at(r#"{"a":{"x":1},"b":1}"#), at(r#"{"a":{"x":2},"b":2}"#), "what counts is there");
+}
+
+#[test]
+fn a_recipe_knows_what_it_tells_apart() {
+    let nothing = Recipe { method: false, path: false, query: false, body: false, ..Recipe::default() };
+    let body = Recipe { body: true, ..nothing.clone() };
+    let exclude = |texts: &[&str]| Recipe { exclude: pointers(texts), ..body.clone() };
+    for (recipe, bodies, requests) in [
+        (Recipe::default(), true, true),
+        (nothing.clone(), false, false),
+        (Recipe { path: true, ..nothing.clone() }, false, true),
+        (Recipe { headers: vec![HeaderName::from_static("x-a")], ..nothing }, false, true),
+        (body.clone(), true, true),
+        (Recipe { form: BodyForm::None, ..body.clone() }, false, false),
+        (Recipe { form: BodyForm::None, ..Recipe::default() }, false, true),
+        (exclude(&["/a"]), true, true),
+        (exclude(&["/a", ""]), false, false),
+    ] {
+        assert_eq!((recipe.tells_bodies_apart(), recipe.tells_requests_apart()), (bodies, requests), "{recipe:?}");
+    }
 }
 
 #[test]
