@@ -1,6 +1,5 @@
 mod crash;
 mod disk;
-mod measure;
 
 use std::fs;
 use std::path::Path;
