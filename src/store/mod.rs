@@ -70,8 +70,13 @@ pub trait Store: Send + Sync + 'static {
 
     /// Makes `origins` known, and checks the rules that records' identities are made by.
     ///
-    /// Where a namespace has another digest on file and live records (not expired), nothing is changed for any
-    /// namespace and each such one is returned, unless `accept_change`.
+    /// An identity on file that is not among `rules` is one whose rules changed, or whose namespace or service is gone
+    /// or has another name. Where such a one has live records (not expired), nothing is changed at all and each is
+    /// returned, in the order of service and namespace, unless `accept_change`. Otherwise `rules` are what is on file
+    /// from now on, and all others are forgotten.
+    ///
+    /// A store that is one gate's alone compares all that is on file. One that services share leaves those alone that
+    /// are not in `rules`.
     async fn adopt(
         &self,
         origins: Vec<Origin>,
@@ -220,9 +225,11 @@ pub struct Identity {
     pub digest: [u8; 32],
 }
 
-/// A namespace whose rules differ from those that its live records were made by.
+/// A namespace with live records that were made by rules which are not given any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdentityChange {
+    /// Its service.
+    pub service: Arc<str>,
     /// The namespace.
     pub namespace: Arc<str>,
     /// How many of its records live.

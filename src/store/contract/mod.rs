@@ -119,7 +119,10 @@ where
         adoption::other_rules_are_refused_while_records_live
         adoption::other_rules_are_taken_where_nothing_lives
         adoption::other_rules_are_taken_where_that_is_accepted
-        adoption::namespaces_of_other_services_are_let_be
+        adoption::rules_that_are_gone_are_refused_while_records_live
+        adoption::rules_that_are_gone_are_forgotten_where_nothing_lives
+        adoption::rules_that_are_gone_are_forgotten_where_that_is_accepted
+        adoption::another_service_is_refused_while_records_live
         crowd::one_of_many_claims_of_one_id_wins
         crowd::one_of_many_supersedes_wins
         crowd::everybody_is_answered
