@@ -154,7 +154,8 @@ pub enum End {
 /// When a completed record expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expiry {
-    /// This long after its claim.
+    /// This long after its claim; this long after now where that is past already, since a retry of a record that is
+    /// dead on arrival would run again.
     FromClaim(Duration),
     /// This long after now.
     FromNow(Duration),

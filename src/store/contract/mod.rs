@@ -91,6 +91,7 @@ where
         claims::supersede_claims_nothing_where_nothing_stands
         settling::an_attempt_completes
         settling::an_expiry_counts_from_the_claim_or_from_now
+        settling::an_answer_is_never_dead_on_arrival
         settling::an_attempt_releases
         settling::an_attempt_holds
         settling::an_attempt_completes_late
