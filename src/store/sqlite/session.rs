@@ -135,9 +135,9 @@ impl Session {
 
     /// Notes a failure that says something about the disk.
     pub(super) fn note(&mut self, error: &SqlError) {
-        if error::kind(error) == ErrorKind::Full {
+        if error::wants_room(error) {
             if self.found_full.is_none() {
-                tracing::warn!("the store's disk is full: new claims are refused until there is room");
+                tracing::warn!(%error, "the store's disk is full: new claims are refused until there is room");
             }
             self.found_full = Some(Instant::now());
         }
@@ -145,7 +145,7 @@ impl Session {
 
     /// Makes room after such a failure. True where what failed may be tried once more.
     pub(super) fn make_room(&mut self, error: &SqlError) -> bool {
-        error::kind(error) == ErrorKind::Full && self.reserve.spend()
+        error::wants_room(error) && self.reserve.spend()
     }
 
     /// Refuses a claim while what room is left belongs to the attempts that run.
@@ -159,7 +159,7 @@ impl Session {
             }
             self.found_full = Some(Instant::now());
         }
-        Err(Failure::Request(Error::determinate(ErrorKind::Full, "the disk is full")))
+        Err(Failure::Request(Error::determinate(ErrorKind::Full, "the disk is full, or its quota exhausted")))
     }
 
     /// Copies the log into the database if it has grown enough. Waits for no reader: where one still looks at an older

@@ -187,8 +187,11 @@ impl Writer {
                 Ok(())
             }
             Err(Failed::Doubtful(error)) => {
+                let has_room = self.session.make_room(&error);
                 fail_all(batch, &error, Error::indeterminate);
-                Ok(())
+                // For those who ask again.
+                let checkpointed = if has_room { self.session.checkpoint() } else { Ok(()) };
+                self.look_at(checkpointed)
             }
             Err(Failed::Fatal(reason)) => {
                 // First, so that nobody acts on an answer of a process that ends.

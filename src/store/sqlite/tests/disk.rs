@@ -98,7 +98,7 @@ async fn a_failed_sync_is_fatal() {
 async fn a_commit_that_failed_otherwise_may_have_happened() {
     let dir = tempfile::tempdir().unwrap();
     let (store, told) = sabotaged(&dir.path().join("a.db"));
-    store.ask(SabotageRequest(Spot::Commit, ffi::SQLITE_IOERR_WRITE)).await.unwrap();
+    store.ask(SabotageRequest(Spot::Commit, ffi::SQLITE_IOERR_READ)).await.unwrap();
     let claim = store.claim(id(1), fresh(1)).await;
     assert!(matches!(&claim, Err(Error::Indeterminate(_))), "{claim:?}");
     // Asking again settles it.
@@ -107,6 +107,31 @@ async fn a_commit_that_failed_otherwise_may_have_happened() {
     let claim = store.claim(id(2), fresh(2)).await;
     assert!(matches!(&claim, Err(Error::Determinate(cause)) if cause.kind == ErrorKind::Full), "{claim:?}");
     assert_eq!(store.count().await.unwrap(), [1, 0, 0]);
+    assert!(told.lock().unwrap().is_empty());
+}
+
+/// SQLite tells it as a failed write.
+#[tokio::test]
+async fn an_exhausted_quota_is_a_full_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, told) = sabotaged(&dir.path().join("a.db"));
+    let reserve = dir.path().join("a.db.reserve");
+    store.claim(id(1), fresh(1)).await.unwrap();
+    let had_reserve = reserve.exists();
+    store.ask(SabotageRequest(Spot::Commit, ffi::SQLITE_IOERR_WRITE)).await.unwrap();
+    let claim = store.claim(id(2), fresh(2)).await;
+    assert!(matches!(&claim, Err(Error::Indeterminate(_))), "{claim:?}");
+    assert!(!reserve.exists(), "the room is there for the attempts that run");
+    let claim = store.claim(id(3), fresh(3)).await;
+    assert!(matches!(&claim, Err(Error::Determinate(cause)) if cause.kind == ErrorKind::Full), "{claim:?}");
+    store.settle(id(1), attempt(1), End::Hold).await.unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while store.claim(id(2), fresh(2)).await.is_err() {
+        assert!(Instant::now() < deadline);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(reserve.exists(), had_reserve);
+    assert_eq!(store.count().await.unwrap(), [1, 0, 1]);
     assert!(told.lock().unwrap().is_empty());
 }
 
