@@ -84,7 +84,8 @@ pub trait Store: Send + Sync + 'static {
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error>;
 
-    /// Whether the store answers, for readiness.
+    /// Whether the store answers, for readiness. Fails while claims would: where the last writes failed, it tries one,
+    /// and so finds out by itself when they work again.
     async fn ping(&self) -> Result<(), Error>;
 
     /// Finishes what was accepted, and closes. Later calls fail.

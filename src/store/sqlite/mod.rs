@@ -14,6 +14,7 @@
 
 mod adopt;
 mod error;
+mod health;
 mod lock;
 mod reader;
 mod requests;
