@@ -62,6 +62,27 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
     },
+    /// Another program reads it and does not stop, so that its log cannot be made durable.
+    #[error(
+        "cannot open {}: another program, such as a backup, has it open and holds its log up: end that program",
+        path.display()
+    )]
+    HeldUp {
+        /// The file.
+        path: PathBuf,
+    },
+    /// SQLite cannot keep a write-ahead log for it.
+    #[error(
+        "cannot open {}: no write-ahead log can be kept beside it (its journal mode stays `{mode}`): put it on a \
+         local file system",
+        path.display()
+    )]
+    NoLog {
+        /// The file.
+        path: PathBuf,
+        /// The journal mode that SQLite keeps to.
+        mode: String,
+    },
     /// Anything else.
     #[error("cannot open {}: {source}", path.display())]
     Sqlite {

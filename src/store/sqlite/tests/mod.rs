@@ -167,6 +167,33 @@ fn files_that_are_not_ours_are_refused_and_left_alone() {
     assert!(message.contains("damaged") && message.contains("backup"), "{message}");
 }
 
+#[test]
+fn a_start_waits_for_its_log_to_be_copied_and_not_for_ever() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.db");
+    drop(open(&path));
+    drop(acquire(&Settings::new(&path)));
+    let writer = Connection::open(&path).unwrap();
+    let reader = Connection::open(&path).unwrap();
+    writer.busy_timeout(Duration::ZERO).unwrap();
+    reader.execute_batch("BEGIN; SELECT count(*) FROM record").unwrap();
+    writer.execute("INSERT INTO clock VALUES (1, 1) ON CONFLICT DO UPDATE SET at = 1", []).unwrap();
+    let error = schema::make_durable(&writer, &path, Duration::from_millis(50)).unwrap_err();
+    assert!(error.to_string().contains("another program"), "{error}");
+    let ends = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        drop(reader);
+    });
+    schema::make_durable(&writer, &path, Duration::from_secs(60)).unwrap();
+    ends.join().unwrap();
+}
+
+#[test]
+fn a_file_that_gets_no_log_is_refused() {
+    let error = schema::keep_log(&Connection::open_in_memory().unwrap(), Path::new("a.db")).unwrap_err();
+    assert!(error.to_string().contains("`memory`"), "{error}");
+}
+
 #[tokio::test]
 async fn time_does_not_run_back_over_a_restart() {
     let dir = tempfile::tempdir().unwrap();
