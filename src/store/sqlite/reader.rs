@@ -9,6 +9,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use tokio::sync::{mpsc, oneshot};
 
 use super::error::Failure;
+use super::writer::PanicAlarm;
 use super::{Lock, error, row};
 use crate::idempotency::record::{Record, RecordId, Timestamp};
 use crate::store::clock::Clock;
@@ -21,9 +22,17 @@ const CHUNK: i64 = 4096;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) enum Read {
-    Get { id: RecordId, reply: oneshot::Sender<Result<Option<Listed>, Error>> },
-    List { page: Page, reply: oneshot::Sender<Result<Vec<Listed>, Error>> },
+    Get {
+        id: RecordId,
+        reply: oneshot::Sender<Result<Option<Listed>, Error>>,
+    },
+    List {
+        page: Page,
+        reply: oneshot::Sender<Result<Vec<Listed>, Error>>,
+    },
     Close,
+    #[cfg(test)]
+    Panic,
 }
 
 pub(super) struct Page {
@@ -40,7 +49,7 @@ pub(super) struct Reader {
     /// Taken from the queue during a listing, to be done after it.
     backlog: VecDeque<Read>,
     is_closing: Arc<AtomicBool>,
-    _lock: Arc<Lock>,
+    lock: Arc<Lock>,
 }
 
 /// The statements, for a test that asks the planner.
@@ -105,11 +114,12 @@ impl Reader {
         is_closing: Arc<AtomicBool>,
         lock: Arc<Lock>,
     ) -> Self {
-        Self { conn, clock, queue, backlog: VecDeque::new(), is_closing, _lock: lock }
+        Self { conn, clock, queue, backlog: VecDeque::new(), is_closing, lock }
     }
 
     /// Works until it is told to close, or everybody who could ask has gone.
     pub(super) fn run(mut self) {
+        let _alarm = PanicAlarm { thread: "reader", fatal: self.lock.settings.fatal.clone() };
         while let Some(read) = self.backlog.pop_front().or_else(|| self.queue.blocking_recv()) {
             match read {
                 Read::Get { id, reply } => drop(reply.send(self.get(id).map_err(determinate))),
@@ -118,6 +128,8 @@ impl Reader {
                     drop(reply.send(listed));
                 }
                 Read::Close => return,
+                #[cfg(test)]
+                Read::Panic => panic!("told to"),
             }
         }
     }
@@ -127,7 +139,7 @@ impl Reader {
         while let Ok(read) = self.queue.try_recv() {
             match read {
                 Read::Get { id, reply } => drop(reply.send(self.get(id).map_err(determinate))),
-                Read::List { .. } | Read::Close => self.backlog.push_back(read),
+                read => self.backlog.push_back(read),
             }
         }
     }

@@ -129,6 +129,35 @@ async fn it_is_not_ready_while_writes_fail_and_gets_over_it_without_claims() {
     }
 }
 
+/// What panics in the writer.
+struct PanicRequest;
+
+impl Request for PanicRequest {
+    type Reply = ();
+
+    fn run(&self, _: &mut Session) -> Result<(), crate::store::sqlite::error::Failure> {
+        panic!("told to")
+    }
+}
+
+#[tokio::test]
+async fn a_panic_of_either_thread_is_fatal() {
+    for thread in ["reader", "writer"] {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, told) = sabotaged(&dir.path().join("a.db"));
+        match thread {
+            "reader" => store.reader.send(Read::Panic).await.unwrap_or_else(|_| panic!("it reads")),
+            _ => drop(store.ask(PanicRequest).await.unwrap_err()),
+        }
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while told.lock().unwrap().is_empty() {
+            assert!(Instant::now() < deadline, "{thread}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(*told.lock().unwrap(), [format!("the store's {thread} panicked")]);
+    }
+}
+
 /// SQLite tells it as a failed write.
 #[tokio::test]
 async fn an_exhausted_quota_is_a_full_disk() {
