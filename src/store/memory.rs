@@ -11,8 +11,8 @@ use async_trait::async_trait;
 use super::clock::{self, Clock};
 use super::rules::{self, Change, Standing};
 use super::{
-    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, OriginId, Settled,
-    Store,
+    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, OriginId, Page,
+    Settled, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -159,23 +159,20 @@ impl Store for Memory {
         })
     }
 
-    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Vec<Listed>, Error> {
+    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
         self.with(|shelf, now| {
             let start = after.map_or(Bound::Unbounded, Bound::Excluded);
-            shelf
-                .entries
-                .range((start, Bound::Unbounded))
-                .filter_map(|(id, entry)| {
-                    let origin = shelf.origins.get(&entry.origin.0);
-                    passes(&filter, *id, entry, origin, now).then(|| Listed {
-                        id: *id,
-                        origin: origin.cloned(),
-                        record: Record { answer: None, ..entry.record.clone() },
-                        now,
-                    })
+            let found = shelf.entries.range((start, Bound::Unbounded)).filter_map(|(id, entry)| {
+                let origin = shelf.origins.get(&entry.origin.0);
+                passes(&filter, *id, entry, origin, now).then(|| Listed {
+                    id: *id,
+                    origin: origin.cloned(),
+                    record: Record { answer: None, ..entry.record.clone() },
+                    now,
                 })
-                .take(limit)
-                .collect()
+            });
+            // One more tells whether there are more.
+            Page::of(found.take(limit.saturating_add(1)).collect(), limit)
         })
     }
 

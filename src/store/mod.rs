@@ -58,9 +58,10 @@ pub trait Store: Send + Sync + 'static {
     /// The record of an id.
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error>;
 
-    /// Records that pass `filter`, in the order of their ids, starting after `after`: at most `limit`, without
-    /// their answers.
-    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Vec<Listed>, Error>;
+    /// Records that pass `filter`, in the order of their ids, starting after `after`: at most `limit` (at least 1),
+    /// without their answers. A page may hold fewer, or none, and not be the last: where few records pass, a store
+    /// looks for them only for so long at once.
+    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error>;
 
     /// Removes a record whatever its state. Returns whether there was one.
     async fn remove(&self, id: RecordId) -> Result<bool, Error>;
@@ -203,6 +204,15 @@ pub struct Filter {
     pub older_than: Option<Duration>,
 }
 
+/// A part of a listing.
+#[derive(Clone, Debug)]
+pub struct Page {
+    /// What was found, in the order of ids.
+    pub records: Vec<Listed>,
+    /// After which id the next page starts; nothing where no record that passes is left.
+    pub next: Option<RecordId>,
+}
+
 /// A record with where it comes from.
 #[derive(Clone, Debug)]
 pub struct Listed {
@@ -307,6 +317,16 @@ impl Error {
         match self {
             Self::Determinate(cause) | Self::Indeterminate(cause) => cause,
         }
+    }
+}
+
+impl Page {
+    /// The page of `found`, which holds one record more than `limit` where there are more.
+    fn of(mut found: Vec<Listed>, limit: usize) -> Self {
+        let is_last = found.len() <= limit;
+        found.truncate(limit);
+        let next = found.last().filter(|_| !is_last).map(|last| last.id);
+        Self { records: found, next }
     }
 }
 

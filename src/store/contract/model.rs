@@ -58,7 +58,7 @@ pub(crate) fn history() -> impl Strategy<Value = Vec<Step>> {
         2 => few_or_all().prop_map(Step::ExpireLeases),
         2 => few_or_all().prop_map(Step::Sweep),
         1 => ids().prop_map(Step::Remove),
-        2 => (filter, prop::option::of(ids()), 0..4_usize).prop_map(|(filter, after, limit)| Step::List(filter, after, limit)),
+        2 => (filter, prop::option::of(ids()), 1..4_usize).prop_map(|(filter, after, limit)| Step::List(filter, after, limit)),
         1 => (vec(0..3_u8, 0..4), any::<bool>()).prop_map(|(digests, accept)| Step::Adopt(digests, accept)),
     ];
     vec(step, 1..60)
