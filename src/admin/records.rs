@@ -32,12 +32,9 @@ pub(super) async fn list(state: &State, query: Option<&str>) -> Result<Answer, P
         prefix: query.key.map(|key| state.identifier.prefix(&key)),
         older_than: query.older_than,
     };
-    // One more than asked for tells whether there is a next page.
-    let mut found = state.opened()?.list(filter, query.after, query.limit + 1).await.map_err(unavailable)?;
-    let more = found.len() > query.limit;
-    found.truncate(query.limit);
-    let next = found.last().filter(|_| more).map(|last| last.id.to_string());
-    Ok(json(StatusCode::OK, &Page { records: found.iter().map(RecordView::of).collect(), next }))
+    let found = state.opened()?.list(filter, query.after, query.limit).await.map_err(unavailable)?;
+    let next = found.next.map(|next| next.to_string());
+    Ok(json(StatusCode::OK, &Page { records: found.records.iter().map(RecordView::of).collect(), next }))
 }
 
 /// `GET /api/v1/records/{id}`

@@ -139,14 +139,17 @@ async fn adopt_identities(gate: &Gate, store: &dyn Store, accept_change: bool) -
     if changes.is_empty() {
         return Ok(());
     }
-    let list: Vec<_> =
-        changes.iter().map(|change| format!("{} ({} live records)", change.namespace, change.live)).collect();
+    let list: Vec<_> = changes
+        .iter()
+        .map(|change| format!("{}/{} ({} live records)", change.service, change.namespace, change.live))
+        .collect();
     bail!(
-        "what makes a record's identity (service, namespace, scope, key rules or id secret) differs from what live \
-         records were made with, so their keys would be forgotten and their requests could run again.\n  \
-         namespaces: {}\n  \
-         hint: restore the former settings, give the route another namespace, wait until the records have expired, or \
-         start with --accept-identity-change if forgetting these keys is what you want",
+        "what makes a record's identity (service, namespace, scope, key rules or id secret) has changed, or a service \
+         or namespace was renamed or removed, while records live: their keys would be forgotten and their requests \
+         could run again.\n  \
+         services and namespaces: {}\n  \
+         hint: restore the former settings, wait until the records have expired, or start with \
+         --accept-identity-change if forgetting these keys is what you want",
         list.join(", ")
     )
 }

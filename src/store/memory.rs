@@ -11,8 +11,8 @@ use async_trait::async_trait;
 use super::clock::{self, Clock};
 use super::rules::{self, Change, Standing};
 use super::{
-    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, OriginId, Settled,
-    Store,
+    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, OriginId, Page,
+    Settled, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -33,7 +33,7 @@ struct Shelf {
     expiries: BTreeSet<(Timestamp, RecordId)>,
     counts: [u64; 3],
     origins: HashMap<i64, Origin>,
-    identities: HashMap<(Arc<str>, Arc<str>), [u8; 32]>,
+    identities: BTreeMap<(Arc<str>, Arc<str>), [u8; 32]>,
 }
 
 #[derive(Clone)]
@@ -159,23 +159,20 @@ impl Store for Memory {
         })
     }
 
-    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Vec<Listed>, Error> {
+    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
         self.with(|shelf, now| {
             let start = after.map_or(Bound::Unbounded, Bound::Excluded);
-            shelf
-                .entries
-                .range((start, Bound::Unbounded))
-                .filter_map(|(id, entry)| {
-                    let origin = shelf.origins.get(&entry.origin.0);
-                    passes(&filter, *id, entry, origin, now).then(|| Listed {
-                        id: *id,
-                        origin: origin.cloned(),
-                        record: Record { answer: None, ..entry.record.clone() },
-                        now,
-                    })
+            let found = shelf.entries.range((start, Bound::Unbounded)).filter_map(|(id, entry)| {
+                let origin = shelf.origins.get(&entry.origin.0);
+                passes(&filter, *id, entry, origin, now).then(|| Listed {
+                    id: *id,
+                    origin: origin.cloned(),
+                    record: Record { answer: None, ..entry.record.clone() },
+                    now,
                 })
-                .take(limit)
-                .collect()
+            });
+            // One more tells whether there are more.
+            Page::of(found.take(limit.saturating_add(1)).collect(), limit)
         })
     }
 
@@ -197,7 +194,8 @@ impl Store for Memory {
             let changes = if accept_change { Vec::new() } else { shelf.identity_changes(&rules, now) };
             if changes.is_empty() {
                 shelf.origins.extend(origins.into_iter().map(|origin| (origin.id().0, origin)));
-                shelf.identities.extend(rules.into_iter().map(|rule| ((rule.service, rule.namespace), rule.digest)));
+                shelf.identities =
+                    rules.into_iter().map(|rule| ((rule.service, rule.namespace), rule.digest)).collect();
             }
             changes
         })
@@ -278,21 +276,26 @@ impl Shelf {
     }
 
     fn identity_changes(&self, rules: &[Identity], now: Timestamp) -> Vec<IdentityChange> {
-        rules
-            .iter()
-            .filter(|rule| {
-                let on_file = self.identities.get(&(rule.service.clone(), rule.namespace.clone()));
-                on_file.is_some_and(|digest| *digest != rule.digest)
+        let on_file = self.identities.iter().map(|((service, namespace), digest)| Identity {
+            service: service.clone(),
+            namespace: namespace.clone(),
+            digest: *digest,
+        });
+        on_file
+            .filter(|identity| !rules.contains(identity))
+            .map(|identity| IdentityChange {
+                live: self.live(&identity, now),
+                service: identity.service,
+                namespace: identity.namespace,
             })
-            .map(|rule| IdentityChange { namespace: rule.namespace.clone(), live: self.live(rule, now) })
             .filter(|change| change.live > 0)
             .collect()
     }
 
-    fn live(&self, rule: &Identity, now: Timestamp) -> u64 {
+    fn live(&self, identity: &Identity, now: Timestamp) -> u64 {
         let live = self.entries.values().filter(|entry| {
             let origin = self.origins.get(&entry.origin.0);
-            origin.is_some_and(|origin| origin.service == rule.service && origin.namespace == rule.namespace)
+            origin.is_some_and(|origin| origin.service == identity.service && origin.namespace == identity.namespace)
                 && rules::is_live(entry.record.state, entry.record.until, now)
         });
         live.count() as u64

@@ -58,9 +58,10 @@ pub trait Store: Send + Sync + 'static {
     /// The record of an id.
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error>;
 
-    /// Records that pass `filter`, in the order of their ids, starting after `after`: at most `limit`, without
-    /// their answers.
-    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Vec<Listed>, Error>;
+    /// Records that pass `filter`, in the order of their ids, starting after `after`: at most `limit` (at least 1),
+    /// without their answers. A page may hold fewer, or none, and not be the last: where few records pass, a store
+    /// looks for them only for so long at once.
+    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error>;
 
     /// Removes a record whatever its state. Returns whether there was one.
     async fn remove(&self, id: RecordId) -> Result<bool, Error>;
@@ -70,8 +71,13 @@ pub trait Store: Send + Sync + 'static {
 
     /// Makes `origins` known, and checks the rules that records' identities are made by.
     ///
-    /// Where a namespace has another digest on file and live records (not expired), nothing is changed for any
-    /// namespace and each such one is returned, unless `accept_change`.
+    /// An identity on file that is not among `rules` is one whose rules changed, or whose namespace or service is gone
+    /// or has another name. Where such a one has live records (not expired), nothing is changed at all and each is
+    /// returned, in the order of service and namespace, unless `accept_change`. Otherwise `rules` are what is on file
+    /// from now on, and all others are forgotten.
+    ///
+    /// A store that is one gate's alone compares all that is on file. One that services share leaves those alone that
+    /// are not in `rules`.
     async fn adopt(
         &self,
         origins: Vec<Origin>,
@@ -79,7 +85,8 @@ pub trait Store: Send + Sync + 'static {
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error>;
 
-    /// Whether the store answers, for readiness.
+    /// Whether the store answers, for readiness. Fails while claims would: where the last writes failed, it tries one,
+    /// and so finds out by itself when they work again.
     async fn ping(&self) -> Result<(), Error>;
 
     /// Finishes what was accepted, and closes. Later calls fail.
@@ -149,7 +156,8 @@ pub enum End {
 /// When a completed record expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expiry {
-    /// This long after its claim.
+    /// This long after its claim; this long after now where that is past already, since a retry of a record that is
+    /// dead on arrival would run again.
     FromClaim(Duration),
     /// This long after now.
     FromNow(Duration),
@@ -196,6 +204,15 @@ pub struct Filter {
     pub older_than: Option<Duration>,
 }
 
+/// A part of a listing.
+#[derive(Clone, Debug)]
+pub struct Page {
+    /// What was found, in the order of ids.
+    pub records: Vec<Listed>,
+    /// After which id the next page starts; nothing where no record that passes is left.
+    pub next: Option<RecordId>,
+}
+
 /// A record with where it comes from.
 #[derive(Clone, Debug)]
 pub struct Listed {
@@ -220,9 +237,11 @@ pub struct Identity {
     pub digest: [u8; 32],
 }
 
-/// A namespace whose rules differ from those that its live records were made by.
+/// A namespace with live records that were made by rules which are not given any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdentityChange {
+    /// Its service.
+    pub service: Arc<str>,
     /// The namespace.
     pub namespace: Arc<str>,
     /// How many of its records live.
@@ -298,6 +317,16 @@ impl Error {
         match self {
             Self::Determinate(cause) | Self::Indeterminate(cause) => cause,
         }
+    }
+}
+
+impl Page {
+    /// The page of `found`, which holds one record more than `limit` where there are more.
+    fn of(mut found: Vec<Listed>, limit: usize) -> Self {
+        let is_last = found.len() <= limit;
+        found.truncate(limit);
+        let next = found.last().filter(|_| !is_last).map(|last| last.id);
+        Self { records: found, next }
     }
 }
 

@@ -76,7 +76,11 @@ pub(super) fn place(state: State) -> usize {
 
 fn expires(expiry: Expiry, claimed_at: Timestamp, now: Timestamp) -> Timestamp {
     match expiry {
-        Expiry::FromClaim(ttl) => claimed_at.plus(ttl),
+        Expiry::FromClaim(ttl) => {
+            let until = claimed_at.plus(ttl);
+            // Dead on arrival, a retry would run again: an answer that came this late counts from now.
+            if is_past(until, now) { now.plus(ttl) } else { until }
+        }
         Expiry::FromNow(ttl) => now.plus(ttl),
     }
 }

@@ -8,7 +8,9 @@ use async_trait::async_trait;
 
 use super::metrics::{Metrics, StoreOpMetrics};
 use crate::idempotency::record::{Attempt, RecordId, Version};
-use crate::store::{Claim, End, Error, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Settled, Store};
+use crate::store::{
+    Claim, End, Error, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled, Store,
+};
 
 /// Counts and times every call of the store inside it. Calls that are cancelled are not counted.
 pub struct Metered {
@@ -84,7 +86,7 @@ impl Store for Metered {
         timed(&self.get, self.store.get(id)).await
     }
 
-    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Vec<Listed>, Error> {
+    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
         timed(&self.list, self.store.list(filter, after, limit)).await
     }
 

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 
 use super::*;
 use crate::idempotency::record::{Attempt, RecordId, Version};
-use crate::store::{Cause, Claim, End, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Settled};
+use crate::store::{Cause, Claim, End, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled};
 
 /// What the next calls return: `Ok` for nothing left to do, `Err` for a failure, a number for that many records.
 #[derive(Default)]
@@ -62,7 +62,7 @@ impl Store for Fake {
     async fn get(&self, _: RecordId) -> Result<Option<Listed>, Error> {
         unreachable!()
     }
-    async fn list(&self, _: Filter, _: Option<RecordId>, _: usize) -> Result<Vec<Listed>, Error> {
+    async fn list(&self, _: Filter, _: Option<RecordId>, _: usize) -> Result<Page, Error> {
         unreachable!()
     }
     async fn remove(&self, _: RecordId) -> Result<bool, Error> {

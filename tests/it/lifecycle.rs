@@ -92,6 +92,24 @@ fn other_identity_rules_are_refused_while_records_live() {
 }
 
 #[test]
+fn another_service_name_is_refused_while_records_live() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = Gate::before(&upstream);
+    let gate = plan.start();
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    gate.stop();
+    let renamed = plan.clone().store("service = \"billing\"");
+    let mut refused = renamed.spawn();
+    let status = refused.wait();
+    assert!(!status.success(), "{status}");
+    let log = refused.log();
+    assert!(log.contains("default/all (1 live records)"), "{log}");
+    renamed.clone().arg("--accept-identity-change").start().stop();
+    renamed.start().stop();
+    assert_eq!(upstream.runs(), 1);
+}
+
+#[test]
 fn other_identity_rules_are_fine_where_no_record_lives() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
     let plan = Gate::before(&upstream);

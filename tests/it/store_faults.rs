@@ -179,6 +179,25 @@ fn a_store_that_hangs_before_the_attempt_forwards_nothing() {
     gate.post("/charges", "k-2", "{}").expect(200, "executed");
 }
 
+/// Who is not ready gets no requests: it must find out without them.
+#[test]
+fn a_process_that_cannot_claim_is_not_ready_until_it_can() {
+    for fault in [Fault::Full, Fault::Io] {
+        let upstream = Upstream::start(|_| Reply::ok("x"));
+        let gate = Gate::before(&upstream).with_faults().start();
+        let is = |status: u16| (gate.admin("GET", "/readyz", None).status == status).then_some(());
+        eventually("ready", || is(200));
+        gate.fault(fault);
+        gate.post("/charges", "k-1", "{}").expect_problem(503, "store-unavailable");
+        eventually("unready", || is(503));
+        std::thread::sleep(Duration::from_millis(1_500));
+        assert_eq!(gate.admin("GET", "/readyz", None).status, 503, "while claims fail");
+        gate.heal();
+        eventually("ready again", || is(200));
+        gate.post("/charges", "k-2", "{}").expect(200, "executed");
+    }
+}
+
 #[test]
 fn replays_and_unprotected_traffic_go_on_while_the_disk_is_full() {
     let upstream = Upstream::start(|_| Reply::ok("x"));

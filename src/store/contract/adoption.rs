@@ -20,7 +20,7 @@ async fn record_of(harness: &Harness, number: u8, service: &str, namespace: &str
 }
 
 fn change(namespace: &str, live: u64) -> IdentityChange {
-    IdentityChange { namespace: namespace.into(), live }
+    IdentityChange { service: "shop".into(), namespace: namespace.into(), live }
 }
 
 pub(super) async fn the_first_rules_are_taken(harness: Harness) {
@@ -28,7 +28,6 @@ pub(super) async fn the_first_rules_are_taken(harness: Harness) {
     assert_eq!(adopt(&harness, vec![rule("charges", 1)], false).await, []);
     assert_eq!(adopt(&harness, vec![rule("charges", 1)], false).await, [], "the same rules change nothing");
     assert_eq!(adopt(&harness, vec![rule("charges", 2)], false).await, [change("charges", 1)]);
-    assert_eq!(adopt(&harness, Vec::new(), false).await, [], "a namespace that is not used is let be");
 }
 
 pub(super) async fn other_rules_are_refused_while_records_live(harness: Harness) {
@@ -47,8 +46,10 @@ pub(super) async fn other_rules_are_refused_while_records_live(harness: Harness)
     claim(&harness, id(8), Fresh { origin: new.id(), ..fresh(8) }).await;
     assert_eq!(get(&harness, id(8)).await.expect("it stands").origin, None);
     record_of(&harness, 4, "shop", "refunds").await;
-    assert_eq!(adopt(&harness, vec![rule("refunds", 2)], false).await, [change("refunds", 1)]);
-    assert_eq!(adopt(&harness, vec![rule("new", 3)], false).await, [], "no rules are on file");
+    let changed = vec![rule("refunds", 2), rule("charges", 1)];
+    assert_eq!(adopt(&harness, changed, false).await, [change("refunds", 1)]);
+    let more = [first.clone(), vec![rule("new", 3)]].concat();
+    assert_eq!(adopt(&harness, more, false).await, [], "no rules are on file");
     assert_eq!(adopt(&harness, first, false).await, []);
 }
 
@@ -58,9 +59,11 @@ pub(super) async fn other_rules_are_taken_where_nothing_lives(harness: Harness) 
     settle(&harness, id(1), attempt(1), End::Hold).await;
     short_passes(&harness).await;
     record_of(&harness, 2, "shop", "refunds").await;
-    assert_eq!(adopt(&harness, vec![rule("charges", 2)], false).await, [], "its record has expired");
+    let changed = vec![rule("charges", 2), rule("refunds", 1)];
+    assert_eq!(adopt(&harness, changed, false).await, [], "its record has expired");
     record_of(&harness, 3, "shop", "charges").await;
-    assert_eq!(adopt(&harness, vec![rule("charges", 1)], false).await, [change("charges", 1)], "the new ones hold");
+    let back = vec![rule("charges", 1), rule("refunds", 1)];
+    assert_eq!(adopt(&harness, back, false).await, [change("charges", 1)], "the new ones hold");
 }
 
 pub(super) async fn other_rules_are_taken_where_that_is_accepted(harness: Harness) {
@@ -71,11 +74,47 @@ pub(super) async fn other_rules_are_taken_where_that_is_accepted(harness: Harnes
     assert_eq!(adopt(&harness, vec![rule("charges", 1)], false).await, [change("charges", 1)]);
 }
 
-pub(super) async fn namespaces_of_other_services_are_let_be(harness: Harness) {
-    let elsewhere = Origin { service: "desk".into(), ..origin("r") };
-    let theirs = Identity { service: "desk".into(), ..rule("charges", 9) };
-    harness.store.adopt(vec![elsewhere], vec![theirs], false).await.expect("adopt works");
-    record_of(&harness, 1, "desk", "charges").await;
+pub(super) async fn rules_that_are_gone_are_refused_while_records_live(harness: Harness) {
+    let both = vec![rule("charges", 1), rule("refunds", 1)];
+    assert_eq!(adopt(&harness, both.clone(), false).await, []);
+    record_of(&harness, 1, "shop", "charges").await;
+    record_of(&harness, 2, "shop", "refunds").await;
+    record_of(&harness, 3, "shop", "refunds").await;
+    let renamed = vec![rule("charges", 1), rule("returns", 1)];
+    assert_eq!(adopt(&harness, renamed, false).await, [change("refunds", 2)]);
+    assert_eq!(adopt(&harness, Vec::new(), false).await, [change("charges", 1), change("refunds", 2)]);
+    assert_eq!(adopt(&harness, both, false).await, [], "nothing was changed");
+}
+
+pub(super) async fn rules_that_are_gone_are_forgotten_where_nothing_lives(harness: Harness) {
+    assert_eq!(adopt(&harness, vec![rule("charges", 1), rule("refunds", 1)], false).await, []);
+    record_of(&harness, 1, "shop", "refunds").await;
+    settle(&harness, id(1), attempt(1), End::Hold).await;
+    short_passes(&harness).await;
+    assert_eq!(adopt(&harness, vec![rule("charges", 1)], false).await, [], "its record has expired");
+    record_of(&harness, 2, "shop", "refunds").await;
+    assert_eq!(adopt(&harness, vec![rule("charges", 1), rule("refunds", 2)], false).await, []);
+}
+
+pub(super) async fn rules_that_are_gone_are_forgotten_where_that_is_accepted(harness: Harness) {
     assert_eq!(adopt(&harness, vec![rule("charges", 1)], false).await, []);
+    record_of(&harness, 1, "shop", "charges").await;
+    assert_eq!(adopt(&harness, vec![rule("refunds", 1)], true).await, []);
+    assert_eq!(adopt(&harness, vec![rule("refunds", 1)], false).await, [], "the next start is quiet");
+    record_of(&harness, 2, "shop", "refunds").await;
+    assert_eq!(adopt(&harness, vec![rule("charges", 1)], false).await, [change("refunds", 1)]);
+}
+
+pub(super) async fn another_service_is_refused_while_records_live(harness: Harness) {
+    let elsewhere = Origin { service: "desk".into(), ..origin("r") };
+    let theirs = Identity { service: "desk".into(), ..rule("charges", 1) };
+    harness.store.adopt(vec![elsewhere], vec![theirs], false).await.expect("adopt works");
+    assert_eq!(adopt(&harness, vec![rule("charges", 1)], false).await, [], "no record lives");
+    let theirs = Identity { service: "desk".into(), ..rule("charges", 1) };
+    assert_eq!(adopt(&harness, vec![theirs], false).await, []);
+    record_of(&harness, 1, "desk", "charges").await;
+    let change = IdentityChange { service: "desk".into(), ..change("charges", 1) };
+    assert_eq!(adopt(&harness, vec![rule("charges", 1)], false).await, [change]);
+    assert_eq!(adopt(&harness, vec![rule("charges", 1)], true).await, []);
     assert_eq!(adopt(&harness, vec![rule("charges", 2)], false).await, [], "no record of this service lives");
 }

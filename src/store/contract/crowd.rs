@@ -54,7 +54,7 @@ pub(super) async fn everybody_is_answered(harness: Harness) {
     });
     join_all(attempts).await.into_iter().for_each(|attempt| attempt.expect("no panic"));
     assert_eq!(harness.store.count().await.expect("count works"), [0, 67, 66]);
-    assert_eq!(harness.store.list(Default::default(), None, 1000).await.expect("list works").len(), 133);
+    assert_eq!(harness.store.list(Default::default(), None, 1000).await.expect("list works").records.len(), 133);
 }
 
 pub(super) async fn a_store_that_closes_finishes_what_it_accepted(harness: Harness) {

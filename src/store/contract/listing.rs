@@ -4,8 +4,24 @@ use super::*;
 use crate::store::Filter;
 
 async fn list(harness: &Harness, filter: Filter) -> Vec<RecordId> {
-    let listed = harness.store.list(filter, None, 1000).await.expect("list works");
-    listed.into_iter().map(|listed| listed.id).collect()
+    pages(harness, filter, None, 1000).await.into_iter().map(|listed| listed.id).collect()
+}
+
+/// All that a listing finds, page by page.
+async fn pages(harness: &Harness, filter: Filter, mut after: Option<RecordId>, limit: usize) -> Vec<Listed> {
+    let mut found = Vec::new();
+    loop {
+        let page = harness.store.list(filter.clone(), after, limit).await.expect("list works");
+        assert!(page.records.len() <= limit);
+        assert!(page.records.iter().all(|listed| Some(listed.id) > after), "after the last page");
+        assert!(
+            page.next.is_none_or(|next| page.records.iter().all(|listed| listed.id <= next)),
+            "before the next one"
+        );
+        found.extend(page.records);
+        let Some(next) = page.next else { return found };
+        after = Some(next);
+    }
 }
 
 pub(super) async fn a_record_is_found_by_its_id(harness: Harness) {
@@ -27,24 +43,25 @@ pub(super) async fn records_are_listed_in_pages_in_the_order_of_their_ids(harnes
     for number in [5, 1, 4, 2, 3] {
         put(&harness, id(number), number, State::Completed).await;
     }
-    let mut seen = Vec::new();
-    let mut after = None;
-    loop {
-        let page = harness.store.list(Filter::default(), after, 2).await.expect("list works");
-        assert!(page.len() <= 2);
-        let Some(last) = page.last() else { break };
-        after = Some(last.id);
-        assert!(page.iter().all(|listed| listed.record.answer.is_none()), "without their answers");
-        assert!(page.iter().all(|listed| listed.record.head.len() == 3));
-        seen.extend(page.into_iter().map(|listed| listed.id));
+    for limit in 1..=6 {
+        let found = pages(&harness, Filter::default(), None, limit).await;
+        assert!(found.iter().all(|listed| listed.record.answer.is_none()), "without their answers");
+        assert!(found.iter().all(|listed| listed.record.head.len() == 3));
+        assert_eq!(found.into_iter().map(|listed| listed.id).collect::<Vec<_>>(), [1, 2, 3, 4, 5].map(id));
     }
-    assert_eq!(seen, [1, 2, 3, 4, 5].map(id));
-    assert!(harness.store.list(Filter::default(), None, 0).await.expect("list works").is_empty());
+    let next = async |after, limit| {
+        let page = harness.store.list(Filter::default(), after, limit).await.expect("list works");
+        (page.records.len(), page.next)
+    };
+    assert_eq!(next(None, 4).await, (4, Some(id(4))));
+    assert_eq!(next(None, 5).await, (5, None), "a last page that is full has no empty one after it");
+    assert_eq!(next(Some(id(4)), 5).await, (1, None));
+    assert_eq!(next(Some(id(5)), 5).await, (0, None));
     // After an id that is not there.
     let mut between = id(2);
     between.0[31] = 0xff;
     let page = harness.store.list(Filter::default(), Some(between), 10).await.expect("list works");
-    assert_eq!(page.first().map(|listed| listed.id), Some(id(3)));
+    assert_eq!(page.records.first().map(|listed| listed.id), Some(id(3)));
 }
 
 pub(super) async fn filters_hold_together(harness: Harness) {
@@ -75,7 +92,7 @@ pub(super) async fn filters_hold_together(harness: Harness) {
     for (at, state) in (1..).zip(State::ALL) {
         let with_state = |filter| Filter { state: Some(state), ..filter };
         assert_eq!(list(&harness, with_state(route("capture", shop()))).await, [id(at + 3)], "{state:?}");
-        let listed = harness.store.list(with_state(shop()), Some(id(at)), 1).await.expect("list works");
+        let listed = pages(&harness, with_state(shop()), Some(id(at)), 1).await;
         assert_eq!(
             listed.iter().map(|listed| (listed.id, listed.record.state)).collect::<Vec<_>>(),
             [(id(at + 3), state)]
@@ -102,7 +119,7 @@ pub(super) async fn records_are_found_by_the_start_of_their_id(harness: Harness)
         assert_eq!(list(&harness, unknown).await, [tail(start, 0)]);
         let in_flight = Filter { state: Some(State::InFlight), ..prefixed.clone() };
         assert_eq!(list(&harness, in_flight).await, [tail(start, 0xff)]);
-        let rest = harness.store.list(prefixed, Some(tail(start, 0)), 10).await.expect("list works");
+        let rest = pages(&harness, prefixed, Some(tail(start, 0)), 10).await;
         assert_eq!(rest.iter().map(|listed| listed.id).collect::<Vec<_>>(), [tail(start, 0xff)]);
     }
     let none = Filter { prefix: Some([1; 8]), ..Filter::default() };

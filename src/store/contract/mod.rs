@@ -91,6 +91,7 @@ where
         claims::supersede_claims_nothing_where_nothing_stands
         settling::an_attempt_completes
         settling::an_expiry_counts_from_the_claim_or_from_now
+        settling::an_answer_is_never_dead_on_arrival
         settling::an_attempt_releases
         settling::an_attempt_holds
         settling::an_attempt_completes_late
@@ -119,7 +120,10 @@ where
         adoption::other_rules_are_refused_while_records_live
         adoption::other_rules_are_taken_where_nothing_lives
         adoption::other_rules_are_taken_where_that_is_accepted
-        adoption::namespaces_of_other_services_are_let_be
+        adoption::rules_that_are_gone_are_refused_while_records_live
+        adoption::rules_that_are_gone_are_forgotten_where_nothing_lives
+        adoption::rules_that_are_gone_are_forgotten_where_that_is_accepted
+        adoption::another_service_is_refused_while_records_live
         crowd::one_of_many_claims_of_one_id_wins
         crowd::one_of_many_supersedes_wins
         crowd::everybody_is_answered

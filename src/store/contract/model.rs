@@ -25,7 +25,7 @@ pub(crate) enum Step {
     Sweep(usize),
     Remove(u8),
     List(Filter, Option<u8>, usize),
-    Adopt(u8, bool),
+    Adopt(Vec<u8>, bool),
 }
 
 /// Some steps on few ids by few attempts, so that they meet.
@@ -58,8 +58,8 @@ pub(crate) fn history() -> impl Strategy<Value = Vec<Step>> {
         2 => few_or_all().prop_map(Step::ExpireLeases),
         2 => few_or_all().prop_map(Step::Sweep),
         1 => ids().prop_map(Step::Remove),
-        2 => (filter, prop::option::of(ids()), 0..4_usize).prop_map(|(filter, after, limit)| Step::List(filter, after, limit)),
-        1 => (0..3_u8, any::<bool>()).prop_map(|(digest, accept)| Step::Adopt(digest, accept)),
+        2 => (filter, prop::option::of(ids()), 1..4_usize).prop_map(|(filter, after, limit)| Step::List(filter, after, limit)),
+        1 => (vec(0..3_u8, 0..4), any::<bool>()).prop_map(|(digests, accept)| Step::Adopt(digests, accept)),
     ];
     vec(step, 1..60)
 }
@@ -113,7 +113,7 @@ async fn play(store: &dyn Store, step: &Step, seen: &Seen) -> String {
     let fresh = |number: u8| Fresh {
         lease: Duration::from_millis(20 + u64::from(number)),
         unknown_ttl: Duration::from_millis(30),
-        origin: origin(&number.to_string()).id(),
+        origin: one_of_three(number).id(),
         ..fresh(number)
     };
     match step.clone() {
@@ -136,12 +136,23 @@ async fn play(store: &dyn Store, step: &Step, seen: &Seen) -> String {
         Step::Sweep(limit) => format!("{:?}", store.sweep(limit).await),
         Step::Remove(of) => format!("{:?}", store.remove(id(of)).await),
         Step::List(filter, after, limit) => format!("{:?}", store.list(filter, after.map(id), limit).await),
-        Step::Adopt(digest, accept_change) => {
-            let rule = Identity { service: "shop".into(), namespace: "charges".into(), digest: [digest; 32] };
-            let origins = vec![origin(&digest.to_string())];
-            format!("{:?}", store.adopt(origins, vec![rule], accept_change).await)
+        Step::Adopt(digests, accept_change) => {
+            let origins = (0..).take(digests.len()).map(one_of_three).collect::<Vec<_>>();
+            let rules = origins.iter().zip(digests).map(|(Origin { service, namespace, .. }, digest)| Identity {
+                service: service.clone(),
+                namespace: namespace.clone(),
+                digest: [digest; 32],
+            });
+            let rules = rules.collect();
+            format!("{:?}", store.adopt(origins, rules, accept_change).await)
         }
     }
+}
+
+/// Different namespaces, not all of one service.
+fn one_of_three(number: u8) -> Origin {
+    let service = if number == 1 { "desk" } else { "shop" };
+    Origin { service: service.into(), namespace: number.to_string().into(), ..origin(&number.to_string()) }
 }
 
 /// All that can be seen, attempts included, which `Debug` hides.

@@ -30,6 +30,18 @@ pub(super) async fn an_expiry_counts_from_the_claim_or_from_now(harness: Harness
     assert_eq!(standing(&harness, id(2)).await.until, from_now);
 }
 
+pub(super) async fn an_answer_is_never_dead_on_arrival(harness: Harness) {
+    let expiring = |ttl| End::Complete { answer: answer("late"), expiry: Expiry::FromClaim(ttl) };
+    for (number, ttl) in [(1, SHORT), (2, SHORT * 2)] {
+        let at = claim(&harness, id(number), fresh(number)).await;
+        short_passes(&harness).await;
+        let until = settle(&harness, id(number), attempt(number), expiring(ttl)).await;
+        assert!(until >= at.plus(SHORT * 2 + ttl), "counted from now");
+        assert_eq!(settle(&harness, id(number), attempt(number), expiring(ttl)).await, until, "as it stands");
+        assert_eq!(standing(&harness, id(number)).await.until, until);
+    }
+}
+
 pub(super) async fn an_attempt_releases(harness: Harness) {
     claim(&harness, id(1), fresh(1)).await;
     settle(&harness, id(1), attempt(1), End::Release).await;

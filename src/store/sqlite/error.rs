@@ -62,6 +62,27 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
     },
+    /// Another program reads it and does not stop, so that its log cannot be made durable.
+    #[error(
+        "cannot open {}: another program, such as a backup, has it open and holds its log up: end that program",
+        path.display()
+    )]
+    HeldUp {
+        /// The file.
+        path: PathBuf,
+    },
+    /// SQLite cannot keep a write-ahead log for it.
+    #[error(
+        "cannot open {}: no write-ahead log can be kept beside it (its journal mode stays `{mode}`): put it on a \
+         local file system",
+        path.display()
+    )]
+    NoLog {
+        /// The file.
+        path: PathBuf,
+        /// The journal mode that SQLite keeps to.
+        mode: String,
+    },
     /// Anything else.
     #[error("cannot open {}: {source}", path.display())]
     Sqlite {
@@ -124,6 +145,13 @@ pub(super) fn kind(error: &SqlError) -> ErrorKind {
     }
 }
 
+/// Whether a write may have failed for want of room. SQLite calls a full disk by its name, but not a quota that is
+/// exhausted: to it that is a failed write like any other.
+pub(super) fn wants_room(error: &SqlError) -> bool {
+    let extended_code = error.sqlite_error().map(|failure| failure.extended_code);
+    kind(error) == ErrorKind::Full || extended_code == Some(ffi::SQLITE_IOERR_WRITE)
+}
+
 /// Whether the disk refused to make something durable. The kernel may then have dropped the pages, and a second try
 /// would succeed without them.
 pub(super) fn is_failed_sync(error: &SqlError) -> bool {
@@ -157,6 +185,9 @@ mod tests {
         assert_eq!(kind(&failure(ffi::SQLITE_CORRUPT_INDEX)), ErrorKind::Corrupt);
         assert_eq!(kind(&failure(ffi::SQLITE_BUSY)), ErrorKind::Timeout);
         assert_eq!(kind(&failure(ffi::SQLITE_NOMEM)), ErrorKind::Other);
+        assert!(wants_room(&failure(ffi::SQLITE_FULL)));
+        assert!(wants_room(&failure(ffi::SQLITE_IOERR_WRITE)));
+        assert!(!wants_room(&failure(ffi::SQLITE_IOERR_READ)));
         assert!(is_failed_sync(&failure(ffi::SQLITE_IOERR_FSYNC)));
         assert!(is_failed_sync(&failure(ffi::SQLITE_IOERR_DIR_FSYNC)));
         assert!(!is_failed_sync(&failure(ffi::SQLITE_IOERR_WRITE)));

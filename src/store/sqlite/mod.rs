@@ -14,6 +14,7 @@
 
 mod adopt;
 mod error;
+mod health;
 mod lock;
 mod reader;
 mod requests;
@@ -38,13 +39,13 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 pub use self::error::OpenError;
 pub use self::lock::{Lock, filesystem_warning};
-use self::reader::{Page, Read, Reader};
+use self::reader::{Read, Reader, Search};
 use self::reserve::Reserve;
 use self::session::Session;
 use self::writer::{Message, Request, Writer};
 use super::clock::Clock;
 use super::{
-    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Settled, Store,
+    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, RecordId, Version};
 
@@ -190,8 +191,8 @@ impl Store for Sqlite {
         self.look(|reply| Read::Get { id, reply }).await
     }
 
-    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Vec<Listed>, Error> {
-        self.look(|reply| Read::List { page: Page { filter, after, limit }, reply }).await
+    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
+        self.look(|reply| Read::List { search: Search { filter, after, limit }, reply }).await
     }
 
     async fn remove(&self, id: RecordId) -> Result<bool, Error> {

@@ -9,24 +9,38 @@ use rusqlite::{Connection, OptionalExtension, params};
 use tokio::sync::{mpsc, oneshot};
 
 use super::error::Failure;
+use super::writer::PanicAlarm;
 use super::{Lock, error, row};
 use crate::idempotency::record::{Record, RecordId, Timestamp};
 use crate::store::clock::Clock;
-use crate::store::{Error, ErrorKind, Filter, Listed};
+use crate::store::{Error, ErrorKind, Filter, Listed, Page};
 
 /// How many records a listing looks at in one transaction. The log cannot start over while one is open.
 const CHUNK: i64 = 4096;
 
-/// How long a listing may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a listing looks before it gives what it found.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How many listings wait while another one runs. More are refused.
+pub(super) const WAITING: usize = 8;
 
 pub(super) enum Read {
-    Get { id: RecordId, reply: oneshot::Sender<Result<Option<Listed>, Error>> },
-    List { page: Page, reply: oneshot::Sender<Result<Vec<Listed>, Error>> },
+    Get {
+        id: RecordId,
+        reply: oneshot::Sender<Result<Option<Listed>, Error>>,
+    },
+    List {
+        search: Search,
+        reply: ListReply,
+    },
     Close,
+    #[cfg(test)]
+    Panic,
 }
 
-pub(super) struct Page {
+pub(super) type ListReply = oneshot::Sender<Result<Page, Error>>;
+
+pub(super) struct Search {
     pub(super) filter: Filter,
     pub(super) after: Option<RecordId>,
     pub(super) limit: usize,
@@ -40,7 +54,8 @@ pub(super) struct Reader {
     /// Taken from the queue during a listing, to be done after it.
     backlog: VecDeque<Read>,
     is_closing: Arc<AtomicBool>,
-    _lock: Arc<Lock>,
+    lock: Arc<Lock>,
+    pub(super) patience: Duration,
 }
 
 /// The statements, for a test that asks the planner.
@@ -105,30 +120,45 @@ impl Reader {
         is_closing: Arc<AtomicBool>,
         lock: Arc<Lock>,
     ) -> Self {
-        Self { conn, clock, queue, backlog: VecDeque::new(), is_closing, _lock: lock }
+        Self { conn, clock, queue, backlog: VecDeque::new(), is_closing, lock, patience: PATIENCE }
     }
 
     /// Works until it is told to close, or everybody who could ask has gone.
     pub(super) fn run(mut self) {
+        let _alarm = PanicAlarm { thread: "reader", fatal: self.lock.settings.fatal.clone() };
         while let Some(read) = self.backlog.pop_front().or_else(|| self.queue.blocking_recv()) {
             match read {
                 Read::Get { id, reply } => drop(reply.send(self.get(id).map_err(determinate))),
-                Read::List { page, reply } => {
-                    let listed = self.list(&page, &reply).map_err(determinate);
-                    drop(reply.send(listed));
+                Read::List { reply, .. } if reply.is_closed() => {}
+                Read::List { search, reply } => {
+                    let page = self.list(&search, &reply).map_err(determinate);
+                    drop(reply.send(page));
                 }
                 Read::Close => return,
+                #[cfg(test)]
+                Read::Panic => panic!("told to"),
             }
         }
     }
 
     /// Answers what is quick and came in during a listing.
-    fn let_through(&mut self) {
+    pub(super) fn let_through(&mut self) {
         while let Ok(read) = self.queue.try_recv() {
             match read {
                 Read::Get { id, reply } => drop(reply.send(self.get(id).map_err(determinate))),
-                Read::List { .. } | Read::Close => self.backlog.push_back(read),
+                Read::List { search, reply } => self.put_off(search, reply),
+                other => self.backlog.push_back(other),
             }
+        }
+    }
+
+    /// Keeps a listing for later, unless too many wait. Those whose callers have gone do not wait any more.
+    fn put_off(&mut self, search: Search, reply: ListReply) {
+        self.backlog.retain(|read| !matches!(read, Read::List { reply, .. } if reply.is_closed()));
+        if self.backlog.len() < WAITING {
+            self.backlog.push_back(Read::List { search, reply });
+        } else {
+            drop(reply.send(Err(Error::determinate(ErrorKind::Unavailable, "too many listings wait"))));
         }
     }
 
@@ -138,58 +168,53 @@ impl Reader {
         Ok(found.optional()?)
     }
 
-    fn list(
-        &mut self,
-        page: &Page,
-        caller: &oneshot::Sender<Result<Vec<Listed>, Error>>,
-    ) -> Result<Vec<Listed>, Failure> {
+    pub(super) fn list(&mut self, search: &Search, caller: &ListReply) -> Result<Page, Failure> {
         use crate::idempotency::record::State;
-        let walk = match page.filter.state {
+        let walk = match search.filter.state {
             Some(State::Unknown) => sql::Walk::Unknown,
             Some(State::InFlight) => sql::Walk::InFlight,
             Some(State::Completed) | None => sql::Walk::All,
         };
         let started = Instant::now();
-        let (mut after, before) = bounds(page);
-        let mut listed = Vec::new();
-        while listed.len() < page.limit {
-            if started.elapsed() > PATIENCE {
-                return Err(give_up("the listing takes too long: ask for less of it"));
-            }
+        let (mut after, before) = bounds(search);
+        // One more than asked for tells whether there are more.
+        let wanted = search.limit.saturating_add(1);
+        let mut found = Vec::new();
+        loop {
             if caller.is_closed() || self.is_closing.load(Ordering::Relaxed) {
-                return Err(give_up("the listing was called off"));
+                return Err(called_off());
             }
             // What is in flight is little, and not in the order of its ids: all at once.
             let end = match walk {
                 sql::Walk::InFlight => None,
                 sql::Walk::All | sql::Walk::Unknown => self.end_of_chunk(walk, &after, &before)?,
             };
-            self.append(walk, page, &after, end.as_ref().unwrap_or(&before), &mut listed)?;
+            let upto = end.as_ref().map_or(&before[..], |end| &end.0[..]);
+            found.extend(self.look_between(walk, &search.filter, &after, upto, wanted - found.len())?);
             self.let_through();
             match end {
-                Some(end) => after = end,
-                None => break,
+                Some(end) if found.len() < wanted && started.elapsed() < self.patience => after = end.0.to_vec(),
+                Some(end) if found.len() < wanted => return Ok(Page { records: found, next: Some(end) }),
+                _ => return Ok(Page::of(found, search.limit)),
             }
         }
-        Ok(listed)
     }
 
-    fn end_of_chunk(&self, walk: sql::Walk, after: &[u8], before: &[u8]) -> Result<Option<Vec<u8>>, Failure> {
+    fn end_of_chunk(&self, walk: sql::Walk, after: &[u8], before: &[u8]) -> Result<Option<RecordId>, Failure> {
         let mut find = self.conn.prepare_cached(&walk.end_of_chunk())?;
-        Ok(find.query_row(params![after, before, CHUNK], |row| row.get(0)).optional()?)
+        Ok(find.query_row(params![after, before, CHUNK], |row| row.get(0).map(RecordId)).optional()?)
     }
 
-    fn append(
+    fn look_between(
         &self,
         walk: sql::Walk,
-        page: &Page,
+        filter: &Filter,
         after: &[u8],
         end: &[u8],
-        listed: &mut Vec<Listed>,
-    ) -> Result<(), Failure> {
-        let Page { filter, limit, .. } = page;
+        missing: usize,
+    ) -> Result<Vec<Listed>, Failure> {
         let claimed_before = filter.older_than.map(|age| row::time((self.clock)()).saturating_sub(row::span(age)));
-        let missing = i64::try_from(limit - listed.len()).unwrap_or(i64::MAX);
+        let missing = i64::try_from(missing).unwrap_or(i64::MAX);
         let mut find = self.conn.prepare_cached(&walk.page())?;
         let mut rows = find.query(params![
             after,
@@ -200,10 +225,11 @@ impl Reader {
             claimed_before,
             missing,
         ])?;
+        let mut listed = Vec::new();
         while let Some(found) = rows.next()? {
             listed.push(self.listed(RecordId(found.get(0)?), row::record(found, 1)?, found, 7)?);
         }
-        Ok(())
+        Ok(listed)
     }
 
     fn listed(&self, id: RecordId, record: Record, row: &rusqlite::Row<'_>, origin: usize) -> rusqlite::Result<Listed> {
@@ -214,16 +240,16 @@ impl Reader {
 
 /// The ids between which a page lies, both excluded. Shorter and longer strings of bytes than an id sort before and
 /// after the ids that they start.
-fn bounds(page: &Page) -> (Vec<u8>, Vec<u8>) {
-    let prefix = page.filter.prefix.map(Vec::from).unwrap_or_default();
+fn bounds(search: &Search) -> (Vec<u8>, Vec<u8>) {
+    let prefix = search.filter.prefix.map(Vec::from).unwrap_or_default();
     let mut before = prefix.clone();
     before.resize(33, 0xff);
-    let after = page.after.map(|id| id.0.to_vec()).unwrap_or_default();
+    let after = search.after.map(|id| id.0.to_vec()).unwrap_or_default();
     (after.max(prefix), before)
 }
 
-fn give_up(why: &'static str) -> Failure {
-    Failure::Request(Error::determinate(ErrorKind::Timeout, why))
+fn called_off() -> Failure {
+    Failure::Request(Error::determinate(ErrorKind::Unavailable, "the listing was called off"))
 }
 
 /// A read that failed did nothing.

@@ -251,7 +251,7 @@ impl Request for PingRequest {
 
     fn run(&self, session: &mut Session) -> Result<(), Failure> {
         session.conn.prepare_cached("SELECT seq FROM record LIMIT 1")?.query_row([], |_| Ok(())).optional()?;
-        Ok(())
+        session.try_to_write()
     }
 }
 

@@ -12,22 +12,22 @@ pub(super) enum Spot {
     Checkpoint,
 }
 
-/// The next failure, if one is due.
+/// The next failures, if any are due.
 #[derive(Default)]
 pub(super) struct Sabotage {
-    next: Option<(Spot, i32)>,
+    next: Vec<(Spot, i32)>,
     /// The commit of the request that asks for it goes well.
     is_armed: bool,
 }
 
-/// Asks for one failure with an extended result code.
-pub(super) struct SabotageRequest(pub(super) Spot, pub(super) i32);
+/// Asks for so many failures with an extended result code.
+pub(super) struct SabotageRequest(pub(super) Spot, pub(super) i32, pub(super) usize);
 
 impl Request for SabotageRequest {
     type Reply = ();
 
     fn run(&self, session: &mut Session) -> Result<(), Failure> {
-        session.sabotage = Sabotage { next: Some((self.0, self.1)), is_armed: false };
+        session.sabotage = Sabotage { next: vec![(self.0, self.1); self.2], is_armed: false };
         Ok(())
     }
 }
@@ -35,10 +35,11 @@ impl Request for SabotageRequest {
 impl Sabotage {
     pub(super) fn strike(&mut self, spot: Spot) -> rusqlite::Result<()> {
         let was_armed = std::mem::replace(&mut self.is_armed, true);
-        match self.next {
-            Some((at, code)) if at == spot && was_armed => {
-                self.next = None;
-                Err(SqlError::SqliteFailure(ffi::Error::new(code), None))
+        match self.next.last() {
+            Some((at, code)) if *at == spot && was_armed => {
+                let failure = SqlError::SqliteFailure(ffi::Error::new(*code), None);
+                self.next.pop();
+                Err(failure)
             }
             _ => Ok(()),
         }

@@ -1,7 +1,8 @@
 //! The file: its pragmas, its schema, and what a dead process left in it.
 
 use std::path::Path;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior, params};
 
@@ -14,6 +15,12 @@ use crate::store::clock::{self, Clock};
 
 /// How long a statement waits for another program that has the file open, such as a backup.
 const BUSY: Duration = Duration::from_secs(5);
+
+/// How long the start waits in all for such a program to let the log be copied.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long it waits between two tries, besides [`BUSY`].
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// In the file's header: "once".
 const APPLICATION_ID: i64 = 0x6f6e_6365;
@@ -46,7 +53,7 @@ pub(super) fn open(lock: &Lock) -> Result<Opened, OpenError> {
     };
     // What the log holds may have come back from the page cache of a process that ended on a failed sync. Copied into
     // the database and synced there, it is durable before anything is decided by it; and its room serves again.
-    checkpoint(&conn).map_err(fail)?;
+    make_durable(&conn, path, PATIENCE)?;
     let turned_unknown = recover(&mut conn, clock()).map_err(fail)?;
     sync_directory(path).map_err(|source| OpenError::Io { path: path.to_owned(), source })?;
     let counts = count(&conn).map_err(fail)?;
@@ -68,12 +75,20 @@ fn connect(path: &Path, mode: OpenFlags) -> rusqlite::Result<Connection> {
     Ok(conn)
 }
 
-/// The writer's pragmas. Sync FULL: a commit has reached the disk when it returns.
+/// Turns the write-ahead log on. SQLite says what it does instead where it cannot.
+pub(super) fn keep_log(conn: &Connection, path: &Path) -> Result<(), OpenError> {
+    let mode = conn.query_row("PRAGMA journal_mode = WAL", [], |row| row.get::<_, String>(0));
+    match mode.map_err(|error| OpenError::from_sql(path.to_owned(), error))? {
+        wal if wal.eq_ignore_ascii_case("wal") => Ok(()),
+        mode => Err(OpenError::NoLog { path: path.to_owned(), mode }),
+    }
+}
+
+/// The writer's other pragmas. Sync FULL: a commit has reached the disk when it returns.
 ///
 /// No auto_vacuum: pages that the sweeper frees are used again, and the file keeps the size of its fullest day.
 /// Checkpoints are the writer's own, since the automatic ones swallow errors.
 fn tune(conn: &Connection) -> rusqlite::Result<()> {
-    conn.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))?;
     conn.pragma_update(None, "synchronous", "FULL")?;
     conn.query_row("PRAGMA wal_autocheckpoint = 0", [], |_| Ok(()))?;
     // A log that one large batch blew up is cut back to this many bytes when it starts over.
@@ -87,6 +102,7 @@ fn migrate(conn: &mut Connection, path: &Path) -> Result<(), OpenError> {
     let fail = |error| OpenError::from_sql(path.to_owned(), error);
     // Before anything is changed, even the journal mode: the file may be somebody else's.
     check(conn, path)?;
+    keep_log(conn, path)?;
     tune(conn).map_err(fail)?;
     let transaction = conn.transaction_with_behavior(TransactionBehavior::Immediate).map_err(fail)?;
     let version = check(&transaction, path)?;
@@ -173,8 +189,32 @@ fn turn_some_unknown(conn: &mut Connection, now: Timestamp, limit: u64) -> rusql
     Ok(turned as u64)
 }
 
-fn checkpoint(conn: &Connection) -> rusqlite::Result<()> {
-    conn.query_row("PRAGMA wal_checkpoint(FULL)", [], |_| Ok(()))
+/// Copies all of the log into the database, and waits for others that hold this up.
+pub(super) fn make_durable(conn: &Connection, path: &Path, patience: Duration) -> Result<(), OpenError> {
+    let deadline = Instant::now() + patience;
+    loop {
+        match checkpoint(conn) {
+            Ok(Checkpoint::Complete) => return Ok(()),
+            Ok(Checkpoint::HeldUp) if Instant::now() >= deadline => {
+                return Err(OpenError::HeldUp { path: path.to_owned() });
+            }
+            Ok(Checkpoint::HeldUp) => thread::sleep(PAUSE),
+            Err(error) => return Err(OpenError::from_sql(path.to_owned(), error)),
+        }
+    }
+}
+
+enum Checkpoint {
+    Complete,
+    /// By another program that reads an older state, or copies the log itself.
+    HeldUp,
+}
+
+fn checkpoint(conn: &Connection) -> rusqlite::Result<Checkpoint> {
+    let (is_busy, pages, copied) = conn.query_row("PRAGMA wal_checkpoint(FULL)", [], |row| {
+        Ok((row.get::<_, bool>(0)?, row.get::<_, i64>(1)?, row.get::<_, i64>(2)?))
+    })?;
+    Ok(if is_busy || pages != copied { Checkpoint::HeldUp } else { Checkpoint::Complete })
 }
 
 /// Notes the time.

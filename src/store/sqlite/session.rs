@@ -8,17 +8,15 @@ use rusqlite::wal::CheckpointMode;
 use rusqlite::{Connection, Error as SqlError, ErrorCode, params};
 
 use super::error::{self, Failure};
+use super::health::{Health, News};
 use super::reserve::{self, Reserve};
 use super::{row, schema};
 use crate::idempotency::record::{State, Timestamp};
 use crate::store::clock::Clock;
-use crate::store::{Error, ErrorKind, rules};
+use crate::store::{ErrorKind, rules};
 
 /// The log is copied into the database when it has this many pages: 16 MiB.
 const CHECKPOINT_PAGES: i32 = 4096;
-
-/// While the disk is full, what is left of it belongs to the attempts that run: a new claim is tried so often.
-const FULL_PAUSE: Duration = Duration::from_millis(250);
 
 /// How often the time is noted, at most.
 const STAMP_EVERY: Duration = Duration::from_secs(1);
@@ -34,12 +32,11 @@ pub(super) struct Session {
     counts: [u64; 3],
     committed: Counts,
     changes_before: u64,
-    /// Whether this transaction claims something.
-    claims: bool,
+    /// Whether this transaction shows that claims have room.
+    takes_claims: bool,
     stamped: Option<Instant>,
     reserve: Reserve,
-    /// When the disk was last found full.
-    found_full: Option<Instant>,
+    health: Health,
     /// Pages in the log, as of the last commit.
     log_pages: Arc<AtomicI32>,
     checkpoint_at: i32,
@@ -61,10 +58,10 @@ impl Session {
             counts: opened.counts,
             committed,
             changes_before: 0,
-            claims: false,
+            takes_claims: false,
             stamped: None,
             reserve,
-            found_full: None,
+            health: Health::default(),
             log_pages,
             checkpoint_at: CHECKPOINT_PAGES,
             #[cfg(test)]
@@ -79,7 +76,7 @@ impl Session {
     pub(super) fn begin(&mut self) -> rusqlite::Result<()> {
         self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
         self.changes_before = self.conn.total_changes();
-        self.claims = false;
+        self.takes_claims = false;
         Ok(())
     }
 
@@ -89,7 +86,11 @@ impl Session {
         self.sabotage.strike(super::sabotage::Spot::Commit)?;
         self.conn.prepare_cached("COMMIT")?.execute([])?;
         *self.committed.lock().unwrap_or_else(PoisonError::into_inner) = self.counts;
-        if self.claims && self.found_full.take().is_some() {
+        let now = Instant::now();
+        if self.has_written() {
+            self.health.wrote(self.takes_claims, now);
+        }
+        if self.health.news(now) == Some(News::HasRoom) {
             tracing::info!("the store's disk has room again");
         }
         Ok(())
@@ -106,19 +107,24 @@ impl Session {
 
     /// Notes the time with what this transaction writes, if it writes.
     pub(super) fn stamp(&mut self) -> rusqlite::Result<()> {
-        let wrote = self.conn.total_changes() != self.changes_before;
         let is_due = self.stamped.is_none_or(|stamped| stamped.elapsed() >= STAMP_EVERY);
-        if wrote && is_due {
-            let now = row::time(self.now());
-            self.conn.prepare_cached(schema::STAMP)?.execute(params![now])?;
-            self.stamped = Some(Instant::now());
-        }
+        if self.has_written() && is_due { self.write_time() } else { Ok(()) }
+    }
+
+    fn write_time(&mut self) -> rusqlite::Result<()> {
+        let now = row::time(self.now());
+        self.conn.prepare_cached(schema::STAMP)?.execute(params![now])?;
+        self.stamped = Some(Instant::now());
         Ok(())
+    }
+
+    fn has_written(&self) -> bool {
+        self.conn.total_changes() != self.changes_before
     }
 
     /// A new claim stands.
     pub(super) fn claimed(&mut self, instead_of: Option<State>) {
-        self.claims = true;
+        self.takes_claims = true;
         self.moved(instead_of, Some(State::InFlight), 1);
     }
 
@@ -135,31 +141,38 @@ impl Session {
 
     /// Notes a failure that says something about the disk.
     pub(super) fn note(&mut self, error: &SqlError) {
-        if error::kind(error) == ErrorKind::Full {
-            if self.found_full.is_none() {
-                tracing::warn!("the store's disk is full: new claims are refused until there is room");
+        match error::kind(error) {
+            _ if error::wants_room(error) => {
+                if self.health.found_full(Instant::now()) == Some(News::IsFull) {
+                    tracing::warn!(%error, "the store's disk is full: new claims are refused until there is room");
+                }
             }
-            self.found_full = Some(Instant::now());
+            // What one request asked for, perhaps.
+            ErrorKind::Other => {}
+            kind => self.health.found_failing(kind),
         }
     }
 
     /// Makes room after such a failure. True where what failed may be tried once more.
     pub(super) fn make_room(&mut self, error: &SqlError) -> bool {
-        error::kind(error) == ErrorKind::Full && self.reserve.spend()
+        error::wants_room(error) && self.reserve.spend()
     }
 
     /// Refuses a claim while what room is left belongs to the attempts that run.
     pub(super) fn room_for_claims(&mut self) -> Result<(), Failure> {
-        let Some(found_full) = self.found_full else {
+        let Self { health, reserve, .. } = self;
+        health.may_try(Instant::now(), || reserve.is_back()).map_err(Failure::Request)
+    }
+
+    /// Where the last writes did not go well, tries one: claims that would find out may never come.
+    pub(super) fn try_to_write(&mut self) -> Result<(), Failure> {
+        if self.health.is_good() {
             return Ok(());
-        };
-        if found_full.elapsed() >= FULL_PAUSE {
-            if self.reserve.is_back() {
-                return Ok(());
-            }
-            self.found_full = Some(Instant::now());
         }
-        Err(Failure::Request(Error::determinate(ErrorKind::Full, "the disk is full")))
+        self.room_for_claims()?;
+        self.write_time()?;
+        self.takes_claims = true;
+        Ok(())
     }
 
     /// Copies the log into the database if it has grown enough. Waits for no reader: where one still looks at an older
@@ -179,7 +192,7 @@ impl Session {
     /// Copies the log into the database, so that its room serves again. Not on a full disk where the database would
     /// have to grow by more than the room that was held: that room would be spent, and the log no shorter.
     pub(super) fn checkpoint(&mut self) -> rusqlite::Result<()> {
-        if self.found_full.is_some() && self.growth()? > reserve::SIZE / 2 {
+        if self.health.is_full() && self.growth()? > reserve::SIZE / 2 {
             return Ok(());
         }
         #[cfg(test)]

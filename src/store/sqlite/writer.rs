@@ -122,7 +122,7 @@ pub(super) struct Writer {
 impl Writer {
     /// Works until it is told to close, or everybody who could ask has gone.
     pub(super) fn run(mut self) {
-        let alarm = PanicAlarm(self.fatal.clone());
+        let alarm = PanicAlarm { thread: "writer", fatal: self.fatal.clone() };
         let _ = self.work();
         self.queue.close();
         while let Some(message) = self.queue.blocking_recv() {
@@ -187,8 +187,11 @@ impl Writer {
                 Ok(())
             }
             Err(Failed::Doubtful(error)) => {
+                let has_room = self.session.make_room(&error);
                 fail_all(batch, &error, Error::indeterminate);
-                Ok(())
+                // For those who ask again.
+                let checkpointed = if has_room { self.session.checkpoint() } else { Ok(()) };
+                self.look_at(checkpointed)
             }
             Err(Failed::Fatal(reason)) => {
                 // First, so that nobody acts on an answer of a process that ends.
@@ -263,13 +266,16 @@ fn fail_all(
     }
 }
 
-/// Reports a panic of the thread: without it, every call would fail while the process looks alive.
-struct PanicAlarm(Fatal);
+/// Reports a panic of a thread: without it, calls would fail while the process looks alive.
+pub(super) struct PanicAlarm {
+    pub(super) thread: &'static str,
+    pub(super) fatal: Fatal,
+}
 
 impl Drop for PanicAlarm {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            (self.0)("the store's writer panicked");
+            (self.fatal)(&format!("the store's {} panicked", self.thread));
         }
     }
 }

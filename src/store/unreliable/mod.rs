@@ -22,7 +22,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
-    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Settled, Store,
+    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, RecordId, Version};
 
@@ -233,7 +233,7 @@ impl Store for Unreliable {
         self.call(Operation::Get, self.inner.get(id)).await
     }
 
-    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Vec<Listed>, Error> {
+    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
         self.call(Operation::List, self.inner.list(filter, after, limit)).await
     }
 

@@ -46,7 +46,6 @@ async fn a_full_disk_refuses_claims_and_gets_over_it() {
             (_, other) => panic!("{other:?}"),
         }
     }
-    store.ping().await.unwrap();
     assert_eq!(store.count().await.unwrap(), [u64::from(kept) - 1, 0, 1]);
 
     // Room comes back, and nobody restarts anything.
@@ -79,7 +78,7 @@ async fn a_failed_sync_is_fatal() {
         let dir = tempfile::tempdir().unwrap();
         let (store, told) = sabotaged(&dir.path().join("a.db"));
         store.claim(id(1), fresh(1)).await.unwrap();
-        store.ask(SabotageRequest(at, ffi::SQLITE_IOERR_FSYNC)).await.unwrap();
+        store.ask(SabotageRequest(at, ffi::SQLITE_IOERR_FSYNC, 1)).await.unwrap();
         // Enough for a checkpoint.
         let end = complete(Bytes::from(vec![1; 20_000_000]));
         let settled = store.settle(id(1), attempt(1), end).await;
@@ -98,15 +97,87 @@ async fn a_failed_sync_is_fatal() {
 async fn a_commit_that_failed_otherwise_may_have_happened() {
     let dir = tempfile::tempdir().unwrap();
     let (store, told) = sabotaged(&dir.path().join("a.db"));
-    store.ask(SabotageRequest(Spot::Commit, ffi::SQLITE_IOERR_WRITE)).await.unwrap();
+    store.ask(SabotageRequest(Spot::Commit, ffi::SQLITE_IOERR_READ, 1)).await.unwrap();
     let claim = store.claim(id(1), fresh(1)).await;
     assert!(matches!(&claim, Err(Error::Indeterminate(_))), "{claim:?}");
     // Asking again settles it.
     assert!(matches!(store.claim(id(1), fresh(1)).await.unwrap(), Claim::Inserted(_)));
-    store.ask(SabotageRequest(Spot::Commit, ffi::SQLITE_FULL)).await.unwrap();
+    store.ask(SabotageRequest(Spot::Commit, ffi::SQLITE_FULL, 1)).await.unwrap();
     let claim = store.claim(id(2), fresh(2)).await;
     assert!(matches!(&claim, Err(Error::Determinate(cause)) if cause.kind == ErrorKind::Full), "{claim:?}");
     assert_eq!(store.count().await.unwrap(), [1, 0, 0]);
+    assert!(told.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn it_is_not_ready_while_writes_fail_and_gets_over_it_without_claims() {
+    for code in [ffi::SQLITE_FULL, ffi::SQLITE_IOERR_WRITE, ffi::SQLITE_IOERR_READ] {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, _) = sabotaged(&dir.path().join("a.db"));
+        store.ping().await.unwrap();
+        // The claim may be tried a second time, by the room that is held.
+        store.ask(SabotageRequest(Spot::Commit, code, 5)).await.unwrap();
+        assert!(store.claim(id(1), fresh(1)).await.is_err());
+        let error = store.ping().await.unwrap_err();
+        assert!(matches!(error.cause().kind, ErrorKind::Full | ErrorKind::Unavailable), "{error}");
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while store.ping().await.is_err() {
+            assert!(Instant::now() < deadline, "{code}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert!(matches!(store.claim(id(1), fresh(1)).await.unwrap(), Claim::Inserted(_)));
+    }
+}
+
+/// What panics in the writer.
+struct PanicRequest;
+
+impl Request for PanicRequest {
+    type Reply = ();
+
+    fn run(&self, _: &mut Session) -> Result<(), crate::store::sqlite::error::Failure> {
+        panic!("told to")
+    }
+}
+
+#[tokio::test]
+async fn a_panic_of_either_thread_is_fatal() {
+    for thread in ["reader", "writer"] {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, told) = sabotaged(&dir.path().join("a.db"));
+        match thread {
+            "reader" => store.reader.send(Read::Panic).await.unwrap_or_else(|_| panic!("it reads")),
+            _ => drop(store.ask(PanicRequest).await.unwrap_err()),
+        }
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while told.lock().unwrap().is_empty() {
+            assert!(Instant::now() < deadline, "{thread}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(*told.lock().unwrap(), [format!("the store's {thread} panicked")]);
+    }
+}
+
+/// SQLite tells it as a failed write.
+#[tokio::test]
+async fn an_exhausted_quota_is_a_full_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, told) = sabotaged(&dir.path().join("a.db"));
+    let reserve = dir.path().join("a.db.reserve");
+    store.claim(id(1), fresh(1)).await.unwrap();
+    let had_reserve = reserve.exists();
+    store.ask(SabotageRequest(Spot::Commit, ffi::SQLITE_IOERR_WRITE, 1)).await.unwrap();
+    let claim = store.claim(id(2), fresh(2)).await;
+    assert!(matches!(&claim, Err(Error::Indeterminate(_))), "{claim:?}");
+    assert!(!reserve.exists(), "the room is there for the attempts that run");
+    store.settle(id(1), attempt(1), End::Hold).await.unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while store.claim(id(2), fresh(2)).await.is_err() {
+        assert!(Instant::now() < deadline);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(reserve.exists(), had_reserve);
+    assert_eq!(store.count().await.unwrap(), [1, 0, 1]);
     assert!(told.lock().unwrap().is_empty());
 }
 

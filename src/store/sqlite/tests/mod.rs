@@ -1,6 +1,5 @@
 mod crash;
 mod disk;
-mod measure;
 
 use std::fs;
 use std::path::Path;
@@ -168,6 +167,33 @@ fn files_that_are_not_ours_are_refused_and_left_alone() {
     assert!(message.contains("damaged") && message.contains("backup"), "{message}");
 }
 
+#[test]
+fn a_start_waits_for_its_log_to_be_copied_and_not_for_ever() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.db");
+    drop(open(&path));
+    drop(acquire(&Settings::new(&path)));
+    let writer = Connection::open(&path).unwrap();
+    let reader = Connection::open(&path).unwrap();
+    writer.busy_timeout(Duration::ZERO).unwrap();
+    reader.execute_batch("BEGIN; SELECT count(*) FROM record").unwrap();
+    writer.execute("INSERT INTO clock VALUES (1, 1) ON CONFLICT DO UPDATE SET at = 1", []).unwrap();
+    let error = schema::make_durable(&writer, &path, Duration::from_millis(50)).unwrap_err();
+    assert!(error.to_string().contains("another program"), "{error}");
+    let ends = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        drop(reader);
+    });
+    schema::make_durable(&writer, &path, Duration::from_secs(60)).unwrap();
+    ends.join().unwrap();
+}
+
+#[test]
+fn a_file_that_gets_no_log_is_refused() {
+    let error = schema::keep_log(&Connection::open_in_memory().unwrap(), Path::new("a.db")).unwrap_err();
+    assert!(error.to_string().contains("`memory`"), "{error}");
+}
+
 #[tokio::test]
 async fn time_does_not_run_back_over_a_restart() {
     let dir = tempfile::tempdir().unwrap();
@@ -252,12 +278,9 @@ async fn one_bad_record_spoils_nothing_else() {
     assert!(matches!(store.claim(id(1), fresh(1)).await.unwrap(), Claim::Inserted(_)));
 }
 
-#[tokio::test]
-async fn listings_cross_their_chunks() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("a.db");
-    let store = open(&path);
-    Connection::open(&path)
+/// Ten thousand records, half of them unknown.
+fn fill(path: &Path) {
+    Connection::open(path)
         .unwrap()
         .execute_batch(
             "WITH RECURSIVE n (i) AS (VALUES (0) UNION ALL SELECT i + 1 FROM n WHERE i < 9999)
@@ -265,14 +288,90 @@ async fn listings_cross_their_chunks() {
              SELECT unhex(printf('%064x', i)), zeroblob(16), 1 + (i % 2), 1, 9e15, 1, 1, x'00' FROM n",
         )
         .unwrap();
-    let filter = |state| Filter { state, ..Filter::default() };
-    assert_eq!(store.list(filter(None), None, 20_000).await.unwrap().len(), 10_000);
-    assert_eq!(store.list(filter(Some(State::Completed)), None, 20_000).await.unwrap().len(), 5_000);
-    assert_eq!(store.list(filter(Some(State::Unknown)), None, 20_000).await.unwrap().len(), 5_000);
-    let page = store.list(filter(Some(State::Unknown)), None, 4_900).await.unwrap();
-    let rest = store.list(filter(Some(State::Unknown)), Some(page[4_899].id), 4_900).await.unwrap();
-    assert_eq!((page.len(), rest.len()), (4_900, 100));
-    assert_eq!(store.list(filter(Some(State::InFlight)), None, 10).await.unwrap().len(), 0);
+}
+
+fn reader(lock: Lock, queue: mpsc::Receiver<Read>) -> Reader {
+    let conn = schema::open_reader(&lock).unwrap();
+    Reader::new(conn, clock::steady(clock::wall()), queue, Arc::default(), Arc::new(lock))
+}
+
+#[tokio::test]
+async fn listings_cross_their_chunks() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.db");
+    let store = open(&path);
+    fill(&path);
+    let list = async |state, after, limit| {
+        let filter = Filter { state, ..Filter::default() };
+        store.list(filter, after, limit).await.unwrap()
+    };
+    assert_eq!(list(None, None, 20_000).await.records.len(), 10_000);
+    assert_eq!(list(Some(State::Completed), None, 20_000).await.records.len(), 5_000);
+    assert_eq!(list(Some(State::Unknown), None, 20_000).await.records.len(), 5_000);
+    let page = list(Some(State::Unknown), None, 4_900).await;
+    let rest = list(Some(State::Unknown), page.next, 4_900).await;
+    assert_eq!((page.records.len(), rest.records.len(), rest.next), (4_900, 100, None));
+    assert_eq!(list(Some(State::InFlight), None, 10).await.records.len(), 0);
+}
+
+#[test]
+fn a_listing_that_takes_long_goes_on_where_it_came_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.db");
+    drop(open(&path));
+    let lock = acquire(&Settings::new(&path));
+    fill(&path);
+    let (_queue, reads) = mpsc::channel(1);
+    let mut reader = reader(lock, reads);
+    reader.patience = Duration::ZERO;
+    let (caller, _waiting) = oneshot::channel();
+    let filter = Filter { older_than: Some(Duration::ZERO), state: Some(State::Completed), ..Filter::default() };
+    let mut search = Search { filter, after: None, limit: 20_000 };
+    let mut found = Vec::new();
+    let mut pages = 0;
+    loop {
+        let page = reader.list(&search, &caller).unwrap_or_else(|failure| panic!("{failure:?}"));
+        pages += 1;
+        assert!(page.records.len() < 4_096);
+        found.extend(page.records.into_iter().map(|listed| listed.id));
+        search.after = page.next;
+        if page.next.is_none() {
+            break;
+        }
+    }
+    assert_eq!((pages, found.len()), (3, 5_000));
+    assert!(found.is_sorted());
+    // What none pass as well.
+    search.filter.route = Some("nowhere".to_owned());
+    let page = reader.list(&search, &caller).unwrap_or_else(|failure| panic!("{failure:?}"));
+    assert!(page.records.is_empty() && page.next.is_some());
+}
+
+#[tokio::test]
+async fn few_listings_wait_and_none_whose_caller_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.db");
+    drop(open(&path));
+    let (queue, reads) = mpsc::channel(100);
+    let mut reader = reader(acquire(&Settings::new(&path)), reads);
+    let ask = || {
+        let (reply, page) = oneshot::channel();
+        let search = Search { filter: Filter::default(), after: None, limit: 1 };
+        queue.try_send(Read::List { search, reply }).unwrap_or_else(|_| panic!("there is room"));
+        page
+    };
+    let abandoned = (0..reader::WAITING).map(|_| ask()).collect::<Vec<_>>();
+    reader.let_through();
+    drop(abandoned);
+    let waiting = (0..reader::WAITING + 2).map(|_| ask()).collect::<Vec<_>>();
+    reader.let_through();
+    drop(queue);
+    std::thread::spawn(move || reader.run()).join().unwrap();
+    let mut refused = 0;
+    for page in waiting {
+        refused += usize::from(page.await.unwrap().is_err());
+    }
+    assert_eq!(refused, 2);
 }
 
 #[tokio::test]
