@@ -162,7 +162,7 @@ async fn list(client: &AdminClient, args: ListArgs, out: &mut Vec<u8>) -> anyhow
         let found = page["records"].as_array().ok_or_else(|| anyhow!("the answer has no records"))?;
         records.extend(found.iter().cloned());
         next = page["next"].as_str().map(ToOwned::to_owned);
-        if next.is_none() || found.is_empty() || records.len() >= args.limit {
+        if next.is_none() || records.len() >= args.limit {
             break;
         }
     }
