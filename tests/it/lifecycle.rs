@@ -172,6 +172,17 @@ fn a_file_that_is_no_store_is_left_alone() {
 }
 
 #[test]
+fn a_store_that_is_taken_away_ends_the_process() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = Gate::before(&upstream);
+    let mut gate = plan.start();
+    gate.post("/orders", "k-1", "{}").expect(200, "executed");
+    std::fs::remove_file(plan.path("gate.db")).unwrap();
+    assert!(!gate.wait().success(), "{}", gate.log());
+    assert!(gate.log().contains("removed or replaced"), "{}", gate.log());
+}
+
+#[test]
 fn a_wrong_configuration_ends_with_78_and_every_problem() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
     let mut process = Gate::before(&upstream).defaults("ttl = \"0s\"\nlease = \"1ms\"\nodd = 1").spawn();

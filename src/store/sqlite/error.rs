@@ -71,6 +71,16 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
     },
+    /// It has more than one name.
+    #[error(
+        "cannot open {}: it has a second name (a hard link), and the log beside the other name would be missed: remove \
+         that name",
+        path.display()
+    )]
+    Linked {
+        /// The file.
+        path: PathBuf,
+    },
     /// SQLite cannot keep a write-ahead log for it.
     #[error(
         "cannot open {}: no write-ahead log can be kept beside it (its journal mode stays `{mode}`): put it on a \

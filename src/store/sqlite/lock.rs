@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::{OpenError, Settings};
@@ -12,34 +12,62 @@ use super::{OpenError, Settings};
 pub struct Lock {
     pub(super) settings: Settings,
     path: PathBuf,
-    _file: File,
+    /// The database and its lock file, each with the name that it must keep. They stay open as long as SQLite has the
+    /// database: closing any descriptor of it drops the locks that SQLite has on it.
+    held: [(PathBuf, File); 2],
 }
 
 impl Lock {
     /// Creates the file if there is none and locks it; `None` while another process holds it.
     ///
-    /// The lock is the operating system's, on the file `<path>.lock`: it goes when the process does, however it ends.
-    /// The path is resolved first, so that two names of one file exclude each other. The lock file stays where it is,
-    /// since removing it would let two processes lock two files of that name.
+    /// The locks are the operating system's, on `<path>.lock` and on the file itself: they go when the process does,
+    /// however it ends. The path is resolved first, so that two names of one file exclude each other. The lock file
+    /// stays where it is, since removing it would let two processes lock two files of that name.
     ///
     /// # Errors
-    /// When the files cannot be created or locked.
+    /// When the files cannot be created or locked, or the file has a second name: its log stands beside one name only.
     pub fn try_acquire(settings: &Settings) -> Result<Option<Self>, OpenError> {
         let fail = |source| OpenError::Io { path: settings.path.clone(), source };
         let path = resolve(&settings.path).map_err(fail)?;
-        let file = open_private(OpenOptions::new().write(true).create(true), &with_suffix(&path, ".lock"));
-        let file = file.map_err(fail)?;
-        match file.try_lock() {
-            Ok(()) => Ok(Some(Self { settings: settings.clone(), path, _file: file })),
-            Err(TryLockError::WouldBlock) => Ok(None),
-            Err(TryLockError::Error(source)) => Err(fail(source)),
+        let lock_path = with_suffix(&path, ".lock");
+        let lock_file = open_private(OpenOptions::new().write(true).create(true), &lock_path).map_err(fail)?;
+        if !lock(&lock_file).map_err(fail)? {
+            return Ok(None);
         }
+        let database = open_private(OpenOptions::new().read(true).write(true), &path).map_err(fail)?;
+        if !lock(&database).map_err(fail)? {
+            return Ok(None);
+        }
+        if database.metadata().map_err(fail)?.nlink() > 1 {
+            return Err(OpenError::Linked { path });
+        }
+        let held = [(path.clone(), database), (lock_path, lock_file)];
+        Ok(Some(Self { settings: settings.clone(), path, held }))
+    }
+
+    /// The first of the files that are not any more where they were: removed, renamed or replaced. Another process could
+    /// take a new file of that name for the store.
+    pub(super) fn missing(&self) -> Option<&Path> {
+        let is_in_place = |path: &Path, file: &File| {
+            let (there, here) = (fs::metadata(path).ok()?, file.metadata().ok()?);
+            Some((there.dev(), there.ino()) == (here.dev(), here.ino()))
+        };
+        self.held.iter().find(|(path, file)| is_in_place(path, file) != Some(true)).map(|(path, _)| path.as_path())
     }
 
     /// Where the file is: absolute and without symbolic links.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+}
+
+/// Locks a file; false while another process holds it.
+fn lock(file: &File) -> io::Result<bool> {
+    match file.try_lock() {
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(error)) => Err(error),
     }
 }
 
@@ -113,6 +141,31 @@ mod tests {
             .find_map(std::convert::identity)
             .unwrap();
         assert_eq!(second.path(), fs::canonicalize(&path).unwrap());
+    }
+
+    #[test]
+    fn a_file_of_two_names_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.db");
+        drop(Lock::try_acquire(&Settings::new(&path)).unwrap().unwrap());
+        fs::hard_link(&path, dir.path().join("b.db")).unwrap();
+        let error = Lock::try_acquire(&Settings::new(&path)).unwrap_err();
+        assert!(matches!(error, OpenError::Linked { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_was_removed_or_replaced_is_noticed() {
+        for suffix in ["", ".lock"] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("a.db");
+            let lock = Lock::try_acquire(&Settings::new(&path)).unwrap().unwrap();
+            assert_eq!(lock.missing(), None);
+            let name = with_suffix(lock.path(), suffix);
+            fs::remove_file(&name).unwrap();
+            assert_eq!(lock.missing(), Some(name.as_path()));
+            fs::write(&name, "").unwrap();
+            assert_eq!(lock.missing(), Some(name.as_path()));
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -15,6 +16,9 @@ const BATCH: usize = 1024;
 
 /// How many bytes of answers one transaction takes, give or take one answer.
 const BATCH_BYTES: usize = 32 << 20;
+
+/// How often to look whether the files are still there.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Something to be done in a transaction. Run again from the start where that was rolled back.
 pub(super) trait Request: Send + 'static {
@@ -142,7 +146,12 @@ impl Writer {
     fn work(&mut self) -> Result<(), Dead> {
         let mut messages = Vec::with_capacity(BATCH);
         let mut is_closing = false;
+        let mut looked = Instant::now();
         while !is_closing && self.queue.blocking_recv_many(&mut messages, BATCH) > 0 {
+            if looked.elapsed() >= LOOK_EVERY {
+                self.look_for_files()?;
+                looked = Instant::now();
+            }
             let mut batch = Vec::with_capacity(messages.len());
             let mut bytes = 0;
             for message in messages.drain(..) {
@@ -162,6 +171,17 @@ impl Writer {
             self.carry_out(batch)?;
         }
         Ok(())
+    }
+
+    /// A store whose files were taken away under it must not go on: the next process would start with others.
+    fn look_for_files(&self) -> Result<(), Dead> {
+        match self.lock.missing() {
+            None => Ok(()),
+            Some(path) => {
+                (self.fatal)(&format!("{} was removed or replaced while it was in use", path.display()));
+                Err(Dead)
+            }
+        }
     }
 
     fn carry_out(&mut self, mut batch: Vec<Box<dyn Job>>) -> Result<(), Dead> {
