@@ -85,7 +85,11 @@ async fn serve(config: Resolved, accept_identity_change: bool) -> anyhow::Result
 
     signals.stop().await;
     readiness.set(Phase::Draining);
-    tracing::info!(patience = ?config.server.drain_timeout, "draining: no new connections; finishing attempts");
+    tracing::info!(
+        running = gate.running(),
+        drain_timeout = ?config.server.drain_timeout,
+        "draining: no new connections; finishing what runs"
+    );
     stop.send_replace(true);
     drain(&gate, &mut servers, config.server.drain_timeout, &mut signals).await;
     work_stop.send_replace(true);
@@ -121,6 +125,9 @@ async fn drain(gate: &Gate, servers: &mut JoinSet<()>, patience: Duration, signa
         _ = timeout_at(deadline, all_ended(servers)) => false,
         () = signals.stop() => true,
     };
+    if hurried {
+        tracing::warn!(running = gate.running(), "told to stop again: waiting no longer");
+    }
     let patience = if hurried { Duration::ZERO } else { deadline.saturating_duration_since(Instant::now()) };
     if !gate.drain(patience).await {
         tracing::warn!("attempts that did not end in time are recorded as unknown");
@@ -141,7 +148,7 @@ async fn adopt_identities(gate: &Gate, store: &dyn Store, accept_change: bool) -
     }
     let list: Vec<_> = changes
         .iter()
-        .map(|change| format!("{}/{} ({} live records)", change.service, change.namespace, change.live))
+        .map(|change| format!("{}/{} (live records: {})", change.service, change.namespace, change.live))
         .collect();
     bail!(
         "what makes a record's identity (service, namespace, scope, key rules or id secret) has changed, or a service \
@@ -215,7 +222,7 @@ async fn open_sqlite(
         }
     };
     let lost = store.turned_unknown();
-    tracing::info!(path = %path.display(), "store sqlite");
+    tracing::info!(path = %path.display(), "store opened");
     if let Some(filesystem) = sqlite::filesystem_warning(&path) {
         tracing::warn!(
             path = %path.display(),
@@ -224,7 +231,11 @@ async fn open_sqlite(
         );
     }
     if lost > 0 {
-        tracing::warn!(records = lost, "attempts of the process before this one were lost: their records are unknown");
+        tracing::warn!(
+            records = lost,
+            "attempts of the process before this one were lost: their outcome is unknown; see `oncegate records list \
+             --state unknown`"
+        );
     }
     Ok(Some(Arc::new(store)))
 }

@@ -19,7 +19,7 @@ use crate::http::problem::Problem;
 use crate::http::replay;
 use crate::http::upstream::{Carrier, Error, Reuse};
 use crate::idempotency::codec::{Answer, Content};
-use crate::idempotency::record::{Attempt, State, Timestamp};
+use crate::idempotency::record::{Attempt, RecordId, State, Timestamp};
 use crate::idempotency::settle::{Control, Ending, Verdict, settle};
 use crate::store::{End, Expiry, Settled};
 use crate::telemetry::outcome::{Code, Outcome};
@@ -70,12 +70,12 @@ pub(super) async fn run(errand: &Errand, lead: Lead, attempt: Attempt, client: C
     match exchanged {
         Exchanged::Whole(answer, control, carrier) => {
             carrier.give_back();
-            let ended = answered(errand, answer, &control);
+            let ended = answered(errand, lead.id(), answer, &control);
             conclude(errand, lead, attempt, ended, client, None).await;
         }
         Exchanged::Large(large) => {
             let Large { tombstone, control, rest, carrier } = *large;
-            let ended = answered(errand, tombstone, &control);
+            let ended = answered(errand, lead.id(), tombstone, &control);
             let limit = errand.upstream().settings().timeout;
             let limits = Limits { stall: limit, client: CLIENT_STALL, deadline: began + limit };
             if conclude(errand, lead, attempt, ended, client, Some((rest, limits))).await == Relayed::Whole {
@@ -86,7 +86,7 @@ pub(super) async fn run(errand: &Errand, lead: Lead, attempt: Attempt, client: C
             let end = match settle(errand.policy(), ending, &Control::default()) {
                 Verdict::Release => End::Release,
                 // There is no answer to complete with.
-                Verdict::Hold | Verdict::Complete { .. } => hold(errand, problem.code.as_str()),
+                Verdict::Hold | Verdict::Complete { .. } => hold(errand, lead.id(), problem.code.as_str()),
             };
             let ended = Ended { end, outcome: Outcome::Problem(problem.code), answer: Err(problem) };
             conclude(errand, lead, attempt, ended, client, None).await;
@@ -94,8 +94,11 @@ pub(super) async fn run(errand: &Errand, lead: Lead, attempt: Attempt, client: C
         Exchanged::Abandoned => {
             let detail = "the gate shuts down, and the upstream has not answered yet";
             let problem = Problem::new(Code::UpstreamTimeout, detail);
-            let ended =
-                Ended { end: hold(errand, "shutdown"), outcome: Outcome::Problem(problem.code), answer: Err(problem) };
+            let ended = Ended {
+                end: hold(errand, lead.id(), "shutdown"),
+                outcome: Outcome::Problem(problem.code),
+                answer: Err(problem),
+            };
             conclude(errand, lead, attempt, ended, client, None).await;
         }
     }
@@ -140,6 +143,7 @@ async fn send(errand: &Errand, attempt: Attempt) -> Exchanged {
     let control = Control::read(&parts.headers);
     if control.invalid > 0 {
         errand.lane.metrics.control_invalid(control.invalid);
+        tracing::debug!(route = &*errand.lane.name, "Idempotency-Control has directives that are invalid: ignored");
     }
     let answer = head_of_answer(errand, &parts);
     if parts.status.is_informational() {
@@ -178,7 +182,7 @@ fn lines(headers: &HeaderMap) -> impl Iterator<Item = (http::HeaderName, HeaderV
 }
 
 /// What a complete answer comes to.
-fn answered(errand: &Errand, answer: Answer, control: &Control) -> Ended {
+fn answered(errand: &Errand, id: RecordId, answer: Answer, control: &Control) -> Ended {
     let status = answer.status.as_u16();
     let (end, outcome) = match settle(errand.policy(), Ending::Answered(status), control) {
         Verdict::Complete { ttl, keep_body } => {
@@ -186,14 +190,14 @@ fn answered(errand: &Errand, answer: Answer, control: &Control) -> Ended {
             (End::Complete { answer: kept, expiry: Expiry::FromClaim(ttl) }, Outcome::Executed)
         }
         Verdict::Release => (End::Release, Outcome::Released),
-        Verdict::Hold => (hold(errand, answer.status.as_str()), Outcome::Problem(Code::OutcomeUnknown)),
+        Verdict::Hold => (hold(errand, id, answer.status.as_str()), Outcome::Problem(Code::OutcomeUnknown)),
     };
     Ended { end, outcome, answer: Ok(answer) }
 }
 
-fn hold(errand: &Errand, why: &str) -> End {
-    let (route, key) = (&*errand.lane.name, errand.key_shortened());
-    tracing::warn!(route, key, why, "the outcome of an attempt is unknown");
+fn hold(errand: &Errand, id: RecordId, why: &str) -> End {
+    let (route, key, upstream) = (&*errand.lane.name, errand.key_shortened(), &*errand.upstream().settings().name);
+    tracing::warn!(record = %id, route, upstream, key, why, "the outcome of an attempt is unknown");
     End::Hold
 }
 
@@ -262,7 +266,11 @@ fn recorded(
                 return reply(errand, Outcome::Executed, Ok(recorded), None)
                     .with_expiry(&errand.gate.settings.headers, until);
             }
-            tracing::warn!(route = &*errand.lane.name, key = errand.key_shortened(), "an attempt was superseded");
+            tracing::warn!(
+                route = &*errand.lane.name,
+                key = errand.key_shortened(),
+                "the record of an attempt was removed or taken over while it ran: its answer is not kept"
+            );
             unrecorded(errand, outcome, answer, body)
         }
     }

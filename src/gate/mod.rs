@@ -165,6 +165,12 @@ impl Gate {
         renewal::run(self, stop).await;
     }
 
+    /// How many protected requests are being dealt with.
+    #[must_use]
+    pub fn running(&self) -> usize {
+        self.errands.receiver_count()
+    }
+
     /// Waits until every errand has ended, for `patience` at most. Then attempts that still run are given up: their
     /// records turn unknown. Returns whether all had ended by themselves.
     pub async fn drain(&self, patience: Duration) -> bool {

@@ -237,6 +237,8 @@ mod tests {
         fn quoted_and_bare_are_one_key(text in "[!-~]{1,20}") {
             let quoted = format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""));
             prop_assert_eq!(field(quoted.as_bytes()), Some(text.clone()));
+            // What begins with a quote is read as a quoted string itself.
+            prop_assume!(!text.starts_with('"'));
             let bare = if text.contains(['"', '\\', ',', ';']) { None } else { Some(text.clone()) };
             prop_assert_eq!(field(text.as_bytes()), bare);
         }

@@ -103,7 +103,7 @@ fn another_service_name_is_refused_while_records_live() {
     let status = refused.wait();
     assert!(!status.success(), "{status}");
     let log = refused.log();
-    assert!(log.contains("default/all (1 live records)"), "{log}");
+    assert!(log.contains("default/all (live records: 1)"), "{log}");
     renamed.clone().arg("--accept-identity-change").start().stop();
     renamed.start().stop();
     assert_eq!(upstream.runs(), 1);
