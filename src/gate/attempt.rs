@@ -17,7 +17,7 @@ use crate::http::capture::{Captured, Limits, Relayed, Rest, capture};
 use crate::http::headers::{ATTEMPT, to_client};
 use crate::http::problem::Problem;
 use crate::http::replay;
-use crate::http::upstream::{Carrier, Error, Reuse};
+use crate::http::upstream::{Carrier, Error, Reuse, Sending};
 use crate::idempotency::codec::{Answer, Content};
 use crate::idempotency::record::{Attempt, RecordId, State, Timestamp};
 use crate::idempotency::settle::{Control, Ending, Verdict, settle};
@@ -26,9 +26,6 @@ use crate::telemetry::outcome::{Code, Outcome};
 
 /// How long a client that stopped reading is waited for.
 const CLIENT_STALL: Duration = Duration::from_secs(30);
-
-/// How long to wait for the gate to be back.
-const RESTART: Duration = Duration::from_secs(5);
 
 /// How an exchange with the upstream ended.
 enum Exchanged {
@@ -110,21 +107,27 @@ async fn exchange(errand: &Errand, attempt: Attempt) -> Exchanged {
     let limit = errand.upstream().settings().timeout;
     let mut abandon = errand.gate.abandon.subscribe();
     if *abandon.borrow() {
-        let problem = Problem::new(Code::UpstreamUnreachable, "the gate shuts down; nothing was sent to the upstream")
-            .retry_after(RESTART);
-        return Exchanged::Failed(Ending::Unreachable, problem);
+        return Exchanged::Failed(Ending::Unreachable, pass::unreachable());
     }
-    tokio::select! {
-        ended = timeout(limit, send(errand, attempt)) => {
+    let sending = Sending::default();
+    let exchanged = tokio::select! {
+        ended = timeout(limit, send(errand, attempt, &sending)) => {
             ended.unwrap_or_else(|_| Exchanged::Failed(Ending::Timeout, pass::timed_out(limit)))
         }
         _ = abandon.wait_for(|abandon| *abandon) => Exchanged::Abandoned,
+    };
+    match exchanged {
+        // Both gave up on it: it tells no more what it did not tell before.
+        Exchanged::Failed(Ending::Timeout, _) | Exchanged::Abandoned if !sending.has_begun() => {
+            Exchanged::Failed(Ending::Unreachable, pass::unreachable())
+        }
+        ended => ended,
     }
 }
 
-async fn send(errand: &Errand, attempt: Attempt) -> Exchanged {
+async fn send(errand: &Errand, attempt: Attempt, sending: &Sending) -> Exchanged {
     let upstream = errand.upstream();
-    let (response, carrier) = match upstream.send(request(errand, attempt), Reuse::Protected).await {
+    let (response, carrier) = match upstream.send(request(errand, attempt), Reuse::Protected, sending).await {
         Ok(answered) => answered,
         Err(error) => {
             let ending = match &error {

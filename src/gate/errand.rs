@@ -15,7 +15,7 @@ use super::identify::{body_problem, digest, find_key, spool_problem};
 use super::pass::Manner;
 use super::request::{self, Head};
 use super::{Gate, Lane, attempt, kept_headers, pass, settling};
-use crate::http::buffer::Buffered;
+use crate::http::buffer::{Buffered, discard};
 use crate::http::problem::Problem;
 use crate::http::replay;
 use crate::http::upstream::{self, Upstream};
@@ -39,7 +39,7 @@ pub(super) struct Errand {
     key: Key,
     fingerprint: Fingerprint,
     /// Tells the gate that it goes on.
-    _going: watch::Receiver<()>,
+    going: watch::Receiver<()>,
 }
 
 /// Where a reply goes. A client that went away does not need one.
@@ -74,6 +74,7 @@ pub(super) async fn begin(
         if !keyed && !policy.key.required {
             return pass::forward(upstream, head, incoming, Manner::of(route)).await;
         }
+        discard(incoming);
         return refuse(Problem::new(Code::BadRequest, "an upgrade cannot be retried, so it cannot carry a key here"));
     }
     let body = match Buffered::read(incoming, policy.max_request_body).await {
@@ -97,7 +98,7 @@ pub(super) async fn begin(
         body,
         key,
         fingerprint,
-        _going: gate.errands.subscribe(),
+        going: gate.errands.subscribe(),
     };
     let (client, reply) = oneshot::channel();
     tokio::spawn(errand.run(Client(client)));
@@ -191,10 +192,13 @@ impl Errand {
                 Ok(answered) => answered,
                 Err(_) => {
                     tracing::warn!(record = ?lead.id(), "the store did not answer a claim in time");
-                    client.reply(self.without_store().await);
-                    let store = Arc::clone(&self.gate.store);
-                    drop(self);
-                    return give_up(&*store, lead, fresh.attempt, asking).await;
+                    // At once, and not when the client has its answer.
+                    let (store, going) = (Arc::clone(&self.gate.store), self.going.clone());
+                    tokio::spawn(async move {
+                        give_up(&*store, lead, fresh.attempt, asking).await;
+                        drop(going);
+                    });
+                    return client.reply(self.without_store().await);
                 }
             };
             match asking {
@@ -232,7 +236,7 @@ impl Errand {
         if asked.elapsed() > lease / 3 {
             // So much of the lease is gone that it may be past before it is renewed, and the key taken by another.
             tracing::warn!(record = ?lead.id(), "the store took too long for a claim, which is given up");
-            client.reply(self.without_store().await);
+            client.reply(self.problem(store_away()));
             settling::settle(&*self.gate.store, lead.id(), attempt, End::Release).await;
             return;
         }

@@ -175,8 +175,9 @@ impl Gate {
     /// records turn unknown. Returns whether all had ended by themselves.
     pub async fn drain(&self, patience: Duration) -> bool {
         let ended = tokio::time::timeout(patience, self.errands.closed()).await.is_ok();
+        // Whatever is still to come must not begin an attempt.
+        self.abandon.send_replace(true);
         if !ended {
-            self.abandon.send_replace(true);
             // What remains is to write that, and a store that is away may never come back.
             let _ = tokio::time::timeout(self.settings.settle_timeout, self.errands.closed()).await;
         }
@@ -192,7 +193,10 @@ impl Gate {
             let lane = Arc::clone(&self.unrouted);
             return match self.settings.default_upstream {
                 Some(index) => (lane, pass::forward(&self.upstreams[index], head, body, Manner::default()).await),
-                None => (lane, Reply::problem(pass::no_route(&head), None)),
+                None => {
+                    discard(body);
+                    (lane, Reply::problem(pass::no_route(&head), None))
+                }
             };
         };
         let lane = Arc::clone(&self.lanes[&route.name]);

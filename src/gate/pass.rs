@@ -17,7 +17,7 @@ use crate::http::headers::{announce_trailers, to_client, to_upstream};
 use crate::http::problem::Problem;
 use crate::http::replay::announced_length;
 use crate::http::upgrade;
-use crate::http::upstream::{Carrier, Error, Reuse, Upstream};
+use crate::http::upstream::{Carrier, Error, Reuse, Sending, Upstream};
 use crate::route::Route;
 use crate::telemetry::outcome::{Code, Outcome};
 
@@ -131,14 +131,18 @@ async fn exchange(
     progress: &Progress,
 ) -> Result<(Response<Incoming>, Carrier), Problem> {
     let limit = upstream.settings().timeout;
-    let mut sending = std::pin::pin!(upstream.send(request, reuse));
+    let sending = Sending::default();
+    let mut answering = std::pin::pin!(upstream.send(request, reuse, &sending));
     loop {
         let deadline = progress.last() + limit;
-        match timeout_at(deadline, sending.as_mut()).await {
+        match timeout_at(deadline, answering.as_mut()).await {
             Ok(ended) => return ended.map_err(|error| problem(upstream, &error)),
             Err(_) if progress.last() + limit > Instant::now() => {}
-            Err(_) if progress.has_ended() => return Err(timed_out(limit)),
-            Err(_) => return Err(Problem::new(Code::BadRequest, "the request's body did not arrive in time")),
+            Err(_) if progress.waits() => {
+                return Err(Problem::new(Code::BadRequest, "the request's body did not arrive in time"));
+            }
+            Err(_) if !sending.has_begun() => return Err(unreachable()),
+            Err(_) => return Err(timed_out(limit)),
         }
     }
 }
@@ -185,8 +189,7 @@ pub(super) fn problem(upstream: &Upstream, error: &Error) -> Problem {
     match error {
         Error::NotSent(cause) => {
             tracing::warn!(upstream = name, %cause, "the upstream cannot be reached");
-            Problem::new(Code::UpstreamUnreachable, "nothing was sent to the upstream; the request may be sent again")
-                .retry_after(UNREACHABLE_RETRY)
+            unreachable()
         }
         Error::ClientBody(_) => Problem::new(Code::BadRequest, "the request's body is malformed or incomplete"),
         Error::Unknown(_) | Error::Coding => {
@@ -194,6 +197,12 @@ pub(super) fn problem(upstream: &Upstream, error: &Error) -> Problem {
             Problem::new(Code::UpstreamBroken, "the upstream broke off before its answer was complete")
         }
     }
+}
+
+/// Nothing was sent.
+pub(super) fn unreachable() -> Problem {
+    Problem::new(Code::UpstreamUnreachable, "nothing was sent to the upstream; the request may be sent again")
+        .retry_after(UNREACHABLE_RETRY)
 }
 
 /// The upstream took too long.

@@ -4,11 +4,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use http::header::HOST;
+use http::request::Parts;
 use http::uri::Authority;
 use http::{HeaderMap, Method, Request, Uri, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 
+use crate::http::buffer::discard;
 use crate::http::headers::{Forwarded, asks_upgrade, framing_is_plain};
 use crate::http::problem::Problem;
 use crate::idempotency::key::KeyRule;
@@ -35,12 +37,22 @@ impl Head {
     pub(super) fn read(mut request: Request<Incoming>, peer: SocketAddr) -> Result<(Self, Incoming), Problem> {
         let upgrade = asks_upgrade(request.version(), request.headers()).then(|| hyper::upgrade::on(&mut request));
         let (parts, body) = request.into_parts();
+        match Self::of(parts, upgrade, peer) {
+            Ok(head) => Ok((head, body)),
+            Err(problem) => {
+                discard(body);
+                Err(problem)
+            }
+        }
+    }
+
+    fn of(parts: Parts, upgrade: Option<OnUpgrade>, peer: SocketAddr) -> Result<Self, Problem> {
         check_target(&parts)?;
         let host = host(&parts)?;
         if !framing_is_plain(&parts.headers) {
             return Err(bad("the only transfer coding understood here is chunked"));
         }
-        let head = Self {
+        Ok(Self {
             method: parts.method,
             uri: parts.uri,
             version: parts.version,
@@ -49,8 +61,7 @@ impl Head {
             host,
             client_ip: peer.ip().to_canonical(),
             upgrade,
-        };
-        Ok((head, body))
+        })
     }
 
     pub(super) fn forwarded(&self) -> Forwarded<'_> {
@@ -72,7 +83,7 @@ impl Head {
 
 /// A target is a path, a whole URL, or `*` with OPTIONS (RFC 9112, 3.2). Anything else could mean a protected path to the
 /// upstream and none to the router.
-fn check_target(parts: &http::request::Parts) -> Result<(), Problem> {
+fn check_target(parts: &Parts) -> Result<(), Problem> {
     if parts.method == Method::CONNECT {
         return Err(bad("CONNECT is not served here"));
     }
@@ -84,7 +95,7 @@ fn check_target(parts: &http::request::Parts) -> Result<(), Problem> {
     Err(bad("the request's target is neither a path nor a URL (RFC 9112, 3.2)"))
 }
 
-fn host(parts: &http::request::Parts) -> Result<Option<Arc<str>>, Problem> {
+fn host(parts: &Parts) -> Result<Option<Arc<str>>, Problem> {
     let mut hosts = parts.headers.get_all(HOST).iter();
     let (host, second) = (hosts.next(), hosts.next());
     if second.is_some() {

@@ -90,7 +90,6 @@ impl Body {
         if incoming.is_end_stream() {
             return Self::empty();
         }
-        progress.moved(false);
         Self(Kind::Incoming(Box::new(Relay { incoming, end: End::Tell(progress) })))
     }
 
@@ -149,7 +148,7 @@ pub struct Progress(Mutex<(Instant, bool)>);
 
 impl Default for Progress {
     fn default() -> Self {
-        Self(Mutex::new((Instant::now(), true)))
+        Self(Mutex::new((Instant::now(), false)))
     }
 }
 
@@ -160,9 +159,9 @@ impl Progress {
         self.get().0
     }
 
-    /// Whether it has come to its end.
+    /// Whether more of it was asked for and has not come.
     #[must_use]
-    pub fn has_ended(&self) -> bool {
+    pub fn waits(&self) -> bool {
         self.get().1
     }
 
@@ -170,8 +169,12 @@ impl Progress {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn moved(&self, ended: bool) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (Instant::now(), ended);
+    fn moved(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (Instant::now(), false);
+    }
+
+    fn wait(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).1 = true;
     }
 }
 
@@ -187,6 +190,12 @@ enum End {
 }
 
 impl Relay {
+    fn wait(&self) {
+        if let End::Tell(progress) = &self.end {
+            progress.wait();
+        }
+    }
+
     fn moved(&mut self, ended: bool) {
         match &mut self.end {
             End::GiveBack(carrier) if ended => {
@@ -195,7 +204,7 @@ impl Relay {
                 }
             }
             End::GiveBack(_) => {}
-            End::Tell(progress) => progress.moved(ended),
+            End::Tell(progress) => progress.moved(),
         }
     }
 }
@@ -217,7 +226,10 @@ impl HttpBody for Body {
                 (None, trailers) => trailers.take().map(|trailers| Ok(Frame::trailers(trailers))),
             }),
             Kind::Incoming(relay) => {
-                let frame = ready!(Pin::new(&mut relay.incoming).poll_frame(cx));
+                let Poll::Ready(frame) = Pin::new(&mut relay.incoming).poll_frame(cx) else {
+                    relay.wait();
+                    return Poll::Pending;
+                };
                 if !matches!(frame, Some(Err(_))) {
                     let ended = frame.is_none() || relay.incoming.is_end_stream();
                     relay.moved(ended);

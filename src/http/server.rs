@@ -93,9 +93,6 @@ async fn connection<H: Handler>(stream: TcpStream, peer: SocketAddr, handler: Ar
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
-        // A client may end its sending side and still wait for its answer (RFC 9112, 9.6). One that is gone for good
-        // shows when the answer is written.
-        .half_close(true)
         // An answer is the upstream's: a date that it does not have is not made up.
         .auto_date_header(false)
         .serve_connection(TokioIo::new(stream), service)

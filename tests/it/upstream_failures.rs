@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::wait::PATIENCE;
+use crate::support::wire::Framing;
 use crate::support::{Gate, Plan, Reply, Request, Response, Signal, Upstream, eventually};
 
 /// Holds that the first answer is this problem, that a retry is told that nobody knows, and that the upstream ran once.
@@ -344,4 +345,51 @@ fn upstreams_of_http_1_0() {
     first.expect_repeated_by(&gate.post("/charges", "k-1", "{}"));
     assert_eq!(Request::get("/x").send(&gate).text(), "old");
     assert_eq!(upstream.runs(), 2);
+}
+
+#[test]
+fn half_an_answer_that_only_its_connection_delimits_is_no_answer() {
+    // The reset's error goes to the write that is under way; the end that is read then must not pass for a close.
+    let upstream = Upstream::scripted(|conn| {
+        if conn.next_head().is_some() {
+            drop(conn.wire.send(b"HTTP/1.1 200 OK\r\n\r\nhalf an ans"));
+            std::thread::sleep(Duration::from_millis(50));
+            conn.reset_on_close();
+        }
+    });
+    let gate = Gate::before(&upstream).start();
+    for key in 0..12 {
+        let request = Request::post("/charges").key(&format!("k-{key}")).body(vec![b'x'; 4 << 20]);
+        request.send(&gate).expect_problem(502, "upstream-broken");
+        request.send(&gate).expect_problem(409, "outcome-unknown");
+    }
+    assert_eq!(upstream.runs(), 12);
+}
+
+#[test]
+fn an_upstream_that_answers_early_still_gets_all_of_the_request() {
+    let whole = Arc::new(AtomicUsize::new(0));
+    let upstream = Upstream::scripted({
+        let whole = Arc::clone(&whole);
+        move |conn| {
+            if let Some(request) = conn.next_head() {
+                drop(conn.wire.send(b"HTTP/1.1 202 Accepted\r\nContent-Length: 2\r\n\r\nok"));
+                std::thread::sleep(Duration::from_millis(1500));
+                let body = conn.wire.body(request.head.framing(Framing::None));
+                whole.fetch_add(usize::from(body.complete), Ordering::SeqCst);
+            }
+        }
+    });
+    let gate = Gate::before(&upstream).start();
+    Request::post("/charges").key("k-1").body(vec![b'x'; 12 << 20]).send(&gate).expect(202, "executed");
+    eventually("the whole request", || (whole.load(Ordering::SeqCst) == 1).then_some(()));
+}
+
+#[test]
+fn an_attempt_that_times_out_while_it_connects_is_released() {
+    let (address, _full) = never_accepts();
+    let plan = Gate::before_url(&format!("http://{address}"));
+    let gate = plan.upstream("timeout = \"300ms\", connect_timeout = \"5s\"").start();
+    gate.post("/charges", "k-1", "{}").expect_problem(502, "upstream-unreachable");
+    assert!(gate.states("k-1").is_empty());
 }

@@ -1,8 +1,6 @@
 //! One connection to an upstream.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
@@ -10,12 +8,9 @@ use tokio::net::TcpStream;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
 
-use super::stream::Stream;
+use super::stream::{Stream, Wire};
 use super::{NotSent, Settings, Upstream};
 use crate::http::body::Body;
-
-/// How long a connection may take to become idle after its answer has ended.
-const SETTLE_DOWN: Duration = Duration::from_secs(1);
 
 /// Most header lines of an answer.
 const MAX_HEADERS: usize = 256;
@@ -23,8 +18,7 @@ const MAX_HEADERS: usize = 256;
 /// An open connection. Dropped, it closes at once, whatever it is in the middle of.
 pub(super) struct Connection {
     pub(super) sender: SendRequest<Body>,
-    /// A write on it has failed.
-    failed: Arc<AtomicBool>,
+    pub(super) wire: Arc<Wire>,
     task: Option<AbortHandle>,
 }
 
@@ -35,25 +29,21 @@ impl Connection {
         let connecting = async {
             let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(NotSent::Connect)?;
             stream.set_nodelay(true).map_err(NotSent::Connect)?;
-            let failed = Arc::new(AtomicBool::new(false));
-            let stream = TokioIo::new(Stream::new(stream, Arc::clone(&failed)));
+            let wire = Arc::new(Wire::default());
+            let stream = TokioIo::new(Stream::new(stream, Arc::clone(&wire)));
             let mut builder = http1::Builder::new();
             let (sender, connection) =
-                builder.max_headers(MAX_HEADERS).handshake(stream).await.map_err(NotSent::HandedBack)?;
+                builder.max_headers(MAX_HEADERS).handshake(stream).await.map_err(NotSent::Closed)?;
             // Its end shows at the sender; there is nobody else to tell.
             let task = tokio::spawn(connection.with_upgrades()).abort_handle();
-            Ok(Self { sender, failed, task: Some(task) })
+            Ok(Self { sender, wire, task: Some(task) })
         };
         timeout(*connect_timeout, connecting).await.unwrap_or(Err(NotSent::ConnectTimeout(*connect_timeout)))
     }
 
     /// Whether it can carry another request right away.
     pub(super) fn is_idle(&self) -> bool {
-        self.sender.is_ready() && !self.failed.load(Ordering::Acquire)
-    }
-
-    fn is_done_for(&self) -> bool {
-        self.sender.is_closed() || self.failed.load(Ordering::Acquire)
+        self.sender.is_ready() && !self.wire.has_failed()
     }
 }
 
@@ -90,24 +80,28 @@ impl Carrier {
 
     /// The connection has another use now.
     pub fn detach(mut self) {
+        self.connection.wire.become_plain();
         self.connection.task = None;
     }
 
     fn give_back_since(mut self, idle_since: Instant) {
-        if !self.reusable || self.connection.is_done_for() {
-            return;
+        let done = self.connection.sender.is_ready() || self.connection.sender.is_closed();
+        if done {
+            return self.put_idle(idle_since);
         }
-        if self.connection.is_idle() {
-            self.upstream.put_idle(self.connection, idle_since);
-            return;
-        }
-        // Its task has yet to see the end of the exchange, or is still sending a body that the upstream did not wait
-        // for.
+        // Its task has yet to see the end of the exchange; or the upstream has answered early and still reads the
+        // request, all of which it is to get.
+        let patience = self.upstream.settings().timeout;
         tokio::spawn(async move {
-            let settled_down = timeout(SETTLE_DOWN, self.connection.sender.ready()).await;
-            if matches!(settled_down, Ok(Ok(()))) && self.connection.is_idle() {
-                self.upstream.put_idle(self.connection, idle_since);
+            if let Ok(Ok(())) = timeout(patience, self.connection.sender.ready()).await {
+                self.put_idle(idle_since);
             }
         });
+    }
+
+    fn put_idle(self, idle_since: Instant) {
+        if self.reusable && self.connection.is_idle() {
+            self.upstream.put_idle(self.connection, idle_since);
+        }
     }
 }

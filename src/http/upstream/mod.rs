@@ -6,6 +6,7 @@
 mod connection;
 mod stream;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -85,7 +86,23 @@ pub enum NotSent {
     ConnectTimeout(Duration),
     /// The connection closed before the request was written to it.
     #[error("the connection closed first: {0}")]
-    HandedBack(#[source] hyper::Error),
+    Closed(#[source] hyper::Error),
+}
+
+/// How far sending a request has come.
+#[derive(Default)]
+pub struct Sending(AtomicBool);
+
+impl Sending {
+    /// Whether the request was handed to a connection: from then on a byte of it may have left.
+    #[must_use]
+    pub fn has_begun(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+
+    fn begin(&self) {
+        self.0.store(true, Ordering::Release);
+    }
 }
 
 /// An upstream and its idle connections.
@@ -122,21 +139,33 @@ impl Upstream {
         if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
     }
 
-    /// Sends a request, once, and returns the head of its answer.
+    /// Sends a request, once, and returns the head of its answer. `sending` tells somebody who stops waiting whether
+    /// anything had left.
     ///
     /// A connection that turns out closed before the request was written to it is passed over for another: the
     /// request was handed back whole, and nothing was sent.
-    pub async fn send(&self, mut request: Request<Body>, reuse: Reuse) -> Result<(Response<Incoming>, Carrier), Error> {
+    pub async fn send(
+        &self,
+        mut request: Request<Body>,
+        reuse: Reuse,
+        sending: &Sending,
+    ) -> Result<(Response<Incoming>, Carrier), Error> {
         loop {
             let (mut connection, reused) = match self.take_idle(reuse) {
                 Some(connection) => (connection, true),
                 None => (Connection::open(&self.0.settings).await.map_err(Error::NotSent)?, false),
             };
+            connection.wire.begin();
+            sending.begin();
             match connection.sender.try_send_request(request).await {
                 Ok(response) => return self.answered(response, connection),
                 Err(mut refused) => match refused.take_message() {
                     Some(whole) if reused => request = whole,
-                    Some(_) => return Err(Error::NotSent(NotSent::HandedBack(refused.into_error()))),
+                    Some(_) => return Err(Error::NotSent(NotSent::Closed(refused.into_error()))),
+                    // The first write of it failed, and hyper writes no more after that.
+                    None if connection.wire.has_refused() => {
+                        return Err(Error::NotSent(NotSent::Closed(refused.into_error())));
+                    }
                     None => return Err(broke_off(refused.into_error())),
                 },
             }
@@ -167,8 +196,7 @@ impl Upstream {
             Reuse::Never => return None,
         };
         let mut idle = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        // The last one given back is likely to have been idle for the shortest time: where that is too long, looking
-        // further is not worth it.
+        // The last one has been idle for the shortest time: where that is too long, it is for all.
         while let Some(last) = idle.last() {
             if last.since.elapsed() >= longest {
                 return None;
@@ -188,7 +216,9 @@ impl Upstream {
             idle.retain(|entry| entry.since.elapsed() < UNPROTECTED_IDLE);
         }
         if idle.len() < MAX_IDLE {
-            idle.push(Idle { connection, since });
+            // In the order of their age, the youngest last.
+            let place = idle.partition_point(|entry| entry.since <= since);
+            idle.insert(place, Idle { connection, since });
         }
     }
 }

@@ -16,33 +16,88 @@ use tokio::net::TcpStream;
 /// reading side says how the exchange ended, with an answer or without.
 pub(super) struct Stream {
     inner: TcpStream,
-    failed: Arc<AtomicBool>,
+    wire: Arc<Wire>,
+}
+
+/// What is known of the bytes on a connection.
+#[derive(Default)]
+pub(super) struct Wire {
+    /// A byte of the current request has left.
+    sent: AtomicBool,
+    /// The first write of the current request failed.
+    refused: AtomicBool,
+    /// A later write has failed: the connection must not carry another request.
+    failed: AtomicBool,
+    /// The connection carries no HTTP any more: an error is an error.
+    plain: AtomicBool,
+}
+
+impl Wire {
+    /// Another request begins.
+    pub(super) fn begin(&self) {
+        self.sent.store(false, Ordering::Release);
+    }
+
+    /// Whether the first write of the current request failed: not a byte of it has left.
+    pub(super) fn has_refused(&self) -> bool {
+        self.refused.load(Ordering::Acquire)
+    }
+
+    /// Whether a write has failed after others went well.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// From here on it carries something else than HTTP.
+    pub(super) fn become_plain(&self) {
+        self.plain.store(true, Ordering::Release);
+    }
+
+    fn wrote(&self, result: io::Result<usize>, whole: usize) -> io::Result<usize> {
+        match result {
+            Ok(written) => {
+                if written > 0 {
+                    self.sent.store(true, Ordering::Release);
+                }
+                Ok(written)
+            }
+            // Nothing of the request has left: what stands in the receive buffer cannot be its answer.
+            Err(error) if !self.sent.load(Ordering::Acquire) => {
+                self.refused.store(true, Ordering::Release);
+                Err(error)
+            }
+            Err(error) if self.plain.load(Ordering::Acquire) => Err(error),
+            Err(_) => {
+                self.failed.store(true, Ordering::Release);
+                Ok(whole)
+            }
+        }
+    }
 }
 
 impl Stream {
-    /// `failed` turns true when a write has failed: the connection must not carry another request.
-    pub(super) fn new(inner: TcpStream, failed: Arc<AtomicBool>) -> Self {
-        Self { inner, failed }
-    }
-
-    fn pretend<T>(&self, result: io::Result<T>, success: T) -> io::Result<T> {
-        result.or_else(|_| {
-            self.failed.store(true, Ordering::Release);
-            Ok(success)
-        })
+    pub(super) fn new(inner: TcpStream, wire: Arc<Wire>) -> Self {
+        Self { inner, wire }
     }
 }
 
 impl AsyncRead for Stream {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_read(cx, buf)
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut self.inner).poll_read(cx, buf))?;
+        // The failed write may have taken the reset's error with it. An end that follows is not the end of an answer that
+        // only the end of its connection delimits.
+        if buf.filled().len() == before && buf.remaining() > 0 && self.wire.has_failed() {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
 impl AsyncWrite for Stream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let result = ready!(Pin::new(&mut self.inner).poll_write(cx, buf));
-        Poll::Ready(self.pretend(result, buf.len()))
+        Poll::Ready(self.wire.wrote(result, buf.len()))
     }
 
     fn poll_write_vectored(
@@ -51,7 +106,7 @@ impl AsyncWrite for Stream {
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let result = ready!(Pin::new(&mut self.inner).poll_write_vectored(cx, bufs));
-        Poll::Ready(self.pretend(result, bufs.iter().map(|buf| buf.len()).sum()))
+        Poll::Ready(self.wire.wrote(result, bufs.iter().map(|buf| buf.len()).sum()))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -59,11 +114,45 @@ impl AsyncWrite for Stream {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let result = ready!(Pin::new(&mut self.inner).poll_flush(cx));
-        Poll::Ready(self.pretend(result, ()))
+        Pin::new(&mut self.inner).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure() -> io::Result<usize> {
+        Err(io::ErrorKind::BrokenPipe.into())
+    }
+
+    #[test]
+    fn only_the_rest_of_a_request_is_pretended() {
+        let wire = Wire::default();
+        wire.begin();
+        assert_eq!(wire.wrote(Ok(2), 5).unwrap(), 2);
+        assert_eq!(wire.wrote(failure(), 3).unwrap(), 3);
+        assert!(wire.has_failed() && !wire.has_refused());
+    }
+
+    #[test]
+    fn a_request_whose_first_write_fails_was_not_sent() {
+        let wire = Wire::default();
+        assert_eq!(wire.wrote(Ok(5), 5).unwrap(), 5);
+        wire.begin();
+        assert!(wire.wrote(failure(), 5).is_err());
+        assert!(wire.has_refused() && !wire.has_failed());
+    }
+
+    #[test]
+    fn nothing_is_pretended_after_an_upgrade() {
+        let wire = Wire::default();
+        assert_eq!(wire.wrote(Ok(5), 5).unwrap(), 5);
+        wire.become_plain();
+        assert!(wire.wrote(failure(), 3).is_err());
     }
 }
