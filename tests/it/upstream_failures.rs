@@ -1,5 +1,6 @@
 //! What breaks between the gate and the upstream: unknown is unknown, and nothing sent is nothing sent.
 
+use std::io::Read as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -351,19 +352,23 @@ fn upstreams_of_http_1_0() {
 fn half_an_answer_that_only_its_connection_delimits_is_no_answer() {
     // The reset's error goes to the write that is under way; the end that is read then must not pass for a close.
     let upstream = Upstream::scripted(|conn| {
-        if conn.next_head().is_some() {
+        if let Some(request) = conn.next_head() {
             drop(conn.wire.send(b"HTTP/1.1 200 OK\r\n\r\nhalf an ans"));
-            std::thread::sleep(Duration::from_millis(50));
+            // Somewhere in the middle, while the gate writes.
+            let mut some = vec![0; 1 << 18];
+            for _ in 0..=request.nth % 8 {
+                drop(conn.wire.stream.read(&mut some));
+            }
             conn.reset_on_close();
         }
     });
     let gate = Gate::before(&upstream).start();
-    for key in 0..12 {
+    for key in 0..24 {
         let request = Request::post("/charges").key(&format!("k-{key}")).body(vec![b'x'; 4 << 20]);
         request.send(&gate).expect_problem(502, "upstream-broken");
         request.send(&gate).expect_problem(409, "outcome-unknown");
     }
-    assert_eq!(upstream.runs(), 12);
+    assert_eq!(upstream.runs(), 24);
 }
 
 #[test]
