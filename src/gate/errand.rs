@@ -233,8 +233,9 @@ impl Errand {
     /// The claim is this request's.
     async fn start(self, lead: Lead, attempt: Attempt, asked: Instant, client: Client) {
         let lease = self.policy().lease;
-        if asked.elapsed() > lease / 3 {
-            // So much of the lease is gone that it may be past before it is renewed, and the key taken by another.
+        if asked.elapsed() > lease * 2 / 3 {
+            // So much of the lease is gone that it may be past before it is renewed, which is due after a third of it and
+            // looked at every sixth; and the key could be taken by another.
             tracing::warn!(record = ?lead.id(), "the store took too long for a claim, which is given up");
             client.reply(self.problem(store_away()));
             settling::settle(&*self.gate.store, lead.id(), attempt, End::Release).await;
