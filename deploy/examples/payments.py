@@ -40,5 +40,6 @@ class Payments(BaseHTTPRequestHandler):
 
 if __name__ == "__main__":
     port = int(sys.argv[1]) if len(sys.argv) > 1 else 3000
-    print(f"payments on http://127.0.0.1:{port}", flush=True)
-    ThreadingHTTPServer(("127.0.0.1", port), Payments).serve_forever()
+    server = ThreadingHTTPServer(("127.0.0.1", port), Payments)
+    print(f"payments on http://127.0.0.1:{server.server_port}", flush=True)
+    server.serve_forever()

@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout};
 use super::answer::Reply;
 use super::errand::{Client, Errand};
 use super::flights::Lead;
-use super::{kept_headers, pass, settling};
+use super::{pass, settling};
 use crate::http::body::{Body, Sender};
 use crate::http::capture::{Captured, Limits, Relayed, Rest, capture};
 use crate::http::headers::{ATTEMPT, to_client};
@@ -54,6 +54,12 @@ struct Ended {
     answer: Result<Answer, Problem>,
 }
 
+impl Ended {
+    fn without_answer(end: End, problem: Problem) -> Self {
+        Self { end, outcome: Outcome::Problem(problem.code), answer: Err(problem) }
+    }
+}
+
 /// Runs the attempt that `lead` has claimed, settles it, and replies.
 pub(super) async fn run(errand: &Errand, lead: Lead, attempt: Attempt, client: Client) {
     let began = Instant::now();
@@ -85,17 +91,12 @@ pub(super) async fn run(errand: &Errand, lead: Lead, attempt: Attempt, client: C
                 // There is no answer to complete with.
                 Verdict::Hold | Verdict::Complete { .. } => hold(errand, lead.id(), problem.code.as_str()),
             };
-            let ended = Ended { end, outcome: Outcome::Problem(problem.code), answer: Err(problem) };
-            conclude(errand, lead, attempt, ended, client, None).await;
+            conclude(errand, lead, attempt, Ended::without_answer(end, problem), client, None).await;
         }
         Exchanged::Abandoned => {
             let detail = "the gate shuts down, and the upstream has not answered yet";
             let problem = Problem::new(Code::UpstreamTimeout, detail);
-            let ended = Ended {
-                end: hold(errand, lead.id(), "shutdown"),
-                outcome: Outcome::Problem(problem.code),
-                answer: Err(problem),
-            };
+            let ended = Ended::without_answer(hold(errand, lead.id(), "shutdown"), problem);
             conclude(errand, lead, attempt, ended, client, None).await;
         }
     }
@@ -164,8 +165,7 @@ async fn send(errand: &Errand, attempt: Attempt, sending: &Sending) -> Exchanged
 }
 
 fn request(errand: &Errand, attempt: Attempt) -> Request<Body> {
-    let mut request =
-        pass::buffered_request(errand.upstream(), &errand.head, &errand.body, &kept_headers(&errand.route));
+    let mut request = pass::buffered_request(errand.upstream(), &errand.head, &errand.body, &errand.lane.kept);
     if let Ok(mut token) = HeaderValue::from_str(&attempt.expose()) {
         token.set_sensitive(true);
         request.headers_mut().insert(ATTEMPT, token);
@@ -176,7 +176,7 @@ fn request(errand: &Errand, attempt: Attempt) -> Request<Body> {
 /// The answer as its client gets it, without its body.
 fn head_of_answer(errand: &Errand, parts: &response::Parts) -> Answer {
     let reason = parts.extensions.get::<ReasonPhrase>().map(|reason| Bytes::copy_from_slice(reason.as_bytes()));
-    let headers = to_client(&parts.headers, &errand.gate.settings.headers.all());
+    let headers = to_client(&parts.headers, &errand.gate.added);
     Answer { status: parts.status, reason, headers: lines(&headers).collect(), content: None }
 }
 

@@ -14,7 +14,7 @@ use super::flights::{Follow, Lead, Role, Running, Stage};
 use super::identify::{body_problem, digest, find_key, spool_problem};
 use super::pass::Manner;
 use super::request::{self, Head};
-use super::{Gate, Lane, attempt, kept_headers, pass, settling};
+use super::{Gate, Lane, attempt, pass, settling};
 use crate::http::buffer::{Buffered, discard};
 use crate::http::problem::Problem;
 use crate::http::replay;
@@ -328,8 +328,7 @@ impl Errand {
             return self.problem(store_away());
         }
         tracing::warn!(route = &*self.lane.name, "forwarding without protection: the store is away");
-        let (kept, dropped) = (kept_headers(&self.route), self.gate.settings.headers.all());
-        let manner = Manner { kept: &kept, dropped: &dropped, docs: self.policy().docs.as_deref() };
+        let manner = Manner { kept: &self.lane.kept, dropped: &self.gate.added, docs: self.policy().docs.as_deref() };
         let (upstream, outcome) = (self.upstream(), Outcome::Unprotected);
         self.gate.keyed(pass::forward_buffered(upstream, &self.head, &self.body, manner, outcome).await)
     }

@@ -79,6 +79,8 @@ pub struct Gate {
     flights: Arc<Flights>,
     lanes: HashMap<Arc<str>, Arc<Lane>>,
     unrouted: Arc<Lane>,
+    /// The headers that the gate adds to answers, which an upstream's own do not pass for.
+    added: Vec<HeaderName>,
     /// Turned true when attempts must end.
     abandon: watch::Sender<bool>,
     /// Each errand holds a receiver while it goes on.
@@ -93,6 +95,8 @@ struct Lane {
     origin: OriginId,
     metrics: Arc<RouteMetrics>,
     estimator: Estimator,
+    /// Headers that must reach the upstream, whatever `Connection` lists.
+    kept: Vec<HeaderName>,
 }
 
 /// How many large bodies may be read back into memory at a time, to be compared as JSON.
@@ -110,19 +114,24 @@ impl Gate {
     ) -> Arc<Self> {
         let secret = settings.id_secret.as_ref().map(|secret| Arc::clone(&secret.0));
         let identifier = Identifier::new(Arc::clone(&settings.service), secret);
-        let lane = |name: &Arc<str>, namespace: &Arc<str>| {
+        let lane = |name: &Arc<str>, namespace: &Arc<str>, kept| {
             Arc::new(Lane {
+                kept,
                 name: Arc::clone(name),
                 origin: origin(&settings.service, namespace, name).id(),
                 metrics: metrics.route(name),
                 estimator: Estimator::default(),
             })
         };
-        let lanes = router.routes().iter().map(|route| (Arc::clone(&route.name), lane(&route.name, &route.namespace)));
+        let lanes = router
+            .routes()
+            .iter()
+            .map(|route| (Arc::clone(&route.name), lane(&route.name, &route.namespace, kept_headers(route))));
         let nowhere: Arc<str> = "-".into();
         Arc::new(Self {
             lanes: lanes.collect(),
-            unrouted: lane(&nowhere, &nowhere),
+            unrouted: lane(&nowhere, &nowhere, Vec::new()),
+            added: settings.headers.all(),
             identifier,
             router,
             upstreams: upstreams.into_iter().map(Upstream::new).collect(),
@@ -261,7 +270,7 @@ fn origin(service: &Arc<str>, namespace: &Arc<str>, route: &Arc<str>) -> Origin 
     Origin { service: Arc::clone(service), namespace: Arc::clone(namespace), route: Arc::clone(route) }
 }
 
-/// A header that must reach the upstream, whatever `Connection` lists.
+/// The headers that a route's keys, scopes and fingerprints are made of.
 fn kept_headers(route: &Route) -> Vec<HeaderName> {
     use crate::idempotency::key::KeySource;
     use crate::idempotency::scope::ScopePart;
