@@ -69,12 +69,6 @@ pub enum Error {
 }
 
 impl Buffered {
-    /// No body.
-    #[must_use]
-    pub fn empty() -> Self {
-        Self { content: Content::Memory(Bytes::new()), trailers: None }
-    }
-
     /// Reads a body to its end, at most `limit` bytes of it.
     pub async fn read(incoming: Incoming, limit: u64) -> Result<Self, Error> {
         // A length that is announced is refused before a byte of it is read.
