@@ -17,6 +17,7 @@ use crate::admin::{self, Phase, Readiness, RouteInfo};
 use crate::config::{Resolved, Store as StoreSettings};
 use crate::gate::Gate;
 use crate::http::server;
+use crate::http::upstream::Upstream;
 use crate::idempotency::identity::Identifier;
 use crate::idempotency::policy::Mode;
 use crate::store::{Store, memory::Memory, sqlite};
@@ -64,7 +65,8 @@ async fn serve(config: Resolved, accept_identity_change: bool) -> anyhow::Result
         return Ok(ExitCode::SUCCESS);
     };
     let store: Arc<dyn Store> = Arc::new(Metered::new(store, &metrics));
-    let gate = Gate::new(config.gate, config.router, config.upstreams, Arc::clone(&store), &metrics);
+    let upstreams = config.upstreams.into_iter().map(Upstream::new).collect();
+    let gate = Gate::new(config.gate, config.router, upstreams, Arc::clone(&store), &metrics);
     adopt_identities(&gate, &*store, accept_identity_change).await?;
     admin.set_store(Arc::clone(&store));
 

@@ -95,6 +95,7 @@ pub fn load(sources: Sources) -> Result<Resolved, Problems> {
             settle_timeout: store.settle_timeout,
             headers,
             default_upstream,
+            tokens: gate::Tokens::secret(),
         },
         upstreams: upstreams.settings,
         router,

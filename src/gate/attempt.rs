@@ -112,6 +112,7 @@ async fn exchange(errand: &Errand, attempt: Attempt) -> Exchanged {
     }
     let sending = Sending::default();
     let exchanged = tokio::select! {
+        biased;
         ended = timeout(limit, send(errand, attempt, &sending)) => {
             ended.unwrap_or_else(|_| Exchanged::Failed(Ending::Timeout, pass::timed_out(limit)))
         }
@@ -239,8 +240,9 @@ async fn relay(errand: &Errand, rest: Option<(Rest, Limits)>, sender: Option<Sen
     let (Some((rest, limits)), Some(sender)) = (rest, sender) else { return Relayed::Whole };
     let mut abandon = errand.gate.abandon.subscribe();
     let relayed = tokio::select! {
-        relayed = rest.relay(sender, limits) => relayed,
+        biased;
         _ = abandon.wait_for(|abandon| *abandon) => Relayed::Cut,
+        relayed = rest.relay(sender, limits) => relayed,
     };
     if relayed == Relayed::Cut {
         tracing::warn!(route = &*errand.lane.name, "a large answer was cut off in the middle");

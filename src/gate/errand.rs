@@ -246,14 +246,13 @@ impl Errand {
     }
 
     fn fresh(&self) -> Result<Fresh, Problem> {
-        let mut attempt = [0; 16];
-        getrandom::fill(&mut attempt).map_err(|_| {
+        let attempt = self.gate.settings.tokens.next().map_err(|_| {
             Problem::new(Code::Overloaded, "no randomness to be had").retry_after(Duration::from_secs(1))
         })?;
         let path = self.head.uri.path();
         let head = codec::Head::new(self.fingerprint.clone(), self.head.method.clone(), path, &self.key);
         Ok(Fresh {
-            attempt: Attempt(attempt),
+            attempt,
             origin: self.lane.origin,
             lease: self.policy().lease,
             unknown_ttl: self.policy().unknown_ttl,

@@ -85,6 +85,8 @@ impl Flights {
                 }
             }
         }
+        // In an order that does not depend on chance: stores are asked in this one.
+        due.sort_unstable_by_key(|(held, _)| held.id);
         due
     }
 

@@ -15,6 +15,7 @@ mod pass;
 mod renewal;
 mod request;
 mod settling;
+mod tokens;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -31,11 +32,12 @@ use self::answer::Reply;
 use self::estimate::Estimator;
 use self::flights::Flights;
 use self::pass::Manner;
+pub use self::tokens::Tokens;
 use crate::http::body::Body;
 use crate::http::buffer::discard;
 use crate::http::problem::Problem;
 use crate::http::server::Handler;
-use crate::http::upstream::{self, Upstream};
+use crate::http::upstream::Upstream;
 use crate::idempotency::identity::Identifier;
 use crate::idempotency::key::Found;
 use crate::idempotency::policy::Mode;
@@ -57,6 +59,8 @@ pub struct Settings {
     pub headers: HeaderNames,
     /// Index of the upstream for what matches no route.
     pub default_upstream: Option<usize>,
+    /// Where the attempts' tokens come from.
+    pub tokens: Tokens,
 }
 
 /// A secret that `Debug` does not show.
@@ -108,7 +112,7 @@ impl Gate {
     pub fn new(
         settings: Settings,
         router: Router,
-        upstreams: Vec<upstream::Settings>,
+        upstreams: Vec<Upstream>,
         store: Arc<dyn Store>,
         metrics: &Metrics,
     ) -> Arc<Self> {
@@ -134,7 +138,7 @@ impl Gate {
             added: settings.headers.all(),
             identifier,
             router,
-            upstreams: upstreams.into_iter().map(Upstream::new).collect(),
+            upstreams,
             store,
             flights: Arc::default(),
             abandon: watch::Sender::new(false),
@@ -317,6 +321,7 @@ mod tests {
             settle_timeout: Duration::from_secs(5),
             headers: HeaderNames { status: None, replayed: None, expires: None },
             default_upstream: None,
+            tokens: Tokens::secret(),
         };
         let router = Router::new(routes).unwrap();
         let gate = Gate::new(settings, router, Vec::new(), Arc::new(Memory::new()), &Metrics::new());

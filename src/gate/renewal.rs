@@ -22,8 +22,9 @@ pub(super) async fn run(gate: &Gate, mut stop: watch::Receiver<bool>) {
     let mut failing = false;
     loop {
         tokio::select! {
-            _ = tick.tick() => {}
+            biased;
             () = stopped(&mut stop) => return,
+            _ = tick.tick() => {}
         }
         let (held, running): (Vec<_>, Vec<_>) = gate.flights.due().into_iter().unzip();
         if held.is_empty() {

@@ -13,7 +13,8 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -50,17 +51,17 @@ pub async fn serve<H: Handler>(listener: TcpListener, handler: Arc<H>, mut stop:
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok((stream, peer)) => {
-                    connections.spawn(connection(stream, peer, Arc::clone(&handler), stop.clone()));
-                }
-                Err(error) => {
-                    pause_after(&error).await;
-                }
-            },
+            biased;
+            () = stopped(&mut stop) => break,
             // Reaps what has ended, so that the set does not grow.
             Some(_) = connections.join_next() => {}
-            () = stopped(&mut stop) => break,
+            accepted = listener.accept() => match accepted {
+                Ok((stream, peer)) => match stream.set_nodelay(true) {
+                    Ok(()) => drop(connections.spawn(connection(stream, peer, Arc::clone(&handler), stop.clone()))),
+                    Err(error) => tracing::debug!(%error, "a connection was lost at once"),
+                },
+                Err(error) => pause_after(&error).await,
+            },
         }
     }
     drop(listener);
@@ -81,11 +82,12 @@ async fn pause_after(error: &io::Error) {
     }
 }
 
-async fn connection<H: Handler>(stream: TcpStream, peer: SocketAddr, handler: Arc<H>, mut stop: watch::Receiver<bool>) {
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "a connection was lost at once");
-        return;
-    }
+/// Serves one connection of a client at `peer`, until it ends or, between two exchanges, `stop` turns true.
+pub async fn connection<S, H>(stream: S, peer: SocketAddr, handler: Arc<H>, mut stop: watch::Receiver<bool>)
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    H: Handler,
+{
     let service = service_fn(move |request| {
         let handler = Arc::clone(&handler);
         async move { Ok::<_, Infallible>(handler.handle(request, peer).await) }
@@ -99,6 +101,7 @@ async fn connection<H: Handler>(stream: TcpStream, peer: SocketAddr, handler: Ar
         .with_upgrades();
     let mut connection = pin!(connection);
     let ended = tokio::select! {
+        biased;
         ended = connection.as_mut() => ended,
         () = stopped(&mut stop) => {
             connection.as_mut().graceful_shutdown();

@@ -1,5 +1,6 @@
 //! One connection to an upstream.
 
+use std::io;
 use std::sync::Arc;
 
 use hyper::client::conn::http1::{self, SendRequest};
@@ -9,7 +10,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
 
 use super::stream::{Stream, Wire};
-use super::{NotSent, Settings, Upstream};
+use super::{Dial, Io, NotSent, Settings, Upstream};
 use crate::http::body::Body;
 
 /// Most header lines of an answer.
@@ -24,27 +25,37 @@ pub(super) struct Connection {
 
 impl Connection {
     /// Connects. An error means that nothing was sent.
-    pub(super) async fn open(settings: &Settings) -> Result<Self, NotSent> {
-        let Settings { host, port, connect_timeout, .. } = settings;
+    pub(super) async fn open(settings: &Settings, dial: Option<&dyn Dial>) -> Result<Self, NotSent> {
+        let limit = settings.connect_timeout;
         let connecting = async {
-            let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(NotSent::Connect)?;
-            stream.set_nodelay(true).map_err(NotSent::Connect)?;
-            let wire = Arc::new(Wire::default());
-            let stream = TokioIo::new(Stream::new(stream, Arc::clone(&wire)));
-            let mut builder = http1::Builder::new();
-            let (sender, connection) =
-                builder.max_headers(MAX_HEADERS).handshake(stream).await.map_err(NotSent::Closed)?;
-            // Its end shows at the sender; there is nobody else to tell.
-            let task = tokio::spawn(connection.with_upgrades()).abort_handle();
-            Ok(Self { sender, wire, task: Some(task) })
+            match dial {
+                Some(dial) => Self::over(dial.dial().await.map_err(NotSent::Connect)?).await,
+                None => Self::over(connect(settings).await.map_err(NotSent::Connect)?).await,
+            }
         };
-        timeout(*connect_timeout, connecting).await.unwrap_or(Err(NotSent::ConnectTimeout(*connect_timeout)))
+        timeout(limit, connecting).await.unwrap_or(Err(NotSent::ConnectTimeout(limit)))
+    }
+
+    async fn over<T: Io>(stream: T) -> Result<Self, NotSent> {
+        let wire = Arc::new(Wire::default());
+        let stream = TokioIo::new(Stream::new(stream, Arc::clone(&wire)));
+        let mut builder = http1::Builder::new();
+        let (sender, connection) = builder.max_headers(MAX_HEADERS).handshake(stream).await.map_err(NotSent::Closed)?;
+        // Its end shows at the sender; there is nobody else to tell.
+        let task = tokio::spawn(connection.with_upgrades()).abort_handle();
+        Ok(Self { sender, wire, task: Some(task) })
     }
 
     /// Whether it can carry another request right away.
     pub(super) fn is_idle(&self) -> bool {
         self.sender.is_ready() && !self.wire.has_failed()
     }
+}
+
+async fn connect(settings: &Settings) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect((settings.host.as_str(), settings.port)).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
 }
 
 impl Drop for Connection {

@@ -10,9 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
 use http::{Request, Response, Version};
 use hyper::body::Incoming;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
 pub use self::connection::Carrier;
@@ -105,12 +107,25 @@ impl Sending {
     }
 }
 
+/// A stream of bytes both ways.
+pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Io for T {}
+
+/// Opens streams to an upstream by other means than TCP: for simulations.
+#[async_trait]
+pub trait Dial: Send + Sync + 'static {
+    /// Opens one. An error means that nothing was sent.
+    async fn dial(&self) -> std::io::Result<Box<dyn Io>>;
+}
+
 /// An upstream and its idle connections.
 #[derive(Clone)]
 pub struct Upstream(Arc<Inner>);
 
 struct Inner {
     settings: Settings,
+    dial: Option<Arc<dyn Dial>>,
     idle: Mutex<Vec<Idle>>,
 }
 
@@ -123,7 +138,13 @@ impl Upstream {
     /// An upstream without connections yet.
     #[must_use]
     pub fn new(settings: Settings) -> Self {
-        Self(Arc::new(Inner { settings, idle: Mutex::default() }))
+        Self(Arc::new(Inner { settings, dial: None, idle: Mutex::default() }))
+    }
+
+    /// An upstream whose connections are opened by `dial`; the host and port of `settings` only name it.
+    #[must_use]
+    pub fn through(settings: Settings, dial: Arc<dyn Dial>) -> Self {
+        Self(Arc::new(Inner { settings, dial: Some(dial), idle: Mutex::default() }))
     }
 
     /// How it was set up.
@@ -153,7 +174,7 @@ impl Upstream {
         loop {
             let (mut connection, reused) = match self.take_idle(reuse) {
                 Some(connection) => (connection, true),
-                None => (Connection::open(&self.0.settings).await.map_err(Error::NotSent)?, false),
+                None => (self.connect().await.map_err(Error::NotSent)?, false),
             };
             connection.wire.begin();
             sending.begin();
@@ -170,6 +191,10 @@ impl Upstream {
                 },
             }
         }
+    }
+
+    async fn connect(&self) -> Result<Connection, NotSent> {
+        Connection::open(&self.0.settings, self.0.dial.as_deref()).await
     }
 
     fn answered(

@@ -7,15 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 
 /// A stream whose writes seem to go on after one has failed.
 ///
 /// An upstream may answer before it has read all of a request, and close. The write that then fails would make hyper
 /// give up the answer, which may stand complete in the receive buffer. What was not written is missed by nobody: the
 /// reading side says how the exchange ended, with an answer or without.
-pub(super) struct Stream {
-    inner: TcpStream,
+pub(super) struct Stream<T> {
+    inner: T,
     wire: Arc<Wire>,
 }
 
@@ -75,13 +74,13 @@ impl Wire {
     }
 }
 
-impl Stream {
-    pub(super) fn new(inner: TcpStream, wire: Arc<Wire>) -> Self {
+impl<T> Stream<T> {
+    pub(super) fn new(inner: T, wire: Arc<Wire>) -> Self {
         Self { inner, wire }
     }
 }
 
-impl AsyncRead for Stream {
+impl<T: AsyncRead + Unpin> AsyncRead for Stream<T> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         ready!(Pin::new(&mut self.inner).poll_read(cx, buf))?;
@@ -94,7 +93,7 @@ impl AsyncRead for Stream {
     }
 }
 
-impl AsyncWrite for Stream {
+impl<T: AsyncWrite + Unpin> AsyncWrite for Stream<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let result = ready!(Pin::new(&mut self.inner).poll_write(cx, buf));
         Poll::Ready(self.wire.wrote(result, buf.len()))
