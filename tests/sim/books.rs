@@ -1,0 +1,188 @@
+//! Writes down what every operation does to the records.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use oncegate::idempotency::record::{Attempt, Record, RecordId, Version};
+use oncegate::store::memory::Memory;
+use oncegate::store::unreliable::Operation;
+use oncegate::store::{
+    Claim, End, Error, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled, Store,
+};
+
+use crate::history::{EPOCH, Event, History, Standing, Token, Told};
+use crate::life::Life;
+use crate::mutant::Shelf;
+use crate::setup::{label_of, variant_of};
+
+/// What the records were when they were last looked at.
+pub struct Books {
+    memory: Arc<Memory>,
+    history: History,
+    known: Mutex<BTreeMap<RecordId, Record>>,
+}
+
+/// Who asked for an operation.
+pub struct Asked<'a> {
+    pub life: &'a Life,
+    pub op: Operation,
+    /// By record, the attempt that it was asked for.
+    pub attempts: &'a [(RecordId, Attempt)],
+}
+
+impl Books {
+    pub fn new(memory: Arc<Memory>, history: History) -> Self {
+        Self { memory, history, known: Mutex::default() }
+    }
+
+    /// In milliseconds since the run began.
+    pub fn now(&self) -> u64 {
+        self.history.now()
+    }
+
+    /// Writes down what has changed since the last look, which `asked` has done.
+    pub async fn observe(&self, asked: &Asked<'_>) {
+        // Nothing here ever waits: the store is in memory.
+        let page = self.memory.list(Filter::default(), None, usize::MAX - 1).await.expect("memory does not fail");
+        let mut now = BTreeMap::new();
+        for Listed { id, .. } in page.records {
+            let listed = self.memory.get(id).await.expect("memory does not fail");
+            now.extend(listed.map(|listed| (id, listed.record)));
+        }
+        let before = std::mem::replace(&mut *self.known.lock().unwrap(), now.clone());
+        let mut ids: Vec<RecordId> = before.keys().chain(now.keys()).copied().collect();
+        ids.sort_unstable();
+        ids.dedup();
+        for id in ids.into_iter().filter(|id| before.get(id) != now.get(id)) {
+            let by = asked.attempts.iter().find(|(own, _)| *own == id).map(|(_, attempt)| Token::of(*attempt));
+            self.history.add(Event::Changed {
+                life: asked.life.number,
+                op: asked.op,
+                by,
+                label: label_of(id).expect("every record has a label"),
+                before: before.get(&id).map(standing),
+                after: now.get(&id).map(standing),
+            });
+        }
+    }
+}
+
+fn standing(record: &Record) -> Standing {
+    Standing {
+        token: Token::of(record.attempt),
+        state: record.state,
+        claimed: record.claimed_at.0 - EPOCH,
+        until: record.until.0.saturating_sub(EPOCH),
+        variant: variant_of(&record.head),
+        answer: record.answer.clone(),
+    }
+}
+
+/// The store as one gate's calls arrive at it.
+pub struct Recorded {
+    pub shelf: Arc<Shelf>,
+    pub life: Arc<Life>,
+}
+
+impl Recorded {
+    async fn done(&self, op: Operation, attempts: &[(RecordId, Attempt)], told: Told) {
+        self.shelf.books.observe(&Asked { life: &self.life, op, attempts }).await;
+        let one = attempts.first().filter(|_| attempts.len() == 1);
+        self.life.history.add(Event::Told {
+            life: self.life.number,
+            op,
+            label: one.and_then(|(id, _)| label_of(*id)),
+            token: one.map(|(_, attempt)| Token::of(*attempt)),
+            told,
+        });
+    }
+}
+
+#[async_trait]
+impl Store for Recorded {
+    fn kind(&self) -> &'static str {
+        "memory"
+    }
+
+    async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+        let attempt = fresh.attempt;
+        let claim = self.shelf.claim(&self.life, id, fresh).await?;
+        let told = match &claim {
+            Claim::Inserted(_) => Told::Inserted,
+            Claim::Exists { record, .. } => Told::Exists(record.state),
+        };
+        self.done(Operation::Claim, &[(id, attempt)], told).await;
+        Ok(claim)
+    }
+
+    async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
+        let attempt = fresh.attempt;
+        let superseded = self.shelf.supersede(id, seen, fresh).await?;
+        self.done(Operation::Supersede, &[(id, attempt)], Told::Superseded(superseded)).await;
+        Ok(superseded)
+    }
+
+    async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
+        let settled = self.shelf.settle(&self.life, id, attempt, end).await?;
+        let told = if matches!(settled, Settled::Done { .. }) { Told::Settled } else { Told::NotSettled };
+        self.done(Operation::Settle, &[(id, attempt)], told).await;
+        Ok(settled)
+    }
+
+    async fn renew(&self, held: Vec<Held>) -> Result<(), Error> {
+        let attempts: Vec<_> = held.iter().map(|held| (held.id, held.attempt)).collect();
+        self.shelf.renew(held).await?;
+        self.done(Operation::Renew, &attempts, Told::Renewed(attempts.len())).await;
+        Ok(())
+    }
+
+    async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
+        let count = self.shelf.expire_leases(limit).await?;
+        if count > 0 {
+            self.done(Operation::ExpireLeases, &[], Told::Count(count)).await;
+        }
+        Ok(count)
+    }
+
+    async fn sweep(&self, limit: usize) -> Result<usize, Error> {
+        let count = self.shelf.sweep(limit).await?;
+        if count > 0 {
+            self.done(Operation::Sweep, &[], Told::Count(count)).await;
+        }
+        Ok(count)
+    }
+
+    async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
+        self.shelf.memory.get(id).await
+    }
+
+    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
+        self.shelf.memory.list(filter, after, limit).await
+    }
+
+    async fn remove(&self, id: RecordId) -> Result<bool, Error> {
+        self.shelf.memory.remove(id).await
+    }
+
+    async fn count(&self) -> Result<[u64; 3], Error> {
+        self.shelf.memory.count().await
+    }
+
+    async fn adopt(
+        &self,
+        origins: Vec<Origin>,
+        rules: Vec<Identity>,
+        accept_change: bool,
+    ) -> Result<Vec<IdentityChange>, Error> {
+        self.shelf.memory.adopt(origins, rules, accept_change).await
+    }
+
+    async fn ping(&self) -> Result<(), Error> {
+        self.shelf.memory.ping().await
+    }
+
+    async fn close(&self) {
+        self.shelf.memory.close().await;
+    }
+}

@@ -1,0 +1,153 @@
+//! The way from one gate to the store: it takes time, it can stall, and it ends with the gate.
+
+use std::future::{Future, pending};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use oncegate::idempotency::record::{Attempt, RecordId, Version};
+use oncegate::store::unreliable::Side;
+use oncegate::store::{
+    Claim, End, Error, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled, Store,
+};
+use tokio::time::sleep;
+
+use crate::dice::Dice;
+use crate::life::Life;
+
+/// A store as one gate reaches it.
+pub struct Link {
+    inner: Arc<dyn Store>,
+    life: Arc<Life>,
+    pace: Mutex<(Dice, Pace)>,
+}
+
+/// How long calls are on their way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// No time at all.
+    Instant,
+    /// Milliseconds.
+    Quick,
+    /// Sometimes longer than a gate waits.
+    Slow,
+}
+
+impl Link {
+    pub fn new(inner: Arc<dyn Store>, life: Arc<Life>, dice: Dice, pace: Pace) -> Self {
+        Self { inner, life, pace: Mutex::new((dice, pace)) }
+    }
+
+    /// Carries a call to the store and its answer back. Once it is on its way it arrives, whatever becomes of the one
+    /// who asked.
+    async fn carry<T, F>(&self, call: impl FnOnce(Arc<dyn Store>) -> F) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, Error>> + Send + 'static,
+    {
+        if self.life.is_dead() {
+            return pending().await;
+        }
+        let (there, back, arrives) = self.journey();
+        let (work, life) = (call(Arc::clone(&self.inner)), Arc::clone(&self.life));
+        let carried = tokio::spawn(async move {
+            let death = life.burn_at_call();
+            if death == Some(Side::Before) {
+                life.die();
+            }
+            travel(&life, there).await;
+            if life.is_dead() && !arrives {
+                return pending().await;
+            }
+            let done = work.await;
+            if death == Some(Side::After) {
+                life.die();
+            }
+            travel(&life, back).await;
+            if life.is_dead() { pending().await } else { done }
+        });
+        carried.await.expect("a store does not panic")
+    }
+
+    fn journey(&self) -> (Duration, Duration, bool) {
+        let (dice, pace) = &mut *self.pace.lock().unwrap();
+        let mut leg = || match pace {
+            Pace::Instant => Duration::ZERO,
+            Pace::Quick => dice.millis(0..4),
+            Pace::Slow if dice.percent(15) => dice.millis(0..1_500),
+            Pace::Slow => dice.millis(0..60),
+        };
+        (leg(), leg(), dice.percent(50))
+    }
+}
+
+async fn travel(life: &Life, time: Duration) {
+    if !time.is_zero() {
+        sleep(time).await;
+    }
+    life.store_passes().await;
+}
+
+#[async_trait]
+impl Store for Link {
+    fn kind(&self) -> &'static str {
+        self.inner.kind()
+    }
+
+    async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+        self.carry(|store| async move { store.claim(id, fresh).await }).await
+    }
+
+    async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
+        self.carry(|store| async move { store.supersede(id, seen, fresh).await }).await
+    }
+
+    async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
+        self.carry(|store| async move { store.settle(id, attempt, end).await }).await
+    }
+
+    async fn renew(&self, held: Vec<Held>) -> Result<(), Error> {
+        self.carry(|store| async move { store.renew(held).await }).await
+    }
+
+    async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
+        self.carry(move |store| async move { store.expire_leases(limit).await }).await
+    }
+
+    async fn sweep(&self, limit: usize) -> Result<usize, Error> {
+        self.carry(move |store| async move { store.sweep(limit).await }).await
+    }
+
+    async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
+        self.carry(move |store| async move { store.get(id).await }).await
+    }
+
+    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
+        self.carry(move |store| async move { store.list(filter, after, limit).await }).await
+    }
+
+    async fn remove(&self, id: RecordId) -> Result<bool, Error> {
+        self.carry(move |store| async move { store.remove(id).await }).await
+    }
+
+    async fn count(&self) -> Result<[u64; 3], Error> {
+        self.carry(|store| async move { store.count().await }).await
+    }
+
+    async fn adopt(
+        &self,
+        origins: Vec<Origin>,
+        rules: Vec<Identity>,
+        accept_change: bool,
+    ) -> Result<Vec<IdentityChange>, Error> {
+        self.carry(move |store| async move { store.adopt(origins, rules, accept_change).await }).await
+    }
+
+    async fn ping(&self) -> Result<(), Error> {
+        self.carry(|store| async move { store.ping().await }).await
+    }
+
+    async fn close(&self) {
+        self.inner.close().await;
+    }
+}

@@ -1,0 +1,252 @@
+//! The store, true or wrong in one known way.
+//!
+//! Each mutant is a mistake that a store, or a gate that asks it, could really make. The simulation must notice each.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncegate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
+use oncegate::store::memory::Memory;
+use oncegate::store::unreliable::Operation;
+use oncegate::store::{Claim, End, Error, Expiry, Filter, Fresh, Held, Listed, OriginId, Settled, Store};
+
+use crate::books::{Asked, Books};
+use crate::life::Life;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mutant {
+    /// A takeover does not look whether the record is still what was seen.
+    TakeoverUnfenced,
+    /// A claim takes a record that is in flight under a live lease.
+    ClaimTakesLive,
+    /// In-flight records expire at the end of their lease: a claim finds nothing.
+    InFlightExpires,
+    /// The sweeper removes in-flight records past their lease.
+    SweeperTakesInFlight,
+    /// The sweeper removes completed records before their time.
+    SweeperIsEarly,
+    /// The reaper gives the records that it turns unknown another attempt.
+    ReaperChangesAttempt,
+    /// The reaper works by what it read earlier, and turns completed records unknown.
+    ReaperUnfenced,
+    /// A hold releases the key.
+    HoldReleases,
+    /// Settling ends whatever attempt stands.
+    SettleUnfenced,
+    /// Settling is acknowledged before it is done, and lost if the gate dies meanwhile.
+    SettleBeforeDurable,
+    /// A claim is acknowledged before it is done.
+    ClaimBeforeDurable,
+    /// Renewing extends whatever attempt stands.
+    RenewUnfenced,
+    /// A completed record lives for its ttl from when it completed.
+    TtlFromNow,
+    /// A claim is told an old time with what stands, as by a clock of the gate's own.
+    OldClock,
+    /// A record does not tell tenants apart.
+    ScopeIgnored,
+    /// A record does not tell requests apart.
+    FingerprintIgnored,
+    /// An answer loses something in the store.
+    AnswerSpoilt,
+    /// Leases never end.
+    LeaseNeverEnds,
+    /// A request is sent to the upstream a second time, over another connection.
+    SendsTwice,
+}
+
+/// The records of a run.
+pub struct Shelf {
+    pub memory: Arc<Memory>,
+    pub books: Arc<Books>,
+    pub mutant: Option<Mutant>,
+}
+
+/// How long what was acknowledged too early takes.
+const LATE: Duration = Duration::from_millis(40);
+
+impl Shelf {
+    fn is(&self, mutant: Mutant) -> bool {
+        self.mutant == Some(mutant)
+    }
+
+    pub async fn claim(&self, life: &Arc<Life>, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+        let standing = self.memory.get(id).await?;
+        if let Some(Listed { record, now, .. }) = &standing
+            && record.state == State::InFlight
+            && record.attempt != fresh.attempt
+            && (self.is(Mutant::ClaimTakesLive) || self.is(Mutant::InFlightExpires) && record.until <= *now)
+        {
+            return self.replace(id, fresh).await;
+        }
+        if standing.is_none() && self.is(Mutant::ClaimBeforeDurable) {
+            let (memory, attempt, now) = (Arc::clone(&self.memory), fresh.attempt, self.now().await?);
+            self.later(life, Operation::Claim, id, attempt, async move { drop(memory.claim(id, fresh).await) });
+            return Ok(Claim::Inserted(now));
+        }
+        if standing.is_none()
+            && self.is(Mutant::ScopeIgnored)
+            && let Some(other) = self.all().await?.into_iter().find(|other| other.id.0[..8] == id.0[..8])
+        {
+            return Ok(Claim::Exists { record: other.record, now: other.now });
+        }
+        let head = fresh.head.clone();
+        let mut claim = self.memory.claim(id, fresh).await?;
+        if let Claim::Exists { record, now } = &mut claim {
+            match self.mutant {
+                Some(Mutant::FingerprintIgnored) => record.head = head,
+                Some(Mutant::AnswerSpoilt) => record.answer = record.answer.take().map(spoilt),
+                Some(Mutant::OldClock) if record.state == State::Completed => *now = record.claimed_at,
+                Some(Mutant::LeaseNeverEnds) if record.state == State::InFlight => *now = record.claimed_at,
+                _ => {}
+            }
+        }
+        Ok(claim)
+    }
+
+    pub async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
+        if self.is(Mutant::TakeoverUnfenced) {
+            return self.replace(id, fresh).await.map(|_| true);
+        }
+        self.memory.supersede(id, seen, fresh).await
+    }
+
+    pub async fn settle(&self, life: &Arc<Life>, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
+        let standing = self.memory.get(id).await?;
+        let attempt = match &standing {
+            Some(standing) if self.is(Mutant::SettleUnfenced) => standing.record.attempt,
+            _ => attempt,
+        };
+        let end = match end {
+            End::Hold if self.is(Mutant::HoldReleases) => End::Release,
+            End::Complete { answer, expiry: Expiry::FromClaim(ttl) } if self.is(Mutant::TtlFromNow) => {
+                End::Complete { answer, expiry: Expiry::FromNow(ttl) }
+            }
+            end => end,
+        };
+        if let Some(standing) = standing
+            && self.is(Mutant::SettleBeforeDurable)
+            && standing.record.attempt == attempt
+            && standing.record.state == State::InFlight
+        {
+            let memory = Arc::clone(&self.memory);
+            self.later(life, Operation::Settle, id, attempt, async move {
+                drop(memory.settle(id, attempt, end).await);
+            });
+            return Ok(Settled::Done { until: standing.record.until });
+        }
+        self.memory.settle(id, attempt, end).await
+    }
+
+    pub async fn renew(&self, mut held: Vec<Held>) -> Result<(), Error> {
+        if self.is(Mutant::RenewUnfenced) {
+            for held in &mut held {
+                if let Some(standing) = self.memory.get(held.id).await? {
+                    held.attempt = standing.record.attempt;
+                }
+            }
+        }
+        self.memory.renew(held).await
+    }
+
+    pub async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
+        match self.mutant {
+            Some(Mutant::LeaseNeverEnds) => return Ok(0),
+            Some(Mutant::ReaperChangesAttempt) => {
+                let past: Vec<_> = self.all().await?.into_iter().filter(is_lost).collect();
+                for Listed { id, record, .. } in &past {
+                    let mut other = record.attempt;
+                    other.0[8] ^= 0x80;
+                    self.replace(*id, fresh_of(record, other)).await?;
+                    self.memory.settle(*id, other, End::Hold).await?;
+                }
+                return Ok(past.len());
+            }
+            Some(Mutant::ReaperUnfenced) => {
+                let was_past = |listed: &Listed| {
+                    listed.record.state == State::Completed
+                        && listed.record.claimed_at.plus(Duration::from_secs(1)) <= listed.now
+                };
+                let past: Vec<_> = self.all().await?.into_iter().filter(was_past).collect();
+                for Listed { id, record, .. } in &past {
+                    self.replace(*id, fresh_of(record, record.attempt)).await?;
+                    self.memory.settle(*id, record.attempt, End::Hold).await?;
+                }
+            }
+            _ => {}
+        }
+        self.memory.expire_leases(limit).await
+    }
+
+    pub async fn sweep(&self, limit: usize) -> Result<usize, Error> {
+        let mut taken = 0;
+        for listed in self.all().await? {
+            let completed = listed.record.state == State::Completed;
+            if self.is(Mutant::SweeperTakesInFlight) && is_lost(&listed)
+                || self.is(Mutant::SweeperIsEarly) && completed
+            {
+                self.memory.remove(listed.id).await?;
+                taken += 1;
+            }
+        }
+        Ok(taken + self.memory.sweep(limit).await?)
+    }
+
+    /// Puts a fresh record in the place of what stands, whatever that is.
+    async fn replace(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+        self.memory.remove(id).await?;
+        self.memory.claim(id, fresh).await
+    }
+
+    async fn all(&self) -> Result<Vec<Listed>, Error> {
+        if self.mutant.is_none() {
+            return Ok(Vec::new());
+        }
+        Ok(self.memory.list(Filter::default(), None, usize::MAX - 1).await?.records)
+    }
+
+    async fn now(&self) -> Result<Timestamp, Error> {
+        Ok(Timestamp(crate::history::EPOCH + self.books.now()))
+    }
+
+    /// Does something that was acknowledged already, unless the gate dies before.
+    fn later(
+        &self,
+        life: &Arc<Life>,
+        op: Operation,
+        id: RecordId,
+        attempt: Attempt,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let (life, books) = (Arc::clone(life), Arc::clone(&self.books));
+        tokio::spawn(async move {
+            tokio::time::sleep(LATE).await;
+            if !life.is_dead() {
+                work.await;
+                books.observe(&Asked { life: &life, op, attempts: &[(id, attempt)] }).await;
+            }
+        });
+    }
+}
+
+fn is_lost(listed: &Listed) -> bool {
+    listed.record.state == State::InFlight && listed.record.until <= listed.now
+}
+
+fn fresh_of(record: &Record, attempt: Attempt) -> Fresh {
+    Fresh {
+        attempt,
+        origin: OriginId(0),
+        lease: Duration::from_millis(1),
+        unknown_ttl: Duration::from_secs(3600),
+        head: record.head.clone(),
+    }
+}
+
+fn spoilt(answer: bytes::Bytes) -> bytes::Bytes {
+    let mut bytes = answer.to_vec();
+    if let Some(last) = bytes.last_mut() {
+        *last ^= 1;
+    }
+    bytes.into()
+}

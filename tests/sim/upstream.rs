@@ -1,0 +1,302 @@
+//! The service behind the gates: it runs what arrives, and answers as chance has it, or not.
+
+use std::future::pending;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use oncegate::http::upstream::{Dial, Io};
+use tokio::io::AsyncWriteExt;
+use tokio::time::{sleep, timeout};
+
+use crate::dice::Dice;
+use crate::history::{Answer, Event, History, Label, Request, Token};
+use crate::life::{Life, Reach};
+use crate::pipe::{Cable, End, pipe};
+use crate::setup::{PATHS, TENANTS, variant_in};
+use crate::wire::{self, Message, Reader};
+
+/// The upstream of every gate.
+pub struct Site {
+    history: History,
+    dice: Mutex<Dice>,
+    serials: AtomicU32,
+    calm: AtomicBool,
+    /// The mutant of [`crate::mutant::Mutant::SendsTwice`].
+    pub sends_twice: bool,
+}
+
+/// How one gate reaches it.
+pub struct Dialer {
+    pub site: Arc<Site>,
+    pub life: Arc<Life>,
+}
+
+/// What becomes of one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Conduct {
+    /// It runs and is answered.
+    Answer,
+    /// And the connection closes after it.
+    AnswerAndClose,
+    /// The connection breaks before it runs.
+    BreakBefore,
+    /// It runs, and the connection breaks instead of an answer.
+    BreakAfter,
+    /// It runs, and the connection breaks in the middle of the answer.
+    BreakWithin,
+    /// It runs, and there is never an answer.
+    Silent,
+}
+
+/// A request as it arrived.
+struct Arrived {
+    token: Option<Token>,
+    request: Request,
+    label: Label,
+    variant: usize,
+}
+
+impl Site {
+    pub fn new(history: History, dice: Dice, sends_twice: bool) -> Arc<Self> {
+        let (serials, calm) = (AtomicU32::new(1), AtomicBool::new(false));
+        Arc::new(Self { history, dice: Mutex::new(dice), serials, calm, sends_twice })
+    }
+
+    /// From now on it answers everything at once.
+    pub fn calm(&self) {
+        self.calm.store(true, Ordering::Relaxed);
+    }
+
+    fn is_calm(&self) -> bool {
+        self.calm.load(Ordering::Relaxed)
+    }
+
+    fn dice(&self) -> Dice {
+        self.dice.lock().unwrap().fork()
+    }
+
+    /// A connection of `life`, with the upstream at its other end.
+    fn connect(self: &Arc<Self>, life: &Arc<Life>) -> End {
+        let mut dice = self.dice();
+        let (site, writer) = (Arc::clone(self), Arc::clone(life));
+        let watch = move |written: &[u8]| site.left(&writer, written);
+        let (near, far, cable) = pipe(dice.pick(&[256, 1024, 16_384]), Some(Box::new(watch)));
+        life.holds_upstream(&cable);
+        tokio::spawn(Arc::clone(self).serve(far, cable, dice));
+        near
+    }
+
+    /// A gate has written this, or the first bytes of it.
+    fn left(self: &Arc<Self>, life: &Arc<Life>, written: &[u8]) {
+        if !written.starts_with(b"POST ") {
+            return;
+        }
+        let token = header(written, "idempotency-attempt").and_then(|text| Token::parse(&text));
+        let request = Request(header(written, "x-request").unwrap().parse().unwrap());
+        self.history.add(Event::Wrote { life: life.number, token, request });
+        if self.sends_twice && request.0.is_multiple_of(3) {
+            self.send_again(written.to_vec());
+        }
+        life.burn_at_write();
+    }
+
+    /// As if something on the way had sent the request once more, of its own accord.
+    fn send_again(self: &Arc<Self>, bytes: Vec<u8>) {
+        let (mut near, far, cable) = pipe(16_384, None);
+        tokio::spawn(Arc::clone(self).serve(far, cable, self.dice()));
+        tokio::spawn(async move {
+            drop(near.write_all(&bytes).await);
+            drop(Reader::new().next(&mut near).await);
+        });
+    }
+
+    async fn serve(self: Arc<Self>, mut stream: End, cable: Cable, mut dice: Dice) {
+        let mut reader = Reader::new();
+        // A service closes connections that are idle for longer than it likes.
+        let idle = if dice.percent(70) { Duration::from_secs(60) } else { dice.millis(1..900) };
+        while let Ok(Ok(Some(message))) = timeout(idle, reader.next(&mut stream)).await {
+            if !self.exchange(&message, &mut stream, &cable, &mut dice).await {
+                return;
+            }
+        }
+    }
+
+    /// Deals with one request. Returns whether the connection goes on.
+    async fn exchange(&self, message: &Message, stream: &mut End, cable: &Cable, dice: &mut Dice) -> bool {
+        let Arrived { token, request, label, variant } = arrived(message);
+        let conduct = match self.is_calm() {
+            true => Conduct::Answer,
+            false => dice.weighted(&[
+                (70, Conduct::Answer),
+                (8, Conduct::AnswerAndClose),
+                (6, Conduct::BreakBefore),
+                (6, Conduct::BreakAfter),
+                (5, Conduct::BreakWithin),
+                (5, Conduct::Silent),
+            ]),
+        };
+        if conduct == Conduct::BreakBefore {
+            self.history.add(Event::Broke { token });
+            return breaks(cable, dice);
+        }
+        self.think(dice).await;
+        let serial = self.serials.fetch_add(1, Ordering::Relaxed);
+        self.history.add(Event::Executed { serial, token, request, label, variant });
+        self.think(dice).await;
+        match conduct {
+            Conduct::BreakAfter => {
+                self.history.add(Event::Broke { token });
+                return breaks(cable, dice);
+            }
+            Conduct::Silent => {
+                // Until the other side gives up.
+                while let Ok(Some(_)) = Reader::new().next(stream).await {}
+                return false;
+            }
+            _ => {}
+        }
+        let (answer, bytes) = answer(serial, label, variant, self.is_calm(), dice);
+        self.history.add(Event::Replying { serial, token, answer });
+        let cut = dice.within(1..bytes.len() as u64) as usize;
+        if stream.write_all(&bytes[..cut]).await.is_err() {
+            return false;
+        }
+        if conduct == Conduct::BreakWithin {
+            self.history.add(Event::Broke { token });
+            return breaks(cable, dice);
+        }
+        if dice.percent(20) && !self.is_calm() {
+            sleep(dice.millis(1..300)).await;
+        }
+        // Before the last byte, for the gate may act on it before this task goes on.
+        self.history.add(Event::Replied { serial, token });
+        stream.write_all(&bytes[cut..]).await.is_ok() && conduct == Conduct::Answer
+    }
+
+    async fn think(&self, dice: &mut Dice) {
+        let time = match dice.within(0..100) {
+            _ if self.is_calm() => return,
+            0..50 => return,
+            50..80 => dice.millis(1..60),
+            80..96 => dice.millis(100..1_500),
+            _ => dice.millis(1_500..6_000),
+        };
+        sleep(time).await;
+    }
+}
+
+#[async_trait]
+impl Dial for Dialer {
+    async fn dial(&self) -> io::Result<Box<dyn Io>> {
+        let mut dice = self.site.dice();
+        if dice.percent(20) && !self.site.is_calm() {
+            let longest = if dice.percent(20) { 1_200 } else { 50 };
+            sleep(dice.millis(1..longest)).await;
+        }
+        if self.life.is_dead() {
+            return pending().await;
+        }
+        match self.life.reach() {
+            Reach::Open if dice.percent(4) && !self.site.is_calm() => Err(io::ErrorKind::ConnectionRefused.into()),
+            Reach::Open => Ok(Box::new(self.site.connect(&self.life))),
+            Reach::Refused => Err(io::ErrorKind::ConnectionRefused.into()),
+            Reach::Silent => pending().await,
+        }
+    }
+}
+
+/// Breaks a connection: by a reset, or as a process does that ends.
+fn breaks(cable: &Cable, dice: &mut Dice) -> bool {
+    if dice.percent(50) {
+        cable.reset();
+    }
+    false
+}
+
+/// The answer, and its bytes.
+fn answer(serial: u32, label: Label, variant: usize, is_calm: bool, dice: &mut Dice) -> (Answer, Vec<u8>) {
+    let statuses: [(u64, (u16, &str)); 15] = [
+        (40, (200, "OK")),
+        (8, (200, "Fine")),
+        (8, (201, "Created")),
+        (4, (204, "No Content")),
+        (3, (303, "See Other")),
+        (4, (400, "Bad Request")),
+        (3, (401, "Unauthorized")),
+        (4, (404, "Not Found")),
+        (2, (409, "Conflict")),
+        (3, (422, "Unprocessable Entity")),
+        (4, (429, "Too Many Requests")),
+        (6, (500, "Internal Server Error")),
+        (4, (502, "Bad Gateway")),
+        (3, (503, "Service Unavailable")),
+        (4, (504, "Gateway Timeout")),
+    ];
+    let (status, reason) = if is_calm { (200, "OK") } else { dice.weighted(&statuses) };
+    let mut headers = vec![
+        ("X-Serial".to_owned(), serial.to_string()),
+        ("Set-Cookie".to_owned(), format!("a={serial}")),
+        ("Set-Cookie".to_owned(), "b=2; Path=/".to_owned()),
+    ];
+    if dice.percent(10) && !is_calm {
+        let control = dice.pick(&["release", "no-store", "ttl=1", "ttl=5", "no-store, ttl=2", "nonsense"]);
+        headers.push(("Idempotency-Control".to_owned(), control.to_owned()));
+    }
+    if dice.percent(5) {
+        // What an upstream says in the gate's name does not pass.
+        headers.push(("Idempotent-Replayed".to_owned(), "true".to_owned()));
+        headers.push(("Idempotency-Status".to_owned(), "replayed".to_owned()));
+    }
+    let mut body = match status {
+        204 => Vec::new(),
+        _ => format!("{label} variant {variant} serial {serial}").into_bytes(),
+    };
+    if status != 204 && dice.percent(25) {
+        body.extend(std::iter::repeat_n(b'.', 600));
+    }
+    let chunked = status != 204 && dice.percent(30);
+    let mut bytes = format!("HTTP/1.1 {status} {reason}\r\n").into_bytes();
+    for (name, value) in &headers {
+        bytes.extend_from_slice(format!("{name}: {value}\r\n").as_bytes());
+    }
+    if chunked {
+        bytes.extend_from_slice(format!("Transfer-Encoding: chunked\r\n\r\n{:x}\r\n", body.len()).as_bytes());
+        bytes.extend_from_slice(&body);
+        bytes.extend_from_slice(b"\r\n0\r\n\r\n");
+    } else {
+        if status != 204 {
+            bytes.extend_from_slice(format!("Content-Length: {}\r\n", body.len()).as_bytes());
+        }
+        bytes.extend_from_slice(b"\r\n");
+        bytes.extend_from_slice(&body);
+    }
+    let headers = headers.into_iter().map(|(name, value)| (name.to_ascii_lowercase(), value)).collect();
+    (Answer { status, reason: reason.to_owned(), headers, body }, bytes)
+}
+
+/// What a request is about, by its bytes alone.
+fn arrived(message: &Message) -> Arrived {
+    let path = message.line.split(' ').nth(1).unwrap();
+    let key = message.header("idempotency-key").unwrap().trim_matches('"');
+    let tenant = message.header("x-tenant").unwrap();
+    Arrived {
+        token: message.header("idempotency-attempt").and_then(Token::parse),
+        request: Request(message.header("x-request").unwrap().parse().unwrap()),
+        label: Label {
+            route: PATHS.iter().position(|own| *own == path).unwrap(),
+            tenant: TENANTS.iter().position(|own| *own == tenant).unwrap(),
+            key: key[1..].parse().unwrap(),
+        },
+        variant: variant_in(&message.body),
+    }
+}
+
+/// A header of a request whose head is at the beginning of `bytes`.
+fn header(bytes: &[u8], name: &str) -> Option<String> {
+    let start = wire::position(bytes, format!("\r\n{name}: ").as_bytes())? + name.len() + 4;
+    let end = start + wire::position(&bytes[start..], b"\r\n")?;
+    String::from_utf8(bytes[start..end].to_vec()).ok()
+}

@@ -1,0 +1,363 @@
+//! A run: gates on one store, an upstream, clients, and what goes wrong.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
+use std::time::Duration;
+
+use http::HeaderName;
+use oncegate::gate::{Gate, HeaderNames, Settings, Tokens};
+use oncegate::http::server::stopped;
+use oncegate::http::upstream::{self, Upstream};
+use oncegate::idempotency::record::Timestamp;
+use oncegate::store::memory::Memory;
+use oncegate::store::unreliable::{Rates, Side, Unreliable};
+use oncegate::telemetry::metrics::Metrics;
+use oncegate::worker;
+use tokio::runtime;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::books::{Books, Recorded};
+use crate::client::{Errand, ask, pursue};
+use crate::dice::Dice;
+use crate::history::{EPOCH, Entry, Event, History, Label, LifeNumber, Request, Token};
+use crate::life::{Fuse, Life, Reach};
+use crate::link::{Link, Pace};
+use crate::mutant::{Mutant, Shelf};
+use crate::setup::{KEYS, PATHS, Setup, TENANTS, VARIANTS};
+use crate::upstream::{Dialer, Site};
+
+/// What came of a run.
+pub struct Run {
+    pub setup: Setup,
+    pub history: Vec<Entry>,
+}
+
+pub struct World {
+    pub setup: Setup,
+    pub history: History,
+    shelf: Arc<Shelf>,
+    site: Arc<Site>,
+    /// The present life of each gate.
+    gates: Mutex<Vec<Arc<Life>>>,
+    lives: AtomicU32,
+    requests: AtomicU32,
+    calm: AtomicBool,
+}
+
+/// Within this time after the last fault every key must have its answer. It is longer than the longest lease, attempt
+/// and pause together.
+pub const SOON: Duration = Duration::from_secs(30);
+
+/// Nobody looks at what they count.
+static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
+
+/// Plays the run of a seed. The same seed gives the same history.
+pub fn run(seed: u64, mutant: Option<Mutant>) -> Run {
+    let runtime = runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let mut dice = Dice::of(seed);
+        let world = World::new(&mut dice, mutant);
+        world.play(&mut dice).await;
+        Run { setup: world.setup.clone(), history: world.history.take() }
+    })
+}
+
+impl World {
+    fn new(dice: &mut Dice, mutant: Option<Mutant>) -> Arc<Self> {
+        let history = History::begin();
+        let clock = history.clone();
+        let memory = Arc::new(Memory::with_clock(Arc::new(move || Timestamp(EPOCH + clock.now()))));
+        let books = Arc::new(Books::new(Arc::clone(&memory), history.clone()));
+        let site = Site::new(history.clone(), dice.fork(), mutant == Some(Mutant::SendsTwice));
+        Arc::new(Self {
+            setup: Setup::draw(dice),
+            history,
+            shelf: Arc::new(Shelf { memory, books, mutant }),
+            site,
+            gates: Mutex::default(),
+            lives: AtomicU32::new(0),
+            requests: AtomicU32::new(0),
+            calm: AtomicBool::new(false),
+        })
+    }
+
+    pub fn is_calm(&self) -> bool {
+        self.calm.load(Ordering::Relaxed)
+    }
+
+    pub fn next_request(&self) -> Request {
+        Request(self.requests.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// A gate that takes clients, if there is one.
+    pub fn any_gate(&self, dice: &mut Dice) -> Option<Arc<Life>> {
+        let accepting: Vec<_> = self.gates().into_iter().filter(|life| life.accepts()).collect();
+        if accepting.is_empty() { None } else { Some(dice.pick(&accepting)) }
+    }
+
+    fn gates(&self) -> Vec<Arc<Life>> {
+        self.gates.lock().unwrap().clone()
+    }
+
+    async fn play(self: &Arc<Self>, dice: &mut Dice) {
+        for slot in 0..dice.weighted(&[(1, 1), (3, 2), (2, 3)]) {
+            let life = self.begin(slot, dice);
+            self.gates.lock().unwrap().push(life);
+        }
+        let length = dice.millis(3_000..12_000);
+        let labels = labels(dice);
+        let mut clients = JoinSet::new();
+        for _ in 0..dice.within(4..10) {
+            let errand = Errand {
+                label: dice.pick(&labels),
+                variant: if dice.percent(85) { 0 } else { 1 },
+                tries: dice.within(1..5) as u32,
+                start: dice.millis(0..length.as_millis() as u64 * 2 / 3),
+            };
+            clients.spawn(pursue(Arc::clone(self), errand, dice.fork()));
+        }
+        let faults = tokio::spawn(Arc::clone(self).go_wrong(length, dice.fork()));
+        faults.await.unwrap();
+        self.calm_down(dice).await;
+        while let Some(client) = clients.join_next().await {
+            client.unwrap();
+        }
+        self.probe(&labels, dice).await;
+    }
+
+    /// A gate begins to live in a place.
+    fn begin(&self, slot: usize, dice: &mut Dice) -> Arc<Life> {
+        let number = LifeNumber(self.lives.fetch_add(1, Ordering::Relaxed) + 1);
+        let life = Life::new(number, slot, self.history.clone());
+        let recorded = Recorded { shelf: Arc::clone(&self.shelf), life: Arc::clone(&life) };
+        let faults = Arc::new(Unreliable::new(Arc::new(recorded)));
+        let pace = match self.is_calm() {
+            true => Pace::Quick,
+            false => dice.weighted(&[(2, Pace::Instant), (3, Pace::Quick), (2, Pace::Slow)]),
+        };
+        if !self.is_calm() && dice.percent(60) {
+            faults.seed(dice.seed(), Some(rates(dice)));
+        }
+        let link: Arc<Link> = Arc::new(Link::new(Arc::clone(&faults) as _, Arc::clone(&life), dice.fork(), pace));
+        let upstream = upstream::Settings {
+            name: "app".into(),
+            host: "app".to_owned(),
+            port: 80,
+            timeout: self.setup.timeout,
+            connect_timeout: self.setup.connect_timeout,
+            client_timeout: self.setup.client_timeout,
+        };
+        let dialer = Dialer { site: Arc::clone(&self.site), life: Arc::clone(&life) };
+        let settings = Settings {
+            service: "sim".into(),
+            id_secret: None,
+            settle_timeout: self.setup.settle_timeout,
+            headers: HeaderNames {
+                status: Some(HeaderName::from_static("idempotency-status")),
+                replayed: Some(HeaderName::from_static("idempotent-replayed")),
+                expires: Some(HeaderName::from_static("idempotency-expires")),
+            },
+            default_upstream: None,
+            tokens: Tokens::counted_from(Token::first_of(number).0),
+        };
+        let upstreams = vec![Upstream::through(upstream, Arc::new(dialer))];
+        let gate = Gate::new(settings, self.setup.router(), upstreams, Arc::clone(&link) as _, &METRICS);
+        let (renewing, stop) = (Arc::clone(&gate), life.stop());
+        tokio::spawn(async move { renewing.renew_leases(stop).await });
+        if dice.percent(70) || self.is_calm() {
+            let every = worker::Settings {
+                reap_every: dice.millis(200..1_500),
+                sweep_every: dice.millis(300..3_000),
+                ..worker::Settings::default()
+            };
+            drop(worker::spawn(link, METRICS.clone(), every, life.stop()));
+        }
+        assert!(life.gate.set(gate).is_ok() && life.faults.set(faults).is_ok());
+        life
+    }
+
+    /// What goes wrong, for as long as it does.
+    async fn go_wrong(self: Arc<Self>, length: Duration, mut dice: Dice) {
+        let end = Instant::now() + length;
+        let mut wounds = JoinSet::new();
+        // Some runs have no faults but those of the upstream and the clients.
+        let gap = dice.pick(&[600, 1_500, 4_000, 60_000]);
+        loop {
+            let next = Instant::now() + dice.millis(gap / 4..gap);
+            sleep_until(next.min(end)).await;
+            if next >= end {
+                break;
+            }
+            let life = dice.pick(&self.gates());
+            let wound = dice.weighted(&WOUNDS);
+            wounds.spawn(Arc::clone(&self).suffer(life, wound, dice.fork()));
+        }
+        wounds.shutdown().await;
+    }
+
+    /// Something happens to a gate, and passes.
+    async fn suffer(self: Arc<Self>, life: Arc<Life>, wound: Wound, mut dice: Dice) {
+        if !life.accepts() {
+            return;
+        }
+        let time = dice.millis(50..2_500);
+        match wound {
+            Wound::Death => life.die(),
+            Wound::DeathAtStore => {
+                let side = if dice.percent(50) { Side::Before } else { Side::After };
+                life.light(Some(Fuse::StoreCall(dice.within(0..6) as u32, side)));
+            }
+            Wound::DeathAtWrite => life.light(Some(Fuse::Write(dice.within(0..2) as u32))),
+            Wound::Drain => {
+                life.drain();
+                life.gate().drain(dice.millis(0..3_000)).await;
+                life.die();
+            }
+            Wound::StoreAway => {
+                life.fault("its store is away".to_owned());
+                life.faults().set_away(true);
+                sleep(time).await;
+                life.fault("its store is back".to_owned());
+                life.faults().set_away(false);
+            }
+            Wound::StoreStalled => {
+                life.stall_store(true);
+                sleep(time * 2).await;
+                life.stall_store(false);
+            }
+            Wound::UpstreamAway => {
+                life.set_reach(if dice.percent(50) { Reach::Refused } else { Reach::Silent });
+                sleep(time).await;
+                life.set_reach(Reach::Open);
+            }
+            Wound::UpstreamCut => life.cut_upstreams(),
+            Wound::UpstreamStalled => {
+                life.stall_upstreams(true);
+                sleep(time * 2).await;
+                life.stall_upstreams(false);
+            }
+            Wound::ClientsStalled => {
+                life.stall_clients(true);
+                sleep(time).await;
+                life.stall_clients(false);
+            }
+        }
+        if matches!(wound, Wound::DeathAtStore | Wound::DeathAtWrite) {
+            stopped(&mut life.stop()).await;
+        }
+        if life.is_dead() {
+            sleep(dice.millis(0..2_500)).await;
+            self.revive(&life, &mut dice);
+        }
+    }
+
+    /// Begins another life in the place of a dead one, unless one has begun already.
+    fn revive(&self, dead: &Arc<Life>, dice: &mut Dice) {
+        if Arc::ptr_eq(&self.gates()[dead.slot], dead) {
+            let life = self.begin(dead.slot, dice);
+            self.gates.lock().unwrap()[dead.slot] = life;
+        }
+    }
+
+    /// Ends every fault.
+    async fn calm_down(&self, dice: &mut Dice) {
+        self.calm.store(true, Ordering::Relaxed);
+        self.site.calm();
+        for life in self.gates() {
+            life.light(None);
+            if !life.accepts() {
+                life.die();
+                self.revive(&life, dice);
+                continue;
+            }
+            life.faults().set_away(false);
+            life.faults().seed(0, None);
+            life.stall_store(false);
+            life.stall_clients(false);
+            life.stall_upstreams(false);
+            life.set_reach(Reach::Open);
+        }
+        self.history.add(Event::Calm);
+    }
+
+    /// Asks every gate for every key until each has answered for good, or nobody can wait any longer.
+    async fn probe(self: &Arc<Self>, labels: &[Label], dice: &mut Dice) {
+        let end = Instant::now() + SOON;
+        let mut open: Vec<(Label, Arc<Life>)> = Vec::new();
+        for life in self.gates() {
+            open.extend(labels.iter().map(|label| (*label, Arc::clone(&life))));
+        }
+        while !open.is_empty() && Instant::now() < end {
+            let mut still = Vec::new();
+            for (label, life) in open {
+                let errand = Errand { label, variant: 0, tries: 1, start: Duration::ZERO };
+                let answer = ask(self, &life, errand, true, dice.fork()).await;
+                if !answer.is_some_and(|answer| is_final(answer.word())) {
+                    still.push((label, life));
+                }
+            }
+            open = still;
+            if !open.is_empty() {
+                sleep(Duration::from_secs(1)).await;
+            }
+        }
+    }
+}
+
+/// Whether an answer is one for good.
+pub fn is_final(word: &str) -> bool {
+    matches!(word, "executed" | "replayed" | "released" | "outcome-unknown" | "response-not-stored" | "key-reused")
+}
+
+/// What happens to a gate.
+#[derive(Clone, Copy, Debug)]
+enum Wound {
+    Death,
+    DeathAtStore,
+    DeathAtWrite,
+    Drain,
+    StoreAway,
+    StoreStalled,
+    UpstreamAway,
+    UpstreamCut,
+    UpstreamStalled,
+    ClientsStalled,
+}
+
+const WOUNDS: [(u64, Wound); 10] = [
+    (3, Wound::Death),
+    (3, Wound::DeathAtStore),
+    (2, Wound::DeathAtWrite),
+    (1, Wound::Drain),
+    (3, Wound::StoreAway),
+    (4, Wound::StoreStalled),
+    (1, Wound::UpstreamAway),
+    (1, Wound::UpstreamCut),
+    (1, Wound::UpstreamStalled),
+    (1, Wound::ClientsStalled),
+];
+
+fn rates(dice: &mut Dice) -> Rates {
+    let worst = dice.pick(&[20, 100, 250]);
+    let mut rate = || dice.within(0..worst) as u16;
+    let (refuse, lose_answer, lose_call, delay) = (rate(), rate(), rate(), rate());
+    Rates { refuse, lose_answer, lose_call, delay, longest: dice.millis(1..3_000) }
+}
+
+/// What clients of a run ask for: few keys, so that they meet.
+fn labels(dice: &mut Dice) -> Vec<Label> {
+    let mut labels = Vec::new();
+    for _ in 0..dice.within(1..4) {
+        let route = dice.weighted(&[(4, 0), (4, 1), (1, 2)]);
+        let label = Label { route, tenant: 0, key: dice.within(0..KEYS as u64) as usize };
+        labels.push(label);
+        if dice.percent(40) {
+            labels.push(Label { tenant: 1, ..label });
+        }
+    }
+    labels.sort_unstable();
+    labels.dedup();
+    assert!(labels.iter().all(|label| label.route < PATHS.len() && label.tenant < TENANTS.len()) && VARIANTS == 2);
+    labels
+}
