@@ -34,6 +34,10 @@ pub struct LifeNumber(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Request(pub u32);
 
+/// A connection of a gate to the upstream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Connection(pub u32);
+
 /// The token of an attempt: the life that made it, and its number there.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Token(pub u64);
@@ -115,13 +119,15 @@ pub enum Event {
         after: Option<Standing>,
     },
     /// The first byte of a request left a gate for the upstream.
-    Wrote { life: LifeNumber, token: Option<Token>, request: Request },
+    Wrote { life: LifeNumber, connection: Connection, token: Option<Token>, request: Request },
     /// The upstream ran a request.
     Executed { serial: u32, token: Option<Token>, request: Request, label: Label, variant: usize },
     /// The upstream begins to answer.
     Replying { serial: u32, token: Option<Token>, answer: Answer },
     /// The upstream has written all of its answer.
     Replied { serial: u32, token: Option<Token> },
+    /// The upstream closes a connection.
+    Closed { connection: Connection },
     /// The upstream broke off instead of an answer, or in the middle of one.
     Broke { token: Option<Token> },
     /// No more faults from here on; the upstream answers everything at once.
@@ -286,9 +292,10 @@ impl fmt::Display for Entry {
                 }
                 write!(f, ", by {op:?} of gate {life}, {}", token(by))
             }
-            Event::Wrote { life: LifeNumber(life), token: by, request: Request(request) } => {
-                write!(f, "gate {life} writes request {request} to the upstream, {}", token(by))
+            Event::Wrote { life: LifeNumber(life), connection, token: by, request: Request(request) } => {
+                write!(f, "gate {life} writes request {request} to connection {}, {}", connection.0, token(by))
             }
+            Event::Closed { connection: Connection(connection) } => write!(f, "upstream closes connection {connection}"),
             Event::Executed { serial, token: by, request: Request(request), label, variant } => {
                 write!(f, "UPSTREAM runs {label}, variant {variant}: serial {serial}, request {request}, {}", token(by))
             }

@@ -25,6 +25,7 @@ pub struct Life {
     pub history: History,
     dead: AtomicBool,
     drained: AtomicBool,
+    calm: AtomicBool,
     stop: watch::Sender<bool>,
     stalled: watch::Sender<bool>,
     reach: Mutex<Reach>,
@@ -62,6 +63,7 @@ impl Life {
             faults: OnceLock::new(),
             dead: AtomicBool::new(false),
             drained: AtomicBool::new(false),
+            calm: AtomicBool::new(false),
             stop: watch::Sender::new(false),
             stalled: watch::Sender::new(false),
             reach: Mutex::new(Reach::Open),
@@ -91,6 +93,19 @@ impl Life {
     /// Turns true when it is to end.
     pub fn stop(&self) -> watch::Receiver<bool> {
         self.stop.subscribe()
+    }
+
+    /// From now on no fuse kills it.
+    pub fn calm(&self) {
+        self.calm.store(true, Ordering::Relaxed);
+        self.light(None);
+    }
+
+    /// A fuse has burnt down.
+    pub fn die_of_fuse(&self) {
+        if !self.calm.load(Ordering::Relaxed) {
+            self.die();
+        }
     }
 
     /// Dies here and now.
@@ -197,7 +212,7 @@ impl Life {
             }
         };
         if burnt {
-            self.die();
+            self.die_of_fuse();
         }
     }
 }

@@ -53,7 +53,7 @@ impl Link {
         let carried = tokio::spawn(async move {
             let death = life.burn_at_call();
             if death == Some(Side::Before) {
-                life.die();
+                life.die_of_fuse();
             }
             travel(&life, there).await;
             if life.is_dead() && !arrives {
@@ -61,7 +61,7 @@ impl Link {
             }
             let done = work.await;
             if death == Some(Side::After) {
-                life.die();
+                life.die_of_fuse();
             }
             travel(&life, back).await;
             if life.is_dead() { pending().await } else { done }

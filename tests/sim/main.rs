@@ -4,6 +4,7 @@
 #![allow(unreachable_pub, missing_docs, reason = "nothing reaches into a test binary")]
 
 mod books;
+mod check;
 mod client;
 mod dice;
 mod history;
@@ -18,14 +19,30 @@ mod world;
 
 #[test]
 fn slice() {
-    let seed = std::env::var("ONCEGATE_SIM_SEED").ok().map_or(0, |s| s.parse().unwrap());
-    let run = world::run(seed, None);
-    for entry in &run.history {
-        println!("{entry}");
+    if let Some(seed) = std::env::var("ONCEGATE_SIM_SEED").ok().map(|s| s.parse().unwrap()) {
+        let run = world::run(seed, None);
+        for (i, entry) in run.history.iter().enumerate() {
+            println!("{i:>5} {entry}");
+        }
+        for violation in check::check(&run.setup, &run.history) {
+            println!("{violation}");
+        }
+        return;
     }
     let began = std::time::Instant::now();
-    for seed in 0..100 {
-        world::run(seed, None);
+    let mut counts = std::collections::BTreeMap::new();
+    let seeds: u64 = std::env::var("ONCEGATE_SIM_SEEDS").ok().map_or(200, |s| s.parse().unwrap());
+    for seed in 0..seeds {
+        let run = world::run(seed, None);
+        let violations = check::check(&run.setup, &run.history);
+        if let Some(first) = violations.first() {
+            let n = counts.entry(first.invariant).or_insert(0);
+            *n += 1;
+            if *n <= 4 {
+            println!("seed {seed}: {first}");
+            }
+        }
     }
-    println!("{:?}", began.elapsed() / 100);
+    println!("{counts:?}");
+    println!("{:?}", began.elapsed() / seeds as u32);
 }

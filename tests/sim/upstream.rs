@@ -12,7 +12,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::time::{sleep, timeout};
 
 use crate::dice::Dice;
-use crate::history::{Answer, Event, History, Label, Request, Token};
+use crate::history::{Answer, Connection, Event, History, Label, Request, Token};
 use crate::life::{Life, Reach};
 use crate::pipe::{Cable, End, pipe};
 use crate::setup::{PATHS, TENANTS, variant_in};
@@ -23,6 +23,7 @@ pub struct Site {
     history: History,
     dice: Mutex<Dice>,
     serials: AtomicU32,
+    connections: AtomicU32,
     calm: AtomicBool,
     /// The mutant of [`crate::mutant::Mutant::SendsTwice`].
     pub sends_twice: bool,
@@ -61,8 +62,14 @@ struct Arrived {
 
 impl Site {
     pub fn new(history: History, dice: Dice, sends_twice: bool) -> Arc<Self> {
-        let (serials, calm) = (AtomicU32::new(1), AtomicBool::new(false));
-        Arc::new(Self { history, dice: Mutex::new(dice), serials, calm, sends_twice })
+        Arc::new(Self {
+            history,
+            dice: Mutex::new(dice),
+            serials: AtomicU32::new(1),
+            connections: AtomicU32::new(1),
+            calm: AtomicBool::new(false),
+            sends_twice,
+        })
     }
 
     /// From now on it answers everything at once.
@@ -81,22 +88,26 @@ impl Site {
     /// A connection of `life`, with the upstream at its other end.
     fn connect(self: &Arc<Self>, life: &Arc<Life>) -> End {
         let mut dice = self.dice();
-        let (site, writer) = (Arc::clone(self), Arc::clone(life));
-        let watch = move |written: &[u8]| site.left(&writer, written);
+        let (site, writer, connection) = (Arc::clone(self), Arc::clone(life), self.next_connection());
+        let watch = move |written: &[u8]| site.left(&writer, connection, written);
         let (near, far, cable) = pipe(dice.pick(&[256, 1024, 16_384]), Some(Box::new(watch)));
         life.holds_upstream(&cable);
-        tokio::spawn(Arc::clone(self).serve(far, cable, dice));
+        tokio::spawn(Arc::clone(self).serve(connection, far, cable, dice));
         near
     }
 
+    fn next_connection(&self) -> Connection {
+        Connection(self.connections.fetch_add(1, Ordering::Relaxed))
+    }
+
     /// A gate has written this, or the first bytes of it.
-    fn left(self: &Arc<Self>, life: &Arc<Life>, written: &[u8]) {
+    fn left(self: &Arc<Self>, life: &Arc<Life>, connection: Connection, written: &[u8]) {
         if !written.starts_with(b"POST ") {
             return;
         }
         let token = header(written, "idempotency-attempt").and_then(|text| Token::parse(&text));
         let request = Request(header(written, "x-request").unwrap().parse().unwrap());
-        self.history.add(Event::Wrote { life: life.number, token, request });
+        self.history.add(Event::Wrote { life: life.number, connection, token, request });
         if self.sends_twice && request.0.is_multiple_of(3) {
             self.send_again(written.to_vec());
         }
@@ -106,22 +117,23 @@ impl Site {
     /// As if something on the way had sent the request once more, of its own accord.
     fn send_again(self: &Arc<Self>, bytes: Vec<u8>) {
         let (mut near, far, cable) = pipe(16_384, None);
-        tokio::spawn(Arc::clone(self).serve(far, cable, self.dice()));
+        tokio::spawn(Arc::clone(self).serve(self.next_connection(), far, cable, self.dice()));
         tokio::spawn(async move {
             drop(near.write_all(&bytes).await);
             drop(Reader::new().next(&mut near).await);
         });
     }
 
-    async fn serve(self: Arc<Self>, mut stream: End, cable: Cable, mut dice: Dice) {
+    async fn serve(self: Arc<Self>, connection: Connection, mut stream: End, cable: Cable, mut dice: Dice) {
         let mut reader = Reader::new();
         // A service closes connections that are idle for longer than it likes.
         let idle = if dice.percent(70) { Duration::from_secs(60) } else { dice.millis(1..900) };
         while let Ok(Ok(Some(message))) = timeout(idle, reader.next(&mut stream)).await {
             if !self.exchange(&message, &mut stream, &cable, &mut dice).await {
-                return;
+                break;
             }
         }
+        self.history.add(Event::Closed { connection });
     }
 
     /// Deals with one request. Returns whether the connection goes on.

@@ -265,7 +265,7 @@ impl World {
         self.calm.store(true, Ordering::Relaxed);
         self.site.calm();
         for life in self.gates() {
-            life.light(None);
+            life.calm();
             if !life.accepts() {
                 life.die();
                 self.revive(&life, dice);

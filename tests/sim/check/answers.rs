@@ -1,0 +1,267 @@
+//! What clients were told.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, UNIX_EPOCH};
+
+use oncegate::idempotency::policy::StoreFailure;
+use oncegate::idempotency::record::State;
+
+use super::endings::millis;
+use super::facts::{Facts, Run, Sent};
+use super::{Invariant, Violation};
+use crate::history::{Answer, EPOCH, Label, Request, Standing, Token};
+
+/// What a gate adds to an answer, or sets for its connection.
+const ADDED: [&str; 6] = [
+    "idempotency-status",
+    "idempotent-replayed",
+    "idempotency-expires",
+    "content-length",
+    "transfer-encoding",
+    "connection",
+];
+
+type Fault = (Invariant, String);
+
+/// An answer and the request that got it.
+struct Got<'a> {
+    request: Request,
+    sent: Sent,
+    index: usize,
+    answer: &'a Answer,
+    /// Where the answer's gate may have read the store first: it may be what another request waited for.
+    since: usize,
+}
+
+pub fn check(facts: &Facts<'_>, found: &mut Vec<Violation>) {
+    let mut firsts = BTreeMap::new();
+    let mut got: Vec<_> = facts
+        .ended
+        .iter()
+        .filter_map(|(request, (index, answer))| {
+            let sent = *facts.sent.get(request)?;
+            let earliest = facts.at(sent.index).saturating_sub(millis(facts.setup.settle_timeout));
+            let since = facts.place(earliest).min(sent.index);
+            Some(Got { request: *request, sent, index: *index, answer: (*answer)?, since })
+        })
+        .collect();
+    got.sort_by_key(|got| got.index);
+    for got in &got {
+        let mut judge = |judged: Result<(), Fault>| {
+            if let Err((invariant, why)) = judged {
+                let why = format!("request {} got {}: {why}", got.request.0, got.answer);
+                found.push(facts.violation(invariant, got.index, got.sent.label, why));
+            }
+        };
+        judge(mismatch(facts, got));
+        judge(told(facts, got));
+        judge(identical(facts, got, &mut firsts));
+    }
+}
+
+/// What the answer says must be so.
+fn told(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
+    let answer = got.answer;
+    if answer.is_replay() != (answer.word() == "replayed") {
+        return wrong("it is a replay, or it is not");
+    }
+    if answer.body.windows(20).any(|text| text == b"the gate failed at t") {
+        return wrong("the gate panicked");
+    }
+    match answer.word() {
+        "executed" | "released" | "unrecorded" => own_run(facts, got).and_then(|run| settled(facts, got, run)),
+        "outcome-unknown" if !answer.is_problem() => own_run(facts, got).and_then(|run| settled(facts, got, run)),
+        "unprotected" => match facts.setup.policy(got.sent.label).store_failure {
+            StoreFailure::Forward => own_run(facts, got).map(|_| ()),
+            StoreFailure::Reject => wrong("the route does not fail open"),
+        },
+        "replayed" => replayed(facts, got),
+        "response-not-stored" => stood(facts, got, |standing| {
+            standing.state == State::Completed && standing.decoded().is_some_and(|answer| answer.content.is_none())
+        })
+        .and_then(|()| retry_after(got, false)),
+        "in-flight" => ever(facts, got, |variant| variant == got.sent.variant).and_then(|()| retry_after(got, true)),
+        "key-reused" => ever(facts, got, |variant| variant != got.sent.variant),
+        "outcome-unknown" => stood(facts, got, |standing| {
+            standing.state == State::Unknown || standing.state == State::InFlight && standing.is_past(facts.at(got.index))
+        })
+        .and_then(|()| retry_after(got, false)),
+        "still-running" | "store-unavailable" | "upstream-unreachable" => retry_after(got, true),
+        "upstream-broken" | "upstream-timeout" if facts.written.contains_key(&got.request) => retry_after(got, false),
+        word => wrong(&format!("{word} is no answer to a request that is well-formed")),
+    }
+}
+
+/// The run that an answer is of. It must be of this very request.
+fn own_run(facts: &Facts<'_>, got: &Got<'_>) -> Result<Run, Fault> {
+    let run = run_of(facts, got.answer)?;
+    if run.request != got.request {
+        return Err((Invariant::AnswerIsOwn, format!("it is the answer to request {}", run.request.0)));
+    }
+    Ok(run)
+}
+
+/// The run whose answer this is, as the upstream gave it.
+fn run_of(facts: &Facts<'_>, answer: &Answer) -> Result<Run, Fault> {
+    let serial = answer.serial().unwrap_or_default();
+    let (Some(run), Some((_, given))) = (facts.runs.get(&serial), facts.replying.get(&serial)) else {
+        return Err((Invariant::AnswerIsOwn, "it is no answer of the upstream's".to_owned()));
+    };
+    if (answer.status, &answer.reason, &answer.body) != (given.status, &given.reason, &given.body) {
+        return Err((Invariant::AnswerIsOwn, format!("the upstream gave {given}, with other bytes")));
+    }
+    if end_to_end(answer) != end_to_end(given) {
+        return Err((Invariant::AnswerIsOwn, format!("the upstream gave {:?}", given.headers)));
+    }
+    Ok(*run)
+}
+
+/// The headers that pass a gate.
+fn end_to_end(answer: &Answer) -> Vec<&(String, String)> {
+    let passes = |name: &str| !ADDED.contains(&name) && name != "idempotency-control";
+    answer.headers.iter().filter(|(name, _)| passes(name)).collect()
+}
+
+/// What the answer of an attempt says of its record must be durable by now.
+fn settled(facts: &Facts<'_>, got: &Got<'_>, run: Run) -> Result<(), Fault> {
+    let Got { sent, index, answer, .. } = got;
+    let Some(token) = run.token else { return wrong("it ran without an attempt") };
+    let reached = |state| {
+        let changes = facts.records.get(&sent.label).into_iter().flatten();
+        changes
+            .filter_map(|(at, standing)| standing.filter(|_| at < index))
+            .rfind(|standing| standing.token == token && standing.state == state)
+    };
+    let stands = facts.standing(sent.label, *index).is_some_and(|standing| standing.token == token);
+    match answer.word() {
+        "executed" => match reached(State::Completed) {
+            Some(record) => expires(answer, record),
+            None => Err((Invariant::DurableBeforeAnswer, format!("{token} is not recorded as completed yet"))),
+        },
+        "released" if stands => Err((Invariant::DurableBeforeAnswer, format!("{token} still has its claim"))),
+        "outcome-unknown" if stands && reached(State::Unknown).is_none() => {
+            Err((Invariant::DurableBeforeAnswer, format!("{token} is not recorded as unknown yet")))
+        }
+        "unrecorded" if stands => {
+            let waited = facts.replying.get(&answer.serial().unwrap_or_default()).map(|(begun, _)| facts.at(*begun));
+            let patience = millis(facts.setup.settle_timeout);
+            match waited {
+                Some(begun) if facts.at(*index) >= begun + patience => Ok(()),
+                _ => wrong("the store had its time yet, and nobody has taken the record over"),
+            }
+        }
+        _ => Ok(()),
+    }
+}
+
+fn replayed(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
+    let run = run_of(facts, got.answer)?;
+    if run.label != got.sent.label {
+        return Err((Invariant::AnswerIsOwn, format!("it is of {}", run.label)));
+    }
+    if run.variant != got.sent.variant {
+        return Err((Invariant::MismatchRefused, format!("it is the answer to variant {}", run.variant)));
+    }
+    let (since, now) = (facts.at(got.since), facts.at(got.index));
+    let completed: Vec<_> = facts
+        .standings(got.sent.label, got.since, got.index)
+        .into_iter()
+        .flatten()
+        .filter(|standing| standing.state == State::Completed && Some(standing.token) == run.token)
+        .collect();
+    let Some(record) = completed.into_iter().find(|standing| !standing.is_past(since)) else {
+        return Err((Invariant::ReplayInTime, format!("no such record was complete and alive in {since} to {now} ms")));
+    };
+    if record.decoded().is_none_or(|answer| answer.content.is_none()) {
+        return wrong("the record has no body");
+    }
+    expires(got.answer, record)
+}
+
+/// A key that stood for another request all the while must have refused this one.
+fn mismatch(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
+    let now = facts.at(got.index);
+    let standings = facts.standings(got.sent.label, got.since, got.index);
+    let other = |standing: &Option<&Standing>| {
+        standing.is_some_and(|standing| {
+            standing.variant.is_some_and(|variant| variant != got.sent.variant)
+                && (standing.state == State::InFlight || !standing.is_past(now))
+        })
+    };
+    let tokens: Vec<Option<Token>> = standings.iter().map(|standing| standing.map(|standing| standing.token)).collect();
+    let stood_all_along = standings.iter().all(other) && tokens.windows(2).all(|pair| pair[0] == pair[1]);
+    // A slow store leaves the gate, or the client, without an answer of its own; and a route that fails open asks nobody.
+    let refused = matches!(got.answer.word(), "key-reused" | "store-unavailable" | "still-running")
+        || facts.failed_open(got.request);
+    if stood_all_along && !refused {
+        return Err((Invariant::MismatchRefused, format!("the key stood for another request: {:?}", standings[0])));
+    }
+    Ok(())
+}
+
+/// Every answer of one record is the first.
+fn identical<'a>(
+    facts: &Facts<'_>,
+    got: &Got<'a>,
+    firsts: &mut BTreeMap<(Label, Token), (Request, &'a Answer)>,
+) -> Result<(), Fault> {
+    if !matches!(got.answer.word(), "executed" | "unrecorded" | "replayed") {
+        return Ok(());
+    }
+    let run = got.answer.serial().and_then(|serial| facts.runs.get(&serial));
+    let Some(token) = run.and_then(|run| run.token) else { return Ok(()) };
+    let (first, answer) = *firsts.entry((got.sent.label, token)).or_insert((got.request, got.answer));
+    if as_given(answer) == as_given(got.answer) {
+        return Ok(());
+    }
+    Err((Invariant::ReplayIdentical, format!("request {} got {:?}, this {:?}", first.0, answer, got.answer)))
+}
+
+/// An answer without what may differ between the first time and the next.
+fn as_given(answer: &Answer) -> (u16, &str, Vec<&(String, String)>, &[u8]) {
+    let kept = |name: &str| {
+        !matches!(name, "idempotency-status" | "idempotent-replayed" | "idempotency-expires" | "connection")
+    };
+    let headers = answer.headers.iter().filter(|(name, _)| kept(name)).collect();
+    (answer.status, &answer.reason, headers, &answer.body)
+}
+
+/// `Idempotency-Expires` is when the record does.
+fn expires(answer: &Answer, record: &Standing) -> Result<(), Fault> {
+    let until = httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_millis(EPOCH + record.until));
+    match answer.header("idempotency-expires") {
+        Some(told) if told == until => Ok(()),
+        told => wrong(&format!("its record expires on {until}, and it says {told:?}")),
+    }
+}
+
+/// Some record that stood while the request was there is as it says.
+fn stood(facts: &Facts<'_>, got: &Got<'_>, fits: impl Fn(&Standing) -> bool) -> Result<(), Fault> {
+    let standings = facts.standings(got.sent.label, got.since, got.index);
+    if standings.iter().flatten().any(|standing| standing.variant == Some(got.sent.variant) && fits(standing)) {
+        return Ok(());
+    }
+    wrong(&format!("what stood is {standings:?}"))
+}
+
+/// An attempt for a request that fits was claimed before: where it runs, its own gate goes by that, and not by the record.
+fn ever(facts: &Facts<'_>, got: &Got<'_>, fits: impl Fn(usize) -> bool) -> Result<(), Fault> {
+    let standings = facts.standings(got.sent.label, 0, got.index);
+    if standings.iter().flatten().any(|standing| standing.variant.is_some_and(&fits)) {
+        return Ok(());
+    }
+    wrong("no such request was claimed")
+}
+
+/// `Retry-After` is there, in whole seconds of at least one, where waiting helps; and only there.
+fn retry_after(got: &Got<'_>, helps: bool) -> Result<(), Fault> {
+    let told = got.answer.header("retry-after").map(str::parse::<u64>);
+    match (told, helps) {
+        (Some(Ok(1..)), true) | (None, false) => Ok(()),
+        (told, _) => wrong(&format!("Retry-After is {told:?}")),
+    }
+}
+
+fn wrong<T>(why: &str) -> Result<T, Fault> {
+    Err((Invariant::AnswerFitsRecord, why.to_owned()))
+}

@@ -1,0 +1,49 @@
+//! Whether everybody is answered in the end.
+
+use std::collections::BTreeMap;
+
+use super::endings::millis;
+use super::facts::Facts;
+use super::{Invariant, Violation};
+use crate::history::{Event, Label, LifeNumber};
+use crate::world::{SOON, is_final};
+
+pub fn check(facts: &Facts<'_>, found: &mut Vec<Violation>) {
+    for (request, sent) in &facts.sent {
+        let (index, what) = match facts.ended.get(request) {
+            None => (sent.index, "is never answered"),
+            Some((index, _)) => match &facts.history[*index].event {
+                Event::Hung { .. } => (*index, "hangs"),
+                // A large answer that breaks off upstream breaks off here.
+                Event::Lost { .. }
+                    if !facts.has_ended(sent.life, *index) && !facts.written.contains_key(request) =>
+                {
+                    (*index, "gets nothing from a gate that lives, and was not sent")
+                }
+                _ => continue,
+            },
+        };
+        let why = format!("request {} {what}", request.0);
+        found.push(facts.violation(Invariant::NothingHangs, index, sent.label, why));
+    }
+    if let Some(calm) = facts.calm {
+        settled(facts, calm, found);
+    }
+}
+
+fn settled(facts: &Facts<'_>, calm: usize, found: &mut Vec<Violation>) {
+    let soon = facts.at(calm) + millis(SOON);
+    let mut asked: BTreeMap<(LifeNumber, Label), (usize, bool)> = BTreeMap::new();
+    for (request, sent) in facts.sent.iter().filter(|(_, sent)| sent.is_probe) {
+        let settled = match facts.ended.get(request) {
+            Some((index, Some(answer))) => is_final(answer.word()) && facts.at(*index) <= soon,
+            _ => false,
+        };
+        let known = asked.entry((sent.life, sent.label)).or_insert((sent.index, false));
+        *known = (sent.index, known.1 || settled);
+    }
+    for ((LifeNumber(life), label), (index, _)) in asked.into_iter().filter(|(_, (_, settled))| !settled) {
+        let why = format!("gate {life} does not answer for good within {SOON:?} of the last fault");
+        found.push(facts.violation(Invariant::EveryKeyAnswers, index, label, why));
+    }
+}

@@ -1,0 +1,201 @@
+//! A history, sorted by what it is about.
+
+use std::collections::BTreeMap;
+
+use oncegate::idempotency::policy::StoreFailure;
+
+use super::{Invariant, Violation};
+use crate::history::{Answer, Connection, Entry, Event, Label, LifeNumber, Request, Standing, Token};
+use crate::setup::Setup;
+
+/// All places are indices of the history.
+pub struct Facts<'a> {
+    pub setup: &'a Setup,
+    pub history: &'a [Entry],
+    /// What stands for each key, from which place on.
+    pub records: BTreeMap<Label, Vec<(usize, Option<&'a Standing>)>>,
+    /// Where each attempt was claimed, on which key: more than once only where the first claim was released unsent.
+    pub claims: BTreeMap<Token, Vec<(usize, Label)>>,
+    /// Where a first byte of each attempt left a gate.
+    pub writes: BTreeMap<Token, Vec<usize>>,
+    /// On which connection each attempt left, at first.
+    pub carriers: BTreeMap<Token, Connection>,
+    /// Where the upstream closed each connection.
+    pub closed: BTreeMap<Connection, usize>,
+    /// The same as `writes` of each request.
+    pub written: BTreeMap<Request, Vec<usize>>,
+    /// By serial.
+    pub runs: BTreeMap<u32, Run>,
+    /// The answer of each serial, and where it began.
+    pub replying: BTreeMap<u32, (usize, &'a Answer)>,
+    /// Where the last byte of each answer left the upstream.
+    pub replied: BTreeMap<u32, usize>,
+    /// Where the upstream first broke off for an attempt.
+    pub broke: BTreeMap<Token, usize>,
+    /// Where the upstream connections of a gate were reset.
+    pub cuts: Vec<(usize, LifeNumber)>,
+    /// Where each gate was told to end, or died.
+    pub ends: Vec<(usize, LifeNumber)>,
+    pub sent: BTreeMap<Request, Sent>,
+    /// Where a request ended, and with which answer.
+    pub ended: BTreeMap<Request, (usize, Option<&'a Answer>)>,
+    pub calm: Option<usize>,
+}
+
+/// A run of the upstream.
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    pub index: usize,
+    pub token: Option<Token>,
+    pub request: Request,
+    pub label: Label,
+    pub variant: usize,
+}
+
+/// A request of a client.
+#[derive(Clone, Copy, Debug)]
+pub struct Sent {
+    pub index: usize,
+    pub life: LifeNumber,
+    pub label: Label,
+    pub variant: usize,
+    pub is_probe: bool,
+}
+
+impl<'a> Facts<'a> {
+    pub fn of(setup: &'a Setup, history: &'a [Entry]) -> Self {
+        let mut facts = Self {
+            setup,
+            history,
+            records: BTreeMap::new(),
+            claims: BTreeMap::new(),
+            writes: BTreeMap::new(),
+            carriers: BTreeMap::new(),
+            closed: BTreeMap::new(),
+            written: BTreeMap::new(),
+            runs: BTreeMap::new(),
+            replying: BTreeMap::new(),
+            replied: BTreeMap::new(),
+            broke: BTreeMap::new(),
+            cuts: Vec::new(),
+            ends: Vec::new(),
+            sent: BTreeMap::new(),
+            ended: BTreeMap::new(),
+            calm: None,
+        };
+        for (index, entry) in history.iter().enumerate() {
+            facts.add(index, &entry.event);
+        }
+        facts
+    }
+
+    fn add(&mut self, index: usize, event: &'a Event) {
+        match event {
+            Event::Drained { life } | Event::Died { life } => self.ends.push((index, *life)),
+            Event::Cut { life } => self.cuts.push((index, *life)),
+            Event::Sent { request, life, label, variant, is_probe } => {
+                let sent = Sent { index, life: *life, label: *label, variant: *variant, is_probe: *is_probe };
+                self.sent.insert(*request, sent);
+            }
+            Event::Answered { request, answer } => drop(self.ended.insert(*request, (index, Some(answer)))),
+            Event::Lost { request } | Event::Left { request } | Event::Hung { request } => {
+                self.ended.insert(*request, (index, None));
+            }
+            Event::Changed { label, before, after, .. } => {
+                self.records.entry(*label).or_default().push((index, after.as_ref()));
+                if let Some(after) = after
+                    && before.as_ref().is_none_or(|before| before.token != after.token)
+                {
+                    self.claims.entry(after.token).or_default().push((index, *label));
+                }
+            }
+            Event::Closed { connection } => drop(self.closed.insert(*connection, index)),
+            Event::Wrote { token, request, connection, .. } => {
+                if let Some(token) = token {
+                    self.carriers.entry(*token).or_insert(*connection);
+                    self.writes.entry(*token).or_default().push(index);
+                }
+                self.written.entry(*request).or_default().push(index);
+            }
+            Event::Executed { serial, token, request, label, variant } => {
+                let run = Run { index, token: *token, request: *request, label: *label, variant: *variant };
+                self.runs.insert(*serial, run);
+            }
+            Event::Replying { serial, answer, .. } => drop(self.replying.insert(*serial, (index, answer))),
+            Event::Replied { serial, .. } => drop(self.replied.insert(*serial, index)),
+            Event::Broke { token } => {
+                if let Some(token) = token {
+                    self.broke.entry(*token).or_insert(index);
+                }
+            }
+            Event::Calm => self.calm = Some(index),
+            Event::Born { .. } | Event::Fault { .. } | Event::Told { .. } => {}
+        }
+    }
+
+    /// When something happened.
+    pub fn at(&self, index: usize) -> u64 {
+        self.history[index].at
+    }
+
+    /// The first place that is not earlier than `at`.
+    pub fn place(&self, at: u64) -> usize {
+        self.history.partition_point(|entry| entry.at < at)
+    }
+
+    /// What stands for a key right after a place.
+    pub fn standing(&self, label: Label, index: usize) -> Option<&'a Standing> {
+        self.standings(label, index, index).pop().flatten()
+    }
+
+    /// Everything that stood for a key right after `from`, or came to stand up to `to`, in order.
+    pub fn standings(&self, label: Label, from: usize, to: usize) -> Vec<Option<&'a Standing>> {
+        let Some(changes) = self.records.get(&label) else { return vec![None] };
+        let first = changes.partition_point(|(index, _)| *index <= from);
+        let past = changes.partition_point(|(index, _)| *index <= to);
+        let at_first = first.checked_sub(1).and_then(|last| changes[last].1);
+        std::iter::once(at_first).chain(changes[first..past].iter().map(|(_, standing)| *standing)).collect()
+    }
+
+    /// Where an attempt's request left the gate, if it did before `index`.
+    pub fn written_before(&self, token: Token, index: usize) -> bool {
+        self.writes.get(&token).is_some_and(|writes| writes[0] < index)
+    }
+
+    /// Whether a gate was told to end, or died, before `index`.
+    pub fn has_ended(&self, life: LifeNumber, index: usize) -> bool {
+        self.ends.iter().any(|(end, own)| *own == life && *end < index)
+    }
+
+    /// Whether the upstream connections of a gate were reset between two places.
+    pub fn was_cut(&self, life: LifeNumber, from: usize, to: usize) -> bool {
+        self.cuts.iter().any(|(cut, own)| *own == life && (from..to).contains(cut))
+    }
+
+    /// Whether the connection that carried an attempt broke before `index`.
+    pub fn has_broken(&self, token: Token, index: usize) -> bool {
+        let closed = self.carriers.get(&token).and_then(|connection| self.closed.get(connection));
+        [self.broke.get(&token), closed].into_iter().flatten().any(|broke| *broke < index)
+    }
+
+    /// Whether a request went to the upstream unprotected, or tried to.
+    pub fn failed_open(&self, request: Request) -> bool {
+        let Some(sent) = self.sent.get(&request) else { return false };
+        let fails_open = self.setup.policy(sent.label).store_failure == StoreFailure::Forward;
+        fails_open && !self.written.get(&request).is_some_and(|writes| self.has_attempt(writes[0]))
+    }
+
+    fn has_attempt(&self, index: usize) -> bool {
+        matches!(&self.history[index].event, Event::Wrote { token: Some(_), .. })
+    }
+
+    pub fn violation(
+        &self,
+        invariant: Invariant,
+        index: usize,
+        label: impl Into<Option<Label>>,
+        why: impl Into<String>,
+    ) -> Violation {
+        Violation { invariant, index, label: label.into(), why: why.into() }
+    }
+}
