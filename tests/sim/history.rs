@@ -167,6 +167,11 @@ impl Token {
         u64::from_str_radix(text.get(16..)?, 16).ok().map(Self)
     }
 
+    /// Whose attempt it is.
+    pub fn life(self) -> LifeNumber {
+        LifeNumber(u32::try_from(self.0 >> 32).unwrap())
+    }
+
     /// The first of a life's.
     pub fn first_of(life: LifeNumber) -> Self {
         Self(u64::from(life.0) << 32)

@@ -87,7 +87,7 @@ fn told(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
         })
         .and_then(|()| retry_after(got, false)),
         "still-running" | "store-unavailable" | "upstream-unreachable" => retry_after(got, true),
-        "upstream-broken" | "upstream-timeout" if facts.written.contains_key(&got.request) => retry_after(got, false),
+        "upstream-broken" | "upstream-timeout" => retry_after(got, false),
         word => wrong(&format!("{word} is no answer to a request that is well-formed")),
     }
 }

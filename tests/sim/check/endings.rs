@@ -3,7 +3,7 @@
 use oncegate::idempotency::settle::{Control, Ending, Verdict, settle};
 
 use super::facts::Facts;
-use crate::history::{Answer, Label, LifeNumber, Token};
+use crate::history::{Answer, Label, Token};
 
 /// A way in which an attempt may have ended.
 pub struct Possible<'a> {
@@ -16,7 +16,7 @@ pub struct Possible<'a> {
 /// What may become of the record of an attempt that is settled at `index`.
 pub fn possible<'a>(facts: &Facts<'a>, token: Token, label: Label, index: usize) -> Vec<Possible<'a>> {
     let policy = facts.setup.policy(label);
-    let life = LifeNumber(u32::try_from(token.0 >> 32).unwrap_or_default());
+    let life = token.life();
     let verdict = |ending| settle(policy, ending, &Control::default());
     let bare = |verdict, what| Possible { verdict, answer: None, what };
     let Some(written) = facts.writes.get(&token).map(|writes| writes[0]).filter(|written| *written < index) else {

@@ -1,0 +1,60 @@
+//! Known mistakes. Each must be noticed within the seeds that a usual run plays, by an invariant that is about it.
+
+use std::time::Instant;
+
+use crate::check::{Invariant, check};
+use crate::mutant::Mutant;
+use crate::report::{report, whole};
+use crate::seeds::{USUAL, asked_for};
+use crate::world::run;
+
+/// Plays seeds until one shows the mistake.
+fn caught(mutant: Mutant, test: &str, by: &[Invariant]) {
+    let test = format!("mutants::{test}");
+    if let Some(seed) = asked_for() {
+        let run = run(seed, Some(mutant));
+        return println!("{}", whole(&run, &check(&run.setup, &run.history)));
+    }
+    let began = Instant::now();
+    for seed in 0..USUAL {
+        let run = run(seed, Some(mutant));
+        let violations = check(&run.setup, &run.history);
+        if let Some(first) = violations.first() {
+            println!("{mutant:?} is caught after {:.1?}\n{}", began.elapsed(), report(seed, &test, &run, &violations));
+            assert!(by.contains(&first.invariant), "seed {seed}: {first}; it should be one of {by:?}");
+            return;
+        }
+    }
+    panic!("{mutant:?} survives {USUAL} seeds");
+}
+
+macro_rules! mutants {
+    ($($test:ident: $mutant:ident by $($invariant:ident)|+;)*) => {$(
+        #[test]
+        fn $test() {
+            caught(Mutant::$mutant, stringify!($test), &[$(Invariant::$invariant),+]);
+        }
+    )*};
+}
+
+mutants! {
+    takeover_without_fencing: TakeoverUnfenced by TakeoverByRule;
+    claim_of_a_live_record: ClaimTakesLive by TakeoverByRule;
+    expiry_of_in_flight_records: InFlightExpires by TakeoverByRule;
+    sweeping_of_in_flight_records: SweeperTakesInFlight by InFlightStays;
+    sweeping_before_the_ttl: SweeperIsEarly by CompletedStays;
+    reaper_that_changes_the_attempt: ReaperChangesAttempt by InFlightStays;
+    reaper_that_works_by_what_it_read_earlier: ReaperUnfenced by CompletedStays;
+    release_on_unknown: HoldReleases by ReleaseByRule;
+    settle_without_the_attempts_condition: SettleUnfenced by FencedByAttempt | SettledAsEnded;
+    answer_before_durable: SettleBeforeDurable by DurableBeforeAnswer;
+    run_before_the_claim_is_durable: ClaimBeforeDurable by ClaimBeforeRun;
+    renewal_without_the_attempts_condition: RenewUnfenced by FencedByAttempt;
+    ttl_counted_from_the_end: TtlFromNow by TimesByRule;
+    replay_past_the_ttl: OldClock by ReplayInTime;
+    replay_to_another_tenant: ScopeIgnored by AnswerIsOwn | AnswerFitsRecord;
+    replay_to_another_request: FingerprintIgnored by MismatchRefused;
+    replay_with_other_bytes: AnswerSpoilt by AnswerIsOwn | ReplayIdentical;
+    leases_that_never_end: LeaseNeverEnds by EveryKeyAnswers;
+    a_hidden_second_send: SendsTwice by OneRunPerClaim;
+}

@@ -1,0 +1,234 @@
+//! How often each thing worth simulating has happened, so that no change makes the simulation quietly empty.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use oncegate::idempotency::record::State;
+use oncegate::store::unreliable::Operation;
+
+use crate::history::{Entry, Event, Label, LifeNumber, Request, Token, Told};
+
+/// What must happen, and how often at least in a thousand runs.
+const EXPECTED: [(&str, u32); 38] = [
+    ("answer: executed", 1000),
+    ("answer: replayed", 1000),
+    ("answer: released", 100),
+    ("answer: unrecorded", 30),
+    ("answer: unprotected", 30),
+    ("answer: in-flight", 300),
+    ("answer: outcome-unknown", 300),
+    ("answer: response-not-stored", 100),
+    ("answer: key-reused", 300),
+    ("answer: store-unavailable", 300),
+    ("answer: still-running", 30),
+    ("answer: upstream-unreachable", 30),
+    ("answer: upstream-broken", 100),
+    ("answer: upstream-timeout", 30),
+    ("answer: held, of the upstream", 30),
+    ("replay by another gate than ran it", 100),
+    ("replay of what a dead gate ran", 100),
+    ("takeover of an unknown record by policy", 30),
+    ("takeover of an expired unknown record", 10),
+    ("takeover of an expired completed record", 30),
+    ("takeover past the lease by policy", 10),
+    ("hold by its attempt", 100),
+    ("lease ended by the reaper", 100),
+    ("late completion of an unknown record", 10),
+    ("attempt that came too late to settle", 10),
+    ("claim asked again after it was done", 30),
+    ("ending asked again after it was done", 30),
+    ("claim of nobody released", 30),
+    ("lease renewed", 100),
+    ("tombstone", 100),
+    ("swept", 100),
+    ("gate died with an attempt sent", 30),
+    ("gate died with a claim not sent", 10),
+    ("gate drained", 10),
+    ("dead gate's operation took effect", 30),
+    ("run for a dead gate", 10),
+    ("client left, and its attempt completed", 30),
+    ("two gates asked for one key at once", 30),
+];
+
+#[derive(Default)]
+pub struct Tally {
+    runs: u32,
+    counts: BTreeMap<&'static str, u32>,
+}
+
+/// What is known at one moment of a history.
+#[derive(Default)]
+struct Moment {
+    dead: BTreeSet<LifeNumber>,
+    left: BTreeSet<Request>,
+    sent: BTreeMap<Request, (LifeNumber, Label)>,
+    /// The attempts in flight, and whether they left their gate.
+    running: BTreeMap<Token, bool>,
+    requests: BTreeMap<Token, Request>,
+    runs: BTreeMap<u32, Token>,
+    inserted: BTreeSet<Token>,
+    settled: BTreeSet<Token>,
+}
+
+impl Tally {
+    pub fn add(&mut self, history: &[Entry]) {
+        self.runs += 1;
+        let mut moment = Moment::default();
+        for entry in history {
+            self.count(&mut moment, entry);
+        }
+    }
+
+    /// What happened too seldom.
+    pub fn missing(&self) -> Vec<String> {
+        let often = |what| self.counts.get(what).copied().unwrap_or_default();
+        EXPECTED
+            .iter()
+            .map(|(what, least)| (what, u64::from(often(what)), u64::from(*least) * u64::from(self.runs) / 1000))
+            .filter(|(_, often, least)| often < least)
+            .map(|(what, often, least)| format!("{what}: {often} times in {} runs, and not {least}", self.runs))
+            .collect()
+    }
+
+    fn hit(&mut self, what: &'static str) {
+        debug_assert!(EXPECTED.iter().any(|(known, _)| *known == what), "{what} is not expected");
+        *self.counts.entry(what).or_default() += 1;
+    }
+
+    fn count(&mut self, moment: &mut Moment, entry: &Entry) {
+        match &entry.event {
+            Event::Drained { .. } => self.hit("gate drained"),
+            Event::Died { life } => {
+                moment.dead.insert(*life);
+                let own: Vec<bool> = moment.running.iter().filter(|(token, _)| of(token) == *life).map(|it| *it.1).collect();
+                for is_sent in own {
+                    self.hit(if is_sent { "gate died with an attempt sent" } else { "gate died with a claim not sent" });
+                }
+            }
+            Event::Sent { request, life, label, .. } => {
+                let others = moment.sent.values().any(|(other, own)| own == label && other != life);
+                if others {
+                    self.hit("two gates asked for one key at once");
+                }
+                moment.sent.insert(*request, (*life, *label));
+            }
+            Event::Answered { request, answer } => {
+                let life = moment.sent.remove(request).map(|(life, _)| life);
+                self.answered(moment, life, answer);
+            }
+            Event::Left { request } => {
+                moment.sent.remove(request);
+                moment.left.insert(*request);
+            }
+            Event::Lost { request } | Event::Hung { request } => drop(moment.sent.remove(request)),
+            Event::Wrote { token: Some(token), request, .. } => {
+                moment.requests.insert(*token, *request);
+                moment.running.entry(*token).and_modify(|is_sent| *is_sent = true);
+            }
+            Event::Executed { serial, token: Some(token), .. } => {
+                moment.runs.insert(*serial, *token);
+                if moment.dead.contains(&of(token)) {
+                    self.hit("run for a dead gate");
+                }
+            }
+            Event::Told { op, token, told, .. } => self.told(moment, *op, *token, *told),
+            Event::Changed { .. } => self.changed(moment, entry),
+            _ => {}
+        }
+    }
+
+    fn answered(&mut self, moment: &Moment, life: Option<LifeNumber>, answer: &crate::history::Answer) {
+        match answer.word() {
+            "outcome-unknown" if !answer.is_problem() => self.hit("answer: held, of the upstream"),
+            word => {
+                if let Some((known, _)) = EXPECTED.iter().find(|(known, _)| known.strip_prefix("answer: ") == Some(word)) {
+                    self.hit(known);
+                }
+            }
+        }
+        let ran = answer.serial().and_then(|serial| moment.runs.get(&serial)).map(of);
+        if answer.is_replay() && ran != life {
+            self.hit("replay by another gate than ran it");
+            if ran.is_some_and(|ran| moment.dead.contains(&ran)) {
+                self.hit("replay of what a dead gate ran");
+            }
+        }
+    }
+
+    fn told(&mut self, moment: &mut Moment, op: Operation, token: Option<Token>, told: Told) {
+        let Some(token) = token else { return };
+        match (op, told) {
+            (Operation::Claim, Told::Inserted) if !moment.inserted.insert(token) => {
+                self.hit("claim asked again after it was done");
+            }
+            (Operation::Settle, Told::Settled) if !moment.settled.insert(token) => {
+                self.hit("ending asked again after it was done");
+            }
+            (Operation::Settle, Told::NotSettled) => self.hit("attempt that came too late to settle"),
+            _ => {}
+        }
+    }
+
+    fn changed(&mut self, moment: &mut Moment, entry: &Entry) {
+        let Event::Changed { life, op, before, after, .. } = &entry.event else { return };
+        if moment.dead.contains(life) {
+            self.hit("dead gate's operation took effect");
+        }
+        let past = before.as_ref().is_some_and(|before| before.is_past(entry.at));
+        let states = (before.as_ref().map(|it| it.state), after.as_ref().map(|it| it.state));
+        match (states, op) {
+            ((Some(State::Unknown), Some(State::InFlight)), _) if past => {
+                self.hit("takeover of an expired unknown record");
+            }
+            ((Some(State::Unknown), Some(State::InFlight)), _) => self.hit("takeover of an unknown record by policy"),
+            ((Some(State::Completed), Some(State::InFlight)), _) => {
+                self.hit("takeover of an expired completed record");
+            }
+            ((Some(State::InFlight), Some(State::InFlight)), Operation::Renew) => self.hit("lease renewed"),
+            ((Some(State::InFlight), Some(State::InFlight)), _) => self.hit("takeover past the lease by policy"),
+            ((Some(State::InFlight), Some(State::Unknown)), Operation::Settle) => self.hit("hold by its attempt"),
+            ((Some(State::InFlight), Some(State::Unknown)), _) => self.hit("lease ended by the reaper"),
+            ((Some(State::Unknown), Some(State::Completed)), _) => self.hit("late completion of an unknown record"),
+            ((_, None), Operation::Sweep) => self.hit("swept"),
+            ((Some(_), None), Operation::Settle) => {
+                let sent = before.as_ref().is_some_and(|before| moment.requests.contains_key(&before.token));
+                if !sent {
+                    self.hit("claim of nobody released");
+                }
+            }
+            _ => {}
+        }
+        if let Some(before) = before {
+            moment.running.remove(&before.token);
+        }
+        if let Some(after) = after
+            && after.state == State::InFlight
+        {
+            moment.running.insert(after.token, moment.requests.contains_key(&after.token));
+        }
+        if let Some(after) = after
+            && after.state == State::Completed
+        {
+            if after.decoded().is_some_and(|answer| answer.content.is_none()) {
+                self.hit("tombstone");
+            }
+            if moment.requests.get(&after.token).is_some_and(|request| moment.left.contains(request)) {
+                self.hit("client left, and its attempt completed");
+            }
+        }
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (what, _) in EXPECTED {
+            writeln!(f, "{:>9} {what}", self.counts.get(what).copied().unwrap_or_default())?;
+        }
+        Ok(())
+    }
+}
+
+/// Whose attempt it is.
+fn of(token: &Token) -> LifeNumber {
+    token.life()
+}
