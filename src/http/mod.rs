@@ -9,5 +9,6 @@ pub mod headers;
 pub mod problem;
 pub mod replay;
 pub mod server;
+pub mod shards;
 pub mod upgrade;
 pub mod upstream;

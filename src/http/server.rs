@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream as StdStream};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +14,12 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::body::Body;
+use super::shards::Shards;
 
 /// How long a client may take to send a request's head, and how long a kept connection may stay silent.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
@@ -47,7 +48,12 @@ pub trait Handler: Send + Sync + 'static {
 
 /// Serves a listener until `stop` turns true; then takes no more connections, lets each finish the exchange that it is
 /// in, and returns when all have ended.
-pub async fn serve<H: Handler>(listener: TcpListener, handler: Arc<H>, mut stop: watch::Receiver<bool>) {
+pub async fn serve<H: Handler>(
+    listener: TcpListener,
+    shards: Arc<Shards>,
+    handler: Arc<H>,
+    mut stop: watch::Receiver<bool>,
+) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
@@ -56,8 +62,11 @@ pub async fn serve<H: Handler>(listener: TcpListener, handler: Arc<H>, mut stop:
             // Reaps what has ended, so that the set does not grow.
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
-                Ok((stream, peer)) => match stream.set_nodelay(true) {
-                    Ok(()) => drop(connections.spawn(connection(stream, peer, Arc::clone(&handler), stop.clone()))),
+                Ok((stream, peer)) => match stream.set_nodelay(true).and_then(|()| stream.into_std()) {
+                    Ok(stream) => {
+                        let connection = adopted(stream, peer, Arc::clone(&handler), stop.clone());
+                        shards.spawn(&mut connections, connection);
+                    }
                     Err(error) => tracing::debug!(%error, "a connection was lost at once"),
                 },
                 Err(error) => pause_after(&error).await,
@@ -79,6 +88,14 @@ async fn pause_after(error: &io::Error) {
     if !matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset) {
         tracing::warn!(%error, "accepting a connection failed");
         tokio::time::sleep(ACCEPT_PAUSE).await;
+    }
+}
+
+/// Serves a connection on the thread that this runs on.
+async fn adopted<H: Handler>(stream: StdStream, peer: SocketAddr, handler: Arc<H>, stop: watch::Receiver<bool>) {
+    match TcpStream::from_std(stream) {
+        Ok(stream) => connection(stream, peer, handler, stop).await,
+        Err(error) => tracing::warn!(%error, "a connection could not be served"),
     }
 }
 
