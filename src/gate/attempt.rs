@@ -177,7 +177,7 @@ fn request(errand: &Errand, attempt: Attempt) -> Request<Body> {
 /// The answer as its client gets it, without its body.
 fn head_of_answer(errand: &Errand, parts: &response::Parts) -> Answer {
     let reason = parts.extensions.get::<ReasonPhrase>().map(|reason| Bytes::copy_from_slice(reason.as_bytes()));
-    let headers = to_client(&parts.headers, &errand.gate.added);
+    let headers = to_client(parts.headers.clone(), &errand.gate.added);
     Answer { status: parts.status, reason, headers: lines(&headers).collect(), content: None }
 }
 

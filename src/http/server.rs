@@ -3,12 +3,12 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
-use std::net::{SocketAddr, TcpStream as StdStream};
+use std::net::{IpAddr, SocketAddr, TcpStream as StdStream};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Request, Response};
+use http::{HeaderValue, Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -39,11 +39,25 @@ pub struct Settings {
 /// Answers requests.
 pub trait Handler: Send + Sync + 'static {
     /// Answers one request of a client at `peer`. Dropped when the client goes away.
-    fn handle(
-        self: Arc<Self>,
-        request: Request<Incoming>,
-        peer: SocketAddr,
-    ) -> impl Future<Output = Response<Body>> + Send;
+    fn handle(self: Arc<Self>, request: Request<Incoming>, peer: Peer) -> impl Future<Output = Response<Body>> + Send;
+}
+
+/// A client, as its connection shows it.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// Its address.
+    pub ip: IpAddr,
+    /// The same, for a header.
+    pub address: HeaderValue,
+}
+
+impl Peer {
+    fn new(socket: SocketAddr) -> Self {
+        let ip = socket.ip().to_canonical();
+        // An address is nothing but visible ASCII.
+        let address = HeaderValue::from_str(&ip.to_string()).unwrap_or_else(|_| HeaderValue::from_static("unknown"));
+        Self { ip, address }
+    }
 }
 
 /// Serves a listener until `stop` turns true; then takes no more connections, lets each finish the exchange that it is
@@ -105,8 +119,9 @@ where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     H: Handler,
 {
+    let peer = Peer::new(peer);
     let service = service_fn(move |request| {
-        let handler = Arc::clone(&handler);
+        let (handler, peer) = (Arc::clone(&handler), peer.clone());
         async move { Ok::<_, Infallible>(handler.handle(request, peer).await) }
     });
     let connection = http1::Builder::new()
