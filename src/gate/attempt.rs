@@ -231,13 +231,13 @@ async fn conclude(
     match timeout(errand.gate.settings.settle_timeout, settling.as_mut()).await {
         Ok(settled) => {
             // Before the client hears of it: it may be back at once.
-            give_up_lead(lead, &settled, released);
+            let_go(lead, &settled, released);
             client.reply(recorded(errand, attempt, settled, outcome, answer, body));
             relay(errand, rest, sender).await
         }
         Err(_) => {
             client.reply(unrecorded(errand, outcome, answer, body));
-            let settling = async { give_up_lead(lead, &settling.await, released) };
+            let settling = async { let_go(lead, &settling.await, released) };
             let (relayed, ()) = tokio::join!(relay(errand, rest, sender), settling);
             relayed
         }
@@ -245,7 +245,7 @@ async fn conclude(
 }
 
 /// Lets those who wait for the attempt go on: with the answer of a release, or to ask the store.
-fn give_up_lead(lead: Lead, settled: &Settled, released: Option<Released>) {
+fn let_go(lead: Lead, settled: &Settled, released: Option<Released>) {
     match (settled, released) {
         (Settled::Done { .. }, Some(released)) => lead.released(released),
         (Settled::Done { .. } | Settled::Superseded { .. }, _) => drop(lead),

@@ -185,16 +185,17 @@ impl Errand {
         }
     }
 
+    /// What the request does now: with an attempt in flight, it waits where it may.
     fn next(&self, met: Met) -> Next {
-        let waits = !self.patience().is_zero();
+        let waits = || !self.patience().is_zero();
         let decision = match met {
-            Met::Running(follow, running) if waits => return Next::Wait(Awaited::Here(follow, running)),
+            Met::Running(follow, running) if waits() => return Next::Wait(Awaited::Here(follow, running)),
             Met::Running(_, running) => Decision::InFlight { elapsed: running.began.elapsed() },
-            Met::Decided(Decision::InFlight { elapsed }, _) if waits => {
+            Met::Decided(Decision::InFlight { elapsed }, _) if waits() => {
                 return Next::Wait(Awaited::elsewhere(elapsed));
             }
             Met::Decided(decision, until) => return self.reply(decision, until).map_or(Next::Ask, Next::Reply),
-            Met::Released(released) if waits => return Next::Reply(self.released(&released)),
+            Met::Released(released) if waits() => return Next::Reply(self.released(&released)),
             Met::Released(_) | Met::Nothing => Decision::Supersede,
         };
         self.reply(decision, None).map_or(Next::Ask, Next::Reply)

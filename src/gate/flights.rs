@@ -178,7 +178,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::idempotency::fingerprint::Recipe;
     use crate::idempotency::record::State;
+    use crate::telemetry::outcome::Code;
     use bytes::Bytes;
 
     const ID: RecordId = RecordId([7; 32]);
@@ -212,6 +214,23 @@ mod tests {
         lead.found(record.clone(), Timestamp(3));
         let Some(Stage::Found(found)) = follower.joined().await else { panic!("nothing found") };
         assert_eq!(*found, (record, Timestamp(3)));
+    }
+
+    #[tokio::test]
+    async fn followers_get_the_answer_of_a_release_and_nobody_after_them() {
+        let flights = Arc::new(Flights::default());
+        let (first, mut follower) = (lead(&flights), follow(&flights));
+        let fingerprint = Fingerprint { recipe: Recipe::default(), digest: [3; 32] };
+        let attempt = Attempt([1; 16]);
+        first.running(Running::new(attempt, fingerprint.clone(), Duration::from_secs(1), Instant::now()));
+        assert!(matches!(follower.joined().await, Some(Stage::Running(_))));
+        first.released(Released { fingerprint, answer: Err(Problem::new(Code::UpstreamUnreachable, "away")) });
+        let next = lead(&flights);
+        let Some(Stage::Released(released)) = follower.ended().await else { panic!("nothing released") };
+        assert_eq!(released.answer.as_ref().unwrap_err().detail, "away");
+        let mut late = follow(&flights);
+        drop(next);
+        assert!(late.ended().await.is_none());
     }
 
     #[tokio::test]

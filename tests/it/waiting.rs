@@ -234,7 +234,9 @@ fn those_who_wait_hear_that_nothing_was_sent() {
         assert_eq!(response.retry_after(), first.retry_after());
         assert_eq!(response.text(), first.text());
     }
-    assert_eq!(gate.states("k-1"), [""; 0], "who waited began an attempt");
+    assert_eq!(gate.states("k-1"), [""; 0]);
+    let claims = gate.metric("oncegate_store_duration_seconds_count", &["op=\"claim\""]);
+    assert_eq!(claims, 1.0, "who waited began an attempt");
 }
 
 #[test]
