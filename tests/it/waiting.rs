@@ -345,7 +345,8 @@ fn a_client_that_stopped_waiting_leaves_nothing_behind() {
         })
         .collect();
     // A connection and a body each.
-    eventually("eight who wait", || (open() >= before + 16).then_some(()));
+    eventually("eight bodies", || (open() >= before + 16).then_some(()));
+    sleep(SETTLED);
     drop(clients);
     eventually("an end of them", || (open() <= before).then_some(()));
     assert!(!first.is_finished() && !large_first.is_finished());
