@@ -348,7 +348,9 @@ fn a_client_that_stopped_waiting_leaves_nothing_behind() {
     eventually("eight bodies", || (open() >= before + 16).then_some(()));
     sleep(SETTLED);
     drop(clients);
+    let left = Instant::now();
     eventually("an end of them", || (open() <= before).then_some(()));
+    assert!(left.elapsed() < Duration::from_secs(15), "they ended when their wait did: {:?}", left.elapsed());
     assert!(!first.is_finished() && !large_first.is_finished());
     signal.open();
     first.join().unwrap().expect(200, "executed");
