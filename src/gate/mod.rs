@@ -16,6 +16,7 @@ mod renewal;
 mod request;
 mod settling;
 mod tokens;
+mod wait;
 
 use std::collections::HashMap;
 use std::sync::Arc;
