@@ -17,6 +17,7 @@ use crate::admin::{self, Phase, Readiness, RouteInfo};
 use crate::config::{Resolved, Store as StoreSettings};
 use crate::gate::Gate;
 use crate::http::server;
+use crate::http::shards::Shards;
 use crate::http::upstream::Upstream;
 use crate::idempotency::identity::Identifier;
 use crate::idempotency::policy::Mode;
@@ -39,14 +40,15 @@ const LOCK_REMINDER: Duration = Duration::from_secs(10);
 /// Runs a gate until SIGTERM or SIGINT.
 pub fn run(config: Resolved, accept_identity_change: bool) -> anyhow::Result<ExitCode> {
     logs::init(&config.log)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let served = runtime.block_on(serve(config, accept_identity_change));
+    let shards = Arc::new(Shards::start().context("cannot start the threads that serve")?);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let served = runtime.block_on(serve(config, shards, accept_identity_change));
     // Whatever still runs by now was given up on.
     runtime.shutdown_timeout(Duration::from_secs(1));
     served
 }
 
-async fn serve(config: Resolved, accept_identity_change: bool) -> anyhow::Result<ExitCode> {
+async fn serve(config: Resolved, shards: Arc<Shards>, accept_identity_change: bool) -> anyhow::Result<ExitCode> {
     let metrics = Metrics::new();
     metrics.config_reloaded(true);
     let mut signals = Signals::install(metrics.clone())?;
@@ -81,7 +83,7 @@ async fn serve(config: Resolved, accept_identity_change: bool) -> anyhow::Result
     let mut servers = JoinSet::new();
     for listener in listeners {
         tracing::info!(address = %listener.local_addr()?, "listening");
-        servers.spawn(server::serve(listener, Arc::clone(&gate), stop.subscribe()));
+        servers.spawn(server::serve(listener, Arc::clone(&shards), Arc::clone(&gate), stop.subscribe()));
     }
     readiness.set(Phase::Ready);
 
