@@ -107,7 +107,7 @@ pub(super) async fn run(errand: &Errand, lead: Lead, attempt: Attempt, client: C
 async fn exchange(errand: &Errand, attempt: Attempt) -> Exchanged {
     let limit = errand.upstream().settings().timeout;
     let mut abandon = errand.gate.abandon.subscribe();
-    if *abandon.borrow() {
+    if abandon.get() {
         return Exchanged::Failed(Ending::Unreachable, pass::unreachable());
     }
     let sending = Sending::default();

@@ -7,9 +7,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::watch;
 use crate::http::problem::Problem;
 use crate::idempotency::codec::Answer;
 use crate::idempotency::fingerprint::Fingerprint;
@@ -90,12 +90,14 @@ impl Flights {
         let mut due = Vec::new();
         for shard in &self.shards {
             for (id, stage) in lock(shard).iter() {
-                if let Stage::Running(running) = &*stage.borrow()
-                    && lock(&running.renewed).elapsed() >= running.lease / 3
-                {
-                    let held = Held { id: *id, attempt: running.attempt, lease: running.lease };
-                    due.push((held, Arc::clone(running)));
-                }
+                stage.with(|stage| {
+                    if let Stage::Running(running) = stage
+                        && lock(&running.renewed).elapsed() >= running.lease / 3
+                    {
+                        let held = Held { id: *id, attempt: running.attempt, lease: running.lease };
+                        due.push((held, Arc::clone(running)));
+                    }
+                });
             }
         }
         // In an order that does not depend on chance: stores are asked in this one.
@@ -166,7 +168,7 @@ impl Follow {
     }
 
     async fn wait_for(&mut self, is_it: impl FnMut(&Stage) -> bool) -> Option<Stage> {
-        self.0.wait_for(is_it).await.ok().map(|stage| stage.clone())
+        self.0.wait_for(is_it).await.ok()
     }
 }
 

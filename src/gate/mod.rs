@@ -17,6 +17,7 @@ mod request;
 mod settling;
 mod tokens;
 mod wait;
+mod watch;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,7 +25,6 @@ use std::time::Duration;
 
 use http::{HeaderName, Request, Response};
 use hyper::body::Incoming;
-use tokio::sync::watch;
 use tokio::time::Instant;
 
 pub use self::answer::HeaderNames;
@@ -88,7 +88,7 @@ pub struct Gate {
     /// Turned true when attempts must end.
     abandon: watch::Sender<bool>,
     /// Each errand holds a receiver while it goes on.
-    errands: watch::Sender<()>,
+    errands: tokio::sync::watch::Sender<()>,
     /// How many large bodies may be read back into memory at a time.
     large_bodies: tokio::sync::Semaphore,
 }
@@ -142,7 +142,7 @@ impl Gate {
             store,
             flights: Arc::default(),
             abandon: watch::Sender::new(false),
-            errands: watch::Sender::new(()),
+            errands: tokio::sync::watch::Sender::new(()),
             large_bodies: tokio::sync::Semaphore::new(LARGE_BODIES),
             settings,
         })
@@ -174,7 +174,7 @@ impl Gate {
     }
 
     /// Renews the leases of running attempts until `stop` turns true. Nothing else does.
-    pub async fn renew_leases(&self, stop: watch::Receiver<bool>) {
+    pub async fn renew_leases(&self, stop: tokio::sync::watch::Receiver<bool>) {
         renewal::run(self, stop).await;
     }
 

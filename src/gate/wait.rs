@@ -14,7 +14,6 @@ use super::errand::{Client, Errand};
 use super::flights::{Follow, Released, Role, Running, Stage};
 use crate::http::prefer;
 use crate::http::problem::Problem;
-use crate::http::server::stopped;
 use crate::http::upstream;
 use crate::idempotency::decide::Decision;
 use crate::idempotency::policy::InFlight;
@@ -160,7 +159,7 @@ impl Errand {
     async fn patience_ends(&self) {
         let mut abandon = self.gate.abandon.subscribe();
         let gate_ends = async {
-            stopped(&mut abandon).await;
+            let _ = abandon.wait_for(|abandon| *abandon).await;
             // By then attempts in this process have ended, and nobody stays for any other.
             sleep(self.gate.settings.settle_timeout).await;
         };

@@ -10,7 +10,7 @@ use std::sync::{Mutex, OnceLock};
 use oncegate::gate::Gate;
 use oncegate::store::unreliable::{Side, Unreliable};
 use std::sync::Arc;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::history::{Event, History, LifeNumber};
 use crate::pipe::Cable;
@@ -26,8 +26,11 @@ pub struct Life {
     dead: AtomicBool,
     drained: AtomicBool,
     calm: AtomicBool,
-    stop: watch::Sender<bool>,
-    stalled: watch::Sender<bool>,
+    /// One for each who is to be told: `tokio::sync::watch` wakes in an order of chance.
+    stops: Mutex<Vec<watch::Sender<bool>>>,
+    /// Whether nothing passes between it and its store.
+    stalled: AtomicBool,
+    passes: Notify,
     reach: Mutex<Reach>,
     fuse: Mutex<Option<Fuse>>,
     clients: Mutex<Vec<Cable>>,
@@ -64,8 +67,9 @@ impl Life {
             dead: AtomicBool::new(false),
             drained: AtomicBool::new(false),
             calm: AtomicBool::new(false),
-            stop: watch::Sender::new(false),
-            stalled: watch::Sender::new(false),
+            stops: Mutex::default(),
+            stalled: AtomicBool::new(false),
+            passes: Notify::new(),
             reach: Mutex::new(Reach::Open),
             fuse: Mutex::default(),
             clients: Mutex::default(),
@@ -92,7 +96,20 @@ impl Life {
 
     /// Turns true when it is to end.
     pub fn stop(&self) -> watch::Receiver<bool> {
-        self.stop.subscribe()
+        let (stop, stopped) = watch::channel(!self.accepts());
+        self.stops.lock().unwrap().push(stop);
+        stopped
+    }
+
+    fn tell_to_stop(&self) {
+        for stop in &*self.stops.lock().unwrap() {
+            stop.send_replace(true);
+        }
+    }
+
+    fn set_stalled(&self, stalled: bool) {
+        self.stalled.store(stalled, Ordering::Relaxed);
+        self.passes.notify_waiters();
     }
 
     /// From now on no fuse kills it.
@@ -117,15 +134,15 @@ impl Life {
         for cable in self.clients.lock().unwrap().drain(..).chain(self.upstreams.lock().unwrap().drain(..)) {
             cable.kill();
         }
-        self.stop.send_replace(true);
-        self.stalled.send_replace(false);
+        self.tell_to_stop();
+        self.set_stalled(false);
     }
 
     /// Is told to end, as by SIGTERM.
     pub fn drain(&self) {
         self.drained.store(true, Ordering::Relaxed);
         self.history.add(Event::Drained { life: self.number });
-        self.stop.send_replace(true);
+        self.tell_to_stop();
     }
 
     /// Notes a connection, so that it ends with this life.
@@ -148,14 +165,15 @@ impl Life {
 
     /// Nothing passes between it and its store, or everything again.
     pub fn stall_store(&self, stalled: bool) {
-        self.stalled.send_replace(stalled);
+        self.set_stalled(stalled);
         self.fault(format!("the way to the store is stalled: {stalled}"));
     }
 
     /// Waits until something can pass between it and its store.
     pub async fn store_passes(&self) {
-        let mut stalled = self.stalled.subscribe();
-        let _ = stalled.wait_for(|stalled| !*stalled).await;
+        while self.stalled.load(Ordering::Relaxed) {
+            self.passes.notified().await;
+        }
     }
 
     pub fn stall_clients(&self, stalled: bool) {

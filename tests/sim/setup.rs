@@ -9,7 +9,7 @@ use oncegate::idempotency::codec;
 use oncegate::idempotency::fingerprint::{Body, Recipe, Subject};
 use oncegate::idempotency::identity::Identifier;
 use oncegate::idempotency::key::Key;
-use oncegate::idempotency::policy::{Policy, Recovery, StoreFailure};
+use oncegate::idempotency::policy::{InFlight, Policy, Recovery, StoreFailure};
 use oncegate::idempotency::record::RecordId;
 use oncegate::idempotency::scope::{Caller, ScopePart};
 use oncegate::route::{Pattern, Route, Router};
@@ -143,6 +143,7 @@ fn policy(route: usize, dice: &mut Dice) -> Policy {
         scope: scope(),
         recovery: if route == 1 { Recovery::Retry } else { Recovery::Hold },
         store_failure: if route == 2 { StoreFailure::Forward } else { StoreFailure::Reject },
+        in_flight: if dice.percent(40) { InFlight::Wait(dice.millis(200..4_000)) } else { InFlight::Reject },
         lease: dice.pick(&[Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(4)]),
         max_response_body: if dice.percent(30) { 300 } else { 1024 * 1024 },
         ..Policy::default()

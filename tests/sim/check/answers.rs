@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, UNIX_EPOCH};
 
-use oncegate::idempotency::policy::StoreFailure;
+use oncegate::idempotency::policy::{InFlight, StoreFailure};
 use oncegate::idempotency::record::State;
 
 use super::endings::millis;
@@ -69,6 +69,7 @@ fn told(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
         return wrong("the gate panicked");
     }
     match answer.word() {
+        "released" if !facts.written.contains_key(&got.request) => waited(facts, got),
         "executed" | "released" | "unrecorded" => own_run(facts, got).and_then(|run| settled(facts, got, run)),
         "outcome-unknown" if !answer.is_problem() => own_run(facts, got).and_then(|run| settled(facts, got, run)),
         "unprotected" => match facts.setup.policy(got.sent.label).store_failure {
@@ -99,6 +100,22 @@ fn own_run(facts: &Facts<'_>, got: &Got<'_>) -> Result<Run, Fault> {
         return Err((Invariant::AnswerIsOwn, format!("it is the answer to request {}", run.request.0)));
     }
     Ok(run)
+}
+
+/// The answer of an attempt that this request waited for, at the same gate, and that was released meanwhile.
+fn waited(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
+    let (run, sent) = (run_of(facts, got.answer)?, got.sent);
+    if (run.label, run.variant) != (sent.label, sent.variant) {
+        return Err((Invariant::AnswerIsOwn, format!("it is that to variant {} of {}", run.variant, run.label)));
+    }
+    if !matches!(facts.setup.policy(sent.label).in_flight, InFlight::Wait(_)) {
+        return wrong("it is that of another request, and nobody waits on this route");
+    }
+    let there = |token: Token| {
+        let claimed = facts.claims.get(&token).and_then(|claims| claims.last()).is_some_and(|(at, _)| *at < got.index);
+        claimed && token.life() == sent.life && facts.released_between(token, sent.label, sent.index, got.index)
+    };
+    if run.token.is_some_and(there) { Ok(()) } else { wrong("that attempt was not released while it waited") }
 }
 
 /// The run whose answer this is, as the upstream gave it.

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use oncegate::idempotency::policy::StoreFailure;
+use oncegate::store::unreliable::Operation;
 
 use super::{Invariant, Violation};
-use crate::history::{Answer, Connection, Entry, Event, Label, LifeNumber, Request, Standing, Token};
+use crate::history::{Answer, Connection, Entry, Event, Label, LifeNumber, Request, Standing, Told, Token};
 use crate::setup::Setup;
 
 /// All places are indices of the history.
@@ -176,6 +177,16 @@ impl<'a> Facts<'a> {
     pub fn has_broken(&self, token: Token, index: usize) -> bool {
         let closed = self.carriers.get(&token).and_then(|connection| self.closed.get(connection));
         [self.broke.get(&token), closed].into_iter().flatten().any(|broke| *broke < index)
+    }
+
+    /// Whether an attempt ended between two places in a way that left it no record.
+    pub fn released_between(&self, token: Token, label: Label, from: usize, to: usize) -> bool {
+        let stands = |index| self.standing(label, index).is_some_and(|standing| standing.token == token);
+        let released = self.history[from..to].iter().any(|entry| match &entry.event {
+            Event::Told { op: Operation::Settle, token: settled, told: Told::Settled, .. } => *settled == Some(token),
+            _ => false,
+        });
+        released && !stands(to)
     }
 
     /// Whether a request went to the upstream unprotected, or tried to.
