@@ -144,7 +144,7 @@ fn policy(route: usize, dice: &mut Dice) -> Policy {
         recovery: if route == 1 { Recovery::Retry } else { Recovery::Hold },
         store_failure: if route == 2 { StoreFailure::Forward } else { StoreFailure::Reject },
         in_flight: if dice.percent(40) { InFlight::Wait(dice.millis(200..4_000)) } else { InFlight::Reject },
-        lease: dice.pick(&[Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(4)]),
+        lease: dice.pick(&[Duration::from_millis(500), Duration::from_secs(1), Duration::from_secs(3)]),
         max_response_body: if dice.percent(30) { 300 } else { 1024 * 1024 },
         ..Policy::default()
     };

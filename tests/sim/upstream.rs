@@ -191,10 +191,10 @@ impl Site {
     async fn think(&self, dice: &mut Dice) {
         let time = match dice.within(0..100) {
             _ if self.is_calm() => return,
-            0..50 => return,
-            50..80 => dice.millis(1..60),
-            80..96 => dice.millis(100..1_500),
-            _ => dice.millis(1_500..6_000),
+            0..45 => return,
+            45..70 => dice.millis(1..60),
+            70..95 => dice.millis(100..2_000),
+            _ => dice.millis(2_000..6_000),
         };
         sleep(time).await;
     }

@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::books::{Books, Recorded};
 use crate::client::{Errand, ask, pursue};
 use crate::dice::Dice;
-use crate::history::{EPOCH, Entry, Event, History, Label, LifeNumber, Request, Token};
+use crate::history::{Answer, EPOCH, Entry, Event, History, Label, LifeNumber, Request, Token};
 use crate::life::{Fuse, Life, Reach};
 use crate::link::{Link, Pace};
 use crate::mutant::{Mutant, Shelf};
@@ -108,7 +108,7 @@ impl World {
         let length = dice.millis(3_000..12_000);
         let labels = labels(dice);
         let mut clients = JoinSet::new();
-        for _ in 0..dice.within(4..10) {
+        for _ in 0..dice.within(4..12) {
             let errand = Errand {
                 label: dice.pick(&labels),
                 variant: if dice.percent(85) { 0 } else { 1 },
@@ -284,17 +284,20 @@ impl World {
     /// Asks every gate for every key until each has answered for good, or nobody can wait any longer.
     async fn probe(self: &Arc<Self>, labels: &[Label], dice: &mut Dice) {
         let end = Instant::now() + SOON;
-        let mut open: Vec<(Label, Arc<Life>)> = Vec::new();
+        let mut open: Vec<(Label, usize, Arc<Life>)> = Vec::new();
         for life in self.gates() {
-            open.extend(labels.iter().map(|label| (*label, Arc::clone(&life))));
+            open.extend(labels.iter().map(|label| (*label, 0, Arc::clone(&life))));
         }
         while !open.is_empty() && Instant::now() < end {
             let mut still = Vec::new();
-            for (label, life) in open {
-                let errand = Errand { label, variant: 0, tries: 1, start: Duration::ZERO };
+            for (label, variant, life) in open {
+                let errand = Errand { label, variant, tries: 1, start: Duration::ZERO };
                 let answer = ask(self, &life, errand, true, dice.fork()).await;
-                if !answer.is_some_and(|answer| is_final(answer.word())) {
-                    still.push((label, life));
+                match answer.as_ref().map(Answer::word) {
+                    Some(word) if is_final(word) => {}
+                    // It stands for the other request.
+                    Some("key-reused") => still.push((label, (variant + 1) % VARIANTS, life)),
+                    _ => still.push((label, variant, life)),
                 }
             }
             open = still;
@@ -307,7 +310,7 @@ impl World {
 
 /// Whether an answer is one for good.
 pub fn is_final(word: &str) -> bool {
-    matches!(word, "executed" | "replayed" | "released" | "outcome-unknown" | "response-not-stored" | "key-reused")
+    matches!(word, "executed" | "replayed" | "released" | "outcome-unknown" | "response-not-stored")
 }
 
 /// What happens to a gate.
