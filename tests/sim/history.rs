@@ -11,6 +11,9 @@ use tokio::time::Instant;
 /// The store's time when a run begins, in milliseconds since the epoch.
 pub const EPOCH: u64 = 1_700_000_000_000;
 
+/// A run that has so much to tell goes round in circles.
+const TOO_MUCH: usize = 100_000;
+
 /// A history that is being written.
 #[derive(Clone)]
 pub struct History {
@@ -142,7 +145,9 @@ impl History {
 
     pub fn add(&self, event: Event) {
         let at = self.now();
-        self.entries.lock().unwrap().push(Entry { at, event });
+        let mut entries = self.entries.lock().unwrap();
+        assert!(entries.len() < TOO_MUCH, "the run goes on for ever");
+        entries.push(Entry { at, event });
     }
 
     /// In milliseconds since the run began.

@@ -87,8 +87,12 @@ impl Shelf {
         if standing.is_none()
             && self.is(Mutant::ScopeIgnored)
             && let Some(other) = self.all().await?.into_iter().find(|other| other.id.0[..8] == id.0[..8])
+            && let Some(Listed { record, now, .. }) = self.memory.get(other.id).await?
+            // What has expired would be taken over, again and again, and is not there.
+            && record.state == State::Completed
+            && now < record.until
         {
-            return Ok(Claim::Exists { record: other.record, now: other.now });
+            return Ok(Claim::Exists { record, now });
         }
         let head = fresh.head.clone();
         let mut claim = self.memory.claim(id, fresh).await?;
@@ -105,7 +109,9 @@ impl Shelf {
     }
 
     pub async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
-        if self.is(Mutant::TakeoverUnfenced) {
+        let standing = self.memory.get(id).await?;
+        let is_own = standing.is_some_and(|standing| standing.record.attempt == fresh.attempt);
+        if self.is(Mutant::TakeoverUnfenced) && !is_own {
             return self.replace(id, fresh).await.map(|_| true);
         }
         self.memory.supersede(id, seen, fresh).await
