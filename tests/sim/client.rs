@@ -107,13 +107,7 @@ enum Heard {
     Nothing,
 }
 
-async fn exchange(
-    stream: &mut End,
-    request: Request,
-    errand: Errand,
-    is_probe: bool,
-    dice: &mut Dice,
-) -> Heard {
+async fn exchange(stream: &mut End, request: Request, errand: Errand, is_probe: bool, dice: &mut Dice) -> Heard {
     let bytes = bytes(request, errand, dice);
     if !is_probe && dice.percent(15) {
         let cut = dice.within(0..bytes.len() as u64) as usize;

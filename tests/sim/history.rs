@@ -305,7 +305,9 @@ impl fmt::Display for Entry {
             Event::Wrote { life: LifeNumber(life), connection, token: by, request: Request(request) } => {
                 write!(f, "gate {life} writes request {request} to connection {}, {}", connection.0, token(by))
             }
-            Event::Closed { connection: Connection(connection) } => write!(f, "upstream closes connection {connection}"),
+            Event::Closed { connection: Connection(connection) } => {
+                write!(f, "upstream closes connection {connection}")
+            }
             Event::Executed { serial, token: by, request: Request(request), label, variant } => {
                 write!(f, "UPSTREAM runs {label}, variant {variant}: serial {serial}, request {request}, {}", token(by))
             }

@@ -188,8 +188,7 @@ impl Shelf {
         let mut taken = 0;
         for listed in self.all().await? {
             let completed = listed.record.state == State::Completed;
-            if self.is(Mutant::SweeperTakesInFlight) && is_lost(&listed)
-                || self.is(Mutant::SweeperIsEarly) && completed
+            if self.is(Mutant::SweeperTakesInFlight) && is_lost(&listed) || self.is(Mutant::SweeperIsEarly) && completed
             {
                 self.memory.remove(listed.id).await?;
                 taken += 1;

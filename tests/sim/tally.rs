@@ -100,9 +100,14 @@ impl Tally {
             Event::Drained { .. } => self.hit("gate drained"),
             Event::Died { life } => {
                 moment.dead.insert(*life);
-                let own: Vec<bool> = moment.running.iter().filter(|(token, _)| of(token) == *life).map(|it| *it.1).collect();
+                let own: Vec<bool> =
+                    moment.running.iter().filter(|(token, _)| of(token) == *life).map(|it| *it.1).collect();
                 for is_sent in own {
-                    self.hit(if is_sent { "gate died with an attempt sent" } else { "gate died with a claim not sent" });
+                    self.hit(if is_sent {
+                        "gate died with an attempt sent"
+                    } else {
+                        "gate died with a claim not sent"
+                    });
                 }
             }
             Event::Sent { request, life, label, .. } => {
@@ -141,7 +146,9 @@ impl Tally {
         match answer.word() {
             "outcome-unknown" if !answer.is_problem() => self.hit("answer: held, of the upstream"),
             word => {
-                if let Some((known, _)) = EXPECTED.iter().find(|(known, _)| known.strip_prefix("answer: ") == Some(word)) {
+                if let Some((known, _)) =
+                    EXPECTED.iter().find(|(known, _)| known.strip_prefix("answer: ") == Some(word))
+                {
                     self.hit(known);
                 }
             }

@@ -84,7 +84,8 @@ fn told(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
         "in-flight" => ever(facts, got, |variant| variant == got.sent.variant).and_then(|()| retry_after(got, true)),
         "key-reused" => ever(facts, got, |variant| variant != got.sent.variant),
         "outcome-unknown" => stood(facts, got, |standing| {
-            standing.state == State::Unknown || standing.state == State::InFlight && standing.is_past(facts.at(got.index))
+            standing.state == State::Unknown
+                || standing.state == State::InFlight && standing.is_past(facts.at(got.index))
         })
         .and_then(|()| retry_after(got, false)),
         "still-running" | "store-unavailable" | "upstream-unreachable" => retry_after(got, true),

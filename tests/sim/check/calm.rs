@@ -15,9 +15,7 @@ pub fn check(facts: &Facts<'_>, found: &mut Vec<Violation>) {
             Some((index, _)) => match &facts.history[*index].event {
                 Event::Hung { .. } => (*index, "hangs"),
                 // A large answer that breaks off upstream breaks off here.
-                Event::Lost { .. }
-                    if !facts.has_ended(sent.life, *index) && !facts.written.contains_key(request) =>
-                {
+                Event::Lost { .. } if !facts.has_ended(sent.life, *index) && !facts.written.contains_key(request) => {
                     (*index, "gets nothing from a gate that lives, and was not sent")
                 }
                 _ => continue,

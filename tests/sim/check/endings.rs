@@ -20,10 +20,8 @@ pub fn possible<'a>(facts: &Facts<'a>, token: Token, label: Label, index: usize)
     let verdict = |ending| settle(policy, ending, &Control::default());
     let bare = |verdict, what| Possible { verdict, answer: None, what };
     let Some(written) = facts.writes.get(&token).map(|writes| writes[0]).filter(|written| *written < index) else {
-        let mut possible = vec![
-            bare(verdict(Ending::Unreachable), "nothing was sent"),
-            bare(Verdict::Release, "it never began"),
-        ];
+        let mut possible =
+            vec![bare(verdict(Ending::Unreachable), "nothing was sent"), bare(Verdict::Release, "it never began")];
         if let Some(claimed) = claimed(facts, token, index) {
             // It was handed to a connection that took nothing of it.
             if facts.at(index) >= facts.at(claimed) + millis(facts.setup.timeout) {

@@ -6,7 +6,7 @@ use oncegate::idempotency::policy::StoreFailure;
 use oncegate::store::unreliable::Operation;
 
 use super::{Invariant, Violation};
-use crate::history::{Answer, Connection, Entry, Event, Label, LifeNumber, Request, Standing, Told, Token};
+use crate::history::{Answer, Connection, Entry, Event, Label, LifeNumber, Request, Standing, Token, Told};
 use crate::setup::Setup;
 
 /// All places are indices of the history.

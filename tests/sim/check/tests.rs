@@ -11,9 +11,7 @@ use oncegate::store::unreliable::Operation;
 
 use super::{Invariant, check};
 use crate::dice::Dice;
-use crate::history::{
-    Answer, Connection, EPOCH, Entry, Event, Label, LifeNumber, Request, Standing, Token, Told,
-};
+use crate::history::{Answer, Connection, EPOCH, Entry, Event, Label, LifeNumber, Request, Standing, Token, Told};
 use crate::setup::Setup;
 
 const HOLD: Label = Label { route: 0, tenant: 0, key: 0 };
