@@ -112,10 +112,14 @@ fn waited(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
     if !matches!(facts.setup.policy(sent.label).in_flight, InFlight::Wait(_)) {
         return wrong("it is that of another request, and nobody waits on this route");
     }
+    // The store may have released it before this request came, as long as the gate did not know; when its own client heard
+    // of it, the gate did.
+    let known = match facts.ended.get(&run.request) {
+        Some((index, Some(answer))) if answer.word() == "released" => *index,
+        _ => got.index,
+    };
     let there = |token: Token| {
-        let claimed = facts.claims.get(&token).and_then(|claims| claims.last()).is_some_and(|(at, _)| *at < got.index);
-        // The store may have done it before this request came; the gate did not know it yet.
-        claimed && token.life() == sent.life && facts.released_between(token, sent.label, got.since, got.index)
+        token.life() == sent.life && sent.index < known && facts.was_released(token, sent.label, got.index)
     };
     if run.token.is_some_and(there) { Ok(()) } else { wrong("that attempt was not released while it waited") }
 }
@@ -210,8 +214,15 @@ fn mismatch(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
     let tokens: Vec<Option<Token>> = standings.iter().map(|standing| standing.map(|standing| standing.token)).collect();
     let stood_all_along = standings.iter().all(other) && tokens.windows(2).all(|pair| pair[0] == pair[1]);
     // A slow store leaves the gate, or the client, without an answer of its own; and a route that fails open asks nobody.
-    let refused = matches!(got.answer.word(), "key-reused" | "store-unavailable" | "still-running")
-        || facts.failed_open(got.request);
+    let refused = match got.answer.word() {
+        "key-reused" | "store-unavailable" | "still-running" => true,
+        // A gate goes by an attempt of its own until it knows how that ended, also where it has lost its record to another.
+        "in-flight" | "released" | "upstream-unreachable" | "upstream-broken" | "upstream-timeout" => {
+            facts.has_claimed(got.sent.life, got.sent.label, got.sent.variant, got.index)
+        }
+        _ => false,
+    };
+    let refused = refused || facts.failed_open(got.request);
     if stood_all_along && !refused {
         return Err((Invariant::MismatchRefused, format!("the key stood for another request: {:?}", standings[0])));
     }

@@ -179,14 +179,22 @@ impl<'a> Facts<'a> {
         [self.broke.get(&token), closed].into_iter().flatten().any(|broke| *broke < index)
     }
 
-    /// Whether an attempt ended between two places in a way that left it no record.
-    pub fn released_between(&self, token: Token, label: Label, from: usize, to: usize) -> bool {
-        let stands = |index| self.standing(label, index).is_some_and(|standing| standing.token == token);
-        let released = self.history[from..to].iter().any(|entry| match &entry.event {
+    /// Whether an attempt was settled before a place in a way that left it no record.
+    pub fn was_released(&self, token: Token, label: Label, index: usize) -> bool {
+        let stands = self.standing(label, index).is_some_and(|standing| standing.token == token);
+        let settled = self.history[..index].iter().any(|entry| match &entry.event {
             Event::Told { op: Operation::Settle, token: settled, told: Told::Settled, .. } => *settled == Some(token),
             _ => false,
         });
-        released && !stands(to)
+        settled && !stands
+    }
+
+    /// Whether a gate has claimed a key for a variant before a place.
+    pub fn has_claimed(&self, life: LifeNumber, label: Label, variant: usize, index: usize) -> bool {
+        let changes = self.records.get(&label).into_iter().flatten().filter(|(at, _)| *at < index);
+        changes
+            .filter_map(|(_, standing)| *standing)
+            .any(|standing| standing.token.life() == life && standing.variant == Some(variant))
     }
 
     /// Whether a request went to the upstream unprotected, or tried to.
