@@ -9,7 +9,7 @@ use oncegate::store::unreliable::Operation;
 use crate::history::{Entry, Event, Label, LifeNumber, Request, Token, Told};
 
 /// What must happen, and how often at least in a thousand runs.
-const EXPECTED: [(&str, u32); 38] = [
+const EXPECTED: [(&str, u32); 39] = [
     ("answer: executed", 1000),
     ("answer: replayed", 1000),
     ("answer: released", 100),
@@ -38,6 +38,7 @@ const EXPECTED: [(&str, u32); 38] = [
     ("claim asked again after it was done", 30),
     ("ending asked again after it was done", 30),
     ("claim of nobody released", 30),
+    ("claim of nobody released past its lease", 10),
     ("lease renewed", 100),
     ("tombstone", 100),
     ("swept", 100),
@@ -201,6 +202,9 @@ impl Tally {
                 let sent = before.as_ref().is_some_and(|before| moment.requests.contains_key(&before.token));
                 if !sent {
                     self.hit("claim of nobody released");
+                }
+                if !sent && states.0 == Some(State::Unknown) {
+                    self.hit("claim of nobody released past its lease");
                 }
             }
             _ => {}

@@ -49,6 +49,9 @@ pub struct World {
 /// and pause together.
 pub const SOON: Duration = Duration::from_secs(30);
 
+/// No attempt takes longer, once there are no faults, nor does settling it.
+const LONGEST: Duration = Duration::from_secs(10);
+
 /// Nobody looks at what they count.
 static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
 
@@ -226,6 +229,13 @@ impl World {
                 sleep(time * 2).await;
                 life.stall_store(false);
             }
+            Wound::StoreLossy => {
+                life.fault("its store loses calls and answers".to_owned());
+                life.faults().seed(dice.seed(), Some(Rates { lose_answer: 600, lose_call: 350, ..Rates::default() }));
+                sleep(time).await;
+                life.fault("its store loses less".to_owned());
+                life.faults().seed(dice.seed(), Some(rates(&mut dice)));
+            }
             Wound::UpstreamAway => {
                 life.set_reach(if dice.percent(50) { Reach::Refused } else { Reach::Silent });
                 sleep(time).await;
@@ -305,6 +315,7 @@ impl World {
                 sleep(Duration::from_secs(1)).await;
             }
         }
+        sleep(LONGEST).await;
     }
 }
 
@@ -322,19 +333,21 @@ enum Wound {
     Drain,
     StoreAway,
     StoreStalled,
+    StoreLossy,
     UpstreamAway,
     UpstreamCut,
     UpstreamStalled,
     ClientsStalled,
 }
 
-const WOUNDS: [(u64, Wound); 10] = [
+const WOUNDS: [(u64, Wound); 11] = [
     (3, Wound::Death),
     (3, Wound::DeathAtStore),
     (2, Wound::DeathAtWrite),
     (1, Wound::Drain),
     (3, Wound::StoreAway),
     (4, Wound::StoreStalled),
+    (3, Wound::StoreLossy),
     (1, Wound::UpstreamAway),
     (1, Wound::UpstreamCut),
     (1, Wound::UpstreamStalled),

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use oncegate::store::unreliable::Operation;
+
 use super::endings::millis;
 use super::facts::Facts;
 use super::{Invariant, Violation};
@@ -25,11 +27,27 @@ pub fn check(facts: &Facts<'_>, found: &mut Vec<Violation>) {
         found.push(facts.violation(Invariant::NothingHangs, index, sent.label, why));
     }
     if let Some(calm) = facts.calm {
-        settled(facts, calm, found);
+        answered(facts, calm, found);
+        settled(facts, found);
     }
 }
 
-fn settled(facts: &Facts<'_>, calm: usize, found: &mut Vec<Violation>) {
+/// Runs last until every attempt is over, and nobody dies any more.
+fn settled(facts: &Facts<'_>, found: &mut Vec<Violation>) {
+    let end = facts.history.len();
+    for (token, claims) in facts.claims.iter().filter(|(token, _)| !facts.has_ended(token.life(), end)) {
+        let Some((claimed, label)) = claims.last().copied() else { continue };
+        let settles = facts.history[claimed..].iter().any(|entry| {
+            matches!(&entry.event, Event::Told { op: Operation::Settle, token: own, .. } if *own == Some(*token))
+        });
+        if !settles {
+            let why = format!("{token} is never settled, and its gate lives");
+            found.push(facts.violation(Invariant::EveryAttemptSettles, claimed, label, why));
+        }
+    }
+}
+
+fn answered(facts: &Facts<'_>, calm: usize, found: &mut Vec<Violation>) {
     let soon = facts.at(calm) + millis(SOON);
     let mut asked: BTreeMap<(LifeNumber, Label), (usize, bool)> = BTreeMap::new();
     for (request, sent) in facts.sent.iter().filter(|(_, sent)| sent.is_probe) {

@@ -54,6 +54,8 @@ pub enum Invariant {
     AnswerFitsRecord,
     /// Every request of a gate that lives is answered.
     NothingHangs,
+    /// A gate that lives settles every attempt that it has claimed.
+    EveryAttemptSettles,
     /// Once faults stop, every key soon answers for good at every gate.
     EveryKeyAnswers,
 }

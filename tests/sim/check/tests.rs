@@ -1,180 +1,17 @@
 //! The checker itself: histories told by hand, each wrong in one way.
 
+mod tale;
+
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use http::{HeaderName, HeaderValue, StatusCode};
-use oncegate::idempotency::codec;
-use oncegate::idempotency::policy::{InFlight, Policy, Recovery};
+use oncegate::idempotency::policy::InFlight;
 use oncegate::idempotency::record::State;
 use oncegate::store::unreliable::Operation;
 
+use self::tale::{A, B, HOLD, LEASE, ONE, RETRY, TTL, Tale, UNKNOWN_TTL, encoded, given, setup, told};
 use super::{Invariant, check};
-use crate::dice::Dice;
-use crate::history::{Answer, Connection, EPOCH, Entry, Event, Label, LifeNumber, Request, Standing, Token, Told};
-use crate::setup::Setup;
-
-const HOLD: Label = Label { route: 0, tenant: 0, key: 0 };
-const RETRY: Label = Label { route: 1, tenant: 0, key: 0 };
-const ONE: LifeNumber = LifeNumber(1);
-const A: Token = Token(1 << 32);
-const B: Token = Token(2 << 32);
-const LEASE: u64 = 1_000;
-const TTL: u64 = 10_000;
-const UNKNOWN_TTL: u64 = 5_000;
-
-/// A history that is being told.
-struct Tale {
-    label: Label,
-    now: u64,
-    standing: Option<Standing>,
-    entries: Vec<Entry>,
-}
-
-impl Tale {
-    fn of(label: Label) -> Self {
-        let mut tale = Self { label, now: 0, standing: None, entries: Vec::new() };
-        tale.add(Event::Born { life: ONE, slot: 0 });
-        tale
-    }
-
-    fn add(&mut self, event: Event) -> &mut Self {
-        self.entries.push(Entry { at: self.now, event });
-        self
-    }
-
-    fn pass(&mut self, millis: u64) -> &mut Self {
-        self.now += millis;
-        self
-    }
-
-    fn sent(&mut self, request: u32) -> &mut Self {
-        self.sent_variant(request, 0)
-    }
-
-    fn sent_variant(&mut self, request: u32, variant: usize) -> &mut Self {
-        let (request, label) = (Request(request), self.label);
-        self.add(Event::Sent { request, life: ONE, label, variant, is_probe: false })
-    }
-
-    fn changed(&mut self, op: Operation, by: Option<Token>, after: Option<Standing>) -> &mut Self {
-        let before = std::mem::replace(&mut self.standing, after.clone());
-        let label = self.label;
-        self.add(Event::Changed { life: ONE, op, by, label, before, after })
-    }
-
-    fn claimed(&mut self, token: Token) -> &mut Self {
-        let op = if self.standing.is_some() { Operation::Supersede } else { Operation::Claim };
-        let until = self.now + LEASE;
-        let claimed = self.now;
-        let after = Standing { token, state: State::InFlight, claimed, until, variant: Some(0), answer: None };
-        self.changed(op, Some(token), Some(after))
-    }
-
-    fn stands(&mut self, op: Operation, by: Option<Token>, change: impl FnOnce(&mut Standing)) -> &mut Self {
-        let mut after = self.standing.clone().unwrap();
-        change(&mut after);
-        self.changed(op, by, Some(after))
-    }
-
-    fn unknown(&mut self, op: Operation, by: Option<Token>) -> &mut Self {
-        let until = self.now + UNKNOWN_TTL;
-        self.stands(op, by, |standing| (standing.state, standing.until) = (State::Unknown, until))
-    }
-
-    fn completed(&mut self, by: Token, serial: u32) -> &mut Self {
-        self.stands(Operation::Settle, Some(by), |standing| {
-            standing.state = State::Completed;
-            standing.until = standing.claimed + TTL;
-            standing.answer = Some(encoded(serial));
-        })
-    }
-
-    fn wrote(&mut self, token: Token, request: u32) -> &mut Self {
-        let (connection, request) = (Connection(request), Request(request));
-        self.add(Event::Wrote { life: ONE, connection, token: Some(token), request })
-    }
-
-    /// The request runs, and is answered with 200.
-    fn ran(&mut self, token: Token, request: u32, serial: u32) -> &mut Self {
-        let (label, token) = (self.label, Some(token));
-        self.add(Event::Executed { serial, token, request: Request(request), label, variant: 0 });
-        self.add(Event::Replying { serial, token, answer: given(serial) });
-        self.add(Event::Replied { serial, token })
-    }
-
-    fn answered(&mut self, request: u32, answer: Answer) -> &mut Self {
-        self.add(Event::Answered { request: Request(request), answer })
-    }
-
-    /// The upstream's answer, with the gate's words.
-    fn got(&mut self, request: u32, serial: u32, word: &str) -> &mut Self {
-        let until = self.standing.as_ref().map_or(0, |standing| standing.until);
-        self.answered(request, told(serial, word, until))
-    }
-
-    fn problem(&mut self, request: u32, status: u16, word: &str, retry_after: bool) -> &mut Self {
-        let mut headers = vec![
-            ("content-type".to_owned(), "application/problem+json".to_owned()),
-            ("idempotency-status".to_owned(), word.to_owned()),
-        ];
-        if retry_after {
-            headers.push(("retry-after".to_owned(), "1".to_owned()));
-        }
-        self.answered(request, Answer { status, reason: String::new(), headers, body: b"{}".to_vec() })
-    }
-
-    /// One request, from its beginning to its answer.
-    fn once(&mut self) -> &mut Self {
-        self.sent(0).pass(1).claimed(A).pass(1).wrote(A, 0).ran(A, 0, 1).pass(1).completed(A, 1).got(0, 1, "executed")
-    }
-
-    fn broken(&self) -> BTreeSet<Invariant> {
-        check(&setup(), &self.entries).into_iter().map(|violation| violation.invariant).collect()
-    }
-}
-
-fn given(serial: u32) -> Answer {
-    let headers = vec![("x-serial".to_owned(), serial.to_string())];
-    Answer { status: 200, reason: "OK".to_owned(), headers, body: format!("body {serial}").into_bytes() }
-}
-
-fn told(serial: u32, word: &str, until: u64) -> Answer {
-    let mut answer = given(serial);
-    answer.headers.push(("idempotency-status".to_owned(), word.to_owned()));
-    if matches!(word, "executed" | "replayed") {
-        let until = std::time::UNIX_EPOCH + Duration::from_millis(EPOCH + until);
-        answer.headers.push(("idempotency-expires".to_owned(), httpdate::fmt_http_date(until)));
-    }
-    if word == "replayed" {
-        answer.headers.push(("idempotent-replayed".to_owned(), "true".to_owned()));
-    }
-    answer
-}
-
-fn encoded(serial: u32) -> bytes::Bytes {
-    let name = HeaderName::from_static("x-serial");
-    let content = codec::Content { body: format!("body {serial}").into(), trailers: Vec::new() };
-    let headers = vec![(name, HeaderValue::from(serial))];
-    codec::Answer { status: StatusCode::OK, reason: None, headers, content: Some(content) }.encode()
-}
-
-fn setup() -> Setup {
-    let mut setup = Setup::draw(&mut Dice::of(0));
-    for (route, policy) in setup.policies.iter_mut().enumerate() {
-        *policy = Policy {
-            ttl: Duration::from_millis(TTL),
-            unknown_ttl: Duration::from_millis(UNKNOWN_TTL),
-            lease: Duration::from_millis(LEASE),
-            recovery: if route == 1 { Recovery::Retry } else { Recovery::Hold },
-            in_flight: InFlight::Reject,
-            ..Policy::default()
-        };
-    }
-    setup.settle_timeout = Duration::from_secs(1);
-    setup.timeout = Duration::from_secs(2);
-    setup
-}
+use crate::history::{Answer, Connection, Event, Label, Request};
 
 /// Tells a story that is wrong in one way.
 fn wrong(invariant: Invariant, tell: impl FnOnce(&mut Tale)) {
@@ -455,13 +292,26 @@ fn those_who_wait_for_ever_are_seen() {
 }
 
 #[test]
+fn attempts_that_are_left_behind_are_seen() {
+    wrong(Invariant::EveryAttemptSettles, |tale| {
+        tale.sent(0).claimed(A).pass(LEASE).unknown(Operation::ExpireLeases, None);
+        tale.problem(0, 503, "store-unavailable", true).add(Event::Calm);
+    });
+    right(HOLD, |tale| {
+        tale.sent(0).claimed(A).pass(LEASE).unknown(Operation::ExpireLeases, None);
+        tale.add(Event::Died { life: ONE }).add(Event::Lost { request: Request(0) }).add(Event::Calm);
+    });
+}
+
+#[test]
 fn keys_that_never_answer_are_seen() {
     let probe = |tale: &mut Tale, request| {
         let label = tale.label;
         tale.add(Event::Sent { request: Request(request), life: ONE, label, variant: 0, is_probe: true });
     };
     wrong(Invariant::EveryKeyAnswers, |tale| {
-        tale.sent(0).claimed(A).wrote(A, 0).add(Event::Left { request: Request(0) }).add(Event::Calm);
+        tale.sent(0).claimed(A).wrote(A, 0).pass(2 * LEASE).unknown(Operation::Settle, Some(A));
+        tale.add(Event::Left { request: Request(0) }).add(Event::Calm);
         probe(tale, 1);
         tale.problem(1, 409, "in-flight", true);
     });
@@ -481,10 +331,8 @@ fn a_release_is_told_only_to_those_who_waited() {
         let refused = Answer { status: 500, ..given(1) };
         tale.add(Event::Replying { serial: 1, token, answer: refused }).add(Event::Replied { serial: 1, token });
         tale.changed(Operation::Settle, Some(A), None);
-        let (op, told) = (Operation::Settle, Told::Settled);
-        tale.add(Event::Told { life: ONE, op, label: Some(label), token, told });
         for request in 0..2 {
-            let answer = Answer { status: 500, ..self::told(1, "released", 0) };
+            let answer = Answer { status: 500, ..told(1, "released", 0) };
             tale.answered(request, answer);
         }
     };
