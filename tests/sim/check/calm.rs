@@ -37,8 +37,13 @@ fn settled(facts: &Facts<'_>, found: &mut Vec<Violation>) {
     let end = facts.history.len();
     for (token, claims) in facts.claims.iter().filter(|(token, _)| !facts.has_ended(token.life(), end)) {
         let Some((claimed, label)) = claims.last().copied() else { continue };
-        let settles = facts.history[claimed..].iter().any(|entry| {
-            matches!(&entry.event, Event::Told { op: Operation::Settle, token: own, .. } if *own == Some(*token))
+        let settles = facts.history[claimed..].iter().any(|entry| match &entry.event {
+            Event::Told { op: Operation::Settle, token: own, .. } => *own == Some(*token),
+            // What another has taken over is not its own to settle.
+            Event::Changed { before: Some(before), after: Some(after), .. } => {
+                before.token == *token && after.token != *token
+            }
+            _ => false,
         });
         if !settles {
             let why = format!("{token} is never settled, and its gate lives");
