@@ -21,7 +21,7 @@ use crate::http::shards::Shards;
 use crate::http::upstream::Upstream;
 use crate::idempotency::identity::Identifier;
 use crate::idempotency::policy::Mode;
-use crate::store::{Store, memory::Memory, sqlite};
+use crate::store::{Store, memory::Memory, recent::Recent, sqlite};
 use crate::telemetry::{logs, metered::Metered, metrics::Metrics};
 use crate::worker;
 
@@ -66,7 +66,7 @@ async fn serve(config: Resolved, shards: Arc<Shards>, accept_identity_change: bo
     let Some(store) = open_store(&config.store, &readiness, &mut signals).await? else {
         return Ok(ExitCode::SUCCESS);
     };
-    let store: Arc<dyn Store> = Arc::new(Metered::new(store, &metrics));
+    let store: Arc<dyn Store> = Arc::new(Recent::new(Arc::new(Metered::new(store, &metrics))));
     let upstreams = config.upstreams.into_iter().map(Upstream::new).collect();
     let gate = Gate::new(config.gate, config.router, upstreams, Arc::clone(&store), &metrics);
     adopt_identities(&gate, &*store, accept_identity_change).await?;

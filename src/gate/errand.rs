@@ -122,6 +122,9 @@ pub(super) async fn begin(
         began: Instant::now(),
         going: gate.errands.subscribe(),
     };
+    if let Some(reply) = errand.recalled().await {
+        return reply;
+    }
     let (client, reply) = oneshot::channel();
     tokio::spawn(errand.run(Client(client)));
     let failed = |_| {
@@ -144,6 +147,15 @@ pub(super) async fn begin(
 }
 
 impl Errand {
+    /// The reply where the record is known without asking anybody.
+    async fn recalled(&self) -> Option<Reply> {
+        let (record, now) = self.gate.store.recall(self.id)?;
+        match self.decide(&record, now).await {
+            Ok(decision) => self.reply(decision, Some(record.until)),
+            Err(problem) => Some(self.problem(problem)),
+        }
+    }
+
     async fn run(self, client: Client) {
         loop {
             match self.gate.flights.join(self.id) {
