@@ -13,6 +13,9 @@ const WIDTH: usize = 85;
 /// Keys of a route that are no policy.
 const OF_ROUTE: [&str; 6] = ["name", "namespace", "methods", "host", "path", "upstream"];
 
+/// Keys whose parts count one by one.
+const IN_PARTS: [&str; 3] = ["key", "fingerprint", "outcomes"];
+
 /// A policy as dotted keys and their values.
 pub(super) type Spelled = Vec<(String, String)>;
 
@@ -33,7 +36,7 @@ pub(super) fn built_in() -> Spelled {
 fn spell(route: &Table) -> Spelled {
     let mut spelled = Vec::new();
     for (key, value) in route.iter().filter(|(key, _)| !OF_ROUTE.contains(key)) {
-        match value.as_inline_table() {
+        match value.as_inline_table().filter(|_| IN_PARTS.contains(&key)) {
             Some(parts) => spelled.extend(
                 parts.iter().map(|(part, value)| (format!("{key}.{part}"), value.to_string().trim().to_owned())),
             ),
