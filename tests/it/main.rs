@@ -9,6 +9,7 @@ mod commands;
 mod concurrency;
 mod crash;
 mod disconnect;
+mod explain;
 mod forwarding;
 mod harness;
 mod lifecycle;
