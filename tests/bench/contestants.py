@@ -12,6 +12,8 @@ BODY = '{"id":"ch_1QyT5k2eZvKYlo2C","object":"charge","amount":1000,"currency":"
 # One path for requests that pass through and one for those that are protected, equally long.
 PASS_PATH, PROTECTED_PATH, HANGING_PATH = "/v0/charges", "/v1/charges", "/v2/charges"
 
+NO_PROXY = "upstream alone"
+
 NGINX_HEAD = """
 worker_processes 1;
 daemon off;
@@ -179,7 +181,7 @@ class Proxy:
 
     def __init__(self, name, server, port):
         self.name, self.server, self.port = name, server, port
-        self.idle = server.memory()[0]
+        self.idle = 0  # bytes of memory before the first request; asked for when all have started
 
     def stop(self):
         self.server.stop()
@@ -264,7 +266,7 @@ class NoProxy(Proxy):
     """The upstream itself: what the load and the upstream can do without anything between them."""
 
     def __init__(self, upstream):
-        super().__init__("upstream alone", upstream.server, upstream.port)
+        super().__init__(NO_PROXY, upstream.server, upstream.port)
 
     def stop(self):
         pass

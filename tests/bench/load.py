@@ -12,7 +12,7 @@ import threading
 import time
 
 from contestants import HANGING_PATH, PASS_PATH, PROTECTED_PATH
-from processes import Failed, start
+from processes import TICKS, Failed, start
 
 SCRIPT = pathlib.Path(__file__).with_name("load.lua")
 HOST = "bench.test"
@@ -32,10 +32,12 @@ class Kind:
 
 
 PASS = Kind("pass-through", PASS_PATH, "unique", 201, "passed")
+FIXED = Kind("pass-through, fixed", PASS_PATH, "fixed", 201, "passed")
 NEW = Kind("new keys", PROTECTED_PATH, "unique", 201, "executed")
 REPLAY = Kind("replays", PROTECTED_PATH, "set", 201, "replayed")
 CONFLICT = Kind("conflicts", HANGING_PATH, "fixed", 409, "in-flight")
-KINDS = (PASS, REPLAY, CONFLICT, NEW)
+KINDS = (PASS, FIXED, REPLAY, CONFLICT, NEW)
+PASSES = (PASS, FIXED)
 
 
 @dataclasses.dataclass
@@ -53,16 +55,17 @@ class Result:
     idle: int
     peak: int
     end: int
-    load_cpu: float  # share of one core that each thread of wrk used
+    load_cpu: float  # microseconds of wrk for each request
+    load_share: float  # of a core, that each thread of wrk used
+    others: float  # cores that anything else used, or that the host took away
     problems: list
 
 
 class Load:
     """How measurements are made in this run."""
 
-    def __init__(self, upstream, seconds, threads, fixed_pass):
+    def __init__(self, upstream, seconds, threads):
         self.upstream, self.seconds, self.threads = upstream, seconds, threads
-        self.fixed_pass = fixed_pass
         self.runs = 0
         self.tag = f"{int(time.time()):x}"
 
@@ -75,21 +78,27 @@ class Load:
         executed = self.upstream.executions()
         outcomes = contestant.outcomes() if contestant.gate else {}
         contestant.server.forget_peak()
-        cpu, load_cpu = contestant.server.cpu_seconds(), children_cpu()
+        before = self._cpu(contestant)
         said = self.drive(contestant.port, kind, key, connections, self.seconds)
-        load_cpu = children_cpu() - load_cpu
-        cpu = contestant.server.cpu_seconds() - cpu
+        cpu, upstream_cpu, load_cpu, all_cpu = (now - then for now, then in zip(self._cpu(contestant), before))
         end, peak = contestant.server.memory()
         self._check(contestant, kind, connections, said, executed, outcomes, problems)
         self._probe(contestant, kind, key + "-after", problems)
         seconds = said["microseconds"] / 1e6
         requests = max(said["requests"], 1)
+        if contestant.server is self.upstream.server:
+            upstream_cpu = 0
         return Result(
             requests=said["requests"], rate=said["requests"] / seconds,
             p50=said["p50"] / 1e3, p90=said["p90"] / 1e3, p99=said["p99"] / 1e3, p999=said["p999"] / 1e3,
             slowest=said["max"] / 1e3, cpu=cpu / requests * 1e6, idle=contestant.idle, peak=peak, end=end,
-            load_cpu=load_cpu / seconds / min(self.threads, connections), problems=problems,
+            load_cpu=load_cpu / requests * 1e6, load_share=load_cpu / seconds / min(self.threads, connections),
+            others=max(all_cpu - cpu - upstream_cpu - load_cpu, 0) / seconds, problems=problems,
         )
+
+    def _cpu(self, contestant):
+        """CPU seconds so far: of the contestant, the upstream, wrk, and everybody."""
+        return (contestant.server.cpu_seconds(), self.upstream.server.cpu_seconds(), children_cpu(), machine_cpu())
 
     def drive(self, port, kind, key, connections, seconds):
         """Runs wrk to its end."""
@@ -103,13 +112,12 @@ class Load:
 
     def start(self, port, kind, key, connections, seconds):
         """Starts wrk with a script that makes the requests of this kind."""
-        changes = "fixed" if self.fixed_pass and kind is PASS else kind.changes
         if kind is REPLAY or kind is CONFLICT:
             key = prepared_key(kind)
         command = [
             "wrk", "-t", str(min(self.threads, connections)), "-c", str(connections), "-d", f"{seconds}s",
             "--timeout", "10s", "-s", str(SCRIPT), f"http://127.0.0.1:{port}", "--",
-            changes, kind.path, HOST, key, str(SEEDED),
+            kind.changes, kind.path, HOST, key, str(SEEDED),
         ]
         return start(command, subprocess.PIPE, text=True)
 
@@ -155,7 +163,7 @@ class Load:
         connection = http.client.HTTPConnection("127.0.0.1", contestant.port, timeout=30)
         found = post(connection, kind.path, key)
         connection.close()
-        expected = (kind.status, None if kind is PASS else kind.outcome)
+        expected = (kind.status, None if kind in PASSES else kind.outcome)
         if found != expected:
             problems.append(f"a probe got {found}, not {expected}")
 
@@ -172,7 +180,7 @@ class Load:
         if not contestant.server.alive():
             raise Failed(f"{contestant.server.name} died:\n{contestant.server.tail()}")
         # wrk does not count the requests that its end cuts off, one on each connection; they may still run.
-        reaches = kind in (PASS, NEW)
+        reaches = kind in (*PASSES, NEW)
         self._within("the upstream ran", lambda: self.upstream.executions() - executed, requests, connections,
                      reaches, problems)
         if contestant.gate:
@@ -219,6 +227,13 @@ def result_of(output, status):
         if line.startswith("RESULT "):
             return json.loads(line[len("RESULT "):])
     raise Failed(f"wrk ended with status {status} and no result:\n{output}")
+
+
+def machine_cpu():
+    """CPU seconds that all cores together have worked, or were kept from it by the host."""
+    fields = pathlib.Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+    user, nice, system, _idle, _wait, irq, softirq, steal = map(int, fields[:8])
+    return (user + nice + system + irq + softirq + steal) / TICKS
 
 
 def children_cpu():

@@ -3,6 +3,10 @@
 import dataclasses
 import statistics
 
+import chart
+from contestants import NO_PROXY
+from processes import Failed
+
 MIB = 1 << 20
 
 
@@ -17,12 +21,12 @@ class Row:
 
     @classmethod
     def of(cls, contestant, kind):
-        stores = contestant.gate and kind.name != "pass-through"
+        stores = contestant.gate and not kind.name.startswith("pass-through")
         return cls(contestant.name, kind.name, contestant.store.name if stores else "", contestant.gate)
 
     def title(self):
         if not self.gate:
-            return self.contestant
+            return self.contestant + self.kind.removeprefix("pass-through")
         return f"{self.contestant}, {self.kind}" + (f", {self.store}" if self.store else "")
 
 
@@ -49,48 +53,91 @@ class Report:
     def rows(self, connections):
         return {row: rounds for (at, row), rounds in self.results.items() if at == connections}
 
-    def against(self, connections, rounds, contestant):
-        """The median over the rounds of the rate divided by that of nginx or HAProxy in the same round."""
-        for row, others in self.rows(connections).items():
-            if row.contestant == contestant and not row.gate:
-                return statistics.median(result.rate / others[at].rate for at, result in rounds.items() if at in others)
+    def against(self, connections, of, contestant):
+        """The rate of a row divided by that of nginx or HAProxy in the same round: the median over the rounds."""
+        passing = of.kind if of.kind.startswith("pass-through") else "pass-through"
+        rows = self.rows(connections)
+        for row, others in rows.items():
+            if row.contestant == contestant and row.kind == passing and not row.gate:
+                ratios = [result.rate / others[at].rate for at, result in rows[of].items() if at in others]
+                return statistics.median(ratios)
         return None
 
     def markdown(self):
         lines = [self.setting(), ""]
         for connections in self.options.connections:
             lines += [f"{connections} connection{'s' if connections > 1 else ''}:", "", *self.table(connections), ""]
-        return "\n".join(lines)
+        return "\n".join(lines + self.notes())
 
     def setting(self):
+        """What the figures depend on."""
         about = "; ".join(f"{name} {value}" for name, value in self.about.items())
-        options = self.options
+        others = [result.others for rounds in self.results.values() for result in rounds.values()]
         return (
-            f"{about}; fdatasync of 4 KiB: {spread(self.syncs)} a second. Median of {options.rounds} rounds of "
-            f"{options.seconds} s."
+            f"{about}; fdatasync of 4 KiB {spread(self.syncs)} a second; cores used by anything else meanwhile "
+            f"{statistics.median(others):.2f} (at most {max(others):.2f}). Median of {self.options.rounds} rounds of "
+            f"{self.options.seconds} s, in brackets the least and the most."
         )
 
+    def notes(self):
+        """How to read the table."""
+        lines = [
+            "wrk is a closed loop: a connection sends its next request when it has its answer, so the latencies are "
+            "those of a proxy under as much load as it takes. CPU is what the proxy's processes use for a request, "
+            "user and system, beside wrk's. Memory is resident: idle after the start, at its peak in this measurement, "
+            "and at its end.",
+        ]
+        limited = [
+            f"{row.title()} at {connections}"
+            for (connections, row), rounds in self.results.items()
+            if statistics.median(result.load_share for result in rounds.values()) > 0.95
+        ]
+        if limited:
+            lines += ["", f"wrk used its core to the full, so these could be faster: {'; '.join(limited)}."]
+        return lines
+
     def table(self, connections):
-        header = ["", "requests/s", "min to max", "x nginx", "x HAProxy", "p50 ms", "p99 ms", "p99.9 ms", "CPU us",
-                  "idle MiB", "peak MiB"]
-        rows = [header]
+        """One line for each row, as Markdown."""
+        table = [["", "requests/s", "x nginx", "x HAProxy", "p50 ms", "p99 ms", "p99.9 ms", "CPU us", "wrk us",
+                  "memory MiB"]]
         for row, rounds in self.rows(connections).items():
             results = list(rounds.values())
 
             def middle(name, digits, unit=1):
                 return f"{statistics.median(getattr(result, name) for result in results) / unit:,.{digits}f}"
 
-            rates = [result.rate for result in results]
             wrong = any(result.problems for result in results)
-            rows.append([
+            table.append([
                 row.title(),
-                "wrong" if wrong else f"{statistics.median(rates):,.0f}",
-                f"{min(rates):,.0f} to {max(rates):,.0f}",
-                *(ratio(self.against(connections, rounds, other)) for other in ("nginx", "HAProxy")),
-                middle("p50", 2), middle("p99", 2), middle("p999", 2), middle("cpu", 1),
-                middle("idle", 1, MIB), middle("peak", 1, MIB),
+                "wrong" if wrong else spread([result.rate for result in results]),
+                *(ratio(self.against(connections, row, other)) for other in ("nginx", "HAProxy")),
+                middle("p50", 2), middle("p99", 2), middle("p999", 2), middle("cpu", 1), middle("load_cpu", 1),
+                ", ".join(middle(name, 0, MIB) for name in ("idle", "peak", "end")),
             ])
-        return aligned(rows)
+        return aligned(table)
+
+    def chart(self):
+        """An SVG of the rates at 64 connections, or at the number nearest to it."""
+        connections = min(self.options.connections, key=lambda number: abs(number - 64))
+        bars = []
+        for row, rounds in self.rows(connections).items():
+            if row.kind not in ("pass-through", "replays", "new keys") or row.contestant == NO_PROXY:
+                continue
+            rates = [result.rate for result in rounds.values()]
+            against = self.against(connections, row, "nginx")
+            behind = f"{against:.2f} x nginx" if against and row.contestant != "nginx" else ""
+            name = row.title() if row.gate else f"{row.title()}, pass-through"
+            bars.append((name, row.gate, statistics.median(rates), min(rates), max(rates), behind))
+        if not bars:
+            raise Failed("nothing was measured that the chart shows: it needs pass-through, replays or new keys")
+        about = self.about
+        notes = [
+            f"{about['cores']} cores, shared by proxy, upstream and load; Linux {about['kernel']}; "
+            f"nginx {about['nginx']} and HAProxy {about['HAProxy']} on one worker; small JSON POSTs.",
+            f"New keys on sqlite are synced to disk ({statistics.median(self.syncs):,.0f} fdatasyncs a second here). "
+            f"Median of {self.options.rounds} rounds of {self.options.seconds} s.",
+        ]
+        return chart.draw(f"oncegate beside nginx and HAProxy, {connections} connections", bars, notes)
 
     def as_json(self):
         return {
@@ -109,7 +156,9 @@ def ratio(value):
 
 
 def spread(values):
-    return f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
+    """The median, and where there are several values, the least and the most."""
+    middle = f"{statistics.median(values):,.0f}"
+    return middle if len(values) == 1 else f"{middle} ({min(values):,.0f}..{max(values):,.0f})"
 
 
 def aligned(rows):

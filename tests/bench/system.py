@@ -1,5 +1,6 @@
 """What the machine is, and what it needs before anything can be measured."""
 
+import hashlib
 import os
 import pathlib
 import platform
@@ -66,7 +67,7 @@ def file_system(directory):
     return output_of(["findmnt", "-n", "-o", "FSTYPE", "-T", directory])
 
 
-def describe(root, store_directory, binaries):
+def describe(root, store_directory, binaries, built):
     """What the figures depend on, as pairs of name and value."""
     found = {
         "cores": f"{os.cpu_count()} ({processor()})",
@@ -75,10 +76,12 @@ def describe(root, store_directory, binaries):
         "nginx": output_of(["nginx", "-v"]).rpartition("/")[2],
         "HAProxy": output_of(["haproxy", "-v"]).split()[2],
         "wrk": output_of(["wrk", "-v"], statuses=(0, 1)).split()[1].removeprefix("debian/"),
-        "commit": commit(root),
     }
     for label, binary in binaries.items():
-        found[label] = output_of([binary, "--version"]).removeprefix("oncegate ")
+        version = output_of([binary, "--version"]).removeprefix("oncegate ")
+        # The commit is that of a build made here; another's is not known, but its bytes are.
+        source = f"commit {commit(root)}" if built else f"SHA-256 {digest(binary)}"
+        found[label] = f"{version} ({source})"
     found["store's file system"] = file_system(store_directory)
     return found
 
@@ -87,6 +90,10 @@ def commit(root):
     hash_ = output_of(["git", "-C", root, "rev-parse", "--short=12", "HEAD"])
     changed = output_of(["git", "-C", root, "status", "--porcelain", "--", "src", "Cargo.toml", "Cargo.lock"])
     return hash_ + (", with changes" if changed else "")
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
 
 
 def processor():
