@@ -38,7 +38,7 @@ def draw(title, bars, notes):
         f"<style>{STYLE}</style>",
         f'<rect class="card" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>',
         text("title", 24, 36, title),
-        text("note", 24, 58, "requests per second; more is better; the line shows the least and the most of all rounds"),
+        text("note", 24, 58, "requests per second; more is better; the lines show the least and the most"),
         f'<line class="axis" x1="{LEFT}" y1="{TOP - 6}" x2="{LEFT}" y2="{bottom - 6}"/>',
     ]
     for at, (name, gate, median, least, most, behind) in enumerate(bars):

@@ -161,11 +161,14 @@ class Load:
         """One request of the kind, whose status and headers are looked at."""
         key = {REPLAY: prepared_key(REPLAY) + "-7", CONFLICT: prepared_key(CONFLICT)}.get(kind, key)
         connection = http.client.HTTPConnection("127.0.0.1", contestant.port, timeout=30)
-        found = post(connection, kind.path, key)
+        try:
+            found = post(connection, kind.path, key)
+        except (OSError, http.client.HTTPException) as error:
+            found = error
         connection.close()
         expected = (kind.status, None if kind in PASSES else kind.outcome)
         if found != expected:
-            problems.append(f"a probe got {found}, not {expected}")
+            problems.append(f"a probe got {found!r}, not {expected}")
 
     def _check(self, contestant, kind, connections, said, executed, outcomes, problems):
         requests = said["requests"]

@@ -2,12 +2,17 @@
 
 import dataclasses
 import statistics
+import textwrap
 
 import chart
 from contestants import NO_PROXY
 from processes import Failed
+from stores import STORES
 
 MIB = 1 << 20
+
+# More cores than this used by others, and the figures get a warning.
+BUSY = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,43 +68,66 @@ class Report:
                 return statistics.median(ratios)
         return None
 
-    def markdown(self):
-        lines = [self.setting(), ""]
+    def markdown(self, fold=False):
+        """Everything, for people and for a Markdown page, where all tables but the chart's can be folded."""
+        parts = [self.setting()]
         for connections in self.options.connections:
-            lines += [f"{connections} connection{'s' if connections > 1 else ''}:", "", *self.table(connections), ""]
-        return "\n".join(lines + self.notes())
+            title = f"{connections} connection{'s' if connections > 1 else ''}"
+            table = "\n".join(self.table(connections))
+            if fold and connections != self.charted():
+                parts.append(f"<details><summary>{title}</summary>\n\n{table}\n\n</details>")
+            else:
+                parts.append(f"{title}:\n\n{table}")
+        parts += self.notes()
+        return "\n\n".join(part if "|" in part else textwrap.fill(part, 120) for part in parts) + "\n"
+
+    def charted(self):
+        """The number of connections that the chart shows: the one nearest to 64."""
+        return min(self.options.connections, key=lambda number: abs(number - 64))
 
     def setting(self):
         """What the figures depend on."""
         about = "; ".join(f"{name} {value}" for name, value in self.about.items())
-        others = [result.others for rounds in self.results.values() for result in rounds.values()]
+        others = self.others()
         return (
             f"{about}; fdatasync of 4 KiB {spread(self.syncs)} a second; cores used by anything else meanwhile "
-            f"{statistics.median(others):.2f} (at most {max(others):.2f}). Median of {self.options.rounds} rounds of "
-            f"{self.options.seconds} s, in brackets the least and the most."
+            f"{statistics.median(others):.2f} (at most {max(others):.2f}). {self.median_of()}, in brackets the "
+            "least and the most."
         )
+
+    def median_of(self):
+        rounds = self.options.rounds
+        return f"Median of {rounds} round{'s' if rounds > 1 else ''} of {self.options.seconds} s"
+
+    def others(self):
+        return [result.others for rounds in self.results.values() for result in rounds.values()]
 
     def notes(self):
         """How to read the table."""
         lines = [
-            "wrk is a closed loop: a connection sends its next request when it has its answer, so the latencies are "
-            "those of a proxy under as much load as it takes. CPU is what the proxy's processes use for a request, "
-            "user and system, beside wrk's. Memory is resident: idle after the start, at its peak in this measurement, "
-            "and at its end.",
+            "A ratio is the median of those within each round. wrk is a closed loop: a connection sends its next "
+            "request when it has its answer, so the latencies are those of a proxy under as much load as it takes. "
+            "CPU is what the proxy's processes use for a request, user and system, beside wrk's. Memory is resident: "
+            "idle after the start, at its peak in this measurement, and at its end.",
         ]
+        if statistics.median(self.others()) > BUSY:
+            lines.append(
+                f"The machine was busy with other things, by {statistics.median(self.others()):.1f} cores, so these "
+                "figures are too low, and only their ratios say something."
+            )
         limited = [
             f"{row.title()} at {connections}"
             for (connections, row), rounds in self.results.items()
             if statistics.median(result.load_share for result in rounds.values()) > 0.95
         ]
         if limited:
-            lines += ["", f"wrk used its core to the full, so these could be faster: {'; '.join(limited)}."]
+            lines.append(f"wrk used its core to the full, so these could be faster: {'; '.join(limited)}.")
         return lines
 
     def table(self, connections):
         """One line for each row, as Markdown."""
-        table = [["", "requests/s", "x nginx", "x HAProxy", "p50 ms", "p99 ms", "p99.9 ms", "CPU us", "wrk us",
-                  "memory MiB"]]
+        table = [["", "requests/s", "× nginx", "× HAProxy", "p50 ms", "p99 ms", "p99.9 ms", "CPU µs",
+                  "wrk µs", "memory MiB"]]
         for row, rounds in self.rows(connections).items():
             results = list(rounds.values())
 
@@ -110,32 +138,33 @@ class Report:
             table.append([
                 row.title(),
                 "wrong" if wrong else spread([result.rate for result in results]),
-                *(ratio(self.against(connections, row, other)) for other in ("nginx", "HAProxy")),
+                *("-" if wrong else ratio(self.against(connections, row, other)) for other in ("nginx", "HAProxy")),
                 middle("p50", 2), middle("p99", 2), middle("p999", 2), middle("cpu", 1), middle("load_cpu", 1),
                 ", ".join(middle(name, 0, MIB) for name in ("idle", "peak", "end")),
             ])
         return aligned(table)
 
     def chart(self):
-        """An SVG of the rates at 64 connections, or at the number nearest to it."""
-        connections = min(self.options.connections, key=lambda number: abs(number - 64))
+        """An SVG of the rates, on durable stores."""
+        connections = self.charted()
         bars = []
         for row, rounds in self.rows(connections).items():
             if row.kind not in ("pass-through", "replays", "new keys") or row.contestant == NO_PROXY:
                 continue
+            if row.store and not STORES[row.store].durable:
+                continue
             rates = [result.rate for result in rounds.values()]
             against = self.against(connections, row, "nginx")
-            behind = f"{against:.2f} x nginx" if against and row.contestant != "nginx" else ""
+            behind = f"{against:.2f} × nginx" if against and row.contestant != "nginx" else ""
             name = row.title() if row.gate else f"{row.title()}, pass-through"
             bars.append((name, row.gate, statistics.median(rates), min(rates), max(rates), behind))
         if not bars:
             raise Failed("nothing was measured that the chart shows: it needs pass-through, replays or new keys")
-        about = self.about
         notes = [
-            f"{about['cores']} cores, shared by proxy, upstream and load; Linux {about['kernel']}; "
-            f"nginx {about['nginx']} and HAProxy {about['HAProxy']} on one worker; small JSON POSTs.",
-            f"New keys on sqlite are synced to disk ({statistics.median(self.syncs):,.0f} fdatasyncs a second here). "
-            f"Median of {self.options.rounds} rounds of {self.options.seconds} s.",
+            f"Cores: {self.about['cores']}, shared by the proxy, its upstream and wrk. nginx "
+            f"{self.about['nginx']} and HAProxy {self.about['HAProxy'].partition('-')[0]} run one worker each.",
+            f"One by one, this disk makes {statistics.median(self.syncs):,.0f} syncs a second; sqlite answers when its "
+            f"are done. {self.median_of()}.",
         ]
         return chart.draw(f"oncegate beside nginx and HAProxy, {connections} connections", bars, notes)
 
@@ -166,7 +195,7 @@ def aligned(rows):
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
 
     def line(row):
-        cells = [cell.ljust(width) if at == 0 else cell.rjust(width) for at, (cell, width) in enumerate(zip(row, widths))]
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]
         return "| " + " | ".join(cells) + " |"
 
     rule = ["-" * width if at == 0 else "-" * (width - 1) + ":" for at, width in enumerate(widths)]

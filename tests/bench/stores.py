@@ -1,10 +1,15 @@
-"""The stores that oncegate can be measured on. A new one is a class and a line in STORES."""
+"""The stores that oncegate can be measured on. A new one is a class and a line in STORES.
+
+A store is made with a directory of its own, which is there by the time the gate starts. It has the `url` for the
+configuration once it is made (one that needs a server starts it then, and can keep its files in the directory), says
+whether it is `durable`, which is what the chart shows, and is stopped after its gate."""
 
 
 class Sqlite:
     """One file, on the disk that the bench works on."""
 
     name = "sqlite"
+    durable = True
 
     def __init__(self, directory):
         self.path = directory / "oncegate.db"
@@ -23,6 +28,7 @@ class Memory:
     """The process's own memory: nothing is kept."""
 
     name = "memory"
+    durable = False
     url = "memory:"
 
     def __init__(self, directory):
@@ -35,6 +41,4 @@ class Memory:
         """It ends with its process."""
 
 
-# A store gets a directory of its own that does not exist yet as `directory`'s content is made later; it has a `url`
-# for the configuration once it is made, and is stopped after its gate.
-STORES = {"sqlite": Sqlite, "memory": Memory}
+STORES = {store.name: store for store in (Sqlite, Memory)}
