@@ -113,7 +113,7 @@ class Report:
         if statistics.median(self.others()) > BUSY:
             lines.append(
                 f"The machine was busy with other things, by {statistics.median(self.others()):.1f} cores, so these "
-                "figures are too low, and only their ratios say something."
+                "figures are too low, and their ratios are rough."
             )
         limited = [
             f"{row.title()} at {connections}"
