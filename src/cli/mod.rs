@@ -11,6 +11,7 @@ use crate::config::{Flags, Sources, load};
 
 mod check;
 mod config;
+mod demo;
 mod http_client;
 pub mod records;
 pub mod serve;
@@ -36,6 +37,7 @@ enum Command {
     #[command(subcommand)]
     Config(config::Command),
     Records(records::RecordsArgs),
+    Demo(demo::DemoArgs),
 }
 
 /// Where the configuration file is.
@@ -90,6 +92,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Check(args) => check::run(args),
         Command::Config(command) => config::run(command),
         Command::Records(args) => records::run(args),
+        Command::Demo(args) => demo::run(args),
     }
 }
 
