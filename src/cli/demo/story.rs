@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 
@@ -90,8 +90,8 @@ impl Story {
             text.push_str(&format!("      {line}\n"));
         }
         text.push_str(
-            "\n  A 500 of this API may come after the charge: nobody can tell, so it is held.\n  \
-             Its 503 comes before: the key is released. A reset is held in any case.\n",
+            "\n  By default a 500 frees the key. This API may have charged before: hold.\n\
+             \x20 Its 503 comes before the charge: release. A reset is held anyway.\n",
         );
         self.screen().say(&text);
     }
@@ -184,22 +184,8 @@ impl Story {
         let mark = |cell: String, bad| self.screen().paint(if bad { Tone::Bad } else { Tone::Good }, &cell);
         let columns = [("without oncegate", without), ("with oncegate", with), ("and a person", settled)];
         self.screen().say(&table(columns, mark));
-        let seed = self.seed;
         let customers = self.customers.len();
-        let harmed = with.more.max(settled.more);
-        if harmed > 0 {
-            bail!(
-                "customers were charged twice through the gate: {harmed}. That is a defect of oncegate: please report \
-                 it with this output (--seed {seed} --customers {customers})"
-            );
-        }
-        if !settled.is_settled() {
-            bail!(
-                "not all could be settled: {} customers are not charged, and {} do not know. Is this machine very busy?",
-                settled.never,
-                settled.left_open
-            );
-        }
+        verdict(with, settled).with_context(|| format!("--seed {} --customers {customers}", self.seed))?;
         let told = format!(
             "Without oncegate {} of {customers} customers were charged twice or more.\n\
              With oncegate nobody was, and everybody has a receipt.",
@@ -229,6 +215,25 @@ impl Story {
     }
 }
 
+/// Fails where the gate let anybody be charged twice, or not all could be settled.
+fn verdict(with: &Tally, settled: &Tally) -> anyhow::Result<()> {
+    let harmed = with.more.max(settled.more);
+    if harmed > 0 {
+        bail!(
+            "customers were charged twice through the gate: {harmed}. That is a defect of oncegate: please report it, \
+             with this output"
+        );
+    }
+    if !settled.is_settled() {
+        bail!(
+            "not all could be settled: {} customers are not charged, and {} do not know. Is this machine very busy?",
+            settled.never,
+            settled.left_open
+        );
+    }
+    Ok(())
+}
+
 /// The customers whose shop stopped without a receipt, in their order.
 fn open(payments: &[Paid]) -> Vec<Arc<Customer>> {
     let mut open: Vec<_> =
@@ -250,6 +255,20 @@ fn outcomes(metrics: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn harm_is_never_passed_over() {
+        let good = Tally { customers: 10, once: 10, ..Tally::default() };
+        assert!(verdict(&good, &good).is_ok());
+        let twice = Tally { customers: 10, once: 9, more: 1, ..Tally::default() };
+        for (with, settled) in [(&twice, &good), (&good, &twice), (&twice, &twice)] {
+            let error = verdict(with, settled).unwrap_err().to_string();
+            assert!(error.contains("charged twice through the gate: 1.") && error.contains("defect"), "{error}");
+        }
+        let open = Tally { left_open: 2, ..good.clone() };
+        assert!(verdict(&open, &good).is_ok());
+        assert!(verdict(&good, &open).unwrap_err().to_string().contains("2 do not know"));
+    }
 
     #[test]
     fn outcomes_are_read_from_metrics() {
