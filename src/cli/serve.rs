@@ -17,10 +17,11 @@ use crate::admin::{self, Phase, Readiness, RouteInfo};
 use crate::config::{Resolved, Store as StoreSettings};
 use crate::gate::Gate;
 use crate::http::server;
+use crate::http::shards::Shards;
 use crate::http::upstream::Upstream;
 use crate::idempotency::identity::Identifier;
 use crate::idempotency::policy::Mode;
-use crate::store::{Store, memory::Memory, sqlite};
+use crate::store::{Store, memory::Memory, recent::Recent, sqlite};
 use crate::telemetry::{logs, metered::Metered, metrics::Metrics};
 use crate::worker;
 
@@ -39,19 +40,20 @@ const LOCK_REMINDER: Duration = Duration::from_secs(10);
 /// Runs a gate until SIGTERM or SIGINT.
 pub fn run(config: Resolved, accept_identity_change: bool) -> anyhow::Result<ExitCode> {
     logs::init(&config.log)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let served = runtime.block_on(serve(config, accept_identity_change));
+    let shards = Arc::new(Shards::start().context("cannot start the threads that serve")?);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let served = runtime.block_on(serve(config, shards, accept_identity_change));
     // Whatever still runs by now was given up on.
     runtime.shutdown_timeout(Duration::from_secs(1));
     served
 }
 
-async fn serve(config: Resolved, accept_identity_change: bool) -> anyhow::Result<ExitCode> {
+async fn serve(config: Resolved, shards: Arc<Shards>, accept_identity_change: bool) -> anyhow::Result<ExitCode> {
     let metrics = Metrics::new();
     metrics.config_reloaded(true);
     let mut signals = Signals::install(metrics.clone())?;
     let drain_timeout = config.server.drain_timeout;
-    if let Some(serving) = Serving::start(config, accept_identity_change, metrics, &mut signals).await? {
+    if let Some(serving) = Serving::start(config, &shards, accept_identity_change, metrics, &mut signals).await? {
         signals.stop().await;
         serving.stop(drain_timeout, &mut signals).await;
         tracing::info!("stopped");
@@ -81,6 +83,7 @@ impl Serving {
     /// Composes a gate and lets it serve; nothing if the process was told to stop while it waited for its store.
     pub(super) async fn start(
         config: Resolved,
+        shards: &Arc<Shards>,
         accept_identity_change: bool,
         metrics: Metrics,
         signals: &mut Signals,
@@ -96,7 +99,7 @@ impl Serving {
         let admin_task = tokio::spawn(admin::serve(listener, Arc::clone(&admin), admin_stop.subscribe()));
 
         let Some(store) = open_store(&config.store, &readiness, signals).await? else { return Ok(None) };
-        let store: Arc<dyn Store> = Arc::new(Metered::new(store, &metrics));
+        let store: Arc<dyn Store> = Arc::new(Recent::new(Arc::new(Metered::new(store, &metrics))));
         let upstreams = config.upstreams.into_iter().map(Upstream::new).collect();
         let gate = Gate::new(config.gate, config.router, upstreams, Arc::clone(&store), &metrics);
         adopt_identities(&gate, &*store, accept_identity_change).await?;
@@ -115,7 +118,7 @@ impl Serving {
             let address = listener.local_addr()?;
             tracing::info!(%address, "listening");
             addresses.push(address);
-            servers.spawn(server::serve(listener, Arc::clone(&gate), stop.subscribe()));
+            servers.spawn(server::serve(listener, Arc::clone(shards), Arc::clone(&gate), stop.subscribe()));
         }
         readiness.set(Phase::Ready);
         let admin = admin_address;

@@ -21,3 +21,4 @@ mod replay;
 mod store_faults;
 mod support;
 mod upstream_failures;
+mod waiting;

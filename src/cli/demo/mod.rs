@@ -32,6 +32,7 @@ use self::story::Story;
 use self::wire::Server;
 use super::serve::{Serving, Signals};
 use crate::config::{self, Resolved, Sources};
+use crate::http::shards::Shards;
 use crate::telemetry::logs;
 use crate::telemetry::metrics::Metrics;
 
@@ -69,14 +70,15 @@ pub(super) struct DemoArgs {
 /// Shows it, or ends early when it is interrupted or nobody reads on.
 pub(super) fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
     logs::init(&logs::Settings { format: logs::Format::Text, level: "error".to_owned() })?;
+    let shards = Arc::new(Shards::start().context("cannot start the threads that serve")?);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let shown = runtime.block_on(show(args));
+    let shown = runtime.block_on(show(args, &shards));
     // Whatever still runs by now was given up on.
     runtime.shutdown_timeout(Duration::from_secs(1));
     shown
 }
 
-async fn show(args: DemoArgs) -> anyhow::Result<ExitCode> {
+async fn show(args: DemoArgs, shards: &Arc<Shards>) -> anyhow::Result<ExitCode> {
     let metrics = Metrics::new();
     let mut signals = Signals::install(metrics.clone())?;
     let screen = Arc::new(Screen::stdout());
@@ -87,7 +89,9 @@ async fn show(args: DemoArgs) -> anyhow::Result<ExitCode> {
         format!("cannot make a directory in {}: set TMPDIR to one that is writable", std::env::temp_dir().display())
     })?;
     let config = configuration(&directory, behind.address)?;
-    let Some(serving) = Serving::start(config, false, metrics, &mut signals).await? else { bail!("interrupted") };
+    let Some(serving) = Serving::start(config, shards, false, metrics, &mut signals).await? else {
+        bail!("interrupted")
+    };
     let gate = *serving.addresses.first().context("the gate listens nowhere")?;
     let pause = if args.fast { Duration::ZERO } else { PAUSE };
     let day = |api: Arc<Payments>, shop: Shop| {
