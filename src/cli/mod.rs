@@ -12,6 +12,7 @@ use crate::config::{Flags, Sources, load};
 mod check;
 mod completions;
 mod config;
+mod demo;
 mod explain;
 mod http_client;
 pub mod records;
@@ -41,6 +42,7 @@ enum Command {
     Records(records::RecordsArgs),
     Completions(completions::CompletionsArgs),
     Man(completions::ManArgs),
+    Demo(demo::DemoArgs),
 }
 
 /// Where the configuration file is.
@@ -98,6 +100,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Records(args) => records::run(args),
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => completions::man(args),
+        Command::Demo(args) => demo::run(args),
     }
 }
 

@@ -8,6 +8,7 @@ mod bad_requests;
 mod commands;
 mod concurrency;
 mod crash;
+mod demo;
 mod disconnect;
 mod explain;
 mod forwarding;
