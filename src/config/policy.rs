@@ -28,7 +28,7 @@ pub(super) const FORMS: [(&str, BodyForm); 4] =
     [("auto", BodyForm::Auto), ("bytes", BodyForm::Bytes), ("json", BodyForm::Json), ("none", BodyForm::None)];
 
 /// The longest that `key.max_length` may be: beyond it, a key is a document.
-const LONGEST_KEY: u64 = 4096;
+pub(super) const LONGEST_KEY: u64 = 4096;
 
 /// The shortest lease: a shorter one would pass between two renewals.
 const SHORTEST_LEASE: Duration = Duration::from_secs(1);
@@ -37,7 +37,7 @@ const SHORTEST_LEASE: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The largest body that is held whole, in bytes: a record is written and read in one piece, and its memory with it.
-const LARGEST_BODY: u64 = 256 << 20;
+pub(super) const LARGEST_BODY: u64 = 256 << 20;
 
 /// A policy, and whether its scope was written down.
 #[derive(Clone, Debug, Default)]

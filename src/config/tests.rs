@@ -7,6 +7,7 @@ use std::time::Duration;
 use toml_edit::{DocumentMut, Item};
 
 use super::keys::{self, Section};
+use super::schema::annotated::with_examples;
 use super::*;
 use crate::idempotency::policy::InFlight;
 
@@ -276,15 +277,6 @@ fn the_annotated_default_is_what_is_built_in() {
     let built_in = load(Sources { flags: upstream(APP), ..Sources::default() }).unwrap();
     let annotated = Case::new(DEFAULT).flags(upstream(APP)).load();
     assert_eq!(annotated.effective.to_string(), built_in.effective.to_string());
-}
-
-/// The annotated default with its examples: a `#` without a space hides a setting, one with a space starts prose.
-fn with_examples() -> String {
-    let shown = |line: &'static str| match line.strip_prefix('#') {
-        Some(setting) if !setting.is_empty() && !setting.starts_with(' ') => setting,
-        _ => line,
-    };
-    DEFAULT.lines().map(shown).collect::<Vec<_>>().join("\n")
 }
 
 #[test]

@@ -122,8 +122,12 @@ pub(super) async fn begin(
         began: Instant::now(),
         going: gate.errands.subscribe(),
     };
+    if let Some(reply) = errand.recalled().await {
+        return reply;
+    }
     let (client, reply) = oneshot::channel();
-    tokio::spawn(errand.run(Client(client)));
+    // In a box: a future of this size would be copied several times on its way into the task.
+    tokio::spawn(Box::pin(errand.run(Client(client))));
     let failed = |_| {
         // The errand is gone without a word: only a bug does that, and nobody knows how far it came.
         gate.keyed(Reply::problem(Problem::new(Code::OutcomeUnknown, "the gate failed at this request"), docs))
@@ -144,6 +148,15 @@ pub(super) async fn begin(
 }
 
 impl Errand {
+    /// The reply where the record is known without asking anybody.
+    async fn recalled(&self) -> Option<Reply> {
+        let (record, now) = self.gate.store.recall(self.id)?;
+        match self.decide(&record, now).await {
+            Ok(decision) => self.reply(decision, Some(record.until)),
+            Err(problem) => Some(self.problem(problem)),
+        }
+    }
+
     async fn run(self, client: Client) {
         loop {
             match self.gate.flights.join(self.id) {

@@ -9,6 +9,7 @@ mod attempt;
 mod claiming;
 mod errand;
 mod estimate;
+pub mod explain;
 mod flights;
 mod identify;
 mod pass;

@@ -44,7 +44,11 @@ impl Head {
         }
     }
 
-    fn of(parts: Parts, upgrade: Option<OnUpgrade>, client: Peer) -> Result<Self, Problem> {
+    /// Of a head alone.
+    ///
+    /// # Errors
+    /// Nobody should see a request like this.
+    pub(super) fn of(parts: Parts, upgrade: Option<OnUpgrade>, client: Peer) -> Result<Self, Problem> {
         check_target(&parts)?;
         let host = host(&parts)?;
         if !framing_is_plain(&parts.headers) {

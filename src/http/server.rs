@@ -52,7 +52,9 @@ pub struct Peer {
 }
 
 impl Peer {
-    fn new(socket: SocketAddr) -> Self {
+    /// The client at this address.
+    #[must_use]
+    pub fn new(socket: SocketAddr) -> Self {
         let ip = socket.ip().to_canonical();
         // An address is nothing but visible ASCII.
         let address = HeaderValue::from_str(&ip.to_string()).unwrap_or_else(|_| HeaderValue::from_static("unknown"));
