@@ -45,8 +45,9 @@ struct Kept {
     record: Record,
     /// The store's time when it was read.
     now: Timestamp,
-    /// The same moment by this process's clock.
-    at: Instant,
+    /// When that was asked for, by this process's clock. The answer may have been long on its way: counted from when it
+    /// came, a record would outlive its ttl.
+    asked: Instant,
 }
 
 #[derive(Clone)]
@@ -72,11 +73,11 @@ impl Recent {
 }
 
 impl Shelf {
-    fn keep(&self, id: RecordId, record: &Record, now: Timestamp, removals: u64) {
+    fn keep(&self, id: RecordId, record: &Record, now: Timestamp, asked: Instant, removals: u64) {
         if record.state != State::Completed || size(record) > LARGEST {
             return;
         }
-        self.kept.insert(id, Kept { record: record.clone(), now, at: Instant::now() });
+        self.kept.insert(id, Kept { record: record.clone(), now, asked });
         if self.removals.load(Ordering::SeqCst) != removals {
             // It may be this one that was taken away meanwhile, and before it was kept.
             self.kept.remove(&id);
@@ -97,8 +98,8 @@ impl Store for Recent {
     }
 
     fn recall(&self, id: RecordId) -> Option<(Record, Timestamp)> {
-        let Kept { record, now, at } = self.shelf.kept.get(&id)?;
-        let now = now.plus(at.elapsed());
+        let Kept { record, now, asked } = self.shelf.kept.get(&id)?;
+        let now = now.plus(asked.elapsed());
         if record.until <= now {
             self.shelf.kept.remove(&id);
             return None;
@@ -108,9 +109,10 @@ impl Store for Recent {
 
     async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
         let removals = self.shelf.removals.load(Ordering::SeqCst);
+        let asked = Instant::now();
         let claimed = self.inner.claim(id, fresh).await;
         if let Ok(Claim::Exists { record, now }) = &claimed {
-            self.shelf.keep(id, record, *now, removals);
+            self.shelf.keep(id, record, *now, asked, removals);
         }
         claimed
     }
@@ -176,5 +178,43 @@ impl Store for Recent {
 
     async fn close(&self) {
         self.inner.close().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::store::memory::Memory;
+    use crate::store::unreliable::{Fault, Operation, Unreliable};
+    use crate::store::{Expiry, OriginId};
+
+    const ID: RecordId = RecordId([7; 32]);
+    const TTL: Duration = Duration::from_secs(10);
+
+    fn fresh() -> Fresh {
+        let (attempt, origin) = (Attempt([1; 16]), OriginId(1));
+        Fresh { attempt, origin, lease: TTL, unknown_ttl: TTL, head: Bytes::new() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_record_whose_answer_was_late_does_not_outlive_its_ttl() {
+        let began = Instant::now();
+        let memory = Memory::with_clock(Arc::new(move || Timestamp(0).plus(began.elapsed())));
+        let inner = Arc::new(Unreliable::new(Arc::new(memory)));
+        let recent = Recent::new(Arc::clone(&inner) as _);
+        recent.claim(ID, fresh()).await.unwrap();
+        let end = End::Complete { answer: Bytes::new(), expiry: Expiry::FromClaim(TTL) };
+        recent.settle(ID, Attempt([1; 16]), end).await.unwrap();
+
+        inner.script_for(Operation::Claim, [Fault::DelayAnswer(TTL / 2)]);
+        let other = Fresh { attempt: Attempt([2; 16]), ..fresh() };
+        assert!(matches!(recent.claim(ID, other).await, Ok(Claim::Exists { .. })));
+        assert!(recent.recall(ID).is_some());
+        tokio::time::sleep(TTL / 2).await;
+        assert!(recent.recall(ID).is_none());
     }
 }

@@ -9,7 +9,9 @@ use oncegate::gate::{Gate, HeaderNames, Settings, Tokens};
 use oncegate::http::server::stopped;
 use oncegate::http::upstream::{self, Upstream};
 use oncegate::idempotency::record::Timestamp;
+use oncegate::store::Store;
 use oncegate::store::memory::Memory;
+use oncegate::store::recent::Recent;
 use oncegate::store::unreliable::{Rates, Side, Unreliable};
 use oncegate::telemetry::metrics::Metrics;
 use oncegate::worker;
@@ -43,6 +45,8 @@ pub struct World {
     lives: AtomicU32,
     requests: AtomicU32,
     calm: AtomicBool,
+    /// There is one gate, and it may remember what it read.
+    alone: AtomicBool,
 }
 
 /// Within this time after the last fault every key must have its answer. It is longer than the longest lease, attempt
@@ -82,6 +86,7 @@ impl World {
             lives: AtomicU32::new(0),
             requests: AtomicU32::new(0),
             calm: AtomicBool::new(false),
+            alone: AtomicBool::new(false),
         })
     }
 
@@ -104,7 +109,9 @@ impl World {
     }
 
     async fn play(self: &Arc<Self>, dice: &mut Dice) {
-        for slot in 0..dice.weighted(&[(1, 1), (3, 2), (2, 3)]) {
+        let gates = dice.weighted(&[(1, 1), (3, 2), (2, 3)]);
+        self.alone.store(gates == 1, Ordering::Relaxed);
+        for slot in 0..gates {
             let life = self.begin(slot, dice);
             self.gates.lock().unwrap().push(life);
         }
@@ -142,7 +149,11 @@ impl World {
         if !self.is_calm() && dice.percent(60) {
             faults.seed(dice.seed(), Some(rates(dice)));
         }
-        let link: Arc<Link> = Arc::new(Link::new(Arc::clone(&faults) as _, Arc::clone(&life), dice.fork(), pace));
+        let link = Link::new(Arc::clone(&faults) as _, Arc::clone(&life), dice.fork(), pace);
+        let store: Arc<dyn Store> = match self.alone.load(Ordering::Relaxed) && dice.percent(75) {
+            true => Arc::new(Recent::new(Arc::new(link))),
+            false => Arc::new(link),
+        };
         let upstream = upstream::Settings {
             name: "app".into(),
             host: "app".to_owned(),
@@ -165,7 +176,7 @@ impl World {
             tokens: Tokens::counted_from(Token::first_of(number).0),
         };
         let upstreams = vec![Upstream::through(upstream, Arc::new(dialer))];
-        let gate = Gate::new(settings, self.setup.router(), upstreams, Arc::clone(&link) as _, &METRICS);
+        let gate = Gate::new(settings, self.setup.router(), upstreams, Arc::clone(&store), &METRICS);
         let (renewing, stop) = (Arc::clone(&gate), life.stop());
         tokio::spawn(async move { renewing.renew_leases(stop).await });
         if dice.percent(70) || self.is_calm() {
@@ -174,7 +185,7 @@ impl World {
                 sweep_every: dice.millis(300..3_000),
                 ..worker::Settings::default()
             };
-            drop(worker::spawn(link, METRICS.clone(), every, life.stop()));
+            drop(worker::spawn(store, METRICS.clone(), every, life.stop()));
         }
         assert!(life.gate.set(gate).is_ok() && life.faults.set(faults).is_ok());
         life

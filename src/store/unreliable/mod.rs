@@ -50,6 +50,8 @@ pub enum Fault {
     LoseCall,
     /// It is done after this long.
     Delay(Duration),
+    /// It is done at once, and answers after this long.
+    DelayAnswer(Duration),
     /// It is not done, and never answers.
     Hang,
     /// It is done, and never answers.
@@ -276,6 +278,11 @@ async fn meet<T>(fault: Fault, work: impl Future<Output = Result<T, Error>>) -> 
         Fault::Delay(delay) => {
             tokio::time::sleep(delay).await;
             work.await
+        }
+        Fault::DelayAnswer(delay) => {
+            let answer = work.await;
+            tokio::time::sleep(delay).await;
+            answer
         }
         Fault::Hang => std::future::pending().await,
         Fault::HangAfter => {

@@ -45,6 +45,7 @@ async fn each_fault_is_what_it_says() {
         (Fault::LoseCall, false),
         (Fault::LoseAnswer, true),
         (Fault::Delay(MINUTE / 2), true),
+        (Fault::DelayAnswer(MINUTE / 2), true),
         (Fault::Hang, false),
         (Fault::HangAfter, true),
     ] {
@@ -56,7 +57,7 @@ async fn each_fault_is_what_it_says() {
             (Fault::Refuse, Ok(Err(Error::Determinate(cause)))) => assert_eq!(cause.kind, ErrorKind::Unavailable),
             (Fault::Full, Ok(Err(Error::Determinate(cause)))) => assert_eq!(cause.kind, ErrorKind::Full),
             (Fault::LoseCall | Fault::LoseAnswer, Ok(Err(Error::Indeterminate(_))))
-            | (Fault::Delay(_), Ok(Ok(Claim::Inserted(_))))
+            | (Fault::Delay(_) | Fault::DelayAnswer(_), Ok(Ok(Claim::Inserted(_))))
             | (Fault::Hang | Fault::HangAfter, Err(_)) => {}
             (_, other) => panic!("{fault:?}: {other:?}"),
         }
