@@ -9,7 +9,7 @@ use oncegate::store::unreliable::Operation;
 use crate::history::{Entry, Event, Label, LifeNumber, Request, Token, Told};
 
 /// What must happen, and how often at least in a thousand runs.
-const EXPECTED: [(&str, u32); 39] = [
+const EXPECTED: [(&str, u32); 40] = [
     ("answer: executed", 1000),
     ("answer: replayed", 1000),
     ("answer: released", 100),
@@ -27,6 +27,7 @@ const EXPECTED: [(&str, u32); 39] = [
     ("answer: held, of the upstream", 30),
     ("replay by another gate than ran it", 100),
     ("replay of what a dead gate ran", 100),
+    ("replay without asking the store", 100),
     ("takeover of an unknown record by policy", 30),
     ("takeover of an expired unknown record", 10),
     ("takeover of an expired completed record", 30),
@@ -69,6 +70,8 @@ struct Moment {
     runs: BTreeMap<u32, Token>,
     inserted: BTreeSet<Token>,
     settled: BTreeSet<Token>,
+    /// Of which keys a gate has asked the store since the last request for them.
+    asked: BTreeSet<(LifeNumber, Label)>,
 }
 
 impl Tally {
@@ -117,10 +120,15 @@ impl Tally {
                     self.hit("two gates asked for one key at once");
                 }
                 moment.sent.insert(*request, (*life, *label));
+                moment.asked.remove(&(*life, *label));
             }
             Event::Answered { request, answer } => {
-                let life = moment.sent.remove(request).map(|(life, _)| life);
-                self.answered(moment, life, answer);
+                let sent = moment.sent.remove(request);
+                let asked = sent.is_some_and(|(life, label)| moment.asked.remove(&(life, label)));
+                if answer.is_replay() && !asked {
+                    self.hit("replay without asking the store");
+                }
+                self.answered(moment, sent.map(|(life, _)| life), answer);
             }
             Event::Left { request } => {
                 moment.sent.remove(request);
@@ -137,7 +145,10 @@ impl Tally {
                     self.hit("run for a dead gate");
                 }
             }
-            Event::Told { op, token, told, .. } => self.told(moment, *op, *token, *told),
+            Event::Told { life, op, label, token, told } => {
+                moment.asked.extend(label.map(|label| (*life, label)));
+                self.told(moment, *op, *token, *told);
+            }
             Event::Changed { .. } => self.changed(moment, entry),
             _ => {}
         }
