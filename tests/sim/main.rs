@@ -1,4 +1,26 @@
 //! The real code of the gate in a made-up world: paused time, seeded chance, several gates on one store.
+//!
+//! A seed fixes all that chance does: the policies, the clients, the faults and when each strikes. So the same seed gives
+//! the same history, to the millisecond, and a failure can be looked at as often as need be:
+//!
+//! ```sh
+//! cargo test --test sim                                                # 2,000 seeds, and every known mistake
+//! ONCEGATE_SIM_SEEDS=100000 cargo test --release --test sim seeds_hold # as many as you like
+//! ONCEGATE_SIM_SEED=17 cargo test --test sim -- --exact --nocapture seeds::odd_seeds_hold   # one, told in full
+//! ```
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`world`] | a run: it begins gates, sends clients, strikes with faults, calms down, and asks every gate for every key |
+//! | [`life`] | one life of a gate, and its death; a gate that comes back is another on the same store |
+//! | [`link`], [`books`], [`mutant`] | the way to the store, what happens there, and the store itself, true or wrong |
+//! | [`pipe`], [`wire`] | connections in memory that stall, break and are cut; HTTP/1.1 on them |
+//! | [`client`], [`upstream`] | the two sides of the gates |
+//! | [`setup`], [`dice`] | routes and policies; chance |
+//! | [`history`] | what happened, in order |
+//! | [`check`] | what must hold of a history: pure, and tested by histories told by hand |
+//! | [`tally`] | how often each thing worth simulating happened |
+//! | [`seeds`], [`mutants`], [`report`] | the tests: the gate as it is, known mistakes, and what a failure shows |
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test fails by panicking, and says why")]
 #![allow(unreachable_pub, missing_docs, reason = "nothing reaches into a test binary")]
