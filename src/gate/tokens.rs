@@ -1,6 +1,5 @@
 //! Where attempts get their tokens.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -33,7 +32,7 @@ impl Tokens {
     }
 
     /// The next one. Fails where the system has no randomness.
-    pub(super) fn next(&self) -> io::Result<Attempt> {
+    pub(super) fn next(&self) -> Result<Attempt, getrandom::Error> {
         let mut token = [0; 16];
         match &self.0 {
             Source::System => getrandom::fill(&mut token)?,
