@@ -13,7 +13,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use proptest::collection::vec;
 use proptest::prelude::*;
-use proptest::test_runner::TestRunner;
+use proptest::test_runner::{TestCaseError, TestRunner};
 
 use self::reference::{Reference, Said};
 use super::*;
@@ -29,6 +29,8 @@ const ATTEMPTS: u8 = 3;
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Wait(u64),
+    /// Somebody sees the versions that stand, and will act on them when they are stale.
+    Look,
     Call(Call),
     /// Calls at once. Each has an id of its own: what they do does not depend on their order.
     Together(Vec<Call>),
@@ -85,10 +87,10 @@ where
     let played = TestRunner::new(config).run(&history(), |history| {
         runtime.block_on(async {
             let mut subject = make().await;
-            play(&mut subject, history).await;
+            let played = play(&mut subject, history).await;
             subject.harness.store.close().await;
-        });
-        Ok(())
+            played
+        })
     });
     if let Err(error) = played {
         panic!("{error}");
@@ -131,6 +133,7 @@ fn history() -> impl Strategy<Value = Vec<Step>> {
             .prop_map(|(filter, after, limit)| Step::Call(Call::List(filter, after, limit))),
         1 => (vec(0..3_u8, 0..4), any::<bool>())
             .prop_map(|(digests, accept)| Step::Call(Call::Adopt(digests, accept))),
+        3 => Just(Step::Look),
         1 => Just(Step::Reopen),
     ];
     vec(step, 1..60)
@@ -161,14 +164,11 @@ fn on_one(id: u8) -> impl Strategy<Value = Call> {
 }
 
 /// Plays a history on a store and on the map.
-async fn play(subject: &mut Subject, history: Vec<Step>) {
+async fn play(subject: &mut Subject, history: Vec<Step>) -> Result<(), TestCaseError> {
     let mut reference = Reference::new(now(&subject.harness).await);
     // What a caller may have seen a while ago.
     let mut stale = [None; IDS as usize];
     for (at, step) in history.into_iter().enumerate() {
-        if at % 5 == 0 {
-            stale = reference.versions();
-        }
         let told = || format!("step {at}: {step:?}");
         match &step {
             Step::Wait(millis) => {
@@ -176,18 +176,19 @@ async fn play(subject: &mut Subject, history: Vec<Step>) {
                 subject.harness.advance(time).await;
                 reference.now = reference.now.plus(time);
             }
+            Step::Look => stale = reference.versions(),
             Step::Call(call) => {
                 let seen = reference.versions();
                 let found = ask(&*subject.harness.store, call, &seen, &stale).await;
-                assert_eq!(found, reference.say(call, &seen, &stale), "{}", told());
-                reference.learn(call, &*subject.harness.store).await;
+                prop_assert_eq!(found, reference.say(call, &seen, &stale), "{}", told());
+                reference.learn(call, &*subject.harness.store).await?;
             }
             Step::Together(calls) => {
                 let seen = reference.versions();
                 let store = &*subject.harness.store;
                 let found = join_all(calls.iter().map(|call| ask(store, call, &seen, &stale))).await;
                 for (call, found) in calls.iter().zip(found) {
-                    assert_eq!(found, reference.say(call, &seen, &stale), "{call:?} in {}", told());
+                    prop_assert_eq!(found, reference.say(call, &seen, &stale), "{:?} in {}", call, told());
                 }
             }
             Step::Reopen => {
@@ -198,8 +199,9 @@ async fn play(subject: &mut Subject, history: Vec<Step>) {
                 }
             }
         }
-        reference.compare(&*subject.harness.store, &told()).await;
+        reference.compare(&*subject.harness.store, &told()).await?;
     }
+    Ok(())
 }
 
 /// What the versions of the ids were at some time.

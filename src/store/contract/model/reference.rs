@@ -94,11 +94,11 @@ impl Reference {
     }
 
     /// Which of the records that are due a limit left out is the store's to choose. How many, it has said.
-    pub(super) async fn learn(&mut self, call: &Call, store: &dyn Store) {
+    pub(super) async fn learn(&mut self, call: &Call, store: &dyn Store) -> Result<(), TestCaseError> {
         let (is_lease, limit) = match call {
             Call::ExpireLeases(limit) => (true, *limit),
             Call::Sweep(limit) => (false, *limit),
-            _ => return,
+            _ => return Ok(()),
         };
         let due = self.due(is_lease);
         let mut done = 0;
@@ -112,7 +112,8 @@ impl Reference {
                 done += 1;
             }
         }
-        assert_eq!(done, due.len().min(limit), "as many are done as was said");
+        prop_assert_eq!(done, due.len().min(limit), "not as many are done as was said");
+        Ok(())
     }
 
     /// What a new start does: the attempts of the process that ended are lost.
@@ -122,19 +123,20 @@ impl Reference {
     }
 
     /// Compares all that can be seen of a store.
-    pub(super) async fn compare(&self, store: &dyn Store, told: &str) {
+    pub(super) async fn compare(&self, store: &dyn Store, told: &str) -> Result<(), TestCaseError> {
         for number in 0..IDS {
             let found = store.get(id(number)).await.expect("get works");
             let found = found.map(|listed| (listed.id, listed.origin, listed.record, listed.now));
             let kept = self.kept.get(&number);
             let expected = kept.map(|kept| (id(number), self.known(kept), kept.record.clone(), self.now));
-            assert_eq!(found, expected, "record {number} after {told}");
+            prop_assert_eq!(found, expected, "record {} after {}", number, told);
         }
         let all = Filter::default();
-        assert_eq!(pages(store, &all, None, 100).await, self.listed(&all, None), "the list after {told}");
+        prop_assert_eq!(pages(store, &all, None, 100).await, self.listed(&all, None), "the list after {}", told);
         let counted =
             State::ALL.map(|state| self.kept.values().filter(|kept| kept.record.state == state).count() as u64);
-        assert_eq!(store.count().await.expect("count works"), counted, "the counts after {told}");
+        prop_assert_eq!(store.count().await.expect("count works"), counted, "the counts after {}", told);
+        Ok(())
     }
 
     fn put(&mut self, id: u8, by: Novel) {
