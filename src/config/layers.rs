@@ -48,8 +48,8 @@ impl Sources {
 
 const PREFIX: &str = "ONCEGATE_";
 
-/// Variables of ours that are not keys: the file itself, and what tests write their expectations by.
-const NOT_KEYS: [&str; 2] = ["ONCEGATE_CONFIG", "ONCEGATE_BLESS"];
+/// Variables of ours that are not keys: the file itself, and what tests are told by.
+const NOT_KEYS: [&str; 4] = ["ONCEGATE_CONFIG", "ONCEGATE_BLESS", "ONCEGATE_SIM_SEED", "ONCEGATE_SIM_SEEDS"];
 
 /// Reads and merges all layers. Fails where the file cannot be read as TOML: then nothing else can be said.
 pub(super) fn merge(sources: Sources) -> Result<Context, Problems> {
