@@ -92,9 +92,9 @@ async fn a_large_table_is_as_fast_as_an_empty_one_and_swept_while_claims_go_on()
     assert!(took < PATIENCE, "the sweep does not end");
     assert!(left > standing - expired, "claims went on");
     store.close().await;
-    // Generous: these tell a table that is scanned from one that is not, on a machine that others use too.
-    assert!(large.per_second > empty.per_second / 4.0, "new keys are slower by far on a large table");
-    assert!(meanwhile.per_second > large.per_second / 4.0, "the sweeper keeps claims from their turn");
+    // Generous, on a machine that others use too: a table that is scanned would be slower a thousand times.
+    assert!(large.per_second > empty.per_second / 10.0, "new keys are slower by far on a large table");
+    assert!(meanwhile.per_second > large.per_second / 10.0, "the sweeper keeps claims from their turn");
     assert!(meanwhile.slow < Duration::from_secs(1), "a claim waits long for the sweeper");
 }
 
