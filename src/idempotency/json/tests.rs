@@ -260,9 +260,10 @@ proptest! {
         let place = value.pointer_mut(&places[at.index(places.len())]).unwrap();
         // What is generated holds neither such a number nor, but for chance, such a text.
         let changed = if place.is_number() { Value::from(-77.125) } else { Value::from(other) };
-        prop_assume!(*place != changed);
-        *place = changed;
-        prop_assert_ne!(form(&value.to_string()), form(&one));
+        if *place != changed {
+            *place = changed;
+            prop_assert_ne!(form(&value.to_string()), form(&one));
+        }
     }
 
     #[test]
