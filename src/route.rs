@@ -34,6 +34,25 @@ pub struct Route {
     pub policy: Policy,
 }
 
+/// What of a request a route matches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fit {
+    /// Whether it has the request's method.
+    pub method: bool,
+    /// Whether it has the request's host.
+    pub host: bool,
+    /// Whether its path matches.
+    pub path: bool,
+}
+
+impl Fit {
+    /// Whether it matches the request.
+    #[must_use]
+    pub fn is_whole(self) -> bool {
+        self.method && self.host && self.path
+    }
+}
+
 /// The routes of a gate.
 #[derive(Clone, Debug, Default)]
 pub struct Router {
@@ -74,7 +93,12 @@ impl Router {
     #[must_use]
     pub fn find(&self, method: &Method, host: Option<&str>, path: &str) -> Option<&Arc<Route>> {
         let host = host.map(host_of);
-        self.order.iter().map(|&index| &self.routes[index]).find(|route| route.matches(method, host, path))
+        self.ranked().find(|route| route.matches(method, host, path))
+    }
+
+    /// All routes, the most specific first: of those that match a request, the first is its route.
+    pub fn ranked(&self) -> impl Iterator<Item = &Arc<Route>> {
+        self.order.iter().map(|&index| &self.routes[index])
     }
 
     /// All routes, in the order configured.
@@ -85,13 +109,23 @@ impl Router {
 }
 
 impl Route {
+    /// What of a request it matches. `host` and `path` are as [`Router::find`] takes them.
+    #[must_use]
+    pub fn fit(&self, method: &Method, host: Option<&str>, path: &str) -> Fit {
+        let host = self.matches_host(host.map(host_of));
+        Fit { method: self.methods.contains(method), host, path: self.path.matches(path) }
+    }
+
     fn matches(&self, method: &Method, host: Option<&str>, path: &str) -> bool {
-        let host_matches = match (&self.host, host) {
+        self.matches_host(host) && self.methods.contains(method) && self.path.matches(path)
+    }
+
+    fn matches_host(&self, host: Option<&str>) -> bool {
+        match (&self.host, host) {
             (None, _) => true,
             (Some(own), Some(host)) => own.eq_ignore_ascii_case(host),
             (Some(_), None) => false,
-        };
-        host_matches && self.methods.contains(method) && self.path.matches(path)
+        }
     }
 
     /// Less is the stronger claim. Where both match one request, equal is a tie.
@@ -186,6 +220,21 @@ mod tests {
             assert!(router.find(&Method::POST, Some(host), "/").is_none(), "{host}");
         }
         assert!(router.find(&Method::POST, None, "/").is_none());
+    }
+
+    #[test]
+    fn what_keeps_a_route_from_a_request_is_told() {
+        let router = Router::new(vec![post("rest", None, "/{*rest}"), post("named", Some("a.example"), "/a")]).unwrap();
+        let names: Vec<&str> = router.ranked().map(|route| &*route.name).collect();
+        assert_eq!(names, ["named", "rest"]);
+        let fit = |method: Method, host, path| {
+            let Fit { method, host, path } = router.ranked().next().unwrap().fit(&method, host, path);
+            (method, host, path)
+        };
+        assert_eq!(fit(Method::POST, Some("A.example:80"), "/a"), (true, true, true));
+        assert_eq!(fit(Method::PUT, Some("a.example"), "/a"), (false, true, true));
+        assert_eq!(fit(Method::POST, Some("b.example"), "/a"), (true, false, true));
+        assert_eq!(fit(Method::POST, None, "/a/"), (true, false, false));
     }
 
     #[test]

@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """A toy payment API, for trying oncegate: every POST charges, and GET tells how often that happened.
 
-    python3 deploy/examples/payments.py [PORT]
+    python3 deploy/examples/payments.py [PORT [SECONDS]]
 
-It knows nothing of idempotency keys: sent twice, a request charges twice.
+SECONDS is how long a charge takes. It knows nothing of idempotency keys: sent twice, a request charges twice.
 """
 import itertools
 import json
 import sys
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 charges = []
+seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 0
 ids = itertools.count(1)
 
 
@@ -21,6 +23,7 @@ class Payments(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         charge = {"id": f"ch_{next(ids)}", "request": body.decode("utf-8", "replace")}
         charges.append(charge)
+        time.sleep(seconds)
         self.answer(201, charge)
 
     def do_GET(self):

@@ -11,6 +11,8 @@ use crate::config::{self, Flags, Sources};
 pub(super) enum Command {
     /// Print the annotated default configuration.
     Default,
+    /// Print a JSON Schema of the configuration file, for editors.
+    Schema,
     /// Print the effective configuration: file, environment and defaults, without the content of secrets.
     Print(FileArgs),
 }
@@ -19,6 +21,7 @@ pub(super) enum Command {
 pub(super) fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Default => print(config::DEFAULT)?,
+        Command::Schema => print(&format!("{:#}\n", config::schema()))?,
         Command::Print(args) => match config::load(Sources::of_process(args.config, Flags::default())) {
             Ok(resolved) => print(&resolved.effective.to_string())?,
             Err(problems) => {

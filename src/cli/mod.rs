@@ -10,7 +10,10 @@ use clap::{Args, Parser, Subcommand};
 use crate::config::{Flags, Sources, load};
 
 mod check;
+mod completions;
 mod config;
+mod demo;
+mod explain;
 mod http_client;
 pub mod records;
 pub mod serve;
@@ -35,7 +38,11 @@ enum Command {
     /// Show configurations.
     #[command(subcommand)]
     Config(config::Command),
+    Explain(explain::ExplainArgs),
     Records(records::RecordsArgs),
+    Completions(completions::CompletionsArgs),
+    Man(completions::ManArgs),
+    Demo(demo::DemoArgs),
 }
 
 /// Where the configuration file is.
@@ -89,7 +96,11 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Serve(args) => run_serve(args),
         Command::Check(args) => check::run(args),
         Command::Config(command) => config::run(command),
+        Command::Explain(args) => explain::run(args),
         Command::Records(args) => records::run(args),
+        Command::Completions(args) => completions::run(args),
+        Command::Man(args) => completions::man(args),
+        Command::Demo(args) => demo::run(args),
     }
 }
 

@@ -10,17 +10,18 @@ use anyhow::{Context as _, bail};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout, timeout_at};
 
 use crate::admin::{self, Phase, Readiness, RouteInfo};
 use crate::config::{Resolved, Store as StoreSettings};
 use crate::gate::Gate;
 use crate::http::server;
+use crate::http::shards::Shards;
 use crate::http::upstream::Upstream;
 use crate::idempotency::identity::Identifier;
 use crate::idempotency::policy::Mode;
-use crate::store::{Store, memory::Memory, sqlite};
+use crate::store::{Store, memory::Memory, recent::Recent, sqlite};
 use crate::telemetry::{logs, metered::Metered, metrics::Metrics};
 use crate::worker;
 
@@ -39,72 +40,124 @@ const LOCK_REMINDER: Duration = Duration::from_secs(10);
 /// Runs a gate until SIGTERM or SIGINT.
 pub fn run(config: Resolved, accept_identity_change: bool) -> anyhow::Result<ExitCode> {
     logs::init(&config.log)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let served = runtime.block_on(serve(config, accept_identity_change));
+    let shards = Arc::new(Shards::start().context("cannot start the threads that serve")?);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let served = runtime.block_on(serve(config, shards, accept_identity_change));
     // Whatever still runs by now was given up on.
     runtime.shutdown_timeout(Duration::from_secs(1));
     served
 }
 
-async fn serve(config: Resolved, accept_identity_change: bool) -> anyhow::Result<ExitCode> {
+async fn serve(config: Resolved, shards: Arc<Shards>, accept_identity_change: bool) -> anyhow::Result<ExitCode> {
     let metrics = Metrics::new();
     metrics.config_reloaded(true);
     let mut signals = Signals::install(metrics.clone())?;
-    let readiness = Readiness::default();
-    let stop = watch::Sender::new(false);
-
-    // Before the store: a process that waits for its store says so.
-    let admin_listener = bind(config.admin.listen, "admin").await?;
-    tracing::info!(address = %admin_listener.local_addr()?, "admin listening");
-    let admin = Arc::new(admin_state(&config, &metrics, &readiness));
-    // It outlives the rest: a drain can be watched.
-    let admin_stop = watch::Sender::new(false);
-    let admin_task = tokio::spawn(admin::serve(admin_listener, Arc::clone(&admin), admin_stop.subscribe()));
-
-    let Some(store) = open_store(&config.store, &readiness, &mut signals).await? else {
-        return Ok(ExitCode::SUCCESS);
-    };
-    let store: Arc<dyn Store> = Arc::new(Metered::new(store, &metrics));
-    let upstreams = config.upstreams.into_iter().map(Upstream::new).collect();
-    let gate = Gate::new(config.gate, config.router, upstreams, Arc::clone(&store), &metrics);
-    adopt_identities(&gate, &*store, accept_identity_change).await?;
-    admin.set_store(Arc::clone(&store));
-
-    // All of them, before the first request: it must not be cut off because another address is taken.
-    let mut listeners = Vec::new();
-    for address in config.server.listen {
-        listeners.push(bind(address, "server").await?);
+    let drain_timeout = config.server.drain_timeout;
+    if let Some(serving) = Serving::start(config, &shards, accept_identity_change, metrics, &mut signals).await? {
+        signals.stop().await;
+        serving.stop(drain_timeout, &mut signals).await;
+        tracing::info!("stopped");
     }
-    let work_stop = watch::Sender::new(false);
-    let workers = worker::spawn(Arc::clone(&store), metrics, worker::Settings::default(), work_stop.subscribe());
-    let renewing = tokio::spawn(keep_renewing(Arc::clone(&gate), work_stop.subscribe()));
-    let mut servers = JoinSet::new();
-    for listener in listeners {
-        tracing::info!(address = %listener.local_addr()?, "listening");
-        servers.spawn(server::serve(listener, Arc::clone(&gate), stop.subscribe()));
-    }
-    readiness.set(Phase::Ready);
-
-    signals.stop().await;
-    readiness.set(Phase::Draining);
-    tracing::info!(
-        running = gate.running(),
-        drain_timeout = ?config.server.drain_timeout,
-        "draining: no new connections; finishing what runs"
-    );
-    stop.send_replace(true);
-    drain(&gate, &mut servers, config.server.drain_timeout, &mut signals).await;
-    work_stop.send_replace(true);
-    let ending = async {
-        let _ = tokio::join!(workers, renewing);
-        store.close().await;
-        admin_stop.send_replace(true);
-        admin_task.await
-    };
-    // Neither a store that hangs nor a client that keeps its connection to the admin listener is a reason to stay.
-    let _ = timeout(LAST_WORDS, ending).await;
-    tracing::info!("stopped");
     Ok(ExitCode::SUCCESS)
+}
+
+/// A gate that serves, and what works beside it.
+pub(super) struct Serving {
+    /// Where it listens.
+    pub(super) addresses: Vec<SocketAddr>,
+    /// Where its admin listener is.
+    pub(super) admin: SocketAddr,
+    gate: Arc<Gate>,
+    store: Arc<dyn Store>,
+    readiness: Readiness,
+    servers: JoinSet<()>,
+    stop: watch::Sender<bool>,
+    workers: JoinHandle<()>,
+    renewing: JoinHandle<()>,
+    work_stop: watch::Sender<bool>,
+    admin_task: JoinHandle<()>,
+    admin_stop: watch::Sender<bool>,
+}
+
+impl Serving {
+    /// Composes a gate and lets it serve; nothing if the process was told to stop while it waited for its store.
+    pub(super) async fn start(
+        config: Resolved,
+        shards: &Arc<Shards>,
+        accept_identity_change: bool,
+        metrics: Metrics,
+        signals: &mut Signals,
+    ) -> anyhow::Result<Option<Self>> {
+        let readiness = Readiness::default();
+        // Before the store: a process that waits for its store says so.
+        let listener = bind(config.admin.listen, "admin").await?;
+        let admin_address = listener.local_addr()?;
+        tracing::info!(address = %admin_address, "admin listening");
+        let admin = Arc::new(admin_state(&config, &metrics, &readiness));
+        // It outlives the rest: a drain can be watched.
+        let admin_stop = watch::Sender::new(false);
+        let admin_task = tokio::spawn(admin::serve(listener, Arc::clone(&admin), admin_stop.subscribe()));
+
+        let Some(store) = open_store(&config.store, &readiness, signals).await? else { return Ok(None) };
+        let store: Arc<dyn Store> = Arc::new(Recent::new(Arc::new(Metered::new(store, &metrics))));
+        let upstreams = config.upstreams.into_iter().map(Upstream::new).collect();
+        let gate = Gate::new(config.gate, config.router, upstreams, Arc::clone(&store), &metrics);
+        adopt_identities(&gate, &*store, accept_identity_change).await?;
+        admin.set_store(Arc::clone(&store));
+
+        // All of them, before the first request: it must not be cut off because another address is taken.
+        let mut listeners = Vec::new();
+        for address in config.server.listen {
+            listeners.push(bind(address, "server").await?);
+        }
+        let work_stop = watch::Sender::new(false);
+        let workers = worker::spawn(Arc::clone(&store), metrics, worker::Settings::default(), work_stop.subscribe());
+        let renewing = tokio::spawn(keep_renewing(Arc::clone(&gate), work_stop.subscribe()));
+        let (mut servers, mut addresses, stop) = (JoinSet::new(), Vec::new(), watch::Sender::new(false));
+        for listener in listeners {
+            let address = listener.local_addr()?;
+            tracing::info!(%address, "listening");
+            addresses.push(address);
+            servers.spawn(server::serve(listener, Arc::clone(shards), Arc::clone(&gate), stop.subscribe()));
+        }
+        readiness.set(Phase::Ready);
+        let admin = admin_address;
+        Ok(Some(Self {
+            addresses,
+            admin,
+            gate,
+            store,
+            readiness,
+            servers,
+            stop,
+            workers,
+            renewing,
+            work_stop,
+            admin_task,
+            admin_stop,
+        }))
+    }
+
+    /// Takes no more requests, finishes what runs within `drain_timeout`, and ends.
+    pub(super) async fn stop(mut self, drain_timeout: Duration, signals: &mut Signals) {
+        self.readiness.set(Phase::Draining);
+        tracing::info!(
+            running = self.gate.running(),
+            ?drain_timeout,
+            "draining: no new connections; finishing what runs"
+        );
+        self.stop.send_replace(true);
+        drain(&self.gate, &mut self.servers, drain_timeout, signals).await;
+        self.work_stop.send_replace(true);
+        let ending = async {
+            let _ = tokio::join!(self.workers, self.renewing);
+            self.store.close().await;
+            self.admin_stop.send_replace(true);
+            self.admin_task.await
+        };
+        // Neither a store that hangs nor a client that keeps its connection to the admin listener is a reason to stay.
+        let _ = timeout(LAST_WORDS, ending).await;
+    }
 }
 
 /// Renews leases until told to stop, come what may.
@@ -264,7 +317,7 @@ async fn lock(path: &Path, readiness: &Readiness, signals: &mut Signals) -> anyh
 }
 
 /// The signals that the process minds.
-struct Signals {
+pub(super) struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
@@ -272,7 +325,7 @@ struct Signals {
 }
 
 impl Signals {
-    fn install(metrics: Metrics) -> std::io::Result<Self> {
+    pub(super) fn install(metrics: Metrics) -> std::io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
@@ -282,7 +335,7 @@ impl Signals {
     }
 
     /// Waits until the process is told to stop.
-    async fn stop(&mut self) {
+    pub(super) async fn stop(&mut self) {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => return,

@@ -11,6 +11,7 @@ use super::{Resolved, Store, logging};
 use crate::http::upstream;
 use crate::idempotency::fingerprint::Recipe;
 use crate::idempotency::key::KeyRule;
+use crate::idempotency::policy::InFlight;
 use crate::idempotency::settle::{Action, Outcomes};
 use crate::route::Route;
 
@@ -98,7 +99,7 @@ fn route(route: &Route, resolved: &Resolved) -> Table {
     set("scope", list(&policy.scope));
     set("fingerprint", fingerprint(&policy.fingerprint));
     set("outcomes", outcomes(&policy.outcomes));
-    set("in_flight", "reject".into());
+    set("in_flight", in_flight(policy.in_flight));
     set("recovery", word(&RECOVERIES, policy.recovery));
     set("store_failure", word(&STORE_FAILURES, policy.store_failure));
     set("lease", show_duration(policy.lease).into());
@@ -137,6 +138,13 @@ fn outcomes(outcomes: &Outcomes) -> Value {
     let entries = statuses.chain(classes).chain(transport);
     let entries: InlineTable = entries.map(|(entry, action): (String, Action)| (entry, action.as_str())).collect();
     Value::InlineTable(entries)
+}
+
+fn in_flight(in_flight: InFlight) -> Value {
+    match in_flight {
+        InFlight::Reject => "reject".into(),
+        InFlight::Wait(wait) => inline([("wait", show_duration(wait).into())]),
+    }
 }
 
 fn headers(resolved: &Resolved) -> Item {

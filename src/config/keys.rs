@@ -90,6 +90,9 @@ pub(super) const FINGERPRINT: Section =
 /// `outcomes`
 pub(super) const OUTCOMES: Section = Section { name: "outcomes", keys: &[], later: &[] };
 
+/// `in_flight`, where it is a table
+pub(super) const IN_FLIGHT: Section = Section { name: "in_flight", keys: &[&["wait"]], later: &[] };
+
 /// `[headers]`
 pub(super) const HEADERS: Section =
     Section { name: "[headers]", keys: &[&["status", "replayed", "expires"]], later: &[] };
@@ -111,7 +114,7 @@ pub(super) fn split_variable(key: &str) -> Option<(&'static str, &str)> {
 }
 
 const HOMES: &[&Section] =
-    &[&ROOT, &SERVER, &ADMIN, &STORE, &UPSTREAM, &ROUTE, &DEFAULTS, &KEY, &FINGERPRINT, &HEADERS, &LOG];
+    &[&ROOT, &SERVER, &ADMIN, &STORE, &UPSTREAM, &ROUTE, &DEFAULTS, &KEY, &FINGERPRINT, &IN_FLIGHT, &HEADERS, &LOG];
 
 const SECTIONS: &[(&str, &Section)] = &[
     ("server", &SERVER),

@@ -7,7 +7,8 @@ use super::node::{Node, Table, Wrong};
 use super::suggest::nearest;
 use crate::telemetry::logs::{Format, Settings};
 
-const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+/// The words for levels.
+pub(super) const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
 /// The words for formats.
 pub(super) const FORMATS: [(&str, Format); 2] = [("text", Format::Text), ("json", Format::Json)];

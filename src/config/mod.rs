@@ -5,7 +5,8 @@
 //!
 //! The way of a value: `layers` merge file, environment and flags into one tree that remembers where each value came
 //! from; `node` walks the tree and knows which keys there are (`keys`); `listeners`, `store`, `upstreams`, `headers`,
-//! `logging`, `policy` and `routes` turn it into settings; `effective` writes settings as TOML again.
+//! `logging`, `policy` and `routes` turn it into settings; `effective` writes settings as TOML again. `schema` tells
+//! editors what the loader accepts.
 
 use std::path::PathBuf;
 
@@ -30,6 +31,7 @@ mod node;
 mod policy;
 mod problem;
 mod routes;
+mod schema;
 mod store;
 mod suggest;
 mod units;
@@ -37,6 +39,7 @@ mod upstreams;
 
 pub use layers::{Flags, Sources};
 pub use problem::{Advice, Place, Problem, Problems};
+pub use schema::schema;
 pub use store::Store;
 
 /// The annotated default configuration.

@@ -56,6 +56,11 @@ impl<'a> Node<'a> {
         self.context.report(self.place(), &self.path, wrong);
     }
 
+    /// Whether it is a table.
+    pub(super) fn is_table(&self) -> bool {
+        matches!(self.value, Value::Dict(..))
+    }
+
     /// It as text. An environment variable is text as it stands, whatever it looks like.
     pub(super) fn text(&self) -> Result<&'a str, Wrong> {
         if let Value::String(_, text) = self.value {

@@ -9,7 +9,7 @@ use super::node::{Node, Table, Wrong};
 use super::units;
 use crate::idempotency::fingerprint::{BodyForm, Pointer, Recipe};
 use crate::idempotency::key::{KeyRule, KeySource};
-use crate::idempotency::policy::{Mode, Policy, Recovery, StoreFailure};
+use crate::idempotency::policy::{InFlight, Mode, Policy, Recovery, StoreFailure};
 use crate::idempotency::scope::ScopePart;
 use crate::idempotency::settle::Outcomes;
 
@@ -28,13 +28,16 @@ pub(super) const FORMS: [(&str, BodyForm); 4] =
     [("auto", BodyForm::Auto), ("bytes", BodyForm::Bytes), ("json", BodyForm::Json), ("none", BodyForm::None)];
 
 /// The longest that `key.max_length` may be: beyond it, a key is a document.
-const LONGEST_KEY: u64 = 4096;
+pub(super) const LONGEST_KEY: u64 = 4096;
 
 /// The shortest lease: a shorter one would pass between two renewals.
 const SHORTEST_LEASE: Duration = Duration::from_secs(1);
 
+/// The longest wait: no connection outlives it.
+const LONGEST_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// The largest body that is held whole, in bytes: a record is written and read in one piece, and its memory with it.
-const LARGEST_BODY: u64 = 256 << 20;
+pub(super) const LARGEST_BODY: u64 = 256 << 20;
 
 /// A policy, and whether its scope was written down.
 #[derive(Clone, Debug, Default)]
@@ -48,8 +51,7 @@ pub(super) struct Draft {
 pub(super) fn read(table: &Table<'_>, base: &Draft) -> Draft {
     let Draft { policy: base, scope_is_explicit } = base.clone();
     let scope = table.read_list("scope", part).and_then(|scope| check_scope(table, scope));
-    // Those have one choice in this version: they are checked, and there is nothing to keep.
-    let _ = table.read("in_flight", |node| node.word(&[("reject", ())], &["wait"]));
+    // It has one choice in this version: it is checked, and there is nothing to keep.
     let _ = table.read("body", |node| node.word(&[("buffer", ())], &["stream"]));
     Draft {
         scope_is_explicit: scope_is_explicit || table.get("scope").is_some(),
@@ -60,6 +62,7 @@ pub(super) fn read(table: &Table<'_>, base: &Draft) -> Draft {
             scope: scope.unwrap_or(base.scope),
             fingerprint: fingerprint(table, base.fingerprint),
             outcomes: outcomes(table, base.outcomes),
+            in_flight: in_flight(table).unwrap_or(base.in_flight),
             recovery: table.read("recovery", |node| node.word(&RECOVERIES, &["probe"])).unwrap_or(base.recovery),
             store_failure: table
                 .read("store_failure", |node| node.word(&STORE_FAILURES, &[]))
@@ -77,6 +80,34 @@ fn lease(node: &Node<'_>) -> Result<Duration, Wrong> {
     match node.duration()? {
         short if short < SHORTEST_LEASE => Err(Wrong::new("a lease is at least one second").hint("write \"30s\"")),
         lease => Ok(lease),
+    }
+}
+
+/// What `in_flight` says; nothing where it is absent or wrong, which is reported.
+fn in_flight(table: &Table<'_>) -> Option<InFlight> {
+    let node = table.get("in_flight")?;
+    if !node.is_table() {
+        let word = match node.text() {
+            Ok(_) => node.word(&[("reject", InFlight::Reject)], &[]),
+            Err(_) => Err(node.expected("\"reject\" or a table")),
+        };
+        let choices = |wrong: Wrong| wrong.hint("write \"reject\" or { wait = \"10s\" }");
+        return word.map_err(|wrong| node.report(choices(wrong))).ok();
+    }
+    let table = table.table("in_flight", &keys::IN_FLIGHT);
+    if table.get("wait").is_none() {
+        node.report(Wrong::new("it does not say how long to wait").hint("write { wait = \"10s\" }, or \"reject\""));
+    }
+    table.read("wait", wait).map(InFlight::Wait)
+}
+
+fn wait(node: &Node<'_>) -> Result<Duration, Wrong> {
+    match node.some_duration()? {
+        long if long > LONGEST_WAIT => {
+            let longest = units::show_duration(LONGEST_WAIT);
+            Err(Wrong::new(format!("a wait is at most {longest}")).hint("write \"10s\""))
+        }
+        wait => Ok(wait),
     }
 }
 

@@ -7,7 +7,9 @@ use std::time::Duration;
 use toml_edit::{DocumentMut, Item};
 
 use super::keys::{self, Section};
+use super::schema::annotated::with_examples;
 use super::*;
+use crate::idempotency::policy::InFlight;
 
 const APP: &str = "http://127.0.0.1:3000";
 
@@ -277,15 +279,6 @@ fn the_annotated_default_is_what_is_built_in() {
     assert_eq!(annotated.effective.to_string(), built_in.effective.to_string());
 }
 
-/// The annotated default with its examples: a `#` without a space hides a setting, one with a space starts prose.
-fn with_examples() -> String {
-    let shown = |line: &'static str| match line.strip_prefix('#') {
-        Some(setting) if !setting.is_empty() && !setting.starts_with(' ') => setting,
-        _ => line,
-    };
-    DEFAULT.lines().map(shown).collect::<Vec<_>>().join("\n")
-}
-
 #[test]
 fn the_examples_in_the_annotated_default_are_accepted() {
     let directory = tempfile::tempdir().unwrap();
@@ -301,6 +294,29 @@ fn the_examples_in_the_annotated_default_are_accepted() {
     assert_eq!(resolved.router.routes().len(), 1);
     let policy = &resolved.router.routes()[0].policy;
     assert_eq!(policy.ttl, Duration::from_secs(7 * 24 * 60 * 60));
+    assert_eq!(policy.in_flight, InFlight::Wait(Duration::from_secs(10)));
+}
+
+#[test]
+fn a_wait_is_taken_from_defaults_routes_and_variables() {
+    let text = "[defaults]\nin_flight = { wait = \"1m30s\" }\n\
+                [[routes]]\nname = \"a\"\npath = \"/a\"\n\
+                [[routes]]\nname = \"b\"\npath = \"/b\"\nin_flight = \"reject\"\n\
+                [[routes]]\nname = \"c\"\npath = \"/c\"\nin_flight = { wait = \"24h\" }\n";
+    let seconds = |resolved: &Resolved| -> Vec<InFlight> {
+        resolved.router.routes().iter().map(|route| route.policy.in_flight).collect()
+    };
+    let wait = |seconds| InFlight::Wait(Duration::from_secs(seconds));
+    let resolved = Case::new(text).flags(upstream(APP)).load();
+    assert_eq!(seconds(&resolved), [wait(90), InFlight::Reject, wait(86_400)]);
+    let printed = resolved.effective.to_string();
+    assert!(printed.contains("in_flight = { wait = \"90s\" }"), "{printed}");
+    assert_eq!(Case::new(&printed).load().effective.to_string(), printed);
+    let variable = || Case::new("").flags(upstream(APP));
+    let resolved = variable().variable("ONCEGATE_DEFAULTS__IN_FLIGHT__WAIT", "5s").load();
+    assert_eq!(seconds(&resolved), [wait(5)]);
+    let resolved = variable().variable("ONCEGATE_DEFAULTS__IN_FLIGHT", "{ wait = \"5s\" }").load();
+    assert_eq!(seconds(&resolved), [wait(5)]);
 }
 
 /// The outcomes that stand there as defaults are the defaults.
@@ -333,6 +349,7 @@ fn every_key_stands_in_the_annotated_default() {
         (&keys::DEFAULTS, "defaults."),
         (&keys::KEY, "defaults.key."),
         (&keys::FINGERPRINT, "defaults.fingerprint."),
+        (&keys::IN_FLIGHT, "routes.in_flight."),
         (&keys::HEADERS, "headers."),
         (&keys::LOG, "log."),
     ];

@@ -4,9 +4,12 @@ use std::time::Duration;
 
 use super::node::Wrong;
 
-const DURATIONS: [(&str, u64); 5] = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
+/// The units of durations, in milliseconds.
+pub(super) const DURATIONS: [(&str, u64); 5] =
+    [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
 
-const SIZES: [(&str, u64); 8] = [
+/// The units of sizes, in bytes.
+pub(super) const SIZES: [(&str, u64); 8] = [
     ("B", 1),
     ("kB", 1_000),
     ("KB", 1_000),

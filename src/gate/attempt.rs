@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout};
 
 use super::answer::Reply;
 use super::errand::{Client, Errand};
-use super::flights::Lead;
+use super::flights::{Lead, Released};
 use super::{pass, settling};
 use crate::http::body::{Body, Sender};
 use crate::http::capture::{Captured, Limits, Relayed, Rest, capture};
@@ -177,7 +177,7 @@ fn request(errand: &Errand, attempt: Attempt) -> Request<Body> {
 /// The answer as its client gets it, without its body and without what the gate `added` says itself.
 fn head_of_answer(parts: &response::Parts, added: &[HeaderName]) -> Answer {
     let reason = parts.extensions.get::<ReasonPhrase>().map(|reason| Bytes::copy_from_slice(reason.as_bytes()));
-    let headers = to_client(&parts.headers, added);
+    let headers = to_client(parts.headers.clone(), added);
     Answer { status: parts.status, reason, headers: lines(&headers).collect(), content: None }
 }
 
@@ -220,19 +220,35 @@ async fn conclude(
         Some((sender, body)) => (Some(sender), Some(body)),
         None => (None, None),
     };
+    let released = match end {
+        // What streams is not kept for those who wait.
+        End::Release if rest.is_none() => {
+            Some(Released { fingerprint: errand.fingerprint.clone(), answer: answer.clone() })
+        }
+        End::Release | End::Complete { .. } | End::Hold => None,
+    };
     let mut settling = pin!(settling::settle(&*errand.gate.store, lead.id(), attempt, end));
     match timeout(errand.gate.settings.settle_timeout, settling.as_mut()).await {
         Ok(settled) => {
             // Before the client hears of it: it may be back at once.
-            drop(lead);
+            let_go(lead, &settled, released);
             client.reply(recorded(errand, attempt, settled, outcome, answer, body));
             relay(errand, rest, sender).await
         }
         Err(_) => {
             client.reply(unrecorded(errand, outcome, answer, body));
-            let (relayed, _) = tokio::join!(relay(errand, rest, sender), settling);
+            let settling = async { let_go(lead, &settling.await, released) };
+            let (relayed, ()) = tokio::join!(relay(errand, rest, sender), settling);
             relayed
         }
+    }
+}
+
+/// Lets those who wait for the attempt go on: with the answer of a release, or to ask the store.
+fn let_go(lead: Lead, settled: &Settled, released: Option<Released>) {
+    match (settled, released) {
+        (Settled::Done { .. }, Some(released)) => lead.released(released),
+        (Settled::Done { .. } | Settled::Superseded { .. }, _) => drop(lead),
     }
 }
 
@@ -292,7 +308,8 @@ fn unrecorded(errand: &Errand, outcome: Outcome, answer: Result<Answer, Problem>
     reply(errand, outcome, answer, body)
 }
 
-fn reply(errand: &Errand, outcome: Outcome, answer: Result<Answer, Problem>, body: Option<Body>) -> Reply {
+/// The reply with an answer of the upstream, or else with a problem.
+pub(super) fn reply(errand: &Errand, outcome: Outcome, answer: Result<Answer, Problem>, body: Option<Body>) -> Reply {
     match answer {
         Ok(answer) => {
             let mut response: Response<Body> = replay::response(&answer, &errand.head.method);

@@ -10,10 +10,11 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::answer::Reply;
 use super::claiming::{Asked, ask, give_up};
-use super::flights::{Follow, Lead, Role, Running, Stage};
+use super::flights::{Follow, Lead, Role, Running};
 use super::identify::{body_problem, digest, find_key, spool_problem};
 use super::pass::Manner;
 use super::request::{self, Head};
+use super::wait::{Awaited, Met};
 use super::{Gate, Lane, attempt, pass, settling};
 use crate::http::buffer::{Buffered, discard};
 use crate::http::problem::Problem;
@@ -24,7 +25,7 @@ use crate::idempotency::decide::{Decision, decide};
 use crate::idempotency::fingerprint::{Fingerprint, Recipe};
 use crate::idempotency::key::{Found, Key};
 use crate::idempotency::policy::{Policy, StoreFailure};
-use crate::idempotency::record::{Attempt, Record, Timestamp};
+use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp};
 use crate::route::Route;
 use crate::store::{End, Fresh};
 use crate::telemetry::outcome::{Code, Outcome};
@@ -36,8 +37,12 @@ pub(super) struct Errand {
     pub(super) lane: Arc<Lane>,
     pub(super) head: Head,
     pub(super) body: Buffered,
+    /// The record that it is about.
+    pub(super) id: RecordId,
     key: Key,
-    fingerprint: Fingerprint,
+    pub(super) fingerprint: Fingerprint,
+    /// When the request was whole.
+    pub(super) began: Instant,
     /// Tells the gate that it goes on.
     going: watch::Receiver<()>,
 }
@@ -50,6 +55,20 @@ impl Client {
         // A reply that nobody waits for is dropped; the record has it.
         let _ = self.0.send(reply);
     }
+
+    /// Returns when nobody waits for a reply any more.
+    pub(super) async fn gone(&mut self) {
+        self.0.closed().await;
+    }
+}
+
+/// What a request does after it met another.
+#[expect(clippy::large_enum_variant, reason = "it is taken apart at once, and replies are the common case")]
+enum Next {
+    /// It asks for itself.
+    Ask,
+    Reply(Reply),
+    Wait(Awaited),
 }
 
 /// Holds the body, finds the key in it if need be, and sends the errand on its way.
@@ -90,16 +109,22 @@ pub(super) async fn begin(
         }
         Err(problem) => return gate.keyed(Reply::problem(problem, docs)),
     };
+    let id = gate.identifier.id(&route.namespace, &policy.scope, head.caller(), &key);
     let errand = Errand {
         gate: Arc::clone(gate),
         route: Arc::clone(route),
         lane: Arc::clone(lane),
         head,
         body,
+        id,
         key,
         fingerprint,
+        began: Instant::now(),
         going: gate.errands.subscribe(),
     };
+    if let Some(reply) = errand.recalled().await {
+        return reply;
+    }
     let (client, reply) = oneshot::channel();
     tokio::spawn(errand.run(Client(client)));
     let failed = |_| {
@@ -122,16 +147,24 @@ pub(super) async fn begin(
 }
 
 impl Errand {
+    /// The reply where the record is known without asking anybody.
+    async fn recalled(&self) -> Option<Reply> {
+        let (record, now) = self.gate.store.recall(self.id)?;
+        match self.decide(&record, now).await {
+            Ok(decision) => self.reply(decision, Some(record.until)),
+            Err(problem) => Some(self.problem(problem)),
+        }
+    }
+
     async fn run(self, client: Client) {
-        let id = self.gate.identifier.id(&self.route.namespace, &self.policy().scope, self.head.caller(), &self.key);
         loop {
-            match self.gate.flights.join(id) {
+            match self.gate.flights.join(self.id) {
                 Role::Lead(lead) => return self.lead(lead, client).await,
-                Role::Follow(follow) => {
-                    if let Some(reply) = self.follow(follow).await {
-                        return client.reply(reply);
-                    }
-                }
+                Role::Follow(follow) => match self.follow(follow).await {
+                    Next::Ask => {}
+                    Next::Reply(reply) => return client.reply(reply),
+                    Next::Wait(awaited) => return self.wait(awaited, client).await,
+                },
             }
         }
     }
@@ -153,27 +186,31 @@ impl Errand {
         self.gate.keyed(Reply::problem(problem, self.policy().docs.as_deref()))
     }
 
-    /// What the request gets from another's question or attempt; nothing if it has to ask for itself.
-    async fn follow(&self, follow: Follow) -> Option<Reply> {
-        let patience = self.gate.settings.settle_timeout;
-        match timeout(patience, follow.joined()).await {
-            Ok(Some(Stage::Running(running))) => {
-                let decision = match self.digest(&running.fingerprint.recipe).await {
-                    Ok(digest) if digest == running.fingerprint.digest => {
-                        Decision::InFlight { elapsed: running.began.elapsed() }
-                    }
-                    Ok(_) => Decision::Reused,
-                    Err(error) => return Some(self.problem(spool_problem(&error))),
-                };
-                self.reply(decision, None)
-            }
-            Ok(Some(Stage::Found(found))) => match self.decide(&found.0, found.1).await {
-                Ok(decision) => self.reply(decision, Some(found.0.until)),
-                Err(problem) => Some(self.problem(problem)),
-            },
-            Ok(Some(Stage::Asking) | None) => None,
-            Err(_) => Some(self.without_store().await),
+    /// What the request gets from another's question or attempt.
+    async fn follow(&self, mut follow: Follow) -> Next {
+        let Ok(stage) = timeout(self.gate.settings.settle_timeout, follow.joined()).await else {
+            return Next::Reply(self.without_store().await);
+        };
+        match self.meet(follow, stage).await {
+            Ok(met) => self.next(met),
+            Err(problem) => Next::Reply(self.problem(problem)),
         }
+    }
+
+    /// What the request does now: with an attempt in flight, it waits where it may.
+    fn next(&self, met: Met) -> Next {
+        let waits = || !self.patience().is_zero();
+        let decision = match met {
+            Met::Running(follow, running) if waits() => return Next::Wait(Awaited::Here(follow, running)),
+            Met::Running(_, running) => Decision::InFlight { elapsed: running.began.elapsed() },
+            Met::Decided(Decision::InFlight { elapsed }, _) if waits() => {
+                return Next::Wait(Awaited::elsewhere(elapsed));
+            }
+            Met::Decided(decision, until) => return self.reply(decision, until).map_or(Next::Ask, Next::Reply),
+            Met::Released(released) if waits() => return Next::Reply(self.released(&released)),
+            Met::Released(_) | Met::Nothing => Decision::Supersede,
+        };
+        self.reply(decision, None).map_or(Next::Ask, Next::Reply)
     }
 
     /// Asks the store, and does what follows.
@@ -218,13 +255,14 @@ impl Errand {
                         Ok(decision) => decision,
                         Err(problem) => return client.reply(self.problem(problem)),
                     };
-                    let reply = self.reply(decision, Some(record.until));
+                    let next = self.next(Met::Decided(decision, Some(record.until)));
                     // Before the client hears of it: it may be back at once.
                     lead.found(record, now);
-                    if let Some(reply) = reply {
-                        client.reply(reply);
-                    }
-                    return;
+                    return match next {
+                        Next::Ask => {}
+                        Next::Reply(reply) => client.reply(reply),
+                        Next::Wait(awaited) => self.wait(awaited, client).await,
+                    };
                 }
             }
         }
@@ -260,16 +298,19 @@ impl Errand {
         })
     }
 
-    async fn decide(&self, record: &Record, now: Timestamp) -> Result<Decision, Problem> {
+    pub(super) async fn decide(&self, record: &Record, now: Timestamp) -> Result<Decision, Problem> {
         let same = match codec::Head::decode(&record.head) {
-            Ok(head) => {
-                let digest = self.digest(&head.fingerprint.recipe).await.map_err(|error| spool_problem(&error))?;
-                digest == head.fingerprint.digest
-            }
+            Ok(head) => self.is_for(&head.fingerprint).await?,
             // `decide` sees that for itself.
             Err(codec::Unreadable) => false,
         };
         Ok(decide(now, self.policy(), record, |_| same))
+    }
+
+    /// Whether this is the request that a fingerprint was taken of.
+    pub(super) async fn is_for(&self, fingerprint: &Fingerprint) -> Result<bool, Problem> {
+        let digest = self.digest(&fingerprint.recipe).await.map_err(|error| spool_problem(&error))?;
+        Ok(digest == fingerprint.digest)
     }
 
     async fn digest(&self, recipe: &Recipe) -> io::Result<[u8; 32]> {
@@ -280,7 +321,7 @@ impl Errand {
     }
 
     /// The reply that a decision means; nothing where it means to ask again.
-    fn reply(&self, decision: Decision, until: Option<Timestamp>) -> Option<Reply> {
+    pub(super) fn reply(&self, decision: Decision, until: Option<Timestamp>) -> Option<Reply> {
         let names = &self.gate.settings.headers;
         let kept = |reply: Reply| match until {
             Some(until) => reply.with_expiry(names, until),

@@ -10,6 +10,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::http::problem::Problem;
+use crate::idempotency::codec::Answer;
 use crate::idempotency::fingerprint::Fingerprint;
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp};
 use crate::store::Held;
@@ -32,6 +34,8 @@ pub(super) enum Stage {
     /// The store had this record at this time. What the leader read while the follower waited is as good as what the
     /// follower would have read.
     Found(Arc<(Record, Timestamp)>),
+    /// Its attempt ended in a release. The store knows nothing of it any more.
+    Released(Arc<Released>),
 }
 
 /// An attempt that runs in this process.
@@ -41,6 +45,13 @@ pub(super) struct Running {
     pub(super) began: Instant,
     lease: Duration,
     renewed: Mutex<Instant>,
+}
+
+/// An attempt that ended in a release, for those who waited for it.
+pub(super) struct Released {
+    pub(super) fingerprint: Fingerprint,
+    /// The answer, whole, that its client got; else the problem.
+    pub(super) answer: Result<Answer, Problem>,
 }
 
 /// What a request is for a key.
@@ -55,6 +66,8 @@ pub(super) enum Role {
 pub(super) struct Lead {
     flights: Arc<Flights>,
     id: RecordId,
+    /// What those who follow hear in the end.
+    last: Option<Stage>,
 }
 
 /// Waits for a leader.
@@ -67,7 +80,7 @@ impl Flights {
             Entry::Occupied(entry) => Role::Follow(Follow(entry.get().subscribe())),
             Entry::Vacant(entry) => {
                 entry.insert(watch::Sender::new(Stage::Asking));
-                Role::Lead(Lead { flights: Arc::clone(self), id })
+                Role::Lead(Lead { flights: Arc::clone(self), id, last: None })
             }
         }
     }
@@ -115,34 +128,45 @@ impl Lead {
 
     /// Tells those who follow that an attempt runs.
     pub(super) fn running(&self, running: Running) {
-        self.publish(Stage::Running(Arc::new(running)));
+        if let Some(sender) = self.flights.shard(self.id).get(&self.id) {
+            sender.send_replace(Stage::Running(Arc::new(running)));
+        }
     }
 
     /// Hands those who follow what the store had.
-    pub(super) fn found(self, record: Record, now: Timestamp) {
-        self.publish(Stage::Found(Arc::new((record, now))));
+    pub(super) fn found(mut self, record: Record, now: Timestamp) {
+        self.last = Some(Stage::Found(Arc::new((record, now))));
     }
 
-    fn publish(&self, stage: Stage) {
-        if let Some(sender) = self.flights.shard(self.id).get(&self.id) {
-            sender.send_replace(stage);
-        }
+    /// Hands those who follow the answer of a release.
+    pub(super) fn released(mut self, released: Released) {
+        self.last = Some(Stage::Released(Arc::new(released)));
     }
 }
 
 impl Drop for Lead {
     fn drop(&mut self) {
-        self.flights.shard(self.id).remove(&self.id);
+        // Nobody joins any more once the last word is said.
+        let sender = self.flights.shard(self.id).remove(&self.id);
+        if let (Some(sender), Some(last)) = (sender, self.last.take()) {
+            sender.send_replace(last);
+        }
     }
 }
 
 impl Follow {
     /// How the leader's question to the store ended; nothing if it led to nothing, and another may lead.
-    pub(super) async fn joined(mut self) -> Option<Stage> {
-        match self.0.wait_for(|stage| !matches!(stage, Stage::Asking)).await {
-            Ok(stage) => Some(stage.clone()),
-            Err(_) => None,
-        }
+    pub(super) async fn joined(&mut self) -> Option<Stage> {
+        self.wait_for(|stage| !matches!(stage, Stage::Asking)).await
+    }
+
+    /// How the leader's attempt ended; nothing if the store has to tell, or another may lead.
+    pub(super) async fn ended(&mut self) -> Option<Stage> {
+        self.wait_for(|stage| !matches!(stage, Stage::Asking | Stage::Running(_))).await
+    }
+
+    async fn wait_for(&mut self, is_it: impl FnMut(&Stage) -> bool) -> Option<Stage> {
+        self.0.wait_for(is_it).await.ok().map(|stage| stage.clone())
     }
 }
 
@@ -154,7 +178,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::idempotency::fingerprint::Recipe;
     use crate::idempotency::record::State;
+    use crate::telemetry::outcome::Code;
     use bytes::Bytes;
 
     const ID: RecordId = RecordId([7; 32]);
@@ -176,7 +202,7 @@ mod tests {
     #[tokio::test]
     async fn followers_get_what_the_leader_found() {
         let flights = Arc::new(Flights::default());
-        let (lead, follower) = (lead(&flights), follow(&flights));
+        let (lead, mut follower) = (lead(&flights), follow(&flights));
         let record = Record {
             attempt: Attempt([1; 16]),
             state: State::Unknown,
@@ -191,9 +217,26 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn followers_get_the_answer_of_a_release_and_nobody_after_them() {
+        let flights = Arc::new(Flights::default());
+        let (first, mut follower) = (lead(&flights), follow(&flights));
+        let fingerprint = Fingerprint { recipe: Recipe::default(), digest: [3; 32] };
+        let attempt = Attempt([1; 16]);
+        first.running(Running::new(attempt, fingerprint.clone(), Duration::from_secs(1), Instant::now()));
+        assert!(matches!(follower.joined().await, Some(Stage::Running(_))));
+        first.released(Released { fingerprint, answer: Err(Problem::new(Code::UpstreamUnreachable, "away")) });
+        let next = lead(&flights);
+        let Some(Stage::Released(released)) = follower.ended().await else { panic!("nothing released") };
+        assert_eq!(released.answer.as_ref().unwrap_err().detail, "away");
+        let mut late = follow(&flights);
+        drop(next);
+        assert!(late.ended().await.is_none());
+    }
+
+    #[tokio::test]
     async fn a_leader_that_vanishes_lets_another_lead() {
         let flights = Arc::new(Flights::default());
-        let (first, follower) = (lead(&flights), follow(&flights));
+        let (first, mut follower) = (lead(&flights), follow(&flights));
         drop(first);
         assert!(follower.joined().await.is_none());
         drop(lead(&flights));

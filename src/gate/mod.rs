@@ -9,6 +9,7 @@ mod attempt;
 mod claiming;
 mod errand;
 mod estimate;
+pub mod explain;
 mod flights;
 mod identify;
 mod pass;
@@ -16,9 +17,9 @@ mod renewal;
 mod request;
 mod settling;
 mod tokens;
+mod wait;
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,7 +37,7 @@ pub use self::tokens::Tokens;
 use crate::http::body::Body;
 use crate::http::buffer::discard;
 use crate::http::problem::Problem;
-use crate::http::server::Handler;
+use crate::http::server::{Handler, Peer};
 use crate::http::upstream::Upstream;
 use crate::idempotency::identity::Identifier;
 use crate::idempotency::key::Found;
@@ -197,12 +198,12 @@ impl Gate {
         ended
     }
 
-    async fn answer(self: &Arc<Self>, request: Request<Incoming>, peer: SocketAddr) -> (Arc<Lane>, Reply) {
+    async fn answer(self: &Arc<Self>, request: Request<Incoming>, peer: Peer) -> (Arc<Lane>, Reply) {
         let (head, body) = match request::Head::read(request, peer) {
             Ok(taken) => taken,
             Err(problem) => return (Arc::clone(&self.unrouted), Reply::problem(problem, None)),
         };
-        let Some(route) = self.router.find(&head.method, head.authority.as_deref(), head.uri.path()) else {
+        let Some(route) = self.router.find(&head.method, head.authority(), head.uri.path()) else {
             let lane = Arc::clone(&self.unrouted);
             return match self.settings.default_upstream {
                 Some(index) => (lane, pass::forward(&self.upstreams[index], head, body, Manner::default()).await),
@@ -250,7 +251,7 @@ impl Gate {
 }
 
 impl Handler for Gate {
-    async fn handle(self: Arc<Self>, request: Request<Incoming>, peer: SocketAddr) -> Response<Body> {
+    async fn handle(self: Arc<Self>, request: Request<Incoming>, peer: Peer) -> Response<Body> {
         let began = Instant::now();
         let (lane, Reply { outcome, response }) = self.answer(request, peer).await;
         let took = began.elapsed();

@@ -45,16 +45,18 @@ impl<'a> Manner<'a> {
 /// Forwards a request as it comes.
 pub(super) async fn forward(upstream: &Upstream, mut head: Head, body: Incoming, manner: Manner<'_>) -> Reply {
     let progress = Arc::new(Progress::default());
-    let mut headers = to_upstream(&head.headers, manner.kept, head.forwarded());
-    if head.headers.contains_key(TRANSFER_ENCODING) {
+    let is_chunked = head.headers.contains_key(TRANSFER_ENCODING);
+    let protocol = head.headers.get(UPGRADE).cloned();
+    let mut headers = to_upstream(std::mem::take(&mut head.headers), manner.kept, head.forwarded());
+    if is_chunked {
         headers.remove(CONTENT_LENGTH);
         headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
     let client_upgrade = head.upgrade.take();
     if client_upgrade.is_some()
-        && let Some(protocol) = head.headers.get(UPGRADE)
+        && let Some(protocol) = protocol
     {
-        headers.insert(UPGRADE, protocol.clone());
+        headers.insert(UPGRADE, protocol);
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     }
     let request = request(upstream, &head, headers, Body::from_client(body, Arc::clone(&progress)));
@@ -94,7 +96,7 @@ pub(super) fn buffered_request(
     body: &Buffered,
     kept: &[HeaderName],
 ) -> Request<Body> {
-    let mut headers = to_upstream(&head.headers, kept, head.forwarded());
+    let mut headers = to_upstream(head.headers.clone(), kept, head.forwarded());
     if let Some(trailers) = body.trailers() {
         headers.remove(CONTENT_LENGTH);
         headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
@@ -148,8 +150,8 @@ async fn exchange(
 }
 
 fn answer(response: Response<Incoming>, carrier: Carrier, manner: Manner<'_>) -> Response<Body> {
-    let headers = to_client(response.headers(), manner.dropped);
-    let (parts, body) = response.into_parts();
+    let (mut parts, body) = response.into_parts();
+    let headers = to_client(std::mem::take(&mut parts.headers), manner.dropped);
     let announced = announced_length(parts.status, &headers).filter(|_| body.is_end_stream());
     let body = Body::from_upstream(body, carrier);
     let mut out = Response::new(announced.map_or(body, Body::announced));
@@ -166,9 +168,10 @@ fn switch(
     client: hyper::upgrade::OnUpgrade,
     manner: Manner<'_>,
 ) -> Response<Body> {
-    let mut headers = to_client(response.headers(), manner.dropped);
-    if let Some(protocol) = response.headers().get(UPGRADE) {
-        headers.insert(UPGRADE, protocol.clone());
+    let protocol = response.headers().get(UPGRADE).cloned();
+    let mut headers = to_client(std::mem::take(response.headers_mut()), manner.dropped);
+    if let Some(protocol) = protocol {
+        headers.insert(UPGRADE, protocol);
     }
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     carrier.detach();

@@ -1,18 +1,16 @@
 //! The head of a request, read once.
 
-use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
-
 use http::header::HOST;
 use http::request::Parts;
 use http::uri::Authority;
-use http::{HeaderMap, Method, Request, Uri, Version};
+use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 
 use crate::http::buffer::discard;
 use crate::http::headers::{Forwarded, asks_upgrade, framing_is_plain};
 use crate::http::problem::Problem;
+use crate::http::server::Peer;
 use crate::idempotency::key::KeyRule;
 use crate::idempotency::scope::Caller;
 use crate::telemetry::outcome::Code;
@@ -24,20 +22,20 @@ pub(super) struct Head {
     pub(super) version: Version,
     pub(super) headers: HeaderMap,
     /// The host that it names, as written: of an absolute-form target, else of `Host` (RFC 9112, 3.2.2).
-    host: Option<Arc<str>>,
-    /// The same, so that two spellings of one host are one: see [`normal`].
-    pub(super) authority: Option<Arc<str>>,
-    pub(super) client_ip: IpAddr,
+    host: Option<HeaderValue>,
+    /// The same, so that two spellings of one host are one, where that differs: see [`normal`].
+    normal_host: Option<String>,
+    client: Peer,
     /// The client's side of the upgrade that it asks for.
     pub(super) upgrade: Option<OnUpgrade>,
 }
 
 impl Head {
     /// Takes a request apart, unless it is one that nobody should see.
-    pub(super) fn read(mut request: Request<Incoming>, peer: SocketAddr) -> Result<(Self, Incoming), Problem> {
+    pub(super) fn read(mut request: Request<Incoming>, client: Peer) -> Result<(Self, Incoming), Problem> {
         let upgrade = asks_upgrade(request.version(), request.headers()).then(|| hyper::upgrade::on(&mut request));
         let (parts, body) = request.into_parts();
-        match Self::of(parts, upgrade, peer) {
+        match Self::of(parts, upgrade, client) {
             Ok(head) => Ok((head, body)),
             Err(problem) => {
                 discard(body);
@@ -46,7 +44,11 @@ impl Head {
         }
     }
 
-    fn of(parts: Parts, upgrade: Option<OnUpgrade>, peer: SocketAddr) -> Result<Self, Problem> {
+    /// Of a head alone.
+    ///
+    /// # Errors
+    /// Nobody should see a request like this.
+    pub(super) fn of(parts: Parts, upgrade: Option<OnUpgrade>, client: Peer) -> Result<Self, Problem> {
         check_target(&parts)?;
         let host = host(&parts)?;
         if !framing_is_plain(&parts.headers) {
@@ -57,19 +59,24 @@ impl Head {
             uri: parts.uri,
             version: parts.version,
             headers: parts.headers,
-            authority: host.as_deref().map(|host| normal(host).into()),
+            normal_host: host.as_ref().and_then(text).and_then(normal),
             host,
-            client_ip: peer.ip().to_canonical(),
+            client,
             upgrade,
         })
     }
 
     pub(super) fn forwarded(&self) -> Forwarded<'_> {
-        Forwarded { client: Some(self.client_ip), host: self.host.as_deref(), version: self.version }
+        Forwarded { client: Some(&self.client.address), host: self.host.as_ref(), version: self.version }
+    }
+
+    /// The host that it names, so that two spellings of one host are one.
+    pub(super) fn authority(&self) -> Option<&str> {
+        self.normal_host.as_deref().or_else(|| self.host.as_ref().and_then(text))
     }
 
     pub(super) fn caller(&self) -> Caller<'_> {
-        Caller { headers: &self.headers, authority: self.authority.as_deref(), client_ip: Some(self.client_ip) }
+        Caller { headers: &self.headers, authority: self.authority(), client_ip: Some(self.client.ip) }
     }
 
     /// The target as the upstream gets it: path and query, byte for byte.
@@ -95,7 +102,7 @@ fn check_target(parts: &Parts) -> Result<(), Problem> {
     Err(bad("the request's target is neither a path nor a URL (RFC 9112, 3.2)"))
 }
 
-fn host(parts: &Parts) -> Result<Option<Arc<str>>, Problem> {
+fn host(parts: &Parts) -> Result<Option<HeaderValue>, Problem> {
     let mut hosts = parts.headers.get_all(HOST).iter();
     let (host, second) = (hosts.next(), hosts.next());
     if second.is_some() {
@@ -106,13 +113,19 @@ fn host(parts: &Parts) -> Result<Option<Arc<str>>, Problem> {
     }
     match (parts.uri.authority(), host) {
         // What stands before an @ is for nobody (RFC 9110, 4.2.4).
-        (Some(authority), _) => Ok(authority.as_str().rsplit('@').next().map(Into::into)),
+        (Some(authority), _) => {
+            Ok(authority.as_str().rsplit('@').next().and_then(|host| HeaderValue::from_str(host).ok()))
+        }
         (None, Some(host)) => {
-            let host = host.to_str().map_err(|_| bad("the Host header is not ASCII"))?;
-            if is_host(host) { Ok(Some(host.into())) } else { Err(bad("the Host header is no host (RFC 9110, 7.2)")) }
+            let is_sound = text(host).ok_or_else(|| bad("the Host header is not ASCII")).map(is_host)?;
+            if is_sound { Ok(Some(host.clone())) } else { Err(bad("the Host header is no host (RFC 9110, 7.2)")) }
         }
         (None, None) => Ok(None),
     }
+}
+
+fn text(value: &HeaderValue) -> Option<&str> {
+    value.to_str().ok()
 }
 
 /// Whether this is a host with an optional port. It may be empty, where the target has no authority.
@@ -125,8 +138,10 @@ fn is_host(host: &str) -> bool {
     host.is_empty() || !host.contains('@') && host.parse::<Authority>().is_ok_and(sound)
 }
 
-/// A host in lower case, without the default port and the final dot of a name (RFC 9110, 4.2.3).
-fn normal(host: &str) -> String {
+/// A host in lower case, without the default port and the final dot of a name (RFC 9110, 4.2.3); nothing where it is
+/// written so already.
+fn normal(host: &str) -> Option<String> {
+    let written = host;
     let host = host.strip_suffix(":80").or_else(|| host.strip_suffix(':')).unwrap_or(host);
     let (name, port) = match host.rsplit_once(':') {
         Some((name, port)) if !port.contains(']') => (name, Some(port)),
@@ -137,7 +152,7 @@ fn normal(host: &str) -> String {
         normal.push(':');
         normal.push_str(port);
     }
-    normal
+    Some(normal).filter(|normal| normal != written)
 }
 
 fn bad(detail: &str) -> Problem {
@@ -183,12 +198,17 @@ mod tests {
     fn spellings_of_one_host_are_one() {
         for host in ["api.example", "API.example", "api.example:80", "api.example.", "api.example.:80", "api.example:"]
         {
-            assert_eq!(normal(host), "api.example", "{host}");
+            assert_eq!(normal(host).as_deref().unwrap_or(host), "api.example", "{host}");
         }
-        assert_eq!(normal("api.example.:8080"), "api.example:8080");
-        assert_eq!(normal("[::1]"), "[::1]");
-        assert_eq!(normal("[::1]:80"), "[::1]");
-        assert_eq!(normal("[::1]:8080"), "[::1]:8080");
-        assert_eq!(normal(""), "");
+        for (written, expected) in [
+            ("api.example", None),
+            ("api.example.:8080", Some("api.example:8080")),
+            ("[::1]", None),
+            ("[::1]:80", Some("[::1]")),
+            ("[::1]:8080", None),
+            ("", None),
+        ] {
+            assert_eq!(normal(written).as_deref(), expected, "{written}");
+        }
     }
 }

@@ -1,9 +1,9 @@
 //! Which headers pass, and which the gate adds on the way to the upstream.
 
-use std::net::IpAddr;
-
 use http::header::{CONNECTION, CONTENT_LENGTH, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA};
 use http::{HeaderMap, HeaderName, HeaderValue, Version};
+
+use crate::idempotency::hex;
 
 /// The token of an attempt, for the upstream.
 pub const ATTEMPT: HeaderName = HeaderName::from_static("idempotency-attempt");
@@ -14,19 +14,13 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
-const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
-const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 
 /// Whether a header is for one connection only (RFC 9110, 7.6.1; `HTTP2-Settings`: RFC 7540, 3.2.1).
 fn is_hop_by_hop(name: &HeaderName) -> bool {
-    *name == CONNECTION
-        || *name == TRANSFER_ENCODING
-        || *name == TE
-        || *name == UPGRADE
-        || *name == KEEP_ALIVE
-        || *name == PROXY_CONNECTION
-        || *name == HTTP2_SETTINGS
+    matches!(
+        name.as_str(),
+        "connection" | "transfer-encoding" | "te" | "upgrade" | "keep-alive" | "proxy-connection" | "http2-settings"
+    )
 }
 
 /// The names that `Connection` lists.
@@ -87,9 +81,9 @@ pub fn announce_trailers(headers: &mut HeaderMap, trailers: &HeaderMap) {
 #[derive(Clone, Copy, Debug)]
 pub struct Forwarded<'a> {
     /// The client's address.
-    pub client: Option<IpAddr>,
+    pub client: Option<&'a HeaderValue>,
     /// The host that the request names, as it was written.
-    pub host: Option<&'a str>,
+    pub host: Option<&'a HeaderValue>,
     /// The version that it came in.
     pub version: Version,
 }
@@ -98,25 +92,27 @@ pub struct Forwarded<'a> {
 ///
 /// `kept` are names that no `Connection` can strip. The attempt's token and the framing are the caller's to add.
 #[must_use]
-pub fn to_upstream(headers: &HeaderMap, kept: &[HeaderName], forwarded: Forwarded<'_>) -> HeaderMap {
-    let listed = connection_names(headers);
+pub fn to_upstream(headers: HeaderMap, kept: &[HeaderName], forwarded: Forwarded<'_>) -> HeaderMap {
+    let listed = connection_names(&headers);
     let strippable = |name: &HeaderName| {
         listed.contains(name) && *name != HOST && *name != CONTENT_LENGTH && *name != TRAILER && !kept.contains(name)
     };
-    let mut out = HeaderMap::with_capacity(headers.len() + 6);
-    for (name, value) in headers {
-        let replaced = *name == X_FORWARDED_FOR || *name == X_FORWARDED_PROTO || *name == X_FORWARDED_HOST;
-        let overridden = *name == HOST && forwarded.host.is_some();
-        if !(is_hop_by_hop(name) || *name == ATTEMPT || replaced || overridden || strippable(name)) {
-            out.append(name, value.clone());
-        }
+    // Only this much of TE means anything beyond this connection.
+    let takes_trailers = has_token(&headers, &TE, "trailers");
+    let mut out = without(headers, |name| {
+        is_hop_by_hop(name)
+            || matches!(
+                name.as_str(),
+                "idempotency-attempt" | "x-forwarded-for" | "x-forwarded-proto" | "x-forwarded-host"
+            )
+            || strippable(name)
+    });
+    if let Some(host) = forwarded.host {
+        out.insert(HOST, host.clone());
+        out.insert(X_FORWARDED_HOST, host.clone());
     }
-    if let Some(value) = forwarded.host.and_then(|host| HeaderValue::from_str(host).ok()) {
-        out.insert(X_FORWARDED_HOST, value.clone());
-        out.insert(HOST, value);
-    }
-    if let Some(value) = forwarded.client.and_then(|ip| HeaderValue::from_str(&ip.to_string()).ok()) {
-        out.insert(X_FORWARDED_FOR, value);
+    if let Some(client) = forwarded.client {
+        out.insert(X_FORWARDED_FOR, client.clone());
     }
     out.insert(X_FORWARDED_PROTO, HeaderValue::from_static("http"));
     let via = if forwarded.version == Version::HTTP_10 { "1.0 oncegate" } else { "1.1 oncegate" };
@@ -126,8 +122,8 @@ pub fn to_upstream(headers: &HeaderMap, kept: &[HeaderName], forwarded: Forwarde
     {
         out.insert(TRACEPARENT, value);
     }
-    // Only this much of TE means anything beyond this connection; it is announced as what it is.
-    if has_token(headers, &TE, "trailers") {
+    if takes_trailers {
+        // It is announced as what it is.
         out.insert(TE, HeaderValue::from_static("trailers"));
         out.insert(CONNECTION, HeaderValue::from_static("te"));
     }
@@ -135,17 +131,33 @@ pub fn to_upstream(headers: &HeaderMap, kept: &[HeaderName], forwarded: Forwarde
 }
 
 /// The headers of an answer that go on to the client, in their order: the end-to-end ones without `dropped`.
-///
-/// A header map is rebuilt rather than thinned out, because taking entries out of one changes its order.
 #[must_use]
-pub fn to_client(headers: &HeaderMap, dropped: &[HeaderName]) -> HeaderMap {
-    let listed = connection_names(headers);
+pub fn to_client(headers: HeaderMap, dropped: &[HeaderName]) -> HeaderMap {
+    let listed = connection_names(&headers);
     // Beside chunks a length means nothing, and must not be passed on (RFC 9112, 6.3).
     let chunked = headers.contains_key(TRANSFER_ENCODING);
-    let mut out = HeaderMap::with_capacity(headers.len() + 3);
-    for (name, value) in headers {
+    without(headers, |name| {
         let strippable = if *name == CONTENT_LENGTH { chunked } else { listed.contains(name) };
-        if !(is_hop_by_hop(name) || *name == CONTROL || dropped.contains(name) || strippable) {
+        is_hop_by_hop(name) || *name == CONTROL || dropped.contains(name) || strippable
+    })
+}
+
+/// A map without the headers that are to go, in the order of the others.
+fn without(mut headers: HeaderMap, is_dropped: impl Fn(&HeaderName) -> bool) -> HeaderMap {
+    let Some(first) = headers.keys().position(&is_dropped) else { return headers };
+    if headers.keys().skip(first).all(&is_dropped) {
+        // Taking the last one out leaves the others where they are.
+        while headers.keys_len() > first
+            && let Some(last) = headers.keys().last().cloned()
+        {
+            headers.remove(last);
+        }
+        return headers;
+    }
+    // Taking out any other would move the last one into its place.
+    let mut out = HeaderMap::with_capacity(headers.len() + 6);
+    for (name, value) in &headers {
+        if !is_dropped(name) {
             out.append(name, value.clone());
         }
     }
@@ -154,22 +166,12 @@ pub fn to_client(headers: &HeaderMap, dropped: &[HeaderName]) -> HeaderMap {
 
 /// A trace that begins here (W3C Trace Context, 3.2): sampling is left to others.
 fn new_traceparent() -> Option<HeaderValue> {
-    use std::fmt::Write as _;
-    let mut random = [0u8; 24];
-    getrandom::fill(&mut random).ok()?;
-    // Neither id may be all zeroes.
-    random[0] |= 1;
-    random[16] |= 1;
-    let mut text = String::with_capacity(55);
-    text.push_str("00-");
-    for (index, byte) in random.iter().enumerate() {
-        if index == 16 {
-            text.push('-');
-        }
-        write!(text, "{byte:02x}").ok()?;
-    }
-    text.push_str("-00");
-    HeaderValue::from_str(&text).ok()
+    // Neither id may be all zeroes. They are to be unique, not secret.
+    let (trace, span) = (fastrand::u128(1..), fastrand::u64(1..));
+    let mut text = *b"00-................................-................-00";
+    hex::write(&trace.to_be_bytes(), &mut text[3..35]);
+    hex::write(&span.to_be_bytes(), &mut text[36..52]);
+    HeaderValue::from_bytes(&text).ok()
 }
 
 #[cfg(test)]
@@ -199,7 +201,7 @@ mod tests {
             ("content-length", "3"),
         ]);
         let kept = [HeaderName::from_static("idempotency-key"), http::header::AUTHORIZATION];
-        let out = to_upstream(&headers, &kept, NOBODY);
+        let out = to_upstream(headers, &kept, NOBODY);
         assert!(!out.contains_key("x-private"));
         assert!(!out.contains_key("connection"));
         for name in ["host", "idempotency-key", "authorization", "content-length"] {
@@ -210,8 +212,8 @@ mod tests {
     #[test]
     fn a_clients_own_attempt_and_forwarding_headers_are_dropped() {
         let headers = map(&[("idempotency-attempt", "forged"), ("x-forwarded-for", "1.2.3.4")]);
-        let client = Some(IpAddr::from([127, 0, 0, 9]));
-        let out = to_upstream(&headers, &[], Forwarded { client, ..NOBODY });
+        let client = HeaderValue::from_static("127.0.0.9");
+        let out = to_upstream(headers, &[], Forwarded { client: Some(&client), ..NOBODY });
         assert!(!out.contains_key(ATTEMPT));
         assert_eq!(out[X_FORWARDED_FOR], "127.0.0.9");
     }
@@ -219,8 +221,8 @@ mod tests {
     #[test]
     fn a_trace_is_passed_on_or_begun() {
         let given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-        assert_eq!(to_upstream(&map(&[("traceparent", given)]), &[], NOBODY)[TRACEPARENT], given);
-        let begun = to_upstream(&map(&[]), &[], NOBODY)[TRACEPARENT].clone();
+        assert_eq!(to_upstream(map(&[("traceparent", given)]), &[], NOBODY)[TRACEPARENT], given);
+        let begun = to_upstream(map(&[]), &[], NOBODY)[TRACEPARENT].clone();
         assert_eq!(begun.len(), 55);
     }
 
@@ -235,15 +237,26 @@ mod tests {
             ("idempotency-control", "no-store"),
             ("date", "d"),
         ]);
-        let out = to_client(&headers, &[]);
+        let out = to_client(headers, &[]);
         let lines: Vec<_> = out.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
         assert_eq!(lines, [("set-cookie", "a"), ("set-cookie", "b"), ("etag", "e"), ("date", "d")]);
     }
 
     #[test]
+    fn headers_that_go_last_leave_the_others_in_order() {
+        let lines = [("server", "s"), ("set-cookie", "a"), ("date", "d"), ("connection", "close"), ("te", "x")];
+        for dropped in 0..=lines.len() {
+            let (kept, last) = (map(&lines[..3]), map(&lines[..dropped]));
+            let out = without(map(&lines), |name| last.contains_key(name) || !kept.contains_key(name));
+            let expected: Vec<_> = lines[..3].iter().skip(dropped).map(|(name, _)| *name).collect();
+            assert_eq!(out.keys().collect::<Vec<_>>(), expected);
+        }
+    }
+
+    #[test]
     fn a_length_beside_chunks_is_dropped() {
         let headers = map(&[("content-length", "3"), ("transfer-encoding", "chunked"), ("etag", "e")]);
-        let out = to_client(&headers, &[]);
+        let out = to_client(headers, &[]);
         assert!(!out.contains_key(CONTENT_LENGTH));
         assert!(out.contains_key("etag"));
     }
@@ -259,9 +272,9 @@ mod tests {
 
     #[test]
     fn te_keeps_only_trailers() {
-        let out = to_upstream(&map(&[("te", "gzip, trailers;q=1, Trailers")]), &[], NOBODY);
+        let out = to_upstream(map(&[("te", "gzip, trailers;q=1, Trailers")]), &[], NOBODY);
         assert_eq!(out[TE], "trailers");
         assert_eq!(out[CONNECTION], "te");
-        assert!(!to_upstream(&map(&[("te", "gzip")]), &[], NOBODY).contains_key(TE));
+        assert!(!to_upstream(map(&[("te", "gzip")]), &[], NOBODY).contains_key(TE));
     }
 }

@@ -3,22 +3,23 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr, TcpStream as StdStream};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Request, Response};
+use http::{HeaderValue, Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::body::Body;
+use super::shards::Shards;
 
 /// How long a client may take to send a request's head, and how long a kept connection may stay silent.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
@@ -38,16 +39,37 @@ pub struct Settings {
 /// Answers requests.
 pub trait Handler: Send + Sync + 'static {
     /// Answers one request of a client at `peer`. Dropped when the client goes away.
-    fn handle(
-        self: Arc<Self>,
-        request: Request<Incoming>,
-        peer: SocketAddr,
-    ) -> impl Future<Output = Response<Body>> + Send;
+    fn handle(self: Arc<Self>, request: Request<Incoming>, peer: Peer) -> impl Future<Output = Response<Body>> + Send;
+}
+
+/// A client, as its connection shows it.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// Its address.
+    pub ip: IpAddr,
+    /// The same, for a header.
+    pub address: HeaderValue,
+}
+
+impl Peer {
+    /// The client at this address.
+    #[must_use]
+    pub fn new(socket: SocketAddr) -> Self {
+        let ip = socket.ip().to_canonical();
+        // An address is nothing but visible ASCII.
+        let address = HeaderValue::from_str(&ip.to_string()).unwrap_or_else(|_| HeaderValue::from_static("unknown"));
+        Self { ip, address }
+    }
 }
 
 /// Serves a listener until `stop` turns true; then takes no more connections, lets each finish the exchange that it is
 /// in, and returns when all have ended.
-pub async fn serve<H: Handler>(listener: TcpListener, handler: Arc<H>, mut stop: watch::Receiver<bool>) {
+pub async fn serve<H: Handler>(
+    listener: TcpListener,
+    shards: Arc<Shards>,
+    handler: Arc<H>,
+    mut stop: watch::Receiver<bool>,
+) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
@@ -56,8 +78,11 @@ pub async fn serve<H: Handler>(listener: TcpListener, handler: Arc<H>, mut stop:
             // Reaps what has ended, so that the set does not grow.
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
-                Ok((stream, peer)) => match stream.set_nodelay(true) {
-                    Ok(()) => drop(connections.spawn(connection(stream, peer, Arc::clone(&handler), stop.clone()))),
+                Ok((stream, peer)) => match stream.set_nodelay(true).and_then(|()| stream.into_std()) {
+                    Ok(stream) => {
+                        let connection = adopted(stream, peer, Arc::clone(&handler), stop.clone());
+                        shards.spawn(&mut connections, connection);
+                    }
                     Err(error) => tracing::debug!(%error, "a connection was lost at once"),
                 },
                 Err(error) => pause_after(&error).await,
@@ -82,14 +107,23 @@ async fn pause_after(error: &io::Error) {
     }
 }
 
+/// Serves a connection on the thread that this runs on.
+async fn adopted<H: Handler>(stream: StdStream, peer: SocketAddr, handler: Arc<H>, stop: watch::Receiver<bool>) {
+    match TcpStream::from_std(stream) {
+        Ok(stream) => connection(stream, peer, handler, stop).await,
+        Err(error) => tracing::warn!(%error, "a connection could not be served"),
+    }
+}
+
 /// Serves one connection of a client at `peer`, until it ends or, between two exchanges, `stop` turns true.
 pub async fn connection<S, H>(stream: S, peer: SocketAddr, handler: Arc<H>, mut stop: watch::Receiver<bool>)
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     H: Handler,
 {
+    let peer = Peer::new(peer);
     let service = service_fn(move |request| {
-        let handler = Arc::clone(&handler);
+        let (handler, peer) = (Arc::clone(&handler), peer.clone());
         async move { Ok::<_, Infallible>(handler.handle(request, peer).await) }
     });
     let connection = http1::Builder::new()

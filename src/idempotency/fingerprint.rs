@@ -3,6 +3,7 @@
 use http::{HeaderMap, HeaderName, Method, Uri};
 
 use super::frame::{put, put_count, sha256};
+use super::json::Fault;
 use super::media::{self, Media};
 pub use super::pointer::Pointer;
 use super::{json, multipart};
@@ -70,6 +71,40 @@ pub enum Body<'a> {
     Whole(&'a [u8]),
     /// The SHA-256 of its bytes.
     Digest([u8; 32]),
+}
+
+/// How a body counts in a fingerprint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counted {
+    /// Not at all.
+    No,
+    /// By the content of its JSON.
+    Json,
+    /// By the parts of its JSON that are included.
+    JsonParts,
+    /// As multipart without its boundary.
+    Multipart,
+    /// Byte for byte.
+    Bytes(Because),
+}
+
+/// Why a body counts byte for byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Because {
+    /// The recipe says so.
+    Asked,
+    /// It is coded, as `Content-Encoding` says, and what it holds is not looked into.
+    Coded,
+    /// Its type has no other form.
+    Type,
+    /// Its type is multipart, and has no boundary that can be read.
+    NoBoundary,
+    /// It is not of the form that it should be of.
+    Malformed,
+    /// It is JSON that nests too deep.
+    TooDeep,
+    /// It is JSON with a name that stands twice.
+    Ambiguous,
 }
 
 impl Default for Recipe {
@@ -143,66 +178,104 @@ impl Recipe {
         self.body && matches!(self.read(headers), Reading::Json | Reading::Multipart { .. })
     }
 
+    /// How a body counts in the digest of a request with these headers.
+    #[must_use]
+    pub fn counted(&self, headers: &HeaderMap, body: &[u8]) -> Counted {
+        if !self.body {
+            return Counted::No;
+        }
+        match self.take(headers, body) {
+            Taken::No => Counted::No,
+            Taken::Json(canonical) => match self.parts(&canonical) {
+                Some(_) => Counted::JsonParts,
+                None => Counted::Json,
+            },
+            Taken::Multipart(_) => Counted::Multipart,
+            Taken::Bytes(why) => Counted::Bytes(why),
+        }
+    }
+
     /// Appends the body, after the word for how it was read: the same bytes read in two ways are not equal.
     fn put_body(&self, out: &mut Vec<u8>, headers: &HeaderMap, body: Body<'_>) {
-        let reading = self.read(headers);
-        if let Reading::None = reading {
-            return;
-        }
-        if let (Reading::Json, Body::Whole(bytes)) = (&reading, body)
-            && let Ok(canonical) = json::canonical(bytes, &self.exclude)
-        {
-            return self.put_json(out, &canonical);
-        }
-        if let (Reading::Multipart { boundary }, Body::Whole(bytes)) = (&reading, body)
-            && let Some(pieces) = multipart::split(bytes, boundary)
-        {
-            put(out, b"multipart");
-            put_count(out, pieces.len());
-            return pieces.into_iter().for_each(|piece| put(out, &sha256(piece)));
-        }
-        put(out, b"bytes");
-        put(
-            out,
-            &match body {
-                Body::Whole(bytes) => sha256(bytes),
-                Body::Digest(digest) => digest,
+        let digest = match body {
+            Body::Whole(bytes) => match self.take(headers, bytes) {
+                Taken::No => return,
+                Taken::Json(canonical) => return self.put_json(out, &canonical),
+                Taken::Multipart(pieces) => {
+                    put(out, b"multipart");
+                    put_count(out, pieces.len());
+                    return pieces.into_iter().for_each(|piece| put(out, &sha256(piece)));
+                }
+                Taken::Bytes(_) => sha256(bytes),
             },
-        );
+            Body::Digest(_) if matches!(self.read(headers), Reading::None) => return,
+            Body::Digest(digest) => digest,
+        };
+        put(out, b"bytes");
+        put(out, &digest);
+    }
+
+    /// Reads a body as its headers say; what is not of that form counts byte for byte.
+    fn take<'b>(&self, headers: &HeaderMap, body: &'b [u8]) -> Taken<'b> {
+        match self.read(headers) {
+            Reading::None => Taken::No,
+            Reading::Bytes(why) => Taken::Bytes(why),
+            Reading::Json => match json::canonical(body, &self.exclude) {
+                Ok(canonical) => Taken::Json(canonical),
+                Err(Fault::Syntax) => Taken::Bytes(Because::Malformed),
+                Err(Fault::TooDeep) => Taken::Bytes(Because::TooDeep),
+                Err(Fault::Ambiguous) => Taken::Bytes(Because::Ambiguous),
+            },
+            Reading::Multipart { boundary } => match multipart::split(body, &boundary) {
+                Some(pieces) => Taken::Multipart(pieces),
+                None => Taken::Bytes(Because::Malformed),
+            },
+        }
     }
 
     fn put_json(&self, out: &mut Vec<u8>, canonical: &[u8]) {
-        // The canonical form has no name twice and nests no deeper than what was read, so that this finds what there is.
-        let part = |pointer| json::locate(canonical, pointer).ok().flatten().map(sha256);
-        let parts: Vec<_> = self.include.iter().map(part).collect();
-        if parts.iter().all(Option::is_none) {
-            // Bodies that have nothing of what counts would all be one: two payments could share an answer.
+        let Some(parts) = self.parts(canonical) else {
             put(out, b"json");
             return put(out, &sha256(canonical));
-        }
+        };
         put(out, b"json parts");
         for part in parts {
             put_optional(out, part.as_ref().map(<[u8; 32]>::as_slice));
         }
     }
 
+    /// The digests of the included parts of canonical JSON. Nothing where it has none of them: bodies that have nothing
+    /// of what counts would all be one, and two payments could share an answer.
+    fn parts(&self, canonical: &[u8]) -> Option<Vec<Option<[u8; 32]>>> {
+        // The canonical form has no name twice and nests no deeper than what was read, so that this finds what there is.
+        let part = |pointer| json::locate(canonical, pointer).ok().flatten().map(sha256);
+        let parts: Vec<_> = self.include.iter().map(part).collect();
+        parts.iter().any(Option::is_some).then_some(parts)
+    }
+
     /// How a body under these headers is read, if it turns out to be what they say.
     fn read(&self, headers: &HeaderMap) -> Reading {
         match self.form {
             BodyForm::None => Reading::None,
-            BodyForm::Bytes => Reading::Bytes,
-            _ if media::is_coded(headers) => Reading::Bytes,
+            BodyForm::Bytes => Reading::Bytes(Because::Asked),
+            _ if media::is_coded(headers) => Reading::Bytes(Because::Coded),
             BodyForm::Json => Reading::Json,
             BodyForm::Auto => match Media::read(headers) {
                 Some(media) if media.is_json() => Reading::Json,
                 Some(media) if media.essence.starts_with("multipart/") => match media.parameter("boundary") {
                     Some(boundary) => Reading::Multipart { boundary },
-                    None => Reading::Bytes,
+                    None => Reading::Bytes(Because::NoBoundary),
                 },
-                _ => Reading::Bytes,
+                _ => Reading::Bytes(Because::Type),
             },
         }
     }
+}
+
+/// Whether a JSON body has something at a pointer.
+#[must_use]
+pub fn stands_at(pointer: &Pointer, body: &[u8]) -> bool {
+    json::locate(body, pointer).is_ok_and(|found| found.is_some())
 }
 
 impl BodyForm {
@@ -232,10 +305,20 @@ impl BodyForm {
     }
 }
 
+/// What a body turned out to be.
+enum Taken<'b> {
+    No,
+    /// In canonical form.
+    Json(Vec<u8>),
+    /// Its parts.
+    Multipart(Vec<&'b [u8]>),
+    Bytes(Because),
+}
+
 /// How one body is read.
 enum Reading {
     None,
-    Bytes,
+    Bytes(Because),
     Json,
     Multipart { boundary: Vec<u8> },
 }

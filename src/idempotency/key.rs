@@ -4,9 +4,9 @@ use std::fmt;
 
 use http::{HeaderMap, HeaderName, Uri};
 
+use super::hex::Hex;
 pub use super::key_source::KeySource;
 use super::key_source::Reading;
-use super::record::Hex;
 
 /// A valid idempotency key: 1 to `max_length` visible ASCII characters, case-sensitive.
 ///

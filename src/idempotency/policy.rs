@@ -25,6 +25,8 @@ pub struct Policy {
     pub fingerprint: Recipe,
     /// What an attempt's ending does to its record.
     pub outcomes: Outcomes,
+    /// What happens to a duplicate of a request that is in flight.
+    pub in_flight: InFlight,
     /// What happens to a retry of an unknown record.
     pub recovery: Recovery,
     /// What happens to a request when the store cannot be reached.
@@ -57,6 +59,7 @@ impl Default for Policy {
             ],
             fingerprint: Recipe::default(),
             outcomes: Outcomes::default(),
+            in_flight: InFlight::Reject,
             recovery: Recovery::Hold,
             store_failure: StoreFailure::Reject,
             lease: Duration::from_secs(30),
@@ -66,6 +69,15 @@ impl Default for Policy {
             docs: None,
         }
     }
+}
+
+/// What happens to a duplicate of a request that is in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InFlight {
+    /// It is answered at once: `in-flight`.
+    Reject,
+    /// It waits for the attempt to end, for this long at most. It never starts one itself.
+    Wait(Duration),
 }
 
 /// What happens to a retry of an unknown record.

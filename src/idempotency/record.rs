@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use super::hex::Hex;
+
 /// Milliseconds since the Unix epoch, by the store's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(pub u64);
@@ -134,15 +136,6 @@ pub struct Version {
     pub state: State,
     /// See [`Record::until`].
     pub until: Timestamp,
-}
-
-/// Bytes as hexadecimal digits, in lower case.
-pub(super) struct Hex<'a>(pub(super) &'a [u8]);
-
-impl fmt::Display for Hex<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
 }
 
 fn parse_hex<const N: usize>(text: &str) -> Option<[u8; N]> {

@@ -77,6 +77,12 @@ impl ScopePart {
         values.iter().for_each(|value| put(out, value));
     }
 
+    /// How many values a caller has for it: none is absent.
+    #[must_use]
+    pub fn count(&self, caller: Caller<'_>) -> usize {
+        self.values(caller).len()
+    }
+
     fn values(&self, caller: Caller<'_>) -> Vec<Vec<u8>> {
         match self {
             Self::Header(name) => caller.headers.get_all(name).iter().map(|line| line.as_bytes().to_vec()).collect(),

@@ -8,6 +8,7 @@
 pub mod clock;
 pub mod contract;
 pub mod memory;
+pub mod recent;
 mod rules;
 pub mod sqlite;
 pub mod unreliable;
@@ -27,6 +28,12 @@ use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Ve
 pub trait Store: Send + Sync + 'static {
     /// The word for this kind of store in metrics: `memory`, `sqlite`.
     fn kind(&self) -> &'static str;
+
+    /// A completed record that stands and has not expired, and the store's time, where that is known without asking
+    /// anybody.
+    fn recall(&self, _id: RecordId) -> Option<(Record, Timestamp)> {
+        None
+    }
 
     /// Writes a fresh in-flight record unless one stands, in one round trip. Durable when it returns.
     ///

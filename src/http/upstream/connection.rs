@@ -1,12 +1,15 @@
 //! One connection to an upstream.
 
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 
+use http::{Request, Response};
+use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
-use tokio::task::AbortHandle;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
 use super::stream::{Stream, Wire};
@@ -18,10 +21,14 @@ const MAX_HEADERS: usize = 256;
 
 /// An open connection. Dropped, it closes at once, whatever it is in the middle of.
 pub(super) struct Connection {
-    pub(super) sender: SendRequest<Body>,
+    /// Nothing once it has ended.
+    sender: Option<SendRequest<Body>>,
     pub(super) wire: Arc<Wire>,
-    task: Option<AbortHandle>,
+    task: Task,
 }
+
+/// The task that moves the bytes. Dropped, it ends at once.
+struct Task(Option<JoinHandle<()>>);
 
 impl Connection {
     /// Connects. An error means that nothing was sent.
@@ -41,15 +48,66 @@ impl Connection {
         let stream = TokioIo::new(Stream::new(stream, Arc::clone(&wire)));
         let mut builder = http1::Builder::new();
         let (sender, connection) = builder.max_headers(MAX_HEADERS).handshake(stream).await.map_err(NotSent::Closed)?;
-        // Its end shows at the sender; there is nobody else to tell.
-        let task = tokio::spawn(connection.with_upgrades()).abort_handle();
-        Ok(Self { sender, wire, task: Some(task) })
+        let task = tokio::spawn(async {
+            // How it ended shows at the sender.
+            let _ = connection.with_upgrades().await;
+        });
+        Ok(Self { sender: Some(sender), wire, task: Task(Some(task)) })
+    }
+
+    /// Sends a request, and waits for the head of the answer.
+    pub(super) async fn send(&mut self, request: Request<Body>) -> Result<Response<Incoming>, Refused> {
+        self.wire.begin();
+        let Some(sender) = &mut self.sender else { return Err(Refused::Unsent(Box::new(request), NotSent::Ended)) };
+        let mut sending = pin!(sender.try_send_request(request));
+        let answered = tokio::select! {
+            biased;
+            answered = sending.as_mut() => answered,
+            () = self.task.ended() => {
+                // A request that enters the queue while its reader closes it can be left lying there, and nobody would
+                // ever answer it. It comes back when the last way into the queue is gone.
+                self.sender = None;
+                sending.await
+            }
+        };
+        answered.map_err(|mut refused| match refused.take_message() {
+            Some(whole) => Refused::Unsent(Box::new(whole), NotSent::Closed(refused.into_error())),
+            // The first write of it failed, and hyper writes no more after that.
+            None if self.wire.has_refused() => Refused::FirstWrite(refused.into_error()),
+            None => Refused::BrokenOff(refused.into_error()),
+        })
     }
 
     /// Whether it can carry another request right away.
     pub(super) fn is_idle(&self) -> bool {
-        self.sender.is_ready() && !self.wire.has_failed()
+        self.is_ready() && !self.wire.has_failed()
     }
+
+    fn is_ready(&self) -> bool {
+        self.sender.as_ref().is_some_and(SendRequest::is_ready)
+    }
+
+    fn is_closed(&self) -> bool {
+        self.sender.as_ref().is_none_or(SendRequest::is_closed)
+    }
+
+    /// Waits until it can carry another request. False if it never will.
+    async fn ready(&mut self) -> bool {
+        match &mut self.sender {
+            Some(sender) => sender.ready().await.is_ok(),
+            None => false,
+        }
+    }
+}
+
+/// Why a connection did not answer.
+pub(super) enum Refused {
+    /// The request was not sent: here it is.
+    Unsent(Box<Request<Body>>, NotSent),
+    /// Its first write failed: nothing of it was sent.
+    FirstWrite(hyper::Error),
+    /// The exchange broke off.
+    BrokenOff(hyper::Error),
 }
 
 async fn connect(settings: &Settings) -> io::Result<TcpStream> {
@@ -58,9 +116,20 @@ async fn connect(settings: &Settings) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-impl Drop for Connection {
+impl Task {
+    /// Waits until it has ended.
+    async fn ended(&mut self) {
+        if let Some(task) = &mut self.0 {
+            // However it ended.
+            let _ = task.await;
+            self.0 = None;
+        }
+    }
+}
+
+impl Drop for Task {
     fn drop(&mut self) {
-        if let Some(task) = self.task.take() {
+        if let Some(task) = self.0.take() {
             task.abort();
         }
     }
@@ -92,11 +161,11 @@ impl Carrier {
     /// The connection has another use now.
     pub fn detach(mut self) {
         self.connection.wire.become_plain();
-        self.connection.task = None;
+        self.connection.task.0 = None;
     }
 
     fn give_back_since(mut self, idle_since: Instant) {
-        let done = self.connection.sender.is_ready() || self.connection.sender.is_closed();
+        let done = self.connection.is_ready() || self.connection.is_closed();
         if done {
             return self.put_idle(idle_since);
         }
@@ -104,7 +173,7 @@ impl Carrier {
         // request, all of which it is to get.
         let patience = self.upstream.settings().timeout;
         tokio::spawn(async move {
-            if let Ok(Ok(())) = timeout(patience, self.connection.sender.ready()).await {
+            if let Ok(true) = timeout(patience, self.connection.ready()).await {
                 self.put_idle(idle_since);
             }
         });

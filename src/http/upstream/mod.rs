@@ -7,7 +7,7 @@ mod connection;
 mod stream;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -18,11 +18,12 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
 pub use self::connection::Carrier;
-use self::connection::Connection;
+use self::connection::{Connection, Refused};
 use super::body::{self, Body};
 use super::headers::framing_is_plain;
+use super::shards;
 
-/// Idle connections kept for each upstream.
+/// Idle connections kept for each upstream on each thread that serves.
 const MAX_IDLE: usize = 1024;
 
 /// How long a connection may have been idle to carry an unprotected request.
@@ -89,6 +90,9 @@ pub enum NotSent {
     /// The connection closed before the request was written to it.
     #[error("the connection closed first: {0}")]
     Closed(#[source] hyper::Error),
+    /// The connection had closed before.
+    #[error("the connection had closed")]
+    Ended,
 }
 
 /// How far sending a request has come.
@@ -126,7 +130,8 @@ pub struct Upstream(Arc<Inner>);
 struct Inner {
     settings: Settings,
     dial: Option<Arc<dyn Dial>>,
-    idle: Mutex<Vec<Idle>>,
+    /// For each of the threads that serve: a connection lives on the thread that opened it.
+    idle: Box<[Mutex<Vec<Idle>>]>,
 }
 
 struct Idle {
@@ -138,13 +143,18 @@ impl Upstream {
     /// An upstream without connections yet.
     #[must_use]
     pub fn new(settings: Settings) -> Self {
-        Self(Arc::new(Inner { settings, dial: None, idle: Mutex::default() }))
+        Self::with(settings, None)
     }
 
     /// An upstream whose connections are opened by `dial`; the host and port of `settings` only name it.
     #[must_use]
     pub fn through(settings: Settings, dial: Arc<dyn Dial>) -> Self {
-        Self(Arc::new(Inner { settings, dial: Some(dial), idle: Mutex::default() }))
+        Self::with(settings, Some(dial))
+    }
+
+    fn with(settings: Settings, dial: Option<Arc<dyn Dial>>) -> Self {
+        let idle = (0..shards::count()).map(|_| Mutex::default()).collect();
+        Self(Arc::new(Inner { settings, dial, idle }))
     }
 
     /// How it was set up.
@@ -176,19 +186,13 @@ impl Upstream {
                 Some(connection) => (connection, true),
                 None => (self.connect().await.map_err(Error::NotSent)?, false),
             };
-            connection.wire.begin();
             sending.begin();
-            match connection.sender.try_send_request(request).await {
+            match connection.send(request).await {
                 Ok(response) => return self.answered(response, connection),
-                Err(mut refused) => match refused.take_message() {
-                    Some(whole) if reused => request = whole,
-                    Some(_) => return Err(Error::NotSent(NotSent::Closed(refused.into_error()))),
-                    // The first write of it failed, and hyper writes no more after that.
-                    None if connection.wire.has_refused() => {
-                        return Err(Error::NotSent(NotSent::Closed(refused.into_error())));
-                    }
-                    None => return Err(broke_off(refused.into_error())),
-                },
+                Err(Refused::Unsent(whole, _)) if reused => request = *whole,
+                Err(Refused::Unsent(_, why)) => return Err(Error::NotSent(why)),
+                Err(Refused::FirstWrite(error)) => return Err(Error::NotSent(NotSent::Closed(error))),
+                Err(Refused::BrokenOff(error)) => return Err(broke_off(error)),
             }
         }
     }
@@ -220,7 +224,7 @@ impl Upstream {
             Reuse::Unprotected => UNPROTECTED_IDLE,
             Reuse::Never => return None,
         };
-        let mut idle = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = self.idle();
         // The last one has been idle for the shortest time: where that is too long, it is for all.
         while let Some(last) = idle.last() {
             if last.since.elapsed() >= longest {
@@ -235,8 +239,12 @@ impl Upstream {
         None
     }
 
+    fn idle(&self) -> MutexGuard<'_, Vec<Idle>> {
+        self.0.idle[shards::index()].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn put_idle(&self, connection: Connection, since: Instant) {
-        let mut idle = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = self.idle();
         if idle.first().is_some_and(|oldest| oldest.since.elapsed() >= UNPROTECTED_IDLE) {
             idle.retain(|entry| entry.since.elapsed() < UNPROTECTED_IDLE);
         }

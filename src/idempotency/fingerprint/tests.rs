@@ -246,3 +246,34 @@ fn words_survive() {
     }
     assert!(BodyForm::parse("JSON").is_err());
 }
+
+#[test]
+fn how_a_body_counts_is_told() {
+    let recipe = |form, include: &[&str]| Recipe { form, include: pointers(include), ..Recipe::default() };
+    let auto = recipe(BodyForm::Auto, &[]);
+    let multipart = &[("content-type", "multipart/form-data; boundary=b")];
+    let coded = &[("content-type", "application/json"), ("content-encoding", "gzip")];
+    let deep = format!("{}{}", "[".repeat(500), "]".repeat(500));
+    for (recipe, lines, body, counted) in [
+        (&auto, JSON, "{}", Counted::Json),
+        (&auto, JSON, "{", Counted::Bytes(Because::Malformed)),
+        (&auto, JSON, "", Counted::Bytes(Because::Malformed)),
+        (&auto, JSON, "{\"a\":1,\"a\":2}", Counted::Bytes(Because::Ambiguous)),
+        (&auto, JSON, &*deep, Counted::Bytes(Because::TooDeep)),
+        (&auto, coded, "{}", Counted::Bytes(Because::Coded)),
+        (&auto, &[], "{}", Counted::Bytes(Because::Type)),
+        (&auto, multipart, "--b--", Counted::Multipart),
+        (&auto, multipart, "--c--", Counted::Bytes(Because::Malformed)),
+        (&auto, &[("content-type", "multipart/mixed")], "", Counted::Bytes(Because::NoBoundary)),
+        (&recipe(BodyForm::Json, &[]), &[], "{}", Counted::Json),
+        (&recipe(BodyForm::Bytes, &[]), JSON, "{}", Counted::Bytes(Because::Asked)),
+        (&recipe(BodyForm::None, &[]), JSON, "{}", Counted::No),
+        (&Recipe { body: false, ..Recipe::default() }, JSON, "{}", Counted::No),
+        (&recipe(BodyForm::Auto, &["/a", "/b"]), JSON, "{\"b\":1}", Counted::JsonParts),
+        (&recipe(BodyForm::Auto, &["/a"]), JSON, "{\"b\":1}", Counted::Json),
+    ] {
+        assert_eq!(recipe.counted(&headers(lines), body.as_bytes()), counted, "{recipe:?} {body}");
+    }
+    let [there, missing] = ["/a/0", "/a/1"].map(|text| stands_at(&Pointer::parse(text).unwrap(), b"{\"a\":[null]}"));
+    assert!(there && !missing);
+}

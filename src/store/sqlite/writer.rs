@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use tokio::runtime::{self, Handle};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::error::{self, Failure};
@@ -50,6 +51,8 @@ pub(super) trait Job: Send {
     /// Gives the caller what `run` found, now that it is committed.
     fn finish(self: Box<Self>);
     fn fail(self: Box<Self>, error: Error);
+    /// Where its caller waits, if that is known.
+    fn runtime(&self) -> Option<&Handle>;
 }
 
 /// What a caller waits for.
@@ -58,13 +61,15 @@ pub(super) type Reply<T> = oneshot::Receiver<Result<T, Error>>;
 /// A job for the queue, and where its answer comes out.
 pub(super) fn job<R: Request>(request: R) -> (Message, Reply<R::Reply>) {
     let (reply, receiver) = oneshot::channel();
-    (Message::Job(Box::new(Pending { request, found: None, reply })), receiver)
+    let runtime = Handle::try_current().ok();
+    (Message::Job(Box::new(Pending { request, found: None, reply, runtime })), receiver)
 }
 
 struct Pending<R: Request> {
     request: R,
     found: Option<Result<R::Reply, Error>>,
     reply: oneshot::Sender<Result<R::Reply, Error>>,
+    runtime: Option<Handle>,
 }
 
 impl<R: Request> Job for Pending<R> {
@@ -94,6 +99,34 @@ impl<R: Request> Job for Pending<R> {
 
     fn fail(self: Box<Self>, error: Error) {
         let _ = self.reply.send(Err(error));
+    }
+
+    fn runtime(&self) -> Option<&Handle> {
+        self.runtime.as_ref()
+    }
+}
+
+/// Gives the callers of a committed batch their answers. To wake another thread is a system call: each runtime is woken
+/// once, and wakes its callers itself.
+fn finish_all(batch: Vec<Box<dyn Job>>) {
+    let mut groups: Vec<(runtime::Id, Vec<Box<dyn Job>>)> = Vec::new();
+    for job in batch {
+        let Some(id) = job.runtime().map(Handle::id) else {
+            job.finish();
+            continue;
+        };
+        match groups.iter_mut().find(|(known, _)| *known == id) {
+            Some((_, group)) => group.push(job),
+            None => groups.push((id, vec![job])),
+        }
+    }
+    for (_, group) in groups {
+        match group.first().and_then(|job| job.runtime().cloned()) {
+            Some(runtime) if group.len() > 1 => {
+                runtime.spawn(async { group.into_iter().for_each(Job::finish) });
+            }
+            _ => group.into_iter().for_each(Job::finish),
+        }
     }
 }
 
@@ -190,7 +223,7 @@ impl Writer {
         }
         match self.transact(&mut batch) {
             Ok(()) => {
-                batch.into_iter().for_each(Job::finish);
+                finish_all(batch);
                 let checkpointed = self.session.checkpoint_if_due();
                 self.look_at(checkpointed)
             }

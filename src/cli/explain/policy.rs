@@ -1,0 +1,76 @@
+//! A policy as text: dotted keys and their values, as a configuration file has them.
+
+use std::fmt::Write as _;
+
+use toml_edit::Table;
+
+use crate::config::{self, Flags, Resolved, Sources};
+use crate::idempotency::settle::{Ending, Outcomes};
+
+/// How long a line of what is as by default may be.
+const WIDTH: usize = 85;
+
+/// Keys of a route that are no policy.
+const OF_ROUTE: [&str; 6] = ["name", "namespace", "methods", "host", "path", "upstream"];
+
+/// Keys whose parts count one by one.
+const IN_PARTS: [&str; 3] = ["key", "fingerprint", "outcomes"];
+
+/// A policy as dotted keys and their values.
+pub(super) type Spelled = Vec<(String, String)>;
+
+/// The policy of a route, every value spelled out.
+pub(super) fn policy_of(config: &Resolved, name: &str) -> Spelled {
+    let routes = config.effective["routes"].as_array_of_tables().into_iter().flatten();
+    let mut own = routes.filter(|route| route.get("name").and_then(|name| name.as_str()) == Some(name));
+    own.next().map(spell).unwrap_or_default()
+}
+
+/// The policy of a route that says nothing.
+pub(super) fn built_in() -> Spelled {
+    let flags = Flags { upstream: Some("http://127.0.0.1".to_owned()), ..Flags::default() };
+    let config = config::load(Sources { flags, ..Sources::default() });
+    config.map(|config| policy_of(&config, "default")).unwrap_or_default()
+}
+
+fn spell(route: &Table) -> Spelled {
+    let mut spelled = Vec::new();
+    for (key, value) in route.iter().filter(|(key, _)| !OF_ROUTE.contains(key)) {
+        match value.as_inline_table().filter(|_| IN_PARTS.contains(&key)) {
+            Some(parts) => spelled.extend(
+                parts.iter().map(|(part, value)| (format!("{key}.{part}"), value.to_string().trim().to_owned())),
+            ),
+            None => spelled.push((key.to_owned(), value.to_string().trim().to_owned())),
+        }
+    }
+    spelled
+}
+
+/// The default of a key that the built-in policy does not spell out.
+pub(super) fn other_default(key: &str) -> String {
+    let ending = key.strip_prefix("outcomes.").and_then(|entry| match entry {
+        "unreachable" => Some(Ending::Unreachable),
+        "timeout" => Some(Ending::Timeout),
+        "broken" => Some(Ending::Broken),
+        status => status.replace("xx", "00").parse().ok().map(Ending::Answered),
+    });
+    match ending {
+        Some(ending) => format!("# default: {:?}", Outcomes::default().action(ending).as_str()),
+        None => "# without a default".to_owned(),
+    }
+}
+
+/// The items with commas between them, in lines that a terminal holds.
+pub(super) fn wrapped(items: &[String]) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for (place, item) in items.iter().enumerate() {
+        let comma = if place + 1 < items.len() { "," } else { "" };
+        match lines.last_mut() {
+            Some(line) if line.len() + item.len() < WIDTH => {
+                let _ = write!(line, " {item}{comma}");
+            }
+            _ => lines.push(format!("{item}{comma}")),
+        }
+    }
+    lines
+}

@@ -1,0 +1,397 @@
+//! An explanation as text, for a person at night.
+
+use std::fmt::Write as _;
+
+use http::header::{CONTENT_TYPE, HOST};
+use http::request::Parts;
+
+use super::policy::{built_in, other_default, policy_of, wrapped};
+use crate::config::Resolved;
+use crate::gate::explain::{Explanation, Fate, Handling, Identified, Unprotected, Value};
+use crate::http::problem::Problem;
+use crate::idempotency::fingerprint::{Because, Counted, Recipe, stands_at};
+use crate::idempotency::key::{Found, KeyRule, KeySource};
+use crate::idempotency::policy::Mode;
+use crate::idempotency::record::RecordId;
+use crate::idempotency::scope::ScopePart;
+use crate::route::{Fit, Route};
+
+/// The request that was asked about.
+pub(super) struct Asked<'a> {
+    pub(super) head: Parts,
+    pub(super) body: &'a [u8],
+    /// Whether nobody gave the `Content-Type`.
+    pub(super) type_is_ours: bool,
+    /// Whether the body was read from a file.
+    pub(super) from_file: bool,
+}
+
+/// Writes the whole.
+pub(super) fn write(config: &Resolved, asked: &Asked<'_>, explanation: &Explanation) -> String {
+    let mut report = Report { out: String::new(), config, asked, explanation };
+    report.request();
+    match &explanation.fate {
+        Fate::Malformed(problem) => report.answer(problem, None),
+        Fate::Unrouted(upstream) => report.unrouted(upstream),
+        Fate::Routed(route, handling) => {
+            report.route(route);
+            report.handling(route, handling);
+            report.policy(route);
+            report.advice(route, handling);
+        }
+    }
+    report.out
+}
+
+struct Report<'a> {
+    out: String,
+    config: &'a Resolved,
+    asked: &'a Asked<'a>,
+    explanation: &'a Explanation,
+}
+
+/// Where the second column begins.
+const INDENT: usize = 13;
+
+/// How many digits of a digest tell two values apart.
+const SHORT: usize = 8;
+
+impl Report<'_> {
+    fn line(&mut self, label: &str, text: impl AsRef<str>) {
+        let _ = writeln!(self.out, "{label:INDENT$}{}", text.as_ref());
+    }
+
+    fn more(&mut self, text: impl AsRef<str>) {
+        self.line("", text);
+    }
+
+    fn gap(&mut self) {
+        self.out.push('\n');
+    }
+
+    fn request(&mut self) {
+        let (head, body) = (&self.asked.head, self.asked.body);
+        let target = head.uri.path_and_query().map_or_else(|| head.uri.to_string(), ToString::to_string);
+        self.line("request", format!("{} {target}", head.method));
+        match &self.explanation.authority {
+            Some(host) => self.more(format!("host {host}")),
+            None if head.headers.contains_key(HOST) => {}
+            None => self.more("host: what the client names; give it with -H 'Host: NAME' or as part of a whole URL"),
+        }
+        let bytes = if body.len() == 1 { "1 byte".to_owned() } else { format!("{} bytes", body.len()) };
+        match head.headers.get(CONTENT_TYPE) {
+            _ if body.is_empty() => self.more("no body"),
+            Some(_) if self.asked.type_is_ours => {
+                self.more(format!(
+                    "body of {bytes}, application/x-www-form-urlencoded: no Content-Type was given, and"
+                ));
+                self.more("this is what curl -d sends; give another with -H 'Content-Type: ...'");
+            }
+            Some(media) => self.more(format!("body of {bytes}, {}", media.as_bytes().escape_ascii())),
+            None => self.more(format!("body of {bytes}, without a Content-Type")),
+        }
+        if self.asked.from_file && body.iter().any(|byte| matches!(byte, b'\r' | b'\n')) {
+            self.more("its lines are kept as the file has them, as curl --data-binary does; curl -d joins them");
+        }
+        self.gap();
+    }
+
+    /// What the gate answers by itself.
+    fn answer(&mut self, problem: &Problem, docs: Option<&str>) {
+        let code = problem.code;
+        self.line("answer", format!("{} {}: {}", code.status().as_u16(), code.as_str(), problem.detail));
+        if let Some(docs) = docs {
+            self.more(docs);
+        }
+        self.line("protected", "no: nothing is forwarded");
+    }
+
+    fn unrouted(&mut self, upstream: &Result<usize, Problem>) {
+        self.line("route", "none matches");
+        self.near_misses(None);
+        match upstream {
+            Ok(index) => {
+                self.upstream(*index);
+                self.line("protected", "no: what matches no route is forwarded as it is, to default_upstream");
+            }
+            Err(problem) => self.answer(problem, None),
+        }
+    }
+
+    fn route(&mut self, route: &Route) {
+        self.line("route", format!("{}: {}", route.name, pattern(route)));
+        let others: Vec<String> = self
+            .fits()
+            .filter(|(other, fit)| fit.is_whole() && other.name != route.name)
+            .map(|(other, _)| format!("{} ({})", other.name, other.path))
+            .collect();
+        if others.is_empty() {
+            self.more("the only one that matches");
+        } else {
+            self.more(format!("the most specific of those that match; also {}", others.join(", ")));
+        }
+        self.near_misses(Some(route));
+        self.line("mode", word(route.policy.mode));
+        self.upstream(route.upstream);
+    }
+
+    /// Routes that would match but for one thing, and would count before `found`.
+    fn near_misses(&mut self, found: Option<&Route>) {
+        let stronger = self.fits().take_while(|(other, _)| found.is_none_or(|found| other.name != found.name));
+        let misses: Vec<String> = stronger.filter_map(|(other, fit)| self.near_miss(other, fit)).collect();
+        for miss in misses {
+            self.more(miss);
+        }
+    }
+
+    fn near_miss(&self, route: &Route, fit: Fit) -> Option<String> {
+        let (name, shape) = (&route.name, pattern(route));
+        let why = match fit {
+            Fit { path: true, method: false, host: true } => format!("its method is not {}", self.asked.head.method),
+            Fit { path: true, method: true, host: false } => match &self.explanation.authority {
+                Some(host) => format!("its host is not {host}"),
+                None => "a client that names this host gets it".to_owned(),
+            },
+            Fit { path: false, method: true, host: true } => {
+                let path = self.asked.head.uri.path();
+                let other = path.strip_suffix('/').map_or_else(|| format!("{path}/"), ToOwned::to_owned);
+                let slash = if route.path.matches(&other) { "the slash at the end counts" } else { return None };
+                slash.to_owned()
+            }
+            _ => return None,
+        };
+        Some(format!("nearly {name} ({shape}): {why}"))
+    }
+
+    /// Every route, the most specific first, and what of the request it matches.
+    fn fits(&self) -> impl Iterator<Item = (&Route, Fit)> {
+        let (method, path) = (&self.asked.head.method, self.asked.head.uri.path());
+        let host = self.explanation.authority.as_deref();
+        self.config.router.ranked().map(move |route| (&**route, route.fit(method, host, path)))
+    }
+
+    fn upstream(&mut self, index: usize) {
+        let name = &self.config.upstreams[index].name;
+        let url = self.config.effective["upstreams"][&**name]["url"].as_str().unwrap_or_default().to_owned();
+        self.line("upstream", format!("{name}, {url}"));
+    }
+
+    fn handling(&mut self, route: &Route, handling: &Handling) {
+        let policy = &route.policy;
+        match handling {
+            Handling::Passed(Unprotected::Mode) => {
+                self.line("protected", "no: the route's mode is \"pass\"; it is forwarded as it is");
+            }
+            Handling::Passed(Unprotected::NoKey) => {
+                self.line("protected", "no: it carries no key and needs none; it is forwarded as it is");
+                self.gap();
+                self.sources("key", &policy.key);
+            }
+            Handling::Refused(problem) => {
+                self.answer(problem, policy.docs.as_deref());
+                self.gap();
+                self.sources("key", &policy.key);
+            }
+            Handling::Protected(identified) => {
+                self.line("protected", "yes: its key is claimed before anything is forwarded");
+                self.gap();
+                self.identified(route, identified);
+            }
+        }
+    }
+
+    fn identified(&mut self, route: &Route, identified: &Identified) {
+        self.line("key", identified.key.as_str());
+        self.sources("", &route.policy.key);
+        self.scope(identified);
+        self.fingerprint(identified);
+        match identified.id {
+            Some(id) => {
+                self.line("record", id.to_string());
+                self.more(format!("what became of it: oncegate records show {id}"));
+            }
+            None => {
+                self.line("record", "not known: its scope is not, and its id is made of that");
+            }
+        }
+    }
+
+    /// Where the key was looked for, in the order in which places count, and what was there.
+    fn sources(&mut self, label: &str, rule: &KeyRule) {
+        let (mut label, mut decided) = (label, false);
+        for source in &rule.from {
+            let alone = KeyRule { from: vec![source.clone()], ..rule.clone() };
+            let found = alone.find(&self.asked.head.uri, &self.asked.head.headers, Some(self.asked.body));
+            let what = match found {
+                _ if decided => "not looked at",
+                Ok(Found::Absent) => "nothing there",
+                Ok(Found::Fingerprint) => "the key is the request's own fingerprint",
+                Ok(_) if matches!(source, KeySource::CloudEvent) => "the key is a digest of the event's source and id",
+                Ok(_) => "the key is from here",
+                Err(_) => "not well-formed",
+            };
+            decided |= !matches!(found, Ok(Found::Absent));
+            self.line(std::mem::take(&mut label), format!("{source}: {what}"));
+        }
+    }
+
+    fn scope(&mut self, identified: &Identified) {
+        for (place, (part, value)) in identified.scope.iter().enumerate() {
+            let what = match value {
+                Value::Unknown if *part == ScopePart::Host => "not known: what the client names".to_owned(),
+                Value::Unknown => "not known: give it with --client-ip IP".to_owned(),
+                Value::Absent => "absent, which is a value of its own".to_owned(),
+                Value::Shown(text) => text.clone(),
+                Value::Hidden { count: 1, digest } => format!("present, {}", short(digest)),
+                Value::Hidden { count, digest } => format!("present {count} times, {}", short(digest)),
+            };
+            let part = match part {
+                ScopePart::Const(_) => "const".to_owned(),
+                part => part.to_string(),
+            };
+            self.line(if place == 0 { "scope" } else { "" }, format!("{part}: {what}"));
+        }
+    }
+
+    fn fingerprint(&mut self, identified: &Identified) {
+        let recipe = &identified.fingerprint.recipe;
+        self.line("fingerprint", hex(&identified.fingerprint.digest));
+        self.more(format!("of {}", self.ingredients(recipe).join(", ")));
+        let body = self.asked.body;
+        let how = match identified.counted {
+            Counted::No => return,
+            _ if body.is_empty() => return self.more("body: there is none, which is one of its own"),
+            Counted::Json => "by the content of its JSON: white space and the order of members do not count",
+            Counted::JsonParts => "by the included parts of its JSON",
+            Counted::Multipart => "as multipart without its boundary",
+            Counted::Bytes(because) => because_of(because),
+        };
+        self.more(format!("body: {how}"));
+        if !matches!(identified.counted, Counted::Json | Counted::JsonParts) {
+            return;
+        }
+        if identified.counted == Counted::Json && !recipe.include.is_empty() {
+            self.more("it has none of the included parts, so all of it counts");
+        }
+        for (what, pointers) in [("included", &recipe.include), ("excluded", &recipe.exclude)] {
+            for pointer in pointers {
+                let there = if stands_at(pointer, body) { "" } else { ", which this body does not have" };
+                self.more(format!(
+                    "{what}: {}{there}",
+                    if pointer.as_str().is_empty() { "everything" } else { pointer.as_str() }
+                ));
+            }
+        }
+    }
+
+    fn ingredients(&self, recipe: &Recipe) -> Vec<String> {
+        let query = match self.asked.head.uri.query() {
+            Some(_) => "query",
+            None => "query (there is none)",
+        };
+        let parts = [(recipe.method, "method"), (recipe.path, "path"), (recipe.query, query), (recipe.body, "body")];
+        let parts = parts.into_iter().filter(|(counts, _)| *counts).map(|(_, part)| part.to_owned());
+        let headers = recipe.headers.iter().map(|name| match self.asked.head.headers.contains_key(name) {
+            true => format!("header:{name} (present)"),
+            false => format!("header:{name} (absent)"),
+        });
+        parts.chain(headers).collect()
+    }
+
+    /// The whole policy as TOML, and which of it is not built in.
+    fn policy(&mut self, route: &Route) {
+        if route.policy.mode == Mode::Pass {
+            return;
+        }
+        self.gap();
+        self.line("policy", format!("namespace {:?}, service {:?}", route.namespace, self.config.gate.service));
+        let (own, built_in) = (policy_of(self.config, &route.name), built_in());
+        let (mut same, mut differs) = (Vec::new(), Vec::new());
+        for (key, value) in &own {
+            match built_in.iter().find(|(other, _)| other == key).map(|(_, value)| value) {
+                Some(default) if default == value => same.push(format!("{key} = {value}")),
+                Some(default) => differs.push(format!("{key} = {value}   # default: {default}")),
+                None => differs.push(format!("{key} = {value}   {}", other_default(key))),
+            }
+        }
+        self.more(if differs.is_empty() { "nothing differs from the defaults:" } else { "differs from the defaults:" });
+        differs.iter().for_each(|line| self.more(format!("  {line}")));
+        if !differs.is_empty() {
+            self.more("as by default:");
+        }
+        wrapped(&same).iter().for_each(|line| self.more(format!("  {line}")));
+    }
+
+    fn advice(&mut self, route: &Route, handling: &Handling) {
+        let mut advice = Vec::new();
+        if let Handling::Protected(identified) = handling {
+            advice.extend(self.on_body(identified));
+            advice.extend(on_scope(identified));
+        }
+        if let Handling::Passed(Unprotected::NoKey) = handling {
+            advice.push("to refuse such requests, set key = { required = true } on the route".to_owned());
+        }
+        let place = self.config.router.routes().iter().position(|other| other.name == route.name).unwrap_or_default();
+        let upstream = &self.config.upstreams[route.upstream].name;
+        let about = [format!("routes[{place}]."), "defaults.".to_owned(), format!("upstreams.{upstream}.")];
+        let configured = self.config.advice.iter().filter(|one| about.iter().any(|key| one.key.starts_with(key)));
+        advice.extend(configured.map(|advice| format!("{}: {}", advice.key, advice.message)));
+        if !advice.is_empty() {
+            self.gap();
+        }
+        for (place, line) in advice.iter().enumerate() {
+            self.line(if place == 0 { "advice" } else { "" }, line);
+        }
+    }
+
+    fn on_body(&self, identified: &Identified) -> Option<String> {
+        let by_bytes = matches!(identified.counted, Counted::Bytes(Because::Type));
+        let is_json = matches!(self.asked.body.trim_ascii_start().first(), Some(b'{' | b'['))
+            && serde_json::from_slice::<serde::de::IgnoredAny>(self.asked.body).is_ok();
+        let advice = "the body is JSON, and its Content-Type does not say so: it counts byte for byte, so that a retry \
+                      with other white space is another request; give -H 'Content-Type: application/json' if the \
+                      client does";
+        (by_bytes && is_json).then(|| advice.to_owned())
+    }
+}
+
+fn on_scope(identified: &Identified) -> Option<String> {
+    let mut callers =
+        identified.scope.iter().filter(|(part, _)| !matches!(part, ScopePart::Host | ScopePart::Const(_)));
+    let all_absent = callers.clone().next().is_some() && callers.all(|(_, value)| *value == Value::Absent);
+    let advice = "nothing of the scope tells this caller from another: all who send none of these share their keys";
+    all_absent.then(|| advice.to_owned())
+}
+
+fn because_of(because: Because) -> &'static str {
+    match because {
+        Because::Asked => "byte for byte, as fingerprint.body says",
+        Because::Coded => "byte for byte, because it is coded (Content-Encoding)",
+        Because::Type => "byte for byte, as its type is neither JSON nor multipart",
+        Because::NoBoundary => "byte for byte, because its Content-Type has no boundary that can be read",
+        Because::Malformed => "byte for byte, because it is not of the form that it should be of",
+        Because::TooDeep => "byte for byte, because its JSON nests too deep",
+        Because::Ambiguous => "byte for byte, because its JSON has a name that stands twice",
+    }
+}
+
+fn pattern(route: &Route) -> String {
+    let methods: Vec<&str> = route.methods.iter().map(http::Method::as_str).collect();
+    let host = route.host.as_deref().map_or_else(String::new, |host| format!("{host} "));
+    format!("{} {host}{}", methods.join("|"), route.path)
+}
+
+fn word(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Protect => "protect",
+        Mode::Pass => "pass",
+    }
+}
+
+fn hex(digest: &[u8; 32]) -> String {
+    RecordId(*digest).to_string()
+}
+
+fn short(digest: &[u8; 32]) -> String {
+    hex(digest)[..SHORT].to_owned()
+}

@@ -1,0 +1,276 @@
+//! The configuration file as a JSON Schema, for editors.
+//!
+//! Which keys there are comes from `keys`, the choices from the tables that values are read by, and what stands beside
+//! each key in an editor (its meaning, its default, examples) from the annotated default configuration.
+//!
+//! It is of draft 7, and repeats what stands at two places instead of referring to it: taplo, which most editors check
+//! TOML with, reads nothing newer, and loses the text beside a reference. It refuses what is wrong with one value; what
+//! only several values or the machine show (names that stand twice, routes that overlap, files that are missing) is
+//! left to `oncegate check`.
+
+use serde_json::{Map, Value, json};
+
+use self::annotated::Annotated;
+use super::headers::DEFAULTS as HEADERS;
+use super::keys::{self, Section};
+use super::policy::{FORMS, MODES, RECOVERIES, STORE_FAILURES};
+use super::{logging, policy};
+
+pub(super) mod annotated;
+mod shapes;
+
+/// The schema of the configuration file (JSON Schema, draft 7).
+#[must_use]
+pub fn schema() -> Value {
+    let writer = Writer { annotated: Annotated::read() };
+    let mut root = writer.table(&keys::ROOT, "", Writer::root);
+    root["$schema"] = "http://json-schema.org/draft-07/schema#".into();
+    root["title"] = "oncegate".into();
+    root["description"] =
+        "The configuration of oncegate, an idempotency reverse proxy. `oncegate check` finds more than \
+                           an editor can."
+            .into();
+    root
+}
+
+struct Writer {
+    annotated: Annotated,
+}
+
+/// What a value must be.
+type Shape = Value;
+
+impl Writer {
+    /// A table of known keys. `at` is where it stands in the annotated default, with a dot at its end.
+    fn table(&self, section: &Section, at: &str, shape: fn(&Self, &str) -> Shape) -> Shape {
+        let property = |key: &'static str| (key.to_owned(), self.annotate(shape(self, key), &format!("{at}{key}")));
+        let properties: Map<String, Value> = section.keys().map(property).collect();
+        json!({ "title": section.name, "type": "object", "properties": properties, "additionalProperties": false })
+    }
+
+    /// Adds what the annotated default says of a key, and what the shape does not.
+    fn annotate(&self, mut shape: Shape, path: &str) -> Shape {
+        let Some(noted) = self.annotated.get(path) else { return shape };
+        if shape.get("description").is_none() && !noted.comment.is_empty() {
+            shape["description"] = noted.comment.clone().into();
+        }
+        // Tables have their defaults key by key.
+        let leaf = noted.value.as_ref().filter(|value| !value.is_object());
+        if let (Some(value), None) = (leaf, shape.get("default")) {
+            match noted.is_default {
+                true => shape["default"] = value.clone(),
+                false => shape["examples"] = json!([value]),
+            }
+        }
+        shape
+    }
+
+    fn root(&self, key: &str) -> Shape {
+        match key {
+            "default_upstream" => shapes::text(shapes::UPSTREAM_NAME),
+            "server" => described(self.table(&keys::SERVER, "server.", Self::server), "Where clients connect."),
+            "admin" => {
+                let what = "The listener of health, metrics and the records API.";
+                described(self.table(&keys::ADMIN, "admin.", Self::admin), what)
+            }
+            "store" => described(self.table(&keys::STORE, "store.", Self::store), "Where records are kept."),
+            "upstreams" => self.upstreams(),
+            "defaults" => self.table(&keys::DEFAULTS, "defaults.", Self::policy),
+            "routes" => {
+                let mut route = self.table(&keys::ROUTE, "routes.", Self::route);
+                route["required"] = json!(["name", "path"]);
+                shapes::list(route)
+            }
+            "headers" => self.table(&keys::HEADERS, "headers.", Self::headers),
+            "log" => described(self.table(&keys::LOG, "log.", Self::log), "Logs, which go to standard error."),
+            _ => unwritten(),
+        }
+    }
+
+    fn server(&self, key: &str) -> Shape {
+        match key {
+            "listen" => shapes::one_or_several(shapes::address()),
+            "drain_timeout" => shapes::duration(),
+            _ => unwritten(),
+        }
+    }
+
+    fn admin(&self, key: &str) -> Shape {
+        match key {
+            "listen" => shapes::address(),
+            "token_file" => shapes::file(),
+            _ => unwritten(),
+        }
+    }
+
+    fn store(&self, key: &str) -> Shape {
+        match key {
+            "url" => shapes::text(shapes::STORE_URL),
+            "service" => shapes::name(),
+            "id_secret_file" => shapes::file(),
+            "settle_timeout" => shapes::duration(),
+            _ => unwritten(),
+        }
+    }
+
+    /// An upstream is a table, or only its URL.
+    fn upstreams(&self) -> Shape {
+        let mut upstream = self.table(&keys::UPSTREAM, "upstreams.app.", Self::upstream);
+        upstream["type"] = json!(["string", "object"]);
+        upstream["pattern"] = shapes::UPSTREAM_URL.into();
+        upstream["description"] = "A service behind: only its URL, or a table with its URL and its timeouts.".into();
+        json!({
+            "title": "[upstreams]",
+            "description": "The services behind. The names are yours; with only one, no route has to name it.",
+            "type": "object",
+            "patternProperties": { (shapes::UPSTREAM_NAME): upstream },
+            "additionalProperties": false,
+        })
+    }
+
+    fn upstream(&self, key: &str) -> Shape {
+        match key {
+            "url" => shapes::text(shapes::UPSTREAM_URL),
+            "timeout" => with_default(shapes::some_duration(), json!("60s")),
+            "connect_timeout" => with_default(shapes::some_duration(), json!("2s")),
+            "client_timeout" => shapes::some_duration(),
+            _ => unwritten(),
+        }
+    }
+
+    /// A route: its own keys, and those of a policy. What a policy lacks there is what `[defaults]` says.
+    fn route(&self, key: &str) -> Shape {
+        match key {
+            "name" => shapes::text(shapes::ROUTE_NAME),
+            "namespace" => shapes::name(),
+            "methods" => with_default(shapes::set(shapes::text(shapes::METHOD)), json!(["POST", "PATCH"])),
+            "host" => with_default(shapes::text(shapes::HOST), json!("*")),
+            "path" => shapes::text(shapes::PATH),
+            "upstream" => shapes::text(shapes::UPSTREAM_NAME),
+            _ => {
+                let mut shape = self.annotate(self.policy(key), &format!("defaults.{key}"));
+                without_defaults(&mut shape);
+                shape
+            }
+        }
+    }
+
+    fn policy(&self, key: &str) -> Shape {
+        match key {
+            "ttl" | "unknown_ttl" => shapes::some_duration(),
+            "key" => {
+                let what = "Where the idempotency key comes from, and whether there must be one.";
+                described(self.table(&keys::KEY, "defaults.key.", Self::key), what)
+            }
+            "scope" => {
+                // It stands in the annotated default as an example: written down, it means more than itself.
+                let default = json!(["host", "header:Authorization", "header:X-Api-Key"]);
+                with_default(shapes::set(shapes::text(&shapes::scope_part())), default)
+            }
+            "fingerprint" => {
+                let what = "What tells a retry from a key that was reused for another request.";
+                described(self.table(&keys::FINGERPRINT, "defaults.fingerprint.", Self::fingerprint), what)
+            }
+            "outcomes" => self.outcomes(),
+            "in_flight" => self.in_flight(),
+            "recovery" => shapes::words(RECOVERIES.map(|(word, _)| word)),
+            "store_failure" => shapes::words(STORE_FAILURES.map(|(word, _)| word)),
+            "lease" => shapes::text(&shapes::at_least_a_second()),
+            "mode" => shapes::words(MODES.map(|(word, _)| word)),
+            "body" => shapes::words(["buffer"]),
+            "max_request_body" | "max_response_body" => shapes::size(policy::LARGEST_BODY),
+            "docs" => shapes::text(shapes::PAGE),
+            _ => unwritten(),
+        }
+    }
+
+    /// A word, or a table with how long to wait.
+    fn in_flight(&self) -> Shape {
+        let mut in_flight = self.table(&keys::IN_FLIGHT, "defaults.in_flight.", |_, key| match key {
+            "wait" => described(shapes::some_duration(), "How long a duplicate is held, at most 24h."),
+            _ => unwritten(),
+        });
+        in_flight["minProperties"] = 1.into();
+        in_flight["type"] = json!(["string", "object"]);
+        in_flight["pattern"] = "^reject$".into();
+        in_flight
+    }
+
+    fn key(&self, key: &str) -> Shape {
+        match key {
+            "from" => shapes::set(shapes::text(&shapes::key_source())),
+            "required" => json!({ "type": "boolean" }),
+            "max_length" => json!({ "type": "integer", "minimum": 1, "maximum": policy::LONGEST_KEY }),
+            _ => unwritten(),
+        }
+    }
+
+    fn fingerprint(&self, key: &str) -> Shape {
+        match key {
+            "of" => shapes::set(shapes::text(&shapes::ingredient())),
+            "body" => shapes::words(FORMS.map(|(word, _)| word)),
+            "include" | "exclude" => shapes::list(shapes::text(&shapes::pointer())),
+            _ => unwritten(),
+        }
+    }
+
+    fn outcomes(&self) -> Shape {
+        let (answered, without_answer) = (["store", "release", "hold"], ["release", "hold"]);
+        let noted = self.annotated.below("defaults.outcomes.");
+        let properties = noted.map(|(entry, default)| {
+            // What did not answer has nothing to store.
+            let has_answer = entry.as_bytes()[0].is_ascii_digit();
+            let words = if has_answer { shapes::words(answered) } else { shapes::words(without_answer) };
+            (entry.to_owned(), with_default(words, default.clone()))
+        });
+        json!({
+            "title": "outcomes",
+            "type": "object",
+            "properties": properties.collect::<Map<_, _>>(),
+            "patternProperties": { "^[2-5]([0-9]{2}|xx)$": shapes::words(answered) },
+            "additionalProperties": false,
+        })
+    }
+
+    fn headers(&self, key: &str) -> Shape {
+        match HEADERS.iter().any(|(known, _)| *known == key) {
+            true => shapes::text_or_false(shapes::HEADER_NAME),
+            false => unwritten(),
+        }
+    }
+
+    fn log(&self, key: &str) -> Shape {
+        match key {
+            "format" => shapes::words(logging::FORMATS.map(|(word, _)| word)),
+            "level" => shapes::text(&shapes::log_filter()),
+            _ => unwritten(),
+        }
+    }
+}
+
+/// The shape of a key that has none here yet. Anything goes, and a test fails.
+fn unwritten() -> Shape {
+    json!({})
+}
+
+fn described(mut shape: Shape, what: &str) -> Shape {
+    shape["description"] = what.into();
+    shape
+}
+
+fn with_default(mut shape: Shape, default: Value) -> Shape {
+    shape["default"] = default;
+    shape
+}
+
+/// Takes the defaults out of a shape and of the keys in it.
+fn without_defaults(shape: &mut Shape) {
+    let Some(shape) = shape.as_object_mut() else { return };
+    shape.remove("default");
+    for property in shape.get_mut("properties").and_then(Value::as_object_mut).into_iter().flat_map(Map::values_mut) {
+        without_defaults(property);
+    }
+}
+
+#[cfg(test)]
+mod tests;

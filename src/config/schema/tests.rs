@@ -1,0 +1,411 @@
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+use jsonschema::Validator;
+use serde_json::Value;
+use toml_edit::DocumentMut;
+
+use super::annotated::{json, with_examples};
+use super::*;
+use crate::config::{Sources, load};
+
+static VALIDATOR: LazyLock<Validator> = LazyLock::new(|| jsonschema::draft7::new(&schema()).unwrap());
+
+/// A TOML file as the JSON that an editor's validator is given.
+fn instance(text: &str) -> Value {
+    let document: DocumentMut = text.parse().unwrap();
+    json(&toml_edit::Value::from(document.as_table().clone().into_inline_table()))
+}
+
+/// The dotted keys of what the schema refuses.
+fn refused(text: &str) -> BTreeSet<String> {
+    let instance = instance(text);
+    let unknown = |error: &jsonschema::ValidationError<'_>| match error.kind() {
+        jsonschema::error::ValidationErrorKind::AdditionalProperties { unexpected } => unexpected.clone(),
+        jsonschema::error::ValidationErrorKind::Required { property } => {
+            vec![property.as_str().unwrap_or_default().to_owned()]
+        }
+        _ => Vec::new(),
+    };
+    let mut keys = BTreeSet::new();
+    for error in VALIDATOR.iter_errors(&instance) {
+        let steps = error.instance_path().as_str().split('/').skip(1).map(str::to_owned);
+        let at: Vec<String> = steps.collect();
+        let below = unknown(&error);
+        if below.is_empty() {
+            keys.insert(dotted(&at));
+        }
+        for key in below {
+            keys.insert(dotted(&[&at[..], &[key]].concat()));
+        }
+    }
+    keys
+}
+
+/// `routes/0/key` as the loader writes it: `routes[0].key`
+fn dotted(steps: &[String]) -> String {
+    steps.iter().fold(String::new(), |path, step| match step.parse::<usize>() {
+        Ok(index) if path.starts_with("routes") || path.ends_with("listen") || is_list(&path) => {
+            format!("{path}[{index}]")
+        }
+        _ if path.is_empty() => step.clone(),
+        _ => format!("{path}.{step}"),
+    })
+}
+
+fn is_list(path: &str) -> bool {
+    ["from", "scope", "of", "include", "exclude", "methods"].iter().any(|key| path.ends_with(key))
+}
+
+#[test]
+fn it_is_a_schema() {
+    assert!(jsonschema::draft7::meta::is_valid(&schema()));
+    assert!(!schema().to_string().contains("$ref"), "taplo loses what stands beside a reference");
+}
+
+/// Every table of the schema, by its dotted path; `*` stands for a name of the user's.
+fn tables<'a>(schema: &'a Value, path: &str, found: &mut Vec<(String, &'a Value)>) {
+    if schema.get("properties").is_some() {
+        found.push((path.to_owned(), schema));
+    }
+    let named = schema["properties"].as_object().into_iter().flatten().map(|(key, value)| (key.as_str(), value));
+    let open = schema["patternProperties"].as_object().into_iter().flatten().map(|(_, value)| ("*", value));
+    let items = schema.get("items").into_iter().map(|value| ("[]", value));
+    for (key, value) in named.chain(open).chain(items) {
+        let dot = if path.is_empty() { "" } else { "." };
+        tables(value, &format!("{path}{dot}{key}"), found);
+    }
+}
+
+#[test]
+fn its_keys_are_those_that_the_loader_knows() {
+    let schema = schema();
+    let mut found = Vec::new();
+    tables(&schema, "", &mut found);
+    let sections = [
+        ("", &keys::ROOT),
+        ("server", &keys::SERVER),
+        ("admin", &keys::ADMIN),
+        ("store", &keys::STORE),
+        ("upstreams.*", &keys::UPSTREAM),
+        ("defaults", &keys::DEFAULTS),
+        ("defaults.key", &keys::KEY),
+        ("defaults.fingerprint", &keys::FINGERPRINT),
+        ("defaults.in_flight", &keys::IN_FLIGHT),
+        ("routes.[]", &keys::ROUTE),
+        ("routes.[].key", &keys::KEY),
+        ("routes.[].fingerprint", &keys::FINGERPRINT),
+        ("routes.[].in_flight", &keys::IN_FLIGHT),
+        ("headers", &keys::HEADERS),
+        ("log", &keys::LOG),
+    ];
+    for (path, table) in &found {
+        assert_eq!(table["additionalProperties"], false, "{path}");
+        if path.ends_with("outcomes") {
+            continue;
+        }
+        let section = sections.iter().find(|(at, _)| at == path).unwrap_or_else(|| panic!("{path}")).1;
+        let keys: BTreeSet<&str> = table["properties"].as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(keys, section.keys().collect(), "{path}");
+        for (key, value) in table["properties"].as_object().unwrap() {
+            assert!(value.get("type").is_some(), "{path}.{key} has no shape");
+            assert!(value["description"].as_str().is_some_and(|text| text.len() > 10), "{path}.{key} is not described");
+        }
+    }
+    let outcomes = found.iter().filter(|(path, _)| path.ends_with("outcomes")).count();
+    assert_eq!(found.len(), sections.len() + outcomes);
+    assert_eq!(outcomes, 2);
+}
+
+#[test]
+fn comments_become_descriptions() {
+    let schema = schema();
+    let of = |pointer: &str| schema.pointer(&format!("/properties/{pointer}/description")).unwrap().as_str().unwrap();
+    let both = "The largest request body (413 `request-too-large` beyond it), and";
+    assert!(of("defaults/properties/max_request_body").starts_with(both));
+    assert!(of("defaults/properties/max_response_body").starts_with(both));
+    assert!(of("routes/items/properties/namespace").starts_with("Routes with the same namespace"));
+    assert!(of("defaults/properties/outcomes").starts_with("What an attempt's ending does"));
+    assert!(of("store/properties/id_secret_file").ends_with("forgets every key."));
+}
+
+#[test]
+fn the_annotated_default_and_the_examples_are_valid() {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap();
+    let mut files = vec![crate::config::DEFAULT.to_owned(), with_examples()];
+    files.extend(["gateway.toml", "sidecar.toml"].map(|name| read(&format!("config/examples/{name}"))));
+    for text in files {
+        assert_eq!(refused(&text), BTreeSet::new());
+    }
+}
+
+/// What `check` finds in the wrong files and the schema leaves to it: it takes more than one value, more than a pattern,
+/// or the machine. An upstream's URL may come from the environment.
+const LEFT_TO_CHECK: &[&str] = &[
+    "duplicate-names: routes[1].name",
+    "fingerprint-key-without-scope: routes[0].scope",
+    "fingerprints: routes[0].fingerprint",
+    "fingerprints: routes[1].fingerprint",
+    "fingerprints: routes[2].fingerprint",
+    "fingerprints: routes[3].fingerprint",
+    "fingerprints: routes[4].key.from",
+    "fingerprints: routes[5].fingerprint.include",
+    "key-rules: routes[0].fingerprint.exclude",
+    "key-rules: routes[0].key.from",
+    "listeners: admin.token_file",
+    "namespaces: routes[1].namespace",
+    "no-upstream: upstreams",
+    "overlapping-routes: routes[1].path",
+    "paths: routes[4].path",
+    "paths: routes[6].path",
+    "same-address: admin.listen",
+    "several-upstreams-no-route: routes",
+    "sizes: defaults.max_request_body",
+    "sizes: routes[1].max_response_body",
+    "sqlite-url: store.id_secret_file",
+    "stores: store.id_secret_file",
+    "unknown-upstream: default_upstream",
+    "unknown-upstream: routes[0].upstream",
+    "unknown-upstream: routes[1].upstream",
+    "upstream-urls: upstreams.none.url",
+    "waits: routes[3].in_flight.wait",
+    "words: headers.expires",
+];
+
+/// Every other problem of those files is refused by the schema, at its key or at one above it; and the schema refuses
+/// nothing else in them.
+#[test]
+fn what_is_wrong_with_one_value_is_refused() {
+    let mut files: Vec<PathBuf> =
+        std::fs::read_dir("tests/config-errors").unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));
+    files.sort();
+    let mut left = Vec::new();
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        if text.parse::<DocumentMut>().is_err() {
+            continue;
+        }
+        let problems = load(Sources { file: Some(file.clone()), ..Sources::default() }).unwrap_err();
+        let wrong: BTreeSet<String> = problems.iter().map(|problem| problem.key.replace('"', "")).collect();
+        let refused = refused(&text);
+        let within = |key: &str, other: &str| key == other || key.starts_with(&format!("{other}."));
+        for key in &refused {
+            let known = wrong.iter().any(|wrong| within(wrong, key) || within(key, wrong));
+            assert!(known, "{}: {key} is refused, and the loader takes it", file.display());
+        }
+        let name = file.file_stem().unwrap().to_string_lossy().into_owned();
+        let missed = wrong.into_iter().filter(|wrong| !refused.iter().any(|key| within(wrong, key)));
+        left.extend(missed.map(|key| format!("{name}: {key}")));
+    }
+    assert_eq!(left, LEFT_TO_CHECK);
+}
+
+/// Lines of `[defaults]`, right and wrong.
+const POLICIES: &[&str] = &[
+    "ttl = \"1h30m\"",
+    "ttl = \"0s1ms\"",
+    "ttl = \"0s0ms\"",
+    "ttl = \"1 s\"",
+    "ttl = \"1w\"",
+    "ttl = \"\"",
+    "ttl = 5",
+    "lease = \"1s\"",
+    "lease = \"999ms\"",
+    "lease = \"1000ms\"",
+    "lease = \"0s\"",
+    "in_flight = \"reject\"",
+    "in_flight = \"wait\"",
+    "in_flight = { wait = \"10s\" }",
+    "in_flight = { wait = \"soon\" }",
+    "in_flight = { wait = 10 }",
+    "in_flight = {}",
+    "recovery = \"retry\"",
+    "recovery = \"probe\"",
+    "recovery = { probe = \"/x\", after = \"60s\" }",
+    "store_failure = \"forward\"",
+    "mode = \"pass\"",
+    "mode = \"observe\"",
+    "body = \"buffer\"",
+    "body = \"stream\"",
+    "max_request_body = \"1 MB\"",
+    "max_request_body = \"1MiB\"",
+    "max_request_body = \"1mib\"",
+    "max_request_body = 1024",
+    "max_request_body = 268435457",
+    "max_request_body = -1",
+    "max_request_body = 1.5",
+    "docs = \"https://a.example\"",
+    "docs = \"https://a.example/x?y#z\"",
+    "docs = \"https://u@a.example/\"",
+    "docs = \"ftp://a.example/\"",
+    "key.from = [\"header:A\", \"query:b\", \"json:/c/0\", \"cloudevent\"]",
+    "key.from = [\"json:\"]",
+    "key.from = [\"json:/~2\"]",
+    "key.from = [\"query:\"]",
+    "key.from = []",
+    "key.from = \"header:A\"",
+    "key.max_length = 4096",
+    "key.max_length = 4097",
+    "key.max_length = \"5\"",
+    "key.required = 1",
+    "scope = [\"host\", \"client-ip\", \"cookie:a\", \"basic:user\", \"const:\", \"const: a\"]",
+    "scope = [\"basic:password\"]",
+    "scope = [\"jwt:sub\"]",
+    "scope = [\"host\", \"host\"]",
+    "fingerprint.of = [\"method\", \"header:A\"]",
+    "fingerprint.of = [\"methods\"]",
+    "fingerprint.of = []",
+    "fingerprint.body = \"bytes\"",
+    "fingerprint.body = \"form\"",
+    "fingerprint.exclude = [\"\", \"/a~0\"]",
+    "fingerprint.exclude = [\"a\"]",
+    "outcomes = { 404 = \"release\", 5xx = \"hold\", timeout = \"release\" }",
+    "outcomes = { timeout = \"store\" }",
+    "outcomes = { 600 = \"store\" }",
+    "outcomes = { 4XX = \"store\" }",
+    "outcomes = { 404 = \"keep\" }",
+    "colour = \"blue\"",
+];
+
+/// Lines of a route.
+const ROUTES: &[&str] = &[
+    "path = \"/\"",
+    "path = \"/{*rest}\"",
+    "path = \"/a/{id}/b/{*rest}\"",
+    "path = \"/a/\"",
+    "path = \"/a%2Fb\"",
+    "path = \"\"",
+    "path = \"a\"",
+    "path = \"/..\"",
+    "path = \"/a/./b\"",
+    "path = \"/...\"",
+    "path = \"/a%2fb\"",
+    "path = \"/a b\"",
+    "path = \"/{}\"",
+    "path = \"/{*rest}/a\"",
+    "path = \"/a{id}\"",
+    "methods = [\"PURGE\"]",
+    "methods = [\"Purge\"]",
+    "methods = [\"*\"]",
+    "methods = [\"CONNECT\"]",
+    "methods = []",
+    "host = \"a.example\"",
+    "host = \"A.example.\"",
+    "host = \"[::1]\"",
+    "host = \"*\"",
+    "host = \"*.example\"",
+    "host = \"a:80\"",
+    "host = \".\"",
+    "namespace = \"a b\"",
+    "namespace = \" a\"",
+    "namespace = 5",
+    "name = \"-\"",
+    "name = \"--\"",
+    "upstream = \"app\"",
+];
+
+/// Lines of the top level.
+const WHOLES: &[&str] = &[
+    "server.listen = \"localhost:80\"",
+    "server.listen = [\"[::1]:80\", \"0.0.0.0:1\"]",
+    "server.listen = []",
+    "server.listen = 80",
+    "server.listen = \":80\"",
+    "server.listen = [80]",
+    "admin.listen = \"[::1%1]:80\"",
+    "server.drain_timeout = \"0s\"",
+    "store.url = \"memory:\"",
+    "store.url = \"memory:x\"",
+    "store.url = \"sqlite:/a b\"",
+    "store.url = \"sqlite:\"",
+    "store.url = \"sqlite::memory:\"",
+    "store.url = \"sqlite://a\"",
+    "store.url = \"sqlite:a?b\"",
+    "store.url = \"redis:\"",
+    "store.service = \"\"",
+    "headers.status = false",
+    "headers.status = true",
+    "headers.status = \"X-Status\"",
+    "headers.status = \"X Status\"",
+    "log.level = \"INFO,oncegate=debug\"",
+    "log.level = \"oncegate\"",
+    "log.level = \"\"",
+    "log.format = \"json\"",
+    "upstreams.b = \"http://[::1]:80/\"",
+    "upstreams.b = \"http://a\"",
+    "upstreams.b = \"https://a\"",
+    "upstreams.b = \"http://a/b\"",
+    "upstreams.b = { url = \"http://a\", timeout = \"0s\" }",
+    "upstreams.b = { url = \"http://a\", retries = 1 }",
+    "upstreams.b = 80",
+    "upstreams.\"b c\" = \"http://a\"",
+    "default_upstream = \"app\"",
+    "auth.jwt.issuer = \"x\"",
+];
+
+/// Of whatever line, the loader and the schema say the same.
+#[test]
+fn the_schema_and_the_loader_agree() {
+    let app = "upstreams.app = \"http://app\"";
+    let named = |line: &str| if line.starts_with("name ") { "" } else { "name = \"r\"\n" };
+    let at = |line: &str| if line.starts_with("path ") { "" } else { "path = \"/r\"\n" };
+    // With several upstreams, one must be named.
+    let default = |line: &str| if line.starts_with("default_") { "" } else { "default_upstream = \"app\"\n" };
+    let policies = POLICIES.iter().map(|line| format!("{app}\n[defaults]\n{line}\n"));
+    let routes = ROUTES.iter().map(|line| format!("{app}\n[[routes]]\n{}{}{line}\n", named(line), at(line)));
+    let wholes = WHOLES.iter().map(|line| format!("{line}\n{app}\n{}", default(line)));
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("gate.toml");
+    for text in policies.chain(routes).chain(wholes) {
+        std::fs::write(&file, &text).unwrap();
+        let loaded = load(Sources { file: Some(file.clone()), ..Sources::default() }).map(|_| ());
+        let refused = refused(&text);
+        assert_eq!(loaded.is_ok(), refused.is_empty(), "{text}{loaded:?}\n{refused:?}");
+    }
+}
+
+/// What the schema calls a default is what the loader does where the key is missing.
+#[test]
+fn its_defaults_are_in_force() {
+    fn defaults(schema: &Value) -> Value {
+        if let Some(default) = schema.get("default") {
+            return default.clone();
+        }
+        let properties = schema["properties"].as_object().into_iter().flatten();
+        let values = properties.map(|(key, value)| (key.clone(), defaults(value)));
+        Value::Object(values.filter(|(_, value)| value.as_object().is_none_or(|below| !below.is_empty())).collect())
+    }
+    /// JSON is TOML but for its objects.
+    fn toml(value: &Value) -> String {
+        let entry = |(key, value): (&String, &Value)| format!("{key:?} = {}", toml(value));
+        match value.as_object() {
+            Some(entries) => format!("{{ {} }}", entries.iter().map(entry).collect::<Vec<_>>().join(", ")),
+            None => value.to_string(),
+        }
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("gate.toml");
+    let effective = |top: &Value, app: &Value, route: &Value| {
+        let mut text: String =
+            top.as_object().unwrap().iter().map(|(key, value)| format!("{key} = {}\n", toml(value))).collect();
+        text += &format!("upstreams.app = {}\nroutes = [{}]\n", toml(app), toml(route));
+        std::fs::write(&file, &text).unwrap();
+        let loaded = load(Sources { file: Some(file.clone()), ..Sources::default() });
+        loaded.unwrap_or_else(|problems| panic!("{text}{problems}")).effective.to_string()
+    };
+    let schema = schema();
+    let mut top = defaults(&schema);
+    assert!(top["defaults"]["outcomes"]["429"].is_string() && top["headers"]["status"].is_string(), "{top}");
+    // They are spelled out where they are written down.
+    top["defaults"].as_object_mut().unwrap().remove("outcomes");
+    let of = |pointer: &str| schema.pointer(pointer).unwrap();
+    let upstream = of("/properties/upstreams/patternProperties").as_object().unwrap().values().next().unwrap();
+    let (mut app, mut route) = (defaults(upstream), defaults(of("/properties/routes/items")));
+    assert_eq!((app.as_object().unwrap().len(), route.as_object().unwrap().len()), (2, 2), "{app} {route}");
+    app["url"] = "http://app".into();
+    let least = json!({ "name": "r", "path": "/r" });
+    (route["name"], route["path"]) = (least["name"].clone(), least["path"].clone());
+    assert_eq!(effective(&top, &app, &route), effective(&json!({}), &json!({ "url": "http://app" }), &least));
+}

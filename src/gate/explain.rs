@@ -1,0 +1,223 @@
+//! What the gate would do with a request, found out by the gate's own rules and without doing it.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use http::request::Parts;
+use sha2::{Digest as _, Sha256};
+
+use super::identify::body_problem;
+use super::request::{self, Head};
+use super::{Settings, pass};
+use crate::http::buffer;
+use crate::http::headers::asks_upgrade;
+use crate::http::problem::Problem;
+use crate::http::server::Peer;
+use crate::idempotency::fingerprint::{Body, Counted, Fingerprint, Subject};
+use crate::idempotency::identity::Identifier;
+use crate::idempotency::key::{Found, Key};
+use crate::idempotency::policy::{Mode, Policy};
+use crate::idempotency::record::RecordId;
+use crate::idempotency::scope::{Caller, ScopePart};
+use crate::route::{Route, Router};
+use crate::telemetry::outcome::Code;
+
+/// A request as it would come. Without a host in its target or its headers, and without an address of its client, what
+/// depends on them stays unknown.
+#[derive(Clone, Debug)]
+pub struct Question<'a> {
+    /// Its head.
+    pub head: Parts,
+    /// Its whole body.
+    pub body: &'a [u8],
+    /// The address of its client.
+    pub client_ip: Option<IpAddr>,
+}
+
+/// What the gate would do with a request.
+#[derive(Debug)]
+pub struct Explanation {
+    /// The host that the request names, as the gate compares it.
+    pub authority: Option<Arc<str>>,
+    /// What becomes of it.
+    pub fate: Fate,
+}
+
+/// What becomes of a request.
+#[derive(Debug)]
+pub enum Fate {
+    /// It is refused before a route is looked for.
+    Malformed(Problem),
+    /// No route matches it. It goes to the upstream of this index, or gets the problem.
+    Unrouted(Result<usize, Problem>),
+    /// It has a route.
+    Routed(Arc<Route>, Handling),
+}
+
+/// What a route does with a request.
+#[derive(Debug)]
+pub enum Handling {
+    /// It is forwarded without protection.
+    Passed(Unprotected),
+    /// It is refused; nothing is forwarded.
+    Refused(Problem),
+    /// Its key is claimed before it is forwarded.
+    Protected(Box<Identified>),
+}
+
+/// Why a request is forwarded without protection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unprotected {
+    /// `mode = "pass"`
+    Mode,
+    /// It carries no key, and needs none.
+    NoKey,
+}
+
+/// What makes a protected request's record.
+#[derive(Debug)]
+pub struct Identified {
+    /// Its key.
+    pub key: Key,
+    /// Who the key belongs to.
+    pub scope: Vec<(ScopePart, Value)>,
+    /// What tells it from another request.
+    pub fingerprint: Fingerprint,
+    /// How its body counts in that.
+    pub counted: Counted,
+    /// The id of its record; nothing where part of the scope is unknown.
+    pub id: Option<RecordId>,
+}
+
+/// What a request has for a part of a scope.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value {
+    /// The question does not say.
+    Unknown,
+    /// Nothing, which is a value of its own.
+    Absent,
+    /// This, which is no secret.
+    Shown(String),
+    /// Something that may be a secret.
+    Hidden {
+        /// How many values: lines of a header, cookies of a name.
+        count: usize,
+        /// The SHA-256 of the part and its values.
+        digest: [u8; 32],
+    },
+}
+
+/// Finds out what a gate with these settings and routes would do.
+#[must_use]
+pub fn explain(settings: &Settings, router: &Router, question: Question<'_>) -> Explanation {
+    let Question { head, body, client_ip } = question;
+    let upgrades = asks_upgrade(head.version, &head.headers);
+    // An address that nobody has stands for one that is not known; it is not looked at then.
+    let peer = Peer::new(SocketAddr::from((client_ip.unwrap_or(Ipv4Addr::UNSPECIFIED.into()), 0)));
+    let head = match Head::of(head, None, peer) {
+        Ok(head) => head,
+        Err(problem) => return Explanation { authority: None, fate: Fate::Malformed(problem) },
+    };
+    let authority = head.authority().map(Arc::from);
+    let route = router.find(&head.method, head.authority(), head.uri.path());
+    let fate = match route {
+        None => Fate::Unrouted(settings.default_upstream.ok_or_else(|| pass::no_route(&head))),
+        Some(route) => {
+            let asked = Asked { settings, route, head, upgrades, body, client_ip };
+            Fate::Routed(Arc::clone(route), asked.handling())
+        }
+    };
+    Explanation { authority, fate }
+}
+
+/// A request that has a route.
+struct Asked<'a> {
+    settings: &'a Settings,
+    route: &'a Route,
+    head: Head,
+    upgrades: bool,
+    body: &'a [u8],
+    client_ip: Option<IpAddr>,
+}
+
+impl Asked<'_> {
+    fn handling(&self) -> Handling {
+        match self.route.policy.mode {
+            Mode::Pass => Handling::Passed(Unprotected::Mode),
+            Mode::Protect => match self.identify() {
+                Ok(Some(identified)) => Handling::Protected(Box::new(identified)),
+                Ok(None) if self.policy().key.required => Handling::Refused(request::key_missing(&self.policy().key)),
+                Ok(None) => Handling::Passed(Unprotected::NoKey),
+                Err(problem) => Handling::Refused(problem),
+            },
+        }
+    }
+
+    /// The steps of `Gate::protect` and `errand::begin`, in their order.
+    fn identify(&self) -> Result<Option<Identified>, Problem> {
+        let Head { method, uri, headers, .. } = &self.head;
+        let policy = self.policy();
+        let find = |body| {
+            let found = policy.key.find(uri, headers, body);
+            found.map_err(|invalid| Problem::new(Code::KeyInvalid, invalid.to_string()))
+        };
+        let found = find(None)?;
+        if found == Found::Absent || self.upgrades && found == Found::NeedsBody && !policy.key.required {
+            return Ok(None);
+        }
+        if self.upgrades {
+            return Err(Problem::new(Code::BadRequest, "an upgrade cannot be retried, so it cannot carry a key here"));
+        }
+        if self.body.len() as u64 > policy.max_request_body {
+            return Err(body_problem(buffer::Error::TooLarge { limit: policy.max_request_body }));
+        }
+        let found = if found == Found::NeedsBody { find(Some(self.body))? } else { found };
+        let subject = Subject { method, uri, headers, body: Body::Whole(self.body) };
+        let digest = policy.fingerprint.digest(subject);
+        let key = match found {
+            Found::Key(key) => key,
+            Found::Fingerprint => Key::from_fingerprint(&digest),
+            Found::Absent | Found::NeedsBody => return Ok(None),
+        };
+        let scope: Vec<_> = policy.scope.iter().map(|part| (part.clone(), self.value(part))).collect();
+        let is_known = scope.iter().all(|(_, value)| *value != Value::Unknown);
+        Ok(Some(Identified {
+            id: is_known.then(|| self.id(&key)),
+            counted: policy.fingerprint.counted(headers, self.body),
+            fingerprint: Fingerprint { recipe: policy.fingerprint.clone(), digest },
+            key,
+            scope,
+        }))
+    }
+
+    fn id(&self, key: &Key) -> RecordId {
+        let secret = self.settings.id_secret.as_ref().map(|secret| Arc::clone(&secret.0));
+        let identifier = Identifier::new(Arc::clone(&self.settings.service), secret);
+        identifier.id(&self.route.namespace, &self.policy().scope, self.caller(), key)
+    }
+
+    fn value(&self, part: &ScopePart) -> Value {
+        let caller = self.caller();
+        match part {
+            ScopePart::Host => caller.authority.map_or(Value::Unknown, |host| Value::Shown(host.to_owned())),
+            ScopePart::ClientIp => caller.client_ip.map_or(Value::Unknown, |ip| Value::Shown(ip.to_string())),
+            ScopePart::Const(text) => Value::Shown(text.clone()),
+            ScopePart::Header(_) | ScopePart::Cookie(_) | ScopePart::BasicUser => match part.count(caller) {
+                0 => Value::Absent,
+                count => {
+                    let mut encoded = Vec::new();
+                    part.encode(caller, &mut encoded);
+                    Value::Hidden { count, digest: Sha256::digest(&encoded).into() }
+                }
+            },
+        }
+    }
+
+    fn caller(&self) -> Caller<'_> {
+        Caller { client_ip: self.client_ip, ..self.head.caller() }
+    }
+
+    fn policy(&self) -> &Policy {
+        &self.route.policy
+    }
+}

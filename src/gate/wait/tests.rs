@@ -1,0 +1,302 @@
+//! Two gates on one store: the attempt runs in the one, and requests wait in the other.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::*;
+use crate::gate::{Gate, HeaderNames, Settings, Tokens};
+use crate::http::server;
+use crate::http::upstream::{Dial, Io, Upstream};
+use crate::idempotency::policy::{Policy, Recovery};
+use crate::route::{Pattern, Route, Router};
+use crate::store::memory::Memory;
+use crate::store::unreliable::Unreliable;
+use crate::store::{Filter, Store};
+use crate::telemetry::metrics::Metrics;
+
+const WAIT: Duration = Duration::from_secs(20);
+const LEASE: Duration = Duration::from_secs(5);
+
+/// An upstream that answers each request when it is told what.
+struct Backend {
+    runs: AtomicUsize,
+    answer: watch::Sender<&'static str>,
+}
+
+struct Dialler(Arc<Backend>);
+
+#[async_trait::async_trait]
+impl Dial for Dialler {
+    async fn dial(&self) -> std::io::Result<Box<dyn Io>> {
+        let (ours, theirs) = duplex(64 * 1024);
+        tokio::spawn(Arc::clone(&self.0).serve(theirs));
+        Ok(Box::new(ours))
+    }
+}
+
+impl Backend {
+    async fn serve(self: Arc<Self>, mut stream: DuplexStream) {
+        let mut request = Vec::new();
+        while !request.ends_with(b"\r\n\r\n{}") {
+            if stream.read_buf(&mut request).await.unwrap_or(0) == 0 {
+                return;
+            }
+        }
+        self.runs.fetch_add(1, Ordering::SeqCst);
+        let mut answer = self.answer.subscribe();
+        let answer = *answer.wait_for(|answer| !answer.is_empty()).await.unwrap();
+        stream.write_all(answer.as_bytes()).await.unwrap();
+    }
+}
+
+struct Pair {
+    /// Runs the attempt.
+    first: Arc<Gate>,
+    /// Where others wait for it.
+    other: Arc<Gate>,
+    store: Arc<Unreliable>,
+    backend: Arc<Backend>,
+}
+
+/// `policy` without what these tests are about.
+fn pair(policy: Policy) -> Pair {
+    let began = Instant::now();
+    let clock = move || Timestamp(1_000_000).plus(began.elapsed());
+    let store = Arc::new(Unreliable::new(Arc::new(Memory::with_clock(Arc::new(clock)))));
+    let backend = Arc::new(Backend { runs: AtomicUsize::new(0), answer: watch::Sender::new("") });
+    let gate = || gate(&policy, &store, &backend);
+    Pair { first: gate(), other: gate(), store: Arc::clone(&store), backend: Arc::clone(&backend) }
+}
+
+fn gate(policy: &Policy, store: &Arc<Unreliable>, backend: &Arc<Backend>) -> Arc<Gate> {
+    let minute = Duration::from_secs(60);
+    let upstream = upstream::Settings {
+        name: "app".into(),
+        host: "app".into(),
+        port: 80,
+        timeout: minute,
+        connect_timeout: minute,
+        client_timeout: minute,
+    };
+    let route = Route {
+        name: "all".into(),
+        namespace: "all".into(),
+        methods: vec![http::Method::POST],
+        host: None,
+        path: Pattern::parse("/{*rest}").unwrap(),
+        upstream: 0,
+        policy: Policy { in_flight: InFlight::Wait(WAIT), lease: LEASE, ..policy.clone() },
+    };
+    let settings = Settings {
+        service: "default".into(),
+        id_secret: None,
+        settle_timeout: Duration::from_secs(2),
+        headers: HeaderNames {
+            status: Some(http::HeaderName::from_static("idempotency-status")),
+            replayed: None,
+            expires: None,
+        },
+        default_upstream: None,
+        tokens: Tokens::secret(),
+    };
+    let upstreams = vec![Upstream::through(upstream, Arc::new(Dialler(Arc::clone(backend))))];
+    let store: Arc<dyn Store> = Arc::<Unreliable>::clone(store);
+    Gate::new(settings, Router::new(vec![route]).unwrap(), upstreams, store, &Metrics::new())
+}
+
+/// Sends the request, and gives all that comes back.
+fn post(gate: &Arc<Gate>) -> JoinHandle<String> {
+    let (mut client, stream) = duplex(64 * 1024);
+    let (never, stop) = watch::channel(false);
+    tokio::spawn(server::connection(stream, SocketAddr::from(([127, 0, 0, 1], 1)), Arc::clone(gate), stop));
+    tokio::spawn(async move {
+        let _never = never;
+        let request =
+            "POST /x HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}";
+        client.write_all(request.as_bytes()).await.unwrap();
+        let mut response = String::new();
+        client.read_to_string(&mut response).await.unwrap();
+        response
+    })
+}
+
+impl Pair {
+    /// The attempt runs in the one, and a request waits in the other.
+    async fn wait(&self) -> (JoinHandle<String>, JoinHandle<String>) {
+        let first = post(&self.first);
+        while self.runs() == 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        let waiter = post(&self.other);
+        sleep(Duration::from_secs(1)).await;
+        assert!(!waiter.is_finished());
+        (first, waiter)
+    }
+
+    /// Keeps the lease of the attempt alive, as a gate does that serves.
+    fn renew(&self) {
+        let (gate, (never, stop)) = (Arc::clone(&self.first), watch::channel(false));
+        tokio::spawn(async move {
+            gate.renew_leases(stop).await;
+            drop(never);
+        });
+    }
+
+    fn answer(&self, answer: &'static str) {
+        self.backend.answer.send_replace(answer);
+    }
+
+    fn runs(&self) -> usize {
+        self.backend.runs.load(Ordering::SeqCst)
+    }
+}
+
+const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 4\r\nX-A: 1\r\n\r\ndone";
+
+#[track_caller]
+fn check(response: &str, status: &str, word: &str, retry_after: Option<&str>) {
+    assert!(response.starts_with(&format!("HTTP/1.1 {status} ")), "{response}");
+    let value = |name: &str| response.lines().find_map(|line| line.strip_prefix(name));
+    assert_eq!(value("idempotency-status: "), Some(word), "{response}");
+    if retry_after.is_some() {
+        assert_eq!(value("retry-after: "), retry_after, "{response}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_answer_of_another_replica_is_replayed() {
+    let pair = pair(Policy::default());
+    let (first, waiter) = pair.wait().await;
+    pair.answer(OK);
+    let first = first.await.unwrap();
+    check(&first, "200", "executed", None);
+    let answered = Instant::now();
+    let replay = waiter.await.unwrap();
+    assert!(answered.elapsed() <= LONGEST_PAUSE, "{:?}", answered.elapsed());
+    assert_eq!(replay.replace("replayed", "executed"), first);
+    assert_eq!(pair.runs(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_in_another_replica_lets_the_client_try_again() {
+    let pair = pair(Policy::default());
+    let (first, waiter) = pair.wait().await;
+    pair.answer("HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n");
+    check(&first.await.unwrap(), "500", "released", None);
+    check(&waiter.await.unwrap(), "409", "in-flight", Some("1"));
+    assert_eq!(pair.runs(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_for_another_replica_ends_too() {
+    let pair = pair(Policy::default());
+    pair.renew();
+    let began = Instant::now();
+    let (first, waiter) = pair.wait().await;
+    let before = pair.store.calls();
+    check(&waiter.await.unwrap(), "409", "in-flight", None);
+    assert!((WAIT..WAIT + Duration::from_secs(1)).contains(&began.elapsed()), "{:?}", began.elapsed());
+    // The renewals are among them.
+    assert!(pair.store.calls() - before < 50, "{} calls", pair.store.calls() - before);
+    assert!(!first.is_finished());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_passes_leaves_an_unknown_outcome() {
+    let pair = pair(Policy::default());
+    let (_first, waiter) = pair.wait().await;
+    let response = timeout(LEASE, waiter).await.expect("no longer than the lease").unwrap();
+    check(&response, "409", "outcome-unknown", None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_passes_is_not_taken_over_by_who_waits() {
+    let pair = pair(Policy { recovery: Recovery::Retry, ..Policy::default() });
+    let (_first, waiter) = pair.wait().await;
+    check(&waiter.await.unwrap(), "409", "in-flight", Some("1"));
+    assert_eq!(pair.runs(), 1);
+    // The request that comes after it is the one that may.
+    let retry = post(&pair.other);
+    sleep(Duration::from_millis(100)).await;
+    assert_eq!(pair.runs(), 2);
+    pair.answer(OK);
+    check(&retry.await.unwrap(), "200", "executed", None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_purge_lets_the_client_try_again() {
+    let pair = pair(Policy::default());
+    let (_first, waiter) = pair.wait().await;
+    let page = pair.store.list(Filter::default(), None, 1).await.unwrap();
+    assert!(pair.store.remove(page.records[0].id).await.unwrap());
+    check(&waiter.await.unwrap(), "409", "in-flight", Some("1"));
+    assert_eq!(pair.runs(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_comes_back_in_time_is_asked_again() {
+    let pair = pair(Policy::default());
+    let (first, waiter) = pair.wait().await;
+    pair.store.set_away(true);
+    pair.answer(OK);
+    check(&first.await.unwrap(), "200", "unrecorded", None);
+    sleep(Duration::from_secs(5)).await;
+    assert!(!waiter.is_finished());
+    pair.store.set_away(false);
+    check(&waiter.await.unwrap(), "200", "replayed", None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_stays_away_ends_in_a_conflict() {
+    let pair = pair(Policy::default());
+    let (_first, waiter) = pair.wait().await;
+    pair.store.set_away(true);
+    check(&waiter.await.unwrap(), "409", "in-flight", None);
+    assert_eq!(pair.runs(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_went_away_is_not_waited_for() {
+    let pair = pair(Policy::default());
+    let (_first, waiter) = pair.wait().await;
+    assert_eq!(pair.other.running(), 1);
+    waiter.abort();
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(pair.other.running(), 0);
+    assert_eq!(pair.first.running(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gate_that_ends_does_not_stay_for_another() {
+    let pair = pair(Policy::default());
+    pair.renew();
+    let (_first, waiter) = pair.wait().await;
+    let began = Instant::now();
+    assert!(!pair.other.drain(Duration::from_secs(3)).await);
+    assert!(began.elapsed() <= Duration::from_secs(6), "{:?}", began.elapsed());
+    check(&waiter.await.unwrap(), "409", "in-flight", None);
+}
+
+/// Requests of all kinds in both gates while one attempt runs: what it answers is what they get.
+#[tokio::test(start_paused = true)]
+async fn many_wait_in_both() {
+    let pair = pair(Policy::default());
+    let (first, waiter) = pair.wait().await;
+    let mut waiters = vec![waiter];
+    for _ in 0..20 {
+        waiters.push(post(&pair.other));
+        waiters.push(post(&pair.first));
+    }
+    sleep(Duration::from_secs(1)).await;
+    pair.answer(OK);
+    check(&first.await.unwrap(), "200", "executed", None);
+    for waiter in waiters {
+        check(&waiter.await.unwrap(), "200", "replayed", None);
+    }
+    assert_eq!(pair.runs(), 1);
+}

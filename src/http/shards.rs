@@ -1,0 +1,148 @@
+//! Threads that serve connections, each with a runtime of its own.
+//!
+//! A connection stays on the thread that it was given to, and so does everything that is done for it: its requests,
+//! their attempts, and the connections to upstreams that they use. Nothing has to wake another thread but the store's
+//! answers.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
+use tokio::task::{AbortHandle, JoinSet};
+
+/// How long the blocking calls of a thread may go on when it ends.
+const LAST_CALLS: Duration = Duration::from_secs(1);
+
+thread_local! {
+    static INDEX: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Threads that serve connections. Dropped, they end, whatever they are in the middle of.
+pub struct Shards(Vec<Shard>);
+
+struct Shard {
+    runtime: Handle,
+    /// How many connections it has.
+    load: Arc<AtomicUsize>,
+    /// Dropped, it ends the thread.
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Shards {
+    /// Starts one for each core that this process may use.
+    pub fn start() -> io::Result<Self> {
+        (0..count()).map(Shard::start).collect::<io::Result<_>>().map(Self)
+    }
+
+    /// Runs `connection` on the thread that has the fewest.
+    pub(super) fn spawn<F>(&self, connections: &mut JoinSet<()>, connection: F) -> Option<AbortHandle>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let shard = self.0.iter().min_by_key(|shard| shard.load.load(Ordering::Relaxed))?;
+        let counted = Counted::new(&shard.load);
+        let task = async move {
+            connection.await;
+            drop(counted);
+        };
+        Some(connections.spawn_on(task, &shard.runtime))
+    }
+}
+
+/// How many there are.
+pub(super) fn count() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Which one this thread is, below [`count`]. A thread that is none counts as the first.
+pub(super) fn index() -> usize {
+    INDEX.get()
+}
+
+impl Shard {
+    fn start(index: usize) -> io::Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let (stop, stopped) = oneshot::channel::<()>();
+        let handle = runtime.handle().clone();
+        let thread = thread::Builder::new().name(format!("shard-{index}")).spawn(move || {
+            INDEX.set(index);
+            // The sender is only ever dropped.
+            let _ = runtime.block_on(stopped);
+            runtime.shutdown_timeout(LAST_CALLS);
+        })?;
+        Ok(Self { runtime: handle, load: Arc::default(), stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Shards {
+    fn drop(&mut self) {
+        for shard in &mut self.0 {
+            shard.stop = None;
+        }
+        for shard in &mut self.0 {
+            if let Some(thread) = shard.thread.take() {
+                // It ends in whatever way; there is nothing left to do for it.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    fn new(load: &Arc<AtomicUsize>) -> Self {
+        load.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(load))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn connections_are_spread_evenly_and_stay_where_they_are() {
+        let shards = Shards::start().unwrap();
+        let (seen, mut where_they_ran) = tokio::sync::mpsc::unbounded_channel();
+        let mut connections = JoinSet::new();
+        for _ in 0..2 * count() {
+            let seen = seen.clone();
+            shards.spawn(&mut connections, async move {
+                let first = index();
+                // Until all are there.
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                seen.send((first, index())).unwrap();
+            });
+        }
+        while connections.join_next().await.is_some() {}
+        let mut taken = vec![0; count()];
+        while let Ok((first, last)) = where_they_ran.try_recv() {
+            assert_eq!(first, last);
+            taken[first] += 1;
+        }
+        assert_eq!(taken, vec![2; count()]);
+    }
+
+    #[tokio::test]
+    async fn they_end_in_the_middle_of_things() {
+        let shards = Shards::start().unwrap();
+        let mut connections = JoinSet::new();
+        shards.spawn(&mut connections, std::future::pending());
+        drop(shards);
+        assert!(connections.join_next().await.unwrap().unwrap_err().is_cancelled());
+    }
+}

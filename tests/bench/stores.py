@@ -1,0 +1,44 @@
+"""The stores that oncegate can be measured on. A new one is a class and a line in STORES.
+
+A store is made with a directory of its own, which is there by the time the gate starts. It has the `url` for the
+configuration once it is made (one that needs a server starts it then, and can keep its files in the directory), says
+whether it is `durable`, which is what the chart shows, and is stopped after its gate."""
+
+
+class Sqlite:
+    """One file, on the disk that the bench works on."""
+
+    name = "sqlite"
+    durable = True
+
+    def __init__(self, directory):
+        self.path = directory / "oncegate.db"
+        self.url = f"sqlite:{self.path}"
+
+    def size(self):
+        """Bytes on disk."""
+        files = self.path.parent.glob(self.path.name + "*")
+        return sum(file.stat().st_size for file in files if not file.name.endswith((".lock", ".reserve")))
+
+    def stop(self):
+        """The directory is removed as a whole."""
+
+
+class Memory:
+    """The process's own memory: nothing is kept."""
+
+    name = "memory"
+    durable = False
+    url = "memory:"
+
+    def __init__(self, directory):
+        pass
+
+    def size(self):
+        return 0
+
+    def stop(self):
+        """It ends with its process."""
+
+
+STORES = {store.name: store for store in (Sqlite, Memory)}
