@@ -126,7 +126,8 @@ pub(super) async fn begin(
         return reply;
     }
     let (client, reply) = oneshot::channel();
-    tokio::spawn(errand.run(Client(client)));
+    // In a box: a future of this size would be copied several times on its way into the task.
+    tokio::spawn(Box::pin(errand.run(Client(client))));
     let failed = |_| {
         // The errand is gone without a word: only a bug does that, and nobody knows how far it came.
         gate.keyed(Reply::problem(Problem::new(Code::OutcomeUnknown, "the gate failed at this request"), docs))

@@ -234,12 +234,14 @@ impl Spool {
     }
 
     async fn write(mut self, chunk: Bytes) -> io::Result<Self> {
-        blocking(move || {
+        // The chunk comes back and goes where it came from: what one thread frees for another is not at hand for either.
+        let (spool, _chunk) = blocking(move || {
             self.file.write_all(&chunk)?;
             self.hash.update(&chunk);
-            Ok(self)
+            Ok((self, chunk))
         })
-        .await
+        .await?;
+        Ok(spool)
     }
 
     fn into_parts(self) -> (File, Sha256) {
@@ -269,8 +271,8 @@ impl SpooledReader {
         let reading = self.reading.get_or_insert_with(|| {
             let (file, offset) = (Arc::clone(&self.file), self.offset);
             let size = usize::try_from(self.length - offset).map_or(SPOOL_CHUNK, |left| left.min(SPOOL_CHUNK));
+            let mut bytes = vec![0; size];
             tokio::task::spawn_blocking(move || {
-                let mut bytes = vec![0; size];
                 file.read_exact_at(&mut bytes, offset)?;
                 Ok(Bytes::from(bytes))
             })

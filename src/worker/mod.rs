@@ -29,7 +29,8 @@ pub struct Settings {
     pub sweep_every: Duration,
     /// Most records in one store operation.
     pub batch: usize,
-    /// Between two batches of a sweep, so that requests get their turn at the store.
+    /// The shortest time between two batches of a sweep. It is twice what the last batch took, so that requests get two
+    /// thirds of the store, and a sweep keeps up with what they write.
     pub pause: Duration,
 }
 
@@ -39,7 +40,7 @@ impl Default for Settings {
             reap_every: Duration::from_secs(1),
             sweep_every: Duration::from_secs(10),
             batch: 256,
-            pause: Duration::from_millis(20),
+            pause: Duration::from_millis(2),
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Removes records that have expired, and counts those that stand.
 
+use tokio::time::Instant;
+
 use super::{Health, Worker, every};
 
 pub(super) async fn run(mut worker: Worker) {
@@ -19,9 +21,12 @@ pub(super) async fn run(mut worker: Worker) {
 /// One batch after another while they come back full, with a pause between.
 async fn sweep(worker: &mut Worker, health: &mut Health) {
     let limit = worker.settings.batch;
-    while let Some(count) = health.note(worker.store.sweep(limit).await) {
+    loop {
+        let began = Instant::now();
+        let Some(count) = health.note(worker.store.sweep(limit).await) else { return };
         worker.metrics.records_swept(count);
-        if count < limit || !worker.unless_shut_down(tokio::time::sleep(worker.settings.pause)).await {
+        let pause = worker.settings.pause.max(2 * began.elapsed());
+        if count < limit || !worker.unless_shut_down(tokio::time::sleep(pause)).await {
             return;
         }
     }

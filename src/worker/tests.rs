@@ -16,6 +16,7 @@ struct Fake {
     expire: Mutex<VecDeque<Result<usize, ErrorKind>>>,
     sweep: Mutex<VecDeque<Result<usize, ErrorKind>>>,
     sweeps_at: Mutex<Vec<Duration>>,
+    sweep_takes: Duration,
     expires: AtomicUsize,
     panics: AtomicUsize,
 }
@@ -42,6 +43,7 @@ impl Store for Fake {
     async fn sweep(&self, _: usize) -> Result<usize, Error> {
         let began = *self.began.lock().unwrap().get_or_insert_with(Instant::now);
         self.sweeps_at.lock().unwrap().push(began.elapsed());
+        sleep(self.sweep_takes).await;
         next(&self.sweep)
     }
     async fn count(&self) -> Result<[u64; 3], Error> {
@@ -117,11 +119,19 @@ async fn the_reaper_goes_on_while_batches_are_full() {
 async fn the_sweeper_pauses_between_batches_and_counts() {
     let running = start(Fake { sweep: Mutex::new([Ok(10), Ok(10), Ok(1)].into()), ..Fake::default() });
     sleep(Duration::from_secs(5)).await;
-    assert_eq!(*running.store.sweeps_at.lock().unwrap(), [0, 20, 40].map(Duration::from_millis));
+    assert_eq!(*running.store.sweeps_at.lock().unwrap(), [0, 2, 4].map(Duration::from_millis));
     running.shows("oncegate_records_swept_total 21");
     running.shows("oncegate_records{state=\"completed\"} 8");
     sleep(Duration::from_secs(10)).await;
     assert_eq!(running.store.sweeps_at.lock().unwrap().len(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sweep_leaves_two_thirds_of_the_store_to_requests() {
+    let sweep = Mutex::new([Ok(10), Ok(10), Ok(1)].into());
+    let running = start(Fake { sweep, sweep_takes: Duration::from_millis(10), ..Fake::default() });
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(*running.store.sweeps_at.lock().unwrap(), [0, 30, 60].map(Duration::from_millis));
 }
 
 #[tokio::test(start_paused = true)]
