@@ -26,6 +26,9 @@ const MAX_BODY: usize = 32 * 1024 * 1024;
 /// How long it may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Most headers of an answer: as many as an upstream may send.
+const MAX_HEADERS: usize = 256;
+
 /// Longest reason, in bytes.
 const MAX_REASON: usize = 2000;
 
@@ -151,7 +154,11 @@ fn given_answer(
         .filter(|status| (200..=599).contains(status))
         .and_then(|status| StatusCode::from_u16(status).ok())
         .ok_or_else(|| Kind::BadRequest.because("`status` must be a number from 200 to 599"))?;
-    let headers = headers.unwrap_or_default().iter().map(given_header).collect::<Result<_, _>>()?;
+    let headers = headers.unwrap_or_default();
+    if headers.len() > MAX_HEADERS {
+        return Err(Kind::BadRequest.because(format!("`headers` has more than {MAX_HEADERS} lines")));
+    }
+    let headers = headers.iter().map(given_header).collect::<Result<_, _>>()?;
     let body = STANDARD
         .decode(body_base64.unwrap_or_default())
         .map_err(|_| Kind::BadRequest.because("`body_base64` is not base64 (RFC 4648 section 4, with padding)"))?;
@@ -217,6 +224,16 @@ mod tests {
             let problem = refused(body);
             assert!(problem.contains(said), "{body}: {problem}");
         }
+    }
+
+    #[test]
+    fn more_headers_than_an_upstream_may_send_are_refused() {
+        let body = |count: usize| {
+            let lines: Vec<_> = (0..count).map(|number| format!(r#"["x-{number}",""]"#)).collect();
+            format!(r#"{{"action":"complete","status":200,"headers":[{}]}}"#, lines.join(","))
+        };
+        assert!(parse(body(256).as_bytes()).is_ok());
+        assert!(refused(&body(257)).contains("more than 256 lines"));
     }
 
     #[test]

@@ -48,22 +48,33 @@ impl Sources {
 
 const PREFIX: &str = "ONCEGATE_";
 
-/// Variables of ours that are not keys: the file itself, and what tests write their expectations by.
-const NOT_KEYS: [&str; 2] = ["ONCEGATE_CONFIG", "ONCEGATE_BLESS"];
+/// Variables of ours that are not keys: the file itself, and what tests are told by.
+const NOT_KEYS: [&str; 4] = ["ONCEGATE_CONFIG", "ONCEGATE_BLESS", "ONCEGATE_SIM_SEED", "ONCEGATE_SIM_SEEDS"];
 
 /// Reads and merges all layers. Fails where the file cannot be read as TOML: then nothing else can be said.
 pub(super) fn merge(sources: Sources) -> Result<Context, Problems> {
-    let Parsed { mut values, lines } = match &sources.file {
+    let parsed = match &sources.file {
         Some(file) => read(file)?,
         None => Parsed::default(),
     };
+    Ok(layered(parsed, sources))
+}
+
+/// The layer of a file alone, given what it holds.
+pub(super) fn only(file: PathBuf, text: &str) -> Result<Context, Problems> {
+    let parsed = parse(&file, text)?;
+    Ok(layered(parsed, Sources { file: Some(file), ..Sources::default() }))
+}
+
+fn layered(parsed: Parsed, sources: Sources) -> Context {
+    let Parsed { mut values, lines } = parsed;
     name_urls(&mut values);
     let mut problems = Vec::new();
     let (environment, variables) = environment(&sources.environment, &values, &mut problems);
     let figment = Figment::from(Provided(Layer::File, values)).merge(Provided(Layer::Environment, environment));
     let configured = upstream_names(&figment);
     let figment = figment.merge(Provided(Layer::Flags, flags(sources.flags, &configured, &mut problems)));
-    Ok(Context {
+    Context {
         // Providers that hold a table cannot fail, and the top level is always found.
         values: figment.find_value("").unwrap_or_else(|_| Value::from(Dict::new())),
         figment,
@@ -71,24 +82,29 @@ pub(super) fn merge(sources: Sources) -> Result<Context, Problems> {
         variables,
         problems: RefCell::new(problems),
         advice: RefCell::default(),
-    })
+    }
 }
 
 fn read(file: &std::path::Path) -> Result<Parsed, Problems> {
-    let fail = |line, wrong: Wrong| {
-        let place = Place::File(file.to_owned(), line);
-        Problems::new(vec![Problem { place, key: String::new(), message: wrong.message, hint: wrong.hint }])
-    };
     let bytes = std::fs::read(file).map_err(|error| {
         let wrong = Wrong::new(format!("cannot be read: {error}"));
-        fail(None, wrong.hint("`oncegate config default` prints a file to start from"))
+        unreadable(file, None, wrong.hint("`oncegate config default` prints a file to start from"))
     })?;
     let text = String::from_utf8(bytes).map_err(|error| {
         let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
         let line = before.iter().filter(|&&byte| byte == b'\n').count() + 1;
-        fail(Some(line), Wrong::new("not UTF-8").hint("save the file as UTF-8"))
+        unreadable(file, Some(line), Wrong::new("not UTF-8").hint("save the file as UTF-8"))
     })?;
-    file::parse(&text).map_err(|(line, wrong)| fail(Some(line), wrong))
+    parse(file, &text)
+}
+
+fn parse(file: &std::path::Path, text: &str) -> Result<Parsed, Problems> {
+    file::parse(text).map_err(|(line, wrong)| unreadable(file, Some(line), wrong))
+}
+
+fn unreadable(file: &std::path::Path, line: Option<usize>, wrong: Wrong) -> Problems {
+    let place = Place::File(file.to_owned(), line);
+    Problems::new(vec![Problem { place, key: String::new(), message: wrong.message, hint: wrong.hint }])
 }
 
 /// One layer as [`Figment`] wants it.

@@ -1,5 +1,7 @@
 //! `[server]` and `[admin]`
 
+use std::fs::File;
+use std::io::Read as _;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -120,12 +122,23 @@ fn token(node: &Node<'_>) -> Result<SecretFile<Token>, Wrong> {
     }
 }
 
+/// The longest file of a secret, in bytes.
+const LARGEST_SECRET: u64 = 64 * 1024;
+
 /// Reads the file of a secret, without the white space at both ends.
 pub(super) fn secret_file(node: &Node<'_>) -> Result<SecretFile<Vec<u8>>, Wrong> {
     let path = PathBuf::from(node.filled()?);
-    let content = std::fs::read(&path).map_err(|error| {
-        Wrong::new(format!("{} cannot be read: {error}", path.display()))
-            .hint("the path counts from where oncegate is started; the user that runs it must be able to read the file")
-    })?;
+    let mut content = Vec::new();
+    let reading = File::open(&path).and_then(|file| file.take(LARGEST_SECRET + 1).read_to_end(&mut content));
+    if let Err(error) = reading {
+        let wrong = Wrong::new(format!("{} cannot be read: {error}", path.display()));
+        return Err(wrong.hint(
+            "the path counts from where oncegate is started; the user that runs it must be able to read the file",
+        ));
+    }
+    if content.len() as u64 > LARGEST_SECRET {
+        let wrong = Wrong::new(format!("{} is longer than {LARGEST_SECRET} bytes", path.display()));
+        return Err(wrong.hint("name a file that holds nothing but the secret"));
+    }
     Ok((path, content.trim_ascii().to_vec()))
 }

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 
 use toml_edit::DocumentMut;
 
+use self::context::Context;
 use self::effective::SecretFiles;
 use self::node::Table;
 use crate::route::Router;
@@ -71,7 +72,16 @@ pub struct Resolved {
 ///
 /// Reads the file named in `sources` and the files of secrets named in it. Blocks.
 pub fn load(sources: Sources) -> Result<Resolved, Problems> {
-    let context = layers::merge(sources)?;
+    resolve(layers::merge(sources)?)
+}
+
+/// Does the same with a configuration that is at hand as text, as if that were all that there is. Its problems are
+/// told as those of `file`, which is not read; files of secrets that it names are.
+pub fn load_text(file: PathBuf, text: &str) -> Result<Resolved, Problems> {
+    resolve(layers::only(file, text)?)
+}
+
+fn resolve(context: Context) -> Result<Resolved, Problems> {
     let root = Table::open(context.root(), &keys::ROOT);
     let upstreams = upstreams::read(&root);
     let server = listeners::server(&root);

@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Request, Response, response};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, response};
 use hyper::ext::ReasonPhrase;
 use tokio::time::{Instant, timeout};
 
@@ -150,7 +150,7 @@ async fn send(errand: &Errand, attempt: Attempt, sending: &Sending) -> Exchanged
         errand.lane.metrics.control_invalid(control.invalid);
         tracing::debug!(route = &*errand.lane.name, "Idempotency-Control has directives that are invalid: ignored");
     }
-    let answer = head_of_answer(errand, &parts);
+    let answer = head_of_answer(&parts, &errand.gate.added);
     if parts.status.is_informational() {
         let detail = "the upstream switched protocols without being asked";
         return Exchanged::Failed(Ending::Broken, Problem::new(Code::UpstreamBroken, detail));
@@ -174,14 +174,14 @@ fn request(errand: &Errand, attempt: Attempt) -> Request<Body> {
     request
 }
 
-/// The answer as its client gets it, without its body.
-fn head_of_answer(errand: &Errand, parts: &response::Parts) -> Answer {
+/// The answer as its client gets it, without its body and without what the gate `added` says itself.
+fn head_of_answer(parts: &response::Parts, added: &[HeaderName]) -> Answer {
     let reason = parts.extensions.get::<ReasonPhrase>().map(|reason| Bytes::copy_from_slice(reason.as_bytes()));
-    let headers = to_client(parts.headers.clone(), &errand.gate.added);
+    let headers = to_client(parts.headers.clone(), added);
     Answer { status: parts.status, reason, headers: lines(&headers).collect(), content: None }
 }
 
-fn lines(headers: &HeaderMap) -> impl Iterator<Item = (http::HeaderName, HeaderValue)> {
+fn lines(headers: &HeaderMap) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
     headers.iter().map(|(name, value)| (name.clone(), value.clone()))
 }
 
@@ -321,3 +321,6 @@ pub(super) fn reply(errand: &Errand, outcome: Outcome, answer: Result<Answer, Pr
         Err(problem) => errand.problem(problem),
     }
 }
+
+#[cfg(test)]
+mod properties;

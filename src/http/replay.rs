@@ -12,12 +12,18 @@ use crate::idempotency::codec::{Answer, Content};
 /// The response of an answer to a request with this method. A tombstone gives an empty body.
 #[must_use]
 pub fn response(answer: &Answer, method: &Method) -> Response<Body> {
+    // Trailers are only sent in chunks, and those have no length. Taking it out afterwards would change the order.
+    let is_chunked = has_trailers(answer, method);
     let mut headers = HeaderMap::with_capacity(answer.headers.len() + 4);
-    for (name, value) in &answer.headers {
+    for (name, value) in answer.headers.iter().filter(|(name, _)| !(is_chunked && *name == CONTENT_LENGTH)) {
         headers.append(name, value.clone());
     }
     let body = match &answer.content {
-        Some(content) => body(answer.status, content, method, &mut headers),
+        Some(content) if is_chunked => with_trailers(content, &mut headers),
+        Some(content) => match announced_length(answer.status, &headers) {
+            Some(length) => Body::announced(length),
+            None => Body::full(content.body.clone()),
+        },
         None => Body::empty(),
     };
     let mut response = Response::new(body);
@@ -36,19 +42,17 @@ pub fn announced_length(status: StatusCode, headers: &HeaderMap) -> Option<u64> 
     length.to_str().ok()?.parse().ok()
 }
 
-fn body(status: StatusCode, content: &Content, method: &Method, headers: &mut HeaderMap) -> Body {
-    if let Some(length) = announced_length(status, headers) {
-        return Body::announced(length);
-    }
-    if *method == Method::HEAD || content.trailers.is_empty() {
-        return Body::full(content.body.clone());
-    }
+fn has_trailers(answer: &Answer, method: &Method) -> bool {
+    // A 304 has no body that they could follow.
+    let has_body = *method != Method::HEAD && answer.status != StatusCode::NOT_MODIFIED;
+    has_body && answer.content.as_ref().is_some_and(|content| !content.trailers.is_empty())
+}
+
+fn with_trailers(content: &Content, headers: &mut HeaderMap) -> Body {
     let mut trailers = HeaderMap::with_capacity(content.trailers.len());
     for (name, value) in &content.trailers {
         trailers.append(name, value.clone());
     }
-    // Trailers are only sent in chunks.
-    headers.remove(CONTENT_LENGTH);
     announce_trailers(headers, &trailers);
     Body::with_trailers(content.body.clone(), trailers)
 }

@@ -13,7 +13,7 @@
 //! | 1 | envelope: 0 |
 //! | 2 | status |
 //! | 1 | 0: standard reason phrase; 1: a reason phrase follows, as a part |
-//! | list | headers in the order sent, each a part for its name and a part for its raw value |
+//! | list | headers in the order sent, at most 4096, each a part for its name and a part for its raw value |
 //! | 1 | 0: a tombstone, and nothing follows; 1: trailers and body follow |
 //! | list | trailers, like headers |
 //! | rest | the body |
@@ -48,6 +48,8 @@ const VERSION: u8 = 1;
 const PLAIN: u8 = 0;
 /// The version of recipes.
 const RECIPE_VERSION: u8 = 1;
+/// The most headers, and the most trailers, of an answer: more cannot be replayed.
+const MAX_FIELDS: usize = 4096;
 /// The longest path that a head keeps, in bytes.
 const MAX_PATH: usize = 256;
 
@@ -221,11 +223,12 @@ fn put_fields(out: &mut Vec<u8>, fields: &[(HeaderName, HeaderValue)]) {
 }
 
 fn fields(reader: &mut Reader<'_>) -> Result<Vec<(HeaderName, HeaderValue)>, Unreadable> {
-    list(reader, |reader| {
+    let fields = list(reader, |reader| {
         let name = HeaderName::from_bytes(&reader.part()?).map_err(|_| Unreadable)?;
         let value = HeaderValue::from_maybe_shared(reader.part()?).map_err(|_| Unreadable)?;
         Ok((name, value))
-    })
+    })?;
+    if fields.len() <= MAX_FIELDS { Ok(fields) } else { Err(Unreadable) }
 }
 
 /// Reads a list. Memory grows with what is read, not with what the length claims.

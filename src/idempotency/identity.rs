@@ -148,12 +148,88 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(2000))]
+        #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases * 8))]
         #[test]
         fn different_identities_have_different_ids(one in whole(), other in whole()) {
             prop_assert_eq!(one.id() == other.id(), one == other);
             let same_key = (&one.secret, &one.service, &one.key) == (&other.secret, &other.service, &other.key);
             prop_assert_eq!(one.id().0[..8] == other.id().0[..8], same_key);
+        }
+
+        #[test]
+        fn an_id_is_its_service_namespace_scope_and_key(one in request(), other in request()) {
+            prop_assert_eq!(one.id() == other.id(), one.meaning() == other.meaning(), "{:?} {:?}", one, other);
+        }
+
+        #[test]
+        fn a_secret_changes_everything(mut whole in whole(), secret in "[ab]{0,3}") {
+            whole.secret = None;
+            let bare = whole.id();
+            whole.secret = Some(secret.clone());
+            let with = whole.id();
+            whole.secret = Some(format!("{secret}a"));
+            let other = whole.id();
+            for eight in 0..4 {
+                let eight = eight * 8..eight * 8 + 8;
+                prop_assert!(bare.0[eight.clone()] != with.0[eight.clone()] && with.0[eight.clone()] != other.0[eight]);
+            }
+        }
+    }
+
+    /// A request under a scope of any parts, some of which it lacks.
+    #[derive(Clone, Debug)]
+    struct Request {
+        namespace: String,
+        scope: Vec<&'static str>,
+        /// The lines of `x`, and of `cookie`.
+        lines: [Vec<String>; 2],
+        authority: Option<String>,
+        client_ip: Option<u8>,
+        key: String,
+    }
+
+    fn request() -> impl Strategy<Value = Request> {
+        const PARTS: [&str; 6] = ["header:x", "cookie:c", "host", "client-ip", "const:", "const:a"];
+        let scope = proptest::collection::vec(proptest::sample::select(&PARTS[..]), 0..3);
+        let lines = [proptest::collection::vec("[ab]{0,1}", 0..3), proptest::collection::vec("[cd]=[ab]{0,1}", 0..3)];
+        let of_caller = (lines, proptest::option::of("[ab]{0,1}"), proptest::option::of(0..2_u8));
+        ("[ab]{0,1}", scope, of_caller, "[ab]{1,2}").prop_map(
+            |(namespace, scope, (lines, authority, client_ip), key)| Request {
+                namespace,
+                scope,
+                lines,
+                authority,
+                client_ip,
+                key,
+            },
+        )
+    }
+
+    impl Request {
+        fn id(&self) -> RecordId {
+            let lines = ["x", "cookie"].iter().zip(&self.lines);
+            let lines =
+                lines.flat_map(|(name, lines)| lines.iter().map(move |line| (HeaderName::from_static(name), line)));
+            let headers: HeaderMap = lines.map(|(name, line)| (name, HeaderValue::from_str(line).unwrap())).collect();
+            let client_ip = self.client_ip.map(|last| std::net::IpAddr::from([127, 0, 0, last]));
+            let caller = Caller { headers: &headers, authority: self.authority.as_deref(), client_ip };
+            let scope: Vec<_> = self.scope.iter().map(|part| ScopePart::parse(part).unwrap()).collect();
+            Identifier::new("s".into(), None).id(&self.namespace, &scope, caller, &Key::parse(&self.key, 9).unwrap())
+        }
+
+        /// What the id stands for, spelled out.
+        fn meaning(&self) -> (&str, &str, Vec<(&str, Vec<String>)>) {
+            let values = |part: &&'static str| match *part {
+                "header:x" => self.lines[0].clone(),
+                "cookie:c" => {
+                    self.lines[1].iter().filter_map(|pair| Some(pair.strip_prefix("c=")?.to_owned())).collect()
+                }
+                "host" => self.authority.iter().cloned().collect(),
+                "client-ip" => self.client_ip.iter().map(u8::to_string).collect(),
+                // Its word says it.
+                _ => Vec::new(),
+            };
+            (&self.namespace, &self.key, self.scope.iter().map(|part| (*part, values(part))).collect())
         }
     }
 

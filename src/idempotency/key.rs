@@ -151,9 +151,11 @@ fn unquote(field: &[u8]) -> Result<Vec<u8>, Invalid> {
 }
 
 #[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
 
     fn field(text: &[u8]) -> Option<String> {
@@ -230,28 +232,5 @@ mod tests {
     #[test]
     fn a_fingerprint_is_a_key() {
         assert_eq!(Key::from_fingerprint(&[0x0a; 32]).as_str(), "0a".repeat(32));
-    }
-
-    proptest! {
-        #[test]
-        fn quoted_and_bare_are_one_key(text in "[!-~]{1,20}") {
-            let quoted = format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""));
-            prop_assert_eq!(field(quoted.as_bytes()), Some(text.clone()));
-            // What begins with a quote is read as a quoted string itself.
-            prop_assume!(!text.starts_with('"'));
-            let bare = if text.contains(['"', '\\', ',', ';']) { None } else { Some(text.clone()) };
-            prop_assert_eq!(field(text.as_bytes()), bare);
-        }
-
-        #[test]
-        fn what_is_read_is_a_key(text in prop_oneof![
-            proptest::collection::vec(any::<u8>(), 0..30),
-            "[\"a\\\\,; ]{0,8}".prop_map(String::into_bytes),
-        ]) {
-            if let Some(key) = field(&text) {
-                prop_assert!((1..=20).contains(&key.len()));
-                prop_assert!(key.bytes().all(|byte| byte.is_ascii_graphic()));
-            }
-        }
     }
 }

@@ -18,6 +18,8 @@ mod media;
 mod multipart;
 mod pointer;
 pub mod policy;
+#[cfg(test)]
+mod properties;
 pub mod record;
 pub mod scope;
 pub mod settle;

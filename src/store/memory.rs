@@ -348,6 +348,8 @@ fn passes(filter: &Filter, id: RecordId, entry: &Entry, origin: Option<&Origin>,
 
 #[cfg(test)]
 mod tests {
+    use proptest::test_runner::Config as ProptestConfig;
+
     use super::*;
     use crate::store::contract::{self, Harness, model};
 
@@ -363,5 +365,13 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn it_keeps_the_contract_by_its_own_clock() {
         contract::run(async || Harness::waiting(Memory::new())).await;
+    }
+
+    #[test]
+    fn it_says_what_a_plain_map_says() {
+        model::check(ProptestConfig::default().cases, async || {
+            let (clock, step) = model::stopped_clock();
+            model::Subject { harness: Harness::stepped(Memory::with_clock(clock), step), reopen: None }
+        });
     }
 }

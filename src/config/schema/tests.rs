@@ -144,6 +144,7 @@ fn the_annotated_default_and_the_examples_are_valid() {
 /// or the machine. An upstream's URL may come from the environment.
 const LEFT_TO_CHECK: &[&str] = &[
     "duplicate-names: routes[1].name",
+    "endless-secret: store.id_secret_file",
     "fingerprint-key-without-scope: routes[0].scope",
     "fingerprints: routes[0].fingerprint",
     "fingerprints: routes[1].fingerprint",

@@ -83,6 +83,34 @@ proptest! {
     }
 
     #[test]
+    fn a_flipped_bit_or_a_cut_changes_no_more_than_it_can(answer in answer()) {
+        let bytes = answer.encode();
+        for end in 0..bytes.len() {
+            // Only a body may end anywhere.
+            if let Ok(read) = Answer::decode(&bytes.slice(..end)) {
+                let whole = answer.content.as_ref().map(|content| &content.body[..]).unwrap_or_default();
+                let body = read.content.as_ref().map(|content| content.body.clone()).unwrap_or_default();
+                prop_assert!(whole.starts_with(&body) && body.len() + bytes.len() - end == whole.len());
+                prop_assert_eq!((&read.headers, &read.reason, read.status), (&answer.headers, &answer.reason, answer.status));
+            }
+        }
+        for bit in 0..bytes.len() * 8 {
+            let mut flipped = bytes.to_vec();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            match Answer::decode(&flipped.into()) {
+                // Names have one case, and this bit changes a letter's.
+                Ok(read) if bit % 8 == 5 => prop_assert_eq!(read.encode().len(), bytes.len()),
+                Ok(read) => prop_assert_ne!(read, answer.clone()),
+                Err(Unreadable) => {}
+            }
+        }
+        for version in (0..=255).filter(|version| *version != VERSION) {
+            let other = [&[version], &bytes[1..]].concat();
+            prop_assert_eq!(Answer::decode(&other.into()), Err(Unreadable));
+        }
+    }
+
+    #[test]
     fn damaged_heads_do_no_harm(head in head(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
         let [changed, cut, longer] = damaged(&head.encode(), at, byte);
         if let Ok(read) = Head::decode(&changed) {
@@ -143,6 +171,16 @@ fn a_length_that_lies_costs_nothing() {
     // Four billion headers, in ten bytes.
     let bytes = Bytes::from_static(b"\x01\x00\x00\xc9\x00\xff\xff\xff\xff\x00");
     assert_eq!(Answer::decode(&bytes), Err(Unreadable));
+}
+
+#[test]
+fn more_headers_than_can_be_replayed_are_unreadable() {
+    let line = |number: usize| (format!("x-{number}").parse().unwrap(), HeaderValue::from_static(""));
+    let with = |count: usize| Answer { headers: (0..count).map(line).collect(), ..small() };
+    assert_eq!(Answer::decode(&with(MAX_FIELDS).encode()), Ok(with(MAX_FIELDS)));
+    assert_eq!(Answer::decode(&with(MAX_FIELDS + 1).encode()), Err(Unreadable));
+    let content = Content { body: Bytes::new(), trailers: with(MAX_FIELDS + 1).headers };
+    assert_eq!(Answer::decode(&Answer { content: Some(content), ..small() }.encode()), Err(Unreadable));
 }
 
 #[test]

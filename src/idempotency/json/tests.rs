@@ -178,7 +178,8 @@ fn written_twice() -> impl Strategy<Value = (String, String)> {
     let leaf = prop_oneof![
         Just("null".to_owned()),
         Just("true".to_owned()),
-        "-?(0|[1-9][0-9]{0,30})(\\.[0-9]{1,3})?([eE][+-]?[0-9]{1,2})?",
+        // With exponents as serde_json writes them, so that it changes no literal.
+        "-?(0|[1-9][0-9]{0,30})(\\.[0-9]{1,3})?(e[+-][0-9]{1,2})?",
     ]
     .prop_map(|literal| (literal.clone(), literal));
     let text = || proptest::collection::vec((any::<char>(), any::<bool>(), any::<bool>()), 0..4);
@@ -250,5 +251,98 @@ proptest! {
         let _ = canonical(&text, &pointers(&["/a/0"]));
         let _ = locate(&text, &Pointer::parse("/a/0").unwrap());
         let _ = string(&text);
+    }
+
+    #[test]
+    fn a_literal_counts((one, _) in written_twice(), at in any::<prop::sample::Index>(), other in "[b-y]{2}") {
+        let mut value: Value = serde_json::from_str(&one).unwrap();
+        let places = places(&value);
+        let place = value.pointer_mut(&places[at.index(places.len())]).unwrap();
+        // What is generated holds neither such a number nor, but for chance, such a text.
+        let changed = if place.is_number() { Value::from(-77.125) } else { Value::from(other) };
+        if *place != changed {
+            *place = changed;
+            prop_assert_ne!(form(&value.to_string()), form(&one));
+        }
+    }
+
+    #[test]
+    fn pointers_lead_to_the_same_in_every_way_of_writing((one, other) in written_twice(), at in any::<prop::sample::Index>()) {
+        let mut value: Value = serde_json::from_str(&one).unwrap();
+        let places = places(&value);
+        let pointer = places[at.index(places.len())].as_str();
+        let found = form(&value.pointer(pointer).unwrap().to_string()).unwrap();
+        for text in [&one, &other, &form(&one).unwrap()] {
+            prop_assert_eq!(form(&super::tests::at(text, pointer).unwrap().unwrap()), Ok(found.clone()), "{}", text);
+        }
+
+        // What is left out is as if it had never been there.
+        leave_out(&mut value, pointer);
+        let left = form(&value.to_string());
+        for text in [&one, &other, &form(&one).unwrap()] {
+            prop_assert_eq!(without(text, &[pointer]), left.clone(), "{}", text);
+            prop_assert_eq!(without(text, &[pointer, pointer, "/nowhere/0"]), left.clone(), "{}", text);
+        }
+    }
+
+    #[test]
+    fn a_name_that_stands_twice_is_told_wherever_it_stands(
+        (one, _) in written_twice(), name in "[a-c]", steps in prop::collection::vec(any::<bool>(), 0..6), escaped: bool,
+    ) {
+        let again = if escaped { format!("\\u{:04x}", u32::from(name.as_bytes()[0])) } else { name.clone() };
+        let mut text = format!(r#"{{"{name}":{one},"x":1,"{again}":{one}}}"#);
+        for is_member in steps {
+            text = if is_member { format!(r#"{{"b":0,"a":{text}}}"#) } else { format!("[1, {text}]") };
+        }
+        prop_assert_eq!(form(&text), Err(Fault::Ambiguous));
+    }
+
+    #[test]
+    fn bombs_are_told_before_the_stack_ends(
+        layers in prop::collection::vec(prop::sample::select(&["[", "{\"a\":", "[0,", "{\"b\":0,\"a\":"][..]), 1..90),
+        times in prop_oneof![4 => Just(1_usize), 1 => Just(500)],
+    ) {
+        let open = layers.concat().repeat(times);
+        let depth = layers.len() * times;
+        let closing = open.bytes().rev().filter_map(|byte| match byte {
+            b'[' => Some("]"),
+            b'{' => Some("}"),
+            _ => None,
+        });
+        let whole = format!("{open}0{}", closing.collect::<String>());
+        let expected = if depth <= 64 { Ok(()) } else { Err(Fault::TooDeep) };
+        prop_assert_eq!(form(&whole).map(drop), expected);
+        prop_assert_eq!(at(&whole, "/a/0/a").map(drop), expected);
+        prop_assert_eq!(at(&whole, "/nowhere").map(drop), expected);
+        prop_assert_eq!(without(&whole, &["/a", "/0", "/1"]).map(drop), expected);
+        let unclosed = if depth <= 64 { Fault::Syntax } else { Fault::TooDeep };
+        prop_assert_eq!(form(&open), Err(unclosed));
+    }
+}
+
+/// The pointers to every part of a value, the whole first.
+fn places(value: &Value) -> Vec<String> {
+    let mut all = vec![String::new()];
+    let mut below = |step: &str, value: &Value| {
+        let step = step.replace('~', "~0").replace('/', "~1");
+        all.extend(places(value).into_iter().map(|rest| format!("/{step}{rest}")));
+    };
+    match value {
+        Value::Array(items) => items.iter().enumerate().for_each(|(index, item)| below(&index.to_string(), item)),
+        Value::Object(members) => members.iter().for_each(|(name, member)| below(name, member)),
+        _ => {}
+    }
+    all
+}
+
+/// Takes a member out, and puts `null` in the place of an element.
+fn leave_out(value: &mut Value, pointer: &str) {
+    let Some((above, last)) = pointer.rsplit_once('/') else {
+        *value = Value::Null;
+        return;
+    };
+    match value.pointer_mut(above).unwrap() {
+        Value::Object(members) => drop(members.remove(&last.replace("~1", "/").replace("~0", "~"))),
+        _ => *value.pointer_mut(pointer).unwrap() = Value::Null,
     }
 }

@@ -1,26 +1,54 @@
-//! Random histories: every store says what the one in memory says.
+//! Random histories: every store says at each step what a plain map says, which knows nothing of how stores are made.
+//!
+//! The map is written from the words of [`Store`], not from the rules that stores share. A history that fails is shrunk
+//! to a short one.
+
+mod reference;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 use proptest::collection::vec;
 use proptest::prelude::*;
+use proptest::test_runner::{TestCaseError, TestRunner};
 
+use self::reference::{Reference, Said};
 use super::*;
+use crate::idempotency::record::Version;
 use crate::store::clock::Clock;
-use crate::store::memory::Memory;
 use crate::store::{Filter, Held, Identity};
 
-/// One call, or time that passes.
+/// How many ids and attempts histories know: few, so that they meet.
+const IDS: u8 = 4;
+const ATTEMPTS: u8 = 3;
+
+/// One call, calls at once, time that passes, or a new start.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Wait(u64),
-    Claim(u8, u8),
-    Supersede { id: u8, by: u8, is_stale: bool },
-    Settle(u8, u8, End),
-    Renew(Vec<(u8, u8)>),
+    /// Somebody sees the versions that stand, and will act on them when they are stale.
+    Look,
+    Call(Call),
+    /// Calls at once. Each has an id of its own: what they do does not depend on their order.
+    Together(Vec<Call>),
+    /// The store is closed and opened again, where it can be.
+    Reopen,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Call {
+    Claim(u8, Novel),
+    Supersede {
+        id: u8,
+        by: Novel,
+        is_stale: bool,
+    },
+    /// By this attempt, or by the one that the record belongs to.
+    Settle(u8, Option<u8>, End),
+    Renew(Vec<(u8, u8)>, u64),
     ExpireLeases(usize),
     Sweep(usize),
     Remove(u8),
@@ -28,45 +56,45 @@ pub(crate) enum Step {
     Adopt(Vec<u8>, bool),
 }
 
-/// Some steps on few ids by few attempts, so that they meet.
-pub(crate) fn history() -> impl Strategy<Value = Vec<Step>> {
-    let (ids, attempts) = (|| 0..4_u8, || 0..3_u8);
-    let expiry = prop_oneof![
-        (0..50_u64).prop_map(|millis| Expiry::FromClaim(Duration::from_millis(millis))),
-        (0..50_u64).prop_map(|millis| Expiry::FromNow(Duration::from_millis(millis))),
-    ];
-    let end = prop_oneof![
-        3 => (0..3_u8, expiry).prop_map(|(byte, expiry)| End::Complete { answer: Bytes::from(vec![byte]), expiry }),
-        1 => Just(End::Release),
-        1 => Just(End::Hold),
-    ];
-    let state = prop_oneof![Just(None), (0..3_usize).prop_map(|at| Some(State::ALL[at]))];
-    let filter = (state, prop::option::of(0..3_u8), prop::option::of(0..40_u64), prop::option::of(ids()));
-    let filter = filter.prop_map(|(state, route, age, prefix)| Filter {
-        state,
-        route: route.map(|route| route.to_string()),
-        older_than: age.map(Duration::from_millis),
-        prefix: prefix.map(|number| id(number).0[..8].try_into().expect("eight bytes")),
-        service: None,
-    });
-    let step = prop_oneof![
-        3 => (1..40_u64).prop_map(Step::Wait),
-        6 => (ids(), attempts()).prop_map(|(id, attempt)| Step::Claim(id, attempt)),
-        3 => (ids(), attempts(), any::<bool>()).prop_map(|(id, by, is_stale)| Step::Supersede { id, by, is_stale }),
-        6 => (ids(), attempts(), end).prop_map(|(id, attempt, end)| Step::Settle(id, attempt, end)),
-        2 => vec((ids(), attempts()), 0..5).prop_map(Step::Renew),
-        2 => few_or_all().prop_map(Step::ExpireLeases),
-        2 => few_or_all().prop_map(Step::Sweep),
-        1 => ids().prop_map(Step::Remove),
-        2 => (filter, prop::option::of(ids()), 1..4_usize).prop_map(|(filter, after, limit)| Step::List(filter, after, limit)),
-        1 => (vec(0..3_u8, 0..4), any::<bool>()).prop_map(|(digests, accept)| Step::Adopt(digests, accept)),
-    ];
-    vec(step, 1..60)
+/// What is claimed: by which attempt, and how long its lease and its time as an unknown record are, in milliseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Novel {
+    by: u8,
+    lease: u64,
+    unknown_ttl: u64,
 }
 
-/// Which records a limit leaves out is not said, so it leaves out none or all.
-fn few_or_all() -> impl Strategy<Value = usize> {
-    prop_oneof![1 => Just(0), 3 => Just(100)]
+/// A store under test.
+pub(crate) struct Subject {
+    pub(crate) harness: Harness,
+    /// Opens it again after it was closed; without it, it forgets everything then.
+    pub(crate) reopen: Option<Box<dyn Fn() -> Arc<dyn Store>>>,
+}
+
+/// Plays `cases` histories, each on a fresh store whose clock stands until it is stepped.
+///
+/// # Panics
+/// Where a store says something else than the map; tells the shortest history that was found.
+pub(crate) fn check<M, F>(cases: u32, make: M)
+where
+    M: Fn() -> F,
+    F: Future<Output = Subject>,
+{
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    // Short histories are worth a wait.
+    let config =
+        ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 20_000, ..ProptestConfig::default() };
+    let played = TestRunner::new(config).run(&history(), |history| {
+        runtime.block_on(async {
+            let mut subject = make().await;
+            let played = play(&mut subject, history).await;
+            subject.harness.store.close().await;
+            played
+        })
+    });
+    if let Err(error) = played {
+        panic!("{error}");
+    }
 }
 
 /// A clock that stands until it is stepped.
@@ -79,89 +107,198 @@ pub(crate) fn stopped_clock() -> (Clock, impl Fn(Duration) + Clone + Send + Sync
     })
 }
 
-/// Plays a history on a store and on one in memory, which must say the same at each step.
-pub(crate) async fn agree(history: Vec<Step>, make: impl FnOnce(Clock) -> Arc<dyn Store>) {
-    let (clock, step) = stopped_clock();
-    let stores: [Arc<dyn Store>; 2] = [Arc::new(Memory::with_clock(clock.clone())), make(clock)];
-    let mut seen = [None; 4];
-    for (at, one) in history.into_iter().enumerate() {
-        if let Step::Wait(millis) = one {
-            step(Duration::from_millis(millis));
-            continue;
-        }
-        let expected = play(&*stores[0], &one, &seen).await;
-        let found = play(&*stores[1], &one, &seen).await;
-        assert_eq!(found, expected, "step {at}: {one:?}");
-        if at % 3 == 0 {
-            seen = versions(&*stores[0]).await;
-        }
-        assert_eq!(everything(&*stores[1]).await, everything(&*stores[0]).await, "after step {at}: {one:?}");
-    }
+fn history() -> impl Strategy<Value = Vec<Step>> {
+    let (ids, attempts) = (|| 0..IDS, || 0..ATTEMPTS);
+    let state = prop_oneof![Just(None), (0..3_usize).prop_map(|at| Some(State::ALL[at]))];
+    let service = prop::option::of(prop::sample::select(&["shop", "desk"][..]));
+    let filter = (state, prop::option::of(0..3_u8), prop::option::of(0..40_u64), prop::option::of(ids()), service);
+    let filter = filter.prop_map(|(state, route, age, prefix, service)| Filter {
+        state,
+        route: route.map(|route| route.to_string()),
+        older_than: age.map(Duration::from_millis),
+        prefix: prefix.map(|number| id(number).0[..8].try_into().expect("eight bytes")),
+        service: service.map(Arc::from),
+    });
+    let limit = || prop_oneof![0..3_usize, Just(100)];
+    let step = prop_oneof![
+        4 => (1..40_u64).prop_map(Step::Wait),
+        16 => ids().prop_flat_map(on_one).prop_map(Step::Call),
+        2 => Just(()).prop_flat_map(|()| (0..IDS).map(on_one).collect::<Vec<_>>())
+            .prop_shuffle().prop_map(Step::Together),
+        2 => vec((ids(), attempts()), 0..5).prop_flat_map(|held| (Just(held), 0..50_u64))
+            .prop_map(|(held, lease)| Step::Call(Call::Renew(held, lease))),
+        2 => limit().prop_map(|limit| Step::Call(Call::ExpireLeases(limit))),
+        2 => limit().prop_map(|limit| Step::Call(Call::Sweep(limit))),
+        2 => (filter, prop::option::of(ids()), 1..4_usize)
+            .prop_map(|(filter, after, limit)| Step::Call(Call::List(filter, after, limit))),
+        1 => (vec(0..3_u8, 0..4), any::<bool>())
+            .prop_map(|(digests, accept)| Step::Call(Call::Adopt(digests, accept))),
+        3 => Just(Step::Look),
+        1 => Just(Step::Reopen),
+    ];
+    vec(step, 1..60)
 }
 
-type Seen = [Option<crate::idempotency::record::Version>; 4];
-
-async fn versions(store: &dyn Store) -> Seen {
-    let mut versions = [None; 4];
-    for (number, version) in (0..).zip(&mut versions) {
-        *version = store.get(id(number)).await.expect("get works").map(|listed| listed.record.version());
-    }
-    versions
+/// A call on one id.
+fn on_one(id: u8) -> impl Strategy<Value = Call> {
+    let novel =
+        || (0..ATTEMPTS, 0..40_u64, 0..60_u64).prop_map(|(by, lease, unknown_ttl)| Novel { by, lease, unknown_ttl });
+    let expiry = prop_oneof![
+        (0..50_u64).prop_map(|millis| Expiry::FromClaim(Duration::from_millis(millis))),
+        (0..50_u64).prop_map(|millis| Expiry::FromNow(Duration::from_millis(millis))),
+    ];
+    let end = prop_oneof![
+        3 => (0..3_usize, expiry).prop_map(|(length, expiry)| End::Complete {
+            answer: Bytes::from(vec![7; length]),
+            expiry,
+        }),
+        1 => Just(End::Release),
+        2 => Just(End::Hold),
+    ];
+    prop_oneof![
+        6 => novel().prop_map(move |novel| Call::Claim(id, novel)),
+        3 => (novel(), any::<bool>()).prop_map(move |(by, is_stale)| Call::Supersede { id, by, is_stale }),
+        6 => (prop::option::of(0..ATTEMPTS), end).prop_map(move |(by, end)| Call::Settle(id, by, end)),
+        1 => Just(Call::Remove(id)),
+    ]
 }
 
-async fn play(store: &dyn Store, step: &Step, seen: &Seen) -> String {
-    let fresh = |number: u8| Fresh {
-        lease: Duration::from_millis(20 + u64::from(number)),
-        unknown_ttl: Duration::from_millis(30),
-        origin: one_of_three(number).id(),
-        ..fresh(number)
-    };
-    match step.clone() {
-        Step::Wait(_) => String::new(),
-        Step::Claim(of, by) => format!("{:?}", store.claim(id(of), fresh(by)).await),
-        Step::Supersede { id: of, by, is_stale } => {
-            let current = store.get(id(of)).await.expect("get works").map(|listed| listed.record.version());
-            match if is_stale { seen[usize::from(of)] } else { current } {
-                Some(version) => format!("{:?}", store.supersede(id(of), version, fresh(by)).await),
-                None => String::new(),
+/// Plays a history on a store and on the map.
+async fn play(subject: &mut Subject, history: Vec<Step>) -> Result<(), TestCaseError> {
+    let mut reference = Reference::new(now(&subject.harness).await);
+    // What a caller may have seen a while ago.
+    let mut stale = [None; IDS as usize];
+    for (at, step) in history.into_iter().enumerate() {
+        let told = || format!("step {at}: {step:?}");
+        match &step {
+            Step::Wait(millis) => {
+                let time = Duration::from_millis(*millis);
+                subject.harness.advance(time).await;
+                reference.now = reference.now.plus(time);
+            }
+            Step::Look => stale = reference.versions(),
+            Step::Call(call) => {
+                let seen = reference.versions();
+                let found = ask(&*subject.harness.store, call, &seen, &stale).await;
+                prop_assert_eq!(found, reference.say(call, &seen, &stale), "{}", told());
+                reference.learn(call, &*subject.harness.store).await?;
+            }
+            Step::Together(calls) => {
+                let seen = reference.versions();
+                let store = &*subject.harness.store;
+                let found = join_all(calls.iter().map(|call| ask(store, call, &seen, &stale))).await;
+                for (call, found) in calls.iter().zip(found) {
+                    prop_assert_eq!(found, reference.say(call, &seen, &stale), "{:?} in {}", call, told());
+                }
+            }
+            Step::Reopen => {
+                if let Some(reopen) = &subject.reopen {
+                    subject.harness.store.close().await;
+                    subject.harness.store = reopen();
+                    reference.reopen();
+                }
             }
         }
-        Step::Settle(of, by, end) => format!("{:?}", store.settle(id(of), attempt(by), end).await),
-        Step::Renew(held) => {
-            let lease = Duration::from_millis(25);
+        reference.compare(&*subject.harness.store, &told()).await?;
+    }
+    Ok(())
+}
+
+/// What the versions of the ids were at some time.
+type Seen = [Option<Version>; IDS as usize];
+
+async fn ask(store: &dyn Store, call: &Call, seen: &Seen, stale: &Seen) -> Said {
+    match call.clone() {
+        Call::Claim(of, by) => match store.claim(id(of), by.fresh()).await.expect("claim works") {
+            Claim::Inserted(at) => Said::Inserted(at),
+            Claim::Exists { record, now } => Said::Exists(record, now),
+        },
+        Call::Supersede { id: of, by, is_stale } => match version_of(of, is_stale, seen, stale) {
+            Some(version) => Said::Yes(store.supersede(id(of), version, by.fresh()).await.expect("supersede works")),
+            None => Said::Nothing,
+        },
+        Call::Settle(of, by, end) => {
+            match store.settle(id(of), attempt_of(of, by, seen), end).await.expect("settle works") {
+                Settled::Done { until } => Said::Done(until),
+                Settled::Superseded { record } => Said::Fenced(record),
+            }
+        }
+        Call::Renew(held, lease) => {
+            let lease = Duration::from_millis(lease);
             let held = held.into_iter().map(|(of, by)| Held { id: id(of), attempt: attempt(by), lease });
-            format!("{:?}", store.renew(held.collect()).await)
+            store.renew(held.collect()).await.expect("renew works");
+            Said::Nothing
         }
-        Step::ExpireLeases(limit) => format!("{:?}", store.expire_leases(limit).await),
-        Step::Sweep(limit) => format!("{:?}", store.sweep(limit).await),
-        Step::Remove(of) => format!("{:?}", store.remove(id(of)).await),
-        Step::List(filter, after, limit) => format!("{:?}", store.list(filter, after.map(id), limit).await),
-        Step::Adopt(digests, accept_change) => {
-            let origins = (0..).take(digests.len()).map(one_of_three).collect::<Vec<_>>();
-            let rules = origins.iter().zip(digests).map(|(Origin { service, namespace, .. }, digest)| Identity {
-                service: service.clone(),
-                namespace: namespace.clone(),
-                digest: [digest; 32],
-            });
-            let rules = rules.collect();
-            format!("{:?}", store.adopt(origins, rules, accept_change).await)
+        Call::ExpireLeases(limit) => Said::Count(store.expire_leases(limit).await.expect("expire_leases works")),
+        Call::Sweep(limit) => Said::Count(store.sweep(limit).await.expect("sweep works")),
+        Call::Remove(of) => Said::Yes(store.remove(id(of)).await.expect("remove works")),
+        Call::List(filter, after, limit) => Said::Listed(pages(store, &filter, after.map(id), limit).await),
+        Call::Adopt(digests, accept_change) => {
+            let (origins, rules) = rules(&digests);
+            Said::Changes(store.adopt(origins, rules, accept_change).await.expect("adopt works"))
         }
     }
 }
 
-/// Different namespaces, not all of one service.
-fn one_of_three(number: u8) -> Origin {
-    let service = if number == 1 { "desk" } else { "shop" };
-    Origin { service: service.into(), namespace: number.to_string().into(), ..origin(&number.to_string()) }
+/// Every record that passes, from pages of at most `limit`.
+async fn pages(
+    store: &dyn Store,
+    filter: &Filter,
+    mut after: Option<RecordId>,
+    limit: usize,
+) -> Vec<(RecordId, Option<Origin>, Record)> {
+    let mut found = Vec::new();
+    loop {
+        let page = store.list(filter.clone(), after, limit).await.expect("list works");
+        assert!(page.records.len() <= limit, "a page holds more than {limit}");
+        found.extend(page.records.into_iter().map(|listed| (listed.id, listed.origin, listed.record)));
+        let Some(next) = page.next else { return found };
+        assert!(after.is_none_or(|after| after < next), "the pages do not go on");
+        after = Some(next);
+    }
 }
 
-/// All that can be seen, attempts included, which `Debug` hides.
-async fn everything(store: &dyn Store) -> String {
-    let mut all = format!("{:?}", store.count().await);
-    for number in 0..4 {
-        let listed = store.get(id(number)).await.expect("get works");
-        let attempt = listed.as_ref().map(|listed| listed.record.attempt.expose());
-        all += &format!("{listed:?} {attempt:?}\n");
+/// The store's time.
+async fn now(harness: &Harness) -> Timestamp {
+    let at = claim(harness, id(0xff), fresh(0xff)).await;
+    assert!(harness.store.remove(id(0xff)).await.expect("remove works"));
+    at
+}
+
+fn version_of(id: u8, is_stale: bool, seen: &Seen, stale: &Seen) -> Option<Version> {
+    if is_stale { stale[usize::from(id)] } else { seen[usize::from(id)] }
+}
+
+fn attempt_of(id: u8, by: Option<u8>, seen: &Seen) -> Attempt {
+    let own = || seen[usize::from(id)].map_or(attempt(0), |version| version.attempt);
+    by.map_or_else(own, attempt)
+}
+
+impl Novel {
+    fn fresh(self) -> Fresh {
+        Fresh {
+            lease: Duration::from_millis(self.lease),
+            unknown_ttl: Duration::from_millis(self.unknown_ttl),
+            origin: origin_of(self.by).id(),
+            ..fresh(self.by)
+        }
     }
-    all
+}
+
+/// Where the claims of an attempt come from: different namespaces, not all of one service.
+fn origin_of(attempt: u8) -> Origin {
+    let service = if attempt == 1 { "desk" } else { "shop" };
+    Origin { service: service.into(), namespace: attempt.to_string().into(), ..origin(&attempt.to_string()) }
+}
+
+/// The first origins, and a rule for each with this digest.
+fn rules(digests: &[u8]) -> (Vec<Origin>, Vec<Identity>) {
+    let origins: Vec<_> = (0..).take(digests.len()).map(origin_of).collect();
+    let rules = origins.iter().zip(digests).map(|(Origin { service, namespace, .. }, digest)| Identity {
+        service: service.clone(),
+        namespace: namespace.clone(),
+        digest: [*digest; 32],
+    });
+    let rules = rules.collect();
+    (origins, rules)
 }
