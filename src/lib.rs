@@ -30,6 +30,14 @@
 //! - A completed record never becomes anything else; it is only removed or, past its ttl, superseded.
 //! - `now` comes back from the store with the record: no decision reads the clock of this process.
 //! - An error whose effect is unknown is treated as if it might have happened.
+//! - What is remembered of a record ([`store::recent`]) can answer a replay, and never grants a claim.
+//!
+//! # Threads
+//!
+//! Each core has a thread with a runtime of its own ([`http::shards`]), and a connection stays on the one that it was
+//! given to, with its attempts and the upstream connections that they use. The main thread accepts connections, answers
+//! the admin listener, renews leases and runs the workers. SQLite has a thread that writes, one transaction for all that
+//! waits, and one that looks.
 
 pub mod admin;
 pub mod cli;
