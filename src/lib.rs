@@ -28,7 +28,8 @@
 //! - Every write after a claim is conditional on the record still being that attempt's.
 //! - Turning a record unknown does not change its attempt, so a late but known answer can still complete it.
 //! - A completed record never becomes anything else; it is only removed or, past its ttl, superseded.
-//! - `now` comes back from the store with the record: no decision reads the clock of this process.
+//! - `now` comes back from the store with the record: no decision reads the clock of this process. Only what
+//!   [`store::recent`] remembers grows older by it, which can do no more than end a replay.
 //! - An error whose effect is unknown is treated as if it might have happened.
 //! - What is remembered of a record ([`store::recent`]) can answer a replay, and never grants a claim.
 //!

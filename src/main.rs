@@ -1,8 +1,8 @@
-//! The command `oncegate`.
+//! The `oncegate` binary: everything is in the library.
 
 use std::process::ExitCode;
 
-/// Half of what a request costs besides the kernel is small allocations, most of which end on the thread that made them.
+/// A request makes many small allocations, nearly all of which end on the thread that made them.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

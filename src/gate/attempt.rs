@@ -150,8 +150,8 @@ async fn send(errand: &Errand, attempt: Attempt, sending: &Sending) -> Exchanged
         errand.lane.metrics.control_invalid(control.invalid);
         tracing::debug!(route = &*errand.lane.name, "Idempotency-Control has directives that are invalid: ignored");
     }
-    let answer = head_of_answer(&parts, &errand.gate.added);
-    if parts.status.is_informational() {
+    let answer = head_of_answer(parts, &errand.gate.added);
+    if answer.status.is_informational() {
         let detail = "the upstream switched protocols without being asked";
         return Exchanged::Failed(Ending::Broken, Problem::new(Code::UpstreamBroken, detail));
     }
@@ -175,9 +175,9 @@ fn request(errand: &Errand, attempt: Attempt) -> Request<Body> {
 }
 
 /// The answer as its client gets it, without its body and without what the gate `added` says itself.
-fn head_of_answer(parts: &response::Parts, added: &[HeaderName]) -> Answer {
+fn head_of_answer(parts: response::Parts, added: &[HeaderName]) -> Answer {
     let reason = parts.extensions.get::<ReasonPhrase>().map(|reason| Bytes::copy_from_slice(reason.as_bytes()));
-    let headers = to_client(parts.headers.clone(), added);
+    let headers = to_client(parts.headers, added);
     Answer { status: parts.status, reason, headers: lines(&headers).collect(), content: None }
 }
 

@@ -209,7 +209,7 @@ impl Errand {
             }
             Met::Decided(decision, until) => return self.reply(decision, until).map_or(Next::Ask, Next::Reply),
             Met::Released(released) if waits() => return Next::Reply(self.released(&released)),
-            Met::Released(_) | Met::Nothing => Decision::Supersede,
+            Met::Released(_) | Met::Nothing => return Next::Ask,
         };
         self.reply(decision, None).map_or(Next::Ask, Next::Reply)
     }

@@ -16,12 +16,12 @@ use crate::idempotency::fingerprint::Fingerprint;
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp};
 use crate::store::Held;
 
-const SHARDS: usize = 32;
+const STRIPES: usize = 32;
 
 /// The keys that are being dealt with.
 #[derive(Default)]
 pub(super) struct Flights {
-    shards: [Mutex<HashMap<RecordId, watch::Sender<Stage>>>; SHARDS],
+    stripes: [Mutex<HashMap<RecordId, watch::Sender<Stage>>>; STRIPES],
 }
 
 /// How far the leader has come.
@@ -34,6 +34,8 @@ pub(super) enum Stage {
     /// The store had this record at this time. What the leader read while the follower waited is as good as what the
     /// follower would have read.
     Found(Arc<(Record, Timestamp)>),
+    /// The store had nothing.
+    Absent,
     /// Its attempt ended in a release. The store knows nothing of it any more.
     Released(Arc<Released>),
 }
@@ -76,7 +78,7 @@ pub(super) struct Follow(watch::Receiver<Stage>);
 impl Flights {
     pub(super) fn join(self: &Arc<Self>, id: RecordId) -> Role {
         use std::collections::hash_map::Entry;
-        match self.shard(id).entry(id) {
+        match self.stripe(id).entry(id) {
             Entry::Occupied(entry) => Role::Follow(Follow(entry.get().subscribe())),
             Entry::Vacant(entry) => {
                 entry.insert(watch::Sender::new(Stage::Asking));
@@ -88,8 +90,8 @@ impl Flights {
     /// The leases that have run for a third of their length since they were last renewed.
     pub(super) fn due(&self) -> Vec<(Held, Arc<Running>)> {
         let mut due = Vec::new();
-        for shard in &self.shards {
-            for (id, stage) in lock(shard).iter() {
+        for stripe in &self.stripes {
+            for (id, stage) in lock(stripe).iter() {
                 stage.with(|stage| {
                     if let Stage::Running(running) = stage
                         && lock(&running.renewed).elapsed() >= running.lease / 3
@@ -105,9 +107,9 @@ impl Flights {
         due
     }
 
-    fn shard(&self, id: RecordId) -> MutexGuard<'_, HashMap<RecordId, watch::Sender<Stage>>> {
+    fn stripe(&self, id: RecordId) -> MutexGuard<'_, HashMap<RecordId, watch::Sender<Stage>>> {
         // Any byte of a digest is as good as another; the first eight are those of the key alone.
-        lock(&self.shards[usize::from(id.0[31]) % SHARDS])
+        lock(&self.stripes[usize::from(id.0[31]) % STRIPES])
     }
 }
 
@@ -130,7 +132,7 @@ impl Lead {
 
     /// Tells those who follow that an attempt runs.
     pub(super) fn running(&self, running: Running) {
-        if let Some(sender) = self.flights.shard(self.id).get(&self.id) {
+        if let Some(sender) = self.flights.stripe(self.id).get(&self.id) {
             sender.send_replace(Stage::Running(Arc::new(running)));
         }
     }
@@ -138,6 +140,11 @@ impl Lead {
     /// Hands those who follow what the store had.
     pub(super) fn found(mut self, record: Record, now: Timestamp) {
         self.last = Some(Stage::Found(Arc::new((record, now))));
+    }
+
+    /// Tells those who follow that the store had nothing.
+    pub(super) fn absent(mut self) {
+        self.last = Some(Stage::Absent);
     }
 
     /// Hands those who follow the answer of a release.
@@ -149,7 +156,7 @@ impl Lead {
 impl Drop for Lead {
     fn drop(&mut self) {
         // Nobody joins any more once the last word is said.
-        let sender = self.flights.shard(self.id).remove(&self.id);
+        let sender = self.flights.stripe(self.id).remove(&self.id);
         if let (Some(sender), Some(last)) = (sender, self.last.take()) {
             sender.send_replace(last);
         }

@@ -111,30 +111,28 @@ impl Errand {
 
     /// Looks what there is of the key now, in this process or else in the store, without claiming it.
     async fn look(&self) -> Result<Met, Problem> {
-        loop {
-            let lead = match self.gate.flights.join(self.id) {
-                Role::Lead(lead) => lead,
-                Role::Follow(mut follow) => {
-                    let stage = follow.joined().await;
-                    match self.meet(follow, stage).await? {
-                        Met::Nothing => continue,
-                        met => return Ok(met),
-                    }
-                }
-            };
-            return match self.gate.store.get(self.id).await {
-                Ok(Some(listed)) => {
-                    let (record, now) = (listed.record, listed.now);
-                    let met = Met::Decided(self.decide(&record, now).await?, Some(record.until));
-                    lead.found(record, now);
-                    Ok(met)
-                }
-                Ok(None) => Ok(Met::Decided(Decision::Supersede, None)),
-                Err(error) => {
-                    tracing::debug!(%error, record = ?self.id, "the store failed one who waits");
-                    Ok(Met::Nothing)
-                }
-            };
+        let lead = match self.gate.flights.join(self.id) {
+            Role::Lead(lead) => lead,
+            Role::Follow(mut follow) => {
+                let stage = follow.joined().await;
+                return self.meet(follow, stage).await;
+            }
+        };
+        match self.gate.store.get(self.id).await {
+            Ok(Some(listed)) => {
+                let (record, now) = (listed.record, listed.now);
+                let met = Met::Decided(self.decide(&record, now).await?, Some(record.until));
+                lead.found(record, now);
+                Ok(met)
+            }
+            Ok(None) => {
+                lead.absent();
+                Ok(Met::Decided(Decision::Supersede, None))
+            }
+            Err(error) => {
+                tracing::debug!(%error, record = ?self.id, "the store failed one who waits");
+                Ok(Met::Nothing)
+            }
         }
     }
 
@@ -151,6 +149,7 @@ impl Errand {
                 false => Met::Nothing,
             },
             Some(Stage::Found(found)) => Met::Decided(self.decide(&found.0, found.1).await?, Some(found.0.until)),
+            Some(Stage::Absent) => Met::Decided(Decision::Supersede, None),
             Some(Stage::Asking) | None => Met::Nothing,
         })
     }

@@ -7,14 +7,18 @@
 use std::cell::Cell;
 use std::future::Future;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, JoinSet};
+
+/// How many threads may wait for the disk and for names in all.
+const BLOCKING: usize = 512;
 
 /// How long the blocking calls of a thread may go on when it ends.
 const LAST_CALLS: Duration = Duration::from_secs(1);
@@ -32,7 +36,8 @@ struct Shard {
     load: Arc<AtomicUsize>,
     /// Dropped, it ends the thread.
     stop: Option<oneshot::Sender<()>>,
-    thread: Option<thread::JoinHandle<()>>,
+    /// Disconnected when the thread has ended.
+    ended: Mutex<Receiver<()>>,
 }
 
 impl Shards {
@@ -58,7 +63,9 @@ impl Shards {
 
 /// How many there are.
 pub(super) fn count() -> usize {
-    thread::available_parallelism().map_or(1, usize::from)
+    // Once and for all: a process can be given fewer cores while it runs.
+    static COUNT: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, usize::from));
+    *COUNT
 }
 
 /// Which one this thread is, below [`count`]. A thread that is none counts as the first.
@@ -68,16 +75,19 @@ pub(super) fn index() -> usize {
 
 impl Shard {
     fn start(index: usize) -> io::Result<Self> {
-        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let runtime =
+            Builder::new_current_thread().enable_all().max_blocking_threads((BLOCKING / count()).max(8)).build()?;
         let (stop, stopped) = oneshot::channel::<()>();
         let handle = runtime.handle().clone();
-        let thread = thread::Builder::new().name(format!("shard-{index}")).spawn(move || {
+        let (ending, ended) = channel();
+        thread::Builder::new().name(format!("shard-{index}")).spawn(move || {
             INDEX.set(index);
             // The sender is only ever dropped.
             let _ = runtime.block_on(stopped);
             runtime.shutdown_timeout(LAST_CALLS);
+            drop::<Sender<()>>(ending);
         })?;
-        Ok(Self { runtime: handle, load: Arc::default(), stop: Some(stop), thread: Some(thread) })
+        Ok(Self { runtime: handle, load: Arc::default(), stop: Some(stop), ended: Mutex::new(ended) })
     }
 }
 
@@ -87,9 +97,9 @@ impl Drop for Shards {
             shard.stop = None;
         }
         for shard in &mut self.0 {
-            if let Some(thread) = shard.thread.take() {
-                // It ends in whatever way; there is nothing left to do for it.
-                let _ = thread.join();
+            // One that does not come to an end is left behind; the process ends all the same.
+            if let Ok(ended) = shard.ended.get_mut() {
+                let _ = ended.recv_timeout(2 * LAST_CALLS);
             }
         }
     }

@@ -3,8 +3,7 @@
 //! A completed record does not change until it is removed, or superseded past its ttl, and here nobody else does
 //! either. So a retry need not ask the store for what it has just read.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use quick_cache::Weighter;
@@ -37,7 +36,7 @@ pub struct Recent {
 struct Shelf {
     kept: Cache<RecordId, Kept, Weight>,
     /// Counts what may have taken a completed record away. What was read before that is not to be kept after it.
-    removals: AtomicU64,
+    removals: Mutex<u64>,
 }
 
 #[derive(Clone)]
@@ -68,7 +67,7 @@ impl Recent {
     #[must_use]
     pub fn new(inner: Arc<dyn Store>) -> Self {
         let kept = Cache::with_weighter(FIRST_ENTRIES, MOST_BYTES, Weight);
-        Self { inner, shelf: Arc::new(Shelf { kept, removals: AtomicU64::new(0) }) }
+        Self { inner, shelf: Arc::new(Shelf { kept, removals: Mutex::new(0) }) }
     }
 }
 
@@ -77,17 +76,23 @@ impl Shelf {
         if record.state != State::Completed || size(record) > LARGEST {
             return;
         }
-        self.kept.insert(id, Kept { record: record.clone(), now, asked });
-        if self.removals.load(Ordering::SeqCst) != removals {
-            // It may be this one that was taken away meanwhile, and before it was kept.
-            self.kept.remove(&id);
+        let counted = self.removals();
+        // Otherwise it may be this one that was taken away meanwhile.
+        if *counted == removals {
+            self.kept.insert(id, Kept { record: record.clone(), now, asked });
         }
     }
 
     /// Before and after what may take the record away: whoever reads it in between does not keep it.
     fn forget(&self, id: RecordId) {
-        self.removals.fetch_add(1, Ordering::SeqCst);
+        let mut counted = self.removals();
+        *counted += 1;
         self.kept.remove(&id);
+    }
+
+    fn removals(&self) -> MutexGuard<'_, u64> {
+        // A number is never half changed.
+        self.removals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -108,7 +113,7 @@ impl Store for Recent {
     }
 
     async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
-        let removals = self.shelf.removals.load(Ordering::SeqCst);
+        let removals = *self.shelf.removals();
         let asked = Instant::now();
         let claimed = self.inner.claim(id, fresh).await;
         if let Ok(Claim::Exists { record, now }) = &claimed {
@@ -188,6 +193,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
+    use crate::store::contract::{self, Harness, model};
     use crate::store::memory::Memory;
     use crate::store::unreliable::{Fault, Operation, Unreliable};
     use crate::store::{Expiry, OriginId};
@@ -195,8 +201,8 @@ mod tests {
     const ID: RecordId = RecordId([7; 32]);
     const TTL: Duration = Duration::from_secs(10);
 
-    fn fresh() -> Fresh {
-        let (attempt, origin) = (Attempt([1; 16]), OriginId(1));
+    fn fresh(attempt: u8) -> Fresh {
+        let (attempt, origin) = (Attempt([attempt; 16]), OriginId(1));
         Fresh { attempt, origin, lease: TTL, unknown_ttl: TTL, head: Bytes::new() }
     }
 
@@ -206,15 +212,75 @@ mod tests {
         let memory = Memory::with_clock(Arc::new(move || Timestamp(0).plus(began.elapsed())));
         let inner = Arc::new(Unreliable::new(Arc::new(memory)));
         let recent = Recent::new(Arc::clone(&inner) as _);
-        recent.claim(ID, fresh()).await.unwrap();
+        recent.claim(ID, fresh(1)).await.unwrap();
         let end = End::Complete { answer: Bytes::new(), expiry: Expiry::FromClaim(TTL) };
         recent.settle(ID, Attempt([1; 16]), end).await.unwrap();
 
         inner.script_for(Operation::Claim, [Fault::DelayAnswer(TTL / 2)]);
-        let other = Fresh { attempt: Attempt([2; 16]), ..fresh() };
-        assert!(matches!(recent.claim(ID, other).await, Ok(Claim::Exists { .. })));
+        assert!(matches!(recent.claim(ID, fresh(2)).await, Ok(Claim::Exists { .. })));
         assert!(recent.recall(ID).is_some());
         tokio::time::sleep(TTL / 2).await;
         assert!(recent.recall(ID).is_none());
+    }
+
+    /// With a completed record that was read once.
+    async fn warm() -> Recent {
+        let store = Recent::new(Arc::new(Memory::new()));
+        store.claim(ID, fresh(1)).await.unwrap();
+        let end = End::Complete { answer: Bytes::from_static(b"answer"), expiry: Expiry::FromClaim(TTL) };
+        store.settle(ID, Attempt([1; 16]), end).await.unwrap();
+        assert!(store.recall(ID).is_none(), "nobody has read it yet");
+        let Claim::Exists { .. } = store.claim(ID, fresh(2)).await.unwrap() else { panic!("claimed twice") };
+        store
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn it_keeps_the_contract() {
+        contract::run(async || {
+            let (clock, step) = model::stopped_clock();
+            Harness::stepped(Recent::new(Arc::new(Memory::with_clock(clock))), step)
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_read_is_recalled_until_it_expires() {
+        let store = warm().await;
+        let (record, now) = store.recall(ID).unwrap();
+        assert_eq!(record.answer.as_deref(), Some(&b"answer"[..]));
+        tokio::time::advance(TTL - Duration::from_secs(1)).await;
+        let (_, later) = store.recall(ID).unwrap();
+        assert!(later >= now.plus(TTL - Duration::from_secs(1)), "its time goes on");
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(store.recall(ID).is_none());
+    }
+
+    #[tokio::test]
+    async fn what_is_removed_is_forgotten() {
+        let store = warm().await;
+        assert!(store.remove(ID).await.unwrap());
+        assert!(store.recall(ID).is_none());
+    }
+
+    #[tokio::test]
+    async fn what_was_read_before_a_removal_is_not_kept_after_it() {
+        let store = warm().await;
+        let (record, now) = store.recall(ID).unwrap();
+        let removals = *store.shelf.removals();
+        store.remove(ID).await.unwrap();
+        store.shelf.keep(ID, &record, now, Instant::now(), removals);
+        assert!(store.recall(ID).is_none());
+    }
+
+    #[tokio::test]
+    async fn what_is_in_flight_or_large_is_not_kept() {
+        let store = Recent::new(Arc::new(Memory::new()));
+        store.claim(ID, fresh(1)).await.unwrap();
+        store.claim(ID, fresh(2)).await.unwrap();
+        assert!(store.recall(ID).is_none());
+        let answer = Bytes::from(vec![0; 300 << 10]);
+        store.settle(ID, Attempt([1; 16]), End::Complete { answer, expiry: Expiry::FromClaim(TTL) }).await.unwrap();
+        store.claim(ID, fresh(2)).await.unwrap();
+        assert!(store.recall(ID).is_none());
     }
 }

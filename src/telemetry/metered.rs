@@ -7,7 +7,7 @@ use std::time::Instant;
 use async_trait::async_trait;
 
 use super::metrics::{Metrics, StoreOpMetrics};
-use crate::idempotency::record::{Attempt, RecordId, Version};
+use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 use crate::store::{
     Claim, End, Error, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled, Store,
 };
@@ -56,6 +56,10 @@ impl Metered {
 impl Store for Metered {
     fn kind(&self) -> &'static str {
         self.store.kind()
+    }
+
+    fn recall(&self, id: RecordId) -> Option<(Record, Timestamp)> {
+        self.store.recall(id)
     }
 
     async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {

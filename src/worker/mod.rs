@@ -27,10 +27,12 @@ pub struct Settings {
     pub reap_every: Duration,
     /// Between two looks for expired records.
     pub sweep_every: Duration,
-    /// Most records in one store operation.
+    /// Most records in one store operation, and in the first of a sweep.
     pub batch: usize,
-    /// The shortest time between two batches of a sweep. It is twice what the last batch took, so that requests get two
-    /// thirds of the store, and a sweep keeps up with what they write.
+    /// Most records in one operation of a sweep that has much to do.
+    pub largest_batch: usize,
+    /// The shortest time between two batches of a sweep. It is twice what the last batch took, so that requests have most
+    /// of the store.
     pub pause: Duration,
 }
 
@@ -40,6 +42,7 @@ impl Default for Settings {
             reap_every: Duration::from_secs(1),
             sweep_every: Duration::from_secs(10),
             batch: 256,
+            largest_batch: 4096,
             pause: Duration::from_millis(2),
         }
     }

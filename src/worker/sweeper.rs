@@ -18,9 +18,10 @@ pub(super) async fn run(mut worker: Worker) {
     }
 }
 
-/// One batch after another while they come back full, with a pause between.
+/// One batch after another while they come back full, with a pause between. Each is twice as large as the one before, up
+/// to the largest: the more callers write, the longer a batch waits its turn, and the more it must do then.
 async fn sweep(worker: &mut Worker, health: &mut Health) {
-    let limit = worker.settings.batch;
+    let mut limit = worker.settings.batch;
     loop {
         let began = Instant::now();
         let Some(count) = health.note(worker.store.sweep(limit).await) else { return };
@@ -29,5 +30,6 @@ async fn sweep(worker: &mut Worker, health: &mut Health) {
         if count < limit || !worker.unless_shut_down(tokio::time::sleep(pause)).await {
             return;
         }
+        limit = (limit * 2).min(worker.settings.largest_batch);
     }
 }

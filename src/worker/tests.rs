@@ -17,6 +17,7 @@ struct Fake {
     sweep: Mutex<VecDeque<Result<usize, ErrorKind>>>,
     sweeps_at: Mutex<Vec<Duration>>,
     sweep_takes: Duration,
+    limits: Mutex<Vec<usize>>,
     expires: AtomicUsize,
     panics: AtomicUsize,
 }
@@ -40,7 +41,8 @@ impl Store for Fake {
         assert!(self.panics.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_err());
         next(&self.expire)
     }
-    async fn sweep(&self, _: usize) -> Result<usize, Error> {
+    async fn sweep(&self, limit: usize) -> Result<usize, Error> {
+        self.limits.lock().unwrap().push(limit);
         let began = *self.began.lock().unwrap().get_or_insert_with(Instant::now);
         self.sweeps_at.lock().unwrap().push(began.elapsed());
         sleep(self.sweep_takes).await;
@@ -89,7 +91,7 @@ struct Running {
 fn start(store: Fake) -> Running {
     let (store, metrics) = (Arc::new(store), Metrics::new());
     let (stop, shutdown) = watch::channel(false);
-    let settings = Settings { batch: 10, ..Settings::default() };
+    let settings = Settings { batch: 10, largest_batch: 30, ..Settings::default() };
     let task = spawn(store.clone(), metrics.clone(), settings, shutdown);
     Running { store, metrics, stop, task }
 }
@@ -117,18 +119,19 @@ async fn the_reaper_goes_on_while_batches_are_full() {
 
 #[tokio::test(start_paused = true)]
 async fn the_sweeper_pauses_between_batches_and_counts() {
-    let running = start(Fake { sweep: Mutex::new([Ok(10), Ok(10), Ok(1)].into()), ..Fake::default() });
+    let running = start(Fake { sweep: Mutex::new([Ok(10), Ok(20), Ok(30), Ok(1)].into()), ..Fake::default() });
     sleep(Duration::from_secs(5)).await;
-    assert_eq!(*running.store.sweeps_at.lock().unwrap(), [0, 2, 4].map(Duration::from_millis));
-    running.shows("oncegate_records_swept_total 21");
+    assert_eq!(*running.store.sweeps_at.lock().unwrap(), [0, 2, 4, 6].map(Duration::from_millis));
+    assert_eq!(*running.store.limits.lock().unwrap(), [10, 20, 30, 30], "twice as many each time");
+    running.shows("oncegate_records_swept_total 61");
     running.shows("oncegate_records{state=\"completed\"} 8");
     sleep(Duration::from_secs(10)).await;
-    assert_eq!(running.store.sweeps_at.lock().unwrap().len(), 4);
+    assert_eq!(running.store.limits.lock().unwrap()[4..], [10], "and from the start again");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_sweep_leaves_two_thirds_of_the_store_to_requests() {
-    let sweep = Mutex::new([Ok(10), Ok(10), Ok(1)].into());
+    let sweep = Mutex::new([Ok(10), Ok(20), Ok(1)].into());
     let running = start(Fake { sweep, sweep_takes: Duration::from_millis(10), ..Fake::default() });
     sleep(Duration::from_secs(1)).await;
     assert_eq!(*running.store.sweeps_at.lock().unwrap(), [0, 30, 60].map(Duration::from_millis));

@@ -15,7 +15,7 @@ use crate::http::upstream::{Dial, Io, Upstream};
 use crate::idempotency::policy::{Policy, Recovery};
 use crate::route::{Pattern, Route, Router};
 use crate::store::memory::Memory;
-use crate::store::unreliable::Unreliable;
+use crate::store::unreliable::{Fault, Operation, Unreliable};
 use crate::store::{Filter, Store};
 use crate::telemetry::metrics::Metrics;
 
@@ -236,6 +236,24 @@ async fn a_purge_lets_the_client_try_again() {
     assert!(pair.store.remove(page.records[0].id).await.unwrap());
     check(&waiter.await.unwrap(), "409", "in-flight", Some("1"));
     assert_eq!(pair.runs(), 1);
+}
+
+/// One of them looks, and tells the others.
+#[tokio::test(start_paused = true)]
+async fn many_who_wait_for_what_is_purged_do_not_all_ask() {
+    let pair = pair(Policy::default());
+    let (_first, _waiter) = pair.wait().await;
+    let waiters: Vec<_> = (0..200).map(|_| post(&pair.first)).collect();
+    sleep(Duration::from_secs(1)).await;
+    let page = pair.store.list(Filter::default(), None, 1).await.unwrap();
+    assert!(pair.store.remove(page.records[0].id).await.unwrap());
+    pair.store.script_for(Operation::Get, [Fault::Delay(Duration::from_millis(1)); 200]);
+    let before = pair.store.calls();
+    pair.answer("HTTP/1.1 500 No\r\nContent-Length: 0\r\nIdempotency-Control: no-store\r\n\r\n");
+    for waiter in waiters {
+        waiter.await.unwrap();
+    }
+    assert!(pair.store.calls() - before < 20, "{} calls", pair.store.calls() - before);
 }
 
 #[tokio::test(start_paused = true)]

@@ -23,7 +23,7 @@ use super::body::{self, Body};
 use super::headers::framing_is_plain;
 use super::shards;
 
-/// Idle connections kept for each upstream on each thread that serves.
+/// Idle connections kept for each upstream, in equal parts on the threads that serve.
 const MAX_IDLE: usize = 1024;
 
 /// How long a connection may have been idle to carry an unprotected request.
@@ -248,7 +248,7 @@ impl Upstream {
         if idle.first().is_some_and(|oldest| oldest.since.elapsed() >= UNPROTECTED_IDLE) {
             idle.retain(|entry| entry.since.elapsed() < UNPROTECTED_IDLE);
         }
-        if idle.len() < MAX_IDLE {
+        if idle.len() < MAX_IDLE.div_ceil(shards::count()) {
             // In the order of their age, the youngest last.
             let place = idle.partition_point(|entry| entry.since <= since);
             idle.insert(place, Idle { connection, since });

@@ -24,7 +24,7 @@ use async_trait::async_trait;
 use super::{
     Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled, Store,
 };
-use crate::idempotency::record::{Attempt, RecordId, Version};
+use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 
 /// A store around another one that fails as it is told. It works until it is told something.
 ///
@@ -205,6 +205,10 @@ impl fmt::Debug for Unreliable {
 impl Store for Unreliable {
     fn kind(&self) -> &'static str {
         self.inner.kind()
+    }
+
+    fn recall(&self, id: RecordId) -> Option<(Record, Timestamp)> {
+        self.inner.recall(id)
     }
 
     async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
