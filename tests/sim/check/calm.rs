@@ -39,9 +39,9 @@ fn settled(facts: &Facts<'_>, found: &mut Vec<Violation>) {
         let Some((claimed, label)) = claims.last().copied() else { continue };
         let settles = facts.history[claimed..].iter().any(|entry| match &entry.event {
             Event::Told { op: Operation::Settle, token: own, .. } => *own == Some(*token),
-            // What another has taken over is not its own to settle.
-            Event::Changed { before: Some(before), after: Some(after), .. } => {
-                before.token == *token && after.token != *token
+            // What another has taken over, or the sweeper removed, is not its own to settle.
+            Event::Changed { before: Some(before), after, .. } => {
+                before.token == *token && after.as_ref().is_none_or(|after| after.token != *token)
             }
             _ => false,
         });
