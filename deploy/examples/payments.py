@@ -12,7 +12,11 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 charges = []
-seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 0
+try:
+    port = int(sys.argv[1]) if len(sys.argv) > 1 else 3000
+    seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 0
+except ValueError:
+    sys.exit(__doc__)
 ids = itertools.count(1)
 
 
@@ -42,7 +46,9 @@ class Payments(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    port = int(sys.argv[1]) if len(sys.argv) > 1 else 3000
-    server = ThreadingHTTPServer(("127.0.0.1", port), Payments)
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", port), Payments)
+    except OSError as error:
+        sys.exit(f"payments.py: cannot listen on 127.0.0.1:{port}: {error.strerror}; give another port")
     print(f"payments on http://127.0.0.1:{server.server_port}", flush=True)
     server.serve_forever()

@@ -19,7 +19,7 @@ pub(super) fn run(args: FileArgs) -> anyhow::Result<ExitCode> {
 fn report(file: Option<&Path>, result: &Result<Resolved, Problems>) -> String {
     let resolved = match result {
         Ok(resolved) => resolved,
-        Err(problems) => return format!("{problems}\n"),
+        Err(problems) => return format!("{}\n", super::report(problems, file)),
     };
     let name = file.map_or_else(|| "configuration".to_owned(), |file| file.display().to_string());
     let routes = counted(resolved.router.routes().len(), "route");

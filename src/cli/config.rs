@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-use super::{BAD_CONFIGURATION, FileArgs, complain, print};
+use super::{FileArgs, print, refuse};
 use crate::config::{self, Flags, Sources};
 
 #[derive(Debug, Subcommand)]
@@ -22,13 +22,13 @@ pub(super) fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Default => print(config::DEFAULT)?,
         Command::Schema => print(&format!("{:#}\n", config::schema()))?,
-        Command::Print(args) => match config::load(Sources::of_process(args.config, Flags::default())) {
-            Ok(resolved) => print(&resolved.effective.to_string())?,
-            Err(problems) => {
-                complain(&problems.to_string());
-                return Ok(ExitCode::from(BAD_CONFIGURATION));
+        Command::Print(args) => {
+            let file = args.config.clone();
+            match config::load(Sources::of_process(args.config, Flags::default())) {
+                Ok(resolved) => print(&resolved.effective.to_string())?,
+                Err(problems) => return Ok(refuse(&problems, file.as_deref())),
             }
-        },
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

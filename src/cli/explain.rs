@@ -11,7 +11,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, Version};
 
 use self::report::Asked;
-use super::{BAD_CONFIGURATION, FileArgs, complain, print};
+use super::{FileArgs, complain, print, refuse};
 use crate::config::{Flags, Sources, load};
 use crate::gate::explain::{Question, explain};
 
@@ -52,12 +52,10 @@ type Header = (HeaderName, Option<HeaderValue>);
 /// Explains.
 pub(super) fn run(args: ExplainArgs) -> anyhow::Result<ExitCode> {
     let flags = Flags { upstream: args.upstream, ..Flags::default() };
+    let file = args.file.config.clone();
     let config = match load(Sources::of_process(args.file.config, flags)) {
         Ok(config) => config,
-        Err(problems) => {
-            complain(&problems.to_string());
-            return Ok(ExitCode::from(BAD_CONFIGURATION));
-        }
+        Err(problems) => return Ok(refuse(&problems, file.as_deref())),
     };
     if args.target.authority().is_some() && args.headers.iter().any(|(name, _)| *name == HOST) {
         complain("error: the URL names the host already: leave out the Host header, or give the path alone");

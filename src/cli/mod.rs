@@ -1,13 +1,13 @@
 //! The commands.
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::{Flags, Sources, load};
+use crate::config::{Flags, Problems, Sources, load};
 
 mod check;
 mod completions;
@@ -106,12 +106,27 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
 
 fn run_serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let flags = Flags { upstream: args.upstream, listen: args.listen, admin: args.admin, store: args.store };
+    let file = args.file.config.clone();
     match load(Sources::of_process(args.file.config, flags)) {
         Ok(config) => serve::run(config, args.accept_identity_change),
-        Err(problems) => {
-            complain(&problems.to_string());
-            Ok(ExitCode::from(BAD_CONFIGURATION))
+        Err(problems) => Ok(refuse(&problems, file.as_deref())),
+    }
+}
+
+/// Says what is wrong with a configuration, read from `file` if that was named.
+fn refuse(problems: &Problems, file: Option<&Path>) -> ExitCode {
+    complain(&report(problems, file));
+    ExitCode::from(BAD_CONFIGURATION)
+}
+
+fn report(problems: &Problems, file: Option<&Path>) -> String {
+    // It has the name that the README gives it, and nobody said that it should be read.
+    let unread = Path::new("oncegate.toml");
+    match file.is_none() && unread.exists() {
+        true => {
+            format!("{problems}\n    hint: oncegate.toml is not read by itself: did you mean --config oncegate.toml?")
         }
+        false => problems.to_string(),
     }
 }
 

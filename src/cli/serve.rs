@@ -206,10 +206,10 @@ async fn adopt_identities(gate: &Gate, store: &dyn Store, accept_change: bool) -
         .map(|change| format!("{}/{} (live records: {})", change.service, change.namespace, change.live))
         .collect();
     bail!(
-        "what makes a record's identity (service, namespace, scope, key rules or id secret) has changed, or a service \
-         or namespace was renamed or removed, while records live: their keys would be forgotten and their requests \
-         could run again.\n  \
-         services and namespaces: {}\n  \
+        "the store holds live records whose keys this configuration would not recognise, and their requests could run \
+         again: {}.\n  \
+         Their route was renamed or removed (the first [[routes]] take the place of the route `default`), or its scope, \
+         key rules, namespace, service or id secret was changed.\n  \
          hint: restore the former settings, wait until the records have expired, or start with \
          --accept-identity-change if forgetting these keys is what you want",
         list.join(", ")
@@ -217,7 +217,10 @@ async fn adopt_identities(gate: &Gate, store: &dyn Store, accept_change: bool) -
 }
 
 async fn bind(address: SocketAddr, what: &str) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| format!("[{what}] listen: cannot listen on {address}"))
+    TcpListener::bind(address).await.with_context(|| {
+        let flag = if what == "admin" { "--admin" } else { "--listen" };
+        format!("[{what}] listen: cannot listen on {address}; {flag} ADDR gives another one")
+    })
 }
 
 fn admin_state(config: &Resolved, metrics: &Metrics, readiness: &Readiness) -> admin::State {

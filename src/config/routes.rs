@@ -40,11 +40,28 @@ pub(super) fn read(root: &Table<'_>, upstreams: &Upstreams) -> Router {
     let (tables, routes): (Vec<_>, Vec<_>) = read.into_iter().unzip();
     let names: Vec<Arc<str>> = routes.iter().map(|route| Arc::clone(&route.name)).collect();
     match Router::new(routes) {
-        Ok(router) => router,
+        Ok(router) => {
+            advise_on_the_rest(root, &router, upstreams);
+            router
+        }
         Err(overlaps) => {
             overlaps.into_iter().for_each(|overlap| report_overlap(&tables, &names, overlap));
             Router::default()
         }
+    }
+}
+
+/// What matches no route is forwarded as it comes, which who adds a first route may not expect.
+fn advise_on_the_rest(root: &Table<'_>, router: &Router, upstreams: &Upstreams) {
+    let protects_the_rest = |route: &Arc<Route>| {
+        route.path.to_string() == "/{*rest}" && route.host.is_none() && route.methods.contains(&Method::POST)
+    };
+    if upstreams::default(root, upstreams).is_some() && !router.routes().iter().any(protects_the_rest) {
+        root.advise(
+            "routes",
+            "requests that match no route are forwarded unprotected, with a key or without; a route with              path = \"/{*rest}\" would protect the rest"
+                .to_owned(),
+        );
     }
 }
 

@@ -191,7 +191,8 @@ pub(super) fn problem(upstream: &Upstream, error: &Error) -> Problem {
     let name = &*upstream.settings().name;
     match error {
         Error::NotSent(cause) => {
-            tracing::warn!(upstream = name, %cause, "the upstream cannot be reached");
+            let address = upstream.authority();
+            tracing::warn!(upstream = name, address, %cause, "the upstream cannot be reached");
             unreachable()
         }
         Error::ClientBody(_) => Problem::new(Code::BadRequest, "the request's body is malformed or incomplete"),

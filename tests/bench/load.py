@@ -198,7 +198,8 @@ class Load:
 
     @staticmethod
     def _within(what, count, requests, connections, reaches, problems):
-        low, high = (requests, requests + connections) if reaches else (0, 0)
+        # Each connection has one request on its way when wrk stops counting, and may send another before it closes.
+        low, high = (requests, requests + 2 * connections) if reaches else (0, 0)
         found = count()
         deadline = time.monotonic() + 2
         while not low <= found <= high and time.monotonic() < deadline:

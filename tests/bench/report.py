@@ -68,16 +68,13 @@ class Report:
                 return statistics.median(ratios)
         return None
 
-    def markdown(self, fold=False):
-        """Everything, for people and for a Markdown page, where all tables but the chart's can be folded."""
+    def markdown(self, only=None):
+        """Everything, or the table of `only` so many connections, for people and for a Markdown page."""
         parts = [self.setting()]
-        for connections in self.options.connections:
+        for connections in [only] if only else self.options.connections:
             title = f"{connections} connection{'s' if connections > 1 else ''}"
             table = "\n".join(self.table(connections))
-            if fold and connections != self.charted():
-                parts.append(f"<details><summary>{title}</summary>\n\n{table}\n\n</details>")
-            else:
-                parts.append(f"{title}:\n\n{table}")
+            parts.append(f"{title}:\n\n{table}")
         parts += self.notes()
         return "\n\n".join(part if "|" in part else textwrap.fill(part, 120) for part in parts) + "\n"
 

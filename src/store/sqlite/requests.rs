@@ -94,6 +94,14 @@ impl Request for ClaimRequest {
         ])?;
         if inserted == 1 {
             session.claimed(None);
+            let standing = Standing {
+                attempt: fresh.attempt,
+                state: State::InFlight,
+                claimed_at: now,
+                until: now.plus(fresh.lease),
+                unknown_ttl: fresh.unknown_ttl,
+            };
+            session.remember(*id, standing);
             return Ok(Claim::Inserted(now));
         }
         let lost = || Error::determinate(ErrorKind::Corrupt, "a record that stands in an index is not in the table");
@@ -128,6 +136,7 @@ impl Request for SupersedeRequest {
             fresh.origin.0,
             &fresh.head[..],
         ])?;
+        session.forget(id);
         session.claimed(Some(standing.state));
         Ok(true)
     }
@@ -142,7 +151,10 @@ impl Request for SettleRequest {
 
     fn run(&self, session: &mut Session) -> Result<Settled, Failure> {
         let now = session.now();
-        let found = session.standing(self.id)?;
+        let found = match session.take_remembered(&self.id) {
+            Some(found) => Some(found),
+            None => session.standing(self.id)?,
+        };
         let from = found.map(|(_, standing)| standing.state);
         let seq = found.map(|(seq, _)| seq);
         let done = |until| Ok(Settled::Done { until });
@@ -188,6 +200,7 @@ impl Request for RenewRequest {
 
     fn run(&self, session: &mut Session) -> Result<(), Failure> {
         let now = session.now();
+        self.0.iter().for_each(|held| session.forget(&held.id));
         let mut renew = session.conn.prepare_cached(sql::RENEW)?;
         for held in &self.0 {
             renew.execute(params![held.id.0, held.attempt.0, row::time(now.plus(held.lease))])?;
@@ -204,6 +217,9 @@ impl Request for ExpireLeasesRequest {
         let statement = schema::turn_unknown_sql(sql::LEASE_IS_PAST);
         let turned = session.conn.prepare_cached(&statement)?.execute(values)?;
         session.moved(Some(State::InFlight), Some(State::Unknown), turned as u64);
+        if turned > 0 {
+            session.forget_all();
+        }
         Ok(turned)
     }
 }
@@ -231,6 +247,7 @@ impl Request for RemoveRequest {
     type Reply = bool;
 
     fn run(&self, session: &mut Session) -> Result<bool, Failure> {
+        session.forget(&self.0);
         // A record that cannot be read can be removed: the state is only looked at for the count.
         let mut find = session.conn.prepare_cached("SELECT seq, state FROM record WHERE id = ?1")?;
         let found = find.query_row([self.0.0], |row| Ok((row.get::<_, i64>(0)?, row::read_state(row, 1).ok())));

@@ -1,5 +1,6 @@
 //! The writer's connection: transactions, counts, checkpoints.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,9 +12,10 @@ use super::error::{self, Failure};
 use super::health::{Health, News};
 use super::reserve::{self, Reserve};
 use super::{row, schema};
-use crate::idempotency::record::{State, Timestamp};
+use crate::idempotency::record::{RecordId, State, Timestamp};
+use crate::store::ErrorKind;
 use crate::store::clock::Clock;
-use crate::store::{ErrorKind, rules};
+use crate::store::rules::{self, Standing};
 
 /// The log is copied into the database when it has this many pages: 16 MiB.
 const CHECKPOINT_PAGES: i32 = 4096;
@@ -31,6 +33,8 @@ pub(super) struct Session {
     /// As of this transaction.
     counts: [u64; 3],
     committed: Counts,
+    /// Where the claims of this process stand that nothing has touched since, so that their settling need not look.
+    in_flight: HashMap<RecordId, (i64, Standing)>,
     changes_before: u64,
     /// Whether this transaction shows that claims have room.
     takes_claims: bool,
@@ -57,6 +61,7 @@ impl Session {
             clock: opened.clock,
             counts: opened.counts,
             committed,
+            in_flight: HashMap::new(),
             changes_before: 0,
             takes_claims: false,
             stamped: None,
@@ -99,6 +104,7 @@ impl Session {
     /// Undoes what the transaction did so far. SQLite may have done so itself.
     pub(super) fn rollback(&mut self) -> rusqlite::Result<()> {
         self.counts = *self.committed.lock().unwrap_or_else(PoisonError::into_inner);
+        self.forget_all();
         if !self.conn.is_autocommit() {
             self.conn.execute_batch("ROLLBACK")?;
         }
@@ -120,6 +126,26 @@ impl Session {
 
     fn has_written(&self) -> bool {
         self.conn.total_changes() != self.changes_before
+    }
+
+    /// The record that was inserted last stands like this.
+    pub(super) fn remember(&mut self, id: RecordId, standing: Standing) {
+        self.in_flight.insert(id, (self.conn.last_insert_rowid(), standing));
+    }
+
+    /// Where a record is and how it stands, if that is remembered; it is about to change.
+    pub(super) fn take_remembered(&mut self, id: &RecordId) -> Option<(i64, Standing)> {
+        self.in_flight.remove(id)
+    }
+
+    /// A record is about to change.
+    pub(super) fn forget(&mut self, id: &RecordId) {
+        self.in_flight.remove(id);
+    }
+
+    /// Any may have changed.
+    pub(super) fn forget_all(&mut self) {
+        self.in_flight.clear();
     }
 
     /// A new claim stands.
