@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-use super::{FileArgs, print, refuse};
-use crate::config::{self, Flags, Sources};
+use super::{FileArgs, configured, print};
+use crate::config::{self, Flags};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
@@ -22,13 +22,10 @@ pub(super) fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Default => print(config::DEFAULT)?,
         Command::Schema => print(&format!("{:#}\n", config::schema()))?,
-        Command::Print(args) => {
-            let file = args.config.clone();
-            match config::load(Sources::of_process(args.config, Flags::default())) {
-                Ok(resolved) => print(&resolved.effective.to_string())?,
-                Err(problems) => return Ok(refuse(&problems, file.as_deref())),
-            }
-        }
+        Command::Print(args) => match configured(args, Flags::default()) {
+            Ok(resolved) => print(&resolved.effective.to_string())?,
+            Err(status) => return Ok(status),
+        },
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -11,8 +11,8 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, Version};
 
 use self::report::Asked;
-use super::{FileArgs, complain, print, refuse};
-use crate::config::{Flags, Sources, load};
+use super::{FileArgs, complain, configured, print};
+use crate::config::Flags;
 use crate::gate::explain::{Question, explain};
 
 mod policy;
@@ -52,10 +52,9 @@ type Header = (HeaderName, Option<HeaderValue>);
 /// Explains.
 pub(super) fn run(args: ExplainArgs) -> anyhow::Result<ExitCode> {
     let flags = Flags { upstream: args.upstream, ..Flags::default() };
-    let file = args.file.config.clone();
-    let config = match load(Sources::of_process(args.file.config, flags)) {
+    let config = match configured(args.file, flags) {
         Ok(config) => config,
-        Err(problems) => return Ok(refuse(&problems, file.as_deref())),
+        Err(status) => return Ok(status),
     };
     if args.target.authority().is_some() && args.headers.iter().any(|(name, _)| *name == HOST) {
         complain("error: the URL names the host already: leave out the Host header, or give the path alone");

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::{Flags, Problems, Sources, load};
+use crate::config::{Flags, Problems, Resolved, Sources, load};
 
 mod check;
 mod completions;
@@ -106,19 +106,22 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
 
 fn run_serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let flags = Flags { upstream: args.upstream, listen: args.listen, admin: args.admin, store: args.store };
-    let file = args.file.config.clone();
-    match load(Sources::of_process(args.file.config, flags)) {
+    match configured(args.file, flags) {
         Ok(config) => serve::run(config, args.accept_identity_change),
-        Err(problems) => Ok(refuse(&problems, file.as_deref())),
+        Err(status) => Ok(status),
     }
 }
 
-/// Says what is wrong with a configuration, read from `file` if that was named.
-fn refuse(problems: &Problems, file: Option<&Path>) -> ExitCode {
-    complain(&report(problems, file));
-    ExitCode::from(BAD_CONFIGURATION)
+/// The configuration of this process; or, when what is wrong with it is said, what to end with.
+fn configured(args: FileArgs, flags: Flags) -> Result<Resolved, ExitCode> {
+    let file = args.config.clone();
+    load(Sources::of_process(args.config, flags)).map_err(|problems| {
+        complain(&report(&problems, file.as_deref()));
+        ExitCode::from(BAD_CONFIGURATION)
+    })
 }
 
+/// What is wrong with a configuration, read from `file` if that was named.
 fn report(problems: &Problems, file: Option<&Path>) -> String {
     // It has the name that the README gives it, and nobody said that it should be read.
     let unread = Path::new("oncegate.toml");

@@ -94,7 +94,7 @@ pub(super) async fn begin(
             return pass::forward(upstream, head, incoming, Manner::of(route)).await;
         }
         discard(incoming);
-        return refuse(Problem::new(Code::BadRequest, "an upgrade cannot be retried, so it cannot carry a key here"));
+        return refuse(request::upgrade_with_key());
     }
     let body = match Buffered::read(incoming, policy.max_request_body).await {
         Ok(body) => body,

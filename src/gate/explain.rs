@@ -166,7 +166,7 @@ impl Asked<'_> {
             return Ok(None);
         }
         if self.upgrades {
-            return Err(Problem::new(Code::BadRequest, "an upgrade cannot be retried, so it cannot carry a key here"));
+            return Err(request::upgrade_with_key());
         }
         if self.body.len() as u64 > policy.max_request_body {
             return Err(body_problem(buffer::Error::TooLarge { limit: policy.max_request_body }));

@@ -159,6 +159,11 @@ fn bad(detail: &str) -> Problem {
     Problem::new(Code::BadRequest, detail)
 }
 
+/// The request carries a key, and asks to switch protocols.
+pub(super) fn upgrade_with_key() -> Problem {
+    bad("an upgrade cannot be retried, so it cannot carry a key here")
+}
+
 /// The route requires a key, and none came.
 pub(super) fn key_missing(rule: &KeyRule) -> Problem {
     let places: Vec<_> = rule.from.iter().map(ToString::to_string).collect();
