@@ -149,6 +149,7 @@ impl Admin {
             attempt,
             origin: origin(route).id(),
             lease: LEASE,
+            ttl: Duration::from_secs(86400),
             unknown_ttl: Duration::from_secs(86400),
             head: head.encode(),
         };

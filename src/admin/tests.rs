@@ -240,6 +240,7 @@ async fn the_records_of_another_service_are_not_there() {
         attempt: Attempt([1; 16]),
         origin: other.id(),
         lease: LEASE,
+        ttl: LEASE,
         unknown_ttl: LEASE,
         head: Bytes::from_static(b"?"),
     };
@@ -257,6 +258,7 @@ async fn a_record_that_cannot_be_read_is_shown_and_said_to_be_so() {
         attempt: Attempt([1; 16]),
         origin: origin("charge").id(),
         lease: LEASE,
+        ttl: LEASE,
         unknown_ttl: LEASE,
         head: Bytes::from_static(b"\xff from the future"),
     };

@@ -78,7 +78,14 @@ mod tests {
 
     fn fresh(attempt: u8) -> Fresh {
         let unknown_ttl = Duration::from_secs(3600);
-        Fresh { attempt: Attempt([attempt; 16]), origin: OriginId(1), lease: LEASE, unknown_ttl, head: Bytes::new() }
+        Fresh {
+            attempt: Attempt([attempt; 16]),
+            origin: OriginId(1),
+            lease: LEASE,
+            ttl: unknown_ttl,
+            unknown_ttl,
+            head: Bytes::new(),
+        }
     }
 
     #[tokio::test(start_paused = true)]

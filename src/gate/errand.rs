@@ -294,6 +294,7 @@ impl Errand {
             attempt,
             origin: self.lane.origin,
             lease: self.policy().lease,
+            ttl: self.policy().ttl,
             unknown_ttl: self.policy().unknown_ttl,
             head: head.encode(),
         })

@@ -93,7 +93,11 @@ impl Errand {
                     pause = FIRST_PAUSE;
                 }
                 Awaited::Elsewhere(_) => {
-                    sleep(pause).await;
+                    tokio::select! {
+                        biased;
+                        () = self.gate.store.changed(self.id) => {}
+                        () = sleep(pause) => {}
+                    }
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }
             }

@@ -8,6 +8,7 @@
 pub mod clock;
 pub mod contract;
 pub mod memory;
+pub mod postgres;
 pub mod recent;
 mod rules;
 pub mod sqlite;
@@ -62,6 +63,12 @@ pub trait Store: Send + Sync + 'static {
     /// Removes up to `limit` completed and unknown records that have expired. Returns how many.
     async fn sweep(&self, limit: usize) -> Result<usize, Error>;
 
+    /// Returns when the attempt of an id may have ended, in whatever process; never where the store cannot tell. Whoever
+    /// waits looks again by itself now and then.
+    async fn changed(&self, _id: RecordId) {
+        std::future::pending().await
+    }
+
     /// The record of an id.
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error>;
 
@@ -83,8 +90,8 @@ pub trait Store: Send + Sync + 'static {
     /// returned, in the order of service and namespace, unless `accept_change`. Otherwise `rules` are what is on file
     /// from now on, and all others are forgotten.
     ///
-    /// A store that is one gate's alone compares all that is on file. One that services share leaves those alone that
-    /// are not in `rules`.
+    /// A store that is one gate's alone compares all that is on file. One that services share compares what is on file
+    /// of the services in `origins` and `rules`, and leaves all others alone.
     async fn adopt(
         &self,
         origins: Vec<Origin>,
@@ -124,6 +131,8 @@ pub struct Fresh {
     pub origin: OriginId,
     /// How long its lease is.
     pub lease: Duration,
+    /// How long it answers retries, counted from its claim, if its upstream completes it in the store itself.
+    pub ttl: Duration,
     /// How long it is kept, counted from when it turns unknown, if it does.
     pub unknown_ttl: Duration,
     /// What was claimed.

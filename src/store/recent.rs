@@ -144,6 +144,10 @@ impl Store for Recent {
         self.inner.sweep(limit).await
     }
 
+    async fn changed(&self, id: RecordId) {
+        self.inner.changed(id).await;
+    }
+
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
         self.inner.get(id).await
     }
@@ -203,7 +207,7 @@ mod tests {
 
     fn fresh(attempt: u8) -> Fresh {
         let (attempt, origin) = (Attempt([attempt; 16]), OriginId(1));
-        Fresh { attempt, origin, lease: TTL, unknown_ttl: TTL, head: Bytes::new() }
+        Fresh { attempt, origin, lease: TTL, ttl: TTL, unknown_ttl: TTL, head: Bytes::new() }
     }
 
     #[tokio::test(start_paused = true)]

@@ -86,6 +86,11 @@ impl Store for Metered {
         timed(&self.sweep, self.store.sweep(limit)).await
     }
 
+    async fn changed(&self, id: RecordId) {
+        // How long somebody waits says nothing about the store.
+        self.store.changed(id).await;
+    }
+
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
         timed(&self.get, self.store.get(id)).await
     }

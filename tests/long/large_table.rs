@@ -175,6 +175,7 @@ async fn new_key(store: &dyn Store) {
         attempt,
         origin: OriginId(1),
         lease: Duration::from_secs(30),
+        ttl: Duration::from_secs(3600),
         unknown_ttl: Duration::from_secs(3600),
         head: Bytes::from_static(&[0; 80]),
     };

@@ -243,6 +243,7 @@ fn fresh_of(record: &Record, attempt: Attempt) -> Fresh {
         attempt,
         origin: OriginId(0),
         lease: Duration::from_millis(1),
+        ttl: Duration::from_secs(3600),
         unknown_ttl: Duration::from_secs(3600),
         head: record.head.clone(),
     }

@@ -105,14 +105,19 @@ pub(super) async fn rules_that_are_gone_are_forgotten_where_that_is_accepted(har
     assert_eq!(adopt(&harness, vec![rule("charges", 1)], false).await, [change("refunds", 1)]);
 }
 
-pub(super) async fn another_service_is_refused_while_records_live(harness: Harness) {
+pub(super) async fn another_service_is_left_alone_where_services_share_the_store(harness: Harness) {
     let elsewhere = Origin { service: "desk".into(), ..origin("r") };
-    let theirs = Identity { service: "desk".into(), ..rule("charges", 1) };
-    harness.store.adopt(vec![elsewhere], vec![theirs], false).await.expect("adopt works");
+    let theirs = || vec![Identity { service: "desk".into(), ..rule("charges", 1) }];
+    harness.store.adopt(vec![elsewhere], theirs(), false).await.expect("adopt works");
     assert_eq!(adopt(&harness, vec![rule("charges", 1)], false).await, [], "no record lives");
-    let theirs = Identity { service: "desk".into(), ..rule("charges", 1) };
-    assert_eq!(adopt(&harness, vec![theirs], false).await, []);
+    assert_eq!(adopt(&harness, theirs(), false).await, []);
     record_of(&harness, 1, "desk", "charges").await;
+    if harness.is_shared {
+        assert_eq!(adopt(&harness, vec![rule("charges", 2)], false).await, [], "it is another's");
+        record_of(&harness, 2, "shop", "charges").await;
+        assert_eq!(adopt(&harness, vec![rule("charges", 1)], false).await, [change("charges", 1)]);
+        return;
+    }
     let change = IdentityChange { service: "desk".into(), ..change("charges", 1) };
     assert_eq!(adopt(&harness, vec![rule("charges", 1)], false).await, [change]);
     assert_eq!(adopt(&harness, vec![rule("charges", 1)], true).await, []);

@@ -29,6 +29,7 @@ pub struct Harness {
     pub store: Arc<dyn Store>,
     advance: Box<dyn Fn(Duration) -> BoxFuture<'static, ()> + Send + Sync>,
     kept: Vec<Box<dyn Any + Send>>,
+    is_shared: bool,
 }
 
 impl Harness {
@@ -38,13 +39,20 @@ impl Harness {
             step(duration);
             Box::pin(std::future::ready(()))
         };
-        Self { store: Arc::new(store), advance: Box::new(advance), kept: Vec::new() }
+        Self { store: Arc::new(store), advance: Box::new(advance), kept: Vec::new(), is_shared: false }
     }
 
     /// A store whose clock runs by itself.
     pub fn waiting(store: impl Store) -> Self {
         let advance = |duration| -> BoxFuture<'static, ()> { Box::pin(tokio::time::sleep(duration)) };
-        Self { store: Arc::new(store), advance: Box::new(advance), kept: Vec::new() }
+        Self { store: Arc::new(store), advance: Box::new(advance), kept: Vec::new(), is_shared: false }
+    }
+
+    /// It is a store that services share.
+    #[must_use]
+    pub fn shared(mut self) -> Self {
+        self.is_shared = true;
+        self
     }
 
     /// Keeps something, such as a directory, for as long as the store is under test.
@@ -123,7 +131,7 @@ where
         adoption::rules_that_are_gone_are_refused_while_records_live
         adoption::rules_that_are_gone_are_forgotten_where_nothing_lives
         adoption::rules_that_are_gone_are_forgotten_where_that_is_accepted
-        adoption::another_service_is_refused_while_records_live
+        adoption::another_service_is_left_alone_where_services_share_the_store
         crowd::one_of_many_claims_of_one_id_wins
         crowd::one_of_many_supersedes_wins
         crowd::everybody_is_answered
@@ -162,6 +170,7 @@ fn fresh(number: u8) -> Fresh {
         attempt: attempt(number),
         origin: OriginId(i64::from(number)),
         lease: LONG,
+        ttl: LONG,
         unknown_ttl: LONG * 2,
         head: Bytes::from(vec![number; 3]),
     }

@@ -278,6 +278,7 @@ impl Novel {
     fn fresh(self) -> Fresh {
         Fresh {
             lease: Duration::from_millis(self.lease),
+            ttl: Duration::from_millis(self.unknown_ttl),
             unknown_ttl: Duration::from_millis(self.unknown_ttl),
             origin: origin_of(self.by).id(),
             ..fresh(self.by)

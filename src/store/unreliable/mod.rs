@@ -235,6 +235,10 @@ impl Store for Unreliable {
         self.call(Operation::Sweep, self.inner.sweep(limit)).await
     }
 
+    async fn changed(&self, id: RecordId) {
+        self.inner.changed(id).await;
+    }
+
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
         self.call(Operation::Get, self.inner.get(id)).await
     }

@@ -16,7 +16,7 @@ fn store() -> Unreliable {
 
 fn fresh() -> Fresh {
     let head = Bytes::new();
-    Fresh { attempt: Attempt([1; 16]), origin: OriginId(1), lease: MINUTE, unknown_ttl: MINUTE, head }
+    Fresh { attempt: Attempt([1; 16]), origin: OriginId(1), lease: MINUTE, ttl: MINUTE, unknown_ttl: MINUTE, head }
 }
 
 async fn stands(store: &Unreliable) -> bool {

@@ -47,7 +47,7 @@ fn attempt(number: u16) -> Attempt {
 fn fresh(number: u16) -> Fresh {
     let hour = Duration::from_secs(3600);
     let head = Bytes::from_static(b"head");
-    Fresh { attempt: attempt(number), origin: OriginId(1), lease: hour, unknown_ttl: hour, head }
+    Fresh { attempt: attempt(number), origin: OriginId(1), lease: hour, ttl: hour, unknown_ttl: hour, head }
 }
 
 fn complete(answer: Bytes) -> End {
