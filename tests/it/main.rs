@@ -13,15 +13,18 @@ mod disconnect;
 mod explain;
 mod forwarding;
 mod harness;
+mod history;
 mod lifecycle;
 mod limits;
 mod passthrough;
 mod policy;
 mod quickstart;
 mod replay;
+mod replicas;
 #[path = "../servers/mod.rs"]
 mod servers;
 mod store_faults;
+mod storm;
 mod support;
 mod test_servers;
 mod upstream_failures;

@@ -10,8 +10,11 @@ use std::time::Duration;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::servers::Database;
+
 use super::client::{Request, Response};
 use super::faults::{Fault, shim};
+use super::store;
 use super::upstream::Upstream;
 use super::wait::{PATIENCE, eventually};
 
@@ -22,6 +25,8 @@ const ALL: &str = "[[routes]]\nname = \"all\"\nmethods = [\"POST\", \"PATCH\"]\n
 #[derive(Clone)]
 pub struct Plan {
     dir: Arc<TempDir>,
+    /// Lives as long as the plan does.
+    database: Option<Arc<Database>>,
     url: String,
     server: String,
     admin: String,
@@ -38,10 +43,11 @@ pub struct Plan {
 
 /// A running gate. Killed when dropped.
 pub struct Gate {
+    // Before its database goes.
+    process: Process,
     pub plan: Plan,
     pub address: SocketAddr,
     pub admin: SocketAddr,
-    process: Process,
 }
 
 /// A started process and what it logs.
@@ -60,8 +66,13 @@ impl Gate {
 
     pub fn before_url(url: &str) -> Plan {
         let dir = tempfile::Builder::new().prefix("oncegate-it-").tempdir().expect("a writable directory");
+        let (database, store_url) = match store::of_this_run() {
+            Some((database, url)) => (Some(database), url),
+            None => (None, format!("sqlite:{}", dir.path().join("gate.db").display())),
+        };
         Plan {
-            store_url: format!("sqlite:{}", dir.path().join("gate.db").display()),
+            store_url,
+            database,
             dir: Arc::new(dir),
             url: url.into(),
             server: String::new(),
@@ -223,6 +234,14 @@ impl Plan {
     /// Replaces the store.
     pub fn store_url(mut self, url: &str) -> Self {
         self.store_url = url.into();
+        self.database = None;
+        self
+    }
+
+    /// Puts the store into this database.
+    pub fn database(mut self, database: &Arc<Database>) -> Self {
+        self.store_url = database.url.clone();
+        self.database = Some(Arc::clone(database));
         self
     }
 
