@@ -40,7 +40,7 @@ mod upstreams;
 pub use layers::{Flags, Sources};
 pub use problem::{Advice, Place, Problem, Problems};
 pub use schema::schema;
-pub use store::Store;
+pub use store::{Postgres, Store};
 
 /// The annotated default configuration.
 pub const DEFAULT: &str = include_str!("../../config/oncegate.default.toml");

@@ -2,6 +2,7 @@
 
 mod error;
 mod schema;
+pub mod tls;
 
 use std::fmt;
 
