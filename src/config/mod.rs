@@ -81,6 +81,14 @@ pub fn load_text(file: PathBuf, text: &str) -> Result<Resolved, Problems> {
     resolve(layers::only(file, text)?)
 }
 
+/// Reads `[store]` alone, for what is done to a store and not to requests: whatever else is missing or wrong.
+pub fn load_store(sources: Sources) -> Result<Store, Problems> {
+    let context = layers::merge(sources)?;
+    let store = store::read(&Table::open(context.root(), &keys::ROOT)).url;
+    context.finish()?;
+    Ok(store)
+}
+
 fn resolve(context: Context) -> Result<Resolved, Problems> {
     let root = Table::open(context.root(), &keys::ROOT);
     let upstreams = upstreams::read(&root);

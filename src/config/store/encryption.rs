@@ -67,7 +67,8 @@ pub(super) fn read(location: &mut Location, servers: &mut Config, wrong: &mut Ve
     };
     // To a socket of the file system nothing is encrypted, whatever is said.
     let trust = trust.filter(|_| sockets == 0);
-    let client = trust.and_then(|trust| tls::client(trust, identity).map_err(|error| wrong.push(unusable(&error))).ok());
+    let client =
+        trust.and_then(|trust| tls::client(trust, identity).map_err(|error| wrong.push(unusable(&error))).ok());
     servers.ssl_mode(match (mode, sockets) {
         (Mode::Disable, _) | (_, 1..) => SslMode::Disable,
         (Mode::Prefer, _) => SslMode::Prefer,

@@ -37,7 +37,7 @@ pub(super) fn take_apart(scheme: &str, text: &str) -> Result<Location, Wrong> {
     let (authority, path) = rest.split_once('/').map_or((rest, None), |(authority, path)| (authority, Some(path)));
     // Behind the hosts it is most likely that of a password with a slash or a question mark in it.
     if authority.matches('@').count() > 1 || path.is_some_and(has_at) || query.is_some_and(has_at) {
-        return Err(encoded("a second `@`"));
+        return Err(encoded("an `@` but the one before the hosts"));
     }
     let (userinfo, hosts) = authority.split_once('@').map_or((None, authority), |(user, hosts)| (Some(user), hosts));
     let (user, password) = match userinfo.map(|userinfo| userinfo.split_once(':').unwrap_or((userinfo, ""))) {

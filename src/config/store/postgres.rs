@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio_postgres::Config;
-use tokio_postgres::config::{ChannelBinding, LoadBalanceHosts, TargetSessionAttrs};
+use tokio_postgres::config::{ChannelBinding, Host, LoadBalanceHosts, TargetSessionAttrs};
 
 use super::encryption::{self, Encryption};
 use super::location::{Location, port_number, take_apart};
@@ -25,6 +25,22 @@ pub struct Postgres {
     pub has_password: bool,
     /// The file that the password came from.
     pub password_file: Option<PathBuf>,
+}
+
+impl Postgres {
+    /// Where it is, for people: `HOST:PORT`, several with commas between, and the database where the URL names it.
+    #[must_use]
+    pub fn servers(&self) -> String {
+        let servers = &self.settings.servers;
+        let server = |(host, port): (&Host, &u16)| match host {
+            Host::Tcp(host) if host.contains(':') => format!("[{host}]:{port}"),
+            Host::Tcp(host) => format!("{host}:{port}"),
+            Host::Unix(directory) => format!("{}:{port}", directory.display()),
+        };
+        let hosts: Vec<String> = servers.get_hosts().iter().zip(servers.get_ports()).map(server).collect();
+        let database = servers.get_dbname().map_or_else(String::new, |database| format!("/{database}"));
+        format!("{}{database}", hosts.join(","))
+    }
 }
 
 impl fmt::Debug for Postgres {
@@ -173,7 +189,9 @@ fn either(
 ) -> Option<String> {
     match (in_place(location), location.take(name)) {
         (Some(_), Some(_)) => {
-            wrong.push(Wrong::new(format!("`{name}` stands before the parameters already")).hint("remove one of them"));
+            wrong.push(
+                Wrong::new(format!("`{name}` stands twice: before the `?` and behind it")).hint("remove one of them"),
+            );
             None
         }
         (in_place, parameter) => in_place.or(parameter),
@@ -182,11 +200,12 @@ fn either(
 
 /// Reads hosts and ports, one port for each host.
 fn addresses(location: &mut Location, servers: &mut Config, wrong: &mut Vec<Wrong>) {
-    let in_place = |location: &mut Location| Some(std::mem::take(&mut location.hosts)).filter(|hosts| !hosts.is_empty());
+    let in_place =
+        |location: &mut Location| Some(std::mem::take(&mut location.hosts)).filter(|hosts| !hosts.is_empty());
     let named = location.take("host");
     let mut hosts = match (in_place(location), named) {
         (Some(_), Some(_)) => {
-            wrong.push(Wrong::new("`host` stands before the parameters already").hint("remove one of them"));
+            wrong.push(Wrong::new("`host` stands twice: before the `?` and behind it").hint("remove one of them"));
             return;
         }
         (Some(hosts), None) => hosts,
@@ -229,7 +248,7 @@ fn numeric_addresses(location: &mut Location, wrong: &mut Vec<Wrong>) -> Vec<IpA
 fn ports(location: &mut Location, hosts: &mut [(String, Option<u16>)], wrong: &mut Vec<Wrong>) {
     let Some(ports) = location.take("port") else { return };
     if hosts.iter().any(|(_, port)| port.is_some()) {
-        wrong.push(Wrong::new("`port` stands behind a host already").hint("remove one of them"));
+        wrong.push(Wrong::new("`port` stands twice: before the `?` and behind it").hint("remove one of them"));
         return;
     }
     let ports: Option<Vec<u16>> =
@@ -241,7 +260,9 @@ fn ports(location: &mut Location, hosts: &mut [(String, Option<u16>)], wrong: &m
             hosts.iter_mut().zip(ports).for_each(|((_, one), port)| *one = Some(*port));
         }
         Some(_) => {
-            wrong.push(Wrong::new("`port` has another number of ports than there are hosts").hint("write one, or as many"));
+            wrong.push(
+                Wrong::new("`port` has another number of ports than there are hosts").hint("write one, or as many"),
+            );
         }
     }
 }
@@ -278,8 +299,9 @@ fn choice<T: Copy>(location: &mut Location, name: &str, words: &[(&str, T)], wro
     let chosen = words.iter().find(|(word, _)| *word == value).map(|(_, meant)| *meant);
     if chosen.is_none() {
         let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+        let (last, others) = known.split_last().unwrap_or((&"", &[]));
         let hint = format!("write {name}={}, or remove it for the default", known[0]);
-        wrong.push(Wrong::new(format!("`{name}` is {} here", known.join(" or "))).hint(hint));
+        wrong.push(Wrong::new(format!("`{name}` is {} or {last} here", others.join(", "))).hint(hint));
     }
     chosen
 }

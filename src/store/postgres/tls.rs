@@ -12,9 +12,7 @@ use std::task::{Context, Poll};
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{verify_server_cert_signed_by_trust_anchor, verify_server_name};
-use rustls::crypto::{
-    CryptoProvider, WebPkiSupportedAlgorithms, ring, verify_tls12_signature, verify_tls13_signature,
-};
+use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
@@ -154,9 +152,9 @@ fn check_validity(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<(),
 /// Encrypts connections for tokio-postgres; none where there is nothing to encrypt with, for which `sslmode` has to be
 /// off.
 #[derive(Clone)]
-pub struct Connector(Option<TlsConnector>);
+pub struct Encryptor(Option<TlsConnector>);
 
-impl Connector {
+impl Encryptor {
     /// With these settings.
     #[must_use]
     pub fn new(config: Option<ClientConfig>) -> Self {
@@ -164,13 +162,13 @@ impl Connector {
     }
 }
 
-impl fmt::Debug for Connector {
+impl fmt::Debug for Encryptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Connector").field(&self.0.is_some()).finish()
+        f.debug_tuple("Encryptor").field(&self.0.is_some()).finish()
     }
 }
 
-impl<S> MakeTlsConnect<S> for Connector
+impl<S> MakeTlsConnect<S> for Encryptor
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -208,8 +206,8 @@ where
     fn connect(self, stream: S) -> Self::Future {
         Box::pin(async move {
             let connector = self.connector.ok_or_else(|| io::Error::other("there is nothing to encrypt with"))?;
-            let host = ServerName::try_from(self.host)
-                .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+            let host =
+                ServerName::try_from(self.host).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
             Ok(Encrypted(connector.connect(host, stream).await?))
         })
     }
@@ -233,7 +231,10 @@ fn end_point(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
     let algorithm = Certificate::from_der(certificate).ok()?.signature_algorithm.oid.to_string();
     let digest = match algorithm.as_str() {
         // MD5 and SHA-1, each with RSA; SHA-1 with ECDSA; SHA-256 with RSA and with ECDSA.
-        "1.2.840.113549.1.1.4" | "1.2.840.113549.1.1.5" | "1.2.840.10045.4.1" | "1.2.840.113549.1.1.11"
+        "1.2.840.113549.1.1.4"
+        | "1.2.840.113549.1.1.5"
+        | "1.2.840.10045.4.1"
+        | "1.2.840.113549.1.1.11"
         | "1.2.840.10045.4.3.2" => Sha256::digest(certificate).to_vec(),
         "1.2.840.113549.1.1.12" | "1.2.840.10045.4.3.3" => Sha384::digest(certificate).to_vec(),
         "1.2.840.113549.1.1.13" | "1.2.840.10045.4.3.4" => Sha512::digest(certificate).to_vec(),
