@@ -5,9 +5,11 @@
 
 mod admin;
 mod bad_requests;
+mod clocks;
 mod commands;
 mod concurrency;
 mod crash;
+mod database_faults;
 mod demo;
 mod disconnect;
 mod explain;

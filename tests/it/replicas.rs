@@ -5,11 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::servers::Database;
 use crate::storm::Storm;
+use crate::support::Gate;
 use crate::support::store::migrated;
-use crate::support::{Gate, Plan};
-
-/// Whoever asks for a key that another runs waits a little, so that being told across replicas is tried as well.
-const POLICY: &str = "lease = \"1s\"\nin_flight = { wait = \"700ms\" }";
 
 /// For how long replicas are killed.
 const TIME: Duration = Duration::from_secs(12);
@@ -29,11 +26,8 @@ fn replicas_that_are_killed_under_load_behind_a_pooler() {
 
 fn killed_under_load(database: &Database, url: &str) {
     let storm = Storm::before(&database.url);
-    let plan = |_| Gate::before_url(&storm.upstream.url()).store_url(url).defaults(POLICY);
-    let plans: Vec<Plan> = (0..3).map(plan).collect();
-    let mut gates: Vec<Option<Gate>> = plans.iter().map(|plan| Some(plan.start())).collect();
+    let mut gates: Vec<Option<Gate>> = storm.start(3, |plan| plan.store_url(url)).into_iter().map(Some).collect();
     let places = Arc::clone(&storm.gates);
-    *places.lock().unwrap() = gates.iter().flatten().map(|gate| Some(gate.address)).collect();
     let seed = fastrand::u64(..);
     eprintln!("seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);

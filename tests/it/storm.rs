@@ -10,7 +10,10 @@ use std::time::{Duration, Instant};
 use crate::history::{Answer, End, History, Run, Said, Try, Wrong, judge};
 use crate::servers::Session;
 use crate::support::wait::PATIENCE;
-use crate::support::{Reply, Request, Response, Upstream};
+use crate::support::{Gate, Plan, Reply, Request, Response, Upstream};
+
+/// Whoever asks for a key that another runs waits a little, so that being told across replicas is tried as well.
+const POLICY: &str = "lease = \"1s\"\nin_flight = { wait = \"700ms\" }";
 
 /// How many clients there are, and how many of them want the same at once.
 const CLIENTS: usize = 50;
@@ -51,6 +54,14 @@ impl Storm {
         let (writing, url) = (Arc::clone(&books), database.to_owned());
         let upstream = Upstream::start(move |request| writing.serve(request, &url));
         Self { upstream, gates: Arc::default(), books, database: database.to_owned() }
+    }
+
+    /// Starts gates before the upstream.
+    pub fn start(&self, gates: usize, plan: impl Fn(Plan) -> Plan) -> Vec<Gate> {
+        let gates: Vec<Gate> =
+            (0..gates).map(|_| plan(Gate::before_url(&self.upstream.url()).defaults(POLICY)).start()).collect();
+        *self.gates.lock().unwrap() = gates.iter().map(|gate| Some(gate.address)).collect();
+        gates
     }
 
     /// Lets the clients try `keys` new keys, again and again, while `disturb` goes on.
@@ -183,6 +194,8 @@ impl Seen {
         let shown: Vec<String> = wrong.iter().take(5).map(|wrong| self.show(wrong)).collect();
         assert!(wrong.is_empty(), "{} things are wrong, such as\n{}", wrong.len(), shown.join("\n"));
         assert!(keys >= least_keys, "{keys} keys only");
+        let looked = self.history.runs.iter().filter(|run| run.was_claimed.is_some()).count();
+        assert!(looked * 2 >= self.history.runs.len(), "{looked} claims were looked up");
         assert!(count("replayed") * 2 >= keys, "most keys should come through");
     }
 

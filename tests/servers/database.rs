@@ -1,5 +1,6 @@
 //! A database of a test's own, on a server that is this run's or this process's.
 
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use super::pgbouncer::PgBouncer;
@@ -70,6 +71,12 @@ impl Database {
         };
         let pooler = own.pooler.get_or_init(|| PgBouncer::before(own.postgres.address()));
         Some(pooler.as_ref()?.url(&self.url))
+    }
+
+    /// Where its server listens.
+    pub fn address(&self) -> SocketAddr {
+        let authority = self.url.split('/').nth(2).and_then(|authority| authority.rsplit('@').next());
+        authority.and_then(|address| address.parse().ok()).expect("the address of a server in a URL")
     }
 
     #[track_caller]

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::servers::Database;
 
 use super::client::{Request, Response};
-use super::faults::{Fault, shim};
+use super::faults::{Fault, clock_shim, shim};
 use super::store;
 use super::upstream::Upstream;
 use super::wait::{PATIENCE, eventually};
@@ -238,13 +238,6 @@ impl Plan {
         self
     }
 
-    /// Puts the store into this database.
-    pub fn database(mut self, database: &Arc<Database>) -> Self {
-        self.store_url = database.url.clone();
-        self.database = Some(Arc::clone(database));
-        self
-    }
-
     /// Adds fields to the upstream: `timeout = "1s"`.
     pub fn upstream(mut self, fields: &str) -> Self {
         self.upstream = fields.into();
@@ -283,6 +276,12 @@ impl Plan {
     pub fn with_faults(mut self) -> Self {
         self.faults = true;
         self
+    }
+
+    /// Sets the process's clock this many seconds off.
+    pub fn clock_off_by(self, seconds: i64) -> Self {
+        let shim = clock_shim().display().to_string();
+        self.env("LD_PRELOAD", shim).env("CLOCK_OFFSET", seconds.to_string())
     }
 
     /// Ends the process at the `nth` call that it makes on the store's files: `before`, `torn`, `after` or `lost`.
@@ -432,10 +431,16 @@ impl Drop for Process {
         drop(self.child.kill());
         drop(self.child.wait());
         if std::thread::panicking() {
-            eprintln!("--- the gate's log ---\n{}\n---", self.log());
+            let log = self.log();
+            let last = log.lines().count().saturating_sub(LINES);
+            let shown: Vec<&str> = log.lines().skip(last).collect();
+            eprintln!("--- the gate's log, after {last} lines ---\n{}\n---", shown.join("\n"));
         }
     }
 }
+
+/// How many lines of its log are shown where a test fails.
+const LINES: usize = 100;
 
 /// Stands in the log where the process closed it.
 const END: &str = "(end)";
