@@ -185,7 +185,7 @@ fn a_server_that_hangs() {
     let running = std::thread::spawn(move || Request::post("/charges").key("running").body("{}").send(address));
     upstream.wait_for_runs(1);
     server.hang();
-    let answers = flood(&gate, "hung", Duration::from_secs(16));
+    let answers = flood(&gate, "hung", Duration::from_secs(7));
     expect_refused(&answers, &upstream, 1);
     // Once it is known to hang, nobody waits for it any more.
     let late: Vec<Duration> = answers.iter().rev().take(10).map(|(_, took)| *took).collect();
