@@ -11,7 +11,7 @@ const SCHEMAS: &str = "SELECT count(*) FROM pg_namespace WHERE nspname = 'oncega
 const APPLIED: &str = "SELECT string_agg(version::text, ',' ORDER BY version) FROM oncegate.migration";
 
 /// `oncegate migrate` as it is typed, without what the environment of the tests says of databases.
-fn command(args: &[&str]) -> Command {
+pub fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_oncegate"));
     command.arg("migrate").args(args).env_remove("PGPASSWORD").env_remove("ONCEGATE_CONFIG");
     command
@@ -164,6 +164,29 @@ fn who_cannot_do_it_is_told_what_is_missing() {
     gate.stop();
 }
 
+/// A gate may run as another role than the one that migrates.
+#[test]
+fn a_gate_needs_what_the_readme_grants() {
+    let Some(database) = database() else { return };
+    done(&["--store", &database.url]);
+    let role = format!("role_{}", database.name);
+    database.run(&format!("CREATE ROLE {role} LOGIN"));
+    let _dropped = Dropped { admin: database.session(), role: role.clone() };
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = gate(&upstream, &database.url.replace("postgres@", &format!("{role}@")));
+    let said = refusal(&plan);
+    assert!(said.contains("permission denied") && said.contains("README"), "{said}");
+    let readme = std::fs::read_to_string("README.md").unwrap();
+    let grants: Vec<&str> = readme.lines().filter(|line| line.ends_with("SCHEMA oncegate TO gate;")).collect();
+    assert_eq!(grants.len(), 2, "{grants:?}");
+    database.run(&grants.join("\n").replace("TO gate;", &format!("TO {role};")));
+    let gate = plan.start();
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    gate.post("/charges", "k-1", "{}").expect(200, "replayed");
+    assert_eq!(gate.states("k-1"), ["completed"]);
+    gate.stop();
+}
+
 /// Takes a role and all that it owns away.
 struct Dropped {
     admin: Session,
@@ -307,4 +330,18 @@ fn nothing_is_remembered_of_a_store_that_is_shared() {
     assert_eq!(upstream.runs(), 2);
     one.stop();
     other.stop();
+}
+
+#[test]
+fn a_pooler_is_no_obstacle() {
+    let Some(database) = database() else { return };
+    let Some(url) = database.pooled_url() else { return };
+    assert!(done(&["--store", &url]).contains(": applied 1 records"));
+    assert!(done(&["--store", &url]).contains(": nothing to do"));
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = gate(&upstream, &url).start();
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    gate.post("/charges", "k-1", "{}").expect(200, "replayed");
+    assert!(gate.log().contains("\"connection\":\"through a pooler\""), "{}", gate.log());
+    gate.stop();
 }

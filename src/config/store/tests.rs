@@ -150,12 +150,11 @@ fn a_password_is_not_shown_and_what_is_printed_can_be_loaded() {
         for shown in [printed.clone(), format!("{resolved:?}"), format!("{:#?}", resolved.store)] {
             assert!(!shown.contains("s3cret") && !shown.contains("115, 51, 99"), "{shown}");
         }
-        let has_own = store.contains("s3cret");
-        assert_eq!(printed.contains("# its password is not shown"), has_own, "{printed}");
+        assert!(printed.contains("# a password would not be shown"), "{printed}");
         let again = directory.path().join("again.toml");
         std::fs::write(&again, &printed).unwrap();
         let again = load(Sources { file: Some(again), ..Sources::default() }).unwrap();
-        assert_eq!(again.effective.to_string(), printed.replace(" # its password is not shown", ""));
+        assert_eq!(again.effective.to_string(), printed);
         assert_eq!(postgres(&again).settings.connections, postgres(&resolved).settings.connections);
     }
 }
