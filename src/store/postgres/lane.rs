@@ -221,7 +221,21 @@ impl<O: Operation> Shared<O> {
 
     /// A connection works no longer.
     fn ended(&self) {
-        self.lock().working -= 1;
+        let refusal = {
+            let mut queue = self.lock();
+            queue.working -= 1;
+            queue.refusal()
+        };
+        if let Some(refusal) = refusal {
+            self.refuse_all(&refusal);
+        }
+    }
+
+    /// The server did not answer on a connection. Unless others work, nobody is to wait for it until one does: to find
+    /// out that it does not greet either would take as long again.
+    fn hung(&self, error: &Error) {
+        let cause = error.cause();
+        self.lock().failure = Some((cause.kind, cause.source.to_string()));
     }
 
     /// No connection could be made. While others work that is their loss only.
@@ -362,8 +376,11 @@ async fn carry_out<O: Operation>(shared: &Shared<O>, session: &Session, batch: V
                 parts.extend([rest, part]);
             }
             Err(failed) => {
-                let is_last = failed.is_last();
+                let (is_last, is_late) = (failed.is_last(), matches!(failed, Failed::Late));
                 let error = failed.into_error();
+                if is_late {
+                    shared.hung(&error);
+                }
                 let mut failed: Vec<Answered<O>> =
                     part.into_iter().map(|pending| (pending, Err(copy(&error)))).collect();
                 if is_last {
