@@ -195,7 +195,7 @@ END $$;
 -- Ends attempts. Each id comes once, in order.
 -- How: 1 completes, and expires a span after its claim; 2 completes, and expires a span from now; 3 is released; 4 turns
 -- unknown. Only what is clear is done here, and comes back as its id and when it expires (now, for a release). For the
--- others comes what stands, for the gate to judge; nothing where nothing stands.
+-- others comes what stands, for the gate to judge: without an attempt where nothing stands.
 -- A batch that is careful leaves alone what other transactions hold; that comes back as held.
 CREATE FUNCTION oncegate.settle_v1(
     ids bytea[], attempts bytea[], hows smallint[], spans bigint[], answers bytea[], careful boolean
@@ -251,11 +251,11 @@ BEGIN
         RETURN;
     END IF;
     RETURN QUERY
-    SELECT r.id, at, NULL::bigint, careful AND r.id <> ALL (free), r.attempt, r.state, r.claimed_at,
+    SELECT e.id, at, NULL::bigint, r.id IS NOT NULL AND careful AND e.id <> ALL (free), r.attempt, r.state, r.claimed_at,
         CASE r.state WHEN 0 THEN r.lease_until ELSE r.expires_at END, r.unknown_ttl, r.head, r.answer
-    FROM unnest(ids) AS e (id) JOIN oncegate.record r ON r.id = e.id
+    FROM unnest(ids) AS e (id) LEFT JOIN oncegate.record r ON r.id = e.id
     -- Not what was written just now.
-    WHERE r.xmin IS DISTINCT FROM pg_current_xact_id_if_assigned()::xid;
+    WHERE r.id IS NULL OR r.xmin IS DISTINCT FROM pg_current_xact_id_if_assigned()::xid;
     IF ended + released = 0 THEN
         -- Perhaps all of it was done before, by a statement whose end nobody saw.
         PERFORM oncegate.flush_v1();
@@ -322,6 +322,57 @@ BEGIN
         DELETE FROM oncegate.record r USING expired WHERE r.id = expired.id RETURNING r.expires_at
     )
     SELECT count(*), max(expires_at) INTO swept, reached FROM gone;
+END $$;
+
+-- What stands, with where it comes from. An attempt that another transaction holds is at work: see is_held_v1.
+CREATE FUNCTION oncegate.get_v1(wanted bytea)
+RETURNS TABLE (
+    id bytea, now bigint, attempt bytea, state smallint, claimed_at bigint, until bigint, head bytea, answer bytea,
+    service text, namespace text, route text
+)
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
+#variable_conflict use_column
+DECLARE
+    at bigint := oncegate.now_v1();
+BEGIN
+    RETURN QUERY
+    SELECT r.id, at, r.attempt, r.state, r.claimed_at,
+        CASE
+            WHEN r.state <> 0 THEN r.expires_at
+            WHEN r.lease_until <= at AND oncegate.is_held_v1(r.id) THEN at + 1000
+            ELSE r.lease_until
+        END,
+        r.head, r.answer, o.service, o.namespace, o.route
+    FROM oncegate.record r LEFT JOIN oncegate.origin o ON o.id = r.origin
+    WHERE r.id = wanted;
+END $$;
+
+-- Removes a record, whatever its state. Returns whether there was one.
+CREATE FUNCTION oncegate.remove_v1(wanted bytea) RETURNS boolean
+LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '2s' AS $$
+BEGIN
+    PERFORM oncegate.durably_v1();
+    PERFORM CASE WHEN r.is_awaited THEN oncegate.tell_v1(r.id) ELSE false END
+    FROM oncegate.record r WHERE r.id = wanted FOR UPDATE;
+    DELETE FROM oncegate.record r WHERE r.id = wanted;
+    RETURN FOUND;
+END $$;
+
+-- How many records there are in flight, completed and unknown. Where the table is larger than 64 MiB, the completed
+-- ones are estimated from the statistics: to count them all would read a whole index each time.
+CREATE FUNCTION oncegate.count_v1(OUT in_flight bigint, OUT completed bigint, OUT unknown bigint)
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    pages bigint := pg_relation_size('oncegate.record') / current_setting('block_size')::bigint;
+BEGIN
+    SELECT count(*) INTO in_flight FROM oncegate.record r WHERE r.state = 0;
+    SELECT count(*) INTO unknown FROM oncegate.record r WHERE r.state = 2;
+    IF pages <= 8192 THEN
+        SELECT count(*) INTO completed FROM oncegate.record r WHERE r.state = 1;
+    ELSE
+        SELECT greatest(0, (c.reltuples / greatest(c.relpages, 1) * pages)::bigint - in_flight - unknown) INTO completed
+        FROM pg_class c WHERE c.oid = 'oncegate.record'::regclass;
+    END IF;
 END $$;
 
 -- Asks to be told when a record's attempt ends. Returns whether one is in flight.

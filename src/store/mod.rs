@@ -5,6 +5,7 @@
 //!
 //! Every backend runs the one suite in [`contract`].
 
+mod callers;
 pub mod clock;
 pub mod contract;
 pub mod memory;

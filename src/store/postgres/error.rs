@@ -1,9 +1,148 @@
 //! What PostgreSQL's errors mean.
 
+use std::error::Error as _;
+
+use tokio_postgres::error::{Severity, SqlState};
+use tokio_postgres::{Error as SqlError, error::DbError};
+
+use crate::store::{Error, ErrorKind};
+
 /// The database cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// No server can be reached, or none of them takes connections now. Trying again may help.
+    /// No server can be reached, or none takes connections or writes at this moment. Trying again may help.
     #[error("the database cannot be reached: {0}")]
-    Unreachable(#[source] tokio_postgres::Error),
+    Unreachable(String),
+    /// The server does not let this user in.
+    #[error(
+        "the database refuses the login: {0}; see the user and the password in [store] url, password_file or PGPASSWORD"
+    )]
+    Refused(String),
+    /// The database is not there.
+    #[error("{0}; create it, or name another one in [store] url")]
+    NoDatabase(String),
+    /// TLS is asked for and cannot be had, or the other way round.
+    #[error("no connection that is as safe as asked for: {0}; see sslmode in [store] url")]
+    Tls(String),
+    /// The schema is not there.
+    #[error("the database has no schema `oncegate` (or this user may not see it): run `oncegate migrate` first")]
+    NoSchema,
+    /// The schema is older than what this program needs.
+    #[error(
+        "the schema `oncegate` is at version {found}, and this oncegate needs {needed}: run `oncegate migrate` (gates \
+         that run on the older schema go on working)"
+    )]
+    Older {
+        /// Its version.
+        found: u32,
+        /// The version that this program works on.
+        needed: u32,
+    },
+    /// The schema is newer than what this program can work on.
+    #[error(
+        "the schema `oncegate` is at version {found}, which gates below version {compatible_with} of the schema cannot \
+         work on, and this one knows {known}: run a later oncegate"
+    )]
+    Newer {
+        /// Its version.
+        found: u32,
+        /// The latest version that a program must know.
+        compatible_with: u32,
+        /// The latest version that this program knows.
+        known: u32,
+    },
+    /// This user may not do what is needed.
+    #[error("the database denies it: {0}; see \"PostgreSQL\" in the README for what the gate's role needs")]
+    Denied(String),
+    /// Anything else.
+    #[error("the database failed: {0}")]
+    Failed(String),
+}
+
+impl OpenError {
+    pub(super) fn of(error: &SqlError) -> Self {
+        let told = told(error);
+        match error.code() {
+            Some(&SqlState::INVALID_PASSWORD | &SqlState::INVALID_AUTHORIZATION_SPECIFICATION) => Self::Refused(told),
+            Some(&SqlState::INVALID_CATALOG_NAME) => Self::NoDatabase(told),
+            Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Self::Denied(told),
+            Some(&(SqlState::INVALID_SCHEMA_NAME | SqlState::UNDEFINED_TABLE | SqlState::UNDEFINED_FUNCTION)) => {
+                Self::NoSchema
+            }
+            _ if matches!(kind(error), ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::Full) => {
+                let is_tls = |text: &str| text.contains("TLS") || text.contains("certificate");
+                if error.as_db_error().is_none() && is_tls(&told) { Self::Tls(told) } else { Self::Unreachable(told) }
+            }
+            _ => Self::Failed(told),
+        }
+    }
+}
+
+/// What an error says, without what it shows of values.
+pub(super) fn told(error: &SqlError) -> String {
+    if let Some(error) = error.as_db_error() {
+        return told_by_server(error);
+    }
+    match error.source() {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}
+
+fn told_by_server(error: &DbError) -> String {
+    format!("{} (SQLSTATE {})", error.message(), error.code().code())
+}
+
+/// What sort of failure an error is.
+pub(super) fn kind(error: &SqlError) -> ErrorKind {
+    let Some(code) = error.code() else { return ErrorKind::Unavailable };
+    match *code {
+        SqlState::DISK_FULL | SqlState::OUT_OF_MEMORY => ErrorKind::Full,
+        SqlState::QUERY_CANCELED
+        | SqlState::LOCK_NOT_AVAILABLE
+        | SqlState::T_R_DEADLOCK_DETECTED
+        | SqlState::T_R_SERIALIZATION_FAILURE => ErrorKind::Timeout,
+        SqlState::DATA_CORRUPTED | SqlState::INDEX_CORRUPTED => ErrorKind::Corrupt,
+        // A standby, or a primary that has become one.
+        SqlState::READ_ONLY_SQL_TRANSACTION => ErrorKind::Unavailable,
+        // Connections, resources, an operator's intervention: 08, 53, 57.
+        _ if ["08", "53", "57"].contains(&&code.code()[..2]) => ErrorKind::Unavailable,
+        _ => ErrorKind::Other,
+    }
+}
+
+/// Whether a statement that failed so did nothing and never will.
+///
+/// An error of level ERROR comes with the end of its transaction: it is taken back before the error is sent. What ends
+/// the session (FATAL, PANIC) may come after the commit: where a wait for a standby is broken off by a shutdown, the
+/// transaction stands. And a connection that is lost tells nothing.
+pub(super) fn did_nothing(error: &SqlError) -> bool {
+    error.as_db_error().is_some_and(|error| error.parsed_severity() == Some(Severity::Error))
+}
+
+/// Whether it helps to ask the same at once again.
+pub(super) fn is_passing(error: &SqlError) -> bool {
+    let passing = [SqlState::T_R_SERIALIZATION_FAILURE, SqlState::T_R_DEADLOCK_DETECTED, SqlState::LOCK_NOT_AVAILABLE];
+    error.code().is_some_and(|code| passing.contains(code))
+}
+
+/// Whether a statement waited in vain for what another transaction holds.
+pub(super) fn is_held(error: &SqlError) -> bool {
+    error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)
+}
+
+/// Whether the connection can be used no longer for what it is for.
+pub(super) fn is_last(error: &SqlError) -> bool {
+    !did_nothing(error) || error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION)
+}
+
+/// The error of a statement that was sent.
+pub(super) fn of_statement(error: &SqlError) -> Error {
+    let (kind, told) = (kind(error), told(error));
+    if did_nothing(error) { Error::determinate(kind, told) } else { Error::indeterminate(kind, told) }
+}
+
+/// The error of a question: it changes nothing, however it ends.
+pub(super) fn of_question(error: &SqlError) -> Error {
+    Error::determinate(kind(error), told(error))
 }

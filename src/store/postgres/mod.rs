@@ -1,12 +1,55 @@
 //! Records in PostgreSQL, for any number of gates at once.
+//!
+//! What runs for every request goes through two [`lane`]s, one for claims and one for endings, so that neither waits for
+//! the other; each statement carries all that waits. What is rare goes through a small pool.
+//!
+//! - Everything is one call of a function of the schema, see `migrations/postgres`. It holds behind poolers that hand out
+//!   another server connection for each transaction too.
+//! - All times are the server's.
+//! - A statement that came back with an error of level ERROR did nothing; after anything else that is not an answer, it
+//!   may have. So may one whose wait for a synchronous standby was broken off, of which the server tells in a warning.
+//! - A record that an upstream's transaction holds is left alone by all that could make others wait.
 
+mod adopt;
+mod asking;
+mod connect;
+mod ending;
 mod error;
+mod lane;
+mod listener;
+mod listing;
+mod pool;
+mod row;
 mod schema;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::time::Duration;
 
+use async_trait::async_trait;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+use tokio_postgres::types::{ToSql, Type};
+
+use self::asking::Asking;
+use self::connect::Connector;
+use self::ending::Ending;
 pub use self::error::OpenError;
+use self::lane::{Lane, Operation};
+use self::listener::Waiters;
+use self::pool::Pool;
 pub use self::schema::{Migration, migrate, pending};
+use super::{
+    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled, Store,
+};
+use crate::idempotency::record::{Attempt, RecordId, Version};
+
+/// How long a record that another transaction holds is left alone, at first and at most.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// Which database, and how much of it to use.
 #[derive(Clone)]
@@ -18,6 +61,36 @@ pub struct Settings {
     pub tls: Option<rustls::ClientConfig>,
     /// The most connections that this process opens. At least [`Settings::FEWEST_CONNECTIONS`].
     pub connections: usize,
+}
+
+/// What answers at the other end.
+#[derive(Clone, Debug, Default)]
+pub struct Description {
+    /// Whether it is the server itself, and not a pooler before it.
+    pub is_direct: bool,
+    /// The server's version.
+    pub version: String,
+    /// The database's name.
+    pub database: String,
+    /// Whether it syncs what it writes: without that, a crash of its machine loses what it acknowledged.
+    pub has_fsync: bool,
+    /// Whether it survives pages that are half written.
+    pub has_full_page_writes: bool,
+}
+
+/// A store in a PostgreSQL database.
+pub struct Postgres {
+    claims: Lane<Asking>,
+    endings: Lane<Ending>,
+    pool: Pool,
+    waiters: Arc<Waiters>,
+    /// The task that listens; ends with the store.
+    _listening: JoinSet<()>,
+    /// Up to where this process has swept in this round: what was removed stays in the index for a while, and would be
+    /// walked past again by each batch.
+    swept_to: AtomicI64,
+    is_closing: AtomicBool,
+    description: Description,
 }
 
 impl Settings {
@@ -32,4 +105,196 @@ impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Settings").field("connections", &self.connections).finish_non_exhaustive()
     }
+}
+
+impl fmt::Debug for Postgres {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Postgres").field("description", &self.description).finish_non_exhaustive()
+    }
+}
+
+impl Postgres {
+    /// Connects to the database, whose schema must be there. Its tasks run on the runtime that this is called on.
+    ///
+    /// # Errors
+    /// See [`OpenError`]; only after [`OpenError::Unreachable`] it may help to try again.
+    pub async fn open(settings: &Settings) -> Result<Self, OpenError> {
+        let connector = Connector::new(settings);
+        let unproven = connector.connect_unproven().await?;
+        schema::check(unproven.client()).await?;
+        let description = unproven.description.clone();
+        drop(unproven);
+        let claiming = connector.connect(Asking::CALLS).await?;
+        let ending = connector.connect(Ending::CALLS).await?;
+
+        // A quarter for claims, a quarter for endings, one to listen, and the rest.
+        let quarter = (settings.connections / 4).max(1);
+        let rest = settings.connections.saturating_sub(2 * quarter + 1).max(1);
+        let waiters = Arc::<Waiters>::default();
+        let mut listening = JoinSet::new();
+        listening.spawn(listener::run(connector.clone(), Arc::clone(&waiters)));
+        Ok(Self {
+            claims: Lane::open(connector.clone(), claiming, quarter),
+            endings: Lane::open(connector.clone(), ending, quarter),
+            pool: Pool::new(connector, rest)?,
+            waiters,
+            _listening: listening,
+            swept_to: AtomicI64::new(0),
+            is_closing: AtomicBool::new(false),
+            description,
+        })
+    }
+
+    /// What answers at the other end, as of the start.
+    #[must_use]
+    pub fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn still_open(&self) -> Result<(), Error> {
+        if self.is_closing.load(Ordering::Relaxed) { Err(closed()) } else { Ok(()) }
+    }
+}
+
+#[async_trait]
+impl Store for Postgres {
+    fn kind(&self) -> &'static str {
+        "postgres"
+    }
+
+    async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+        match self.claims.ask(Asking::Claim { id, fresh }).await? {
+            asking::Said::Claim(claim) => Ok(claim),
+            asking::Said::Superseded(_) => Err(confused()),
+        }
+    }
+
+    async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
+        match self.claims.ask(Asking::Supersede { id, seen, fresh }).await? {
+            asking::Said::Superseded(superseded) => Ok(superseded),
+            asking::Said::Claim(_) => Err(confused()),
+        }
+    }
+
+    async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
+        let (mut pause, mut is_careful) = (FIRST_PAUSE, false);
+        loop {
+            match self.endings.ask(Ending { id, attempt, end: end.clone(), is_careful }).await? {
+                ending::Said::Settled(settled) => return Ok(settled),
+                ending::Said::Held => {
+                    is_careful = true;
+                    sleep(pause).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
+            }
+        }
+    }
+
+    async fn renew(&self, held: Vec<Held>) -> Result<(), Error> {
+        self.still_open()?;
+        if held.is_empty() {
+            return Ok(());
+        }
+        let ids: Vec<&[u8]> = held.iter().map(|held| &held.id.0[..]).collect();
+        let attempts: Vec<&[u8]> = held.iter().map(|held| &held.attempt.0[..]).collect();
+        let leases: Vec<i64> = held.iter().map(|held| row::span(held.lease)).collect();
+        let values: [(&(dyn ToSql + Sync), Type); 3] =
+            [(&ids, Type::BYTEA_ARRAY), (&attempts, Type::BYTEA_ARRAY), (&leases, Type::INT8_ARRAY)];
+        self.pool.write("SELECT oncegate.renew_v1($1, $2, $3)", &values).await?;
+        Ok(())
+    }
+
+    async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
+        self.still_open()?;
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let rows = self.pool.write("SELECT oncegate.expire_leases_v1($1)", &[(&limit, Type::INT8)]).await?;
+        count_of(&rows, 0)
+    }
+
+    async fn sweep(&self, limit: usize) -> Result<usize, Error> {
+        self.still_open()?;
+        let begin = self.swept_to.load(Ordering::Relaxed);
+        let most = i64::try_from(limit).unwrap_or(i64::MAX);
+        let values: [(&(dyn ToSql + Sync), Type); 2] = [(&begin, Type::INT8), (&most, Type::INT8)];
+        let rows = self.pool.write("SELECT swept, reached FROM oncegate.sweep_v1($1, $2)", &values).await?;
+        let swept = count_of(&rows, 0)?;
+        // A round that has come to its end begins at the beginning the next time: what was held then is due still.
+        let reached = if swept < limit { 0 } else { rows[0].get::<_, Option<i64>>(1).unwrap_or_default() };
+        self.swept_to.store(reached, Ordering::Relaxed);
+        Ok(swept)
+    }
+
+    async fn changed(&self, id: RecordId) {
+        let Some(waiter) = self.waiters.join(id) else { return std::future::pending().await };
+        let ask = async {
+            match self.pool.write("SELECT oncegate.await_v1($1)", &[(&&id.0[..], Type::BYTEA)]).await {
+                Ok(rows) => rows.first().is_some_and(|row| row.get(0)),
+                // Whoever waits looks again by itself.
+                Err(_) => std::future::pending().await,
+            }
+        };
+        waiter.told_after(ask).await;
+    }
+
+    async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
+        self.still_open()?;
+        listing::get(&self.pool, id).await
+    }
+
+    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
+        self.still_open()?;
+        listing::list(&self.pool, &filter, after, limit).await
+    }
+
+    async fn remove(&self, id: RecordId) -> Result<bool, Error> {
+        self.still_open()?;
+        let rows = self.pool.write("SELECT oncegate.remove_v1($1)", &[(&&id.0[..], Type::BYTEA)]).await?;
+        Ok(rows.first().is_some_and(|row| row.get(0)))
+    }
+
+    async fn count(&self) -> Result<[u64; 3], Error> {
+        self.still_open()?;
+        let rows = self.pool.write("SELECT in_flight, completed, unknown FROM oncegate.count_v1()", &[]).await?;
+        let count = |column| count_of(&rows, column).map(|count| count as u64);
+        Ok([count(0)?, count(1)?, count(2)?])
+    }
+
+    async fn adopt(
+        &self,
+        origins: Vec<Origin>,
+        rules: Vec<Identity>,
+        accept_change: bool,
+    ) -> Result<Vec<IdentityChange>, Error> {
+        self.still_open()?;
+        adopt::adopt(&self.pool, &origins, &rules, accept_change).await
+    }
+
+    async fn ping(&self) -> Result<(), Error> {
+        self.still_open()?;
+        // A connection works once a commit has gone through on it, and is given up where a statement hangs.
+        if let Some(refusal) = self.claims.refusal().or_else(|| self.endings.refusal()) {
+            return Err(refusal);
+        }
+        self.pool.look("SELECT 1", &[]).await.map(drop)
+    }
+
+    async fn close(&self) {
+        self.is_closing.store(true, Ordering::Relaxed);
+        tokio::join!(self.claims.close(), self.endings.close());
+        self.pool.close();
+    }
+}
+
+fn count_of(rows: &[tokio_postgres::Row], column: usize) -> Result<usize, Error> {
+    let counted = rows.first().map(|found| row::number(found, column)).transpose();
+    let counted = counted.map_err(|unreadable| Error::indeterminate(ErrorKind::Corrupt, unreadable))?;
+    Ok(counted.and_then(|counted| usize::try_from(counted).ok()).unwrap_or_default())
+}
+
+fn confused() -> Error {
+    Error::indeterminate(ErrorKind::Other, "the answer belongs to another question")
+}
+
+fn closed() -> Error {
+    Error::determinate(ErrorKind::Unavailable, "the store is closed")
 }

@@ -1,5 +1,9 @@
 //! The schema `oncegate`, and how it gets there.
 
+use tokio_postgres::Client;
+use tokio_postgres::types::Type;
+
+use super::connect::Connector;
 use super::{OpenError, Settings};
 
 /// One step from an empty database to the schema that this program works on.
@@ -11,20 +15,102 @@ pub struct Migration {
     pub name: &'static str,
     /// The statements, which run in one transaction.
     pub sql: &'static str,
+    /// The oldest program, by the latest migration that it knows, which can work on the schema from then on.
+    pub compatible_with: u32,
 }
+
+/// Every step, in order.
+const MIGRATIONS: [Migration; 1] = [Migration {
+    version: 1,
+    name: "records",
+    sql: include_str!("../../../migrations/postgres/0001_records.sql"),
+    compatible_with: 1,
+}];
+
+/// The version that this program works on.
+const NEEDED: u32 = MIGRATIONS[MIGRATIONS.len() - 1].version;
+
+/// One process at a time: the first eight bytes of the SHA-256 of "oncegate migrate".
+const LOCK: &str =
+    "SELECT pg_advisory_xact_lock(('x' || left(encode(sha256('oncegate migrate'), 'hex'), 16))::bit(64)::bigint)";
 
 /// What [`migrate`] would apply, in order.
 ///
 /// # Errors
 /// See [`OpenError`].
-pub async fn pending(_settings: &Settings) -> Result<Vec<Migration>, OpenError> {
-    Ok(Vec::new())
+pub async fn pending(settings: &Settings) -> Result<Vec<Migration>, OpenError> {
+    let session = Connector::new(settings).connect_unproven().await?;
+    missing(session.client()).await
 }
 
 /// Applies what is missing, in one transaction and one process at a time, and says what that was.
 ///
 /// # Errors
 /// See [`OpenError`].
-pub async fn migrate(_settings: &Settings) -> Result<Vec<Migration>, OpenError> {
-    Ok(Vec::new())
+pub async fn migrate(settings: &Settings) -> Result<Vec<Migration>, OpenError> {
+    let mut session = Connector::new(settings).connect_unproven().await?;
+    let sql = |error: tokio_postgres::Error| OpenError::of(&error);
+    let transaction = session.client_mut().transaction().await.map_err(sql)?;
+    transaction.batch_execute(LOCK).await.map_err(sql)?;
+    let missing = missing(transaction.client()).await?;
+    for migration in &missing {
+        transaction.batch_execute(migration.sql).await.map_err(sql)?;
+        let (version, compatible_with) = (migration.version as i32, migration.compatible_with as i32);
+        transaction
+            .execute_typed(
+                "INSERT INTO oncegate.migration (version, compatible_with) VALUES ($1, $2)",
+                &[(&version, Type::INT4), (&compatible_with, Type::INT4)],
+            )
+            .await
+            .map_err(sql)?;
+    }
+    transaction.commit().await.map_err(sql)?;
+    Ok(missing)
+}
+
+async fn missing(client: &Client) -> Result<Vec<Migration>, OpenError> {
+    let (found, _) = match versions(client).await {
+        Err(OpenError::NoSchema) => (0, 0),
+        other => other?,
+    };
+    Ok(MIGRATIONS.into_iter().filter(|migration| migration.version > found).collect())
+}
+
+/// Whether this program can work on the schema.
+pub(super) async fn check(client: &Client) -> Result<(), OpenError> {
+    let (found, compatible_with) = versions(client).await?;
+    if found < NEEDED {
+        return Err(OpenError::Older { found, needed: NEEDED });
+    }
+    if compatible_with > NEEDED {
+        return Err(OpenError::Newer { found, compatible_with, known: NEEDED });
+    }
+    Ok(())
+}
+
+/// The latest migration that was applied, and the oldest program that can work on what it left.
+async fn versions(client: &Client) -> Result<(u32, u32), OpenError> {
+    // Asked for by name first: a transaction in which a statement failed is lost.
+    let is_there = "SELECT to_regclass('oncegate.migration') IS NOT NULL";
+    let row = client.query_typed_one(is_there, &[]).await.map_err(|error| OpenError::of(&error))?;
+    if !row.get::<_, bool>(0) {
+        return Err(OpenError::NoSchema);
+    }
+    let versions = "SELECT coalesce(max(version), 0), coalesce(max(compatible_with), 0) FROM oncegate.migration";
+    let row = client.query_typed_one(versions, &[]).await.map_err(|error| OpenError::of(&error))?;
+    let number = |column| u32::try_from(row.get::<_, i32>(column)).unwrap_or(0);
+    Ok((number(0), number(1)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn migrations_are_numbered_from_one_and_without_a_gap() {
+        for (index, migration) in MIGRATIONS.iter().enumerate() {
+            assert_eq!(migration.version as usize, index + 1);
+            assert!(migration.compatible_with <= migration.version);
+        }
+    }
 }

@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tokio::runtime::{self, Handle};
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::error::{self, Failure};
 use super::session::Session;
 use super::{Fatal, Lock};
+use crate::store::callers::finish_where_they_wait;
 use crate::store::{Error, ErrorKind};
 
 /// How many requests one transaction takes.
@@ -106,30 +107,6 @@ impl<R: Request> Job for Pending<R> {
     }
 }
 
-/// Gives the callers of a committed batch their answers. To wake another thread is a system call: each runtime is woken
-/// once, and wakes its callers itself.
-fn finish_all(batch: Vec<Box<dyn Job>>) {
-    let mut groups: Vec<(runtime::Id, Vec<Box<dyn Job>>)> = Vec::new();
-    for job in batch {
-        let Some(id) = job.runtime().map(Handle::id) else {
-            job.finish();
-            continue;
-        };
-        match groups.iter_mut().find(|(known, _)| *known == id) {
-            Some((_, group)) => group.push(job),
-            None => groups.push((id, vec![job])),
-        }
-    }
-    for (_, group) in groups {
-        match group.first().and_then(|job| job.runtime().cloned()) {
-            Some(runtime) if group.len() > 1 => {
-                runtime.spawn(async { group.into_iter().for_each(Job::finish) });
-            }
-            _ => group.into_iter().for_each(Job::finish),
-        }
-    }
-}
-
 /// How a batch failed.
 enum Failed {
     /// There was no transaction.
@@ -223,7 +200,7 @@ impl Writer {
         }
         match self.transact(&mut batch) {
             Ok(()) => {
-                finish_all(batch);
+                finish_where_they_wait(batch, |job| job.runtime(), Job::finish);
                 let checkpointed = self.session.checkpoint_if_due();
                 self.look_at(checkpointed)
             }

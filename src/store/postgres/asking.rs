@@ -1,0 +1,146 @@
+//! Claims, and claims in the place of others.
+
+use tokio_postgres::Row;
+use tokio_postgres::types::{ToSql, Type};
+
+use super::connect::{Call, Failed, Session};
+use super::lane::Operation;
+use super::{error, row};
+use crate::idempotency::record::{RecordId, Version};
+use crate::store::{Claim, Fresh};
+
+/// What the lane of claims carries.
+pub(super) enum Asking {
+    Claim { id: RecordId, fresh: Fresh },
+    Supersede { id: RecordId, seen: Version, fresh: Fresh },
+}
+
+/// What it says.
+pub(super) enum Said {
+    Claim(Claim),
+    Superseded(bool),
+}
+
+pub(super) const CLAIM: Call = Call {
+    sql: "SELECT id, now, attempt, state, claimed_at, until, head, answer \
+          FROM oncegate.claim_v1($1, $2, $3, $4, $5, $6, $7)",
+    types: &[
+        Type::BYTEA_ARRAY,
+        Type::BYTEA_ARRAY,
+        Type::INT8_ARRAY,
+        Type::INT8_ARRAY,
+        Type::INT8_ARRAY,
+        Type::INT8_ARRAY,
+        Type::BYTEA_ARRAY,
+    ],
+};
+
+pub(super) const SUPERSEDE: Call = Call {
+    sql: "SELECT oncegate.supersede_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+    types: &[
+        Type::BYTEA,
+        Type::BYTEA,
+        Type::INT2,
+        Type::INT8,
+        Type::BYTEA,
+        Type::INT8,
+        Type::INT8,
+        Type::INT8,
+        Type::INT8,
+        Type::BYTEA,
+    ],
+};
+
+impl Operation for Asking {
+    type Reply = Said;
+    const CALLS: &'static [Call] = &[CLAIM, SUPERSEDE];
+
+    fn id(&self) -> RecordId {
+        match self {
+            Self::Claim { id, .. } | Self::Supersede { id, .. } => *id,
+        }
+    }
+
+    fn size(&self) -> usize {
+        match self {
+            Self::Claim { fresh, .. } | Self::Supersede { fresh, .. } => fresh.head.len(),
+        }
+    }
+
+    // Nobody would know of the claim: it would only block its key until its lease is past.
+    fn is_abandoned_with_caller(&self) -> bool {
+        true
+    }
+
+    fn goes_alone(&self) -> bool {
+        matches!(self, Self::Supersede { .. })
+    }
+
+    async fn carry_out(session: &Session, batch: &[&Self]) -> Result<Vec<Option<Said>>, Failed> {
+        if let [Self::Supersede { id, seen, fresh }] = batch {
+            return Ok(vec![Some(Said::Superseded(supersede(session, *id, *seen, fresh).await?))]);
+        }
+        let claims: Vec<_> = batch.iter().filter_map(|asking| asking.as_claim()).collect();
+        claim(session, &claims).await
+    }
+}
+
+impl Asking {
+    fn as_claim(&self) -> Option<(RecordId, &Fresh)> {
+        match self {
+            Self::Claim { id, fresh } => Some((*id, fresh)),
+            // It goes alone.
+            Self::Supersede { .. } => None,
+        }
+    }
+}
+
+/// Claims ids, which are in order and single.
+async fn claim(session: &Session, claims: &[(RecordId, &Fresh)]) -> Result<Vec<Option<Said>>, Failed> {
+    let ids: Vec<&[u8]> = claims.iter().map(|(id, _)| &id.0[..]).collect();
+    let attempts: Vec<&[u8]> = claims.iter().map(|(_, fresh)| &fresh.attempt.0[..]).collect();
+    let leases: Vec<i64> = claims.iter().map(|(_, fresh)| row::span(fresh.lease)).collect();
+    let ttls: Vec<i64> = claims.iter().map(|(_, fresh)| row::span(fresh.ttl)).collect();
+    let unknown_ttls: Vec<i64> = claims.iter().map(|(_, fresh)| row::span(fresh.unknown_ttl)).collect();
+    let origins: Vec<i64> = claims.iter().map(|(_, fresh)| fresh.origin.0).collect();
+    let heads: Vec<&[u8]> = claims.iter().map(|(_, fresh)| &fresh.head[..]).collect();
+    let values: [&(dyn ToSql + Sync); 7] = [&ids, &attempts, &leases, &ttls, &unknown_ttls, &origins, &heads];
+    let rows = session.write(&CLAIM, &values).await?;
+    let mut said = row::nothing_for(claims);
+    for found in &rows {
+        let (id, claim) = claimed(found).map_err(Failed::Unreadable)?;
+        if let Ok(place) = claims.binary_search_by(|(known, _)| known.cmp(&id)) {
+            said[place].get_or_insert(Said::Claim(claim));
+        }
+    }
+    Ok(said)
+}
+
+fn claimed(found: &Row) -> Result<(RecordId, Claim), row::Unreadable> {
+    let (id, now) = (row::id(found, 0)?, row::time(found, 1)?);
+    if row::is_null(found, 2)? {
+        return Ok((id, Claim::Inserted(now)));
+    }
+    Ok((id, Claim::Exists { record: row::record(found, 2)?, now }))
+}
+
+async fn supersede(session: &Session, id: RecordId, seen: Version, fresh: &Fresh) -> Result<bool, Failed> {
+    let values: [&(dyn ToSql + Sync); 10] = [
+        &&id.0[..],
+        &&seen.attempt.0[..],
+        &row::state(seen.state),
+        &row::millis(seen.until),
+        &&fresh.attempt.0[..],
+        &row::span(fresh.lease),
+        &row::span(fresh.ttl),
+        &row::span(fresh.unknown_ttl),
+        &fresh.origin.0,
+        &&fresh.head[..],
+    ];
+    match session.write(&SUPERSEDE, &values).await {
+        Ok(rows) => Ok(rows.first().is_some_and(|row| row.get(0))),
+        // Somebody holds the record, and its attempt is at work. Who looks again sees that.
+        Err(Failed::Sql(error)) if error::is_held(&error) => Ok(false),
+        Err(failed) => Err(failed),
+    }
+}

@@ -1,0 +1,98 @@
+//! A few connections for what is rare, or may take long: it holds up no claim and no ending.
+
+use std::time::Duration;
+
+use deadpool_postgres::{
+    Connect, Manager, ManagerConfig, Object, Pool as Connections, PoolError, RecyclingMethod, Runtime,
+};
+use futures_util::future::BoxFuture;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_postgres::{Client, Config, Error as SqlError, Row};
+
+use super::connect::{Connector, Parameter};
+use super::error;
+use crate::store::{Error, ErrorKind};
+
+/// How long a caller waits for a connection.
+const TURN: Duration = Duration::from_secs(2);
+
+/// How long an answer may take.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// The connections.
+#[derive(Clone)]
+pub(super) struct Pool(Connections);
+
+impl Pool {
+    pub(super) fn new(connector: Connector, connections: usize) -> Result<Self, super::OpenError> {
+        let manager_config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+        let manager = Manager::from_connect(connector.servers().clone(), Dial(connector), manager_config);
+        let pool = Connections::builder(manager)
+            .max_size(connections)
+            .wait_timeout(Some(TURN))
+            .create_timeout(Some(TURN))
+            .recycle_timeout(Some(TURN))
+            .runtime(Runtime::Tokio1)
+            .build();
+        pool.map(Self).map_err(|error| super::OpenError::Failed(error.to_string()))
+    }
+
+    /// A connection for one caller. An error says that nothing was asked.
+    pub(super) async fn get(&self) -> Result<Object, Error> {
+        self.0.get().await.map_err(|error| match error {
+            PoolError::Backend(error) => error::of_question(&error),
+            PoolError::Closed => Error::determinate(ErrorKind::Unavailable, "the store is closed"),
+            PoolError::Timeout(_) => {
+                Error::determinate(ErrorKind::Unavailable, "no connection to the database came free in time")
+            }
+            other => Error::determinate(ErrorKind::Other, other.to_string()),
+        })
+    }
+
+    /// The rows of a question.
+    pub(super) async fn look(&self, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
+        match self.ask(sql, values).await? {
+            Some(answer) => answer.map_err(|error| error::of_question(&error)),
+            None => Err(Error::determinate(ErrorKind::Timeout, "the database did not answer in time")),
+        }
+    }
+
+    /// The rows of a statement that writes.
+    pub(super) async fn write(&self, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
+        match self.ask(sql, values).await? {
+            Some(answer) => answer.map_err(|error| error::of_statement(&error)),
+            None => Err(Error::indeterminate(ErrorKind::Timeout, "the database did not answer in time")),
+        }
+    }
+
+    async fn ask(&self, sql: &str, values: &[Parameter<'_>]) -> Result<Option<Result<Vec<Row>, SqlError>>, Error> {
+        let connection = self.get().await?;
+        match timeout(ANSWER, connection.query_typed(sql, values)).await {
+            Ok(answer) => {
+                if answer.as_ref().is_err_and(error::is_last) {
+                    drop(Object::take(connection));
+                }
+                Ok(Some(answer))
+            }
+            Err(_) => {
+                // What it is at is unknown: nobody else is to wait behind it.
+                drop(Object::take(connection));
+                Ok(None)
+            }
+        }
+    }
+
+    pub(super) fn close(&self) {
+        self.0.close();
+    }
+}
+
+/// Makes connections as the lanes do.
+struct Dial(Connector);
+
+impl Connect for Dial {
+    fn connect(&self, _: &Config) -> BoxFuture<'_, Result<(Client, JoinHandle<()>), SqlError>> {
+        Box::pin(self.0.connect_plainly())
+    }
+}

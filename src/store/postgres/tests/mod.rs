@@ -1,0 +1,1 @@
+//! Against a real server.
