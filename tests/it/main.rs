@@ -19,7 +19,10 @@ mod passthrough;
 mod policy;
 mod quickstart;
 mod replay;
+#[path = "../servers/mod.rs"]
+mod servers;
 mod store_faults;
 mod support;
+mod test_servers;
 mod upstream_failures;
 mod waiting;
