@@ -25,4 +25,5 @@ mod store_faults;
 mod support;
 mod test_servers;
 mod upstream_failures;
+mod upstream_settles;
 mod waiting;
