@@ -110,7 +110,7 @@ BEGIN
 END $$;
 
 -- Claims ids. Each comes once, in order, so that two batches wait for each other in one direction only.
--- For a claim that stands under its own attempt: its id and the time. For an id that is another's: the record too.
+-- For a claim that stands under its own attempt: its id and when it was claimed. For an id that is another's: the record too.
 -- For one that went away meanwhile: nothing, and it is to be asked for again.
 CREATE FUNCTION oncegate.claim_v1(
     ids bytea[], attempts bytea[], leases bigint[], ttls bigint[], unknown_ttls bigint[], origins bigint[], heads bytea[]
@@ -155,7 +155,7 @@ BEGIN
     FROM unnest(ids, attempts) AS a (id, attempt) JOIN oncegate.record r ON r.id = a.id
     WHERE r.state <> 0 OR r.attempt <> a.attempt;
     RETURN QUERY
-    SELECT r.id, at, NULL::bytea, NULL::smallint, NULL::bigint, NULL::bigint, NULL::bytea, NULL::bytea
+    SELECT r.id, r.claimed_at, NULL::bytea, NULL::smallint, NULL::bigint, NULL::bigint, NULL::bytea, NULL::bytea
     FROM unnest(ids, attempts) AS a (id, attempt) JOIN oncegate.record r ON r.id = a.id
     WHERE r.state = 0 AND r.attempt = a.attempt;
     IF FOUND AND claimed = 0 THEN

@@ -55,6 +55,14 @@ impl Harness {
         self
     }
 
+    /// A store whose clock is stepped by `advance`, which may take a while.
+    pub fn stepped_slowly(
+        store: impl Store,
+        advance: impl Fn(Duration) -> BoxFuture<'static, ()> + Send + Sync + 'static,
+    ) -> Self {
+        Self { store: Arc::new(store), advance: Box::new(advance), kept: Vec::new(), is_shared: false }
+    }
+
     /// Keeps something, such as a directory, for as long as the store is under test.
     #[must_use]
     pub fn keeping(mut self, thing: impl Any + Send) -> Self {

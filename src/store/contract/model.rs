@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseError, TestRunner};
@@ -64,11 +64,14 @@ pub(crate) struct Novel {
     unknown_ttl: u64,
 }
 
+/// Opens a store again.
+pub(crate) type Reopen = Box<dyn Fn() -> BoxFuture<'static, Arc<dyn Store>>>;
+
 /// A store under test.
 pub(crate) struct Subject {
     pub(crate) harness: Harness,
     /// Opens it again after it was closed; without it, it forgets everything then.
-    pub(crate) reopen: Option<Box<dyn Fn() -> Arc<dyn Store>>>,
+    pub(crate) reopen: Option<Reopen>,
 }
 
 /// Plays `cases` histories, each on a fresh store whose clock stands until it is stepped.
@@ -165,7 +168,7 @@ fn on_one(id: u8) -> impl Strategy<Value = Call> {
 
 /// Plays a history on a store and on the map.
 async fn play(subject: &mut Subject, history: Vec<Step>) -> Result<(), TestCaseError> {
-    let mut reference = Reference::new(now(&subject.harness).await);
+    let mut reference = Reference::new(now(&subject.harness).await, subject.harness.is_shared);
     // What a caller may have seen a while ago.
     let mut stale = [None; IDS as usize];
     for (at, step) in history.into_iter().enumerate() {
@@ -194,7 +197,7 @@ async fn play(subject: &mut Subject, history: Vec<Step>) -> Result<(), TestCaseE
             Step::Reopen => {
                 if let Some(reopen) = &subject.reopen {
                     subject.harness.store.close().await;
-                    subject.harness.store = reopen();
+                    subject.harness.store = reopen().await;
                     reference.reopen();
                 }
             }

@@ -22,6 +22,8 @@ pub(super) enum Said {
 /// All that a store knows.
 pub(super) struct Reference {
     pub(super) now: Timestamp,
+    /// Whether services share the store, and gates.
+    is_shared: bool,
     kept: BTreeMap<u8, Kept>,
     origins: Vec<Origin>,
     identities: Vec<Identity>,
@@ -35,8 +37,8 @@ struct Kept {
 }
 
 impl Reference {
-    pub(super) fn new(now: Timestamp) -> Self {
-        Self { now, kept: BTreeMap::new(), origins: Vec::new(), identities: Vec::new() }
+    pub(super) fn new(now: Timestamp, is_shared: bool) -> Self {
+        Self { now, is_shared, kept: BTreeMap::new(), origins: Vec::new(), identities: Vec::new() }
     }
 
     /// The versions that stand.
@@ -116,8 +118,11 @@ impl Reference {
         Ok(())
     }
 
-    /// What a new start does: the attempts of the process that ended are lost.
+    /// What a new start does: the attempts of the process that ended are lost, unless they may be another's.
     pub(super) fn reopen(&mut self) {
+        if self.is_shared {
+            return;
+        }
         let lost: Vec<u8> = self.in_flight().map(|(id, _)| *id).collect();
         lost.into_iter().for_each(|id| self.turn_unknown(id));
     }
@@ -235,7 +240,10 @@ impl Reference {
             });
             of.count() as u64
         };
-        let gone = self.identities.iter().filter(|identity| !rules.contains(identity));
+        let services = origins.iter().map(|origin| &origin.service).chain(rules.iter().map(|rule| &rule.service));
+        let services: Vec<_> = services.collect();
+        let is_ours = |identity: &Identity| !self.is_shared || services.contains(&&identity.service);
+        let gone = self.identities.iter().filter(|identity| is_ours(identity) && !rules.contains(identity));
         let mut changes: Vec<_> = gone
             .map(|identity| IdentityChange {
                 service: identity.service.clone(),
@@ -248,8 +256,9 @@ impl Reference {
         if !changes.is_empty() && !accept_change {
             return changes;
         }
+        let theirs: Vec<_> = self.identities.iter().filter(|identity| !is_ours(identity)).cloned().collect();
         self.origins.extend(origins);
-        self.identities = rules;
+        self.identities = [rules, theirs].concat();
         Vec::new()
     }
 }

@@ -86,7 +86,10 @@ fn it_says_what_a_plain_map_says() {
         let (clock, step) = model::stopped_clock();
         let settings = Settings { clock: Some(clock), ..Settings::new(dir.path().join("a.db")) };
         let store = Sqlite::open(acquire(&settings)).unwrap();
-        let reopen = Box::new(move || -> Arc<dyn Store> { Arc::new(Sqlite::open(acquire(&settings)).unwrap()) });
+        let reopen: model::Reopen = Box::new(move || {
+            let opened: Arc<dyn Store> = Arc::new(Sqlite::open(acquire(&settings)).unwrap());
+            Box::pin(std::future::ready(opened))
+        });
         model::Subject { harness: Harness::stepped(store, step).keeping(dir), reopen: Some(reopen) }
     });
 }
