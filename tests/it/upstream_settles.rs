@@ -1,5 +1,6 @@
 //! An upstream that settles inside its own transaction.
 
+mod beside_gates;
 mod functions;
 
 use ::tokio::runtime::{Builder, Runtime};
@@ -11,15 +12,17 @@ use crate::servers::{Database, prepared_database};
 #[track_caller]
 fn migrated() -> Option<Database> {
     prepared_database("oncegate_migrated", |url| {
-        let servers = url.parse().expect("a URL");
-        let settings = Settings { servers, tls: None, connections: Settings::FEWEST_CONNECTIONS };
-        let applied = tokio().block_on(migrate(&settings)).expect("it migrates");
+        let applied = tokio().block_on(migrate(&settings(url))).expect("it migrates");
         assert!(!applied.is_empty());
     })
 }
 
+fn settings(url: &str) -> Settings {
+    Settings { servers: url.parse().expect("a URL"), tls: None, connections: Settings::FEWEST_CONNECTIONS }
+}
+
 fn tokio() -> Runtime {
-    Builder::new_current_thread().enable_all().build().expect("a runtime")
+    Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 }
 
 /// A text as SQL writes it.
