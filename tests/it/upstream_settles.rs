@@ -1,7 +1,9 @@
 //! An upstream that settles inside its own transaction.
 
 mod beside_gates;
+mod example;
 mod functions;
+mod whole;
 
 use ::tokio::runtime::{Builder, Runtime};
 use oncegate::store::postgres::{Settings, migrate};
