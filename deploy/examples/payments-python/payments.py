@@ -36,6 +36,8 @@ def charge(db, attempt, amount):
 
 class Payments(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # An answer is sent whole: its end would wait until its beginning has been acknowledged.
+    wbufsize = -1
 
     def do_POST(self):
         try:
