@@ -32,4 +32,5 @@ mod storm;
 mod support;
 mod test_servers;
 mod upstream_failures;
+mod upstream_settles;
 mod waiting;
