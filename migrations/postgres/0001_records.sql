@@ -4,6 +4,14 @@
 -- by the server across transactions even where a pooler hands out a different connection each time, and a version of the
 -- gate keeps finding the functions that it was written for. A function is never changed: what must differ gets the next
 -- number, and the old one stays for as long as gates that call it may run beside newer ones.
+--
+-- A plan is made once in a session, and may be made when the table is new, or was swept empty and analysed so. Then the
+-- planner thinks that reading all of it is cheapest, and goes on so when there are millions. To forbid it to scan the
+-- table does not help: it reads a whole index instead, and compares each entry with each of the batch. So whatever
+-- looks for the records of a batch leaves it no other way than one look for each:
+-- * a subquery for each id, as a value or as LATERAL with OFFSET 0, is never turned into a join;
+-- * `r.id BETWEEN e.id AND e.id` can be neither hashed nor merged, and is no reason to read an index in its order;
+-- * `state + 0` keeps it from reading the whole of an index that has records in that state only.
 
 CREATE SCHEMA oncegate;
 GRANT USAGE ON SCHEMA oncegate TO PUBLIC;
@@ -119,24 +127,29 @@ RETURNS TABLE (
     id bytea, now bigint, attempt bytea, state smallint, claimed_at bigint, until bigint, head bytea, answer bytea
 )
 LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
-SET plan_cache_mode = force_generic_plan SET lock_timeout = '500ms'
+SET enable_seqscan = off SET plan_cache_mode = force_generic_plan SET lock_timeout = '500ms'
 AS $$
 #variable_conflict use_column
 DECLARE
     at bigint := oncegate.now_v1();
     claimed bigint;
 BEGIN
-    PERFORM oncegate.durably_v1();
+    -- Looked at here, since a call costs more than to look.
+    IF current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN
+        PERFORM oncegate.durably_v1();
+    END IF;
     -- What stands is looked for first: inserting where somebody changes a record would wait until he is done, and that
     -- may be an upstream's long transaction.
     RETURN QUERY
     INSERT INTO oncegate.record AS r
         (id, attempt, state, claimed_at, lease_until, ttl, unknown_ttl, origin, head)
     SELECT a.id, a.attempt, 0::smallint, at, oncegate.after_v1(at, a.lease), a.ttl, a.unknown_ttl, a.origin, a.head
-    FROM unnest(ids, attempts, leases, ttls, unknown_ttls, origins, heads)
-        AS a (id, attempt, lease, ttl, unknown_ttl, origin, head)
-    WHERE NOT EXISTS (SELECT FROM oncegate.record s WHERE s.id = a.id)
+    FROM (
+        -- One for each: one for all of them would first put each array into a store of its own.
+        SELECT unnest(ids) AS id, unnest(attempts) AS attempt, unnest(leases) AS lease, unnest(ttls) AS ttl,
+            unnest(unknown_ttls) AS unknown_ttl, unnest(origins) AS origin, unnest(heads) AS head
+    ) AS a
+    WHERE (SELECT true FROM oncegate.record s WHERE s.id = a.id) IS NULL
     ON CONFLICT (id) DO NOTHING
     RETURNING r.id, at, NULL::bytea, NULL::smallint, NULL::bigint, NULL::bigint, NULL::bytea, NULL::bytea;
     GET DIAGNOSTICS claimed = ROW_COUNT;
@@ -152,11 +165,13 @@ BEGIN
             ELSE r.lease_until
         END,
         r.head, r.answer
-    FROM unnest(ids, attempts) AS a (id, attempt) JOIN oncegate.record r ON r.id = a.id
+    FROM unnest(ids, attempts) AS a (id, attempt),
+        LATERAL (SELECT * FROM oncegate.record s WHERE s.id = a.id OFFSET 0) AS r
     WHERE r.state <> 0 OR r.attempt <> a.attempt;
     RETURN QUERY
     SELECT r.id, r.claimed_at, NULL::bytea, NULL::smallint, NULL::bigint, NULL::bigint, NULL::bytea, NULL::bytea
-    FROM unnest(ids, attempts) AS a (id, attempt) JOIN oncegate.record r ON r.id = a.id
+    FROM unnest(ids, attempts) AS a (id, attempt),
+        LATERAL (SELECT * FROM oncegate.record s WHERE s.id = a.id OFFSET 0) AS r
     WHERE r.state = 0 AND r.attempt = a.attempt;
     IF FOUND AND claimed = 0 THEN
         PERFORM oncegate.flush_v1();
@@ -179,12 +194,14 @@ BEGIN
     SET attempt = new_attempt, state = 0, claimed_at = at, lease_until = oncegate.after_v1(at, new_lease),
         expires_at = NULL, ttl = new_ttl, unknown_ttl = new_unknown_ttl, origin = new_origin, is_awaited = false,
         head = new_head, answer = NULL
-    WHERE r.id = wanted AND r.attempt = seen_attempt AND r.state = seen_state
-        AND CASE r.state WHEN 0 THEN r.lease_until ELSE r.expires_at END = seen_until;
+    WHERE r.id = wanted AND r.attempt = seen_attempt AND r.state + 0 = seen_state
+        AND CASE r.state WHEN 0 THEN r.lease_until ELSE r.expires_at END = seen_until
+        -- Where it stands already it stands as it was claimed.
+        AND (r.state <> 0 OR r.attempt <> new_attempt);
     IF FOUND THEN
         RETURN true;
     END IF;
-    PERFORM FROM oncegate.record r WHERE r.id = wanted AND r.attempt = new_attempt AND r.state = 0;
+    PERFORM FROM oncegate.record r WHERE r.id = wanted AND r.attempt = new_attempt AND r.state + 0 = 0;
     IF FOUND THEN
         PERFORM oncegate.flush_v1();
         RETURN true;
@@ -205,21 +222,23 @@ RETURNS TABLE (
     attempt bytea, state smallint, claimed_at bigint, until bigint, unknown_ttl bigint, head bytea, answer bytea
 )
 LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
 SET plan_cache_mode = force_generic_plan SET lock_timeout = '200ms'
 AS $$
 #variable_conflict use_column
 DECLARE
     at bigint := oncegate.now_v1();
-    free bytea[] := ids;
+    -- Those of a careful batch that nobody holds.
+    free bytea[];
     ended bigint;
     released bigint := 0;
 BEGIN
-    PERFORM oncegate.durably_v1();
+    IF current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN
+        PERFORM oncegate.durably_v1();
+    END IF;
     IF careful THEN
         free := ARRAY(
-            SELECT r.id FROM unnest(ids) AS a (id) JOIN oncegate.record r ON r.id = a.id
-            ORDER BY r.id FOR UPDATE OF r SKIP LOCKED
+            SELECT r.id FROM oncegate.record r WHERE r.id = ANY (ids) ORDER BY r.id FOR UPDATE SKIP LOCKED
         );
     END IF;
     RETURN QUERY
@@ -231,18 +250,25 @@ BEGIN
             ELSE oncegate.after_v1(at, e.span)
         END,
         answer = e.answer
-    FROM unnest(ids, attempts, hows, spans, answers) AS e (id, attempt, how, span, answer)
-    WHERE r.id = e.id AND r.attempt = e.attempt
+    FROM (
+        SELECT unnest(ids) AS id, unnest(attempts) AS attempt, unnest(hows) AS how, unnest(spans) AS span,
+            unnest(answers) AS answer
+    ) AS e
+    WHERE r.id BETWEEN e.id AND e.id AND r.attempt = e.attempt
         AND (r.state = 0 AND e.how IN (1, 2, 4) OR r.state = 2 AND e.how IN (1, 2))
         AND (NOT careful OR r.id = ANY (free))
     RETURNING r.id, at, r.expires_at, CASE WHEN r.is_awaited THEN oncegate.tell_v1(r.id) ELSE false END,
         NULL::bytea, NULL::smallint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bytea, NULL::bytea;
     GET DIAGNOSTICS ended = ROW_COUNT;
+    IF ended = cardinality(ids) THEN
+        RETURN;
+    END IF;
     IF 3 = ANY (hows) THEN
         RETURN QUERY
         DELETE FROM oncegate.record r
         USING unnest(ids, attempts, hows) AS e (id, attempt, how)
-        WHERE e.how = 3 AND r.id = e.id AND r.attempt = e.attempt AND r.state <> 1 AND (NOT careful OR r.id = ANY (free))
+        WHERE e.how = 3 AND r.id BETWEEN e.id AND e.id AND r.attempt = e.attempt AND r.state <> 1
+            AND (NOT careful OR r.id = ANY (free))
         RETURNING r.id, at, at, CASE WHEN r.is_awaited THEN oncegate.tell_v1(r.id) ELSE false END,
             NULL::bytea, NULL::smallint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bytea, NULL::bytea;
         GET DIAGNOSTICS released = ROW_COUNT;
@@ -253,7 +279,8 @@ BEGIN
     RETURN QUERY
     SELECT e.id, at, NULL::bigint, r.id IS NOT NULL AND careful AND e.id <> ALL (free), r.attempt, r.state, r.claimed_at,
         CASE r.state WHEN 0 THEN r.lease_until ELSE r.expires_at END, r.unknown_ttl, r.head, r.answer
-    FROM unnest(ids) AS e (id) LEFT JOIN oncegate.record r ON r.id = e.id
+    FROM unnest(ids) AS e (id)
+        LEFT JOIN LATERAL (SELECT s.xmin, s.* FROM oncegate.record s WHERE s.id = e.id OFFSET 0) AS r ON true
     -- Not what was written just now.
     WHERE r.id IS NULL OR r.xmin IS DISTINCT FROM pg_current_xact_id_if_assigned()::xid;
     IF ended + released = 0 THEN
@@ -265,7 +292,7 @@ END $$;
 -- Extends leases. What another transaction holds is left alone: to wait for it would put all the others at risk.
 CREATE FUNCTION oncegate.renew_v1(ids bytea[], attempts bytea[], leases bigint[]) RETURNS bigint
 LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     at bigint := oncegate.now_v1();
@@ -274,19 +301,22 @@ BEGIN
     PERFORM oncegate.durably_v1();
     WITH free AS (
         SELECT r.id, a.lease
-        FROM unnest(ids, attempts, leases) AS a (id, attempt, lease) JOIN oncegate.record r ON r.id = a.id
-        WHERE r.attempt = a.attempt AND r.state = 0
-        FOR UPDATE OF r SKIP LOCKED
+        FROM unnest(ids, attempts, leases) AS a (id, attempt, lease), LATERAL (
+            SELECT s.id FROM oncegate.record s WHERE s.id = a.id AND s.attempt = a.attempt AND s.state = 0
+            OFFSET 0 FOR UPDATE SKIP LOCKED
+        ) AS r
     )
-    UPDATE oncegate.record r SET lease_until = oncegate.after_v1(at, free.lease) FROM free WHERE r.id = free.id;
+    UPDATE oncegate.record r SET lease_until = oncegate.after_v1(at, free.lease)
+    FROM free WHERE r.id BETWEEN free.id AND free.id;
     GET DIAGNOSTICS renewed = ROW_COUNT;
     RETURN renewed;
 END $$;
 
 -- Turns in-flight records whose lease is past into unknown ones, but none that another transaction holds.
+-- A plain walk of the index marks what it finds dead, so that the next one passes it by; a bitmap's does not.
 CREATE FUNCTION oncegate.expire_leases_v1(most bigint) RETURNS bigint
 LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     at bigint := oncegate.now_v1();
@@ -299,7 +329,7 @@ BEGIN
     ), turned AS (
         UPDATE oncegate.record r
         SET state = 2, expires_at = oncegate.after_v1(at, r.unknown_ttl)
-        FROM lost WHERE r.id = lost.id
+        FROM lost WHERE r.id BETWEEN lost.id AND lost.id
         RETURNING CASE WHEN r.is_awaited THEN oncegate.tell_v1(r.id) ELSE false END AS told
     )
     SELECT count(told) INTO turned FROM turned;
@@ -309,7 +339,7 @@ END $$;
 -- Removes records that expired after `begin`, the first to expire first, and gives how many, and when the last one did.
 CREATE FUNCTION oncegate.sweep_v1(begin bigint, most bigint, OUT swept bigint, OUT reached bigint)
 LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     at bigint := oncegate.now_v1();
@@ -319,7 +349,8 @@ BEGIN
         WHERE r.state <> 0 AND r.expires_at >= begin AND r.expires_at <= at
         ORDER BY r.expires_at LIMIT most FOR UPDATE SKIP LOCKED
     ), gone AS (
-        DELETE FROM oncegate.record r USING expired WHERE r.id = expired.id RETURNING r.expires_at
+        DELETE FROM oncegate.record r USING expired WHERE r.id BETWEEN expired.id AND expired.id
+        RETURNING r.expires_at
     )
     SELECT count(*), max(expires_at) INTO swept, reached FROM gone;
 END $$;
@@ -379,8 +410,8 @@ END $$;
 CREATE FUNCTION oncegate.await_v1(wanted bytea) RETURNS boolean
 LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '200ms' AS $$
 BEGIN
-    UPDATE oncegate.record r SET is_awaited = true WHERE r.id = wanted AND r.state = 0 AND NOT r.is_awaited;
-    RETURN FOUND OR EXISTS (SELECT FROM oncegate.record r WHERE r.id = wanted AND r.state = 0);
+    UPDATE oncegate.record r SET is_awaited = true WHERE r.id = wanted AND r.state + 0 = 0 AND NOT r.is_awaited;
+    RETURN FOUND OR EXISTS (SELECT FROM oncegate.record r WHERE r.id = wanted AND r.state + 0 = 0);
 END $$;
 
 -- Nobody but the gate's own role calls these. What an upstream calls is granted where it is defined.

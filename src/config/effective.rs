@@ -64,10 +64,8 @@ fn store(resolved: &Resolved, files: &SecretFiles) -> Item {
         Store::Postgres(store) => store.url.clone(),
     };
     let mut url = Value::from(url);
-    if let Store::Postgres(store) = &resolved.store
-        && store.has_password
-    {
-        url.decor_mut().set_suffix(" # its password is not shown");
+    if let Store::Postgres(_) = resolved.store {
+        url.decor_mut().set_suffix(" # a password would not be shown");
     }
     let mut item = table([
         ("url", url),

@@ -122,3 +122,6 @@ fn secret(node: &Node<'_>) -> Result<SecretFile<Secret>, Wrong> {
     }
     Ok((path, Secret(content.into())))
 }
+
+#[cfg(test)]
+mod tests;

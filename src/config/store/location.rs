@@ -171,6 +171,8 @@ fn decoded_bytes(what: &str, text: &str) -> Result<Vec<u8>, Wrong> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn parts(text: &str) -> Result<Location, Wrong> {
@@ -245,6 +247,32 @@ mod tests {
             let said = format!("{wrong:?}");
             assert!(!said.contains("s3") && !said.to_lowercase().contains("cret"), "{text}: {said}");
             assert!(wrong.hint.is_some(), "{text}");
+        }
+    }
+
+    proptest! {
+        /// Encoded, every password arrives as it is, and leaves no trace.
+        #[test]
+        fn an_encoded_password_arrives_and_is_not_shown(password in prop::collection::vec(any::<u8>(), 1..40)) {
+            let encoded: String = password.iter().map(|byte| format!("%{byte:02X}")).collect();
+            for text in [format!("postgres://u:{encoded}@h/d?a=b"), format!("postgres://u@h/d?password={encoded}&a=b")] {
+                let location = parts(&text).unwrap_or_else(|wrong| panic!("{wrong:?}"));
+                prop_assert_eq!(location.password.as_deref(), Some(&password[..]));
+                prop_assert_eq!(&location.shown, "postgres://u@h/d?a=b");
+            }
+        }
+
+        /// Not encoded, it is taken as it stands or refused, but nothing of it is taken for something else, or shown.
+        #[test]
+        fn no_part_of_a_password_is_taken_for_something_else(middle in "[a-z0-9@/?#&%:=, \\[\\]]{0,12}") {
+            let password = format!("Zq{middle}Zq");
+            match parts(&format!("postgres://u:{password}@h/d")) {
+                Ok(location) => {
+                    prop_assert!(location.password.is_some());
+                    prop_assert_eq!(location.shown, "postgres://u@h/d");
+                }
+                Err(wrong) => prop_assert!(!format!("{wrong:?}").contains("Zq"), "{wrong:?}"),
+            }
         }
     }
 }

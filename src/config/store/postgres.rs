@@ -21,8 +21,6 @@ pub struct Postgres {
     pub settings: Settings,
     /// Its URL without the password.
     pub url: String,
-    /// Whether the URL had one.
-    pub has_password: bool,
     /// The file that the password came from.
     pub password_file: Option<PathBuf>,
 }
@@ -78,7 +76,6 @@ pub(super) fn read(table: &Table<'_>, node: &Node<'_>, scheme: &str, rest: &str)
         return None;
     }
     let (password_file, from_file) = password_file.unzip();
-    let has_password = location.password.is_some();
     let from_environment = || node.context.password.as_ref().map(|password| password.clone().into_bytes());
     if let Some(password) = location.password.or(from_file).or_else(from_environment) {
         servers.password(password);
@@ -87,7 +84,7 @@ pub(super) fn read(table: &Table<'_>, node: &Node<'_>, scheme: &str, rest: &str)
         table.advise("url", advice);
     }
     let settings = Settings { servers, tls: encryption.client, connections };
-    Some(Postgres { settings, url: location.shown, has_password, password_file })
+    Some(Postgres { settings, url: location.shown, password_file })
 }
 
 /// Reports the keys that only PostgreSQL has, where the store is another.

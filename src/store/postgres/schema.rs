@@ -20,12 +20,20 @@ pub struct Migration {
 }
 
 /// Every step, in order.
-const MIGRATIONS: [Migration; 1] = [Migration {
-    version: 1,
-    name: "records",
-    sql: include_str!("../../../migrations/postgres/0001_records.sql"),
-    compatible_with: 1,
-}];
+const MIGRATIONS: [Migration; 2] = [
+    Migration {
+        version: 1,
+        name: "records",
+        sql: include_str!("../../../migrations/postgres/0001_records.sql"),
+        compatible_with: 1,
+    },
+    Migration {
+        version: 2,
+        name: "upstream",
+        sql: include_str!("../../../migrations/postgres/0002_upstream.sql"),
+        compatible_with: 1,
+    },
+];
 
 /// The version that this program works on.
 const NEEDED: u32 = MIGRATIONS[MIGRATIONS.len() - 1].version;
@@ -100,6 +108,12 @@ async fn versions(client: &Client) -> Result<(u32, u32), OpenError> {
     let row = client.query_typed_one(versions, &[]).await.map_err(|error| OpenError::of(&error))?;
     let number = |column| u32::try_from(row.get::<_, i32>(column)).unwrap_or(0);
     Ok((number(0), number(1)))
+}
+
+/// All of it, as one text.
+#[cfg(test)]
+pub(super) fn all() -> String {
+    MIGRATIONS.iter().map(|migration| migration.sql).collect()
 }
 
 #[cfg(test)]

@@ -262,3 +262,89 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Encrypted<S> {
         Pin::new(&mut self.0).poll_shutdown(cx)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rustls::pki_types::pem::PemObject as _;
+
+    use super::*;
+
+    /// Signed by itself and marked as an authority's, for `db.example` and 192.0.2.1, from [`BEGIN`] to [`END`].
+    const OWN: &str = "\
+-----BEGIN CERTIFICATE-----
+MIIBjDCCATKgAwIBAgIUQzWD/+gh6ZcbOxJzqJb0xvKV/lcwCgYIKoZIzj0EAwIw
+DTELMAkGA1UEAwwCZGIwHhcNMjYxMTIxMDcxNDEwWhcNMzYxMTE4MDcxNDEwWjAN
+MQswCQYDVQQDDAJkYjBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABO2zIHP8P3N+
+Dfs566EQv/CW8TKT2DipfaDBlVaRS4fK9KlwA3B1EK9JO7hPYS6Bu4UIG8rhypKc
+nt5m9JKMdEOjcDBuMB0GA1UdDgQWBBQYZtvBNwLOQgMtzOj34OPaWvoOKjAfBgNV
+HSMEGDAWgBQYZtvBNwLOQgMtzOj34OPaWvoOKjAPBgNVHRMBAf8EBTADAQH/MBsG
+A1UdEQQUMBKCCmRiLmV4YW1wbGWHBMAAAgEwCgYIKoZIzj0EAwIDSAAwRQIhAODN
+UkYfW8jbkWsLRyL+kPfhrCAn5EBvQiAaso+mBOb1AiAnalICh4biEFWkKjiKXM8p
+ZfDVPda/OqSmGASpWlYc9w==
+-----END CERTIFICATE-----
+";
+
+    /// Signed by itself, for nobody.
+    const OTHER: &str = "\
+-----BEGIN CERTIFICATE-----
+MIIBdTCCARugAwIBAgIULLZwm5t6vE5NLda0RaqRAZ3YxwowCgYIKoZIzj0EAwIw
+EDEOMAwGA1UEAwwFb3RoZXIwHhcNMjYxMTIxMDcxNDEwWhcNMzYxMTE4MDcxNDEw
+WjAQMQ4wDAYDVQQDDAVvdGhlcjBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABERi
+qr/bX7wLI9AqA2grL6lh7Bfe4T9IS74IMjt2KdhYn3ZYKS14ubriMbT24vKnNLQH
+YcyI2fOeXsozSUwjFmmjUzBRMB0GA1UdDgQWBBTA/nTKFgmA7dPN72zM458Y8UYn
+3zAfBgNVHSMEGDAWgBTA/nTKFgmA7dPN72zM458Y8UYn3zAPBgNVHRMBAf8EBTAD
+AQH/MAoGCCqGSM49BAMCA0gAMEUCIGlt+t+CdEqo8wMc2coUzrZPNkUYVS+fm2/2
+/Q0Ilk+CAiEAmX0tGWZzpOMD70huk7KfGYfPgY4hGr4wFRMzTM81EfQ=
+-----END CERTIFICATE-----
+";
+
+    const BEGIN: u64 = 1_795_245_250;
+    const END: u64 = BEGIN + 3650 * 86_400;
+
+    fn certificate(pem: &str) -> CertificateDer<'static> {
+        CertificateDer::from_pem_slice(pem.as_bytes()).unwrap()
+    }
+
+    fn verify(trust: Trust, name: &'static str, at: u64) -> Result<(), CertificateError> {
+        let verifier = Verifier { trust, algorithms: ring::default_provider().signature_verification_algorithms };
+        let (name, now) = (ServerName::try_from(name).unwrap(), UnixTime::since_unix_epoch(Duration::from_secs(at)));
+        match verifier.verify_server_cert(&certificate(OWN), &[], &name, &[], now) {
+            Ok(_) => Ok(()),
+            Err(rustls::Error::InvalidCertificate(error)) => Err(error),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    #[test]
+    fn a_certificate_among_the_roots_is_believed_in_its_time_and_for_its_names() {
+        let own = || Roots::of(vec![certificate(OTHER), certificate(OWN)]).unwrap();
+        for name in ["db.example", "192.0.2.1"] {
+            for at in [BEGIN, END - 86_400] {
+                assert_eq!(verify(Trust::Host(own()), name, at), Ok(()));
+            }
+        }
+        assert_eq!(verify(Trust::Certificate(own()), "other.example", BEGIN), Ok(()));
+        assert!(verify(Trust::Host(own()), "other.example", BEGIN).is_err());
+        assert!(verify(Trust::Host(own()), "db.example.other", BEGIN).is_err());
+        assert_eq!(verify(Trust::Host(own()), "db.example", BEGIN - 1), Err(CertificateError::NotValidYet));
+        assert_eq!(verify(Trust::Certificate(own()), "db.example", END + 86_400), Err(CertificateError::Expired));
+    }
+
+    #[test]
+    fn nobody_else_is_believed_unless_anybody_is() {
+        let other = || Roots::of(vec![certificate(OTHER)]).unwrap();
+        assert!(verify(Trust::Certificate(other()), "db.example", BEGIN).is_err());
+        assert!(verify(Trust::Host(other()), "db.example", BEGIN).is_err());
+        assert_eq!(verify(Trust::Anybody, "other.example", END + 86_400), Ok(()));
+        assert!(Roots::of(Vec::new()).is_none());
+        assert!(Roots::of(vec![CertificateDer::from(vec![1, 2, 3])]).is_none());
+    }
+
+    #[test]
+    fn a_login_is_bound_to_the_whole_certificate() {
+        assert_eq!(end_point(&certificate(OWN)), Some(Sha256::digest(certificate(OWN)).to_vec()));
+        assert_eq!(end_point(&CertificateDer::from(vec![1, 2, 3])), None);
+    }
+}
