@@ -23,6 +23,8 @@ pub enum Phase {
     Starting,
     /// Another process holds the store.
     WaitingForStoreLock,
+    /// The store cannot be reached.
+    WaitingForStore,
     /// It takes requests.
     Ready,
     /// It finishes what it has, and takes no more.
@@ -37,14 +39,16 @@ pub struct Readiness {
 }
 
 impl Phase {
-    const ALL: [Self; 4] = [Self::Starting, Self::WaitingForStoreLock, Self::Ready, Self::Draining];
+    const ALL: [Self; 5] =
+        [Self::Starting, Self::WaitingForStoreLock, Self::WaitingForStore, Self::Ready, Self::Draining];
 
-    /// The word for it: `starting`, `waiting-for-store-lock`, `ready` or `draining`.
+    /// The word for it: `starting`, `waiting-for-store-lock`, `waiting-for-store`, `ready` or `draining`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Starting => "starting",
             Self::WaitingForStoreLock => "waiting-for-store-lock",
+            Self::WaitingForStore => "waiting-for-store",
             Self::Ready => "ready",
             Self::Draining => "draining",
         }

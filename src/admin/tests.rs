@@ -22,6 +22,7 @@ async fn readiness_says_why_not() {
     for (phase, reason) in [
         (Phase::Starting, "starting"),
         (Phase::WaitingForStoreLock, "waiting-for-store-lock"),
+        (Phase::WaitingForStore, "waiting-for-store"),
         (Phase::Ready, "store-unavailable"),
     ] {
         admin.readiness.set(phase);

@@ -15,6 +15,7 @@ mod config;
 mod demo;
 mod explain;
 mod http_client;
+mod migrate;
 pub mod records;
 pub mod serve;
 
@@ -39,6 +40,7 @@ enum Command {
     #[command(subcommand)]
     Config(config::Command),
     Explain(explain::ExplainArgs),
+    Migrate(migrate::MigrateArgs),
     Records(records::RecordsArgs),
     Completions(completions::CompletionsArgs),
     Man(completions::ManArgs),
@@ -66,7 +68,7 @@ struct ServeArgs {
     /// Where the admin listener listens, such as 127.0.0.1:9090.
     #[arg(long, value_name = "ADDR")]
     admin: Option<String>,
-    /// The store: sqlite:PATH or memory:.
+    /// The store: sqlite:PATH, postgres://USER@HOST/DATABASE or memory:.
     #[arg(long, value_name = "URL")]
     store: Option<String>,
     /// Start even where the rules that make records' identities have changed, and forget the keys of live records.
@@ -97,6 +99,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Check(args) => check::run(args),
         Command::Config(command) => config::run(command),
         Command::Explain(args) => explain::run(args),
+        Command::Migrate(args) => migrate::run(args),
         Command::Records(args) => records::run(args),
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => completions::man(args),

@@ -1,7 +1,6 @@
 //! `oncegate serve`: composes the rooms and runs them.
 
 use std::net::SocketAddr;
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,31 +10,24 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::admin::{self, Phase, Readiness, RouteInfo};
-use crate::config::{Resolved, Store as StoreSettings};
+use crate::config::Resolved;
 use crate::gate::Gate;
 use crate::http::server;
 use crate::http::shards::Shards;
 use crate::http::upstream::Upstream;
 use crate::idempotency::identity::Identifier;
 use crate::idempotency::policy::Mode;
-use crate::store::{Store, memory::Memory, recent::Recent, sqlite};
+use crate::store::{Store, recent::Recent};
 use crate::telemetry::{logs, metered::Metered, metrics::Metrics};
 use crate::worker;
 
+mod opening;
+
 /// How long the end may take once everything is settled.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-
-/// How often to look whether the process that holds the store has gone.
-const LOCK_POLL: Duration = Duration::from_millis(200);
-
-/// How often to look whether a full disk has room again.
-const FULL_POLL: Duration = Duration::from_secs(2);
-
-/// How often to say that the store is still held.
-const LOCK_REMINDER: Duration = Duration::from_secs(10);
 
 /// Runs a gate until SIGTERM or SIGINT.
 pub fn run(config: Resolved, accept_identity_change: bool) -> anyhow::Result<ExitCode> {
@@ -98,8 +90,10 @@ impl Serving {
         let admin_stop = watch::Sender::new(false);
         let admin_task = tokio::spawn(admin::serve(listener, Arc::clone(&admin), admin_stop.subscribe()));
 
-        let Some(store) = open_store(&config.store, &readiness, signals).await? else { return Ok(None) };
-        let store: Arc<dyn Store> = Arc::new(Recent::new(Arc::new(Metered::new(store, &metrics))));
+        let Some(opened) = opening::open(&config.store, &readiness, signals).await? else { return Ok(None) };
+        let store: Arc<dyn Store> = Arc::new(Metered::new(opened.store, &metrics));
+        // What is remembered of a store that others write to might be gone there.
+        let store = if opened.is_shared { store } else { Arc::new(Recent::new(store)) };
         let upstreams = config.upstreams.into_iter().map(Upstream::new).collect();
         let gate = Gate::new(config.gate, config.router, upstreams, Arc::clone(&store), &metrics);
         adopt_identities(&gate, &*store, accept_identity_change).await?;
@@ -241,82 +235,6 @@ fn admin_state(config: &Resolved, metrics: &Metrics, readiness: &Readiness) -> a
         ttl: route.policy.ttl,
     });
     admin::State::new(&config.admin, metrics.clone(), readiness.clone(), identifier, service, routes.collect())
-}
-
-/// Opens the store; nothing if the process was told to stop while it waited.
-async fn open_store(
-    settings: &StoreSettings,
-    readiness: &Readiness,
-    signals: &mut Signals,
-) -> anyhow::Result<Option<Arc<dyn Store>>> {
-    match settings {
-        StoreSettings::Memory => {
-            tracing::warn!("store memory: records are lost when this process ends; for tests and trials only");
-            Ok(Some(Arc::new(Memory::new())))
-        }
-        StoreSettings::Sqlite { path } => open_sqlite(path, readiness, signals).await,
-    }
-}
-
-async fn open_sqlite(
-    path: &Path,
-    readiness: &Readiness,
-    signals: &mut Signals,
-) -> anyhow::Result<Option<Arc<dyn Store>>> {
-    let path = std::path::absolute(path).with_context(|| format!("[store] url: {}", path.display()))?;
-    let mut poll = interval(FULL_POLL);
-    let store = loop {
-        tokio::select! {
-            _ = poll.tick() => {}
-            () = signals.stop() => return Ok(None),
-        }
-        let Some(lock) = lock(&path, readiness, signals).await? else { return Ok(None) };
-        match tokio::task::spawn_blocking(move || sqlite::Sqlite::open(lock)).await? {
-            Ok(store) => break store,
-            Err(error @ sqlite::OpenError::Full { .. }) => {
-                tracing::error!(%error, "the store cannot be opened for want of room; trying again");
-            }
-            Err(error) => return Err(error.into()),
-        }
-    };
-    let lost = store.turned_unknown();
-    tracing::info!(path = %path.display(), "store opened");
-    if let Some(filesystem) = sqlite::filesystem_warning(&path) {
-        tracing::warn!(
-            path = %path.display(),
-            filesystem,
-            "the store does not stand on a durable file system: its records may be lost with the machine or container"
-        );
-    }
-    if lost > 0 {
-        tracing::warn!(
-            records = lost,
-            "attempts of the process before this one were lost: their outcome is unknown; see `oncegate records list \
-             --state unknown`"
-        );
-    }
-    Ok(Some(Arc::new(store)))
-}
-
-async fn lock(path: &Path, readiness: &Readiness, signals: &mut Signals) -> anyhow::Result<Option<sqlite::Lock>> {
-    let mut poll = interval(LOCK_POLL);
-    poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut said: Option<Instant> = None;
-    let settings = sqlite::Settings::new(path);
-    loop {
-        tokio::select! {
-            _ = poll.tick() => {}
-            () = signals.stop() => return Ok(None),
-        }
-        if let Some(lock) = sqlite::Lock::try_acquire(&settings)? {
-            return Ok(Some(lock));
-        }
-        readiness.set(Phase::WaitingForStoreLock);
-        if said.is_none_or(|at| at.elapsed() >= LOCK_REMINDER) {
-            said = Some(Instant::now());
-            tracing::warn!(path = %path.display(), "another process holds the store; waiting for it to end");
-        }
-    }
 }
 
 /// The signals that the process minds.

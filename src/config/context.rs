@@ -40,7 +40,7 @@ pub(super) struct Variable {
 }
 
 /// Everything that is known while a configuration is read.
-#[derive(Debug)]
+// No `Debug`: it would show passwords.
 pub(super) struct Context {
     /// All layers merged.
     pub values: Value,
@@ -50,6 +50,8 @@ pub(super) struct Context {
     pub file: Option<(PathBuf, Lines)>,
     /// The environment variables, by the key that each sets.
     pub variables: BTreeMap<Path, Variable>,
+    /// `PGPASSWORD` of the environment.
+    pub password: Option<String>,
     /// What was found wrong.
     pub problems: RefCell<Vec<Problem>>,
     /// What is better known.

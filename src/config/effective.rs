@@ -61,12 +61,23 @@ fn store(resolved: &Resolved, files: &SecretFiles) -> Item {
     let url = match &resolved.store {
         Store::Memory => "memory:".to_owned(),
         Store::Sqlite { path } => format!("sqlite:{}", path.display()),
+        Store::Postgres(store) => store.url.clone(),
     };
+    let mut url = Value::from(url);
+    if let Store::Postgres(_) = resolved.store {
+        url.decor_mut().set_suffix(" # a password would not be shown");
+    }
     let mut item = table([
-        ("url", url.into()),
+        ("url", url),
         ("service", Value::from(&*resolved.gate.service)),
         ("settle_timeout", show_duration(resolved.gate.settle_timeout).into()),
     ]);
+    if let Store::Postgres(store) = &resolved.store {
+        item["connections"] = value(i64::try_from(store.settings.connections).unwrap_or(i64::MAX));
+        if let Some(file) = &store.password_file {
+            item["password_file"] = value(file.display().to_string());
+        }
+    }
     if let Some(file) = &files.id_secret_file {
         item["id_secret_file"] = value(file.display().to_string());
     }

@@ -40,7 +40,7 @@ pub(super) const ADMIN: Section = Section { name: "[admin]", keys: &[&["listen",
 /// `[store]`
 pub(super) const STORE: Section = Section {
     name: "[store]",
-    keys: &[&["url", "service", "id_secret_file", "settle_timeout"]],
+    keys: &[&["url", "password_file", "connections", "service", "id_secret_file", "settle_timeout"]],
     later: &["cache", "cache_max_age"],
 };
 

@@ -17,7 +17,8 @@ use super::problem::{Place, Problem, Problems};
 pub struct Sources {
     /// The file; without one, environment, flags and defaults are everything.
     pub file: Option<PathBuf>,
-    /// The environment. Variables that do not start with `ONCEGATE_` do not matter.
+    /// The environment. Of variables that do not start with `ONCEGATE_`, only
+    /// `PGPASSWORD` matters.
     pub environment: Vec<(String, String)>,
     /// The flags.
     pub flags: Flags,
@@ -48,6 +49,9 @@ impl Sources {
 
 const PREFIX: &str = "ONCEGATE_";
 
+/// The password of a PostgreSQL store, as for every other client of it.
+const PASSWORD: &str = "PGPASSWORD";
+
 /// Variables of ours that are not keys: the file itself, and what tests are told by.
 const NOT_KEYS: [&str; 4] = ["ONCEGATE_CONFIG", "ONCEGATE_BLESS", "ONCEGATE_SIM_SEED", "ONCEGATE_SIM_SEEDS"];
 
@@ -73,6 +77,7 @@ fn layered(parsed: Parsed, sources: Sources) -> Context {
     let (environment, variables) = environment(&sources.environment, &values, &mut problems);
     let figment = Figment::from(Provided(Layer::File, values)).merge(Provided(Layer::Environment, environment));
     let configured = upstream_names(&figment);
+    let password = sources.environment.iter().find(|(name, _)| name == PASSWORD).map(|(_, value)| value.clone());
     let figment = figment.merge(Provided(Layer::Flags, flags(sources.flags, &configured, &mut problems)));
     Context {
         // Providers that hold a table cannot fail, and the top level is always found.
@@ -80,6 +85,7 @@ fn layered(parsed: Parsed, sources: Sources) -> Context {
         figment,
         file: sources.file.map(|file| (file, lines)),
         variables,
+        password: password.filter(|password| !password.is_empty()),
         problems: RefCell::new(problems),
         advice: RefCell::default(),
     }

@@ -125,6 +125,10 @@ fn token(node: &Node<'_>) -> Result<SecretFile<Token>, Wrong> {
 /// The longest file of a secret, in bytes.
 const LARGEST_SECRET: u64 = 64 * 1024;
 
+/// What to do about a file that cannot be read.
+pub(super) const FILE_HINT: &str =
+    "the path counts from where oncegate is started; the user that runs it must be able to read the file";
+
 /// Reads the file of a secret, without the white space at both ends.
 pub(super) fn secret_file(node: &Node<'_>) -> Result<SecretFile<Vec<u8>>, Wrong> {
     let path = PathBuf::from(node.filled()?);
@@ -132,9 +136,7 @@ pub(super) fn secret_file(node: &Node<'_>) -> Result<SecretFile<Vec<u8>>, Wrong>
     let reading = File::open(&path).and_then(|file| file.take(LARGEST_SECRET + 1).read_to_end(&mut content));
     if let Err(error) = reading {
         let wrong = Wrong::new(format!("{} cannot be read: {error}", path.display()));
-        return Err(wrong.hint(
-            "the path counts from where oncegate is started; the user that runs it must be able to read the file",
-        ));
+        return Err(wrong.hint(FILE_HINT));
     }
     if content.len() as u64 > LARGEST_SECRET {
         let wrong = Wrong::new(format!("{} is longer than {LARGEST_SECRET} bytes", path.display()));

@@ -40,7 +40,7 @@ mod upstreams;
 pub use layers::{Flags, Sources};
 pub use problem::{Advice, Place, Problem, Problems};
 pub use schema::schema;
-pub use store::Store;
+pub use store::{Postgres, Store};
 
 /// The annotated default configuration.
 pub const DEFAULT: &str = include_str!("../../config/oncegate.default.toml");
@@ -79,6 +79,14 @@ pub fn load(sources: Sources) -> Result<Resolved, Problems> {
 /// told as those of `file`, which is not read; files of secrets that it names are.
 pub fn load_text(file: PathBuf, text: &str) -> Result<Resolved, Problems> {
     resolve(layers::only(file, text)?)
+}
+
+/// Reads `[store]` alone, for what is done to a store and not to requests: whatever else is missing or wrong.
+pub fn load_store(sources: Sources) -> Result<Store, Problems> {
+    let context = layers::merge(sources)?;
+    let store = store::read(&Table::open(context.root(), &keys::ROOT)).url;
+    context.finish()?;
+    Ok(store)
 }
 
 fn resolve(context: Context) -> Result<Resolved, Problems> {

@@ -38,7 +38,7 @@ impl Wrong {
 }
 
 /// A value, and where it stands.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Node<'a> {
     pub(super) context: &'a Context,
     pub(super) value: &'a Value,
@@ -178,7 +178,7 @@ impl<'a> Node<'a> {
 }
 
 /// A table whose keys are known.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Table<'a> {
     node: Node<'a>,
     entries: &'a Dict,

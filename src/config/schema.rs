@@ -14,7 +14,9 @@ use self::annotated::Annotated;
 use super::headers::DEFAULTS as HEADERS;
 use super::keys::{self, Section};
 use super::policy::{FORMS, MODES, RECOVERIES, STORE_FAILURES};
+use super::store::postgres::MOST_CONNECTIONS;
 use super::{logging, policy};
+use crate::store::postgres::Settings;
 
 pub(super) mod annotated;
 mod shapes;
@@ -106,6 +108,10 @@ impl Writer {
     fn store(&self, key: &str) -> Shape {
         match key {
             "url" => shapes::text(shapes::STORE_URL),
+            "password_file" => shapes::file(),
+            "connections" => {
+                json!({ "type": "integer", "minimum": Settings::FEWEST_CONNECTIONS, "maximum": MOST_CONNECTIONS })
+            }
             "service" => shapes::name(),
             "id_secret_file" => shapes::file(),
             "settle_timeout" => shapes::duration(),

@@ -4,13 +4,19 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::listeners::secret_file;
+use super::listeners::{FILE_HINT, secret_file};
 use super::node::{Node, Table, Wrong};
 use super::{SecretFile, keys};
 use crate::gate::Secret;
 
+mod encryption;
+mod location;
+pub(super) mod postgres;
+
+pub use postgres::Postgres;
+
 /// `[store] url`
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Store {
     /// `memory:`
     Memory,
@@ -19,6 +25,8 @@ pub enum Store {
         /// The file, as it was written: relative to where the process runs.
         path: PathBuf,
     },
+    /// `postgres://...`
+    Postgres(Box<Postgres>),
 }
 
 /// `[store]`
@@ -36,7 +44,7 @@ const SHORTEST_SECRET: usize = 32;
 pub(super) fn read(root: &Table<'_>) -> Section {
     let table = root.table("store", &keys::STORE);
     Section {
-        url: table.read("url", url).unwrap_or_else(|| Store::Sqlite { path: PathBuf::from("oncegate.db") }),
+        url: store(&table).unwrap_or_else(|| Store::Sqlite { path: PathBuf::from("oncegate.db") }),
         service: table.read("service", name).map_or_else(|| "default".into(), Into::into),
         id_secret: table.read("id_secret_file", secret),
         settle_timeout: table.read("settle_timeout", Node::duration).unwrap_or(Duration::from_secs(5)),
@@ -53,9 +61,25 @@ pub(super) fn name<'a>(node: &Node<'a>) -> Result<&'a str, Wrong> {
     Ok(text)
 }
 
-fn url(node: &Node<'_>) -> Result<Store, Wrong> {
+/// The store; nothing where the URL is absent or wrong, which is reported.
+fn store(table: &Table<'_>) -> Option<Store> {
+    let url = table.get("url");
+    let parts = url.as_ref().and_then(|node| Some((node, node.text().ok()?.split_once(':')?)));
+    if let Some((node, (scheme @ ("postgres" | "postgresql"), rest))) = parts {
+        return postgres::read(table, node, scheme, rest).map(|store| Store::Postgres(Box::new(store)));
+    }
+    let store = table.read("url", own);
+    // Of a URL that is wrong nobody knows what else it should have.
+    if url.is_none() || store.is_some() {
+        postgres::refuse(table);
+    }
+    store
+}
+
+/// Reads the URL of a store that is this process's own.
+fn own(node: &Node<'_>) -> Result<Store, Wrong> {
     let text = node.filled()?;
-    let choice = "write \"sqlite:PATH\" or \"memory:\"";
+    let choice = "write \"sqlite:PATH\", \"postgres://USER@HOST/DATABASE\" or \"memory:\"";
     // Nothing of the URL but its scheme is shown: it may hold a password.
     let Some((scheme, rest)) = text.split_once(':') else {
         return Err(Wrong::new("a store's URL starts with its kind").hint(choice));
@@ -64,7 +88,6 @@ fn url(node: &Node<'_>) -> Result<Store, Wrong> {
         "memory" if rest.is_empty() => Ok(Store::Memory),
         "memory" => Err(Wrong::new("nothing can follow `memory:`").hint("write \"memory:\"")),
         "sqlite" => sqlite(rest),
-        "postgres" | "postgresql" => Err(Wrong::later("`postgres:` stores").hint(choice)),
         "redis" | "rediss" => Err(Wrong::later("`redis:` stores").hint(choice)),
         _ => Err(Wrong::new("this is not a kind of store").hint(choice)),
     }
@@ -99,3 +122,6 @@ fn secret(node: &Node<'_>) -> Result<SecretFile<Secret>, Wrong> {
     }
     Ok((path, Secret(content.into())))
 }
+
+#[cfg(test)]
+mod tests;

@@ -54,13 +54,18 @@ fn upstream(url: &str) -> Flags {
     Flags { upstream: Some(url.to_owned()), ..Flags::default() }
 }
 
+/// The store, as it is printed.
+fn store_url(resolved: &Resolved) -> String {
+    resolved.effective["store"]["url"].as_str().unwrap().to_owned()
+}
+
 #[test]
 fn an_upstream_alone_is_a_working_gate() {
     let resolved = load(Sources { flags: upstream(APP), ..Sources::default() }).unwrap();
     assert_eq!(resolved.server.listen, ["127.0.0.1:8080".parse().unwrap()]);
     assert_eq!(resolved.server.drain_timeout, Duration::from_secs(60));
     assert_eq!(resolved.admin.listen, "127.0.0.1:9090".parse().unwrap());
-    assert_eq!(resolved.store, Store::Sqlite { path: "oncegate.db".into() });
+    assert_eq!(store_url(&resolved), "sqlite:oncegate.db");
     assert_eq!(resolved.gate.default_upstream, Some(0));
     assert_eq!((&*resolved.upstreams[0].host, resolved.upstreams[0].port), ("127.0.0.1", 3000));
     let find = |method| resolved.router.find(&method, Some("any.example"), "/any/path").map(|route| &*route.name);
@@ -89,14 +94,14 @@ fn flags_beat_the_environment_which_beats_the_file() {
         store: Some("sqlite:flag.db".to_owned()),
     });
     for (case, number, host, store) in [
-        (file(), 1, "file", Store::Sqlite { path: "file.db".into() }),
-        (environment(), 2, "environment", Store::Memory),
-        (flags, 3, "flag", Store::Sqlite { path: "flag.db".into() }),
+        (file(), 1, "file", "sqlite:file.db"),
+        (environment(), 2, "environment", "memory:"),
+        (flags, 3, "flag", "sqlite:flag.db"),
     ] {
         let resolved = case.load();
         assert_eq!(resolved.server.listen[0].port(), number);
         assert_eq!(resolved.admin.listen.port(), 10 + number);
-        assert_eq!(resolved.store, store);
+        assert_eq!(store_url(&resolved), store);
         assert_eq!(&*resolved.gate.service, "file", "what is not overridden stays");
         let [only] = &*resolved.upstreams else { panic!("one upstream") };
         assert_eq!((&*only.name, &*only.host, only.timeout), ("App", host, Duration::from_secs(7)));
@@ -148,7 +153,7 @@ ONCEGATE_DEFAULTS__TTL: defaults.ttl: a duration needs a unit
 ONCEGATE_SERVER_LISTEN: server_listen: unknown key in the top level
     hint: did you mean ONCEGATE_SERVER__LISTEN, with two underscores between levels?
 ONCEGATE_STORE__COLOUR: store.colour: unknown key in [store]
-    hint: the keys here are url, service, id_secret_file, settle_timeout
+    hint: the keys here are url, password_file, connections, service, id_secret_file, settle_timeout
 --listen: server.listen: `nowhere` is not an address
     hint: write an address and a port, such as \"127.0.0.1:8080\" or \"[::1]:8080\"
 --upstream: upstreams.default.url: an upstream's URL starts with `http://`
@@ -283,7 +288,9 @@ fn the_annotated_default_is_what_is_built_in() {
 fn the_examples_in_the_annotated_default_are_accepted() {
     let directory = tempfile::tempdir().unwrap();
     let mut text = with_examples();
-    for name in ["oncegate-admin-token", "oncegate-id-secret"] {
+    // What only a database has needs one.
+    text = text.replace("url = \"sqlite:oncegate.db\"", "url = \"postgres://oncegate@db.internal/oncegate\"");
+    for name in ["oncegate-admin-token", "oncegate-id-secret", "oncegate-database-password"] {
         let file: PathBuf = directory.path().join(name);
         std::fs::write(&file, "x".repeat(32)).unwrap();
         let inside = Path::new("/run/secrets").join(name);

@@ -14,8 +14,11 @@ pub(super) const UPSTREAM_NAME: &str = "^[A-Za-z0-9._-]{1,128}$";
 /// `http://HOST:PORT`
 pub(super) const UPSTREAM_URL: &str = r"^http://(\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]]+)(:[0-9]{1,5})?/?$";
 
-/// `sqlite:PATH` or `memory:`
-pub(super) const STORE_URL: &str = r"^(memory:|sqlite:(?!//|:memory:$)[^?]*[^?\s][^?]*)$";
+/// `sqlite:PATH`, `postgres://...` or `memory:`
+pub(super) const STORE_URL: &str = concat!(
+    r"^(memory:|sqlite:(?!//|:memory:$)[^?]*[^?\s][^?]*|",
+    r"postgres(ql)?://([^\s#@/?]*@)?[^\s#@/?]*(/[^\s#@/?]*)?(\?[^\s#@]*)?)$",
+);
 
 /// A name, and `-` is none: it stands for requests that match no route.
 pub(super) const ROUTE_NAME: &str = r"^(?!-$)[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]{0,126}[^\s\x00-\x1f\x7f])?$";

@@ -11,10 +11,10 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_postgres::error::{Severity, SqlState};
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{AsyncMessage, Client, Config, Connection, Error as SqlError, NoTls, Row, Statement};
-use tokio_postgres_rustls::MakeRustlsConnect;
+use tokio_postgres::{AsyncMessage, Client, Config, Connection, Error as SqlError, Row, Statement};
 
 use super::error::{self, OpenError};
+use super::tls::Encryptor;
 use super::{Description, Settings, row};
 use crate::store::{Error, ErrorKind};
 
@@ -35,7 +35,7 @@ const SESSION: &str = "oncegate.session";
 #[derive(Clone)]
 pub(super) struct Connector {
     servers: Config,
-    tls: Option<MakeRustlsConnect>,
+    tls: Encryptor,
     /// Whether a pooler was met.
     is_pooled: Arc<AtomicBool>,
 }
@@ -112,7 +112,7 @@ impl Failed {
 
 impl Connector {
     pub(super) fn new(settings: &Settings) -> Self {
-        let tls = settings.tls.clone().map(MakeRustlsConnect::new);
+        let tls = Encryptor::new(settings.tls.clone());
         Self { servers: settings.servers.clone(), tls, is_pooled: Arc::default() }
     }
 
@@ -147,13 +147,17 @@ impl Connector {
 
     /// A connection, whatever it is good for. Tells whether it is direct.
     pub(super) async fn connect_unproven(&self) -> Result<Session, OpenError> {
-        self.greet(None).await
+        self.greet_in_time(None).await
     }
 
     /// As [`Connector::connect_unproven`]; notifications go to `told`.
     pub(super) async fn connect_to_listen(&self, told: mpsc::UnboundedSender<String>) -> Result<Session, OpenError> {
+        self.greet_in_time(Some(told)).await
+    }
+
+    async fn greet_in_time(&self, told: Option<mpsc::UnboundedSender<String>>) -> Result<Session, OpenError> {
         let reach = self.servers.get_connect_timeout().copied().unwrap_or(REACH) * self.hosts();
-        timeout(reach + GREETING, self.greet(Some(told))).await.unwrap_or_else(|_| Err(late()))
+        timeout(reach + GREETING, self.greet(told)).await.unwrap_or_else(|_| Err(late()))
     }
 
     async fn greet(&self, told: Option<mpsc::UnboundedSender<String>>) -> Result<Session, OpenError> {
@@ -200,16 +204,8 @@ impl Connector {
         if servers.get_connect_timeout().is_none() {
             servers.connect_timeout(REACH);
         }
-        Ok(match &self.tls {
-            Some(tls) => {
-                let (client, driven) = servers.connect(tls.clone()).await?;
-                (client, tokio::spawn(drive(driven, news, ending)))
-            }
-            None => {
-                let (client, driven) = servers.connect(NoTls).await?;
-                (client, tokio::spawn(drive(driven, news, ending)))
-            }
-        })
+        let (client, driven) = servers.connect(self.tls.clone()).await?;
+        Ok((client, tokio::spawn(drive(driven, news, ending))))
     }
 }
 

@@ -1,6 +1,7 @@
 //! What PostgreSQL's errors mean.
 
 use std::error::Error as _;
+use std::io;
 
 use tokio_postgres::error::{Severity, SqlState};
 use tokio_postgres::{Error as SqlError, error::DbError};
@@ -69,11 +70,26 @@ impl OpenError {
             Some(&(SqlState::INVALID_SCHEMA_NAME | SqlState::UNDEFINED_TABLE | SqlState::UNDEFINED_FUNCTION)) => {
                 Self::NoSchema
             }
+            None => Self::without_code(error, told),
             _ if matches!(kind(error), ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::Full) => {
-                let is_tls = |text: &str| text.contains("TLS") || text.contains("certificate");
-                if error.as_db_error().is_none() && is_tls(&told) { Self::Tls(told) } else { Self::Unreachable(told) }
+                Self::Unreachable(told)
             }
             _ => Self::Failed(told),
+        }
+    }
+
+    /// What the driver found by itself. It tells its kinds apart in words only, which tests hold.
+    fn without_code(error: &SqlError, told: String) -> Self {
+        let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
+        // An alert of the server may come behind the handshake.
+        let is_refused = source.and_then(io::Error::get_ref).is_some_and(|inner| inner.is::<rustls::Error>());
+        match error.to_string().as_str() {
+            _ if is_refused => Self::Tls(told),
+            // A server that goes away in the middle of it is away; it said no, or there is nothing to agree on.
+            "error performing TLS handshake" if source.is_none() => Self::Tls(told),
+            // The server wants a password and there is none, or it did not prove that it knows it.
+            "invalid configuration" | "authentication error" => Self::Refused(told),
+            _ => Self::Unreachable(told),
         }
     }
 }

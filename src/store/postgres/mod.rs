@@ -23,6 +23,7 @@ mod row;
 mod schema;
 #[cfg(test)]
 mod tests;
+pub mod tls;
 
 use std::fmt;
 use std::sync::Arc;

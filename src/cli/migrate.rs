@@ -1,0 +1,93 @@
+//! `oncegate migrate`
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use anyhow::anyhow;
+use clap::Args;
+
+use super::{BAD_CONFIGURATION, FileArgs, complain, print, report};
+use crate::config::{Flags, Postgres, Sources, Store, load_store};
+use crate::store::postgres::{Migration, OpenError, migrate, pending};
+
+/// Prepare a PostgreSQL database for oncegate, or bring its schema up to date.
+///
+/// Gates that run on the older schema go on working. Of the configuration, only [store] is read.
+#[derive(Args, Debug)]
+pub(super) struct MigrateArgs {
+    #[command(flatten)]
+    file: FileArgs,
+    /// The store: postgres://USER@HOST/DATABASE.
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+    /// Print the SQL that would run, and change nothing.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Migrates the store that is configured.
+pub(super) fn run(args: MigrateArgs) -> anyhow::Result<ExitCode> {
+    let file = args.file.config.clone();
+    let flags = Flags { store: args.store, ..Flags::default() };
+    let store = match load_store(Sources::of_process(args.file.config, flags)) {
+        Ok(store) => store,
+        Err(problems) => {
+            complain(&report(&problems, file.as_deref()));
+            return Ok(ExitCode::from(BAD_CONFIGURATION));
+        }
+    };
+    let said = match &store {
+        Store::Memory => "store memory: nothing to migrate\n".to_owned(),
+        Store::Sqlite { path } => {
+            format!("store sqlite, {}: nothing to migrate; `serve` brings the file up to date\n", path.display())
+        }
+        Store::Postgres(store) => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(postgres(store, args.dry_run)).map_err(|error| explained(store, &error))?
+        }
+    };
+    print(&said)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn postgres(store: &Postgres, is_dry: bool) -> Result<String, OpenError> {
+    if is_dry {
+        return Ok(script(&pending(&store.settings).await?));
+    }
+    let applied = migrate(&store.settings).await?;
+    let Some(last) = applied.last() else { return Ok("schema oncegate: nothing to do\n".to_owned()) };
+    let names: Vec<String> = applied.iter().map(|one| format!("{} {}", one.version, one.name)).collect();
+    Ok(format!("schema oncegate: applied {}; now at version {}\n", names.join(", "), last.version))
+}
+
+/// What `psql` can be given to do the same.
+fn script(pending: &[Migration]) -> String {
+    if pending.is_empty() {
+        return "-- schema oncegate: nothing to do\n".to_owned();
+    }
+    let mut script = "BEGIN;\n".to_owned();
+    for Migration { version, name, sql, compatible_with } in pending {
+        let _ = write!(
+            script,
+            "\n-- {version} {name}\n\n{}\n\nINSERT INTO oncegate.migration (version, compatible_with) VALUES \
+             ({version}, {compatible_with});\n",
+            sql.trim_end()
+        );
+    }
+    script + "\nCOMMIT;\n"
+}
+
+/// The error with where it happened and, where it does not say so itself, what to do.
+fn explained(store: &Postgres, error: &OpenError) -> anyhow::Error {
+    let hint = match error {
+        OpenError::Unreachable(_) => {
+            "\n  hint: see that the server runs and that host and port in [store] url are right, and try again"
+        }
+        OpenError::Denied(_) => {
+            "\n  hint: run it as a role that may create the schema (GRANT CREATE ON DATABASE ... TO ...), or as the \
+             owner of the schema where there is one; or give somebody who may what --dry-run prints"
+        }
+        _ => "",
+    };
+    anyhow!("[store] url: {}: {error}{hint}", store.servers())
+}

@@ -1,0 +1,158 @@
+//! Opening the store, or waiting for it.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use super::Signals;
+use crate::admin::{Phase, Readiness};
+use crate::config::{self, Store as StoreSettings};
+use crate::store::postgres::{OpenError, Postgres};
+use crate::store::{Store, memory::Memory, sqlite};
+
+/// How often to look whether the process that holds the store has gone.
+const LOCK_POLL: Duration = Duration::from_millis(200);
+
+/// How often to look whether a full disk has room again.
+const FULL_POLL: Duration = Duration::from_secs(2);
+
+/// How often to look whether a database can be reached again.
+const REACH_POLL: Duration = Duration::from_secs(1);
+
+/// How often to say that the store is waited for.
+const REMINDER: Duration = Duration::from_secs(10);
+
+/// A store that is ready.
+pub(super) struct Opened {
+    /// It.
+    pub(super) store: Arc<dyn Store>,
+    /// Whether other processes may write to it at the same time.
+    pub(super) is_shared: bool,
+}
+
+/// Opens the store; nothing if the process was told to stop while it waited.
+pub(super) async fn open(
+    settings: &StoreSettings,
+    readiness: &Readiness,
+    signals: &mut Signals,
+) -> anyhow::Result<Option<Opened>> {
+    match settings {
+        StoreSettings::Memory => {
+            tracing::warn!("store memory: records are lost when this process ends; for tests and trials only");
+            Ok(Some(Opened { store: Arc::new(Memory::new()), is_shared: false }))
+        }
+        StoreSettings::Sqlite { path } => open_sqlite(path, readiness, signals).await,
+        StoreSettings::Postgres(settings) => open_postgres(settings, readiness, signals).await,
+    }
+}
+
+async fn open_sqlite(path: &Path, readiness: &Readiness, signals: &mut Signals) -> anyhow::Result<Option<Opened>> {
+    let path = std::path::absolute(path).with_context(|| format!("[store] url: {}", path.display()))?;
+    let mut poll = interval(FULL_POLL);
+    let store = loop {
+        tokio::select! {
+            _ = poll.tick() => {}
+            () = signals.stop() => return Ok(None),
+        }
+        let Some(lock) = lock(&path, readiness, signals).await? else { return Ok(None) };
+        match tokio::task::spawn_blocking(move || sqlite::Sqlite::open(lock)).await? {
+            Ok(store) => break store,
+            Err(error @ sqlite::OpenError::Full { .. }) => {
+                tracing::error!(%error, "the store cannot be opened for want of room; trying again");
+            }
+            Err(error) => return Err(error.into()),
+        }
+    };
+    let lost = store.turned_unknown();
+    tracing::info!(path = %path.display(), "store opened");
+    if let Some(filesystem) = sqlite::filesystem_warning(&path) {
+        tracing::warn!(
+            path = %path.display(),
+            filesystem,
+            "the store does not stand on a durable file system: its records may be lost with the machine or container"
+        );
+    }
+    if lost > 0 {
+        tracing::warn!(
+            records = lost,
+            "attempts of the process before this one were lost: their outcome is unknown; see `oncegate records list \
+             --state unknown`"
+        );
+    }
+    Ok(Some(Opened { store: Arc::new(store), is_shared: false }))
+}
+
+async fn lock(path: &Path, readiness: &Readiness, signals: &mut Signals) -> anyhow::Result<Option<sqlite::Lock>> {
+    let mut poll = interval(LOCK_POLL);
+    poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut said: Option<Instant> = None;
+    let settings = sqlite::Settings::new(path);
+    loop {
+        tokio::select! {
+            _ = poll.tick() => {}
+            () = signals.stop() => return Ok(None),
+        }
+        if let Some(lock) = sqlite::Lock::try_acquire(&settings)? {
+            return Ok(Some(lock));
+        }
+        readiness.set(Phase::WaitingForStoreLock);
+        if said.is_none_or(|at| at.elapsed() >= REMINDER) {
+            said = Some(Instant::now());
+            tracing::warn!(path = %path.display(), "another process holds the store; waiting for it to end");
+        }
+    }
+}
+
+async fn open_postgres(
+    settings: &config::Postgres,
+    readiness: &Readiness,
+    signals: &mut Signals,
+) -> anyhow::Result<Option<Opened>> {
+    let servers = settings.servers();
+    let mut poll = interval(REACH_POLL);
+    poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut said: Option<Instant> = None;
+    let store = loop {
+        let opening = async {
+            poll.tick().await;
+            Postgres::open(&settings.settings).await
+        };
+        let opened = tokio::select! {
+            opened = opening => opened,
+            () = signals.stop() => return Ok(None),
+        };
+        match opened {
+            Ok(store) => break store,
+            Err(error @ OpenError::Unreachable(_)) => {
+                readiness.set(Phase::WaitingForStore);
+                if said.is_none_or(|at| at.elapsed() >= REMINDER) {
+                    said = Some(Instant::now());
+                    tracing::warn!(%servers, %error, "waiting for the database; trying again every second");
+                }
+            }
+            Err(error) => return Err(error).with_context(|| format!("[store] url: {servers}")),
+        }
+    };
+    let found = store.description();
+    tracing::info!(
+        %servers,
+        database = found.database,
+        version = found.version,
+        connection = if found.is_direct { "direct" } else { "through a pooler" },
+        connections = settings.settings.connections,
+        "store opened"
+    );
+    for (is_on, setting) in [(found.has_fsync, "fsync"), (found.has_full_page_writes, "full_page_writes")] {
+        if !is_on {
+            tracing::warn!(
+                %servers,
+                "the server runs with {setting} = off: a crash of its machine may lose claims and answers that it \
+                 acknowledged, and requests may run twice; turn it on"
+            );
+        }
+    }
+    Ok(Some(Opened { store: Arc::new(store), is_shared: true }))
+}
