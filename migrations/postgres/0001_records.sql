@@ -195,11 +195,13 @@ BEGIN
         expires_at = NULL, ttl = new_ttl, unknown_ttl = new_unknown_ttl, origin = new_origin, is_awaited = false,
         head = new_head, answer = NULL
     WHERE r.id = wanted AND r.attempt = seen_attempt AND r.state + 0 = seen_state
-        AND CASE r.state WHEN 0 THEN r.lease_until ELSE r.expires_at END = seen_until;
+        AND CASE r.state WHEN 0 THEN r.lease_until ELSE r.expires_at END = seen_until
+        -- Where it stands already it stands as it was claimed.
+        AND (r.state <> 0 OR r.attempt <> new_attempt);
     IF FOUND THEN
         RETURN true;
     END IF;
-    PERFORM FROM oncegate.record r WHERE r.id = wanted AND r.attempt = new_attempt AND r.state = 0;
+    PERFORM FROM oncegate.record r WHERE r.id = wanted AND r.attempt = new_attempt AND r.state + 0 = 0;
     IF FOUND THEN
         PERFORM oncegate.flush_v1();
         RETURN true;
@@ -311,6 +313,7 @@ BEGIN
 END $$;
 
 -- Turns in-flight records whose lease is past into unknown ones, but none that another transaction holds.
+-- A plain walk of the index marks what it finds dead, so that the next one passes it by; a bitmap's does not.
 CREATE FUNCTION oncegate.expire_leases_v1(most bigint) RETURNS bigint
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan

@@ -1,5 +1,6 @@
 //! A database of a test's own, on a server that is this run's or this process's.
 
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use super::pgbouncer::PgBouncer;
@@ -70,6 +71,13 @@ impl Database {
         };
         let pooler = own.pooler.get_or_init(|| PgBouncer::before(own.postgres.address()));
         Some(pooler.as_ref()?.url(&self.url))
+    }
+
+    /// The address of its server.
+    #[track_caller]
+    pub fn address(&self) -> SocketAddr {
+        let (_, rest) = self.url.split_once('@').expect("a user");
+        rest.split('/').next().and_then(|address| address.parse().ok()).expect("an address")
     }
 
     #[track_caller]

@@ -102,6 +102,12 @@ async fn versions(client: &Client) -> Result<(u32, u32), OpenError> {
     Ok((number(0), number(1)))
 }
 
+/// All of it, as one text.
+#[cfg(test)]
+pub(super) fn all() -> String {
+    MIGRATIONS.iter().map(|migration| migration.sql).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

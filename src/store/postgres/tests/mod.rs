@@ -1,24 +1,138 @@
 //! Against a real server.
 
-use super::*;
-use crate::store::contract;
+mod faults;
+mod plans;
+#[path = "../../../../tests/servers/mod.rs"]
+mod servers;
 
-#[tokio::test]
-async fn contract_quick() {
-    let url = std::env::var("PGURL").unwrap();
-    let number = std::sync::atomic::AtomicU64::new(0);
-    contract::run(|| async {
-        let n = number.fetch_add(1, Ordering::Relaxed);
-        let admin: tokio_postgres::Config = url.parse().unwrap();
-        let (client, conn) = admin.connect(tokio_postgres::NoTls).await.unwrap();
-        tokio::spawn(conn);
-        client.batch_execute(&format!("DROP DATABASE IF EXISTS t{n} WITH (FORCE)")).await.unwrap();
-        client.batch_execute(&format!("CREATE DATABASE t{n}")).await.unwrap();
-        let mut servers = admin.clone();
-        servers.dbname(format!("t{n}"));
-        let settings = Settings { servers, tls: None, connections: 8 };
-        migrate(&settings).await.unwrap();
-        contract::Harness::waiting(Postgres::open(&settings).await.unwrap()).shared()
+use std::sync::Arc;
+use std::thread;
+
+use proptest::test_runner::Config;
+use sha2::{Digest, Sha256};
+
+use self::servers::{Database, Session};
+use super::*;
+use crate::store::contract::{self, Harness, model};
+
+/// An empty database with the schema; nothing where PostgreSQL is not installed.
+fn database() -> Option<Database> {
+    let schema = Sha256::digest(schema::all().as_bytes());
+    let name = format!("records_{:02x}{:02x}{:02x}{:02x}", schema[0], schema[1], schema[2], schema[3]);
+    servers::prepared_database(&name, |url| {
+        let settings = settings(url);
+        // The test's own runtime waits for this thread.
+        let migrated = thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(migrate(&settings))
+        });
+        migrated.join().unwrap().unwrap();
+    })
+}
+
+fn settings(url: &str) -> Settings {
+    Settings { servers: url.parse().unwrap(), tls: None, connections: Settings::USUAL_CONNECTIONS }
+}
+
+async fn open(url: &str) -> Postgres {
+    Postgres::open(&settings(url)).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_keeps_the_contract() {
+    let Some(database) = database() else { return };
+    contract::run(async || {
+        database.run(EMPTY);
+        Harness::waiting(open(&database.url).await).shared()
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_keeps_the_contract_through_a_pooler() {
+    let Some(database) = database() else { return };
+    let Some(pooled) = database.pooled_url() else { return };
+    contract::run(async || {
+        database.run(EMPTY);
+        let store = open(&pooled).await;
+        assert!(!store.description().is_direct);
+        Harness::waiting(store).shared()
+    })
+    .await;
+}
+
+/// What a fresh store has.
+const EMPTY: &str = "TRUNCATE oncegate.record, oncegate.origin, oncegate.identity";
+
+/// Makes a database's time stand until it is stepped.
+const STOP_CLOCK: &str = "
+    CREATE TABLE clock (at bigint NOT NULL);
+    INSERT INTO clock VALUES (1700000000000);
+    CREATE OR REPLACE FUNCTION oncegate.now_v1() RETURNS bigint LANGUAGE sql VOLATILE
+    AS 'SELECT at FROM public.clock';";
+
+fn plays_like_a_map(url: impl Fn(&Database) -> Option<String>) {
+    let Some(database) = database() else { return };
+    let Some(url) = url(&database) else { return };
+    database.run(STOP_CLOCK);
+    let database = Arc::new(database);
+    // A quarter of what the store in memory plays: each step waits for a server.
+    model::check(Config::default().cases / 4, async || {
+        let session = Arc::new(database.session());
+        session.run(EMPTY);
+        session.run("UPDATE clock SET at = 1700000000000");
+        let advance = move |time: Duration| -> futures_util::future::BoxFuture<'static, ()> {
+            step(&session, time);
+            Box::pin(std::future::ready(()))
+        };
+        let again = url.clone();
+        let reopen: model::Reopen = Box::new(move || {
+            let url = again.clone();
+            Box::pin(async move { Arc::new(open(&url).await) as Arc<dyn Store> })
+        });
+        let harness = Harness::stepped_slowly(open(&url).await, advance).shared();
+        model::Subject { harness, reopen: Some(reopen) }
+    });
+}
+
+fn step(session: &Session, time: Duration) {
+    session.run(&format!("UPDATE clock SET at = at + {}", time.as_millis()));
+}
+
+#[test]
+fn it_says_what_a_plain_map_says() {
+    plays_like_a_map(|database| Some(database.url.clone()));
+}
+
+#[test]
+fn it_says_what_a_plain_map_says_through_a_pooler() {
+    plays_like_a_map(Database::pooled_url);
+}
+
+#[tokio::test]
+async fn migrating_twice_changes_nothing() {
+    let Some(database) = servers::database() else { return };
+    let settings = settings(&database.url);
+    assert!(matches!(Postgres::open(&settings).await, Err(OpenError::NoSchema)));
+    let all = pending(&settings).await.unwrap();
+    let (one, other) = tokio::join!(migrate(&settings), migrate(&settings));
+    let (one, other) = (one.unwrap(), other.unwrap());
+    assert_eq!([one, other].concat(), all, "one of them applied all, once");
+    assert_eq!(pending(&settings).await.unwrap(), []);
+    assert_eq!(migrate(&settings).await.unwrap(), []);
+    Postgres::open(&settings).await.unwrap().close().await;
+}
+
+#[tokio::test]
+async fn a_schema_of_another_version_is_told_apart() {
+    let Some(database) = database() else { return };
+    let settings = settings(&database.url);
+    database.run("INSERT INTO oncegate.migration (version, compatible_with) VALUES (1000, 1)");
+    Postgres::open(&settings).await.unwrap();
+    database.run("UPDATE oncegate.migration SET compatible_with = 999 WHERE version = 1000");
+    let newer = Postgres::open(&settings).await.unwrap_err();
+    assert!(matches!(newer, OpenError::Newer { found: 1000, compatible_with: 999, .. }), "{newer}");
+    database.run("DELETE FROM oncegate.migration");
+    let older = Postgres::open(&settings).await.unwrap_err();
+    assert!(matches!(older, OpenError::Older { found: 0, .. }), "{older}");
 }

@@ -1,0 +1,243 @@
+//! Servers, wires and transactions that misbehave.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use tokio::time::timeout;
+
+use super::servers::{Cut, Proxy};
+use super::*;
+use crate::idempotency::record::State;
+use crate::store::{Expiry, OriginId};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn id(number: u8) -> RecordId {
+    RecordId([number; 32])
+}
+
+fn attempt(number: u8) -> Attempt {
+    Attempt([number; 16])
+}
+
+fn fresh(number: u8) -> Fresh {
+    let (attempt, head) = (attempt(number), Bytes::from_static(b"head"));
+    Fresh { attempt, origin: OriginId(1), lease: HOUR, ttl: HOUR, unknown_ttl: HOUR, head }
+}
+
+fn complete() -> End {
+    End::Complete { answer: Bytes::from_static(b"answer"), expiry: Expiry::FromClaim(HOUR) }
+}
+
+fn literal(bytes: &[u8]) -> String {
+    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("'\\x{digits}'::bytea")
+}
+
+/// A server of the test's own, with the schema.
+fn own_server(with: &[(&str, &str)]) -> Option<(servers::Postgres, Database)> {
+    let server = servers::Postgres::with(with)?;
+    let database = server.database();
+    database.run(&schema::all());
+    database.run("INSERT INTO oncegate.migration (version, compatible_with) VALUES (1000, 1)");
+    Some((server, database))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_is_lost_is_settled_by_asking_again() {
+    let Some(database) = database() else { return };
+    let proxy = Proxy::before(database.address());
+    let store = open(&proxy.url(&database.url)).await;
+    for (number, cut) in (1..).zip([Cut::Answer, Cut::Ready, Cut::Within]) {
+        // All connections are there again.
+        sleep(Duration::from_millis(500)).await;
+        proxy.cut_next(cut);
+        let lost = store.claim(id(number), fresh(number)).await;
+        assert!(matches!(lost, Err(Error::Indeterminate(_))), "{cut:?}: {lost:?}");
+        let again = until_up(|| store.claim(id(number), fresh(number))).await;
+        assert!(matches!(again, Claim::Inserted(_)), "{cut:?}: {again:?}");
+        sleep(Duration::from_millis(500)).await;
+        proxy.cut_next(cut);
+        let lost = store.settle(id(number), attempt(number), complete()).await;
+        assert!(matches!(lost, Err(Error::Indeterminate(_))), "{cut:?}: {lost:?}");
+        let again = until_up(|| store.settle(id(number), attempt(number), complete())).await;
+        assert!(matches!(again, Settled::Done { .. }), "{cut:?}: {again:?}");
+    }
+    assert_eq!(store.count().await.unwrap(), [0, 3, 0]);
+}
+
+/// Asks until the store is back, which it is to be soon.
+async fn until_up<T, F: Future<Output = Result<T, Error>>>(ask: impl Fn() -> F) -> T {
+    let began = Instant::now();
+    loop {
+        match ask().await {
+            Ok(answer) => return answer,
+            Err(error) => assert!(began.elapsed() < Duration::from_secs(20), "still {error}"),
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_is_away_is_refused_at_once_and_comes_back() {
+    let Some((server, database)) = own_server(&[]) else { return };
+    let store = open(&database.url).await;
+    store.claim(id(1), fresh(1)).await.unwrap();
+    server.stop_immediate();
+    let began = Instant::now();
+    while store.ping().await.is_ok() || !matches!(store.claim(id(2), fresh(2)).await, Err(Error::Determinate(_))) {
+        assert!(began.elapsed() < Duration::from_secs(20), "it is not noticed");
+        sleep(Duration::from_millis(20)).await;
+    }
+    let asked = Instant::now();
+    for number in 0..100 {
+        let refused = store.claim(id(number), fresh(number)).await;
+        assert!(matches!(refused, Err(Error::Determinate(_))), "{refused:?}");
+    }
+    assert!(
+        asked.elapsed() < Duration::from_secs(1),
+        "nobody waits for a database that is away: {:?}",
+        asked.elapsed()
+    );
+    server.start_again();
+    until_up(|| store.ping()).await;
+    until_up(|| store.claim(id(2), fresh(2))).await;
+    assert!(matches!(until_up(|| store.claim(id(1), fresh(1))).await, Claim::Inserted(_)), "it was durable");
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_hangs_is_given_up_and_comes_back() {
+    let Some(database) = database() else { return };
+    let proxy = Proxy::before(database.address());
+    let store = open(&proxy.url(&database.url)).await;
+    store.claim(id(1), fresh(1)).await.unwrap();
+    proxy.stall_all();
+    let hung = timeout(Duration::from_secs(15), store.claim(id(2), fresh(2))).await.expect("it is given up");
+    assert!(matches!(hung, Err(Error::Indeterminate(_))), "{hung:?}");
+    proxy.cut_all();
+    proxy.pass();
+    until_up(|| store.claim(id(2), fresh(2))).await;
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_for_a_standby_that_is_broken_off_is_not_the_end() {
+    let Some((server, database)) = own_server(&[]) else { return };
+    let store = open(&database.url).await;
+    let session = server.session();
+    session.run("ALTER SYSTEM SET synchronous_standby_names = 'nobody'");
+    session.run("SELECT pg_reload_conf()");
+    // Until every session has heard of it.
+    sleep(Duration::from_millis(500)).await;
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    let claiming = async {
+        let broken_off = store.claim(id(1), fresh(1)).await;
+        assert!(matches!(broken_off, Err(Error::Indeterminate(_))), "{broken_off:?}");
+    };
+    let breaking_off = async {
+        let began = Instant::now();
+        while session.value(waits) == "0" {
+            assert!(began.elapsed() < Duration::from_secs(10), "it waits for no standby");
+            sleep(Duration::from_millis(10)).await;
+        }
+        session.run("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'");
+    };
+    tokio::join!(claiming, breaking_off);
+    assert_eq!(database.value("SELECT count(*) FROM oncegate.record"), "1", "here it stands");
+
+    // Asked again it waits as well: what stands here only is not durable.
+    let again = timeout(Duration::from_millis(500), store.claim(id(1), fresh(1))).await;
+    assert!(again.is_err(), "{again:?}");
+    session.run("ALTER SYSTEM RESET synchronous_standby_names");
+    session.run("SELECT pg_reload_conf()");
+    let again = until_up(|| store.claim(id(1), fresh(1))).await;
+    assert!(matches!(again, Claim::Inserted(_)), "{again:?}");
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_that_somebody_holds_holds_up_nobody_else() {
+    let Some(database) = database() else { return };
+    let store = Arc::new(open(&database.url).await);
+    for number in 1..=20 {
+        let lease = if number == 1 { Duration::from_millis(1) } else { HOUR };
+        store.claim(id(number), Fresh { lease, ..fresh(number) }).await.unwrap();
+    }
+    let upstream = database.session();
+    upstream.run("BEGIN");
+    upstream.run(&format!("UPDATE oncegate.record SET ttl = ttl + 1 WHERE id = {}", literal(&id(1).0)));
+
+    // Its lease is past, and its attempt is at work.
+    sleep(Duration::from_millis(5)).await;
+    assert_eq!(store.expire_leases(10).await.unwrap(), 0);
+    let Claim::Exists { record, now } = store.claim(id(1), fresh(99)).await.unwrap() else { panic!("it stands") };
+    assert!(record.state == State::InFlight && record.until > now, "it is at work: {record:?} at {now:?}");
+    let seen = store.get(id(1)).await.unwrap().unwrap();
+    assert!(seen.record.until > seen.now);
+    assert!(!store.supersede(id(1), record.version(), fresh(99)).await.unwrap());
+    let held: Vec<_> = (1..=20).map(|n| Held { id: id(n), attempt: attempt(n), lease: HOUR * 2 }).collect();
+    let began = Instant::now();
+    store.renew(held).await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(1), "renewing took {:?}", began.elapsed());
+    let renewed = store.get(id(2)).await.unwrap().unwrap();
+    assert!(renewed.record.until > renewed.now.plus(HOUR + HOUR / 2));
+
+    let first = Arc::clone(&store);
+    let ending = tokio::spawn(async move { first.settle(id(1), attempt(1), complete()).await });
+    let began = Instant::now();
+    let others = (2..=20).map(|number| store.settle(id(number), attempt(number), complete()));
+    for settled in futures_util::future::join_all(others).await {
+        assert!(matches!(settled, Ok(Settled::Done { .. })), "{settled:?}");
+    }
+    let claims = (100..=120).map(|number| store.claim(id(number), fresh(number)));
+    for claimed in futures_util::future::join_all(claims).await {
+        assert!(matches!(claimed, Ok(Claim::Inserted(_))), "{claimed:?}");
+    }
+    assert!(began.elapsed() < Duration::from_secs(1), "others waited {:?}", began.elapsed());
+    assert!(!ending.is_finished());
+    upstream.run("COMMIT");
+    let settled = timeout(Duration::from_secs(5), ending).await.expect("it is asked again").unwrap();
+    assert!(matches!(settled, Ok(Settled::Done { .. })), "{settled:?}");
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claims_and_endings_wait_for_the_disk_whatever_the_role_says() {
+    let Some(database) = database() else { return };
+    database.run(&format!("ALTER DATABASE \"{}\" SET synchronous_commit = off", database.name));
+    let store = open(&database.url).await;
+    let session = database.session();
+    for number in 1..=50 {
+        store.claim(id(number), fresh(number)).await.unwrap();
+        let end = if number % 2 == 0 { complete() } else { End::Release };
+        store.settle(id(number), attempt(number), end).await.unwrap();
+        let left = session.value("SELECT pg_current_wal_insert_lsn() - pg_current_wal_flush_lsn()");
+        assert!(left.parse::<u64>().unwrap() < 8192, "{left} bytes are not on the disk");
+    }
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_waits_is_told_at_once() {
+    let Some(database) = database() else { return };
+    let (store, other) = (open(&database.url).await, Arc::new(open(&database.url).await));
+    sleep(Duration::from_millis(200)).await;
+    store.changed(id(1)).await;
+    let ends: [End; 3] = [complete(), End::Release, End::Hold];
+    for (number, end) in (1..).zip(ends) {
+        store.claim(id(number), fresh(number)).await.unwrap();
+        let waiting = Arc::clone(&other);
+        let waiting = tokio::spawn(async move { waiting.changed(id(number)).await });
+        sleep(Duration::from_millis(100)).await;
+        assert!(!waiting.is_finished());
+        store.settle(id(number), attempt(number), end).await.unwrap();
+        timeout(Duration::from_secs(2), waiting).await.expect("it is told").unwrap();
+    }
+    store.claim(id(9), Fresh { lease: Duration::from_millis(1), ..fresh(9) }).await.unwrap();
+    let waiting = Arc::clone(&other);
+    let waiting = tokio::spawn(async move { waiting.changed(id(9)).await });
+    sleep(Duration::from_millis(100)).await;
+    assert_eq!(store.expire_leases(10).await.unwrap(), 1);
+    timeout(Duration::from_secs(2), waiting).await.expect("it is told").unwrap();
+}

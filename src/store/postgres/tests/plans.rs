@@ -1,0 +1,95 @@
+//! How the server goes about what the gate asks: by index, whatever it knows of the table.
+
+use std::future::poll_fn;
+use std::sync::{Mutex, PoisonError};
+
+use tokio_postgres::{AsyncMessage, Client, NoTls};
+
+use super::*;
+
+/// Everything that the gate asks for, with what makes each part of a function run.
+const ASKED: &[&str] = &[
+    "SELECT * FROM oncegate.claim_v1(ARRAY['\\x01', '\\x02']::bytea[], ARRAY['\\x01', '\\x02']::bytea[],
+        ARRAY[0, 0]::bigint[], ARRAY[1, 1]::bigint[], ARRAY[1, 1]::bigint[], ARRAY[1, 1]::bigint[],
+        ARRAY['\\x', '\\x']::bytea[])",
+    "SELECT * FROM oncegate.claim_v1(ARRAY['\\x01', '\\x02']::bytea[], ARRAY['\\x01', '\\x03']::bytea[],
+        ARRAY[1, 1]::bigint[], ARRAY[1, 1]::bigint[], ARRAY[1, 1]::bigint[], ARRAY[1, 1]::bigint[],
+        ARRAY['\\x', '\\x']::bytea[])",
+    "SELECT oncegate.renew_v1(ARRAY['\\x01']::bytea[], ARRAY['\\x01']::bytea[], ARRAY[1]::bigint[])",
+    "SELECT * FROM oncegate.get_v1('\\x01')",
+    "SELECT oncegate.await_v1('\\x01')",
+    "SELECT * FROM oncegate.settle_v1(ARRAY['\\x01', '\\x02', '\\x04']::bytea[], ARRAY['\\x01', '\\x03', '\\x04']::bytea[],
+        ARRAY[1, 3, 4]::smallint[], ARRAY[1, 1, 1]::bigint[], ARRAY['\\x', NULL, NULL]::bytea[], false)",
+    "SELECT * FROM oncegate.settle_v1(ARRAY['\\x01', '\\x02', '\\x04']::bytea[], ARRAY['\\x01', '\\x02', '\\x04']::bytea[],
+        ARRAY[1, 3, 4]::smallint[], ARRAY[1, 1, 1]::bigint[], ARRAY['\\x', NULL, NULL]::bytea[], true)",
+    "SELECT oncegate.supersede_v1('\\x01', '\\x01', 1::smallint, 1, '\\x02', 1, 1, 1, 1, '\\x')",
+    "SELECT oncegate.expire_leases_v1(10)",
+    "SELECT * FROM oncegate.sweep_v1(0, 10)",
+    "SELECT oncegate.remove_v1('\\x01')",
+];
+
+/// A connection that is told how each statement within functions was gone about.
+async fn explained(url: &str) -> (Client, Arc<Mutex<Vec<String>>>) {
+    let (client, mut driven) = url.parse::<tokio_postgres::Config>().unwrap().connect(NoTls).await.unwrap();
+    let plans = Arc::new(Mutex::new(Vec::new()));
+    let found = Arc::clone(&plans);
+    tokio::spawn(async move {
+        while let Some(Ok(message)) = poll_fn(|context| driven.poll_message(context)).await {
+            if let AsyncMessage::Notice(notice) = message {
+                found.lock().unwrap_or_else(PoisonError::into_inner).push(notice.message().to_owned());
+            }
+        }
+    });
+    let setting = "LOAD 'auto_explain'; SET auto_explain.log_min_duration = 0;
+                   SET auto_explain.log_nested_statements = on; SET client_min_messages = log";
+    client.batch_execute(setting).await.unwrap();
+    (client, plans)
+}
+
+/// Asks everything several times, so that plans which the server keeps are among them, and holds that none walks the
+/// table or hashes it.
+async fn all_goes_by_index(client: &Client, plans: &Mutex<Vec<String>>, when: &str) {
+    for _ in 0..7 {
+        for asked in ASKED {
+            client.simple_query(asked).await.unwrap();
+        }
+    }
+    // Notices come before the answers that they belong to.
+    let plans = std::mem::take(&mut *plans.lock().unwrap());
+    let of_table: Vec<&String> = plans.iter().filter(|plan| plan.contains(" on record ")).collect();
+    assert!(of_table.len() > 7 * ASKED.len(), "{when}: only {} plans of {}", of_table.len(), plans.len());
+    let wrong =
+        ["Seq Scan on record", "Hash Join", "Hash Anti Join", "Merge Join", "Merge Anti Join", "Bitmap Heap Scan"];
+    for plan in of_table {
+        assert!(!wrong.iter().any(|way| plan.contains(way)), "{when}: {plan}");
+    }
+}
+
+const FILL: &str = "
+    INSERT INTO oncegate.record (id, attempt, state, claimed_at, lease_until, expires_at, ttl, unknown_ttl, origin, head,
+        answer)
+    SELECT sha256(int4send(i)), substr(sha256(int4send(-i)), 1, 16),
+        CASE WHEN i % 1000 = 0 THEN 0 WHEN i % 1000 = 1 THEN 2 ELSE 1 END, 1, 4000000000000, 4000000000000, 1, 1, 1, '\\x00',
+        decode(repeat('ab', 100), 'hex')
+    FROM generate_series(1, 100000) i";
+
+#[tokio::test]
+async fn all_goes_by_index_whatever_the_server_knows() {
+    let Some(database) = database() else { return };
+    database.run("ALTER TABLE oncegate.record SET (autovacuum_enabled = false)");
+    let (client, plans) = explained(&database.url).await;
+    all_goes_by_index(&client, &plans, "on an empty table").await;
+    client.batch_execute("ANALYZE oncegate.record").await.unwrap();
+    all_goes_by_index(&client, &plans, "on a table that is known to be empty").await;
+    // The session keeps the plans that it made for the empty table.
+    client.batch_execute(FILL).await.unwrap();
+    plans.lock().unwrap().clear();
+    all_goes_by_index(&client, &plans, "on a table that has grown since").await;
+    let (other, others) = explained(&database.url).await;
+    all_goes_by_index(&other, &others, "on a large table that is thought to be empty").await;
+    client.batch_execute("ANALYZE oncegate.record").await.unwrap();
+    plans.lock().unwrap().clear();
+    all_goes_by_index(&client, &plans, "on a large table").await;
+    let (other, others) = explained(&database.url).await;
+    all_goes_by_index(&other, &others, "on a large table, in a new session").await;
+}
