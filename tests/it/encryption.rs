@@ -254,3 +254,20 @@ fn a_password_comes_from_a_file_or_the_environment() {
     }
     assert_eq!(plan.spawn().wait().code(), Some(1), "there is neither");
 }
+
+#[test]
+fn a_socket_is_not_encrypted_whatever_is_said() {
+    let Some(postgres) = Postgres::with(&[("unix_socket_directories", "/tmp")]) else { return };
+    let directory = PathBuf::from(postgres.session().value("SHOW data_directory"));
+    std::fs::write(directory.join("pg_hba.conf"), "local all all trust\nhost all all 127.0.0.0/8 trust\n").unwrap();
+    postgres.session().run("SELECT pg_reload_conf()");
+    let (database, port) = (postgres.database(), postgres.address().port());
+    let url = |host: &str| format!("postgres://postgres@{host}:{port}/{}?sslmode=verify-full", database.name);
+    eventually("a way in", || command(&["--store", &url("%2Ftmp")]).output().unwrap().status.success().then_some(()));
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = Gate::before(&upstream).arg("--store").arg(&url("%2Ftmp")).start();
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    gate.stop();
+    let said = refused(&["--store", &url(&postgres.address().ip().to_string())], 1);
+    assert!(said.contains("server does not support TLS"), "{said}");
+}

@@ -5,15 +5,18 @@
 
 mod admin;
 mod bad_requests;
+mod clocks;
 mod commands;
 mod concurrency;
 mod crash;
+mod database_faults;
 mod demo;
 mod disconnect;
 mod encryption;
 mod explain;
 mod forwarding;
 mod harness;
+mod history;
 mod lifecycle;
 mod limits;
 mod migrate;
@@ -21,10 +24,13 @@ mod passthrough;
 mod policy;
 mod quickstart;
 mod replay;
+mod replicas;
 #[path = "../servers/mod.rs"]
 mod servers;
 mod store_faults;
+mod storm;
 mod support;
 mod test_servers;
 mod upstream_failures;
+mod upstream_settles;
 mod waiting;

@@ -345,3 +345,23 @@ fn a_pooler_is_no_obstacle() {
     assert!(gate.log().contains("\"connection\":\"through a pooler\""), "{}", gate.log());
     gate.stop();
 }
+
+#[test]
+fn the_first_host_that_takes_writes_is_taken() {
+    let Some(database) = database() else { return };
+    let (_, place) = database.url.split_once('@').unwrap();
+    let (away, several) = (Upstream::free_address(), |first: &str| format!("postgres://postgres@{first},{place}"));
+    assert!(done(&["--store", &several(&away.to_string())]).contains(": applied 1 records"));
+    // A standby says the same of itself.
+    database.run(&format!("ALTER DATABASE {} SET default_transaction_read_only = on", database.name));
+    let said = refused(&["--store", &several(&away.to_string())], 1);
+    assert!(said.contains("database does not allow writes"), "{said}");
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let process = gate(&upstream, &several(&away.to_string())).spawn();
+    waits(&process);
+    let server = Session::open(&database.url);
+    server.run("SET default_transaction_read_only = off");
+    server.run(&format!("ALTER DATABASE {} RESET default_transaction_read_only", database.name));
+    let address = process.address("listening").expect("it goes on by itself");
+    Request::post("/charges").key("k-1").body("{}").send(address).expect(200, "executed");
+}

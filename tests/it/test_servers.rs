@@ -78,9 +78,7 @@ fn a_pooler_shares_its_connections_and_refuses_what_it_does_not_know() {
 fn wired() -> Option<(Database, Proxy, String)> {
     let database = database()?;
     database.run("CREATE TABLE kept (id int)");
-    let authority = database.url.rsplit('@').next().expect("a user");
-    let address = authority.split('/').next().and_then(|address| address.parse().ok()).expect("an address");
-    let proxy = Proxy::before(address);
+    let proxy = Proxy::before(database.address());
     let url = proxy.url(&database.url);
     Some((database, proxy, url))
 }

@@ -73,11 +73,10 @@ impl Database {
         Some(pooler.as_ref()?.url(&self.url))
     }
 
-    /// The address of its server.
-    #[track_caller]
+    /// Where its server listens.
     pub fn address(&self) -> SocketAddr {
-        let (_, rest) = self.url.split_once('@').expect("a user");
-        rest.split('/').next().and_then(|address| address.parse().ok()).expect("an address")
+        let authority = self.url.split('/').nth(2).and_then(|authority| authority.rsplit('@').next());
+        authority.and_then(|address| address.parse().ok()).expect("the address of a server in a URL")
     }
 
     #[track_caller]

@@ -60,13 +60,13 @@ pub(super) fn read(location: &mut Location, servers: &mut Config, wrong: &mut Ve
         wrong.push(mixed.hint("name hosts only, or write sslmode=disable"));
     }
     let trust = match mode {
+        // To a socket of the file system nothing is encrypted, whatever is said.
+        _ if sockets > 0 => None,
         Mode::Disable => None,
         Mode::Prefer | Mode::Require => Some(Trust::Anybody),
         Mode::VerifyCa => roots(root.as_deref(), wrong).map(Trust::Certificate),
         Mode::VerifyFull => roots(root.as_deref(), wrong).map(Trust::Host),
     };
-    // To a socket of the file system nothing is encrypted, whatever is said.
-    let trust = trust.filter(|_| sockets == 0);
     let client =
         trust.and_then(|trust| tls::client(trust, identity).map_err(|error| wrong.push(unusable(&error))).ok());
     servers.ssl_mode(match (mode, sockets) {

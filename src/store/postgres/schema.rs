@@ -20,12 +20,20 @@ pub struct Migration {
 }
 
 /// Every step, in order.
-const MIGRATIONS: [Migration; 1] = [Migration {
-    version: 1,
-    name: "records",
-    sql: include_str!("../../../migrations/postgres/0001_records.sql"),
-    compatible_with: 1,
-}];
+const MIGRATIONS: [Migration; 2] = [
+    Migration {
+        version: 1,
+        name: "records",
+        sql: include_str!("../../../migrations/postgres/0001_records.sql"),
+        compatible_with: 1,
+    },
+    Migration {
+        version: 2,
+        name: "upstream",
+        sql: include_str!("../../../migrations/postgres/0002_upstream.sql"),
+        compatible_with: 1,
+    },
+];
 
 /// The version that this program works on.
 const NEEDED: u32 = MIGRATIONS[MIGRATIONS.len() - 1].version;

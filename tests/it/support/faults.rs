@@ -1,4 +1,4 @@
-//! Faults of the disk in a real process: a library that is preloaded into the gate (`shim/fault.c`).
+//! Faults of the disk and of the clock in a real process: libraries that are preloaded into the gate (`shim/`).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -28,24 +28,33 @@ impl Fault {
     }
 }
 
-/// The library, compiled once.
+/// The library that makes the store's disk fail, compiled once.
 pub fn shim() -> &'static Path {
     static SHIM: OnceLock<PathBuf> = OnceLock::new();
-    SHIM.get_or_init(|| {
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/shim/fault.c");
-        let own = target.join(format!("fault-{}.so", std::process::id()));
-        let done = Command::new("cc")
-            .args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-pthread", "-o"])
-            .arg(&own)
-            .arg(&source)
-            .arg("-ldl")
-            .output();
-        let done = done.expect("a C compiler, as building SQLite needs one too");
-        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-        // Other test processes do the same at the same time: whoever renames last wins, with the same content.
-        let shared = target.join("fault.so");
-        std::fs::rename(&own, &shared).expect("one directory");
-        shared
-    })
+    SHIM.get_or_init(|| compiled("fault"))
+}
+
+/// The library that sets a process's clock off, compiled once.
+pub fn clock_shim() -> &'static Path {
+    static SHIM: OnceLock<PathBuf> = OnceLock::new();
+    SHIM.get_or_init(|| compiled("clock"))
+}
+
+/// The library of this name.
+fn compiled(name: &str) -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/it/shim/{name}.c"));
+    let own = target.join(format!("{name}-{}.so", std::process::id()));
+    let done = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-pthread", "-o"])
+        .arg(&own)
+        .arg(&source)
+        .arg("-ldl")
+        .output();
+    let done = done.expect("a C compiler, as building SQLite needs one too");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    // Other test processes do the same at the same time: whoever renames last wins, with the same content.
+    let shared = target.join(format!("{name}.so"));
+    std::fs::rename(&own, &shared).expect("one directory");
+    shared
 }

@@ -10,8 +10,11 @@ use std::time::Duration;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::servers::Database;
+
 use super::client::{Request, Response};
-use super::faults::{Fault, shim};
+use super::faults::{Fault, clock_shim, shim};
+use super::store;
 use super::upstream::Upstream;
 use super::wait::{PATIENCE, eventually};
 
@@ -22,6 +25,8 @@ const ALL: &str = "[[routes]]\nname = \"all\"\nmethods = [\"POST\", \"PATCH\"]\n
 #[derive(Clone)]
 pub struct Plan {
     dir: Arc<TempDir>,
+    /// Lives as long as the plan does.
+    database: Option<Arc<Database>>,
     url: String,
     server: String,
     admin: String,
@@ -38,10 +43,11 @@ pub struct Plan {
 
 /// A running gate. Killed when dropped.
 pub struct Gate {
+    // Before its database goes.
+    process: Process,
     pub plan: Plan,
     pub address: SocketAddr,
     pub admin: SocketAddr,
-    process: Process,
 }
 
 /// A started process and what it logs.
@@ -60,8 +66,13 @@ impl Gate {
 
     pub fn before_url(url: &str) -> Plan {
         let dir = tempfile::Builder::new().prefix("oncegate-it-").tempdir().expect("a writable directory");
+        let (database, store_url) = match store::of_this_run() {
+            Some((database, url)) => (Some(database), url),
+            None => (None, format!("sqlite:{}", dir.path().join("gate.db").display())),
+        };
         Plan {
-            store_url: format!("sqlite:{}", dir.path().join("gate.db").display()),
+            store_url,
+            database,
             dir: Arc::new(dir),
             url: url.into(),
             server: String::new(),
@@ -223,6 +234,7 @@ impl Plan {
     /// Replaces the store.
     pub fn store_url(mut self, url: &str) -> Self {
         self.store_url = url.into();
+        self.database = None;
         self
     }
 
@@ -264,6 +276,12 @@ impl Plan {
     pub fn with_faults(mut self) -> Self {
         self.faults = true;
         self
+    }
+
+    /// Sets the process's clock this many seconds off.
+    pub fn clock_off_by(self, seconds: i64) -> Self {
+        let shim = clock_shim().display().to_string();
+        self.env("LD_PRELOAD", shim).env("CLOCK_OFFSET", seconds.to_string())
     }
 
     /// Ends the process at the `nth` call that it makes on the store's files: `before`, `torn`, `after` or `lost`.
@@ -413,10 +431,16 @@ impl Drop for Process {
         drop(self.child.kill());
         drop(self.child.wait());
         if std::thread::panicking() {
-            eprintln!("--- the gate's log ---\n{}\n---", self.log());
+            let log = self.log();
+            let last = log.lines().count().saturating_sub(LINES);
+            let shown: Vec<&str> = log.lines().skip(last).collect();
+            eprintln!("--- the gate's log, after {last} lines ---\n{}\n---", shown.join("\n"));
         }
     }
 }
+
+/// How many lines of its log are shown where a test fails.
+const LINES: usize = 100;
 
 /// Stands in the log where the process closed it.
 const END: &str = "(end)";

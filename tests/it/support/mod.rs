@@ -3,6 +3,7 @@
 pub mod client;
 pub mod faults;
 pub mod gate;
+pub mod store;
 pub mod upstream;
 pub mod wait;
 pub mod wire;

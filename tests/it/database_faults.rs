@@ -1,0 +1,265 @@
+//! A database that crashes, hangs, is full of others or loses its word: before the attempt nothing runs, after it nothing
+//! is lost, and the gate recovers by itself.
+
+use std::time::{Duration, Instant};
+
+use crate::servers::{PgBouncer, Postgres, Proxy, Session};
+use crate::storm::Storm;
+use crate::support::store::{migrated, migrated_on};
+use crate::support::{Gate, Reply, Request, Response, Signal, Upstream, eventually};
+
+/// How long one answer may take where the database is away: what a client waits for a claim by default, and some more.
+const PROMPT: Duration = Duration::from_secs(7);
+
+fn numbered() -> Upstream {
+    Upstream::start(|request| Reply::ok(format!("run {}", request.nth)))
+}
+
+/// Crashes a server again and again, with pauses.
+fn crash(server: &Postgres) {
+    let seed = fastrand::u64(..);
+    eprintln!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    for _ in 0..5 {
+        std::thread::sleep(Duration::from_millis(random.u64(300..1_800)));
+        server.stop_immediate();
+        std::thread::sleep(Duration::from_millis(random.u64(0..1_000)));
+        server.start_again();
+    }
+    std::thread::sleep(Duration::from_millis(1_500));
+}
+
+/// The server is set to acknowledge what it has not written down yet, as some are: what the gate needs does not depend on
+/// it.
+#[test]
+fn a_server_that_crashes_under_load() {
+    let Some(server) = Postgres::with(&[("synchronous_commit", "off"), ("wal_writer_delay", "2s")]) else { return };
+    let database = migrated_on(&server);
+    let storm = Storm::before(&database.url);
+    let gates = storm.start(2, |plan| plan.store_url(&database.url));
+    storm.rage(200, || crash(&server));
+    storm.judge().expect_right(100);
+    drop(gates);
+}
+
+#[test]
+fn a_server_that_crashes_under_load_behind_a_pooler() {
+    let Some(server) = Postgres::start() else { return };
+    let Some(pooler) = PgBouncer::before(server.address()) else { return };
+    let database = migrated_on(&server);
+    let storm = Storm::before(&database.url);
+    let gates = storm.start(2, |plan| plan.store_url(&pooler.url(&database.url)));
+    storm.rage(200, || crash(&server));
+    storm.judge().expect_right(100);
+    drop(gates);
+}
+
+/// Commits whose acknowledgement never arrives, statements that never arrive, and messages that break off.
+#[test]
+fn a_wire_that_is_cut_under_load() {
+    let Some(database) = migrated() else { return };
+    let proxy = Proxy::before(database.address());
+    let storm = Storm::before(&database.url);
+    let gates = storm.start(2, |plan| plan.store_url(&proxy.url(&database.url)));
+    let seed = fastrand::u64(..);
+    eprintln!("seed {seed}");
+    storm.rage(200, || {
+        proxy.cut_at_random(seed, 0.02);
+        std::thread::sleep(Duration::from_secs(10));
+    });
+    let cuts = proxy.cuts();
+    proxy.pass();
+    storm.judge().expect_right(100);
+    eprintln!("{cuts} cuts");
+    assert!(cuts >= 20, "{cuts} cuts");
+    drop(gates);
+}
+
+/// Sends requests with fresh keys from many clients at once for a while, and gives their answers with how long they took.
+fn flood(gate: &Gate, name: &str, time: Duration) -> Vec<(Response, Duration)> {
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..30)
+            .map(|client| {
+                scope.spawn(move || {
+                    let mut answers = Vec::new();
+                    while start.elapsed() < time {
+                        let key = format!("{name}-{client}-{}", answers.len());
+                        let asked = Instant::now();
+                        answers.push((gate.post("/charges", &key, "{}"), asked.elapsed()));
+                        std::thread::sleep(Duration::from_millis(10));
+                    }
+                    answers
+                })
+            })
+            .collect();
+        clients.into_iter().flat_map(|client| client.join().expect("answers")).collect()
+    })
+}
+
+/// Holds that all were refused in time, and that nothing of them came to the upstream.
+#[track_caller]
+fn expect_refused(answers: &[(Response, Duration)], upstream: &Upstream, before: usize) {
+    let slowest = answers.iter().map(|(_, took)| *took).max().unwrap_or_default();
+    eprintln!("{} refused, the slowest in {slowest:?}", answers.len());
+    assert!(answers.len() >= 30, "{} answers", answers.len());
+    for (answer, _) in answers {
+        answer.expect_problem(503, "store-unavailable");
+    }
+    assert!(slowest < PROMPT, "{slowest:?}");
+    assert_eq!(upstream.runs(), before, "forwarded without a durable claim");
+}
+
+/// Holds that it works again without having been started anew, also for the keys that were refused.
+#[track_caller]
+fn expect_recovery(gate: &mut Gate, refused: &str, upstream: &Upstream) {
+    eventually("the database is back", || (gate.post("/charges", refused, "{}").status == 200).then_some(()));
+    assert_eq!(upstream.runs_of(refused), 1);
+    gate.post("/charges", refused, "{}").expect(200, "replayed");
+    eventually("it is ready", || (gate.admin("GET", "/readyz", None).status == 200).then_some(()));
+    assert!(gate.is_running());
+}
+
+#[test]
+fn a_server_that_has_no_connection_left() {
+    let Some(server) = Postgres::with(&[("max_connections", "20")]) else { return };
+    let database = migrated_on(&server);
+    let upstream = numbered();
+    let mut gate = Gate::before(&upstream).store_url(&database.url).start();
+    let first = gate.post("/charges", "first", "{}");
+    first.expect(200, "executed");
+    // Others take each place that the gate loses.
+    let admin = Session::open(&server.url("postgres"));
+    let mut others = Vec::new();
+    eventually("all places are taken", || {
+        let sql = format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{}'", database.name);
+        admin.run(&sql);
+        while let Ok(other) = Session::try_open(&server.url("postgres")) {
+            others.push(other);
+        }
+        let sql = format!("SELECT count(*) FROM pg_stat_activity WHERE datname = '{}'", database.name);
+        (admin.value(&sql) == "0").then_some(())
+    });
+    let memory = gate.peak_memory();
+    let answers = flood(&gate, "full", Duration::from_secs(3));
+    expect_refused(&answers, &upstream, 1);
+    assert_eq!(gate.admin("GET", "/readyz", None).status, 503);
+    let grown = gate.peak_memory() - memory;
+    assert!(grown < 64 << 20, "{grown} bytes more");
+    drop(others);
+    expect_recovery(&mut gate, "full-0-0", &upstream);
+    first.expect_repeated_by(&gate.post("/charges", "first", "{}"));
+}
+
+/// Locks that make every statement on the records wait: claims, and what the pool is for.
+#[test]
+fn a_table_that_somebody_has_locked() {
+    let Some(database) = migrated() else { return };
+    let upstream = numbered();
+    let mut gate = Gate::before(&upstream).store_url(&database.url).start();
+    gate.post("/charges", "first", "{}").expect(200, "executed");
+    let locker = database.session();
+    locker.run("BEGIN; LOCK TABLE oncegate.record IN ACCESS EXCLUSIVE MODE");
+    let memory = gate.peak_memory();
+    let answers = std::thread::scope(|scope| {
+        // More of these than the pool has connections.
+        let lists: Vec<_> = (0..12).map(|_| scope.spawn(|| gate.admin("GET", "/api/v1/records", None))).collect();
+        let answers = flood(&gate, "locked", Duration::from_secs(3));
+        for list in lists {
+            assert_eq!(list.join().expect("an answer").status, 503);
+        }
+        answers
+    });
+    expect_refused(&answers, &upstream, 1);
+    let grown = gate.peak_memory() - memory;
+    assert!(grown < 64 << 20, "{grown} bytes more");
+    locker.run("COMMIT");
+    expect_recovery(&mut gate, "locked-0-0", &upstream);
+}
+
+#[test]
+fn a_server_that_hangs() {
+    let Some(server) = Postgres::start() else { return };
+    let database = migrated_on(&server);
+    let (upstream, signal) = holding();
+    let mut gate = Gate::before(&upstream).store_url(&database.url).store("settle_timeout = \"1s\"").start();
+    let address = gate.address;
+    let running = std::thread::spawn(move || Request::post("/charges").key("running").body("{}").send(address));
+    upstream.wait_for_runs(1);
+    server.hang();
+    let answers = flood(&gate, "hung", Duration::from_secs(7));
+    expect_refused(&answers, &upstream, 1);
+    // Once it is known to hang, nobody waits for it any more.
+    let late: Vec<Duration> = answers.iter().rev().take(10).map(|(_, took)| *took).collect();
+    eprintln!("at last {late:?}");
+    let quick = answers.iter().filter(|(_, took)| *took < Duration::from_millis(100)).count();
+    assert!(quick >= 30, "{quick} of {} were refused at once", answers.len());
+    assert_eq!(gate.admin("GET", "/readyz", None).status, 503);
+    signal.open();
+    running.join().expect("an answer").expect(200, "unrecorded");
+    server.go_on();
+    expect_recovery(&mut gate, "hung-0-0", &upstream);
+    eventually("what was answered is recorded", || {
+        (gate.post("/charges", "running", "{}").word() == "replayed").then_some(())
+    });
+    assert_eq!(upstream.runs_of("running"), 1);
+}
+
+/// An upstream that answers when the signal is given.
+fn holding() -> (Upstream, Signal) {
+    let signal = Signal::new();
+    let held = signal.clone();
+    let reply = move |request: &crate::support::upstream::Request| {
+        let reply = Reply::ok(format!("run {}", request.nth));
+        if request.key().as_deref() == Some("running") { reply.hold_until(&held) } else { reply }
+    };
+    (Upstream::start(reply), signal)
+}
+
+/// As an upstream may that settles in its own long transaction.
+#[test]
+fn a_record_that_somebody_holds_makes_nobody_else_wait() {
+    let Some(database) = migrated() else { return };
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = Upstream::start(move |request| match request.key().as_deref() {
+        Some("held") => Reply::ok("held").hold_until(&held),
+        // Longer than several leases.
+        Some(key) if key.starts_with("long") => Reply::ok(key).delay(Duration::from_secs(4)),
+        _ => Reply::ok("quick"),
+    });
+    let plan = Gate::before(&upstream).store_url(&database.url).defaults("lease = \"1s\"");
+    let (gate, other) =
+        (plan.start(), Gate::before(&upstream).store_url(&database.url).defaults("lease = \"1s\"").start());
+    let send = |key: &str| {
+        let (request, address) = (Request::post("/charges").key(key).body("{}"), gate.address);
+        std::thread::spawn(move || request.send(address))
+    };
+    let first = send("held");
+    upstream.wait_for_runs(1);
+    let holder = database.session();
+    holder.run("BEGIN; SELECT FROM oncegate.record FOR UPDATE");
+    let long: Vec<_> = (0..5).map(|nth| send(&format!("long-{nth}"))).collect();
+    // The held attempt ends, and waits for its record; others must not wait for it.
+    std::thread::sleep(Duration::from_secs(2));
+    signal.open();
+    let answers = flood(&gate, "quick", Duration::from_secs(3));
+    let slowest = answers.iter().map(|(_, took)| *took).max().expect("answers");
+    eprintln!("{} answers, the slowest in {slowest:?}", answers.len());
+    assert!(answers.iter().all(|(answer, _)| answer.word() == "executed"));
+    assert!(slowest < Duration::from_secs(2), "{slowest:?}");
+    for long in long {
+        long.join().expect("an answer").expect(200, "executed");
+    }
+    // Its lease is past, and its transaction at work: it is not unknown.
+    let duplicate = other.post("/charges", "held", "{}");
+    duplicate.expect_problem(409, "in-flight");
+    assert_eq!(database.value("SELECT count(*) FROM oncegate.record WHERE state = 2"), "0");
+    holder.run("COMMIT");
+    let first = first.join().expect("an answer");
+    assert!(["executed", "unrecorded"].contains(&first.word().as_str()), "{}", first.show());
+    eventually("the held one is recorded", || {
+        (other.post("/charges", "held", "{}").word() == "replayed").then_some(())
+    });
+    assert_eq!(upstream.runs_of("held"), 1);
+}

@@ -1,0 +1,333 @@
+//! Many clients that try again, before gates that share a database, while a test makes things fail. Everything that
+//! happens is written down.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::history::{Answer, End, History, Run, Said, Try, Wrong, judge};
+use crate::servers::Session;
+use crate::support::wait::PATIENCE;
+use crate::support::{Gate, Plan, Reply, Request, Response, Upstream};
+
+/// Whoever asks for a key that another runs waits a little, so that being told across replicas is tried as well.
+const POLICY: &str = "lease = \"1s\"\nin_flight = { wait = \"700ms\" }";
+
+/// How many clients there are, and how many of them want the same at once.
+const CLIENTS: usize = 50;
+const TOGETHER: usize = 4;
+
+/// How long a client tries before it leaves its key to the end.
+const TRIES: Duration = Duration::from_secs(8);
+
+/// Where the gates are at the moment: nothing in the place of one that is down.
+pub type Places = Mutex<Vec<Option<SocketAddr>>>;
+
+/// An upstream that writes down what it is asked, and clients that do.
+pub struct Storm {
+    pub upstream: Upstream,
+    pub gates: Arc<Places>,
+    books: Arc<Books>,
+    /// Where the records can be looked at, by a way that nothing disturbs.
+    database: String,
+}
+
+struct Books {
+    began: Instant,
+    runs: Mutex<Vec<Run>>,
+    tries: Mutex<Vec<Try>>,
+    /// Sessions with the database that nobody uses at the moment.
+    idle: Mutex<Vec<Session>>,
+}
+
+impl Storm {
+    /// `database` is where claims can be looked up.
+    pub fn before(database: &str) -> Self {
+        let books = Arc::new(Books {
+            began: Instant::now(),
+            runs: Mutex::default(),
+            tries: Mutex::default(),
+            idle: Mutex::default(),
+        });
+        let (writing, url) = (Arc::clone(&books), database.to_owned());
+        let upstream = Upstream::start(move |request| writing.serve(request, &url));
+        Self { upstream, gates: Arc::default(), books, database: database.to_owned() }
+    }
+
+    /// Starts gates before the upstream.
+    pub fn start(&self, gates: usize, plan: impl Fn(Plan) -> Plan) -> Vec<Gate> {
+        let gates: Vec<Gate> =
+            (0..gates).map(|_| plan(Gate::before_url(&self.upstream.url()).defaults(POLICY)).start()).collect();
+        *self.gates.lock().unwrap() = gates.iter().map(|gate| Some(gate.address)).collect();
+        gates
+    }
+
+    /// Lets the clients try `keys` new keys, again and again, while `disturb` goes on.
+    pub fn rage(&self, keys: usize, disturb: impl FnOnce()) {
+        static ROUNDS: AtomicUsize = AtomicUsize::new(0);
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::SeqCst) {
+                    self.round(ROUNDS.fetch_add(1, Ordering::SeqCst), keys, &is_over);
+                }
+            });
+            disturb();
+            is_over.store(true, Ordering::SeqCst);
+        });
+    }
+
+    /// Each of some keys is tried by several clients at once.
+    fn round(&self, round: usize, keys: usize, is_over: &AtomicBool) {
+        let next = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..CLIENTS {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::SeqCst) {
+                        let key = next.fetch_add(1, Ordering::SeqCst) / TOGETHER;
+                        if key >= keys {
+                            return;
+                        }
+                        self.try_until_final(&format!("k-{round:04}-{key:04}"), is_over);
+                    }
+                });
+            }
+        });
+    }
+
+    /// As a client does that wants its answer.
+    fn try_until_final(&self, key: &str, is_over: &AtomicBool) {
+        let start = Instant::now();
+        while start.elapsed() < TRIES && !is_over.load(Ordering::SeqCst) {
+            let Some(gate) = self.some_gate() else {
+                std::thread::sleep(Duration::from_millis(5));
+                continue;
+            };
+            let began = self.books.now();
+            let answer = request(key).try_send(gate).map(|response| read(&response));
+            let one = Try { key: key.into(), began, ended: self.books.now(), answer };
+            let pause = match one.answer.as_ref().map(|answer| answer.word.as_str()) {
+                Some("executed" | "replayed" | "outcome-unknown") => None,
+                Some("released") | None => Some(1),
+                Some(_) => Some(50),
+            };
+            self.books.tries.lock().unwrap().push(one);
+            let Some(pause) = pause else { return };
+            std::thread::sleep(Duration::from_millis(pause));
+        }
+    }
+
+    fn some_gate(&self) -> Option<SocketAddr> {
+        let gates: Vec<SocketAddr> = self.gates.lock().unwrap().iter().flatten().copied().collect();
+        fastrand::choice(gates)
+    }
+
+    /// Asks once more for every key, now that everything works, and judges all that happened.
+    pub fn judge(self) -> Seen {
+        let keys = self.books.keys();
+        let next = AtomicUsize::new(0);
+        let answers = Mutex::new(BTreeMap::new());
+        std::thread::scope(|scope| {
+            for _ in 0..16 {
+                scope.spawn(|| {
+                    while let Some(key) = keys.get(next.fetch_add(1, Ordering::SeqCst)) {
+                        let answer = self.last_answer(key);
+                        answers.lock().unwrap().insert(key.clone(), answer);
+                    }
+                });
+            }
+        });
+        let mut answers = answers.into_inner().unwrap();
+        let mut records = records(&Session::open(&self.database));
+        let ends = keys.iter().map(|key| {
+            let (state, attempt) = records.remove(key).unzip();
+            End { key: key.clone(), answer: answers.remove(key).flatten(), state, attempt }
+        });
+        let ends = ends.collect();
+        let (tries, runs) = (self.books.tries.lock().unwrap().clone(), self.books.runs.lock().unwrap().clone());
+        Seen { history: History { tries, runs, ends } }
+    }
+
+    /// The answer to one more request, once it is final.
+    fn last_answer(&self, key: &str) -> Option<Answer> {
+        let start = Instant::now();
+        let mut last = None;
+        while start.elapsed() < PATIENCE {
+            let answer = self.some_gate().and_then(|gate| request(key).try_send(gate)).map(|response| read(&response));
+            let is_final = |word: &str| ["executed", "replayed", "outcome-unknown"].contains(&word);
+            let done = answer.as_ref().is_some_and(|answer| is_final(&answer.word));
+            last = answer;
+            if done {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        last
+    }
+}
+
+/// What was seen of a storm.
+pub struct Seen {
+    history: History,
+}
+
+impl Seen {
+    /// Holds that nothing was wrong, and that there was something to see.
+    #[track_caller]
+    pub fn expect_right(self, least_keys: usize) {
+        let wrong = judge(&self.history);
+        let keys = self.history.ends.len();
+        let count = |word: &str| self.history.ends.iter().filter(|end| end.word() == Some(word)).count();
+        let lost = self.history.tries.iter().filter(|one| one.answer.is_none()).count();
+        let away = self.history.tries.iter().filter(|one| one.word() == Some("store-unavailable")).count();
+        eprintln!(
+            "{keys} keys, {} runs, {} requests ({lost} without an answer, {away} store-unavailable); in the end {} \
+             replayed, {} unknown, {} executed only then",
+            self.history.runs.len(),
+            self.history.tries.len(),
+            count("replayed"),
+            count("outcome-unknown"),
+            count("executed"),
+        );
+        let shown: Vec<String> = wrong.iter().take(5).map(|wrong| self.show(wrong)).collect();
+        assert!(wrong.is_empty(), "{} things are wrong, such as\n{}", wrong.len(), shown.join("\n"));
+        assert!(keys >= least_keys, "{keys} keys only");
+        let looked = self.history.runs.iter().filter(|run| run.was_claimed.is_some()).count();
+        assert!(looked * 2 >= self.history.runs.len(), "{looked} claims were looked up");
+        assert!(count("replayed") * 2 >= keys, "most keys should come through");
+    }
+
+    /// What happened to the key that something is wrong with.
+    fn show(&self, wrong: &Wrong) -> String {
+        let name = format!("{wrong:?}");
+        let key = name.split('"').nth(1).unwrap_or_default();
+        let mut lines: Vec<(Duration, String)> = Vec::new();
+        for one in self.history.tries.iter().filter(|one| one.key == key) {
+            let answer = one.answer.as_ref().map(show_answer);
+            lines.push((one.began, format!("asked, until {:?}: {answer:?}", one.ended)));
+        }
+        for run in self.history.runs.iter().filter(|run| run.key == key) {
+            let body = String::from_utf8_lossy(&run.answer.body);
+            let (claimed, attempt) = (run.was_claimed, &run.attempt);
+            lines.push((run.began, format!("ran, until {:?}: {body} under {attempt}, claimed {claimed:?}", run.ended)));
+        }
+        for end in self.history.ends.iter().filter(|end| end.key == key) {
+            let answer = end.answer.as_ref().map(show_answer);
+            lines.push((Duration::MAX, format!("in the end {answer:?}, {:?} under {:?}", end.state, end.attempt)));
+        }
+        lines.sort();
+        let lines: Vec<String> = lines.into_iter().map(|(at, what)| format!("  {at:?} {what}")).collect();
+        format!("{wrong:?}\n{}", lines.join("\n"))
+    }
+}
+
+fn show_answer(answer: &Answer) -> String {
+    let Said { status, head, body } = &answer.said;
+    format!("{} {status} {head:?} {}", answer.word, String::from_utf8_lossy(body))
+}
+
+impl Try {
+    fn word(&self) -> Option<&str> {
+        self.answer.as_ref().map(|answer| answer.word.as_str())
+    }
+}
+
+impl End {
+    fn word(&self) -> Option<&str> {
+        self.answer.as_ref().map(|answer| answer.word.as_str())
+    }
+}
+
+impl Books {
+    fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    fn keys(&self) -> Vec<String> {
+        let mut keys: Vec<String> = self.tries.lock().unwrap().iter().map(|one| one.key.clone()).collect();
+        keys.sort();
+        keys.dedup();
+        keys
+    }
+
+    /// Runs a request: takes some time, answers what it answers to no other, and releases one key in seven at first.
+    fn serve(&self, request: &crate::support::upstream::Request, database: &str) -> Reply {
+        let began = self.now();
+        let key = request.key().unwrap_or_default();
+        let attempt = request.head.get("idempotency-attempt").unwrap_or_default();
+        let is_first = !self.runs.lock().unwrap().iter().any(|run| run.key == key);
+        let nth: usize = key.rsplit('-').next().and_then(|nth| nth.parse().ok()).unwrap_or_default();
+        let releases = is_first && nth.is_multiple_of(7);
+        let (status, line) = if releases { (500, "500 Oops") } else { (200, "200 Done") };
+        let body = format!("{key} run {}", request.nth).into_bytes();
+        let head = vec![format!("content-length: {}", body.len()), format!("x-run: {}", request.nth)];
+        let place = {
+            let mut runs = self.runs.lock().unwrap();
+            runs.push(Run {
+                key: key.clone(),
+                attempt: attempt.clone(),
+                began,
+                ended: None,
+                answer: Said { status, head: head.clone(), body: body.clone() },
+                releases,
+                was_claimed: None,
+            });
+            runs.len() - 1
+        };
+        let was_claimed = self.look_up(&attempt, database);
+        // Most are quick; a few take longer than a lease.
+        let pause = if nth % 50 == 49 { 1_500 } else { fastrand::u64(2..120) };
+        std::thread::sleep(Duration::from_millis(pause));
+        {
+            let mut runs = self.runs.lock().unwrap();
+            runs[place].was_claimed = was_claimed;
+            runs[place].ended = Some(self.now());
+        }
+        let mut raw = format!("HTTP/1.1 {line}\r\n{}\r\n\r\n", head.join("\r\n")).into_bytes();
+        raw.extend(body);
+        Reply::raw(raw)
+    }
+
+    /// Whether the claim of an attempt stands; nothing where the database cannot be asked.
+    fn look_up(&self, attempt: &str, database: &str) -> Option<bool> {
+        assert!(attempt.len() == 32 && attempt.bytes().all(|byte| byte.is_ascii_hexdigit()), "{attempt:?}");
+        let idle = self.idle.lock().unwrap().pop();
+        let session = idle.map_or_else(|| Session::try_open(database), Ok).ok()?;
+        let sql = format!(
+            "SELECT FROM oncegate.record WHERE state = 0 AND attempt = '\\x{attempt}' \
+             UNION ALL SELECT FROM oncegate.record WHERE state = 2 AND attempt = '\\x{attempt}'"
+        );
+        let found = session.start(&sql).within(PATIENCE)?.ok()?;
+        self.idle.lock().unwrap().push(session);
+        Some(!found.is_empty())
+    }
+}
+
+/// A client's request. Its path is the key too: that stands in the record.
+fn request(key: &str) -> Request {
+    Request::post(&format!("/charges/{key}")).key(key).body("{\"amount\":1}")
+}
+
+fn read(response: &Response) -> Answer {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let head = response.end_to_end();
+    let head = head.iter().map(|(name, value)| format!("{}: {}", text(name).to_ascii_lowercase(), text(value)));
+    let said = Said { status: response.status, head: head.collect(), body: response.body.bytes.clone() };
+    Answer { word: response.word(), said }
+}
+
+/// State and attempt of each key.
+fn records(session: &Session) -> BTreeMap<String, (String, String)> {
+    let rows = session.run("SELECT state, encode(attempt, 'hex'), encode(head, 'escape') FROM oncegate.record");
+    let mut records = BTreeMap::new();
+    for row in rows {
+        let [Some(state), Some(attempt), Some(head)] = &row[..] else { panic!("{row:?}") };
+        let (_, path) = head.split_once("/charges/").unwrap_or_else(|| panic!("no path in {head:?}"));
+        let key = path.chars().take("k-0000-0000".len()).collect();
+        let state = ["in-flight", "completed", "unknown"][state.parse::<usize>().expect("a number")];
+        assert!(records.insert(key, (state.to_owned(), attempt.clone())).is_none(), "two records of {path}");
+    }
+    records
+}

@@ -1,0 +1,301 @@
+//! The real gate, PostgreSQL and the example upstream, whose requests die, wait and come late.
+
+use std::net::SocketAddr;
+use std::thread::{JoinHandle, sleep, spawn};
+use std::time::{Duration, Instant};
+
+use super::example::{Example, pay};
+use super::migrated;
+use crate::support::wait::PATIENCE;
+use crate::support::{Client, Gate, Plan, Request, Response, eventually};
+
+/// The shortest lease that there is.
+const LEASE: Duration = Duration::from_secs(1);
+
+#[track_caller]
+fn example() -> Option<Example> {
+    Example::start(migrated()?)
+}
+
+/// A gate before the example, on its database, with leases that end soon.
+fn before(example: &Example, defaults: &str) -> Plan {
+    let plan = Gate::before_url(&example.url).store_url(&example.database.url);
+    plan.defaults(&format!("lease = \"{}s\"\n{defaults}", LEASE.as_secs()))
+}
+
+/// Sends a request that may take longer than others, to a gate that may die meanwhile.
+fn in_background(request: Request, to: SocketAddr) -> JoinHandle<Option<Response>> {
+    spawn(move || {
+        let mut client = Client::connect(to);
+        client.wire.stream.set_read_timeout(Some(2 * PATIENCE)).expect("not zero");
+        client.send(request.bytes()).try_response("POST").filter(|response| response.body.complete)
+    })
+}
+
+/// Holds that this is the first answer to a payment, as it was recorded.
+#[track_caller]
+fn expect_receipt(response: &Response, word: &str, charge: u64) {
+    response.expect(201, word);
+    assert_eq!(response.get("location"), Some(format!("/v1/charges/{charge}")));
+    assert_eq!(response.text(), format!("{{\"id\": \"ch_{charge}\", \"amount\": 100}}\n"));
+}
+
+#[test]
+fn an_upstream_that_dies_between_its_commit_and_its_answer() {
+    let Some(example) = example() else { return };
+    let gate = before(&example, "").start();
+    let (request, _) = example.faulty("k-1", "dies-committed");
+    let first = request.send(&gate);
+    expect_receipt(&first, "executed", 1);
+    // There is no upstream any more, and the next gate knows it too.
+    let gate = gate.kill9().start();
+    let retry = pay("k-1").send(&gate);
+    expect_receipt(&retry, "replayed", 1);
+    first.expect_repeated_by(&retry);
+    assert_eq!(example.charges(), 1);
+}
+
+#[test]
+fn a_gate_that_dies_before_the_answer() {
+    let Some(example) = example() else { return };
+    let gate = before(&example, "").start();
+    let (request, held) = example.faulty("k-1", "waits-completed");
+    let first = in_background(request, gate.address);
+    held.wait();
+    let gate = gate.kill9().start();
+    assert!(first.join().unwrap().is_none());
+    pay("k-1").send(&gate).expect_problem(409, "in-flight");
+    held.let_go();
+    assert_eq!(held.done(), 201);
+    expect_receipt(&pay("k-1").send(&gate), "replayed", 1);
+    assert_eq!(example.charges(), 1);
+}
+
+#[test]
+fn the_first_client_gets_what_was_recorded() {
+    let Some(example) = example() else { return };
+    let gate = before(&example, "").start();
+    let (request, _) = example.faulty("k-1", "says-otherwise");
+    let first = request.send(&gate);
+    expect_receipt(&first, "executed", 1);
+    assert_eq!(first.get("x-otherwise"), None);
+    let retry = pay("k-1").send(&gate);
+    retry.expect(201, "replayed");
+    first.expect_repeated_by(&retry);
+    assert_eq!(example.charges(), 1);
+}
+
+#[test]
+fn a_rollback_leaves_the_record_to_the_gate() {
+    let Some(example) = example() else { return };
+    let gate = before(&example, "").start();
+    // It answers 503, which releases.
+    let (request, _) = example.faulty("k-1", "rolls-back");
+    request.send(&gate).expect(503, "released");
+    assert_eq!(example.charges(), 0);
+    pay("k-1").send(&gate).expect(201, "executed");
+    pay("k-1").send(&gate).expect(201, "replayed");
+    // It dies, and nobody can tell from here what it did.
+    let (request, _) = example.faulty("k-2", "dies-charged");
+    request.send(&gate).expect_problem(502, "upstream-broken");
+    pay("k-2").send(&gate).expect_problem(409, "outcome-unknown");
+    assert_eq!(example.charges(), 1);
+}
+
+#[test]
+fn a_request_without_a_key_is_none_of_its_business() {
+    let Some(example) = example() else { return };
+    let gate = before(&example, "").start();
+    let unprotected = Request::post("/v1/charges").body("{\"amount\": 100}");
+    for charge in 1..=2 {
+        let response = unprotected.send(&gate);
+        assert_eq!((response.status, response.word().as_str()), (201, ""), "{}", response.show());
+        assert_eq!(example.charges(), charge);
+    }
+    // Nor is one that is wrong, whose answer the gate records.
+    let wrong = Request::post("/v1/charges").key("k-1").body("{}");
+    wrong.send(&gate).expect(400, "executed");
+    wrong.send(&gate).expect(400, "replayed");
+    assert_eq!(example.charges(), 2);
+}
+
+/// An attempt whose gate has died, and whose key was claimed again before it gets to its work, or to its end.
+#[test]
+fn an_attempt_that_was_superseded_rolls_back() {
+    // Another attempt by an operator's leave, and by the policy; before the first has begun, and after it has charged.
+    let both = [("operator", "waits-before"), ("policy", "unchecked waits-charged")];
+    for (by, faults) in both.into_iter().chain([("operator", "unchecked waits-charged"), ("policy", "waits-before")]) {
+        let Some(example) = example() else { return };
+        let other = before(&example, if by == "policy" { "recovery = \"retry\"" } else { "" }).start();
+        let gate = before(&example, "").start();
+        let (request, held) = example.faulty("k-1", faults);
+        let first = in_background(request, gate.address);
+        held.wait();
+        drop(gate.kill9());
+        assert!(first.join().unwrap().is_none());
+        other.wait_for_state("k-1", "unknown");
+        if by == "operator" {
+            let id = other.records("key=k-1")[0]["id"].as_str().expect("an id").to_owned();
+            let release = serde_json::json!({"action": "release", "reason": "it never came to the bank"});
+            let resolved = other.admin("POST", &format!("/api/v1/records/{id}/resolve"), Some(&release));
+            assert_eq!(resolved.status, 204, "{}", resolved.show());
+        }
+        let second = pay("k-1").send(&other);
+        second.expect(201, "executed");
+        held.let_go();
+        assert_eq!(held.done(), 409, "{by}, {faults}");
+        assert_eq!(example.charges(), 1, "{by}, {faults}");
+        let retry = pay("k-1").send(&other);
+        retry.expect(201, "replayed");
+        second.expect_repeated_by(&retry);
+    }
+}
+
+/// Nobody takes the key from an attempt that holds its record, and what it says counts, though its gate be long gone.
+#[test]
+fn an_attempt_that_holds_its_record_is_not_superseded() {
+    let Some(example) = example() else { return };
+    let other = before(&example, "recovery = \"retry\"").start();
+    let gate = before(&example, "").start();
+    let (request, held) = example.faulty("k-1", "waits-charged");
+    let first = in_background(request, gate.address);
+    held.wait();
+    drop(gate.kill9());
+    assert!(first.join().unwrap().is_none());
+    let began = Instant::now();
+    while began.elapsed() < 3 * LEASE {
+        pay("k-1").send(&other).expect_problem(409, "in-flight");
+        sleep(LEASE / 10);
+    }
+    held.let_go();
+    assert_eq!(held.done(), 201);
+    expect_receipt(&pay("k-1").send(&other), "replayed", 1);
+    assert_eq!(example.charges(), 1);
+}
+
+/// The upstream's timeout is over while its transaction is open: nobody knows how it ends, until it has.
+#[test]
+fn a_transaction_that_outlasts_its_attempt_counts() {
+    let Some(example) = example() else { return };
+    let plan = before(&example, "").upstream("timeout = \"1s\"").store("settle_timeout = \"1s\"");
+    let gate = plan.start();
+    for (key, faults, charge) in [("k-1", "waits-charged", 1), ("k-2", "waits-completed", 2)] {
+        let (request, held) = example.faulty(key, faults);
+        request.send(&gate).expect_problem(504, "upstream-timeout");
+        pay(key).send(&gate).expect_problem(409, "in-flight");
+        // Others are not held up by an ending that cannot be written down.
+        pay(&format!("{key}-other")).send(&gate).expect(201, "executed");
+        held.let_go();
+        assert_eq!(held.done(), 201);
+        let retry = eventually("it is completed", || {
+            let retry = pay(key).send(&gate);
+            (retry.status != 409).then_some(retry)
+        });
+        retry.expect(201, "replayed");
+        assert_eq!(example.charges(), 2 * charge);
+    }
+}
+
+/// A duplicate that waits at another gate gets the answer when the transaction commits.
+#[test]
+fn who_waits_elsewhere_gets_the_answer() {
+    let Some(example) = example() else { return };
+    let plan = before(&example, "in_flight = { wait = \"20s\" }");
+    let (gate, other) = (plan.start(), before(&example, "in_flight = { wait = \"20s\" }").start());
+    let (request, held) = example.faulty("k-1", "waits-charged");
+    let first = in_background(request, gate.address);
+    held.wait();
+    let waiting = in_background(pay("k-1"), other.address);
+    sleep(2 * LEASE);
+    assert!(!waiting.is_finished());
+    held.let_go();
+    let first = first.join().unwrap().expect("an answer");
+    expect_receipt(&first, "executed", 1);
+    let second = waiting.join().unwrap().expect("an answer");
+    second.expect(201, "replayed");
+    first.expect_repeated_by(&second);
+}
+
+/// One upstream holds its transaction for several leases: its key stays in flight, and nobody else is the worse for it.
+#[test]
+fn a_long_transaction_is_nobody_elses_business() {
+    const TIME: Duration = Duration::from_secs(4);
+    let Some(example) = example() else { return };
+    let gates = [before(&example, "").start(), before(&example, "").start()];
+    let addresses = gates.each_ref().map(|gate| gate.address);
+    let usual = latencies(addresses, "before", Duration::from_secs(2));
+
+    let (request, held) = example.faulty("held", "waits-charged");
+    let first = in_background(request, addresses[0]);
+    // These are at work just as long, and hold nothing: only their leases, renewed in the same statements, keep them.
+    let slow = [0, 1].map(|gate| {
+        let (request, slow) = example.faulty(&format!("slow-{gate}"), "waits-before");
+        (in_background(request, addresses[gate]), slow)
+    });
+    held.wait();
+    slow.iter().for_each(|(_, slow)| slow.wait());
+    let measuring = spawn(move || latencies(addresses, "meanwhile", TIME));
+    while !measuring.is_finished() {
+        for gate in &gates {
+            pay("held").send(gate).expect_problem(409, "in-flight");
+        }
+        sleep(LEASE / 10);
+    }
+    let meanwhile = measuring.join().unwrap();
+
+    for (request, slow) in slow {
+        slow.let_go();
+        request.join().unwrap().expect("an answer").expect(201, "executed");
+    }
+    held.let_go();
+    let first = first.join().unwrap().expect("an answer");
+    first.expect(201, "executed");
+    for gate in &gates {
+        let retry = pay("held").send(gate);
+        retry.expect(201, "replayed");
+        first.expect_repeated_by(&retry);
+        assert_eq!(gate.metric("oncegate_leases_expired_total", &[]), 0.0);
+    }
+    let count = usual.len() + meanwhile.len() + 3;
+    assert_eq!(example.charges(), count as u64);
+    eprintln!("before {}; meanwhile {}", shown(&usual), shown(&meanwhile));
+    // What has to wait for a lock gives up after two tenths of a second: of that nobody is to see anything.
+    let most = at(&meanwhile, 0.9);
+    assert!(most < Duration::from_millis(200), "before {}; meanwhile {}", shown(&usual), shown(&meanwhile));
+}
+
+/// How long new keys take, through both gates, one after another on each of four connections; sorted.
+fn latencies(gates: [SocketAddr; 2], name: &'static str, time: Duration) -> Vec<Duration> {
+    let clients = (0..4).map(|client| {
+        spawn(move || {
+            let mut connection = Client::connect(gates[client % 2]);
+            let (began, mut took) = (Instant::now(), Vec::new());
+            while began.elapsed() < time {
+                let sent = Instant::now();
+                connection.send(pay(&format!("{name}-{client}-{}", took.len())).bytes());
+                connection.response().expect(201, "executed");
+                took.push(sent.elapsed());
+            }
+            took
+        })
+    });
+    let clients: Vec<_> = clients.collect();
+    let mut took: Vec<_> = clients.into_iter().flat_map(|client| client.join().unwrap()).collect();
+    took.sort();
+    took
+}
+
+/// The latency that this part of all stay below.
+fn at(sorted: &[Duration], part: f64) -> Duration {
+    sorted[((sorted.len() - 1) as f64 * part) as usize]
+}
+
+fn shown(sorted: &[Duration]) -> String {
+    format!(
+        "{} in {:.1?} at the median, {:.1?} at 90 %, {:.1?} at most",
+        sorted.len(),
+        at(sorted, 0.5),
+        at(sorted, 0.9),
+        at(sorted, 1.0)
+    )
+}
