@@ -119,36 +119,43 @@ fn a_request_without_a_key_is_none_of_its_business() {
     assert_eq!(example.charges(), 2);
 }
 
-/// An attempt whose gate has died, and whose key was claimed again before it gets to its work, or to its end.
+/// An attempt whose gate has died, and whose key was claimed again before it gets to its work, or to its end: by an
+/// operator's leave, or by the policy.
 #[test]
 fn an_attempt_that_was_superseded_rolls_back() {
-    // Another attempt by an operator's leave, and by the policy; before the first has begun, and after it has charged.
-    let both = [("operator", "waits-before"), ("policy", "unchecked waits-charged")];
-    for (by, faults) in both.into_iter().chain([("operator", "unchecked waits-charged"), ("policy", "waits-before")]) {
-        let Some(example) = example() else { return };
-        let other = before(&example, if by == "policy" { "recovery = \"retry\"" } else { "" }).start();
-        let gate = before(&example, "").start();
-        let (request, held) = example.faulty("k-1", faults);
-        let first = in_background(request, gate.address);
-        held.wait();
-        drop(gate.kill9());
-        assert!(first.join().unwrap().is_none());
-        other.wait_for_state("k-1", "unknown");
-        if by == "operator" {
-            let id = other.records("key=k-1")[0]["id"].as_str().expect("an id").to_owned();
-            let release = serde_json::json!({"action": "release", "reason": "it never came to the bank"});
-            let resolved = other.admin("POST", &format!("/api/v1/records/{id}/resolve"), Some(&release));
-            assert_eq!(resolved.status, 204, "{}", resolved.show());
+    std::thread::scope(|scope| {
+        for by in ["operator", "policy"] {
+            for faults in ["waits-before", "unchecked waits-charged"] {
+                scope.spawn(move || superseded(by, faults));
+            }
         }
-        let second = pay("k-1").send(&other);
-        second.expect(201, "executed");
-        held.let_go();
-        assert_eq!(held.done(), 409, "{by}, {faults}");
-        assert_eq!(example.charges(), 1, "{by}, {faults}");
-        let retry = pay("k-1").send(&other);
-        retry.expect(201, "replayed");
-        second.expect_repeated_by(&retry);
+    });
+}
+
+fn superseded(by: &str, faults: &str) {
+    let Some(example) = example() else { return };
+    let other = before(&example, if by == "policy" { "recovery = \"retry\"" } else { "" }).start();
+    let gate = before(&example, "").start();
+    let (request, held) = example.faulty("k-1", faults);
+    let first = in_background(request, gate.address);
+    held.wait();
+    drop(gate.kill9());
+    assert!(first.join().unwrap().is_none());
+    other.wait_for_state("k-1", "unknown");
+    if by == "operator" {
+        let id = other.records("key=k-1")[0]["id"].as_str().expect("an id").to_owned();
+        let release = serde_json::json!({"action": "release", "reason": "it never came to the bank"});
+        let resolved = other.admin("POST", &format!("/api/v1/records/{id}/resolve"), Some(&release));
+        assert_eq!(resolved.status, 204, "{}", resolved.show());
     }
+    let second = pay("k-1").send(&other);
+    second.expect(201, "executed");
+    held.let_go();
+    assert_eq!(held.done(), 409, "{by}, {faults}");
+    assert_eq!(example.charges(), 1, "{by}, {faults}");
+    let retry = pay("k-1").send(&other);
+    retry.expect(201, "replayed");
+    second.expect_repeated_by(&retry);
 }
 
 /// Nobody takes the key from an attempt that holds its record, and what it says counts, though its gate be long gone.
