@@ -74,8 +74,9 @@ impl Storm {
                     self.round(ROUNDS.fetch_add(1, Ordering::SeqCst), keys, &is_over);
                 }
             });
+            // Also where what disturbs fails.
+            let _end = Ending(&is_over);
             disturb();
-            is_over.store(true, Ordering::SeqCst);
         });
     }
 
@@ -165,6 +166,15 @@ impl Storm {
             std::thread::sleep(Duration::from_millis(50));
         }
         last
+    }
+}
+
+/// Ends a storm when dropped.
+struct Ending<'a>(&'a AtomicBool);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
     }
 }
 
