@@ -106,6 +106,29 @@ async fn a_database_that_is_away_is_refused_at_once_and_comes_back() {
     store.close().await;
 }
 
+/// A role that may open so many connections; the URL by which it comes in.
+fn limited_role(database: &Database, connections: usize) -> String {
+    let role = format!("limited_{}", database.name);
+    database.run(&format!("CREATE ROLE {role} LOGIN CONNECTION LIMIT {connections}"));
+    database.run(&format!("GRANT USAGE ON SCHEMA oncegate TO {role}"));
+    database.run(&format!("GRANT ALL ON ALL TABLES IN SCHEMA oncegate TO {role}"));
+    database.run(&format!("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA oncegate TO {role}"));
+    let (_, rest) = database.url.split_once('@').expect("a user");
+    format!("postgres://{role}@{rest}")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_cannot_be_made_keep_nobody_waiting() {
+    let Some((_server, database)) = own_server(&[]) else { return };
+    let store = open(&limited_role(&database, 3)).await;
+    for number in 1..=200 {
+        let claimed = timeout(Duration::from_secs(2), store.claim(id(number), fresh(number))).await;
+        assert!(matches!(claimed, Ok(Ok(Claim::Inserted(_)))), "{number}: {claimed:?}");
+        sleep(Duration::from_millis(5)).await;
+    }
+    store.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_that_hangs_is_given_up_and_comes_back() {
     let Some(database) = database() else { return };
