@@ -248,7 +248,9 @@ fn an_unknown_attempt_that_is_at_work_is_left_alone() {
     let measuring = spawn(move || latencies(addresses, "meanwhile", Duration::from_secs(2)));
     while !measuring.is_finished() {
         for key in &keys {
-            gates.iter().for_each(|gate| drop(pay(key).send(gate).expect_problem(409, "in-flight")));
+            for gate in &gates {
+                pay(key).send(gate).expect_problem(409, "in-flight");
+            }
         }
         sleep(Duration::from_millis(50));
     }

@@ -189,7 +189,7 @@ async fn a_record_that_somebody_holds_holds_up_nobody_else() {
     }
     let upstream = database.session();
     upstream.run("BEGIN");
-    upstream.run(&format!("UPDATE oncegate.record SET ttl = ttl + 1 WHERE id = {}", literal(&id(1).0)));
+    upstream.run(&format!("SELECT oncegate.assert_current('{}')", attempt(1).expose()));
 
     // Its lease is past, and its attempt is at work.
     sleep(Duration::from_millis(5)).await;
