@@ -29,11 +29,6 @@ fn complete() -> End {
     End::Complete { answer: Bytes::from_static(b"answer"), expiry: Expiry::FromClaim(HOUR) }
 }
 
-fn literal(bytes: &[u8]) -> String {
-    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("'\\x{digits}'::bytea")
-}
-
 /// A server of the test's own, with the schema.
 fn own_server(with: &[(&str, &str)]) -> Option<(servers::Postgres, Database)> {
     let server = servers::Postgres::with(with)?;
