@@ -101,6 +101,27 @@ async fn a_database_that_is_away_is_refused_at_once_and_comes_back() {
     store.close().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_that_another_is_about_to_make_fails_alone() {
+    let Some(database) = database() else { return };
+    let store = open(&database.url).await;
+    let other = database.session();
+    other.run("BEGIN");
+    let values = format!("{0}, {0}, 0, 1, 1, 1, 1, 1, '\\x00'", literal(&id(5).0));
+    let columns = "id, attempt, state, claimed_at, lease_until, ttl, unknown_ttl, origin, head";
+    other.run(&format!("INSERT INTO oncegate.record ({columns}) VALUES ({values})"));
+    let claims = (1..=20).map(|number| store.claim(id(number), fresh(number)));
+    for (number, claimed) in (1..).zip(futures_util::future::join_all(claims).await) {
+        match number {
+            5 => assert!(matches!(claimed, Err(Error::Determinate(_))), "{claimed:?}"),
+            _ => assert!(matches!(claimed, Ok(Claim::Inserted(_))), "{number}: {claimed:?}"),
+        }
+    }
+    other.run("ROLLBACK");
+    assert!(matches!(store.claim(id(5), fresh(5)).await, Ok(Claim::Inserted(_))));
+    store.close().await;
+}
+
 /// A role that may open so many connections; the URL by which it comes in.
 fn limited_role(database: &Database, connections: usize) -> String {
     let role = format!("limited_{}", database.name);
