@@ -107,7 +107,7 @@ async fn a_claim_that_another_is_about_to_make_fails_alone() {
     let store = open(&database.url).await;
     let other = database.session();
     other.run("BEGIN");
-    let values = format!("{0}, {0}, 0, 1, 1, 1, 1, 1, '\\x00'", literal(&id(5).0));
+    let values = format!("{0}, {0}, 0, 1, 1, 1, 1, 1, '\\x00'", "decode(repeat('05', 32), 'hex')");
     let columns = "id, attempt, state, claimed_at, lease_until, ttl, unknown_ttl, origin, head";
     other.run(&format!("INSERT INTO oncegate.record ({columns}) VALUES ({values})"));
     let claims = (1..=20).map(|number| store.claim(id(number), fresh(number)));
