@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::example::{Example, pay};
 use super::migrated;
 use crate::support::wait::PATIENCE;
-use crate::support::{Client, Gate, Plan, Request, Response, eventually};
+use crate::support::{Client, Gate, Plan, Reply, Request, Response, Upstream, eventually};
 
 /// The shortest lease that there is.
 const LEASE: Duration = Duration::from_secs(1);
@@ -221,6 +221,47 @@ fn who_waits_elsewhere_gets_the_answer() {
     let second = waiting.join().unwrap().expect("an answer");
     second.expect(201, "replayed");
     first.expect_repeated_by(&second);
+}
+
+/// Unknown attempts whose upstream is at work after all: a policy that would run their requests again does not, and those
+/// who ask for it hold up nobody else.
+#[test]
+fn an_unknown_attempt_that_is_at_work_is_left_alone() {
+    let Some(database) = migrated() else { return };
+    let upstream = Upstream::start(|request| match request.key().is_some_and(|key| key.starts_with("held")) {
+        true => Reply::default().reset(),
+        false => Reply::status("201 Created", "done"),
+    });
+    let plan = || Gate::before(&upstream).store_url(&database.url).defaults("recovery = \"retry\"");
+    let gates = [plan().start(), plan().start()];
+    let addresses = gates.each_ref().map(|gate| gate.address);
+    let usual = latencies(addresses, "before", Duration::from_secs(1));
+
+    let at_work = database.session();
+    at_work.run("BEGIN");
+    let keys = [0, 1, 2, 3].map(|number| format!("held-{number}"));
+    for key in &keys {
+        pay(key).send(&gates[0]).expect_problem(502, "upstream-broken");
+        let attempt = upstream.last().head.get("idempotency-attempt").expect("a token");
+        at_work.run(&format!("SELECT oncegate.assert_current('{attempt}')"));
+    }
+    let measuring = spawn(move || latencies(addresses, "meanwhile", Duration::from_secs(2)));
+    while !measuring.is_finished() {
+        for key in &keys {
+            for gate in &gates {
+                pay(key).send(gate).expect_problem(409, "in-flight");
+            }
+        }
+        sleep(Duration::from_millis(50));
+    }
+    let meanwhile = measuring.join().unwrap();
+    eprintln!("before {}; meanwhile {}", shown(&usual), shown(&meanwhile));
+    assert!(at(&meanwhile, 0.9) < Duration::from_millis(200), "{}", shown(&meanwhile));
+    assert_eq!(upstream.runs_of(&keys[0]), 1);
+    // It has ended, and still nobody knows how.
+    at_work.run("ROLLBACK");
+    pay(&keys[0]).send(&gates[1]).expect_problem(502, "upstream-broken");
+    assert_eq!(upstream.runs_of(&keys[0]), 2);
 }
 
 /// One upstream holds its transaction for several leases: its key stays in flight, and nobody else is the worse for it.
