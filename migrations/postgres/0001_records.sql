@@ -407,12 +407,19 @@ BEGIN
     END IF;
 END $$;
 
--- Asks to be told when a record's attempt ends. Returns whether one is in flight.
+-- Asks to be told when a record's attempt ends. Returns whether one is in flight. Where another transaction holds the
+-- record nobody is told, and whoever waits looks for himself: many who waited for that transaction here, one connection
+-- each, would keep all others from theirs, those who renew leases among them.
 CREATE FUNCTION oncegate.await_v1(wanted bytea) RETURNS boolean
 LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '200ms' AS $$
 BEGIN
-    UPDATE oncegate.record r SET is_awaited = true WHERE r.id = wanted AND r.state + 0 = 0 AND NOT r.is_awaited;
-    RETURN FOUND OR EXISTS (SELECT FROM oncegate.record r WHERE r.id = wanted AND r.state + 0 = 0);
+    PERFORM FROM oncegate.record r
+    WHERE r.id = wanted AND r.state + 0 = 0 AND NOT r.is_awaited FOR UPDATE SKIP LOCKED;
+    IF FOUND THEN
+        UPDATE oncegate.record r SET is_awaited = true WHERE r.id = wanted;
+        RETURN true;
+    END IF;
+    RETURN EXISTS (SELECT FROM oncegate.record r WHERE r.id = wanted AND r.state + 0 = 0);
 END $$;
 
 -- Nobody but the gate's own role calls these. What an upstream calls is granted where it is defined.

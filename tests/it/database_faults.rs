@@ -204,3 +204,43 @@ fn a_record_that_somebody_holds_makes_nobody_else_wait() {
     });
     assert_eq!(upstream.runs_of("held"), 1);
 }
+
+/// Whoever waits for such a record asks the database to be told of its end, again and again.
+#[test]
+fn those_who_wait_for_a_record_that_somebody_holds_cost_nobody_a_lease() {
+    let Some(database) = migrated() else { return };
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = Upstream::start(move |request| match request.key().as_deref() {
+        Some("held") => Reply::ok("held").hold_until(&held),
+        Some(key) => Reply::ok(key).delay(Duration::from_secs(6)),
+        None => Reply::ok(""),
+    });
+    let policy = "lease = \"1s\"\nin_flight = { wait = \"20s\" }";
+    let plan = || Gate::before(&upstream).store_url(&database.url).defaults(policy);
+    let (first, second) = (plan().start(), plan().start());
+    let send = |gate: &Gate, key: &str| {
+        let (request, address) = (Request::post("/charges").key(key).body("{}"), gate.address);
+        std::thread::spawn(move || request.send(address))
+    };
+    let mut all = vec![send(&first, "held")];
+    upstream.wait_for_runs(1);
+    let holder = database.session();
+    holder.run("BEGIN; SELECT FROM oncegate.record FOR UPDATE");
+    let long: Vec<_> = (0..5).map(|nth| send(&second, &format!("long-{nth}"))).collect();
+    all.extend((0..100).map(|_| send(&second, "held")));
+    for (nth, long) in long.into_iter().enumerate() {
+        long.join().expect("an answer").expect(200, "executed");
+        assert_eq!(first.states(&format!("long-{nth}")), ["completed"]);
+    }
+    assert_eq!(
+        second.metric("oncegate_leases_expired_total", &[]) + first.metric("oncegate_leases_expired_total", &[]),
+        0.0
+    );
+    holder.run("COMMIT");
+    signal.open();
+    let answers: Vec<Response> = all.into_iter().map(|one| one.join().expect("an answer")).collect();
+    answers[0].expect(200, "executed");
+    assert!(answers[1..].iter().all(|answer| answer.word() == "replayed"));
+    assert_eq!(upstream.runs_of("held"), 1);
+}
