@@ -12,6 +12,7 @@ use oncegate::store::{
 };
 
 use crate::history::{EPOCH, Event, History, Standing, Token, Told};
+use crate::ledger::{Call, Line, Said};
 use crate::life::Life;
 use crate::mutant::Shelf;
 use crate::setup::{label_of, variant_of};
@@ -68,7 +69,7 @@ impl Books {
     }
 }
 
-fn standing(record: &Record) -> Standing {
+pub fn standing(record: &Record) -> Standing {
     Standing {
         token: Token::of(record.attempt),
         state: record.state,
@@ -86,6 +87,11 @@ pub struct Recorded {
 }
 
 impl Recorded {
+    /// Notes a call that was carried out just now.
+    fn note(&self, call: Call, said: Said) {
+        self.shelf.ledger.add(Line { at: self.shelf.books.now(), gate: self.life.slot, call, said });
+    }
+
     async fn done(&self, op: Operation, attempts: &[(RecordId, Attempt)], told: Told) {
         self.shelf.books.observe(&Asked { life: &self.life, op, attempts }).await;
         let one = attempts.first().filter(|_| attempts.len() == 1);
@@ -106,8 +112,9 @@ impl Store for Recorded {
     }
 
     async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
-        let attempt = fresh.attempt;
+        let (attempt, call) = (fresh.attempt, Call::Claim(id, fresh.clone()));
         let claim = self.shelf.claim(&self.life, id, fresh).await?;
+        self.note(call, Said::from(&claim));
         let told = match &claim {
             Claim::Inserted(_) => Told::Inserted,
             Claim::Exists { record, .. } => Told::Exists(record.state),
@@ -117,14 +124,17 @@ impl Store for Recorded {
     }
 
     async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
-        let attempt = fresh.attempt;
+        let (attempt, call) = (fresh.attempt, Call::Supersede(id, seen, fresh.clone()));
         let superseded = self.shelf.supersede(id, seen, fresh).await?;
+        self.note(call, Said::Superseded(superseded));
         self.done(Operation::Supersede, &[(id, attempt)], Told::Superseded(superseded)).await;
         Ok(superseded)
     }
 
     async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
+        let call = Call::Settle(id, attempt, end.clone());
         let settled = self.shelf.settle(&self.life, id, attempt, end).await?;
+        self.note(call, Said::from(&settled));
         let told = if matches!(settled, Settled::Done { .. }) { Told::Settled } else { Told::NotSettled };
         self.done(Operation::Settle, &[(id, attempt)], told).await;
         Ok(settled)
@@ -132,13 +142,16 @@ impl Store for Recorded {
 
     async fn renew(&self, held: Vec<Held>) -> Result<(), Error> {
         let attempts: Vec<_> = held.iter().map(|held| (held.id, held.attempt)).collect();
+        let call = Call::Renew(held.clone());
         self.shelf.renew(held).await?;
+        self.note(call, Said::Renewed);
         self.done(Operation::Renew, &attempts, Told::Renewed(attempts.len())).await;
         Ok(())
     }
 
     async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
         let count = self.shelf.expire_leases(limit).await?;
+        self.note(Call::ExpireLeases(limit), Said::Count(count));
         // What is looked for in vain, many times a second, is not worth telling.
         if count > 0 || self.shelf.mutant.is_some() {
             self.done(Operation::ExpireLeases, &[], Told::Count(count)).await;
@@ -148,6 +161,7 @@ impl Store for Recorded {
 
     async fn sweep(&self, limit: usize) -> Result<usize, Error> {
         let count = self.shelf.sweep(limit).await?;
+        self.note(Call::Sweep(limit), Said::Count(count));
         if count > 0 || self.shelf.mutant.is_some() {
             self.done(Operation::Sweep, &[], Told::Count(count)).await;
         }
@@ -155,19 +169,28 @@ impl Store for Recorded {
     }
 
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
-        self.shelf.memory.get(id).await
+        let listed = self.shelf.memory.get(id).await?;
+        self.note(Call::Get(id), Said::from(&listed));
+        Ok(listed)
     }
 
     async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
-        self.shelf.memory.list(filter, after, limit).await
+        let call = Call::List(filter.clone(), after, limit);
+        let page = self.shelf.memory.list(filter, after, limit).await?;
+        self.note(call, Said::from(&page));
+        Ok(page)
     }
 
     async fn remove(&self, id: RecordId) -> Result<bool, Error> {
-        self.shelf.memory.remove(id).await
+        let removed = self.shelf.memory.remove(id).await?;
+        self.note(Call::Remove(id), Said::Removed(removed));
+        Ok(removed)
     }
 
     async fn count(&self) -> Result<[u64; 3], Error> {
-        self.shelf.memory.count().await
+        let counts = self.shelf.memory.count().await?;
+        self.note(Call::Count, Said::Counts(counts));
+        Ok(counts)
     }
 
     async fn adopt(
@@ -176,7 +199,10 @@ impl Store for Recorded {
         rules: Vec<Identity>,
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error> {
-        self.shelf.memory.adopt(origins, rules, accept_change).await
+        let call = Call::Adopt(origins.clone(), rules.clone(), accept_change);
+        let changes = self.shelf.memory.adopt(origins, rules, accept_change).await?;
+        self.note(call, Said::Changes(changes.clone()));
+        Ok(changes)
     }
 
     async fn ping(&self) -> Result<(), Error> {

@@ -30,14 +30,21 @@ mod check;
 mod client;
 mod dice;
 mod history;
+mod ledger;
 mod life;
 mod link;
 mod mutant;
 mod mutants;
 mod pipe;
+#[path = "../it/support/store.rs"]
+#[expect(dead_code, reason = "the gates of a run have no store of this kind")]
+mod provided;
 mod report;
 mod seeds;
+#[path = "../servers/mod.rs"]
+mod servers;
 mod setup;
+mod stage;
 mod tally;
 mod upstream;
 mod wire;

@@ -11,6 +11,7 @@ use oncegate::store::unreliable::Operation;
 use oncegate::store::{Claim, End, Error, Expiry, Filter, Fresh, Held, Listed, OriginId, Settled, Store};
 
 use crate::books::{Asked, Books};
+use crate::ledger::Ledger;
 use crate::life::Life;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +60,7 @@ pub enum Mutant {
 pub struct Shelf {
     pub memory: Arc<Memory>,
     pub books: Arc<Books>,
+    pub ledger: Ledger,
     pub mutant: Option<Mutant>,
 }
 

@@ -75,6 +75,11 @@ pub fn asked_for() -> Option<u64> {
     number("ONCEGATE_SIM_SEED")
 }
 
+/// As many of `usual` as `ONCEGATE_SIM_SEEDS` says of all seeds; at least one.
+pub fn share_of(usual: u64) -> u64 {
+    number("ONCEGATE_SIM_SEEDS").map_or(usual, |seeds| (usual * seeds / USUAL).max(1))
+}
+
 fn number(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{variable} is {text:?}, and not a number")))

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use http::HeaderName;
 use oncegate::gate::{Gate, HeaderNames, Settings, Tokens};
 use oncegate::http::server::stopped;
@@ -23,6 +24,7 @@ use crate::books::{Books, Recorded};
 use crate::client::{Errand, ask, pursue};
 use crate::dice::Dice;
 use crate::history::{Answer, EPOCH, Entry, Event, History, Label, LifeNumber, Request, Token};
+use crate::ledger::{Ledger, Line};
 use crate::life::{Fuse, Life, Reach};
 use crate::link::{Link, Pace};
 use crate::mutant::{Mutant, Shelf};
@@ -33,6 +35,8 @@ use crate::upstream::{Dialer, Site};
 pub struct Run {
     pub setup: Setup,
     pub history: Vec<Entry>,
+    /// What its store was asked.
+    pub ledger: Vec<Line>,
 }
 
 pub struct World {
@@ -66,7 +70,7 @@ pub fn run(seed: u64, mutant: Option<Mutant>) -> Run {
         let mut dice = Dice::of(seed);
         let world = World::new(&mut dice, mutant);
         world.play(&mut dice).await;
-        Run { setup: world.setup.clone(), history: world.history.take() }
+        Run { setup: world.setup.clone(), history: world.history.take(), ledger: world.shelf.ledger.take() }
     })
 }
 
@@ -80,7 +84,7 @@ impl World {
         Arc::new(Self {
             setup: Setup::draw(dice),
             history,
-            shelf: Arc::new(Shelf { memory, books, mutant }),
+            shelf: Arc::new(Shelf { memory, books, ledger: Ledger::default(), mutant }),
             site,
             gates: Mutex::default(),
             lives: AtomicU32::new(0),
@@ -140,8 +144,8 @@ impl World {
     fn begin(&self, slot: usize, dice: &mut Dice) -> Arc<Life> {
         let number = LifeNumber(self.lives.fetch_add(1, Ordering::Relaxed) + 1);
         let life = Life::new(number, slot, self.history.clone());
-        let recorded = Recorded { shelf: Arc::clone(&self.shelf), life: Arc::clone(&life) };
-        let faults = Arc::new(Unreliable::new(Arc::new(recorded)));
+        let recorded = Arc::new(Recorded { shelf: Arc::clone(&self.shelf), life: Arc::clone(&life) });
+        let faults = Arc::new(Unreliable::new(Arc::clone(&recorded) as _));
         let pace = match self.is_calm() {
             true => Pace::Quick,
             false => dice.weighted(&[(2, Pace::Instant), (3, Pace::Quick), (2, Pace::Slow)]),
@@ -177,6 +181,10 @@ impl World {
         };
         let upstreams = vec![Upstream::through(upstream, Arc::new(dialer))];
         let gate = Gate::new(settings, self.setup.router(), upstreams, Arc::clone(&store), &METRICS);
+        // A gate does so before it serves. The store is in memory, and answers at once.
+        let (origins, rules) = gate.identities();
+        let adopted = recorded.adopt(origins, rules, false).now_or_never();
+        assert!(adopted.is_some_and(|adopted| adopted.is_ok_and(|changes| changes.is_empty())));
         let (renewing, stop) = (Arc::clone(&gate), life.stop());
         tokio::spawn(async move { renewing.renew_leases(stop).await });
         if dice.percent(70) || self.is_calm() {

@@ -399,9 +399,9 @@ async fn carry_out<O: Operation>(shared: &Shared<O>, session: &Session, batch: V
     true
 }
 
-/// Whether an error is the server's state, which each of a batch would meet.
+/// Whether an error is the server's state, which each of a batch would meet; not so a lock that one of them waits for.
 fn is_for_all(error: &tokio_postgres::Error) -> bool {
-    error::kind(error) != ErrorKind::Other
+    error::kind(error) != ErrorKind::Other && !error::is_held(error)
 }
 
 fn copy(error: &Error) -> Error {
