@@ -31,14 +31,17 @@
 //! - `now` comes back from the store with the record: no decision reads the clock of this process. Only what
 //!   [`store::recent`] remembers grows older by it, which can do no more than end a replay.
 //! - An error whose effect is unknown is treated as if it might have happened.
-//! - What is remembered of a record ([`store::recent`]) can answer a replay, and never grants a claim.
+//! - What is remembered of a record ([`store::recent`]) can answer a replay, and never grants a claim. Nothing is remembered
+//!   of a store that others write to.
+//! - A record that an upstream's transaction holds is neither expired nor waited for by what others depend on.
 //!
 //! # Threads
 //!
 //! Each core has a thread with a runtime of its own ([`http::shards`]), and a connection stays on the one that it was
 //! given to, with its attempts and the upstream connections that they use. The main thread accepts connections, answers
 //! the admin listener, renews leases and runs the workers. SQLite has a thread that writes, one transaction for all that
-//! waits, and one that looks.
+//! waits, and one that looks. The connections to PostgreSQL are the main thread's: a statement carries what all the others
+//! wait for, and wakes each of them once.
 
 pub mod admin;
 pub mod cli;

@@ -105,7 +105,8 @@ END $$;
 CREATE FUNCTION oncegate.is_held_v1(wanted bytea) RETURNS boolean
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
-    PERFORM FROM oncegate.record r WHERE r.id = wanted FOR UPDATE SKIP LOCKED;
+    -- This lock goes together with others of its kind and with what the gate writes, not with an upstream's.
+    PERFORM FROM oncegate.record r WHERE r.id = wanted FOR KEY SHARE SKIP LOCKED;
     RETURN NOT FOUND;
 END $$;
 
@@ -158,15 +159,15 @@ BEGIN
     END IF;
     at := oncegate.now_v1();
     RETURN QUERY
-    SELECT r.id, at, r.attempt, r.state, r.claimed_at,
-        CASE
-            WHEN r.state <> 0 THEN r.expires_at
-            WHEN r.lease_until <= at AND oncegate.is_held_v1(r.id) THEN at + 1000
-            ELSE r.lease_until
-        END,
+    SELECT r.id, at, r.attempt, CASE WHEN w.is_held THEN 0::smallint ELSE r.state END, r.claimed_at,
+        CASE WHEN w.is_held THEN at + 1000 WHEN r.state <> 0 THEN r.expires_at ELSE r.lease_until END,
         r.head, r.answer
     FROM unnest(ids, attempts) AS a (id, attempt),
         LATERAL (SELECT * FROM oncegate.record s WHERE s.id = a.id OFFSET 0) AS r
+        -- Its attempt is at work, though its lease be past or nobody know how it ends: it is in flight.
+        CROSS JOIN LATERAL (
+            SELECT (r.state = 2 OR r.state = 0 AND r.lease_until <= at) AND oncegate.is_held_v1(r.id) AS is_held OFFSET 0
+        ) AS w
     WHERE r.state <> 0 OR r.attempt <> a.attempt;
     RETURN QUERY
     SELECT r.id, r.claimed_at, NULL::bytea, NULL::smallint, NULL::bigint, NULL::bigint, NULL::bytea, NULL::bytea
@@ -367,14 +368,14 @@ DECLARE
     at bigint := oncegate.now_v1();
 BEGIN
     RETURN QUERY
-    SELECT r.id, at, r.attempt, r.state, r.claimed_at,
-        CASE
-            WHEN r.state <> 0 THEN r.expires_at
-            WHEN r.lease_until <= at AND oncegate.is_held_v1(r.id) THEN at + 1000
-            ELSE r.lease_until
-        END,
+    SELECT r.id, at, r.attempt, CASE WHEN w.is_held THEN 0::smallint ELSE r.state END, r.claimed_at,
+        CASE WHEN w.is_held THEN at + 1000 WHEN r.state <> 0 THEN r.expires_at ELSE r.lease_until END,
         r.head, r.answer, o.service, o.namespace, o.route
     FROM oncegate.record r LEFT JOIN oncegate.origin o ON o.id = r.origin
+        -- Its attempt is at work, though its lease be past or nobody know how it ends: it is in flight.
+        CROSS JOIN LATERAL (
+            SELECT (r.state = 2 OR r.state = 0 AND r.lease_until <= at) AND oncegate.is_held_v1(r.id) AS is_held OFFSET 0
+        ) AS w
     WHERE r.id = wanted;
 END $$;
 

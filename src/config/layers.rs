@@ -53,7 +53,15 @@ const PREFIX: &str = "ONCEGATE_";
 const PASSWORD: &str = "PGPASSWORD";
 
 /// Variables of ours that are not keys: the file itself, and what tests are told by.
-const NOT_KEYS: [&str; 4] = ["ONCEGATE_CONFIG", "ONCEGATE_BLESS", "ONCEGATE_SIM_SEED", "ONCEGATE_SIM_SEEDS"];
+const NOT_KEYS: [&str; 7] = [
+    "ONCEGATE_CONFIG",
+    "ONCEGATE_BLESS",
+    "ONCEGATE_SIM_SEED",
+    "ONCEGATE_SIM_SEEDS",
+    "ONCEGATE_TEST_STORE",
+    "ONCEGATE_TEST_POSTGRES",
+    "ONCEGATE_TEST_PGBOUNCER",
+];
 
 /// Reads and merges all layers. Fails where the file cannot be read as TOML: then nothing else can be said.
 pub(super) fn merge(sources: Sources) -> Result<Context, Problems> {

@@ -123,6 +123,7 @@ fn variables_have_the_type_that_their_key_needs() {
         .variable("ONCEGATE_HEADERS__EXPIRES", "false")
         .variable("ONCEGATE_CONFIG", "not a key")
         .variable("ONCEGATE_BLESS", "1")
+        .variable("ONCEGATE_TEST_STORE", "sqlite")
         .variable("PATH", "/bin")
         .load();
     assert_eq!(&*resolved.gate.service, "0042");

@@ -193,7 +193,6 @@ class Oncegate(Proxy):
     gate = True
 
     def __init__(self, label, binary, store, directory, upstream, hanging, ttl="24h"):
-        directory.mkdir()
         self.label, self.store, self.directory = label, store, directory
         port, self.admin_port = free_port(), free_port()
         config = directory / "oncegate.toml"
@@ -205,6 +204,8 @@ class Oncegate(Proxy):
             )
         )
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ONCEGATE_")}
+        self.binary, self.environment = binary, environment
+        store.prepare(binary, environment)
         server = Server(
             f"{label} on {store.name}", [binary, "serve", "--config", config], directory / "log",
             [port, self.admin_port], environment,

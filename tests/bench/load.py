@@ -42,16 +42,18 @@ PASSES = (PASS, FIXED)
 
 @dataclasses.dataclass
 class Result:
-    """What one measurement found. Latencies in milliseconds, memory in bytes."""
+    """What one measurement found; nothing where that cannot be known. Latencies in milliseconds, memory in bytes."""
 
     requests: int
     rate: float
+    mean: float
     p50: float
     p90: float
     p99: float
     p999: float
     slowest: float
     cpu: float  # microseconds of the proxy for each request
+    store_cpu: float  # and of the servers that its store has; nothing where it has none
     idle: int
     peak: int
     end: int
@@ -77,12 +79,15 @@ class Load:
         self._probe(contestant, kind, key + "-before", problems)
         executed = self.upstream.executions()
         outcomes = contestant.outcomes() if contestant.gate else {}
+        records = contestant.store.completed() if contestant.gate else None
         contestant.server.forget_peak()
         before = self._cpu(contestant)
         said = self.drive(contestant.port, kind, key, connections, self.seconds)
-        cpu, upstream_cpu, load_cpu, all_cpu = (now - then for now, then in zip(self._cpu(contestant), before))
+        cpu, store_cpu, upstream_cpu, load_cpu, all_cpu = (
+            now - then for now, then in zip(self._cpu(contestant), before)
+        )
         end, peak = contestant.server.memory()
-        self._check(contestant, kind, connections, said, executed, outcomes, problems)
+        self._check(contestant, kind, connections, said, executed, outcomes, records, problems)
         self._probe(contestant, kind, key + "-after", problems)
         seconds = said["microseconds"] / 1e6
         requests = max(said["requests"], 1)
@@ -90,15 +95,21 @@ class Load:
             upstream_cpu = 0
         return Result(
             requests=said["requests"], rate=said["requests"] / seconds,
+            # The loop is closed: each connection waits for its answer before it asks again.
+            mean=connections * seconds / requests * 1e3,
             p50=said["p50"] / 1e3, p90=said["p90"] / 1e3, p99=said["p99"] / 1e3, p999=said["p999"] / 1e3,
-            slowest=said["max"] / 1e3, cpu=cpu / requests * 1e6, idle=contestant.idle, peak=peak, end=end,
+            slowest=said["max"] / 1e3, cpu=cpu / requests * 1e6,
+            store_cpu=store_cpu / requests * 1e6 if servers_of(contestant) else None, idle=contestant.idle, peak=peak, end=end,
             load_cpu=load_cpu / requests * 1e6, load_share=load_cpu / seconds / min(self.threads, connections),
-            others=max(all_cpu - cpu - upstream_cpu - load_cpu, 0) / seconds, problems=problems,
+            others=max(all_cpu - cpu - store_cpu - upstream_cpu - load_cpu, 0) / seconds, problems=problems,
         )
 
     def _cpu(self, contestant):
-        """CPU seconds so far: of the contestant, the upstream, wrk, and everybody."""
-        return (contestant.server.cpu_seconds(), self.upstream.server.cpu_seconds(), children_cpu(), machine_cpu())
+        """CPU seconds so far: of the contestant, its store's servers, the upstream, wrk, and everybody."""
+        stores = sum(server.cpu_seconds() for server in servers_of(contestant))
+        return (
+            contestant.server.cpu_seconds(), stores, self.upstream.server.cpu_seconds(), children_cpu(), machine_cpu(),
+        )
 
     def drive(self, port, kind, key, connections, seconds):
         """Runs wrk to its end."""
@@ -170,7 +181,7 @@ class Load:
         if found != expected:
             problems.append(f"a probe got {found!r}, not {expected}")
 
-    def _check(self, contestant, kind, connections, said, executed, outcomes, problems):
+    def _check(self, contestant, kind, connections, said, executed, outcomes, records, problems):
         requests = said["requests"]
         if requests == 0:
             problems.append("no request was answered")
@@ -192,6 +203,9 @@ class Load:
 
             self._within(f"`{kind.outcome}` was counted", lambda: counted(kind.outcome), requests, connections,
                          True, problems)
+            if records is not None:
+                self._within("a record was completed", lambda: contestant.store.completed() - records, requests,
+                             connections, kind is NEW, problems)
             others = {name: counted(name) for name in contestant.outcomes() if name != kind.outcome and counted(name)}
             if others:
                 problems.append(f"other outcomes were counted: {others}")
@@ -207,6 +221,11 @@ class Load:
             found = count()
         if not low <= found <= high:
             problems.append(f"{what} {found} times, not {low} to {high}")
+
+
+def servers_of(contestant):
+    """The servers of its store that work for it."""
+    return contestant.store.servers if contestant.gate else ()
 
 
 def prepared_key(kind):

@@ -41,10 +41,10 @@ def start(command, output, **more):
 class Server:
     """A process that listens; itself and its children are measured together."""
 
-    def __init__(self, name, command, log, ports, environment=None):
-        self.name, self.log = name, pathlib.Path(log)
+    def __init__(self, name, command, log, ports, environment=None, stop_signal=signal.SIGTERM, **more):
+        self.name, self.log, self.stop_signal = name, pathlib.Path(log), stop_signal
         with open(self.log, "ab") as output:
-            self.process = start(command, output, env=environment)
+            self.process = start(command, output, env=environment, **more)
         try:
             for port in ports:
                 self._wait_for(port)
@@ -72,9 +72,9 @@ class Server:
         return self.process.poll() is None
 
     def stop(self, patience=10):
-        """Ends the process: by SIGTERM, and where that takes too long, by SIGKILL."""
+        """Ends the process: by SIGTERM or what else it was made with, and where that takes too long, by SIGKILL."""
         if self.process.poll() is None:
-            self.process.terminate()
+            self.process.send_signal(self.stop_signal)
             try:
                 self.process.wait(patience)
             except subprocess.TimeoutExpired:
@@ -90,11 +90,9 @@ class Server:
         return [pid, *map(int, children)]
 
     def cpu_seconds(self):
-        """User and system time of all its threads so far."""
-        ticks = 0
-        for pid in self.pids():
-            fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
+        """User and system time of all its threads and children so far, of those too that have ended."""
+        first, *children = self.pids()
+        ticks = sum(times(first)) + sum(sum(times(child)[:2]) for child in children)
         return ticks / TICKS
 
     def memory(self):
@@ -112,3 +110,12 @@ class Server:
         """Lets the peak of resident memory count from now."""
         for pid in self.pids():
             pathlib.Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def times(pid):
+    """Ticks of a process: user, system, and the same of its children that have ended; none where it has ended."""
+    try:
+        fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return [0] * 4
+    return [int(field) for field in fields[11:15]]

@@ -5,7 +5,9 @@ import statistics
 import textwrap
 
 import chart
+import statements
 from contestants import NO_PROXY
+from load import NEW
 from processes import Failed
 from stores import STORES
 
@@ -30,6 +32,8 @@ class Row:
         return cls(contestant.name, kind.name, contestant.store.name if stores else "", contestant.gate)
 
     def title(self):
+        if self.kind == statements.KIND:
+            return f"{self.contestant}, {self.kind}"
         if not self.gate:
             return self.contestant + self.kind.removeprefix("pass-through")
         return f"{self.contestant}, {self.kind}" + (f", {self.store}" if self.store else "")
@@ -68,6 +72,26 @@ class Report:
                 return statistics.median(ratios)
         return None
 
+    def beside_statements(self):
+        """New keys beside the statements alone, which pgbench sends: a line for each number of connections and store."""
+        table = [["", "new keys/s", "pgbench pairs/s", "× pgbench", "mean ms", "pgbench mean ms", "more ms"]]
+        for connections in self.options.connections:
+            rows = self.rows(connections)
+            pairs = next((rounds for row, rounds in rows.items() if row.kind == statements.KIND), None)
+            for row, rounds in rows.items():
+                both = [(rounds[at], pairs[at]) for at in rounds if at in pairs] if pairs else []
+                if row.kind != NEW.name or not row.store.startswith("postgres") or not both:
+                    continue
+                wrong = any(result.problems for result in (*rounds.values(), *pairs.values()))
+                title = f"{connections} connection{'s' if connections > 1 else ''}, {row.contestant}, {row.store}"
+                table.append([title, *(["wrong"] * 6 if wrong else [
+                    spread([gate.rate for gate, _ in both]), spread([pair.rate for _, pair in both]),
+                    spread([gate.rate / pair.rate for gate, pair in both], 2),
+                    spread([gate.mean for gate, _ in both], 2), spread([pair.mean for _, pair in both], 2),
+                    spread([gate.mean - pair.mean for gate, pair in both], 2),
+                ])])
+        return table if len(table) > 1 else None
+
     def markdown(self, only=None):
         """Everything, or the table of `only` so many connections, for people and for a Markdown page."""
         parts = [self.setting()]
@@ -75,6 +99,10 @@ class Report:
             title = f"{connections} connection{'s' if connections > 1 else ''}"
             table = "\n".join(self.table(connections))
             parts.append(f"{title}:\n\n{table}")
+        beside = self.beside_statements()
+        if beside:
+            parts.append("New keys beside the statements alone, each ratio and difference of the same round:\n\n"
+                         + "\n".join(aligned(beside)))
         parts += self.notes()
         return "\n\n".join(part if "|" in part else textwrap.fill(part, 120) for part in parts) + "\n"
 
@@ -97,7 +125,8 @@ class Report:
         return f"Median of {rounds} round{'s' if rounds > 1 else ''} of {self.options.seconds} s"
 
     def others(self):
-        return [result.others for rounds in self.results.values() for result in rounds.values()]
+        results = [result for rounds in self.results.values() for result in rounds.values()]
+        return [result.others for result in results if result.others is not None] or [0]
 
     def notes(self):
         """How to read the table."""
@@ -107,6 +136,11 @@ class Report:
             "CPU is what the proxy's processes use for a request, user and system, beside wrk's. Memory is resident: "
             "idle after the start, at its peak in this measurement, and at its end.",
         ]
+        if any(row.store.startswith("postgres") for _, row in self.results):
+            lines.append(
+                "Where a store has processes of its own, theirs stands behind the +. pgbench sends the statements that "
+                "claim and settle, one at a time from as many clients, each with its commit: a pair is one request."
+            )
         if statistics.median(self.others()) > BUSY:
             lines.append(
                 f"The machine was busy with other things, by {statistics.median(self.others()):.1f} cores, so these "
@@ -115,7 +149,7 @@ class Report:
         limited = [
             f"{row.title()} at {connections}"
             for (connections, row), rounds in self.results.items()
-            if statistics.median(result.load_share for result in rounds.values()) > 0.95
+            if statistics.median(result.load_share or 0 for result in rounds.values()) > 0.95
         ]
         if limited:
             lines.append(f"wrk used its core to the full, so these could be faster: {'; '.join(limited)}.")
@@ -129,15 +163,24 @@ class Report:
             results = list(rounds.values())
 
             def middle(name, digits, unit=1):
-                return f"{statistics.median(getattr(result, name) for result in results) / unit:,.{digits}f}"
+                found = [getattr(result, name) for result in results]
+                return "-" if None in found else f"{statistics.median(found) / unit:,.{digits}f}"
+
+            def used():
+                store = middle("store_cpu", 1)
+                return middle("cpu", 1) + ("" if store == "-" else f" + {store}")
+
+            def memory():
+                found = [middle(name, 0, MIB) for name in ("idle", "peak", "end")]
+                return "-" if "-" in found else ", ".join(found)
 
             wrong = any(result.problems for result in results)
             table.append([
                 row.title(),
                 "wrong" if wrong else spread([result.rate for result in results]),
-                *("-" if wrong else ratio(self.against(connections, row, other)) for other in ("nginx", "HAProxy")),
-                middle("p50", 2), middle("p99", 2), middle("p999", 2), middle("cpu", 1), middle("load_cpu", 1),
-                ", ".join(middle(name, 0, MIB) for name in ("idle", "peak", "end")),
+                *("-" if wrong or row.kind == statements.KIND else ratio(self.against(connections, row, other))
+                  for other in ("nginx", "HAProxy")),
+                middle("p50", 2), middle("p99", 2), middle("p999", 2), used(), middle("load_cpu", 1), memory(),
             ])
         return aligned(table)
 
@@ -181,10 +224,10 @@ def ratio(value):
     return "-" if value is None else f"{value:.2f}"
 
 
-def spread(values):
+def spread(values, digits=0):
     """The median, and where there are several values, the least and the most."""
-    middle = f"{statistics.median(values):,.0f}"
-    return middle if len(values) == 1 else f"{middle} ({min(values):,.0f}..{max(values):,.0f})"
+    middle = f"{statistics.median(values):,.{digits}f}"
+    return middle if len(values) == 1 else f"{middle} ({min(values):,.{digits}f}..{max(values):,.{digits}f})"
 
 
 def aligned(rows):

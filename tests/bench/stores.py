@@ -1,8 +1,12 @@
 """The stores that oncegate can be measured on. A new one is a class and a line in STORES.
 
-A store is made with a directory of its own, which is there by the time the gate starts. It has the `url` for the
-configuration once it is made (one that needs a server starts it then, and can keep its files in the directory), says
-whether it is `durable`, which is what the chart shows, and is stopped after its gate."""
+A store is made with a directory of its own. It has the `url` for the configuration once it is made (one that needs a
+server starts it then, and can keep its files in the directory) and is laid out by `prepare` before its gate starts. It
+says whether it is `durable`, which is what the chart shows, whether it `soaks` unless it is asked to, which `servers`
+work for it, and how many records it has `completed`, if anybody but the gate can see that. It is stopped after its
+gate."""
+
+from postgres import Postgres, PostgresPooled
 
 
 class Sqlite:
@@ -10,10 +14,18 @@ class Sqlite:
 
     name = "sqlite"
     durable = True
+    soaks = True
+    servers = ()
 
     def __init__(self, directory):
         self.path = directory / "oncegate.db"
         self.url = f"sqlite:{self.path}"
+
+    def prepare(self, binary, environment):
+        """The gate lays out the file itself."""
+
+    def completed(self):
+        return None
 
     def size(self):
         """Bytes on disk."""
@@ -29,10 +41,18 @@ class Memory:
 
     name = "memory"
     durable = False
+    soaks = True
+    servers = ()
     url = "memory:"
 
     def __init__(self, directory):
         pass
+
+    def prepare(self, binary, environment):
+        """There is nothing to lay out."""
+
+    def completed(self):
+        return None
 
     def size(self):
         return 0
@@ -41,4 +61,4 @@ class Memory:
         """It ends with its process."""
 
 
-STORES = {store.name: store for store in (Sqlite, Memory)}
+STORES = {store.name: store for store in (Sqlite, Memory, Postgres, PostgresPooled)}

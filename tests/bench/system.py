@@ -11,7 +11,9 @@ import time
 from processes import Failed
 
 # What is installed where the program is missing. Their services are not started.
-PACKAGES = {"nginx": "nginx-light", "haproxy": "haproxy", "wrk": "wrk"}
+PACKAGES = {
+    "nginx": "nginx-light", "haproxy": "haproxy", "wrk": "wrk", "pgbench": "postgresql", "pgbouncer": "pgbouncer",
+}
 
 INSTALL = """
 set -e
@@ -31,6 +33,7 @@ def install_missing(programs):
     """Installs what is missing from Debian's packages."""
     # A user's path may lack what services run from.
     os.environ["PATH"] += ":/usr/local/sbin:/usr/sbin:/sbin"
+    os.environ["PATH"] += "".join(f":{path}" for path in pathlib.Path("/usr/lib/postgresql").glob("*/bin"))
     packages = [PACKAGES[program] for program in programs if not shutil.which(program)]
     if not packages:
         return

@@ -129,7 +129,7 @@ fn serving_without_a_configuration() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_oncegate"));
     command.args(["serve", "--upstream", &upstream.url(), "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
     command.env("ONCEGATE_LOG__FORMAT", "json").current_dir(dir.path());
-    let process = Process::start(command, Some(std::sync::Arc::clone(&dir)));
+    let process = Process::start(command, std::sync::Arc::clone(&dir));
     let address = process.address("listening").expect("it listens");
     for method in ["POST", "PATCH"] {
         let request = Request::new(method, "/any/thing").key(method).body("{}");

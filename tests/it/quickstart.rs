@@ -46,7 +46,7 @@ fn the_readmes_quick_start() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_oncegate"));
     command.args(words).args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
     command.current_dir(dir.path());
-    let process = Process::start(command, Some(Arc::clone(&dir)));
+    let process = Process::start(command, Arc::clone(&dir));
     let gate = process
         .wait_for_log(|line| line.split_once(": listening address=127.0.0.1:").map(|(_, port)| port.trim().to_owned()))
         .expect("it serves");

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use super::pgbouncer::PgBouncer;
 use super::postgres::Postgres;
+use super::process::PATIENCE;
 use super::session::{Rows, Session};
 
 /// A database that nobody else uses. Dropped when this is.
@@ -101,7 +102,10 @@ impl Drop for Database {
     fn drop(&mut self) {
         // A server that is down takes its databases with it.
         if let Ok(admin) = Session::try_open(&self.admin) {
-            drop(admin.try_run(&format!("DROP DATABASE IF EXISTS \"{}\" WITH (FORCE)", self.name)));
+            // A test may have left it waiting for a standby that is not there.
+            drop(admin.try_run("SET synchronous_commit = local"));
+            let sql = format!("DROP DATABASE IF EXISTS \"{}\" WITH (FORCE)", self.name);
+            drop(admin.start(&sql).within(PATIENCE));
         }
     }
 }

@@ -203,7 +203,9 @@ fn binary() -> Option<PathBuf> {
         .collect();
     versions.sort();
     let directories: Vec<_> = versions.into_iter().rev().map(|(_, path)| path).collect();
-    process::find("postgres", &directories).filter(|binary| binary.with_file_name("initdb").is_file())
+    // One on the path may be a link to where the others are.
+    let binary = process::find("postgres", &directories)?.canonicalize().ok()?;
+    binary.with_file_name("initdb").is_file().then_some(binary)
 }
 
 /// The directory of a server that never ran, made once for all processes of tests.

@@ -88,9 +88,15 @@ def encoded(document):
 
 def serve():
     host, _, port = sys.argv[1].rpartition(":")
-    with pool.connection(timeout=60) as db:
-        db.execute("CREATE TABLE IF NOT EXISTS charge (id bigint GENERATED ALWAYS AS IDENTITY, amount int NOT NULL)")
-    server = ThreadingHTTPServer((host or "127.0.0.1", int(port)), Payments)
+    try:
+        server = ThreadingHTTPServer((host or "127.0.0.1", int(port)), Payments)
+    except (OSError, OverflowError, ValueError) as error:
+        sys.exit(f"payments.py: cannot listen on {sys.argv[1]}: {error}")
+    try:
+        with pool.connection() as db:
+            db.execute("CREATE TABLE IF NOT EXISTS charge (id bigint GENERATED ALWAYS AS IDENTITY, amount int NOT NULL)")
+    except psycopg.Error as error:
+        sys.exit(f"payments.py: the database of DATABASE_URL cannot be used: {error}")
     print(f"payments on http://{server.server_address[0]}:{server.server_port}", flush=True)
     server.serve_forever()
 

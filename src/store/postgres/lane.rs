@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 
 use super::connect::{ANSWER, Call, Connector, Failed, Session};
 use super::error::{self, OpenError};
@@ -71,8 +71,10 @@ pub(super) struct Lane<O: Operation> {
 struct Shared<O: Operation> {
     connector: Connector,
     queue: Mutex<Queue<O>>,
-    /// Something waits, or the lane closes.
+    /// Something waits, or the lane closes. Only connections that work wait for it: who is told must take it up.
     filled: Notify,
+    /// The lane closes.
+    closing: Notify,
 }
 
 struct Queue<O: Operation> {
@@ -98,7 +100,8 @@ impl<O: Operation> Lane<O> {
     /// A lane of `connections`, which are made now. The first is `first`.
     pub(super) fn open(connector: Connector, first: Session, connections: usize) -> Self {
         let queue = Queue { waiting: VecDeque::new(), working: 0, failure: None, is_closing: false };
-        let shared = Arc::new(Shared { connector, queue: Mutex::new(queue), filled: Notify::new() });
+        let shared =
+            Arc::new(Shared { connector, queue: Mutex::new(queue), filled: Notify::new(), closing: Notify::new() });
         let mut workers = JoinSet::new();
         let mut first = Some(first);
         for _ in 0..connections {
@@ -129,6 +132,7 @@ impl<O: Operation> Lane<O> {
     pub(super) async fn close(&self) {
         self.shared.lock().is_closing = true;
         self.shared.filled.notify_waiters();
+        self.shared.closing.notify_waiters();
         let mut workers = std::mem::take(&mut *self.workers.lock().unwrap_or_else(PoisonError::into_inner));
         while workers.join_next().await.is_some() {}
         self.shared.refuse_all(&closed());
@@ -332,13 +336,7 @@ async fn connect<O: Operation>(shared: &Shared<O>) -> Option<Session> {
             }
             Err(error) => shared.failed(&error),
         }
-        let closing = shared.filled.notified();
-        // A lane that closes does not wait; what is filled meanwhile was refused.
-        let _ = timeout(pause, async {
-            closing.await;
-            sleep(FIRST_PAUSE).await;
-        })
-        .await;
+        let _ = timeout(pause, shared.closing.notified()).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
     None
@@ -401,9 +399,9 @@ async fn carry_out<O: Operation>(shared: &Shared<O>, session: &Session, batch: V
     true
 }
 
-/// Whether an error is the server's state, which each of a batch would meet.
+/// Whether an error is the server's state, which each of a batch would meet; not so a lock that one of them waits for.
 fn is_for_all(error: &tokio_postgres::Error) -> bool {
-    error::kind(error) != ErrorKind::Other
+    error::kind(error) != ErrorKind::Other && !error::is_held(error)
 }
 
 fn copy(error: &Error) -> Error {

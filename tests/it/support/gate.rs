@@ -1,5 +1,6 @@
 //! The real binary, `oncegate serve`, as a process of its own.
 
+use std::any::Any;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -24,9 +25,7 @@ const ALL: &str = "[[routes]]\nname = \"all\"\nmethods = [\"POST\", \"PATCH\"]\n
 /// How a gate is to be started. Starting does not use it up: the next start is on the same store.
 #[derive(Clone)]
 pub struct Plan {
-    dir: Arc<TempDir>,
-    /// Lives as long as the plan does.
-    database: Option<Arc<Database>>,
+    place: Arc<Place>,
     url: String,
     server: String,
     admin: String,
@@ -41,20 +40,25 @@ pub struct Plan {
     faults: bool,
 }
 
+/// What the processes of a plan need.
+struct Place {
+    dir: TempDir,
+    _database: Option<Database>,
+}
+
 /// A running gate. Killed when dropped.
 pub struct Gate {
-    // Before its database goes.
-    process: Process,
     pub plan: Plan,
     pub address: SocketAddr,
     pub admin: SocketAddr,
+    process: Process,
 }
 
 /// A started process and what it logs.
 pub struct Process {
     child: Child,
-    /// Where its files are; lives as long as it does.
-    _dir: Option<Arc<TempDir>>,
+    /// What it needs; lives as long as it does.
+    _kept: Box<dyn Any + Send + Sync>,
     log: Arc<(Mutex<Vec<String>>, Condvar)>,
 }
 
@@ -72,8 +76,7 @@ impl Gate {
         };
         Plan {
             store_url,
-            database,
-            dir: Arc::new(dir),
+            place: Arc::new(Place { dir, _database: database }),
             url: url.into(),
             server: String::new(),
             admin: String::new(),
@@ -234,7 +237,6 @@ impl Plan {
     /// Replaces the store.
     pub fn store_url(mut self, url: &str) -> Self {
         self.store_url = url.into();
-        self.database = None;
         self
     }
 
@@ -298,7 +300,7 @@ impl Plan {
 
     /// A file in the plan's directory.
     pub fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
+        self.place.dir.path().join(name)
     }
 
     /// The configuration file, written.
@@ -341,19 +343,19 @@ impl Plan {
     /// Starts `oncegate serve` and does not wait for it.
     pub fn spawn(&self) -> Process {
         let mut command = Command::new(env!("CARGO_BIN_EXE_oncegate"));
-        command.arg("serve").arg("--config").arg(self.config()).args(&self.args).current_dir(self.dir.path());
+        command.arg("serve").arg("--config").arg(self.config()).args(&self.args).current_dir(self.place.dir.path());
         if self.faults {
             command.env("LD_PRELOAD", shim()).env("FAULT_MATCH", self.path("gate.db"));
             command.env("FAULT_CONTROL", self.path("fault")).env("FAULT_TRACE", self.path("trace"));
         }
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
-        Process::start(command, Some(Arc::clone(&self.dir)))
+        Process::start(command, Arc::clone(&self.place))
     }
 }
 
 impl Process {
     /// Starts a command and keeps reading what it writes to standard error.
-    pub fn start(mut command: Command, dir: Option<Arc<TempDir>>) -> Self {
+    pub fn start(mut command: Command, kept: impl Send + Sync + 'static) -> Self {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("the binary starts");
         let log = Arc::new((Mutex::new(Vec::new()), Condvar::new()));
@@ -367,7 +369,7 @@ impl Process {
             lines.0.lock().unwrap().push(END.into());
             lines.1.notify_all();
         });
-        Self { child, _dir: dir, log }
+        Self { child, _kept: Box::new(kept), log }
     }
 
     /// The address in the log line with this message, or nothing where the process ends without one.

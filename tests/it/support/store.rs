@@ -4,7 +4,6 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use std::process::Command;
-use std::sync::Arc;
 
 use crate::servers::{Database, Postgres, prepared_database};
 
@@ -16,18 +15,18 @@ pub fn kind() -> String {
 /// A database with the schema for one plan, and the URL that a gate reaches it by; nothing where the store of this run
 /// is a file.
 #[track_caller]
-pub fn of_this_run() -> Option<(Arc<Database>, String)> {
+pub fn of_this_run() -> Option<(Database, String)> {
     match kind().as_str() {
         "sqlite" => None,
         "postgres" => {
             let database = migrated().expect("PostgreSQL, as ONCEGATE_TEST_STORE says");
             let url = database.url.clone();
-            Some((Arc::new(database), url))
+            Some((database, url))
         }
         "pgbouncer" => {
             let database = migrated().expect("PostgreSQL, as ONCEGATE_TEST_STORE says");
             let url = database.pooled_url().expect("PgBouncer, as ONCEGATE_TEST_STORE says");
-            Some((Arc::new(database), url))
+            Some((database, url))
         }
         other => panic!("ONCEGATE_TEST_STORE is {other:?}: what store is that?"),
     }

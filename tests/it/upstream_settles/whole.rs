@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::example::{Example, pay};
 use super::migrated;
 use crate::support::wait::PATIENCE;
-use crate::support::{Client, Gate, Plan, Request, Response, eventually};
+use crate::support::{Client, Gate, Plan, Reply, Request, Response, Upstream, eventually};
 
 /// The shortest lease that there is.
 const LEASE: Duration = Duration::from_secs(1);
@@ -119,36 +119,43 @@ fn a_request_without_a_key_is_none_of_its_business() {
     assert_eq!(example.charges(), 2);
 }
 
-/// An attempt whose gate has died, and whose key was claimed again before it gets to its work, or to its end.
+/// An attempt whose gate has died, and whose key was claimed again before it gets to its work, or to its end: by an
+/// operator's leave, or by the policy.
 #[test]
 fn an_attempt_that_was_superseded_rolls_back() {
-    // Another attempt by an operator's leave, and by the policy; before the first has begun, and after it has charged.
-    let both = [("operator", "waits-before"), ("policy", "unchecked waits-charged")];
-    for (by, faults) in both.into_iter().chain([("operator", "unchecked waits-charged"), ("policy", "waits-before")]) {
-        let Some(example) = example() else { return };
-        let other = before(&example, if by == "policy" { "recovery = \"retry\"" } else { "" }).start();
-        let gate = before(&example, "").start();
-        let (request, held) = example.faulty("k-1", faults);
-        let first = in_background(request, gate.address);
-        held.wait();
-        drop(gate.kill9());
-        assert!(first.join().unwrap().is_none());
-        other.wait_for_state("k-1", "unknown");
-        if by == "operator" {
-            let id = other.records("key=k-1")[0]["id"].as_str().expect("an id").to_owned();
-            let release = serde_json::json!({"action": "release", "reason": "it never came to the bank"});
-            let resolved = other.admin("POST", &format!("/api/v1/records/{id}/resolve"), Some(&release));
-            assert_eq!(resolved.status, 204, "{}", resolved.show());
+    std::thread::scope(|scope| {
+        for by in ["operator", "policy"] {
+            for faults in ["waits-before", "unchecked waits-charged"] {
+                scope.spawn(move || superseded(by, faults));
+            }
         }
-        let second = pay("k-1").send(&other);
-        second.expect(201, "executed");
-        held.let_go();
-        assert_eq!(held.done(), 409, "{by}, {faults}");
-        assert_eq!(example.charges(), 1, "{by}, {faults}");
-        let retry = pay("k-1").send(&other);
-        retry.expect(201, "replayed");
-        second.expect_repeated_by(&retry);
+    });
+}
+
+fn superseded(by: &str, faults: &str) {
+    let Some(example) = example() else { return };
+    let other = before(&example, if by == "policy" { "recovery = \"retry\"" } else { "" }).start();
+    let gate = before(&example, "").start();
+    let (request, held) = example.faulty("k-1", faults);
+    let first = in_background(request, gate.address);
+    held.wait();
+    drop(gate.kill9());
+    assert!(first.join().unwrap().is_none());
+    other.wait_for_state("k-1", "unknown");
+    if by == "operator" {
+        let id = other.records("key=k-1")[0]["id"].as_str().expect("an id").to_owned();
+        let release = serde_json::json!({"action": "release", "reason": "it never came to the bank"});
+        let resolved = other.admin("POST", &format!("/api/v1/records/{id}/resolve"), Some(&release));
+        assert_eq!(resolved.status, 204, "{}", resolved.show());
     }
+    let second = pay("k-1").send(&other);
+    second.expect(201, "executed");
+    held.let_go();
+    assert_eq!(held.done(), 409, "{by}, {faults}");
+    assert_eq!(example.charges(), 1, "{by}, {faults}");
+    let retry = pay("k-1").send(&other);
+    retry.expect(201, "replayed");
+    second.expect_repeated_by(&retry);
 }
 
 /// Nobody takes the key from an attempt that holds its record, and what it says counts, though its gate be long gone.
@@ -214,6 +221,47 @@ fn who_waits_elsewhere_gets_the_answer() {
     let second = waiting.join().unwrap().expect("an answer");
     second.expect(201, "replayed");
     first.expect_repeated_by(&second);
+}
+
+/// Unknown attempts whose upstream is at work after all: a policy that would run their requests again does not, and those
+/// who ask for it hold up nobody else.
+#[test]
+fn an_unknown_attempt_that_is_at_work_is_left_alone() {
+    let Some(database) = migrated() else { return };
+    let upstream = Upstream::start(|request| match request.key().is_some_and(|key| key.starts_with("held")) {
+        true => Reply::default().reset(),
+        false => Reply::status("201 Created", "done"),
+    });
+    let plan = || Gate::before(&upstream).store_url(&database.url).defaults("recovery = \"retry\"");
+    let gates = [plan().start(), plan().start()];
+    let addresses = gates.each_ref().map(|gate| gate.address);
+    let usual = latencies(addresses, "before", Duration::from_secs(1));
+
+    let at_work = database.session();
+    at_work.run("BEGIN");
+    let keys = [0, 1, 2, 3].map(|number| format!("held-{number}"));
+    for key in &keys {
+        pay(key).send(&gates[0]).expect_problem(502, "upstream-broken");
+        let attempt = upstream.last().head.get("idempotency-attempt").expect("a token");
+        at_work.run(&format!("SELECT oncegate.assert_current('{attempt}')"));
+    }
+    let measuring = spawn(move || latencies(addresses, "meanwhile", Duration::from_secs(2)));
+    while !measuring.is_finished() {
+        for key in &keys {
+            for gate in &gates {
+                pay(key).send(gate).expect_problem(409, "in-flight");
+            }
+        }
+        sleep(Duration::from_millis(50));
+    }
+    let meanwhile = measuring.join().unwrap();
+    eprintln!("before {}; meanwhile {}", shown(&usual), shown(&meanwhile));
+    assert!(at(&meanwhile, 0.9) < Duration::from_millis(200), "{}", shown(&meanwhile));
+    assert_eq!(upstream.runs_of(&keys[0]), 1);
+    // It has ended, and still nobody knows how.
+    at_work.run("ROLLBACK");
+    pay(&keys[0]).send(&gates[1]).expect_problem(502, "upstream-broken");
+    assert_eq!(upstream.runs_of(&keys[0]), 2);
 }
 
 /// One upstream holds its transaction for several leases: its key stays in flight, and nobody else is the worse for it.

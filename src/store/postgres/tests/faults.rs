@@ -29,11 +29,6 @@ fn complete() -> End {
     End::Complete { answer: Bytes::from_static(b"answer"), expiry: Expiry::FromClaim(HOUR) }
 }
 
-fn literal(bytes: &[u8]) -> String {
-    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("'\\x{digits}'::bytea")
-}
-
 /// A server of the test's own, with the schema.
 fn own_server(with: &[(&str, &str)]) -> Option<(servers::Postgres, Database)> {
     let server = servers::Postgres::with(with)?;
@@ -107,6 +102,50 @@ async fn a_database_that_is_away_is_refused_at_once_and_comes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_that_another_is_about_to_make_fails_alone() {
+    let Some(database) = database() else { return };
+    let store = open(&database.url).await;
+    let other = database.session();
+    other.run("BEGIN");
+    let values = format!("{0}, {0}, 0, 1, 1, 1, 1, 1, '\\x00'", "decode(repeat('05', 32), 'hex')");
+    let columns = "id, attempt, state, claimed_at, lease_until, ttl, unknown_ttl, origin, head";
+    other.run(&format!("INSERT INTO oncegate.record ({columns}) VALUES ({values})"));
+    let claims = (1..=20).map(|number| store.claim(id(number), fresh(number)));
+    for (number, claimed) in (1..).zip(futures_util::future::join_all(claims).await) {
+        match number {
+            5 => assert!(matches!(claimed, Err(Error::Determinate(_))), "{claimed:?}"),
+            _ => assert!(matches!(claimed, Ok(Claim::Inserted(_))), "{number}: {claimed:?}"),
+        }
+    }
+    other.run("ROLLBACK");
+    assert!(matches!(store.claim(id(5), fresh(5)).await, Ok(Claim::Inserted(_))));
+    store.close().await;
+}
+
+/// A role that may open so many connections; the URL by which it comes in.
+fn limited_role(database: &Database, connections: usize) -> String {
+    let role = format!("limited_{}", database.name);
+    database.run(&format!("CREATE ROLE {role} LOGIN CONNECTION LIMIT {connections}"));
+    database.run(&format!("GRANT USAGE ON SCHEMA oncegate TO {role}"));
+    database.run(&format!("GRANT ALL ON ALL TABLES IN SCHEMA oncegate TO {role}"));
+    database.run(&format!("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA oncegate TO {role}"));
+    let (_, rest) = database.url.split_once('@').expect("a user");
+    format!("postgres://{role}@{rest}")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_cannot_be_made_keep_nobody_waiting() {
+    let Some((_server, database)) = own_server(&[]) else { return };
+    let store = open(&limited_role(&database, 3)).await;
+    for number in 1..=200 {
+        let claimed = timeout(Duration::from_secs(2), store.claim(id(number), fresh(number))).await;
+        assert!(matches!(claimed, Ok(Ok(Claim::Inserted(_)))), "{number}: {claimed:?}");
+        sleep(Duration::from_millis(5)).await;
+    }
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_that_hangs_is_given_up_and_comes_back() {
     let Some(database) = database() else { return };
     let proxy = Proxy::before(database.address());
@@ -166,7 +205,7 @@ async fn a_record_that_somebody_holds_holds_up_nobody_else() {
     }
     let upstream = database.session();
     upstream.run("BEGIN");
-    upstream.run(&format!("UPDATE oncegate.record SET ttl = ttl + 1 WHERE id = {}", literal(&id(1).0)));
+    upstream.run(&format!("SELECT oncegate.assert_current('{}')", attempt(1).expose()));
 
     // Its lease is past, and its attempt is at work.
     sleep(Duration::from_millis(5)).await;

@@ -11,7 +11,7 @@ use std::thread;
 use proptest::test_runner::Config;
 use sha2::{Digest, Sha256};
 
-use self::servers::{Database, Session};
+use self::servers::Database;
 use super::*;
 use crate::store::contract::{self, Harness, model};
 
@@ -38,31 +38,49 @@ async fn open(url: &str) -> Postgres {
     Postgres::open(&settings(url)).await.unwrap()
 }
 
+async fn keeps_the_contract(url: impl Fn(&Database) -> Option<String>) {
+    let Some(database) = database() else { return };
+    let Some(url) = url(&database) else { return };
+    database.run(STOP_CLOCK);
+    contract::run(async || harness(&database, &url).await).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_keeps_the_contract() {
-    let Some(database) = database() else { return };
-    contract::run(async || {
-        database.run(EMPTY);
-        Harness::waiting(open(&database.url).await).shared()
-    })
-    .await;
+    keeps_the_contract(|database| Some(database.url.clone())).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_keeps_the_contract_through_a_pooler() {
+    keeps_the_contract(Database::pooled_url).await;
+}
+
+#[tokio::test]
+async fn it_is_known_what_is_at_the_other_end() {
     let Some(database) = database() else { return };
+    let direct = open(&database.url).await;
+    let Description { is_direct, version, database: name, .. } = direct.description();
+    assert!(*is_direct && version.starts_with(|first: char| first.is_ascii_digit()), "{version}");
+    assert_eq!(*name, database.name);
     let Some(pooled) = database.pooled_url() else { return };
-    contract::run(async || {
-        database.run(EMPTY);
-        let store = open(&pooled).await;
-        assert!(!store.description().is_direct);
-        Harness::waiting(store).shared()
-    })
-    .await;
+    assert!(!open(&pooled).await.description().is_direct);
+}
+
+/// A fresh store, whose clock stands until it is stepped.
+async fn harness(database: &Database, url: &str) -> Harness {
+    let session = Arc::new(database.session());
+    session.run(EMPTY);
+    let advance = move |time: Duration| -> futures_util::future::BoxFuture<'static, ()> {
+        session.run(&format!("UPDATE clock SET at = at + {}", time.as_millis()));
+        Box::pin(std::future::ready(()))
+    };
+    Harness::stepped_slowly(open(url).await, advance).shared()
 }
 
 /// What a fresh store has.
-const EMPTY: &str = "TRUNCATE oncegate.record, oncegate.origin, oncegate.identity";
+const EMPTY: &str = "
+    TRUNCATE oncegate.record, oncegate.origin, oncegate.identity;
+    UPDATE clock SET at = 1700000000000";
 
 /// Makes a database's time stand until it is stepped.
 const STOP_CLOCK: &str = "
@@ -75,28 +93,15 @@ fn plays_like_a_map(url: impl Fn(&Database) -> Option<String>) {
     let Some(database) = database() else { return };
     let Some(url) = url(&database) else { return };
     database.run(STOP_CLOCK);
-    let database = Arc::new(database);
     // A quarter of what the store in memory plays: each step waits for a server.
     model::check(Config::default().cases / 4, async || {
-        let session = Arc::new(database.session());
-        session.run(EMPTY);
-        session.run("UPDATE clock SET at = 1700000000000");
-        let advance = move |time: Duration| -> futures_util::future::BoxFuture<'static, ()> {
-            step(&session, time);
-            Box::pin(std::future::ready(()))
-        };
         let again = url.clone();
         let reopen: model::Reopen = Box::new(move || {
             let url = again.clone();
             Box::pin(async move { Arc::new(open(&url).await) as Arc<dyn Store> })
         });
-        let harness = Harness::stepped_slowly(open(&url).await, advance).shared();
-        model::Subject { harness, reopen: Some(reopen) }
+        model::Subject { harness: harness(&database, &url).await, reopen: Some(reopen) }
     });
-}
-
-fn step(session: &Session, time: Duration) {
-    session.run(&format!("UPDATE clock SET at = at + {}", time.as_millis()));
 }
 
 #[test]
