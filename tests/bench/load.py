@@ -99,8 +99,9 @@ class Load:
             mean=connections * seconds / requests * 1e3,
             p50=said["p50"] / 1e3, p90=said["p90"] / 1e3, p99=said["p99"] / 1e3, p999=said["p999"] / 1e3,
             slowest=said["max"] / 1e3, cpu=cpu / requests * 1e6,
-            store_cpu=store_cpu / requests * 1e6 if servers_of(contestant) else None, idle=contestant.idle, peak=peak, end=end,
-            load_cpu=load_cpu / requests * 1e6, load_share=load_cpu / seconds / min(self.threads, connections),
+            store_cpu=store_cpu / requests * 1e6 if servers_of(contestant) else None,
+            idle=contestant.idle, peak=peak, end=end, load_cpu=load_cpu / requests * 1e6,
+            load_share=load_cpu / seconds / min(self.threads, connections),
             others=max(all_cpu - cpu - store_cpu - upstream_cpu - load_cpu, 0) / seconds, problems=problems,
         )
 

@@ -73,7 +73,7 @@ class Report:
         return None
 
     def beside_statements(self):
-        """New keys beside the statements alone, which pgbench sends: a line for each number of connections and store."""
+        """New keys beside the statements alone that pgbench sends: a line for each number of connections and store."""
         table = [["", "new keys/s", "pgbench pairs/s", "× pgbench", "mean ms", "pgbench mean ms", "more ms"]]
         for connections in self.options.connections:
             rows = self.rows(connections)

@@ -1,5 +1,5 @@
-"""The contestant that is no proxy: pgbench sends the statements that claim and settle, one at a time, each with a commit
-of its own. It is what a program gets that does the same work itself, and waits for nothing else.
+"""The contestant that is no proxy: pgbench sends the statements that claim and settle, one at a time, each with its own
+commit. It is what a program gets that does the same work itself, and waits for nothing else.
 
 It works on the same server as the gate, in a database of its own with the same tables and indexes, and writes as many
 bytes. What it sends are plain statements, prepared once, with the plan that the gate's have: they cost less than the

@@ -1,10 +1,11 @@
 //! A database that crashes, hangs, is full of others or loses its word: before the attempt nothing runs, after it nothing
 //! is lost, and the gate recovers by itself.
 
+mod storms;
+
 use std::time::{Duration, Instant};
 
-use crate::servers::{PgBouncer, Postgres, Proxy, Session};
-use crate::storm::Storm;
+use crate::servers::{Postgres, Session};
 use crate::support::store::{migrated, migrated_on};
 use crate::support::{Gate, Reply, Request, Response, Signal, Upstream, eventually};
 
@@ -13,66 +14,6 @@ const PROMPT: Duration = Duration::from_secs(7);
 
 fn numbered() -> Upstream {
     Upstream::start(|request| Reply::ok(format!("run {}", request.nth)))
-}
-
-/// Crashes a server again and again, with pauses.
-fn crash(server: &Postgres) {
-    let seed = fastrand::u64(..);
-    eprintln!("seed {seed}");
-    let mut random = fastrand::Rng::with_seed(seed);
-    for _ in 0..5 {
-        std::thread::sleep(Duration::from_millis(random.u64(300..1_800)));
-        server.stop_immediate();
-        std::thread::sleep(Duration::from_millis(random.u64(0..1_000)));
-        server.start_again();
-    }
-    std::thread::sleep(Duration::from_millis(1_500));
-}
-
-/// The server is set to acknowledge what it has not written down yet, as some are: what the gate needs does not depend on
-/// it.
-#[test]
-fn a_server_that_crashes_under_load() {
-    let Some(server) = Postgres::with(&[("synchronous_commit", "off"), ("wal_writer_delay", "2s")]) else { return };
-    let database = migrated_on(&server);
-    let storm = Storm::before(&database.url);
-    let gates = storm.start(2, |plan| plan.store_url(&database.url));
-    storm.rage(200, || crash(&server));
-    storm.judge().expect_right(100);
-    drop(gates);
-}
-
-#[test]
-fn a_server_that_crashes_under_load_behind_a_pooler() {
-    let Some(server) = Postgres::start() else { return };
-    let Some(pooler) = PgBouncer::before(server.address()) else { return };
-    let database = migrated_on(&server);
-    let storm = Storm::before(&database.url);
-    let gates = storm.start(2, |plan| plan.store_url(&pooler.url(&database.url)));
-    storm.rage(200, || crash(&server));
-    storm.judge().expect_right(100);
-    drop(gates);
-}
-
-/// Commits whose acknowledgement never arrives, statements that never arrive, and messages that break off.
-#[test]
-fn a_wire_that_is_cut_under_load() {
-    let Some(database) = migrated() else { return };
-    let proxy = Proxy::before(database.address());
-    let storm = Storm::before(&database.url);
-    let gates = storm.start(2, |plan| plan.store_url(&proxy.url(&database.url)));
-    let seed = fastrand::u64(..);
-    eprintln!("seed {seed}");
-    storm.rage(200, || {
-        proxy.cut_at_random(seed, 0.02);
-        std::thread::sleep(Duration::from_secs(10));
-    });
-    let cuts = proxy.cuts();
-    proxy.pass();
-    storm.judge().expect_right(100);
-    eprintln!("{cuts} cuts");
-    assert!(cuts >= 20, "{cuts} cuts");
-    drop(gates);
 }
 
 /// Sends requests with fresh keys from many clients at once for a while, and gives their answers with how long they took.

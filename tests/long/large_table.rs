@@ -6,17 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use oncegate::idempotency::record::{Attempt, RecordId};
+use oncegate::store::Store;
 use oncegate::store::sqlite::{Lock, Settings, Sqlite};
-use oncegate::store::{Claim, End, Expiry, Fresh, OriginId, Settled, Store};
 use oncegate::telemetry::metrics::Metrics;
 use oncegate::worker;
 use rusqlite::Connection;
 use tokio::sync::watch;
 
-/// How many callers ask at once.
-const CALLERS: usize = 64;
+use crate::callers::{Sizes, new_keys, report, rows};
 
 /// How long each rate is measured.
 const MEASURED: Duration = Duration::from_secs(20);
@@ -24,19 +21,7 @@ const MEASURED: Duration = Duration::from_secs(20);
 /// The longest that a sweep of a million records may take.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// How many records the large file has. A tenth of them has expired.
-fn rows() -> u64 {
-    std::env::var("LONG_ROWS").map_or(10_000_000, |text| text.parse().expect("LONG_ROWS is a number"))
-}
-
-/// What callers got.
-struct Rate {
-    per_second: f64,
-    median: Duration,
-    /// The 99th of a hundred.
-    slow: Duration,
-    slowest: Duration,
-}
+const SIZES: Sizes = Sizes { head: 80, answer: 60, ttl: Duration::from_secs(3600) };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes minutes and gigabytes: tests/run --long runs it"]
@@ -45,7 +30,7 @@ async fn a_large_table_is_as_fast_as_an_empty_one_and_swept_while_claims_go_on()
     let (rows, expired) = (rows(), rows() / 10);
 
     let store = open(&dir.path().join("empty.db"));
-    let empty = new_keys(&store, || false).await;
+    let empty = new_keys(&store, &SIZES, MEASURED, || false).await;
     report("new keys on an empty file", &empty);
     store.close().await;
 
@@ -59,7 +44,7 @@ async fn a_large_table_is_as_fast_as_an_empty_one_and_swept_while_claims_go_on()
     let began = Instant::now();
     let store = open(&path);
     println!("long: opened in {:.1?}", began.elapsed());
-    let large = new_keys(&store, || false).await;
+    let large = new_keys(&store, &SIZES, MEASURED, || false).await;
     report("new keys on the large file", &large);
     store.close().await;
     drop(store);
@@ -81,7 +66,7 @@ async fn a_large_table_is_as_fast_as_an_empty_one_and_swept_while_claims_go_on()
             began.elapsed()
         }
     });
-    let meanwhile = new_keys(&store, move || !is_swept.load(Ordering::Relaxed)).await;
+    let meanwhile = new_keys(&store, &SIZES, MEASURED, move || !is_swept.load(Ordering::Relaxed)).await;
     let took = looking.await.unwrap();
     shut_down.send(true).unwrap();
     workers.await.unwrap();
@@ -98,7 +83,7 @@ async fn a_large_table_is_as_fast_as_an_empty_one_and_swept_while_claims_go_on()
     assert!(meanwhile.slow < Duration::from_secs(1), "a claim waits long for the sweeper");
 }
 
-fn open(path: &Path) -> Arc<Sqlite> {
+fn open(path: &Path) -> Arc<dyn Store> {
     // A store gives its lock back when its threads have ended.
     let lock = loop {
         match Lock::try_acquire(&Settings::new(path)).unwrap() {
@@ -140,52 +125,4 @@ fn has_expired(path: &Path) -> bool {
     conn.busy_timeout(Duration::from_secs(10)).unwrap();
     let sql = "SELECT EXISTS (SELECT 1 FROM record WHERE state <> 0 AND until <= 1)";
     conn.query_row(sql, [], |row| row.get(0)).unwrap()
-}
-
-/// New keys, each claimed and completed, from many callers at once: for [`MEASURED`], and on while `more` says so.
-async fn new_keys(store: &Arc<Sqlite>, more: impl Fn() -> bool + Clone + Send + 'static) -> Rate {
-    let began = Instant::now();
-    let callers = (0..CALLERS).map(|_| {
-        let (store, more) = (store.clone(), more.clone());
-        tokio::spawn(async move {
-            let mut took = Vec::new();
-            while began.elapsed() < MEASURED || more() {
-                let start = Instant::now();
-                new_key(&*store).await;
-                took.push(start.elapsed());
-            }
-            took
-        })
-    });
-    let mut took = Vec::new();
-    for caller in callers.collect::<Vec<_>>() {
-        took.extend(caller.await.unwrap());
-    }
-    let per_second = took.len() as f64 / began.elapsed().as_secs_f64();
-    took.sort_unstable();
-    Rate { per_second, median: took[took.len() / 2], slow: took[took.len() * 99 / 100], slowest: took[took.len() - 1] }
-}
-
-async fn new_key(store: &dyn Store) {
-    let (mut id, mut attempt) = ([0; 32], [0; 16]);
-    getrandom::fill(&mut id).unwrap();
-    getrandom::fill(&mut attempt).unwrap();
-    let (id, attempt) = (RecordId(id), Attempt(attempt));
-    let fresh = Fresh {
-        attempt,
-        origin: OriginId(1),
-        lease: Duration::from_secs(30),
-        ttl: Duration::from_secs(3600),
-        unknown_ttl: Duration::from_secs(3600),
-        head: Bytes::from_static(&[0; 80]),
-    };
-    assert!(matches!(store.claim(id, fresh).await.unwrap(), Claim::Inserted(_)));
-    let answer = Bytes::from_static(&[0; 60]);
-    let end = End::Complete { answer, expiry: Expiry::FromNow(Duration::from_secs(3600)) };
-    assert!(matches!(store.settle(id, attempt, end).await.unwrap(), Settled::Done { .. }));
-}
-
-fn report(what: &str, rate: &Rate) {
-    let Rate { per_second, median, slow, slowest } = rate;
-    println!("long: {what}: {per_second:.0}/s; p50 {median:.1?}, p99 {slow:.1?}, slowest {slowest:.1?}");
 }

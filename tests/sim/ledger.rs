@@ -86,7 +86,7 @@ impl Call {
             Self::Claim(id, fresh) => store.claim(id, fresh).await.map(|claim| Said::from(&claim)),
             Self::Supersede(id, seen, fresh) => store.supersede(id, seen, fresh).await.map(Said::Superseded),
             Self::Settle(id, attempt, end) => store.settle(id, attempt, end).await.map(|settled| Said::from(&settled)),
-            Self::Renew(held) => store.renew(held).await.map(|()| Said::Renewed),
+            Self::Renew(held) => store.renew(held).await.map(|_| Said::Renewed),
             Self::ExpireLeases(limit) => store.expire_leases(limit).await.map(Said::Count),
             Self::Sweep(limit) => store.sweep(limit).await.map(Said::Count),
             Self::Get(id) => store.get(id).await.map(|listed| Said::from(&listed)),

@@ -188,7 +188,7 @@ impl Store for Mistaken {
         }
     }
 
-    async fn renew(&self, mut held: Vec<Held>) -> Result<(), Error> {
+    async fn renew(&self, mut held: Vec<Held>) -> Result<Vec<RecordId>, Error> {
         match self.mistake {
             Mistake::LosesRenewals => held.clear(),
             Mistake::RenewsTheFirst => held.truncate(1),
