@@ -42,7 +42,7 @@ const EXPECTED: [(&str, u32); 38] = [
     ("rules adopted", 200),
     ("rules refused", 20),
     ("claims at once", 250),
-    ("claims of one record at once", 1),
+    ("claims of one record at once", 100),
     ("endings at once", 20),
     ("renewals at once", 40),
     ("reapers at once", 40),
