@@ -10,7 +10,8 @@
 -- table does not help: it reads a whole index instead, and compares each entry with each of the batch. So whatever
 -- looks for the records of a batch leaves it no other way than one look for each:
 -- * a subquery for each id, as a value or as LATERAL with OFFSET 0, is never turned into a join;
--- * `r.id BETWEEN e.id AND e.id` can be neither hashed nor merged, and is no reason to read an index in its order;
+-- * `r.id = ANY (ARRAY[e.id])` is found by index as `=` is, and counted as that, but can be neither hashed nor merged,
+--   and is no reason to read an index in its order;
 -- * `state + 0` keeps it from reading the whole of an index that has records in that state only.
 
 CREATE SCHEMA oncegate;
@@ -273,7 +274,7 @@ BEGIN
         SELECT unnest(ids) AS id, unnest(attempts) AS attempt, unnest(hows) AS how, unnest(spans) AS span,
             unnest(answers) AS answer
     ) AS e
-    WHERE r.id BETWEEN e.id AND e.id AND r.attempt = e.attempt
+    WHERE r.id = ANY (ARRAY[e.id]) AND r.attempt = e.attempt
         AND (r.state = 0 AND e.how IN (1, 2, 4) OR r.state = 2 AND e.how IN (1, 2))
         AND (NOT careful OR r.id = ANY (free))
     RETURNING r.id, at, r.expires_at, CASE WHEN r.is_awaited THEN oncegate.tell_v1(r.id) ELSE false END,
@@ -286,7 +287,7 @@ BEGIN
         RETURN QUERY
         DELETE FROM oncegate.record r
         USING unnest(ids, attempts, hows) AS e (id, attempt, how)
-        WHERE e.how = 3 AND r.id BETWEEN e.id AND e.id AND r.attempt = e.attempt AND r.state <> 1
+        WHERE e.how = 3 AND r.id = ANY (ARRAY[e.id]) AND r.attempt = e.attempt AND r.state <> 1
             AND (NOT careful OR r.id = ANY (free))
         RETURNING r.id, at, at, CASE WHEN r.is_awaited THEN oncegate.tell_v1(r.id) ELSE false END,
             NULL::bytea, NULL::smallint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bytea, NULL::bytea;
@@ -328,7 +329,7 @@ BEGIN
         ) AS r
     )
     UPDATE oncegate.record r SET lease_until = oncegate.after_v1(at, free.lease)
-    FROM free WHERE r.id BETWEEN free.id AND free.id
+    FROM free WHERE r.id = ANY (ARRAY[free.id])
     RETURNING r.id;
 END $$;
 
@@ -350,7 +351,7 @@ BEGIN
     ), turned AS (
         UPDATE oncegate.record r
         SET state = 2, expires_at = oncegate.after_v1(at, r.unknown_ttl)
-        FROM lost WHERE r.id BETWEEN lost.id AND lost.id
+        FROM lost WHERE r.id = ANY (ARRAY[lost.id])
         RETURNING CASE WHEN r.is_awaited THEN oncegate.tell_v1(r.id) ELSE false END AS told
     )
     SELECT count(told) INTO turned FROM turned;
@@ -366,12 +367,13 @@ AS $$
 DECLARE
     at bigint := oncegate.now_v1();
 BEGIN
-    WITH expired AS (
-        SELECT r.id FROM oncegate.record r
-        WHERE r.state <> 0 AND r.expires_at >= begin AND r.expires_at <= at
-        ORDER BY r.expires_at LIMIT most FOR UPDATE SKIP LOCKED
-    ), gone AS (
-        DELETE FROM oncegate.record r USING expired WHERE r.id BETWEEN expired.id AND expired.id
+    WITH gone AS (
+        DELETE FROM oncegate.record r
+        WHERE r.id = ANY (ARRAY(
+            SELECT e.id FROM oncegate.record e
+            WHERE e.state <> 0 AND e.expires_at >= begin AND e.expires_at <= at
+            ORDER BY e.expires_at LIMIT most FOR UPDATE SKIP LOCKED
+        ))
         RETURNING r.expires_at
     )
     SELECT count(*), max(expires_at) INTO swept, reached FROM gone;

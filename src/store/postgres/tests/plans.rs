@@ -100,4 +100,10 @@ async fn all_goes_by_index_whatever_the_server_knows() {
     all_goes_by_index(&client, &plans, "on a large table").await;
     let (other, others) = explained(&database.url).await;
     all_goes_by_index(&other, &others, "on a large table, in a new session").await;
+    // The statistics of ten thousand million records.
+    let immense = "UPDATE pg_class SET reltuples = 1e10 WHERE oid = 'oncegate.record'::regclass
+                   OR oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = 'oncegate.record'::regclass)";
+    client.batch_execute(immense).await.unwrap();
+    let (other, others) = explained(&database.url).await;
+    all_goes_by_index(&other, &others, "on a table that is thought to be immense").await;
 }
