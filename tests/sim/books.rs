@@ -144,7 +144,7 @@ impl Store for Recorded {
         let attempts: Vec<_> = held.iter().map(|held| (held.id, held.attempt)).collect();
         let call = Call::Renew(held.clone());
         let renewed = self.shelf.renew(held).await?;
-        self.note(call, Said::Renewed);
+        self.note(call, Said::renewed(renewed.clone()));
         self.done(Operation::Renew, &attempts, Told::Renewed(attempts.len())).await;
         Ok(renewed)
     }

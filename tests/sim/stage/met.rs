@@ -10,7 +10,7 @@ use super::together;
 use crate::ledger::{Call, Line, Said};
 
 /// What must be met, and how often at least where a usual number of runs is played.
-const EXPECTED: [(&str, u32); 38] = [
+const EXPECTED: [(&str, u32); 39] = [
     ("claim of a free key", 400),
     ("claim asked again after it was done", 30),
     ("claim finds a live lease", 200),
@@ -27,6 +27,7 @@ const EXPECTED: [(&str, u32); 38] = [
     ("hold", 50),
     ("ending that comes too late", 50),
     ("renewal", 400),
+    ("renewal that comes too late", 100),
     ("renewal of several leases", 15),
     ("leases end", 60),
     ("no lease ends", 1000),
@@ -116,8 +117,9 @@ impl Met {
                     _ => "ending that comes too late",
                 });
             }
-            (Call::Renew(held), _) => {
-                self.hit("renewal");
+            (Call::Renew(held), said) => {
+                let all = matches!(said, Said::Renewed(ids) if ids.len() == held.len());
+                self.hit(if all { "renewal" } else { "renewal that comes too late" });
                 if held.len() > 1 {
                     self.hit("renewal of several leases");
                 }

@@ -123,6 +123,7 @@ impl Line {
         match &self.said {
             Said::Inserted(at) => at.0 == EPOCH + self.at,
             Said::Superseded(is_done) | Said::Removed(is_done) => *is_done,
+            Said::Renewed(ids) => !ids.is_empty(),
             Said::Exists(..) | Said::Fenced(_) | Said::Found(_) => false,
             _ => true,
         }
