@@ -200,7 +200,7 @@ CREATE FUNCTION oncegate.supersede_v1(
     new_attempt bytea, new_lease bigint, new_ttl bigint, new_unknown_ttl bigint, new_origin bigint, new_head bytea
 )
 RETURNS boolean
-LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '500ms'
+LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '200ms'
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
