@@ -86,17 +86,23 @@ RETURN at + least(span, 9223372036854775807 - at);
 -- Makes the transaction wait until it is on the disk, and on the standby that it waits for, whatever the session is set
 -- to. It takes effect for the whole transaction.
 CREATE FUNCTION oncegate.durably_v1() RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
 BEGIN
     IF current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN
         PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
+    -- That the wait for a standby was broken off is told in a warning, and nowhere else.
+    IF current_setting('client_min_messages') = 'error' THEN
+        PERFORM set_config('client_min_messages', 'warning', true);
     END IF;
 END $$;
 
 -- Makes a transaction that writes nothing wait until everything before it is durable: what an earlier one wrote, and
 -- nobody knows how that ended, may be on this server's disk only.
 CREATE FUNCTION oncegate.flush_v1() RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
 BEGIN
     PERFORM pg_logical_emit_message(true, 'oncegate', '');
 END $$;
@@ -104,7 +110,9 @@ END $$;
 -- Whether another transaction holds a record. Its attempt is at work, whatever became of its lease: to write the next
 -- one down, the gate would have to wait for that transaction.
 CREATE FUNCTION oncegate.is_held_v1(wanted bytea) RETURNS boolean
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s'
+AS $$
 BEGIN
     -- This lock goes together with others of its kind and with what the gate writes, not with an upstream's.
     PERFORM FROM oncegate.record r WHERE r.id = wanted FOR KEY SHARE SKIP LOCKED;
@@ -113,7 +121,8 @@ END $$;
 
 -- Tells whoever waits for a record that its attempt has ended.
 CREATE FUNCTION oncegate.tell_v1(ended bytea) RETURNS boolean
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
 BEGIN
     PERFORM pg_notify('oncegate', encode(ended, 'hex'));
     RETURN false;
@@ -121,7 +130,7 @@ END $$;
 
 -- Claims ids. Each comes once, in order, so that two batches wait for each other in one direction only.
 -- For a claim that stands under its own attempt: its id and when it was claimed. For an id that is another's: the record too.
--- For one that went away meanwhile: nothing, and it is to be asked for again.
+-- For one that went away meanwhile: nothing, and it is to be asked for again. An answer above 256 KiB is left out.
 CREATE FUNCTION oncegate.claim_v1(
     ids bytea[], attempts bytea[], leases bigint[], ttls bigint[], unknown_ttls bigint[], origins bigint[], heads bytea[]
 )
@@ -129,7 +138,8 @@ RETURNS TABLE (
     id bytea, now bigint, attempt bytea, state smallint, claimed_at bigint, until bigint, head bytea, answer bytea
 )
 LANGUAGE plpgsql
-SET enable_seqscan = off SET plan_cache_mode = force_generic_plan SET lock_timeout = '500ms'
+SET enable_seqscan = off SET plan_cache_mode = force_generic_plan SET lock_timeout = '200ms'
+SET search_path = pg_catalog, pg_temp
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -137,7 +147,9 @@ DECLARE
     claimed bigint;
 BEGIN
     -- Looked at here, since a call costs more than to look.
-    IF current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN
+    IF current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
+        OR current_setting('client_min_messages') = 'error'
+    THEN
         PERFORM oncegate.durably_v1();
     END IF;
     -- What stands is looked for first: inserting where somebody changes a record would wait until he is done, and that
@@ -162,7 +174,9 @@ BEGIN
     RETURN QUERY
     SELECT r.id, at, r.attempt, CASE WHEN w.is_held THEN 0::smallint ELSE r.state END, r.claimed_at,
         CASE WHEN w.is_held THEN at + 1000 WHEN r.state <> 0 THEN r.expires_at ELSE r.lease_until END,
-        r.head, r.answer
+        r.head,
+        -- A batch of large answers would be more than anybody expects at once: these are asked for by get_v1.
+        CASE WHEN octet_length(r.answer) <= 262144 THEN r.answer END
     FROM unnest(ids, attempts) AS a (id, attempt),
         LATERAL (SELECT * FROM oncegate.record s WHERE s.id = a.id OFFSET 0) AS r
         -- Its attempt is at work, though its lease be past or nobody know how it ends: it is in flight.
@@ -186,7 +200,8 @@ CREATE FUNCTION oncegate.supersede_v1(
     new_attempt bytea, new_lease bigint, new_ttl bigint, new_unknown_ttl bigint, new_origin bigint, new_head bytea
 )
 RETURNS boolean
-LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '500ms'
+LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '200ms'
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     at bigint := oncegate.now_v1();
@@ -226,6 +241,7 @@ RETURNS TABLE (
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
 SET plan_cache_mode = force_generic_plan SET lock_timeout = '200ms'
+SET search_path = pg_catalog, pg_temp
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -235,12 +251,14 @@ DECLARE
     ended bigint;
     released bigint := 0;
 BEGIN
-    IF current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN
+    IF current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
+        OR current_setting('client_min_messages') = 'error'
+    THEN
         PERFORM oncegate.durably_v1();
     END IF;
     IF careful THEN
         free := ARRAY(
-            SELECT r.id FROM oncegate.record r WHERE r.id = ANY (ids) ORDER BY r.id FOR UPDATE SKIP LOCKED
+            SELECT r.id FROM oncegate.record r WHERE r.id = ANY (ids) ORDER BY r.id FOR NO KEY UPDATE SKIP LOCKED
         );
     END IF;
     RETURN QUERY
@@ -291,27 +309,28 @@ BEGIN
     END IF;
 END $$;
 
--- Extends leases. What another transaction holds is left alone: to wait for it would put all the others at risk.
-CREATE FUNCTION oncegate.renew_v1(ids bytea[], attempts bytea[], leases bigint[]) RETURNS bigint
+-- Extends leases, and gives the ids of those that it did. What another transaction holds is left alone: to wait for it
+-- would put all the others at risk.
+CREATE FUNCTION oncegate.renew_v1(ids bytea[], attempts bytea[], leases bigint[]) RETURNS SETOF bytea
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s'
 AS $$
 DECLARE
     at bigint := oncegate.now_v1();
-    renewed bigint;
 BEGIN
     PERFORM oncegate.durably_v1();
+    RETURN QUERY
     WITH free AS (
         SELECT r.id, a.lease
         FROM unnest(ids, attempts, leases) AS a (id, attempt, lease), LATERAL (
             SELECT s.id FROM oncegate.record s WHERE s.id = a.id AND s.attempt = a.attempt AND s.state = 0
-            OFFSET 0 FOR UPDATE SKIP LOCKED
+            OFFSET 0 FOR NO KEY UPDATE SKIP LOCKED
         ) AS r
     )
     UPDATE oncegate.record r SET lease_until = oncegate.after_v1(at, free.lease)
-    FROM free WHERE r.id = ANY (ARRAY[free.id]);
-    GET DIAGNOSTICS renewed = ROW_COUNT;
-    RETURN renewed;
+    FROM free WHERE r.id = ANY (ARRAY[free.id])
+    RETURNING r.id;
 END $$;
 
 -- Turns in-flight records whose lease is past into unknown ones, but none that another transaction holds.
@@ -319,6 +338,7 @@ END $$;
 CREATE FUNCTION oncegate.expire_leases_v1(most bigint) RETURNS bigint
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s'
 AS $$
 DECLARE
     at bigint := oncegate.now_v1();
@@ -327,7 +347,7 @@ BEGIN
     PERFORM oncegate.durably_v1();
     WITH lost AS (
         SELECT r.id FROM oncegate.record r WHERE r.state = 0 AND r.lease_until <= at
-        LIMIT most FOR UPDATE SKIP LOCKED
+        LIMIT most FOR NO KEY UPDATE SKIP LOCKED
     ), turned AS (
         UPDATE oncegate.record r
         SET state = 2, expires_at = oncegate.after_v1(at, r.unknown_ttl)
@@ -342,6 +362,7 @@ END $$;
 CREATE FUNCTION oncegate.sweep_v1(begin bigint, most bigint, OUT swept bigint, OUT reached bigint)
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s'
 AS $$
 DECLARE
     at bigint := oncegate.now_v1();
@@ -364,7 +385,9 @@ RETURNS TABLE (
     id bytea, now bigint, attempt bytea, state smallint, claimed_at bigint, until bigint, head bytea, answer bytea,
     service text, namespace text, route text
 )
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s'
+AS $$
 #variable_conflict use_column
 DECLARE
     at bigint := oncegate.now_v1();
@@ -383,7 +406,9 @@ END $$;
 
 -- Removes a record, whatever its state. Returns whether there was one.
 CREATE FUNCTION oncegate.remove_v1(wanted bytea) RETURNS boolean
-LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '2s' AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '2s'
+SET search_path = pg_catalog, pg_temp
+AS $$
 BEGIN
     PERFORM oncegate.durably_v1();
     PERFORM CASE WHEN r.is_awaited THEN oncegate.tell_v1(r.id) ELSE false END
@@ -395,13 +420,15 @@ END $$;
 -- How many records there are in flight, completed and unknown. Where the table is larger than 64 MiB, the completed
 -- ones are estimated from the statistics: to count them all would read a whole index each time.
 CREATE FUNCTION oncegate.count_v1(OUT in_flight bigint, OUT completed bigint, OUT unknown bigint)
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s'
+AS $$
 DECLARE
     pages bigint := pg_relation_size('oncegate.record') / current_setting('block_size')::bigint;
 BEGIN
     SELECT count(*) INTO in_flight FROM oncegate.record r WHERE r.state = 0;
     SELECT count(*) INTO unknown FROM oncegate.record r WHERE r.state = 2;
-    IF pages <= 8192 THEN
+    IF pages <= 8192 OR (SELECT c.reltuples < 0 FROM pg_class c WHERE c.oid = 'oncegate.record'::regclass) THEN
         SELECT count(*) INTO completed FROM oncegate.record r WHERE r.state = 1;
     ELSE
         SELECT greatest(0, (c.reltuples / greatest(c.relpages, 1) * pages)::bigint - in_flight - unknown) INTO completed
@@ -411,9 +438,16 @@ END $$;
 
 -- Asks to be told when a record's attempt ends. Returns whether one is in flight.
 CREATE FUNCTION oncegate.await_v1(wanted bytea) RETURNS boolean
-LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '200ms' AS $$
+LANGUAGE plpgsql SET enable_seqscan = off
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s'
+AS $$
 BEGIN
-    UPDATE oncegate.record r SET is_awaited = true WHERE r.id = wanted AND r.state + 0 = 0 AND NOT r.is_awaited;
+    -- Where somebody holds it, whoever waits is not told, and looks for himself.
+    UPDATE oncegate.record r SET is_awaited = true
+    WHERE r.id = (
+            SELECT s.id FROM oncegate.record s
+            WHERE s.id = wanted AND s.state + 0 = 0 AND NOT s.is_awaited FOR NO KEY UPDATE SKIP LOCKED
+        );
     RETURN FOUND OR EXISTS (SELECT FROM oncegate.record r WHERE r.id = wanted AND r.state + 0 = 0);
 END $$;
 

@@ -20,7 +20,7 @@ use crate::http::shards::Shards;
 use crate::http::upstream::Upstream;
 use crate::idempotency::identity::Identifier;
 use crate::idempotency::policy::Mode;
-use crate::store::{Store, recent::Recent};
+use crate::store::{ErrorKind, Store, recent::Recent};
 use crate::telemetry::{logs, metered::Metered, metrics::Metrics};
 use crate::worker;
 
@@ -28,6 +28,9 @@ mod opening;
 
 /// How long the end may take once everything is settled.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// Between two tries to prepare a store that has gone away.
+const ADOPT_AGAIN: Duration = Duration::from_secs(1);
 
 /// Runs a gate until SIGTERM or SIGINT.
 pub fn run(config: Resolved, accept_identity_change: bool) -> anyhow::Result<ExitCode> {
@@ -96,7 +99,9 @@ impl Serving {
         let store = if opened.is_shared { store } else { Arc::new(Recent::new(store)) };
         let upstreams = config.upstreams.into_iter().map(Upstream::new).collect();
         let gate = Gate::new(config.gate, config.router, upstreams, Arc::clone(&store), &metrics);
-        adopt_identities(&gate, &*store, accept_identity_change).await?;
+        if !adopt_identities(&gate, &*store, accept_identity_change, signals).await? {
+            return Ok(None);
+        }
         admin.set_store(Arc::clone(&store));
 
         // All of them, before the first request: it must not be cut off because another address is taken.
@@ -189,11 +194,29 @@ async fn all_ended(servers: &mut JoinSet<()>) {
     while servers.join_next().await.is_some() {}
 }
 
-async fn adopt_identities(gate: &Gate, store: &dyn Store, accept_change: bool) -> anyhow::Result<()> {
+/// Makes the store know this configuration; false if the process was told to stop while it waited for that.
+async fn adopt_identities(
+    gate: &Gate,
+    store: &dyn Store,
+    accept_change: bool,
+    signals: &mut Signals,
+) -> anyhow::Result<bool> {
     let (origins, identities) = gate.identities();
-    let changes = store.adopt(origins, identities, accept_change).await.context("cannot prepare the store")?;
+    let changes = loop {
+        match store.adopt(origins.clone(), identities.clone(), accept_change).await {
+            Ok(changes) => break changes,
+            // It went away just after it was opened.
+            Err(error) if matches!(error.cause().kind, ErrorKind::Unavailable | ErrorKind::Timeout) => {
+                tracing::warn!(%error, "the store cannot be prepared; trying again");
+            }
+            Err(error) => return Err(error).context("cannot prepare the store"),
+        }
+        if timeout(ADOPT_AGAIN, signals.stop()).await.is_ok() {
+            return Ok(false);
+        }
+    };
     if changes.is_empty() {
-        return Ok(());
+        return Ok(true);
     }
     let list: Vec<_> = changes
         .iter()

@@ -117,15 +117,18 @@ impl Store for Memory {
         self.with(|shelf, now| shelf.settle(id, attempt, end, now))
     }
 
-    async fn renew(&self, held: Vec<Held>) -> Result<(), Error> {
+    async fn renew(&self, held: Vec<Held>) -> Result<Vec<RecordId>, Error> {
         self.with(|shelf, now| {
+            let mut renewed = Vec::new();
             for held in held {
                 shelf.change(held.id, |entry| {
                     if entry.is_held_by(held.attempt) {
                         entry.record.until = now.plus(held.lease);
+                        renewed.push(held.id);
                     }
                 });
             }
+            renewed
         })
     }
 

@@ -54,8 +54,9 @@ pub trait Store: Send + Sync + 'static {
     /// release finds no record.
     async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error>;
 
-    /// Extends the lease of each in-flight record that is still its attempt's to `now + lease`; skips the others.
-    async fn renew(&self, held: Vec<Held>) -> Result<(), Error>;
+    /// Extends the lease of each in-flight record that is still its attempt's to `now + lease`, and returns the ids of
+    /// these, in no order. Skips the others, and may skip one that something else in the store holds at the moment.
+    async fn renew(&self, held: Vec<Held>) -> Result<Vec<RecordId>, Error>;
 
     /// Turns up to `limit` in-flight records whose lease is past into unknown ones that keep their attempt and
     /// expire after their unknown ttl. Returns how many.

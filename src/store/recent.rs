@@ -131,7 +131,7 @@ impl Store for Recent {
         self.inner.settle(id, attempt, end).await
     }
 
-    async fn renew(&self, held: Vec<Held>) -> Result<(), Error> {
+    async fn renew(&self, held: Vec<Held>) -> Result<Vec<RecordId>, Error> {
         self.inner.renew(held).await
     }
 

@@ -74,7 +74,7 @@ impl Store for Metered {
         timed(&self.settle, self.store.settle(id, attempt, end)).await
     }
 
-    async fn renew(&self, held: Vec<Held>) -> Result<(), Error> {
+    async fn renew(&self, held: Vec<Held>) -> Result<Vec<RecordId>, Error> {
         timed(&self.renew, self.store.renew(held)).await
     }
 

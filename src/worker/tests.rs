@@ -60,7 +60,7 @@ impl Store for Fake {
     async fn settle(&self, _: RecordId, _: Attempt, _: End) -> Result<Settled, Error> {
         unreachable!()
     }
-    async fn renew(&self, _: Vec<Held>) -> Result<(), Error> {
+    async fn renew(&self, _: Vec<Held>) -> Result<Vec<RecordId>, Error> {
         unreachable!()
     }
     async fn get(&self, _: RecordId) -> Result<Option<Listed>, Error> {

@@ -1,10 +1,11 @@
 //! A database that crashes, hangs, is full of others or loses its word: before the attempt nothing runs, after it nothing
 //! is lost, and the gate recovers by itself.
 
+mod storms;
+
 use std::time::{Duration, Instant};
 
-use crate::servers::{PgBouncer, Postgres, Proxy, Session};
-use crate::storm::Storm;
+use crate::servers::{Postgres, Session};
 use crate::support::store::{migrated, migrated_on};
 use crate::support::{Gate, Reply, Request, Response, Signal, Upstream, eventually};
 
@@ -13,66 +14,6 @@ const PROMPT: Duration = Duration::from_secs(7);
 
 fn numbered() -> Upstream {
     Upstream::start(|request| Reply::ok(format!("run {}", request.nth)))
-}
-
-/// Crashes a server again and again, with pauses.
-fn crash(server: &Postgres) {
-    let seed = fastrand::u64(..);
-    eprintln!("seed {seed}");
-    let mut random = fastrand::Rng::with_seed(seed);
-    for _ in 0..5 {
-        std::thread::sleep(Duration::from_millis(random.u64(300..1_800)));
-        server.stop_immediate();
-        std::thread::sleep(Duration::from_millis(random.u64(0..1_000)));
-        server.start_again();
-    }
-    std::thread::sleep(Duration::from_millis(1_500));
-}
-
-/// The server is set to acknowledge what it has not written down yet, as some are: what the gate needs does not depend on
-/// it.
-#[test]
-fn a_server_that_crashes_under_load() {
-    let Some(server) = Postgres::with(&[("synchronous_commit", "off"), ("wal_writer_delay", "2s")]) else { return };
-    let database = migrated_on(&server);
-    let storm = Storm::before(&database.url);
-    let gates = storm.start(2, |plan| plan.store_url(&database.url));
-    storm.rage(200, || crash(&server));
-    storm.judge().expect_right(100);
-    drop(gates);
-}
-
-#[test]
-fn a_server_that_crashes_under_load_behind_a_pooler() {
-    let Some(server) = Postgres::start() else { return };
-    let Some(pooler) = PgBouncer::before(server.address()) else { return };
-    let database = migrated_on(&server);
-    let storm = Storm::before(&database.url);
-    let gates = storm.start(2, |plan| plan.store_url(&pooler.url(&database.url)));
-    storm.rage(200, || crash(&server));
-    storm.judge().expect_right(100);
-    drop(gates);
-}
-
-/// Commits whose acknowledgement never arrives, statements that never arrive, and messages that break off.
-#[test]
-fn a_wire_that_is_cut_under_load() {
-    let Some(database) = migrated() else { return };
-    let proxy = Proxy::before(database.address());
-    let storm = Storm::before(&database.url);
-    let gates = storm.start(2, |plan| plan.store_url(&proxy.url(&database.url)));
-    let seed = fastrand::u64(..);
-    eprintln!("seed {seed}");
-    storm.rage(200, || {
-        proxy.cut_at_random(seed, 0.02);
-        std::thread::sleep(Duration::from_secs(10));
-    });
-    let cuts = proxy.cuts();
-    proxy.pass();
-    storm.judge().expect_right(100);
-    eprintln!("{cuts} cuts");
-    assert!(cuts >= 20, "{cuts} cuts");
-    drop(gates);
 }
 
 /// Sends requests with fresh keys from many clients at once for a while, and gives their answers with how long they took.
@@ -261,5 +202,45 @@ fn a_record_that_somebody_holds_makes_nobody_else_wait() {
     eventually("the held one is recorded", || {
         (other.post("/charges", "held", "{}").word() == "replayed").then_some(())
     });
+    assert_eq!(upstream.runs_of("held"), 1);
+}
+
+/// Whoever waits for such a record asks the database to be told of its end, again and again.
+#[test]
+fn those_who_wait_for_a_record_that_somebody_holds_cost_nobody_a_lease() {
+    let Some(database) = migrated() else { return };
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = Upstream::start(move |request| match request.key().as_deref() {
+        Some("held") => Reply::ok("held").hold_until(&held),
+        Some(key) => Reply::ok(key).delay(Duration::from_secs(6)),
+        None => Reply::ok(""),
+    });
+    let policy = "lease = \"1s\"\nin_flight = { wait = \"20s\" }";
+    let plan = || Gate::before(&upstream).store_url(&database.url).defaults(policy);
+    let (first, second) = (plan().start(), plan().start());
+    let send = |gate: &Gate, key: &str| {
+        let (request, address) = (Request::post("/charges").key(key).body("{}"), gate.address);
+        std::thread::spawn(move || request.send(address))
+    };
+    let mut all = vec![send(&first, "held")];
+    upstream.wait_for_runs(1);
+    let holder = database.session();
+    holder.run("BEGIN; SELECT FROM oncegate.record FOR UPDATE");
+    let long: Vec<_> = (0..5).map(|nth| send(&second, &format!("long-{nth}"))).collect();
+    all.extend((0..100).map(|_| send(&second, "held")));
+    for (nth, long) in long.into_iter().enumerate() {
+        long.join().expect("an answer").expect(200, "executed");
+        assert_eq!(first.states(&format!("long-{nth}")), ["completed"]);
+    }
+    assert_eq!(
+        second.metric("oncegate_leases_expired_total", &[]) + first.metric("oncegate_leases_expired_total", &[]),
+        0.0
+    );
+    holder.run("COMMIT");
+    signal.open();
+    let answers: Vec<Response> = all.into_iter().map(|one| one.join().expect("an answer")).collect();
+    answers[0].expect(200, "executed");
+    assert!(answers[1..].iter().all(|answer| answer.word() == "replayed"));
     assert_eq!(upstream.runs_of("held"), 1);
 }

@@ -19,6 +19,13 @@ const POLICY: &str = "lease = \"1s\"\nin_flight = { wait = \"700ms\" }";
 const CLIENTS: usize = 50;
 const TOGETHER: usize = 4;
 
+/// How many keys there are in a round.
+const KEYS: usize = 200;
+
+/// How many keys are tried at least, unless that takes too long.
+const LEAST: usize = 100;
+const LONGEST: Duration = Duration::from_secs(90);
+
 /// How long a client tries before it leaves its key to the end.
 const TRIES: Duration = Duration::from_secs(8);
 
@@ -64,30 +71,35 @@ impl Storm {
         gates
     }
 
-    /// Lets the clients try `keys` new keys, again and again, while `disturb` goes on.
-    pub fn rage(&self, keys: usize, disturb: impl FnOnce()) {
+    /// Lets the clients try new keys, again and again, while `disturb` is done again and again: for this time at least,
+    /// and on a busy machine for longer, until there is something to judge.
+    pub fn rage(&self, time: Duration, mut disturb: impl FnMut()) {
         static ROUNDS: AtomicUsize = AtomicUsize::new(0);
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !is_over.load(Ordering::SeqCst) {
-                    self.round(ROUNDS.fetch_add(1, Ordering::SeqCst), keys, &is_over);
+                    self.round(ROUNDS.fetch_add(1, Ordering::SeqCst), &is_over);
                 }
             });
-            disturb();
-            is_over.store(true, Ordering::SeqCst);
+            // Also where what disturbs fails.
+            let _end = Ending(&is_over);
+            let start = Instant::now();
+            while start.elapsed() < time || self.books.keys().len() < LEAST && start.elapsed() < LONGEST {
+                disturb();
+            }
         });
     }
 
     /// Each of some keys is tried by several clients at once.
-    fn round(&self, round: usize, keys: usize, is_over: &AtomicBool) {
+    fn round(&self, round: usize, is_over: &AtomicBool) {
         let next = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for _ in 0..CLIENTS {
                 scope.spawn(|| {
                     while !is_over.load(Ordering::SeqCst) {
                         let key = next.fetch_add(1, Ordering::SeqCst) / TOGETHER;
-                        if key >= keys {
+                        if key >= KEYS {
                             return;
                         }
                         self.try_until_final(&format!("k-{round:04}-{key:04}"), is_over);
@@ -140,7 +152,14 @@ impl Storm {
             }
         });
         let mut answers = answers.into_inner().unwrap();
-        let mut records = records(&Session::open(&self.database));
+        let session = Session::open(&self.database);
+        // What was lost is said to be unknown as soon as its lease is past; the reapers write it down within a second or so.
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE && session.value("SELECT count(*) FROM oncegate.record WHERE state = 0") != "0"
+        {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let mut records = records(&session);
         let ends = keys.iter().map(|key| {
             let (state, attempt) = records.remove(key).unzip();
             End { key: key.clone(), answer: answers.remove(key).flatten(), state, attempt }
@@ -168,6 +187,15 @@ impl Storm {
     }
 }
 
+/// Ends a storm when dropped.
+struct Ending<'a>(&'a AtomicBool);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 /// What was seen of a storm.
 pub struct Seen {
     history: History,
@@ -176,7 +204,7 @@ pub struct Seen {
 impl Seen {
     /// Holds that nothing was wrong, and that there was something to see.
     #[track_caller]
-    pub fn expect_right(self, least_keys: usize) {
+    pub fn expect_right(self) {
         let wrong = judge(&self.history);
         let keys = self.history.ends.len();
         let count = |word: &str| self.history.ends.iter().filter(|end| end.word() == Some(word)).count();
@@ -193,7 +221,7 @@ impl Seen {
         );
         let shown: Vec<String> = wrong.iter().take(5).map(|wrong| self.show(wrong)).collect();
         assert!(wrong.is_empty(), "{} things are wrong, such as\n{}", wrong.len(), shown.join("\n"));
-        assert!(keys >= least_keys, "{keys} keys only");
+        assert!(keys >= LEAST, "{keys} keys only");
         let looked = self.history.runs.iter().filter(|run| run.was_claimed.is_some()).count();
         assert!(looked * 2 >= self.history.runs.len(), "{looked} claims were looked up");
         assert!(count("replayed") * 2 >= keys, "most keys should come through");

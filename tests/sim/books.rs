@@ -140,13 +140,13 @@ impl Store for Recorded {
         Ok(settled)
     }
 
-    async fn renew(&self, held: Vec<Held>) -> Result<(), Error> {
+    async fn renew(&self, held: Vec<Held>) -> Result<Vec<RecordId>, Error> {
         let attempts: Vec<_> = held.iter().map(|held| (held.id, held.attempt)).collect();
         let call = Call::Renew(held.clone());
-        self.shelf.renew(held).await?;
-        self.note(call, Said::Renewed);
+        let renewed = self.shelf.renew(held).await?;
+        self.note(call, Said::renewed(renewed.clone()));
         self.done(Operation::Renew, &attempts, Told::Renewed(attempts.len())).await;
-        Ok(())
+        Ok(renewed)
     }
 
     async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {

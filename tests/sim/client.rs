@@ -72,7 +72,7 @@ pub async fn ask(
     let (near, mut stream, cable) = pipe(if is_probe { 16_384 } else { dice.pick(&[64, 512, 16_384]) }, None);
     life.holds_client(&cable);
     let peer = ([127, 0, 0, 1], 1).into();
-    tokio::spawn(connection(near, peer, Arc::clone(life.gate()), life.stop()));
+    tokio::spawn(connection(near, peer, life.gate(), life.stop()));
     let Errand { label, variant, .. } = errand;
     world.history.add(Event::Sent { request, life: life.number, label, variant, is_probe });
 

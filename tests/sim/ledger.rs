@@ -50,7 +50,8 @@ pub enum Said {
     Superseded(bool),
     Done(Timestamp),
     Fenced(Option<Record>),
-    Renewed,
+    /// In the order of ids.
+    Renewed(Vec<RecordId>),
     Count(usize),
     Found(Option<Found>),
     Page(Vec<Found>, Option<RecordId>),
@@ -86,7 +87,7 @@ impl Call {
             Self::Claim(id, fresh) => store.claim(id, fresh).await.map(|claim| Said::from(&claim)),
             Self::Supersede(id, seen, fresh) => store.supersede(id, seen, fresh).await.map(Said::Superseded),
             Self::Settle(id, attempt, end) => store.settle(id, attempt, end).await.map(|settled| Said::from(&settled)),
-            Self::Renew(held) => store.renew(held).await.map(|()| Said::Renewed),
+            Self::Renew(held) => store.renew(held).await.map(Said::renewed),
             Self::ExpireLeases(limit) => store.expire_leases(limit).await.map(Said::Count),
             Self::Sweep(limit) => store.sweep(limit).await.map(Said::Count),
             Self::Get(id) => store.get(id).await.map(|listed| Said::from(&listed)),
@@ -109,6 +110,13 @@ impl Call {
             Self::Renew(held) => Some(held.iter().map(|held| held.id).collect()),
             Self::ExpireLeases(_) | Self::Sweep(_) | Self::List(..) | Self::Count | Self::Adopt(..) => None,
         }
+    }
+}
+
+impl Said {
+    pub fn renewed(mut ids: Vec<RecordId>) -> Self {
+        ids.sort_unstable();
+        Self::Renewed(ids)
     }
 }
 
@@ -203,7 +211,10 @@ impl fmt::Display for Said {
             Self::Done(until) => write!(f, "done, until {}", since(*until)),
             Self::Fenced(Some(record)) => write!(f, "not its own: {:?}", standing(record)),
             Self::Fenced(None) => write!(f, "not its own: nothing stands"),
-            Self::Renewed => write!(f, "renewed"),
+            Self::Renewed(ids) => {
+                write!(f, "renewed")?;
+                ids.iter().try_for_each(|id| write!(f, " {}", Id(*id)))
+            }
             Self::Count(count) => write!(f, "{count}"),
             Self::Found(Some(found)) => write!(f, "{found}"),
             Self::Found(None) => write!(f, "nothing"),

@@ -5,11 +5,10 @@
 //! answered, and what was on its way to the store may be done or not, as chance has it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use oncegate::gate::Gate;
 use oncegate::store::unreliable::{Side, Unreliable};
-use std::sync::Arc;
 use tokio::sync::{Notify, watch};
 
 use crate::history::{Event, History, LifeNumber};
@@ -19,9 +18,10 @@ pub struct Life {
     pub number: LifeNumber,
     /// Which gate it is a life of.
     pub slot: usize,
-    pub gate: OnceLock<Arc<Gate>>,
+    /// The world keeps it: what it is made of knows its life.
+    pub gate: OnceLock<Weak<Gate>>,
     /// What fails between it and the store.
-    pub faults: OnceLock<Arc<Unreliable>>,
+    pub faults: OnceLock<Weak<Unreliable>>,
     pub history: History,
     dead: AtomicBool,
     drained: AtomicBool,
@@ -77,12 +77,12 @@ impl Life {
         })
     }
 
-    pub fn gate(&self) -> &Arc<Gate> {
-        self.gate.get().unwrap()
+    pub fn gate(&self) -> Arc<Gate> {
+        self.gate.get().and_then(Weak::upgrade).unwrap()
     }
 
-    pub fn faults(&self) -> &Arc<Unreliable> {
-        self.faults.get().unwrap()
+    pub fn faults(&self) -> Arc<Unreliable> {
+        self.faults.get().and_then(Weak::upgrade).unwrap()
     }
 
     pub fn is_dead(&self) -> bool {

@@ -106,7 +106,7 @@ impl Store for Link {
         self.carry(|store| async move { store.settle(id, attempt, end).await }).await
     }
 
-    async fn renew(&self, held: Vec<Held>) -> Result<(), Error> {
+    async fn renew(&self, held: Vec<Held>) -> Result<Vec<RecordId>, Error> {
         self.carry(|store| async move { store.renew(held).await }).await
     }
 

@@ -9,6 +9,9 @@
 //! ONCEGATE_SIM_SEED=17 cargo test --test sim -- --exact --nocapture seeds::odd_seeds_hold   # one, told in full
 //! ```
 //!
+//! What gates ask of their store in a run is asked again of PostgreSQL, directly and through PgBouncer, where these are
+//! installed: it must say the same to each call.
+//!
 //! | module | what it is |
 //! |---|---|
 //! | [`world`] | a run: it begins gates, sends clients, strikes with faults, calms down, and asks every gate for every key |
@@ -18,9 +21,12 @@
 //! | [`client`], [`upstream`] | the two sides of the gates |
 //! | [`setup`], [`dice`] | routes and policies; chance |
 //! | [`history`] | what happened, in order |
+//! | [`ledger`] | what the store was asked, and what it said |
 //! | [`check`] | what must hold of a history: pure, and tested by histories told by hand |
 //! | [`tally`] | how often each thing worth simulating happened |
 //! | [`seeds`], [`mutants`], [`report`] | the tests: the gate as it is, known mistakes, and what a failure shows |
+//! | [`stage`] | the tests of other stores: ledgers are played again on them, and on stores with known mistakes |
+//! | [`servers`], [`provided`] | PostgreSQL and PgBouncer, as every test of this repository has them |
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test fails by panicking, and says why")]
 #![allow(unreachable_pub, missing_docs, reason = "nothing reaches into a test binary")]

@@ -146,7 +146,7 @@ impl Shelf {
         self.memory.settle(id, attempt, end).await
     }
 
-    pub async fn renew(&self, mut held: Vec<Held>) -> Result<(), Error> {
+    pub async fn renew(&self, mut held: Vec<Held>) -> Result<Vec<RecordId>, Error> {
         if self.is(Mutant::RenewUnfenced) {
             for held in &mut held {
                 if let Some(standing) = self.memory.get(held.id).await? {

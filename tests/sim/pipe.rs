@@ -95,8 +95,11 @@ impl Cable {
 
 impl Drop for End {
     fn drop(&mut self) {
-        let stream = lock(&self.0).stream.take();
-        drop(stream);
+        let mut side = lock(&self.0);
+        // Who watches knows the gate, which knows its connections.
+        let left = (side.stream.take(), side.watch.take(), std::mem::take(&mut side.wakers));
+        drop(side);
+        drop(left);
     }
 }
 

@@ -46,6 +46,8 @@ pub struct World {
     site: Arc<Site>,
     /// The present life of each gate.
     gates: Mutex<Vec<Arc<Life>>>,
+    /// Every gate, and what fails before it, for as long as the run lasts.
+    kept: Mutex<Vec<(Arc<Gate>, Arc<Unreliable>)>>,
     lives: AtomicU32,
     requests: AtomicU32,
     calm: AtomicBool,
@@ -87,6 +89,7 @@ impl World {
             shelf: Arc::new(Shelf { memory, books, ledger: Ledger::default(), mutant }),
             site,
             gates: Mutex::default(),
+            kept: Mutex::default(),
             lives: AtomicU32::new(0),
             requests: AtomicU32::new(0),
             calm: AtomicBool::new(false),
@@ -195,7 +198,8 @@ impl World {
             };
             drop(worker::spawn(store, METRICS.clone(), every, life.stop()));
         }
-        assert!(life.gate.set(gate).is_ok() && life.faults.set(faults).is_ok());
+        assert!(life.gate.set(Arc::downgrade(&gate)).is_ok() && life.faults.set(Arc::downgrade(&faults)).is_ok());
+        self.kept.lock().unwrap().push((gate, faults));
         life
     }
 

@@ -11,8 +11,8 @@ pub(super) async fn leases_are_renewed_for_their_attempts_only(harness: Harness)
     let completed = put(&harness, id(4), 4, State::Completed).await;
     short_passes(&harness).await;
     let all = vec![held(id(9), 9), held(id(2), 1), held(id(3), 3), held(id(4), 4), held(id(1), 1)];
-    harness.store.renew(all).await.expect("renew works");
-    harness.store.renew(Vec::new()).await.expect("renew works");
+    assert_eq!(harness.store.renew(all).await.expect("renew works"), [id(1)]);
+    assert_eq!(harness.store.renew(Vec::new()).await.expect("renew works"), []);
     assert!(standing(&harness, id(1)).await.until > at.plus(LONG * 5), "from now");
     assert_eq!(standing(&harness, id(1)).await.claimed_at, at);
     assert_eq!(standing(&harness, id(2)).await, foreign);

@@ -5,7 +5,7 @@ use tokio_postgres::types::{ToSql, Type};
 
 use super::connect::{Call, Failed, Session};
 use super::lane::Operation;
-use super::{error, row};
+use super::row;
 use crate::idempotency::record::{RecordId, Version};
 use crate::store::{Claim, Fresh};
 
@@ -105,7 +105,7 @@ async fn claim(session: &Session, claims: &[(RecordId, &Fresh)]) -> Result<Vec<O
     let origins: Vec<i64> = claims.iter().map(|(_, fresh)| fresh.origin.0).collect();
     let heads: Vec<&[u8]> = claims.iter().map(|(_, fresh)| &fresh.head[..]).collect();
     let values: [&(dyn ToSql + Sync); 7] = [&ids, &attempts, &leases, &ttls, &unknown_ttls, &origins, &heads];
-    let rows = session.write(&CLAIM, &values).await?;
+    let rows = session.write(&CLAIM, &values, 0).await?;
     let mut said = row::nothing_for(claims);
     for found in &rows {
         let (id, claim) = claimed(found).map_err(Failed::Unreadable)?;
@@ -137,10 +137,6 @@ async fn supersede(session: &Session, id: RecordId, seen: Version, fresh: &Fresh
         &fresh.origin.0,
         &&fresh.head[..],
     ];
-    match session.write(&SUPERSEDE, &values).await {
-        Ok(rows) => Ok(rows.first().is_some_and(|row| row.get(0))),
-        // Somebody holds the record, and its attempt is at work. Who looks again sees that.
-        Err(Failed::Sql(error)) if error::is_held(&error) => Ok(false),
-        Err(failed) => Err(failed),
-    }
+    let rows = session.write(&SUPERSEDE, &values, 0).await?;
+    Ok(rows.first().is_some_and(|row| row.get(0)))
 }

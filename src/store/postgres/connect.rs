@@ -15,15 +15,22 @@ use tokio_postgres::{AsyncMessage, Client, Config, Connection, Error as SqlError
 
 use super::error::{self, OpenError};
 use super::tls::Encryptor;
-use super::{Description, Settings, row};
+use super::{Description, Settings, hosts, row};
 use crate::store::{Error, ErrorKind};
 
 /// How long a connection may take from its beginning until it is known to work, besides the time to reach the server.
 const GREETING: Duration = Duration::from_secs(5);
 
+/// How long a host that was reached may take to let somebody in. Then the next one is tried: a server that hangs takes
+/// connections too.
+const LOGIN: Duration = Duration::from_secs(3);
+
 /// How long a statement may take. Beyond it the connection is given up: whoever asked has given up already, and nobody
 /// knows whether the server is there.
 pub(super) const ANSWER: Duration = Duration::from_secs(5);
+
+/// How many bytes a connection carries in a millisecond at least: 1 MiB in about a second.
+const SLOWEST: usize = 1024;
 
 /// How long a server may take to be reached, unless the settings say.
 const REACH: Duration = Duration::from_secs(2);
@@ -59,6 +66,7 @@ pub(super) struct Session {
     /// Ends with the session: a server that does not answer would keep the task, and the task the connection.
     _driver: AbortOnDrop,
     ended: watch::Receiver<bool>,
+    tls: Encryptor,
     pub(super) description: Description,
 }
 
@@ -121,14 +129,19 @@ impl Connector {
     /// Only that shows that claims would work: a standby that was promoted away, a full disk or a synchronous standby
     /// that is gone lets everybody log in.
     pub(super) async fn connect(&self, calls: &[Call]) -> Result<Session, OpenError> {
-        let reach = self.servers.get_connect_timeout().copied().unwrap_or(REACH) * self.hosts();
-        let proven = async {
-            let mut session = self.connect_unproven().await?;
-            session.client.query_typed("SELECT oncegate.flush_v1()", &[]).await.map_err(|e| OpenError::of(&e))?;
-            session.prepare(calls).await.map_err(|error| OpenError::of(&error))?;
-            Ok(session)
+        let mut session = self.connect_unproven().await?;
+        let proving = async {
+            session.client.query_typed("SELECT oncegate.flush_v1()", &[]).await?;
+            session.prepare(calls).await
         };
-        timeout(reach + GREETING, proven).await.unwrap_or_else(|_| Err(late()))
+        match timeout(GREETING, proving).await {
+            Ok(Ok(())) => Ok(session),
+            Ok(Err(error)) => Err(OpenError::of(&error)),
+            Err(_) => {
+                session.give_up();
+                Err(late())
+            }
+        }
     }
 
     /// A connection for the pool.
@@ -141,8 +154,14 @@ impl Connector {
         &self.servers
     }
 
-    fn hosts(&self) -> u32 {
-        u32::try_from(self.servers.get_hosts().len().max(self.servers.get_hostaddrs().len()).max(1)).unwrap_or(1)
+    /// How long it may take until a connection is made, whichever host lets it in.
+    pub(super) fn patience(&self) -> Duration {
+        let hosts = u32::try_from(hosts::count(&self.servers)).unwrap_or(u32::MAX);
+        (self.reach() + LOGIN).saturating_mul(hosts) + GREETING
+    }
+
+    fn reach(&self) -> Duration {
+        self.servers.get_connect_timeout().copied().unwrap_or(REACH)
     }
 
     /// A connection, whatever it is good for. Tells whether it is direct.
@@ -156,8 +175,7 @@ impl Connector {
     }
 
     async fn greet_in_time(&self, told: Option<mpsc::UnboundedSender<String>>) -> Result<Session, OpenError> {
-        let reach = self.servers.get_connect_timeout().copied().unwrap_or(REACH) * self.hosts();
-        timeout(reach + GREETING, self.greet(told)).await.unwrap_or_else(|_| Err(late()))
+        timeout(self.patience(), self.greet(told)).await.unwrap_or_else(|_| Err(late()))
     }
 
     async fn greet(&self, told: Option<mpsc::UnboundedSender<String>>) -> Result<Session, OpenError> {
@@ -191,7 +209,8 @@ impl Connector {
         let news = Arc::new(News { told, ..News::default() });
         let (client, driver) = self.dial(servers, Arc::clone(&news), ending).await?;
         let description = Description::default();
-        Ok(Session { client, prepared: None, news, _driver: AbortOnDrop(driver), ended, description })
+        let tls = self.tls.clone();
+        Ok(Session { client, prepared: None, news, _driver: AbortOnDrop(driver), ended, tls, description })
     }
 
     async fn dial(
@@ -200,12 +219,17 @@ impl Connector {
         news: Arc<News>,
         ending: watch::Sender<bool>,
     ) -> Result<(Client, JoinHandle<()>), SqlError> {
-        let mut servers = servers.clone();
-        if servers.get_connect_timeout().is_none() {
-            servers.connect_timeout(REACH);
+        let mut failure = None;
+        for host in hosts::each(servers, self.reach()) {
+            match timeout(self.reach() + LOGIN, host.connect(self.tls.clone())).await {
+                Ok(Ok((client, driven))) => return Ok((client, tokio::spawn(drive(driven, news, ending)))),
+                // A pooler, which is spoken to in another way.
+                Ok(Err(error)) if error.code() == Some(&SqlState::PROTOCOL_VIOLATION) => return Err(error),
+                Ok(Err(error)) => failure = Some(error),
+                Err(_) => failure = Some(SqlError::__private_api_timeout()),
+            }
         }
-        let (client, driven) = servers.connect(self.tls.clone()).await?;
-        Ok((client, tokio::spawn(drive(driven, news, ending))))
+        Err(failure.unwrap_or_else(SqlError::__private_api_timeout))
     }
 }
 
@@ -247,18 +271,39 @@ impl Session {
         &mut self.client
     }
 
+    /// Ends the connection, and tells the server: one that waits for a lock or a standby would not notice by itself, and
+    /// keep its place among the connections that it allows.
+    pub(super) fn give_up(self) {
+        if self.client.is_closed() {
+            return;
+        }
+        let (cancel, tls) = (self.client.cancel_token(), self.tls.clone());
+        tokio::spawn(async move {
+            // Nothing depends on it.
+            let _ = timeout(GREETING, cancel.cancel_query(tls)).await;
+            drop(self);
+        });
+    }
+
     /// Returns when the connection has ended.
     pub(super) async fn ended(&self) {
         let _ = self.ended.clone().wait_for(|ended| *ended).await;
     }
 
     /// Calls a function that writes, and waits until that is durable.
-    pub(super) async fn write(&self, call: &Call, values: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Failed> {
+    /// `bytes` is about how much it carries.
+    pub(super) async fn write(
+        &self,
+        call: &Call,
+        values: &[&(dyn ToSql + Sync)],
+        bytes: usize,
+    ) -> Result<Vec<Row>, Failed> {
         if self.client.is_closed() {
             return Err(Failed::Unsent("the connection to the database was lost".to_owned()));
         }
         let doubts = self.news.doubts.load(Ordering::SeqCst);
-        let rows = timeout(ANSWER, self.call(call, values)).await.map_err(|_| Failed::Late)?.map_err(Failed::Sql)?;
+        let patience = ANSWER + Duration::from_millis((bytes / SLOWEST) as u64);
+        let rows = timeout(patience, self.call(call, values)).await.map_err(|_| Failed::Late)?.map_err(Failed::Sql)?;
         if self.news.doubts.load(Ordering::SeqCst) == doubts { Ok(rows) } else { Err(Failed::Unreplicated) }
     }
 

@@ -9,9 +9,9 @@ use super::lane::Operation;
 use super::row;
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp};
 use crate::store::rules::{self, Change, Standing};
-use crate::store::{End, Expiry, Settled};
+use crate::store::{End, Expiry, Held, Settled};
 
-/// What the lane of endings carries.
+/// An attempt that ends.
 pub(super) struct Ending {
     pub(super) id: RecordId,
     pub(super) attempt: Attempt,
@@ -25,6 +25,8 @@ pub(super) enum Said {
     Settled(Settled),
     /// Another transaction holds the record.
     Held,
+    /// The leases of these were extended.
+    Renewed(Vec<RecordId>),
 }
 
 pub(super) const SETTLE: Call = Call {
@@ -33,34 +35,77 @@ pub(super) const SETTLE: Call = Call {
     types: &[Type::BYTEA_ARRAY, Type::BYTEA_ARRAY, Type::INT2_ARRAY, Type::INT8_ARRAY, Type::BYTEA_ARRAY, Type::BOOL],
 };
 
-impl Operation for Ending {
+pub(super) const RENEW: Call = Call {
+    sql: "SELECT oncegate.renew_v1($1, $2, $3)",
+    types: &[Type::BYTEA_ARRAY, Type::BYTEA_ARRAY, Type::INT8_ARRAY],
+};
+
+/// What the lane of endings carries: it is what attempts that run depend on.
+pub(super) enum Work {
+    End(Ending),
+    /// All that is due of this process, in one statement.
+    Renew(Vec<Held>),
+}
+
+impl Operation for Work {
     type Reply = Said;
-    const CALLS: &'static [Call] = &[SETTLE];
+    const CALLS: &'static [Call] = &[SETTLE, RENEW];
 
     fn id(&self) -> RecordId {
-        self.id
+        match self {
+            Self::End(ending) => ending.id,
+            // It goes alone.
+            Self::Renew(_) => RecordId([0; 32]),
+        }
     }
 
     fn size(&self) -> usize {
-        self.answer().map_or(0, Bytes::len)
+        match self {
+            Self::End(ending) => ending.answer().map_or(0, Bytes::len),
+            Self::Renew(_) => 0,
+        }
     }
 
     fn is_abandoned_with_caller(&self) -> bool {
-        false
+        matches!(self, Self::Renew(_))
     }
 
     fn goes_alone(&self) -> bool {
-        self.is_careful
+        match self {
+            Self::End(ending) => ending.is_careful,
+            Self::Renew(_) => true,
+        }
     }
 
     async fn carry_out(session: &Session, batch: &[&Self]) -> Result<Vec<Option<Said>>, Failed> {
-        let is_careful = batch.iter().any(|ending| ending.is_careful);
-        match settle(session, batch, is_careful).await {
+        if let [Self::Renew(held)] = batch {
+            return Ok(vec![Some(Said::Renewed(renew(session, held).await?))]);
+        }
+        let endings: Vec<&Ending> = batch.iter().filter_map(|work| work.as_ending()).collect();
+        let is_careful = endings.iter().any(|ending| ending.is_careful);
+        match settle(session, &endings, is_careful).await {
             // Somebody holds one of them for longer than the others may wait.
-            Err(Failed::Sql(error)) if error::is_held(&error) => settle(session, batch, true).await,
+            Err(Failed::Sql(error)) if error::is_held(&error) => settle(session, &endings, true).await,
             other => other,
         }
     }
+}
+
+impl Work {
+    fn as_ending(&self) -> Option<&Ending> {
+        match self {
+            Self::End(ending) => Some(ending),
+            Self::Renew(_) => None,
+        }
+    }
+}
+
+async fn renew(session: &Session, held: &[Held]) -> Result<Vec<RecordId>, Failed> {
+    let ids: Vec<&[u8]> = held.iter().map(|held| &held.id.0[..]).collect();
+    let attempts: Vec<&[u8]> = held.iter().map(|held| &held.attempt.0[..]).collect();
+    let leases: Vec<i64> = held.iter().map(|held| row::span(held.lease)).collect();
+    let rows = session.write(&RENEW, &[&ids, &attempts, &leases], 0).await?;
+    rows.iter().map(|found| row::id(found, 0).map_err(Failed::Unreadable)).collect()
 }
 
 impl Ending {
@@ -103,7 +148,8 @@ async fn settle(session: &Session, batch: &[&Ending], is_careful: bool) -> Resul
     let (hows, spans): (Vec<i16>, Vec<i64>) = batch.iter().map(|ending| ending.how()).unzip();
     let answers: Vec<Option<&[u8]>> = batch.iter().map(|ending| ending.answer().map(|answer| &answer[..])).collect();
     let values: [&(dyn ToSql + Sync); 6] = [&ids, &attempts, &hows, &spans, &answers, &is_careful];
-    let rows = session.write(&SETTLE, &values).await?;
+    let bytes = batch.iter().filter_map(|ending| ending.answer()).map(Bytes::len).sum();
+    let rows = session.write(&SETTLE, &values, bytes).await?;
     let mut said = row::nothing_for(batch);
     for found in &rows {
         let id = row::id(found, 0).map_err(Failed::Unreadable)?;

@@ -94,10 +94,17 @@ impl OpenError {
     }
 }
 
+/// In the driver's words.
+const LATE: &str = "timeout waiting for server";
+
 /// What an error says, without what it shows of values.
 pub(super) fn told(error: &SqlError) -> String {
     if let Some(error) = error.as_db_error() {
         return told_by_server(error);
+    }
+    // What the driver says where this program has waited for long enough.
+    if error.to_string() == LATE {
+        return "it did not answer in time".to_owned();
     }
     match error.source() {
         Some(source) => format!("{error}: {source}"),

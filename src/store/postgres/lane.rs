@@ -109,7 +109,7 @@ impl<O: Operation> Lane<O> {
             if session.is_some() {
                 shared.lock().working += 1;
             }
-            workers.spawn(work(Arc::clone(&shared), session));
+            workers.spawn(keep_working(Arc::clone(&shared), session));
         }
         Self { shared, workers: Mutex::new(workers) }
     }
@@ -296,6 +296,28 @@ impl<O: Operation> Queue<O> {
     }
 }
 
+/// Works, and again where that panicked.
+async fn keep_working<O: Operation>(shared: Arc<Shared<O>>, mut first: Option<Session>) {
+    loop {
+        // The set ends the worker with this task.
+        let mut worker = JoinSet::new();
+        worker.spawn(work(Arc::clone(&shared), first.take()));
+        match worker.join_next().await {
+            Some(Err(error)) if error.is_panic() => tracing::error!("a connection's worker panicked; it starts again"),
+            _ => return,
+        }
+    }
+}
+
+/// A connection that works, as the queue counts it.
+struct Working<O: Operation>(Arc<Shared<O>>);
+
+impl<O: Operation> Drop for Working<O> {
+    fn drop(&mut self) {
+        self.0.ended();
+    }
+}
+
 /// Carries out batches, on this connection while it works and then on others.
 async fn work<O: Operation>(shared: Arc<Shared<O>>, first: Option<Session>) {
     let mut session = first;
@@ -307,21 +329,20 @@ async fn work<O: Operation>(shared: Arc<Shared<O>>, first: Option<Session>) {
                 None => return,
             },
         };
+        let counted = Working(Arc::clone(&shared));
         loop {
             let batch = tokio::select! {
                 biased;
                 () = working.ended() => break,
                 batch = shared.take() => batch,
             };
-            let Some(batch) = batch else {
-                shared.ended();
-                return;
-            };
+            let Some(batch) = batch else { return };
             if !carry_out(&shared, &working, batch).await {
                 break;
             }
         }
-        shared.ended();
+        drop(counted);
+        working.give_up();
     }
 }
 
@@ -363,7 +384,9 @@ async fn carry_out<O: Operation>(shared: &Shared<O>, session: &Session, batch: V
                 answer(answered);
                 shared.put_back(again);
             }
-            Err(Failed::Sql(error)) if error::is_passing(&error) && tries < AGAIN => {
+            Err(Failed::Sql(error))
+                if error::is_passing(&error) && tries < AGAIN && !(error::is_held(&error) && part.len() > 1) =>
+            {
                 tries += 1;
                 parts.push(part);
             }

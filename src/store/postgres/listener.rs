@@ -19,7 +19,14 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub(super) struct Waiters {
     /// Whether somebody listens for them.
     is_live: AtomicBool,
-    waiting: Mutex<HashMap<RecordId, Arc<Notify>>>,
+    waiting: Mutex<HashMap<RecordId, Waiting>>,
+}
+
+/// How many wait for a record, and how they are told.
+#[derive(Default)]
+struct Waiting {
+    callers: usize,
+    told: Arc<Notify>,
 }
 
 /// One who waits.
@@ -35,23 +42,27 @@ impl Waiters {
         if !self.is_live.load(Ordering::SeqCst) {
             return None;
         }
-        let told = Arc::clone(self.lock().entry(id).or_default());
+        let mut waiting = self.lock();
+        let here = waiting.entry(id).or_default();
+        here.callers += 1;
+        let told = Arc::clone(&here.told);
+        drop(waiting);
         Some(Waiter { waiters: Arc::clone(self), id, told })
     }
 
     fn tell(&self, id: RecordId) {
-        if let Some(told) = self.lock().get(&id) {
-            told.notify_waiters();
+        if let Some(waiting) = self.lock().get(&id) {
+            waiting.told.notify_waiters();
         }
     }
 
     /// Nobody tells any more what happens: all are to look for themselves.
     fn tell_all(&self) {
         self.is_live.store(false, Ordering::SeqCst);
-        self.lock().values().for_each(|told| told.notify_waiters());
+        self.lock().values().for_each(|waiting| waiting.told.notify_waiters());
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<RecordId, Arc<Notify>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<RecordId, Waiting>> {
         // Nothing that is done under it can leave the map half changed.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -73,9 +84,11 @@ impl Waiter {
 impl Drop for Waiter {
     fn drop(&mut self) {
         let mut waiting = self.waiters.lock();
-        // This one and the map's.
-        if Arc::strong_count(&self.told) <= 2 {
-            waiting.remove(&self.id);
+        if let Some(here) = waiting.get_mut(&self.id) {
+            here.callers -= 1;
+            if here.callers == 0 {
+                waiting.remove(&self.id);
+            }
         }
     }
 }

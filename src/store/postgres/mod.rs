@@ -15,6 +15,7 @@ mod asking;
 mod connect;
 mod ending;
 mod error;
+mod hosts;
 mod lane;
 mod listener;
 mod listing;
@@ -31,13 +32,14 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tokio_postgres::types::{ToSql, Type};
 
 use self::asking::Asking;
 use self::connect::Connector;
-use self::ending::Ending;
+use self::ending::{Ending, Work};
 pub use self::error::OpenError;
 use self::lane::{Lane, Operation};
 use self::listener::Waiters;
@@ -46,7 +48,7 @@ pub use self::schema::{Migration, migrate, pending};
 use super::{
     Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled, Store,
 };
-use crate::idempotency::record::{Attempt, RecordId, Version};
+use crate::idempotency::record::{Attempt, RecordId, State, Version};
 
 /// How long a record that another transaction holds is left alone, at first and at most.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -82,9 +84,11 @@ pub struct Description {
 /// A store in a PostgreSQL database.
 pub struct Postgres {
     claims: Lane<Asking>,
-    endings: Lane<Ending>,
+    endings: Lane<Work>,
     pool: Pool,
     waiters: Arc<Waiters>,
+    /// Whose turn it is to ask to be told.
+    asking: Semaphore,
     /// The task that listens; ends with the store.
     _listening: JoinSet<()>,
     /// Up to where this process has swept in this round: what was removed stays in the index for a while, and would be
@@ -126,7 +130,7 @@ impl Postgres {
         let description = unproven.description.clone();
         drop(unproven);
         let claiming = connector.connect(Asking::CALLS).await?;
-        let ending = connector.connect(Ending::CALLS).await?;
+        let ending = connector.connect(Work::CALLS).await?;
 
         // A quarter for claims, a quarter for endings, one to listen, and the rest.
         let quarter = (settings.connections / 4).max(1);
@@ -139,6 +143,7 @@ impl Postgres {
             endings: Lane::open(connector.clone(), ending, quarter),
             pool: Pool::new(connector, rest)?,
             waiters,
+            asking: Semaphore::new(1),
             _listening: listening,
             swept_to: AtomicI64::new(0),
             is_closing: AtomicBool::new(false),
@@ -164,9 +169,20 @@ impl Store for Postgres {
     }
 
     async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
-        match self.claims.ask(Asking::Claim { id, fresh }).await? {
-            asking::Said::Claim(claim) => Ok(claim),
-            asking::Said::Superseded(_) => Err(confused()),
+        loop {
+            let claim = match self.claims.ask(Asking::Claim { id, fresh: fresh.clone() }).await? {
+                asking::Said::Claim(claim) => claim,
+                asking::Said::Superseded(_) => return Err(confused()),
+            };
+            match &claim {
+                // The answer is large, and was left out.
+                Claim::Exists { record, .. } if record.state == State::Completed && record.answer.is_none() => {
+                    if let Some(Listed { record, now, .. }) = self.get(id).await? {
+                        return Ok(Claim::Exists { record, now });
+                    }
+                }
+                Claim::Exists { .. } | Claim::Inserted(_) => return Ok(claim),
+            }
         }
     }
 
@@ -180,8 +196,9 @@ impl Store for Postgres {
     async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
         let (mut pause, mut is_careful) = (FIRST_PAUSE, false);
         loop {
-            match self.endings.ask(Ending { id, attempt, end: end.clone(), is_careful }).await? {
+            match self.endings.ask(Work::End(Ending { id, attempt, end: end.clone(), is_careful })).await? {
                 ending::Said::Settled(settled) => return Ok(settled),
+                ending::Said::Renewed(_) => return Err(confused()),
                 ending::Said::Held => {
                     is_careful = true;
                     sleep(pause).await;
@@ -191,18 +208,14 @@ impl Store for Postgres {
         }
     }
 
-    async fn renew(&self, held: Vec<Held>) -> Result<(), Error> {
-        self.still_open()?;
+    async fn renew(&self, held: Vec<Held>) -> Result<Vec<RecordId>, Error> {
         if held.is_empty() {
-            return Ok(());
+            return self.still_open().map(|()| Vec::new());
         }
-        let ids: Vec<&[u8]> = held.iter().map(|held| &held.id.0[..]).collect();
-        let attempts: Vec<&[u8]> = held.iter().map(|held| &held.attempt.0[..]).collect();
-        let leases: Vec<i64> = held.iter().map(|held| row::span(held.lease)).collect();
-        let values: [(&(dyn ToSql + Sync), Type); 3] =
-            [(&ids, Type::BYTEA_ARRAY), (&attempts, Type::BYTEA_ARRAY), (&leases, Type::INT8_ARRAY)];
-        self.pool.write("SELECT oncegate.renew_v1($1, $2, $3)", &values).await?;
-        Ok(())
+        match self.endings.ask(Work::Renew(held)).await? {
+            ending::Said::Renewed(renewed) => Ok(renewed),
+            ending::Said::Settled(_) | ending::Said::Held => Err(confused()),
+        }
     }
 
     async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
@@ -228,6 +241,8 @@ impl Store for Postgres {
     async fn changed(&self, id: RecordId) {
         let Some(waiter) = self.waiters.join(id) else { return std::future::pending().await };
         let ask = async {
+            // One at a time: however many wait, others find a connection.
+            let Ok(_turn) = self.asking.acquire().await else { return std::future::pending().await };
             match self.pool.write("SELECT oncegate.await_v1($1)", &[(&&id.0[..], Type::BYTEA)]).await {
                 Ok(rows) => rows.first().is_some_and(|row| row.get(0)),
                 // Whoever waits looks again by itself.
@@ -273,10 +288,11 @@ impl Store for Postgres {
     async fn ping(&self) -> Result<(), Error> {
         self.still_open()?;
         // A connection works once a commit has gone through on it, and is given up where a statement hangs.
-        if let Some(refusal) = self.claims.refusal().or_else(|| self.endings.refusal()) {
+        if let Some(refusal) = self.claims.refusal() {
             return Err(refusal);
         }
-        self.pool.look("SELECT 1", &[]).await.map(drop)
+        // A statement as the others, on connections that nothing takes long on.
+        self.endings.ask(Work::Renew(Vec::new())).await.map(drop)
     }
 
     async fn close(&self) {

@@ -26,12 +26,13 @@ pub(super) struct Pool(Connections);
 
 impl Pool {
     pub(super) fn new(connector: Connector, connections: usize) -> Result<Self, super::OpenError> {
+        let patience = connector.patience();
         let manager_config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
         let manager = Manager::from_connect(connector.servers().clone(), Dial(connector), manager_config);
         let pool = Connections::builder(manager)
             .max_size(connections)
             .wait_timeout(Some(TURN))
-            .create_timeout(Some(TURN))
+            .create_timeout(Some(patience))
             .recycle_timeout(Some(TURN))
             .runtime(Runtime::Tokio1)
             .build();
@@ -67,24 +68,30 @@ impl Pool {
     }
 
     async fn ask(&self, sql: &str, values: &[Parameter<'_>]) -> Result<Option<Result<Vec<Row>, SqlError>>, Error> {
-        let connection = self.get().await?;
-        match timeout(ANSWER, connection.query_typed(sql, values)).await {
-            Ok(answer) => {
-                if answer.as_ref().is_err_and(error::is_last) {
-                    drop(Object::take(connection));
-                }
-                Ok(Some(answer))
-            }
-            Err(_) => {
-                // What it is at is unknown: nobody else is to wait behind it.
-                drop(Object::take(connection));
-                Ok(None)
-            }
+        let mut connection = InUse(Some(self.get().await?));
+        let Some(client) = connection.0.as_ref() else { return Ok(None) };
+        let Ok(answer) = timeout(ANSWER, client.query_typed(sql, values)).await else { return Ok(None) };
+        // It can be another's again, unless it is at its end.
+        if !answer.as_ref().is_err_and(error::is_last) {
+            drop(connection.0.take());
         }
+        Ok(Some(answer))
     }
 
     pub(super) fn close(&self) {
         self.0.close();
+    }
+}
+
+/// A connection that is asked something. Where the answer is not waited for to its end it is given up: what it is at is
+/// unknown, and nobody else is to wait behind it.
+struct InUse(Option<Object>);
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        if let Some(connection) = self.0.take() {
+            drop(Object::take(connection));
+        }
     }
 }
 

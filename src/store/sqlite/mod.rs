@@ -175,7 +175,7 @@ impl Store for Sqlite {
         self.ask(requests::SettleRequest { id, attempt, end }).await
     }
 
-    async fn renew(&self, held: Vec<Held>) -> Result<(), Error> {
+    async fn renew(&self, held: Vec<Held>) -> Result<Vec<RecordId>, Error> {
         self.ask(requests::RenewRequest(held)).await
     }
 

@@ -196,16 +196,19 @@ impl SettleRequest {
 }
 
 impl Request for RenewRequest {
-    type Reply = ();
+    type Reply = Vec<RecordId>;
 
-    fn run(&self, session: &mut Session) -> Result<(), Failure> {
+    fn run(&self, session: &mut Session) -> Result<Vec<RecordId>, Failure> {
         let now = session.now();
         self.0.iter().for_each(|held| session.forget(&held.id));
         let mut renew = session.conn.prepare_cached(sql::RENEW)?;
+        let mut renewed = Vec::with_capacity(self.0.len());
         for held in &self.0 {
-            renew.execute(params![held.id.0, held.attempt.0, row::time(now.plus(held.lease))])?;
+            if renew.execute(params![held.id.0, held.attempt.0, row::time(now.plus(held.lease))])? > 0 {
+                renewed.push(held.id);
+            }
         }
-        Ok(())
+        Ok(renewed)
     }
 }
 

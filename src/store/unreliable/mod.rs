@@ -223,7 +223,7 @@ impl Store for Unreliable {
         self.call(Operation::Settle, self.inner.settle(id, attempt, end)).await
     }
 
-    async fn renew(&self, held: Vec<Held>) -> Result<(), Error> {
+    async fn renew(&self, held: Vec<Held>) -> Result<Vec<RecordId>, Error> {
         self.call(Operation::Renew, self.inner.renew(held)).await
     }
 

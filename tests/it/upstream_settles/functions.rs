@@ -444,7 +444,7 @@ fn a_stricter_isolation_works_where_it_is_asked_first() {
     let (gate, session) = (database.session(), upstream(&database));
     let renew = |number: u32| {
         let (id, attempt) = (format!("'\\x{number:064x}'::bytea"), format!("'\\x{}'::bytea", token(number)));
-        gate.value(&format!("SELECT oncegate.renew_v1(ARRAY[{id}], ARRAY[{attempt}], '{{30000}}')"))
+        gate.value(&format!("SELECT count(*) FROM oncegate.renew_v1(ARRAY[{id}], ARRAY[{attempt}], '{{30000}}')"))
     };
     for (number, level) in (1..).zip(["REPEATABLE READ", "SERIALIZABLE"]) {
         claim(&gate, number);

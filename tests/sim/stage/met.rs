@@ -1,6 +1,6 @@
 //! What was met in what was played, so that no change makes it quietly empty.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use oncegate::idempotency::record::{RecordId, State};
@@ -10,7 +10,7 @@ use super::together;
 use crate::ledger::{Call, Line, Said};
 
 /// What must be met, and how often at least where a usual number of runs is played.
-const EXPECTED: [(&str, u32); 37] = [
+const EXPECTED: [(&str, u32); 39] = [
     ("claim of a free key", 400),
     ("claim asked again after it was done", 30),
     ("claim finds a live lease", 200),
@@ -27,6 +27,7 @@ const EXPECTED: [(&str, u32); 37] = [
     ("hold", 50),
     ("ending that comes too late", 50),
     ("renewal", 400),
+    ("renewal that comes too late", 100),
     ("renewal of several leases", 15),
     ("leases end", 60),
     ("no lease ends", 1000),
@@ -42,6 +43,7 @@ const EXPECTED: [(&str, u32); 37] = [
     ("rules adopted", 200),
     ("rules refused", 20),
     ("claims at once", 250),
+    ("claims of one record at once", 100),
     ("endings at once", 20),
     ("renewals at once", 40),
     ("reapers at once", 40),
@@ -115,8 +117,9 @@ impl Met {
                     _ => "ending that comes too late",
                 });
             }
-            (Call::Renew(held), _) => {
-                self.hit("renewal");
+            (Call::Renew(held), said) => {
+                let all = matches!(said, Said::Renewed(ids) if ids.len() == held.len());
+                self.hit(if all { "renewal" } else { "renewal that comes too late" });
                 if held.len() > 1 {
                     self.hit("renewal of several leases");
                 }
@@ -163,6 +166,10 @@ impl Met {
         let several = |is: fn(&Call) -> bool| group.iter().filter(|line| is(&line.call)).count() > 1;
         for (what, is) in [
             ("claims at once", several(|call| matches!(call, Call::Claim(..)))),
+            ("claims of one record at once", {
+                let mut ids = BTreeSet::new();
+                group.iter().any(|line| matches!(line.call, Call::Claim(id, _) if !ids.insert(id)))
+            }),
             ("endings at once", several(|call| matches!(call, Call::Settle(..)))),
             ("renewals at once", several(|call| matches!(call, Call::Renew(_)))),
             ("reapers at once", several(|call| matches!(call, Call::ExpireLeases(_)))),

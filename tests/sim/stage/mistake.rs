@@ -46,6 +46,8 @@ pub enum Mistake {
     LosesRenewals,
     /// Of several leases one only is renewed.
     RenewsTheFirst,
+    /// A renewal is said to be done of what is another's.
+    SaysThatAllAreRenewed,
     /// Renewing extends whatever attempt stands.
     RenewsAnyAttempt,
     /// Leases end a millisecond early.
@@ -188,7 +190,14 @@ impl Store for Mistaken {
         }
     }
 
-    async fn renew(&self, mut held: Vec<Held>) -> Result<(), Error> {
+    async fn renew(&self, mut held: Vec<Held>) -> Result<Vec<RecordId>, Error> {
+        let asked: Vec<RecordId> = held.iter().map(|held| held.id).collect();
+        // What it should renew, and what it will say.
+        let mut own = Vec::new();
+        for Held { id, attempt, .. } in &held {
+            let standing = self.version_of(*id).await?;
+            own.extend(standing.filter(|it| it.state == State::InFlight && it.attempt == *attempt).map(|_| *id));
+        }
         match self.mistake {
             Mistake::LosesRenewals => held.clear(),
             Mistake::RenewsTheFirst => held.truncate(1),
@@ -199,7 +208,8 @@ impl Store for Mistaken {
             }
             _ => {}
         }
-        self.inner.renew(held).await
+        self.inner.renew(held).await?;
+        Ok(if self.is(Mistake::SaysThatAllAreRenewed) { asked } else { own })
     }
 
     async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {

@@ -49,6 +49,7 @@ mistakes! {
     answer_cut_short: CutsAnswers;
     renewal_lost: LosesRenewals;
     renewal_of_the_first_only: RenewsTheFirst;
+    renewal_said_of_what_is_lost: SaysThatAllAreRenewed;
     renewal_of_any_attempt: RenewsAnyAttempt;
     leases_that_end_early: EndsLeasesEarly;
     leases_that_end_late: EndsLeasesLate;

@@ -1,7 +1,7 @@
 //! Histories of runs, played again on other stores: they must say what the store of the run said.
 //!
 //! A run is over before its calls are played: no real server lives by a paused clock. The database's clock stands, and is
-//! stepped to the time of each call. Calls of one instant that are about different records are made at once, so that they
+//! stepped to the time of each call. Calls of one instant whose order makes no difference are made at once, so that they
 //! share statements. Each gate's calls go to a store of their own, on the one database.
 
 mod met;
@@ -10,12 +10,13 @@ mod mistakes;
 mod postgres;
 mod script;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::future::join_all;
+use oncegate::idempotency::record::RecordId;
 use oncegate::store::Store;
 
 use crate::history::EPOCH;
@@ -82,7 +83,16 @@ impl Clock {
 /// How many of the first lines can be played at once, since it makes no difference which of them comes first.
 fn together(lines: &[Line]) -> usize {
     let first = &lines[0];
-    let mut ids = BTreeSet::from_iter(first.call.ids().unwrap_or_default());
+    // Which records they are about, and whether one of them changes it.
+    let mut met: BTreeMap<RecordId, bool> = BTreeMap::new();
+    let mut meets = |line: &Line| {
+        let Some(ids) = line.call.ids() else { return false };
+        let is_change = line.is_change();
+        let is_free = ids.iter().all(|id| met.get(id).is_none_or(|is_changed| !is_changed && !is_change));
+        met.extend(ids.into_iter().map(|id| (id, is_change)));
+        is_free
+    };
+    meets(first);
     let joins = |line: &&Line| {
         line.at == first.at
             && match (&first.call, &line.call) {
@@ -90,7 +100,7 @@ fn together(lines: &[Line]) -> usize {
                 (Call::ExpireLeases(_), Call::ExpireLeases(_)) | (Call::Sweep(_), Call::Sweep(_)) => true,
                 (Call::ExpireLeases(_) | Call::Sweep(_) | Call::Adopt(..), _) => false,
                 (Call::List(..) | Call::Count, call) => matches!(call, Call::List(..) | Call::Count | Call::Get(_)),
-                (_, call) => call.ids().is_some_and(|own| own.into_iter().all(|id| ids.insert(id))),
+                _ => meets(line),
             }
     };
     1 + lines[1..].iter().take_while(joins).count()
@@ -105,6 +115,19 @@ fn difference(group: &[Line], said: Vec<Said>) -> Option<(usize, Said)> {
         }
     }
     said.into_iter().enumerate().find(|(nth, said)| *said != group[*nth].said)
+}
+
+impl Line {
+    /// Whether it may have changed the record that it is about.
+    fn is_change(&self) -> bool {
+        match &self.said {
+            Said::Inserted(at) => at.0 == EPOCH + self.at,
+            Said::Superseded(is_done) | Said::Removed(is_done) => *is_done,
+            Said::Renewed(ids) => !ids.is_empty(),
+            Said::Exists(..) | Said::Fenced(_) | Said::Found(_) => false,
+            _ => true,
+        }
+    }
 }
 
 impl Said {

@@ -87,6 +87,8 @@ fn alone(seed: u64) -> Vec<Line> {
     for (was, is) in ledger.iter().zip(carried_out(ledger.iter().map(Cue::of))) {
         assert_eq!(was.said, is.said, "seed {seed}: the ledger lacks what changed the store before {was}");
     }
+    let ledger =
+        without_repetition(ledger, &mut Dice::of(seed), |said| matches!(said, Said::Counts(_) | Said::Changes(_)));
     let mut operator = Operator::of(seed, &ledger);
     let mut cues = Vec::new();
     for line in &ledger {
@@ -103,9 +105,10 @@ fn crowd(seeds: Range<u64>) -> Vec<Line> {
     let mut cues = Vec::new();
     let mut all = Vec::new();
     for seed in seeds.clone() {
-        let mut dice = Dice::of(seed);
-        let mut ledger = run(seed, None).ledger;
-        ledger.retain(|line| !line.is_idle() || dice.percent(25));
+        let ledger = run(seed, None).ledger;
+        let mut ledger = without_repetition(ledger, &mut Dice::of(seed), |said| {
+            matches!(said, Said::Counts(_) | Said::Changes(_) | Said::Count(0))
+        });
         let nth = u8::try_from(seed - seeds.start).expect("a small crowd");
         for Line { at, gate, call, .. } in &mut ledger {
             call.move_to(nth);
@@ -123,6 +126,14 @@ fn crowd(seeds: Range<u64>) -> Vec<Line> {
     let end = all.iter().map(|line| line.at).max().unwrap_or_default();
     cues.extend(Operator::of(seeds.start, &all).tidies_up(end));
     carried_out(in_turns(cues))
+}
+
+/// A ledger with a quarter of the calls that come by the hundred and changed nothing.
+fn without_repetition(mut ledger: Vec<Line>, dice: &mut Dice, changed_nothing: impl Fn(&Said) -> bool) -> Vec<Line> {
+    // The first is the first start of a gate.
+    let mut is_first = true;
+    ledger.retain(|line| std::mem::take(&mut is_first) || !changed_nothing(&line.said) || dice.percent(25));
+    ledger
 }
 
 /// When a call is made in a crowd. What is looked for by its time is looked for in the last millisecond before a tick:
@@ -264,17 +275,6 @@ impl Operator {
         calls.extend(self.adopts_other_rules(false));
         calls.extend(self.adopts_other_rules(true));
         calls.into_iter().map(|call| self.asks(at, call)).collect()
-    }
-}
-
-impl Line {
-    /// Whether it is one of those that come by the hundred and change nothing.
-    fn is_idle(&self) -> bool {
-        match self.said {
-            Said::Changes(_) | Said::Counts(_) => true,
-            Said::Count(found) => found == 0,
-            _ => false,
-        }
     }
 }
 

@@ -163,6 +163,8 @@ async fn a_database_that_hangs_is_given_up_and_comes_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wait_for_a_standby_that_is_broken_off_is_not_the_end() {
     let Some((server, database)) = own_server(&[]) else { return };
+    // Whatever clients are told as a rule.
+    database.run(&format!("ALTER DATABASE \"{}\" SET client_min_messages = error", database.name));
     let store = open(&database.url).await;
     let session = server.session();
     session.run("ALTER SYSTEM SET synchronous_standby_names = 'nobody'");
@@ -196,6 +198,43 @@ async fn a_wait_for_a_standby_that_is_broken_off_is_not_the_end() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_standby_that_is_missing_does_not_use_up_the_connections_of_the_server() {
+    let Some((server, database)) = own_server(&[]) else { return };
+    let store = Arc::new(open(&database.url).await);
+    let session = server.session();
+    session.run("ALTER SYSTEM SET synchronous_standby_names = 'nobody'");
+    session.run("SELECT pg_reload_conf()");
+    let began = Instant::now();
+    let mut most = 0;
+    while began.elapsed() < Duration::from_secs(14) {
+        let asking = Arc::clone(&store);
+        tokio::spawn(async move { asking.claim(id(1), fresh(1)).await });
+        let sessions =
+            "SELECT count(*) FROM pg_stat_activity WHERE usename IS NOT NULL AND backend_type = 'client backend'";
+        most = most.max(session.value(sessions).parse::<usize>().unwrap());
+        sleep(Duration::from_millis(200)).await;
+    }
+    // Its own, this test's, and those that are being cancelled.
+    assert!(most <= Settings::USUAL_CONNECTIONS + 5, "{most} sessions");
+    session.run("ALTER SYSTEM RESET synchronous_standby_names");
+    session.run("SELECT pg_reload_conf()");
+    until_up(|| store.claim(id(1), fresh(1))).await;
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_first_host_that_says_nothing_is_passed_by() {
+    let Some(database) = database() else { return };
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let hosts = format!("{},{}", silent.local_addr().unwrap(), database.address());
+    let store = open(&database.url.replace(&database.address().to_string(), &hosts)).await;
+    store.claim(id(1), fresh(1)).await.unwrap();
+    assert!(store.get(id(1)).await.unwrap().is_some());
+    assert_eq!(store.renew(vec![Held { id: id(1), attempt: attempt(1), lease: HOUR }]).await.unwrap(), [id(1)]);
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_record_that_somebody_holds_holds_up_nobody_else() {
     let Some(database) = database() else { return };
     let store = Arc::new(open(&database.url).await);
@@ -214,10 +253,13 @@ async fn a_record_that_somebody_holds_holds_up_nobody_else() {
     assert!(record.state == State::InFlight && record.until > now, "it is at work: {record:?} at {now:?}");
     let seen = store.get(id(1)).await.unwrap().unwrap();
     assert!(seen.record.until > seen.now);
-    assert!(!store.supersede(id(1), record.version(), fresh(99)).await.unwrap());
+    let superseded = store.supersede(id(1), record.version(), fresh(99)).await;
+    assert!(matches!(superseded, Ok(false) | Err(Error::Determinate(_))), "{superseded:?}");
     let held: Vec<_> = (1..=20).map(|n| Held { id: id(n), attempt: attempt(n), lease: HOUR * 2 }).collect();
     let began = Instant::now();
-    store.renew(held).await.unwrap();
+    let mut renewed = store.renew(held).await.unwrap();
+    renewed.sort_unstable();
+    assert_eq!(renewed, (2..=20).map(id).collect::<Vec<_>>(), "all but the one that is held");
     assert!(began.elapsed() < Duration::from_secs(1), "renewing took {:?}", began.elapsed());
     let renewed = store.get(id(2)).await.unwrap().unwrap();
     assert!(renewed.record.until > renewed.now.plus(HOUR + HOUR / 2));
