@@ -70,6 +70,10 @@ async fn all_goes_by_index(client: &Client, plans: &Mutex<Vec<String>>, when: &s
         };
         assert!(!lines.windows(2).any(is_walk), "{when}: {plan}");
         assert!(!wrong.iter().any(|way| plan.contains(way)), "{when}: {plan}");
+        // What is forbidden counts as 1e10 more: a plan that costs nearly as much loses to it on a larger table.
+        let costs = plan.split("cost=").skip(1).filter_map(|cost| cost.split("..").nth(1)?.split(' ').next());
+        let most = costs.map(|cost| cost.parse::<f64>().unwrap()).fold(0.0, f64::max);
+        assert!(most > 0.0 && most < 1e9, "{when}, {most}: {plan}");
     }
 }
 
