@@ -12,7 +12,7 @@ use crate::store::postgres::{Migration, OpenError, migrate, pending};
 
 /// Prepare a PostgreSQL database for oncegate, or bring its schema up to date.
 ///
-/// Gates that run on the older schema go on working. Of the configuration, only [store] is read.
+/// Gates that run on the older schema go on working. Of the configuration, only `[store]` is read.
 #[derive(Args, Debug)]
 pub(super) struct MigrateArgs {
     #[command(flatten)]

@@ -1,6 +1,6 @@
 //! Records in PostgreSQL, for any number of gates at once.
 //!
-//! What runs for every request goes through two [`lane`]s, one for claims and one for endings, so that neither waits for
+//! What runs for every request goes through two lanes, one for claims and one for endings, so that neither waits for
 //! the other; each statement carries all that waits. What is rare goes through a small pool.
 //!
 //! - Everything is one call of a function of the schema, see `migrations/postgres`. It holds behind poolers that hand out
