@@ -1,11 +1,13 @@
 //! A queue, and a few connections that empty it.
 //!
-//! Whichever connection is free takes all that waits: while one statement is on its way, callers gather for the next. A
-//! lone caller waits for nobody.
+//! A connection that is free takes all that waits: while one statement is under way, callers gather for the next. A second
+//! connection joins in only where many wait already, or the first takes long: two that run beside each other would carry
+//! half as much each. A lone caller waits for nobody.
 //!
 //! While no connection works, callers are refused at once; connections are tried again until one does.
 
 use std::collections::VecDeque;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -25,6 +27,12 @@ const WAITING: usize = 8192;
 
 /// How many operations one statement carries.
 const BATCH: usize = 256;
+
+/// So many that wait are worth another connection, while a statement is under way.
+const WORTH_ANOTHER: usize = 64;
+
+/// For a statement that takes longer than this nobody waits.
+const PROMPT: Duration = Duration::from_millis(10);
 
 /// How many bytes one statement carries, give or take one operation.
 const BATCH_BYTES: usize = 16 << 20;
@@ -71,7 +79,8 @@ pub(super) struct Lane<O: Operation> {
 struct Shared<O: Operation> {
     connector: Connector,
     queue: Mutex<Queue<O>>,
-    /// Something waits, or the lane closes. Only connections that work wait for it: who is told must take it up.
+    /// Something is to be taken up, or the lane closes. Only connections that work wait for it, and the one that worked
+    /// last is told: its server process has all at hand.
     filled: Notify,
     /// The lane closes.
     closing: Notify,
@@ -81,6 +90,8 @@ struct Queue<O: Operation> {
     waiting: VecDeque<Pending<O>>,
     /// How many connections work.
     working: usize,
+    /// How many statements are under way that may soon have been answered.
+    prompt: usize,
     /// Why the last try to connect failed, if it did.
     failure: Option<(ErrorKind, String)>,
     is_closing: bool,
@@ -99,7 +110,7 @@ type Answered<O> = (Pending<O>, Result<<O as Operation>::Reply, Error>);
 impl<O: Operation> Lane<O> {
     /// A lane of `connections`, which are made now. The first is `first`.
     pub(super) fn open(connector: Connector, first: Session, connections: usize) -> Self {
-        let queue = Queue { waiting: VecDeque::new(), working: 0, failure: None, is_closing: false };
+        let queue = Queue { waiting: VecDeque::new(), working: 0, prompt: 0, failure: None, is_closing: false };
         let shared =
             Arc::new(Shared { connector, queue: Mutex::new(queue), filled: Notify::new(), closing: Notify::new() });
         let mut workers = JoinSet::new();
@@ -165,8 +176,11 @@ impl<O: Operation> Shared<O> {
                 return Err(Error::determinate(ErrorKind::Unavailable, "too many operations wait for the database"));
             }
             queue.waiting.push_back(pending);
+            if !queue.is_due() {
+                return Ok(());
+            }
         }
-        self.filled.notify_one();
+        self.filled.notify_last();
         Ok(())
     }
 
@@ -180,12 +194,15 @@ impl<O: Operation> Shared<O> {
             filled.as_mut().enable();
             {
                 let mut queue = self.lock();
-                let batch = queue.batch();
-                if !batch.is_empty() {
-                    if !queue.waiting.is_empty() {
-                        self.filled.notify_one();
+                if queue.is_due() {
+                    let batch = queue.batch();
+                    if !batch.is_empty() {
+                        queue.prompt += 1;
+                        if queue.is_due() {
+                            self.filled.notify_last();
+                        }
+                        return Some(batch);
                     }
-                    return Some(batch);
                 }
                 if queue.is_closing {
                     return None;
@@ -193,6 +210,19 @@ impl<O: Operation> Shared<O> {
             }
             filled.await;
         }
+    }
+
+    /// Has a statement answered, while which others wait for it for no longer than it is prompt. The connection that it
+    /// was sent on is the next to take up what waits, unless it ends.
+    async fn promptly<T>(&self, statement: impl Future<Output = T>) -> T {
+        let mut statement = pin!(statement);
+        let prompt = Prompt(self);
+        if let Ok(answered) = timeout(PROMPT, statement.as_mut()).await {
+            return answered;
+        }
+        drop(prompt);
+        self.filled.notify_last();
+        statement.await
     }
 
     /// Puts back what is to be asked again, before all others.
@@ -203,7 +233,7 @@ impl<O: Operation> Shared<O> {
         let mut queue = self.lock();
         again.into_iter().rev().for_each(|pending| queue.waiting.push_front(pending));
         drop(queue);
-        self.filled.notify_one();
+        self.filled.notify_last();
     }
 
     /// Refuses all that waits.
@@ -230,8 +260,10 @@ impl<O: Operation> Shared<O> {
             queue.working -= 1;
             queue.refusal()
         };
-        if let Some(refusal) = refusal {
-            self.refuse_all(&refusal);
+        match refusal {
+            Some(refusal) => self.refuse_all(&refusal),
+            // It took up nothing any more.
+            None => self.filled.notify_last(),
         }
     }
 
@@ -265,6 +297,12 @@ impl<O: Operation> Shared<O> {
 }
 
 impl<O: Operation> Queue<O> {
+    /// Whether a connection is to take up what waits.
+    fn is_due(&self) -> bool {
+        let enough = if self.prompt == 0 || self.is_closing { 1 } else { WORTH_ANOTHER };
+        self.waiting.len() >= enough
+    }
+
     fn batch(&mut self) -> Vec<Pending<O>> {
         let mut batch: Vec<Pending<O>> = Vec::with_capacity(self.waiting.len().min(BATCH));
         let mut bytes = 0;
@@ -293,6 +331,15 @@ impl<O: Operation> Queue<O> {
             }
         }
         single
+    }
+}
+
+/// A statement that may soon have been answered, as the queue counts it.
+struct Prompt<'a, O: Operation>(&'a Shared<O>);
+
+impl<O: Operation> Drop for Prompt<'_, O> {
+    fn drop(&mut self) {
+        self.0.lock().prompt -= 1;
     }
 }
 
@@ -337,7 +384,7 @@ async fn work<O: Operation>(shared: Arc<Shared<O>>, first: Option<Session>) {
                 batch = shared.take() => batch,
             };
             let Some(batch) = batch else { return };
-            if !carry_out(&shared, &working, batch).await {
+            if !shared.promptly(carry_out(&shared, &working, batch)).await {
                 break;
             }
         }

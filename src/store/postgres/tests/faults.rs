@@ -117,7 +117,17 @@ async fn a_claim_that_another_is_about_to_make_fails_alone() {
             _ => assert!(matches!(claimed, Ok(Claim::Inserted(_))), "{number}: {claimed:?}"),
         }
     }
+    // Nor does anybody wait for the statement that waits.
+    let store = Arc::new(store);
+    let waiting = tokio::spawn({
+        let store = Arc::clone(&store);
+        async move { store.claim(id(5), fresh(5)).await }
+    });
+    sleep(Duration::from_millis(20)).await;
+    assert!(matches!(store.claim(id(21), fresh(21)).await, Ok(Claim::Inserted(_))));
+    assert!(!waiting.is_finished());
     other.run("ROLLBACK");
+    waiting.abort();
     assert!(matches!(store.claim(id(5), fresh(5)).await, Ok(Claim::Inserted(_))));
     store.close().await;
 }
@@ -169,12 +179,19 @@ async fn a_wait_for_a_standby_that_is_broken_off_is_not_the_end() {
     let session = server.session();
     session.run("ALTER SYSTEM SET synchronous_standby_names = 'nobody'");
     session.run("SELECT pg_reload_conf()");
-    // Until every session has heard of it.
-    sleep(Duration::from_millis(500)).await;
     let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
     let claiming = async {
-        let broken_off = store.claim(id(1), fresh(1)).await;
-        assert!(matches!(broken_off, Err(Error::Indeterminate(_))), "{broken_off:?}");
+        // Until every process of the server has heard of it, claims go through.
+        let mut n = 1;
+        let broken_off = loop {
+            sleep(Duration::from_millis(20)).await;
+            match store.claim(id(n), fresh(n)).await {
+                Ok(_) => n += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(broken_off, Error::Indeterminate(_)), "{broken_off:?}");
+        n
     };
     let breaking_off = async {
         let began = Instant::now();
@@ -184,15 +201,15 @@ async fn a_wait_for_a_standby_that_is_broken_off_is_not_the_end() {
         }
         session.run("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'");
     };
-    tokio::join!(claiming, breaking_off);
-    assert_eq!(database.value("SELECT count(*) FROM oncegate.record"), "1", "here it stands");
+    let (n, ()) = tokio::join!(claiming, breaking_off);
+    assert_eq!(database.value("SELECT count(*) FROM oncegate.record"), n.to_string(), "here it stands");
 
     // Asked again it waits as well: what stands here only is not durable.
-    let again = timeout(Duration::from_millis(500), store.claim(id(1), fresh(1))).await;
+    let again = timeout(Duration::from_millis(500), store.claim(id(n), fresh(n))).await;
     assert!(again.is_err(), "{again:?}");
     session.run("ALTER SYSTEM RESET synchronous_standby_names");
     session.run("SELECT pg_reload_conf()");
-    let again = until_up(|| store.claim(id(1), fresh(1))).await;
+    let again = until_up(|| store.claim(id(n), fresh(n))).await;
     assert!(matches!(again, Claim::Inserted(_)), "{again:?}");
     store.close().await;
 }
