@@ -95,8 +95,12 @@ impl Serving {
 
         let Some(opened) = opening::open(&config.store, &readiness, signals).await? else { return Ok(None) };
         let store: Arc<dyn Store> = Arc::new(Metered::new(opened.store, &metrics));
-        // What is remembered of a store that others write to might be gone there.
-        let store = if opened.is_shared { store } else { Arc::new(Recent::new(store)) };
+        let (store, upkeep) = if opened.is_shared {
+            // What is remembered of a store that others write to might be gone there.
+            (store, worker::Settings::beside_callers())
+        } else {
+            (Arc::new(Recent::new(store)) as Arc<dyn Store>, worker::Settings::default())
+        };
         let upstreams = config.upstreams.into_iter().map(Upstream::new).collect();
         let gate = Gate::new(config.gate, config.router, upstreams, Arc::clone(&store), &metrics);
         if !adopt_identities(&gate, &*store, accept_identity_change, signals).await? {
@@ -110,7 +114,7 @@ impl Serving {
             listeners.push(bind(address, "server").await?);
         }
         let work_stop = watch::Sender::new(false);
-        let workers = worker::spawn(Arc::clone(&store), metrics, worker::Settings::default(), work_stop.subscribe());
+        let workers = worker::spawn(Arc::clone(&store), metrics, upkeep, work_stop.subscribe());
         let renewing = tokio::spawn(keep_renewing(Arc::clone(&gate), work_stop.subscribe()));
         let (mut servers, mut addresses, stop) = (JoinSet::new(), Vec::new(), watch::Sender::new(false));
         for listener in listeners {

@@ -229,7 +229,9 @@ impl Errand {
             let asking = match timeout_at(deadline, asking.as_mut()).await {
                 Ok(answered) => answered,
                 Err(_) => {
-                    tracing::warn!(record = ?lead.id(), "the store did not answer a claim in time");
+                    if let Some(others) = self.gate.unclaimed.due() {
+                        tracing::warn!(record = ?lead.id(), others, "the store did not answer a claim in time");
+                    }
                     // At once, and not when the client has its answer.
                     let (store, going) = (Arc::clone(&self.gate.store), self.going.clone());
                     tokio::spawn(async move {
@@ -241,7 +243,9 @@ impl Errand {
             };
             match asking {
                 Err(error) => {
-                    tracing::warn!(%error, record = ?lead.id(), "a claim failed");
+                    if let Some(others) = self.gate.unclaimed.due() {
+                        tracing::warn!(%error, record = ?lead.id(), others, "a claim failed");
+                    }
                     drop(lead);
                     return client.reply(self.without_store().await);
                 }

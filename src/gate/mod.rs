@@ -46,6 +46,7 @@ use crate::route::{Route, Router};
 use crate::store::{Identity, Origin, OriginId, Store};
 use crate::telemetry::metrics::{Metrics, RouteMetrics};
 use crate::telemetry::outcome::{Code, Outcome};
+use crate::telemetry::seldom::Seldom;
 
 /// What the gate is told.
 #[derive(Clone, Debug)]
@@ -92,6 +93,8 @@ pub struct Gate {
     errands: tokio::sync::watch::Sender<()>,
     /// How many large bodies may be read back into memory at a time.
     large_bodies: tokio::sync::Semaphore,
+    /// Claims that failed: while the store is away, as many as there are requests.
+    unclaimed: Seldom,
 }
 
 /// What the gate keeps for a route besides its policy.
@@ -145,6 +148,7 @@ impl Gate {
             abandon: watch::Sender::new(false),
             errands: tokio::sync::watch::Sender::new(()),
             large_bodies: tokio::sync::Semaphore::new(LARGE_BODIES),
+            unclaimed: Seldom::default(),
             settings,
         })
     }

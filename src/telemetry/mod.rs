@@ -4,3 +4,4 @@ pub mod logs;
 pub mod metered;
 pub mod metrics;
 pub mod outcome;
+pub mod seldom;

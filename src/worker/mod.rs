@@ -48,6 +48,15 @@ impl Default for Settings {
     }
 }
 
+impl Settings {
+    /// For a store where an operation of a sweep does not wait for its turn behind callers: they run beside it, and
+    /// smaller ones leave more to them.
+    #[must_use]
+    pub fn beside_callers() -> Self {
+        Self { largest_batch: 512, ..Self::default() }
+    }
+}
+
 /// Starts reaper and sweeper. The task ends when `shutdown` turns true or its sender goes; it finishes the store
 /// operation that it is in.
 #[must_use]

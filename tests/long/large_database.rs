@@ -14,14 +14,14 @@ use tokio::sync::watch;
 use crate::callers::{Rate, Sizes, claim, new_keys, report, rows};
 use crate::servers::{Database, Postgres};
 
-/// As a server is that keeps what it acknowledges, near its defaults. After each checkpoint the first change of a page
-/// writes all of it into the write-ahead log; ids stand anywhere, so that with a large table nearly each new one finds
-/// such a page, unless checkpoints are as rare as there is room for.
+/// As a server is that keeps what it acknowledges, sized as the README says. Ids stand anywhere: with a large table nearly
+/// each new one finds a page of the index that is in no buffer, unless there are buffers for all of it; and one that was
+/// not changed since the last checkpoint, and is written into the write-ahead log as a whole, unless checkpoints are rare.
 const SERVER: &[(&str, &str)] = &[
     ("fsync", "on"),
-    ("shared_buffers", "256MB"),
+    ("shared_buffers", "2GB"),
     ("max_connections", "100"),
-    ("max_wal_size", "8GB"),
+    ("max_wal_size", "16GB"),
     ("checkpoint_timeout", "30min"),
 ];
 
@@ -108,7 +108,7 @@ async fn churned(server: &Postgres, has_autovacuum: bool) -> u64 {
     let store = open(&database).await;
     let sizes = Sizes { ttl: Duration::from_secs(15), ..SIZES };
     let (shut_down, watching) = watch::channel(false);
-    let settings = worker::Settings { sweep_every: Duration::from_secs(1), ..worker::Settings::default() };
+    let settings = worker::Settings { sweep_every: Duration::from_secs(1), ..worker::Settings::beside_callers() };
     let workers = worker::spawn(store.clone(), Metrics::new(), settings, watching);
     let mut held = Vec::new();
     for _ in 0..HELD {
@@ -242,7 +242,7 @@ fn fill(database: &Database, count: u64, until: &str) {
 async fn swept(store: &Arc<dyn Store>, database: &Database) -> (Rate, Duration) {
     let (shut_down, watching) = watch::channel(false);
     let began = Instant::now();
-    let workers = worker::spawn(store.clone(), Metrics::new(), worker::Settings::default(), watching);
+    let workers = worker::spawn(store.clone(), Metrics::new(), worker::Settings::beside_callers(), watching);
     let is_swept = Arc::new(AtomicBool::new(false));
     let looking = std::thread::spawn({
         let (session, is_swept) = (database.session(), is_swept.clone());

@@ -191,13 +191,15 @@ fn certificates(pem: &[u8]) -> Vec<CertificateDer<'static>> {
 
 fn pem_file(parameter: &str, file: &str, wrong: &mut Vec<Wrong>) -> Option<Vec<u8>> {
     let mut content = Vec::new();
-    let reading = File::open(Path::new(file)).and_then(|file| file.take(LARGEST_FILE).read_to_end(&mut content));
-    if let Err(error) = reading {
-        let unread = Wrong::new(format!("`{parameter}`: {file} cannot be read: {error}"));
-        wrong.push(unread.hint(super::FILE_HINT));
-        return None;
-    }
-    Some(content)
+    let reading = File::open(Path::new(file)).and_then(|file| file.take(LARGEST_FILE + 1).read_to_end(&mut content));
+    let unread = match reading {
+        Ok(_) if content.len() as u64 <= LARGEST_FILE => return Some(content),
+        Ok(_) => Wrong::new(format!("`{parameter}`: {file} is larger than {} MiB", LARGEST_FILE >> 20))
+            .hint("name the file in PEM"),
+        Err(error) => Wrong::new(format!("`{parameter}`: {file} cannot be read: {error}")).hint(super::FILE_HINT),
+    };
+    wrong.push(unread);
+    None
 }
 
 fn unusable(error: &rustls::Error) -> Wrong {

@@ -4,7 +4,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::connect::{Call, Failed, Session};
-use super::lane::Operation;
+use super::queue::Operation;
 use super::row;
 use crate::idempotency::record::{RecordId, Version};
 use crate::store::{Claim, Fresh};

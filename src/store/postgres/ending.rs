@@ -5,7 +5,7 @@ use tokio_postgres::types::{ToSql, Type};
 
 use super::connect::{Call, Failed, Session};
 use super::error;
-use super::lane::Operation;
+use super::queue::Operation;
 use super::row;
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp};
 use crate::store::rules::{self, Change, Standing};

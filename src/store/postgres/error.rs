@@ -55,6 +55,12 @@ pub enum OpenError {
     /// This user may not do what is needed.
     #[error("the database denies it: {0}; see \"PostgreSQL\" in the README for what the gate's role needs")]
     Denied(String),
+    /// Transactions of this user see the database as it was when they began.
+    #[error(
+        "transactions of this user begin as `{0}`, and the gate's need `read committed`: ALTER ROLE ... SET \
+         default_transaction_isolation = 'read committed', or the same of the database"
+    )]
+    Isolation(String),
     /// Anything else.
     #[error("the database failed: {0}")]
     Failed(String),

@@ -6,7 +6,6 @@
 //!
 //! While no connection works, callers are refused at once; connections are tried again until one does.
 
-use std::collections::VecDeque;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,59 +15,20 @@ use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use super::connect::{ANSWER, Call, Connector, Failed, Session};
+use super::connect::{ANSWER, Connector, Failed, Session};
 use super::error::{self, OpenError};
-use crate::idempotency::record::RecordId;
+use super::queue::{Operation, Pending, Queue, closed};
 use crate::store::callers::finish_where_they_wait;
 use crate::store::{Error, ErrorKind};
 
-/// How many operations may wait. More are refused at once.
-const WAITING: usize = 8192;
-
-/// How many operations one statement carries.
-const BATCH: usize = 256;
-
-/// So many that wait are worth another connection, while a statement is under way.
-const WORTH_ANOTHER: usize = 64;
-
 /// For a statement that takes longer than this nobody waits.
 const PROMPT: Duration = Duration::from_millis(10);
-
-/// How many bytes one statement carries, give or take one operation.
-const BATCH_BYTES: usize = 16 << 20;
 
 /// How often a batch that met another transaction is asked again at once.
 const AGAIN: usize = 3;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-
-/// What a lane carries.
-pub(super) trait Operation: Send + Sync + Sized + 'static {
-    /// What the caller gets.
-    type Reply: Send + 'static;
-
-    /// The statements that carry them.
-    const CALLS: &'static [Call];
-
-    /// The record that it is about.
-    fn id(&self) -> RecordId;
-
-    /// How many bytes it writes, where they may be many.
-    fn size(&self) -> usize;
-
-    /// Whether it is left undone where its caller has gone before it was sent.
-    fn is_abandoned_with_caller(&self) -> bool;
-
-    /// Whether a statement of its own carries it.
-    fn goes_alone(&self) -> bool;
-
-    /// Carries out a batch, which is in the order of ids, each once. Nothing in the place of a reply means to ask again.
-    fn carry_out(
-        session: &Session,
-        batch: &[&Self],
-    ) -> impl Future<Output = Result<Vec<Option<Self::Reply>>, Failed>> + Send;
-}
 
 /// A queue of operations with the connections that carry them out.
 pub(super) struct Lane<O: Operation> {
@@ -86,33 +46,14 @@ struct Shared<O: Operation> {
     closing: Notify,
 }
 
-struct Queue<O: Operation> {
-    waiting: VecDeque<Pending<O>>,
-    /// How many connections work.
-    working: usize,
-    /// How many statements are under way that may soon have been answered.
-    prompt: usize,
-    /// Why the last try to connect failed, if it did.
-    failure: Option<(ErrorKind, String)>,
-    is_closing: bool,
-}
-
-struct Pending<O: Operation> {
-    operation: O,
-    reply: oneshot::Sender<Result<O::Reply, Error>>,
-    runtime: Option<Handle>,
-    since: Instant,
-}
-
 /// An operation that has its answer.
 type Answered<O> = (Pending<O>, Result<<O as Operation>::Reply, Error>);
 
 impl<O: Operation> Lane<O> {
     /// A lane of `connections`, which are made now. The first is `first`.
     pub(super) fn open(connector: Connector, first: Session, connections: usize) -> Self {
-        let queue = Queue { waiting: VecDeque::new(), working: 0, prompt: 0, failure: None, is_closing: false };
-        let shared =
-            Arc::new(Shared { connector, queue: Mutex::new(queue), filled: Notify::new(), closing: Notify::new() });
+        let queue = Mutex::new(Queue::new());
+        let shared = Arc::new(Shared { connector, queue, filled: Notify::new(), closing: Notify::new() });
         let mut workers = JoinSet::new();
         let mut first = Some(first);
         for _ in 0..connections {
@@ -150,16 +91,6 @@ impl<O: Operation> Lane<O> {
     }
 }
 
-impl<O: Operation> Queue<O> {
-    fn refusal(&self) -> Option<Error> {
-        if self.is_closing {
-            return Some(closed());
-        }
-        let (kind, told) = self.failure.as_ref().filter(|_| self.working == 0)?;
-        Some(Error::determinate(*kind, told.clone()))
-    }
-}
-
 impl<O: Operation> Shared<O> {
     fn lock(&self) -> MutexGuard<'_, Queue<O>> {
         // Nothing that is done under it can leave the queue half changed.
@@ -167,20 +98,13 @@ impl<O: Operation> Shared<O> {
     }
 
     fn push(&self, pending: Pending<O>) -> Result<(), Error> {
-        {
-            let mut queue = self.lock();
-            if let Some(refusal) = queue.refusal() {
-                return Err(refusal);
-            }
-            if queue.waiting.len() >= WAITING {
-                return Err(Error::determinate(ErrorKind::Unavailable, "too many operations wait for the database"));
-            }
-            queue.waiting.push_back(pending);
-            if !queue.is_due() {
-                return Ok(());
-            }
+        let mut queue = self.lock();
+        queue.push(pending)?;
+        let is_due = queue.is_due();
+        drop(queue);
+        if is_due {
+            self.filled.notify_last();
         }
-        self.filled.notify_last();
         Ok(())
     }
 
@@ -230,9 +154,7 @@ impl<O: Operation> Shared<O> {
         if again.is_empty() {
             return;
         }
-        let mut queue = self.lock();
-        again.into_iter().rev().for_each(|pending| queue.waiting.push_front(pending));
-        drop(queue);
+        self.lock().put_back(again);
         self.filled.notify_last();
     }
 
@@ -258,7 +180,7 @@ impl<O: Operation> Shared<O> {
         let refusal = {
             let mut queue = self.lock();
             queue.working -= 1;
-            queue.refusal()
+            queue.loss()
         };
         match refusal {
             Some(refusal) => self.refuse_all(&refusal),
@@ -284,7 +206,7 @@ impl<O: Operation> Shared<O> {
                 tracing::warn!(error = told, working = queue.working, "no connection to the database; trying again");
             }
             queue.failure = Some((ErrorKind::Unavailable, told));
-            queue.refusal()
+            queue.loss()
         };
         if let Some(refusal) = refusal {
             self.refuse_all(&refusal);
@@ -293,44 +215,6 @@ impl<O: Operation> Shared<O> {
 
     fn is_closing(&self) -> bool {
         self.lock().is_closing
-    }
-}
-
-impl<O: Operation> Queue<O> {
-    /// Whether a connection is to take up what waits.
-    fn is_due(&self) -> bool {
-        let enough = if self.prompt == 0 || self.is_closing { 1 } else { WORTH_ANOTHER };
-        self.waiting.len() >= enough
-    }
-
-    fn batch(&mut self) -> Vec<Pending<O>> {
-        let mut batch: Vec<Pending<O>> = Vec::with_capacity(self.waiting.len().min(BATCH));
-        let mut bytes = 0;
-        while batch.len() < BATCH && bytes < BATCH_BYTES {
-            let Some(pending) = self.waiting.pop_front() else { break };
-            if pending.operation.is_abandoned_with_caller() && pending.reply.is_closed() {
-                continue;
-            }
-            let is_alone = pending.operation.goes_alone();
-            if is_alone && !batch.is_empty() {
-                self.waiting.push_front(pending);
-                break;
-            }
-            bytes += pending.operation.size();
-            batch.push(pending);
-            if is_alone {
-                break;
-            }
-        }
-        batch.sort_by_key(|pending| pending.operation.id());
-        let mut single: Vec<Pending<O>> = Vec::with_capacity(batch.len());
-        for pending in batch {
-            match single.last() {
-                Some(last) if last.operation.id() == pending.operation.id() => self.waiting.push_front(pending),
-                _ => single.push(pending),
-            }
-        }
-        single
     }
 }
 
@@ -495,8 +379,4 @@ fn answer<O: Operation>(answered: Vec<Answered<O>>) {
 
 fn too_slow() -> Error {
     Error::determinate(ErrorKind::Timeout, "the database was too slow to be asked")
-}
-
-fn closed() -> Error {
-    Error::determinate(ErrorKind::Unavailable, "the store is closed")
 }

@@ -20,6 +20,7 @@ mod lane;
 mod listener;
 mod listing;
 mod pool;
+mod queue;
 mod row;
 mod schema;
 #[cfg(test)]
@@ -41,9 +42,10 @@ use self::asking::Asking;
 use self::connect::Connector;
 use self::ending::{Ending, Work};
 pub use self::error::OpenError;
-use self::lane::{Lane, Operation};
+use self::lane::Lane;
 use self::listener::Waiters;
 use self::pool::Pool;
+use self::queue::{Operation, closed};
 pub use self::schema::{Migration, migrate, pending};
 use super::{
     Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled, Store,
@@ -79,6 +81,8 @@ pub struct Description {
     pub has_fsync: bool,
     /// Whether it survives pages that are half written.
     pub has_full_page_writes: bool,
+    /// How its transactions are kept apart.
+    isolation: String,
 }
 
 /// A store in a PostgreSQL database.
@@ -129,6 +133,10 @@ impl Postgres {
         schema::check(unproven.client()).await?;
         let description = unproven.description.clone();
         drop(unproven);
+        // PostgreSQL takes the second for the first.
+        if !["read committed", "read uncommitted"].contains(&&*description.isolation) {
+            return Err(OpenError::Isolation(description.isolation));
+        }
         let claiming = connector.connect(Asking::CALLS).await?;
         let ending = connector.connect(Work::CALLS).await?;
 
@@ -310,8 +318,4 @@ fn count_of(rows: &[tokio_postgres::Row], column: usize) -> Result<usize, Error>
 
 fn confused() -> Error {
     Error::indeterminate(ErrorKind::Other, "the answer belongs to another question")
-}
-
-fn closed() -> Error {
-    Error::determinate(ErrorKind::Unavailable, "the store is closed")
 }

@@ -66,6 +66,14 @@ async fn it_is_known_what_is_at_the_other_end() {
     assert!(!open(&pooled).await.description().is_direct);
 }
 
+#[tokio::test]
+async fn who_may_not_see_what_others_commit_is_told_so() {
+    let Some(database) = database() else { return };
+    database.run(&format!("ALTER DATABASE \"{}\" SET default_transaction_isolation = serializable", database.name));
+    let refused = Postgres::open(&settings(&database.url)).await.unwrap_err();
+    assert!(matches!(refused, OpenError::Isolation(_)) && refused.to_string().contains("serializable"), "{refused}");
+}
+
 /// A fresh store, whose clock stands until it is stepped.
 async fn harness(database: &Database, url: &str) -> Harness {
     let session = Arc::new(database.session());
