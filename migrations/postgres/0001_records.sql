@@ -404,17 +404,19 @@ BEGIN
     WHERE r.id = wanted;
 END $$;
 
--- Removes a record, whatever its state. Returns whether there was one.
+-- Removes a record, whatever its state, and tells whoever may have it in mind. Returns whether there was one.
 CREATE FUNCTION oncegate.remove_v1(wanted bytea) RETURNS boolean
 LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '2s'
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     PERFORM oncegate.durably_v1();
-    PERFORM CASE WHEN r.is_awaited THEN oncegate.tell_v1(r.id) ELSE false END
-    FROM oncegate.record r WHERE r.id = wanted FOR UPDATE;
     DELETE FROM oncegate.record r WHERE r.id = wanted;
-    RETURN FOUND;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM pg_notify('oncegate', 'removed ' || encode(wanted, 'hex'));
+    RETURN true;
 END $$;
 
 -- How many records there are in flight, completed and unknown. Where the table is larger than 64 MiB, the completed

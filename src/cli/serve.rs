@@ -96,7 +96,8 @@ impl Serving {
         let Some(opened) = opening::open(&config.store, &readiness, signals).await? else { return Ok(None) };
         let store: Arc<dyn Store> = Arc::new(Metered::new(opened.store, &metrics));
         let (store, upkeep) = if opened.is_shared {
-            // What is remembered of a store that others write to might be gone there.
+            let max_age = config.cache_max_age;
+            let store = if max_age.is_zero() { store } else { Arc::new(Recent::of_shared(store, max_age)) };
             (store, worker::Settings::beside_callers())
         } else {
             (Arc::new(Recent::new(store)) as Arc<dyn Store>, worker::Settings::default())

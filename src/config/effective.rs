@@ -70,6 +70,7 @@ fn store(resolved: &Resolved, files: &SecretFiles) -> Item {
     let mut item = table([
         ("url", url),
         ("service", Value::from(&*resolved.gate.service)),
+        ("cache_max_age", show_duration(resolved.cache_max_age).into()),
         ("settle_timeout", show_duration(resolved.gate.settle_timeout).into()),
     ]);
     if let Store::Postgres(store) = &resolved.store {

@@ -40,8 +40,8 @@ pub(super) const ADMIN: Section = Section { name: "[admin]", keys: &[&["listen",
 /// `[store]`
 pub(super) const STORE: Section = Section {
     name: "[store]",
-    keys: &[&["url", "password_file", "connections", "service", "id_secret_file", "settle_timeout"]],
-    later: &["cache", "cache_max_age"],
+    keys: &[&["url", "password_file", "connections", "service", "id_secret_file", "cache_max_age", "settle_timeout"]],
+    later: &["cache"],
 };
 
 /// `[upstreams]`

@@ -9,6 +9,7 @@
 //! editors what the loader accepts.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use toml_edit::DocumentMut;
 
@@ -54,6 +55,8 @@ pub struct Resolved {
     pub admin: admin::Settings,
     /// `[store] url`
     pub store: Store,
+    /// `[store] cache_max_age`
+    pub cache_max_age: Duration,
     /// What the gate is told, from `[store]`, `[headers]` and `default_upstream`.
     pub gate: gate::Settings,
     /// `[upstreams]`, in the order of their names. Never empty.
@@ -110,6 +113,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
         server: server.settings(longest),
         admin: admin::Settings { listen: admin.listen, token },
         store: store.url,
+        cache_max_age: store.cache_max_age,
         gate: gate::Settings {
             service: store.service,
             id_secret,

@@ -114,7 +114,7 @@ impl Writer {
             }
             "service" => shapes::name(),
             "id_secret_file" => shapes::file(),
-            "settle_timeout" => shapes::duration(),
+            "cache_max_age" | "settle_timeout" => shapes::duration(),
             _ => unwritten(),
         }
     }

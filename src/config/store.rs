@@ -34,6 +34,7 @@ pub(super) struct Section {
     pub url: Store,
     pub service: Arc<str>,
     pub id_secret: Option<SecretFile<Secret>>,
+    pub cache_max_age: Duration,
     pub settle_timeout: Duration,
 }
 
@@ -47,6 +48,7 @@ pub(super) fn read(root: &Table<'_>) -> Section {
         url: store(&table).unwrap_or_else(|| Store::Sqlite { path: PathBuf::from("oncegate.db") }),
         service: table.read("service", name).map_or_else(|| "default".into(), Into::into),
         id_secret: table.read("id_secret_file", secret),
+        cache_max_age: table.read("cache_max_age", Node::duration).unwrap_or(Duration::from_secs(600)),
         settle_timeout: table.read("settle_timeout", Node::duration).unwrap_or(Duration::from_secs(5)),
     }
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio::sync::broadcast;
 
 use super::clock::{self, Clock};
 use super::rules::{self, Change, Standing};
@@ -21,7 +22,11 @@ pub struct Memory {
     clock: Clock,
     /// `None` once it is closed.
     shelf: Mutex<Option<Shelf>>,
+    removals: broadcast::Sender<RecordId>,
 }
+
+/// How many removals may wait to be heard of. Who is slower hears that there were some.
+const REMOVALS: usize = 1024;
 
 /// Everything that is kept.
 #[derive(Default)]
@@ -53,7 +58,7 @@ impl Memory {
     /// An empty store whose time is what `clock` says.
     #[must_use]
     pub fn with_clock(clock: Clock) -> Self {
-        Self { clock, shelf: Mutex::new(Some(Shelf::default())) }
+        Self { clock, shelf: Mutex::new(Some(Shelf::default())), removals: broadcast::Sender::new(REMOVALS) }
     }
 
     /// Runs one operation at one instant.
@@ -180,7 +185,16 @@ impl Store for Memory {
     }
 
     async fn remove(&self, id: RecordId) -> Result<bool, Error> {
-        self.with(|shelf, _| shelf.take(id).is_some())
+        let removed = self.with(|shelf, _| shelf.take(id).is_some())?;
+        if removed {
+            // Nobody may keep any in mind.
+            let _ = self.removals.send(id);
+        }
+        Ok(removed)
+    }
+
+    fn removals(&self) -> Option<broadcast::Receiver<RecordId>> {
+        Some(self.removals.subscribe())
     }
 
     async fn count(&self) -> Result<[u64; 3], Error> {

@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use tokio::sync::broadcast;
 
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -69,6 +70,12 @@ pub trait Store: Send + Sync + 'static {
     /// waits looks again by itself now and then.
     async fn changed(&self, _id: RecordId) {
         std::future::pending().await
+    }
+
+    /// The ids of records that are removed from now on, in whatever process: most of them, and soon. Nothing where the
+    /// store cannot tell.
+    fn removals(&self) -> Option<broadcast::Receiver<RecordId>> {
+        None
     }
 
     /// The record of an id.

@@ -1,13 +1,17 @@
-//! Completed records in memory, in front of a store that is this process's alone.
+//! Completed records in memory, in front of a store.
 //!
-//! A completed record does not change until it is removed, or superseded past its ttl, and here nobody else does
-//! either. So a retry need not ask the store for what it has just read.
+//! A completed record does not change until it is removed, or superseded past its ttl. So a retry need not ask the store
+//! for what it has just read. Where other processes write to the store too, one of them may remove a record: the store
+//! tells of that as soon as it can, and what was read is believed for a while only.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
+use tokio::sync::broadcast::{self, error::RecvError};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::{
@@ -31,9 +35,13 @@ const FIRST_ENTRIES: usize = 1024;
 pub struct Recent {
     inner: Arc<dyn Store>,
     shelf: Arc<Shelf>,
+    /// The task that hears of removals; ends with the store.
+    _hearing: JoinSet<()>,
 }
 
 struct Shelf {
+    /// How long what was read is believed, where others write to the store.
+    max_age: Option<Duration>,
     kept: Cache<RecordId, Kept, Weight>,
     /// Counts what may have taken a completed record away. What was read before that is not to be kept after it.
     removals: Mutex<u64>,
@@ -66,12 +74,39 @@ impl Recent {
     /// In front of `inner`, which nobody else may write to, and whose time runs as the monotonic clock does.
     #[must_use]
     pub fn new(inner: Arc<dyn Store>) -> Self {
-        let kept = Cache::with_weighter(FIRST_ENTRIES, MOST_BYTES, Weight);
-        Self { inner, shelf: Arc::new(Shelf { kept, removals: Mutex::new(0) }) }
+        Self { inner, shelf: Arc::new(Shelf::new(None)), _hearing: JoinSet::new() }
+    }
+
+    /// In front of `inner`, which others may write to. A record that one of them removes is remembered for `max_age` at
+    /// most. Its task runs on the runtime that this is called on.
+    #[must_use]
+    pub fn of_shared(inner: Arc<dyn Store>, max_age: Duration) -> Self {
+        let shelf = Arc::new(Shelf::new(Some(max_age)));
+        let mut hearing = JoinSet::new();
+        if let Some(removals) = inner.removals() {
+            hearing.spawn(hear(removals, Arc::clone(&shelf)));
+        }
+        Self { inner, shelf, _hearing: hearing }
+    }
+}
+
+async fn hear(mut removals: broadcast::Receiver<RecordId>, shelf: Arc<Shelf>) {
+    loop {
+        match removals.recv().await {
+            Ok(id) => shelf.forget(id),
+            // Which ones they were nobody knows.
+            Err(RecvError::Lagged(_)) => shelf.forget_all(),
+            Err(RecvError::Closed) => return,
+        }
     }
 }
 
 impl Shelf {
+    fn new(max_age: Option<Duration>) -> Self {
+        let kept = Cache::with_weighter(FIRST_ENTRIES, MOST_BYTES, Weight);
+        Self { max_age, kept, removals: Mutex::new(0) }
+    }
+
     fn keep(&self, id: RecordId, record: &Record, now: Timestamp, asked: Instant, removals: u64) {
         if record.state != State::Completed || size(record) > LARGEST {
             return;
@@ -90,6 +125,12 @@ impl Shelf {
         self.kept.remove(&id);
     }
 
+    fn forget_all(&self) {
+        let mut counted = self.removals();
+        *counted += 1;
+        self.kept.clear();
+    }
+
     fn removals(&self) -> MutexGuard<'_, u64> {
         // A number is never half changed.
         self.removals.lock().unwrap_or_else(PoisonError::into_inner)
@@ -104,8 +145,9 @@ impl Store for Recent {
 
     fn recall(&self, id: RecordId) -> Option<(Record, Timestamp)> {
         let Kept { record, now, asked } = self.shelf.kept.get(&id)?;
-        let now = now.plus(asked.elapsed());
-        if record.until <= now {
+        let age = asked.elapsed();
+        let now = now.plus(age);
+        if record.until <= now || self.shelf.max_age.is_some_and(|max_age| age >= max_age) {
             self.shelf.kept.remove(&id);
             return None;
         }
@@ -146,6 +188,10 @@ impl Store for Recent {
 
     async fn changed(&self, id: RecordId) {
         self.inner.changed(id).await;
+    }
+
+    fn removals(&self) -> Option<broadcast::Receiver<RecordId>> {
+        self.inner.removals()
     }
 
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
@@ -274,6 +320,63 @@ mod tests {
         store.remove(ID).await.unwrap();
         store.shelf.keep(ID, &record, now, Instant::now(), removals);
         assert!(store.recall(ID).is_none());
+    }
+
+    /// In front of a store that others write to, with a completed record that was read once.
+    async fn warm_and_shared() -> (Recent, Arc<Memory>) {
+        let shared = Arc::new(Memory::new());
+        let store = Recent::of_shared(Arc::clone(&shared) as _, TTL / 2);
+        store.claim(ID, fresh(1)).await.unwrap();
+        let end = End::Complete { answer: Bytes::from_static(b"answer"), expiry: Expiry::FromClaim(TTL) };
+        store.settle(ID, Attempt([1; 16]), end).await.unwrap();
+        store.claim(ID, fresh(2)).await.unwrap();
+        assert!(store.recall(ID).is_some());
+        (store, shared)
+    }
+
+    async fn until_forgotten(store: &Recent) {
+        let forgotten = async {
+            while store.recall(ID).is_some() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(TTL / 4, forgotten).await.expect("it was told");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_what_others_write_to_is_believed_for_a_while() {
+        let (store, _shared) = warm_and_shared().await;
+        tokio::time::advance(TTL / 2 - Duration::from_millis(1)).await;
+        assert!(store.recall(ID).is_some());
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(store.recall(ID).is_none());
+        assert!(matches!(store.claim(ID, fresh(2)).await, Ok(Claim::Exists { .. })));
+        assert!(store.recall(ID).is_some(), "it was read again");
+    }
+
+    async fn others_remove(shared: &Memory, id: RecordId) {
+        shared.claim(id, fresh(3)).await.unwrap();
+        assert!(shared.remove(id).await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn what_others_remove_is_forgotten_when_that_is_told() {
+        let (store, shared) = warm_and_shared().await;
+        others_remove(&shared, RecordId([8; 32])).await;
+        tokio::task::yield_now().await;
+        assert!(store.recall(ID).is_some(), "another record");
+        others_remove(&shared, ID).await;
+        until_forgotten(&store).await;
+    }
+
+    #[tokio::test]
+    async fn where_it_is_not_known_what_was_removed_all_is_forgotten() {
+        let (store, shared) = warm_and_shared().await;
+        // More than wait to be heard of.
+        for _ in 0..5000 {
+            others_remove(&shared, RecordId([8; 32])).await;
+        }
+        until_forgotten(&store).await;
     }
 
     #[tokio::test]

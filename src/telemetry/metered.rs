@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use async_trait::async_trait;
+use tokio::sync::broadcast;
 
 use super::metrics::{Metrics, StoreOpMetrics};
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
@@ -89,6 +90,10 @@ impl Store for Metered {
     async fn changed(&self, id: RecordId) {
         // How long somebody waits says nothing about the store.
         self.store.changed(id).await;
+    }
+
+    fn removals(&self) -> Option<broadcast::Receiver<RecordId>> {
+        self.store.removals()
     }
 
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::servers::Database;
 use crate::storm::Storm;
-use crate::support::Gate;
 use crate::support::store::migrated;
+use crate::support::{Gate, Reply, Upstream, eventually};
 
 /// For how long replicas are killed.
 const TIME: Duration = Duration::from_secs(12);
@@ -22,6 +22,39 @@ fn replicas_that_are_killed_under_load_behind_a_pooler() {
     let Some(database) = migrated() else { return };
     let Some(url) = database.pooled_url() else { return };
     killed_under_load(&database, &url);
+}
+
+#[test]
+fn a_purge_on_one_replica_is_soon_known_to_all() {
+    let Some(database) = migrated() else { return };
+    purged_everywhere(&database.url, "10m");
+}
+
+#[test]
+fn a_purge_is_known_within_cache_max_age_where_nobody_is_told() {
+    let Some(database) = migrated() else { return };
+    let Some(url) = database.pooled_url() else { return };
+    purged_everywhere(&url, "1s");
+}
+
+fn purged_everywhere(url: &str, max_age: &str) {
+    let upstream = Upstream::start(|request| Reply::ok(format!("run {}", request.nth)));
+    let max_age = format!("cache_max_age = \"{max_age}\"");
+    let gates = [(); 3].map(|()| Gate::before(&upstream).store_url(url).store(&max_age).start());
+    gates[0].post("/charges", "k-1", "{}").expect(200, "executed");
+    // From the second time on out of memory.
+    let replays = || gates.each_ref().map(|gate| gate.post("/charges", "k-1", "{}"));
+    [replays(), replays()].iter().flatten().for_each(|replay| assert_eq!(replay.text(), "run 1"));
+    let looked = gates[1].metric("oncegate_store_duration_seconds_count", &["op=\"claim\""]);
+    replays();
+    let since = gates[1].metric("oncegate_store_duration_seconds_count", &["op=\"claim\""]) - looked;
+    assert!(since < 0.5, "the store was asked {since} times");
+
+    let records = gates[0].records("key=k-1");
+    let id = records[0]["id"].as_str().expect("an id");
+    assert!((200..300).contains(&gates[0].admin("DELETE", &format!("/api/v1/records/{id}"), None).status));
+    eventually("all gates know of the purge", || replays().iter().all(|replay| replay.text() == "run 2").then_some(()));
+    assert_eq!(upstream.runs(), 2);
 }
 
 fn killed_under_load(database: &Database, url: &str) {

@@ -157,9 +157,10 @@ impl World {
             faults.seed(dice.seed(), Some(rates(dice)));
         }
         let link = Link::new(Arc::clone(&faults) as _, Arc::clone(&life), dice.fork(), pace);
-        let store: Arc<dyn Store> = match self.alone.load(Ordering::Relaxed) && dice.percent(75) {
-            true => Arc::new(Recent::new(Arc::new(link))),
-            false => Arc::new(link),
+        let store: Arc<dyn Store> = match (dice.percent(75), self.alone.load(Ordering::Relaxed)) {
+            (true, true) => Arc::new(Recent::new(Arc::new(link))),
+            (true, false) => Arc::new(Recent::of_shared(Arc::new(link), dice.millis(300..5_000))),
+            (false, _) => Arc::new(link),
         };
         let upstream = upstream::Settings {
             name: "app".into(),

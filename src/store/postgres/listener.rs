@@ -1,11 +1,11 @@
-//! Who waits for the end of an attempt is told by the database, where it can be listened to.
+//! Who waits for the end of an attempt, or keeps records in mind, is told by the database where it can be listened to.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, broadcast, mpsc};
 use tokio::time::sleep;
 
 use super::connect::{Connector, Session};
@@ -14,12 +14,25 @@ use crate::idempotency::record::RecordId;
 /// Between two tries to listen again.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// How many removals may wait to be heard of. Who is slower hears that there were some.
+const REMOVALS: usize = 1024;
+
+/// What comes before the id in the notification of a removal.
+const REMOVED: &str = "removed ";
+
 /// Those who wait in this process.
-#[derive(Default)]
 pub(super) struct Waiters {
     /// Whether somebody listens for them.
     is_live: AtomicBool,
     waiting: Mutex<HashMap<RecordId, Waiting>>,
+    removals: broadcast::Sender<RecordId>,
+}
+
+impl Default for Waiters {
+    fn default() -> Self {
+        let removals = broadcast::Sender::new(REMOVALS);
+        Self { is_live: AtomicBool::default(), waiting: Mutex::default(), removals }
+    }
 }
 
 /// How many wait for a record, and how they are told.
@@ -48,6 +61,21 @@ impl Waiters {
         let told = Arc::clone(&here.told);
         drop(waiting);
         Some(Waiter { waiters: Arc::clone(self), id, told })
+    }
+
+    /// The ids of records that are removed from now on.
+    pub(super) fn removals(&self) -> broadcast::Receiver<RecordId> {
+        self.removals.subscribe()
+    }
+
+    fn hear(&self, payload: &str) {
+        let removed = payload.strip_prefix(REMOVED);
+        let Some(id) = RecordId::parse(removed.unwrap_or(payload)) else { return };
+        if removed.is_some() {
+            // Nobody may keep any in mind.
+            let _ = self.removals.send(id);
+        }
+        self.tell(id);
     }
 
     fn tell(&self, id: RecordId) {
@@ -106,9 +134,7 @@ pub(super) async fn run(connector: Connector, waiters: Arc<Waiters>) {
                         () = session.ended() => None,
                     };
                     let Some(payload) = payload else { break };
-                    if let Some(id) = RecordId::parse(&payload) {
-                        waiters.tell(id);
-                    }
+                    waiters.hear(&payload);
                 }
                 drop(session);
                 waiters.tell_all();

@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, broadcast};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tokio_postgres::types::{ToSql, Type};
@@ -258,6 +258,10 @@ impl Store for Postgres {
             }
         };
         waiter.told_after(ask).await;
+    }
+
+    fn removals(&self) -> Option<broadcast::Receiver<RecordId>> {
+        Some(self.waiters.removals())
     }
 
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {

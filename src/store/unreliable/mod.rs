@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio::sync::broadcast;
 
 use super::{
     Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled, Store,
@@ -237,6 +238,10 @@ impl Store for Unreliable {
 
     async fn changed(&self, id: RecordId) {
         self.inner.changed(id).await;
+    }
+
+    fn removals(&self) -> Option<broadcast::Receiver<RecordId>> {
+        self.inner.removals()
     }
 
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {

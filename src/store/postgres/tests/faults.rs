@@ -340,3 +340,25 @@ async fn whoever_waits_is_told_at_once() {
     assert_eq!(store.expire_leases(10).await.unwrap(), 1);
     timeout(Duration::from_secs(2), waiting).await.expect("it is told").unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_one_process_removes_others_hear_of() {
+    let Some(database) = database() else { return };
+    let (one, other) = (open(&database.url).await, open(&database.url).await);
+    let mut removals = other.removals().unwrap();
+    one.claim(id(1), fresh(1)).await.unwrap();
+    assert!(!one.remove(id(2)).await.unwrap());
+    let heard = async {
+        loop {
+            // It may not have begun to listen.
+            if let Ok(removed) = timeout(Duration::from_millis(200), removals.recv()).await {
+                return removed;
+            }
+            one.claim(id(1), fresh(1)).await.unwrap();
+            assert!(one.remove(id(1)).await.unwrap());
+        }
+    };
+    assert_eq!(timeout(Duration::from_secs(10), heard).await.expect("it is told"), Ok(id(1)));
+    one.close().await;
+    other.close().await;
+}
