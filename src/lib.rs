@@ -31,8 +31,8 @@
 //! - `now` comes back from the store with the record: no decision reads the clock of this process. Only what
 //!   [`store::recent`] remembers grows older by it, which can do no more than end a replay.
 //! - An error whose effect is unknown is treated as if it might have happened.
-//! - What is remembered of a record ([`store::recent`]) can answer a replay, and never grants a claim. Nothing is remembered
-//!   of a store that others write to.
+//! - What is remembered of a record ([`store::recent`]) can answer a replay, and never grants a claim. Of a
+//!   store that others write to it is remembered for a while only (`cache_max_age`).
 //! - A record that an upstream's transaction holds is neither expired nor waited for by what others depend on.
 //!
 //! # Threads
