@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use tokio::sync::broadcast;
 
 use super::clock::{self, Clock};
+use super::removals::Removals;
 use super::rules::{self, Change, Standing};
 use super::{
     Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, OriginId, Page,
@@ -22,11 +23,8 @@ pub struct Memory {
     clock: Clock,
     /// `None` once it is closed.
     shelf: Mutex<Option<Shelf>>,
-    removals: broadcast::Sender<RecordId>,
+    removals: Removals,
 }
-
-/// How many removals may wait to be heard of. Who is slower hears that there were some.
-const REMOVALS: usize = 1024;
 
 /// Everything that is kept.
 #[derive(Default)]
@@ -58,7 +56,7 @@ impl Memory {
     /// An empty store whose time is what `clock` says.
     #[must_use]
     pub fn with_clock(clock: Clock) -> Self {
-        Self { clock, shelf: Mutex::new(Some(Shelf::default())), removals: broadcast::Sender::new(REMOVALS) }
+        Self { clock, shelf: Mutex::new(Some(Shelf::default())), removals: Removals::default() }
     }
 
     /// Runs one operation at one instant.
@@ -187,8 +185,7 @@ impl Store for Memory {
     async fn remove(&self, id: RecordId) -> Result<bool, Error> {
         let removed = self.with(|shelf, _| shelf.take(id).is_some())?;
         if removed {
-            // Nobody may keep any in mind.
-            let _ = self.removals.send(id);
+            self.removals.tell(id);
         }
         Ok(removed)
     }

@@ -332,7 +332,7 @@ impl Session {
     async fn describe(&mut self, mark: Option<&str>) -> Result<(), SqlError> {
         let question = "SELECT current_setting('oncegate.session', true), current_setting('server_version'), \
                         current_database()::text, current_setting('fsync') = 'on', \
-                        current_setting('full_page_writes') = 'on', current_setting('transaction_isolation')";
+                        current_setting('full_page_writes') = 'on'";
         let row = self.client.query_typed_one(question, &[]).await?;
         let found: Option<String> = row.get(0);
         self.description = Description {
@@ -341,7 +341,6 @@ impl Session {
             database: row.get(2),
             has_fsync: row.get(3),
             has_full_page_writes: row.get(4),
-            isolation: row.get(5),
         };
         Ok(())
     }

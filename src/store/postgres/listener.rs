@@ -10,29 +10,21 @@ use tokio::time::sleep;
 
 use super::connect::{Connector, Session};
 use crate::idempotency::record::RecordId;
+use crate::store::removals::Removals;
 
 /// Between two tries to listen again.
 const PAUSE: Duration = Duration::from_secs(1);
-
-/// How many removals may wait to be heard of. Who is slower hears that there were some.
-const REMOVALS: usize = 1024;
 
 /// What comes before the id in the notification of a removal.
 const REMOVED: &str = "removed ";
 
 /// Those who wait in this process.
+#[derive(Default)]
 pub(super) struct Waiters {
     /// Whether somebody listens for them.
     is_live: AtomicBool,
     waiting: Mutex<HashMap<RecordId, Waiting>>,
-    removals: broadcast::Sender<RecordId>,
-}
-
-impl Default for Waiters {
-    fn default() -> Self {
-        let removals = broadcast::Sender::new(REMOVALS);
-        Self { is_live: AtomicBool::default(), waiting: Mutex::default(), removals }
-    }
+    removals: Removals,
 }
 
 /// How many wait for a record, and how they are told.
@@ -72,8 +64,7 @@ impl Waiters {
         let removed = payload.strip_prefix(REMOVED);
         let Some(id) = RecordId::parse(removed.unwrap_or(payload)) else { return };
         if removed.is_some() {
-            // Nobody may keep any in mind.
-            let _ = self.removals.send(id);
+            self.removals.tell(id);
         }
         self.tell(id);
     }

@@ -81,8 +81,6 @@ pub struct Description {
     pub has_fsync: bool,
     /// Whether it survives pages that are half written.
     pub has_full_page_writes: bool,
-    /// How its transactions are kept apart.
-    isolation: String,
 }
 
 /// A store in a PostgreSQL database.
@@ -133,10 +131,6 @@ impl Postgres {
         schema::check(unproven.client()).await?;
         let description = unproven.description.clone();
         drop(unproven);
-        // PostgreSQL takes the second for the first.
-        if !["read committed", "read uncommitted"].contains(&&*description.isolation) {
-            return Err(OpenError::Isolation(description.isolation));
-        }
         let claiming = connector.connect(Asking::CALLS).await?;
         let ending = connector.connect(Work::CALLS).await?;
 

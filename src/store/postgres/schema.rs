@@ -93,15 +93,21 @@ pub(super) async fn check(client: &Client) -> Result<(), OpenError> {
     if compatible_with > NEEDED {
         return Err(OpenError::Newer { found, compatible_with, known: NEEDED });
     }
-    permitted(client).await
+    fitting(client).await
 }
 
-/// Whether this user may do with the tables what the gate does: what is rare would fail late.
-async fn permitted(client: &Client) -> Result<(), OpenError> {
-    let missing = "SELECT string_agg(t || ': ' || p, ', ') FROM unnest(ARRAY['record', 'origin', 'identity']) t,
+/// Whether this user's transactions are as the gate's must be, and may do with the tables what it does: what is rare
+/// would fail late.
+async fn fitting(client: &Client) -> Result<(), OpenError> {
+    let question = "SELECT current_setting('transaction_isolation'), string_agg(t || ': ' || p, ', ') FROM unnest(ARRAY['record', 'origin', 'identity']) t,
         unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p WHERE NOT has_table_privilege('oncegate.' || t, p)";
-    let row = client.query_typed_one(missing, &[]).await.map_err(|error| OpenError::of(&error))?;
-    match row.get::<_, Option<String>>(0) {
+    let row = client.query_typed_one(question, &[]).await.map_err(|error| OpenError::of(&error))?;
+    let isolation: String = row.get(0);
+    // PostgreSQL takes the second for the first.
+    if !["read committed", "read uncommitted"].contains(&&*isolation) {
+        return Err(OpenError::Isolation(isolation));
+    }
+    match row.get::<_, Option<String>>(1) {
         Some(missing) => Err(OpenError::Denied(format!("rights are missing on the tables of the schema ({missing})"))),
         None => Ok(()),
     }
