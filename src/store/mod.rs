@@ -11,6 +11,7 @@ pub mod contract;
 pub mod memory;
 pub mod postgres;
 pub mod recent;
+pub mod redis;
 mod rules;
 pub mod sqlite;
 pub mod unreliable;
