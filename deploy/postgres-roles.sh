@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs once, when the database of compose.yaml is made: one role for the gate and one for the upstream, in one database.
+# For compose.yaml, whose paths and variables it knows. Runs once, when its database is made: one role for the gate and one for the upstream, in one database.
 # Neither can read what the other keeps there.
 set -eu
 

@@ -284,6 +284,11 @@ fn recorded(
             let recorded = record.filter(|record| record.attempt == attempt && record.state == State::Completed);
             if let Some((until, recorded)) = recorded.and_then(recorded_answer) {
                 // Somebody who knew better has completed it meanwhile: that is the answer now.
+                tracing::info!(
+                    route = &*errand.lane.name,
+                    key = errand.key_shortened(),
+                    "the attempt was completed in the store while it ran, as by its upstream: that is its outcome"
+                );
                 return reply(errand, Outcome::Executed, Ok(recorded), None)
                     .with_expiry(&errand.gate.settings.headers, until);
             }

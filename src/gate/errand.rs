@@ -230,7 +230,7 @@ impl Errand {
                 Ok(answered) => answered,
                 Err(_) => {
                     if let Some(others) = self.gate.unclaimed.due() {
-                        tracing::warn!(record = ?lead.id(), others, "the store did not answer a claim in time");
+                        tracing::warn!(record = %lead.id(), others, "the store did not answer a claim in time");
                     }
                     // At once, and not when the client has its answer.
                     let (store, going) = (Arc::clone(&self.gate.store), self.going.clone());
@@ -244,7 +244,7 @@ impl Errand {
             match asking {
                 Err(error) => {
                     if let Some(others) = self.gate.unclaimed.due() {
-                        tracing::warn!(%error, record = ?lead.id(), others, "a claim failed");
+                        tracing::warn!(%error, record = %lead.id(), others, "a claim failed");
                     }
                     drop(lead);
                     return client.reply(self.without_store().await);
@@ -279,7 +279,7 @@ impl Errand {
         if asked.elapsed() > lease * 2 / 3 {
             // So much of the lease is gone that it may be past before it is renewed, which is due after a third of it and
             // looked at every sixth; and the key could be taken by another.
-            tracing::warn!(record = ?lead.id(), "the store took too long for a claim, which is given up");
+            tracing::warn!(record = %lead.id(), "the store took too long for a claim, which is given up");
             client.reply(self.problem(store_away()));
             settling::settle(&*self.gate.store, lead.id(), attempt, End::Release).await;
             return;

@@ -26,7 +26,10 @@ pub(super) async fn settle(store: &dyn Store, id: RecordId, attempt: Attempt, en
     let mut backoff = Backoff::new();
     loop {
         match store.settle(id, attempt, end.clone()).await {
-            Ok(settled) => return settled,
+            Ok(settled) => {
+                backoff.done(id, "settle");
+                return settled;
+            }
             Err(error) => backoff.pause_after(&error, id, "settle").await,
         }
     }
@@ -43,7 +46,10 @@ where
     let mut uncertain = false;
     loop {
         match ask().await {
-            Ok(answer) => return Ok(answer),
+            Ok(answer) => {
+                backoff.done(id, what);
+                return Ok(answer);
+            }
             Err(error @ Error::Determinate(_)) if !uncertain => return Err(error),
             Err(error) => {
                 uncertain = true;
@@ -63,11 +69,18 @@ impl Backoff {
         Self { next: FIRST_PAUSE }
     }
 
+    /// The store has answered, perhaps after all.
+    fn done(&self, id: RecordId, what: &'static str) {
+        if self.next > FIRST_PAUSE {
+            tracing::info!(record = %id, what, "the store has answered after all");
+        }
+    }
+
     async fn pause_after(&mut self, error: &Error, id: RecordId, what: &'static str) {
         if self.next == FIRST_PAUSE {
-            tracing::warn!(%error, record = ?id, what, "the store failed; asking again until it answers");
+            tracing::warn!(%error, record = %id, what, "the store failed; asking again until it answers");
         } else {
-            tracing::debug!(%error, record = ?id, what, "the store still fails");
+            tracing::debug!(%error, record = %id, what, "the store still fails");
         }
         sleep(self.next).await;
         self.next = (self.next * 2).min(LONGEST_PAUSE);

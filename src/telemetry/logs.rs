@@ -44,8 +44,9 @@ pub enum Error {
 /// Sends the logs of this process to standard error, panics included. Colours only on a terminal, and not where the
 /// environment variable `NO_COLOR` is set.
 pub fn init(settings: &Settings) -> Result<(), Error> {
-    let filter =
-        EnvFilter::try_new(&settings.level).map_err(|source| Error::Level { level: settings.level.clone(), source })?;
+    // A library's word for a connection that is made anew, which is told of elsewhere; what the settings say counts more.
+    let filter = format!("deadpool=error,deadpool.postgres=error,{}", settings.level);
+    let filter = EnvFilter::try_new(filter).map_err(|source| Error::Level { level: settings.level.clone(), source })?;
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match settings.format {
         Format::Text => {

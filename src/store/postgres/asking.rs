@@ -53,6 +53,7 @@ pub(super) const SUPERSEDE: Call = Call {
 
 impl Operation for Asking {
     type Reply = Said;
+    const WHAT: &'static str = "claims";
     const CALLS: &'static [Call] = &[CLAIM, SUPERSEDE];
 
     fn id(&self) -> RecordId {

@@ -49,6 +49,7 @@ pub(super) enum Work {
 
 impl Operation for Work {
     type Reply = Said;
+    const WHAT: &'static str = "answers and renewals";
     const CALLS: &'static [Call] = &[SETTLE, RENEW];
 
     fn id(&self) -> RecordId {

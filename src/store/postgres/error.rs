@@ -12,7 +12,7 @@ use crate::store::{Error, ErrorKind};
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// No server can be reached, or none takes connections or writes at this moment. Trying again may help.
-    #[error("the database cannot be reached: {0}")]
+    #[error("the database cannot be used at this moment: {0}")]
     Unreachable(String),
     /// The server does not let this user in.
     #[error(

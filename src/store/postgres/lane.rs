@@ -171,7 +171,7 @@ impl<O: Operation> Shared<O> {
         let mut queue = self.lock();
         queue.working += 1;
         if let Some((_, told)) = queue.failure.take() {
-            tracing::info!(was = told, "the database answers again");
+            tracing::info!(was = told, what = O::WHAT, "the database answers again");
         }
     }
 
@@ -203,7 +203,12 @@ impl<O: Operation> Shared<O> {
             let told = error.to_string();
             let is_news = queue.failure.as_ref().is_none_or(|(_, before)| *before != told);
             if is_news {
-                tracing::warn!(error = told, working = queue.working, "no connection to the database; trying again");
+                let what = O::WHAT;
+                if queue.working > 0 {
+                    tracing::warn!(error = told, what, working = queue.working, "a connection fails; trying again");
+                } else {
+                    tracing::warn!(error = told, what, "no connection to the database: refused until one works again");
+                }
             }
             queue.failure = Some((ErrorKind::Unavailable, told));
             queue.loss()

@@ -27,6 +27,9 @@ pub(super) trait Operation: Send + Sync + Sized + 'static {
     /// What the caller gets.
     type Reply: Send + 'static;
 
+    /// What they are, for the log.
+    const WHAT: &'static str;
+
     /// The statements that carry them.
     const CALLS: &'static [Call];
 
@@ -160,6 +163,7 @@ mod tests {
 
     impl Operation for Act {
         type Reply = ();
+        const WHAT: &'static str = "acts";
         const CALLS: &'static [Call] = &[];
 
         fn id(&self) -> RecordId {

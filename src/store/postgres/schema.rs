@@ -93,7 +93,18 @@ pub(super) async fn check(client: &Client) -> Result<(), OpenError> {
     if compatible_with > NEEDED {
         return Err(OpenError::Newer { found, compatible_with, known: NEEDED });
     }
-    Ok(())
+    permitted(client).await
+}
+
+/// Whether this user may do with the tables what the gate does: what is rare would fail late.
+async fn permitted(client: &Client) -> Result<(), OpenError> {
+    let missing = "SELECT string_agg(t || ': ' || p, ', ') FROM unnest(ARRAY['record', 'origin', 'identity']) t,
+        unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p WHERE NOT has_table_privilege('oncegate.' || t, p)";
+    let row = client.query_typed_one(missing, &[]).await.map_err(|error| OpenError::of(&error))?;
+    match row.get::<_, Option<String>>(0) {
+        Some(missing) => Err(OpenError::Denied(format!("rights are missing on the tables of the schema ({missing})"))),
+        None => Ok(()),
+    }
 }
 
 /// The latest migration that was applied, and the oldest program that can work on what it left.

@@ -74,6 +74,25 @@ async fn who_may_not_see_what_others_commit_is_told_so() {
     assert!(matches!(refused, OpenError::Isolation(_)) && refused.to_string().contains("serializable"), "{refused}");
 }
 
+#[tokio::test]
+async fn who_may_not_do_all_that_the_gate_does_is_told_what_is_missing() {
+    let Some(database) = database() else { return };
+    let role = format!("{}_reader", database.name);
+    database.run(&format!(
+        "CREATE ROLE {role} LOGIN;
+         GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA oncegate TO {role};
+         GRANT DELETE ON oncegate.identity, oncegate.origin TO {role};
+         GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA oncegate TO {role}"
+    ));
+    let (_, rest) = database.url.split_once('@').unwrap();
+    let url = format!("postgres://{role}@{rest}");
+    let refused = Postgres::open(&settings(&url)).await.unwrap_err();
+    assert!(matches!(refused, OpenError::Denied(_)) && refused.to_string().contains("(record: DELETE)"), "{refused}");
+    database.run(&format!("GRANT DELETE ON oncegate.record TO {role}"));
+    Postgres::open(&settings(&url)).await.unwrap().close().await;
+    database.run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+}
+
 /// A fresh store, whose clock stands until it is stepped.
 async fn harness(database: &Database, url: &str) -> Harness {
     let session = Arc::new(database.session());
