@@ -15,6 +15,7 @@ pub mod redis;
 mod rules;
 pub mod sqlite;
 pub mod unreliable;
+mod waiters;
 
 use std::sync::Arc;
 use std::time::Duration;

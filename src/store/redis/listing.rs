@@ -1,9 +1,8 @@
 //! Looking at records.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
-use std::{collections::VecDeque, time::Duration};
+use std::time::{Duration, Instant};
 
 use redis::Value;
 
@@ -64,7 +63,9 @@ impl<'a> Walk<'a> {
 
 async fn look(store: &Redis, ids: &[RecordId]) -> Result<VecDeque<(RecordId, Kept, Timestamp)>, Error> {
     let mut call = store.scripts.look.prepare_invoke();
-    ids.iter().for_each(|id| drop(call.key(keys::record(*id))));
+    for id in ids {
+        call.key(keys::record(*id));
+    }
     let Value::Array(said) = store.ask(&call).await? else { return Err(confused(Unreadable)) };
     let mut said = said.into_iter();
     let now = said.next().as_ref().map(number).transpose()?.map(record::time).ok_or_else(|| confused(Unreadable))?;

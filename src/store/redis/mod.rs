@@ -7,11 +7,13 @@
 mod adopt;
 mod error;
 mod keys;
+mod listener;
 mod listing;
 mod record;
 mod scripts;
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -19,12 +21,15 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use redis::{RedisResult, ScriptInvocation, Value};
+use tokio::sync::broadcast;
+use tokio::task::JoinSet;
 
 pub use self::error::OpenError;
 use self::keys::Partition;
 use self::record::{millis, span};
 use self::scripts::Scripts;
 use super::rules::{self, Change, Standing};
+use super::waiters::Waiters;
 use super::{
     Claim, End, Error, ErrorKind, Expiry, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled,
     Store,
@@ -48,7 +53,9 @@ pub struct Settings {
 pub struct Redis {
     connection: ConnectionManager,
     scripts: Scripts,
-    /// Where the next sweep begins, so that no partition comes last for ever.
+    waiters: Arc<Waiters>,
+    /// The task that listens; ends with the store.
+    _listening: JoinSet<()>,
     is_closing: AtomicBool,
 }
 
@@ -74,8 +81,12 @@ impl Redis {
             .set_connection_timeout(Some(CONNECT))
             .set_number_of_retries(0);
         let connection =
-            ConnectionManager::new_with_config(client, config).await.map_err(|error| OpenError::of(&error))?;
-        Ok(Self { connection, scripts: Scripts::new(clock), is_closing: AtomicBool::new(false) })
+            ConnectionManager::new_with_config(client.clone(), config).await.map_err(|error| OpenError::of(&error))?;
+        let waiters = Arc::<Waiters>::default();
+        let mut listening = JoinSet::new();
+        listening.spawn(listener::run(client, Arc::clone(&waiters)));
+        let scripts = Scripts::new(clock);
+        Ok(Self { connection, scripts, waiters, _listening: listening, is_closing: AtomicBool::new(false) })
     }
 
     async fn call(&self, script: &ScriptInvocation<'_>) -> RedisResult<Value> {
@@ -186,6 +197,24 @@ impl Store for Redis {
             }
         }
         Ok(swept)
+    }
+
+    async fn changed(&self, id: RecordId) {
+        let Some(waiter) = self.waiters.join(id) else { return std::future::pending().await };
+        let ask = async {
+            let mut call = self.scripts.await_end.prepare_invoke();
+            call.key(keys::record(id));
+            match self.write(&call).await.and_then(|said| number(&said)) {
+                Ok(runs) => runs == 1,
+                // Whoever waits looks again by itself.
+                Err(_) => std::future::pending().await,
+            }
+        };
+        waiter.told_after(ask).await;
+    }
+
+    fn removals(&self) -> Option<broadcast::Receiver<RecordId>> {
+        Some(self.waiters.removals())
     }
 
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
