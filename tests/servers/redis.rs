@@ -38,8 +38,7 @@ impl Redis {
         };
         let directory = process::directory("oncegate-redis-");
         let settings = settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        let redis =
-            Self { address: process::free_address(), binary, settings, directory, server: Mutex::new(None) };
+        let redis = Self { address: process::free_address(), binary, settings, directory, server: Mutex::new(None) };
         redis.begin();
         Some(redis)
     }

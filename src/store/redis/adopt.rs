@@ -32,8 +32,11 @@ pub(super) async fn adopt(
     let adopted = adopt_alone(store, origins, rules, accept_change).await;
     // Where it fails it ends by itself.
     let release = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end";
-    let released: redis::RedisResult<()> =
-        redis::Script::new(release).key(keys::ADOPTING).arg(&token[..]).invoke_async(&mut store.connection.clone()).await;
+    let released: redis::RedisResult<()> = redis::Script::new(release)
+        .key(keys::ADOPTING)
+        .arg(&token[..])
+        .invoke_async(&mut store.connection.clone())
+        .await;
     drop(released);
     adopted
 }
@@ -82,10 +85,7 @@ async fn adopt_alone(
         writes.push(command);
     }
     for command in writes {
-        command
-            .query_async::<i64>(&mut store.connection.clone())
-            .await
-            .map_err(|error| error::of_write(&error))?;
+        command.query_async::<i64>(&mut store.connection.clone()).await.map_err(|error| error::of_write(&error))?;
     }
     Ok(Vec::new())
 }
@@ -99,8 +99,9 @@ async fn on_file(
     let found: Vec<(String, Vec<u8>)> = ask(store, redis::cmd("HGETALL").arg(keys::IDENTITIES)).await?;
     let identities = found.into_iter().filter_map(|(name, digest)| {
         let (service, namespace) = name.split_once(BETWEEN)?;
-        let is_known =
-            |rule: &Identity| &*rule.service == service && &*rule.namespace == namespace && rule.digest[..] == digest[..];
+        let is_known = |rule: &Identity| {
+            &*rule.service == service && &*rule.namespace == namespace && rule.digest[..] == digest[..]
+        };
         let is_stale = services.iter().any(|of| &***of == service) && !rules.iter().any(is_known);
         is_stale.then(|| (service.into(), namespace.into()))
     });
@@ -114,9 +115,8 @@ async fn live(store: &Redis, stale: &BTreeSet<(Arc<str>, Arc<str>)>) -> Result<V
     let mut walk = Walk::after(store, None);
     while let Some((_, kept, now)) = walk.next().await? {
         let Some(origin) = origins.get(&kept.origin.0) else { continue };
-        let place = stale.iter().position(|(service, namespace)| {
-            *service == origin.service && *namespace == origin.namespace
-        });
+        let place =
+            stale.iter().position(|(service, namespace)| *service == origin.service && *namespace == origin.namespace);
         if let Some(place) = place
             && rules::is_live(kept.record.state, kept.record.until, now)
         {

@@ -57,7 +57,7 @@ fn kind(error: &RedisError) -> ErrorKind {
 }
 
 /// What an error says. Servers quote commands in theirs, but never the values that these carry.
-fn told(error: &RedisError) -> String {
+pub(super) fn told(error: &RedisError) -> String {
     match (error.code(), error.detail()) {
         (Some(code), _) => format!("it says {code}"),
         (None, Some(detail)) => detail.to_owned(),

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use redis::Client;
+use redis::aio::PubSub;
+use redis::{Client, RedisResult};
 use tokio::time::sleep;
 
 use crate::idempotency::record::RecordId;
@@ -19,8 +20,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Listens, and begins again where the connection is lost.
 pub(super) async fn run(client: Client, waiters: Arc<Waiters>) {
     loop {
-        match client.get_async_pubsub().await {
-            Ok(mut listening) if listening.subscribe(CHANNEL).await.is_ok() => {
+        match listen(&client).await {
+            Ok(mut listening) => {
                 waiters.begin();
                 let mut told = listening.on_message();
                 while let Some(message) = told.next().await {
@@ -28,10 +29,19 @@ pub(super) async fn run(client: Client, waiters: Arc<Waiters>) {
                 }
                 waiters.tell_all();
             }
-            _ => tracing::debug!("nobody listens for the ends of attempts; waiters ask instead"),
+            Err(error) => {
+                let error = super::error::told(&error);
+                tracing::debug!(error, "nobody listens for the ends of attempts; waiters ask instead");
+            }
         }
         sleep(PAUSE).await;
     }
+}
+
+async fn listen(client: &Client) -> RedisResult<PubSub> {
+    let mut listening = client.get_async_pubsub().await?;
+    listening.subscribe(CHANNEL).await?;
+    Ok(listening)
 }
 
 /// A letter for what happened, and the id.

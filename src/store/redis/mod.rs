@@ -148,7 +148,8 @@ impl Store for Redis {
         call.key(partition.unknown()).key(partition.ids());
         call.arg(&attempt.0[..]).arg(how).arg(lasts).arg(&answer[..]);
         let Value::Array(said) = self.write(&call).await? else { return Err(confused(record::Unreadable)) };
-        let until = said.first().map(number).transpose()?.map(record::time).ok_or_else(|| confused(record::Unreadable))?;
+        let until =
+            said.first().map(number).transpose()?.map(record::time).ok_or_else(|| confused(record::Unreadable))?;
         let standing = match said.into_iter().nth(1) {
             None => return Ok(Settled::Done { until }),
             Some(Value::BulkString(standing)) => Some(record::read(standing, true).map_err(confused)?),
@@ -218,10 +219,12 @@ impl Store for Redis {
     }
 
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
+        self.still_open()?;
         listing::get(self, id).await
     }
 
     async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
+        self.still_open()?;
         listing::list(self, &filter, after, limit).await
     }
 
@@ -295,10 +298,14 @@ fn judge(standing: Option<record::Kept>, attempt: Attempt, end: &End, now: Times
     let record = standing.map(|kept| kept.record);
     Ok(match rules::settle(seen, attempt, end, now) {
         // The script would have done it.
-        Change::Complete { .. } | Change::TurnUnknown { .. } | Change::Remove => return Err(confused(record::Unreadable)),
+        Change::Complete { .. } | Change::TurnUnknown { .. } | Change::Remove => {
+            return Err(confused(record::Unreadable));
+        }
         Change::Repeated { until } => Settled::Done { until },
         Change::RepeatedIfSame { until } => match (record, end) {
-            (Some(record), End::Complete { answer, .. }) if record.answer.as_ref() == Some(answer) => Settled::Done { until },
+            (Some(record), End::Complete { answer, .. }) if record.answer.as_ref() == Some(answer) => {
+                Settled::Done { until }
+            }
             (record, _) => Settled::Superseded { record },
         },
         Change::Superseded => Settled::Superseded { record },

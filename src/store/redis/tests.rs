@@ -43,7 +43,9 @@ fn it_says_what_a_plain_map_says() {
         let again = Arc::clone(&server);
         let reopen: model::Reopen = Box::new(move || {
             let server = Arc::clone(&again);
-            Box::pin(async move { Arc::new(Redis::on_clock(&settings(&server), STOPPED).await.unwrap()) as Arc<dyn Store> })
+            Box::pin(
+                async move { Arc::new(Redis::on_clock(&settings(&server), STOPPED).await.unwrap()) as Arc<dyn Store> },
+            )
         });
         model::Subject { harness: harness(&server).await, reopen: Some(reopen) }
     });
