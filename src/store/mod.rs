@@ -11,10 +11,12 @@ pub mod contract;
 pub mod memory;
 pub mod postgres;
 pub mod recent;
+pub mod redis;
 mod removals;
 mod rules;
 pub mod sqlite;
 pub mod unreliable;
+mod waiters;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -15,6 +15,7 @@ mod pgbouncer;
 mod postgres;
 mod process;
 mod proxy;
+mod redis;
 mod session;
 
 pub use database::{Database, database, prepared_database};
@@ -22,6 +23,7 @@ pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
 pub use process::skipped;
 pub use proxy::{Cut, Direction, Proxy};
+pub use redis::Redis;
 pub use session::Session;
 
 use std::net::SocketAddr;

@@ -43,10 +43,10 @@ use self::connect::Connector;
 use self::ending::{Ending, Work};
 pub use self::error::OpenError;
 use self::lane::Lane;
-use self::listener::Waiters;
 use self::pool::Pool;
 use self::queue::{Operation, closed};
 pub use self::schema::{Migration, migrate, pending};
+use super::waiters::Waiters;
 use super::{
     Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled, Store,
 };

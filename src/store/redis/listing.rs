@@ -1,0 +1,157 @@
+//! Looking at records.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use redis::Value;
+
+use super::keys::{self, Partition};
+use super::record::{self, Kept, Unreadable};
+use super::{Redis, confused, error, number, parts};
+use crate::idempotency::record::{RecordId, Timestamp};
+use crate::store::{Error, Filter, Listed, Origin, OriginId, Page};
+
+/// How many records one call looks at.
+const CHUNK: usize = 256;
+
+/// How long a listing looks before it gives what it found.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Records one after another, in the order of their ids, without their answers.
+pub(super) struct Walk<'a> {
+    store: &'a Redis,
+    after: Option<RecordId>,
+    partition: Option<Partition>,
+    found: VecDeque<(RecordId, Kept, Timestamp)>,
+}
+
+impl<'a> Walk<'a> {
+    /// Begins after an id.
+    pub(super) fn after(store: &'a Redis, after: Option<RecordId>) -> Self {
+        let partition = Some(after.map_or(Partition(0), Partition::of));
+        Self { store, after, partition, found: VecDeque::new() }
+    }
+
+    /// The next record with the time by the store's clock; nothing where there are no more.
+    pub(super) async fn next(&mut self) -> Result<Option<(RecordId, Kept, Timestamp)>, Error> {
+        while self.found.is_empty() {
+            let Some(partition) = self.partition else { return Ok(None) };
+            let ids = self.ids(partition).await?;
+            match ids.last() {
+                Some(last) => self.after = Some(*last),
+                None => self.partition = (partition.0 + 1 < keys::PARTITIONS).then_some(Partition(partition.0 + 1)),
+            }
+            if !ids.is_empty() {
+                self.found = look(self.store, &ids).await?;
+            }
+        }
+        Ok(self.found.pop_front())
+    }
+
+    async fn ids(&self, partition: Partition) -> Result<Vec<RecordId>, Error> {
+        let from = self.after.map_or_else(|| b"-".to_vec(), |after| [b"(", &after.0[..]].concat());
+        let mut command = redis::cmd("ZRANGE");
+        command.arg(partition.ids()).arg(from).arg("+").arg("BYLEX").arg("LIMIT").arg(0).arg(CHUNK);
+        let ids: Vec<Vec<u8>> = command
+            .query_async(&mut self.store.connection.clone())
+            .await
+            .map_err(|error| error::of_question(&error))?;
+        ids.into_iter().map(|id| id.try_into().map(RecordId).map_err(|_| confused(Unreadable))).collect()
+    }
+}
+
+async fn look(store: &Redis, ids: &[RecordId]) -> Result<VecDeque<(RecordId, Kept, Timestamp)>, Error> {
+    let mut call = store.scripts.look.prepare_invoke();
+    for id in ids {
+        call.key(keys::record(*id));
+    }
+    let Value::Array(said) = store.ask(&call).await? else { return Err(confused(Unreadable)) };
+    let mut said = said.into_iter();
+    let now = said.next().as_ref().map(number).transpose()?.map(record::time).ok_or_else(|| confused(Unreadable))?;
+    let mut found = VecDeque::new();
+    for (id, value) in ids.iter().zip(said) {
+        // It may have gone meanwhile.
+        if let Value::BulkString(value) = value {
+            found.push_back((*id, record::read(value, false).map_err(confused)?, now));
+        }
+    }
+    Ok(found)
+}
+
+pub(super) async fn get(store: &Redis, id: RecordId) -> Result<Option<Listed>, Error> {
+    let mut call = store.scripts.get.prepare_invoke();
+    call.key(keys::record(id));
+    let (now, Some(standing)) = parts(store.ask(&call).await?)? else { return Ok(None) };
+    let kept = record::read(standing, true).map_err(confused)?;
+    let origin = origins(store).await?.remove(&kept.origin.0);
+    Ok(Some(Listed { id, origin, record: kept.record, now }))
+}
+
+pub(super) async fn list(store: &Redis, filter: &Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
+    let started = Instant::now();
+    let origins = origins(store).await?;
+    let mut walk = Walk::after(store, begin(filter, after));
+    let mut found: Vec<Listed> = Vec::new();
+    while found.len() <= limit {
+        let Some((id, kept, now)) = walk.next().await? else { break };
+        if filter.prefix.is_some_and(|prefix| !id.0.starts_with(&prefix)) {
+            // Behind those that begin with it.
+            break;
+        }
+        let origin = origins.get(&kept.origin.0);
+        if passes(filter, &kept, origin, now) {
+            found.push(Listed { id, origin: origin.cloned(), record: kept.record, now });
+        } else if started.elapsed() > PATIENCE {
+            return Ok(Page { records: found, next: Some(id) });
+        }
+    }
+    Ok(Page::of(found, limit))
+}
+
+/// After which id to begin: before the first that has the prefix.
+fn begin(filter: &Filter, after: Option<RecordId>) -> Option<RecordId> {
+    let Some(prefix) = filter.prefix else { return after };
+    // The greatest id below all that begin with it.
+    let below = u64::from_be_bytes(prefix).checked_sub(1).map(|below| {
+        let mut id = [0xff; 32];
+        id[..8].copy_from_slice(&below.to_be_bytes());
+        RecordId(id)
+    });
+    after.max(below)
+}
+
+fn passes(filter: &Filter, kept: &Kept, origin: Option<&Origin>, now: Timestamp) -> bool {
+    let record = &kept.record;
+    filter.service.as_ref().is_none_or(|service| origin.is_some_and(|origin| origin.service == *service))
+        && filter.route.as_ref().is_none_or(|route| origin.is_some_and(|origin| *origin.route == **route))
+        && filter.state.is_none_or(|state| record.state == state)
+        && filter.older_than.is_none_or(|age| record.claimed_at.plus(age) <= now)
+}
+
+/// All origins that are known.
+pub(super) async fn origins(store: &Redis) -> Result<HashMap<i64, Origin>, Error> {
+    let command = redis::cmd("HVALS").arg(keys::ORIGINS).to_owned();
+    let found: Vec<Vec<u8>> =
+        command.query_async(&mut store.connection.clone()).await.map_err(|error| error::of_question(&error))?;
+    found.iter().map(|origin| read_origin(origin).map(|origin| (origin.id().0, origin))).collect()
+}
+
+/// An origin as it is kept: its parts, with a character between that none has.
+pub(super) fn write_origin(origin: &Origin) -> String {
+    [&*origin.service, &*origin.namespace, &*origin.route].join("\n")
+}
+
+fn read_origin(value: &[u8]) -> Result<Origin, Error> {
+    let text = std::str::from_utf8(value).map_err(|_| confused(Unreadable))?;
+    let mut parts = text.split('\n').map(Arc::<str>::from);
+    match (parts.next(), parts.next(), parts.next(), parts.next()) {
+        (Some(service), Some(namespace), Some(route), None) => Ok(Origin { service, namespace, route }),
+        _ => Err(confused(Unreadable)),
+    }
+}
+
+/// The id that records refer to an origin by, as a key of its hash.
+pub(super) fn origin_key(id: OriginId) -> [u8; 8] {
+    id.0.to_be_bytes()
+}

@@ -1,0 +1,339 @@
+//! Records in Redis, for those who accept how durable it is.
+//!
+//! Each operation is one script: it compares and writes in one step. What is decided about a record that stands is decided
+//! in [`rules`](super::rules), as for every store. A claim is as durable as the server's persistence makes it, and a
+//! failover may lose the last of them: the promise of the other stores does not hold here.
+
+mod adopt;
+mod error;
+mod keys;
+mod listener;
+mod listing;
+mod record;
+mod scripts;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use redis::aio::{ConnectionManager, ConnectionManagerConfig};
+use redis::{RedisResult, ScriptInvocation, Value};
+use tokio::sync::broadcast;
+use tokio::task::JoinSet;
+
+pub use self::error::OpenError;
+use self::keys::Partition;
+use self::record::{millis, span};
+use self::scripts::Scripts;
+use super::rules::{self, Change, Standing};
+use super::waiters::Waiters;
+use super::{
+    Claim, End, Error, ErrorKind, Expiry, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled,
+    Store,
+};
+use crate::idempotency::record::{Attempt, RecordId, Timestamp, Version};
+
+/// How long a command may take. Whoever asked has given up by then.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// How long a connection may take until it is there.
+const CONNECT: Duration = Duration::from_secs(2);
+
+/// What a Redis store is opened with.
+#[derive(Clone)]
+pub struct Settings {
+    /// Where the server is, and as whom to connect.
+    pub server: redis::ConnectionInfo,
+}
+
+/// A store in Redis.
+pub struct Redis {
+    connection: ConnectionManager,
+    scripts: Scripts,
+    waiters: Arc<Waiters>,
+    /// The task that listens; ends with the store.
+    _listening: JoinSet<()>,
+    is_closing: AtomicBool,
+}
+
+impl fmt::Debug for Redis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Redis").finish_non_exhaustive()
+    }
+}
+
+impl Redis {
+    /// Connects. Its tasks run on the runtime that this is called on.
+    ///
+    /// # Errors
+    /// See [`OpenError`]; only after [`OpenError::Unreachable`] it may help to try again.
+    pub async fn open(settings: &Settings) -> Result<Self, OpenError> {
+        Self::on_clock(settings, scripts::CLOCK).await
+    }
+
+    async fn on_clock(settings: &Settings, clock: &str) -> Result<Self, OpenError> {
+        let client = redis::Client::open(settings.server.clone()).map_err(|error| OpenError::of(&error))?;
+        let config = ConnectionManagerConfig::new()
+            .set_response_timeout(Some(ANSWER))
+            .set_connection_timeout(Some(CONNECT))
+            .set_number_of_retries(0);
+        let connection =
+            ConnectionManager::new_with_config(client.clone(), config).await.map_err(|error| OpenError::of(&error))?;
+        let waiters = Arc::<Waiters>::default();
+        let mut listening = JoinSet::new();
+        listening.spawn(listener::run(client, Arc::clone(&waiters)));
+        let scripts = Scripts::new(clock);
+        Ok(Self { connection, scripts, waiters, _listening: listening, is_closing: AtomicBool::new(false) })
+    }
+
+    async fn call(&self, script: &ScriptInvocation<'_>) -> RedisResult<Value> {
+        script.invoke_async(&mut self.connection.clone()).await
+    }
+
+    async fn write(&self, script: &ScriptInvocation<'_>) -> Result<Value, Error> {
+        self.still_open()?;
+        self.call(script).await.map_err(|error| error::of_write(&error))
+    }
+
+    async fn ask(&self, script: &ScriptInvocation<'_>) -> Result<Value, Error> {
+        self.still_open()?;
+        self.call(script).await.map_err(|error| error::of_question(&error))
+    }
+
+    fn still_open(&self) -> Result<(), Error> {
+        if self.is_closing.load(Ordering::Relaxed) {
+            return Err(Error::determinate(ErrorKind::Unavailable, "the store is closed"));
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Store for Redis {
+    fn kind(&self) -> &'static str {
+        "redis"
+    }
+
+    async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+        let partition = Partition::of(id);
+        let mut call = self.scripts.claim.prepare_invoke();
+        call.key(keys::record(id)).key(partition.in_flight()).key(partition.ids());
+        add_fresh(&mut call, &fresh);
+        match parts(self.write(&call).await?)? {
+            (claimed_at, None) => Ok(Claim::Inserted(claimed_at)),
+            (now, Some(standing)) => {
+                let kept = record::read(standing, true).map_err(confused)?;
+                Ok(Claim::Exists { record: kept.record, now })
+            }
+        }
+    }
+
+    async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
+        let partition = Partition::of(id);
+        let mut call = self.scripts.supersede.prepare_invoke();
+        call.key(keys::record(id)).key(partition.in_flight()).key(partition.completed()).key(partition.unknown());
+        call.arg(&seen.attempt.0[..]).arg(rules::place(seen.state)).arg(millis(seen.until));
+        add_fresh(&mut call, &fresh);
+        Ok(number(&self.write(&call).await?)? == 1)
+    }
+
+    async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
+        let partition = Partition::of(id);
+        let (how, lasts, answer) = told(&end);
+        let mut call = self.scripts.settle.prepare_invoke();
+        call.key(keys::record(id)).key(partition.in_flight()).key(partition.completed());
+        call.key(partition.unknown()).key(partition.ids());
+        call.arg(&attempt.0[..]).arg(how).arg(lasts).arg(&answer[..]);
+        let Value::Array(said) = self.write(&call).await? else { return Err(confused(record::Unreadable)) };
+        let until =
+            said.first().map(number).transpose()?.map(record::time).ok_or_else(|| confused(record::Unreadable))?;
+        let standing = match said.into_iter().nth(1) {
+            None => return Ok(Settled::Done { until }),
+            Some(Value::BulkString(standing)) => Some(record::read(standing, true).map_err(confused)?),
+            Some(_) => None,
+        };
+        judge(standing, attempt, &end, until)
+    }
+
+    async fn renew(&self, held: Vec<Held>) -> Result<Vec<RecordId>, Error> {
+        self.still_open()?;
+        let renewing = held.into_iter().map(async |held| {
+            let mut call = self.scripts.renew.prepare_invoke();
+            call.key(keys::record(held.id)).key(Partition::of(held.id).in_flight());
+            call.arg(&held.attempt.0[..]).arg(span(held.lease));
+            let renewed = number(&self.write(&call).await?)? == 1;
+            Ok::<_, Error>(renewed.then_some(held.id))
+        });
+        let renewed = futures_util::future::try_join_all(renewing).await?;
+        Ok(renewed.into_iter().flatten().collect())
+    }
+
+    async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
+        let mut expired = 0;
+        for partition in Partition::all() {
+            let mut call = self.scripts.expire_leases.prepare_invoke();
+            call.key(partition.in_flight()).key(partition.unknown());
+            call.arg(partition.records()).arg(limit - expired);
+            expired += usize::try_from(number(&self.write(&call).await?)?).unwrap_or_default();
+            if expired >= limit {
+                break;
+            }
+        }
+        Ok(expired)
+    }
+
+    async fn sweep(&self, limit: usize) -> Result<usize, Error> {
+        let mut swept = 0;
+        for partition in Partition::all() {
+            for set in [partition.completed(), partition.unknown()] {
+                let mut call = self.scripts.sweep.prepare_invoke();
+                call.key(set).key(partition.ids()).arg(partition.records()).arg(limit - swept);
+                swept += usize::try_from(number(&self.write(&call).await?)?).unwrap_or_default();
+                if swept >= limit {
+                    return Ok(swept);
+                }
+            }
+        }
+        Ok(swept)
+    }
+
+    async fn changed(&self, id: RecordId) {
+        let Some(waiter) = self.waiters.join(id) else { return std::future::pending().await };
+        let ask = async {
+            let mut call = self.scripts.await_end.prepare_invoke();
+            call.key(keys::record(id));
+            match self.write(&call).await.and_then(|said| number(&said)) {
+                Ok(runs) => runs == 1,
+                // Whoever waits looks again by itself.
+                Err(_) => std::future::pending().await,
+            }
+        };
+        waiter.told_after(ask).await;
+    }
+
+    fn removals(&self) -> Option<broadcast::Receiver<RecordId>> {
+        Some(self.waiters.removals())
+    }
+
+    async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
+        self.still_open()?;
+        listing::get(self, id).await
+    }
+
+    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
+        self.still_open()?;
+        listing::list(self, &filter, after, limit).await
+    }
+
+    async fn remove(&self, id: RecordId) -> Result<bool, Error> {
+        let partition = Partition::of(id);
+        let mut call = self.scripts.remove.prepare_invoke();
+        call.key(keys::record(id)).key(partition.in_flight()).key(partition.completed());
+        call.key(partition.unknown()).key(partition.ids());
+        Ok(number(&self.write(&call).await?)? == 1)
+    }
+
+    async fn count(&self) -> Result<[u64; 3], Error> {
+        self.still_open()?;
+        let mut counts = [0; 3];
+        for partition in Partition::all() {
+            let sets = [partition.in_flight(), partition.completed(), partition.unknown()];
+            for (count, set) in counts.iter_mut().zip(sets) {
+                let found = redis::cmd("ZCARD").arg(set).query_async::<u64>(&mut self.connection.clone()).await;
+                *count += found.map_err(|error| error::of_question(&error))?;
+            }
+        }
+        Ok(counts)
+    }
+
+    async fn adopt(
+        &self,
+        origins: Vec<Origin>,
+        rules: Vec<Identity>,
+        accept_change: bool,
+    ) -> Result<Vec<IdentityChange>, Error> {
+        self.still_open()?;
+        adopt::adopt(self, &origins, &rules, accept_change).await
+    }
+
+    async fn ping(&self) -> Result<(), Error> {
+        // A script that writes is let through only where writes are.
+        self.write(self.scripts.renew.prepare_invoke().key("oncegate{00}:r:").key("oncegate{00}:f").arg("").arg(0))
+            .await
+            .map(drop)
+    }
+
+    async fn close(&self) {
+        self.is_closing.store(true, Ordering::Relaxed);
+    }
+}
+
+fn add_fresh(call: &mut ScriptInvocation<'_>, fresh: &Fresh) {
+    call.arg(&fresh.attempt.0[..]).arg(span(fresh.lease)).arg(span(fresh.ttl)).arg(span(fresh.unknown_ttl));
+    call.arg(&fresh.origin.0.to_be_bytes()[..]).arg(&fresh.head[..]);
+}
+
+/// How an attempt ends, in the words of the script, the span that belongs to it, and the answer.
+fn told(end: &End) -> (u8, u64, Bytes) {
+    match end {
+        End::Complete { expiry: Expiry::FromClaim(ttl), answer } => (1, span(*ttl), answer.clone()),
+        End::Complete { expiry: Expiry::FromNow(ttl), answer } => (2, span(*ttl), answer.clone()),
+        End::Release => (3, 0, Bytes::new()),
+        End::Hold => (4, 0, Bytes::new()),
+    }
+}
+
+/// What an ending that the script left alone comes to.
+fn judge(standing: Option<record::Kept>, attempt: Attempt, end: &End, now: Timestamp) -> Result<Settled, Error> {
+    let seen = standing.as_ref().map(|kept| Standing {
+        attempt: kept.record.attempt,
+        state: kept.record.state,
+        claimed_at: kept.record.claimed_at,
+        until: kept.record.until,
+        unknown_ttl: kept.unknown_ttl,
+    });
+    let record = standing.map(|kept| kept.record);
+    Ok(match rules::settle(seen, attempt, end, now) {
+        // The script would have done it.
+        Change::Complete { .. } | Change::TurnUnknown { .. } | Change::Remove => {
+            return Err(confused(record::Unreadable));
+        }
+        Change::Repeated { until } => Settled::Done { until },
+        Change::RepeatedIfSame { until } => match (record, end) {
+            (Some(record), End::Complete { answer, .. }) if record.answer.as_ref() == Some(answer) => {
+                Settled::Done { until }
+            }
+            (record, _) => Settled::Superseded { record },
+        },
+        Change::Superseded => Settled::Superseded { record },
+    })
+}
+
+/// A time, and what stands.
+fn parts(said: Value) -> Result<(Timestamp, Option<Vec<u8>>), Error> {
+    let Value::Array(said) = said else { return Err(confused(record::Unreadable)) };
+    let mut said = said.into_iter();
+    let at = said.next().as_ref().map(number).transpose()?.map(record::time);
+    let standing = match said.next() {
+        Some(Value::BulkString(standing)) => Some(standing),
+        _ => None,
+    };
+    at.map(|at| (at, standing)).ok_or_else(|| confused(record::Unreadable))
+}
+
+fn number(said: &Value) -> Result<u64, Error> {
+    match said {
+        Value::Int(number) => u64::try_from(*number).map_err(|_| confused(record::Unreadable)),
+        _ => Err(confused(record::Unreadable)),
+    }
+}
+
+fn confused(unreadable: record::Unreadable) -> Error {
+    Error::indeterminate(ErrorKind::Corrupt, unreadable)
+}
+
+#[cfg(test)]
+mod tests;

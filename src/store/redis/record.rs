@@ -1,0 +1,69 @@
+//! Records as the scripts write them.
+
+use std::time::Duration;
+
+use bytes::{Buf, Bytes};
+
+use crate::idempotency::record::{Attempt, Record, State, Timestamp};
+use crate::store::OriginId;
+
+/// The end of all time, in the numbers that scripts calculate with.
+pub(super) const LAST: u64 = 1 << 53;
+
+/// A record with what the gate does not see of it.
+#[derive(Debug)]
+pub(super) struct Kept {
+    pub(super) record: Record,
+    pub(super) unknown_ttl: Duration,
+    pub(super) origin: OriginId,
+}
+
+/// It is not one that a script wrote.
+#[derive(Debug, thiserror::Error)]
+#[error("a record in the store makes no sense")]
+pub(super) struct Unreadable;
+
+/// Reads a record; one in the place of which only its head came has no answer.
+pub(super) fn read(value: Vec<u8>, with_answer: bool) -> Result<Kept, Unreadable> {
+    let mut rest = Bytes::from(value);
+    let mut attempt = Attempt([0; 16]);
+    rest.try_copy_to_slice(&mut attempt.0)?;
+    let state = match rest.try_get_u8()? {
+        0 => State::InFlight,
+        1 => State::Completed,
+        2 => State::Unknown,
+        _ => return Err(Unreadable),
+    };
+    let (claimed_at, until) = (time(rest.try_get_u64()?), time(rest.try_get_u64()?));
+    let (_ttl, unknown_ttl) = (rest.try_get_u64()?, Duration::from_millis(rest.try_get_u64()?));
+    let origin = OriginId(rest.try_get_i64()?);
+    let _is_awaited = rest.try_get_u8()?;
+    let head_bytes = rest.try_get_u32()? as usize;
+    if rest.len() < head_bytes {
+        return Err(Unreadable);
+    }
+    let head = rest.split_to(head_bytes);
+    let answer = (with_answer && state == State::Completed).then_some(rest);
+    Ok(Kept { record: Record { attempt, state, claimed_at, until, head, answer }, unknown_ttl, origin })
+}
+
+/// A time that a script gave.
+pub(super) fn time(millis: u64) -> Timestamp {
+    if millis >= LAST { Timestamp(i64::MAX as u64) } else { Timestamp(millis) }
+}
+
+/// A time as a script reads it.
+pub(super) fn millis(time: Timestamp) -> u64 {
+    time.0.min(LAST)
+}
+
+/// A span as a script reads it.
+pub(super) fn span(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(LAST).min(LAST)
+}
+
+impl From<bytes::TryGetError> for Unreadable {
+    fn from(_: bytes::TryGetError) -> Self {
+        Self
+    }
+}
