@@ -11,6 +11,7 @@ mod listener;
 mod listing;
 mod record;
 mod scripts;
+mod servers;
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,6 +29,7 @@ pub use self::error::OpenError;
 use self::keys::Partition;
 use self::record::{millis, span};
 use self::scripts::Scripts;
+pub use self::servers::{Certificates, Servers, Topology};
 use super::rules::{self, Change, Standing};
 use super::waiters::Waiters;
 use super::{
