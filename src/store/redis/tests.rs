@@ -5,6 +5,7 @@ mod servers;
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use proptest::test_runner::Config;
 
 use super::*;
