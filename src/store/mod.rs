@@ -5,12 +5,12 @@
 //!
 //! Every backend runs the one suite in [`contract`].
 
+pub mod cached;
 mod callers;
 pub mod clock;
 pub mod contract;
 pub mod memory;
 pub mod postgres;
-pub mod recent;
 pub mod redis;
 mod removals;
 mod rules;
