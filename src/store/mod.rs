@@ -14,6 +14,9 @@ pub mod postgres;
 pub mod redis;
 mod removals;
 mod rules;
+#[cfg(test)]
+#[path = "../../tests/servers/mod.rs"]
+mod servers;
 pub mod sqlite;
 pub mod unreliable;
 mod waiters;
