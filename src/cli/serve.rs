@@ -20,7 +20,8 @@ use crate::http::shards::Shards;
 use crate::http::upstream::Upstream;
 use crate::idempotency::identity::Identifier;
 use crate::idempotency::policy::Mode;
-use crate::store::{ErrorKind, Store, recent::Recent};
+use crate::store::cached::{self, Cached};
+use crate::store::{ErrorKind, Store};
 use crate::telemetry::{logs, metered::Metered, metrics::Metrics};
 use crate::worker;
 
@@ -95,13 +96,15 @@ impl Serving {
 
         let Some(opened) = opening::open(&config.store, &readiness, signals).await? else { return Ok(None) };
         let store: Arc<dyn Store> = Arc::new(Metered::new(opened.store, &metrics));
-        let (store, upkeep) = if opened.is_shared {
-            let max_age = config.cache_max_age;
-            let store = if max_age.is_zero() { store } else { Arc::new(Recent::of_shared(store, max_age)) };
-            (store, worker::Settings::beside_callers())
-        } else {
-            (Arc::new(Recent::new(store)) as Arc<dyn Store>, worker::Settings::default())
+        let upkeep = if opened.is_shared { worker::Settings::beside_callers() } else { worker::Settings::default() };
+        let remembering = cached::Settings {
+            most_entries: 65_536,
+            most_bytes: 32 << 20,
+            max_age: opened.is_shared.then_some(config.cache_max_age),
         };
+        let counts = metrics.cache();
+        let store: Arc<dyn Store> =
+            Arc::new(Cached::new(store, &remembering, None, move |answered| counts.count(answered)));
         let upstreams = config.upstreams.into_iter().map(Upstream::new).collect();
         let gate = Gate::new(config.gate, config.router, upstreams, Arc::clone(&store), &metrics);
         if !adopt_identities(&gate, &*store, accept_identity_change, signals).await? {
