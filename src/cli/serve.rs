@@ -20,11 +20,12 @@ use crate::http::shards::Shards;
 use crate::http::upstream::Upstream;
 use crate::idempotency::identity::Identifier;
 use crate::idempotency::policy::Mode;
-use crate::store::{ErrorKind, Store, recent::Recent};
-use crate::telemetry::{logs, metered::Metered, metrics::Metrics};
+use crate::store::{ErrorKind, Store};
+use crate::telemetry::{logs, metrics::Metrics};
 use crate::worker;
 
 mod opening;
+mod remembering;
 
 /// How long the end may take once everything is settled.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -94,14 +95,8 @@ impl Serving {
         let admin_task = tokio::spawn(admin::serve(listener, Arc::clone(&admin), admin_stop.subscribe()));
 
         let Some(opened) = opening::open(&config.store, &readiness, signals).await? else { return Ok(None) };
-        let store: Arc<dyn Store> = Arc::new(Metered::new(opened.store, &metrics));
-        let (store, upkeep) = if opened.is_shared {
-            let max_age = config.cache_max_age;
-            let store = if max_age.is_zero() { store } else { Arc::new(Recent::of_shared(store, max_age)) };
-            (store, worker::Settings::beside_callers())
-        } else {
-            (Arc::new(Recent::new(store)) as Arc<dyn Store>, worker::Settings::default())
-        };
+        let upkeep = if opened.is_shared { worker::Settings::beside_callers() } else { worker::Settings::default() };
+        let store = remembering::before(opened, &config, &metrics)?;
         let upstreams = config.upstreams.into_iter().map(Upstream::new).collect();
         let gate = Gate::new(config.gate, config.router, upstreams, Arc::clone(&store), &metrics);
         if !adopt_identities(&gate, &*store, accept_identity_change, signals).await? {

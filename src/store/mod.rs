@@ -5,15 +5,18 @@
 //!
 //! Every backend runs the one suite in [`contract`].
 
+pub mod cached;
 mod callers;
 pub mod clock;
 pub mod contract;
 pub mod memory;
 pub mod postgres;
-pub mod recent;
 pub mod redis;
 mod removals;
 mod rules;
+#[cfg(test)]
+#[path = "../../tests/servers/mod.rs"]
+mod servers;
 pub mod sqlite;
 pub mod unreliable;
 mod waiters;

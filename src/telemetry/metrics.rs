@@ -16,6 +16,7 @@ use prometheus::{
 use super::outcome::Outcome;
 use crate::idempotency::record::State;
 use crate::store::ErrorKind;
+use crate::store::cached::Answered;
 
 /// Upper bounds of request and upstream durations, in seconds.
 const REQUEST_BUCKETS: &[f64] =
@@ -49,6 +50,12 @@ pub struct StoreOpMetrics {
     duration: OnceLock<Histogram>,
 }
 
+/// What came of questions to the caches.
+#[derive(Clone)]
+pub struct CacheMetrics {
+    results: [IntCounter; Answered::ALL.len()],
+}
+
 /// Counts an attempt as in flight until it is dropped.
 pub struct AttemptGuard {
     route: Arc<RouteMetrics>,
@@ -63,6 +70,7 @@ struct Families {
     store_errors: IntCounterVec,
     attempts_in_flight: IntGaugeVec,
     control_invalid: IntCounterVec,
+    cache_requests: IntCounterVec,
     records: [IntGauge; State::ALL.len()],
     leases_expired: IntCounter,
     records_swept: IntCounter,
@@ -99,6 +107,13 @@ impl Metrics {
     #[must_use]
     pub fn store_op(&self, store: &'static str, op: &'static str) -> StoreOpMetrics {
         StoreOpMetrics { store, op, families: self.families.clone(), duration: OnceLock::new() }
+    }
+
+    /// What comes of questions to the caches.
+    #[must_use]
+    pub fn cache(&self) -> CacheMetrics {
+        let result = |answered: Answered| self.families.cache_requests.with_label_values(&[answered.as_str()]);
+        CacheMetrics { results: Answered::ALL.map(result) }
     }
 
     /// How many records stand in each state, in the order of [`State::ALL`].
@@ -193,6 +208,13 @@ impl StoreOpMetrics {
     }
 }
 
+impl CacheMetrics {
+    /// This came of a question.
+    pub fn count(&self, answered: Answered) {
+        self.results[answered as usize].inc();
+    }
+}
+
 impl Drop for AttemptGuard {
     fn drop(&mut self) {
         self.route.in_flight.dec();
@@ -274,6 +296,16 @@ impl Families {
                         "Idempotency-Control directives of upstreams that were invalid and ignored.",
                     ),
                     &["route"],
+                ),
+            ),
+            cache_requests: add(
+                &registry,
+                IntCounterVec::new(
+                    Opts::new(
+                        "oncegate_cache_requests_total",
+                        "Questions for completed records before the store is asked, by what came of them.",
+                    ),
+                    &["result"],
                 ),
             ),
             records: State::ALL.map(|state| records.with_label_values(&[state.as_str()])),

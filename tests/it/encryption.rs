@@ -1,9 +1,10 @@
 //! Encrypted connections to a database: who is believed to be the server, and how a gate proves who it is.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use crate::migrate::{command, done, refused};
+use crate::servers::certificates::{self, authority, signed};
 use crate::servers::{Database, Postgres, Proxy, Session};
 use crate::support::{Gate, Reply, Upstream, eventually};
 
@@ -42,14 +43,13 @@ impl Secured {
         let kind = ["-newkey", "rsa:2048", "-sha384", "-nodes", "-keyout", "server.key", "-out", "server.pem"];
         let mut command = Command::new("openssl");
         command.args(["req", "-x509", "-subj", "/CN=db", "-days", "3", "-addext", &name]).args(kind);
-        run(command.current_dir(&directory));
+        certificates::run(command.current_dir(&directory));
         std::fs::copy(directory.join("server.pem"), directory.join("ca.pem")).unwrap();
         Some(Self::encrypting(postgres, directory))
     }
 
     fn plain() -> Option<(Postgres, PathBuf)> {
-        if Command::new("openssl").arg("version").output().is_err() {
-            crate::servers::skipped("OpenSSL");
+        if !certificates::can_be_made() {
             return None;
         }
         let postgres = Postgres::start()?;
@@ -91,36 +91,6 @@ impl Secured {
     fn file(&self, name: &str) -> String {
         self.directory.join(name).display().to_string()
     }
-}
-
-/// A certificate that others can be signed by: `NAME.pem` and its key.
-fn authority(directory: &Path, name: &str) {
-    let (subject, out) = (format!("/CN={name}"), format!("{name}.pem"));
-    openssl(directory, &["req", "-x509", "-subj", &subject, "-out", &out], name);
-}
-
-/// `NAME.pem`, with its key, signed by that authority.
-fn signed(directory: &Path, name: &str, by: &str, extension: &str) {
-    let (subject, request) = (format!("/CN={name}"), format!("{name}.csr"));
-    openssl(directory, &["req", "-subj", &subject, "-out", &request], name);
-    std::fs::write(directory.join("extensions"), format!("basicConstraints=CA:FALSE\n{extension}\n")).unwrap();
-    let (ca, ca_key, out) = (format!("{by}.pem"), format!("{by}.key"), format!("{name}.pem"));
-    let mut command = Command::new("openssl");
-    command.args(["x509", "-req", "-in", &request, "-CA", &ca, "-CAkey", &ca_key, "-CAcreateserial", "-days", "3"]);
-    run(command.args(["-extfile", "extensions", "-out", &out]).current_dir(directory));
-}
-
-/// Asks for a certificate with a new key, `KEY.key`.
-fn openssl(directory: &Path, args: &[&str], key: &str) {
-    let key = format!("{key}.key");
-    let curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "3", "-keyout", &key];
-    run(Command::new("openssl").args(args).args(curve).current_dir(directory));
-}
-
-#[track_caller]
-fn run(command: &mut Command) {
-    let output = command.output().expect("openssl is installed");
-    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]

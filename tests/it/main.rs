@@ -23,6 +23,7 @@ mod migrate;
 mod passthrough;
 mod policy;
 mod quickstart;
+mod redis_servers;
 mod replay;
 mod replicas;
 #[path = "../servers/mod.rs"]

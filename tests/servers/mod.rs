@@ -1,5 +1,5 @@
-//! PostgreSQL, PgBouncer and a bad wire, for tests: real servers on free loopback ports, in directories of their own,
-//! that end with the test.
+//! PostgreSQL, PgBouncer, Redis and a bad wire, for tests: real servers on free loopback ports, in directories of their
+//! own, that end with the test.
 //!
 //! Test binaries and the library's own tests include this by its path. It knows nothing of the product.
 //!
@@ -10,6 +10,7 @@
 #![allow(dead_code, unused_imports, unreachable_pub, missing_docs, reason = "each who includes this uses a part of it")]
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test fails by panicking, and says why")]
 
+pub mod certificates;
 mod database;
 mod pgbouncer;
 mod postgres;
@@ -23,7 +24,7 @@ pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
 pub use process::skipped;
 pub use proxy::{Cut, Direction, Proxy};
-pub use redis::Redis;
+pub use redis::{Cluster, Connection, Dump, Redis, Reply, Sentinels};
 pub use session::Session;
 
 use std::net::SocketAddr;

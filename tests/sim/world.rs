@@ -11,8 +11,8 @@ use oncegate::http::server::stopped;
 use oncegate::http::upstream::{self, Upstream};
 use oncegate::idempotency::record::Timestamp;
 use oncegate::store::Store;
+use oncegate::store::cached::{self, Cached};
 use oncegate::store::memory::Memory;
-use oncegate::store::recent::Recent;
 use oncegate::store::unreliable::{Rates, Side, Unreliable};
 use oncegate::telemetry::metrics::Metrics;
 use oncegate::worker;
@@ -158,8 +158,11 @@ impl World {
         }
         let link = Link::new(Arc::clone(&faults) as _, Arc::clone(&life), dice.fork(), pace);
         let store: Arc<dyn Store> = match (dice.percent(75), self.alone.load(Ordering::Relaxed)) {
-            (true, true) => Arc::new(Recent::new(Arc::new(link))),
-            (true, false) => Arc::new(Recent::of_shared(Arc::new(link), dice.millis(300..5_000))),
+            (true, is_alone) => {
+                let max_age = (!is_alone).then(|| dice.millis(300..5_000));
+                let settings = cached::Settings { most_entries: 100, most_bytes: 1 << 20, max_age };
+                Arc::new(Cached::new(Arc::new(link), &settings, None, |_| {}))
+            }
             (false, _) => Arc::new(link),
         };
         let upstream = upstream::Settings {

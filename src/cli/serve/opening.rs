@@ -10,8 +10,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use super::Signals;
 use crate::admin::{Phase, Readiness};
 use crate::config::{self, Store as StoreSettings};
-use crate::store::postgres::{OpenError, Postgres};
-use crate::store::{Store, memory::Memory, sqlite};
+use crate::store::postgres::{self, OpenError, Postgres};
+use crate::store::{Store, memory::Memory, redis, sqlite};
 
 /// How often to look whether the process that holds the store has gone.
 const LOCK_POLL: Duration = Duration::from_millis(200);
@@ -31,6 +31,8 @@ pub(super) struct Opened {
     pub(super) store: Arc<dyn Store>,
     /// Whether other processes may write to it at the same time.
     pub(super) is_shared: bool,
+    /// What a cache in front of it is bound to, where it can have one.
+    pub(super) bound_to: Option<postgres::Opened>,
 }
 
 /// Opens the store; nothing if the process was told to stop while it waited.
@@ -42,10 +44,11 @@ pub(super) async fn open(
     match settings {
         StoreSettings::Memory => {
             tracing::warn!("store memory: records are lost when this process ends; for tests and trials only");
-            Ok(Some(Opened { store: Arc::new(Memory::new()), is_shared: false }))
+            Ok(Some(Opened { store: Arc::new(Memory::new()), is_shared: false, bound_to: None }))
         }
         StoreSettings::Sqlite { path } => open_sqlite(path, readiness, signals).await,
         StoreSettings::Postgres(settings) => open_postgres(settings, readiness, signals).await,
+        StoreSettings::Redis(settings) => open_redis(settings, readiness, signals).await,
     }
 }
 
@@ -82,7 +85,7 @@ async fn open_sqlite(path: &Path, readiness: &Readiness, signals: &mut Signals) 
              --state unknown`"
         );
     }
-    Ok(Some(Opened { store: Arc::new(store), is_shared: false }))
+    Ok(Some(Opened { store: Arc::new(store), is_shared: false, bound_to: None }))
 }
 
 async fn lock(path: &Path, readiness: &Readiness, signals: &mut Signals) -> anyhow::Result<Option<sqlite::Lock>> {
@@ -154,5 +157,52 @@ async fn open_postgres(
             );
         }
     }
-    Ok(Some(Opened { store: Arc::new(store), is_shared: true }))
+    let bound_to = Some(store.opened());
+    Ok(Some(Opened { store: Arc::new(store), is_shared: true, bound_to }))
+}
+
+async fn open_redis(
+    settings: &config::Redis,
+    readiness: &Readiness,
+    signals: &mut Signals,
+) -> anyhow::Result<Option<Opened>> {
+    let servers = settings.servers();
+    let settings = redis::Settings { servers: settings.servers.clone() };
+    let mut poll = interval(REACH_POLL);
+    poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut said: Option<Instant> = None;
+    let store = loop {
+        let opening = async {
+            poll.tick().await;
+            redis::Redis::open(&settings).await
+        };
+        let opened = tokio::select! {
+            opened = opening => opened,
+            () = signals.stop() => return Ok(None),
+        };
+        match opened {
+            Ok(store) => break store,
+            Err(error @ redis::OpenError::Unreachable(_)) => {
+                readiness.set(Phase::WaitingForStore);
+                if said.is_none_or(|at| at.elapsed() >= REMINDER) {
+                    said = Some(Instant::now());
+                    tracing::warn!(%servers, %error, "waiting for Redis; trying again every second");
+                }
+            }
+            Err(error) => return Err(error).with_context(|| format!("[store] url: {servers}")),
+        }
+    };
+    let found = store.description();
+    tracing::info!(
+        %servers,
+        topology = found.topology,
+        version = found.versions.join(", "),
+        primaries = found.primaries.len(),
+        replicas = found.replicas(),
+        "store opened"
+    );
+    for risk in found.risks() {
+        tracing::warn!(%servers, "{risk}");
+    }
+    Ok(Some(Opened { store: Arc::new(store), is_shared: true, bound_to: None }))
 }

@@ -35,7 +35,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::{Semaphore, broadcast};
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tokio_postgres::types::{ToSql, Type};
 
 use self::asking::Asking;
@@ -50,7 +50,7 @@ use super::waiters::Waiters;
 use super::{
     Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled, Store,
 };
-use crate::idempotency::record::{Attempt, RecordId, State, Version};
+use crate::idempotency::record::{Attempt, RecordId, State, Timestamp, Version};
 
 /// How long a record that another transaction holds is left alone, at first and at most.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -83,6 +83,19 @@ pub struct Description {
     pub has_full_page_writes: bool,
 }
 
+/// What tells a store from all others, and its time when it was opened.
+#[derive(Clone, Copy)]
+pub struct Opened {
+    /// Its id.
+    pub id: [u8; 16],
+    /// What its gates have in common, and nobody else knows.
+    pub secret: [u8; 32],
+    /// Its time.
+    pub time: Timestamp,
+    /// When it was asked for its time.
+    pub asked: Instant,
+}
+
 /// A store in a PostgreSQL database.
 pub struct Postgres {
     claims: Lane<Asking>,
@@ -98,6 +111,7 @@ pub struct Postgres {
     swept_to: AtomicI64,
     is_closing: AtomicBool,
     description: Description,
+    opened: Opened,
 }
 
 impl Settings {
@@ -111,6 +125,12 @@ impl Settings {
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Settings").field("connections", &self.connections).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Opened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Opened").field("time", &self.time).finish_non_exhaustive()
     }
 }
 
@@ -130,6 +150,7 @@ impl Postgres {
         let unproven = connector.connect_unproven().await?;
         schema::check(unproven.client()).await?;
         let description = unproven.description.clone();
+        let opened = schema::store(unproven.client()).await?;
         drop(unproven);
         let claiming = connector.connect(Asking::CALLS).await?;
         let ending = connector.connect(Work::CALLS).await?;
@@ -150,6 +171,7 @@ impl Postgres {
             swept_to: AtomicI64::new(0),
             is_closing: AtomicBool::new(false),
             description,
+            opened,
         })
     }
 
@@ -157,6 +179,12 @@ impl Postgres {
     #[must_use]
     pub fn description(&self) -> &Description {
         &self.description
+    }
+
+    /// What tells this store from all others, and its time when it was opened.
+    #[must_use]
+    pub fn opened(&self) -> Opened {
+        self.opened
     }
 
     fn still_open(&self) -> Result<(), Error> {

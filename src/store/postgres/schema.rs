@@ -1,10 +1,12 @@
 //! The schema `oncegate`, and how it gets there.
 
+use tokio::time::Instant;
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
 use super::connect::Connector;
-use super::{OpenError, Settings};
+use super::{OpenError, Opened, Settings};
+use crate::idempotency::record::Timestamp;
 
 /// One step from an empty database to the schema that this program works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +22,7 @@ pub struct Migration {
 }
 
 /// Every step, in order.
-const MIGRATIONS: [Migration; 2] = [
+const MIGRATIONS: [Migration; 3] = [
     Migration {
         version: 1,
         name: "records",
@@ -31,6 +33,12 @@ const MIGRATIONS: [Migration; 2] = [
         version: 2,
         name: "upstream",
         sql: include_str!("../../../migrations/postgres/0002_upstream.sql"),
+        compatible_with: 1,
+    },
+    Migration {
+        version: 3,
+        name: "store",
+        sql: include_str!("../../../migrations/postgres/0003_store.sql"),
         compatible_with: 1,
     },
 ];
@@ -94,6 +102,18 @@ pub(super) async fn check(client: &Client) -> Result<(), OpenError> {
         return Err(OpenError::Newer { found, compatible_with, known: NEEDED });
     }
     fitting(client).await
+}
+
+/// What tells the store from all others, what its gates have in common, and its time.
+pub(super) async fn store(client: &Client) -> Result<Opened, OpenError> {
+    let asked = Instant::now();
+    let row = client.query_typed_one("SELECT id, secret, at FROM oncegate.store_v1()", &[]).await;
+    let row = row.map_err(|error| OpenError::of(&error))?;
+    let (id, secret) = (row.get::<_, &[u8]>(0).try_into(), row.get::<_, &[u8]>(1).try_into());
+    match (id, secret, u64::try_from(row.get::<_, i64>(2))) {
+        (Ok(id), Ok(secret), Ok(time)) => Ok(Opened { id, secret, time: Timestamp(time), asked }),
+        _ => Err(OpenError::Failed("the id of the store or its time makes no sense".to_owned())),
+    }
 }
 
 /// Whether this user's transactions are as the gate's must be, and may do with the tables what it does: what is rare

@@ -67,6 +67,12 @@ impl Description {
         Ok(Self { topology, versions: link.versions(), primaries })
     }
 
+    /// How many replicas are connected to them all, as far as it can be seen.
+    #[must_use]
+    pub fn replicas(&self) -> u64 {
+        self.primaries.iter().filter_map(|primary| primary.replicas).sum()
+    }
+
     /// What may be lost and what to change, each once, for whoever runs it.
     #[must_use]
     pub fn risks(&self) -> Vec<String> {

@@ -17,6 +17,7 @@ mod listing;
 mod operation;
 mod queue;
 mod record;
+mod remote;
 mod scripts;
 mod servers;
 
@@ -35,9 +36,11 @@ pub use self::description::{Description, Primary};
 pub use self::error::OpenError;
 use self::keys::Partition;
 use self::lane::Lane;
-pub(in crate::store) use self::link::Link;
+use self::link::Link;
+use self::listener::Heard;
 use self::operation::{Operation, Said, number};
 use self::queue::closed;
+pub use self::remote::Shared;
 use self::scripts::{Script, Scripts};
 pub use self::servers::{Certificates, Servers, Topology};
 use super::waiters::Waiters;
@@ -55,6 +58,9 @@ const RENEWALS: usize = 256;
 /// Where the ids of unknown records begin in the set of a partition: 2^51.
 const UNKNOWN_FROM: &str = "2251799813685248";
 const UNKNOWN_BEFORE: &str = "(2251799813685248";
+
+/// Where the scripts tell of ends and removals.
+const CHANNEL: &str = "oncegate";
 
 /// What a Redis store is opened with.
 #[derive(Clone)]
@@ -100,7 +106,8 @@ impl Redis {
         let description = Description::of(&settings.servers, &link).await?;
         let waiters = Arc::<Waiters>::default();
         let mut listening = JoinSet::new();
-        listening.spawn(listener::run(link.clone(), Arc::clone(&waiters)));
+        let hearing = Arc::clone(&waiters);
+        listening.spawn(listener::run(link.clone(), CHANNEL.to_owned(), move |heard| hear(&hearing, heard)));
         let is_partitioned = settings.servers.topology == Topology::Cluster;
         let caller = Arc::new(Caller { link, scripts: Scripts::new(clock), is_partitioned });
         let lane = Lane::open(Arc::clone(&caller));
@@ -265,6 +272,23 @@ impl Store for Redis {
     async fn close(&self) {
         self.is_closing.store(true, Ordering::Relaxed);
         self.lane.close().await;
+    }
+}
+
+fn hear(waiters: &Waiters, heard: Heard<'_>) {
+    match heard {
+        Heard::Begin => waiters.begin(),
+        Heard::Lost => waiters.tell_all(),
+        Heard::Message(message) => {
+            // A letter for what happened, and the id.
+            let Some((what, id)) = message.split_first() else { return };
+            let Ok(id) = <[u8; 32]>::try_from(id).map(RecordId) else { return };
+            match what {
+                b'e' => waiters.tell(id),
+                b'r' => waiters.removed(id),
+                _ => {}
+            }
+        }
     }
 }
 

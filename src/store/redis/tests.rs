@@ -1,8 +1,5 @@
 //! Against a real server.
 
-#[path = "../../../tests/servers/mod.rs"]
-mod servers;
-
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -10,6 +7,7 @@ use proptest::test_runner::Config;
 
 use super::*;
 use crate::store::contract::{self, Harness, model};
+use crate::store::servers;
 
 /// The time that a test has set, as `now`.
 const STOPPED: &str = "local now = tonumber(redis.call('GET', 'clock'))\n";

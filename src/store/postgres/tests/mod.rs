@@ -2,8 +2,6 @@
 
 mod faults;
 mod plans;
-#[path = "../../../../tests/servers/mod.rs"]
-mod servers;
 
 use std::sync::Arc;
 use std::thread;
@@ -11,9 +9,9 @@ use std::thread;
 use proptest::test_runner::Config;
 use sha2::{Digest, Sha256};
 
-use self::servers::Database;
 use super::*;
 use crate::store::contract::{self, Harness, model};
+use crate::store::servers::{self, Database};
 
 /// An empty database with the schema; nothing where PostgreSQL is not installed.
 fn database() -> Option<Database> {

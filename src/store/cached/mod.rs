@@ -1,0 +1,445 @@
+//! Completed records in memory and in a cache that gates share, in front of a store.
+//!
+//! A completed record does not change until it is removed, or superseded past its ttl. So a retry need not ask the store
+//! for what it or another gate has just read. Where other processes write to the store too, one of them may remove a
+//! record: the store and the cache tell of that as soon as they can, and what was read is believed for a while only.
+//!
+//! Nothing that is found here gives the right to execute: whoever finds nothing asks the store. What stands in the shared
+//! cache is authenticated (see [`seal`]), and dated by the store's clock: what is stale, changed or foreign is nothing.
+//! Beside completed records it holds hints that a key is in flight. A hint is believed for a moment only, and only by a
+//! request like the one that made it: by a different one the store is asked, for the attempt may just have ended.
+
+mod remote;
+mod seal;
+mod shelf;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::broadcast::{self, error::RecvError};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+pub use self::remote::{Failure, Operation, Remote};
+use self::remote::{Found, Way};
+use self::seal::Seal;
+use self::shelf::{Known, LARGEST, Shelf, size};
+use super::{
+    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled, Store,
+};
+use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
+
+/// How long a hint that a key is in flight is believed.
+const HINT: Duration = Duration::from_secs(1);
+
+/// How long the store's time is known without asking: the clocks of two machines drift apart.
+const CLOCK: Duration = Duration::from_secs(600);
+
+/// So many attempts of this process are known by what they claimed. Answers of others are kept once somebody reads them.
+const RUNNING: usize = 65_536;
+
+/// What this process keeps in its own memory.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The most records.
+    pub most_entries: usize,
+    /// The most bytes of records, about.
+    pub most_bytes: u64,
+    /// How long what was read is believed, where others write to the store; nothing where nobody does.
+    pub max_age: Option<Duration>,
+}
+
+/// A cache that gates share.
+pub struct Shared {
+    /// It.
+    pub remote: Arc<dyn Remote>,
+    /// Under which its values are authenticated: what the gates have in common, of which it is enough that nobody who writes
+    /// to the cache knows all.
+    pub secrets: [Arc<[u8]>; 2],
+    /// The store's time, and when it was asked for that.
+    pub time: (Timestamp, Instant),
+}
+
+/// What came of asking for a completed record: the label `result` of `oncegate_cache_requests_total`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answered {
+    /// This process had it in memory.
+    Memory,
+    /// The shared cache had it.
+    Hit,
+    /// The shared cache had a hint that it is in flight.
+    InFlight,
+    /// Nobody had it.
+    Miss,
+    /// What the shared cache had was too old.
+    Stale,
+    /// What the shared cache had was not written by a gate of this store, for this record.
+    Invalid,
+    /// The shared cache was not asked, because it hardly ever has the answer.
+    NotAsked,
+    /// The shared cache was not asked, because it does not answer.
+    Away,
+    /// The shared cache did not answer in time.
+    Late,
+    /// The shared cache failed.
+    Failed,
+}
+
+/// A store whose completed records are remembered.
+pub struct Cached {
+    inner: Arc<dyn Store>,
+    shelf: Arc<Shelf>,
+    shared: Option<Arc<Beside>>,
+    tell: Box<dyn Fn(Answered) + Send + Sync>,
+    /// The tasks that hear of removals; they end with the store.
+    _hearing: JoinSet<()>,
+}
+
+/// The shared cache, and what is needed to write to it and to believe it.
+struct Beside {
+    way: Way,
+    seal: Seal,
+    max_age: Duration,
+    /// The store's time as it was last told, and when that was asked for.
+    time: Mutex<(Timestamp, Instant)>,
+    /// What this process has claimed.
+    running: Mutex<HashMap<RecordId, Claimed>>,
+}
+
+struct Claimed {
+    attempt: Attempt,
+    at: Timestamp,
+    head: bytes::Bytes,
+}
+
+impl Answered {
+    /// All there are.
+    pub const ALL: [Self; 10] = [
+        Self::Memory,
+        Self::Hit,
+        Self::InFlight,
+        Self::Miss,
+        Self::Stale,
+        Self::Invalid,
+        Self::NotAsked,
+        Self::Away,
+        Self::Late,
+        Self::Failed,
+    ];
+
+    /// The word for it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Hit => "hit",
+            Self::InFlight => "in-flight",
+            Self::Miss => "miss",
+            Self::Stale => "stale",
+            Self::Invalid => "invalid",
+            Self::NotAsked => "not-asked",
+            Self::Away => "away",
+            Self::Late => "late",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+impl Cached {
+    /// In front of `inner`, with a cache that is shared where there is one; `tell` hears what comes of each question. Where
+    /// [`Settings::max_age`] is not set, nobody else may write to `inner`, whose time then runs as the monotonic clock does.
+    /// Its tasks run on the runtime that this is called on.
+    #[must_use]
+    pub fn new(
+        inner: Arc<dyn Store>,
+        settings: &Settings,
+        shared: Option<Shared>,
+        tell: impl Fn(Answered) + Send + Sync + 'static,
+    ) -> Self {
+        let shelf = Arc::new(Shelf::new(settings));
+        let told_by_store = inner.removals().filter(|_| settings.max_age.is_some());
+        let told_by_cache = shared.as_ref().map(|shared| shared.remote.removals());
+        let mut hearing = JoinSet::new();
+        for removals in told_by_store.into_iter().chain(told_by_cache) {
+            hearing.spawn(hear(removals, Arc::clone(&shelf)));
+        }
+        let beside = |shared: Shared| Beside {
+            way: Way::to(shared.remote),
+            seal: Seal::new(&shared.secrets),
+            max_age: settings.max_age.unwrap_or(Duration::MAX),
+            time: Mutex::new(shared.time),
+            running: Mutex::default(),
+        };
+        Self { inner, shelf, shared: shared.map(beside).map(Arc::new), tell: Box::new(tell), _hearing: hearing }
+    }
+
+    /// What the shared cache knows of a record that a request like `fresh` asks for.
+    async fn ask(&self, id: RecordId, fresh: &Fresh, removals: u64) -> Option<Claim> {
+        let Some(beside) = &self.shared else {
+            (self.tell)(Answered::Miss);
+            return None;
+        };
+        let (answered, claim) = match beside.way.get(id).await {
+            Found::Value(value) => beside.believe(id, &value, fresh),
+            Found::Nothing => (Answered::Miss, None),
+            Found::NotAsked => (Answered::NotAsked, None),
+            Found::Away => (Answered::Away, None),
+            Found::Late => (Answered::Late, None),
+            Found::Failed => (Answered::Failed, None),
+        };
+        (self.tell)(answered);
+        let (known, now) = claim?;
+        let record = known.record.clone();
+        // It may be this one that was taken away meanwhile.
+        if self.shelf.counted() != removals {
+            return None;
+        }
+        if answered == Answered::Hit {
+            self.shelf.keep(id, known, removals);
+        }
+        Some(Claim::Exists { record, now })
+    }
+
+    /// Keeps what the store had, here and for the other gates.
+    fn keep(&self, id: RecordId, record: &Record, now: Timestamp, asked: Instant, removals: u64) {
+        let known = Known { record: record.clone(), read_at: now, asked };
+        let counts = self.shelf.keep(id, known, removals);
+        if let Some(beside) = &self.shared
+            && (counts || record.state == State::InFlight)
+        {
+            beside.put(id, record, now, now);
+        }
+    }
+
+    /// An attempt of this process has ended, and the store has its end.
+    fn ended(&self, id: RecordId, attempt: Attempt, end: &End, until: Timestamp, removals: u64) {
+        let Some(beside) = &self.shared else { return };
+        let claimed = beside.take(id, attempt);
+        match (end, claimed) {
+            (End::Complete { answer, .. }, Some(Claimed { at, head, .. })) if self.shelf.counted() == removals => {
+                let answer = Some(answer.clone());
+                let record = Record { attempt, state: State::Completed, claimed_at: at, until, head, answer };
+                // The store did not tell its time: it was as late as the claim at least.
+                beside.put(id, &record, at, beside.now().unwrap_or(until));
+            }
+            // Whoever reads a completed one will keep it; until then, nobody is to hear that it is in flight.
+            _ => beside.way.drop(id),
+        }
+    }
+}
+
+impl Beside {
+    /// What a value means for a request like `fresh`, if it can be believed, and the store's time.
+    fn believe(&self, id: RecordId, value: &bytes::Bytes, fresh: &Fresh) -> (Answered, Option<(Known, Timestamp)>) {
+        let Ok((record, read_at)) = self.seal.open(id, value) else { return (Answered::Invalid, None) };
+        let stale = (Answered::Stale, None);
+        let Some(now) = self.now() else { return stale };
+        let age = now.since(read_at);
+        let (answered, believed) = match record.state {
+            State::Completed => (Answered::Hit, self.max_age),
+            // By a different request the store is asked.
+            State::InFlight if record.head == fresh.head => (Answered::InFlight, HINT.min(self.max_age)),
+            State::InFlight | State::Unknown => return (Answered::Miss, None),
+        };
+        let Some(asked) = Instant::now().checked_sub(age).filter(|_| age < believed && now < record.until) else {
+            return stale;
+        };
+        (answered, Some((Known { record, read_at, asked }, now)))
+    }
+
+    /// Has a record kept for the other gates, as of `read_at`.
+    fn put(&self, id: RecordId, record: &Record, read_at: Timestamp, now: Timestamp) {
+        if size(record) > LARGEST {
+            return;
+        }
+        let believed = match record.state {
+            State::Completed => self.max_age,
+            State::InFlight => HINT.min(self.max_age),
+            State::Unknown => return,
+        };
+        let life = record.until.since(now).min(believed.saturating_sub(now.since(read_at)));
+        if !life.is_zero() {
+            self.way.put(id, self.seal.close(id, record, read_at), life);
+        }
+    }
+
+    /// The store's time at this moment, or a little later; nothing where it was not told for long.
+    fn now(&self) -> Option<Timestamp> {
+        let (told, asked) = *self.time();
+        let passed = asked.elapsed();
+        (passed < CLOCK).then(|| told.plus(passed))
+    }
+
+    /// The store told its time to whoever asked then.
+    fn told(&self, now: Timestamp, asked: Instant) {
+        let mut time = self.time();
+        if asked > time.1 {
+            *time = (now, asked);
+        }
+    }
+
+    fn claimed(&self, id: RecordId, fresh: Fresh, at: Timestamp) {
+        let mut running = self.running();
+        if running.len() < RUNNING {
+            running.insert(id, Claimed { attempt: fresh.attempt, at, head: fresh.head });
+        }
+    }
+
+    fn take(&self, id: RecordId, attempt: Attempt) -> Option<Claimed> {
+        let mut running = self.running();
+        let is_its = running.get(&id).is_some_and(|claimed| claimed.attempt == attempt);
+        if is_its { running.remove(&id) } else { None }
+    }
+
+    fn time(&self) -> MutexGuard<'_, (Timestamp, Instant)> {
+        // Both parts are written at once.
+        self.time.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn running(&self) -> MutexGuard<'_, HashMap<RecordId, Claimed>> {
+        // Nothing that is done under it can leave the map half changed.
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn hear(mut removals: broadcast::Receiver<RecordId>, shelf: Arc<Shelf>) {
+    loop {
+        match removals.recv().await {
+            Ok(id) => shelf.forget(id),
+            // Which ones they were nobody knows.
+            Err(RecvError::Lagged(_)) => shelf.forget_all(),
+            Err(RecvError::Closed) => return,
+        }
+    }
+}
+
+#[async_trait]
+impl Store for Cached {
+    fn kind(&self) -> &'static str {
+        self.inner.kind()
+    }
+
+    fn recall(&self, id: RecordId) -> Option<(Record, Timestamp)> {
+        let found = self.shelf.find(id);
+        if found.is_some() {
+            (self.tell)(Answered::Memory);
+        }
+        found
+    }
+
+    async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+        let removals = self.shelf.counted();
+        if let Some(found) = self.ask(id, &fresh, removals).await {
+            return Ok(found);
+        }
+        let asked = Instant::now();
+        let claimed = self.inner.claim(id, fresh.clone()).await?;
+        let (Claim::Inserted(now) | Claim::Exists { now, .. }) = &claimed;
+        if let Some(beside) = &self.shared {
+            beside.told(*now, asked);
+        }
+        match &claimed {
+            Claim::Exists { record, now } => self.keep(id, record, *now, asked, removals),
+            Claim::Inserted(at) => {
+                if let Some(beside) = &self.shared {
+                    beside.claimed(id, fresh, *at);
+                }
+            }
+        }
+        Ok(claimed)
+    }
+
+    async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
+        let superseded = self.inner.supersede(id, seen, fresh).await;
+        if !matches!(superseded, Ok(false)) {
+            self.shelf.forget(id);
+            if let Some(beside) = &self.shared {
+                beside.way.drop(id);
+            }
+        }
+        superseded
+    }
+
+    async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
+        let removals = self.shelf.counted();
+        let settled = self.inner.settle(id, attempt, end.clone()).await?;
+        match &settled {
+            Settled::Done { until } => self.ended(id, attempt, &end, *until, removals),
+            Settled::Superseded { .. } => {
+                if let Some(beside) = &self.shared {
+                    drop(beside.take(id, attempt));
+                }
+            }
+        }
+        Ok(settled)
+    }
+
+    async fn renew(&self, held: Vec<Held>) -> Result<Vec<RecordId>, Error> {
+        self.inner.renew(held).await
+    }
+
+    async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
+        self.inner.expire_leases(limit).await
+    }
+
+    async fn sweep(&self, limit: usize) -> Result<usize, Error> {
+        // Only what has expired, which is not recalled any more.
+        self.inner.sweep(limit).await
+    }
+
+    async fn changed(&self, id: RecordId) {
+        self.inner.changed(id).await;
+    }
+
+    fn removals(&self) -> Option<broadcast::Receiver<RecordId>> {
+        self.inner.removals()
+    }
+
+    async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
+        self.inner.get(id).await
+    }
+
+    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
+        self.inner.list(filter, after, limit).await
+    }
+
+    async fn remove(&self, id: RecordId) -> Result<bool, Error> {
+        let (inner, shelf, shared) = (Arc::clone(&self.inner), Arc::clone(&self.shelf), self.shared.clone());
+        shelf.forget(id);
+        // To its end, even where whoever asked for it goes: it would happen all the same.
+        let removing = tokio::spawn(async move {
+            let removed = inner.remove(id).await;
+            shelf.forget(id);
+            if let Some(beside) = shared {
+                beside.way.forget(id);
+            }
+            removed
+        });
+        removing.await.unwrap_or_else(|error| Err(Error::indeterminate(ErrorKind::Other, error)))
+    }
+
+    async fn count(&self) -> Result<[u64; 3], Error> {
+        self.inner.count().await
+    }
+
+    async fn adopt(
+        &self,
+        origins: Vec<Origin>,
+        rules: Vec<Identity>,
+        accept_change: bool,
+    ) -> Result<Vec<IdentityChange>, Error> {
+        self.inner.adopt(origins, rules, accept_change).await
+    }
+
+    async fn ping(&self) -> Result<(), Error> {
+        self.inner.ping().await
+    }
+
+    async fn close(&self) {
+        self.inner.close().await;
+    }
+}

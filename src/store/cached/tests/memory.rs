@@ -1,0 +1,167 @@
+//! The memory of one process.
+
+use super::*;
+
+fn alone(inner: Arc<dyn Store>) -> Cached {
+    Cached::new(inner, &SETTINGS, None, |_| {})
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_whose_answer_was_late_does_not_outlive_its_ttl() {
+    let began = Instant::now();
+    let memory = Memory::with_clock(Arc::new(move || Timestamp(0).plus(began.elapsed())));
+    let inner = Arc::new(Unreliable::new(Arc::new(memory)));
+    let recent = alone(Arc::clone(&inner) as _);
+    recent.claim(ID, fresh(1)).await.unwrap();
+    let end = End::Complete { answer: Bytes::new(), expiry: crate::store::Expiry::FromClaim(TTL) };
+    recent.settle(ID, Attempt([1; 16]), end).await.unwrap();
+
+    inner.script_for(Call::Claim, [Fault::DelayAnswer(TTL / 2)]);
+    assert!(matches!(recent.claim(ID, fresh(2)).await, Ok(Claim::Exists { .. })));
+    assert!(recent.recall(ID).is_some());
+    tokio::time::sleep(TTL / 2).await;
+    assert!(recent.recall(ID).is_none());
+}
+
+/// With a completed record that was read once.
+async fn warm() -> Cached {
+    let store = alone(Arc::new(Memory::new()));
+    store.claim(ID, fresh(1)).await.unwrap();
+    let end = End::Complete { answer: Bytes::from_static(b"answer"), expiry: crate::store::Expiry::FromClaim(TTL) };
+    store.settle(ID, Attempt([1; 16]), end).await.unwrap();
+    assert!(store.recall(ID).is_none(), "nobody has read it yet");
+    let Claim::Exists { .. } = store.claim(ID, fresh(2)).await.unwrap() else { panic!("claimed twice") };
+    store
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_keeps_the_contract() {
+    contract::run(async || {
+        let (clock, step) = model::stopped_clock();
+        Harness::stepped(alone(Arc::new(Memory::with_clock(clock))), step)
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_read_is_recalled_until_it_expires() {
+    let store = warm().await;
+    let (record, now) = store.recall(ID).unwrap();
+    assert_eq!(record.answer.as_deref(), Some(&b"answer"[..]));
+    tokio::time::advance(TTL - Duration::from_secs(1)).await;
+    let (_, later) = store.recall(ID).unwrap();
+    assert!(later >= now.plus(TTL - Duration::from_secs(1)), "its time goes on");
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert!(store.recall(ID).is_none());
+}
+
+#[tokio::test]
+async fn what_is_removed_is_forgotten() {
+    let store = warm().await;
+    assert!(store.remove(ID).await.unwrap());
+    assert!(store.recall(ID).is_none());
+}
+
+#[tokio::test]
+async fn what_was_read_before_a_removal_is_not_kept_after_it() {
+    let store = warm().await;
+    let (record, read_at) = store.recall(ID).unwrap();
+    let removals = store.shelf.counted();
+    store.remove(ID).await.unwrap();
+    assert!(!store.shelf.keep(ID, Known { record, read_at, asked: Instant::now() }, removals));
+    assert!(store.recall(ID).is_none());
+}
+
+/// In front of a store that others write to, with a completed record that was read once.
+async fn warm_and_shared() -> (Cached, Arc<Memory>) {
+    let shared = Arc::new(Memory::new());
+    let store = Cached::new(Arc::clone(&shared) as _, &Settings { max_age: Some(TTL / 2), ..SETTINGS }, None, |_| {});
+    store.claim(ID, fresh(1)).await.unwrap();
+    let end = End::Complete { answer: Bytes::from_static(b"answer"), expiry: crate::store::Expiry::FromClaim(TTL) };
+    store.settle(ID, Attempt([1; 16]), end).await.unwrap();
+    store.claim(ID, fresh(2)).await.unwrap();
+    assert!(store.recall(ID).is_some());
+    (store, shared)
+}
+
+async fn until_forgotten(store: &Cached) {
+    let forgotten = async {
+        while store.recall(ID).is_some() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(TTL / 4, forgotten).await.expect("it was told");
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_what_others_write_to_is_believed_for_a_while() {
+    let (store, _shared) = warm_and_shared().await;
+    tokio::time::advance(TTL / 2 - Duration::from_millis(1)).await;
+    assert!(store.recall(ID).is_some());
+    tokio::time::advance(Duration::from_millis(1)).await;
+    assert!(store.recall(ID).is_none());
+    assert!(matches!(store.claim(ID, fresh(2)).await, Ok(Claim::Exists { .. })));
+    assert!(store.recall(ID).is_some(), "it was read again");
+}
+
+async fn others_remove(shared: &Memory, id: RecordId) {
+    shared.claim(id, fresh(3)).await.unwrap();
+    assert!(shared.remove(id).await.unwrap());
+}
+
+#[tokio::test]
+async fn what_others_remove_is_forgotten_when_that_is_told() {
+    let (store, shared) = warm_and_shared().await;
+    others_remove(&shared, RecordId([8; 32])).await;
+    tokio::task::yield_now().await;
+    assert!(store.recall(ID).is_some(), "another record");
+    others_remove(&shared, ID).await;
+    until_forgotten(&store).await;
+}
+
+#[tokio::test]
+async fn where_it_is_not_known_what_was_removed_all_is_forgotten() {
+    let (store, shared) = warm_and_shared().await;
+    // More than wait to be heard of.
+    for _ in 0..5000 {
+        others_remove(&shared, RecordId([8; 32])).await;
+    }
+    until_forgotten(&store).await;
+}
+
+#[tokio::test]
+async fn what_is_in_flight_or_large_is_not_kept() {
+    let store = alone(Arc::new(Memory::new()));
+    store.claim(ID, fresh(1)).await.unwrap();
+    store.claim(ID, fresh(2)).await.unwrap();
+    assert!(store.recall(ID).is_none());
+    let answer = Bytes::from(vec![0; 300 << 10]);
+    store
+        .settle(ID, Attempt([1; 16]), End::Complete { answer, expiry: crate::store::Expiry::FromClaim(TTL) })
+        .await
+        .unwrap();
+    store.claim(ID, fresh(2)).await.unwrap();
+    assert!(store.recall(ID).is_none());
+}
+
+#[tokio::test]
+async fn a_million_distinct_replays_stay_within_bounds() {
+    let settings = Settings { most_entries: 500, most_bytes: 1 << 20, max_age: None };
+    for (replays, size, most) in [(1_000_000_u64, 10, 500), (100_000, 20_000, 52)] {
+        let shelf = Shelf::new(&settings);
+        let answer = Some(Bytes::from(vec![0; size]));
+        for number in 0..replays {
+            let mut id = [0; 32];
+            id[..8].copy_from_slice(&number.to_be_bytes());
+            let (claimed_at, until) = (Timestamp(0), Timestamp(1 << 40));
+            let (attempt, head, answer) = (Attempt([1; 16]), Bytes::new(), answer.clone());
+            let record = Record { attempt, state: State::Completed, claimed_at, until, head, answer };
+            shelf.keep(RecordId(id), Known { record, read_at: Timestamp(0), asked: Instant::now() }, 0);
+            if number % 1000 == 0 {
+                let (entries, bytes) = shelf.load();
+                assert!(entries <= most && bytes <= 1 << 20, "{entries} of {bytes} bytes");
+            }
+        }
+        assert!(shelf.load().0 > most / 2, "it keeps what it has room for");
+    }
+}
