@@ -195,6 +195,10 @@ impl Cached {
         (self.tell)(answered);
         let (known, now) = claim?;
         let record = known.record.clone();
+        // It may be this one that was taken away meanwhile.
+        if self.shelf.counted() != removals {
+            return None;
+        }
         if answered == Answered::Hit {
             self.shelf.keep(id, known, removals);
         }
@@ -351,8 +355,14 @@ impl Store for Cached {
     }
 
     async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
-        // What it takes the place of has expired or is unknown, and is not recalled.
-        self.inner.supersede(id, seen, fresh).await
+        let superseded = self.inner.supersede(id, seen, fresh).await;
+        if !matches!(superseded, Ok(false)) {
+            self.shelf.forget(id);
+            if let Some(beside) = &self.shared {
+                beside.way.drop(id);
+            }
+        }
+        superseded
     }
 
     async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {

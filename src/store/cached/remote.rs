@@ -3,7 +3,7 @@
 //! It is never waited for longer than [`PATIENCE`]. Where it fails to answer, it is left alone until it answers again,
 //! which a task of its own finds out. Where it hardly ever has what it is asked for, it is asked now and then only.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -119,6 +119,8 @@ struct Queue {
     questions: VecDeque<Question>,
     writes: VecDeque<Operation>,
     bytes: usize,
+    /// What is being forgotten. Until it is, what stands there is not believed.
+    forgetting: HashSet<RecordId>,
     failures: u32,
     is_away: bool,
 }
@@ -160,6 +162,9 @@ impl Way {
             if queue.is_away || queue.questions.len() >= WAITING {
                 return Found::Away;
             }
+            if queue.forgetting.contains(&id) {
+                return Found::Nothing;
+            }
             queue.questions.push_back(Question { id, reply, runtime: Handle::try_current().ok() });
         }
         if !is_asked_first {
@@ -192,15 +197,22 @@ impl Way {
 
     /// Has a value forgotten: here only, by a hint that is no longer true.
     pub(super) fn drop(&self, id: RecordId) {
-        self.forget_by(Operation::Drop(id));
+        self.forget_by(id, Operation::Drop(id));
     }
 
     /// Has a value forgotten, by all gates, also where the cache is away: then as soon as it is back.
     pub(super) fn forget(&self, id: RecordId) {
-        self.forget_by(Operation::Forget(id));
+        self.forget_by(id, Operation::Forget(id));
     }
 
-    fn forget_by(&self, operation: Operation) {
+    /// How many operations wait to be written, and their bytes.
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> (usize, usize) {
+        let queue = self.shared.lock();
+        (queue.writes.len(), queue.bytes)
+    }
+
+    fn forget_by(&self, id: RecordId, operation: Operation) {
         {
             let mut queue = self.shared.lock();
             // The oldest go first: by then they are hardly believed any more.
@@ -208,7 +220,9 @@ impl Way {
                 && let Some(oldest) = queue.writes.pop_front()
             {
                 queue.bytes -= size(&oldest);
+                queue.forgotten(&oldest);
             }
+            queue.forgetting.insert(id);
             queue.push(operation);
         }
         self.shared.filled.notify_one();
@@ -219,6 +233,13 @@ impl Queue {
     fn push(&mut self, operation: Operation) {
         self.bytes += size(&operation);
         self.writes.push_back(operation);
+    }
+
+    /// Nobody is about to forget it any more.
+    fn forgotten(&mut self, operation: &Operation) {
+        if let Operation::Drop(id) | Operation::Forget(id) = operation {
+            self.forgetting.remove(id);
+        }
     }
 
     /// All that waits, as far as one batch carries it: questions first, whose askers wait.
@@ -256,9 +277,11 @@ impl Shared {
             return;
         }
         queue.is_away = true;
-        // What is to be forgotten still is.
-        queue.writes.retain(|write| matches!(write, Operation::Forget(_)));
-        queue.bytes = 0;
+        let (to_forget, lost) = std::mem::take(&mut queue.writes).into_iter().partition(is_to_forget);
+        // What is to be forgotten by all still is.
+        (queue.writes, queue.bytes) = (to_forget, 0);
+        let lost: VecDeque<Operation> = lost;
+        lost.iter().for_each(|write| queue.forgotten(write));
         drop(queue);
         tracing::warn!(error = why, "the cache does not answer: the store is asked instead, until it does");
         self.filled.notify_one();
@@ -314,6 +337,9 @@ async fn carry_out(shared: &Shared, questions: Vec<Question>, writes: Vec<Operat
     let found: Vec<Option<Option<Bytes>>> = match carried {
         Ok(found) => {
             shared.answered();
+            let mut queue = shared.lock();
+            batch.iter().for_each(|write| queue.forgotten(write));
+            drop(queue);
             found.into_iter().map(Some).collect()
         }
         Err(failure) => {
@@ -344,11 +370,18 @@ async fn carry_out(shared: &Shared, questions: Vec<Question>, writes: Vec<Operat
 /// What is to be forgotten everywhere is not given up.
 fn put_back(shared: &Shared, batch: Vec<Operation>) {
     let mut queue = shared.lock();
-    for operation in batch.into_iter().rev().filter(|operation| matches!(operation, Operation::Forget(_))) {
-        if queue.writes.len() < WAITING {
+    for operation in batch.into_iter().rev() {
+        if is_to_forget(&operation) && queue.writes.len() < WAITING {
             queue.writes.push_front(operation);
+        } else {
+            queue.forgotten(&operation);
         }
     }
+}
+
+/// Whether all gates are to forget it.
+fn is_to_forget(operation: &Operation) -> bool {
+    matches!(operation, Operation::Forget(_))
 }
 
 /// Returns when the cache answers again.

@@ -1,24 +1,9 @@
-//! The memory of one process, and the cache that gates share.
-
-use bytes::Bytes;
+//! The memory of one process.
 
 use super::*;
-use crate::store::contract::{self, Harness, model};
-use crate::store::memory::Memory;
-use crate::store::unreliable::{Fault, Operation, Unreliable};
-use crate::store::{Expiry, OriginId};
-
-const ID: RecordId = RecordId([7; 32]);
-const TTL: Duration = Duration::from_secs(10);
-const SETTINGS: Settings = Settings { most_entries: 1000, most_bytes: 1 << 20, max_age: None };
 
 fn alone(inner: Arc<dyn Store>) -> Cached {
     Cached::new(inner, &SETTINGS, None, |_| {})
-}
-
-fn fresh(attempt: u8) -> Fresh {
-    let (attempt, origin) = (Attempt([attempt; 16]), OriginId(1));
-    Fresh { attempt, origin, lease: TTL, ttl: TTL, unknown_ttl: TTL, head: Bytes::new() }
 }
 
 #[tokio::test(start_paused = true)]
@@ -28,10 +13,10 @@ async fn a_record_whose_answer_was_late_does_not_outlive_its_ttl() {
     let inner = Arc::new(Unreliable::new(Arc::new(memory)));
     let recent = alone(Arc::clone(&inner) as _);
     recent.claim(ID, fresh(1)).await.unwrap();
-    let end = End::Complete { answer: Bytes::new(), expiry: Expiry::FromClaim(TTL) };
+    let end = End::Complete { answer: Bytes::new(), expiry: crate::store::Expiry::FromClaim(TTL) };
     recent.settle(ID, Attempt([1; 16]), end).await.unwrap();
 
-    inner.script_for(Operation::Claim, [Fault::DelayAnswer(TTL / 2)]);
+    inner.script_for(Call::Claim, [Fault::DelayAnswer(TTL / 2)]);
     assert!(matches!(recent.claim(ID, fresh(2)).await, Ok(Claim::Exists { .. })));
     assert!(recent.recall(ID).is_some());
     tokio::time::sleep(TTL / 2).await;
@@ -42,7 +27,7 @@ async fn a_record_whose_answer_was_late_does_not_outlive_its_ttl() {
 async fn warm() -> Cached {
     let store = alone(Arc::new(Memory::new()));
     store.claim(ID, fresh(1)).await.unwrap();
-    let end = End::Complete { answer: Bytes::from_static(b"answer"), expiry: Expiry::FromClaim(TTL) };
+    let end = End::Complete { answer: Bytes::from_static(b"answer"), expiry: crate::store::Expiry::FromClaim(TTL) };
     store.settle(ID, Attempt([1; 16]), end).await.unwrap();
     assert!(store.recall(ID).is_none(), "nobody has read it yet");
     let Claim::Exists { .. } = store.claim(ID, fresh(2)).await.unwrap() else { panic!("claimed twice") };
@@ -92,7 +77,7 @@ async fn warm_and_shared() -> (Cached, Arc<Memory>) {
     let shared = Arc::new(Memory::new());
     let store = Cached::new(Arc::clone(&shared) as _, &Settings { max_age: Some(TTL / 2), ..SETTINGS }, None, |_| {});
     store.claim(ID, fresh(1)).await.unwrap();
-    let end = End::Complete { answer: Bytes::from_static(b"answer"), expiry: Expiry::FromClaim(TTL) };
+    let end = End::Complete { answer: Bytes::from_static(b"answer"), expiry: crate::store::Expiry::FromClaim(TTL) };
     store.settle(ID, Attempt([1; 16]), end).await.unwrap();
     store.claim(ID, fresh(2)).await.unwrap();
     assert!(store.recall(ID).is_some());
@@ -151,7 +136,32 @@ async fn what_is_in_flight_or_large_is_not_kept() {
     store.claim(ID, fresh(2)).await.unwrap();
     assert!(store.recall(ID).is_none());
     let answer = Bytes::from(vec![0; 300 << 10]);
-    store.settle(ID, Attempt([1; 16]), End::Complete { answer, expiry: Expiry::FromClaim(TTL) }).await.unwrap();
+    store
+        .settle(ID, Attempt([1; 16]), End::Complete { answer, expiry: crate::store::Expiry::FromClaim(TTL) })
+        .await
+        .unwrap();
     store.claim(ID, fresh(2)).await.unwrap();
     assert!(store.recall(ID).is_none());
+}
+
+#[tokio::test]
+async fn a_million_distinct_replays_stay_within_bounds() {
+    let settings = Settings { most_entries: 500, most_bytes: 1 << 20, max_age: None };
+    for (replays, size, most) in [(1_000_000_u64, 10, 500), (100_000, 20_000, 52)] {
+        let shelf = Shelf::new(&settings);
+        let answer = Some(Bytes::from(vec![0; size]));
+        for number in 0..replays {
+            let mut id = [0; 32];
+            id[..8].copy_from_slice(&number.to_be_bytes());
+            let (claimed_at, until) = (Timestamp(0), Timestamp(1 << 40));
+            let (attempt, head, answer) = (Attempt([1; 16]), Bytes::new(), answer.clone());
+            let record = Record { attempt, state: State::Completed, claimed_at, until, head, answer };
+            shelf.keep(RecordId(id), Known { record, read_at: Timestamp(0), asked: Instant::now() }, 0);
+            if number % 1000 == 0 {
+                let (entries, bytes) = shelf.load();
+                assert!(entries <= most && bytes <= 1 << 20, "{entries} of {bytes} bytes");
+            }
+        }
+        assert!(shelf.load().0 > most / 2, "it keeps what it has room for");
+    }
 }

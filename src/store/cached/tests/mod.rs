@@ -1,0 +1,32 @@
+//! Against a store in memory.
+
+mod breaking;
+mod memory;
+mod shared;
+
+use bytes::Bytes;
+
+use super::*;
+use crate::store::OriginId;
+use crate::store::contract::{self, Harness, model};
+use crate::store::memory::Memory;
+use crate::store::unreliable::{Fault, Operation as Call, Unreliable};
+
+const ID: RecordId = RecordId([7; 32]);
+const TTL: Duration = Duration::from_secs(10);
+const SETTINGS: Settings = Settings { most_entries: 1000, most_bytes: 1 << 20, max_age: None };
+
+fn fresh(attempt: u8) -> Fresh {
+    let (attempt, origin) = (Attempt([attempt; 16]), OriginId(1));
+    Fresh { attempt, origin, lease: TTL, ttl: TTL, unknown_ttl: TTL, head: Bytes::from_static(b"head") }
+}
+
+fn complete(answer: &'static str) -> End {
+    End::Complete { answer: Bytes::from_static(answer.as_bytes()), expiry: crate::store::Expiry::FromClaim(TTL) }
+}
+
+/// A store in memory, whose time is tokio's.
+fn clocked() -> Memory {
+    let began = Instant::now();
+    Memory::with_clock(Arc::new(move || Timestamp(1_700_000_000_000).plus(began.elapsed())))
+}
