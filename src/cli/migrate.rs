@@ -41,6 +41,7 @@ pub(super) fn run(args: MigrateArgs) -> anyhow::Result<ExitCode> {
         Store::Sqlite { path } => {
             format!("store sqlite, {}: nothing to migrate; `serve` brings the file up to date\n", path.display())
         }
+        Store::Redis(store) => format!("store redis, {}: nothing to migrate\n", store.servers()),
         Store::Postgres(store) => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(postgres(store, args.dry_run)).map_err(|error| explained(store, &error))?

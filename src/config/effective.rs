@@ -59,30 +59,45 @@ fn admin(resolved: &Resolved, files: &SecretFiles) -> Item {
 
 fn store(resolved: &Resolved, files: &SecretFiles) -> Item {
     let url = match &resolved.store {
-        Store::Memory => "memory:".to_owned(),
-        Store::Sqlite { path } => format!("sqlite:{}", path.display()),
-        Store::Postgres(store) => store.url.clone(),
+        Store::Memory => "memory:".into(),
+        Store::Sqlite { path } => format!("sqlite:{}", path.display()).into(),
+        Store::Postgres(store) => without_password(&store.url),
+        Store::Redis(store) => without_password(&store.url),
     };
-    let mut url = Value::from(url);
-    if let Store::Postgres(_) = resolved.store {
-        url.decor_mut().set_suffix(" # a password would not be shown");
-    }
-    let mut item = table([
-        ("url", url),
-        ("service", Value::from(&*resolved.gate.service)),
-        ("cache_max_age", show_duration(resolved.cache_max_age).into()),
-        ("settle_timeout", show_duration(resolved.gate.settle_timeout).into()),
-    ]);
-    if let Store::Postgres(store) = &resolved.store {
-        item["connections"] = value(i64::try_from(store.settings.connections).unwrap_or(i64::MAX));
-        if let Some(file) = &store.password_file {
-            item["password_file"] = value(file.display().to_string());
+    let number = |number: usize| value(i64::try_from(number).unwrap_or(i64::MAX));
+    let file = |file: &PathBuf| value(file.display().to_string());
+    let mut item = table([("url", url), ("service", Value::from(&*resolved.gate.service))]);
+    let mut set = |key: &str, value: Option<Item>| {
+        if let Some(value) = value {
+            item[key] = value;
         }
+    };
+    let password_file = match &resolved.store {
+        Store::Postgres(store) => {
+            set("connections", Some(number(store.settings.connections)));
+            &store.password_file
+        }
+        Store::Redis(store) => &store.password_file,
+        Store::Memory | Store::Sqlite { .. } => &None,
+    };
+    set("password_file", password_file.as_ref().map(file));
+    set("id_secret_file", files.id_secret_file.as_ref().map(file));
+    if let Some(cache) = &resolved.cache {
+        set("cache", Some(Item::Value(without_password(&cache.url))));
+        set("cache_password_file", cache.password_file.as_ref().map(file));
     }
-    if let Some(file) = &files.id_secret_file {
-        item["id_secret_file"] = value(file.display().to_string());
-    }
+    set("cache_max_age", Some(value(show_duration(resolved.cache_max_age))));
+    set("cache_max_bytes", Some(value(show_size(resolved.cache_max_bytes))));
+    set("cache_max_entries", Some(number(resolved.cache_max_entries)));
+    set("settle_timeout", Some(value(show_duration(resolved.gate.settle_timeout))));
     item
+}
+
+/// A URL from which the password was taken, if there was one.
+fn without_password(url: &str) -> Value {
+    let mut url = Value::from(url);
+    url.decor_mut().set_suffix(" # a password would not be shown");
+    url
 }
 
 fn upstream(settings: &upstream::Settings) -> Item {

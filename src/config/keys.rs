@@ -40,8 +40,12 @@ pub(super) const ADMIN: Section = Section { name: "[admin]", keys: &[&["listen",
 /// `[store]`
 pub(super) const STORE: Section = Section {
     name: "[store]",
-    keys: &[&["url", "password_file", "connections", "service", "id_secret_file", "cache_max_age", "settle_timeout"]],
-    later: &["cache"],
+    keys: &[
+        &["url", "password_file", "connections", "service", "id_secret_file"],
+        &["cache", "cache_password_file", "cache_max_age", "cache_max_bytes", "cache_max_entries"],
+        &["settle_timeout"],
+    ],
+    later: &[],
 };
 
 /// `[upstreams]`

@@ -41,7 +41,7 @@ mod upstreams;
 pub use layers::{Flags, Sources};
 pub use problem::{Advice, Place, Problem, Problems};
 pub use schema::schema;
-pub use store::{Postgres, Store};
+pub use store::{Postgres, Redis, Store};
 
 /// The annotated default configuration.
 pub const DEFAULT: &str = include_str!("../../config/oncegate.default.toml");
@@ -55,8 +55,14 @@ pub struct Resolved {
     pub admin: admin::Settings,
     /// `[store] url`
     pub store: Store,
-    /// `[store] cache_max_age`
+    /// `[store] cache`: only in front of PostgreSQL, and only with a secret.
+    pub cache: Option<Redis>,
+    /// `[store] cache_max_age`. Zero: nothing is remembered of what others write too. Never with a cache.
     pub cache_max_age: Duration,
+    /// `[store] cache_max_bytes`
+    pub cache_max_bytes: u64,
+    /// `[store] cache_max_entries`. Never 0.
+    pub cache_max_entries: usize,
     /// What the gate is told, from `[store]`, `[headers]` and `default_upstream`.
     pub gate: gate::Settings,
     /// `[upstreams]`, in the order of their names. Never empty.
@@ -113,7 +119,10 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
         server: server.settings(longest),
         admin: admin::Settings { listen: admin.listen, token },
         store: store.url,
-        cache_max_age: store.cache_max_age,
+        cache: store.cache.redis,
+        cache_max_age: store.cache.max_age,
+        cache_max_bytes: store.cache.max_bytes,
+        cache_max_entries: store.cache.max_entries,
         gate: gate::Settings {
             service: store.service,
             id_secret,

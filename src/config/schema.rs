@@ -14,6 +14,7 @@ use self::annotated::Annotated;
 use super::headers::DEFAULTS as HEADERS;
 use super::keys::{self, Section};
 use super::policy::{FORMS, MODES, RECOVERIES, STORE_FAILURES};
+use super::store::cache;
 use super::store::postgres::MOST_CONNECTIONS;
 use super::{logging, policy};
 use crate::store::postgres::Settings;
@@ -114,7 +115,11 @@ impl Writer {
             }
             "service" => shapes::name(),
             "id_secret_file" => shapes::file(),
+            "cache" => shapes::text(shapes::CACHE_URL),
+            "cache_password_file" => shapes::file(),
             "cache_max_age" | "settle_timeout" => shapes::duration(),
+            "cache_max_bytes" => shapes::size(cache::MOST_BYTES),
+            "cache_max_entries" => json!({ "type": "integer", "minimum": 1, "maximum": cache::MOST_ENTRIES }),
             _ => unwritten(),
         }
     }

@@ -154,7 +154,8 @@ ONCEGATE_DEFAULTS__TTL: defaults.ttl: a duration needs a unit
 ONCEGATE_SERVER_LISTEN: server_listen: unknown key in the top level
     hint: did you mean ONCEGATE_SERVER__LISTEN, with two underscores between levels?
 ONCEGATE_STORE__COLOUR: store.colour: unknown key in [store]
-    hint: the keys here are url, password_file, connections, service, id_secret_file, cache_max_age, settle_timeout
+    hint: the keys here are url, password_file, connections, service, id_secret_file, cache, cache_password_file, \
+cache_max_age, cache_max_bytes, cache_max_entries, settle_timeout
 --listen: server.listen: `nowhere` is not an address
     hint: write an address and a port, such as \"127.0.0.1:8080\" or \"[::1]:8080\"
 --upstream: upstreams.default.url: an upstream's URL starts with `http://`
@@ -291,7 +292,8 @@ fn the_examples_in_the_annotated_default_are_accepted() {
     let mut text = with_examples();
     // What only a database has needs one.
     text = text.replace("url = \"sqlite:oncegate.db\"", "url = \"postgres://oncegate@db.internal/oncegate\"");
-    for name in ["oncegate-admin-token", "oncegate-id-secret", "oncegate-database-password"] {
+    for name in ["oncegate-admin-token", "oncegate-id-secret", "oncegate-database-password", "oncegate-cache-password"]
+    {
         let file: PathBuf = directory.path().join(name);
         std::fs::write(&file, "x".repeat(32)).unwrap();
         let inside = Path::new("/run/secrets").join(name);

@@ -11,7 +11,7 @@ use super::Signals;
 use crate::admin::{Phase, Readiness};
 use crate::config::{self, Store as StoreSettings};
 use crate::store::postgres::{OpenError, Postgres};
-use crate::store::{Store, memory::Memory, sqlite};
+use crate::store::{Store, memory::Memory, redis, sqlite};
 
 /// How often to look whether the process that holds the store has gone.
 const LOCK_POLL: Duration = Duration::from_millis(200);
@@ -46,6 +46,7 @@ pub(super) async fn open(
         }
         StoreSettings::Sqlite { path } => open_sqlite(path, readiness, signals).await,
         StoreSettings::Postgres(settings) => open_postgres(settings, readiness, signals).await,
+        StoreSettings::Redis(settings) => open_redis(settings, readiness, signals).await,
     }
 }
 
@@ -155,4 +156,37 @@ async fn open_postgres(
         }
     }
     Ok(Some(Opened { store: Arc::new(store), is_shared: true }))
+}
+
+async fn open_redis(
+    settings: &config::Redis,
+    readiness: &Readiness,
+    signals: &mut Signals,
+) -> anyhow::Result<Option<Opened>> {
+    let servers = settings.servers();
+    let settings = redis::Settings { server: alone(&settings.servers)? };
+    readiness.set(Phase::WaitingForStore);
+    let store = tokio::select! {
+        opened = redis::Redis::open(&settings) => opened.with_context(|| format!("[store] url: {servers}"))?,
+        () = signals.stop() => return Ok(None),
+    };
+    tracing::info!(%servers, "store opened");
+    Ok(Some(Opened { store: Arc::new(store), is_shared: true }))
+}
+
+/// The one server that the store connects to.
+fn alone(servers: &redis::Servers) -> anyhow::Result<::redis::ConnectionInfo> {
+    use ::redis::{IntoConnectionInfo as _, RedisConnectionInfo};
+    anyhow::ensure!(
+        servers.topology == redis::Topology::Standalone && servers.tls.is_none(),
+        "one server, unencrypted"
+    );
+    let mut as_whom = RedisConnectionInfo::default().set_db(servers.database);
+    if let Some(password) = &servers.password {
+        as_whom = as_whom.set_password(password);
+    }
+    if let Some(user) = &servers.user {
+        as_whom = as_whom.set_username(user);
+    }
+    Ok(servers.hosts[0].clone().into_connection_info()?.set_redis_settings(as_whom))
 }

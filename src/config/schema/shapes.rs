@@ -14,11 +14,15 @@ pub(super) const UPSTREAM_NAME: &str = "^[A-Za-z0-9._-]{1,128}$";
 /// `http://HOST:PORT`
 pub(super) const UPSTREAM_URL: &str = r"^http://(\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]]+)(:[0-9]{1,5})?/?$";
 
-/// `sqlite:PATH`, `postgres://...` or `memory:`
+/// `sqlite:PATH`, `postgres://...`, `redis://...` or `memory:`
 pub(super) const STORE_URL: &str = concat!(
     r"^(memory:|sqlite:(?!//|:memory:$)[^?]*[^?\s][^?]*|",
-    r"postgres(ql)?://([^\s#@/?]*@)?[^\s#@/?]*(/[^\s#@/?]*)?(\?[^\s#@]*)?)$",
+    r"postgres(ql)?://([^\s#@/?]*@)?[^\s#@/?]*(/[^\s#@/?]*)?(\?[^\s#@]*)?|",
+    r"rediss?://([^\s#@/?]*@)?[^\s#@/?]+(/[^\s#@/?]*)?(\?[^\s#@]*)?)$",
 );
+
+/// `redis://...`
+pub(super) const CACHE_URL: &str = r"^rediss?://([^\s#@/?]*@)?[^\s#@/?]+(/[^\s#@/?]*)?(\?[^\s#@]*)?$";
 
 /// A name, and `-` is none: it stands for requests that match no route.
 pub(super) const ROUTE_NAME: &str = r"^(?!-$)[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]{0,126}[^\s\x00-\x1f\x7f])?$";

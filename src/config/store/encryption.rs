@@ -1,19 +1,13 @@
 //! `sslmode`, and the files that go with it.
 
-use std::fs::File;
-use std::io::Read as _;
-use std::path::Path;
-
 use rustls::ClientConfig;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_postgres::Config;
 use tokio_postgres::config::{Host, SslMode, SslNegotiation};
 
-use super::Wrong;
-use super::location::Location;
+use super::location::{Location, is_loopback};
+use super::{Wrong, pem};
 use crate::config::suggest::nearest;
-use crate::store::postgres::tls::{self, Identity, Roots, Trust};
+use crate::store::postgres::tls::{Identity, Roots, Trust};
 
 /// What `sslmode` says, in libpq's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,9 +38,6 @@ pub(super) struct Encryption {
     pub client: Option<ClientConfig>,
 }
 
-/// The largest file of certificates, in bytes.
-const LARGEST_FILE: u64 = 4 << 20;
-
 /// Reads what concerns encryption into `servers`, whose hosts are known.
 pub(super) fn read(location: &mut Location, servers: &mut Config, wrong: &mut Vec<Wrong>) -> Encryption {
     let root = location.take("sslrootcert");
@@ -67,8 +58,7 @@ pub(super) fn read(location: &mut Location, servers: &mut Config, wrong: &mut Ve
         Mode::VerifyCa => roots(root.as_deref(), wrong).map(Trust::Certificate),
         Mode::VerifyFull => roots(root.as_deref(), wrong).map(Trust::Host),
     };
-    let client =
-        trust.and_then(|trust| tls::client(trust, identity).map_err(|error| wrong.push(unusable(&error))).ok());
+    let client = trust.and_then(|trust| pem::client(trust, identity, ("sslcert", "sslkey"), wrong));
     servers.ssl_mode(match (mode, sockets) {
         (Mode::Disable, _) | (_, 1..) => SslMode::Disable,
         (Mode::Prefer, _) => SslMode::Prefer,
@@ -90,10 +80,6 @@ pub(super) fn advice(servers: &Config, encryption: &Encryption) -> Option<String
         _ => None,
     })?;
     Some(format!("{told} {far}: write sslmode=verify-full, with sslrootcert=FILE unless the system knows its root"))
-}
-
-fn is_loopback(host: &str) -> bool {
-    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 fn mode(word: Option<&str>, root: Option<&str>, wrong: &mut Vec<Wrong>) -> Mode {
@@ -144,65 +130,16 @@ fn negotiation(word: Option<&str>, mode: Mode, servers: &mut Config, wrong: &mut
 }
 
 fn roots(root: Option<&str>, wrong: &mut Vec<Wrong>) -> Option<Roots> {
-    let Some(file) = root.filter(|root| *root != "system") else {
-        // What cannot be read of them is left out: some of the others will do, or the server is refused.
-        let roots = Roots::of(rustls_native_certs::load_native_certs().certs);
-        if roots.is_none() {
-            let none = Wrong::new("this system has no root certificates to check the server's by");
-            wrong.push(none.hint("install them (ca-certificates), or name a file with sslrootcert=FILE"));
-        }
-        return roots;
-    };
-    let roots = pem_file("sslrootcert", file, wrong).map(|pem| Roots::of(certificates(&pem)));
-    if let Some(None) = roots {
-        wrong.push(Wrong::new(format!("`sslrootcert`: {file} holds no certificate")).hint("name a file in PEM"));
+    match root.filter(|root| *root != "system") {
+        Some(file) => pem::roots("sslrootcert", file, wrong).map(|(roots, _)| roots),
+        None => pem::system_roots("sslrootcert", wrong),
     }
-    roots.flatten()
 }
 
 fn identity(certificate: Option<String>, key: Option<String>, mode: Mode, wrong: &mut Vec<Wrong>) -> Option<Identity> {
-    let (certificate, key) = match (certificate, key) {
-        (None, None) => return None,
-        (Some(certificate), Some(key)) => (certificate, key),
-        _ => {
-            wrong.push(Wrong::new("`sslcert` and `sslkey` go together").hint("name both files, or none"));
-            return None;
-        }
-    };
-    if mode == Mode::Disable {
+    if mode == Mode::Disable && certificate.is_some() && key.is_some() {
         let useless = Wrong::new("`sslcert` and `sslkey` are of no use where nothing is encrypted");
         wrong.push(useless.hint("write another sslmode, or remove them"));
     }
-    let chain = pem_file("sslcert", &certificate, wrong).map(|pem| certificates(&pem));
-    if chain.as_ref().is_some_and(Vec::is_empty) {
-        wrong.push(Wrong::new(format!("`sslcert`: {certificate} holds no certificate")).hint("name a file in PEM"));
-    }
-    let private = pem_file("sslkey", &key, wrong).map(|pem| PrivateKeyDer::from_pem_slice(&pem).ok());
-    if let Some(None) = private {
-        let none = Wrong::new(format!("`sslkey`: {key} holds no key that can be read"));
-        wrong.push(none.hint("name a file in PEM, not encrypted: PKCS #8, PKCS #1 or SEC 1"));
-    }
-    Some((chain.filter(|chain| !chain.is_empty())?, private??))
-}
-
-fn certificates(pem: &[u8]) -> Vec<CertificateDer<'static>> {
-    CertificateDer::pem_slice_iter(pem).filter_map(Result::ok).collect()
-}
-
-fn pem_file(parameter: &str, file: &str, wrong: &mut Vec<Wrong>) -> Option<Vec<u8>> {
-    let mut content = Vec::new();
-    let reading = File::open(Path::new(file)).and_then(|file| file.take(LARGEST_FILE + 1).read_to_end(&mut content));
-    let unread = match reading {
-        Ok(_) if content.len() as u64 <= LARGEST_FILE => return Some(content),
-        Ok(_) => Wrong::new(format!("`{parameter}`: {file} is larger than {} MiB", LARGEST_FILE >> 20))
-            .hint("name the file in PEM"),
-        Err(error) => Wrong::new(format!("`{parameter}`: {file} cannot be read: {error}")).hint(super::FILE_HINT),
-    };
-    wrong.push(unread);
-    None
-}
-
-fn unusable(error: &rustls::Error) -> Wrong {
-    Wrong::new(format!("`sslcert` and `sslkey` cannot be used: {error}"))
-        .hint("name the certificate and the key that it was made for")
+    pem::identity(("sslcert", certificate), ("sslkey", key), wrong).map(|(identity, _)| identity)
 }

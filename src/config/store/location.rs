@@ -1,10 +1,27 @@
-//! A `postgres://` URL, taken apart.
+//! The URL of a server, taken apart.
 //!
 //! It holds a password, and one that is not percent-encoded as it should be makes a URL of other parts than were meant:
 //! what stands left of an `@` looks like a host, a port or a database. So nothing of what is wrong is shown but names of
 //! parameters, and what has an `@` too many is refused before any of it is taken for something else.
 
 use super::Wrong;
+use crate::config::suggest::nearest;
+
+/// What differs from one kind of URL to another.
+pub(super) struct Dialect {
+    /// What it is called.
+    pub kind: &'static str,
+    /// What it looks like.
+    pub form: &'static str,
+    /// What stands between a user and the `@` where the password between them is not shown.
+    pub hidden_password: &'static str,
+    /// Every parameter that it may have, for hints.
+    pub parameters: &'static [&'static str],
+    /// What to do about a parameter that looks like none of them.
+    pub otherwise: &'static str,
+    /// The key that names a file with the password.
+    pub password_file: &'static str,
+}
 
 /// The parts of a URL, decoded. No `Debug`: it would show the password.
 #[cfg_attr(test, derive(PartialEq, Eq))]
@@ -13,6 +30,8 @@ pub(super) struct Location {
     pub user: Option<String>,
     /// Before the `@`, behind a colon; or the parameter `password`.
     pub password: Option<Vec<u8>>,
+    /// Whether a user stands there without a colon: some take that for the password.
+    pub is_user_alone: bool,
     /// Behind the `@`: hosts with their ports.
     pub hosts: Vec<(String, Option<u16>)>,
     /// Behind the slash.
@@ -25,41 +44,43 @@ pub(super) struct Location {
     pub shown: String,
 }
 
-/// Takes apart what stands behind `postgres:` or `postgresql:`, which is `scheme`.
-pub(super) fn take_apart(scheme: &str, text: &str) -> Result<Location, Wrong> {
+/// Takes apart what stands behind the colon of `scheme`.
+pub(super) fn take_apart(dialect: &Dialect, scheme: &str, text: &str) -> Result<Location, Wrong> {
     let Some(rest) = text.strip_prefix("//") else {
-        return Err(Wrong::new(format!("two slashes follow `{scheme}:`")).hint(FORM));
+        return Err(Wrong::new(format!("two slashes follow `{scheme}:`")).hint(dialect.form));
     };
     if rest.chars().any(|char| char.is_whitespace() || char.is_control() || char == '#') {
-        return Err(encoded("white space, control characters and `#`"));
+        return Err(dialect.encoded("white space, control characters and `#`"));
     }
     let (rest, query) = rest.split_once('?').map_or((rest, None), |(rest, query)| (rest, Some(query)));
     let (authority, path) = rest.split_once('/').map_or((rest, None), |(authority, path)| (authority, Some(path)));
     // Behind the hosts it is most likely that of a password with a slash or a question mark in it.
     if authority.matches('@').count() > 1 || path.is_some_and(has_at) || query.is_some_and(has_at) {
-        return Err(encoded("an `@` but the one before the hosts"));
+        return Err(dialect.encoded("an `@` but the one before the hosts"));
     }
     let (userinfo, hosts) = authority.split_once('@').map_or((None, authority), |(user, hosts)| (Some(user), hosts));
     let (user, password) = match userinfo.map(|userinfo| userinfo.split_once(':').unwrap_or((userinfo, ""))) {
         Some((user, password)) => (Some(user), Some(password).filter(|password| !password.is_empty())),
         None => (None, None),
     };
+    let host = |text| dialect.host(text);
     let mut location = Location {
-        user: user.filter(|user| !user.is_empty()).map(|user| decoded("the user", user)).transpose()?,
-        password: password.map(|password| decoded_bytes("the password", password)).transpose()?,
+        user: user.filter(|user| !user.is_empty()).map(|user| dialect.decoded("the user", user)).transpose()?,
+        password: password.map(|password| dialect.decoded_bytes("the password", password)).transpose()?,
+        is_user_alone: userinfo.is_some_and(|userinfo| !userinfo.is_empty() && !userinfo.contains(':')),
         hosts: if hosts.is_empty() { Vec::new() } else { hosts.split(',').map(host).collect::<Result<_, _>>()? },
-        database: path.filter(|path| !path.is_empty()).map(database).transpose()?,
+        database: path.filter(|path| !path.is_empty()).map(|path| dialect.database(path)).transpose()?,
         parameters: Vec::new(),
         is_password_among_them: false,
         shown: String::new(),
     };
     let mut written = Vec::new();
     for pair in query.into_iter().flat_map(|query| query.split('&')).filter(|pair| !pair.is_empty()) {
-        if location.read_parameter(pair)? {
+        if location.read_parameter(dialect, pair)? {
             written.push(pair);
         }
     }
-    let user = user.map_or_else(String::new, |user| format!("{user}@"));
+    let user = user.map_or_else(String::new, |user| format!("{user}{}@", dialect.hidden_password));
     let path = path.map_or_else(String::new, |path| format!("/{path}"));
     let query = if written.is_empty() { String::new() } else { format!("?{}", written.join("&")) };
     location.shown = format!("{scheme}://{user}{hosts}{path}{query}");
@@ -68,13 +89,13 @@ pub(super) fn take_apart(scheme: &str, text: &str) -> Result<Location, Wrong> {
 
 impl Location {
     /// Reads `NAME=VALUE`; false where it is the password.
-    fn read_parameter(&mut self, pair: &str) -> Result<bool, Wrong> {
+    fn read_parameter(&mut self, dialect: &Dialect, pair: &str) -> Result<bool, Wrong> {
         let Some((name, value)) = pair.split_once('=') else {
             return Err(Wrong::new("a parameter has no `=`").hint("write ?NAME=VALUE, and & before each other one"));
         };
-        let name = decoded("the name of a parameter", name)?;
+        let name = dialect.decoded("the name of a parameter", name)?;
         if name == "password" {
-            let value = decoded_bytes("the password", value)?;
+            let value = dialect.decoded_bytes("the password", value)?;
             if std::mem::replace(&mut self.is_password_among_them, true) || self.password.is_some() {
                 return Err(Wrong::new("the password stands twice").hint("remove one of them"));
             }
@@ -82,12 +103,13 @@ impl Location {
             return Ok(false);
         }
         if !name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_') {
-            return Err(Wrong::new("a parameter's name has small letters and `_` only").hint(ENCODE));
+            let wrong = Wrong::new("a parameter's name has small letters and `_` only");
+            return Err(wrong.hint(dialect.how_to_encode()));
         }
         if self.parameters.iter().any(|(known, _)| *known == name) {
             return Err(Wrong::new(format!("the parameter `{name}` stands twice")).hint("remove one of them"));
         }
-        let value = decoded(&format!("the parameter `{name}`"), value)?;
+        let value = dialect.decoded(&format!("the parameter `{name}`"), value)?;
         self.parameters.push((name, value));
         Ok(true)
     }
@@ -97,48 +119,106 @@ impl Location {
         let place = self.parameters.iter().position(|(known, _)| known == name)?;
         Some(self.parameters.remove(place).1)
     }
-}
 
-const FORM: &str = "write \"postgres://USER@HOST:PORT/DATABASE\"";
-
-const ENCODE: &str = "in a password and elsewhere, write @ as %40, : as %3A, / as %2F, ? as %3F, # as %23, & as %26, % as \
-                      %25; or keep the password in a file that password_file names";
-
-fn encoded(what: &str) -> Wrong {
-    Wrong::new(format!("in a URL, {what} must be percent-encoded")).hint(ENCODE)
-}
-
-fn has_at(text: &str) -> bool {
-    text.contains('@')
-}
-
-fn database(path: &str) -> Result<String, Wrong> {
-    match path.contains('/') {
-        true => Err(encoded("a second `/`")),
-        false => decoded("the database", path),
+    /// Takes a parameter out that is one of a few words.
+    pub(super) fn choice<T: Copy>(&mut self, name: &str, words: &[(&str, T)], wrong: &mut Vec<Wrong>) -> Option<T> {
+        let value = self.take(name)?;
+        let chosen = words.iter().find(|(word, _)| *word == value).map(|(_, meant)| *meant);
+        if chosen.is_none() {
+            let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+            let (last, others) = known.split_last().unwrap_or((&"", &[]));
+            let hint = format!("write {name}={}, or remove it for the default", known[0]);
+            wrong.push(Wrong::new(format!("`{name}` is {} or {last} here", others.join(", "))).hint(hint));
+        }
+        chosen
     }
-}
 
-fn host(text: &str) -> Result<(String, Option<u16>), Wrong> {
-    let wrong = || Wrong::new("a host or its port cannot be read").hint(format!("{FORM}; {ENCODE}"));
-    let (host, port) = match text.strip_prefix('[') {
-        Some(rest) => {
-            let (host, port) = rest.split_once(']').ok_or_else(wrong)?;
-            if host.parse::<std::net::Ipv6Addr>().is_err() {
-                return Err(wrong());
+    /// What is wrong with the parameters that nobody took out.
+    pub(super) fn unknown(&self, dialect: &Dialect) -> impl Iterator<Item = Wrong> {
+        self.parameters.iter().map(|(name, _)| {
+            if self.is_password_among_them {
+                let wrong = Wrong::new("a parameter beside the password is unknown");
+                let file = dialect.password_file;
+                return wrong.hint(format!("in a password, write & as %26; or keep it in a file that {file} names"));
             }
-            (host.to_owned(), if port.is_empty() { None } else { Some(port.strip_prefix(':').ok_or_else(wrong)?) })
-        }
-        None => {
-            let (host, port) = text.split_once(':').map_or((text, None), |(host, port)| (host, Some(port)));
-            (decoded("a host", host)?, port)
-        }
-    };
-    if host.is_empty() {
-        return Err(Wrong::new("a host is missing").hint(FORM));
+            let wrong = Wrong::new(format!("`{name}` is not a parameter of a `{}` URL here", dialect.kind));
+            match nearest(name, dialect.parameters.iter().copied()) {
+                Some(near) => wrong.hint(format!("did you mean `{near}`?")),
+                None => wrong.hint(dialect.otherwise),
+            }
+        })
     }
-    let port = port.map(|port| port_number(port).ok_or_else(wrong)).transpose()?;
-    Ok((host, port))
+}
+
+impl Dialect {
+    fn how_to_encode(&self) -> String {
+        format!(
+            "in a password and elsewhere, write @ as %40, : as %3A, / as %2F, ? as %3F, # as %23, & as %26, % as %25; or \
+             keep the password in a file that {} names",
+            self.password_file
+        )
+    }
+
+    fn encoded(&self, what: &str) -> Wrong {
+        Wrong::new(format!("in a URL, {what} must be percent-encoded")).hint(self.how_to_encode())
+    }
+
+    fn database(&self, path: &str) -> Result<String, Wrong> {
+        match path.contains('/') {
+            true => Err(self.encoded("a second `/`")),
+            false => self.decoded("the database", path),
+        }
+    }
+
+    fn host(&self, text: &str) -> Result<(String, Option<u16>), Wrong> {
+        let wrong = || {
+            let hint = format!("{}; {}", self.form, self.how_to_encode());
+            Wrong::new("a host or its port cannot be read").hint(hint)
+        };
+        let (host, port) = match text.strip_prefix('[') {
+            Some(rest) => {
+                let (host, port) = rest.split_once(']').ok_or_else(wrong)?;
+                if host.parse::<std::net::Ipv6Addr>().is_err() {
+                    return Err(wrong());
+                }
+                (host.to_owned(), if port.is_empty() { None } else { Some(port.strip_prefix(':').ok_or_else(wrong)?) })
+            }
+            None => {
+                let (host, port) = text.split_once(':').map_or((text, None), |(host, port)| (host, Some(port)));
+                (self.decoded("a host", host)?, port)
+            }
+        };
+        if host.is_empty() {
+            return Err(Wrong::new("a host is missing").hint(self.form));
+        }
+        let port = port.map(|port| port_number(port).ok_or_else(wrong)).transpose()?;
+        Ok((host, port))
+    }
+
+    fn decoded(&self, what: &str, text: &str) -> Result<String, Wrong> {
+        let text = String::from_utf8(self.decoded_bytes(what, text)?).ok().filter(|text| !text.contains('\0'));
+        text.ok_or_else(|| Wrong::new(format!("{what} is not text once it is decoded")).hint(self.how_to_encode()))
+    }
+
+    fn decoded_bytes(&self, what: &str, text: &str) -> Result<Vec<u8>, Wrong> {
+        let mut bytes = Vec::with_capacity(text.len());
+        let mut rest = text.bytes();
+        let digit = |byte: Option<u8>| byte.and_then(|byte| char::from(byte).to_digit(16));
+        while let Some(byte) = rest.next() {
+            if byte != b'%' {
+                bytes.push(byte);
+                continue;
+            }
+            match (digit(rest.next()), digit(rest.next())) {
+                (Some(high), Some(low)) => bytes.extend(u8::try_from(high * 16 + low)),
+                _ => {
+                    let wrong = Wrong::new(format!("{what} has a `%` without two hexadecimal digits"));
+                    return Err(wrong.hint(self.how_to_encode()));
+                }
+            }
+        }
+        Ok(bytes)
+    }
 }
 
 /// A port. 0 is none that a server listens on.
@@ -147,37 +227,31 @@ pub(super) fn port_number(text: &str) -> Option<u16> {
     text.parse().ok().filter(|port| is_number && *port > 0)
 }
 
-fn decoded(what: &str, text: &str) -> Result<String, Wrong> {
-    let text = String::from_utf8(decoded_bytes(what, text)?).ok().filter(|text| !text.contains('\0'));
-    text.ok_or_else(|| Wrong::new(format!("{what} is not text once it is decoded")).hint(ENCODE))
+/// Whether a host is this machine itself.
+pub(super) fn is_loopback(host: &str) -> bool {
+    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-fn decoded_bytes(what: &str, text: &str) -> Result<Vec<u8>, Wrong> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    let digit = |byte: Option<u8>| byte.and_then(|byte| char::from(byte).to_digit(16));
-    while let Some(byte) = rest.next() {
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        match (digit(rest.next()), digit(rest.next())) {
-            (Some(high), Some(low)) => bytes.extend(u8::try_from(high * 16 + low)),
-            _ => return Err(Wrong::new(format!("{what} has a `%` without two hexadecimal digits")).hint(ENCODE)),
-        }
-    }
-    Ok(bytes)
+/// A host and its port, for people.
+pub(super) fn shown_address(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
+fn has_at(text: &str) -> bool {
+    text.contains('@')
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::{postgres, redis};
     use super::*;
 
     fn parts(text: &str) -> Result<Location, Wrong> {
         let (scheme, rest) = text.split_once(':').unwrap();
-        take_apart(scheme, rest)
+        let dialect = if scheme.starts_with("redis") { &redis::STORE.dialect } else { &postgres::DIALECT };
+        take_apart(dialect, scheme, rest)
     }
 
     #[test]
@@ -206,11 +280,16 @@ mod tests {
             ("postgres:///d?host=/run/postgresql", "postgres:///d?host=/run/postgresql"),
             ("postgres://:p@/d?host=h", "postgres://@/d?host=h"),
             ("postgres://", "postgres://"),
+            // Without the colon, the user could be a password.
+            ("redis://u:p@h,i:1/2?cluster=true", "redis://u:@h,i:1/2?cluster=true"),
+            ("rediss://:p@h", "rediss://:@h"),
+            ("redis://u@h?password=p", "redis://u:@h"),
         ] {
             let mut location = parts(text).unwrap_or_else(|wrong| panic!("{text}: {wrong:?}"));
             assert_eq!(location.shown, shown);
             let again = parts(shown).unwrap_or_else(|wrong| panic!("{shown}: {wrong:?}"));
             (location.password, location.is_password_among_them) = (None, false);
+            location.is_user_alone = again.is_user_alone;
             assert!(again == location, "{text}");
         }
     }
@@ -243,10 +322,12 @@ mod tests {
             "postgres://u@h/%ff",
             "postgres://u@h/d?a=%00",
         ] {
-            let Err(wrong) = parts(text) else { panic!("{text} is taken") };
-            let said = format!("{wrong:?}");
-            assert!(!said.contains("s3") && !said.to_lowercase().contains("cret"), "{text}: {said}");
-            assert!(wrong.hint.is_some(), "{text}");
+            for text in [text.to_owned(), text.replacen("postgres", "redis", 1)] {
+                let Err(wrong) = parts(&text) else { panic!("{text} is taken") };
+                let said = format!("{wrong:?}");
+                assert!(!said.contains("s3") && !said.to_lowercase().contains("cret"), "{text}: {said}");
+                assert!(wrong.hint.is_some(), "{text}");
+            }
         }
     }
 
@@ -255,10 +336,13 @@ mod tests {
         #[test]
         fn an_encoded_password_arrives_and_is_not_shown(password in prop::collection::vec(any::<u8>(), 1..40)) {
             let encoded: String = password.iter().map(|byte| format!("%{byte:02X}")).collect();
-            for text in [format!("postgres://u:{encoded}@h/d?a=b"), format!("postgres://u@h/d?password={encoded}&a=b")] {
-                let location = parts(&text).unwrap_or_else(|wrong| panic!("{wrong:?}"));
-                prop_assert_eq!(location.password.as_deref(), Some(&password[..]));
-                prop_assert_eq!(&location.shown, "postgres://u@h/d?a=b");
+            for (scheme, hidden) in [("postgres", ""), ("redis", ":")] {
+                for (before, behind) in [(format!(":{encoded}"), "a=b".to_owned()), (String::new(), format!("password={encoded}&a=b"))] {
+                    let text = format!("{scheme}://u{before}@h/d?{behind}");
+                    let location = parts(&text).unwrap_or_else(|wrong| panic!("{wrong:?}"));
+                    prop_assert_eq!(location.password.as_deref(), Some(&password[..]));
+                    prop_assert_eq!(location.shown, format!("{scheme}://u{hidden}@h/d?a=b"));
+                }
             }
         }
 
@@ -266,12 +350,14 @@ mod tests {
         #[test]
         fn no_part_of_a_password_is_taken_for_something_else(middle in "[a-z0-9@/?#&%:=, \\[\\]]{0,12}") {
             let password = format!("Zq{middle}Zq");
-            match parts(&format!("postgres://u:{password}@h/d")) {
-                Ok(location) => {
-                    prop_assert!(location.password.is_some());
-                    prop_assert_eq!(location.shown, "postgres://u@h/d");
+            for (scheme, hidden) in [("postgres", ""), ("rediss", ":")] {
+                match parts(&format!("{scheme}://u:{password}@h/d")) {
+                    Ok(location) => {
+                        prop_assert!(location.password.is_some());
+                        prop_assert_eq!(location.shown, format!("{scheme}://u{hidden}@h/d"));
+                    }
+                    Err(wrong) => prop_assert!(!format!("{wrong:?}").contains("Zq"), "{wrong:?}"),
                 }
-                Err(wrong) => prop_assert!(!format!("{wrong:?}").contains("Zq"), "{wrong:?}"),
             }
         }
     }

@@ -9,9 +9,8 @@ use tokio_postgres::Config;
 use tokio_postgres::config::{ChannelBinding, Host, LoadBalanceHosts, TargetSessionAttrs};
 
 use super::encryption::{self, Encryption};
-use super::location::{Location, port_number, take_apart};
-use super::{Node, Table, Wrong, secret_file};
-use crate::config::suggest::nearest;
+use super::location::{Dialect, Location, port_number, shown_address, take_apart};
+use super::{Node, Table, Wrong};
 use crate::store::postgres::Settings;
 
 /// A PostgreSQL store.
@@ -31,8 +30,7 @@ impl Postgres {
     pub fn servers(&self) -> String {
         let servers = &self.settings.servers;
         let server = |(host, port): (&Host, &u16)| match host {
-            Host::Tcp(host) if host.contains(':') => format!("[{host}]:{port}"),
-            Host::Tcp(host) => format!("{host}:{port}"),
+            Host::Tcp(host) => shown_address(host, *port),
             Host::Unix(directory) => format!("{}:{port}", directory.display()),
         };
         let hosts: Vec<String> = servers.get_hosts().iter().zip(servers.get_ports()).map(server).collect();
@@ -62,15 +60,12 @@ pub(in crate::config) const MOST_CONNECTIONS: u64 = 1000;
 /// Reads the URL behind its scheme, which says PostgreSQL; reports what is wrong with it.
 pub(super) fn read(table: &Table<'_>, node: &Node<'_>, scheme: &str, rest: &str) -> Option<Postgres> {
     let connections = table.read("connections", connections).unwrap_or(Settings::USUAL_CONNECTIONS);
-    let password_file = table.read("password_file", password);
-    let mut location = take_apart(scheme, rest).map_err(|wrong| node.report(wrong)).ok()?;
+    let password_file = table.read(DIALECT.password_file, super::password);
+    let mut location = take_apart(&DIALECT, scheme, rest).map_err(|wrong| node.report(wrong)).ok()?;
     let mut wrong = Vec::new();
     let (mut servers, encryption) = servers(&mut location, &mut wrong);
-    wrong.extend(location.parameters.iter().map(|(name, _)| unknown(name, location.is_password_among_them)));
-    if location.password.is_some() && table.get("password_file").is_some() {
-        let twice = Wrong::new("the password stands in the URL as well");
-        table.report("password_file", twice.hint("remove one of them"));
-    }
+    wrong.extend(location.unknown(&DIALECT));
+    super::only_one_password(table, &DIALECT, &location);
     if !wrong.is_empty() {
         wrong.into_iter().for_each(|wrong| node.report(wrong));
         return None;
@@ -87,16 +82,6 @@ pub(super) fn read(table: &Table<'_>, node: &Node<'_>, scheme: &str, rest: &str)
     Some(Postgres { settings, url: location.shown, password_file })
 }
 
-/// Reports the keys that only PostgreSQL has, where the store is another.
-pub(super) fn refuse(table: &Table<'_>) {
-    for key in ["password_file", "connections"] {
-        if table.get(key).is_some() {
-            let wrong = Wrong::new("only a `postgres:` store has this");
-            table.report(key, wrong.hint("remove it, or write the URL of a `postgres:` store"));
-        }
-    }
-}
-
 fn connections(node: &Node<'_>) -> Result<usize, Wrong> {
     let (fewest, most) = (Settings::FEWEST_CONNECTIONS, MOST_CONNECTIONS);
     let number = usize::try_from(node.number()?).ok();
@@ -107,15 +92,16 @@ fn connections(node: &Node<'_>) -> Result<usize, Wrong> {
     })
 }
 
-fn password(node: &Node<'_>) -> Result<(PathBuf, Vec<u8>), Wrong> {
-    let (path, content) = secret_file(node)?;
-    match content.is_empty() {
-        true => Err(Wrong::new(format!("{} is empty", path.display())).hint("put the password into it")),
-        false => Ok((path, content)),
-    }
-}
+/// What is particular to these URLs.
+pub(super) const DIALECT: Dialect = Dialect {
+    kind: "postgres:",
+    form: "write \"postgres://USER@HOST:PORT/DATABASE\"",
+    hidden_password: "",
+    parameters: &PARAMETERS,
+    otherwise: "remove it; settings of the server's sessions are written options=-c%20NAME%3DVALUE",
+    password_file: "password_file",
+};
 
-/// Every parameter, for hints.
 const PARAMETERS: [&str; 23] = [
     "application_name",
     "channel_binding",
@@ -160,17 +146,17 @@ fn servers(location: &mut Location, wrong: &mut Vec<Wrong>) -> (Config, Encrypti
     // A gate writes. A primary is what takes writes; of the others, there is no use for any.
     let writable = TargetSessionAttrs::ReadWrite;
     let targets = [("read-write", writable), ("primary", writable), ("any", TargetSessionAttrs::Any)];
-    servers.target_session_attrs(choice(location, "target_session_attrs", &targets, wrong).unwrap_or(writable));
+    servers.target_session_attrs(location.choice("target_session_attrs", &targets, wrong).unwrap_or(writable));
     let bindings = [
         ("prefer", ChannelBinding::Prefer),
         ("require", ChannelBinding::Require),
         ("disable", ChannelBinding::Disable),
     ];
-    if let Some(binding) = choice(location, "channel_binding", &bindings, wrong) {
+    if let Some(binding) = location.choice("channel_binding", &bindings, wrong) {
         servers.channel_binding(binding);
     }
     let orders = [("disable", LoadBalanceHosts::Disable), ("random", LoadBalanceHosts::Random)];
-    if let Some(order) = choice(location, "load_balance_hosts", &orders, wrong) {
+    if let Some(order) = location.choice("load_balance_hosts", &orders, wrong) {
         servers.load_balance_hosts(order);
     }
     let encryption = encryption::read(location, &mut servers, wrong);
@@ -285,32 +271,7 @@ fn patience(location: &mut Location, servers: &mut Config, wrong: &mut Vec<Wrong
     if let Some(millis) = number("tcp_user_timeout", "milliseconds") {
         servers.tcp_user_timeout(Duration::from_millis(millis.into()));
     }
-    if let Some(keepalives) = choice(location, "keepalives", &[("1", true), ("0", false)], wrong) {
+    if let Some(keepalives) = location.choice("keepalives", &[("1", true), ("0", false)], wrong) {
         servers.keepalives(keepalives);
-    }
-}
-
-/// One of a few words.
-fn choice<T: Copy>(location: &mut Location, name: &str, words: &[(&str, T)], wrong: &mut Vec<Wrong>) -> Option<T> {
-    let value = location.take(name)?;
-    let chosen = words.iter().find(|(word, _)| *word == value).map(|(_, meant)| *meant);
-    if chosen.is_none() {
-        let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
-        let (last, others) = known.split_last().unwrap_or((&"", &[]));
-        let hint = format!("write {name}={}, or remove it for the default", known[0]);
-        wrong.push(Wrong::new(format!("`{name}` is {} or {last} here", others.join(", "))).hint(hint));
-    }
-    chosen
-}
-
-fn unknown(name: &str, might_be_password: bool) -> Wrong {
-    if might_be_password {
-        let wrong = Wrong::new("a parameter beside the password is unknown");
-        return wrong.hint("in a password, write & as %26; or keep it in a file that password_file names");
-    }
-    let wrong = Wrong::new(format!("`{name}` is not a parameter of a `postgres:` URL here"));
-    match nearest(name, PARAMETERS) {
-        Some(near) => wrong.hint(format!("did you mean `{near}`?")),
-        None => wrong.hint("remove it; settings of the server's sessions are written options=-c%20NAME%3DVALUE"),
     }
 }

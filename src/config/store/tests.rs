@@ -10,7 +10,7 @@ use super::{Postgres, Store};
 use crate::config::{Flags, Problems, Resolved, Sources, load, load_store};
 
 /// Loads a configuration with this `[store]`, an upstream, and these variables.
-fn loaded(store: &str, environment: &[(&str, &str)]) -> Result<Resolved, Problems> {
+pub(super) fn loaded(store: &str, environment: &[(&str, &str)]) -> Result<Resolved, Problems> {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("gate.toml");
     std::fs::write(&file, format!("[upstreams]\napp = \"http://app\"\n[store]\n{store}\n")).unwrap();

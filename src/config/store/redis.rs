@@ -1,0 +1,232 @@
+//! Where `[store]` names Redis: `redis://USER:PASSWORD@HOST:PORT,HOST:PORT/DATABASE?PARAMETER=VALUE`, or `rediss://`
+
+use std::fmt;
+use std::path::PathBuf;
+
+use super::location::{Dialect, Location, is_loopback, shown_address, take_apart};
+use super::{Table, Wrong, pem};
+use crate::store::postgres::tls::Trust;
+use crate::store::redis::{Certificates, Servers, Topology};
+
+/// Redis, as a store or as a cache.
+#[derive(Clone)]
+pub struct Redis {
+    /// Where it is, and as whom to connect.
+    pub servers: Servers,
+    /// Its URL without the password.
+    pub url: String,
+    /// The file that the password came from.
+    pub password_file: Option<PathBuf>,
+}
+
+impl Redis {
+    /// Where it is, for people: `HOST:PORT`, several with commas between, the database unless it is 0, and how the
+    /// servers belong together.
+    #[must_use]
+    pub fn servers(&self) -> String {
+        let Servers { hosts, database, topology, .. } = &self.servers;
+        let hosts: Vec<String> = hosts.iter().map(|(host, port)| shown_address(host, *port)).collect();
+        let database = if *database == 0 { String::new() } else { format!("/{database}") };
+        let topology = match topology {
+            Topology::Standalone => String::new(),
+            Topology::Sentinel { primary, .. } => format!(" (Sentinels of {primary})"),
+            Topology::Cluster => " (cluster)".to_owned(),
+        };
+        format!("{}{database}{topology}", hosts.join(","))
+    }
+}
+
+impl fmt::Debug for Redis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Redis");
+        shown.field("url", &self.url).field("password_file", &self.password_file).finish_non_exhaustive()
+    }
+}
+
+/// A key of `[store]` whose value is the URL of a Redis.
+pub(super) struct Key {
+    /// Its name.
+    pub name: &'static str,
+    /// What is particular to these URLs.
+    pub dialect: Dialect,
+}
+
+/// `url`
+pub(super) const STORE: Key = Key { name: "url", dialect: dialect("password_file") };
+
+/// `cache`
+pub(super) const CACHE: Key = Key { name: "cache", dialect: dialect("cache_password_file") };
+
+const fn dialect(password_file: &'static str) -> Dialect {
+    Dialect {
+        kind: "redis:",
+        form: "write \"redis://HOST:PORT\" or \"redis://USER:PASSWORD@HOST:PORT/DATABASE\"",
+        hidden_password: ":",
+        parameters: &["cacert", "cert", "cluster", "key", "password", "sentinel", "sentinel_auth"],
+        otherwise: "remove it; there are cluster, sentinel, sentinel_auth, cacert, cert, key and password, and the \
+                    number of a database stands behind the hosts: redis://HOST/NUMBER",
+        password_file,
+    }
+}
+
+/// Where Redis listens unless told otherwise, and where its Sentinels do.
+const PORTS: (u16, u16) = (6379, 26379);
+
+/// The words for yes and no.
+const FLAGS: [(&str, bool); 2] = [("true", true), ("false", false)];
+
+/// The scheme of a URL and what stands behind its colon, where it is one of Redis.
+pub(super) fn split(url: &str) -> Option<(&str, &str)> {
+    url.split_once(':').filter(|(scheme, _)| matches!(*scheme, "redis" | "rediss"))
+}
+
+/// Reads the URL behind its scheme, which says Redis; reports what is wrong with it.
+pub(super) fn read(table: &Table<'_>, key: &Key, scheme: &str, rest: &str) -> Option<Redis> {
+    let dialect = &key.dialect;
+    let password_file = table.read(dialect.password_file, |node| {
+        let (path, password) = super::password(node)?;
+        text(password, &path.display().to_string()).map(|password| (path, password))
+    });
+    let report = |wrong| table.report(key.name, wrong);
+    let mut location = take_apart(dialect, scheme, rest).map_err(report).ok()?;
+    super::only_one_password(table, dialect, &location);
+    let is_encrypted = scheme == "rediss";
+    let mut wrong = Vec::new();
+    if location.is_user_alone && location.password.is_none() && table.get(dialect.password_file).is_none() {
+        // As other clients of Redis have it, that is a password; it is not to be shown as a user.
+        let either = Wrong::new("what stands before the `@` has no colon: it could be a user or a password");
+        wrong.push(either.hint("write USER:PASSWORD@, or :PASSWORD@ for the default user"));
+    }
+    let password = location.password.take().map(|password| text(password, "the password"));
+    let password = password.and_then(|password| password.map_err(|error| wrong.push(error)).ok());
+    let mut servers = servers(&mut location, is_encrypted, &mut wrong);
+    wrong.extend(location.unknown(dialect));
+    if !wrong.is_empty() {
+        wrong.into_iter().for_each(report);
+        return None;
+    }
+    let (password_file, from_file) = password_file.unzip();
+    servers.password = password.or(from_file);
+    advise(table, key, &servers);
+    Some(Redis { servers, url: location.shown, password_file })
+}
+
+/// A password, which Redis's protocol takes as bytes, and its users' rules as text.
+fn text(password: Vec<u8>, what: &str) -> Result<String, Wrong> {
+    let not_text = || Wrong::new(format!("{what} is not text in UTF-8")).hint("choose another password");
+    String::from_utf8(password).map_err(|_| not_text())
+}
+
+/// Puts everything but the password into the store's form. What is left in `location` afterwards is unknown.
+fn servers(location: &mut Location, is_encrypted: bool, wrong: &mut Vec<Wrong>) -> Servers {
+    let topology = topology(location, wrong);
+    let usual_port = if matches!(topology, Topology::Sentinel { .. }) { PORTS.1 } else { PORTS.0 };
+    Servers {
+        hosts: hosts(location, usual_port, wrong),
+        user: location.user.take(),
+        password: None,
+        database: database(location, &topology, wrong),
+        tls: certificates(location, is_encrypted, wrong),
+        topology,
+    }
+}
+
+fn topology(location: &mut Location, wrong: &mut Vec<Wrong>) -> Topology {
+    let is_cluster = location.choice("cluster", &FLAGS, wrong).unwrap_or(false);
+    let is_guarded = location.choice("sentinel_auth", &FLAGS, wrong);
+    let primary = location.take("sentinel");
+    let is_name = |text: &str| !text.is_empty() && text.chars().all(is_of_a_name);
+    if let Some(primary) = primary {
+        if is_cluster {
+            let both = Wrong::new("`cluster` and `sentinel` exclude each other");
+            wrong.push(both.hint("a cluster does without Sentinels: remove one of them"));
+        }
+        if !is_name(&primary) {
+            let no_name = Wrong::new("`sentinel` is the name of a primary: letters, digits, `.`, `_` and `-`");
+            wrong.push(no_name.hint("write sentinel=NAME, with the name that `sentinel monitor` gives it"));
+        }
+        return Topology::Sentinel { primary, is_guarded: is_guarded.unwrap_or(false) };
+    }
+    if is_guarded.is_some() {
+        let useless = Wrong::new("`sentinel_auth` is of no use without `sentinel`");
+        wrong.push(useless.hint("name the primary that the Sentinels know, sentinel=NAME, or remove it"));
+    }
+    if is_cluster { Topology::Cluster } else { Topology::Standalone }
+}
+
+fn is_of_a_name(char: char) -> bool {
+    char.is_ascii_alphanumeric() || matches!(char, '.' | '_' | '-')
+}
+
+fn hosts(location: &mut Location, usual_port: u16, wrong: &mut Vec<Wrong>) -> Vec<(String, u16)> {
+    let hosts = std::mem::take(&mut location.hosts);
+    let is_host = |host: &str| host.parse::<std::net::IpAddr>().is_ok() || host.chars().all(is_of_a_name);
+    if hosts.is_empty() {
+        wrong.push(Wrong::new("no host is named").hint("write redis://HOST:PORT"));
+    }
+    if !hosts.iter().all(|(host, _)| is_host(host)) {
+        let none = Wrong::new("a host is neither a name nor an address");
+        wrong.push(none.hint("write redis://HOST:PORT; sockets of the file system are not for Redis here"));
+    }
+    hosts.into_iter().map(|(host, port)| (host, port.unwrap_or(usual_port))).collect()
+}
+
+fn database(location: &mut Location, topology: &Topology, wrong: &mut Vec<Wrong>) -> i64 {
+    let Some(text) = location.database.take() else { return 0 };
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+    match text.parse::<i32>().ok().filter(|_| is_number) {
+        Some(number) if number > 0 && *topology == Topology::Cluster => {
+            wrong.push(Wrong::new("a cluster has database 0 only").hint("remove what stands behind the slash"));
+            0
+        }
+        Some(number) => number.into(),
+        None => {
+            let hint = "write redis://HOST/NUMBER, or nothing behind the hosts for database 0";
+            wrong.push(Wrong::new("the database is not a number").hint(hint));
+            0
+        }
+    }
+}
+
+fn certificates(location: &mut Location, is_encrypted: bool, wrong: &mut Vec<Wrong>) -> Option<Certificates> {
+    let [root, certificate, key] = ["cacert", "cert", "key"].map(|name| (name, location.take(name)));
+    if !is_encrypted {
+        for (name, _) in [root, certificate, key].iter().filter(|(_, file)| file.is_some()) {
+            let useless = Wrong::new(format!("`{name}` is of no use where nothing is encrypted"));
+            wrong.push(useless.hint("write rediss:// instead of redis://, or remove it"));
+        }
+        return None;
+    }
+    let roots = match root {
+        (name, Some(file)) => pem::roots(name, &file, wrong).map(|(_, content)| content),
+        (name, None) => {
+            pem::system_roots(name, wrong);
+            None
+        }
+    };
+    let names = (certificate.0, key.0);
+    let identity = pem::identity(certificate, key, wrong).map(|(identity, content)| {
+        // Only to see whether they are of each other.
+        pem::client(Trust::Anybody, Some(identity), names, wrong);
+        content
+    });
+    Some(Certificates { roots, identity })
+}
+
+/// Says what is better known of servers that are as they should be.
+fn advise(table: &Table<'_>, key: &Key, servers: &Servers) {
+    let file = key.dialect.password_file;
+    let far = servers.hosts.iter().find(|(host, _)| !is_loopback(host));
+    if let (Some((host, _)), None, Some(_)) = (far, &servers.tls, &servers.password) {
+        let told = format!("the password goes to {host} unencrypted, and so does all that is kept there");
+        table.advise(key.name, format!("{told}: write rediss://, with cacert=FILE unless the system knows its root"));
+    }
+    let is_guarded = matches!(servers.topology, Topology::Sentinel { is_guarded: true, .. });
+    if servers.password.is_none() && (servers.user.is_some() || is_guarded) {
+        let told = "without a password, connections are those of the default user, to Sentinels too";
+        table.advise(key.name, format!("{told}: name a file with the password, {file} = \"...\", if there is one"));
+    }
+}
+
+#[cfg(test)]
+mod tests;
