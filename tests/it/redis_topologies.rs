@@ -264,10 +264,10 @@ fn serve_ends_where_redis_does_not_let_it_in() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
     let url = redis.url();
     for (url, told) in [
-        (url.replace("s3cret", "wr0ng"), "WRONGPASS"),
+        (url.replace("s3cret", "wr0ng"), "Password authentication failed"),
         (url.replace(":s3cret@", ""), "NOAUTH"),
         (url.replace("ca.pem", "other.pem"), "UnknownIssuer"),
-        (url.replace("client.", "stranger."), "certificate"),
+        (url.replace("client.", "stranger."), "UnknownCA"),
     ] {
         let mut process = Gate::before(&upstream).store_url(&url).spawn();
         let status = process.wait();
