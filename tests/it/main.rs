@@ -5,6 +5,7 @@
 
 mod admin;
 mod bad_requests;
+mod cache_faults;
 mod clocks;
 mod commands;
 mod concurrency;
@@ -24,6 +25,7 @@ mod passthrough;
 mod policy;
 mod quickstart;
 mod redis_servers;
+mod redis_topologies;
 mod replay;
 mod replicas;
 #[path = "../servers/mod.rs"]

@@ -278,7 +278,7 @@ fn serve_waits_for_a_database_that_is_away() {
 
 /// Where a gate's admin listener is that says that it waits for its store.
 #[track_caller]
-fn waits(process: &Process) -> std::net::SocketAddr {
+pub fn waits(process: &Process) -> std::net::SocketAddr {
     let admin = process.address("admin listening").expect("it says where it is");
     eventually("waiting", || {
         let response = Request::get("/readyz").send(admin);

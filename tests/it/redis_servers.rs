@@ -76,7 +76,7 @@ fn a_dump_is_what_a_server_held_then() {
 #[test]
 fn a_server_that_encrypts_wants_to_see_a_certificate() {
     let Some(redis) = Redis::encrypting(&[("requirepass", "s3cret")]) else { return };
-    assert_eq!(redis.url(), format!("rediss://:s3cret@{}", redis.address()));
+    assert!(redis.url().starts_with(&format!("rediss://:s3cret@{}?cacert=/", redis.address())), "{}", redis.url());
     assert_eq!(redis.ask(&["SET", "a", "1"]), ok());
     assert!(crate::servers::Connection::open(redis.address(), Some("s3cret")).is_err(), "it speaks TLS only");
     let sees = |root: &str, certificate: Option<&str>| {
@@ -145,7 +145,12 @@ fn a_replica_takes_the_place_of_a_killed_node() {
 fn sentinels_put_the_replica_in_the_place_of_a_killed_primary() {
     for settings in [&[("appendonly", "yes")][..], &[("requirepass", "s3cret")]] {
         let Some(all) = Sentinels::with(settings, true) else { return };
-        assert!(all.url().ends_with("?sentinel=records"));
+        let is_guarded = settings[0].0 == "requirepass";
+        assert!(all.url().ends_with(if is_guarded {
+            "?sentinel=records&sentinel_auth=true"
+        } else {
+            "?sentinel=records"
+        }));
         assert_eq!(all.primary().ask(&["SET", "a", "1"]), ok());
         all.wait_until_copied();
         let killed = all.kill_primary();

@@ -37,6 +37,8 @@ pub struct Storm {
     pub upstream: Upstream,
     pub gates: Arc<Places>,
     books: Arc<Books>,
+    /// Whether clients ask again, now and then, for what they have had.
+    asks_again: bool,
     /// Where the records can be looked at, by a way that nothing disturbs.
     database: String,
 }
@@ -60,7 +62,13 @@ impl Storm {
         });
         let (writing, url) = (Arc::clone(&books), database.to_owned());
         let upstream = Upstream::start(move |request| writing.serve(request, &url));
-        Self { upstream, gates: Arc::default(), books, database: database.to_owned() }
+        Self { upstream, gates: Arc::default(), books, asks_again: false, database: database.to_owned() }
+    }
+
+    /// With clients who ask again for what others have had long ago, as often as for what is new.
+    pub fn asking_again(mut self) -> Self {
+        self.asks_again = true;
+        self
     }
 
     /// Starts gates before the upstream.
@@ -102,7 +110,14 @@ impl Storm {
                         if key >= KEYS {
                             return;
                         }
-                        self.try_until_final(&format!("k-{round:04}-{key:04}"), is_over);
+                        self.try_until_final(&name(round, key), is_over);
+                        if self.asks_again {
+                            let (round, most) = match fastrand::usize(..=round) {
+                                this if this == round => (round, key + 1),
+                                earlier => (earlier, KEYS),
+                            };
+                            self.try_until_final(&name(round, fastrand::usize(..most)), is_over);
+                        }
                     }
                 });
             }
@@ -227,6 +242,14 @@ impl Seen {
         assert!(count("replayed") * 2 >= keys, "most keys should come through");
     }
 
+    /// Holds that no gate failed, and that none sent anybody away for want of its store.
+    #[track_caller]
+    pub fn expect_nobody_sent_away(&self) {
+        let is_failed = |one: &&Try| matches!(one.word(), None | Some("store-unavailable" | "overloaded"));
+        let failed: Vec<&Try> = self.history.tries.iter().filter(is_failed).collect();
+        assert!(failed.is_empty(), "{} of {}: {:?}", failed.len(), self.history.tries.len(), failed[0]);
+    }
+
     /// What happened to the key that something is wrong with.
     fn show(&self, wrong: &Wrong) -> String {
         let name = format!("{wrong:?}");
@@ -331,6 +354,11 @@ impl Books {
         self.idle.lock().unwrap().push(session);
         Some(!found.is_empty())
     }
+}
+
+/// A key of a round.
+fn name(round: usize, key: usize) -> String {
+    format!("k-{round:04}-{key:04}")
 }
 
 /// A client's request. Its path is the key too: that stands in the record.

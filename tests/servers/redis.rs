@@ -127,10 +127,14 @@ impl Redis {
         self.address
     }
 
-    /// The URL of the server, with its password.
+    /// The URL of the server, with its password, and with the certificates of one that encrypts.
     pub fn url(&self) -> String {
-        let scheme = if self.address == self.plain { "redis" } else { "rediss" };
-        format!("{scheme}://{}{}", self.user_info(), self.address)
+        let place = format!("{}{}", self.user_info(), self.address);
+        if self.address == self.plain {
+            return format!("redis://{place}");
+        }
+        let [roots, certificate, key] = ["ca.pem", "client.pem", "client.key"].map(|name| self.file(name));
+        format!("rediss://{place}?cacert={roots}&cert={certificate}&key={key}")
     }
 
     /// What stands in a URL before the host.

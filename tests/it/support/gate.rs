@@ -11,8 +11,6 @@ use std::time::Duration;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::servers::Database;
-
 use super::client::{Request, Response};
 use super::faults::{Fault, clock_shim, shim};
 use super::store;
@@ -22,6 +20,9 @@ use super::wait::{PATIENCE, eventually};
 /// A route for whatever the test sends with POST or PATCH.
 const ALL: &str = "[[routes]]\nname = \"all\"\nmethods = [\"POST\", \"PATCH\"]\npath = \"/{*rest}\"\n";
 
+/// What ids are made with where nothing else is said: no secret.
+pub const SECRET: &str = "a secret for tests that everybody may know";
+
 /// How a gate is to be started. Starting does not use it up: the next start is on the same store.
 #[derive(Clone)]
 pub struct Plan {
@@ -30,6 +31,7 @@ pub struct Plan {
     server: String,
     admin: String,
     store_url: String,
+    cache: String,
     store: String,
     upstream: String,
     defaults: String,
@@ -43,7 +45,7 @@ pub struct Plan {
 /// What the processes of a plan need.
 struct Place {
     dir: TempDir,
-    _database: Option<Database>,
+    _store: Option<store::Own>,
 }
 
 /// A running gate. Killed when dropped.
@@ -70,13 +72,14 @@ impl Gate {
 
     pub fn before_url(url: &str) -> Plan {
         let dir = tempfile::Builder::new().prefix("oncegate-it-").tempdir().expect("a writable directory");
-        let (database, store_url) = match store::of_this_run() {
-            Some((database, url)) => (Some(database), url),
-            None => (None, format!("sqlite:{}", dir.path().join("gate.db").display())),
-        };
-        Plan {
+        let store = store::of_this_run();
+        let file = || format!("sqlite:{}", dir.path().join("gate.db").display());
+        let store_url = store.as_ref().map_or_else(file, |store| store.url.clone());
+        let cache = store.as_ref().and_then(|store| store.cache.clone());
+        let plan = Plan {
             store_url,
-            place: Arc::new(Place { dir, _database: database }),
+            place: Arc::new(Place { dir, _store: store }),
+            cache: String::new(),
             url: url.into(),
             server: String::new(),
             admin: String::new(),
@@ -88,6 +91,10 @@ impl Gate {
             args: Vec::new(),
             env: Vec::new(),
             faults: false,
+        };
+        match cache {
+            Some(url) => plan.cache(&url, SECRET),
+            None => plan,
         }
     }
 
@@ -234,9 +241,18 @@ impl Plan {
         self
     }
 
-    /// Replaces the store.
+    /// Replaces the store; it has no cache in front of it.
     pub fn store_url(mut self, url: &str) -> Self {
         self.store_url = url.into();
+        self.cache.clear();
+        self
+    }
+
+    /// Puts a cache in front of the store. What is in there is known by the secret, which gates that share it share too.
+    pub fn cache(mut self, url: &str, secret: &str) -> Self {
+        let file = self.path("secret");
+        std::fs::write(&file, secret).expect("a writable directory");
+        self.cache = format!("cache = \"{url}\"\nid_secret_file = {file:?}\n");
         self
     }
 
@@ -305,11 +321,11 @@ impl Plan {
 
     /// The configuration file, written.
     pub fn config(&self) -> PathBuf {
-        let Self { url, server, admin, store_url, store, upstream, defaults, routes, top, .. } = self;
+        let Self { url, server, admin, store_url, cache, store, upstream, defaults, routes, top, .. } = self;
         let comma = if upstream.is_empty() { "" } else { ", " };
         let listen = |lines: &str| if lines.contains("listen") { "" } else { "listen = \"127.0.0.1:0\"" };
         let text = format!(
-            "{top}\n[server]\n{}\n{server}\n[admin]\n{}\n{admin}\n[store]\nurl = \"{store_url}\"\n{store}\n\
+            "{top}\n[server]\n{}\n{server}\n[admin]\n{}\n{admin}\n[store]\nurl = \"{store_url}\"\n{cache}{store}\n\
              [log]\nformat = \"json\"\n[upstreams]\napp = {{ url = \"{url}\"{comma}{upstream} }}\n\
              [defaults]\n{defaults}\n{routes}",
             listen(server),

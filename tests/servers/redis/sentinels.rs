@@ -53,7 +53,8 @@ impl Sentinels {
     /// The URL, with all Sentinels.
     pub fn url(&self) -> String {
         let sentinels: Vec<String> = self.sentinels.iter().map(|one| one.address().to_string()).collect();
-        format!("redis://{}{}?sentinel={NAME}", self.servers[0].user_info(), sentinels.join(","))
+        let guard = if self.sentinels[0].password.is_some() { "&sentinel_auth=true" } else { "" };
+        format!("redis://{}{}?sentinel={NAME}{guard}", self.servers[0].user_info(), sentinels.join(","))
     }
 
     pub fn sentinels(&self) -> &[Redis] {
