@@ -98,8 +98,8 @@ impl Serving {
         let store: Arc<dyn Store> = Arc::new(Metered::new(opened.store, &metrics));
         let upkeep = if opened.is_shared { worker::Settings::beside_callers() } else { worker::Settings::default() };
         let remembering = cached::Settings {
-            most_entries: 65_536,
-            most_bytes: 32 << 20,
+            most_entries: config.cache_max_entries,
+            most_bytes: config.cache_max_bytes,
             max_age: opened.is_shared.then_some(config.cache_max_age),
         };
         let counts = metrics.cache();
