@@ -57,10 +57,9 @@ pub struct Settings {
 pub struct Shared {
     /// It.
     pub remote: Arc<dyn Remote>,
-    /// Under which its values are authenticated: the same for all gates.
-    pub secret: Arc<[u8]>,
-    /// What tells the store from all others.
-    pub store: [u8; 16],
+    /// Under which its values are authenticated: what the gates have in common, of which it is enough that nobody who writes
+    /// to the cache knows all.
+    pub secrets: [Arc<[u8]>; 2],
     /// The store's time, and when it was asked for that.
     pub time: (Timestamp, Instant),
 }
@@ -170,7 +169,7 @@ impl Cached {
         }
         let beside = |shared: Shared| Beside {
             way: Way::to(shared.remote),
-            seal: Seal::new(&shared.secret, &shared.store),
+            seal: Seal::new(&shared.secrets),
             max_age: settings.max_age.unwrap_or(Duration::MAX),
             time: Mutex::new(shared.time),
             running: Mutex::default(),

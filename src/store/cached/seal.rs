@@ -1,7 +1,7 @@
 //! Values as they stand in the cache, which nobody is trusted with.
 //!
-//! A value is authenticated with HMAC-SHA256 (RFC 2104), under a key that is derived from the id secret for this one use and
-//! this one store. The id of the record goes into it and is not written: a value that stands under another key is none.
+//! A value is authenticated with HMAC-SHA256 (RFC 2104), under a key that is derived for this one use from the id secret and
+//! a secret of the store, where each is set. The id of the record goes into it and is not written: a value that stands under another key is none.
 //!
 //! ```text
 //! version 1 | tag 32 | state 1 | read at 8 | claimed at 8 | until 8 | attempt 16 | length of the head 4 | head | answer
@@ -40,12 +40,14 @@ impl fmt::Debug for Seal {
 }
 
 impl Seal {
-    /// For a store, under a secret.
-    pub(super) fn new(secret: &[u8], store: &[u8]) -> Self {
-        let mut derived = hmac(secret);
-        derived.update(b"oncegate cache 1");
-        derived.update(store);
-        Self { keyed: hmac(&derived.finalize().into_bytes()) }
+    /// Under all of these secrets together.
+    pub(super) fn new(secrets: &[impl AsRef<[u8]>]) -> Self {
+        let derive = |key: Vec<u8>, secret: &_| {
+            let mut derived = hmac(AsRef::<[u8]>::as_ref(secret));
+            derived.update(&key);
+            derived.finalize().into_bytes().to_vec()
+        };
+        Self { keyed: hmac(&secrets.iter().fold(b"oncegate cache 1".to_vec(), derive)) }
     }
 
     /// The value of a record as of `read_at`: completed, or in flight.
@@ -125,13 +127,13 @@ mod tests {
     }
 
     fn value() -> Bytes {
-        Seal::new(b"secret", b"store").close(ID, &record(State::Completed, vec![1; 9], vec![2; 30]), Timestamp(15))
+        Seal::new(&["secret", "store"]).close(ID, &record(State::Completed, vec![1; 9], vec![2; 30]), Timestamp(15))
     }
 
     proptest! {
         #[test]
         fn what_is_closed_is_opened(head: Vec<u8>, answer: Vec<u8>, is_completed: bool, at: u64) {
-            let seal = Seal::new(b"secret", b"store");
+            let seal = Seal::new(&["secret", "store"]);
             let state = if is_completed { State::Completed } else { State::InFlight };
             let record = record(state, head, answer);
             let value = seal.close(ID, &record, Timestamp(at));
@@ -142,12 +144,12 @@ mod tests {
         fn what_was_changed_is_foreign(place in 0..value().len(), change in 1u8..) {
             let mut changed = value().to_vec();
             changed[place] ^= change;
-            prop_assert_eq!(Seal::new(b"secret", b"store").open(ID, &changed.into()), Err(Foreign));
+            prop_assert_eq!(Seal::new(&["secret", "store"]).open(ID, &changed.into()), Err(Foreign));
         }
 
         #[test]
         fn what_was_cut_or_made_longer_is_foreign(length in 0..value().len(), more in 1usize..20) {
-            let seal = Seal::new(b"secret", b"store");
+            let seal = Seal::new(&["secret", "store"]);
             prop_assert_eq!(seal.open(ID, &value().slice(..length)), Err(Foreign));
             let longer = [&value()[..], &vec![0; more]].concat();
             prop_assert_eq!(seal.open(ID, &longer.into()), Err(Foreign));
@@ -155,16 +157,16 @@ mod tests {
 
         #[test]
         fn junk_is_foreign(junk: Vec<u8>) {
-            prop_assert_eq!(Seal::new(b"secret", b"store").open(ID, &junk.into()), Err(Foreign));
+            prop_assert_eq!(Seal::new(&["secret", "store"]).open(ID, &junk.into()), Err(Foreign));
         }
     }
 
     #[test]
     fn what_belongs_elsewhere_is_foreign() {
         let value = value();
-        assert!(Seal::new(b"secret", b"store").open(ID, &value).is_ok());
-        assert_eq!(Seal::new(b"secret", b"store").open(RecordId([8; 32]), &value), Err(Foreign));
-        assert_eq!(Seal::new(b"secret", b"another").open(ID, &value), Err(Foreign));
-        assert_eq!(Seal::new(b"another", b"store").open(ID, &value), Err(Foreign));
+        assert!(Seal::new(&["secret", "store"]).open(ID, &value).is_ok());
+        assert_eq!(Seal::new(&["secret", "store"]).open(RecordId([8; 32]), &value), Err(Foreign));
+        assert_eq!(Seal::new(&["secret", "another"]).open(ID, &value), Err(Foreign));
+        assert_eq!(Seal::new(&["another", "store"]).open(ID, &value), Err(Foreign));
     }
 }

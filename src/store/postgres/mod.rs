@@ -84,10 +84,12 @@ pub struct Description {
 }
 
 /// What tells a store from all others, and its time when it was opened.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Opened {
     /// Its id.
     pub id: [u8; 16],
+    /// What its gates have in common, and nobody else knows.
+    pub secret: [u8; 32],
     /// Its time.
     pub time: Timestamp,
     /// When it was asked for its time.
@@ -126,6 +128,12 @@ impl fmt::Debug for Settings {
     }
 }
 
+impl fmt::Debug for Opened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Opened").field("time", &self.time).finish_non_exhaustive()
+    }
+}
+
 impl fmt::Debug for Postgres {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Postgres").field("description", &self.description).finish_non_exhaustive()
@@ -142,8 +150,7 @@ impl Postgres {
         let unproven = connector.connect_unproven().await?;
         schema::check(unproven.client()).await?;
         let description = unproven.description.clone();
-        let asked = Instant::now();
-        let (id, time) = schema::store(unproven.client()).await?;
+        let opened = schema::store(unproven.client()).await?;
         drop(unproven);
         let claiming = connector.connect(Asking::CALLS).await?;
         let ending = connector.connect(Work::CALLS).await?;
@@ -164,7 +171,7 @@ impl Postgres {
             swept_to: AtomicI64::new(0),
             is_closing: AtomicBool::new(false),
             description,
-            opened: Opened { id, time, asked },
+            opened,
         })
     }
 

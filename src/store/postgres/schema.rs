@@ -1,10 +1,11 @@
 //! The schema `oncegate`, and how it gets there.
 
+use tokio::time::Instant;
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
 use super::connect::Connector;
-use super::{OpenError, Settings};
+use super::{OpenError, Opened, Settings};
 use crate::idempotency::record::Timestamp;
 
 /// One step from an empty database to the schema that this program works on.
@@ -103,14 +104,14 @@ pub(super) async fn check(client: &Client) -> Result<(), OpenError> {
     fitting(client).await
 }
 
-/// What tells the store from all others, and its time.
-pub(super) async fn store(client: &Client) -> Result<([u8; 16], Timestamp), OpenError> {
-    let row = client.query_typed_one("SELECT id, at FROM oncegate.store_v1()", &[]).await;
+/// What tells the store from all others, what its gates have in common, and its time.
+pub(super) async fn store(client: &Client) -> Result<Opened, OpenError> {
+    let asked = Instant::now();
+    let row = client.query_typed_one("SELECT id, secret, at FROM oncegate.store_v1()", &[]).await;
     let row = row.map_err(|error| OpenError::of(&error))?;
-    let id = row.get::<_, &[u8]>(0).try_into();
-    let at = u64::try_from(row.get::<_, i64>(1));
-    match (id, at) {
-        (Ok(id), Ok(at)) => Ok((id, Timestamp(at))),
+    let (id, secret) = (row.get::<_, &[u8]>(0).try_into(), row.get::<_, &[u8]>(1).try_into());
+    match (id, secret, u64::try_from(row.get::<_, i64>(2))) {
+        (Ok(id), Ok(secret), Ok(time)) => Ok(Opened { id, secret, time: Timestamp(time), asked }),
         _ => Err(OpenError::Failed("the id of the store or its time makes no sense".to_owned())),
     }
 }

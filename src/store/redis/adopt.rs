@@ -8,7 +8,8 @@ use redis::Cmd;
 use tokio::time::{Instant, sleep};
 
 use super::listing::{self, Walk};
-use super::{Redis, error, keys};
+use super::record::Unreadable;
+use super::{Redis, confused, error, keys};
 use crate::store::{Error, ErrorKind, Identity, IdentityChange, Origin, rules};
 
 /// How long whoever adopts has for it: where rules changed, every record is looked at.
@@ -31,13 +32,9 @@ pub(super) async fn adopt(
     lock(store, &token).await?;
     let adopted = adopt_alone(store, origins, rules, accept_change).await;
     // Where it fails it ends by itself.
-    let release = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end";
-    let released: redis::RedisResult<()> = redis::Script::new(release)
-        .key(keys::ADOPTING)
-        .arg(&token[..])
-        .invoke_async(&mut store.connection.clone())
-        .await;
-    drop(released);
+    let mut release = store.scripts.release.call(1);
+    release.arg(keys::ADOPTING).arg(&token[..]);
+    drop(store.call(release).await);
     adopted
 }
 
@@ -47,7 +44,7 @@ async fn lock(store: &Redis, token: &[u8; 16]) -> Result<(), Error> {
     while began.elapsed() < PATIENCE {
         let mut command = redis::cmd("SET");
         command.arg(keys::ADOPTING).arg(&token[..]).arg("NX").arg("PX").arg(PATIENCE.as_millis() as u64);
-        if ask::<Option<String>>(store, &command).await?.is_some() {
+        if ask::<Option<String>>(store, command).await?.is_some() {
             return Ok(());
         }
         sleep(PAUSE).await;
@@ -85,7 +82,7 @@ async fn adopt_alone(
         writes.push(command);
     }
     for command in writes {
-        command.query_async::<i64>(&mut store.connection.clone()).await.map_err(|error| error::of_write(&error))?;
+        store.call(command).await.map_err(|error| error::of_write(&error))?;
     }
     Ok(Vec::new())
 }
@@ -96,7 +93,7 @@ async fn on_file(
     services: &BTreeSet<&Arc<str>>,
     rules: &[Identity],
 ) -> Result<BTreeSet<(Arc<str>, Arc<str>)>, Error> {
-    let found: Vec<(String, Vec<u8>)> = ask(store, redis::cmd("HGETALL").arg(keys::IDENTITIES)).await?;
+    let found: Vec<(String, Vec<u8>)> = ask(store, redis::cmd("HGETALL").arg(keys::IDENTITIES).to_owned()).await?;
     let identities = found.into_iter().filter_map(|(name, digest)| {
         let (service, namespace) = name.split_once(BETWEEN)?;
         let is_known = |rule: &Identity| {
@@ -137,6 +134,7 @@ fn name(service: &str, namespace: &str) -> String {
     format!("{service}{BETWEEN}{namespace}")
 }
 
-async fn ask<T: redis::FromRedisValue>(store: &Redis, command: &Cmd) -> Result<T, Error> {
-    command.query_async(&mut store.connection.clone()).await.map_err(|error| error::of_question(&error))
+async fn ask<T: redis::FromRedisValue>(store: &Redis, command: Cmd) -> Result<T, Error> {
+    let said = store.call(command).await.map_err(|error| error::of_question(&error))?;
+    T::from_redis_value(said).map_err(|_| confused(Unreadable))
 }

@@ -13,6 +13,12 @@ pub enum OpenError {
     /// It does not let this user in, or denies what is needed.
     #[error("Redis refuses: {0}; see the user and the password in [store] url or password_file")]
     Refused(String),
+    /// It is older than what is needed.
+    #[error("Redis {0} is too old: it is to be 6.2 or later")]
+    Old(String),
+    /// It is not the kind of server that the settings say.
+    #[error("this is the wrong kind of Redis: {0}; see [store] url")]
+    Unfit(String),
     /// Anything else.
     #[error("Redis failed: {0}")]
     Failed(String),

@@ -60,6 +60,9 @@ pub(super) fn record(id: RecordId) -> Vec<u8> {
     key
 }
 
+/// The key of no record, beside those of the first partition.
+pub(super) const NOBODY: &str = "oncegate{00}:r:";
+
 /// The hash of origins by their ids.
 pub(super) const ORIGINS: &str = "oncegate{origins}";
 

@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use redis::aio::PubSub;
-use redis::{Client, RedisResult};
 use tokio::time::sleep;
 
+use super::link::Link;
 use crate::idempotency::record::RecordId;
 use crate::store::waiters::Waiters;
 
@@ -17,14 +16,22 @@ const CHANNEL: &str = "oncegate";
 /// Between two tries to listen again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Listens, and begins again where the connection is lost.
-pub(super) async fn run(client: Client, waiters: Arc<Waiters>) {
+/// Listens, and begins again where a connection is lost: the one that listens would not notice by itself that nobody
+/// tells it anything any more.
+pub(super) async fn run(link: Link, waiters: Arc<Waiters>) {
+    let mut losses = link.losses();
     loop {
-        match listen(&client).await {
+        losses.mark_unchanged();
+        match link.subscribe(CHANNEL).await {
             Ok(mut listening) => {
                 waiters.begin();
                 let mut told = listening.on_message();
-                while let Some(message) = told.next().await {
+                loop {
+                    let message = tokio::select! {
+                        message = told.next() => message,
+                        _ = losses.changed() => None,
+                    };
+                    let Some(message) = message else { break };
                     hear(&waiters, message.get_payload_bytes());
                 }
                 waiters.tell_all();
@@ -36,12 +43,6 @@ pub(super) async fn run(client: Client, waiters: Arc<Waiters>) {
         }
         sleep(PAUSE).await;
     }
-}
-
-async fn listen(client: &Client) -> RedisResult<PubSub> {
-    let mut listening = client.get_async_pubsub().await?;
-    listening.subscribe(CHANNEL).await?;
-    Ok(listening)
 }
 
 /// A letter for what happened, and the id.

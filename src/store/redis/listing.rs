@@ -4,11 +4,11 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redis::Value;
+use redis::{FromRedisValue, Value};
 
 use super::keys::{self, Partition};
 use super::record::{self, Kept, Unreadable};
-use super::{Redis, confused, error, number, parts};
+use super::{Redis, confused, number, parts};
 use crate::idempotency::record::{RecordId, Timestamp};
 use crate::store::{Error, Filter, Listed, Origin, OriginId, Page};
 
@@ -53,20 +53,18 @@ impl<'a> Walk<'a> {
         let from = self.after.map_or_else(|| b"-".to_vec(), |after| [b"(", &after.0[..]].concat());
         let mut command = redis::cmd("ZRANGE");
         command.arg(partition.ids()).arg(from).arg("+").arg("BYLEX").arg("LIMIT").arg(0).arg(CHUNK);
-        let ids: Vec<Vec<u8>> = command
-            .query_async(&mut self.store.connection.clone())
-            .await
-            .map_err(|error| error::of_question(&error))?;
+        let said = self.store.ask(command).await?;
+        let ids = Vec::<Vec<u8>>::from_redis_value(said).map_err(|_| confused(Unreadable))?;
         ids.into_iter().map(|id| id.try_into().map(RecordId).map_err(|_| confused(Unreadable))).collect()
     }
 }
 
 async fn look(store: &Redis, ids: &[RecordId]) -> Result<VecDeque<(RecordId, Kept, Timestamp)>, Error> {
-    let mut call = store.scripts.look.prepare_invoke();
+    let mut call = store.scripts.look.call(ids.len());
     for id in ids {
-        call.key(keys::record(*id));
+        call.arg(keys::record(*id));
     }
-    let Value::Array(said) = store.ask(&call).await? else { return Err(confused(Unreadable)) };
+    let Value::Array(said) = store.ask(call).await? else { return Err(confused(Unreadable)) };
     let mut said = said.into_iter();
     let now = said.next().as_ref().map(number).transpose()?.map(record::time).ok_or_else(|| confused(Unreadable))?;
     let mut found = VecDeque::new();
@@ -80,9 +78,9 @@ async fn look(store: &Redis, ids: &[RecordId]) -> Result<VecDeque<(RecordId, Kep
 }
 
 pub(super) async fn get(store: &Redis, id: RecordId) -> Result<Option<Listed>, Error> {
-    let mut call = store.scripts.get.prepare_invoke();
-    call.key(keys::record(id));
-    let (now, Some(standing)) = parts(store.ask(&call).await?)? else { return Ok(None) };
+    let mut call = store.scripts.get.call(1);
+    call.arg(keys::record(id));
+    let (now, Some(standing)) = parts(store.ask(call).await?)? else { return Ok(None) };
     let kept = record::read(standing, true).map_err(confused)?;
     let origin = origins(store).await?.remove(&kept.origin.0);
     Ok(Some(Listed { id, origin, record: kept.record, now }))
@@ -132,8 +130,8 @@ fn passes(filter: &Filter, kept: &Kept, origin: Option<&Origin>, now: Timestamp)
 /// All origins that are known.
 pub(super) async fn origins(store: &Redis) -> Result<HashMap<i64, Origin>, Error> {
     let command = redis::cmd("HVALS").arg(keys::ORIGINS).to_owned();
-    let found: Vec<Vec<u8>> =
-        command.query_async(&mut store.connection.clone()).await.map_err(|error| error::of_question(&error))?;
+    let said = store.ask(command).await?;
+    let found = Vec::<Vec<u8>>::from_redis_value(said).map_err(|_| confused(Unreadable))?;
     found.iter().map(|origin| read_origin(origin).map(|origin| (origin.id().0, origin))).collect()
 }
 

@@ -7,6 +7,7 @@
 mod adopt;
 mod error;
 mod keys;
+mod link;
 mod listener;
 mod listing;
 mod record;
@@ -20,13 +21,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use redis::aio::{ConnectionManager, ConnectionManagerConfig};
-use redis::{RedisResult, ScriptInvocation, Value};
+use redis::{Cmd, ErrorKind as RedisKind, RedisResult, ServerErrorKind, Value};
 use tokio::sync::broadcast;
 use tokio::task::JoinSet;
 
 pub use self::error::OpenError;
 use self::keys::Partition;
+pub(in crate::store) use self::link::Link;
 use self::record::{millis, span};
 use self::scripts::Scripts;
 pub use self::servers::{Certificates, Servers, Topology};
@@ -41,19 +42,16 @@ use crate::idempotency::record::{Attempt, RecordId, Timestamp, Version};
 /// How long a command may take. Whoever asked has given up by then.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// How long a connection may take until it is there.
-const CONNECT: Duration = Duration::from_secs(2);
-
 /// What a Redis store is opened with.
 #[derive(Clone)]
 pub struct Settings {
-    /// Where the server is, and as whom to connect.
-    pub server: redis::ConnectionInfo,
+    /// Where the servers are, and as whom to connect.
+    pub servers: Servers,
 }
 
 /// A store in Redis.
 pub struct Redis {
-    connection: ConnectionManager,
+    link: Link,
     scripts: Scripts,
     waiters: Arc<Waiters>,
     /// The task that listens; ends with the store.
@@ -77,32 +75,34 @@ impl Redis {
     }
 
     async fn on_clock(settings: &Settings, clock: &str) -> Result<Self, OpenError> {
-        let client = redis::Client::open(settings.server.clone()).map_err(|error| OpenError::of(&error))?;
-        let config = ConnectionManagerConfig::new()
-            .set_response_timeout(Some(ANSWER))
-            .set_connection_timeout(Some(CONNECT))
-            .set_number_of_retries(0);
-        let connection =
-            ConnectionManager::new_with_config(client.clone(), config).await.map_err(|error| OpenError::of(&error))?;
+        let link = Link::open(&settings.servers, ANSWER).await?;
         let waiters = Arc::<Waiters>::default();
         let mut listening = JoinSet::new();
-        listening.spawn(listener::run(client, Arc::clone(&waiters)));
+        listening.spawn(listener::run(link.clone(), Arc::clone(&waiters)));
         let scripts = Scripts::new(clock);
-        Ok(Self { connection, scripts, waiters, _listening: listening, is_closing: AtomicBool::new(false) })
+        Ok(Self { link, scripts, waiters, _listening: listening, is_closing: AtomicBool::new(false) })
     }
 
-    async fn call(&self, script: &ScriptInvocation<'_>) -> RedisResult<Value> {
-        script.invoke_async(&mut self.connection.clone()).await
+    async fn call(&self, call: Cmd) -> RedisResult<Value> {
+        let said = self.link.send(std::slice::from_ref(&call)).await?.pop();
+        match said {
+            // It did nothing.
+            Some(Err(error)) if error.kind() == RedisKind::Server(ServerErrorKind::NoScript) => {
+                self.link.send(&[self.scripts.in_full(&call)]).await?.pop()
+            }
+            said => said,
+        }
+        .unwrap_or_else(|| Err((RedisKind::UnexpectedReturnType, "nothing was answered").into()))
     }
 
-    async fn write(&self, script: &ScriptInvocation<'_>) -> Result<Value, Error> {
+    async fn write(&self, call: Cmd) -> Result<Value, Error> {
         self.still_open()?;
-        self.call(script).await.map_err(|error| error::of_write(&error))
+        self.call(call).await.map_err(|error| error::of_write(&error))
     }
 
-    async fn ask(&self, script: &ScriptInvocation<'_>) -> Result<Value, Error> {
+    async fn ask(&self, call: Cmd) -> Result<Value, Error> {
         self.still_open()?;
-        self.call(script).await.map_err(|error| error::of_question(&error))
+        self.call(call).await.map_err(|error| error::of_question(&error))
     }
 
     fn still_open(&self) -> Result<(), Error> {
@@ -121,10 +121,10 @@ impl Store for Redis {
 
     async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
         let partition = Partition::of(id);
-        let mut call = self.scripts.claim.prepare_invoke();
-        call.key(keys::record(id)).key(partition.in_flight()).key(partition.ids());
+        let mut call = self.scripts.claim.call(3);
+        call.arg(keys::record(id)).arg(partition.in_flight()).arg(partition.ids());
         add_fresh(&mut call, &fresh);
-        match parts(self.write(&call).await?)? {
+        match parts(self.write(call).await?)? {
             (claimed_at, None) => Ok(Claim::Inserted(claimed_at)),
             (now, Some(standing)) => {
                 let kept = record::read(standing, true).map_err(confused)?;
@@ -135,21 +135,21 @@ impl Store for Redis {
 
     async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
         let partition = Partition::of(id);
-        let mut call = self.scripts.supersede.prepare_invoke();
-        call.key(keys::record(id)).key(partition.in_flight()).key(partition.completed()).key(partition.unknown());
+        let mut call = self.scripts.supersede.call(4);
+        call.arg(keys::record(id)).arg(partition.in_flight()).arg(partition.completed()).arg(partition.unknown());
         call.arg(&seen.attempt.0[..]).arg(rules::place(seen.state)).arg(millis(seen.until));
         add_fresh(&mut call, &fresh);
-        Ok(number(&self.write(&call).await?)? == 1)
+        Ok(number(&self.write(call).await?)? == 1)
     }
 
     async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
         let partition = Partition::of(id);
         let (how, lasts, answer) = told(&end);
-        let mut call = self.scripts.settle.prepare_invoke();
-        call.key(keys::record(id)).key(partition.in_flight()).key(partition.completed());
-        call.key(partition.unknown()).key(partition.ids());
+        let mut call = self.scripts.settle.call(5);
+        call.arg(keys::record(id)).arg(partition.in_flight()).arg(partition.completed());
+        call.arg(partition.unknown()).arg(partition.ids());
         call.arg(&attempt.0[..]).arg(how).arg(lasts).arg(&answer[..]);
-        let Value::Array(said) = self.write(&call).await? else { return Err(confused(record::Unreadable)) };
+        let Value::Array(said) = self.write(call).await? else { return Err(confused(record::Unreadable)) };
         let until =
             said.first().map(number).transpose()?.map(record::time).ok_or_else(|| confused(record::Unreadable))?;
         let standing = match said.into_iter().nth(1) {
@@ -163,10 +163,10 @@ impl Store for Redis {
     async fn renew(&self, held: Vec<Held>) -> Result<Vec<RecordId>, Error> {
         self.still_open()?;
         let renewing = held.into_iter().map(async |held| {
-            let mut call = self.scripts.renew.prepare_invoke();
-            call.key(keys::record(held.id)).key(Partition::of(held.id).in_flight());
+            let mut call = self.scripts.renew.call(2);
+            call.arg(keys::record(held.id)).arg(Partition::of(held.id).in_flight());
             call.arg(&held.attempt.0[..]).arg(span(held.lease));
-            let renewed = number(&self.write(&call).await?)? == 1;
+            let renewed = number(&self.write(call).await?)? == 1;
             Ok::<_, Error>(renewed.then_some(held.id))
         });
         let renewed = futures_util::future::try_join_all(renewing).await?;
@@ -176,10 +176,10 @@ impl Store for Redis {
     async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
         let mut expired = 0;
         for partition in Partition::all() {
-            let mut call = self.scripts.expire_leases.prepare_invoke();
-            call.key(partition.in_flight()).key(partition.unknown());
+            let mut call = self.scripts.expire_leases.call(2);
+            call.arg(partition.in_flight()).arg(partition.unknown());
             call.arg(partition.records()).arg(limit - expired);
-            expired += usize::try_from(number(&self.write(&call).await?)?).unwrap_or_default();
+            expired += usize::try_from(number(&self.write(call).await?)?).unwrap_or_default();
             if expired >= limit {
                 break;
             }
@@ -191,9 +191,9 @@ impl Store for Redis {
         let mut swept = 0;
         for partition in Partition::all() {
             for set in [partition.completed(), partition.unknown()] {
-                let mut call = self.scripts.sweep.prepare_invoke();
-                call.key(set).key(partition.ids()).arg(partition.records()).arg(limit - swept);
-                swept += usize::try_from(number(&self.write(&call).await?)?).unwrap_or_default();
+                let mut call = self.scripts.sweep.call(2);
+                call.arg(set).arg(partition.ids()).arg(partition.records()).arg(limit - swept);
+                swept += usize::try_from(number(&self.write(call).await?)?).unwrap_or_default();
                 if swept >= limit {
                     return Ok(swept);
                 }
@@ -205,9 +205,9 @@ impl Store for Redis {
     async fn changed(&self, id: RecordId) {
         let Some(waiter) = self.waiters.join(id) else { return std::future::pending().await };
         let ask = async {
-            let mut call = self.scripts.await_end.prepare_invoke();
-            call.key(keys::record(id));
-            match self.write(&call).await.and_then(|said| number(&said)) {
+            let mut call = self.scripts.await_end.call(1);
+            call.arg(keys::record(id));
+            match self.write(call).await.and_then(|said| number(&said)) {
                 Ok(runs) => runs == 1,
                 // Whoever waits looks again by itself.
                 Err(_) => std::future::pending().await,
@@ -232,10 +232,10 @@ impl Store for Redis {
 
     async fn remove(&self, id: RecordId) -> Result<bool, Error> {
         let partition = Partition::of(id);
-        let mut call = self.scripts.remove.prepare_invoke();
-        call.key(keys::record(id)).key(partition.in_flight()).key(partition.completed());
-        call.key(partition.unknown()).key(partition.ids());
-        Ok(number(&self.write(&call).await?)? == 1)
+        let mut call = self.scripts.remove.call(5);
+        call.arg(keys::record(id)).arg(partition.in_flight()).arg(partition.completed());
+        call.arg(partition.unknown()).arg(partition.ids());
+        Ok(number(&self.write(call).await?)? == 1)
     }
 
     async fn count(&self) -> Result<[u64; 3], Error> {
@@ -244,8 +244,7 @@ impl Store for Redis {
         for partition in Partition::all() {
             let sets = [partition.in_flight(), partition.completed(), partition.unknown()];
             for (count, set) in counts.iter_mut().zip(sets) {
-                let found = redis::cmd("ZCARD").arg(set).query_async::<u64>(&mut self.connection.clone()).await;
-                *count += found.map_err(|error| error::of_question(&error))?;
+                *count += number(&self.ask(redis::cmd("ZCARD").arg(set).to_owned()).await?)?;
             }
         }
         Ok(counts)
@@ -263,9 +262,9 @@ impl Store for Redis {
 
     async fn ping(&self) -> Result<(), Error> {
         // A script that writes is let through only where writes are.
-        self.write(self.scripts.renew.prepare_invoke().key("oncegate{00}:r:").key("oncegate{00}:f").arg("").arg(0))
-            .await
-            .map(drop)
+        let mut call = self.scripts.renew.call(2);
+        call.arg(keys::NOBODY).arg(Partition(0).in_flight()).arg("").arg(0);
+        self.write(call).await.map(drop)
     }
 
     async fn close(&self) {
@@ -273,7 +272,7 @@ impl Store for Redis {
     }
 }
 
-fn add_fresh(call: &mut ScriptInvocation<'_>, fresh: &Fresh) {
+fn add_fresh(call: &mut Cmd, fresh: &Fresh) {
     call.arg(&fresh.attempt.0[..]).arg(span(fresh.lease)).arg(span(fresh.ttl)).arg(span(fresh.unknown_ttl));
     call.arg(&fresh.origin.0.to_be_bytes()[..]).arg(&fresh.head[..]);
 }

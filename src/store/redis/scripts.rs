@@ -1,6 +1,12 @@
 //! What is done in one step on the server.
 
-use redis::Script;
+use redis::{Arg, Cmd};
+
+/// A script, and the name that a server knows it by.
+pub(super) struct Script {
+    text: String,
+    hash: String,
+}
 
 /// The scripts, each with what it needs before it.
 pub(super) struct Scripts {
@@ -14,6 +20,7 @@ pub(super) struct Scripts {
     pub(super) get: Script,
     pub(super) look: Script,
     pub(super) remove: Script,
+    pub(super) release: Script,
 }
 
 /// The time by the server's clock, as `now`.
@@ -24,7 +31,7 @@ const PRELUDE: &str = include_str!("scripts/prelude.lua");
 impl Scripts {
     /// The scripts on a clock.
     pub(super) fn new(clock: &str) -> Self {
-        let script = |text: &str| Script::new(&[clock, PRELUDE, text].concat());
+        let script = |text: &str| Script::new([clock, PRELUDE, text].concat());
         Self {
             claim: script(include_str!("scripts/claim.lua")),
             supersede: script(include_str!("scripts/supersede.lua")),
@@ -36,6 +43,52 @@ impl Scripts {
             get: script(include_str!("scripts/get.lua")),
             look: script(include_str!("scripts/look.lua")),
             remove: script(include_str!("scripts/remove.lua")),
+            release: script(include_str!("scripts/release.lua")),
         }
+    }
+}
+
+impl Script {
+    fn new(text: String) -> Self {
+        let hash = redis::Script::new(&text).get_hash().to_owned();
+        Self { text, hash }
+    }
+
+    /// Begins a call with so many keys; they follow, and then the arguments.
+    pub(super) fn call(&self, keys: usize) -> Cmd {
+        let mut command = redis::cmd("EVALSHA");
+        command.arg(&self.hash).arg(keys);
+        command
+    }
+}
+
+impl Scripts {
+    /// A call as it is to be sent to a server that does not know the script.
+    pub(super) fn in_full(&self, call: &Cmd) -> Cmd {
+        let mut command = redis::cmd("EVAL");
+        for (place, argument) in call.args_iter().enumerate().skip(1) {
+            let Arg::Simple(argument) = argument else { continue };
+            match self.all().into_iter().find(|script| place == 1 && script.hash.as_bytes() == argument) {
+                Some(script) => command.arg(&script.text),
+                None => command.arg(argument),
+            };
+        }
+        command
+    }
+
+    fn all(&self) -> [&Script; 11] {
+        [
+            &self.claim,
+            &self.supersede,
+            &self.settle,
+            &self.renew,
+            &self.expire_leases,
+            &self.sweep,
+            &self.await_end,
+            &self.get,
+            &self.look,
+            &self.remove,
+            &self.release,
+        ]
     }
 }

@@ -12,7 +12,10 @@ use crate::store::servers;
 const STOPPED: &str = "local now = tonumber(redis.call('GET', 'clock'))\n";
 
 fn settings(server: &servers::Redis) -> Settings {
-    Settings { server: redis::IntoConnectionInfo::into_connection_info(server.url()).unwrap() }
+    let address = server.address();
+    let hosts = vec![(address.ip().to_string(), address.port())];
+    let (user, password, tls) = (None, None, None);
+    Settings { servers: Servers { topology: Topology::Standalone, hosts, user, password, database: 0, tls } }
 }
 
 /// An empty store, whose clock stands until it is stepped.

@@ -6,6 +6,8 @@ use tokio::time::{advance, sleep};
 
 use super::*;
 
+const SECRETS: [&str; 2] = ["secret", "of the store"];
+
 /// A cache in memory that does as it is told.
 #[derive(Default)]
 pub(super) struct Shelves {
@@ -65,8 +67,7 @@ pub(super) fn gate(
     let settings = Settings { max_age: Some(TTL / 2), ..SETTINGS };
     let shared = Shared {
         remote: Arc::clone(shelves) as _,
-        secret: b"secret".as_slice().into(),
-        store: [5; 16],
+        secrets: SECRETS.map(|secret| secret.as_bytes().into()),
         time: (time, Instant::now()),
     };
     let told = Arc::<Mutex<Vec<Answered>>>::default();
@@ -162,18 +163,18 @@ async fn what_a_store_had_is_kept_for_the_other_gates() {
 #[tokio::test(start_paused = true)]
 async fn nothing_but_what_a_gate_wrote_for_this_record_is_believed() {
     let another = RecordId([8; 32]);
-    let foreign = Seal::new(b"secret", &[6; 16]);
+    let foreign = Seal::new(&["secret", "of another store"]);
     let two = two().completed().await;
     let value = two.shelves.values.lock().unwrap()[&ID].clone();
-    let (record, read_at) = Seal::new(b"secret", &[5; 16]).open(ID, &value).unwrap();
+    let (record, read_at) = Seal::new(&SECRETS).open(ID, &value).unwrap();
     for wrong in [
         Bytes::new(),
         Bytes::from_static(b"junk"),
         value.slice(..value.len() - 1),
         [&value[..], b"x"].concat().into(),
         foreign.close(ID, &record, read_at),
-        Seal::new(b"another secret", &[5; 16]).close(ID, &record, read_at),
-        Seal::new(b"secret", &[5; 16]).close(another, &record, read_at),
+        Seal::new(&["another secret", "of the store"]).close(ID, &record, read_at),
+        Seal::new(&SECRETS).close(another, &record, read_at),
     ] {
         two.change(|values| drop(values.insert(ID, wrong)));
         two.other.shelf.forget_all();
@@ -261,7 +262,7 @@ async fn a_hint_goes_with_the_attempt() {
         two.one.settle(ID, Attempt([1; 16]), end).await.unwrap();
         two.until_written().await;
         if let Some(value) = two.shelves.values.lock().unwrap().get(&ID) {
-            let (record, _) = Seal::new(b"secret", &[5; 16]).open(ID, value).unwrap();
+            let (record, _) = Seal::new(&SECRETS).open(ID, value).unwrap();
             assert_eq!(record.state, State::Completed);
         }
     }

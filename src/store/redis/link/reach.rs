@@ -1,0 +1,351 @@
+//! Reaching servers: who they are, and whether they take writes.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
+use redis::aio::MultiplexedConnection;
+use redis::io::tcp::TcpSettings;
+use redis::{
+    AsyncConnectionConfig, Client, ClientTlsConfig, ConnectionAddr, FromRedisValue, IntoConnectionInfo,
+    RedisConnectionInfo, RedisError, RedisResult, TlsCertificates, Value,
+};
+use tokio::time::timeout;
+
+use super::super::error::told;
+use super::super::{OpenError, Servers, Topology};
+use super::slots::{self, Slots};
+
+/// How long a connection may take until it is known to work.
+const CONNECT: Duration = Duration::from_secs(2);
+
+/// How long the Sentinels have to say which server is the primary, unless most of them have said it before.
+const SENTINELS: Duration = Duration::from_secs(1);
+
+/// The oldest version that has all that is used.
+const OLDEST: (u32, u32) = (6, 2);
+
+/// A host and a port.
+pub(super) type Address = (String, u16);
+
+/// A server that answers.
+#[derive(Clone)]
+pub(super) struct Node {
+    pub(super) address: Address,
+    pub(super) connection: MultiplexedConnection,
+    /// Tells one connection from another.
+    pub(super) number: u64,
+    /// How many wait for its answers.
+    pub(super) waiting: Arc<AtomicUsize>,
+    pub(super) client: Client,
+    pub(super) version: String,
+}
+
+/// The servers that are connected to.
+#[derive(Clone, Default)]
+pub(super) struct Way {
+    pub(super) nodes: Vec<Node>,
+    /// Which of them has what, in a cluster.
+    pub(super) slots: Option<Slots>,
+}
+
+/// What a server says of itself.
+struct Greeting {
+    version: String,
+    mode: String,
+    is_replica: bool,
+}
+
+/// Makes connections.
+pub(super) struct Reach {
+    servers: Servers,
+    made: AtomicU64,
+}
+
+impl Reach {
+    pub(super) fn new(servers: Servers) -> Self {
+        Self { servers, made: AtomicU64::new(0) }
+    }
+
+    /// Whether connections could be made with these settings.
+    pub(super) fn try_settings(&self) -> Result<(), OpenError> {
+        let mut hosts = self.servers.hosts.iter();
+        hosts.try_for_each(|host| self.client(host, self.credentials()).map(drop).map_err(|error| at(host, &error)))
+    }
+
+    /// Connects; `before` is what is connected to already. In a cluster some nodes may be missing.
+    pub(super) async fn connect(&self, before: &Way) -> Result<Way, OpenError> {
+        match &self.servers.topology {
+            Topology::Standalone => self.standalone().await,
+            Topology::Sentinel { primary, is_guarded } => self.behind_sentinels(primary, *is_guarded).await,
+            Topology::Cluster => self.cluster(before).await,
+        }
+    }
+
+    /// The first of the hosts that takes writes.
+    async fn standalone(&self) -> Result<Way, OpenError> {
+        let mut failure = None;
+        for address in &self.servers.hosts {
+            match self.primary(address).await {
+                Ok(node) => return Ok(Way { nodes: vec![node], slots: None }),
+                Err(error) => failure = Some(error),
+            }
+        }
+        Err(failure.unwrap_or_else(|| OpenError::Failed("no host is named".to_owned())))
+    }
+
+    async fn primary(&self, address: &Address) -> Result<Node, OpenError> {
+        let (node, greeting) = self.node(address).await?;
+        let shown = shown(address);
+        match &*greeting.mode {
+            "sentinel" => Err(OpenError::Unfit(format!("{shown} is a Sentinel, and not a server that keeps data"))),
+            "cluster" => Err(OpenError::Unfit(format!("{shown} is a node of a cluster, and is to be used as one"))),
+            _ if greeting.is_replica => {
+                Err(OpenError::Unreachable(format!("{shown} is a replica, which takes no writes")))
+            }
+            _ => Ok(node),
+        }
+    }
+
+    async fn behind_sentinels(&self, name: &str, is_guarded: bool) -> Result<Way, OpenError> {
+        let (named, failure) = self.ask_sentinels(name, is_guarded).await;
+        let mut failure = failure.unwrap_or_else(|| {
+            OpenError::Unreachable(format!("no Sentinel knows a primary by the name of {name} at this moment"))
+        });
+        for address in named {
+            match self.primary(&address).await {
+                Ok(node) => return Ok(Way { nodes: vec![node], slots: None }),
+                Err(error) => failure = error,
+            }
+        }
+        Err(failure)
+    }
+
+    /// The addresses that Sentinels give, the one that most of them give first; and why one gave none.
+    async fn ask_sentinels(&self, name: &str, is_guarded: bool) -> (Vec<Address>, Option<OpenError>) {
+        let hosts = &self.servers.hosts;
+        let mut asked: FuturesUnordered<_> =
+            hosts.iter().map(|sentinel| self.ask_sentinel(sentinel, name, is_guarded)).collect();
+        let mut named: HashMap<Address, usize> = HashMap::new();
+        let mut failure = None;
+        let asking = async {
+            while let Some(said) = asked.next().await {
+                match said {
+                    Ok(Some(address)) => {
+                        let times = named.entry(address).or_default();
+                        *times += 1;
+                        if *times > hosts.len() / 2 {
+                            return;
+                        }
+                    }
+                    Ok(None) => {}
+                    Err(error) => failure = Some(error),
+                }
+            }
+        };
+        // Those that have not said by then are not waited for.
+        let _ = timeout(SENTINELS, asking).await;
+        let mut named: Vec<(Address, usize)> = named.into_iter().collect();
+        named.sort_by_key(|(_, times)| std::cmp::Reverse(*times));
+        (named.into_iter().map(|(address, _)| address).collect(), failure)
+    }
+
+    async fn ask_sentinel(
+        &self,
+        sentinel: &Address,
+        name: &str,
+        is_guarded: bool,
+    ) -> Result<Option<Address>, OpenError> {
+        let settings = if is_guarded { self.credentials() } else { RedisConnectionInfo::default() };
+        let client = self.client(sentinel, settings).map_err(|error| at(sentinel, &error))?;
+        let mut question = redis::cmd("SENTINEL");
+        question.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
+        let asking = async { question.query_async(&mut dial(&client).await?).await };
+        asking.await.map_err(|error| at(sentinel, &error))
+    }
+
+    async fn cluster(&self, before: &Way) -> Result<Way, OpenError> {
+        let slots = self.learn(before).await?;
+        let known = |address: &Address| before.nodes.iter().find(|node| node.address == *address).cloned();
+        let reached = join_all(slots.primaries().iter().map(async |address| match known(address) {
+            Some(node) => Ok(node),
+            None => self.node(address).await.map(|(node, _)| node),
+        }));
+        let (mut nodes, mut failure) = (Vec::new(), None);
+        for reached in reached.await {
+            match reached {
+                Ok(node) => nodes.push(node),
+                Err(error) => failure = Some(error),
+            }
+        }
+        match failure {
+            Some(error) if nodes.is_empty() => Err(error),
+            _ => Ok(Way { nodes, slots: Some(slots) }),
+        }
+    }
+
+    /// Which node has what: the first that answers says it.
+    async fn learn(&self, before: &Way) -> Result<Slots, OpenError> {
+        let mut failure = None;
+        for node in &before.nodes {
+            let mut connection = node.connection.clone();
+            let asked = timeout(CONNECT, slots::ask(&mut connection, &node.address)).await;
+            match asked.unwrap_or_else(|_| Err(late())) {
+                Ok(slots) => return Ok(slots),
+                Err(error) => failure = Some(at(&node.address, &error)),
+            }
+        }
+        let named = before.slots.iter().flat_map(|slots| slots.all().iter());
+        let mut asked: FuturesUnordered<_> =
+            self.servers.hosts.iter().chain(named).map(|address| self.learn_at(address)).collect();
+        while let Some(said) = asked.next().await {
+            match said {
+                Ok(slots) => return Ok(slots),
+                Err(error) => failure = Some(error),
+            }
+        }
+        Err(failure.unwrap_or_else(|| OpenError::Failed("no host is named".to_owned())))
+    }
+
+    async fn learn_at(&self, address: &Address) -> Result<Slots, OpenError> {
+        let (mut node, greeting) = self.node(address).await?;
+        if greeting.mode != "cluster" {
+            return Err(OpenError::Unfit(format!("{} is not a node of a cluster", shown(address))));
+        }
+        let asked = timeout(CONNECT, slots::ask(&mut node.connection, address)).await;
+        let slots = asked.unwrap_or_else(|_| Err(late())).map_err(|error| at(address, &error))?;
+        match slots.hole() {
+            Some(slot) => Err(OpenError::Unreachable(format!("no node of the cluster has slot {slot}"))),
+            None => Ok(slots),
+        }
+    }
+
+    /// A connection to a server that answers.
+    async fn node(&self, address: &Address) -> Result<(Node, Greeting), OpenError> {
+        let client = self.client(address, self.credentials()).map_err(|error| at(address, &error))?;
+        let greeting = async {
+            let mut connection = dial(&client).await?;
+            let greeting = greet(&mut connection).await?;
+            // One that loads its data, or has lost its primary and is told to say so, does not.
+            redis::cmd("PING").query_async::<()>(&mut connection).await?;
+            Ok::<_, RedisError>((connection, greeting))
+        };
+        let greeting = timeout(CONNECT, greeting).await.unwrap_or_else(|_| Err(late()));
+        let (connection, greeting) = greeting.map_err(|error| at(address, &error))?;
+        if greeting.mode != "sentinel" && is_old(&greeting.version) {
+            return Err(OpenError::Old(greeting.version));
+        }
+        let node = Node {
+            address: address.clone(),
+            connection,
+            number: self.made.fetch_add(1, Ordering::Relaxed),
+            waiting: Arc::default(),
+            client,
+            version: greeting.version.clone(),
+        };
+        Ok((node, greeting))
+    }
+
+    fn credentials(&self) -> RedisConnectionInfo {
+        let mut settings = RedisConnectionInfo::default().set_db(self.servers.database);
+        if let Some(user) = &self.servers.user {
+            settings = settings.set_username(user);
+        }
+        if let Some(password) = &self.servers.password {
+            settings = settings.set_password(password);
+        }
+        settings
+    }
+
+    fn client(&self, (host, port): &Address, settings: RedisConnectionInfo) -> RedisResult<Client> {
+        let address = match self.servers.tls {
+            None => ConnectionAddr::Tcp(host.clone(), *port),
+            Some(_) => ConnectionAddr::TcpTls { host: host.clone(), port: *port, insecure: false, tls_params: None },
+        };
+        let tcp = TcpSettings::default().set_nodelay(true);
+        let server = address.into_connection_info()?.set_tcp_settings(tcp);
+        let server =
+            server.set_redis_settings(settings.set_lib_name(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION")));
+        let Some(certificates) = &self.servers.tls else { return Client::open(server) };
+        let identity = certificates.identity.as_ref();
+        let client_tls = identity
+            .map(|(certificates, key)| ClientTlsConfig { client_cert: certificates.clone(), client_key: key.clone() });
+        Client::build_with_tls(server, TlsCertificates { client_tls, root_cert: certificates.roots.clone() })
+    }
+}
+
+impl Node {
+    /// Whether it is there still, and still takes writes.
+    pub(super) async fn check(&self, patience: Duration) -> RedisResult<()> {
+        let greeting = timeout(patience, greet(&mut self.connection.clone())).await.map_err(|_| late())??;
+        if greeting.is_replica && greeting.mode != "cluster" {
+            return Err(RedisError::from((
+                redis::ErrorKind::Client,
+                "no primary",
+                "it has become a replica".to_owned(),
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// What a server that does not answer says.
+pub(super) fn late() -> RedisError {
+    RedisError::from(std::io::Error::new(std::io::ErrorKind::TimedOut, "it did not answer in time"))
+}
+
+pub(super) fn shown((host, port): &Address) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
+async fn dial(client: &Client) -> RedisResult<MultiplexedConnection> {
+    let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
+    client.get_multiplexed_async_connection_with_config(&config).await
+}
+
+/// Asks a server who it is. Every user may.
+async fn greet(connection: &mut MultiplexedConnection) -> RedisResult<Greeting> {
+    let said: HashMap<String, Value> = redis::cmd("HELLO").arg(2).query_async(connection).await?;
+    let part = |name| said.get(name).and_then(|value| String::from_redis_value_ref(value).ok()).unwrap_or_default();
+    Ok(Greeting { version: part("version"), mode: part("mode"), is_replica: part("role") == "replica" })
+}
+
+/// Whether a version is older than the oldest that will do; not so where it says nothing.
+fn is_old(version: &str) -> bool {
+    let mut parts = version.split('.').map_while(|part| part.parse::<u32>().ok());
+    match (parts.next(), parts.next()) {
+        (Some(major), Some(minor)) => (major, minor) < OLDEST,
+        _ => false,
+    }
+}
+
+fn at(address: &Address, error: &RedisError) -> OpenError {
+    let shown = shown(address);
+    match OpenError::of(error) {
+        OpenError::Unreachable(_) => OpenError::Unreachable(format!("{shown}: {}", told(error))),
+        OpenError::Refused(_) => OpenError::Refused(format!("{shown}: {}", told(error))),
+        _ if error.to_string().to_ascii_lowercase().contains("unknown command") => {
+            OpenError::Old(format!("at {shown}"))
+        }
+        _ => OpenError::Failed(format!("{shown}: {}", told(error))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_told_apart() {
+        for old in ["5.0.14", "6.0.16", "6.1.240"] {
+            assert!(is_old(old), "{old}");
+        }
+        for good in ["6.2.0", "7.0.15", "8.0.1", "10.1", "", "unstable"] {
+            assert!(!is_old(good), "{good}");
+        }
+    }
+}
