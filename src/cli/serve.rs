@@ -20,12 +20,12 @@ use crate::http::shards::Shards;
 use crate::http::upstream::Upstream;
 use crate::idempotency::identity::Identifier;
 use crate::idempotency::policy::Mode;
-use crate::store::cached::{self, Cached};
 use crate::store::{ErrorKind, Store};
-use crate::telemetry::{logs, metered::Metered, metrics::Metrics};
+use crate::telemetry::{logs, metrics::Metrics};
 use crate::worker;
 
 mod opening;
+mod remembering;
 
 /// How long the end may take once everything is settled.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -95,16 +95,8 @@ impl Serving {
         let admin_task = tokio::spawn(admin::serve(listener, Arc::clone(&admin), admin_stop.subscribe()));
 
         let Some(opened) = opening::open(&config.store, &readiness, signals).await? else { return Ok(None) };
-        let store: Arc<dyn Store> = Arc::new(Metered::new(opened.store, &metrics));
         let upkeep = if opened.is_shared { worker::Settings::beside_callers() } else { worker::Settings::default() };
-        let remembering = cached::Settings {
-            most_entries: config.cache_max_entries,
-            most_bytes: config.cache_max_bytes,
-            max_age: opened.is_shared.then_some(config.cache_max_age),
-        };
-        let counts = metrics.cache();
-        let store: Arc<dyn Store> =
-            Arc::new(Cached::new(store, &remembering, None, move |answered| counts.count(answered)));
+        let store = remembering::before(opened, &config, &metrics)?;
         let upstreams = config.upstreams.into_iter().map(Upstream::new).collect();
         let gate = Gate::new(config.gate, config.router, upstreams, Arc::clone(&store), &metrics);
         if !adopt_identities(&gate, &*store, accept_identity_change, signals).await? {

@@ -10,7 +10,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use super::Signals;
 use crate::admin::{Phase, Readiness};
 use crate::config::{self, Store as StoreSettings};
-use crate::store::postgres::{OpenError, Postgres};
+use crate::store::postgres::{self, OpenError, Postgres};
 use crate::store::{Store, memory::Memory, redis, sqlite};
 
 /// How often to look whether the process that holds the store has gone.
@@ -31,6 +31,8 @@ pub(super) struct Opened {
     pub(super) store: Arc<dyn Store>,
     /// Whether other processes may write to it at the same time.
     pub(super) is_shared: bool,
+    /// What a cache in front of it is bound to, where it can have one.
+    pub(super) bound_to: Option<postgres::Opened>,
 }
 
 /// Opens the store; nothing if the process was told to stop while it waited.
@@ -42,7 +44,7 @@ pub(super) async fn open(
     match settings {
         StoreSettings::Memory => {
             tracing::warn!("store memory: records are lost when this process ends; for tests and trials only");
-            Ok(Some(Opened { store: Arc::new(Memory::new()), is_shared: false }))
+            Ok(Some(Opened { store: Arc::new(Memory::new()), is_shared: false, bound_to: None }))
         }
         StoreSettings::Sqlite { path } => open_sqlite(path, readiness, signals).await,
         StoreSettings::Postgres(settings) => open_postgres(settings, readiness, signals).await,
@@ -83,7 +85,7 @@ async fn open_sqlite(path: &Path, readiness: &Readiness, signals: &mut Signals) 
              --state unknown`"
         );
     }
-    Ok(Some(Opened { store: Arc::new(store), is_shared: false }))
+    Ok(Some(Opened { store: Arc::new(store), is_shared: false, bound_to: None }))
 }
 
 async fn lock(path: &Path, readiness: &Readiness, signals: &mut Signals) -> anyhow::Result<Option<sqlite::Lock>> {
@@ -155,7 +157,8 @@ async fn open_postgres(
             );
         }
     }
-    Ok(Some(Opened { store: Arc::new(store), is_shared: true }))
+    let bound_to = Some(store.opened());
+    Ok(Some(Opened { store: Arc::new(store), is_shared: true, bound_to }))
 }
 
 async fn open_redis(
@@ -164,29 +167,12 @@ async fn open_redis(
     signals: &mut Signals,
 ) -> anyhow::Result<Option<Opened>> {
     let servers = settings.servers();
-    let settings = redis::Settings { server: alone(&settings.servers)? };
+    let settings = redis::Settings { servers: settings.servers.clone() };
     readiness.set(Phase::WaitingForStore);
     let store = tokio::select! {
         opened = redis::Redis::open(&settings) => opened.with_context(|| format!("[store] url: {servers}"))?,
         () = signals.stop() => return Ok(None),
     };
     tracing::info!(%servers, "store opened");
-    Ok(Some(Opened { store: Arc::new(store), is_shared: true }))
-}
-
-/// The one server that the store connects to.
-fn alone(servers: &redis::Servers) -> anyhow::Result<::redis::ConnectionInfo> {
-    use ::redis::{IntoConnectionInfo as _, RedisConnectionInfo};
-    anyhow::ensure!(
-        servers.topology == redis::Topology::Standalone && servers.tls.is_none(),
-        "one server, unencrypted"
-    );
-    let mut as_whom = RedisConnectionInfo::default().set_db(servers.database);
-    if let Some(password) = &servers.password {
-        as_whom = as_whom.set_password(password);
-    }
-    if let Some(user) = &servers.user {
-        as_whom = as_whom.set_username(user);
-    }
-    Ok(servers.hosts[0].clone().into_connection_info()?.set_redis_settings(as_whom))
+    Ok(Some(Opened { store: Arc::new(store), is_shared: true, bound_to: None }))
 }

@@ -11,6 +11,7 @@ mod link;
 mod listener;
 mod listing;
 mod record;
+mod remote;
 mod scripts;
 mod servers;
 
@@ -27,8 +28,10 @@ use tokio::task::JoinSet;
 
 pub use self::error::OpenError;
 use self::keys::Partition;
-pub(in crate::store) use self::link::Link;
+use self::link::Link;
+use self::listener::Heard;
 use self::record::{millis, span};
+pub use self::remote::Shared;
 use self::scripts::Scripts;
 pub use self::servers::{Certificates, Servers, Topology};
 use super::rules::{self, Change, Standing};
@@ -41,6 +44,9 @@ use crate::idempotency::record::{Attempt, RecordId, Timestamp, Version};
 
 /// How long a command may take. Whoever asked has given up by then.
 const ANSWER: Duration = Duration::from_secs(5);
+
+/// Where the scripts tell of ends and removals.
+const CHANNEL: &str = "oncegate";
 
 /// What a Redis store is opened with.
 #[derive(Clone)]
@@ -78,7 +84,8 @@ impl Redis {
         let link = Link::open(&settings.servers, ANSWER).await?;
         let waiters = Arc::<Waiters>::default();
         let mut listening = JoinSet::new();
-        listening.spawn(listener::run(link.clone(), Arc::clone(&waiters)));
+        let hearing = Arc::clone(&waiters);
+        listening.spawn(listener::run(link.clone(), CHANNEL.to_owned(), move |heard| hear(&hearing, heard)));
         let scripts = Scripts::new(clock);
         Ok(Self { link, scripts, waiters, _listening: listening, is_closing: AtomicBool::new(false) })
     }
@@ -269,6 +276,23 @@ impl Store for Redis {
 
     async fn close(&self) {
         self.is_closing.store(true, Ordering::Relaxed);
+    }
+}
+
+fn hear(waiters: &Waiters, heard: Heard<'_>) {
+    match heard {
+        Heard::Begin => waiters.begin(),
+        Heard::Lost => waiters.tell_all(),
+        Heard::Message(message) => {
+            // A letter for what happened, and the id.
+            let Some((what, id)) = message.split_first() else { return };
+            let Ok(id) = <[u8; 32]>::try_from(id).map(RecordId) else { return };
+            match what {
+                b'e' => waiters.tell(id),
+                b'r' => waiters.removed(id),
+                _ => {}
+            }
+        }
     }
 }
 

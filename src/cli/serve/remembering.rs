@@ -1,0 +1,36 @@
+//! What answers retries before the store is asked.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+
+use super::opening::Opened;
+use crate::config::Resolved;
+use crate::store::cached::{Cached, Settings, Shared};
+use crate::store::{Store, redis};
+use crate::telemetry::metered::Metered;
+use crate::telemetry::metrics::Metrics;
+
+/// Puts the memory of this process before a store, and the cache that gates share where there is one.
+pub(super) fn before(opened: Opened, config: &Resolved, metrics: &Metrics) -> anyhow::Result<Arc<dyn Store>> {
+    let settings = Settings {
+        most_entries: config.cache_max_entries,
+        most_bytes: config.cache_max_bytes,
+        max_age: opened.is_shared.then_some(config.cache_max_age),
+    };
+    let shared = match (&config.cache, opened.bound_to) {
+        (Some(cache), Some(store)) => {
+            let servers = cache.servers();
+            let remote = redis::Shared::begin(&cache.servers, store.id);
+            let remote = remote.with_context(|| format!("[store] cache: {servers}"))?;
+            tracing::info!(%servers, "cache in front of the store");
+            let id_secret = config.gate.id_secret.as_ref().map_or_else(|| [].into(), |secret| Arc::clone(&secret.0));
+            let secrets = [id_secret, store.secret.into()];
+            Some(Shared { remote: Arc::new(remote), secrets, time: (store.time, store.asked) })
+        }
+        _ => None,
+    };
+    let counts = metrics.cache();
+    let store = Arc::new(Metered::new(opened.store, metrics));
+    Ok(Arc::new(Cached::new(store, &settings, shared, move |answered| counts.count(answered))))
+}
