@@ -32,8 +32,7 @@ fn redis<'a>(resolved: &'a Resolved, key: &str) -> &'a Redis {
 #[track_caller]
 fn both(url: &str) -> Redis {
     let [store, cache] = KEYS.map(|key| {
-        let resolved =
-            with(key, url, "").unwrap_or_else(|problems| panic!("{key} {url}: {problems}"));
+        let resolved = with(key, url, "").unwrap_or_else(|problems| panic!("{key} {url}: {problems}"));
         redis(&resolved, key).clone()
     });
     assert_eq!((store.servers(), &store.url), (cache.servers(), &cache.url));
@@ -126,8 +125,7 @@ fn a_password_comes_from_one_place_and_is_not_shown() {
             ("redis://gate@a", &*named, "redis://gate:@a"),
             ("redis://a", &*named, "redis://a"),
         ] {
-            let resolved =
-                with(key, url, more).unwrap_or_else(|problems| panic!("{url}: {problems}"));
+            let resolved = with(key, url, more).unwrap_or_else(|problems| panic!("{url}: {problems}"));
             assert_eq!(redis(&resolved, key).servers.password.as_deref(), Some("s3cret"), "{key} {url}");
             assert_eq!(redis(&resolved, key).url, shown);
             let printed = resolved.effective.to_string();
