@@ -239,8 +239,10 @@ proptest! {
         user in "(gate)?",
         behind in "(/3)?(\\?cluster=true|\\?sentinel=m)?",
     ) {
+        // Longer than what is random in the path of a temporary file, which problems name.
+        let part = "Zq9Zq9Zq";
         for key in KEYS {
-            let shown = match with(key, &format!("redis://{user}:Zq{middle}Zq@h{behind}"), "") {
+            let shown = match with(key, &format!("redis://{user}:{part}{middle}{part}@h{behind}"), "") {
                 Ok(resolved) => {
                     prop_assert!(redis(&resolved, key).servers.password.is_some());
                     prop_assert_eq!(&redis(&resolved, key).servers.hosts[0].0, "h");
@@ -248,7 +250,7 @@ proptest! {
                 }
                 Err(problems) => format!("{problems}{problems:?}"),
             };
-            prop_assert!(!shown.contains("Zq"), "{}", shown);
+            prop_assert!(!shown.contains(part), "{}", shown);
         }
     }
 }
