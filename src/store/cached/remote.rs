@@ -13,7 +13,7 @@ use bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, broadcast, oneshot};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::idempotency::record::RecordId;
 use crate::store::callers::finish_where_they_wait;
@@ -21,11 +21,8 @@ use crate::store::callers::finish_where_they_wait;
 /// How long a request waits for the cache.
 const PATIENCE: Duration = Duration::from_millis(3);
 
-/// How long a batch that nobody waits for may take.
-const BATCH_PATIENCE: Duration = Duration::from_millis(500);
-
-/// So many failures in a row, and it is left alone.
-const FAILURES: u32 = 5;
+/// How long a batch may take. After that, or once one fails, the cache is left alone.
+const BATCH_PATIENCE: Duration = Duration::from_millis(25);
 
 /// Between two looks whether it answers again, at first and at most.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -121,7 +118,6 @@ struct Queue {
     bytes: usize,
     /// What is being forgotten. Until it is, what stands there is not believed.
     forgetting: HashSet<RecordId>,
-    failures: u32,
     is_away: bool,
 }
 
@@ -130,6 +126,7 @@ struct Question {
     /// Nothing where it is only asked to know whether it would have had the answer.
     reply: Option<oneshot::Sender<Option<Option<Bytes>>>>,
     runtime: Option<Handle>,
+    asked: Instant,
 }
 
 impl Way {
@@ -165,7 +162,12 @@ impl Way {
             if queue.forgetting.contains(&id) {
                 return Found::Nothing;
             }
-            queue.questions.push_back(Question { id, reply, runtime: Handle::try_current().ok() });
+            queue.questions.push_back(Question {
+                id,
+                reply,
+                runtime: Handle::try_current().ok(),
+                asked: Instant::now(),
+            });
         }
         if !is_asked_first {
             self.shared.filled.notify_one();
@@ -176,10 +178,7 @@ impl Way {
             Ok(Ok(Some(Some(value)))) => Found::Value(value),
             Ok(Ok(Some(None))) => Found::Nothing,
             Ok(Ok(None) | Err(_)) => Found::Failed,
-            Err(_) => {
-                self.shared.failed("it does not answer in time");
-                Found::Late
-            }
+            Err(_) => Found::Late,
         }
     }
 
@@ -269,13 +268,9 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It failed to answer. After some failures in a row nobody waits for it any more.
+    /// It failed to answer: nobody waits for it any more.
     fn failed(&self, why: &str) {
         let mut queue = self.lock();
-        queue.failures += 1;
-        if queue.is_away || queue.failures < FAILURES {
-            return;
-        }
         queue.is_away = true;
         let (to_forget, lost) = std::mem::take(&mut queue.writes).into_iter().partition(is_to_forget);
         // What is to be forgotten by all still is.
@@ -284,15 +279,11 @@ impl Shared {
         lost.iter().for_each(|write| queue.forgotten(write));
         drop(queue);
         tracing::warn!(error = why, "the cache does not answer: the store is asked instead, until it does");
-        self.filled.notify_one();
     }
 
     fn answered(&self) {
-        let mut queue = self.lock();
-        queue.failures = 0;
-        if std::mem::take(&mut queue.is_away) {
-            tracing::info!("the cache answers again");
-        }
+        self.lock().is_away = false;
+        tracing::info!("the cache answers again");
     }
 
     /// Whether one more question had an answer.
@@ -336,7 +327,6 @@ async fn carry_out(shared: &Shared, questions: Vec<Question>, writes: Vec<Operat
     let carried = carried.unwrap_or_else(|_| Err(Failure("it does not answer in time".to_owned())));
     let found: Vec<Option<Option<Bytes>>> = match carried {
         Ok(found) => {
-            shared.answered();
             let mut queue = shared.lock();
             batch.iter().for_each(|write| queue.forgotten(write));
             drop(queue);
@@ -350,11 +340,10 @@ async fn carry_out(shared: &Shared, questions: Vec<Question>, writes: Vec<Operat
     };
     let mut found = found.into_iter();
     let mut answered = Vec::new();
-    for Question { reply, runtime, .. } in questions {
+    for Question { reply, runtime, asked, .. } in questions {
         let found = found.next().flatten();
-        if let Some(found) = &found {
-            shared.count(found.is_some());
-        }
+        // An answer that comes too late is none.
+        shared.count(matches!(found, Some(Some(_))) && asked.elapsed() < PATIENCE);
         answered.extend(reply.map(|reply| (reply, runtime, found)));
     }
     finish_where_they_wait(
@@ -392,9 +381,8 @@ async fn until_back(shared: &Shared) {
         let asked = std::mem::take(&mut shared.lock().questions);
         drop(asked);
         sleep(pause).await;
-        // It must not only answer, but in time.
         let probe = [Operation::Get(RecordId([0; 32]))];
-        if matches!(timeout(PATIENCE, shared.remote.carry_out(&probe)).await, Ok(Ok(_))) {
+        if matches!(timeout(BATCH_PATIENCE, shared.remote.carry_out(&probe)).await, Ok(Ok(_))) {
             shared.answered();
             return;
         }
