@@ -68,7 +68,7 @@ struct ServeArgs {
     /// Where the admin listener listens, such as 127.0.0.1:9090.
     #[arg(long, value_name = "ADDR")]
     admin: Option<String>,
-    /// The store: sqlite:PATH, postgres://USER@HOST/DATABASE or memory:.
+    /// The store: sqlite:PATH, postgres://USER@HOST/DATABASE, redis://HOST or memory:.
     #[arg(long, value_name = "URL")]
     store: Option<String>,
     /// Start even where the rules that make records' identities have changed, and forget the keys of live records.

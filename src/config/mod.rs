@@ -55,7 +55,7 @@ pub struct Resolved {
     pub admin: admin::Settings,
     /// `[store] url`
     pub store: Store,
-    /// `[store] cache`: only in front of PostgreSQL, and only with a secret.
+    /// `[store] cache`: only in front of PostgreSQL.
     pub cache: Option<Redis>,
     /// `[store] cache_max_age`. Zero: nothing is remembered of what others write too. Never with a cache.
     pub cache_max_age: Duration,

@@ -16,7 +16,7 @@ mod removals;
 mod rules;
 #[cfg(test)]
 #[path = "../../tests/servers/mod.rs"]
-mod servers;
+pub(crate) mod servers;
 pub mod sqlite;
 pub mod unreliable;
 mod waiters;

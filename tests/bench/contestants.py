@@ -97,6 +97,7 @@ listen = "127.0.0.1:{admin_port}"
 
 [store]
 url = "{store}"
+{settings}
 
 [upstreams]
 app = {{ url = "http://127.0.0.1:{upstream_port}", timeout = "20s" }}
@@ -198,7 +199,7 @@ class Oncegate(Proxy):
         config = directory / "oncegate.toml"
         config.write_text(
             ONCEGATE.format(
-                port=port, admin_port=self.admin_port, store=store.url, upstream_port=upstream.port,
+                port=port, admin_port=self.admin_port, store=store.url, settings=store.settings, upstream_port=upstream.port,
                 hanging_port=hanging.port, ttl=ttl, pass_path=PASS_PATH, protected_path=PROTECTED_PATH,
                 hanging_path=HANGING_PATH,
             )
@@ -206,11 +207,19 @@ class Oncegate(Proxy):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ONCEGATE_")}
         self.binary, self.environment = binary, environment
         store.prepare(binary, environment)
-        server = Server(
-            f"{label} on {store.name}", [binary, "serve", "--config", config], directory / "log",
-            [port, self.admin_port], environment,
+        super().__init__(label, self._start(port), port)
+
+    def _start(self, port):
+        return Server(
+            f"{self.label} on {self.store.name}", [self.binary, "serve", "--config", self.directory / "oncegate.toml"],
+            self.directory / "log", [port, self.admin_port], self.environment,
         )
-        super().__init__(label, server, port)
+
+    def restart(self):
+        """Ends the process and starts another, which has nothing in memory."""
+        self.server.stop()
+        self.server = self._start(self.port)
+        self.idle = self.server.memory()[0]
 
     def metrics(self):
         """Every sample of /metrics, by its name and labels as they are written."""

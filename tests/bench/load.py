@@ -17,6 +17,9 @@ from processes import TICKS, Failed, start
 SCRIPT = pathlib.Path(__file__).with_name("load.lua")
 HOST = "bench.test"
 SEEDED = 1000
+
+# So many times longer than they are asked for, answers are stored that will be asked for once.
+WARMING = 5
 REQUEST_BODY = '{"amount":1000,"currency":"eur","customer":"cus_8f2b1c","description":"order 4711"}'
 
 
@@ -35,8 +38,9 @@ PASS = Kind("pass-through", PASS_PATH, "unique", 201, "passed")
 FIXED = Kind("pass-through, fixed", PASS_PATH, "fixed", 201, "passed")
 NEW = Kind("new keys", PROTECTED_PATH, "unique", 201, "executed")
 REPLAY = Kind("replays", PROTECTED_PATH, "set", 201, "replayed")
+COLD = Kind("cold replays", PROTECTED_PATH, "unique", 201, "replayed")
 CONFLICT = Kind("conflicts", HANGING_PATH, "fixed", 409, "in-flight")
-KINDS = (PASS, FIXED, REPLAY, CONFLICT, NEW)
+KINDS = (PASS, FIXED, REPLAY, CONFLICT, NEW, COLD)
 PASSES = (PASS, FIXED)
 
 
@@ -76,6 +80,8 @@ class Load:
         self.runs += 1
         key = f"{self.tag}-{self.runs:05d}"
         problems = []
+        if kind is COLD:
+            self._warm_store(contestant, key, connections)
         self._probe(contestant, kind, key + "-before", problems)
         executed = self.upstream.executions()
         outcomes = contestant.outcomes() if contestant.gate else {}
@@ -89,6 +95,10 @@ class Load:
         end, peak = contestant.server.memory()
         self._check(contestant, kind, connections, said, executed, outcomes, records, problems)
         self._probe(contestant, kind, key + "-after", problems)
+        if kind is COLD and contestant.store.settings:
+            asked = contestant.metrics().get('oncegate_store_duration_seconds_count{op="claim",store="postgres"}', 0)
+            if asked > said["requests"] / 100:
+                problems.append(f"{asked:.0f} times the store behind the cache was asked")
         seconds = said["microseconds"] / 1e6
         requests = max(said["requests"], 1)
         if contestant.server is self.upstream.server:
@@ -153,6 +163,15 @@ class Load:
             thread.join()
         if failures:
             raise Failed(f"{contestant.server.name}: seeding for replays got {failures[0]}")
+
+    def _warm_store(self, contestant, key, connections):
+        """Stores more answers than a measurement will ask for, each once, and starts the gate anew."""
+        for end in ("-before", "-after"):
+            connection = http.client.HTTPConnection("127.0.0.1", contestant.port, timeout=30)
+            post(connection, COLD.path, key + end)
+            connection.close()
+        self.drive(contestant.port, COLD, key, connections, self.seconds * WARMING)
+        contestant.restart()
 
     def occupy(self, contestant):
         """Starts the attempt that never ends; every request with its key is a conflict. Returns its connection."""

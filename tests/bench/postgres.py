@@ -43,6 +43,7 @@ class Postgres:
     name = "postgres"
     durable = True
     soaks = True
+    settings = ""
 
     def __init__(self, directory):
         self.directory, self.port = directory / "postgres", free_port()

@@ -2,11 +2,12 @@
 
 A store is made with a directory of its own. It has the `url` for the configuration once it is made (one that needs a
 server starts it then, and can keep its files in the directory) and is laid out by `prepare` before its gate starts. It
-says whether it is `durable`, which is what the chart shows, whether it `soaks` unless it is asked to, which `servers`
+has more `settings` for the configuration, it says whether it is `durable`, which is what the chart shows, whether it `soaks` unless it is asked to, which `servers`
 work for it, and how many records it has `completed`, if anybody but the gate can see that. It is stopped after its
 gate."""
 
 from postgres import Postgres, PostgresPooled
+from redis import PostgresCached, Redis
 
 
 class Sqlite:
@@ -16,6 +17,7 @@ class Sqlite:
     durable = True
     soaks = True
     servers = ()
+    settings = ""
 
     def __init__(self, directory):
         self.path = directory / "oncegate.db"
@@ -43,6 +45,7 @@ class Memory:
     durable = False
     soaks = True
     servers = ()
+    settings = ""
     url = "memory:"
 
     def __init__(self, directory):
@@ -61,4 +64,4 @@ class Memory:
         """It ends with its process."""
 
 
-STORES = {store.name: store for store in (Sqlite, Memory, Postgres, PostgresPooled)}
+STORES = {store.name: store for store in (Sqlite, Memory, Postgres, PostgresPooled, PostgresCached, Redis)}

@@ -184,6 +184,7 @@ impl Store for Recorded {
     async fn remove(&self, id: RecordId) -> Result<bool, Error> {
         let removed = self.shelf.memory.remove(id).await?;
         self.note(Call::Remove(id), Said::Removed(removed));
+        self.done(Operation::Remove, &[], Told::Removed(removed)).await;
         Ok(removed)
     }
 

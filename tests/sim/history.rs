@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use oncegate::idempotency::codec;
 use oncegate::idempotency::record::{Attempt, State};
+use oncegate::store::cached::Answered;
 use oncegate::store::unreliable::Operation;
 use tokio::time::Instant;
 
@@ -86,6 +87,7 @@ pub enum Told {
     NotSettled,
     Count(usize),
     Renewed(usize),
+    Removed(bool),
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -98,6 +100,10 @@ pub enum Event {
     Died { life: LifeNumber },
     /// Something in the world changes for a gate; the word is for readers.
     Fault { life: LifeNumber, what: String },
+    /// Something happens to the cache that gates share; the word is for readers.
+    Cache { what: String },
+    /// What came of asking the cache of a gate.
+    Recalled { life: LifeNumber, answered: Answered },
     /// The connections of a gate to the upstream are reset.
     Cut { life: LifeNumber },
     /// A client sends a request.
@@ -277,6 +283,10 @@ impl fmt::Display for Entry {
             Event::Drained { life: LifeNumber(life) } => write!(f, "gate {life} is told to end"),
             Event::Died { life: LifeNumber(life) } => write!(f, "gate {life} is dead"),
             Event::Fault { life: LifeNumber(life), what } => write!(f, "gate {life}: {what}"),
+            Event::Cache { what } => write!(f, "shared cache: {what}"),
+            Event::Recalled { life: LifeNumber(life), answered } => {
+                write!(f, "cache, gate {life}: {}", answered.as_str())
+            }
             Event::Cut { life: LifeNumber(life) } => write!(f, "gate {life}: its upstream connections are reset"),
             Event::Sent { request: Request(request), life: LifeNumber(life), label, variant, is_probe } => {
                 let what = if *is_probe { "probe" } else { "request" };

@@ -8,11 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use oncegate::gate::Gate;
+use oncegate::store::Store;
 use oncegate::store::unreliable::{Side, Unreliable};
 use tokio::sync::{Notify, watch};
 
 use crate::history::{Event, History, LifeNumber};
 use crate::pipe::Cable;
+use crate::remote::Wire;
 
 pub struct Life {
     pub number: LifeNumber,
@@ -22,6 +24,10 @@ pub struct Life {
     pub gate: OnceLock<Weak<Gate>>,
     /// What fails between it and the store.
     pub faults: OnceLock<Weak<Unreliable>>,
+    /// All that it asks for records.
+    pub store: OnceLock<Weak<dyn Store>>,
+    /// The way to the cache that it shares, if it does.
+    pub wire: OnceLock<Weak<Wire>>,
     pub history: History,
     dead: AtomicBool,
     drained: AtomicBool,
@@ -64,6 +70,8 @@ impl Life {
             history,
             gate: OnceLock::new(),
             faults: OnceLock::new(),
+            store: OnceLock::new(),
+            wire: OnceLock::new(),
             dead: AtomicBool::new(false),
             drained: AtomicBool::new(false),
             calm: AtomicBool::new(false),
@@ -83,6 +91,14 @@ impl Life {
 
     pub fn faults(&self) -> Arc<Unreliable> {
         self.faults.get().and_then(Weak::upgrade).unwrap()
+    }
+
+    pub fn store(&self) -> Arc<dyn Store> {
+        self.store.get().and_then(Weak::upgrade).unwrap()
+    }
+
+    pub fn wire(&self) -> Option<Arc<Wire>> {
+        self.wire.get().and_then(Weak::upgrade)
     }
 
     pub fn is_dead(&self) -> bool {

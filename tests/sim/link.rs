@@ -127,7 +127,13 @@ impl Store for Link {
     }
 
     async fn remove(&self, id: RecordId) -> Result<bool, Error> {
-        self.carry(move |store| async move { store.remove(id).await }).await
+        // A gate that is alone on its store, and remembers for as long as records live, never finds what was removed by an
+        // earlier life of its own after it began: the store of such a gate is in its process.
+        let life = Arc::clone(&self.life);
+        let remove = move |store: Arc<dyn Store>| async move {
+            if life.is_dead() { pending().await } else { store.remove(id).await }
+        };
+        self.carry(remove).await
     }
 
     async fn count(&self) -> Result<[u64; 3], Error> {

@@ -17,6 +17,7 @@
 //! | [`world`] | a run: it begins gates, sends clients, strikes with faults, calms down, and asks every gate for every key |
 //! | [`life`] | one life of a gate, and its death; a gate that comes back is another on the same store |
 //! | [`link`], [`books`], [`mutant`] | the way to the store, what happens there, and the store itself, true or wrong |
+//! | [`remote`], [`believer`] | the cache that gates share, and such a cache believed wrongly |
 //! | [`pipe`], [`wire`] | connections in memory that stall, break and are cut; HTTP/1.1 on them |
 //! | [`client`], [`upstream`] | the two sides of the gates |
 //! | [`setup`], [`dice`] | routes and policies; chance |
@@ -31,6 +32,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test fails by panicking, and says why")]
 #![allow(unreachable_pub, missing_docs, reason = "nothing reaches into a test binary")]
 
+mod believer;
 mod books;
 mod check;
 mod client;
@@ -45,6 +47,7 @@ mod pipe;
 #[path = "../it/support/store.rs"]
 #[expect(dead_code, reason = "the gates of a run have no store of this kind")]
 mod provided;
+mod remote;
 mod report;
 mod seeds;
 #[path = "../servers/mod.rs"]

@@ -10,6 +10,7 @@ use oncegate::store::memory::Memory;
 use oncegate::store::unreliable::Operation;
 use oncegate::store::{Claim, End, Error, Expiry, Filter, Fresh, Held, Listed, OriginId, Settled, Store};
 
+use crate::believer::Seen;
 use crate::books::{Asked, Books};
 use crate::ledger::Ledger;
 use crate::life::Life;
@@ -54,6 +55,16 @@ pub enum Mutant {
     LeaseNeverEnds,
     /// A request is sent to the upstream a second time, over another connection.
     SendsTwice,
+    /// What the shared cache has for one key is believed for another.
+    CacheOfAnyKey,
+    /// A hint that a key is in flight is believed for ever.
+    HintNeverEnds,
+    /// A key that the shared cache does not know is taken to be claimed.
+    CacheGrants,
+    /// A completed record in the shared cache is believed past its ttl.
+    CacheOutlivesTtl,
+    /// A completed record in the shared cache is believed for its ttl, whoever removes it.
+    CacheOutlivesPurge,
 }
 
 /// The records of a run.
@@ -61,6 +72,8 @@ pub struct Shelf {
     pub memory: Arc<Memory>,
     pub books: Arc<Books>,
     pub ledger: Ledger,
+    /// What a cache that is believed wrongly has.
+    pub seen: Seen,
     pub mutant: Option<Mutant>,
 }
 

@@ -57,4 +57,9 @@ mutants! {
     replay_with_other_bytes: AnswerSpoilt by AnswerIsOwn | ReplayIdentical;
     leases_that_never_end: LeaseNeverEnds by EveryKeyAnswers;
     a_hidden_second_send: SendsTwice by OneRunPerClaim;
+    cache_believed_for_any_key: CacheOfAnyKey by AnswerIsOwn;
+    hint_that_never_ends: HintNeverEnds by AnswerFitsRecord | EveryKeyAnswers;
+    cache_that_grants_claims: CacheGrants by ClaimBeforeRun;
+    cache_believed_past_the_ttl: CacheOutlivesTtl by ReplayInTime;
+    cache_believed_past_a_purge: CacheOutlivesPurge by ReplayInTime | MismatchRefused;
 }

@@ -77,11 +77,12 @@ fn concerns(entry: &Entry, label: Label, history: &[Entry]) -> bool {
         | Event::Hung { request }
         | Event::Wrote { request, .. } => by_request(*request),
         Event::Replying { token, .. } | Event::Replied { token, .. } | Event::Broke { token } => by_token(token),
-        Event::Closed { .. } => false,
+        Event::Closed { .. } | Event::Recalled { .. } => false,
         Event::Born { .. }
         | Event::Drained { .. }
         | Event::Died { .. }
         | Event::Fault { .. }
+        | Event::Cache { .. }
         | Event::Cut { .. }
         | Event::Calm => true,
     }

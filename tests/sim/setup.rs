@@ -37,6 +37,10 @@ pub struct Setup {
     pub connect_timeout: Duration,
     /// How long a client waits for an attempt.
     pub client_timeout: Duration,
+    /// How many gates there are.
+    pub gates: usize,
+    /// How long gates believe what they read earlier, where there are several; the only one believes it while it lives.
+    pub max_age: Option<Duration>,
 }
 
 /// The record of each label.
@@ -76,7 +80,10 @@ const TENANT: HeaderName = HeaderName::from_static("x-tenant");
 impl Setup {
     pub fn draw(dice: &mut Dice) -> Self {
         let timeout = dice.millis(1_500..5_000);
+        let gates = dice.weighted(&[(1, 1), (3, 2), (2, 3)]);
         Self {
+            gates,
+            max_age: (gates > 1).then(|| dice.millis(300..5_000)),
             policies: (0..PATHS.len()).map(|route| policy(route, dice)).collect(),
             settle_timeout: dice.millis(500..2_500),
             timeout,
@@ -101,6 +108,12 @@ impl Setup {
         });
         Router::new(routes.collect()).unwrap()
     }
+}
+
+/// The record of a label.
+pub fn id_of(label: Label) -> RecordId {
+    let found = IDS.iter().find(|(_, own)| **own == label);
+    *found.expect("every label has a record").0
 }
 
 /// What a record is about.

@@ -11,7 +11,7 @@ use oncegate::http::server::stopped;
 use oncegate::http::upstream::{self, Upstream};
 use oncegate::idempotency::record::Timestamp;
 use oncegate::store::Store;
-use oncegate::store::cached::{self, Cached};
+use oncegate::store::cached::{self, Cached, Shared};
 use oncegate::store::memory::Memory;
 use oncegate::store::unreliable::{Rates, Side, Unreliable};
 use oncegate::telemetry::metrics::Metrics;
@@ -20,6 +20,7 @@ use tokio::runtime;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::believer::{Believer, Seen};
 use crate::books::{Books, Recorded};
 use crate::client::{Errand, ask, pursue};
 use crate::dice::Dice;
@@ -28,7 +29,8 @@ use crate::ledger::{Ledger, Line};
 use crate::life::{Fuse, Life, Reach};
 use crate::link::{Link, Pace};
 use crate::mutant::{Mutant, Shelf};
-use crate::setup::{KEYS, PATHS, Setup, TENANTS, VARIANTS};
+use crate::remote::{Cache, Damage, Mood, Notices, Sender, Wire};
+use crate::setup::{KEYS, PATHS, Setup, TENANTS, VARIANTS, id_of};
 use crate::upstream::{Dialer, Site};
 
 /// What came of a run.
@@ -51,8 +53,10 @@ pub struct World {
     lives: AtomicU32,
     requests: AtomicU32,
     calm: AtomicBool,
-    /// There is one gate, and it may remember what it read.
-    alone: AtomicBool,
+    /// What clients ask for.
+    labels: Vec<Label>,
+    /// What gates share besides the store, if they do.
+    cache: Option<Arc<Cache>>,
 }
 
 /// Within this time after the last fault every key must have its answer. It is longer than the longest lease, attempt
@@ -83,17 +87,20 @@ impl World {
         let memory = Arc::new(Memory::with_clock(Arc::new(move || Timestamp(EPOCH + clock.now()))));
         let books = Arc::new(Books::new(Arc::clone(&memory), history.clone()));
         let site = Site::new(history.clone(), dice.fork(), mutant == Some(Mutant::SendsTwice));
+        let setup = Setup::draw(dice);
+        let is_shared = setup.gates > 1 && dice.percent(60);
         Arc::new(Self {
-            setup: Setup::draw(dice),
+            setup,
+            cache: is_shared.then(|| Cache::new(history.clone(), dice.fork())),
+            labels: labels(dice),
             history,
-            shelf: Arc::new(Shelf { memory, books, ledger: Ledger::default(), mutant }),
+            shelf: Arc::new(Shelf { memory, books, ledger: Ledger::default(), seen: Seen::default(), mutant }),
             site,
             gates: Mutex::default(),
             kept: Mutex::default(),
             lives: AtomicU32::new(0),
             requests: AtomicU32::new(0),
             calm: AtomicBool::new(false),
-            alone: AtomicBool::new(false),
         })
     }
 
@@ -116,18 +123,15 @@ impl World {
     }
 
     async fn play(self: &Arc<Self>, dice: &mut Dice) {
-        let gates = dice.weighted(&[(1, 1), (3, 2), (2, 3)]);
-        self.alone.store(gates == 1, Ordering::Relaxed);
-        for slot in 0..gates {
+        for slot in 0..self.setup.gates {
             let life = self.begin(slot, dice);
             self.gates.lock().unwrap().push(life);
         }
         let length = dice.millis(3_000..12_000);
-        let labels = labels(dice);
         let mut clients = JoinSet::new();
         for _ in 0..dice.within(4..12) {
             let errand = Errand {
-                label: dice.pick(&labels),
+                label: dice.pick(&self.labels),
                 variant: if dice.percent(85) { 0 } else { 1 },
                 tries: dice.within(1..5) as u32,
                 start: dice.millis(0..length.as_millis() as u64 * 2 / 3),
@@ -140,7 +144,7 @@ impl World {
         while let Some(client) = clients.join_next().await {
             client.unwrap();
         }
-        self.probe(&labels, dice).await;
+        self.probe(dice).await;
     }
 
     /// A gate begins to live in a place.
@@ -149,22 +153,12 @@ impl World {
         let life = Life::new(number, slot, self.history.clone());
         let recorded = Arc::new(Recorded { shelf: Arc::clone(&self.shelf), life: Arc::clone(&life) });
         let faults = Arc::new(Unreliable::new(Arc::clone(&recorded) as _));
-        let pace = match self.is_calm() {
-            true => Pace::Quick,
-            false => dice.weighted(&[(2, Pace::Instant), (3, Pace::Quick), (2, Pace::Slow)]),
-        };
+        let pace = self.pace(dice);
         if !self.is_calm() && dice.percent(60) {
             faults.seed(dice.seed(), Some(rates(dice)));
         }
         let link = Link::new(Arc::clone(&faults) as _, Arc::clone(&life), dice.fork(), pace);
-        let store: Arc<dyn Store> = match (dice.percent(75), self.alone.load(Ordering::Relaxed)) {
-            (true, is_alone) => {
-                let max_age = (!is_alone).then(|| dice.millis(300..5_000));
-                let settings = cached::Settings { most_entries: 100, most_bytes: 1 << 20, max_age };
-                Arc::new(Cached::new(Arc::new(link), &settings, None, |_| {}))
-            }
-            (false, _) => Arc::new(link),
-        };
+        let store = Believer::before(self.remembering(Arc::new(link), &life, dice), &self.shelf);
         let upstream = upstream::Settings {
             name: "app".into(),
             host: "app".to_owned(),
@@ -192,6 +186,7 @@ impl World {
         let (origins, rules) = gate.identities();
         let adopted = recorded.adopt(origins, rules, false).now_or_never();
         assert!(adopted.is_some_and(|adopted| adopted.is_ok_and(|changes| changes.is_empty())));
+        let known = Arc::downgrade(&store);
         let (renewing, stop) = (Arc::clone(&gate), life.stop());
         tokio::spawn(async move { renewing.renew_leases(stop).await });
         if dice.percent(70) || self.is_calm() {
@@ -203,8 +198,34 @@ impl World {
             drop(worker::spawn(store, METRICS.clone(), every, life.stop()));
         }
         assert!(life.gate.set(Arc::downgrade(&gate)).is_ok() && life.faults.set(Arc::downgrade(&faults)).is_ok());
+        assert!(life.store.set(known).is_ok());
         self.kept.lock().unwrap().push((gate, faults));
         life
+    }
+
+    fn pace(&self, dice: &mut Dice) -> Pace {
+        if self.is_calm() {
+            return Pace::Quick;
+        }
+        dice.weighted(&[(2, Pace::Instant), (3, Pace::Quick), (2, Pace::Slow)])
+    }
+
+    /// Most gates remember what they read, and share that where there is a cache.
+    fn remembering(&self, store: Arc<dyn Store>, life: &Arc<Life>, dice: &mut Dice) -> Arc<dyn Store> {
+        if !dice.percent(75) {
+            return store;
+        }
+        let settings = cached::Settings { most_entries: 100, most_bytes: 1 << 20, max_age: self.setup.max_age };
+        let shared = self.cache.as_ref().map(|cache| {
+            let wire = Wire::new(Arc::clone(cache), Arc::clone(life), dice.fork(), self.pace(dice));
+            assert!(life.wire.set(Arc::downgrade(&wire)).is_ok());
+            let time = (Timestamp(EPOCH + self.history.now()), Instant::now());
+            let secrets = [b"the id secret".as_slice(), b"the store's own"].map(Arc::from);
+            Shared { remote: Arc::new(Sender(wire)), secrets, time }
+        });
+        let (history, number) = (self.history.clone(), life.number);
+        let tell = move |answered| history.add(Event::Recalled { life: number, answered });
+        Arc::new(Cached::new(store, &settings, shared, tell))
     }
 
     /// What goes wrong, for as long as it does.
@@ -279,6 +300,31 @@ impl World {
                 sleep(time).await;
                 life.stall_clients(false);
             }
+            Wound::CacheFails => {
+                if let Some(wire) = life.wire() {
+                    wire.set_mood(dice.pick(&[Mood::Away, Mood::Hung, Mood::Lossy, Mood::Lossy]));
+                    sleep(time * 2).await;
+                    wire.set_mood(Mood::Well);
+                }
+            }
+            Wound::CacheDamaged => {
+                if let Some(cache) = &self.cache {
+                    cache.suffer(dice.pick(&DAMAGES), time).await;
+                }
+            }
+            Wound::CacheNotices => {
+                if let Some(cache) = &self.cache {
+                    cache.set_notices(dice.pick(&[Notices::Twice, Notices::Never, Notices::Never]));
+                    sleep(time * 2).await;
+                    cache.set_notices(Notices::Once);
+                }
+            }
+            Wound::Purge => {
+                let label = dice.pick(&self.labels);
+                life.fault(format!("an operator purges {label}"));
+                // Whether it was done, the records tell.
+                drop(life.store().remove(id_of(label)).await);
+            }
         }
         if matches!(wound, Wound::DeathAtStore | Wound::DeathAtWrite) {
             stopped(&mut life.stop()).await;
@@ -314,16 +360,22 @@ impl World {
             life.stall_clients(false);
             life.stall_upstreams(false);
             life.set_reach(Reach::Open);
+            if let Some(wire) = life.wire() {
+                wire.set_mood(Mood::Well);
+            }
+        }
+        if let Some(cache) = &self.cache {
+            cache.set_notices(Notices::Once);
         }
         self.history.add(Event::Calm);
     }
 
     /// Asks every gate for every key until each has answered for good, or nobody can wait any longer.
-    async fn probe(self: &Arc<Self>, labels: &[Label], dice: &mut Dice) {
+    async fn probe(self: &Arc<Self>, dice: &mut Dice) {
         let end = Instant::now() + SOON;
         let mut open: Vec<(Label, usize, Arc<Life>)> = Vec::new();
         for life in self.gates() {
-            open.extend(labels.iter().map(|label| (*label, 0, Arc::clone(&life))));
+            open.extend(self.labels.iter().map(|label| (*label, 0, Arc::clone(&life))));
         }
         while !open.is_empty() && Instant::now() < end {
             let mut still = Vec::new();
@@ -365,9 +417,17 @@ enum Wound {
     UpstreamCut,
     UpstreamStalled,
     ClientsStalled,
+    CacheFails,
+    /// The cache is all gates'.
+    CacheDamaged,
+    CacheNotices,
+    /// It is not wounded by that.
+    Purge,
 }
 
-const WOUNDS: [(u64, Wound); 11] = [
+const DAMAGES: [Damage; 5] = [Damage::Flushed, Damage::Junk, Damage::Cut, Damage::Swapped, Damage::Restored];
+
+const WOUNDS: [(u64, Wound); 15] = [
     (3, Wound::Death),
     (3, Wound::DeathAtStore),
     (2, Wound::DeathAtWrite),
@@ -379,6 +439,10 @@ const WOUNDS: [(u64, Wound); 11] = [
     (1, Wound::UpstreamCut),
     (1, Wound::UpstreamStalled),
     (1, Wound::ClientsStalled),
+    (4, Wound::CacheFails),
+    (4, Wound::CacheDamaged),
+    (1, Wound::CacheNotices),
+    (5, Wound::Purge),
 ];
 
 fn rates(dice: &mut Dice) -> Rates {

@@ -168,11 +168,41 @@ async fn open_redis(
 ) -> anyhow::Result<Option<Opened>> {
     let servers = settings.servers();
     let settings = redis::Settings { servers: settings.servers.clone() };
-    readiness.set(Phase::WaitingForStore);
-    let store = tokio::select! {
-        opened = redis::Redis::open(&settings) => opened.with_context(|| format!("[store] url: {servers}"))?,
-        () = signals.stop() => return Ok(None),
+    let mut poll = interval(REACH_POLL);
+    poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut said: Option<Instant> = None;
+    let store = loop {
+        let opening = async {
+            poll.tick().await;
+            redis::Redis::open(&settings).await
+        };
+        let opened = tokio::select! {
+            opened = opening => opened,
+            () = signals.stop() => return Ok(None),
+        };
+        match opened {
+            Ok(store) => break store,
+            Err(error @ redis::OpenError::Unreachable(_)) => {
+                readiness.set(Phase::WaitingForStore);
+                if said.is_none_or(|at| at.elapsed() >= REMINDER) {
+                    said = Some(Instant::now());
+                    tracing::warn!(%servers, %error, "waiting for Redis; trying again every second");
+                }
+            }
+            Err(error) => return Err(error).with_context(|| format!("[store] url: {servers}")),
+        }
     };
-    tracing::info!(%servers, "store opened");
+    let found = store.description();
+    tracing::info!(
+        %servers,
+        topology = found.topology,
+        version = found.versions.join(", "),
+        primaries = found.primaries.len(),
+        replicas = found.replicas(),
+        "store opened"
+    );
+    for risk in found.risks() {
+        tracing::warn!(%servers, "{risk}");
+    }
     Ok(Some(Opened { store: Arc::new(store), is_shared: true, bound_to: None }))
 }

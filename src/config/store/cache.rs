@@ -45,10 +45,6 @@ fn fits(table: &Table<'_>, kind: Option<Kind>, max_age: Option<Duration>) {
         table.report("cache", useless.hint("remove it, or write the URL of a `postgres:` store"));
         return;
     }
-    if table.get("id_secret_file").is_none() {
-        let bare = Wrong::new("a cache needs a secret: without one, nobody could tell its answers from forged ones");
-        table.report("id_secret_file", bare.hint("name a file with at least 32 bytes, or remove `cache`"));
-    }
     if max_age == Some(Duration::ZERO) {
         let forgetful = Wrong::new("nothing is remembered for \"0s\", so `cache` would be of no use");
         table.report("cache_max_age", forgetful.hint("write how long it may be, such as \"10m\", or remove `cache`"));

@@ -32,7 +32,7 @@ pub(super) async fn adopt(
     lock(store, &token).await?;
     let adopted = adopt_alone(store, origins, rules, accept_change).await;
     // Where it fails it ends by itself.
-    let mut release = store.scripts.release.call(1);
+    let mut release = store.caller.scripts.release.call(1);
     release.arg(keys::ADOPTING).arg(&token[..]);
     drop(store.call(release).await);
     adopted

@@ -29,6 +29,7 @@ impl OpenError {
         let told = told(error);
         match error.kind() {
             RedisKind::AuthenticationFailed | RedisKind::Server(ServerErrorKind::NoPerm) => Self::Refused(told),
+            _ if [Some("NOAUTH"), Some("WRONGPASS")].contains(&code(error)) => Self::Refused(told),
             _ if kind(error) == ErrorKind::Other => Self::Failed(told),
             _ => Self::Unreachable(told),
         }
@@ -40,50 +41,76 @@ fn kind(error: &RedisError) -> ErrorKind {
     if error.is_timeout() {
         return ErrorKind::Timeout;
     }
-    match error.kind() {
-        RedisKind::Server(
-            ServerErrorKind::BusyLoading
-            | ServerErrorKind::ClusterDown
-            | ServerErrorKind::MasterDown
-            | ServerErrorKind::ReadOnly
-            | ServerErrorKind::TryAgain
-            | ServerErrorKind::Moved
-            | ServerErrorKind::Ask,
+    match (code(error), error.kind()) {
+        (Some("OOM" | "MISCONF"), _) => ErrorKind::Full,
+        // Somebody else's, under a name of ours.
+        (Some("WRONGTYPE"), _) => ErrorKind::Corrupt,
+        (
+            Some(
+                "LOADING" | "CLUSTERDOWN" | "MASTERDOWN" | "READONLY" | "TRYAGAIN" | "MOVED" | "ASK" | "NOREPLICAS"
+                | "BUSY" | "UNKILLABLE" | "NOAUTH" | "WRONGPASS",
+            ),
+            _,
         )
-        | RedisKind::Io
-        | RedisKind::ClusterConnectionNotFound
-        | RedisKind::MasterNameNotFoundBySentinel
-        | RedisKind::NoValidReplicasFoundBySentinel => ErrorKind::Unavailable,
-        _ => match error.code() {
-            Some("OOM" | "MISCONF") => ErrorKind::Full,
-            Some("NOREPLICAS" | "BUSY" | "UNKILLABLE") => ErrorKind::Unavailable,
-            _ => ErrorKind::Other,
-        },
+        | (None, RedisKind::Io | RedisKind::ClusterConnectionNotFound) => ErrorKind::Unavailable,
+        _ => ErrorKind::Other,
     }
 }
 
 /// What an error says. Servers quote commands in theirs, but never the values that these carry.
 pub(super) fn told(error: &RedisError) -> String {
-    match (error.code(), error.detail()) {
+    match (code(error), error.detail()) {
         (Some(code), _) => format!("it says {code}"),
         (None, Some(detail)) => detail.to_owned(),
         (None, None) => error.to_string(),
     }
 }
 
-/// Whether what was asked did nothing and never will: the server said so before it began. A script that fails in the
-/// middle leaves what it did.
+/// The word that a server's error begins with. Before 7.0 one that a script met stands within another.
+pub(super) fn code(error: &RedisError) -> Option<&str> {
+    let code = error.code()?;
+    if code != "ERR" && !code.starts_with('@') {
+        return Some(code);
+    }
+    let words = error.detail().unwrap_or_default().split_whitespace();
+    words.filter_map(|word| word.strip_prefix('-')).find(|word| REFUSALS.contains(word)).or(Some(code))
+}
+
+/// Whether what was asked did nothing and never will: the server said so before it began, or a script at its first write.
+/// One that fails in the middle leaves what it did.
 fn did_nothing(error: &RedisError) -> bool {
-    match error.kind() {
-        RedisKind::Server(ServerErrorKind::ResponseError) => false,
-        RedisKind::Server(_) => true,
-        RedisKind::Extension => {
-            error.code().is_some_and(|code| ["OOM", "MISCONF", "NOREPLICAS", "BUSY", "UNKILLABLE"].contains(&code))
+    match code(error) {
+        Some(code) => REFUSALS.contains(&code),
+        None => {
+            let before = [RedisKind::Client, RedisKind::ClusterConnectionNotFound, RedisKind::AuthenticationFailed];
+            before.contains(&error.kind()) || error.is_connection_refusal()
         }
-        RedisKind::Client | RedisKind::ClusterConnectionNotFound | RedisKind::AuthenticationFailed => true,
-        _ => error.is_connection_refusal(),
     }
 }
+
+/// What servers say instead of doing anything.
+const REFUSALS: [&str; 20] = [
+    "OOM",
+    "MISCONF",
+    "READONLY",
+    "NOREPLICAS",
+    "WRONGTYPE",
+    "LOADING",
+    "MASTERDOWN",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+    "MOVED",
+    "ASK",
+    "CROSSSLOT",
+    "BUSY",
+    "UNKILLABLE",
+    "NOSCRIPT",
+    "NOAUTH",
+    "WRONGPASS",
+    "NOPERM",
+    "EXECABORT",
+    "NOPROTO",
+];
 
 /// The error of what may write.
 pub(super) fn of_write(error: &RedisError) -> Error {
@@ -94,4 +121,53 @@ pub(super) fn of_write(error: &RedisError) -> Error {
 /// The error of a question: it changes nothing, however it ends.
 pub(super) fn of_question(error: &RedisError) -> Error {
     Error::determinate(kind(error), told(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::Value;
+
+    use super::*;
+
+    /// What a server says.
+    fn said(line: &str) -> RedisError {
+        let value = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).unwrap();
+        let Value::ServerError(error) = value else { panic!("it is an error") };
+        error.into()
+    }
+
+    #[test]
+    fn what_servers_refuse_did_nothing() {
+        let refusals = [
+            ("OOM command not allowed when used memory > 'maxmemory'.", ErrorKind::Full),
+            ("MISCONF Redis is configured to save RDB snapshots", ErrorKind::Full),
+            ("WRONGTYPE Operation against a key holding the wrong kind of value", ErrorKind::Corrupt),
+            ("READONLY You can't write against a read only replica.", ErrorKind::Unavailable),
+            ("LOADING Redis is loading the dataset in memory", ErrorKind::Unavailable),
+            ("NOREPLICAS Not enough good replicas to write.", ErrorKind::Unavailable),
+            ("BUSY Redis is busy running a script.", ErrorKind::Unavailable),
+            ("CLUSTERDOWN The cluster is down", ErrorKind::Unavailable),
+            ("MOVED 3999 127.0.0.1:6381", ErrorKind::Unavailable),
+            ("TRYAGAIN Multiple keys request during rehashing of slot", ErrorKind::Unavailable),
+            ("CROSSSLOT Keys in request don't hash to the same slot", ErrorKind::Other),
+            ("NOAUTH Authentication required.", ErrorKind::Unavailable),
+            // As servers before 7.0 say it of what a script met.
+            ("@user_script: 12: -READONLY You can't write against a read only replica.", ErrorKind::Unavailable),
+            ("ERR Error running script (call to f_0): @user_script:1: @user_script: 1: -OOM no", ErrorKind::Full),
+        ];
+        for (line, kind) in refusals {
+            let error = of_write(&said(line));
+            assert!(matches!(&error, Error::Determinate(cause) if cause.kind == kind), "{line}: {error:?}");
+        }
+    }
+
+    #[test]
+    fn what_may_have_happened_is_not_called_undone() {
+        let late = std::io::Error::from(std::io::ErrorKind::TimedOut);
+        let lost = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
+        for error in [said("ERR Error running script: attempt to index a nil value"), late.into(), lost.into()] {
+            assert!(matches!(of_write(&error), Error::Indeterminate(_)), "{error}");
+            assert!(matches!(of_question(&error), Error::Determinate(_)));
+        }
+    }
 }

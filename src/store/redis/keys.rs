@@ -23,45 +23,38 @@ impl Partition {
         (0..PARTITIONS).map(Self)
     }
 
-    /// The sorted set of ids by the end of their lease.
-    pub(super) fn in_flight(self) -> String {
-        self.named('f')
-    }
-
-    /// The sorted set of ids of completed records by their expiry.
-    pub(super) fn completed(self) -> String {
-        self.named('c')
-    }
-
-    /// The sorted set of ids of unknown records by their expiry.
-    pub(super) fn unknown(self) -> String {
-        self.named('u')
-    }
-
-    /// The sorted set of ids in their order.
-    pub(super) fn ids(self) -> String {
-        self.named('i')
+    /// The sorted set of its ids.
+    pub(super) fn times(self) -> [u8; 14] {
+        let mut key = *b"oncegate{00}:t";
+        self.write_number(&mut key);
+        key
     }
 
     /// What the key of each record begins with; its id follows.
-    pub(super) fn records(self) -> String {
-        self.named('r') + ":"
+    pub(super) fn records(self) -> [u8; 15] {
+        let mut key = *b"oncegate{00}:r:";
+        self.write_number(&mut key);
+        key
     }
 
-    fn named(self, what: char) -> String {
-        format!("oncegate{{{:02}}}:{what}", self.0)
+    /// A key beside its records under which nothing is kept.
+    pub(super) fn nobody(self) -> String {
+        format!("oncegate{{{:02}}}:-", self.0)
+    }
+
+    fn write_number(self, key: &mut [u8]) {
+        key[9] += self.0 / 10;
+        key[10] += self.0 % 10;
     }
 }
 
 /// The key of a record.
-pub(super) fn record(id: RecordId) -> Vec<u8> {
-    let mut key = Partition::of(id).records().into_bytes();
-    key.extend_from_slice(&id.0);
+pub(super) fn record(id: RecordId) -> [u8; 47] {
+    let mut key = [0; 47];
+    key[..15].copy_from_slice(&Partition::of(id).records());
+    key[15..].copy_from_slice(&id.0);
     key
 }
-
-/// The key of no record, beside those of the first partition.
-pub(super) const NOBODY: &str = "oncegate{00}:r:";
 
 /// The hash of origins by their ids.
 pub(super) const ORIGINS: &str = "oncegate{origins}";
@@ -93,7 +86,8 @@ mod tests {
             let end = key.iter().position(|byte| *byte == b'}').unwrap();
             key[begin..=end].to_vec()
         };
-        let sets = [partition.in_flight(), partition.completed(), partition.unknown(), partition.ids()];
-        assert!(sets.iter().all(|set| tag(set.as_bytes()) == tag(&record(id))));
+        assert_eq!(tag(&partition.times()), tag(&record(id)));
+        assert_eq!(tag(&record(id)), b"{63}");
+        assert_eq!(tag(&Partition(7).times()), b"{07}");
     }
 }

@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use self::reach::{Node, Reach, Way, late, shown};
-use super::error::told;
+use super::error::{code, told};
 use super::{OpenError, Servers};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -257,11 +257,10 @@ impl Shared {
                 return Err(error);
             }
         };
-        for error in answers.iter().filter_map(|answer| answer.as_ref().err()) {
-            match error.kind() {
-                ErrorKind::Server(ServerErrorKind::ReadOnly) => self.lost(node, error),
-                ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::ClusterDown) => self.disturb(),
-                _ if error.code() == Some("NOAUTH") => self.lost(node, error),
+        for error in answers.iter().filter_map(failure) {
+            match code(&error) {
+                Some("READONLY" | "NOAUTH") => self.lost(node, &error),
+                Some("MOVED" | "CLUSTERDOWN") => self.disturb(),
                 _ => {}
             }
         }
@@ -389,6 +388,18 @@ impl Way {
     fn missing(&self) -> Option<String> {
         let mut wanted = self.slots.iter().flat_map(|slots| slots.primaries());
         wanted.find(|address| self.node(address).is_none()).map(shown)
+    }
+}
+
+/// The error that was answered, also to one of what a script did.
+fn failure(answer: &RedisResult<Value>) -> Option<RedisError> {
+    match answer {
+        Err(error) => Some(error.clone()),
+        Ok(Value::Array(parts)) => parts.iter().find_map(|part| match part {
+            Value::ServerError(error) => Some(error.clone().into()),
+            _ => None,
+        }),
+        Ok(_) => None,
     }
 }
 

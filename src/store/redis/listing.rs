@@ -1,6 +1,7 @@
 //! Looking at records.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,71 +16,95 @@ use crate::store::{Error, Filter, Listed, Origin, OriginId, Page};
 /// How many records one call looks at.
 const CHUNK: usize = 256;
 
+/// How many ids one call fetches.
+const SCAN: usize = 1000;
+
 /// How long a listing looks before it gives what it found.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Records one after another, in the order of their ids, without their answers.
+///
+/// The ids of a partition are in no order on the server: they are fetched together, 32 bytes each, when it is its turn.
 pub(super) struct Walk<'a> {
     store: &'a Redis,
     after: Option<RecordId>,
-    partition: Option<Partition>,
+    partitions: RangeInclusive<u8>,
+    ids: VecDeque<RecordId>,
     found: VecDeque<(RecordId, Kept, Timestamp)>,
 }
 
 impl<'a> Walk<'a> {
     /// Begins after an id.
     pub(super) fn after(store: &'a Redis, after: Option<RecordId>) -> Self {
-        let partition = Some(after.map_or(Partition(0), Partition::of));
-        Self { store, after, partition, found: VecDeque::new() }
+        let first = after.map_or(0, |after| Partition::of(after).0);
+        Self { store, after, partitions: first..=keys::PARTITIONS - 1, ids: VecDeque::new(), found: VecDeque::new() }
     }
 
     /// The next record with the time by the store's clock; nothing where there are no more.
     pub(super) async fn next(&mut self) -> Result<Option<(RecordId, Kept, Timestamp)>, Error> {
         while self.found.is_empty() {
-            let Some(partition) = self.partition else { return Ok(None) };
-            let ids = self.ids(partition).await?;
-            match ids.last() {
-                Some(last) => self.after = Some(*last),
-                None => self.partition = (partition.0 + 1 < keys::PARTITIONS).then_some(Partition(partition.0 + 1)),
+            if self.ids.is_empty() {
+                let Some(partition) = self.partitions.next() else { return Ok(None) };
+                self.ids = ids(self.store, Partition(partition), self.after).await?.into();
+                continue;
             }
-            if !ids.is_empty() {
-                self.found = look(self.store, &ids).await?;
-            }
+            let chunk: Vec<RecordId> = self.ids.drain(..self.ids.len().min(CHUNK)).collect();
+            self.found = look(self.store, &chunk).await?;
         }
         Ok(self.found.pop_front())
     }
+}
 
-    async fn ids(&self, partition: Partition) -> Result<Vec<RecordId>, Error> {
-        let from = self.after.map_or_else(|| b"-".to_vec(), |after| [b"(", &after.0[..]].concat());
-        let mut command = redis::cmd("ZRANGE");
-        command.arg(partition.ids()).arg(from).arg("+").arg("BYLEX").arg("LIMIT").arg(0).arg(CHUNK);
-        let said = self.store.ask(command).await?;
-        let ids = Vec::<Vec<u8>>::from_redis_value(said).map_err(|_| confused(Unreadable))?;
-        ids.into_iter().map(|id| id.try_into().map(RecordId).map_err(|_| confused(Unreadable))).collect()
+/// The ids of a partition that come after one, in order. Whatever stands during all of it is among them.
+async fn ids(store: &Redis, partition: Partition, after: Option<RecordId>) -> Result<Vec<RecordId>, Error> {
+    let mut ids = Vec::new();
+    let mut cursor = 0_u64;
+    loop {
+        let mut command = redis::cmd("ZSCAN");
+        command.arg(&partition.times()[..]).arg(cursor).arg("COUNT").arg(SCAN);
+        let said = store.ask(command).await?;
+        let (next, found) = <(u64, Vec<(Vec<u8>, f64)>)>::from_redis_value(said).map_err(|_| confused(Unreadable))?;
+        for (id, _) in found {
+            let id = id.try_into().map(RecordId).map_err(|_| confused(Unreadable))?;
+            if after.is_none_or(|after| id > after) {
+                ids.push(id);
+            }
+        }
+        cursor = next;
+        if cursor == 0 {
+            break;
+        }
     }
+    ids.sort_unstable();
+    ids.dedup();
+    Ok(ids)
 }
 
 async fn look(store: &Redis, ids: &[RecordId]) -> Result<VecDeque<(RecordId, Kept, Timestamp)>, Error> {
-    let mut call = store.scripts.look.call(ids.len());
+    let mut call = store.caller.scripts.look.call(ids.len());
     for id in ids {
-        call.arg(keys::record(*id));
+        call.arg(&keys::record(*id)[..]);
     }
     let Value::Array(said) = store.ask(call).await? else { return Err(confused(Unreadable)) };
     let mut said = said.into_iter();
     let now = said.next().as_ref().map(number).transpose()?.map(record::time).ok_or_else(|| confused(Unreadable))?;
     let mut found = VecDeque::new();
     for (id, value) in ids.iter().zip(said) {
-        // It may have gone meanwhile.
-        if let Value::BulkString(value) = value {
-            found.push_back((*id, record::read(value, false).map_err(confused)?, now));
+        match value {
+            Value::BulkString(value) => match record::read(value, false) {
+                Ok(kept) => found.push_back((*id, kept, now)),
+                Err(error) => tracing::warn!(%error, %id, "it is left out of the listing"),
+            },
+            // It may have gone meanwhile.
+            _ => {}
         }
     }
     Ok(found)
 }
 
 pub(super) async fn get(store: &Redis, id: RecordId) -> Result<Option<Listed>, Error> {
-    let mut call = store.scripts.get.call(1);
-    call.arg(keys::record(id));
+    let mut call = store.caller.scripts.get.call(1);
+    call.arg(&keys::record(id)[..]);
     let (now, Some(standing)) = parts(store.ask(call).await?)? else { return Ok(None) };
     let kept = record::read(standing, true).map_err(confused)?;
     let origin = origins(store).await?.remove(&kept.origin.0);

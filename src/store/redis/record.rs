@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use bytes::{Buf, Bytes};
+use bytes::{Buf, BufMut, Bytes};
 
 use crate::idempotency::record::{Attempt, Record, State, Timestamp};
-use crate::store::OriginId;
+use crate::store::{Fresh, OriginId};
 
 /// The end of all time, in the numbers that scripts calculate with.
 pub(super) const LAST: u64 = 1 << 53;
@@ -45,6 +45,25 @@ pub(super) fn read(value: Vec<u8>, with_answer: bool) -> Result<Kept, Unreadable
     let head = rest.split_to(head_bytes);
     let answer = (with_answer && state == State::Completed).then_some(rest);
     Ok(Kept { record: Record { attempt, state, claimed_at, until, head, answer }, unknown_ttl, origin })
+}
+
+/// What a claim begins with, up to its times.
+pub(super) fn before_times(attempt: Attempt) -> [u8; 17] {
+    let mut begin = [0; 17];
+    begin[..16].copy_from_slice(&attempt.0);
+    begin
+}
+
+/// What follows the times of a claim.
+pub(super) fn after_times(fresh: &Fresh) -> Vec<u8> {
+    let mut rest = Vec::with_capacity(29 + fresh.head.len());
+    rest.put_u64(span(fresh.ttl));
+    rest.put_u64(span(fresh.unknown_ttl));
+    rest.put_i64(fresh.origin.0);
+    rest.put_u8(0);
+    rest.put_u32(u32::try_from(fresh.head.len()).unwrap_or(u32::MAX));
+    rest.extend_from_slice(&fresh.head);
+    rest
 }
 
 /// A time that a script gave.

@@ -57,7 +57,7 @@ impl Script {
     /// Begins a call with so many keys; they follow, and then the arguments.
     pub(super) fn call(&self, keys: usize) -> Cmd {
         let mut command = redis::cmd("EVALSHA");
-        command.arg(&self.hash).arg(keys);
+        command.arg(&self.hash[..]).arg(keys);
         command
     }
 }

@@ -1,7 +1,12 @@
-//! Against a real server.
+//! Against real servers.
+
+mod faults;
+mod junk;
+mod topologies;
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use proptest::test_runner::Config;
 
 use super::*;
@@ -12,10 +17,54 @@ use crate::store::servers;
 const STOPPED: &str = "local now = tonumber(redis.call('GET', 'clock'))\n";
 
 fn settings(server: &servers::Redis) -> Settings {
-    let address = server.address();
-    let hosts = vec![(address.ip().to_string(), address.port())];
-    let (user, password, tls) = (None, None, None);
-    Settings { servers: Servers { topology: Topology::Standalone, hosts, user, password, database: 0, tls } }
+    settings_of(Topology::Standalone, [server])
+}
+
+fn settings_of<'a>(topology: Topology, hosts: impl IntoIterator<Item = &'a servers::Redis>) -> Settings {
+    let hosts = hosts.into_iter().map(servers::Redis::address);
+    let hosts = hosts.map(|address| (address.ip().to_string(), address.port())).collect();
+    Settings { servers: Servers { topology, hosts, user: None, password: None, database: 0, tls: None } }
+}
+
+/// Ids of all partitions, each another.
+fn id(number: u16) -> RecordId {
+    let mut id = [number.wrapping_mul(37) as u8; 32];
+    id[30..].copy_from_slice(&number.to_be_bytes());
+    RecordId(id)
+}
+
+fn attempt(number: u16) -> Attempt {
+    let mut attempt = [7; 16];
+    attempt[..2].copy_from_slice(&number.to_be_bytes());
+    Attempt(attempt)
+}
+
+fn fresh(number: u16) -> Fresh {
+    Fresh {
+        attempt: attempt(number),
+        origin: crate::store::OriginId(-7),
+        lease: Duration::from_secs(60),
+        ttl: Duration::from_secs(60),
+        unknown_ttl: Duration::MAX,
+        head: Bytes::from_static(b"head"),
+    }
+}
+
+fn complete() -> End {
+    let expiry = crate::store::Expiry::FromClaim(Duration::from_secs(3600));
+    End::Complete { answer: Bytes::from_static(b"answer"), expiry }
+}
+
+/// What comes of something that is tried until it works, or it has taken too long.
+async fn eventually<T, E: fmt::Debug>(what: &str, mut trying: impl AsyncFnMut() -> Result<T, E>) -> T {
+    let began = tokio::time::Instant::now();
+    loop {
+        match trying().await {
+            Ok(done) => return done,
+            Err(error) if began.elapsed() > Duration::from_secs(20) => panic!("{what}: {error:?}"),
+            Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+        }
+    }
 }
 
 /// An empty store, whose clock stands until it is stepped.
@@ -56,17 +105,9 @@ fn it_says_what_a_plain_map_says() {
 async fn time_is_the_servers() {
     let Some(server) = servers::Redis::start() else { return };
     let store = Redis::open(&settings(&server)).await.unwrap();
-    let fresh = Fresh {
-        attempt: Attempt([1; 16]),
-        origin: crate::store::OriginId(-7),
-        lease: Duration::from_secs(30),
-        ttl: Duration::from_secs(60),
-        unknown_ttl: Duration::MAX,
-        head: Bytes::from_static(b"head"),
-    };
-    let Claim::Inserted(at) = store.claim(RecordId([9; 32]), fresh).await.unwrap() else { panic!("nothing stands") };
+    let Claim::Inserted(at) = store.claim(id(9), fresh(9)).await.unwrap() else { panic!("nothing stands") };
     let here = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     assert!(at.since(Timestamp(0)).abs_diff(here) < Duration::from_secs(5));
-    let listed = store.get(RecordId([9; 32])).await.unwrap().unwrap();
-    assert_eq!(listed.record.until, at.plus(Duration::from_secs(30)));
+    let listed = store.get(id(9)).await.unwrap().unwrap();
+    assert_eq!(listed.record.until, at.plus(Duration::from_secs(60)));
 }

@@ -29,7 +29,8 @@ struct Got<'a> {
     sent: Sent,
     index: usize,
     answer: &'a Answer,
-    /// Where the answer's gate may have read the store first: it may be what another request waited for.
+    /// When the answer's gate may have read the store first, and where: it may be what another request waited for.
+    earliest: u64,
     since: usize,
 }
 
@@ -42,7 +43,7 @@ pub fn check(facts: &Facts<'_>, found: &mut Vec<Violation>) {
             let sent = *facts.sent.get(request)?;
             let earliest = facts.at(sent.index).saturating_sub(millis(facts.setup.settle_timeout));
             let since = facts.place(earliest).min(sent.index);
-            Some(Got { request: *request, sent, index: *index, answer: (*answer)?, since })
+            Some(Got { request: *request, sent, index: *index, answer: (*answer)?, earliest, since })
         })
         .collect();
     got.sort_by_key(|got| got.index);
@@ -81,7 +82,7 @@ fn told(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
             standing.state == State::Completed && standing.decoded().is_some_and(|answer| answer.content.is_none())
         })
         .and_then(|()| retry_after(got, false)),
-        "in-flight" => ever(facts, got, |variant| variant == got.sent.variant).and_then(|()| retry_after(got, true)),
+        "in-flight" => in_flight(facts, got).and_then(|()| retry_after(got, true)),
         "key-reused" => ever(facts, got, |variant| variant != got.sent.variant),
         "outcome-unknown" => stood(facts, got, |standing| {
             standing.state == State::Unknown
@@ -192,7 +193,8 @@ fn replayed(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
         .flatten()
         .filter(|standing| standing.state == State::Completed && Some(standing.token) == run.token)
         .collect();
-    let Some(record) = completed.into_iter().find(|standing| !standing.is_past(since)) else {
+    let purged = facts.believed(got.sent.label, got.earliest).filter(|standing| Some(standing.token) == run.token);
+    let Some(record) = completed.into_iter().chain(purged).find(|standing| !standing.is_past(since)) else {
         return Err((Invariant::ReplayInTime, format!("no such record was complete and alive in {since} to {now} ms")));
     };
     if record.decoded().is_none_or(|answer| answer.content.is_none()) {
@@ -222,11 +224,25 @@ fn mismatch(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
         }
         _ => false,
     };
-    let refused = refused || facts.failed_open(got.request);
+    let refused = refused || facts.failed_open(got.request) || misled(facts, got);
     if stood_all_along && !refused {
         return Err((Invariant::MismatchRefused, format!("the key stood for another request: {:?}", standings[0])));
     }
     Ok(())
+}
+
+/// Whether a gate goes by what it read before the record that stands was claimed, and may: a replay of what was purged
+/// lately, or a hint of an attempt that has just ended. Both are what it would have said then. The second does not last, and
+/// says nothing but to ask again; and the first is the price of memory.
+fn misled(facts: &Facts<'_>, got: &Got<'_>) -> bool {
+    let Got { sent, earliest, index, answer, .. } = got;
+    match answer.word() {
+        "replayed" | "response-not-stored" => {
+            facts.believed(sent.label, *earliest).any(|standing| standing.variant == Some(sent.variant))
+        }
+        "in-flight" => facts.was_in_flight(sent.label, sent.variant, *earliest, *index),
+        _ => false,
+    }
 }
 
 /// Every answer of one record is the first.
@@ -268,10 +284,26 @@ fn expires(answer: &Answer, record: &Standing) -> Result<(), Fault> {
 /// Some record that stood while the request was there is as it says.
 fn stood(facts: &Facts<'_>, got: &Got<'_>, fits: impl Fn(&Standing) -> bool) -> Result<(), Fault> {
     let standings = facts.standings(got.sent.label, got.since, got.index);
-    if standings.iter().flatten().any(|standing| standing.variant == Some(got.sent.variant) && fits(standing)) {
+    let purged = facts.believed(got.sent.label, got.earliest);
+    if standings
+        .iter()
+        .flatten()
+        .copied()
+        .chain(purged)
+        .any(|standing| standing.variant == Some(got.sent.variant) && fits(standing))
+    {
         return Ok(());
     }
     wrong(&format!("what stood is {standings:?}"))
+}
+
+/// An attempt for this very request is in flight, or was until just now; or it was claimed by this gate, which goes by what
+/// it knows of it, and not by the record.
+fn in_flight(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
+    let Got { sent, earliest, index, .. } = got;
+    let is_so = facts.was_in_flight(sent.label, sent.variant, *earliest, *index)
+        || facts.has_claimed(sent.life, sent.label, sent.variant, *index);
+    if is_so { Ok(()) } else { wrong("no attempt for such a request was in flight") }
 }
 
 /// An attempt for a request that fits was claimed before: where it runs, its own gate goes by that, and not by the record.

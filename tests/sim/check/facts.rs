@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 
 use oncegate::idempotency::policy::StoreFailure;
+use oncegate::idempotency::record::State;
 use oncegate::store::unreliable::Operation;
 
+use super::endings::millis;
 use super::{Invariant, Violation};
 use crate::history::{Answer, Connection, Entry, Event, Label, LifeNumber, Request, Standing, Token, Told};
 use crate::setup::Setup;
@@ -37,6 +39,8 @@ pub struct Facts<'a> {
     pub cuts: Vec<(usize, LifeNumber)>,
     /// Where each gate was told to end, or died.
     pub ends: Vec<(usize, LifeNumber)>,
+    /// What was purged for each key, and where.
+    pub purged: BTreeMap<Label, Vec<(usize, &'a Standing)>>,
     pub sent: BTreeMap<Request, Sent>,
     /// Where a request ended, and with which answer.
     pub ended: BTreeMap<Request, (usize, Option<&'a Answer>)>,
@@ -80,6 +84,7 @@ impl<'a> Facts<'a> {
             broke: BTreeMap::new(),
             cuts: Vec::new(),
             ends: Vec::new(),
+            purged: BTreeMap::new(),
             sent: BTreeMap::new(),
             ended: BTreeMap::new(),
             calm: None,
@@ -102,7 +107,10 @@ impl<'a> Facts<'a> {
             Event::Lost { request } | Event::Left { request } | Event::Hung { request } => {
                 self.ended.insert(*request, (index, None));
             }
-            Event::Changed { label, before, after, .. } => {
+            Event::Changed { label, before, after, op, .. } => {
+                if let (Operation::Remove, Some(before)) = (op, before) {
+                    self.purged.entry(*label).or_default().push((index, before));
+                }
                 self.records.entry(*label).or_default().push((index, after.as_ref()));
                 if let Some(after) = after
                     && before.as_ref().is_none_or(|before| before.token != after.token)
@@ -130,7 +138,11 @@ impl<'a> Facts<'a> {
                 }
             }
             Event::Calm => self.calm = Some(index),
-            Event::Born { .. } | Event::Fault { .. } | Event::Told { .. } => {}
+            Event::Born { .. }
+            | Event::Fault { .. }
+            | Event::Cache { .. }
+            | Event::Recalled { .. }
+            | Event::Told { .. } => {}
         }
     }
 
@@ -156,6 +168,25 @@ impl<'a> Facts<'a> {
         let past = changes.partition_point(|(index, _)| *index <= to);
         let at_first = first.checked_sub(1).and_then(|last| changes[last].1);
         std::iter::once(at_first).chain(changes[first..past].iter().map(|(_, standing)| *standing)).collect()
+    }
+
+    /// What was completed and then purged so late that a gate may believe it yet at a time: gates that have not heard of
+    /// the purge believe what they read just before it for their max age, and no longer.
+    pub fn believed(&self, label: Label, at: u64) -> impl Iterator<Item = &'a Standing> {
+        let max_age = self.setup.max_age.map_or(0, millis);
+        let purged = self.purged.get(&label).into_iter().flatten();
+        let late = purged.filter(move |(index, _)| at < self.at(*index) + max_age);
+        late.map(|(_, standing)| *standing).filter(|standing| standing.state == State::Completed)
+    }
+
+    /// Whether an attempt for a variant was in flight between a time and a place, or so shortly before that a gate may
+    /// believe a hint of that: for a second, and no longer than its max age.
+    pub fn was_in_flight(&self, label: Label, variant: usize, from: u64, to: usize) -> bool {
+        let hint = self.setup.max_age.map_or(0, millis).min(1_000);
+        // What stood as that time began.
+        let from = self.place(from.saturating_sub(hint)).saturating_sub(1);
+        let fits = |standing: &&Standing| standing.state == State::InFlight && standing.variant == Some(variant);
+        self.standings(label, from, to).into_iter().flatten().any(|standing| fits(&standing))
     }
 
     /// Where an attempt's request left the gate, if it did before `index`.

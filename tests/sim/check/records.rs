@@ -143,6 +143,8 @@ fn gone(facts: &Facts<'_>, change: &Change, before: &Standing) -> Result<(), Fau
     let what = || format!("{before:?} is gone by {:?} of {:?}", change.op, change.by);
     match (before.state, change.op) {
         (State::Completed | State::Unknown, Operation::Sweep) if before.is_past(change.at) => Ok(()),
+        // An operator may.
+        (_, Operation::Remove) => Ok(()),
         (State::Completed, _) => Err((Invariant::CompletedStays, what())),
         (State::InFlight | State::Unknown, Operation::Settle) if change.by == Some(before.token) => {
             let ways = possible(facts, before.token, change.label, change.index);

@@ -9,9 +9,9 @@ use oncegate::idempotency::policy::InFlight;
 use oncegate::idempotency::record::State;
 use oncegate::store::unreliable::Operation;
 
-use self::tale::{A, B, HOLD, LEASE, ONE, RETRY, TTL, Tale, UNKNOWN_TTL, encoded, given, setup, told};
+use self::tale::{A, B, HOLD, LEASE, MAX_AGE, ONE, RETRY, TTL, Tale, UNKNOWN_TTL, encoded, given, setup, told};
 use super::{Invariant, check};
-use crate::history::{Answer, Connection, Event, Label, Request};
+use crate::history::{Answer, Connection, Event, Label, LifeNumber, Request};
 
 /// Tells a story that is wrong in one way.
 fn wrong(invariant: Invariant, tell: impl FnOnce(&mut Tale)) {
@@ -236,6 +236,33 @@ fn replays_out_of_time_are_seen() {
         tale.sent(0).claimed(A).wrote(A, 0).ran(A, 0, 1).sent(1);
         tale.answered(1, told(1, "replayed", TTL)).completed(A, 1).got(0, 1, "executed");
     });
+}
+
+#[test]
+fn replays_of_what_was_purged_long_ago_are_seen() {
+    let purged_before = |tale: &mut Tale, millis| {
+        tale.once().changed(Operation::Remove, None, None).pass(millis).sent(1).got(1, 1, "replayed");
+    };
+    // As long before as gates wait for their store and believe what they have read.
+    right(HOLD, |tale| purged_before(tale, 1_000 + MAX_AGE - 1));
+    wrong(Invariant::ReplayInTime, |tale| purged_before(tale, 1_000 + MAX_AGE));
+    right(HOLD, |tale| {
+        tale.once().changed(Operation::Remove, None, None);
+        tale.sent(1).claimed(B).wrote(B, 1).ran(B, 1, 2).completed(B, 2).got(1, 2, "executed");
+    });
+}
+
+#[test]
+fn hints_that_last_are_seen() {
+    let ended_before = |tale: &mut Tale, millis| {
+        tale.sent(0).claimed(A).changed(Operation::Settle, Some(A), None).problem(0, 502, "upstream-unreachable", true);
+        tale.pass(millis);
+        let (label, life) = (tale.label, LifeNumber(9));
+        tale.add(Event::Sent { request: Request(1), life, label, variant: 0, is_probe: false });
+        tale.problem(1, 409, "in-flight", true);
+    };
+    right(HOLD, |tale| ended_before(tale, 2_000));
+    wrong(Invariant::AnswerFitsRecord, |tale| ended_before(tale, 2_001));
 }
 
 #[test]

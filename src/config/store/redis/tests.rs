@@ -1,6 +1,6 @@
 //! What is made of a `redis://` URL, as a store and as a cache, and what is shown of it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use proptest::prelude::*;
 
@@ -8,18 +8,14 @@ use super::super::tests::loaded;
 use super::super::{Store, tests};
 use super::*;
 use crate::config::{Problems, Resolved, Sources, load};
+use crate::store::servers::certificates;
 
 /// Both places of such a URL.
 const KEYS: [&str; 2] = ["url", "cache"];
 
 /// Loads a configuration with this URL at this key, and what else that needs.
-fn with(directory: &Path, key: &str, url: &str, more: &str) -> Result<Resolved, Problems> {
-    let secret = directory.join("secret");
-    std::fs::write(&secret, "k".repeat(32)).unwrap();
-    let before = match key {
-        "cache" => format!("url = \"postgres://localhost\"\nid_secret_file = {secret:?}\n"),
-        _ => String::new(),
-    };
+fn with(key: &str, url: &str, more: &str) -> Result<Resolved, Problems> {
+    let before = if key == "cache" { "url = \"postgres://localhost\"\n" } else { "" };
     tests::loaded(&format!("{before}{key} = \"{url}\"\n{more}"), &[])
 }
 
@@ -35,10 +31,8 @@ fn redis<'a>(resolved: &'a Resolved, key: &str) -> &'a Redis {
 /// The same at both places.
 #[track_caller]
 fn both(url: &str) -> Redis {
-    let directory = tempfile::tempdir().unwrap();
     let [store, cache] = KEYS.map(|key| {
-        let resolved =
-            with(directory.path(), key, url, "").unwrap_or_else(|problems| panic!("{key} {url}: {problems}"));
+        let resolved = with(key, url, "").unwrap_or_else(|problems| panic!("{key} {url}: {problems}"));
         redis(&resolved, key).clone()
     });
     assert_eq!((store.servers(), &store.url), (cache.servers(), &cache.url));
@@ -89,27 +83,23 @@ fn people_are_told_where_it_is() {
     }
 }
 
-/// Two certificates with their keys, made by `openssl`, which comes with every system that these run on.
-fn made(directory: &Path, name: &str) -> (PathBuf, PathBuf) {
-    let [certificate, key] = ["crt", "key"].map(|end| directory.join(format!("{name}.{end}")));
-    let mut openssl = std::process::Command::new("openssl");
-    openssl.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj"]);
-    openssl.arg(format!("/CN={name}")).arg("-out").arg(&certificate).arg("-keyout").arg(&key);
-    assert!(openssl.output().unwrap().status.success());
-    (certificate, key)
-}
-
 #[test]
 fn certificates_are_read_at_the_start() {
+    if !certificates::can_be_made() {
+        return;
+    }
     let directory = tempfile::tempdir().unwrap();
-    let ((one, key), (_, another)) = (made(directory.path(), "one"), made(directory.path(), "another"));
+    for name in ["one", "another"] {
+        certificates::authority(directory.path(), name);
+    }
+    let [one, key, another] = ["one.pem", "one.key", "another.key"].map(|name| directory.path().join(name));
     let content = |file: &PathBuf| std::fs::read(file).unwrap();
     let (roots, certificate) = (one.display(), one.display());
     let tls = both(&format!("rediss://a?cacert={roots}&cert={certificate}&key={}", key.display())).servers.tls.unwrap();
     assert_eq!((tls.roots, tls.identity), (Some(content(&one)), Some((content(&one), content(&key)))));
     for name in KEYS {
         let url = format!("rediss://a?cacert={roots}&cert={certificate}&key={}", another.display());
-        let problems = with(directory.path(), name, &url, "").unwrap_err().to_string();
+        let problems = with(name, &url, "").unwrap_err().to_string();
         assert!(problems.contains(&format!("store.{name}: `cert` and `key` cannot be used: ")), "{problems}");
         assert!(problems.ends_with("\n1 problem"), "{problems}");
     }
@@ -135,8 +125,7 @@ fn a_password_comes_from_one_place_and_is_not_shown() {
             ("redis://gate@a", &*named, "redis://gate:@a"),
             ("redis://a", &*named, "redis://a"),
         ] {
-            let resolved =
-                with(directory.path(), key, url, more).unwrap_or_else(|problems| panic!("{url}: {problems}"));
+            let resolved = with(key, url, more).unwrap_or_else(|problems| panic!("{url}: {problems}"));
             assert_eq!(redis(&resolved, key).servers.password.as_deref(), Some("s3cret"), "{key} {url}");
             assert_eq!(redis(&resolved, key).url, shown);
             let printed = resolved.effective.to_string();
@@ -152,30 +141,27 @@ fn a_password_comes_from_one_place_and_is_not_shown() {
             assert_eq!(again.effective.to_string(), printed);
             assert_eq!(redis(&again, key).servers.topology, redis(&resolved, key).servers.topology);
         }
-        let problems = with(directory.path(), key, "redis://:other@a", &named).unwrap_err().to_string();
+        let problems = with(key, "redis://:other@a", &named).unwrap_err().to_string();
         assert!(problems.contains(&format!("store.{file_key}: the password stands in the URL as well")), "{problems}");
         assert!(!problems.contains("s3cret") && !problems.contains("other@"), "{problems}");
-        let problems = with(directory.path(), key, "redis://:%ff@a", "").unwrap_err().to_string();
+        let problems = with(key, "redis://:%ff@a", "").unwrap_err().to_string();
         assert!(problems.contains("the password is not text in UTF-8"), "{problems}");
     }
     std::fs::write(&file, b"\xff").unwrap();
     let named = format!("password_file = {file:?}");
-    let problems = with(directory.path(), "url", "redis://a", &named).unwrap_err().to_string();
+    let problems = with("url", "redis://a", &named).unwrap_err().to_string();
     assert!(problems.contains("password is not text in UTF-8"), "{problems}");
 }
 
 #[test]
 fn a_cache_can_come_from_the_environment() {
-    let directory = tempfile::tempdir().unwrap();
-    let secret = directory.path().join("secret");
-    std::fs::write(&secret, "k".repeat(32)).unwrap();
-    let store = format!("url = \"postgres://localhost\"\nid_secret_file = {secret:?}");
-    let variable = |value: &str| loaded(&store, &[("ONCEGATE_STORE__CACHE", value)]);
+    let store = "url = \"postgres://localhost\"";
+    let variable = |value: &str| loaded(store, &[("ONCEGATE_STORE__CACHE", value)]);
     let resolved = variable("redis://:s3cret@a").unwrap();
     assert_eq!(redis(&resolved, "cache").servers.password.as_deref(), Some("s3cret"));
     let problems = variable("redis://:s3cret@a/x").unwrap_err().to_string();
     assert!(problems.starts_with("ONCEGATE_STORE__CACHE: store.cache: the database is not"), "{problems}");
-    assert!(loaded(&store, &[]).unwrap().cache.is_none());
+    assert!(loaded(store, &[]).unwrap().cache.is_none());
 }
 
 #[test]
@@ -196,8 +182,7 @@ fn bounds_of_memory_are_read_on_every_store() {
 
 /// What is advised of a key.
 fn advice(key: &str, url: &str) -> Vec<String> {
-    let directory = tempfile::tempdir().unwrap();
-    let resolved = with(directory.path(), key, url, "").unwrap_or_else(|problems| panic!("{url}: {problems}"));
+    let resolved = with(key, url, "").unwrap_or_else(|problems| panic!("{url}: {problems}"));
     let advice = resolved.advice.into_iter().filter(|advice| advice.key == format!("store.{key}"));
     advice.map(|advice| advice.message).collect()
 }
@@ -238,9 +223,8 @@ fn a_user_without_a_password_is_told_of() {
 /// As `redis-cli` has it, what stands there without a colon is a password.
 #[test]
 fn what_could_be_a_password_is_not_taken_for_a_user() {
-    let directory = tempfile::tempdir().unwrap();
     for key in KEYS {
-        let problems = with(directory.path(), key, "redis://s3cret@localhost", "").unwrap_err().to_string();
+        let problems = with(key, "redis://s3cret@localhost", "").unwrap_err().to_string();
         assert!(problems.contains("it could be a user or a password") && !problems.contains("s3cret"), "{problems}");
     }
 }
@@ -255,9 +239,10 @@ proptest! {
         user in "(gate)?",
         behind in "(/3)?(\\?cluster=true|\\?sentinel=m)?",
     ) {
-        let directory = tempfile::tempdir().unwrap();
+        // Longer than what is random in the path of a temporary file, which problems name.
+        let part = "Zq9Zq9Zq";
         for key in KEYS {
-            let shown = match with(directory.path(), key, &format!("redis://{user}:Zq{middle}Zq@h{behind}"), "") {
+            let shown = match with(key, &format!("redis://{user}:{part}{middle}{part}@h{behind}"), "") {
                 Ok(resolved) => {
                     prop_assert!(redis(&resolved, key).servers.password.is_some());
                     prop_assert_eq!(&redis(&resolved, key).servers.hosts[0].0, "h");
@@ -265,7 +250,7 @@ proptest! {
                 }
                 Err(problems) => format!("{problems}{problems:?}"),
             };
-            prop_assert!(!shown.contains("Zq"), "{}", shown);
+            prop_assert!(!shown.contains(part), "{}", shown);
         }
     }
 }

@@ -1,6 +1,6 @@
 -- KEYS: record. Gives 1 where an attempt runs whose end will be told, else 0.
 local standing = redis.call('GET', KEYS[1])
-if not standing or state_of(standing) ~= 0 then
+if not is_record(standing) or state_of(standing) ~= 0 then
     return 0
 end
 redis.call('SETRANGE', KEYS[1], 57, '\1')

@@ -1,15 +1,28 @@
--- KEYS: record, f, i. ARGV: attempt, lease, ttl, unknown ttl, origin, head.
--- Gives when it was claimed; or the time and the record that stands.
-local standing = redis.call('GET', KEYS[1])
-if standing then
-    if attempt_of(standing) == ARGV[1] and state_of(standing) == 0 then
-        return { claimed_at_of(standing) }
+-- KEYS: for each claim its record and t. ARGV: for each what comes before its times, its lease, what comes after them.
+-- Gives the time; then for each when it was claimed, or what stands, or why it failed.
+local function claim(record, t, begin, lease, rest)
+    local lease_until = after(now, lease)
+    local written = redis.pcall('SET', record, begin .. struct.pack('>LL', now, lease_until) .. rest, 'NX')
+    if is_failed(written) then
+        return written
     end
-    return { now, standing }
+    if written then
+        local placed = redis.pcall('ZADD', t, score_of(0, lease_until), id_of(record))
+        if is_failed(placed) then
+            redis.call('DEL', record)
+            return placed
+        end
+        return now
+    end
+    local standing = redis.pcall('GET', record)
+    if is_record(standing) and state_of(standing) == 0 and attempt_of(standing) == attempt_of(begin) then
+        return claimed_at_of(standing)
+    end
+    return standing
 end
-local lease_until = after(now, tonumber(ARGV[2]))
-redis.call('SET', KEYS[1], struct.pack(HEADER, ARGV[1], 0, now, lease_until, tonumber(ARGV[3]), tonumber(ARGV[4]),
-    ARGV[5], 0, #ARGV[6]) .. ARGV[6])
-redis.call('ZADD', KEYS[2], lease_until, id_of(KEYS[1]))
-redis.call('ZADD', KEYS[3], 0, id_of(KEYS[1]))
-return { now }
+
+local said = { now }
+for n = 1, #KEYS / 2 do
+    said[n + 1] = claim(KEYS[2 * n - 1], KEYS[2 * n], ARGV[3 * n - 2], tonumber(ARGV[3 * n - 1]), ARGV[3 * n])
+end
+return said

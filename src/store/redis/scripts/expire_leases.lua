@@ -1,16 +1,18 @@
--- KEYS: f, u. ARGV: what comes before an id in the key of its record, how many at most. Gives how many.
-local past = redis.call('ZRANGE', KEYS[1], '-inf', now, 'BYSCORE', 'LIMIT', 0, tonumber(ARGV[2]))
+-- KEYS: t. ARGV: what comes before an id in the key of its record, how many at most. Gives how many.
+local past = redis.call('ZRANGE', KEYS[1], '-inf', score_of(0, now), 'BYSCORE', 'LIMIT', 0, tonumber(ARGV[2]))
 for _, id in ipairs(past) do
-    local key = ARGV[1] .. id
-    local standing = redis.call('GET', key)
-    redis.call('ZREM', KEYS[1], id)
-    if standing and state_of(standing) == 0 then
+    local record = ARGV[1] .. id
+    local standing = redis.pcall('GET', record)
+    if not is_record(standing) then
+        redis.call('ZREM', KEYS[1], id)
+    elseif state_of(standing) ~= 0 or until_of(standing) > now then
+        -- Where it belongs.
+        redis.call('ZADD', KEYS[1], score_of(state_of(standing), until_of(standing)), id)
+    else
         local expires = after(now, unknown_ttl_of(standing))
-        redis.call('SET', key, turned(standing, 2, expires))
-        redis.call('ZADD', KEYS[2], expires, id)
-        if is_awaited(standing) then
-            tell_ended(id)
-        end
+        redis.call('ZADD', KEYS[1], score_of(2, expires), id)
+        redis.call('SET', record, turned(standing, 2, expires))
+        tell_ended(standing, id)
     end
 end
 return #past

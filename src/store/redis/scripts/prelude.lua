@@ -5,16 +5,34 @@
 --
 -- States: 0 in flight, 1 completed, 2 unknown. Times are milliseconds since 1970 by this server's clock, spans are
 -- milliseconds; numbers are big-endian. Where a number would be 2^53 or more it is 2^53: time ends there.
--- Beside the records of a partition stand sorted sets of their ids: by the end of their lease (f), by expiry where they
--- are completed (c) or unknown (u), and in the order of ids (i). All have the same hash tag, so that one node has them.
+-- Beside the records of a partition stands one sorted set (t) of their ids, by state and then by the end of their lease
+-- or by expiry: see score_of. It has the same hash tag, so that one node has both.
+--
+-- A record is written after its place in the set: one that cannot be placed is not written. What is no record (whoever put
+-- it there) is left as it is, and given to the gate, who says so.
 
 local LAST = 9007199254740992
-local HEADER = '>c16BLLLLc8BI4'
 local HEADER_BYTES = 62
+local APART = 2251799813685248
 
 -- So much later; never later than the end of time.
 local function after(at, span)
     return math.min(at + span, LAST)
+end
+
+-- Where a record stands in the set: those in flight below 0, completed ones from 0, unknown ones from 2^51.
+local function score_of(state, at)
+    at = math.min(at, APART / 2)
+    return state == 0 and at - APART or state == 1 and at or at + APART
+end
+
+local function is_record(value)
+    return type(value) == 'string' and #value >= HEADER_BYTES and string.byte(value, 17) <= 2
+        and #value >= HEADER_BYTES + struct.unpack('>I4', value, 59)
+end
+
+local function is_failed(said)
+    return type(said) == 'table' and said.err
 end
 
 local function attempt_of(record)
@@ -37,10 +55,6 @@ local function unknown_ttl_of(record)
     return (struct.unpack('>L', record, 42))
 end
 
-local function is_awaited(record)
-    return string.byte(record, 58) == 1
-end
-
 -- Without its answer, in another state.
 local function turned(record, state, expires)
     local head_bytes = struct.unpack('>I4', record, 59)
@@ -53,6 +67,9 @@ local function id_of(key)
     return string.sub(key, -32)
 end
 
-local function tell_ended(id)
-    redis.call('PUBLISH', 'oncegate', 'e' .. id)
+-- Tells whoever waits for the end of what stood.
+local function tell_ended(record, id)
+    if string.byte(record, 58) == 1 then
+        redis.call('PUBLISH', 'oncegate', 'e' .. id)
+    end
 end

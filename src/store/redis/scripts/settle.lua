@@ -1,40 +1,44 @@
--- KEYS: record, f, c, u, i. ARGV: attempt, how, span, answer.
+-- KEYS: for each ending its record and t. ARGV: for each attempt, how, span, answer.
 -- How: 1 completes, and expires a span after its claim, or from now where that is past; 2 completes, and expires a span
 -- from now; 3 is released; 4 turns unknown.
--- Only what is clear is done here, and gives when the record expires (now, for a release). Otherwise the time and what
--- stands, for the gate to judge.
-local standing = redis.call('GET', KEYS[1])
-if not standing then
-    return { now, false }
+-- Only what is clear is done here. Gives the time; then for each when it expires (now, for a release), or what stands for
+-- the gate to judge (false where nothing does), or why it failed.
+local function expiry_of(standing, how, span)
+    local from_claim = after(claimed_at_of(standing), span)
+    return how == 1 and from_claim > now and from_claim or after(now, span)
 end
-local how, span, state = tonumber(ARGV[2]), tonumber(ARGV[3]), state_of(standing)
-local completes = how <= 2
-if attempt_of(standing) ~= ARGV[1] or state == 1 or how == 4 and state == 2 then
-    return { now, standing }
-end
-local id = id_of(KEYS[1])
-local expires = now
-if completes then
-    if how == 1 and after(claimed_at_of(standing), span) > now then
-        expires = after(claimed_at_of(standing), span)
-    else
-        expires = after(now, span)
+
+local function settle(record, t, attempt, how, span, answer)
+    local standing = redis.pcall('GET', record)
+    if not is_record(standing) or attempt_of(standing) ~= attempt then
+        return standing
     end
-    redis.call('SET', KEYS[1], turned(standing, 1, expires) .. ARGV[4])
-    redis.call('ZADD', KEYS[3], expires, id)
-elseif how == 4 then
-    expires = after(now, unknown_ttl_of(standing))
-    redis.call('SET', KEYS[1], turned(standing, 2, expires))
-    redis.call('ZADD', KEYS[4], expires, id)
-else
-    redis.call('DEL', KEYS[1])
-    redis.call('ZREM', KEYS[5], id)
+    local state, id = state_of(standing), id_of(record)
+    if state == 1 or how == 4 and state == 2 then
+        return standing
+    end
+    local expires, written = now, nil
+    if how == 3 then
+        written = redis.pcall('ZREM', t, id)
+    else
+        expires = how == 4 and after(now, unknown_ttl_of(standing)) or expiry_of(standing, how, span)
+        written = redis.pcall('ZADD', t, score_of(how == 4 and 2 or 1, expires), id)
+    end
+    if is_failed(written) then
+        return written
+    end
+    if how == 3 then
+        redis.call('DEL', record)
+    else
+        redis.call('SET', record, turned(standing, how == 4 and 2 or 1, expires) .. answer)
+    end
+    tell_ended(standing, id)
+    return expires
 end
-redis.call('ZREM', KEYS[2], id)
-if state == 2 and how ~= 4 then
-    redis.call('ZREM', KEYS[4], id)
+
+local said = { now }
+for n = 1, #KEYS / 2 do
+    said[n + 1] = settle(KEYS[2 * n - 1], KEYS[2 * n], ARGV[4 * n - 3], tonumber(ARGV[4 * n - 2]),
+        tonumber(ARGV[4 * n - 1]), ARGV[4 * n])
 end
-if is_awaited(standing) then
-    tell_ended(id)
-end
-return { expires }
+return said

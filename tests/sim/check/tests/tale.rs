@@ -21,6 +21,7 @@ pub(super) const A: Token = Token(1 << 32);
 pub(super) const B: Token = Token(2 << 32);
 pub(super) const LEASE: u64 = 1_000;
 pub(super) const TTL: u64 = 10_000;
+pub(super) const MAX_AGE: u64 = 1_500;
 pub(super) const UNKNOWN_TTL: u64 = 5_000;
 
 /// A history that is being told.
@@ -175,6 +176,7 @@ pub(super) fn setup() -> Setup {
             ..Policy::default()
         };
     }
+    setup.max_age = Some(Duration::from_millis(MAX_AGE));
     setup.settle_timeout = Duration::from_secs(1);
     setup.timeout = Duration::from_secs(2);
     setup

@@ -1,0 +1,170 @@
+//! Servers that go, hang, forget and refuse.
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use tokio::time::{Instant, timeout};
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_was_killed_is_found_again_by_itself() {
+    let Some(server) = servers::Redis::start() else { return };
+    let store = Redis::open(&settings(&server)).await.unwrap();
+    store.claim(id(1), fresh(1)).await.unwrap();
+    server.kill9();
+    let failed = store.claim(id(2), fresh(2)).await.unwrap_err();
+    assert_eq!(failed.cause().kind, ErrorKind::Unavailable, "{failed:?}");
+    let began = Instant::now();
+    let refused = store.claim(id(3), fresh(3)).await;
+    assert!(matches!(refused, Err(Error::Determinate(_))), "{refused:?}");
+    assert!(began.elapsed() < Duration::from_millis(500), "nobody waits for a server that is away");
+    assert!(store.ping().await.is_err());
+
+    server.begin();
+    eventually("it is found again", async || store.ping().await).await;
+    let settled = store.settle(id(1), attempt(1), complete()).await.unwrap();
+    assert!(matches!(settled, Settled::Done { .. }), "it was kept: {settled:?}");
+    assert!(matches!(store.claim(id(2), fresh(2)).await, Ok(Claim::Inserted(_))));
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_hangs_is_given_up_once_and_found_again() {
+    let Some(server) = servers::Redis::start() else { return };
+    let store = Redis::open(&settings(&server)).await.unwrap();
+    store.claim(id(1), fresh(1)).await.unwrap();
+    server.hang();
+    let began = Instant::now();
+    let asked = join_all((2..300).map(|number| store.claim(id(number), fresh(number)))).await;
+    assert!(began.elapsed() < ANSWER + Duration::from_secs(2), "{:?}", began.elapsed());
+    assert!(asked.iter().all(Result::is_err));
+    assert!(asked.iter().any(|asked| matches!(asked, Err(Error::Indeterminate(_)))), "some were sent");
+    let began = Instant::now();
+    let refused = store.settle(id(1), attempt(1), complete()).await;
+    assert!(matches!(refused, Err(Error::Determinate(_))), "{refused:?}");
+    assert!(began.elapsed() < Duration::from_millis(500), "it was found out before");
+
+    server.go_on();
+    eventually("it is found again", async || store.ping().await).await;
+    for number in 2..300 {
+        let claimed = store.claim(id(number), fresh(number)).await;
+        assert!(matches!(claimed, Ok(Claim::Inserted(_))), "{claimed:?}");
+    }
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_hangs_is_noticed_while_nothing_is_asked_of_it() {
+    let Some(server) = servers::Redis::start() else { return };
+    let link = Link::open(&settings(&server).servers, Duration::from_millis(500)).await.unwrap();
+    let mut losses = link.losses();
+    server.hang();
+    timeout(Duration::from_secs(5), losses.changed()).await.expect("it is noticed").unwrap();
+    let began = Instant::now();
+    assert!(link.send(&[redis::cmd("PING")]).await.is_err());
+    assert!(began.elapsed() < Duration::from_millis(200));
+    server.go_on();
+    eventually("it is found again", async || link.send(&[redis::cmd("PING")]).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_link_that_is_lazy_waits_for_its_server() {
+    let Some(server) = servers::Redis::start() else { return };
+    server.kill9();
+    let link = Link::lazy(&settings(&server).servers, Duration::from_secs(1)).unwrap();
+    assert!(link.send(&[redis::cmd("PING")]).await.is_err());
+    assert!(link.subscribe("somewhere").await.is_err());
+    server.begin();
+    eventually("it is found", async || link.send(&[redis::cmd("PING")]).await).await;
+    let batch = [redis::cmd("SET").arg("a").arg(1).to_owned(), redis::cmd("HGET").arg("a").arg("b").to_owned()];
+    let said = link.send(&batch).await.unwrap();
+    assert!(said[0].is_ok() && said[1].is_err(), "each has its own answer: {said:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn scripts_that_a_server_forgot_are_sent_again() {
+    let Some(server) = servers::Redis::start() else { return };
+    let store = Arc::new(Redis::open(&settings(&server)).await.unwrap());
+    let attempts = (0..8).map(|worker| {
+        let store = Arc::clone(&store);
+        tokio::spawn(async move {
+            for number in (worker * 100)..(worker * 100 + 100) {
+                assert!(matches!(store.claim(id(number), fresh(number)).await, Ok(Claim::Inserted(_))));
+                let settled = store.settle(id(number), attempt(number), complete()).await;
+                assert!(matches!(settled, Ok(Settled::Done { .. })), "{settled:?}");
+            }
+        })
+    });
+    let attempts: Vec<_> = attempts.collect();
+    while attempts.iter().any(|attempt| !attempt.is_finished()) {
+        assert_eq!(server.run("SCRIPT FLUSH").as_deref(), Some("+OK\r\n"));
+        tokio::task::yield_now().await;
+    }
+    for attempt in attempts {
+        attempt.await.unwrap();
+    }
+    assert_eq!(store.count().await.unwrap(), [0, 800, 0]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_without_room_refuses_and_says_so() {
+    let Some(server) = servers::Redis::start() else { return };
+    let store = Redis::open(&settings(&server)).await.unwrap();
+    store.claim(id(1), fresh(1)).await.unwrap();
+    server.run("CONFIG SET maxmemory 1").unwrap();
+    let refused = store.claim(id(2), fresh(2)).await;
+    assert!(matches!(&refused, Err(Error::Determinate(cause)) if cause.kind == ErrorKind::Full), "{refused:?}");
+    let refused = store.settle(id(1), attempt(1), complete()).await;
+    assert!(matches!(&refused, Err(Error::Determinate(cause)) if cause.kind == ErrorKind::Full), "{refused:?}");
+    assert!(store.ping().await.is_err());
+    server.run("CONFIG SET maxmemory 0").unwrap();
+    store.ping().await.unwrap();
+    assert!(matches!(store.settle(id(1), attempt(1), complete()).await, Ok(Settled::Done { .. })));
+    assert!(matches!(store.claim(id(2), fresh(2)).await, Ok(Claim::Inserted(_))));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_has_become_a_replica_is_left_until_it_is_a_primary_again() {
+    let Some(server) = servers::Redis::start() else { return };
+    let store = Redis::open(&settings(&server)).await.unwrap();
+    server.run("REPLICAOF 127.0.0.1 1").unwrap();
+    let refused = store.claim(id(1), fresh(1)).await;
+    assert!(matches!(&refused, Err(Error::Determinate(cause)) if cause.kind == ErrorKind::Unavailable), "{refused:?}");
+    let refused = Redis::open(&settings(&server)).await.unwrap_err();
+    assert!(matches!(&refused, OpenError::Unreachable(told) if told.contains("replica")), "{refused}");
+    server.run("REPLICAOF NO ONE").unwrap();
+    eventually("it is used again", async || store.claim(id(1), fresh(1)).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_accepted_is_finished_before_it_closes() {
+    let Some(server) = servers::Redis::start() else { return };
+    let store = Arc::new(Redis::open(&settings(&server)).await.unwrap());
+    for number in 0..300 {
+        store.claim(id(number), fresh(number)).await.unwrap();
+    }
+    let mut settling: Vec<_> =
+        (0..300).map(|number| store.settle(id(number), attempt(number), complete())).collect();
+    for settling in &mut settling {
+        assert!(futures_util::future::poll_immediate(settling).await.is_none());
+    }
+    store.close().await;
+    for settled in join_all(settling).await {
+        assert!(matches!(settled, Ok(Settled::Done { .. })), "{settled:?}");
+    }
+    assert!(matches!(store.claim(id(1), fresh(1)).await, Err(Error::Determinate(_))));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn callers_who_wait_together_share_calls() {
+    let Some(server) = servers::Redis::start() else { return };
+    let store = Redis::open(&settings(&server)).await.unwrap();
+    // Once, so that the scripts are known.
+    store.claim(id(999), fresh(999)).await.unwrap();
+    server.run("CONFIG RESETSTAT").unwrap();
+    let claimed = join_all((0..256).map(|number| store.claim(id(number), fresh(number)))).await;
+    assert!(claimed.iter().all(|claimed| matches!(claimed, Ok(Claim::Inserted(_)))));
+    let calls = server.calls()["evalsha"];
+    assert!(calls <= 8, "{calls} calls");
+}
