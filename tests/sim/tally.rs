@@ -55,15 +55,15 @@ const EXPECTED: [(&str, u32); 55] = [
     ("cache: in-flight", 100),
     ("cache: miss", 1000),
     ("cache: stale", 30),
-    ("cache: invalid", 30),
-    ("cache: away", 30),
+    ("cache: invalid", 10),
+    ("cache: away", 10),
     ("cache: late", 100),
     ("cache: failed", 10),
     ("purge of an attempt in flight", 10),
     ("purge of an unknown record", 30),
     ("purge of a completed record", 100),
     ("claim of what was purged", 100),
-    ("replay of what is purged already", 10),
+    ("replay of what is purged already", 5),
     ("run of what was purged in flight", 3),
 ];
 
