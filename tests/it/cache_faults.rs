@@ -3,6 +3,7 @@
 mod foreign;
 mod purges;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::servers::{Dump, Postgres, Redis};
@@ -35,12 +36,11 @@ fn results(gates: &[Gate], result: &str) -> u64 {
 fn spoiled_under_load(redis: &Redis, max_age: &str, mut spoil: impl FnMut(&mut fastrand::Rng)) -> Option<Vec<Gate>> {
     let database = migrated()?;
     let storm = Storm::before(&database.url).asking_again();
-    let lines = format!("cache_max_age = \"{max_age}\"");
+    // What is in memory is not asked of the cache: little is.
+    let lines = format!("cache_max_age = \"{max_age}\"\ncache_max_entries = 100");
     let plan = |plan: Plan| plan.store_url(&database.url).cache(&redis.url(), SECRET).store(&lines);
     let mut gates = storm.start(GATES, plan);
-    let seed = fastrand::u64(..);
-    eprintln!("seed {seed}");
-    let mut random = fastrand::Rng::with_seed(seed);
+    let mut random = random();
     storm.rage(TIME, || spoil(&mut random));
     redis.go_on();
     let seen = storm.judge();
@@ -56,6 +56,13 @@ fn spoiled_under_load(redis: &Redis, max_age: &str, mut spoil: impl FnMut(&mut f
         assert_eq!(gate.admin("GET", "/readyz", None).status, 200);
     }
     Some(gates)
+}
+
+/// Numbers that are others each time, and can be had again.
+fn random() -> fastrand::Rng {
+    let seed = fastrand::u64(..);
+    eprintln!("seed {seed}");
+    fastrand::Rng::with_seed(seed)
 }
 
 fn sleep(random: &mut fastrand::Rng, millis: std::ops::Range<u64>) {
@@ -163,6 +170,45 @@ fn a_cache_that_is_restored_from_older_dumps_under_load() {
     assert!(results(&gates, "hit") > 0 && results(&gates, "stale") > 0);
 }
 
+/// Replicas are killed as well, and those that begin anew have nothing in memory.
+#[test]
+fn a_cache_and_its_gates_that_fail_together() {
+    let (Some(database), Some(redis)) = (migrated(), cache()) else { return };
+    let storm = Storm::before(&database.url).asking_again();
+    let plan = |plan: Plan| plan.store_url(&database.url).cache(&redis.url(), SECRET).store("cache_max_age = \"2s\"");
+    let mut gates: Vec<Option<Gate>> = storm.start(GATES, plan).into_iter().map(Some).collect();
+    let places = Arc::clone(&storm.gates);
+    let mut random = random();
+    let mut dump = redis.dump();
+    storm.rage(TIME, || {
+        sleep(&mut random, 20..300);
+        match random.u8(..8) {
+            0 => drop(redis.ask(&["FLUSHALL"])),
+            1 => {
+                redis.kill9();
+                redis.begin();
+            }
+            2 => {
+                redis.hang();
+                sleep(&mut random, 0..300);
+                redis.go_on();
+            }
+            3 => fill_with_junk(&redis, &mut random),
+            4 => dump = redis.dump(),
+            5 => redis.restore(&dump),
+            _ => {
+                let victim = random.usize(..gates.len());
+                let plan = gates[victim].take().expect("a gate").kill9();
+                places.lock().unwrap()[victim] = None;
+                let gate = plan.start();
+                places.lock().unwrap()[victim] = Some(gate.address);
+                gates[victim] = Some(gate);
+            }
+        }
+    });
+    storm.judge().expect_right();
+}
+
 #[test]
 fn a_cold_replica_answers_out_of_the_cache_alone() {
     const KEYS: usize = 200;
@@ -194,16 +240,15 @@ fn a_cold_replica_answers_out_of_the_cache_alone() {
     let to = mark("to here");
     let log = postgres.log();
     // What the workers do in the background is no part of an answer.
-    let is_workers = |line: &str| {
-        ["expire_leases_v1", "sweep_v1", "renew_v1", "count_v1", "LISTEN"].iter().any(|name| line.contains(name))
-    };
-    let statements: Vec<&str> =
-        log[from..to].lines().skip(1).filter(|line| line.contains("LOG:  ")).filter(|line| !is_workers(line)).collect();
+    let is_workers =
+        |line: &str| ["expire_leases_v1", "sweep_v1", "renew_v1", "count_v1"].iter().any(|name| line.contains(name));
+    let statements = log[from..to].lines().filter(|line| line.contains("oncegate.") && !is_workers(line));
+    let statements: Vec<&str> = statements.collect();
     let cold = [cold];
-    let (hits, asked) = (results(&cold, "hit"), KEYS - usize::try_from(results(&cold, "hit")).unwrap());
-    eprintln!("{hits} from the cache; statements: {statements:?}");
-    // On a busy machine the cache may be late now and then; what it has answered, it has answered alone.
-    assert!(statements.len() <= asked, "{statements:?}");
-    assert!(asked <= KEYS / 10, "{asked} of {KEYS} were asked of the database");
+    let hits = usize::try_from(results(&cold, "hit")).expect("as many as there are keys");
+    eprintln!("{hits} from the cache, {} statements", statements.len());
+    // On a busy machine the cache is late now and then; what it has answered, it has answered alone.
+    assert_eq!(statements.len(), KEYS - hits, "{statements:?}");
+    assert!(hits * 2 >= KEYS, "{hits} of {KEYS} are from the cache");
     assert_eq!(upstream.runs(), KEYS);
 }

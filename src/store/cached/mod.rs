@@ -7,7 +7,8 @@
 //! Nothing that is found here gives the right to execute: whoever finds nothing asks the store. What stands in the shared
 //! cache is authenticated (see [`seal`]), and dated by the store's clock: what is stale, changed or foreign is nothing.
 //! Beside completed records it holds hints that a key is in flight. A hint is believed for a moment only, and only by a
-//! request like the one that made it: by a different one the store is asked, for the attempt may just have ended.
+//! request like the one that made it: by a different one the store is asked, for the attempt may just have ended. Whoever
+//! asks again for a claim that may have happened is never answered here: it may be its own that stands.
 
 mod remote;
 mod seal;
@@ -15,7 +16,7 @@ mod shelf;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -108,6 +109,9 @@ struct Beside {
     time: Mutex<(Timestamp, Instant)>,
     /// What this process has claimed.
     running: Mutex<HashMap<RecordId, Claimed>>,
+    /// Attempts that may have claimed: the store was asked, and its answer is not known. Whoever asked asks again until it
+    /// is, and nobody but the store can tell; so there are no more of these than claims under way.
+    uncertain: Mutex<HashSet<Attempt>>,
 }
 
 struct Claimed {
@@ -173,6 +177,7 @@ impl Cached {
             max_age: settings.max_age.unwrap_or(Duration::MAX),
             time: Mutex::new(shared.time),
             running: Mutex::default(),
+            uncertain: Mutex::default(),
         };
         Self { inner, shelf, shared: shared.map(beside).map(Arc::new), tell: Box::new(tell), _hearing: hearing }
     }
@@ -202,6 +207,20 @@ impl Cached {
             self.shelf.keep(id, known, removals);
         }
         Some(Claim::Exists { record, now })
+    }
+
+    fn is_uncertain(&self, attempt: Attempt) -> bool {
+        self.shared.as_ref().is_some_and(|beside| beside.uncertain().contains(&attempt))
+    }
+
+    /// Notes whether it is known now what an attempt has claimed, or is not known after an error.
+    fn note(&self, attempt: Attempt, is_certain: bool, error: Option<&Error>) {
+        let Some(beside) = &self.shared else { return };
+        if is_certain {
+            beside.uncertain().remove(&attempt);
+        } else if let Some(Error::Indeterminate(_)) = error {
+            beside.uncertain().insert(attempt);
+        }
     }
 
     /// Keeps what the store had, here and for the other gates.
@@ -241,8 +260,10 @@ impl Beside {
         let age = now.since(read_at);
         let (answered, believed) = match record.state {
             State::Completed => (Answered::Hit, self.max_age),
-            // By a different request the store is asked.
-            State::InFlight if record.head == fresh.head => (Answered::InFlight, HINT.min(self.max_age)),
+            // By a different request the store is asked; and nobody is to hear of an attempt of its own.
+            State::InFlight if record.head == fresh.head && record.attempt != fresh.attempt => {
+                (Answered::InFlight, HINT.min(self.max_age))
+            }
             State::InFlight | State::Unknown => return (Answered::Miss, None),
         };
         let Some(asked) = Instant::now().checked_sub(age).filter(|_| age < believed && now < record.until) else {
@@ -300,6 +321,11 @@ impl Beside {
         self.time.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn uncertain(&self) -> MutexGuard<'_, HashSet<Attempt>> {
+        // An attempt is in it or not.
+        self.uncertain.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn running(&self) -> MutexGuard<'_, HashMap<RecordId, Claimed>> {
         // Nothing that is done under it can leave the map half changed.
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
@@ -333,11 +359,15 @@ impl Store for Cached {
 
     async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
         let removals = self.shelf.counted();
-        if let Some(found) = self.ask(id, &fresh, removals).await {
+        if !self.is_uncertain(fresh.attempt)
+            && let Some(found) = self.ask(id, &fresh, removals).await
+        {
             return Ok(found);
         }
         let asked = Instant::now();
-        let claimed = self.inner.claim(id, fresh.clone()).await?;
+        let claimed = self.inner.claim(id, fresh.clone()).await;
+        self.note(fresh.attempt, claimed.is_ok(), claimed.as_ref().err());
+        let claimed = claimed?;
         let (Claim::Inserted(now) | Claim::Exists { now, .. }) = &claimed;
         if let Some(beside) = &self.shared {
             beside.told(*now, asked);
@@ -354,7 +384,10 @@ impl Store for Cached {
     }
 
     async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
+        let attempt = fresh.attempt;
         let superseded = self.inner.supersede(id, seen, fresh).await;
+        // Where something else stands, that may be of this attempt as well.
+        self.note(attempt, matches!(superseded, Ok(true)), superseded.as_ref().err());
         if !matches!(superseded, Ok(false)) {
             self.shelf.forget(id);
             if let Some(beside) = &self.shared {
@@ -367,6 +400,7 @@ impl Store for Cached {
     async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
         let removals = self.shelf.counted();
         let settled = self.inner.settle(id, attempt, end.clone()).await?;
+        self.note(attempt, true, None);
         match &settled {
             Settled::Done { until } => self.ended(id, attempt, &end, *until, removals),
             Settled::Superseded { .. } => {

@@ -252,6 +252,19 @@ async fn a_hint_is_believed_for_a_moment_by_the_same_request() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_claim_that_may_have_happened_is_asked_again_of_the_store() {
+    let two = two();
+    two.inner.script_for(Call::Claim, [Fault::LoseAnswer]);
+    assert!(two.other.claim(ID, fresh(1)).await.is_err());
+    // Another gate finds it, and says to all that the key is in flight.
+    assert!(matches!(two.one.claim(ID, fresh(2)).await.unwrap(), Claim::Exists { .. }));
+    two.until_written().await;
+    assert!(two.shelves.values.lock().unwrap().contains_key(&ID));
+    assert!(matches!(two.asked(ID, fresh(1)).await, (Claim::Inserted(_), 1)));
+    assert!(matches!(two.asked(ID, fresh(3)).await, (Claim::Exists { .. }, 0)));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_hint_goes_with_the_attempt() {
     let two = two();
     for end in [End::Release, complete("answer")] {
