@@ -20,6 +20,7 @@ mod record;
 mod remote;
 mod scripts;
 mod servers;
+mod upkeep;
 
 use std::fmt;
 use std::sync::Arc;
@@ -41,13 +42,14 @@ use self::listener::Heard;
 use self::operation::{Operation, Said, number};
 use self::queue::closed;
 pub use self::remote::Shared;
-use self::scripts::{Script, Scripts};
+use self::scripts::Scripts;
 pub use self::servers::{Certificates, Servers, Topology};
+use self::upkeep::Due;
 use super::waiters::Waiters;
 use super::{
     Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled, Store,
 };
-use crate::idempotency::record::{Attempt, RecordId, Timestamp, Version};
+use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
 /// How long a command may take. Whoever asked has given up by then.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -133,20 +135,6 @@ impl Redis {
         self.call(call).await.map_err(|error| error::of_question(&error))
     }
 
-    /// Calls a script that does up to a number of things for one partition after another.
-    async fn by_partition(&self, script: &Script, limit: usize) -> Result<usize, Error> {
-        let mut done = 0;
-        for partition in Partition::all() {
-            let mut call = script.call(1);
-            call.arg(&partition.times()[..]).arg(&partition.records()[..]).arg(limit - done);
-            done += usize::try_from(number(&self.write(call).await?)?).unwrap_or_default();
-            if done >= limit {
-                break;
-            }
-        }
-        Ok(done)
-    }
-
     fn still_open(&self) -> Result<(), Error> {
         if self.is_closing.load(Ordering::Relaxed) {
             return Err(closed());
@@ -162,9 +150,18 @@ impl Store for Redis {
     }
 
     async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
-        match self.lane.ask(Operation::Claim { id, fresh }).await? {
-            Said::Claim(claim) => Ok(claim),
-            _ => Err(confused(record::Unreadable)),
+        loop {
+            let Said::Claim(claim) = self.lane.ask(Operation::Claim { id, fresh: fresh.clone() }).await? else {
+                return Err(confused(record::Unreadable));
+            };
+            match &claim {
+                Claim::Exists { record, .. } if lacks_answer(record) => {
+                    if let Some(Listed { record, now, .. }) = self.get(id).await? {
+                        return Ok(Claim::Exists { record, now });
+                    }
+                }
+                Claim::Exists { .. } | Claim::Inserted(_) => return Ok(claim),
+            }
         }
     }
 
@@ -176,9 +173,15 @@ impl Store for Redis {
     }
 
     async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
-        match self.lane.ask(Operation::Settle { id, attempt, end }).await? {
-            Said::Settled(settled) => Ok(settled),
-            _ => Err(confused(record::Unreadable)),
+        let Said::Settled(settled) = self.lane.ask(Operation::Settle { id, attempt, end }).await? else {
+            return Err(confused(record::Unreadable));
+        };
+        match &settled {
+            Settled::Superseded { record: Some(record) } if lacks_answer(record) => {
+                let record = self.get(id).await?.map(|listed| listed.record);
+                Ok(Settled::Superseded { record })
+            }
+            Settled::Superseded { .. } | Settled::Done { .. } => Ok(settled),
         }
     }
 
@@ -196,11 +199,13 @@ impl Store for Redis {
     }
 
     async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
-        self.by_partition(&self.caller.scripts.expire_leases, limit).await
+        self.still_open()?;
+        upkeep::of(&self.caller, Due::Leases, limit).await
     }
 
     async fn sweep(&self, limit: usize) -> Result<usize, Error> {
-        self.by_partition(&self.caller.scripts.sweep, limit).await
+        self.still_open()?;
+        upkeep::of(&self.caller, Due::Expired, limit).await
     }
 
     async fn changed(&self, id: RecordId) {
@@ -295,6 +300,11 @@ fn hear(waiters: &Waiters, heard: Heard<'_>) {
             }
         }
     }
+}
+
+/// Whether its answer is large, and was left out.
+fn lacks_answer(record: &Record) -> bool {
+    record.state == State::Completed && record.answer.is_none()
 }
 
 /// A time, and what stands.

@@ -211,22 +211,31 @@ fn read_alone(operation: &Operation, answer: Value) -> Result<Said, Error> {
 fn read_claim(answer: Value, now: Timestamp) -> Result<Claim, Error> {
     match answer {
         Value::Int(_) => Ok(Claim::Inserted(record::time(number(&answer)?))),
-        Value::BulkString(standing) => {
-            let kept = record::read(standing, true).map_err(confused)?;
-            Ok(Claim::Exists { record: kept.record, now })
-        }
+        answer => match read_standing(answer)? {
+            Some(kept) => Ok(Claim::Exists { record: kept.record, now }),
+            None => Err(confused(Unreadable)),
+        },
+    }
+}
+
+/// What stands, if anything does. What stands alone in a list lacks its answer, which is large.
+fn read_standing(said: Value) -> Result<Option<record::Kept>, Error> {
+    match said {
+        Value::BulkString(standing) => record::read(standing, true).map(Some).map_err(confused),
+        Value::Array(standing) => match <[Value; 1]>::try_from(standing) {
+            Ok([Value::BulkString(standing)]) => record::read(standing, false).map(Some).map_err(confused),
+            _ => Err(confused(Unreadable)),
+        },
+        Value::Nil => Ok(None),
         _ => Err(confused(Unreadable)),
     }
 }
 
 fn read_settled(answer: Value, attempt: Attempt, end: &End, now: Timestamp) -> Result<Settled, Error> {
-    let standing = match answer {
-        Value::Int(_) => return Ok(Settled::Done { until: record::time(number(&answer)?) }),
-        Value::BulkString(standing) => Some(record::read(standing, true).map_err(confused)?),
-        Value::Nil => None,
-        _ => return Err(confused(Unreadable)),
-    };
-    judge(standing, attempt, end, now)
+    match answer {
+        Value::Int(_) => Ok(Settled::Done { until: record::time(number(&answer)?) }),
+        answer => judge(read_standing(answer)?, attempt, end, now),
+    }
 }
 
 /// What an ending that the script left alone comes to.

@@ -16,6 +16,7 @@ pub(super) struct Scripts {
     pub(super) renew: Script,
     pub(super) expire_leases: Script,
     pub(super) sweep: Script,
+    pub(super) due: Script,
     pub(super) await_end: Script,
     pub(super) get: Script,
     pub(super) look: Script,
@@ -39,6 +40,7 @@ impl Scripts {
             renew: script(include_str!("scripts/renew.lua")),
             expire_leases: script(include_str!("scripts/expire_leases.lua")),
             sweep: script(include_str!("scripts/sweep.lua")),
+            due: script(include_str!("scripts/due.lua")),
             await_end: script(include_str!("scripts/await.lua")),
             get: script(include_str!("scripts/get.lua")),
             look: script(include_str!("scripts/look.lua")),
@@ -76,7 +78,7 @@ impl Scripts {
         command
     }
 
-    fn all(&self) -> [&Script; 11] {
+    fn all(&self) -> [&Script; 12] {
         [
             &self.claim,
             &self.supersede,
@@ -84,6 +86,7 @@ impl Scripts {
             &self.renew,
             &self.expire_leases,
             &self.sweep,
+            &self.due,
             &self.await_end,
             &self.get,
             &self.look,

@@ -2,6 +2,7 @@
 
 mod faults;
 mod junk;
+mod moving;
 mod topologies;
 
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use bytes::Bytes;
 use proptest::test_runner::Config;
 
 use super::*;
+use crate::store::Expiry;
 use crate::store::contract::{self, Harness, model};
 use crate::store::servers;
 

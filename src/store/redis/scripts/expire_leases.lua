@@ -2,8 +2,14 @@
 local past = redis.call('ZRANGE', KEYS[1], '-inf', score_of(0, now), 'BYSCORE', 'LIMIT', 0, tonumber(ARGV[2]))
 for _, id in ipairs(past) do
     local record = ARGV[1] .. id
-    local standing = redis.pcall('GET', record)
-    if not is_record(standing) then
+    local standing = standing_at(record)
+    if is_failed(standing) and not is_of_another_type(standing) then
+        -- It may be there: elsewhere, as while a slot moves.
+        return standing
+    elseif is_of_later_version(standing) then
+        -- Not now, so that others have their turn.
+        redis.call('ZADD', KEYS[1], score_of(0, after(now, LATER)), id)
+    elseif not is_record(standing) then
         redis.call('ZREM', KEYS[1], id)
     elseif state_of(standing) ~= 0 or until_of(standing) > now then
         -- Where it belongs.

@@ -8,11 +8,19 @@
 -- Beside the records of a partition stands one sorted set (t) of their ids, by state and then by the end of their lease
 -- or by expiry: see score_of. It has the same hash tag, so that one node has both.
 --
--- A record is written after its place in the set: one that cannot be placed is not written. What is no record (whoever put
--- it there) is left as it is, and given to the gate, who says so.
+-- The place in the set is written first, and tells whether the server takes writes: a record that cannot be placed is not
+-- written, and what goes on after that is not refused any more. So a place may be without its record, which expire_leases
+-- and sweep mend, and no record is without its place. What is no record (whoever put it there) is left as it is, and given
+-- to the gate, who says so.
+--
+-- Whoever cannot be told that something happened looks by itself: that a PUBLISH is refused stops nothing.
 
 local LAST = 9007199254740992
 local HEADER_BYTES = 62
+-- So much of a record is given with others at most: an answer that goes beyond is fetched by itself.
+local GIVEN_BYTES = 262144
+-- When what cannot be judged is looked at again.
+local LATER = 60000
 local APART = 2251799813685248
 
 -- So much later; never later than the end of time.
@@ -26,6 +34,15 @@ local function score_of(state, at)
     return state == 0 and at - APART or state == 1 and at or at + APART
 end
 
+-- What stands under a key, up to where it is too long to be given; false where nothing does. It may be an error.
+local function standing_at(key)
+    local standing = redis.pcall('GETRANGE', key, 0, GIVEN_BYTES - 1)
+    if standing == '' and redis.call('EXISTS', key) == 0 then
+        return false
+    end
+    return standing
+end
+
 local function is_record(value)
     return type(value) == 'string' and #value >= HEADER_BYTES and string.byte(value, 17) <= 2
         and #value >= HEADER_BYTES + struct.unpack('>I4', value, 59)
@@ -33,6 +50,16 @@ end
 
 local function is_failed(said)
     return type(said) == 'table' and said.err
+end
+
+-- Whether it is the error of a key that somebody else keeps something in.
+local function is_of_another_type(said)
+    return is_failed(said) and string.find(said.err, 'WRONGTYPE', 1, true) ~= nil
+end
+
+-- Whether it is one of a state that this version does not know: some later version's.
+local function is_of_later_version(value)
+    return type(value) == 'string' and #value >= HEADER_BYTES and string.byte(value, 17) > 2
 end
 
 local function attempt_of(record)
@@ -55,11 +82,22 @@ local function unknown_ttl_of(record)
     return (struct.unpack('>L', record, 42))
 end
 
+local function without_answer(record)
+    return string.sub(record, 1, HEADER_BYTES + struct.unpack('>I4', record, 59))
+end
+
+-- What stands, as it is given: what stands alone in a list lacks its answer.
+local function given(standing)
+    if is_record(standing) and state_of(standing) == 1 and #standing >= GIVEN_BYTES then
+        return { without_answer(standing) }
+    end
+    return standing
+end
+
 -- Without its answer, in another state.
 local function turned(record, state, expires)
-    local head_bytes = struct.unpack('>I4', record, 59)
     return string.sub(record, 1, 16) .. string.char(state) .. string.sub(record, 18, 25) .. struct.pack('>L', expires)
-        .. string.sub(record, 34, 57) .. '\0' .. string.sub(record, 59, HEADER_BYTES + head_bytes)
+        .. string.sub(record, 34, 57) .. '\0' .. string.sub(without_answer(record), 59)
 end
 
 -- The id that a key ends with.
@@ -70,6 +108,6 @@ end
 -- Tells whoever waits for the end of what stood.
 local function tell_ended(record, id)
     if string.byte(record, 58) == 1 then
-        redis.call('PUBLISH', 'oncegate', 'e' .. id)
+        redis.pcall('PUBLISH', 'oncegate', 'e' .. id)
     end
 end

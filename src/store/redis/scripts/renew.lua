@@ -1,6 +1,6 @@
 -- KEYS: for each lease its record and t. ARGV: for each attempt, lease. Gives for each 1 where it was extended, else 0.
 local function renew(record, t, attempt, lease)
-    local standing = redis.pcall('GET', record)
+    local standing = standing_at(record)
     if not is_record(standing) or attempt_of(standing) ~= attempt or state_of(standing) ~= 0 then
         return 0
     end

@@ -9,13 +9,17 @@ local function expiry_of(standing, how, span)
 end
 
 local function settle(record, t, attempt, how, span, answer)
-    local standing = redis.pcall('GET', record)
+    local standing = standing_at(record)
     if not is_record(standing) or attempt_of(standing) ~= attempt then
-        return standing
+        return given(standing)
     end
     local state, id = state_of(standing), id_of(record)
+    if state == 1 and how <= 2 and redis.pcall('GET', record) == without_answer(standing) .. answer then
+        -- It was done before.
+        return until_of(standing)
+    end
     if state == 1 or how == 4 and state == 2 then
-        return standing
+        return given(standing)
     end
     local expires, written = now, nil
     if how == 3 then
@@ -28,9 +32,12 @@ local function settle(record, t, attempt, how, span, answer)
         return written
     end
     if how == 3 then
-        redis.call('DEL', record)
+        written = redis.pcall('DEL', record)
     else
-        redis.call('SET', record, turned(standing, how == 4 and 2 or 1, expires) .. answer)
+        written = redis.pcall('SET', record, turned(standing, how == 4 and 2 or 1, expires) .. answer)
+    end
+    if is_failed(written) then
+        return written
     end
     tell_ended(standing, id)
     return expires

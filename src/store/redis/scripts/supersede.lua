@@ -1,6 +1,9 @@
 -- KEYS: record, t. ARGV: attempt, state and until that were seen; what comes before the times of the new claim, its lease,
 -- what comes after them. Gives 1 where the new claim stands, else 0.
-local standing = redis.call('GET', KEYS[1])
+local standing = standing_at(KEYS[1])
+if is_failed(standing) then
+    return standing
+end
 if not is_record(standing) then
     return 0
 end

@@ -125,6 +125,83 @@ async fn a_server_without_room_refuses_and_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_takes_no_writes_tells_what_stands() {
+    let Some(server) = servers::Redis::start() else { return };
+    let store = Redis::open(&settings(&server)).await.unwrap();
+    store.claim(id(1), fresh(1)).await.unwrap();
+    store.settle(id(1), attempt(1), complete()).await.unwrap();
+    store.claim(id(2), fresh(2)).await.unwrap();
+    let stands = async |why: &str| {
+        let (replay, repeated, again, new) = tokio::join!(
+            store.claim(id(1), fresh(7)),
+            store.claim(id(2), fresh(2)),
+            store.settle(id(1), attempt(1), complete()),
+            store.claim(id(3), fresh(3)),
+        );
+        assert!(
+            matches!(&replay, Ok(Claim::Exists { record, .. }) if record.answer.as_deref() == Some(b"answer")),
+            "{why}: {replay:?}"
+        );
+        assert!(matches!(repeated, Ok(Claim::Inserted(_))), "{why}: {repeated:?}");
+        assert!(matches!(again, Ok(Settled::Done { .. })), "{why}: {again:?}");
+        assert!(matches!(new, Err(Error::Determinate(_))), "{why}: {new:?}");
+    };
+    server.run("CONFIG SET maxmemory 1").unwrap();
+    stands("no room").await;
+    server.run("CONFIG SET maxmemory 0").unwrap();
+    server.run("CONFIG SET min-replicas-to-write 1").unwrap();
+    stands("no replicas").await;
+    server.run("CONFIG SET min-replicas-to-write 0").unwrap();
+    // Where a directory is in its way, a snapshot fails.
+    std::fs::create_dir(server.directory().join("dump.rdb")).unwrap();
+    server.ask(&["CONFIG", "SET", "save", "3600 1000000"]);
+    server.run("BGSAVE").unwrap();
+    eventually("the snapshot fails", async || {
+        let status = server.info("persistence", "rdb_last_bgsave_status");
+        if status.as_deref() == Some("err") { Ok(()) } else { Err(status) }
+    })
+    .await;
+    stands("no snapshots").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_large_answer_is_fetched_by_itself() {
+    let Some(server) = servers::Redis::start() else { return };
+    let store = Redis::open(&settings(&server)).await.unwrap();
+    let expiry = Expiry::FromClaim(Duration::from_secs(3600));
+    let end = |byte: u8, length: usize| End::Complete { answer: vec![byte; length].into(), expiry };
+    for (number, length) in [(1, 1 << 20), (2, 100_000)] {
+        store.claim(id(number), fresh(number)).await.unwrap();
+        store.settle(id(number), attempt(number), end(b'a', length)).await.unwrap();
+    }
+    let operations = [
+        Operation::Claim { id: id(1), fresh: fresh(8) },
+        Operation::Claim { id: id(2), fresh: fresh(9) },
+        Operation::Settle { id: id(1), attempt: attempt(1), end: end(b'b', 1 << 20) },
+    ];
+    let said = operation::carry_out(&store.caller, &operations.iter().collect::<Vec<_>>()).await;
+    let length = |record: &Record| record.answer.as_ref().map(Bytes::len);
+    let [
+        Ok(Said::Claim(Claim::Exists { record: large, .. })),
+        Ok(Said::Claim(Claim::Exists { record: small, .. })),
+        Ok(Said::Settled(Settled::Superseded { record: Some(other) })),
+    ] = &said[..]
+    else {
+        panic!("they stand")
+    };
+    assert_eq!([length(large), length(small), length(other)], [None, Some(100_000), None]);
+
+    let Ok(Claim::Exists { record, .. }) = store.claim(id(1), fresh(8)).await else { panic!("it stands") };
+    assert_eq!(length(&record), Some(1 << 20));
+    let again = store.settle(id(1), attempt(1), end(b'a', 1 << 20)).await;
+    assert!(matches!(again, Ok(Settled::Done { .. })), "{again:?}");
+    match store.settle(id(1), attempt(1), end(b'b', 1 << 20)).await {
+        Ok(Settled::Superseded { record: Some(record) }) => assert_eq!(length(&record), Some(1 << 20)),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_has_become_a_replica_is_left_until_it_is_a_primary_again() {
     let Some(server) = servers::Redis::start() else { return };
     let store = Redis::open(&settings(&server)).await.unwrap();

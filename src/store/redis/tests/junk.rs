@@ -86,3 +86,54 @@ async fn what_stands_in_the_wrong_place_is_put_in_its_own() {
     assert_eq!(store.count().await.unwrap(), [1, 0, 0], "its lease is not past");
     assert!(matches!(store.settle(id(1), attempt(1), complete()).await, Ok(Settled::Done { .. })));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn upkeep_removes_nothing_but_records_of_its_own() {
+    let Some(server) = servers::Redis::start() else { return };
+    let store = Redis::open(&settings(&server)).await.unwrap();
+    let mut later = [&attempt(1).0[..], &[0; 41], &[0, 0, 0, 0, 4], b"head"].concat();
+    later[16] = 3;
+    let mut session = server.session();
+    session.ask(&[&b"SET"[..], &keys::record(id(1)), &later]).unwrap();
+    session.ask(&[&b"SET"[..], &keys::record(id(2)), b"junk"]).unwrap();
+    session.ask(&[&b"HSET"[..], &keys::record(id(3)), b"a", b"b"]).unwrap();
+    let stands = |number: u16| server.ask(&[&b"EXISTS"[..], &keys::record(id(number))]).number() == 1;
+    let is_placed = |number: u16| {
+        let set = Partition::of(id(number)).times();
+        server.ask(&[&b"ZRANK"[..], &set, &id(number).0]) != servers::Reply::Nothing
+    };
+    // As one in flight, a completed one, and an unknown one.
+    for score in ["-2251799813685247", "1", "2251799813685249"] {
+        for number in 1..=4 {
+            let set = Partition::of(id(number)).times();
+            session.ask(&[&b"ZADD"[..], &set, score.as_bytes(), &id(number).0]).unwrap();
+        }
+        let done = store.expire_leases(100).await.unwrap() + store.sweep(100).await.unwrap();
+        assert_eq!(done, 4);
+        assert!((1..=3).all(stands), "{score}");
+        assert_eq!([1, 2, 3, 4].map(is_placed), [true, false, false, false], "{score}");
+        let done = store.expire_leases(100).await.unwrap() + store.sweep(100).await.unwrap();
+        assert_eq!(done, 0, "others have their turn");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_partition_that_fails_keeps_no_other_from_upkeep() {
+    let Some(server) = servers::Redis::start() else { return };
+    let store = Redis::open(&settings(&server)).await.unwrap();
+    let past = |number| Fresh { lease: Duration::ZERO, ..fresh(number) };
+    let [bad, good] = [RecordId([0; 32]), RecordId([255; 32])];
+    store.claim(good, past(1)).await.unwrap();
+    let set = Partition::of(bad).times();
+    server.ask(&[&b"SET"[..], &set, b"junk"]);
+    for upkeep in [store.expire_leases(10).await, store.sweep(10).await] {
+        assert!(upkeep.as_ref().is_err_and(|error| error.cause().kind == ErrorKind::Corrupt), "{upkeep:?}");
+    }
+    assert_eq!(store.get(good).await.unwrap().unwrap().record.state, State::Unknown);
+    server.ask(&[&b"DEL"[..], &set]);
+    store.claim(bad, past(2)).await.unwrap();
+    server.run("CONFIG RESETSTAT").unwrap();
+    assert_eq!(store.expire_leases(10).await.unwrap(), 1);
+    let calls = server.calls()["evalsha"];
+    assert_eq!(calls, 65, "one for what is due in each partition, and one where something is");
+}
