@@ -1,7 +1,6 @@
 //! The cache that gates share, in Redis.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -10,7 +9,7 @@ use redis::{Cmd, RedisResult, Value};
 use tokio::sync::broadcast;
 use tokio::task::JoinSet;
 
-use super::error::told;
+use super::error::{code, told};
 use super::link::Link;
 use super::listener::{self, Heard};
 use super::{OpenError, Servers};
@@ -28,10 +27,24 @@ pub struct Shared {
     prefix: Vec<u8>,
     channel: String,
     removals: Arc<Removals>,
-    /// The last values were refused.
-    is_full: AtomicBool,
+    refuses_values: Refusal,
+    refuses_to_forget: Refusal,
     /// The task that listens; ends with this.
     _listening: JoinSet<()>,
+}
+
+/// What was refused last, and why.
+#[derive(Default)]
+struct Refusal(Mutex<Option<String>>);
+
+impl Refusal {
+    /// Whether what is said now is another thing than before.
+    fn told(&self, now: Option<String>) -> bool {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = *last != now;
+        *last = now;
+        is_new
+    }
 }
 
 impl Shared {
@@ -55,7 +68,15 @@ impl Shared {
                 tell.tell(RecordId(id));
             }
         }));
-        Ok(Self { link, prefix, channel, removals, is_full: AtomicBool::new(false), _listening: listening })
+        Ok(Self {
+            link,
+            prefix,
+            channel,
+            removals,
+            refuses_values: Refusal::default(),
+            refuses_to_forget: Refusal::default(),
+            _listening: listening,
+        })
     }
 
     fn add(&self, commands: &mut Vec<Cmd>, operation: &Operation) {
@@ -84,16 +105,38 @@ impl Shared {
     /// Says when values begin to be refused, and when that is over.
     fn took(&self, said: &RedisResult<Value>) {
         match said {
-            Ok(_) if self.is_full.swap(false, Ordering::Relaxed) => tracing::info!("the cache takes values again"),
-            Ok(_) => {}
-            Err(error) if !self.is_full.swap(true, Ordering::Relaxed) => {
-                tracing::warn!(
-                    error = told(error),
-                    "the cache takes no values: give it room, and let it make room by itself (maxmemory-policy \
-                     allkeys-lru)"
-                );
+            Ok(_) => {
+                if self.refuses_values.told(None) {
+                    tracing::info!("the cache takes values again");
+                }
+            }
+            Err(error) if self.refuses_values.told(Some(told(error))) => {
+                let hint = match code(error) {
+                    Some("OOM") => {
+                        ": give it room, and let it make room by itself (maxmemory-policy allkeys-lru); until then \
+                         gates remember less"
+                    }
+                    _ => "",
+                };
+                tracing::warn!(error = told(error), "the cache takes no values{hint}");
             }
             Err(_) => {}
+        }
+    }
+
+    /// Whether what is to be forgotten is. What stands is as old as it may be anyhow, and other gates look again: only
+    /// where the server is none that takes writes is it as if it were not there.
+    fn forgot(&self, said: [RedisResult<Value>; 2]) -> Result<(), Failure> {
+        let error = said.into_iter().find_map(Result::err);
+        let failure = error.as_ref().map(told);
+        if self.refuses_to_forget.told(failure.clone())
+            && let Some(error) = &failure
+        {
+            tracing::warn!(error, "the cache does not forget, or does not tell others to");
+        }
+        match error {
+            Some(error) if code(&error) == Some("READONLY") || code(&error).is_none() => Err(Failure(told(&error))),
+            _ => Ok(()),
         }
     }
 }
@@ -108,14 +151,10 @@ impl Remote for Shared {
         let mut next = || said.next().unwrap_or(Ok(Value::Nil));
         for operation in batch {
             match operation {
-                Operation::Get(_) => found.push(value(next())?),
+                Operation::Get(_) => found.push(value(next())),
                 Operation::Put(..) => self.took(&next()),
                 Operation::Drop(_) => drop(next()),
-                Operation::Forget(_) => {
-                    for said in [next(), next()] {
-                        said.map_err(|error| Failure(told(&error)))?;
-                    }
-                }
+                Operation::Forget(_) => self.forgot([next(), next()])?,
             }
         }
         Ok(found)
@@ -126,13 +165,12 @@ impl Remote for Shared {
     }
 }
 
-/// What stands under a key.
-fn value(said: RedisResult<Value>) -> Result<Option<Bytes>, Failure> {
+/// What stands under a key, as far as it is told.
+fn value(said: RedisResult<Value>) -> Option<Bytes> {
     match said {
-        Ok(Value::BulkString(value)) => Ok(Some(value.into())),
-        Ok(_) => Ok(None),
+        Ok(Value::BulkString(value)) => Some(value.into()),
         // Somebody else's: no value at all.
-        Err(error) if error.code() == Some("WRONGTYPE") => Ok(Some(Bytes::new())),
-        Err(error) => Err(Failure(told(&error))),
+        Err(error) if code(&error) == Some("WRONGTYPE") => Some(Bytes::new()),
+        Ok(_) | Err(_) => None,
     }
 }

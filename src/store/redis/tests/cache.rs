@@ -1,0 +1,39 @@
+//! The cache that gates share, where it refuses some of what is asked.
+
+use super::*;
+use crate::store::cached::{Operation, Remote};
+
+fn value(byte: u8) -> Bytes {
+    Bytes::from(vec![byte; 8])
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_refused_spoils_nothing_else() {
+    let Some(server) = servers::Redis::start() else { return };
+    server.run("ACL SETUSER gate on >secret ~oncegate-cache:* resetchannels +@all");
+    let mut settings = settings(&server);
+    (settings.servers.user, settings.servers.password) = (Some("gate".to_owned()), Some("secret".to_owned()));
+    let cache = Shared::begin(&settings.servers, [7; 16]).unwrap();
+    let life = Duration::from_secs(60);
+    let keep = |number| Operation::Put(id(number), value(1), life);
+    eventually("it is connected", async || cache.carry_out(&[keep(1), keep(2), keep(3)]).await).await;
+    let key = [b"oncegate-cache:0707070707070707:", &id(3).0[..]].concat();
+    server.ask(&[&b"DEL"[..], &key]);
+    server.ask(&[&b"HSET"[..], &key, b"a", b"b"]);
+    let ask = [1, 2, 3, 4].map(|number| Operation::Get(id(number)));
+    let [one, two, three, four] = ask;
+    // It may not tell others.
+    let batch = [one.clone(), Operation::Forget(id(1)), two.clone(), one.clone(), three, four];
+    let said = cache.carry_out(&batch).await.unwrap();
+    assert_eq!(said, [Some(value(1)), Some(value(1)), None, Some(Bytes::new()), None]);
+    server.run("CONFIG SET maxmemory 1").unwrap();
+    let said = cache.carry_out(&[keep(1), two.clone(), one.clone()]).await.unwrap();
+    assert_eq!(said, [Some(value(1)), None]);
+    server.run("CONFIG SET maxmemory 0").unwrap();
+    server.run("ACL SETUSER gate -get").unwrap();
+    assert_eq!(cache.carry_out(&[keep(1), one.clone()]).await.unwrap(), [None]);
+    server.run("ACL SETUSER gate +get").unwrap();
+    assert_eq!(cache.carry_out(&[one, two]).await.unwrap(), [Some(value(1)), Some(value(1))]);
+    server.kill9();
+    assert!(cache.carry_out(&[keep(1)]).await.is_err(), "nothing is answered at all");
+}
