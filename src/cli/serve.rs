@@ -203,7 +203,12 @@ async fn adopt_identities(
 ) -> anyhow::Result<bool> {
     let (origins, identities) = gate.identities();
     let changes = loop {
-        match store.adopt(origins.clone(), identities.clone(), accept_change).await {
+        // Another process may adopt, and where rules changed that takes as long as there are records.
+        let adopted = tokio::select! {
+            adopted = store.adopt(origins.clone(), identities.clone(), accept_change) => adopted,
+            () = signals.stop() => return Ok(false),
+        };
+        match adopted {
             Ok(changes) => break changes,
             // It went away just after it was opened.
             Err(error) if matches!(error.cause().kind, ErrorKind::Unavailable | ErrorKind::Timeout) => {
