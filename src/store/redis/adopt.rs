@@ -9,11 +9,18 @@ use tokio::time::{Instant, sleep};
 
 use super::listing::{self, Walk};
 use super::record::Unreadable;
-use super::{Redis, confused, error, keys};
+use super::{Redis, confused, error, keys, number};
 use crate::store::{Error, ErrorKind, Identity, IdentityChange, Origin, rules};
 
-/// How long whoever adopts has for it: where rules changed, every record is looked at.
+/// How long another is waited for: where rules changed, it looks at every record.
 const PATIENCE: Duration = Duration::from_secs(600);
+
+/// How long the lock outlives whoever holds it.
+pub(super) const HOLD: Duration = Duration::from_secs(30);
+
+/// How long another is waited for without a word, and how often that is told.
+const WORDLESS: Duration = Duration::from_secs(1);
+const REMINDER: Duration = Duration::from_secs(10);
 
 /// Between two looks whether another has done.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -27,37 +34,83 @@ pub(super) async fn adopt(
     rules: &[Identity],
     accept_change: bool,
 ) -> Result<Vec<IdentityChange>, Error> {
-    let mut token = [0; 16];
-    getrandom::fill(&mut token).map_err(|_| Error::determinate(ErrorKind::Other, "no randomness to be had"))?;
-    lock(store, &token).await?;
-    let adopted = adopt_alone(store, origins, rules, accept_change).await;
-    // Where it fails it ends by itself.
+    // One at a time in this process too: the token is the same.
+    let token = store.token.lock().await;
+    let lock = Lock { store, token: *token, hold: HOLD };
+    lock.take().await?;
+    let adopted = lock.keep(adopt_alone(&lock, origins, rules, accept_change)).await;
+    // Where this fails it ends by itself.
     let mut release = store.caller.scripts.release.call(1);
     release.arg(keys::ADOPTING).arg(&token[..]);
     drop(store.call(release).await);
     adopted
 }
 
-/// One gate at a time.
-async fn lock(store: &Redis, token: &[u8; 16]) -> Result<(), Error> {
-    let began = Instant::now();
-    while began.elapsed() < PATIENCE {
-        let mut command = redis::cmd("SET");
-        command.arg(keys::ADOPTING).arg(&token[..]).arg("NX").arg("PX").arg(PATIENCE.as_millis() as u64);
-        if ask::<Option<String>>(store, command).await?.is_some() {
-            return Ok(());
-        }
-        sleep(PAUSE).await;
-    }
-    Err(Error::determinate(ErrorKind::Timeout, "another gate does not end to adopt its rules"))
+/// The lock of whoever adopts. Its token is that of the process: one that was not told that it has the lock finds that it
+/// does.
+pub(super) struct Lock<'a> {
+    pub(super) store: &'a Redis,
+    pub(super) token: [u8; 16],
+    pub(super) hold: Duration,
 }
 
-async fn adopt_alone(
-    store: &Redis,
+impl Lock<'_> {
+    /// Waits for it.
+    pub(super) async fn take(&self) -> Result<(), Error> {
+        let (began, mut told) = (Instant::now(), None);
+        while !self.extend(false).await? {
+            if began.elapsed() >= PATIENCE {
+                return Err(Error::determinate(ErrorKind::Timeout, "another gate does not end to adopt its rules"));
+            }
+            if began.elapsed() >= WORDLESS && told.is_none_or(|told: Instant| told.elapsed() >= REMINDER) {
+                told = Some(Instant::now());
+                tracing::info!("waiting for another gate, which adopts its rules");
+            }
+            sleep(PAUSE).await;
+        }
+        Ok(())
+    }
+
+    /// Holds it while something is done, which is given up where it cannot be held.
+    pub(super) async fn keep<T>(&self, doing: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        let mut until = Instant::now() + self.hold;
+        let keeping = async {
+            loop {
+                sleep(self.hold / 3).await;
+                let asked = Instant::now();
+                match self.extend(true).await {
+                    Ok(true) => until = asked + self.hold,
+                    Ok(false) => return lost(),
+                    Err(error) if Instant::now() + self.hold / 3 >= until => return error,
+                    Err(_) => {}
+                }
+            }
+        };
+        tokio::select! {
+            done = doing => done,
+            failure = keeping => Err(failure),
+        }
+    }
+
+    /// Whether it is held from now on.
+    async fn extend(&self, must_be_held: bool) -> Result<bool, Error> {
+        let mut call = self.store.caller.scripts.lock.call(1);
+        call.arg(keys::ADOPTING).arg(&self.token[..]).arg(self.hold.as_millis() as u64).arg(u8::from(must_be_held));
+        Ok(number(&self.store.write(call).await?)? == 1)
+    }
+}
+
+fn lost() -> Error {
+    Error::indeterminate(ErrorKind::Timeout, "another gate began to adopt its rules before this one had done")
+}
+
+pub(super) async fn adopt_alone(
+    lock: &Lock<'_>,
     origins: &[Origin],
     rules: &[Identity],
     accept_change: bool,
 ) -> Result<Vec<IdentityChange>, Error> {
+    let store = lock.store;
     let services = origins.iter().map(|origin| &origin.service).chain(rules.iter().map(|rule| &rule.service));
     let services: BTreeSet<&Arc<str>> = services.collect();
     let stale = on_file(store, &services, rules).await?;
@@ -67,24 +120,23 @@ async fn adopt_alone(
             return Ok(changes);
         }
     }
-    let mut writes = Vec::new();
     for origin in origins {
         let mut command = redis::cmd("HSET");
         command.arg(keys::ORIGINS).arg(&listing::origin_key(origin.id())[..]).arg(listing::write_origin(origin));
-        writes.push(command);
+        store.write(command).await?;
     }
-    for (service, namespace) in &stale {
-        writes.push(redis::cmd("HDEL").arg(keys::IDENTITIES).arg(name(service, namespace)).to_owned());
-    }
+    let mut call = store.caller.scripts.adopt.call(2);
+    call.arg(keys::ADOPTING).arg(keys::IDENTITIES).arg(&lock.token[..]).arg(rules.len());
     for rule in rules {
-        let mut command = redis::cmd("HSET");
-        command.arg(keys::IDENTITIES).arg(name(&rule.service, &rule.namespace)).arg(&rule.digest[..]);
-        writes.push(command);
+        call.arg(name(&rule.service, &rule.namespace)).arg(&rule.digest[..]);
     }
-    for command in writes {
-        store.call(command).await.map_err(|error| error::of_write(&error))?;
+    let is_ruled = |service: &str, namespace: &str| {
+        rules.iter().any(|rule| &*rule.service == service && &*rule.namespace == namespace)
+    };
+    for (service, namespace) in stale.iter().filter(|(service, namespace)| !is_ruled(service, namespace)) {
+        call.arg(name(service, namespace));
     }
-    Ok(Vec::new())
+    if number(&store.write(call).await?)? == 1 { Ok(Vec::new()) } else { Err(lost()) }
 }
 
 /// What starts of these services have adopted that is not among `rules`, in order.

@@ -3,6 +3,8 @@
 //! What is lost is connected to again in a task of its own. Meanwhile whatever would need it fails at once, and did
 //! nothing. In a cluster each node is lost and found for itself.
 
+mod follow;
+mod map;
 mod reach;
 mod slots;
 
@@ -13,12 +15,12 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use redis::aio::PubSub;
-use redis::{Arg, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
+use redis::{Arg, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, Value};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use self::reach::{Node, Reach, Way, late, shown};
+use self::reach::{Node, Reach, Way, deposed, late, shown};
 use super::error::{code, told};
 use super::{OpenError, Servers};
 
@@ -33,9 +35,6 @@ const LISTEN: Duration = Duration::from_secs(2);
 
 /// How many bytes a connection carries in a millisecond at least: 1 MiB in about a second.
 const SLOWEST: usize = 1024;
-
-/// How often a command that has moved is sent after it.
-const MOVES: usize = 2;
 
 /// A way to the servers. Its tasks end with its last clone.
 #[derive(Clone)]
@@ -80,7 +79,7 @@ impl Link {
         let reach = Reach::new(servers.clone());
         let way = reach.connect(&Way::default()).await?;
         if let Some(missing) = way.missing() {
-            return Err(OpenError::Unreachable(format!("{missing} of the cluster cannot be reached")));
+            return Err(OpenError::Unreachable(missing));
         }
         Ok(Self::begin(reach, answer, way, false))
     }
@@ -102,41 +101,6 @@ impl Link {
         let mut healing = JoinSet::new();
         healing.spawn(heal(Arc::clone(&shared)));
         Self { shared, _healing: Arc::new(healing) }
-    }
-
-    /// Sends all commands at once, each to the node that has its keys. The order in which they are carried out is theirs
-    /// on each node.
-    ///
-    /// # Errors
-    /// Where no server answers to any of them.
-    pub(in crate::store) async fn send(&self, batch: &[Cmd]) -> RedisResult<Answers> {
-        let way = self.shared.way()?;
-        let Some(slots) = &way.slots else {
-            let Some(node) = way.nodes.first() else { return Err(nowhere("it is not connected")) };
-            return self.shared.send_to(node, batch.iter().collect()).await;
-        };
-        let node_of = |command: &Cmd| match slots::slot_of(command) {
-            Some(slot) => way.node(slots.primary(slot)?),
-            None => way.nodes.first(),
-        };
-        let mut answers: Vec<RedisResult<Value>> = Vec::with_capacity(batch.len());
-        answers.resize_with(batch.len(), || Err(nowhere("a node of the cluster is not connected")));
-        let placed = batch.iter().enumerate().filter_map(|(place, command)| Some((place, node_of(command)?)));
-        self.shared.send_placed(batch, placed, false, &mut answers).await;
-        for _ in 0..MOVES {
-            let moved: Vec<(usize, Moved)> =
-                answers.iter().enumerate().filter_map(|(place, answer)| Some((place, moved(answer)?))).collect();
-            if moved.is_empty() {
-                break;
-            }
-            let way = self.shared.way()?;
-            for is_asking in [false, true] {
-                let placed = moved.iter().filter(|(_, moved)| moved.is_asking == is_asking);
-                let placed = placed.filter_map(|(place, moved)| Some((*place, way.node(&moved.to)?)));
-                self.shared.send_placed(batch, placed, is_asking, &mut answers).await;
-            }
-        }
-        Ok(answers)
     }
 
     /// Sends a batch to each server that is connected to.
@@ -197,38 +161,6 @@ impl Shared {
         Ok(Arc::clone(&state.way))
     }
 
-    /// Sends some of a batch, each to its node, and puts the answers in their places.
-    async fn send_placed<'a>(
-        &self,
-        batch: &[Cmd],
-        placed: impl Iterator<Item = (usize, &'a Node)>,
-        is_asking: bool,
-        answers: &mut [RedisResult<Value>],
-    ) {
-        let mut parts: Vec<(&Node, Vec<usize>)> = Vec::new();
-        for (place, node) in placed {
-            match parts.iter_mut().find(|(known, _)| known.number == node.number) {
-                Some((_, places)) => places.push(place),
-                None => parts.push((node, vec![place])),
-            }
-        }
-        let asking = redis::cmd("ASKING");
-        let sending = parts.into_iter().map(async |(node, places)| {
-            let each = places.iter().flat_map(|place| [is_asking.then_some(&asking), Some(&batch[*place])]);
-            let said = self.send_to(node, each.flatten().collect()).await;
-            (places, said)
-        });
-        for (places, said) in join_all(sending).await {
-            match said {
-                Ok(said) => {
-                    let said = said.into_iter().skip(usize::from(is_asking)).step_by(1 + usize::from(is_asking));
-                    places.into_iter().zip(said).for_each(|(place, said)| answers[place] = said);
-                }
-                Err(error) => places.into_iter().for_each(|place| answers[place] = Err(error.clone())),
-            }
-        }
-    }
-
     /// Sends commands to a node, which is lost where it does not answer.
     async fn send_to(&self, node: &Node, batch: Vec<&Cmd>) -> RedisResult<Answers> {
         if batch.is_empty() {
@@ -260,7 +192,7 @@ impl Shared {
         for error in answers.iter().filter_map(failure) {
             match code(&error) {
                 Some("READONLY" | "NOAUTH") => self.lost(node, &error),
-                Some("MOVED" | "CLUSTERDOWN") => self.disturb(),
+                Some("MOVED" | "CLUSTERDOWN" | "TRYAGAIN") => self.disturb(),
                 _ => {}
             }
         }
@@ -312,7 +244,7 @@ impl Shared {
                 };
                 way.nodes.retain(|node| !is_lost(node));
                 state.way = Arc::new(way);
-                missing.map(|missing| format!("{missing} of the cluster cannot be reached"))
+                missing
             }
             Err(error) => Some(error.to_string()),
         };
@@ -335,7 +267,7 @@ impl Shared {
         }
     }
 
-    /// Whether servers of which nothing is asked are there still.
+    /// Whether servers of which nothing is asked are there still, and whether they are still those to ask.
     async fn check(&self) {
         let way = Arc::clone(&self.lock().way);
         let idle = way.nodes.iter().filter(|node| node.waiting.load(Ordering::Relaxed) == 0);
@@ -344,7 +276,11 @@ impl Shared {
                 self.lost(node, &error);
             }
         });
-        join_all(checks).await;
+        // A primary that was deposed while it was cut off from others does not know it.
+        let (named, _) = tokio::join!(self.reach.named_elsewhere(&way), join_all(checks));
+        if let (Some(named), Some(node)) = (named, way.nodes.first()) {
+            self.lost(node, &deposed(format!("the Sentinels say that {} is the primary", shown(&named))));
+        }
     }
 
     fn is_broken(&self) -> bool {
@@ -360,7 +296,11 @@ async fn heal(shared: Arc<Shared>) {
         if !shared.is_broken() {
             // Whoever told of it before is not waited for.
             if timeout(CHECK, shared.disturbed.notified()).await.is_err() {
-                shared.check().await;
+                // One that hangs keeps no other from being mended.
+                tokio::select! {
+                    () = shared.check() => {}
+                    () = shared.disturbed.notified() => {}
+                }
             }
             continue;
         }
@@ -384,10 +324,14 @@ impl Way {
         self.nodes.iter().find(|node| node.address == *address)
     }
 
-    /// A server that should be connected to and is not.
+    /// What of a cluster cannot be used.
     fn missing(&self) -> Option<String> {
-        let mut wanted = self.slots.iter().flat_map(|slots| slots.primaries());
-        wanted.find(|address| self.node(address).is_none()).map(shown)
+        let slots = self.slots.as_ref()?;
+        if let Some(slot) = slots.hole() {
+            return Some(format!("no node of the cluster has slot {slot}"));
+        }
+        let missing = slots.primaries().iter().find(|address| self.node(address).is_none())?;
+        Some(format!("{} of the cluster cannot be reached", shown(missing)))
     }
 }
 
@@ -401,24 +345,6 @@ fn failure(answer: &RedisResult<Value>) -> Option<RedisError> {
         }),
         Ok(_) => None,
     }
-}
-
-/// Where a command is to go instead.
-struct Moved {
-    to: (String, u16),
-    /// Whether only this once.
-    is_asking: bool,
-}
-
-fn moved(answer: &RedisResult<Value>) -> Option<Moved> {
-    let error = answer.as_ref().err()?;
-    let is_asking = match error.kind() {
-        ErrorKind::Server(ServerErrorKind::Moved) => false,
-        ErrorKind::Server(ServerErrorKind::Ask) => true,
-        _ => return None,
-    };
-    let (host, port) = error.detail()?.split_once(' ')?.1.rsplit_once(':')?;
-    Some(Moved { to: (host.to_owned(), port.parse().ok()?), is_asking })
 }
 
 /// Somebody who waits for a node, as it counts them.

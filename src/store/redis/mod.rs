@@ -11,6 +11,7 @@ mod description;
 mod error;
 mod keys;
 mod lane;
+mod lanes;
 mod link;
 mod listener;
 mod listing;
@@ -18,6 +19,7 @@ mod operation;
 mod queue;
 mod record;
 mod remote;
+mod rights;
 mod scripts;
 mod servers;
 mod upkeep;
@@ -31,12 +33,13 @@ use async_trait::async_trait;
 use redis::{Cmd, RedisResult, Value};
 use tokio::sync::broadcast;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use self::caller::Caller;
 pub use self::description::{Description, Primary};
 pub use self::error::OpenError;
 use self::keys::Partition;
-use self::lane::Lane;
+use self::lanes::Lanes;
 use self::link::Link;
 use self::listener::Heard;
 use self::operation::{Operation, Said, number};
@@ -53,6 +56,9 @@ use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Ve
 
 /// How long a command may take. Whoever asked has given up by then.
 const ANSWER: Duration = Duration::from_secs(5);
+
+/// How long a node has to renew leases: less than whoever renews waits for all nodes.
+const RENEWED: Duration = Duration::from_secs(3);
 
 /// How many leases one call renews.
 const RENEWALS: usize = 256;
@@ -74,12 +80,14 @@ pub struct Settings {
 /// A store in Redis.
 pub struct Redis {
     caller: Arc<Caller>,
-    lane: Lane,
+    lanes: Lanes,
     waiters: Arc<Waiters>,
     /// The task that listens; ends with the store.
     _listening: JoinSet<()>,
     is_closing: AtomicBool,
     description: Description,
+    /// What the lock of whoever adopts is known by as this process's.
+    token: tokio::sync::Mutex<[u8; 16]>,
 }
 
 impl fmt::Debug for Redis {
@@ -111,14 +119,18 @@ impl Redis {
     pub async fn on_clock(settings: &Settings, clock: &str) -> Result<Self, OpenError> {
         let link = Link::open(&settings.servers, ANSWER).await?;
         let description = Description::of(&settings.servers, &link).await?;
+        let is_partitioned = settings.servers.topology == Topology::Cluster;
+        let caller = Arc::new(Caller { link: link.clone(), scripts: Scripts::new(clock), is_partitioned });
+        rights::check(&caller, settings.servers.user.as_deref()).await?;
+        let mut token = [0; 16];
+        getrandom::fill(&mut token).map_err(|_| OpenError::Failed("no randomness to be had".to_owned()))?;
         let waiters = Arc::<Waiters>::default();
         let mut listening = JoinSet::new();
         let hearing = Arc::clone(&waiters);
-        listening.spawn(listener::run(link.clone(), CHANNEL.to_owned(), move |heard| hear(&hearing, heard)));
-        let is_partitioned = settings.servers.topology == Topology::Cluster;
-        let caller = Arc::new(Caller { link, scripts: Scripts::new(clock), is_partitioned });
-        let lane = Lane::open(Arc::clone(&caller));
-        Ok(Self { caller, lane, waiters, _listening: listening, is_closing: AtomicBool::new(false), description })
+        listening.spawn(listener::run(link, CHANNEL.to_owned(), move |heard| hear(&hearing, heard)));
+        let lanes = Lanes::open(Arc::clone(&caller));
+        let (is_closing, token) = (AtomicBool::new(false), tokio::sync::Mutex::new(token));
+        Ok(Self { caller, lanes, waiters, _listening: listening, is_closing, description, token })
     }
 
     async fn call(&self, call: Cmd) -> RedisResult<Value> {
@@ -151,7 +163,7 @@ impl Store for Redis {
 
     async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
         loop {
-            let Said::Claim(claim) = self.lane.ask(Operation::Claim { id, fresh: fresh.clone() }).await? else {
+            let Said::Claim(claim) = self.lanes.ask(Operation::Claim { id, fresh: fresh.clone() }).await? else {
                 return Err(confused(record::Unreadable));
             };
             match &claim {
@@ -166,14 +178,14 @@ impl Store for Redis {
     }
 
     async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
-        match self.lane.ask(Operation::Supersede { id, seen, fresh }).await? {
+        match self.lanes.ask(Operation::Supersede { id, seen, fresh }).await? {
             Said::Superseded(superseded) => Ok(superseded),
             _ => Err(confused(record::Unreadable)),
         }
     }
 
     async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
-        let Said::Settled(settled) = self.lane.ask(Operation::Settle { id, attempt, end }).await? else {
+        let Said::Settled(settled) = self.lanes.ask(Operation::Settle { id, attempt, end }).await? else {
             return Err(confused(record::Unreadable));
         };
         match &settled {
@@ -191,11 +203,25 @@ impl Store for Redis {
         let is_partitioned = self.caller.is_partitioned;
         let belong = |one: &Held, other: &Held| !is_partitioned || Partition::of(one.id) == Partition::of(other.id);
         let parts = held.chunk_by(belong).flat_map(|part| part.chunks(RENEWALS));
-        let renewing = parts.map(async |part| match self.lane.ask(Operation::Renew(part.to_vec())).await? {
-            Said::Renewed(renewed) => Ok(renewed),
-            _ => Err(confused(record::Unreadable)),
+        let renewing = parts.map(async |part| {
+            let asked = timeout(RENEWED, self.lanes.ask(Operation::Renew(part.to_vec()))).await;
+            match asked.unwrap_or_else(|_| Err(late()))? {
+                Said::Renewed(renewed) => Ok(renewed),
+                _ => Err(confused(record::Unreadable)),
+            }
         });
-        Ok(futures_util::future::try_join_all(renewing).await?.concat())
+        // What one node does not renew is no reason to forget what others did.
+        let (mut renewed, mut failure, mut is_any) = (Vec::new(), None, false);
+        for part in futures_util::future::join_all(renewing).await {
+            match part {
+                Ok(part) => (is_any, _) = (true, renewed.extend(part)),
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        match failure {
+            Some(error) if !is_any => Err(error),
+            _ => Ok(renewed),
+        }
     }
 
     async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
@@ -211,7 +237,7 @@ impl Store for Redis {
     async fn changed(&self, id: RecordId) {
         let Some(waiter) = self.waiters.join(id) else { return std::future::pending().await };
         let ask = async {
-            match self.lane.ask(Operation::Await(id)).await {
+            match self.lanes.ask(Operation::Await(id)).await {
                 Ok(Said::Awaited(runs)) => runs,
                 // Whoever waits looks again by itself.
                 _ => std::future::pending().await,
@@ -281,7 +307,7 @@ impl Store for Redis {
 
     async fn close(&self) {
         self.is_closing.store(true, Ordering::Relaxed);
-        self.lane.close().await;
+        self.lanes.close().await;
     }
 }
 
@@ -317,6 +343,10 @@ fn parts(said: Value) -> Result<(Timestamp, Option<Vec<u8>>), Error> {
         _ => None,
     };
     at.map(|at| (at, standing)).ok_or_else(|| confused(record::Unreadable))
+}
+
+fn late() -> Error {
+    Error::indeterminate(ErrorKind::Timeout, "Redis did not answer in time")
 }
 
 fn confused(unreadable: record::Unreadable) -> Error {

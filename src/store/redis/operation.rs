@@ -68,6 +68,14 @@ impl Operation {
         }
     }
 
+    /// The first of the records that it is about.
+    pub(super) fn first(&self) -> Option<RecordId> {
+        match self {
+            Self::Renew(held) => held.first().map(|held| held.id),
+            other => other.id(),
+        }
+    }
+
     /// How many bytes it writes, where they may be many.
     pub(super) fn size(&self) -> usize {
         match self {

@@ -21,6 +21,9 @@ pub(super) struct Scripts {
     pub(super) get: Script,
     pub(super) look: Script,
     pub(super) remove: Script,
+    pub(super) lock: Script,
+    pub(super) adopt: Script,
+    pub(super) try_all: Script,
     pub(super) release: Script,
 }
 
@@ -45,6 +48,9 @@ impl Scripts {
             get: script(include_str!("scripts/get.lua")),
             look: script(include_str!("scripts/look.lua")),
             remove: script(include_str!("scripts/remove.lua")),
+            lock: script(include_str!("scripts/lock.lua")),
+            adopt: script(include_str!("scripts/adopt.lua")),
+            try_all: script(include_str!("scripts/try.lua")),
             release: script(include_str!("scripts/release.lua")),
         }
     }
@@ -78,7 +84,7 @@ impl Scripts {
         command
     }
 
-    fn all(&self) -> [&Script; 12] {
+    fn all(&self) -> [&Script; 15] {
         [
             &self.claim,
             &self.supersede,
@@ -91,6 +97,9 @@ impl Scripts {
             &self.get,
             &self.look,
             &self.remove,
+            &self.lock,
+            &self.adopt,
+            &self.try_all,
             &self.release,
         ]
     }

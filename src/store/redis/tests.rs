@@ -1,5 +1,7 @@
 //! Against real servers.
 
+mod adopting;
+mod cache;
 mod faults;
 mod junk;
 mod moving;

@@ -10,6 +10,7 @@ use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
+use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{
     AsyncConnectionConfig, Client, ClientTlsConfig, ConnectionAddr, FromRedisValue, IntoConnectionInfo,
     RedisConnectionInfo, RedisError, RedisResult, TlsCertificates, Value,
@@ -18,13 +19,16 @@ use tokio::time::timeout;
 
 use super::super::error::told;
 use super::super::{OpenError, Servers, Topology};
-use super::slots::{self, Slots};
+use super::slots::Slots;
 
 /// How long a connection may take until it is known to work.
-const CONNECT: Duration = Duration::from_secs(2);
+pub(super) const CONNECT: Duration = Duration::from_secs(2);
 
 /// How long the Sentinels have to say which server is the primary, unless most of them have said it before.
 const SENTINELS: Duration = Duration::from_secs(1);
+
+/// After how long without a word from it a server is probed: whoever only listens would not notice that it has gone.
+const KEEPALIVE: Duration = Duration::from_secs(10);
 
 /// The oldest version that has all that is used.
 const OLDEST: (u32, u32) = (6, 2);
@@ -54,15 +58,15 @@ pub(super) struct Way {
 }
 
 /// What a server says of itself.
-struct Greeting {
+pub(super) struct Greeting {
     version: String,
-    mode: String,
+    pub(super) mode: String,
     is_replica: bool,
 }
 
 /// Makes connections.
 pub(super) struct Reach {
-    servers: Servers,
+    pub(super) servers: Servers,
     made: AtomicU64,
 }
 
@@ -86,16 +90,28 @@ impl Reach {
         }
     }
 
-    /// The first of the hosts that takes writes.
+    /// The one of the hosts that takes writes. Of two, which do not know of each other, none is better.
     async fn standalone(&self) -> Result<Way, OpenError> {
         let mut failure = None;
-        for address in &self.servers.hosts {
-            match self.primary(address).await {
-                Ok(node) => return Ok(Way { nodes: vec![node], slots: None }),
-                Err(error) => failure = Some(error),
+        let mut primaries = Vec::new();
+        for reached in join_all(self.servers.hosts.iter().map(|address| self.primary(address))).await {
+            match reached {
+                Ok(node) => primaries.push(node),
+                Err(error) => failure = failure.or(Some(error)),
             }
         }
-        Err(failure.unwrap_or_else(|| OpenError::Failed("no host is named".to_owned())))
+        if primaries.len() > 1 && !is_one(&primaries).await {
+            let shown: Vec<String> = primaries.iter().map(|node| shown(&node.address)).collect();
+            return Err(OpenError::Unfit(format!(
+                "{} both take writes, and records would be in one or the other: name one of them, or use Sentinels or a \
+                 cluster",
+                shown.join(" and ")
+            )));
+        }
+        match primaries.into_iter().next() {
+            Some(node) => Ok(Way { nodes: vec![node], slots: None }),
+            None => Err(failure.unwrap_or_else(|| OpenError::Failed("no host is named".to_owned()))),
+        }
     }
 
     async fn primary(&self, address: &Address) -> Result<Node, OpenError> {
@@ -116,7 +132,7 @@ impl Reach {
         let mut failure = failure.unwrap_or_else(|| {
             OpenError::Unreachable(format!("no Sentinel knows a primary by the name of {name} at this moment"))
         });
-        for address in named {
+        for (address, _) in named {
             match self.primary(&address).await {
                 Ok(node) => return Ok(Way { nodes: vec![node], slots: None }),
                 Err(error) => failure = error,
@@ -125,8 +141,17 @@ impl Reach {
         Err(failure)
     }
 
-    /// The addresses that Sentinels give, the one that most of them give first; and why one gave none.
-    async fn ask_sentinels(&self, name: &str, is_guarded: bool) -> (Vec<Address>, Option<OpenError>) {
+    /// Where the Sentinels say that the primary is, if more of them say so than that it is where it is connected to.
+    pub(super) async fn named_elsewhere(&self, way: &Way) -> Option<Address> {
+        let Topology::Sentinel { primary, is_guarded } = &self.servers.topology else { return None };
+        let node = way.nodes.first()?;
+        let (named, _) = self.ask_sentinels(primary, *is_guarded).await;
+        let votes = named.iter().find(|(address, _)| *address == node.address).map_or(0, |(_, times)| *times);
+        named.into_iter().next().filter(|(_, times)| *times > votes).map(|(address, _)| address)
+    }
+
+    /// The addresses that Sentinels give and how many give each, most first; and why one gave none.
+    async fn ask_sentinels(&self, name: &str, is_guarded: bool) -> (Vec<(Address, usize)>, Option<OpenError>) {
         let hosts = &self.servers.hosts;
         let mut asked: FuturesUnordered<_> =
             hosts.iter().map(|sentinel| self.ask_sentinel(sentinel, name, is_guarded)).collect();
@@ -151,7 +176,7 @@ impl Reach {
         let _ = timeout(SENTINELS, asking).await;
         let mut named: Vec<(Address, usize)> = named.into_iter().collect();
         named.sort_by_key(|(_, times)| std::cmp::Reverse(*times));
-        (named.into_iter().map(|(address, _)| address).collect(), failure)
+        (named, failure)
     }
 
     async fn ask_sentinel(
@@ -168,64 +193,8 @@ impl Reach {
         asking.await.map_err(|error| at(sentinel, &error))
     }
 
-    async fn cluster(&self, before: &Way) -> Result<Way, OpenError> {
-        let slots = self.learn(before).await?;
-        let known = |address: &Address| before.nodes.iter().find(|node| node.address == *address).cloned();
-        let reached = join_all(slots.primaries().iter().map(async |address| match known(address) {
-            Some(node) => Ok(node),
-            None => self.node(address).await.map(|(node, _)| node),
-        }));
-        let (mut nodes, mut failure) = (Vec::new(), None);
-        for reached in reached.await {
-            match reached {
-                Ok(node) => nodes.push(node),
-                Err(error) => failure = Some(error),
-            }
-        }
-        match failure {
-            Some(error) if nodes.is_empty() => Err(error),
-            _ => Ok(Way { nodes, slots: Some(slots) }),
-        }
-    }
-
-    /// Which node has what: the first that answers says it.
-    async fn learn(&self, before: &Way) -> Result<Slots, OpenError> {
-        let mut failure = None;
-        for node in &before.nodes {
-            let mut connection = node.connection.clone();
-            let asked = timeout(CONNECT, slots::ask(&mut connection, &node.address)).await;
-            match asked.unwrap_or_else(|_| Err(late())) {
-                Ok(slots) => return Ok(slots),
-                Err(error) => failure = Some(at(&node.address, &error)),
-            }
-        }
-        let named = before.slots.iter().flat_map(|slots| slots.all().iter());
-        let mut asked: FuturesUnordered<_> =
-            self.servers.hosts.iter().chain(named).map(|address| self.learn_at(address)).collect();
-        while let Some(said) = asked.next().await {
-            match said {
-                Ok(slots) => return Ok(slots),
-                Err(error) => failure = Some(error),
-            }
-        }
-        Err(failure.unwrap_or_else(|| OpenError::Failed("no host is named".to_owned())))
-    }
-
-    async fn learn_at(&self, address: &Address) -> Result<Slots, OpenError> {
-        let (mut node, greeting) = self.node(address).await?;
-        if greeting.mode != "cluster" {
-            return Err(OpenError::Unfit(format!("{} is not a node of a cluster", shown(address))));
-        }
-        let asked = timeout(CONNECT, slots::ask(&mut node.connection, address)).await;
-        let slots = asked.unwrap_or_else(|_| Err(late())).map_err(|error| at(address, &error))?;
-        match slots.hole() {
-            Some(slot) => Err(OpenError::Unreachable(format!("no node of the cluster has slot {slot}"))),
-            None => Ok(slots),
-        }
-    }
-
     /// A connection to a server that answers.
-    async fn node(&self, address: &Address) -> Result<(Node, Greeting), OpenError> {
+    pub(super) async fn node(&self, address: &Address) -> Result<(Node, Greeting), OpenError> {
         let client = self.client(address, self.credentials()).map_err(|error| at(address, &error))?;
         let greeting = async {
             let mut connection = dial(&client).await?;
@@ -266,7 +235,8 @@ impl Reach {
             None => ConnectionAddr::Tcp(host.clone(), *port),
             Some(_) => ConnectionAddr::TcpTls { host: host.clone(), port: *port, insecure: false, tls_params: None },
         };
-        let tcp = TcpSettings::default().set_nodelay(true);
+        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 2).with_retries(3);
+        let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
         let server = address.into_connection_info()?.set_tcp_settings(tcp);
         let server =
             server.set_redis_settings(settings.set_lib_name(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION")));
@@ -283,14 +253,15 @@ impl Node {
     pub(super) async fn check(&self, patience: Duration) -> RedisResult<()> {
         let greeting = timeout(patience, greet(&mut self.connection.clone())).await.map_err(|_| late())??;
         if greeting.is_replica && greeting.mode != "cluster" {
-            return Err(RedisError::from((
-                redis::ErrorKind::Client,
-                "no primary",
-                "it has become a replica".to_owned(),
-            )));
+            return Err(deposed("it has become a replica".to_owned()));
         }
         Ok(())
     }
+}
+
+/// Why a server is not used that could be.
+pub(super) fn deposed(why: String) -> RedisError {
+    RedisError::from((redis::ErrorKind::Client, "no primary", why))
 }
 
 /// What a server that does not answer says.
@@ -305,6 +276,18 @@ pub(super) fn shown((host, port): &Address) -> String {
 async fn dial(client: &Client) -> RedisResult<MultiplexedConnection> {
     let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
     client.get_multiplexed_async_connection_with_config(&config).await
+}
+
+/// Whether these are one server by several names.
+async fn is_one(nodes: &[Node]) -> bool {
+    let mut question = redis::cmd("INFO");
+    question.arg("server");
+    let ids = join_all(nodes.iter().map(async |node| {
+        let said: String = timeout(CONNECT, question.query_async(&mut node.connection.clone())).await.ok()?.ok()?;
+        said.lines().find_map(|line| Some(line.strip_prefix("run_id:")?.to_owned()))
+    }));
+    let ids = ids.await;
+    ids[0].is_some() && ids.iter().all(|id| *id == ids[0])
 }
 
 /// Asks a server who it is. Every user may.
@@ -323,7 +306,7 @@ fn is_old(version: &str) -> bool {
     }
 }
 
-fn at(address: &Address, error: &RedisError) -> OpenError {
+pub(super) fn at(address: &Address, error: &RedisError) -> OpenError {
     let shown = shown(address);
     match OpenError::of(error) {
         OpenError::Unreachable(_) => OpenError::Unreachable(format!("{shown}: {}", told(error))),

@@ -1,7 +1,7 @@
 //! Which node of a cluster has what (Redis Cluster specification, "Key distribution model").
 
 use redis::aio::MultiplexedConnection;
-use redis::{Arg, Cmd, RedisResult, Value};
+use redis::{Arg, Cmd, FromRedisValue, RedisResult, Value};
 
 use super::reach::Address;
 
@@ -29,8 +29,12 @@ impl Slots {
 
     /// The primary that has a slot.
     pub(super) fn primary(&self, slot: u16) -> Option<&Address> {
-        let range = self.ranges.iter().find(|(first, last, _)| (*first..=*last).contains(&slot))?;
-        self.primaries.get(range.2)
+        self.primaries.get(self.place(slot)?)
+    }
+
+    /// The place of that primary among them.
+    pub(super) fn place(&self, slot: u16) -> Option<usize> {
+        self.ranges.iter().find(|(first, last, _)| (*first..=*last).contains(&slot)).map(|(_, _, place)| *place)
     }
 
     /// A slot that no node has.
@@ -77,12 +81,41 @@ impl Slots {
     }
 }
 
-/// Asks a node.
-pub(super) async fn ask(connection: &mut MultiplexedConnection, address: &Address) -> RedisResult<Slots> {
-    let said: Value = redis::cmd("CLUSTER").arg("SLOTS").query_async(connection).await?;
-    Slots::read(&said, address).ok_or_else(|| {
-        redis::RedisError::from((redis::ErrorKind::UnexpectedReturnType, "CLUSTER SLOTS makes no sense"))
-    })
+/// What a node says of its cluster.
+pub(super) struct Opinion {
+    pub(super) slots: Slots,
+    /// Whether the cluster works as it sees it. One that is cut off sees that it does not.
+    is_well: bool,
+    /// How much it has heard of.
+    epoch: u64,
+}
+
+impl Opinion {
+    /// Asks a node for its own.
+    pub(super) async fn of(connection: &MultiplexedConnection, address: &Address) -> RedisResult<Self> {
+        let ask = async |part: &str| -> RedisResult<Value> {
+            redis::cmd("CLUSTER").arg(part).query_async(&mut connection.clone()).await
+        };
+        // Whoever may not see how it is may see who has what.
+        let (slots, info) = tokio::join!(ask("SLOTS"), ask("INFO"));
+        let slots = Slots::read(&slots?, address).ok_or_else(|| {
+            redis::RedisError::from((redis::ErrorKind::UnexpectedReturnType, "CLUSTER SLOTS makes no sense"))
+        })?;
+        let info = info.and_then(|info| String::from_redis_value(info).map_err(Into::into)).unwrap_or_default();
+        let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let epoch = field("cluster_current_epoch").and_then(|epoch| epoch.trim().parse().ok()).unwrap_or_default();
+        Ok(Self { slots, is_well: field("cluster_state").is_some_and(|state| state.trim() == "ok"), epoch })
+    }
+
+    /// Whether nothing is to be had from others.
+    pub(super) fn is_good(&self) -> bool {
+        self.is_well && self.slots.hole().is_none()
+    }
+
+    /// The more, the rather it is believed.
+    pub(super) fn weight(&self) -> (bool, bool, u64) {
+        (self.is_well, self.slots.hole().is_none(), self.epoch)
+    }
 }
 
 /// Where a node is; one that does not know its own name is where it was asked.
@@ -119,7 +152,7 @@ pub(super) fn slot_of(command: &Cmd) -> Option<u16> {
 }
 
 /// The slot of a key: that of what stands in its first braces, where anything does.
-fn slot(key: &[u8]) -> u16 {
+pub(super) fn slot(key: &[u8]) -> u16 {
     let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
         let rest = &key[open + 1..];
         let length = rest.iter().position(|byte| *byte == b'}').filter(|length| *length > 0)?;

@@ -126,6 +126,89 @@ async fn of_several_hosts_the_one_that_takes_writes_is_used() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_that_the_sentinels_no_longer_name_is_left() {
+    let Some(all) = Sentinels::start() else { return };
+    let name = all.sentinels()[0].ask(&["SENTINEL", "MASTERS"]).list().remove(0).list().remove(1).text();
+    let topology = Topology::Sentinel { primary: name.clone(), is_guarded: false };
+    let store = Redis::open(&settings_of(topology, all.sentinels())).await.unwrap();
+    store.claim(id(1), fresh(1)).await.unwrap();
+    all.wait_until_copied();
+    let (old, new) = (all.primary(), all.replica());
+    new.run("REPLICAOF NO ONE").unwrap();
+    let (ip, port) = (new.address().ip().to_string(), new.address().port().to_string());
+    for sentinel in all.sentinels() {
+        sentinel.ask(&["SENTINEL", "REMOVE", &name]);
+        sentinel.ask(&["SENTINEL", "MONITOR", &name, &ip, &port, "2"]);
+    }
+    assert_eq!(old.ask(&["ROLE"]).list().remove(0).text(), "master", "it does not know");
+    eventually("the other is used", async || {
+        store.claim(id(2), fresh(2)).await.map_err(|error| error.to_string())?;
+        let found = new.ask(&[&b"EXISTS"[..], &keys::record(id(2))]).number();
+        if found == 1 { Ok(()) } else { Err("the old one has it".to_owned()) }
+    })
+    .await;
+    assert!(matches!(store.settle(id(1), attempt(1), complete()).await, Ok(Settled::Done { .. })));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_primaries_neither_is_taken() {
+    let (Some(one), Some(other)) = (servers::Redis::start(), servers::Redis::start()) else { return };
+    let both = settings_of(Topology::Standalone, [&one, &other]);
+    let refused = Redis::open(&both).await.unwrap_err();
+    assert!(matches!(&refused, OpenError::Unfit(told) if told.contains("both take writes")), "{refused}");
+    Redis::open(&settings_of(Topology::Standalone, [&one, &one])).await.expect("it is one server");
+    other.kill9();
+    let store = Redis::open(&both).await.unwrap();
+    other.begin();
+    one.kill9();
+    // Where the other was not seen at the start, it is used once it is alone.
+    eventually("the other is used", async || store.claim(id(1), fresh(1)).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_forgot_its_cluster_is_not_believed() {
+    let settings = [("appendonly", "no"), ("cluster-require-full-coverage", "no")];
+    let Some(cluster) = Cluster::with(0, &settings) else { return };
+    let store = Redis::open(&settings_of(Topology::Cluster, cluster.nodes())).await.unwrap();
+    let node = cluster.primary(0).unwrap();
+    let (there, elsewhere): (Vec<u16>, Vec<u16>) =
+        (0..64).partition(|number| cluster.shard_of(&keys::record(id(*number))) == 0);
+    node.run("FLUSHALL").unwrap();
+    assert_eq!(node.ask(&["CLUSTER", "RESET", "HARD"]), servers::Reply::Status("OK".into()));
+    for number in &elsewhere {
+        // It says that it has nothing, and is asked who has.
+        assert!(store.claim(id(there[0]), fresh(500)).await.is_err());
+        let claimed = store.claim(id(*number), fresh(*number)).await;
+        assert!(matches!(claimed, Ok(Claim::Inserted(_))), "{claimed:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Connections to a server, and how many of them would notice that it has vanished.
+#[cfg(target_os = "linux")]
+fn guarded(server: &servers::Redis) -> (usize, usize) {
+    let port = format!(":{:04X}", server.address().port());
+    let lines = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
+    let fields = lines.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let ours: Vec<_> = fields.filter(|fields| fields[2].ends_with(&port) && fields[3] == "01").collect();
+    // Timer 2 is that of keepalives (proc_net_tcp in the kernel's documentation).
+    (ours.len(), ours.iter().filter(|fields| fields[5].starts_with("02")).count())
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_vanished_would_be_noticed_by_who_only_listens() {
+    let Some(server) = servers::Redis::start() else { return };
+    let link = Link::open(&settings(&server).servers, ANSWER).await.unwrap();
+    let _listening = link.subscribe(CHANNEL).await.unwrap();
+    eventually("both are guarded", async || match guarded(&server) {
+        (2, 2) => Ok(()),
+        other => Err(other),
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_wrong_kind_of_server_is_told() {
     let (Some(server), Some(cluster)) = (servers::Redis::start(), Cluster::start()) else { return };
     let refused = Redis::open(&settings_of(Topology::Cluster, [&server])).await.unwrap_err();
@@ -165,6 +248,36 @@ async fn who_is_not_let_in_is_told() {
         assert!(!refused.to_string().contains("wrong"));
     }
     Redis::open(&with(Some("opensesame"))).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_lacks_rights_is_told_which() {
+    let (Some(server), Some(cluster)) = (servers::Redis::start(), Cluster::start()) else { return };
+    let open = async |rights: &str| {
+        let all = cluster.nodes().chain([&server]);
+        all.for_each(|node| drop(node.run(&format!("ACL SETUSER gate reset on >secret {rights}")).unwrap()));
+        let mut opened = Vec::new();
+        for mut settings in [settings(&server), settings_of(Topology::Cluster, cluster.nodes())] {
+            (settings.servers.user, settings.servers.password) = (Some("gate".to_owned()), Some("secret".to_owned()));
+            opened.push(Redis::open(&settings).await.map(drop).map_err(|error| error.to_string()));
+        }
+        opened
+    };
+    for (rights, denied) in [
+        ("~oncegate* +@all", "PUBLISH, SUBSCRIBE"),
+        ("~oncegate* &oncegate* +@all -zadd -hvals", "HVALS, ZADD"),
+        ("~oncegate* &oncegate* +@all -evalsha", "EVALSHA"),
+        ("%R~oncegate* &oncegate* +@all", "SET"),
+    ] {
+        for refused in open(rights).await {
+            let told = refused.unwrap_err();
+            assert!(told.contains(denied) && told.contains("ACL SETUSER gate ~oncegate* &oncegate* +"), "{told}");
+        }
+    }
+    for opened in open("~oncegate* &oncegate* +@all").await {
+        opened.unwrap();
+    }
+    assert_eq!(server.names(), Vec::<Vec<u8>>::new(), "nothing is left of it");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,0 +1,69 @@
+//! The lock of whoever adopts.
+
+use tokio::time::{Instant, timeout};
+
+use super::adopt::{Lock, adopt_alone};
+use super::*;
+
+fn rule() -> Identity {
+    Identity { service: "pay".into(), namespace: "default".into(), digest: [1; 32] }
+}
+
+async fn adopt(store: &Redis) -> Result<Vec<IdentityChange>, Error> {
+    store.adopt(Vec::new(), vec![rule()], false).await
+}
+
+fn on_file(server: &servers::Redis) -> i64 {
+    server.ask(&["HLEN", keys::IDENTITIES]).number()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_was_not_told_that_it_has_the_lock_finds_that_it_does() {
+    let Some(server) = servers::Redis::start() else { return };
+    let store = Redis::open(&settings(&server)).await.unwrap();
+    let token = *store.token.lock().await;
+    server.ask(&[&b"SET"[..], keys::ADOPTING.as_bytes(), &token, b"PX", b"600000"]);
+    timeout(Duration::from_secs(5), adopt(&store)).await.expect("it is its own").unwrap();
+    assert_eq!(server.ask(&["EXISTS", keys::ADOPTING]).number(), 0, "and it is let go");
+    assert_eq!(on_file(&server), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_died_with_the_lock_keeps_others_for_no_longer_than_it_holds() {
+    let Some(server) = servers::Redis::start() else { return };
+    let (store, dead) =
+        (Redis::open(&settings(&server)).await.unwrap(), Redis::open(&settings(&server)).await.unwrap());
+    let hold = Duration::from_millis(500);
+    Lock { store: &dead, token: [1; 16], hold }.take().await.unwrap();
+    let began = Instant::now();
+    adopt(&store).await.unwrap();
+    assert!(began.elapsed() > hold / 2 && began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    // And the usual one holds for half a minute.
+    Lock { store: &dead, token: [1; 16], hold: super::adopt::HOLD }.take().await.unwrap();
+    let left = server.ask(&["PTTL", keys::ADOPTING]).number();
+    assert!((1..=30_000).contains(&left), "{left}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_lock_is_held_for_as_long_as_it_takes_and_no_longer() {
+    let Some(server) = servers::Redis::start() else { return };
+    let store = Redis::open(&settings(&server)).await.unwrap();
+    let hold = Duration::from_millis(600);
+    let lock = Lock { store: &store, token: [1; 16], hold };
+    lock.take().await.unwrap();
+    let began = Instant::now();
+    let doing = async {
+        while began.elapsed() < 3 * hold {
+            assert_eq!(server.ask(&["EXISTS", keys::ADOPTING]).number(), 1);
+            tokio::task::yield_now().await;
+        }
+        Ok(())
+    };
+    lock.keep(doing).await.unwrap();
+    let other = Lock { store: &store, token: [2; 16], hold: Duration::from_secs(60) };
+    other.take().await.unwrap();
+    let given_up = timeout(Duration::from_secs(5), lock.keep(std::future::pending::<Result<(), Error>>())).await;
+    assert_eq!(given_up.expect("it is given up").unwrap_err().cause().kind, ErrorKind::Timeout);
+    assert!(adopt_alone(&lock, &[], &[rule()], false).await.is_err());
+    assert_eq!(on_file(&server), 0, "nothing is written without the lock");
+}
