@@ -243,6 +243,11 @@ impl Shared {
                     was(&before) && !was(&state.way)
                 };
                 way.nodes.retain(|node| !is_lost(node));
+                let is_kept = |node: &Node| way.nodes.iter().any(|known| known.number == node.number);
+                if !before.nodes.iter().all(is_kept) {
+                    // Whoever listens there is told nothing any more.
+                    self.losses.send_modify(|losses| *losses += 1);
+                }
                 state.way = Arc::new(way);
                 missing
             }

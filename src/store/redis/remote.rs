@@ -147,6 +147,13 @@ impl Remote for Shared {
         let mut commands = Vec::with_capacity(batch.len());
         batch.iter().for_each(|operation| self.add(&mut commands, operation));
         let said = self.link.send(&commands).await.map_err(|error| Failure(told(&error)))?;
+        // In a cluster some nodes may answer.
+        let unanswered = |said: &RedisResult<Value>| said.as_ref().is_err_and(|error| code(error).is_none());
+        if let Some(Err(error)) = said.first()
+            && said.iter().all(unanswered)
+        {
+            return Err(Failure(told(error)));
+        }
         let (mut said, mut found) = (said.into_iter(), Vec::new());
         let mut next = || said.next().unwrap_or(Ok(Value::Nil));
         for operation in batch {
