@@ -1,6 +1,7 @@
 """One measurement: wrk drives a contestant, and what it says is checked against what the contestant and the upstream
 say. A figure that is not what it claims to be is reported as a problem."""
 
+import contextlib
 import dataclasses
 import http.client
 import json
@@ -39,8 +40,9 @@ FIXED = Kind("pass-through, fixed", PASS_PATH, "fixed", 201, "passed")
 NEW = Kind("new keys", PROTECTED_PATH, "unique", 201, "executed")
 REPLAY = Kind("replays", PROTECTED_PATH, "set", 201, "replayed")
 COLD = Kind("cold replays", PROTECTED_PATH, "unique", 201, "replayed")
+HUNG = Kind("new keys with the cache hung", PROTECTED_PATH, "unique", 201, "executed")
 CONFLICT = Kind("conflicts", HANGING_PATH, "fixed", 409, "in-flight")
-KINDS = (PASS, FIXED, REPLAY, CONFLICT, NEW, COLD)
+KINDS = (PASS, FIXED, REPLAY, CONFLICT, NEW, HUNG, COLD)
 PASSES = (PASS, FIXED)
 
 
@@ -88,7 +90,8 @@ class Load:
         records = contestant.store.completed() if contestant.gate else None
         contestant.server.forget_peak()
         before = self._cpu(contestant)
-        said = self.drive(contestant.port, kind, key, connections, self.seconds)
+        with contestant.store.hung() if kind is HUNG else contextlib.nullcontext():
+            said = self.drive(contestant.port, kind, key, connections, self.seconds)
         cpu, store_cpu, upstream_cpu, load_cpu, all_cpu = (
             now - then for now, then in zip(self._cpu(contestant), before)
         )
@@ -214,7 +217,7 @@ class Load:
         if not contestant.server.alive():
             raise Failed(f"{contestant.server.name} died:\n{contestant.server.tail()}")
         # wrk does not count the requests that its end cuts off, one on each connection; they may still run.
-        reaches = kind in (*PASSES, NEW)
+        reaches = kind in (*PASSES, NEW, HUNG)
         self._within("the upstream ran", lambda: self.upstream.executions() - executed, requests, connections,
                      reaches, problems)
         if contestant.gate:
@@ -225,7 +228,7 @@ class Load:
                          True, problems)
             if records is not None:
                 self._within("a record was completed", lambda: contestant.store.completed() - records, requests,
-                             connections, kind is NEW, problems)
+                             connections, kind in (NEW, HUNG), problems)
             others = {name: counted(name) for name in contestant.outcomes() if name != kind.outcome and counted(name)}
             if others:
                 problems.append(f"other outcomes were counted: {others}")

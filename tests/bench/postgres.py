@@ -41,6 +41,7 @@ class Postgres:
     """A server with an empty database for the gate."""
 
     name = "postgres"
+    keeps = True
     durable = True
     soaks = True
     settings = ""

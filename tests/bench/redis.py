@@ -1,6 +1,9 @@
 """Redis, as the store itself or as the cache in front of PostgreSQL, started on a free port for one contestant."""
 
+import contextlib
+import os
 import shutil
+import signal
 import socket
 
 from postgres import Postgres, as_other_than_root
@@ -35,6 +38,7 @@ class Redis:
     """A Redis that syncs what it appends once a second, which is its own default where it appends at all."""
 
     name = "redis"
+    keeps = True
     durable = False
     soaks = True
     settings = ""
@@ -47,7 +51,8 @@ class Redis:
         """There is nothing to lay out."""
 
     def completed(self):
-        return sum(int(self.redis.ask("ZCARD", f"oncegate{{{part:02}}}:c")) for part in range(64))
+        # What stands from 0 to below 2^51 is completed: see the prelude of the scripts.
+        return sum(int(self.redis.ask("ZCOUNT", f"oncegate{{{part:02}}}:t", "0", f"({1 << 51}")) for part in range(64))
 
     def size(self):
         """Bytes of what is appended."""
@@ -73,6 +78,15 @@ class PostgresCached(Postgres):
             raise
         self.servers = [self.server, self.redis.server]
         self.settings = f'cache = "{self.redis.url}"'
+
+    @contextlib.contextmanager
+    def hung(self):
+        """Meanwhile the cache takes connections and says nothing."""
+        os.kill(self.redis.server.process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.redis.server.process.pid, signal.SIGCONT)
 
     def stop(self):
         self.redis.server.stop()

@@ -2,7 +2,7 @@
 
 A store is made with a directory of its own. It has the `url` for the configuration once it is made (one that needs a
 server starts it then, and can keep its files in the directory) and is laid out by `prepare` before its gate starts. It
-has more `settings` for the configuration, it says whether it is `durable`, which is what the chart shows, whether it `soaks` unless it is asked to, which `servers`
+has more `settings` for the configuration, it says whether it is `durable`, which is what the chart shows, whether it `keeps` records when its gate ends, whether it `soaks` unless it is asked to, which `servers`
 work for it, and how many records it has `completed`, if anybody but the gate can see that. It is stopped after its
 gate."""
 
@@ -14,6 +14,7 @@ class Sqlite:
     """One file, on the disk that the bench works on."""
 
     name = "sqlite"
+    keeps = True
     durable = True
     soaks = True
     servers = ()
@@ -42,6 +43,7 @@ class Memory:
     """The process's own memory: nothing is kept."""
 
     name = "memory"
+    keeps = False
     durable = False
     soaks = True
     servers = ()

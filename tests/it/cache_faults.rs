@@ -3,7 +3,8 @@
 mod foreign;
 mod purges;
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::servers::{Dump, Postgres, Redis};
 use crate::storm::Storm;
@@ -13,6 +14,9 @@ use crate::support::{Gate, Plan, Reply, Upstream, eventually};
 
 /// For how long the cache fails under load.
 const TIME: Duration = Duration::from_secs(7);
+
+/// For how long at most, on a busy machine, where the cache is late most of the time.
+const LONGEST: Duration = Duration::from_secs(60);
 
 /// How many gates share it.
 const GATES: usize = 3;
@@ -29,33 +33,42 @@ fn results(gates: &[Gate], result: &str) -> u64 {
     gates.iter().map(|gate| gate.metric("oncegate_cache_requests_total", &[&label])).sum::<f64>() as u64
 }
 
-/// Many clients who ask and ask again, of gates that share a database and a cache, which is spoiled again and again. Gives
-/// the gates as they are in the end.
+/// Many clients who ask and ask again, of gates that share a database and a cache, which is spoiled again and again until
+/// each of these came of asking it.
 #[track_caller]
-fn spoiled_under_load(redis: &Redis, max_age: &str, mut spoil: impl FnMut(&mut fastrand::Rng)) -> Option<Vec<Gate>> {
-    let database = migrated()?;
+fn spoiled_under_load(redis: &Redis, max_age: &str, sought: &[&str], mut spoil: impl FnMut(&mut fastrand::Rng)) {
+    let Some(database) = migrated() else { return };
     let storm = Storm::before(&database.url).asking_again();
-    let lines = format!("cache_max_age = \"{max_age}\"");
+    // What is in memory is not asked of the cache: little is.
+    let lines = format!("cache_max_age = \"{max_age}\"\ncache_max_entries = 100");
     let plan = |plan: Plan| plan.store_url(&database.url).cache(&redis.url(), SECRET).store(&lines);
     let mut gates = storm.start(GATES, plan);
-    let seed = fastrand::u64(..);
-    eprintln!("seed {seed}");
-    let mut random = fastrand::Rng::with_seed(seed);
-    storm.rage(TIME, || spoil(&mut random));
-    redis.go_on();
+    let mut random = random();
+    let has_all = |gates: &[Gate]| sought.iter().all(|result| results(gates, result) > 0);
+    let start = Instant::now();
+    while start.elapsed() < TIME || !has_all(&gates) && start.elapsed() < LONGEST {
+        storm.rage(TIME, || spoil(&mut random));
+    }
     let seen = storm.judge();
     let results: Vec<String> =
         ["memory", "hit", "in-flight", "miss", "stale", "invalid", "not-asked", "away", "late", "failed"]
             .map(|result| format!("{result} {}", results(&gates, result)))
             .into();
     eprintln!("{}", results.join(", "));
-    seen.expect_nobody_sent_away();
+    seen.expect_hardly_anybody_sent_away();
     seen.expect_right();
     for gate in &mut gates {
         assert!(gate.is_running());
         assert_eq!(gate.admin("GET", "/readyz", None).status, 200);
     }
-    Some(gates)
+    assert!(has_all(&gates), "{sought:?} did not all come up");
+}
+
+/// Numbers that are others each time, and can be had again.
+fn random() -> fastrand::Rng {
+    let seed = fastrand::u64(..);
+    eprintln!("seed {seed}");
+    fastrand::Rng::with_seed(seed)
 }
 
 fn sleep(random: &mut fastrand::Rng, millis: std::ops::Range<u64>) {
@@ -65,50 +78,42 @@ fn sleep(random: &mut fastrand::Rng, millis: std::ops::Range<u64>) {
 #[test]
 fn a_cache_that_is_emptied_under_load() {
     let Some(redis) = cache() else { return };
-    let gates = spoiled_under_load(&redis, "10m", |random| {
+    spoiled_under_load(&redis, "10m", &["hit", "miss"], |random| {
         sleep(random, 10..300);
         redis.ask(&["FLUSHALL"]);
     });
-    let Some(gates) = gates else { return };
-    assert!(results(&gates, "hit") > 0);
 }
 
 #[test]
 fn a_cache_that_is_killed_under_load() {
     let Some(redis) = cache() else { return };
-    let gates = spoiled_under_load(&redis, "10m", |random| {
-        sleep(random, 100..900);
+    spoiled_under_load(&redis, "10m", &["miss", "away"], |random| {
+        sleep(random, 100..2_500);
         redis.kill9();
         sleep(random, 0..500);
         redis.begin();
     });
-    let Some(gates) = gates else { return };
-    assert!(results(&gates, "hit") > 0 && results(&gates, "away") + results(&gates, "failed") > 0);
 }
 
 #[test]
 fn a_cache_that_hangs_under_load() {
     let Some(redis) = cache() else { return };
-    let gates = spoiled_under_load(&redis, "10m", |random| {
+    spoiled_under_load(&redis, "10m", &["hit", "late", "away"], |random| {
         sleep(random, 100..900);
         redis.hang();
         let longest = if random.bool() { 50 } else { 1_500 };
         sleep(random, 0..longest);
         redis.go_on();
     });
-    let Some(gates) = gates else { return };
-    assert!(results(&gates, "hit") > 0 && results(&gates, "late") > 0 && results(&gates, "away") > 0);
 }
 
 #[test]
 fn a_cache_that_is_filled_with_junk_under_load() {
     let Some(redis) = cache() else { return };
-    let gates = spoiled_under_load(&redis, "10m", |random| {
+    spoiled_under_load(&redis, "10m", &["hit", "invalid"], |random| {
         sleep(random, 20..200);
         fill_with_junk(&redis, random);
     });
-    let Some(gates) = gates else { return };
-    assert!(results(&gates, "hit") > 0 && results(&gates, "invalid") > 0);
 }
 
 /// Changes every value: to other bytes, to fewer or more of them, or to what is no bytes at all.
@@ -136,15 +141,13 @@ fn fill_with_junk(redis: &Redis, random: &mut fastrand::Rng) {
 #[test]
 fn a_cache_whose_values_are_swapped_under_load() {
     let Some(redis) = cache() else { return };
-    let gates = spoiled_under_load(&redis, "10m", |random| {
+    spoiled_under_load(&redis, "10m", &["hit", "invalid"], |random| {
         sleep(random, 20..200);
         let mut names = redis.names();
         random.shuffle(&mut names);
         let moves = names.windows(2).map(|pair| vec![&b"COPY"[..], &pair[0], &pair[1], b"REPLACE"]);
         redis.session().ask_all(&moves.collect::<Vec<_>>()).expect("answers");
     });
-    let Some(gates) = gates else { return };
-    assert!(results(&gates, "hit") > 0 && results(&gates, "invalid") > 0);
 }
 
 /// What is in a dump was true once: hints that a key is in flight, and answers that are older than they may be.
@@ -152,15 +155,52 @@ fn a_cache_whose_values_are_swapped_under_load() {
 fn a_cache_that_is_restored_from_older_dumps_under_load() {
     let Some(redis) = cache() else { return };
     let mut dumps: Vec<Dump> = Vec::new();
-    let gates = spoiled_under_load(&redis, "1s", |random| {
+    spoiled_under_load(&redis, "1s", &["hit", "stale"], |random| {
         sleep(random, 10..300);
         dumps.push(redis.dump());
         sleep(random, 10..300);
         redis.restore(random.choice(&dumps).expect("one at least"));
     });
-    let Some(gates) = gates else { return };
     assert!(dumps.iter().any(|dump| dump.len() > 10));
-    assert!(results(&gates, "hit") > 0 && results(&gates, "stale") > 0);
+}
+
+/// Replicas are killed as well, and those that begin anew have nothing in memory.
+#[test]
+fn a_cache_and_its_gates_that_fail_together() {
+    let (Some(database), Some(redis)) = (migrated(), cache()) else { return };
+    let storm = Storm::before(&database.url).asking_again();
+    let plan = |plan: Plan| plan.store_url(&database.url).cache(&redis.url(), SECRET).store("cache_max_age = \"2s\"");
+    let mut gates: Vec<Option<Gate>> = storm.start(GATES, plan).into_iter().map(Some).collect();
+    let places = Arc::clone(&storm.gates);
+    let mut random = random();
+    let mut dump = redis.dump();
+    storm.rage(TIME, || {
+        sleep(&mut random, 20..300);
+        match random.u8(..8) {
+            0 => drop(redis.ask(&["FLUSHALL"])),
+            1 => {
+                redis.kill9();
+                redis.begin();
+            }
+            2 => {
+                redis.hang();
+                sleep(&mut random, 0..300);
+                redis.go_on();
+            }
+            3 => fill_with_junk(&redis, &mut random),
+            4 => dump = redis.dump(),
+            5 => redis.restore(&dump),
+            _ => {
+                let victim = random.usize(..gates.len());
+                let plan = gates[victim].take().expect("a gate").kill9();
+                places.lock().unwrap()[victim] = None;
+                let gate = plan.start();
+                places.lock().unwrap()[victim] = Some(gate.address);
+                gates[victim] = Some(gate);
+            }
+        }
+    });
+    storm.judge().expect_right();
 }
 
 #[test]
@@ -194,16 +234,15 @@ fn a_cold_replica_answers_out_of_the_cache_alone() {
     let to = mark("to here");
     let log = postgres.log();
     // What the workers do in the background is no part of an answer.
-    let is_workers = |line: &str| {
-        ["expire_leases_v1", "sweep_v1", "renew_v1", "count_v1", "LISTEN"].iter().any(|name| line.contains(name))
-    };
-    let statements: Vec<&str> =
-        log[from..to].lines().skip(1).filter(|line| line.contains("LOG:  ")).filter(|line| !is_workers(line)).collect();
+    let is_workers =
+        |line: &str| ["expire_leases_v1", "sweep_v1", "renew_v1", "count_v1"].iter().any(|name| line.contains(name));
+    let statements = log[from..to].lines().filter(|line| line.contains("oncegate.") && !is_workers(line));
+    let statements: Vec<&str> = statements.collect();
     let cold = [cold];
-    let (hits, asked) = (results(&cold, "hit"), KEYS - usize::try_from(results(&cold, "hit")).unwrap());
-    eprintln!("{hits} from the cache; statements: {statements:?}");
-    // On a busy machine the cache may be late now and then; what it has answered, it has answered alone.
-    assert!(statements.len() <= asked, "{statements:?}");
-    assert!(asked <= KEYS / 10, "{asked} of {KEYS} were asked of the database");
+    let hits = usize::try_from(results(&cold, "hit")).expect("as many as there are keys");
+    eprintln!("{hits} from the cache, {} statements", statements.len());
+    // On a busy machine the cache is late now and then; what it has answered, it has answered alone.
+    assert_eq!(statements.len(), KEYS - hits, "{statements:?}");
+    assert!(hits * 2 >= KEYS, "{hits} of {KEYS} are from the cache");
     assert_eq!(upstream.runs(), KEYS);
 }

@@ -242,12 +242,16 @@ impl Seen {
         assert!(count("replayed") * 2 >= keys, "most keys should come through");
     }
 
-    /// Holds that no gate failed, and that none sent anybody away for want of its store.
+    /// Holds that no gate failed, and that none sent anybody away for want of its store, but for the few whom a busy
+    /// machine keeps waiting for the database.
     #[track_caller]
-    pub fn expect_nobody_sent_away(&self) {
-        let is_failed = |one: &&Try| matches!(one.word(), None | Some("store-unavailable" | "overloaded"));
-        let failed: Vec<&Try> = self.history.tries.iter().filter(is_failed).collect();
-        assert!(failed.is_empty(), "{} of {}: {:?}", failed.len(), self.history.tries.len(), failed[0]);
+    pub fn expect_hardly_anybody_sent_away(&self) {
+        let tries = &self.history.tries;
+        let failed: Vec<&Try> = tries.iter().filter(|one| one.answer.is_none()).collect();
+        assert!(failed.is_empty(), "{} of {} without an answer: {:?}", failed.len(), tries.len(), failed[0]);
+        let is_away = |one: &&Try| matches!(one.word(), Some("store-unavailable" | "overloaded"));
+        let away = tries.iter().filter(is_away).count();
+        assert!(away * 100 <= tries.len(), "{away} of {} were sent away", tries.len());
     }
 
     /// What happened to the key that something is wrong with.

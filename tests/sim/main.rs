@@ -9,8 +9,8 @@
 //! ONCEGATE_SIM_SEED=17 cargo test --test sim -- --exact --nocapture seeds::odd_seeds_hold   # one, told in full
 //! ```
 //!
-//! What gates ask of their store in a run is asked again of PostgreSQL, directly and through PgBouncer, where these are
-//! installed: it must say the same to each call.
+//! What gates ask of their store in a run is asked again of PostgreSQL, directly and through PgBouncer, and of Redis, where
+//! these are installed: each must say the same to each call.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -27,7 +27,7 @@
 //! | [`tally`] | how often each thing worth simulating happened |
 //! | [`seeds`], [`mutants`], [`report`] | the tests: the gate as it is, known mistakes, and what a failure shows |
 //! | [`stage`] | the tests of other stores: ledgers are played again on them, and on stores with known mistakes |
-//! | [`servers`], [`provided`] | PostgreSQL and PgBouncer, as every test of this repository has them |
+//! | [`servers`], [`provided`] | PostgreSQL, PgBouncer and Redis, as every test of this repository has them |
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test fails by panicking, and says why")]
 #![allow(unreachable_pub, missing_docs, reason = "nothing reaches into a test binary")]

@@ -52,8 +52,8 @@ mutants! {
     renewal_without_the_attempts_condition: RenewUnfenced by FencedByAttempt;
     ttl_counted_from_the_end: TtlFromNow by TimesByRule;
     replay_past_the_ttl: OldClock by ReplayInTime;
-    replay_to_another_tenant: ScopeIgnored by AnswerIsOwn;
-    replay_to_another_request: FingerprintIgnored by MismatchRefused;
+    replay_to_another_tenant: ScopeIgnored by AnswerIsOwn | AnswerFitsRecord;
+    replay_to_another_request: FingerprintIgnored by MismatchRefused | AnswerFitsRecord;
     replay_with_other_bytes: AnswerSpoilt by AnswerIsOwn | ReplayIdentical;
     leases_that_never_end: LeaseNeverEnds by EveryKeyAnswers;
     a_hidden_second_send: SendsTwice by OneRunPerClaim;

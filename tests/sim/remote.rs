@@ -23,6 +23,9 @@ use crate::link::Pace;
 /// How many notices may wait for a gate. Few: gates that are slow shall miss some.
 const WAITING: usize = 4;
 
+/// How often damage that lasts is done once more.
+const AGAIN: u32 = 20;
+
 /// The values, and who hears of removals.
 pub struct Cache {
     history: History,
@@ -109,8 +112,15 @@ impl Cache {
         if damage == Damage::Restored {
             sleep(time).await;
         }
-        self.held().damage(damage, dump);
         self.tell(format!("its values are {damage:?}"));
+        self.held().damage(damage, dump);
+        if matches!(damage, Damage::Junk | Damage::Cut | Damage::Swapped) {
+            // So are those that come.
+            for _ in 0..AGAIN {
+                sleep(time / AGAIN).await;
+                self.held().damage(damage, Values::new());
+            }
+        }
     }
 
     fn tell(&self, what: String) {

@@ -9,7 +9,7 @@ use oncegate::store::unreliable::Operation;
 use crate::history::{Entry, Event, Label, LifeNumber, Request, Token, Told};
 
 /// What must happen, and how often at least in a thousand runs.
-const EXPECTED: [(&str, u32); 40] = [
+const EXPECTED: [(&str, u32); 55] = [
     ("answer: executed", 1000),
     ("answer: replayed", 1000),
     ("answer: released", 100),
@@ -50,6 +50,21 @@ const EXPECTED: [(&str, u32); 40] = [
     ("run for a dead gate", 10),
     ("client left, and its attempt completed", 30),
     ("two gates asked for one key at once", 30),
+    ("cache: memory", 100),
+    ("cache: hit", 100),
+    ("cache: in-flight", 100),
+    ("cache: miss", 1000),
+    ("cache: stale", 30),
+    ("cache: invalid", 10),
+    ("cache: away", 10),
+    ("cache: late", 100),
+    ("cache: failed", 10),
+    ("purge of an attempt in flight", 10),
+    ("purge of an unknown record", 30),
+    ("purge of a completed record", 100),
+    ("claim of what was purged", 100),
+    ("replay of what is purged already", 5),
+    ("run of what was purged in flight", 3),
 ];
 
 #[derive(Default)]
@@ -70,6 +85,9 @@ struct Moment {
     runs: BTreeMap<u32, Token>,
     inserted: BTreeSet<Token>,
     settled: BTreeSet<Token>,
+    /// What was purged last of each key, and which of these attempts were in flight.
+    purged: BTreeMap<Label, Token>,
+    purged_in_flight: BTreeSet<Token>,
     /// Of which keys a gate has asked the store since the last request for them.
     asked: BTreeSet<(LifeNumber, Label)>,
 }
@@ -141,6 +159,9 @@ impl Tally {
             }
             Event::Executed { serial, token: Some(token), .. } => {
                 moment.runs.insert(*serial, *token);
+                if moment.purged_in_flight.contains(token) {
+                    self.hit("run of what was purged in flight");
+                }
                 if moment.dead.contains(&of(token)) {
                     self.hit("run for a dead gate");
                 }
@@ -148,6 +169,13 @@ impl Tally {
             Event::Told { life, op, label, token, told } => {
                 moment.asked.extend(label.map(|label| (*life, label)));
                 self.told(moment, *op, *token, *told);
+            }
+            Event::Recalled { answered, .. } => {
+                if let Some((known, _)) =
+                    EXPECTED.iter().find(|(known, _)| known.strip_prefix("cache: ") == Some(answered.as_str()))
+                {
+                    self.hit(known);
+                }
             }
             Event::Changed { .. } => self.changed(moment, entry),
             _ => {}
@@ -166,6 +194,12 @@ impl Tally {
             }
         }
         let ran = answer.serial().and_then(|serial| moment.runs.get(&serial)).map(of);
+        if answer.is_replay() && ran.is_some() {
+            let token = answer.serial().and_then(|serial| moment.runs.get(&serial));
+            if token.is_some_and(|token| moment.purged.values().any(|purged| purged == token)) {
+                self.hit("replay of what is purged already");
+            }
+        }
         if answer.is_replay() && ran != life {
             self.hit("replay by another gate than ran it");
             if ran.is_some_and(|ran| moment.dead.contains(&ran)) {
@@ -193,6 +227,7 @@ impl Tally {
         if moment.dead.contains(life) {
             self.hit("dead gate's operation took effect");
         }
+        self.purged(moment, entry);
         let past = before.as_ref().is_some_and(|before| before.is_past(entry.at));
         let states = (before.as_ref().map(|it| it.state), after.as_ref().map(|it| it.state));
         match (states, op) {
@@ -237,6 +272,29 @@ impl Tally {
             if moment.requests.get(&after.token).is_some_and(|request| moment.left.contains(request)) {
                 self.hit("client left, and its attempt completed");
             }
+        }
+    }
+}
+
+impl Tally {
+    fn purged(&mut self, moment: &mut Moment, entry: &Entry) {
+        match &entry.event {
+            Event::Changed { op: Operation::Remove, label, before: Some(before), .. } => {
+                self.hit(match before.state {
+                    State::InFlight => "purge of an attempt in flight",
+                    State::Unknown => "purge of an unknown record",
+                    State::Completed => "purge of a completed record",
+                });
+                moment.purged.insert(*label, before.token);
+                if before.state == State::InFlight {
+                    moment.purged_in_flight.insert(before.token);
+                }
+            }
+            Event::Changed { op: Operation::Claim, label, .. } if moment.purged.contains_key(label) => {
+                moment.purged.remove(label);
+                self.hit("claim of what was purged");
+            }
+            _ => {}
         }
     }
 }

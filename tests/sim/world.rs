@@ -302,14 +302,14 @@ impl World {
             }
             Wound::CacheFails => {
                 if let Some(wire) = life.wire() {
-                    wire.set_mood(dice.pick(&[Mood::Away, Mood::Hung, Mood::Lossy, Mood::Lossy]));
+                    wire.set_mood(dice.pick(&[Mood::Away, Mood::Away, Mood::Hung, Mood::Lossy, Mood::Lossy]));
                     sleep(time * 2).await;
                     wire.set_mood(Mood::Well);
                 }
             }
             Wound::CacheDamaged => {
                 if let Some(cache) = &self.cache {
-                    cache.suffer(dice.pick(&DAMAGES), time).await;
+                    cache.suffer(dice.pick(&DAMAGES), time * 2).await;
                 }
             }
             Wound::CacheNotices => {
@@ -440,7 +440,7 @@ const WOUNDS: [(u64, Wound); 15] = [
     (1, Wound::UpstreamStalled),
     (1, Wound::ClientsStalled),
     (4, Wound::CacheFails),
-    (4, Wound::CacheDamaged),
+    (5, Wound::CacheDamaged),
     (1, Wound::CacheNotices),
     (5, Wound::Purge),
 ];

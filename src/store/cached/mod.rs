@@ -7,7 +7,8 @@
 //! Nothing that is found here gives the right to execute: whoever finds nothing asks the store. What stands in the shared
 //! cache is authenticated (see [`seal`]), and dated by the store's clock: what is stale, changed or foreign is nothing.
 //! Beside completed records it holds hints that a key is in flight. A hint is believed for a moment only, and only by a
-//! request like the one that made it: by a different one the store is asked, for the attempt may just have ended.
+//! request like the one that made it: by a different one the store is asked, for the attempt may just have ended. Whoever
+//! asks again for a claim that may have happened is never answered here: it may be its own that stands.
 
 mod remote;
 mod seal;
@@ -15,11 +16,12 @@ mod shelf;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -108,12 +110,15 @@ struct Beside {
     time: Mutex<(Timestamp, Instant)>,
     /// What this process has claimed.
     running: Mutex<HashMap<RecordId, Claimed>>,
+    /// Attempts that may have claimed: the store was asked, and its answer is not known. Whoever asked asks again until it
+    /// is, and nobody but the store can tell; so there are no more of these than claims under way.
+    uncertain: Mutex<HashSet<Attempt>>,
 }
 
 struct Claimed {
     attempt: Attempt,
     at: Timestamp,
-    head: bytes::Bytes,
+    head: Bytes,
 }
 
 impl Answered {
@@ -173,6 +178,7 @@ impl Cached {
             max_age: settings.max_age.unwrap_or(Duration::MAX),
             time: Mutex::new(shared.time),
             running: Mutex::default(),
+            uncertain: Mutex::default(),
         };
         Self { inner, shelf, shared: shared.map(beside).map(Arc::new), tell: Box::new(tell), _hearing: hearing }
     }
@@ -204,14 +210,31 @@ impl Cached {
         Some(Claim::Exists { record, now })
     }
 
+    fn is_uncertain(&self, attempt: Attempt) -> bool {
+        self.shared.as_ref().is_some_and(|beside| beside.uncertain().contains(&attempt))
+    }
+
+    /// Notes whether it is known now what an attempt has claimed, or is not known after an error.
+    fn note(&self, attempt: Attempt, is_certain: bool, error: Option<&Error>) {
+        let Some(beside) = &self.shared else { return };
+        if is_certain {
+            beside.uncertain().remove(&attempt);
+        } else if let Some(Error::Indeterminate(_)) = error {
+            beside.uncertain().insert(attempt);
+        }
+    }
+
     /// Keeps what the store had, here and for the other gates.
     fn keep(&self, id: RecordId, record: &Record, now: Timestamp, asked: Instant, removals: u64) {
-        let known = Known { record: record.clone(), read_at: now, asked };
-        let counts = self.shelf.keep(id, known, removals);
-        if let Some(beside) = &self.shared
-            && (counts || record.state == State::InFlight)
-        {
-            beside.put(id, record, now, now);
+        self.shelf.keep(id, Known { record: record.clone(), read_at: now, asked }, removals);
+        self.put(id, record, now, now, removals);
+    }
+
+    /// Has a record kept for the other gates, as of `read_at`.
+    fn put(&self, id: RecordId, record: &Record, read_at: Timestamp, now: Timestamp, removals: u64) {
+        let Some(beside) = &self.shared else { return };
+        if let Some((value, life)) = beside.value(id, record, read_at, now) {
+            self.shelf.unless_removed(removals, || beside.way.put(id, value, life));
         }
     }
 
@@ -220,11 +243,11 @@ impl Cached {
         let Some(beside) = &self.shared else { return };
         let claimed = beside.take(id, attempt);
         match (end, claimed) {
-            (End::Complete { answer, .. }, Some(Claimed { at, head, .. })) if self.shelf.counted() == removals => {
+            (End::Complete { answer, .. }, Some(Claimed { at, head, .. })) => {
                 let answer = Some(answer.clone());
                 let record = Record { attempt, state: State::Completed, claimed_at: at, until, head, answer };
                 // The store did not tell its time: it was as late as the claim at least.
-                beside.put(id, &record, at, beside.now().unwrap_or(until));
+                self.put(id, &record, at, beside.now().unwrap_or(until), removals);
             }
             // Whoever reads a completed one will keep it; until then, nobody is to hear that it is in flight.
             _ => beside.way.drop(id),
@@ -234,15 +257,17 @@ impl Cached {
 
 impl Beside {
     /// What a value means for a request like `fresh`, if it can be believed, and the store's time.
-    fn believe(&self, id: RecordId, value: &bytes::Bytes, fresh: &Fresh) -> (Answered, Option<(Known, Timestamp)>) {
+    fn believe(&self, id: RecordId, value: &Bytes, fresh: &Fresh) -> (Answered, Option<(Known, Timestamp)>) {
         let Ok((record, read_at)) = self.seal.open(id, value) else { return (Answered::Invalid, None) };
         let stale = (Answered::Stale, None);
         let Some(now) = self.now() else { return stale };
         let age = now.since(read_at);
         let (answered, believed) = match record.state {
             State::Completed => (Answered::Hit, self.max_age),
-            // By a different request the store is asked.
-            State::InFlight if record.head == fresh.head => (Answered::InFlight, HINT.min(self.max_age)),
+            // By a different request the store is asked; and nobody is to hear of an attempt of its own.
+            State::InFlight if record.head == fresh.head && record.attempt != fresh.attempt => {
+                (Answered::InFlight, HINT.min(self.max_age))
+            }
             State::InFlight | State::Unknown => return (Answered::Miss, None),
         };
         let Some(asked) = Instant::now().checked_sub(age).filter(|_| age < believed && now < record.until) else {
@@ -251,20 +276,15 @@ impl Beside {
         (answered, Some((Known { record, read_at, asked }, now)))
     }
 
-    /// Has a record kept for the other gates, as of `read_at`.
-    fn put(&self, id: RecordId, record: &Record, read_at: Timestamp, now: Timestamp) {
-        if size(record) > LARGEST {
-            return;
-        }
+    /// The value of a record as of `read_at`, and for how long it is one, where it is.
+    fn value(&self, id: RecordId, record: &Record, read_at: Timestamp, now: Timestamp) -> Option<(Bytes, Duration)> {
         let believed = match record.state {
             State::Completed => self.max_age,
             State::InFlight => HINT.min(self.max_age),
-            State::Unknown => return,
+            State::Unknown => return None,
         };
         let life = record.until.since(now).min(believed.saturating_sub(now.since(read_at)));
-        if !life.is_zero() {
-            self.way.put(id, self.seal.close(id, record, read_at), life);
-        }
+        (!life.is_zero() && size(record) <= LARGEST).then(|| (self.seal.close(id, record, read_at), life))
     }
 
     /// The store's time at this moment, or a little later; nothing where it was not told for long.
@@ -300,6 +320,11 @@ impl Beside {
         self.time.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn uncertain(&self) -> MutexGuard<'_, HashSet<Attempt>> {
+        // An attempt is in it or not.
+        self.uncertain.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn running(&self) -> MutexGuard<'_, HashMap<RecordId, Claimed>> {
         // Nothing that is done under it can leave the map half changed.
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
@@ -333,17 +358,23 @@ impl Store for Cached {
 
     async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
         let removals = self.shelf.counted();
-        if let Some(found) = self.ask(id, &fresh, removals).await {
+        if !self.is_uncertain(fresh.attempt)
+            && let Some(found) = self.ask(id, &fresh, removals).await
+        {
             return Ok(found);
         }
         let asked = Instant::now();
-        let claimed = self.inner.claim(id, fresh.clone()).await?;
-        let (Claim::Inserted(now) | Claim::Exists { now, .. }) = &claimed;
-        if let Some(beside) = &self.shared {
-            beside.told(*now, asked);
-        }
+        let claimed = self.inner.claim(id, fresh.clone()).await;
+        self.note(fresh.attempt, claimed.is_ok(), claimed.as_ref().err());
+        let claimed = claimed?;
         match &claimed {
-            Claim::Exists { record, now } => self.keep(id, record, *now, asked, removals),
+            Claim::Exists { record, now } => {
+                if let Some(beside) = &self.shared {
+                    beside.told(*now, asked);
+                }
+                self.keep(id, record, *now, asked, removals);
+            }
+            // Not the time now: it may be a claim that is asked for again.
             Claim::Inserted(at) => {
                 if let Some(beside) = &self.shared {
                     beside.claimed(id, fresh, *at);
@@ -354,7 +385,10 @@ impl Store for Cached {
     }
 
     async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
+        let attempt = fresh.attempt;
         let superseded = self.inner.supersede(id, seen, fresh).await;
+        // Where something else stands, that may be of this attempt as well.
+        self.note(attempt, matches!(superseded, Ok(true)), superseded.as_ref().err());
         if !matches!(superseded, Ok(false)) {
             self.shelf.forget(id);
             if let Some(beside) = &self.shared {
@@ -367,6 +401,7 @@ impl Store for Cached {
     async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
         let removals = self.shelf.counted();
         let settled = self.inner.settle(id, attempt, end.clone()).await?;
+        self.note(attempt, true, None);
         match &settled {
             Settled::Done { until } => self.ended(id, attempt, &end, *until, removals),
             Settled::Superseded { .. } => {
@@ -440,6 +475,9 @@ impl Store for Cached {
     }
 
     async fn close(&self) {
+        if let Some(beside) = &self.shared {
+            beside.way.forgets().await;
+        }
         self.inner.close().await;
     }
 }

@@ -3,7 +3,7 @@
 //! It is never waited for longer than [`PATIENCE`]. Where it fails to answer, it is left alone until it answers again,
 //! which a task of its own finds out. Where it hardly ever has what it is asked for, it is asked now and then only.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, broadcast, oneshot};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::idempotency::record::RecordId;
 use crate::store::callers::finish_where_they_wait;
@@ -21,11 +21,8 @@ use crate::store::callers::finish_where_they_wait;
 /// How long a request waits for the cache.
 const PATIENCE: Duration = Duration::from_millis(3);
 
-/// How long a batch that nobody waits for may take.
-const BATCH_PATIENCE: Duration = Duration::from_millis(500);
-
-/// So many failures in a row, and it is left alone.
-const FAILURES: u32 = 5;
+/// How long a batch may take. After that, or once one fails, the cache is left alone.
+const BATCH_PATIENCE: Duration = Duration::from_millis(25);
 
 /// Between two looks whether it answers again, at first and at most.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -119,9 +116,8 @@ struct Queue {
     questions: VecDeque<Question>,
     writes: VecDeque<Operation>,
     bytes: usize,
-    /// What is being forgotten. Until it is, what stands there is not believed.
-    forgetting: HashSet<RecordId>,
-    failures: u32,
+    /// What is being forgotten, and how often. Until it is, what stands there is not believed.
+    forgetting: HashMap<RecordId, u32>,
     is_away: bool,
 }
 
@@ -130,6 +126,7 @@ struct Question {
     /// Nothing where it is only asked to know whether it would have had the answer.
     reply: Option<oneshot::Sender<Option<Option<Bytes>>>>,
     runtime: Option<Handle>,
+    asked: Instant,
 }
 
 impl Way {
@@ -152,7 +149,7 @@ impl Way {
     /// What the cache has of a record.
     pub(super) async fn get(&self, id: RecordId) -> Found {
         let is_asked_first = self.shared.hits.load(Ordering::Relaxed) >= OFTEN;
-        if !is_asked_first && self.shared.questions.fetch_add(1, Ordering::Relaxed) % NOW_AND_THEN != 0 {
+        if !is_asked_first && !self.shared.questions.fetch_add(1, Ordering::Relaxed).is_multiple_of(NOW_AND_THEN) {
             return Found::NotAsked;
         }
         let (reply, answer) = oneshot::channel();
@@ -162,10 +159,15 @@ impl Way {
             if queue.is_away || queue.questions.len() >= WAITING {
                 return Found::Away;
             }
-            if queue.forgetting.contains(&id) {
+            if queue.forgetting.contains_key(&id) {
                 return Found::Nothing;
             }
-            queue.questions.push_back(Question { id, reply, runtime: Handle::try_current().ok() });
+            queue.questions.push_back(Question {
+                id,
+                reply,
+                runtime: Handle::try_current().ok(),
+                asked: Instant::now(),
+            });
         }
         if !is_asked_first {
             self.shared.filled.notify_one();
@@ -176,10 +178,7 @@ impl Way {
             Ok(Ok(Some(Some(value)))) => Found::Value(value),
             Ok(Ok(Some(None))) => Found::Nothing,
             Ok(Ok(None) | Err(_)) => Found::Failed,
-            Err(_) => {
-                self.shared.failed("it does not answer in time");
-                Found::Late
-            }
+            Err(_) => Found::Late,
         }
     }
 
@@ -205,6 +204,16 @@ impl Way {
         self.forget_by(id, Operation::Forget(id));
     }
 
+    /// Returns when all that is to be forgotten is, or when the cache takes too long for it.
+    pub(super) async fn forgets(&self) {
+        let forgets = async {
+            while !self.shared.lock().forgetting.is_empty() {
+                sleep(GATHERING).await;
+            }
+        };
+        let _ = timeout(4 * BATCH_PATIENCE, forgets).await;
+    }
+
     /// How many operations wait to be written, and their bytes.
     #[cfg(test)]
     pub(super) fn waiting(&self) -> (usize, usize) {
@@ -222,7 +231,7 @@ impl Way {
                 queue.bytes -= size(&oldest);
                 queue.forgotten(&oldest);
             }
-            queue.forgetting.insert(id);
+            *queue.forgetting.entry(id).or_default() += 1;
             queue.push(operation);
         }
         self.shared.filled.notify_one();
@@ -237,8 +246,12 @@ impl Queue {
 
     /// Nobody is about to forget it any more.
     fn forgotten(&mut self, operation: &Operation) {
-        if let Operation::Drop(id) | Operation::Forget(id) = operation {
-            self.forgetting.remove(id);
+        let (Operation::Drop(id) | Operation::Forget(id)) = operation else { return };
+        if let Some(times) = self.forgetting.get_mut(id) {
+            *times -= 1;
+            if *times == 0 {
+                self.forgetting.remove(id);
+            }
         }
     }
 
@@ -269,13 +282,9 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It failed to answer. After some failures in a row nobody waits for it any more.
+    /// It failed to answer: nobody waits for it any more.
     fn failed(&self, why: &str) {
         let mut queue = self.lock();
-        queue.failures += 1;
-        if queue.is_away || queue.failures < FAILURES {
-            return;
-        }
         queue.is_away = true;
         let (to_forget, lost) = std::mem::take(&mut queue.writes).into_iter().partition(is_to_forget);
         // What is to be forgotten by all still is.
@@ -284,15 +293,11 @@ impl Shared {
         lost.iter().for_each(|write| queue.forgotten(write));
         drop(queue);
         tracing::warn!(error = why, "the cache does not answer: the store is asked instead, until it does");
-        self.filled.notify_one();
     }
 
     fn answered(&self) {
-        let mut queue = self.lock();
-        queue.failures = 0;
-        if std::mem::take(&mut queue.is_away) {
-            tracing::info!("the cache answers again");
-        }
+        self.lock().is_away = false;
+        tracing::info!("the cache answers again");
     }
 
     /// Whether one more question had an answer.
@@ -304,6 +309,7 @@ impl Shared {
 
 /// Asks and writes, for as long as this is wanted.
 async fn run(shared: Arc<Shared>) {
+    let (mut pause, mut back) = (FIRST_PAUSE, Instant::now());
     loop {
         tokio::select! {
             biased;
@@ -313,7 +319,12 @@ async fn run(shared: Arc<Shared>) {
         loop {
             let is_away = shared.lock().is_away;
             if is_away {
-                until_back(&shared).await;
+                // One that goes again and again is looked at no oftener than one that stays away.
+                if back.elapsed() > LONGEST_PAUSE {
+                    pause = FIRST_PAUSE;
+                }
+                pause = until_back(&shared, pause).await;
+                back = Instant::now();
             }
             let is_urgent = shared.lock().questions.iter().any(|question| question.reply.is_some());
             if !is_urgent {
@@ -336,7 +347,6 @@ async fn carry_out(shared: &Shared, questions: Vec<Question>, writes: Vec<Operat
     let carried = carried.unwrap_or_else(|_| Err(Failure("it does not answer in time".to_owned())));
     let found: Vec<Option<Option<Bytes>>> = match carried {
         Ok(found) => {
-            shared.answered();
             let mut queue = shared.lock();
             batch.iter().for_each(|write| queue.forgotten(write));
             drop(queue);
@@ -350,11 +360,10 @@ async fn carry_out(shared: &Shared, questions: Vec<Question>, writes: Vec<Operat
     };
     let mut found = found.into_iter();
     let mut answered = Vec::new();
-    for Question { reply, runtime, .. } in questions {
+    for Question { reply, runtime, asked, .. } in questions {
         let found = found.next().flatten();
-        if let Some(found) = &found {
-            shared.count(found.is_some());
-        }
+        // An answer that comes too late is none.
+        shared.count(matches!(found, Some(Some(_))) && asked.elapsed() < PATIENCE);
         answered.extend(reply.map(|reply| (reply, runtime, found)));
     }
     finish_where_they_wait(
@@ -384,19 +393,18 @@ fn is_to_forget(operation: &Operation) -> bool {
     matches!(operation, Operation::Forget(_))
 }
 
-/// Returns when the cache answers again.
-async fn until_back(shared: &Shared) {
-    let mut pause = FIRST_PAUSE;
+/// Returns when the cache answers again, and how long to wait before the next look if it goes again.
+async fn until_back(shared: &Shared, first: Duration) -> Duration {
+    let mut pause = first;
     loop {
         // Whoever asked before it was known.
         let asked = std::mem::take(&mut shared.lock().questions);
         drop(asked);
         sleep(pause).await;
-        // It must not only answer, but in time.
         let probe = [Operation::Get(RecordId([0; 32]))];
-        if matches!(timeout(PATIENCE, shared.remote.carry_out(&probe)).await, Ok(Ok(_))) {
+        if matches!(timeout(BATCH_PATIENCE, shared.remote.carry_out(&probe)).await, Ok(Ok(_))) {
             shared.answered();
-            return;
+            return (pause * 2).min(LONGEST_PAUSE);
         }
         pause = (pause * 2).min(LONGEST_PAUSE);
     }

@@ -90,13 +90,11 @@ async fn look(store: &Redis, ids: &[RecordId]) -> Result<VecDeque<(RecordId, Kep
     let now = said.next().as_ref().map(number).transpose()?.map(record::time).ok_or_else(|| confused(Unreadable))?;
     let mut found = VecDeque::new();
     for (id, value) in ids.iter().zip(said) {
-        match value {
-            Value::BulkString(value) => match record::read(value, false) {
-                Ok(kept) => found.push_back((*id, kept, now)),
-                Err(error) => tracing::warn!(%error, %id, "it is left out of the listing"),
-            },
-            // It may have gone meanwhile.
-            _ => {}
+        // It may have gone meanwhile.
+        let Value::BulkString(value) = value else { continue };
+        match record::read(value, false) {
+            Ok(kept) => found.push_back((*id, kept, now)),
+            Err(error) => tracing::warn!(%error, %id, "it is left out of the listing"),
         }
     }
     Ok(found)

@@ -101,7 +101,12 @@ impl Redis {
         &self.description
     }
 
-    async fn on_clock(settings: &Settings, clock: &str) -> Result<Self, OpenError> {
+    /// Connects, with the time that `clock`, lines of Lua, gives to `now`. For tests.
+    ///
+    /// # Errors
+    /// As [`Redis::open`].
+    #[doc(hidden)]
+    pub async fn on_clock(settings: &Settings, clock: &str) -> Result<Self, OpenError> {
         let link = Link::open(&settings.servers, ANSWER).await?;
         let description = Description::of(&settings.servers, &link).await?;
         let waiters = Arc::<Waiters>::default();

@@ -9,10 +9,10 @@ use crate::support::store::migrated;
 use crate::support::{Gate, Reply, Upstream};
 
 /// How long a replay may lag a purge here.
-const MAX_AGE: Duration = Duration::from_secs(2);
+const MAX_AGE: Duration = Duration::from_secs(1);
 
 /// How often a purge is tried.
-const PURGES: usize = 10;
+const PURGES: usize = 8;
 
 /// For how long after a purge each of three gates went on to replay what was purged, in the order of length: by when the
 /// last of those requests began. Between an answer and its purge stands `trouble`.

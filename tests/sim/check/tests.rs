@@ -241,7 +241,8 @@ fn replays_out_of_time_are_seen() {
 #[test]
 fn replays_of_what_was_purged_long_ago_are_seen() {
     let purged_before = |tale: &mut Tale, millis| {
-        tale.once().changed(Operation::Remove, None, None).pass(millis).sent(1).got(1, 1, "replayed");
+        let until = tale.once().standing.clone().unwrap().until;
+        tale.changed(Operation::Remove, None, None).pass(millis).sent(1).answered(1, told(1, "replayed", until));
     };
     // As long before as gates wait for their store and believe what they have read.
     right(HOLD, |tale| purged_before(tale, 1_000 + MAX_AGE - 1));

@@ -8,6 +8,7 @@ mod met;
 mod mistake;
 mod mistakes;
 mod postgres;
+mod redis;
 mod script;
 
 use std::collections::BTreeMap;

@@ -16,6 +16,8 @@ pub(super) struct Shelves {
     pub(super) is_hung: AtomicBool,
     /// It says that it fails.
     pub(super) fails: AtomicBool,
+    /// How many milliseconds it takes for each batch.
+    pub(super) takes: AtomicU64,
     pub(super) batches: AtomicU64,
     pub(super) questions: AtomicU64,
     told: Mutex<Vec<broadcast::Sender<RecordId>>>,
@@ -27,6 +29,10 @@ impl Remote for Shelves {
         self.batches.fetch_add(1, Ordering::SeqCst);
         if self.is_hung.load(Ordering::SeqCst) {
             std::future::pending::<()>().await;
+        }
+        let takes = self.takes.load(Ordering::SeqCst);
+        if takes > 0 {
+            sleep(Duration::from_millis(takes)).await;
         }
         if self.fails.load(Ordering::SeqCst) {
             return Err(Failure("as it was told".to_owned()));
@@ -207,6 +213,21 @@ async fn what_is_too_old_is_not_believed() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_claim_that_is_asked_for_again_does_not_turn_back_the_time() {
+    let two = two().completed().await;
+    let value = two.shelves.values.lock().unwrap()[&ID].clone();
+    let another = RecordId([8; 32]);
+    let patient = Fresh { lease: 2 * TTL, ..fresh(3) };
+    two.other.claim(another, patient.clone()).await.unwrap();
+    advance(TTL).await;
+    assert!(matches!(two.other.claim(another, patient).await, Ok(Claim::Inserted(_))), "as it was");
+    two.change(|values| drop(values.insert(ID, value)));
+    let (Claim::Exists { record, now }, 1) = two.asked(ID, fresh(2)).await else { panic!("it was believed") };
+    assert!(record.until <= now);
+    assert_eq!(two.last(), Answered::Stale);
+}
+
+#[tokio::test(start_paused = true)]
 async fn where_the_stores_time_is_not_known_nothing_is_believed() {
     let two = two().completed().await;
     let value = two.shelves.values.lock().unwrap()[&ID].clone();
@@ -249,6 +270,19 @@ async fn a_hint_is_believed_for_a_moment_by_the_same_request() {
     advance(HINT).await;
     assert!(matches!(two.asked(ID, fresh(3)).await, (Claim::Exists { .. }, 1)));
     assert_eq!(two.last(), Answered::Stale);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_may_have_happened_is_asked_again_of_the_store() {
+    let two = two();
+    two.inner.script_for(Call::Claim, [Fault::LoseAnswer]);
+    assert!(two.other.claim(ID, fresh(1)).await.is_err());
+    // Another gate finds it, and says to all that the key is in flight.
+    assert!(matches!(two.one.claim(ID, fresh(2)).await.unwrap(), Claim::Exists { .. }));
+    two.until_written().await;
+    assert!(two.shelves.values.lock().unwrap().contains_key(&ID));
+    assert!(matches!(two.asked(ID, fresh(1)).await, (Claim::Inserted(_), 1)));
+    assert!(matches!(two.asked(ID, fresh(3)).await, (Claim::Exists { .. }, 0)));
 }
 
 #[tokio::test(start_paused = true)]

@@ -144,8 +144,7 @@ async fn what_was_accepted_is_finished_before_it_closes() {
     for number in 0..300 {
         store.claim(id(number), fresh(number)).await.unwrap();
     }
-    let mut settling: Vec<_> =
-        (0..300).map(|number| store.settle(id(number), attempt(number), complete())).collect();
+    let mut settling: Vec<_> = (0..300).map(|number| store.settle(id(number), attempt(number), complete())).collect();
     for settling in &mut settling {
         assert!(futures_util::future::poll_immediate(settling).await.is_none());
     }

@@ -28,7 +28,7 @@ pub(super) const UNKNOWN_TTL: u64 = 5_000;
 pub(super) struct Tale {
     pub(super) label: Label,
     now: u64,
-    standing: Option<Standing>,
+    pub(super) standing: Option<Standing>,
     pub(super) entries: Vec<Entry>,
 }
 
