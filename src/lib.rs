@@ -22,6 +22,8 @@
 //!
 //! For one claim, at most one attempt starts. Nothing is forwarded before its claim is durable, and no answer to a
 //! protected request is complete before it is durable, with one exception that is said in its header (`unrecorded`).
+//! How durable, the store decides: [`store::redis`] and [`store::memory`] may forget what they acknowledged, and are
+//! outside the promise.
 //!
 //! # Invariants
 //!
@@ -29,10 +31,11 @@
 //! - Turning a record unknown does not change its attempt, so a late but known answer can still complete it.
 //! - A completed record never becomes anything else; it is only removed or, past its ttl, superseded.
 //! - `now` comes back from the store with the record: no decision reads the clock of this process. Only what
-//!   [`store::recent`] remembers grows older by it, which can do no more than end a replay.
+//!   [`store::cached`] remembers grows older by it, which can do no more than end a replay.
 //! - An error whose effect is unknown is treated as if it might have happened.
-//! - What is remembered of a record ([`store::recent`]) can answer a replay, and never grants a claim. Of a
-//!   store that others write to it is remembered for a while only (`cache_max_age`).
+//! - What is remembered of a record ([`store::cached`]), in memory or in a cache that gates share, can answer a replay or
+//!   say that a key is in flight, and never grants a claim. Of a store that others write to it is remembered for a while
+//!   only (`cache_max_age`); what a cache says is believed only where it is authenticated, and for no longer.
 //! - A record that an upstream's transaction holds is neither expired nor waited for by what others depend on.
 //!
 //! # Threads
@@ -41,7 +44,9 @@
 //! given to, with its attempts and the upstream connections that they use. The main thread accepts connections, answers
 //! the admin listener, renews leases and runs the workers. SQLite has a thread that writes, one transaction for all that
 //! waits, and one that looks. The connections to PostgreSQL are the main thread's: a statement carries what all the others
-//! wait for, and wakes each of them once.
+//! wait for, and wakes each of them once. So are those to Redis, as a store and as a cache: one to each server carries all
+//! commands, in calls for all that waits, and one listens. A request waits for the cache for milliseconds only; what is
+//! written to it nobody waits for.
 
 pub mod admin;
 pub mod cli;

@@ -4,7 +4,7 @@ mod foreign;
 mod purges;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::servers::{Dump, Postgres, Redis};
 use crate::storm::Storm;
@@ -14,6 +14,9 @@ use crate::support::{Gate, Plan, Reply, Upstream, eventually};
 
 /// For how long the cache fails under load.
 const TIME: Duration = Duration::from_secs(7);
+
+/// For how long at most, on a busy machine, where the cache is late most of the time.
+const LONGEST: Duration = Duration::from_secs(60);
 
 /// How many gates share it.
 const GATES: usize = 3;
@@ -30,32 +33,35 @@ fn results(gates: &[Gate], result: &str) -> u64 {
     gates.iter().map(|gate| gate.metric("oncegate_cache_requests_total", &[&label])).sum::<f64>() as u64
 }
 
-/// Many clients who ask and ask again, of gates that share a database and a cache, which is spoiled again and again. Gives
-/// the gates as they are in the end.
+/// Many clients who ask and ask again, of gates that share a database and a cache, which is spoiled again and again until
+/// each of these came of asking it.
 #[track_caller]
-fn spoiled_under_load(redis: &Redis, max_age: &str, mut spoil: impl FnMut(&mut fastrand::Rng)) -> Option<Vec<Gate>> {
-    let database = migrated()?;
+fn spoiled_under_load(redis: &Redis, max_age: &str, sought: &[&str], mut spoil: impl FnMut(&mut fastrand::Rng)) {
+    let Some(database) = migrated() else { return };
     let storm = Storm::before(&database.url).asking_again();
     // What is in memory is not asked of the cache: little is.
     let lines = format!("cache_max_age = \"{max_age}\"\ncache_max_entries = 100");
     let plan = |plan: Plan| plan.store_url(&database.url).cache(&redis.url(), SECRET).store(&lines);
     let mut gates = storm.start(GATES, plan);
     let mut random = random();
-    storm.rage(TIME, || spoil(&mut random));
-    redis.go_on();
+    let has_all = |gates: &[Gate]| sought.iter().all(|result| results(gates, result) > 0);
+    let start = Instant::now();
+    while start.elapsed() < TIME || !has_all(&gates) && start.elapsed() < LONGEST {
+        storm.rage(TIME, || spoil(&mut random));
+    }
     let seen = storm.judge();
     let results: Vec<String> =
         ["memory", "hit", "in-flight", "miss", "stale", "invalid", "not-asked", "away", "late", "failed"]
             .map(|result| format!("{result} {}", results(&gates, result)))
             .into();
     eprintln!("{}", results.join(", "));
-    seen.expect_nobody_sent_away();
+    seen.expect_hardly_anybody_sent_away();
     seen.expect_right();
     for gate in &mut gates {
         assert!(gate.is_running());
         assert_eq!(gate.admin("GET", "/readyz", None).status, 200);
     }
-    Some(gates)
+    assert!(has_all(&gates), "{sought:?} did not all come up");
 }
 
 /// Numbers that are others each time, and can be had again.
@@ -72,50 +78,42 @@ fn sleep(random: &mut fastrand::Rng, millis: std::ops::Range<u64>) {
 #[test]
 fn a_cache_that_is_emptied_under_load() {
     let Some(redis) = cache() else { return };
-    let gates = spoiled_under_load(&redis, "10m", |random| {
+    spoiled_under_load(&redis, "10m", &["hit", "miss"], |random| {
         sleep(random, 10..300);
         redis.ask(&["FLUSHALL"]);
     });
-    let Some(gates) = gates else { return };
-    assert!(results(&gates, "hit") > 0);
 }
 
 #[test]
 fn a_cache_that_is_killed_under_load() {
     let Some(redis) = cache() else { return };
-    let gates = spoiled_under_load(&redis, "10m", |random| {
-        sleep(random, 100..900);
+    spoiled_under_load(&redis, "10m", &["miss", "away"], |random| {
+        sleep(random, 100..2_500);
         redis.kill9();
         sleep(random, 0..500);
         redis.begin();
     });
-    let Some(gates) = gates else { return };
-    assert!(results(&gates, "hit") > 0 && results(&gates, "away") + results(&gates, "failed") > 0);
 }
 
 #[test]
 fn a_cache_that_hangs_under_load() {
     let Some(redis) = cache() else { return };
-    let gates = spoiled_under_load(&redis, "10m", |random| {
+    spoiled_under_load(&redis, "10m", &["hit", "late", "away"], |random| {
         sleep(random, 100..900);
         redis.hang();
         let longest = if random.bool() { 50 } else { 1_500 };
         sleep(random, 0..longest);
         redis.go_on();
     });
-    let Some(gates) = gates else { return };
-    assert!(results(&gates, "hit") > 0 && results(&gates, "late") > 0 && results(&gates, "away") > 0);
 }
 
 #[test]
 fn a_cache_that_is_filled_with_junk_under_load() {
     let Some(redis) = cache() else { return };
-    let gates = spoiled_under_load(&redis, "10m", |random| {
+    spoiled_under_load(&redis, "10m", &["hit", "invalid"], |random| {
         sleep(random, 20..200);
         fill_with_junk(&redis, random);
     });
-    let Some(gates) = gates else { return };
-    assert!(results(&gates, "hit") > 0 && results(&gates, "invalid") > 0);
 }
 
 /// Changes every value: to other bytes, to fewer or more of them, or to what is no bytes at all.
@@ -143,15 +141,13 @@ fn fill_with_junk(redis: &Redis, random: &mut fastrand::Rng) {
 #[test]
 fn a_cache_whose_values_are_swapped_under_load() {
     let Some(redis) = cache() else { return };
-    let gates = spoiled_under_load(&redis, "10m", |random| {
+    spoiled_under_load(&redis, "10m", &["hit", "invalid"], |random| {
         sleep(random, 20..200);
         let mut names = redis.names();
         random.shuffle(&mut names);
         let moves = names.windows(2).map(|pair| vec![&b"COPY"[..], &pair[0], &pair[1], b"REPLACE"]);
         redis.session().ask_all(&moves.collect::<Vec<_>>()).expect("answers");
     });
-    let Some(gates) = gates else { return };
-    assert!(results(&gates, "hit") > 0 && results(&gates, "invalid") > 0);
 }
 
 /// What is in a dump was true once: hints that a key is in flight, and answers that are older than they may be.
@@ -159,15 +155,13 @@ fn a_cache_whose_values_are_swapped_under_load() {
 fn a_cache_that_is_restored_from_older_dumps_under_load() {
     let Some(redis) = cache() else { return };
     let mut dumps: Vec<Dump> = Vec::new();
-    let gates = spoiled_under_load(&redis, "1s", |random| {
+    spoiled_under_load(&redis, "1s", &["hit", "stale"], |random| {
         sleep(random, 10..300);
         dumps.push(redis.dump());
         sleep(random, 10..300);
         redis.restore(random.choice(&dumps).expect("one at least"));
     });
-    let Some(gates) = gates else { return };
     assert!(dumps.iter().any(|dump| dump.len() > 10));
-    assert!(results(&gates, "hit") > 0 && results(&gates, "stale") > 0);
 }
 
 /// Replicas are killed as well, and those that begin anew have nothing in memory.

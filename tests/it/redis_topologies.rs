@@ -277,7 +277,7 @@ fn serve_ends_where_redis_does_not_let_it_in() {
     }
 }
 
-/// What may be lost is said at the start, and nothing where there is nothing to say.
+/// What may be lost is said at the start, and no more.
 #[test]
 fn a_gate_says_at_the_start_what_redis_may_lose() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
@@ -296,4 +296,7 @@ fn a_gate_says_at_the_start_what_redis_may_lose() {
         let said = said(&redis);
         assert!(said.contains(told), "{told}: {said}");
     }
+    let Some(redis) = Redis::with(&[("appendonly", "yes"), ("appendfsync", "always")]) else { return };
+    let said = said(&redis);
+    assert!(said.lines().count() == 1 && said.contains("no replica"), "{said}");
 }

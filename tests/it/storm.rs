@@ -37,6 +37,8 @@ pub struct Storm {
     pub upstream: Upstream,
     pub gates: Arc<Places>,
     books: Arc<Books>,
+    /// How many rounds of keys have begun.
+    rounds: AtomicUsize,
     /// Whether clients ask again, now and then, for what they have had.
     asks_again: bool,
     /// Where the records can be looked at, by a way that nothing disturbs.
@@ -62,7 +64,8 @@ impl Storm {
         });
         let (writing, url) = (Arc::clone(&books), database.to_owned());
         let upstream = Upstream::start(move |request| writing.serve(request, &url));
-        Self { upstream, gates: Arc::default(), books, asks_again: false, database: database.to_owned() }
+        let (rounds, asks_again, database) = (AtomicUsize::new(0), false, database.to_owned());
+        Self { upstream, gates: Arc::default(), books, rounds, asks_again, database }
     }
 
     /// With clients who ask again for what others have had long ago, as often as for what is new.
@@ -82,12 +85,11 @@ impl Storm {
     /// Lets the clients try new keys, again and again, while `disturb` is done again and again: for this time at least,
     /// and on a busy machine for longer, until there is something to judge.
     pub fn rage(&self, time: Duration, mut disturb: impl FnMut()) {
-        static ROUNDS: AtomicUsize = AtomicUsize::new(0);
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !is_over.load(Ordering::SeqCst) {
-                    self.round(ROUNDS.fetch_add(1, Ordering::SeqCst), &is_over);
+                    self.round(self.rounds.fetch_add(1, Ordering::SeqCst), &is_over);
                 }
             });
             // Also where what disturbs fails.
@@ -242,12 +244,16 @@ impl Seen {
         assert!(count("replayed") * 2 >= keys, "most keys should come through");
     }
 
-    /// Holds that no gate failed, and that none sent anybody away for want of its store.
+    /// Holds that no gate failed, and that none sent anybody away for want of its store, but for the few whom a busy
+    /// machine keeps waiting for the database.
     #[track_caller]
-    pub fn expect_nobody_sent_away(&self) {
-        let is_failed = |one: &&Try| matches!(one.word(), None | Some("store-unavailable" | "overloaded"));
-        let failed: Vec<&Try> = self.history.tries.iter().filter(is_failed).collect();
-        assert!(failed.is_empty(), "{} of {}: {:?}", failed.len(), self.history.tries.len(), failed[0]);
+    pub fn expect_hardly_anybody_sent_away(&self) {
+        let tries = &self.history.tries;
+        let failed: Vec<&Try> = tries.iter().filter(|one| one.answer.is_none()).collect();
+        assert!(failed.is_empty(), "{} of {} without an answer: {:?}", failed.len(), tries.len(), failed[0]);
+        let is_away = |one: &&Try| matches!(one.word(), Some("store-unavailable" | "overloaded"));
+        let away = tries.iter().filter(is_away).count();
+        assert!(away * 100 <= tries.len(), "{away} of {} were sent away", tries.len());
     }
 
     /// What happened to the key that something is wrong with.

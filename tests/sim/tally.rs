@@ -52,7 +52,7 @@ const EXPECTED: [(&str, u32); 55] = [
     ("two gates asked for one key at once", 30),
     ("cache: memory", 100),
     ("cache: hit", 100),
-    ("cache: in-flight", 100),
+    ("cache: in-flight", 50),
     ("cache: miss", 1000),
     ("cache: stale", 30),
     ("cache: invalid", 10),

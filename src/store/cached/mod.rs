@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -117,7 +118,7 @@ struct Beside {
 struct Claimed {
     attempt: Attempt,
     at: Timestamp,
-    head: bytes::Bytes,
+    head: Bytes,
 }
 
 impl Answered {
@@ -225,12 +226,15 @@ impl Cached {
 
     /// Keeps what the store had, here and for the other gates.
     fn keep(&self, id: RecordId, record: &Record, now: Timestamp, asked: Instant, removals: u64) {
-        let known = Known { record: record.clone(), read_at: now, asked };
-        let counts = self.shelf.keep(id, known, removals);
-        if let Some(beside) = &self.shared
-            && (counts || record.state == State::InFlight)
-        {
-            beside.put(id, record, now, now);
+        self.shelf.keep(id, Known { record: record.clone(), read_at: now, asked }, removals);
+        self.put(id, record, now, now, removals);
+    }
+
+    /// Has a record kept for the other gates, as of `read_at`.
+    fn put(&self, id: RecordId, record: &Record, read_at: Timestamp, now: Timestamp, removals: u64) {
+        let Some(beside) = &self.shared else { return };
+        if let Some((value, life)) = beside.value(id, record, read_at, now) {
+            self.shelf.unless_removed(removals, || beside.way.put(id, value, life));
         }
     }
 
@@ -239,11 +243,11 @@ impl Cached {
         let Some(beside) = &self.shared else { return };
         let claimed = beside.take(id, attempt);
         match (end, claimed) {
-            (End::Complete { answer, .. }, Some(Claimed { at, head, .. })) if self.shelf.counted() == removals => {
+            (End::Complete { answer, .. }, Some(Claimed { at, head, .. })) => {
                 let answer = Some(answer.clone());
                 let record = Record { attempt, state: State::Completed, claimed_at: at, until, head, answer };
                 // The store did not tell its time: it was as late as the claim at least.
-                beside.put(id, &record, at, beside.now().unwrap_or(until));
+                self.put(id, &record, at, beside.now().unwrap_or(until), removals);
             }
             // Whoever reads a completed one will keep it; until then, nobody is to hear that it is in flight.
             _ => beside.way.drop(id),
@@ -253,7 +257,7 @@ impl Cached {
 
 impl Beside {
     /// What a value means for a request like `fresh`, if it can be believed, and the store's time.
-    fn believe(&self, id: RecordId, value: &bytes::Bytes, fresh: &Fresh) -> (Answered, Option<(Known, Timestamp)>) {
+    fn believe(&self, id: RecordId, value: &Bytes, fresh: &Fresh) -> (Answered, Option<(Known, Timestamp)>) {
         let Ok((record, read_at)) = self.seal.open(id, value) else { return (Answered::Invalid, None) };
         let stale = (Answered::Stale, None);
         let Some(now) = self.now() else { return stale };
@@ -272,20 +276,15 @@ impl Beside {
         (answered, Some((Known { record, read_at, asked }, now)))
     }
 
-    /// Has a record kept for the other gates, as of `read_at`.
-    fn put(&self, id: RecordId, record: &Record, read_at: Timestamp, now: Timestamp) {
-        if size(record) > LARGEST {
-            return;
-        }
+    /// The value of a record as of `read_at`, and for how long it is one, where it is.
+    fn value(&self, id: RecordId, record: &Record, read_at: Timestamp, now: Timestamp) -> Option<(Bytes, Duration)> {
         let believed = match record.state {
             State::Completed => self.max_age,
             State::InFlight => HINT.min(self.max_age),
-            State::Unknown => return,
+            State::Unknown => return None,
         };
         let life = record.until.since(now).min(believed.saturating_sub(now.since(read_at)));
-        if !life.is_zero() {
-            self.way.put(id, self.seal.close(id, record, read_at), life);
-        }
+        (!life.is_zero() && size(record) <= LARGEST).then(|| (self.seal.close(id, record, read_at), life))
     }
 
     /// The store's time at this moment, or a little later; nothing where it was not told for long.
@@ -368,12 +367,14 @@ impl Store for Cached {
         let claimed = self.inner.claim(id, fresh.clone()).await;
         self.note(fresh.attempt, claimed.is_ok(), claimed.as_ref().err());
         let claimed = claimed?;
-        let (Claim::Inserted(now) | Claim::Exists { now, .. }) = &claimed;
-        if let Some(beside) = &self.shared {
-            beside.told(*now, asked);
-        }
         match &claimed {
-            Claim::Exists { record, now } => self.keep(id, record, *now, asked, removals),
+            Claim::Exists { record, now } => {
+                if let Some(beside) = &self.shared {
+                    beside.told(*now, asked);
+                }
+                self.keep(id, record, *now, asked, removals);
+            }
+            // Not the time now: it may be a claim that is asked for again.
             Claim::Inserted(at) => {
                 if let Some(beside) = &self.shared {
                     beside.claimed(id, fresh, *at);
@@ -474,6 +475,9 @@ impl Store for Cached {
     }
 
     async fn close(&self) {
+        if let Some(beside) = &self.shared {
+            beside.way.forgets().await;
+        }
         self.inner.close().await;
     }
 }

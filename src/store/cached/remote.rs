@@ -3,7 +3,7 @@
 //! It is never waited for longer than [`PATIENCE`]. Where it fails to answer, it is left alone until it answers again,
 //! which a task of its own finds out. Where it hardly ever has what it is asked for, it is asked now and then only.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -116,8 +116,8 @@ struct Queue {
     questions: VecDeque<Question>,
     writes: VecDeque<Operation>,
     bytes: usize,
-    /// What is being forgotten. Until it is, what stands there is not believed.
-    forgetting: HashSet<RecordId>,
+    /// What is being forgotten, and how often. Until it is, what stands there is not believed.
+    forgetting: HashMap<RecordId, u32>,
     is_away: bool,
 }
 
@@ -149,7 +149,7 @@ impl Way {
     /// What the cache has of a record.
     pub(super) async fn get(&self, id: RecordId) -> Found {
         let is_asked_first = self.shared.hits.load(Ordering::Relaxed) >= OFTEN;
-        if !is_asked_first && self.shared.questions.fetch_add(1, Ordering::Relaxed) % NOW_AND_THEN != 0 {
+        if !is_asked_first && !self.shared.questions.fetch_add(1, Ordering::Relaxed).is_multiple_of(NOW_AND_THEN) {
             return Found::NotAsked;
         }
         let (reply, answer) = oneshot::channel();
@@ -159,7 +159,7 @@ impl Way {
             if queue.is_away || queue.questions.len() >= WAITING {
                 return Found::Away;
             }
-            if queue.forgetting.contains(&id) {
+            if queue.forgetting.contains_key(&id) {
                 return Found::Nothing;
             }
             queue.questions.push_back(Question {
@@ -204,6 +204,16 @@ impl Way {
         self.forget_by(id, Operation::Forget(id));
     }
 
+    /// Returns when all that is to be forgotten is, or when the cache takes too long for it.
+    pub(super) async fn forgets(&self) {
+        let forgets = async {
+            while !self.shared.lock().forgetting.is_empty() {
+                sleep(GATHERING).await;
+            }
+        };
+        let _ = timeout(4 * BATCH_PATIENCE, forgets).await;
+    }
+
     /// How many operations wait to be written, and their bytes.
     #[cfg(test)]
     pub(super) fn waiting(&self) -> (usize, usize) {
@@ -221,7 +231,7 @@ impl Way {
                 queue.bytes -= size(&oldest);
                 queue.forgotten(&oldest);
             }
-            queue.forgetting.insert(id);
+            *queue.forgetting.entry(id).or_default() += 1;
             queue.push(operation);
         }
         self.shared.filled.notify_one();
@@ -236,8 +246,12 @@ impl Queue {
 
     /// Nobody is about to forget it any more.
     fn forgotten(&mut self, operation: &Operation) {
-        if let Operation::Drop(id) | Operation::Forget(id) = operation {
-            self.forgetting.remove(id);
+        let (Operation::Drop(id) | Operation::Forget(id)) = operation else { return };
+        if let Some(times) = self.forgetting.get_mut(id) {
+            *times -= 1;
+            if *times == 0 {
+                self.forgetting.remove(id);
+            }
         }
     }
 
@@ -295,6 +309,7 @@ impl Shared {
 
 /// Asks and writes, for as long as this is wanted.
 async fn run(shared: Arc<Shared>) {
+    let (mut pause, mut back) = (FIRST_PAUSE, Instant::now());
     loop {
         tokio::select! {
             biased;
@@ -304,7 +319,12 @@ async fn run(shared: Arc<Shared>) {
         loop {
             let is_away = shared.lock().is_away;
             if is_away {
-                until_back(&shared).await;
+                // One that goes again and again is looked at no oftener than one that stays away.
+                if back.elapsed() > LONGEST_PAUSE {
+                    pause = FIRST_PAUSE;
+                }
+                pause = until_back(&shared, pause).await;
+                back = Instant::now();
             }
             let is_urgent = shared.lock().questions.iter().any(|question| question.reply.is_some());
             if !is_urgent {
@@ -373,9 +393,9 @@ fn is_to_forget(operation: &Operation) -> bool {
     matches!(operation, Operation::Forget(_))
 }
 
-/// Returns when the cache answers again.
-async fn until_back(shared: &Shared) {
-    let mut pause = FIRST_PAUSE;
+/// Returns when the cache answers again, and how long to wait before the next look if it goes again.
+async fn until_back(shared: &Shared, first: Duration) -> Duration {
+    let mut pause = first;
     loop {
         // Whoever asked before it was known.
         let asked = std::mem::take(&mut shared.lock().questions);
@@ -384,7 +404,7 @@ async fn until_back(shared: &Shared) {
         let probe = [Operation::Get(RecordId([0; 32]))];
         if matches!(timeout(BATCH_PATIENCE, shared.remote.carry_out(&probe)).await, Ok(Ok(_))) {
             shared.answered();
-            return;
+            return (pause * 2).min(LONGEST_PAUSE);
         }
         pause = (pause * 2).min(LONGEST_PAUSE);
     }

@@ -81,18 +81,21 @@ impl Shelf {
         Some((known.record, now))
     }
 
-    /// Keeps a record that was read when there were so many removals, and says whether what was read still counts.
-    pub(super) fn keep(&self, id: RecordId, known: Known, removals: u64) -> bool {
-        if known.record.state != State::Completed || size(&known.record) > LARGEST {
-            return false;
+    /// Keeps a record that was read when there were so many removals.
+    pub(super) fn keep(&self, id: RecordId, known: Known, removals: u64) {
+        let is_forgetful = self.max_age.is_some_and(|max_age| max_age.is_zero());
+        if known.record.state == State::Completed && size(&known.record) <= LARGEST && !is_forgetful {
+            self.unless_removed(removals, || self.kept.insert(id, known));
         }
+    }
+
+    /// Does something with what was read when there were so many removals, unless there was another since: it may be this
+    /// very record that was taken away.
+    pub(super) fn unless_removed(&self, removals: u64, keep: impl FnOnce()) {
         let counted = self.removals();
-        // Otherwise it may be this one that was taken away meanwhile.
-        let counts = *counted == removals;
-        if counts && self.max_age.is_none_or(|max_age| !max_age.is_zero()) {
-            self.kept.insert(id, known);
+        if *counted == removals {
+            keep();
         }
-        counts
     }
 
     /// Before and after what may take the record away: whoever reads it in between does not keep it.

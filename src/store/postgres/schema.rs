@@ -109,18 +109,24 @@ pub(super) async fn store(client: &Client) -> Result<Opened, OpenError> {
     let asked = Instant::now();
     let row = client.query_typed_one("SELECT id, secret, at FROM oncegate.store_v1()", &[]).await;
     let row = row.map_err(|error| OpenError::of(&error))?;
-    let (id, secret) = (row.get::<_, &[u8]>(0).try_into(), row.get::<_, &[u8]>(1).try_into());
-    match (id, secret, u64::try_from(row.get::<_, i64>(2))) {
-        (Ok(id), Ok(secret), Ok(time)) => Ok(Opened { id, secret, time: Timestamp(time), asked }),
-        _ => Err(OpenError::Failed("the id of the store or its time makes no sense".to_owned())),
+    let bytes = |column| row.get::<_, Option<&[u8]>>(column).unwrap_or_default();
+    let time = row.get::<_, Option<i64>>(2).and_then(|time| u64::try_from(time).ok());
+    match (bytes(0).try_into(), bytes(1).try_into(), time) {
+        (Ok(id), Ok(secret), Some(time)) => Ok(Opened { id, secret, time: Timestamp(time), asked }),
+        _ => Err(OpenError::Failed(
+            "the table oncegate.store has no row: restore it with its data, as the other tables of the schema"
+                .to_owned(),
+        )),
     }
 }
 
 /// Whether this user's transactions are as the gate's must be, and may do with the tables what it does: what is rare
 /// would fail late.
 async fn fitting(client: &Client) -> Result<(), OpenError> {
-    let question = "SELECT current_setting('transaction_isolation'), string_agg(t || ': ' || p, ', ') FROM unnest(ARRAY['record', 'origin', 'identity']) t,
-        unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p WHERE NOT has_table_privilege('oncegate.' || t, p)";
+    let question = "SELECT current_setting('transaction_isolation'), string_agg(t || ': ' || p, ', ')
+        FROM (SELECT t, p FROM unnest(ARRAY['record', 'origin', 'identity']) t,
+              unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p UNION ALL SELECT 'store', 'SELECT') needed
+        WHERE NOT has_table_privilege('oncegate.' || t, p)";
     let row = client.query_typed_one(question, &[]).await.map_err(|error| OpenError::of(&error))?;
     let isolation: String = row.get(0);
     // PostgreSQL takes the second for the first.

@@ -1,5 +1,9 @@
 //! What Redis's errors mean.
 
+use std::error::Error as StdError;
+use std::io;
+use std::sync::Arc;
+
 use redis::{ErrorKind as RedisKind, RedisError, ServerErrorKind};
 
 use crate::store::{Error, ErrorKind};
@@ -13,6 +17,9 @@ pub enum OpenError {
     /// It does not let this user in, or denies what is needed.
     #[error("Redis refuses: {0}; see the user and the password in [store] url or password_file")]
     Refused(String),
+    /// One of both sides does not trust the other's certificate, or they agree on no encryption.
+    #[error("no connection that is as safe as asked for: {0}; see cacert, cert and key in [store] url")]
+    Tls(String),
     /// It is older than what is needed.
     #[error("Redis {0} is too old: it is to be 6.2 or later")]
     Old(String),
@@ -30,10 +37,18 @@ impl OpenError {
         match error.kind() {
             RedisKind::AuthenticationFailed | RedisKind::Server(ServerErrorKind::NoPerm) => Self::Refused(told),
             _ if [Some("NOAUTH"), Some("WRONGPASS")].contains(&code(error)) => Self::Refused(told),
+            _ if is_distrust(error) => Self::Tls(told),
             _ if kind(error) == ErrorKind::Other => Self::Failed(told),
             _ => Self::Unreachable(told),
         }
     }
+}
+
+/// Whether it is about certificates and encryption. That may come behind the handshake: the server sees ours last.
+fn is_distrust(error: &RedisError) -> bool {
+    let source = error.source().and_then(|source| source.downcast_ref::<Arc<dyn StdError + Send + Sync>>());
+    let failure = source.and_then(|source| source.downcast_ref::<io::Error>()).and_then(io::Error::get_ref);
+    failure.is_some_and(|failure| failure.is::<rustls::Error>())
 }
 
 /// What sort of failure an error is.

@@ -105,13 +105,70 @@ async fn a_cache_that_has_what_is_asked_for_is_asked_first_again() {
 #[tokio::test(start_paused = true)]
 async fn what_waits_is_bounded() {
     let two = two();
-    two.shelves.is_hung.store(true, Ordering::SeqCst);
-    let answer = Bytes::from(vec![0; 100 << 10]);
-    for number in 0..2000 {
-        two.one.claim(id(number), fresh(1)).await.unwrap();
-        let end = End::Complete { answer: answer.clone(), expiry: crate::store::Expiry::FromClaim(TTL) };
-        two.one.settle(id(number), Attempt([1; 16]), end).await.unwrap();
-        let waiting = two.one.shared.as_ref().unwrap().way.waiting();
-        assert!(waiting.1 <= 17 << 20, "{waiting:?}");
+    let way = &two.one.shared.as_ref().unwrap().way;
+    let value = Bytes::from(vec![0; 100 << 10]);
+    // Nothing else runs meanwhile.
+    (0..2000).for_each(|number| way.put(id(number), value.clone(), TTL));
+    let (operations, bytes) = way.waiting();
+    assert!((16 << 20..17 << 20).contains(&bytes), "{operations} operations of {bytes} bytes");
+    (0..20_000).for_each(|number| way.put(id(number), Bytes::new(), TTL));
+    (0..20_000).for_each(|number| way.forget(id(number)));
+    assert_eq!(way.waiting(), (8192, 0));
+    two.until_written().await;
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(way.waiting(), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cache_that_is_slow_is_not_waited_for_again_and_again() {
+    let two = two().completed().await;
+    two.shelves.takes.store(10, Ordering::SeqCst);
+    let took = claims(&two, 0..1000).await;
+    assert!(took.iter().all(|took| *took < Duration::from_millis(5)), "{took:?}");
+    assert!(took[300..].iter().all(Duration::is_zero), "{took:?}");
+    two.shelves.takes.store(0, Ordering::SeqCst);
+    two.until_written().await;
+    assert!(matches!(two.one.claim(ID, fresh(2)).await, Ok(Claim::Exists { .. })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_goes_and_comes_is_told_of_seldom() {
+    let two = two().completed().await;
+    let mut batches = Vec::new();
+    for _ in 0..100 {
+        two.shelves.fails.store(true, Ordering::SeqCst);
+        drop(two.one.shared.as_ref().unwrap().way.get(ID).await);
+        two.shelves.fails.store(false, Ordering::SeqCst);
+        let began = Instant::now();
+        while two.one.shared.as_ref().unwrap().way.get(ID).await == remote::Found::Away {
+            sleep(Duration::from_millis(1)).await;
+        }
+        batches.push(began.elapsed());
+    }
+    assert!(batches[0] < Duration::from_millis(100) && batches[99] > Duration::from_millis(900), "{batches:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_removed_before_the_end_is_forgotten_by_then() {
+    let two = two().completed().await;
+    assert!(two.one.remove(ID).await.unwrap());
+    two.one.close().await;
+    assert!(two.shelves.values.lock().unwrap().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_removed_twice_is_not_believed_between() {
+    let two = two().completed().await;
+    let way = &two.one.shared.as_ref().unwrap().way;
+    way.forget(ID);
+    // More than one batch carries.
+    (0..600).for_each(|number| way.put(id(number), Bytes::new(), TTL));
+    way.put(ID, Bytes::from_static(b"value"), TTL);
+    way.forget(ID);
+    let seen = Arc::clone(&two.shelves);
+    seen.takes.store(1, Ordering::SeqCst);
+    while way.waiting().0 > 0 {
+        assert_eq!(way.get(ID).await, remote::Found::Nothing);
+        sleep(Duration::from_micros(500)).await;
     }
 }

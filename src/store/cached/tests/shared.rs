@@ -16,6 +16,8 @@ pub(super) struct Shelves {
     pub(super) is_hung: AtomicBool,
     /// It says that it fails.
     pub(super) fails: AtomicBool,
+    /// How many milliseconds it takes for each batch.
+    pub(super) takes: AtomicU64,
     pub(super) batches: AtomicU64,
     pub(super) questions: AtomicU64,
     told: Mutex<Vec<broadcast::Sender<RecordId>>>,
@@ -27,6 +29,10 @@ impl Remote for Shelves {
         self.batches.fetch_add(1, Ordering::SeqCst);
         if self.is_hung.load(Ordering::SeqCst) {
             std::future::pending::<()>().await;
+        }
+        let takes = self.takes.load(Ordering::SeqCst);
+        if takes > 0 {
+            sleep(Duration::from_millis(takes)).await;
         }
         if self.fails.load(Ordering::SeqCst) {
             return Err(Failure("as it was told".to_owned()));
@@ -204,6 +210,21 @@ async fn what_is_too_old_is_not_believed() {
     assert!(two.other.recall(ID).is_none());
     let (Claim::Exists { record, now }, 1) = two.asked(ID, fresh(2)).await else { panic!("nobody swept it") };
     assert!(record.until <= now);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_is_asked_for_again_does_not_turn_back_the_time() {
+    let two = two().completed().await;
+    let value = two.shelves.values.lock().unwrap()[&ID].clone();
+    let another = RecordId([8; 32]);
+    let patient = Fresh { lease: 2 * TTL, ..fresh(3) };
+    two.other.claim(another, patient.clone()).await.unwrap();
+    advance(TTL).await;
+    assert!(matches!(two.other.claim(another, patient).await, Ok(Claim::Inserted(_))), "as it was");
+    two.change(|values| drop(values.insert(ID, value)));
+    let (Claim::Exists { record, now }, 1) = two.asked(ID, fresh(2)).await else { panic!("it was believed") };
+    assert!(record.until <= now);
+    assert_eq!(two.last(), Answered::Stale);
 }
 
 #[tokio::test(start_paused = true)]

@@ -311,6 +311,7 @@ pub(super) fn at(address: &Address, error: &RedisError) -> OpenError {
     match OpenError::of(error) {
         OpenError::Unreachable(_) => OpenError::Unreachable(format!("{shown}: {}", told(error))),
         OpenError::Refused(_) => OpenError::Refused(format!("{shown}: {}", told(error))),
+        OpenError::Tls(_) => OpenError::Tls(format!("{shown}: {}", told(error))),
         _ if error.to_string().to_ascii_lowercase().contains("unknown command") => {
             OpenError::Old(format!("at {shown}"))
         }
