@@ -20,7 +20,7 @@ HOST = "bench.test"
 SEEDED = 1000
 
 # So many times longer than they are asked for, answers are stored that will be asked for once.
-WARMING = 5
+WARMING = 8
 REQUEST_BODY = '{"amount":1000,"currency":"eur","customer":"cus_8f2b1c","description":"order 4711"}'
 
 

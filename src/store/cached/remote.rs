@@ -28,8 +28,9 @@ const BATCH_PATIENCE: Duration = Duration::from_millis(25);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// How long what is to be written waits for more, where nobody waits for an answer.
-const GATHERING: Duration = Duration::from_millis(1);
+/// How long what is to be written waits for more, where nothing is urgent: a round trip costs as much as many writes. A
+/// retry that meets another gate before that asks the store.
+const GATHERING: Duration = Duration::from_millis(10);
 
 /// How much may wait. What comes then is not asked, or not written.
 const WAITING: usize = 8192;
@@ -102,10 +103,10 @@ pub(super) struct Way {
 struct Shared {
     remote: Arc<dyn Remote>,
     queue: Mutex<Queue>,
-    /// Something is to be written.
+    /// Something is to be done.
     filled: Notify,
-    /// Somebody waits for an answer.
-    asked: Notify,
+    /// Something is to be done at once.
+    urged: Notify,
     /// The share of hits, of [`ALWAYS`].
     hits: AtomicU32,
     questions: AtomicU32,
@@ -119,6 +120,8 @@ struct Queue {
     /// What is being forgotten, and how often. Until it is, what stands there is not believed.
     forgetting: HashMap<RecordId, u32>,
     is_away: bool,
+    /// Somebody waits for an answer, or for something to be forgotten.
+    is_urgent: bool,
 }
 
 struct Question {
@@ -136,7 +139,7 @@ impl Way {
             remote,
             queue: Mutex::default(),
             filled: Notify::new(),
-            asked: Notify::new(),
+            urged: Notify::new(),
             // A process that has just started has everything still to ask for.
             hits: AtomicU32::new(ALWAYS),
             questions: AtomicU32::new(0),
@@ -162,6 +165,7 @@ impl Way {
             if queue.forgetting.contains_key(&id) {
                 return Found::Nothing;
             }
+            queue.is_urgent |= is_asked_first;
             queue.questions.push_back(Question {
                 id,
                 reply,
@@ -173,7 +177,7 @@ impl Way {
             self.shared.filled.notify_one();
             return Found::NotAsked;
         }
-        self.shared.asked.notify_one();
+        self.shared.urged.notify_one();
         match timeout(PATIENCE, answer).await {
             Ok(Ok(Some(Some(value)))) => Found::Value(value),
             Ok(Ok(Some(None))) => Found::Nothing,
@@ -197,11 +201,13 @@ impl Way {
     /// Has a value forgotten: here only, by a hint that is no longer true.
     pub(super) fn drop(&self, id: RecordId) {
         self.forget_by(id, Operation::Drop(id));
+        self.shared.filled.notify_one();
     }
 
     /// Has a value forgotten, by all gates, also where the cache is away: then as soon as it is back.
     pub(super) fn forget(&self, id: RecordId) {
         self.forget_by(id, Operation::Forget(id));
+        self.shared.urged.notify_one();
     }
 
     /// Returns when all that is to be forgotten is, or when the cache takes too long for it.
@@ -222,19 +228,17 @@ impl Way {
     }
 
     fn forget_by(&self, id: RecordId, operation: Operation) {
+        let mut queue = self.shared.lock();
+        // The oldest go first: by then they are hardly believed any more.
+        if queue.writes.len() >= WAITING
+            && let Some(oldest) = queue.writes.pop_front()
         {
-            let mut queue = self.shared.lock();
-            // The oldest go first: by then they are hardly believed any more.
-            if queue.writes.len() >= WAITING
-                && let Some(oldest) = queue.writes.pop_front()
-            {
-                queue.bytes -= size(&oldest);
-                queue.forgotten(&oldest);
-            }
-            *queue.forgetting.entry(id).or_default() += 1;
-            queue.push(operation);
+            queue.bytes -= size(&oldest);
+            queue.forgotten(&oldest);
         }
-        self.shared.filled.notify_one();
+        *queue.forgetting.entry(id).or_default() += 1;
+        queue.is_urgent |= is_to_forget(&operation);
+        queue.push(operation);
     }
 }
 
@@ -265,6 +269,7 @@ impl Queue {
             writes.push(write);
         }
         self.bytes -= bytes;
+        self.is_urgent &= !(self.questions.is_empty() && self.writes.is_empty());
         (questions, writes)
     }
 }
@@ -313,7 +318,7 @@ async fn run(shared: Arc<Shared>) {
     loop {
         tokio::select! {
             biased;
-            () = shared.asked.notified() => {}
+            () = shared.urged.notified() => {}
             () = shared.filled.notified() => {}
         }
         loop {
@@ -326,10 +331,10 @@ async fn run(shared: Arc<Shared>) {
                 pause = until_back(&shared, pause).await;
                 back = Instant::now();
             }
-            let is_urgent = shared.lock().questions.iter().any(|question| question.reply.is_some());
+            let is_urgent = shared.lock().is_urgent;
             if !is_urgent {
                 // More may come with it.
-                let _ = timeout(GATHERING, shared.asked.notified()).await;
+                let _ = timeout(GATHERING, shared.urged.notified()).await;
             }
             let (questions, writes) = shared.lock().take();
             if questions.is_empty() && writes.is_empty() {
@@ -343,6 +348,7 @@ async fn run(shared: Arc<Shared>) {
 async fn carry_out(shared: &Shared, questions: Vec<Question>, writes: Vec<Operation>) {
     let mut batch: Vec<Operation> = questions.iter().map(|question| Operation::Get(question.id)).collect();
     batch.extend(writes);
+    let began = Instant::now();
     let carried = timeout(BATCH_PATIENCE, shared.remote.carry_out(&batch)).await;
     let carried = carried.unwrap_or_else(|_| Err(Failure("it does not answer in time".to_owned())));
     let found: Vec<Option<Option<Bytes>>> = match carried {
@@ -362,8 +368,9 @@ async fn carry_out(shared: &Shared, questions: Vec<Question>, writes: Vec<Operat
     let mut answered = Vec::new();
     for Question { reply, runtime, asked, .. } in questions {
         let found = found.next().flatten();
-        // An answer that comes too late is none.
-        shared.count(matches!(found, Some(Some(_))) && asked.elapsed() < PATIENCE);
+        // An answer that comes too late is none; and would be, where nobody waits.
+        let since = if reply.is_some() { asked } else { began };
+        shared.count(matches!(found, Some(Some(_))) && since.elapsed() < PATIENCE);
         answered.extend(reply.map(|reply| (reply, runtime, found)));
     }
     finish_where_they_wait(

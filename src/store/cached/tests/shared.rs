@@ -114,7 +114,7 @@ impl Two {
 
     /// What is to be written has been.
     pub(super) async fn until_written(&self) {
-        sleep(Duration::from_millis(3)).await;
+        sleep(Duration::from_millis(12)).await;
     }
 
     /// What the other gate is told, and how often it asked the store for it.
