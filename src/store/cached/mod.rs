@@ -5,9 +5,9 @@
 //! record: the store and the cache tell of that as soon as they can, and what was read is believed for a while only.
 //!
 //! Nothing that is found here gives the right to execute: whoever finds nothing asks the store. What stands in the shared
-//! cache is authenticated (see [`seal`]), and dated by the store's clock: what is stale, changed or foreign is nothing.
-//! Beside completed records it holds hints that a key is in flight. A hint is believed for a moment only, and only by a
-//! request like the one that made it: by a different one the store is asked, for the attempt may just have ended. Whoever
+//! cache is authenticated with a secret that only its gates have, and dated by the store's clock: what is stale, changed or
+//! foreign is nothing. Beside completed records it holds hints that a key is in flight. A hint is believed for a moment
+//! only, and only by a request like the one that made it: by a different one the store is asked, for the attempt may just have ended. Whoever
 //! asks again for a claim that may have happened is never answered here: it may be its own that stands.
 
 mod remote;
@@ -118,6 +118,7 @@ struct Beside {
 struct Claimed {
     attempt: Attempt,
     at: Timestamp,
+    asked: Instant,
     head: Bytes,
 }
 
@@ -169,9 +170,6 @@ impl Cached {
         let told_by_store = inner.removals().filter(|_| settings.max_age.is_some());
         let told_by_cache = shared.as_ref().map(|shared| shared.remote.removals());
         let mut hearing = JoinSet::new();
-        for removals in told_by_store.into_iter().chain(told_by_cache) {
-            hearing.spawn(hear(removals, Arc::clone(&shelf)));
-        }
         let beside = |shared: Shared| Beside {
             way: Way::to(shared.remote),
             seal: Seal::new(&shared.secrets),
@@ -180,7 +178,11 @@ impl Cached {
             running: Mutex::default(),
             uncertain: Mutex::default(),
         };
-        Self { inner, shelf, shared: shared.map(beside).map(Arc::new), tell: Box::new(tell), _hearing: hearing }
+        let shared = shared.map(beside).map(Arc::new);
+        for removals in told_by_store.into_iter().chain(told_by_cache) {
+            hearing.spawn(hear(removals, Arc::clone(&shelf), shared.clone()));
+        }
+        Self { inner, shelf, shared, tell: Box::new(tell), _hearing: hearing }
     }
 
     /// What the shared cache knows of a record that a request like `fresh` asks for.
@@ -230,27 +232,29 @@ impl Cached {
         self.put(id, record, now, now, removals);
     }
 
-    /// Has a record kept for the other gates, as of `read_at`.
-    fn put(&self, id: RecordId, record: &Record, read_at: Timestamp, now: Timestamp, removals: u64) {
-        let Some(beside) = &self.shared else { return };
-        if let Some((value, life)) = beside.value(id, record, read_at, now) {
-            self.shelf.unless_removed(removals, || beside.way.put(id, value, life));
-        }
+    /// Has a record kept for the other gates, as of `read_at`, and says whether it may be.
+    fn put(&self, id: RecordId, record: &Record, read_at: Timestamp, now: Timestamp, removals: u64) -> bool {
+        let Some(beside) = &self.shared else { return false };
+        let Some((value, life)) = beside.value(id, record, read_at, now) else { return false };
+        self.shelf.unless_removed(removals, || beside.way.put(id, value, life))
     }
 
     /// An attempt of this process has ended, and the store has its end.
     fn ended(&self, id: RecordId, attempt: Attempt, end: &End, until: Timestamp, removals: u64) {
         let Some(beside) = &self.shared else { return };
         let claimed = beside.take(id, attempt);
-        match (end, claimed) {
-            (End::Complete { answer, .. }, Some(Claimed { at, head, .. })) => {
+        let is_put = match (end, claimed) {
+            (End::Complete { answer, .. }, Some(Claimed { at, asked, head, .. })) => {
                 let answer = Some(answer.clone());
                 let record = Record { attempt, state: State::Completed, claimed_at: at, until, head, answer };
                 // The store did not tell its time: it was as late as the claim at least.
-                self.put(id, &record, at, beside.now().unwrap_or(until), removals);
+                self.put(id, &record, at, at.plus(asked.elapsed()), removals)
             }
+            _ => false,
+        };
+        if !is_put {
             // Whoever reads a completed one will keep it; until then, nobody is to hear that it is in flight.
-            _ => beside.way.drop(id),
+            beside.way.drop(id);
         }
     }
 }
@@ -302,10 +306,10 @@ impl Beside {
         }
     }
 
-    fn claimed(&self, id: RecordId, fresh: Fresh, at: Timestamp) {
+    fn claimed(&self, id: RecordId, fresh: Fresh, at: Timestamp, asked: Instant) {
         let mut running = self.running();
         if running.len() < RUNNING {
-            running.insert(id, Claimed { attempt: fresh.attempt, at, head: fresh.head });
+            running.insert(id, Claimed { attempt: fresh.attempt, at, asked, head: fresh.head });
         }
     }
 
@@ -331,10 +335,16 @@ impl Beside {
     }
 }
 
-async fn hear(mut removals: broadcast::Receiver<RecordId>, shelf: Arc<Shelf>) {
+async fn hear(mut removals: broadcast::Receiver<RecordId>, shelf: Arc<Shelf>, shared: Option<Arc<Beside>>) {
     loop {
         match removals.recv().await {
-            Ok(id) => shelf.forget(id),
+            Ok(id) => {
+                shelf.forget(id);
+                // This process may be about to put it there.
+                if let Some(beside) = &shared {
+                    beside.way.drop(id);
+                }
+            }
             // Which ones they were nobody knows.
             Err(RecvError::Lagged(_)) => shelf.forget_all(),
             Err(RecvError::Closed) => return,
@@ -358,9 +368,8 @@ impl Store for Cached {
 
     async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
         let removals = self.shelf.counted();
-        if !self.is_uncertain(fresh.attempt)
-            && let Some(found) = self.ask(id, &fresh, removals).await
-        {
+        let is_first = !self.is_uncertain(fresh.attempt);
+        if is_first && let Some(found) = self.ask(id, &fresh, removals).await {
             return Ok(found);
         }
         let asked = Instant::now();
@@ -374,10 +383,13 @@ impl Store for Cached {
                 }
                 self.keep(id, record, *now, asked, removals);
             }
-            // Not the time now: it may be a claim that is asked for again.
             Claim::Inserted(at) => {
                 if let Some(beside) = &self.shared {
-                    beside.claimed(id, fresh, *at);
+                    // One that is asked for again was made before.
+                    if is_first {
+                        beside.told(*at, asked);
+                    }
+                    beside.claimed(id, fresh, *at, asked);
                 }
             }
         }

@@ -38,7 +38,10 @@ const WAITING_BYTES: usize = 16 << 20;
 
 /// How many operations one batch carries, and how many bytes, give or take one.
 const BATCH: usize = 512;
-const BATCH_BYTES: usize = 1 << 20;
+const BATCH_BYTES: usize = 256 << 10;
+
+/// How many bytes of writes go with questions.
+const BATCH_BYTES_ASKED: usize = 64 << 10;
 
 /// How often it must have what it is asked for, of [`ALWAYS`], to be asked first each time.
 const OFTEN: u32 = ALWAYS / 8;
@@ -262,8 +265,9 @@ impl Queue {
     /// All that waits, as far as one batch carries it: questions first, whose askers wait.
     fn take(&mut self) -> (Vec<Question>, Vec<Operation>) {
         let questions: Vec<_> = self.questions.drain(..self.questions.len().min(BATCH)).collect();
+        let most = if questions.is_empty() { BATCH_BYTES } else { BATCH_BYTES_ASKED };
         let (mut writes, mut bytes) = (Vec::new(), 0);
-        while questions.len() + writes.len() < BATCH && bytes < BATCH_BYTES {
+        while questions.len() + writes.len() < BATCH && bytes < most {
             let Some(write) = self.writes.pop_front() else { break };
             bytes += size(&write);
             writes.push(write);

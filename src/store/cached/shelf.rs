@@ -90,12 +90,14 @@ impl Shelf {
     }
 
     /// Does something with what was read when there were so many removals, unless there was another since: it may be this
-    /// very record that was taken away.
-    pub(super) fn unless_removed(&self, removals: u64, keep: impl FnOnce()) {
+    /// very record that was taken away. Says whether it was done.
+    pub(super) fn unless_removed(&self, removals: u64, keep: impl FnOnce()) -> bool {
         let counted = self.removals();
-        if *counted == removals {
+        let is_none = *counted == removals;
+        if is_none {
             keep();
         }
+        is_none
     }
 
     /// Before and after what may take the record away: whoever reads it in between does not keep it.

@@ -117,7 +117,7 @@ impl Link {
     }
 
     /// Listens to a channel, in a cluster at any node: each is told all. Whoever listens begins again after
-    /// [`Link::lost`].
+    /// [`Link::losses`] has changed.
     ///
     /// # Errors
     /// Where no server lets it listen.

@@ -203,8 +203,10 @@ impl Store for Redis {
         let is_partitioned = self.caller.is_partitioned;
         let belong = |one: &Held, other: &Held| !is_partitioned || Partition::of(one.id) == Partition::of(other.id);
         let parts = held.chunk_by(belong).flat_map(|part| part.chunks(RENEWALS));
+        // Before others are due again.
+        let patience = held.iter().map(|held| held.lease / 3).fold(RENEWED, Duration::min).max(RENEWED / 10);
         let renewing = parts.map(async |part| {
-            let asked = timeout(RENEWED, self.lanes.ask(Operation::Renew(part.to_vec()))).await;
+            let asked = timeout(patience, self.lanes.ask(Operation::Renew(part.to_vec()))).await;
             match asked.unwrap_or_else(|_| Err(late()))? {
                 Said::Renewed(renewed) => Ok(renewed),
                 _ => Err(confused(record::Unreadable)),
@@ -220,7 +222,11 @@ impl Store for Redis {
         }
         match failure {
             Some(error) if !is_any => Err(error),
-            _ => Ok(renewed),
+            Some(error) => {
+                tracing::warn!(%error, "some leases were not renewed; trying again");
+                Ok(renewed)
+            }
+            None => Ok(renewed),
         }
     }
 

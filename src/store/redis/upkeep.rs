@@ -1,5 +1,7 @@
 //! What is done to all partitions now and then.
 
+use std::collections::VecDeque;
+
 use redis::{Cmd, Value};
 
 use super::caller::Caller;
@@ -31,19 +33,24 @@ pub(super) async fn of(caller: &Caller, what: Due, limit: usize) -> Result<usize
         Due::Leases => &caller.scripts.expire_leases,
         Due::Expired => &caller.scripts.sweep,
     };
-    let (mut calls, mut left) = (Vec::new(), limit);
-    for (partition, due) in partitions.iter().zip(due) {
-        let share = due.unwrap_or_default().min(left);
-        if share > 0 {
-            let mut call = script.call(1);
-            call.arg(&partition.times()[..]).arg(&partition.records()[..]).arg(share);
+    let due = partitions.into_iter().zip(due).map(|(partition, due)| (partition, due.unwrap_or_default()));
+    let mut due: VecDeque<(Partition, usize)> = due.filter(|(_, due)| *due > 0).collect();
+    let mut left = limit;
+    // What those leave that fail, others may have.
+    while left > 0 && !due.is_empty() {
+        let (mut calls, mut free) = (Vec::new(), left);
+        while free > 0
+            && let Some((partition, due)) = due.pop_front()
+        {
+            let share = due.min(free);
+            let mut call = script.call(2);
+            // The second never stands: so nothing is done while the slot moves, when records may be elsewhere.
+            call.arg(&partition.times()[..]).arg(&partition.nobody()[..]).arg(&partition.records()[..]).arg(share);
             calls.push(call);
-            left -= share;
+            free -= share;
         }
-    }
-    if !calls.is_empty() {
         let (done, failed) = send(caller, calls, error::of_write, number).await?;
-        left = limit - done.into_iter().flatten().map(to_usize).sum::<usize>();
+        left -= done.into_iter().flatten().map(to_usize).sum::<usize>().min(left);
         failure = failure.or(failed);
     }
     failure.map_or(Ok(limit - left), Err)

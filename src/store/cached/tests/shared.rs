@@ -218,7 +218,8 @@ async fn a_claim_that_is_asked_for_again_does_not_turn_back_the_time() {
     let value = two.shelves.values.lock().unwrap()[&ID].clone();
     let another = RecordId([8; 32]);
     let patient = Fresh { lease: 2 * TTL, ..fresh(3) };
-    two.other.claim(another, patient.clone()).await.unwrap();
+    two.inner.script_for(Call::Claim, [Fault::LoseAnswer]);
+    two.other.claim(another, patient.clone()).await.unwrap_err();
     advance(TTL).await;
     assert!(matches!(two.other.claim(another, patient).await, Ok(Claim::Inserted(_))), "as it was");
     two.change(|values| drop(values.insert(ID, value)));
@@ -253,6 +254,32 @@ async fn what_is_removed_is_forgotten_by_all() {
     advance(TTL / 2).await;
     let (Claim::Exists { record, .. }, _) = two.asked(ID, fresh(2)).await else { panic!("it is claimed") };
     assert_eq!(record.attempt, Attempt([3; 16]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_about_to_be_kept_as_another_gate_removes_it_is_not() {
+    let two = two().completed().await;
+    two.change(HashMap::clear);
+    assert!(matches!(two.asked(ID, fresh(2)).await, (Claim::Exists { .. }, 1)));
+    // It is to be written soon.
+    assert!(two.one.remove(ID).await.unwrap());
+    two.until_written().await;
+    two.until_written().await;
+    assert!(two.shelves.values.lock().unwrap().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn answers_are_kept_however_long_only_new_keys_come() {
+    let two = two();
+    advance(2 * CLOCK).await;
+    two.one.claim(ID, fresh(1)).await.unwrap();
+    two.one.settle(ID, Attempt([1; 16]), complete("answer")).await.unwrap();
+    two.until_written().await;
+    assert!(two.shelves.values.lock().unwrap().contains_key(&ID));
+    let (_, first) = two.asked(ID, fresh(2)).await;
+    assert_eq!((two.last(), first), (Answered::Stale, 1), "it does not know the time");
+    two.other.shelf.forget_all();
+    assert!(matches!(two.asked(ID, fresh(2)).await, (Claim::Exists { .. }, 0)));
 }
 
 #[tokio::test(start_paused = true)]

@@ -132,7 +132,9 @@ impl Reach {
         let mut failure = failure.unwrap_or_else(|| {
             OpenError::Unreachable(format!("no Sentinel knows a primary by the name of {name} at this moment"))
         });
-        for (address, _) in named {
+        let most = named.first().map_or(0, |(_, times)| *times);
+        // One that fewer name may be one that was deposed.
+        for (address, _) in named.into_iter().take_while(|(_, times)| *times == most) {
             match self.primary(&address).await {
                 Ok(node) => return Ok(Way { nodes: vec![node], slots: None }),
                 Err(error) => failure = error,

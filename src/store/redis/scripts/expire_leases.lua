@@ -1,4 +1,4 @@
--- KEYS: t. ARGV: what comes before an id in the key of its record, how many at most. Gives how many.
+-- KEYS: t, one that never stands. ARGV: what comes before an id in the key of its record, how many at most. Gives how many.
 local past = redis.call('ZRANGE', KEYS[1], '-inf', score_of(0, now), 'BYSCORE', 'LIMIT', 0, tonumber(ARGV[2]))
 for _, id in ipairs(past) do
     local record = ARGV[1] .. id

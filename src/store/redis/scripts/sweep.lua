@@ -1,4 +1,4 @@
--- KEYS: t. ARGV: what comes before an id in the key of its record, how many at most. Gives how many.
+-- KEYS: t, one that never stands. ARGV: what comes before an id in the key of its record, how many at most. Gives how many.
 local limit = tonumber(ARGV[2])
 local swept = 0
 for state = 1, 2 do
