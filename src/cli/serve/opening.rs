@@ -115,29 +115,10 @@ async fn open_postgres(
     signals: &mut Signals,
 ) -> anyhow::Result<Option<Opened>> {
     let servers = settings.servers();
-    let mut poll = interval(REACH_POLL);
-    poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut said: Option<Instant> = None;
-    let store = loop {
-        let opening = async {
-            poll.tick().await;
-            Postgres::open(&settings.settings).await
-        };
-        let opened = tokio::select! {
-            opened = opening => opened,
-            () = signals.stop() => return Ok(None),
-        };
-        match opened {
-            Ok(store) => break store,
-            Err(error @ OpenError::Unreachable(_)) => {
-                readiness.set(Phase::WaitingForStore);
-                if said.is_none_or(|at| at.elapsed() >= REMINDER) {
-                    said = Some(Instant::now());
-                    tracing::warn!(%servers, %error, "waiting for the database; trying again every second");
-                }
-            }
-            Err(error) => return Err(error).with_context(|| format!("[store] url: {servers}")),
-        }
+    let open = async || Postgres::open(&settings.settings).await;
+    let is_away = |error: &OpenError| matches!(error, OpenError::Unreachable(_));
+    let Some(store) = reach("the database", &servers, open, is_away, readiness, signals).await? else {
+        return Ok(None);
     };
     let found = store.description();
     tracing::info!(
@@ -168,30 +149,9 @@ async fn open_redis(
 ) -> anyhow::Result<Option<Opened>> {
     let servers = settings.servers();
     let settings = redis::Settings { servers: settings.servers.clone() };
-    let mut poll = interval(REACH_POLL);
-    poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut said: Option<Instant> = None;
-    let store = loop {
-        let opening = async {
-            poll.tick().await;
-            redis::Redis::open(&settings).await
-        };
-        let opened = tokio::select! {
-            opened = opening => opened,
-            () = signals.stop() => return Ok(None),
-        };
-        match opened {
-            Ok(store) => break store,
-            Err(error @ redis::OpenError::Unreachable(_)) => {
-                readiness.set(Phase::WaitingForStore);
-                if said.is_none_or(|at| at.elapsed() >= REMINDER) {
-                    said = Some(Instant::now());
-                    tracing::warn!(%servers, %error, "waiting for Redis; trying again every second");
-                }
-            }
-            Err(error) => return Err(error).with_context(|| format!("[store] url: {servers}")),
-        }
-    };
+    let open = async || redis::Redis::open(&settings).await;
+    let is_away = |error: &redis::OpenError| matches!(error, redis::OpenError::Unreachable(_));
+    let Some(store) = reach("Redis", &servers, open, is_away, readiness, signals).await? else { return Ok(None) };
     let found = store.description();
     tracing::info!(
         %servers,
@@ -205,4 +165,39 @@ async fn open_redis(
         tracing::warn!(%servers, "{risk}");
     }
     Ok(Some(Opened { store: Arc::new(store), is_shared: true, bound_to: None }))
+}
+
+/// Opens a store on other machines as soon as it can be reached; nothing if the process was told to stop while it waited.
+async fn reach<S, E: std::error::Error + Send + Sync + 'static>(
+    what: &str,
+    servers: &str,
+    open: impl AsyncFn() -> Result<S, E>,
+    is_away: impl Fn(&E) -> bool,
+    readiness: &Readiness,
+    signals: &mut Signals,
+) -> anyhow::Result<Option<S>> {
+    let mut poll = interval(REACH_POLL);
+    poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut said: Option<Instant> = None;
+    loop {
+        let opening = async {
+            poll.tick().await;
+            open().await
+        };
+        let opened = tokio::select! {
+            opened = opening => opened,
+            () = signals.stop() => return Ok(None),
+        };
+        match opened {
+            Ok(store) => return Ok(Some(store)),
+            Err(error) if is_away(&error) => {
+                readiness.set(Phase::WaitingForStore);
+                if said.is_none_or(|at| at.elapsed() >= REMINDER) {
+                    said = Some(Instant::now());
+                    tracing::warn!(%servers, %error, "waiting for {what}; trying again every second");
+                }
+            }
+            Err(error) => return Err(error).with_context(|| format!("[store] url: {servers}")),
+        }
+    }
 }
