@@ -7,8 +7,8 @@
 //! Nothing that is found here gives the right to execute: whoever finds nothing asks the store. What stands in the shared
 //! cache is authenticated with a secret that only its gates have, and dated by the store's clock: what is stale, changed or
 //! foreign is nothing. Beside completed records it holds hints that a key is in flight. A hint is believed for a moment
-//! only, and only by a request like the one that made it: by a different one the store is asked, for the attempt may just have ended. Whoever
-//! asks again for a claim that may have happened is never answered here: it may be its own that stands.
+//! only, and only by a request like the one that made it: by a different one the store is asked, for the attempt may just
+//! have ended. Whoever asks again for a claim that may have happened is never answered here: it may be its own that stands.
 
 mod remote;
 mod seal;
