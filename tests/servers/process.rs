@@ -150,5 +150,9 @@ pub fn free_address() -> SocketAddr {
     let last = u8::try_from(1 + nth % 250).expect("below 251");
     // Not the addresses that scripted upstreams take.
     let address = Ipv4Addr::new(127, 1 + process[2] % 250, process[3], last);
-    TcpListener::bind((address, 0)).and_then(|probe| probe.local_addr()).expect("a loopback address")
+    // Nor a port that the system gives to whoever asks for any: it may do so before the server has it.
+    let first = std::process::id().wrapping_add(nth * 97) % 12_000;
+    let mut ports = (first..12_000).chain(0..first).filter_map(|place| u16::try_from(20_000 + place).ok());
+    let free = ports.find(|port| TcpListener::bind((address, *port)).is_ok()).expect("a free port");
+    (address, free).into()
 }
