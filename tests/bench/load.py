@@ -19,6 +19,9 @@ SCRIPT = pathlib.Path(__file__).with_name("load.lua")
 HOST = "bench.test"
 SEEDED = 1000
 
+# For so many seconds new keys come to a gate whose cache hangs, until it has long given it up.
+GIVING_UP = 1
+
 # So many times longer than they are asked for, answers are stored that will be asked for once.
 WARMING = 8
 REQUEST_BODY = '{"amount":1000,"currency":"eur","customer":"cus_8f2b1c","description":"order 4711"}'
@@ -41,9 +44,11 @@ NEW = Kind("new keys", PROTECTED_PATH, "unique", 201, "executed")
 REPLAY = Kind("replays", PROTECTED_PATH, "set", 201, "replayed")
 COLD = Kind("cold replays", PROTECTED_PATH, "unique", 201, "replayed")
 HUNG = Kind("new keys with the cache hung", PROTECTED_PATH, "unique", 201, "executed")
+AWAY = Kind("new keys with the cache given up", PROTECTED_PATH, "unique", 201, "executed")
 CONFLICT = Kind("conflicts", HANGING_PATH, "fixed", 409, "in-flight")
-KINDS = (PASS, FIXED, REPLAY, CONFLICT, NEW, HUNG, COLD)
+KINDS = (PASS, FIXED, REPLAY, CONFLICT, NEW, HUNG, AWAY, COLD)
 PASSES = (PASS, FIXED)
+NEW_KEYS = (NEW, HUNG, AWAY)
 
 
 @dataclasses.dataclass
@@ -85,6 +90,13 @@ class Load:
         if kind is COLD:
             self._warm_store(contestant, key, connections)
         self._probe(contestant, kind, key + "-before", problems)
+        with contextlib.ExitStack() as hung:
+            if kind is AWAY:
+                hung.enter_context(contestant.store.hung())
+                self.drive(contestant.port, kind, key + "-giving-up", connections, GIVING_UP)
+            return self._measure(contestant, kind, connections, key, problems)
+
+    def _measure(self, contestant, kind, connections, key, problems):
         executed = self.upstream.executions()
         outcomes = contestant.outcomes() if contestant.gate else {}
         records = contestant.store.completed() if contestant.gate else None
@@ -217,7 +229,7 @@ class Load:
         if not contestant.server.alive():
             raise Failed(f"{contestant.server.name} died:\n{contestant.server.tail()}")
         # wrk does not count the requests that its end cuts off, one on each connection; they may still run.
-        reaches = kind in (*PASSES, NEW, HUNG)
+        reaches = kind in (*PASSES, *NEW_KEYS)
         self._within("the upstream ran", lambda: self.upstream.executions() - executed, requests, connections,
                      reaches, problems)
         if contestant.gate:
@@ -228,7 +240,7 @@ class Load:
                          True, problems)
             if records is not None:
                 self._within("a record was completed", lambda: contestant.store.completed() - records, requests,
-                             connections, kind in (NEW, HUNG), problems)
+                             connections, kind in NEW_KEYS, problems)
             others = {name: counted(name) for name in contestant.outcomes() if name != kind.outcome and counted(name)}
             if others:
                 problems.append(f"other outcomes were counted: {others}")
