@@ -104,6 +104,7 @@ impl Serving {
         }
         admin.set_store(Arc::clone(&store));
 
+        let current = server::Serving::current(Arc::clone(&gate), config.server.limits);
         // All of them, before the first request: it must not be cut off because another address is taken.
         let mut listeners = Vec::new();
         for address in config.server.listen {
@@ -117,7 +118,7 @@ impl Serving {
             let address = listener.local_addr()?;
             tracing::info!(%address, "listening");
             addresses.push(address);
-            servers.spawn(server::serve(listener, Arc::clone(shards), Arc::clone(&gate), stop.subscribe()));
+            servers.spawn(server::serve(listener, Arc::clone(shards), Arc::clone(&current), stop.subscribe()));
         }
         readiness.set(Phase::Ready);
         let admin = admin_address;

@@ -32,7 +32,11 @@ pub(super) struct Admin {
 impl Server {
     /// The settings, given the longest upstream timeout.
     pub(super) fn settings(self, longest: Duration) -> http::server::Settings {
-        http::server::Settings { listen: self.listen, drain_timeout: self.drain_timeout.unwrap_or(longest) }
+        http::server::Settings {
+            listen: self.listen,
+            drain_timeout: self.drain_timeout.unwrap_or(longest),
+            limits: http::limits::Limits::default(),
+        }
     }
 }
 

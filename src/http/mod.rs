@@ -6,6 +6,7 @@ pub mod body;
 pub mod buffer;
 pub mod capture;
 pub mod headers;
+pub mod limits;
 pub mod prefer;
 pub mod problem;
 pub mod replay;

@@ -8,6 +8,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use http::{HeaderValue, Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -19,10 +20,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::body::Body;
+use super::limits::Limits;
 use super::shards::Shards;
-
-/// How long a client may take to send a request's head, and how long a kept connection may stay silent.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long to wait after the listener failed, for example for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -34,6 +33,29 @@ pub struct Settings {
     pub listen: Vec<SocketAddr>,
     /// How long SIGTERM waits for attempts.
     pub drain_timeout: Duration,
+    /// What clients may take.
+    pub limits: Limits,
+}
+
+/// What answers, and what clients may take of it. Replaced as a whole when the configuration is loaded again: a request
+/// is answered by what is current when its head has come, and a connection keeps the limits that it began with.
+#[derive(Debug)]
+pub struct Serving<H> {
+    /// Answers requests.
+    pub handler: Arc<H>,
+    /// What clients may take.
+    pub limits: Limits,
+}
+
+/// What serves at the moment.
+pub type Current<H> = Arc<ArcSwap<Serving<H>>>;
+
+impl<H> Serving<H> {
+    /// To begin with.
+    #[must_use]
+    pub fn current(handler: Arc<H>, limits: Limits) -> Current<H> {
+        Arc::new(ArcSwap::from_pointee(Self { handler, limits }))
+    }
 }
 
 /// Answers requests.
@@ -67,7 +89,7 @@ impl Peer {
 pub async fn serve<H: Handler>(
     listener: TcpListener,
     shards: Arc<Shards>,
-    handler: Arc<H>,
+    current: Current<H>,
     mut stop: watch::Receiver<bool>,
 ) {
     let mut connections = JoinSet::new();
@@ -80,7 +102,7 @@ pub async fn serve<H: Handler>(
             accepted = listener.accept() => match accepted {
                 Ok((stream, peer)) => match stream.set_nodelay(true).and_then(|()| stream.into_std()) {
                     Ok(stream) => {
-                        let connection = adopted(stream, peer, Arc::clone(&handler), stop.clone());
+                        let connection = adopted(stream, peer, Arc::clone(&current), stop.clone());
                         shards.spawn(&mut connections, connection);
                     }
                     Err(error) => tracing::debug!(%error, "a connection was lost at once"),
@@ -108,27 +130,28 @@ async fn pause_after(error: &io::Error) {
 }
 
 /// Serves a connection on the thread that this runs on.
-async fn adopted<H: Handler>(stream: StdStream, peer: SocketAddr, handler: Arc<H>, stop: watch::Receiver<bool>) {
+async fn adopted<H: Handler>(stream: StdStream, peer: SocketAddr, current: Current<H>, stop: watch::Receiver<bool>) {
     match TcpStream::from_std(stream) {
-        Ok(stream) => connection(stream, peer, handler, stop).await,
+        Ok(stream) => connection(stream, peer, current, stop).await,
         Err(error) => tracing::warn!(%error, "a connection could not be served"),
     }
 }
 
 /// Serves one connection of a client at `peer`, until it ends or, between two exchanges, `stop` turns true.
-pub async fn connection<S, H>(stream: S, peer: SocketAddr, handler: Arc<H>, mut stop: watch::Receiver<bool>)
+pub async fn connection<S, H>(stream: S, peer: SocketAddr, current: Current<H>, mut stop: watch::Receiver<bool>)
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     H: Handler,
 {
     let peer = Peer::new(peer);
+    let header_timeout = current.load().limits.header_timeout;
     let service = service_fn(move |request| {
-        let (handler, peer) = (Arc::clone(&handler), peer.clone());
+        let (handler, peer) = (Arc::clone(&current.load().handler), peer.clone());
         async move { Ok::<_, Infallible>(handler.handle(request, peer).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
+        .header_read_timeout(header_timeout)
         // An answer is the upstream's: a date that it does not have is not made up.
         .auto_date_header(false)
         .serve_connection(TokioIo::new(stream), service)

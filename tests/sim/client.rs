@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use oncegate::http::server::connection;
+use oncegate::http::limits::Limits;
+use oncegate::http::server::{Serving, connection};
 use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
@@ -72,7 +73,8 @@ pub async fn ask(
     let (near, mut stream, cable) = pipe(if is_probe { 16_384 } else { dice.pick(&[64, 512, 16_384]) }, None);
     life.holds_client(&cable);
     let peer = ([127, 0, 0, 1], 1).into();
-    tokio::spawn(connection(near, peer, life.gate(), life.stop()));
+    let current = Serving::current(life.gate(), Limits::default());
+    tokio::spawn(connection(near, peer, current, life.stop()));
     let Errand { label, variant, .. } = errand;
     world.history.add(Event::Sent { request, life: life.number, label, variant, is_probe });
 

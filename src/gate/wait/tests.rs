@@ -10,6 +10,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::gate::{Gate, HeaderNames, Settings, Tokens};
+use crate::http::limits::Limits;
 use crate::http::server;
 use crate::http::upstream::{Dial, Io, Upstream};
 use crate::idempotency::policy::{Policy, Recovery};
@@ -113,7 +114,8 @@ fn gate(policy: &Policy, store: &Arc<Unreliable>, backend: &Arc<Backend>) -> Arc
 fn post(gate: &Arc<Gate>) -> JoinHandle<String> {
     let (mut client, stream) = duplex(64 * 1024);
     let (never, stop) = watch::channel(false);
-    tokio::spawn(server::connection(stream, SocketAddr::from(([127, 0, 0, 1], 1)), Arc::clone(gate), stop));
+    let current = server::Serving::current(Arc::clone(gate), Limits::default());
+    tokio::spawn(server::connection(stream, SocketAddr::from(([127, 0, 0, 1], 1)), current, stop));
     tokio::spawn(async move {
         let _never = never;
         let request =

@@ -1,0 +1,33 @@
+//! What clients may take.
+
+use std::time::Duration;
+
+/// How long they may take, how much they may send, and how many there may be.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// How long the head of a request may take, from its first byte; and how long a new connection may stay silent.
+    pub header_timeout: Duration,
+    /// How long a kept connection may stay silent between two exchanges.
+    pub idle_timeout: Duration,
+    /// The longest pause in a request's body.
+    pub body_timeout: Duration,
+    /// How many bytes of a body come in a second at least, on average, once `body_timeout` has passed.
+    pub min_body_rate: u64,
+    /// How many bytes a request's head has at most, with the line that it begins with.
+    pub max_header_size: usize,
+    /// How many header lines it has at most.
+    pub max_headers: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            header_timeout: Duration::from_secs(60),
+            idle_timeout: Duration::from_secs(60),
+            body_timeout: Duration::from_secs(30),
+            min_body_rate: 256,
+            max_header_size: 64 << 10,
+            max_headers: 100,
+        }
+    }
+}
