@@ -18,6 +18,7 @@ use crate::gate::Gate;
 use crate::http::server;
 use crate::http::shards::Shards;
 use crate::http::upstream::Upstream;
+use crate::http::usage::Usage;
 use crate::idempotency::identity::Identifier;
 use crate::idempotency::policy::Mode;
 use crate::store::{ErrorKind, Store};
@@ -104,7 +105,7 @@ impl Serving {
         }
         admin.set_store(Arc::clone(&store));
 
-        let current = server::Serving::current(Arc::clone(&gate), config.server.limits);
+        let current = server::Serving::current(Arc::clone(&gate), config.server.limits, Usage::new(&metrics));
         // All of them, before the first request: it must not be cut off because another address is taken.
         let mut listeners = Vec::new();
         for address in config.server.listen {

@@ -22,6 +22,7 @@ use tokio::task::JoinSet;
 use super::body::Body;
 use super::limits::Limits;
 use super::shards::Shards;
+use super::usage::Usage;
 
 /// How long to wait after the listener failed, for example for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -39,12 +40,13 @@ pub struct Settings {
 
 /// What answers, and what clients may take of it. Replaced as a whole when the configuration is loaded again: a request
 /// is answered by what is current when its head has come, and a connection keeps the limits that it began with.
-#[derive(Debug)]
 pub struct Serving<H> {
     /// Answers requests.
     pub handler: Arc<H>,
     /// What clients may take.
     pub limits: Limits,
+    /// What they take, which goes on when the others are replaced.
+    pub usage: Arc<Usage>,
 }
 
 /// What serves at the moment.
@@ -53,8 +55,14 @@ pub type Current<H> = Arc<ArcSwap<Serving<H>>>;
 impl<H> Serving<H> {
     /// To begin with.
     #[must_use]
-    pub fn current(handler: Arc<H>, limits: Limits) -> Current<H> {
-        Arc::new(ArcSwap::from_pointee(Self { handler, limits }))
+    pub fn current(handler: Arc<H>, limits: Limits, usage: Arc<Usage>) -> Current<H> {
+        Arc::new(ArcSwap::from_pointee(Self { handler, limits, usage }))
+    }
+
+    /// To go on with.
+    pub fn replace(current: &Current<H>, handler: Arc<H>, limits: Limits) {
+        let usage = Arc::clone(&current.load().usage);
+        current.store(Arc::new(Self { handler, limits, usage }));
     }
 }
 

@@ -13,6 +13,7 @@ use prometheus::{
     TextEncoder,
 };
 
+use super::limits::{Limit, LimitMetrics};
 use super::outcome::Outcome;
 use crate::idempotency::record::State;
 use crate::store::ErrorKind;
@@ -71,6 +72,7 @@ struct Families {
     attempts_in_flight: IntGaugeVec,
     control_invalid: IntCounterVec,
     cache_requests: IntCounterVec,
+    limit_exceeded: IntCounterVec,
     records: [IntGauge; State::ALL.len()],
     leases_expired: IntCounter,
     records_swept: IntCounter,
@@ -114,6 +116,13 @@ impl Metrics {
     pub fn cache(&self) -> CacheMetrics {
         let result = |answered: Answered| self.families.cache_requests.with_label_values(&[answered.as_str()]);
         CacheMetrics { results: Answered::ALL.map(result) }
+    }
+
+    /// How often limits were reached.
+    #[must_use]
+    pub fn limits(&self) -> LimitMetrics {
+        let exceeded = |limit: Limit| self.families.limit_exceeded.with_label_values(&[limit.as_str()]);
+        LimitMetrics { exceeded: Limit::ALL.map(exceeded) }
     }
 
     /// How many records stand in each state, in the order of [`State::ALL`].
@@ -308,6 +317,13 @@ impl Families {
                     &["result"],
                 ),
             ),
+            limit_exceeded: add(
+                &registry,
+                IntCounterVec::new(
+                    Opts::new("oncegate_limit_exceeded_total", "How often a limit of the configuration was reached."),
+                    &["limit"],
+                ),
+            ),
             records: State::ALL.map(|state| records.with_label_values(&[state.as_str()])),
             leases_expired: counter(
                 &registry,
@@ -365,6 +381,7 @@ mod tests {
         metrics.records_swept(5);
         metrics.ready(true);
         metrics.config_reloaded(false);
+        metrics.limits().exceeded(Limit::MaxHeaders);
         let text = metrics.encode();
         for line in [
             "oncegate_requests_total{outcome=\"executed\",route=\"create-charge\"} 1",
@@ -381,6 +398,8 @@ mod tests {
             "oncegate_records{state=\"unknown\"} 3",
             "oncegate_leases_expired_total 4",
             "oncegate_records_swept_total 5",
+            "oncegate_limit_exceeded_total{limit=\"max_headers\"} 1",
+            "oncegate_limit_exceeded_total{limit=\"body_timeout\"} 0",
             "oncegate_ready 1",
             "oncegate_config_last_reload_successful 0",
             concat!("oncegate_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
