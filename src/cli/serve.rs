@@ -105,7 +105,8 @@ impl Serving {
         }
         admin.set_store(Arc::clone(&store));
 
-        let current = server::Serving::current(Arc::clone(&gate), config.server.limits, Usage::new(&metrics));
+        let usage = Usage::new(&config.server.limits, &metrics);
+        let current = server::Serving::current(Arc::clone(&gate), config.server.limits, usage);
         // All of them, before the first request: it must not be cut off because another address is taken.
         let mut listeners = Vec::new();
         for address in config.server.listen {

@@ -53,6 +53,10 @@ fn server(resolved: &Resolved) -> Item {
 
 fn limits(limits: &Limits) -> Item {
     table([
+        ("max_connections", number(limits.max_connections)),
+        ("max_connections_per_address", number(limits.max_connections_per_address)),
+        ("max_requests", number(limits.max_requests)),
+        ("max_waiting", number(limits.max_waiting)),
         ("header_timeout", show_duration(limits.header_timeout).into()),
         ("idle_timeout", show_duration(limits.idle_timeout).into()),
         ("body_timeout", show_duration(limits.body_timeout).into()),
@@ -206,8 +210,8 @@ fn log(resolved: &Resolved) -> Item {
     ])
 }
 
-fn number(number: usize) -> Value {
-    i64::try_from(number).unwrap_or(i64::MAX).into()
+fn number(number: impl TryInto<i64>) -> Value {
+    number.try_into().unwrap_or(i64::MAX).into()
 }
 
 fn table<const N: usize>(entries: [(&str, Value); N]) -> Item {

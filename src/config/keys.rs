@@ -48,7 +48,10 @@ pub(super) const SERVER: Section =
 /// `[limits]`
 pub(super) const LIMITS: Section = Section {
     name: "[limits]",
-    keys: &[&["header_timeout", "idle_timeout", "body_timeout", "min_body_rate", "max_header_size", "max_headers"]],
+    keys: &[
+        &["max_connections", "max_connections_per_address", "max_requests", "max_waiting"],
+        &["header_timeout", "idle_timeout", "body_timeout", "min_body_rate", "max_header_size", "max_headers"],
+    ],
     later: &[],
 };
 

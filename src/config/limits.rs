@@ -16,10 +16,14 @@ pub(super) const HEADER_SIZES: RangeInclusive<u64> = 1 << 10..=1 << 20;
 /// How many header lines it may have at most.
 pub(super) const HEADERS: RangeInclusive<u64> = 1..=1000;
 
+/// How many connections or requests there may be at most: more than any machine has.
+pub(super) const COUNTS: RangeInclusive<u64> = 1..=1_000_000;
+
 /// Reads `[limits]`.
 pub(super) fn read(root: &Table<'_>) -> Limits {
     let table = root.table("limits", &keys::LIMITS);
     let usual = Limits::default();
+    let max_connections = table.read("max_connections", |node| number(node, COUNTS)).unwrap_or(usual.max_connections);
     Limits {
         header_timeout: table.read("header_timeout", Node::some_duration).unwrap_or(usual.header_timeout),
         idle_timeout: table.read("idle_timeout", Node::some_duration).unwrap_or(usual.idle_timeout),
@@ -29,7 +33,17 @@ pub(super) fn read(root: &Table<'_>) -> Limits {
             .read("max_header_size", |node| size(node, HEADER_SIZES))
             .and_then(|size| usize::try_from(size).ok())
             .unwrap_or(usual.max_header_size),
-        max_headers: table.read("max_headers", |node| number(node, HEADERS)).unwrap_or(usual.max_headers),
+        max_headers: table
+            .read("max_headers", |node| number(node, HEADERS))
+            .and_then(|number| usize::try_from(number).ok())
+            .unwrap_or(usual.max_headers),
+        max_connections,
+        // Without a bound of its own, whoever is alone may have them all: behind a balancer all come from one address.
+        max_connections_per_address: table
+            .read("max_connections_per_address", |node| number(node, COUNTS))
+            .unwrap_or(max_connections),
+        max_requests: table.read("max_requests", |node| number(node, COUNTS)).unwrap_or(usual.max_requests),
+        max_waiting: table.read("max_waiting", |node| number(node, 0..=*COUNTS.end())).unwrap_or(usual.max_waiting),
     }
 }
 
@@ -38,9 +52,8 @@ fn size(node: &Node<'_>, allowed: RangeInclusive<u64>) -> Result<u64, Wrong> {
     bounded(size, &allowed, show_size)
 }
 
-fn number(node: &Node<'_>, allowed: RangeInclusive<u64>) -> Result<usize, Wrong> {
-    let number = bounded(node.number()?, &allowed, |number| number.to_string())?;
-    Ok(usize::try_from(number).unwrap_or(usize::MAX))
+fn number(node: &Node<'_>, allowed: RangeInclusive<u64>) -> Result<u64, Wrong> {
+    bounded(node.number()?, &allowed, |number| number.to_string())
 }
 
 fn bounded(value: u64, allowed: &RangeInclusive<u64>, show: fn(u64) -> String) -> Result<u64, Wrong> {

@@ -3,12 +3,15 @@
 //! Nothing in here knows about records or policies: it moves messages, and says exactly how moving them ended.
 
 pub mod body;
+pub mod budget;
 pub mod buffer;
 pub mod capture;
 pub mod headers;
+mod held;
 pub mod limits;
 pub mod prefer;
 pub mod problem;
+mod refusal;
 pub mod replay;
 pub mod server;
 pub mod shards;

@@ -20,9 +20,11 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::body::Body;
+use super::held::Held;
 use super::limits::Limits;
 use super::shards::Shards;
-use super::usage::Usage;
+use super::usage::{Place, Usage};
+use crate::telemetry::seldom::Seldom;
 
 /// How long to wait after the listener failed, for example for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -62,6 +64,7 @@ impl<H> Serving<H> {
     /// To go on with.
     pub fn replace(current: &Current<H>, handler: Arc<H>, limits: Limits) {
         let usage = Arc::clone(&current.load().usage);
+        usage.allow(&limits);
         current.store(Arc::new(Self { handler, limits, usage }));
     }
 }
@@ -101,6 +104,7 @@ pub async fn serve<H: Handler>(
     mut stop: watch::Receiver<bool>,
 ) {
     let mut connections = JoinSet::new();
+    let failures = Seldom::default();
     loop {
         tokio::select! {
             biased;
@@ -108,14 +112,24 @@ pub async fn serve<H: Handler>(
             // Reaps what has ended, so that the set does not grow.
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
-                Ok((stream, peer)) => match stream.set_nodelay(true).and_then(|()| stream.into_std()) {
-                    Ok(stream) => {
-                        let connection = adopted(stream, peer, Arc::clone(&current), stop.clone());
-                        shards.spawn(&mut connections, connection);
+                Ok((stream, peer)) => {
+                    let usage = Arc::clone(&current.load().usage);
+                    match usage.connection(peer.ip()) {
+                        Ok(place) => match stream.set_nodelay(true).and_then(|()| stream.into_std()) {
+                            Ok(stream) => {
+                                let connection = adopted(stream, place, peer, Arc::clone(&current), stop.clone());
+                                shards.spawn(&mut connections, connection);
+                            }
+                            Err(error) => tracing::debug!(%error, "a connection was lost at once"),
+                        },
+                        Err(why) => {
+                            if let Some(telling) = usage.refusals.tell(stream, why) {
+                                connections.spawn(telling);
+                            }
+                        }
                     }
-                    Err(error) => tracing::debug!(%error, "a connection was lost at once"),
-                },
-                Err(error) => pause_after(&error).await,
+                }
+                Err(error) => pause_after(&error, &failures).await,
             },
         }
     }
@@ -129,18 +143,26 @@ pub async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-async fn pause_after(error: &io::Error) {
+async fn pause_after(error: &io::Error, failures: &Seldom) {
     // A client that went away before it was accepted is no reason to pause.
     if !matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset) {
-        tracing::warn!(%error, "accepting a connection failed");
+        if let Some(others) = failures.due() {
+            tracing::warn!(%error, others, "accepting a connection failed");
+        }
         tokio::time::sleep(ACCEPT_PAUSE).await;
     }
 }
 
 /// Serves a connection on the thread that this runs on.
-async fn adopted<H: Handler>(stream: StdStream, peer: SocketAddr, current: Current<H>, stop: watch::Receiver<bool>) {
+async fn adopted<H: Handler>(
+    stream: StdStream,
+    place: Place,
+    peer: SocketAddr,
+    current: Current<H>,
+    stop: watch::Receiver<bool>,
+) {
     match TcpStream::from_std(stream) {
-        Ok(stream) => connection(stream, peer, current, stop).await,
+        Ok(stream) => connection(Held::new(stream, place), peer, current, stop).await,
         Err(error) => tracing::warn!(%error, "a connection could not be served"),
     }
 }

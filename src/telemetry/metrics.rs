@@ -13,8 +13,9 @@ use prometheus::{
     TextEncoder,
 };
 
-use super::limits::{Limit, LimitMetrics};
+use super::limits::{Level, Limit, LimitMetrics};
 use super::outcome::Outcome;
+use super::seldom::Seldom;
 use crate::idempotency::record::State;
 use crate::store::ErrorKind;
 use crate::store::cached::Answered;
@@ -73,6 +74,9 @@ struct Families {
     control_invalid: IntCounterVec,
     cache_requests: IntCounterVec,
     limit_exceeded: IntCounterVec,
+    connections: IntGauge,
+    requests_in_flight: IntGauge,
+    requests_waiting: IntGauge,
     records: [IntGauge; State::ALL.len()],
     leases_expired: IntCounter,
     records_swept: IntCounter,
@@ -118,11 +122,25 @@ impl Metrics {
         CacheMetrics { results: Answered::ALL.map(result) }
     }
 
-    /// How often limits were reached.
+    /// How often limits were reached, and how much is taken of them.
     #[must_use]
-    pub fn limits(&self) -> LimitMetrics {
-        let exceeded = |limit: Limit| self.families.limit_exceeded.with_label_values(&[limit.as_str()]);
-        LimitMetrics { exceeded: Limit::ALL.map(exceeded) }
+    pub fn limits(&self) -> Arc<LimitMetrics> {
+        let families = &self.families;
+        let exceeded = |limit: Limit| families.limit_exceeded.with_label_values(&[limit.as_str()]);
+        let level = |limit| {
+            let gauge = match limit {
+                Limit::MaxConnections => &families.connections,
+                Limit::MaxRequests => &families.requests_in_flight,
+                Limit::MaxWaiting => &families.requests_waiting,
+                _ => return None,
+            };
+            Some(Level(gauge.clone()))
+        };
+        Arc::new(LimitMetrics {
+            exceeded: Limit::ALL.map(exceeded),
+            warned: Limit::ALL.map(|_| Seldom::default()),
+            levels: Limit::ALL.map(level),
+        })
     }
 
     /// How many records stand in each state, in the order of [`State::ALL`].
@@ -323,6 +341,17 @@ impl Families {
                     Opts::new("oncegate_limit_exceeded_total", "How often a limit of the configuration was reached."),
                     &["limit"],
                 ),
+            ),
+            connections: gauge(&registry, "oncegate_connections", "Connections of clients."),
+            requests_in_flight: gauge(
+                &registry,
+                "oncegate_requests_in_flight",
+                "Requests that are being dealt with, until the end of their answers.",
+            ),
+            requests_waiting: gauge(
+                &registry,
+                "oncegate_requests_waiting",
+                "Requests that wait for the attempt of another.",
             ),
             records: State::ALL.map(|state| records.with_label_values(&[state.as_str()])),
             leases_expired: counter(

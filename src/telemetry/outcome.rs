@@ -54,11 +54,13 @@ pub enum Code {
     StoreUnavailable,
     /// A limit of the gate is reached; nothing was sent.
     Overloaded,
+    /// One client takes more than its part.
+    QuotaExceeded,
 }
 
 impl Outcome {
     /// Every outcome, in the order of [`Outcome::index`].
-    pub const ALL: [Self; 21] = {
+    pub const ALL: [Self; 22] = {
         use Code::*;
         [
             Self::Executed,
@@ -82,6 +84,7 @@ impl Outcome {
             Self::Problem(StillRunning),
             Self::Problem(StoreUnavailable),
             Self::Problem(Overloaded),
+            Self::Problem(QuotaExceeded),
         ]
     };
 
@@ -134,6 +137,7 @@ impl Code {
             Self::StillRunning => "still-running",
             Self::StoreUnavailable => "store-unavailable",
             Self::Overloaded => "overloaded",
+            Self::QuotaExceeded => "quota-exceeded",
         }
     }
 
@@ -148,6 +152,7 @@ impl Code {
             Self::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
             Self::UpstreamUnreachable | Self::UpstreamBroken => StatusCode::BAD_GATEWAY,
             Self::UpstreamTimeout | Self::StillRunning => StatusCode::GATEWAY_TIMEOUT,
+            Self::QuotaExceeded => StatusCode::TOO_MANY_REQUESTS,
             Self::StoreUnavailable | Self::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
@@ -157,7 +162,12 @@ impl Code {
     pub fn retryable(self) -> bool {
         matches!(
             self,
-            Self::InFlight | Self::UpstreamUnreachable | Self::StillRunning | Self::StoreUnavailable | Self::Overloaded
+            Self::InFlight
+                | Self::UpstreamUnreachable
+                | Self::StillRunning
+                | Self::StoreUnavailable
+                | Self::Overloaded
+                | Self::QuotaExceeded
         )
     }
 }

@@ -74,7 +74,7 @@ pub async fn ask(
     let (near, mut stream, cable) = pipe(if is_probe { 16_384 } else { dice.pick(&[64, 512, 16_384]) }, None);
     life.holds_client(&cable);
     let peer = ([127, 0, 0, 1], 1).into();
-    let current = Serving::current(life.gate(), Limits::default(), Usage::new(&METRICS));
+    let current = Serving::current(life.gate(), Limits::default(), Usage::new(&Limits::default(), &METRICS));
     tokio::spawn(connection(near, peer, current, life.stop()));
     let Errand { label, variant, .. } = errand;
     world.history.add(Event::Sent { request, life: life.number, label, variant, is_probe });

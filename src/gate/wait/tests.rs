@@ -115,7 +115,8 @@ fn gate(policy: &Policy, store: &Arc<Unreliable>, backend: &Arc<Backend>) -> Arc
 fn post(gate: &Arc<Gate>) -> JoinHandle<String> {
     let (mut client, stream) = duplex(64 * 1024);
     let (never, stop) = watch::channel(false);
-    let current = server::Serving::current(Arc::clone(gate), Limits::default(), Usage::new(&Metrics::new()));
+    let current =
+        server::Serving::current(Arc::clone(gate), Limits::default(), Usage::new(&Limits::default(), &Metrics::new()));
     tokio::spawn(server::connection(stream, SocketAddr::from(([127, 0, 0, 1], 1)), current, stop));
     tokio::spawn(async move {
         let _never = never;
