@@ -25,6 +25,7 @@ use crate::store::{ErrorKind, Store};
 use crate::telemetry::{logs, metrics::Metrics};
 use crate::worker;
 
+mod files;
 mod opening;
 mod remembering;
 
@@ -37,6 +38,7 @@ const ADOPT_AGAIN: Duration = Duration::from_secs(1);
 /// Runs a gate until SIGTERM or SIGINT.
 pub fn run(config: Resolved, accept_identity_change: bool) -> anyhow::Result<ExitCode> {
     logs::init(&config.log)?;
+    files::allow(&config);
     let shards = Arc::new(Shards::start().context("cannot start the threads that serve")?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let served = runtime.block_on(serve(config, shards, accept_identity_change));
@@ -99,13 +101,13 @@ impl Serving {
         let upkeep = if opened.is_shared { worker::Settings::beside_callers() } else { worker::Settings::default() };
         let store = remembering::before(opened, &config, &metrics)?;
         let upstreams = config.upstreams.into_iter().map(Upstream::new).collect();
-        let gate = Gate::new(config.gate, config.router, upstreams, Arc::clone(&store), &metrics);
+        let usage = Usage::new(&config.server.limits, &metrics);
+        let gate = Gate::new(config.gate, config.router, upstreams, Arc::clone(&store), Arc::clone(&usage), &metrics);
         if !adopt_identities(&gate, &*store, accept_identity_change, signals).await? {
             return Ok(None);
         }
         admin.set_store(Arc::clone(&store));
 
-        let usage = Usage::new(&config.server.limits, &metrics);
         let current = server::Serving::current(Arc::clone(&gate), config.server.limits, usage);
         // All of them, before the first request: it must not be cut off because another address is taken.
         let mut listeners = Vec::new();

@@ -7,6 +7,7 @@ use tokio::sync::{RwLock, Semaphore};
 
 use super::flights::Flights;
 use super::watch;
+use crate::http::usage::Usage;
 use crate::route::Router;
 use crate::store::Store;
 use crate::telemetry::seldom::Seldom;
@@ -20,6 +21,7 @@ pub(super) type Rules = [u8; 32];
 /// The attempts of this process, and what all of its gates need for them.
 pub(super) struct Work {
     pub(super) store: Arc<dyn Store>,
+    pub(super) usage: Arc<Usage>,
     pub(super) flights: Arc<Flights>,
     /// Turned true when attempts must end.
     pub(super) abandon: watch::Sender<bool>,
@@ -37,9 +39,10 @@ pub(super) struct Work {
 }
 
 impl Work {
-    pub(super) fn new(store: Arc<dyn Store>) -> Self {
+    pub(super) fn new(store: Arc<dyn Store>, usage: Arc<Usage>) -> Self {
         Self {
             store,
+            usage,
             flights: Arc::default(),
             abandon: watch::Sender::new(false),
             errands: tokio::sync::watch::Sender::new(()),

@@ -74,19 +74,13 @@ impl Usage {
 
     /// Takes a place for a connection from this address, or says what stands against it.
     pub fn connection(&self, ip: IpAddr) -> Result<Place, Limit> {
-        // First: one address must not fill the places of all, not even with what is refused.
+        let Some(taken) = self.connections.take(1) else { return Err(Limit::MaxConnections) };
         let network = network(ip);
-        if !self.addresses.enter(network) {
-            self.exceeded(Limit::MaxConnectionsPerAddress);
-            return Err(Limit::MaxConnectionsPerAddress);
+        if self.addresses.enter(network) {
+            return Ok(Place { _taken: taken, addresses: Arc::clone(&self.addresses), network });
         }
-        match self.connections.take(1) {
-            Some(taken) => Ok(Place { _taken: taken, addresses: Arc::clone(&self.addresses), network }),
-            None => {
-                self.addresses.leave(network);
-                Err(Limit::MaxConnections)
-            }
-        }
+        self.exceeded(Limit::MaxConnectionsPerAddress);
+        Err(Limit::MaxConnectionsPerAddress)
     }
 }
 
