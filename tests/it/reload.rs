@@ -1,11 +1,12 @@
 //! SIGHUP: the configuration is read again, and nothing that goes on is lost.
 
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use crate::support::gate::Plan;
-use crate::support::{Client, Gate, Reply, Request, Signal, Upstream, eventually};
+use crate::support::{Client, Gate, Reply, Request, Response, Signal, Upstream, eventually};
 
 const LAST: &str = "oncegate_config_last_reload_successful";
 
@@ -22,12 +23,17 @@ fn reload(gate: &Gate, plan: &Plan) -> bool {
 
 #[track_caller]
 fn reload_as_it_is(gate: &Gate) -> bool {
+    let is_good = signalled(gate);
+    assert_eq!(gate.metric(LAST, &[]), if is_good { 1.0 } else { 0.0 }, "{}", gate.log());
+    is_good
+}
+
+#[track_caller]
+fn signalled(gate: &Gate) -> bool {
     let ended = || messages(gate).into_iter().filter(|message| ENDED.contains(&&**message)).collect::<Vec<_>>();
     let before = ended().len();
     gate.sighup();
-    let last = eventually("the end of the reload", || ended().get(before).cloned());
-    assert_eq!(gate.metric(LAST, &[]), if last == ENDED[0] { 1.0 } else { 0.0 }, "{}", gate.log());
-    last == ENDED[0]
+    eventually("the end of the reload", || ended().get(before).cloned()) == ENDED[0]
 }
 
 /// What the log says, without the rest of its lines.
@@ -184,7 +190,7 @@ fn secrets_and_log_level_are_replaced() {
     assert!(!gate.log().contains("\"DEBUG\""), "{}", gate.log());
     let text = std::fs::read_to_string(plan.config()).unwrap();
     std::fs::write(plan.path("oncegate.toml"), text.replace("[log]", "[log]\nlevel = \"debug\"")).unwrap();
-    assert!(reload_as_it_is(&gate), "{}", gate.log());
+    assert!(signalled(&gate), "{}", gate.log());
     assert_eq!((with("first"), with("second")), (401, 200));
     gate.post("/charges", "k-1", "{}").expect(200, "executed");
     eventually("lines for those who look for defects", || gate.log().contains("\"DEBUG\"").then_some(()));
@@ -203,7 +209,6 @@ fn a_retry_after_it_meets_the_attempt_from_before() {
     upstream.wait_for_runs(1);
     assert!(reload(&gate, &plan.clone().defaults("in_flight = { wait = \"20s\" }")), "{}", gate.log());
     let waiter = send();
-    eventually("both are there", || (messages_in_flight(&gate) >= 1.0).then_some(()));
     Request::post("/charges")
         .key("k-1")
         .body("{}")
@@ -217,10 +222,6 @@ fn a_retry_after_it_meets_the_attempt_from_before() {
         assert_eq!(response.expect(500, "released").text(), "released");
     }
     assert_eq!(upstream.runs(), 1);
-}
-
-fn messages_in_flight(gate: &Gate) -> f64 {
-    gate.metric("oncegate_attempts_in_flight", &[])
 }
 
 #[test]
@@ -264,4 +265,73 @@ fn connections_to_an_upstream_that_stays_the_same_are_kept() {
         assert!(reload(&gate, &plan.defaults(&format!("ttl = \"{}h\"", number + 1))), "{}", gate.log());
     }
     assert_eq!(upstream.connections(), 2);
+}
+
+/// How many requests are in flight.
+const MANY: usize = 500;
+
+/// Sends them, three of four with a key; they are in flight, and held by the upstream.
+fn many(gate: &Gate, upstream: &Upstream) -> Vec<JoinHandle<Response>> {
+    let address = gate.address;
+    let send = move |number| {
+        move || match number % 4 {
+            0 => Request::get(&format!("/{number}")).send(address),
+            _ => Request::post(&format!("/{number}")).key(&format!("k-{number}")).body("{}").send(address),
+        }
+    };
+    let sent = (0..MANY).map(|number| std::thread::spawn(send(number))).collect();
+    upstream.wait_for_runs(MANY);
+    sent
+}
+
+/// Holds that none is lost, and that none of those with a key ran twice.
+fn none_is_lost(sent: Vec<JoinHandle<Response>>) {
+    for (number, response) in sent.into_iter().enumerate() {
+        let response = response.join().unwrap();
+        response.expect(201, if number % 4 == 0 { "" } else { "executed" });
+        assert_eq!(response.text(), "late");
+    }
+}
+
+fn all_are_replayed(gate: &Gate, upstream: &Upstream) {
+    for number in (0..MANY).filter(|number| number % 4 != 0) {
+        gate.post(&format!("/{number}"), &format!("k-{number}"), "{}").expect(201, "replayed");
+    }
+    assert_eq!(upstream.runs(), MANY);
+}
+
+fn holding(signal: &Signal) -> Upstream {
+    let held = signal.clone();
+    Upstream::start(move |_| Reply::status("201 Created", "late").hold_until(&held))
+}
+
+#[test]
+fn no_request_of_many_is_lost_in_a_reload() {
+    let signal = Signal::new();
+    let upstream = holding(&signal);
+    let plan = Gate::before(&upstream);
+    let gate = plan.start();
+    let sent = many(&gate, &upstream);
+    assert!(!reload(&gate, &plan.clone().defaults("ttl = \"0s\"")));
+    let good = plan.clone().defaults("lease = \"5s\"\nmax_request_body = \"1KiB\"").upstream("timeout = \"50s\"");
+    assert!(reload(&gate, &good), "{}", gate.log());
+    assert_eq!(gate.metric("oncegate_attempts_in_flight", &[]), (MANY - MANY / 4) as f64);
+    signal.open();
+    none_is_lost(sent);
+    all_are_replayed(&gate, &upstream);
+}
+
+#[test]
+fn no_request_of_many_is_lost_at_the_end() {
+    let signal = Signal::new();
+    let upstream = holding(&signal);
+    let mut gate = Gate::before(&upstream).start();
+    let sent = many(&gate, &upstream);
+    gate.sigterm();
+    eventually("unready", || (gate.admin("GET", "/readyz", None).status == 503).then_some(()));
+    signal.open();
+    none_is_lost(sent);
+    let status = gate.wait();
+    assert!(status.success(), "{status}");
+    all_are_replayed(&gate.plan.clone().start(), &upstream);
 }
