@@ -70,7 +70,7 @@ async fn large_body<'a>(gate: &'a Gate, body: &Buffered) -> Option<tokio::sync::
     match body.in_memory() {
         Some(_) => None,
         // It is never closed.
-        None => gate.large_bodies.acquire().await.ok(),
+        None => gate.work.large_bodies.acquire().await.ok(),
     }
 }
 
