@@ -17,7 +17,7 @@ use super::request::{self, Head};
 use super::wait::{Awaited, Met};
 use super::{Gate, Lane, attempt, pass, settling};
 use crate::http::budget::Taken;
-use crate::http::buffer::{Buffered, discard};
+use crate::http::buffer::{self, Buffered};
 use crate::http::problem::Problem;
 use crate::http::replay;
 use crate::http::upstream::{self, Upstream};
@@ -97,11 +97,11 @@ pub(super) async fn begin(
         if !keyed && !policy.key.required {
             return pass::forward(upstream, head, incoming, Manner::of(route)).await;
         }
-        discard(incoming);
         return refuse(request::upgrade_with_key());
     }
-    let body = match Buffered::read(incoming, policy.max_request_body).await {
+    let body = match Buffered::read(incoming, policy.max_request_body, &gate.work.usage).await {
         Ok(body) => body,
+        Err(buffer::Error::Spool(error)) => return refuse(spool_problem(gate, &error)),
         Err(error) => return refuse(body_problem(error)),
     };
     let (key, fingerprint) = match find_key(gate, policy, &head, &body, found).await {
@@ -331,7 +331,7 @@ impl Errand {
 
     /// Whether this is the request that a fingerprint was taken of.
     pub(super) async fn is_for(&self, fingerprint: &Fingerprint) -> Result<bool, Problem> {
-        let digest = self.digest(&fingerprint.recipe).await.map_err(|error| spool_problem(&error))?;
+        let digest = self.digest(&fingerprint.recipe).await.map_err(|error| spool_problem(&self.gate, &error))?;
         Ok(digest == fingerprint.digest)
     }
 
@@ -352,7 +352,13 @@ impl Errand {
         let problem = |code, detail: &str| self.problem(Problem::new(code, detail));
         Some(match decision {
             Decision::Supersede => return None,
-            Decision::Replay(answer) => {
+            Decision::Replay(mut answer) => {
+                if let Some(content) = &mut answer.content {
+                    match self.gate.work.usage.hold(std::mem::take(&mut content.body)) {
+                        Some(body) => content.body = body,
+                        None => return Some(self.problem(no_room())),
+                    }
+                }
                 let response = replay::response(&answer, &self.head.method);
                 kept(self.gate.keyed(Reply::new(Outcome::Replayed, response)))
             }
@@ -399,6 +405,12 @@ impl Errand {
 /// The rules of identities changed while the request came in: under the old ones its key would not be known again.
 fn rules_changed() -> Problem {
     Problem::new(Code::Overloaded, "the configuration changed while the request came in; nothing was sent")
+        .retry_after(Duration::from_secs(1))
+}
+
+/// A replay that is held as long as its client takes to read it finds no room.
+fn no_room() -> Problem {
+    Problem::new(Code::Overloaded, "there is no room for the recorded answer now; nothing was sent")
         .retry_after(Duration::from_secs(1))
 }
 

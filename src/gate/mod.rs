@@ -39,11 +39,11 @@ pub use self::tokens::Tokens;
 use self::work::{Rules, Work};
 use crate::http::body::Body;
 use crate::http::budget::Taken;
-use crate::http::buffer::discard;
 use crate::http::problem::Problem;
 use crate::http::server::{Handler, Peer};
 use crate::http::upstream::Upstream;
 use crate::http::usage::Usage;
+use crate::http::wire::Fault;
 use crate::idempotency::identity::Identifier;
 use crate::idempotency::key::Found;
 use crate::idempotency::policy::{Mode, Policy};
@@ -220,15 +220,12 @@ impl Gate {
             Ok(taken) => taken,
             Err(problem) => return (Arc::clone(&self.unrouted), Reply::problem(problem, None)),
         };
-        let Some(taken) = taken else { return self.overloaded(&head, body) };
+        let Some(taken) = taken else { return self.overloaded(&head) };
         let Some(route) = self.router.find(&head.method, head.authority(), head.uri.path()) else {
             let lane = Arc::clone(&self.unrouted);
             return match self.settings.default_upstream {
                 Some(index) => (lane, pass::forward(&self.upstreams[index], head, body, Manner::default()).await),
-                None => {
-                    discard(body);
-                    (lane, Reply::problem(pass::no_route(&head), None))
-                }
+                None => (lane, Reply::problem(pass::no_route(&head), None)),
             };
         };
         let lane = Arc::clone(&self.lanes[&route.name]);
@@ -250,13 +247,11 @@ impl Gate {
         let policy = &route.policy;
         match policy.key.find(&head.uri, &head.headers, None) {
             Ok(Found::Absent) if policy.key.required => {
-                discard(body);
                 Reply::problem(request::key_missing(&policy.key), policy.docs.as_deref())
             }
             Ok(Found::Absent) => pass::forward(&self.upstreams[route.upstream], head, body, Manner::of(route)).await,
             Ok(found) => errand::begin(self, route, lane, (head, body), found, taken).await,
             Err(invalid) => {
-                discard(body);
                 let problem = Problem::new(Code::KeyInvalid, invalid.to_string());
                 self.keyed(Reply::problem(problem, policy.docs.as_deref()))
             }
@@ -264,8 +259,7 @@ impl Gate {
     }
 
     /// The answer where no more requests are dealt with.
-    fn overloaded(&self, head: &request::Head, body: Incoming) -> (Arc<Lane>, Reply) {
-        discard(body);
+    fn overloaded(&self, head: &request::Head) -> (Arc<Lane>, Reply) {
         let problem = Problem::new(Code::Overloaded, "the gate has as much to do as it may; nothing was sent")
             .retry_after(OVERLOADED_RETRY);
         let Some(route) = self.router.find(&head.method, head.authority(), head.uri.path()) else {
@@ -297,6 +291,13 @@ impl Handler for Gate {
             Some(taken) => response.map(|body| body.of_request(taken)),
             None => response,
         }
+    }
+
+    fn refuse(&self, fault: Fault) -> Response<Body> {
+        let Reply { outcome, response } = Reply::problem(Problem::new(fault.code(), fault.to_string()), None);
+        self.unrouted.metrics.answered(outcome, Duration::ZERO);
+        log(&self.unrouted, outcome, &response, Duration::ZERO);
+        response
     }
 }
 

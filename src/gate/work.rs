@@ -31,6 +31,8 @@ pub(super) struct Work {
     pub(super) large_bodies: Semaphore,
     /// Claims that failed: while the store is away, as many as there are requests.
     pub(super) unclaimed: Seldom,
+    /// Temporary files that failed: while a disk is full, as many as there are large requests.
+    pub(super) unspooled: Seldom,
     /// The rules that former gates made identities by and the present one does not: nothing is claimed by them any more.
     /// Held for reading while the store is asked for a claim.
     pub(super) retired: Arc<RwLock<Vec<Rules>>>,
@@ -48,6 +50,7 @@ impl Work {
             errands: tokio::sync::watch::Sender::new(()),
             large_bodies: Semaphore::new(LARGE_BODIES),
             unclaimed: Seldom::default(),
+            unspooled: Seldom::default(),
             retired: Arc::default(),
             shortest_lease: tokio::sync::watch::Sender::new(Duration::MAX),
         }

@@ -56,11 +56,17 @@ pub enum Code {
     Overloaded,
     /// One client takes more than its part.
     QuotaExceeded,
+    /// The request did not arrive in time; nothing was sent.
+    RequestTimeout,
+    /// The request's head is larger than is allowed.
+    HeadersTooLarge,
+    /// The request expects what is not understood here.
+    ExpectationFailed,
 }
 
 impl Outcome {
     /// Every outcome, in the order of [`Outcome::index`].
-    pub const ALL: [Self; 22] = {
+    pub const ALL: [Self; 25] = {
         use Code::*;
         [
             Self::Executed,
@@ -85,6 +91,9 @@ impl Outcome {
             Self::Problem(StoreUnavailable),
             Self::Problem(Overloaded),
             Self::Problem(QuotaExceeded),
+            Self::Problem(RequestTimeout),
+            Self::Problem(HeadersTooLarge),
+            Self::Problem(ExpectationFailed),
         ]
     };
 
@@ -138,6 +147,9 @@ impl Code {
             Self::StoreUnavailable => "store-unavailable",
             Self::Overloaded => "overloaded",
             Self::QuotaExceeded => "quota-exceeded",
+            Self::RequestTimeout => "request-timeout",
+            Self::HeadersTooLarge => "headers-too-large",
+            Self::ExpectationFailed => "expectation-failed",
         }
     }
 
@@ -154,6 +166,9 @@ impl Code {
             Self::UpstreamTimeout | Self::StillRunning => StatusCode::GATEWAY_TIMEOUT,
             Self::QuotaExceeded => StatusCode::TOO_MANY_REQUESTS,
             Self::StoreUnavailable | Self::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
+            Self::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
+            Self::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Self::ExpectationFailed => StatusCode::EXPECTATION_FAILED,
         }
     }
 
@@ -168,6 +183,7 @@ impl Code {
                 | Self::StoreUnavailable
                 | Self::Overloaded
                 | Self::QuotaExceeded
+                | Self::RequestTimeout
         )
     }
 }

@@ -1,6 +1,7 @@
 //! Bodies of every size, and how much memory they may take.
 
 mod crowds;
+mod memory;
 
 use crate::support::{Client, Gate, Reply, Request, Upstream};
 
