@@ -338,4 +338,6 @@ fn in_ascii(path: &[u8]) -> Vec<u8> {
 }
 
 #[cfg(test)]
+mod reference;
+#[cfg(test)]
 mod tests;

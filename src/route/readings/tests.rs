@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::super::tests::{any_route, route as routed};
+use super::reference::{self, Reading};
 use super::*;
 use crate::idempotency::policy::Mode;
 
@@ -164,45 +165,6 @@ fn what_has_too_many_readings_is_refused() {
     assert_eq!(chosen(&router, &long), Err(Twist::Endless));
 }
 
-/// What servers do to paths, written another way than above.
-fn done(step: usize, path: &str) -> String {
-    let decoded = |meant: fn(char) -> bool| {
-        let mut pieces = path.split('%');
-        let first = pieces.next().unwrap().to_owned();
-        pieces.fold(first, |path, piece| {
-            let byte = piece.get(..2).and_then(|digits| u8::from_str_radix(digits, 16).ok()).map(char::from);
-            match byte.filter(|byte| meant(*byte)) {
-                Some(byte) => format!("{path}{byte}{}", &piece[2..]),
-                None => format!("{path}%{piece}"),
-            }
-        })
-    };
-    match step {
-        0 => decoded(|byte| byte.is_ascii_alphanumeric() || "-._~".contains(byte)),
-        1 => decoded(|byte| byte != '/'),
-        2 => decoded(|_| true),
-        3 => path.replace('\\', "/"),
-        4 => path.split('/').map(|piece| piece.split(';').next().unwrap()).collect::<Vec<_>>().join("/"),
-        5 => path.split(['\0', '?', '#']).next().unwrap().to_owned(),
-        6 => std::iter::repeat_n((), 9).fold(path.to_owned(), |path, ()| path.replace("//", "/")),
-        _ => {
-            let (mut rest, mut out) = (path.to_owned(), String::new());
-            while !rest.is_empty() {
-                if rest.starts_with("/./") || rest == "/." {
-                    rest = format!("/{}", rest.get(3..).unwrap_or_default());
-                } else if rest.starts_with("/../") || rest == "/.." {
-                    rest = format!("/{}", rest.get(4..).unwrap_or_default());
-                    out.truncate(out.rfind('/').unwrap_or(0));
-                } else {
-                    let end = rest[1..].find('/').map_or(rest.len(), |at| at + 1);
-                    out.extend(rest.drain(..end));
-                }
-            }
-            out
-        }
-    }
-}
-
 fn any_path() -> impl Strategy<Value = String> {
     let pieces = [
         "a",
@@ -232,29 +194,11 @@ fn any_path() -> impl Strategy<Value = String> {
     prop::collection::vec(prop::sample::select(pieces.to_vec()), 1..5).prop_map(|path| format!("/{}", path.join("/")))
 }
 
-/// What a route says of the places of a path and of the host: more is stronger.
-fn said(route: &Route) -> Vec<u8> {
-    let text = route.path.to_string();
-    let kinds = text[1..].split('/').map(|segment| match segment {
-        _ if segment.starts_with("{*") => 0,
-        _ if segment.starts_with('{') => 1,
-        _ => 2,
-    });
-    kinds.chain((!text.contains('*')).then_some(2)).collect()
-}
-
-fn says_more(route: &Route, other: Option<&Arc<Route>>) -> bool {
-    let Some(other) = other else { return true };
-    let (own, others) = (said(route), said(other));
-    let length = own.len().min(others.len());
-    own[..length].cmp(&others[..length]).then(route.host.is_some().cmp(&other.host.is_some())).is_gt()
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_not_protected_has_no_reading_that_is(
+    fn every_reading_of_a_path_has_its_policy(
         routes in prop::collection::vec((any_route(), any::<bool>()), 1..5),
         path in any_path(),
         steps in prop::collection::vec(0..8_usize, 0..5),
@@ -270,23 +214,21 @@ proptest! {
         let (method, host) = (Method::POST, Some("a.example"));
         let find = |path: &str| router.find(&method, host, path);
         let Ok(route) = router.choose(&method, host, &path) else { return Ok(()) };
-        if route.is_some_and(|route| route.protects()) {
+        let reading = steps.into_iter().fold(Reading::of(&path), Reading::then).path;
+        let is_meant = route.is_some_and(|route| !route.path.takes_odd(&path, is_odd));
+        if is_meant && reading != path {
             return Ok(());
         }
-        let mut decodings = 0;
-        let reading = steps.into_iter().fold(path.clone(), |path, step| {
-            decodings += usize::from(step < 3);
-            if step < 3 && decodings > 3 { path } else { done(step, &path) }
-        });
+        let is_other = |other: &&Arc<Route>| route.is_none_or(|route| !Arc::ptr_eq(route, other));
+        let protects = |found: Option<&Arc<Route>>| found.is_some_and(|found| found.protects());
         let found = find(&reading);
-        let is_meant = route.is_some_and(|route| !route.path.takes_odd(&path, is_odd));
-        if !is_meant {
-            prop_assert!(!found.is_some_and(|found| found.protects()), "{path} as {reading}");
-        }
-        let slash = reading.strip_suffix('/').map_or_else(|| format!("{reading}/"), str::to_owned);
-        for fold in [slash.to_lowercase(), reading.to_lowercase(), slash] {
-            let other = find(&fold).filter(|other| other.protects() && says_more(other, found));
-            prop_assert!(is_meant && reading != path || other.is_none(), "{path} as {fold}");
+        let is_same = found.map(Arc::as_ptr) == route.map(Arc::as_ptr);
+        prop_assert!(is_same || !protects(found) && !protects(route), "{path} as {reading}");
+        for fold in reference::folds(&reading) {
+            let claim = |route: &Arc<Route>| reference::claim(&route.path.to_string(), route.host.is_some());
+            let says_more = |other: &&Arc<Route>| found.is_none_or(|found| reference::says_more(&claim(other), &claim(found)));
+            let other = find(&fold).filter(is_other).filter(says_more);
+            prop_assert!(other.is_none() || !protects(other) && !protects(route), "{path} as {fold}");
         }
     }
 }
