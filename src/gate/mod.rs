@@ -221,7 +221,13 @@ impl Gate {
             Err(problem) => return (Arc::clone(&self.unrouted), Reply::problem(problem, None)),
         };
         let Some(taken) = taken else { return self.overloaded(&head) };
-        let Some(route) = self.router.find(&head.method, head.authority(), head.uri.path()) else {
+        let route = match self.router.choose(&head.method, head.authority(), head.uri.path()) {
+            Ok(route) => route,
+            Err(ambiguous) => {
+                return (Arc::clone(&self.unrouted), Reply::problem(request::ambiguous(&ambiguous), None));
+            }
+        };
+        let Some(route) = route else {
             let lane = Arc::clone(&self.unrouted);
             return match self.settings.default_upstream {
                 Some(index) => (lane, pass::forward(&self.upstreams[index], head, body, Manner::default()).await),
@@ -262,7 +268,7 @@ impl Gate {
     fn overloaded(&self, head: &request::Head) -> (Arc<Lane>, Reply) {
         let problem = Problem::new(Code::Overloaded, "the gate has as much to do as it may; nothing was sent")
             .retry_after(OVERLOADED_RETRY);
-        let Some(route) = self.router.find(&head.method, head.authority(), head.uri.path()) else {
+        let Ok(Some(route)) = self.router.choose(&head.method, head.authority(), head.uri.path()) else {
             return (Arc::clone(&self.unrouted), Reply::problem(problem, None));
         };
         let Policy { mode, key, docs, .. } = &route.policy;

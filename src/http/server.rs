@@ -26,6 +26,7 @@ use super::limits::Limits;
 use super::shards::Shards;
 use super::usage::{Place, Usage};
 use super::wire::{Fault, Interim, Line, Stream};
+use crate::telemetry::limits::Limit;
 use crate::telemetry::seldom::Seldom;
 
 /// So many header lines hyper reads without being told to.
@@ -184,11 +185,14 @@ where
     H: Handler,
 {
     let peer = Peer::new(peer);
-    let limits = current.load().limits.clone();
+    let (limits, usage) = {
+        let current = current.load();
+        (current.limits.clone(), Arc::clone(&current.usage))
+    };
     // A head that is under way is waited for by the stream; a silent connection by hyper.
     let (silence, most_headers) = (limits.idle_timeout.max(limits.header_timeout), limits.max_headers);
     let line = Line::new();
-    let stream = Stream::new(stream, limits, Arc::clone(&line));
+    let stream = Stream::new(stream, limits, Arc::clone(&usage), Arc::clone(&line));
     let answering = Arc::clone(&line);
     let service = service_fn(move |request: Request<Incoming>| {
         let (handler, line, mut peer) = (Arc::clone(&current.load().handler), Arc::clone(&answering), peer.clone());
@@ -229,6 +233,9 @@ where
             }
         };
         if let Err(error) = ended {
+            if error.is_timeout() {
+                usage.exceeded(Limit::IdleTimeout);
+            }
             tracing::debug!(%error, "a client connection ended badly");
         }
     }

@@ -54,14 +54,14 @@ pub enum Code {
     StoreUnavailable,
     /// A limit of the gate is reached; nothing was sent.
     Overloaded,
-    /// One client takes more than its part.
-    QuotaExceeded,
     /// The request did not arrive in time; nothing was sent.
     RequestTimeout,
     /// The request's head is larger than is allowed.
     HeadersTooLarge,
     /// The request expects what is not understood here.
     ExpectationFailed,
+    /// One client takes more than its part.
+    QuotaExceeded,
 }
 
 impl Outcome {
@@ -90,10 +90,10 @@ impl Outcome {
             Self::Problem(StillRunning),
             Self::Problem(StoreUnavailable),
             Self::Problem(Overloaded),
-            Self::Problem(QuotaExceeded),
             Self::Problem(RequestTimeout),
             Self::Problem(HeadersTooLarge),
             Self::Problem(ExpectationFailed),
+            Self::Problem(QuotaExceeded),
         ]
     };
 
@@ -146,10 +146,10 @@ impl Code {
             Self::StillRunning => "still-running",
             Self::StoreUnavailable => "store-unavailable",
             Self::Overloaded => "overloaded",
-            Self::QuotaExceeded => "quota-exceeded",
             Self::RequestTimeout => "request-timeout",
             Self::HeadersTooLarge => "headers-too-large",
             Self::ExpectationFailed => "expectation-failed",
+            Self::QuotaExceeded => "quota-exceeded",
         }
     }
 
@@ -182,8 +182,8 @@ impl Code {
                 | Self::StillRunning
                 | Self::StoreUnavailable
                 | Self::Overloaded
-                | Self::QuotaExceeded
                 | Self::RequestTimeout
+                | Self::QuotaExceeded
         )
     }
 }
