@@ -120,8 +120,9 @@ impl Serving {
         let upkeep = if opened.is_shared { worker::Settings::beside_callers() } else { worker::Settings::default() };
         let store = remembering::before(opened, &config, &metrics)?;
         let (fixed, drain_timeout) = (Fixed::of(&config), config.server.drain_timeout);
-        let upstreams = config.upstreams.into_iter().map(Upstream::new).collect();
         let usage = Usage::new(&config.server.limits, &metrics);
+        let upstream = |settings| Upstream::new(settings, Arc::clone(&usage));
+        let upstreams = config.upstreams.into_iter().map(upstream).collect();
         let gate = Gate::new(config.gate, config.router, upstreams, Arc::clone(&store), Arc::clone(&usage), &metrics);
         if !adopting::at_start(&gate, &*store, accept_identity_change, signals).await? {
             return Ok(None);

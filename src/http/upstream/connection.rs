@@ -12,9 +12,11 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
+use super::slots::Slot;
 use super::stream::{Stream, Wire};
 use super::{Dial, Io, NotSent, Settings, Upstream};
 use crate::http::body::Body;
+use crate::http::held::Held;
 
 /// Most header lines of an answer.
 const MAX_HEADERS: usize = 256;
@@ -31,13 +33,14 @@ pub(super) struct Connection {
 struct Task(Option<JoinHandle<()>>);
 
 impl Connection {
-    /// Connects. An error means that nothing was sent.
-    pub(super) async fn open(settings: &Settings, dial: Option<&dyn Dial>) -> Result<Self, NotSent> {
+    /// Connects, and keeps its slot for as long as the connection is open, in whatever hands. An error means that nothing was
+    /// sent.
+    pub(super) async fn open(settings: &Settings, dial: Option<&dyn Dial>, slot: Slot) -> Result<Self, NotSent> {
         let limit = settings.connect_timeout;
         let connecting = async {
             match dial {
-                Some(dial) => Self::over(dial.dial().await.map_err(NotSent::Connect)?).await,
-                None => Self::over(connect(settings).await.map_err(NotSent::Connect)?).await,
+                Some(dial) => Self::over(Held::new(dial.dial().await.map_err(NotSent::Connect)?, slot)).await,
+                None => Self::over(Held::new(connect(settings).await.map_err(NotSent::Connect)?, slot)).await,
             }
         };
         timeout(limit, connecting).await.unwrap_or(Err(NotSent::ConnectTimeout(limit)))
