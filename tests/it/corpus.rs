@@ -4,7 +4,7 @@
 //! there, or nothing; the client's connection carries one answer a request, in order; where it is not trusted any more
 //! it ends behind the answer, and without a reset.
 //!
-//! `ONCEGATE_CORPUS_FORWARDED` names a directory for what was forwarded, for `tests/conformance`.
+//! `CORPUS_FORWARDED` names a directory for what was forwarded, for `tests/conformance`.
 
 mod cases;
 mod recorder;

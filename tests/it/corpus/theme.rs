@@ -65,7 +65,7 @@ pub fn theme(name: &str) {
             }
         }
     }
-    if let Ok(directory) = std::env::var("ONCEGATE_CORPUS_FORWARDED") {
+    if let Ok(directory) = std::env::var("CORPUS_FORWARDED") {
         std::fs::write(format!("{directory}/{name}.jsonl"), &stage.forwarded).unwrap();
     }
     assert!(wrong.is_empty(), "{} of {} cases:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
