@@ -41,7 +41,7 @@ async fn dispatch(state: &State, request: Request<Incoming>, client: SocketAddr)
     let resource = Resource::named(&path);
     // Probes come with any host and no token, and learn nothing but one word.
     if !matches!(resource, Some(Resource::Livez | Resource::Readyz)) {
-        access::check(state.token.as_ref(), request.method(), request.headers())?;
+        access::check(state.configured.load().token.as_ref(), request.method(), request.headers())?;
     }
     let Some(resource) = resource else {
         return Err(Kind::NotFound.because("there is nothing at this path; the records are at `/api/v1/records`"));
@@ -58,7 +58,7 @@ async fn dispatch(state: &State, request: Request<Incoming>, client: SocketAddr)
         Resource::Livez => Ok(json(StatusCode::OK, &json!({ "status": "live" }))),
         Resource::Readyz => Ok(readyz(state).await),
         Resource::Metrics => Ok(metrics(state).await),
-        Resource::Routes => Ok(json(StatusCode::OK, &json!({ "routes": state.routes }))),
+        Resource::Routes => Ok(json(StatusCode::OK, &json!({ "routes": state.configured.load().routes }))),
         Resource::Records => records::list(state, query).await,
         Resource::Record(id) if request.method() == Method::DELETE => {
             records::remove(state, parse_id(id)?, client).await

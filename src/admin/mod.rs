@@ -21,6 +21,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use tokio::sync::Semaphore;
 
 use crate::idempotency::identity::Identifier;
@@ -84,13 +85,24 @@ pub struct RouteInfo {
 pub struct State {
     metrics: Metrics,
     readiness: Readiness,
-    token: Option<access::TokenDigest>,
+    configured: ArcSwap<Configured>,
     identifier: Identifier,
     service: Arc<str>,
-    routes: Vec<RouteInfo>,
     store: OnceLock<Arc<dyn Store>>,
     ping: readiness::Ping,
     listings: Semaphore,
+}
+
+/// What another configuration changes.
+struct Configured {
+    token: Option<access::TokenDigest>,
+    routes: Vec<RouteInfo>,
+}
+
+impl Configured {
+    fn new(token: Option<&Token>, routes: Vec<RouteInfo>) -> Self {
+        Self { token: token.map(access::TokenDigest::of), routes }
+    }
 }
 
 impl State {
@@ -107,10 +119,9 @@ impl State {
         Self {
             metrics,
             readiness,
-            token: settings.token.as_ref().map(access::TokenDigest::of),
+            configured: ArcSwap::from_pointee(Configured::new(settings.token.as_ref(), routes)),
             identifier,
             service,
-            routes,
             store: OnceLock::new(),
             ping: readiness::Ping::default(),
             listings: Semaphore::new(MAX_LISTINGS),
@@ -124,9 +135,16 @@ impl State {
         }
     }
 
+    /// The configuration was read again: from now on this is the token, and these are the routes.
+    pub fn reload(&self, token: Option<&Token>, routes: Vec<RouteInfo>) {
+        self.configured.store(Arc::new(Configured::new(token, routes)));
+    }
+
     /// How long an answer that an operator gives for a record of this route is kept, from then.
     fn ttl(&self, route: Option<&str>) -> Duration {
-        self.routes.iter().find(|known| Some(&*known.name) == route).map_or(DEFAULT_TTL, |known| known.ttl)
+        let configured = self.configured.load();
+        let known = configured.routes.iter().find(|known| Some(&*known.name) == route);
+        known.map_or(DEFAULT_TTL, |known| known.ttl)
     }
 }
 

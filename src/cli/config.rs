@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 
 use super::{FileArgs, configured, print};
-use crate::config::{self, Flags};
+use crate::config::{self, Flags, Sources};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
@@ -22,7 +22,7 @@ pub(super) fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Default => print(config::DEFAULT)?,
         Command::Schema => print(&format!("{:#}\n", config::schema()))?,
-        Command::Print(args) => match configured(args, Flags::default()) {
+        Command::Print(args) => match configured(Sources::of_process(args.config, Flags::default())) {
             Ok(resolved) => print(&resolved.effective.to_string())?,
             Err(status) => return Ok(status),
         },

@@ -12,7 +12,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, Version};
 
 use self::report::Asked;
 use super::{FileArgs, complain, configured, print};
-use crate::config::Flags;
+use crate::config::{Flags, Sources};
 use crate::gate::explain::{Question, explain};
 
 mod policy;
@@ -52,7 +52,7 @@ type Header = (HeaderName, Option<HeaderValue>);
 /// Explains.
 pub(super) fn run(args: ExplainArgs) -> anyhow::Result<ExitCode> {
     let flags = Flags { upstream: args.upstream, ..Flags::default() };
-    let config = match configured(args.file, flags) {
+    let config = match configured(Sources::of_process(args.file.config, flags)) {
         Ok(config) => config,
         Err(status) => return Ok(status),
     };

@@ -109,16 +109,17 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
 
 fn run_serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let flags = Flags { upstream: args.upstream, listen: args.listen, admin: args.admin, store: args.store };
-    match configured(args.file, flags) {
-        Ok(config) => serve::run(config, args.accept_identity_change),
+    let sources = Sources::of_process(args.file.config, flags);
+    match configured(sources.clone()) {
+        Ok(config) => serve::run(config, sources, args.accept_identity_change),
         Err(status) => Ok(status),
     }
 }
 
 /// The configuration of this process; or, when what is wrong with it is said, what to end with.
-fn configured(args: FileArgs, flags: Flags) -> Result<Resolved, ExitCode> {
-    let file = args.config.clone();
-    load(Sources::of_process(args.config, flags)).map_err(|problems| {
+fn configured(sources: Sources) -> Result<Resolved, ExitCode> {
+    let file = sources.file.clone();
+    load(sources).map_err(|problems| {
         complain(&report(&problems, file.as_deref()));
         ExitCode::from(BAD_CONFIGURATION)
     })

@@ -106,7 +106,7 @@ pub(super) async fn run(errand: &Errand, lead: Lead, attempt: Attempt, client: C
 /// Sends the request once and takes in the answer.
 async fn exchange(errand: &Errand, attempt: Attempt) -> Exchanged {
     let limit = errand.upstream().settings().timeout;
-    let mut abandon = errand.gate.abandon.subscribe();
+    let mut abandon = errand.gate.work.abandon.subscribe();
     if abandon.get() {
         return Exchanged::Failed(Ending::Unreachable, pass::unreachable());
     }
@@ -227,7 +227,7 @@ async fn conclude(
         }
         End::Release | End::Complete { .. } | End::Hold => None,
     };
-    let mut settling = pin!(settling::settle(&*errand.gate.store, lead.id(), attempt, end));
+    let mut settling = pin!(settling::settle(&*errand.gate.work.store, lead.id(), attempt, end));
     match timeout(errand.gate.settings.settle_timeout, settling.as_mut()).await {
         Ok(settled) => {
             // Before the client hears of it: it may be back at once.
@@ -254,7 +254,7 @@ fn let_go(lead: Lead, settled: &Settled, released: Option<Released>) {
 
 async fn relay(errand: &Errand, rest: Option<(Rest, Limits)>, sender: Option<Sender>) -> Relayed {
     let (Some((rest, limits)), Some(sender)) = (rest, sender) else { return Relayed::Whole };
-    let mut abandon = errand.gate.abandon.subscribe();
+    let mut abandon = errand.gate.work.abandon.subscribe();
     let relayed = tokio::select! {
         biased;
         _ = abandon.wait_for(|abandon| *abandon) => Relayed::Cut,

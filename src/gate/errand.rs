@@ -16,7 +16,7 @@ use super::pass::Manner;
 use super::request::{self, Head};
 use super::wait::{Awaited, Met};
 use super::{Gate, Lane, attempt, pass, settling};
-use crate::http::buffer::{Buffered, discard};
+use crate::http::buffer::Buffered;
 use crate::http::problem::Problem;
 use crate::http::replay;
 use crate::http::upstream::{self, Upstream};
@@ -93,7 +93,6 @@ pub(super) async fn begin(
         if !keyed && !policy.key.required {
             return pass::forward(upstream, head, incoming, Manner::of(route)).await;
         }
-        discard(incoming);
         return refuse(request::upgrade_with_key());
     }
     let body = match Buffered::read(incoming, policy.max_request_body).await {
@@ -120,7 +119,7 @@ pub(super) async fn begin(
         key,
         fingerprint,
         began: Instant::now(),
-        going: gate.errands.subscribe(),
+        going: gate.work.errands.subscribe(),
     };
     if let Some(reply) = errand.recalled().await {
         return reply;
@@ -150,7 +149,7 @@ pub(super) async fn begin(
 impl Errand {
     /// The reply where the record is known without asking anybody.
     async fn recalled(&self) -> Option<Reply> {
-        let (record, now) = self.gate.store.recall(self.id)?;
+        let (record, now) = self.gate.work.store.recall(self.id)?;
         match self.decide(&record, now).await {
             Ok(decision) => self.reply(decision, Some(record.until)),
             Err(problem) => Some(self.problem(problem)),
@@ -159,7 +158,7 @@ impl Errand {
 
     async fn run(self, client: Client) {
         loop {
-            match self.gate.flights.join(self.id) {
+            match self.gate.work.flights.join(self.id) {
                 Role::Lead(lead) => return self.lead(lead, client).await,
                 Role::Follow(follow) => match self.follow(follow).await {
                     Next::Ask => {}
@@ -224,16 +223,27 @@ impl Errand {
         let deadline = asked + self.gate.settings.settle_timeout;
         let mut seen = None;
         loop {
+            let Ok(retired) = timeout_at(deadline, Arc::clone(&self.gate.work.retired).read_owned()).await else {
+                return client.reply(self.without_store().await);
+            };
+            if retired.contains(&self.lane.rules) {
+                return client.reply(self.problem(rules_changed()));
+            }
             // It owns what it needs: where it takes too long, it goes on without the rest of the errand.
-            let mut asking = Box::pin(ask(Arc::clone(&self.gate.store), lead.id(), seen, fresh.clone()));
+            let asking = ask(Arc::clone(&self.gate.work.store), lead.id(), seen, fresh.clone());
+            let mut asking = Box::pin(async move {
+                let asked = asking.await;
+                drop(retired);
+                asked
+            });
             let asking = match timeout_at(deadline, asking.as_mut()).await {
                 Ok(answered) => answered,
                 Err(_) => {
-                    if let Some(others) = self.gate.unclaimed.due() {
+                    if let Some(others) = self.gate.work.unclaimed.due() {
                         tracing::warn!(record = %lead.id(), others, "the store did not answer a claim in time");
                     }
                     // At once, and not when the client has its answer.
-                    let (store, going) = (Arc::clone(&self.gate.store), self.going.clone());
+                    let (store, going) = (Arc::clone(&self.gate.work.store), self.going.clone());
                     tokio::spawn(async move {
                         give_up(&*store, lead, fresh.attempt, asking).await;
                         drop(going);
@@ -243,7 +253,7 @@ impl Errand {
             };
             match asking {
                 Err(error) => {
-                    if let Some(others) = self.gate.unclaimed.due() {
+                    if let Some(others) = self.gate.work.unclaimed.due() {
                         tracing::warn!(%error, record = %lead.id(), others, "a claim failed");
                     }
                     drop(lead);
@@ -281,7 +291,7 @@ impl Errand {
             // looked at every sixth; and the key could be taken by another.
             tracing::warn!(record = %lead.id(), "the store took too long for a claim, which is given up");
             client.reply(self.problem(store_away()));
-            settling::settle(&*self.gate.store, lead.id(), attempt, End::Release).await;
+            settling::settle(&*self.gate.work.store, lead.id(), attempt, End::Release).await;
             return;
         }
         lead.running(Running::new(attempt, self.fingerprint.clone(), lease, asked));
@@ -378,6 +388,12 @@ impl Errand {
         let (upstream, outcome) = (self.upstream(), Outcome::Unprotected);
         self.gate.keyed(pass::forward_buffered(upstream, &self.head, &self.body, manner, outcome).await)
     }
+}
+
+/// The rules of identities changed while the request came in: under the old ones its key would not be known again.
+fn rules_changed() -> Problem {
+    Problem::new(Code::Overloaded, "the configuration changed while the request came in; nothing was sent")
+        .retry_after(Duration::from_secs(1))
 }
 
 fn store_away() -> Problem {

@@ -16,9 +16,11 @@ mod pass;
 mod renewal;
 mod request;
 mod settling;
+mod succession;
 mod tokens;
 mod wait;
 mod watch;
+mod work;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -31,14 +33,15 @@ use tokio::time::Instant;
 pub use self::answer::HeaderNames;
 use self::answer::Reply;
 use self::estimate::Estimator;
-use self::flights::Flights;
 use self::pass::Manner;
+pub use self::succession::{HandOver, Stuck};
 pub use self::tokens::Tokens;
+use self::work::{Rules, Work};
 use crate::http::body::Body;
-use crate::http::buffer::discard;
 use crate::http::problem::Problem;
 use crate::http::server::{Handler, Peer};
 use crate::http::upstream::Upstream;
+use crate::http::wire::Fault;
 use crate::idempotency::identity::Identifier;
 use crate::idempotency::key::Found;
 use crate::idempotency::policy::Mode;
@@ -46,7 +49,6 @@ use crate::route::{Route, Router};
 use crate::store::{Identity, Origin, OriginId, Store};
 use crate::telemetry::metrics::{Metrics, RouteMetrics};
 use crate::telemetry::outcome::{Code, Outcome};
-use crate::telemetry::seldom::Seldom;
 
 /// What the gate is told.
 #[derive(Clone, Debug)]
@@ -80,21 +82,13 @@ pub struct Gate {
     settings: Settings,
     router: Router,
     upstreams: Vec<Upstream>,
-    store: Arc<dyn Store>,
     identifier: Identifier,
-    flights: Arc<Flights>,
     lanes: HashMap<Arc<str>, Arc<Lane>>,
     unrouted: Arc<Lane>,
     /// The headers that the gate adds to answers, which an upstream's own do not pass for.
     added: Vec<HeaderName>,
-    /// Turned true when attempts must end.
-    abandon: watch::Sender<bool>,
-    /// Each errand holds a receiver while it goes on.
-    errands: tokio::sync::watch::Sender<()>,
-    /// How many large bodies may be read back into memory at a time.
-    large_bodies: tokio::sync::Semaphore,
-    /// Claims that failed: while the store is away, as many as there are requests.
-    unclaimed: Seldom,
+    /// What goes on when another gate takes the place of this one.
+    work: Arc<Work>,
 }
 
 /// What the gate keeps for a route besides its policy.
@@ -102,13 +96,12 @@ struct Lane {
     name: Arc<str>,
     origin: OriginId,
     metrics: Arc<RouteMetrics>,
-    estimator: Estimator,
+    estimator: Arc<Estimator>,
+    /// What the identities of its records are made by.
+    rules: Rules,
     /// Headers that must reach the upstream, whatever `Connection` lists.
     kept: Vec<HeaderName>,
 }
-
-/// How many large bodies may be read back into memory at a time, to be compared as JSON.
-const LARGE_BODIES: usize = 2;
 
 impl Gate {
     /// A gate that serves `router`'s routes. `upstreams` are in the order that routes refer to.
@@ -120,35 +113,44 @@ impl Gate {
         store: Arc<dyn Store>,
         metrics: &Metrics,
     ) -> Arc<Self> {
+        Self::beside(Arc::new(Work::new(store)), settings, router, upstreams, metrics, |_| Arc::default())
+    }
+
+    /// A gate that shares `work` with others. `estimator` is that of a route by its name.
+    fn beside(
+        work: Arc<Work>,
+        settings: Settings,
+        router: Router,
+        upstreams: Vec<Upstream>,
+        metrics: &Metrics,
+        estimator: impl Fn(&str) -> Arc<Estimator>,
+    ) -> Arc<Self> {
         let secret = settings.id_secret.as_ref().map(|secret| Arc::clone(&secret.0));
         let identifier = Identifier::new(Arc::clone(&settings.service), secret);
-        let lane = |name: &Arc<str>, namespace: &Arc<str>, kept| {
+        let lane = |name: &Arc<str>, namespace: &Arc<str>, rules, kept| {
             Arc::new(Lane {
+                rules,
                 kept,
                 name: Arc::clone(name),
                 origin: origin(&settings.service, namespace, name).id(),
                 metrics: metrics.route(name),
-                estimator: Estimator::default(),
+                estimator: estimator(name),
             })
         };
-        let lanes = router
-            .routes()
-            .iter()
-            .map(|route| (Arc::clone(&route.name), lane(&route.name, &route.namespace, kept_headers(route))));
+        let lanes = router.routes().iter().map(|route| {
+            let rules = rules_of(&identifier, route);
+            (Arc::clone(&route.name), lane(&route.name, &route.namespace, rules, kept_headers(route)))
+        });
         let nowhere: Arc<str> = "-".into();
+        work.expect_leases_of(&router);
         Arc::new(Self {
             lanes: lanes.collect(),
-            unrouted: lane(&nowhere, &nowhere, Vec::new()),
+            unrouted: lane(&nowhere, &nowhere, Rules::default(), Vec::new()),
             added: settings.headers.all(),
             identifier,
             router,
             upstreams,
-            store,
-            flights: Arc::default(),
-            abandon: watch::Sender::new(false),
-            errands: tokio::sync::watch::Sender::new(()),
-            large_bodies: tokio::sync::Semaphore::new(LARGE_BODIES),
-            unclaimed: Seldom::default(),
+            work,
             settings,
         })
     }
@@ -167,37 +169,37 @@ impl Gate {
             }
             // Routes that share a namespace share its rules; the configuration sees to that.
             if !identities.iter().any(|known| known.namespace == route.namespace) {
-                let Route { policy, namespace, .. } = &**route;
                 identities.push(Identity {
                     service: Arc::clone(service),
-                    namespace: Arc::clone(namespace),
-                    digest: self.identifier.rules_digest(namespace, &policy.scope, &policy.key, &policy.fingerprint),
+                    namespace: Arc::clone(&route.namespace),
+                    digest: self.lanes[&route.name].rules,
                 });
             }
         }
         (origins, identities)
     }
 
-    /// Renews the leases of running attempts until `stop` turns true. Nothing else does.
-    pub async fn renew_leases(&self, stop: tokio::sync::watch::Receiver<bool>) {
-        renewal::run(self, stop).await;
+    /// Renews the leases of running attempts until `stop` turns true: those of this gate, of the gates that it has taken
+    /// the place of, and of those that will take its own. Nothing else does.
+    pub fn renew_leases(&self, stop: tokio::sync::watch::Receiver<bool>) -> impl Future<Output = ()> + Send + use<> {
+        renewal::run(Arc::clone(&self.work), stop)
     }
 
-    /// How many protected requests are being dealt with.
+    /// How many protected requests are being dealt with, by former gates too.
     #[must_use]
     pub fn running(&self) -> usize {
-        self.errands.receiver_count()
+        self.work.errands.receiver_count()
     }
 
     /// Waits until every errand has ended, for `patience` at most. Then attempts that still run are given up: their
     /// records turn unknown. Returns whether all had ended by themselves.
     pub async fn drain(&self, patience: Duration) -> bool {
-        let ended = tokio::time::timeout(patience, self.errands.closed()).await.is_ok();
+        let ended = tokio::time::timeout(patience, self.work.errands.closed()).await.is_ok();
         // Whatever is still to come must not begin an attempt.
-        self.abandon.send_replace(true);
+        self.work.abandon.send_replace(true);
         if !ended {
             // What remains is to write that, and a store that is away may never come back.
-            let _ = tokio::time::timeout(self.settings.settle_timeout, self.errands.closed()).await;
+            let _ = tokio::time::timeout(self.settings.settle_timeout, self.work.errands.closed()).await;
         }
         ended
     }
@@ -211,10 +213,7 @@ impl Gate {
             let lane = Arc::clone(&self.unrouted);
             return match self.settings.default_upstream {
                 Some(index) => (lane, pass::forward(&self.upstreams[index], head, body, Manner::default()).await),
-                None => {
-                    discard(body);
-                    (lane, Reply::problem(pass::no_route(&head), None))
-                }
+                None => (lane, Reply::problem(pass::no_route(&head), None)),
             };
         };
         let lane = Arc::clone(&self.lanes[&route.name]);
@@ -235,13 +234,11 @@ impl Gate {
         let policy = &route.policy;
         match policy.key.find(&head.uri, &head.headers, None) {
             Ok(Found::Absent) if policy.key.required => {
-                discard(body);
                 Reply::problem(request::key_missing(&policy.key), policy.docs.as_deref())
             }
             Ok(Found::Absent) => pass::forward(&self.upstreams[route.upstream], head, body, Manner::of(route)).await,
             Ok(found) => errand::begin(self, route, lane, head, found, body).await,
             Err(invalid) => {
-                discard(body);
                 let problem = Problem::new(Code::KeyInvalid, invalid.to_string());
                 self.keyed(Reply::problem(problem, policy.docs.as_deref()))
             }
@@ -263,6 +260,13 @@ impl Handler for Gate {
         log(&lane, outcome, &response, took);
         response
     }
+
+    fn refuse(&self, fault: Fault) -> Response<Body> {
+        let Reply { outcome, response } = Reply::problem(Problem::new(fault.code(), fault.to_string()), None);
+        self.unrouted.metrics.answered(outcome, Duration::ZERO);
+        log(&self.unrouted, outcome, &response, Duration::ZERO);
+        response
+    }
 }
 
 fn log(lane: &Lane, outcome: Outcome, response: &Response<Body>, took: Duration) {
@@ -273,6 +277,11 @@ fn log(lane: &Lane, outcome: Outcome, response: &Response<Body>, took: Duration)
         }
         _ => tracing::debug!(route, outcome = outcome.as_str(), status, micros, "answered"),
     }
+}
+
+fn rules_of(identifier: &Identifier, route: &Route) -> Rules {
+    let policy = &route.policy;
+    identifier.rules_digest(&route.namespace, &policy.scope, &policy.key, &policy.fingerprint)
 }
 
 fn origin(service: &Arc<str>, namespace: &Arc<str>, route: &Arc<str>) -> Origin {

@@ -1,12 +1,13 @@
 //! Keeps the leases of running attempts alive.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, timeout};
 
-use super::Gate;
+use super::work::Work;
 use crate::http::server::stopped;
 
 /// The longest time between two looks for leases to renew.
@@ -19,27 +20,29 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// they are past, for the first who looks.
 const SOON: Duration = Duration::from_millis(200);
 
-pub(super) async fn run(gate: &Gate, mut stop: watch::Receiver<bool>) {
-    let shortest = gate.router.routes().iter().map(|route| route.policy.lease).min();
-    // A lease is renewed once a third of it is past; looking twice as often leaves time for two failures.
-    let mut tick = interval((shortest.unwrap_or(SLOWEST) / 6).min(SLOWEST).max(Duration::from_millis(50)));
-    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+pub(super) async fn run(work: Arc<Work>, mut stop: watch::Receiver<bool>) {
+    let mut shortest = work.shortest_lease.subscribe();
+    let mut tick = looks(*shortest.borrow_and_update());
     let (mut failing, mut is_left) = (false, false);
     loop {
         tokio::select! {
             biased;
             () = stopped(&mut stop) => return,
+            Ok(()) = shortest.changed() => {
+                tick = looks(*shortest.borrow_and_update());
+                continue;
+            }
             _ = tick.tick() => {}
             () = sleep(SOON), if is_left => {}
         }
         is_left = false;
-        let (held, running): (Vec<_>, Vec<_>) = gate.flights.due().into_iter().unzip();
+        let (held, running): (Vec<_>, Vec<_>) = work.flights.due().into_iter().unzip();
         if held.is_empty() {
             continue;
         }
         let asked = Instant::now();
         let ids: Vec<_> = held.iter().map(|held| held.id).collect();
-        let failure = match timeout(ANSWER, gate.store.renew(held)).await {
+        let failure = match timeout(ANSWER, work.store.renew(held)).await {
             Ok(Ok(renewed)) => {
                 let renewed: HashSet<_> = renewed.into_iter().collect();
                 let each = ids.iter().zip(&running).filter(|(id, _)| renewed.contains(id));
@@ -59,4 +62,12 @@ pub(super) async fn run(gate: &Gate, mut stop: watch::Receiver<bool>) {
             Some(_) => {}
         }
     }
+}
+
+/// When to look for leases to renew: one is renewed once a third of it is past, and looking twice as often leaves time for
+/// two failures.
+fn looks(shortest: Duration) -> Interval {
+    let mut tick = interval((shortest / 6).min(SLOWEST).max(Duration::from_millis(50)));
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    tick
 }

@@ -95,7 +95,7 @@ impl Errand {
                 Awaited::Elsewhere(_) => {
                     tokio::select! {
                         biased;
-                        () = self.gate.store.changed(self.id) => {}
+                        () = self.gate.work.store.changed(self.id) => {}
                         () = sleep(pause) => {}
                     }
                     pause = (pause * 2).min(LONGEST_PAUSE);
@@ -115,14 +115,14 @@ impl Errand {
 
     /// Looks what there is of the key now, in this process or else in the store, without claiming it.
     async fn look(&self) -> Result<Met, Problem> {
-        let lead = match self.gate.flights.join(self.id) {
+        let lead = match self.gate.work.flights.join(self.id) {
             Role::Lead(lead) => lead,
             Role::Follow(mut follow) => {
                 let stage = follow.joined().await;
                 return self.meet(follow, stage).await;
             }
         };
-        match self.gate.store.get(self.id).await {
+        match self.gate.work.store.get(self.id).await {
             Ok(Some(listed)) => {
                 let (record, now) = (listed.record, listed.now);
                 let met = Met::Decided(self.decide(&record, now).await?, Some(record.until));
@@ -160,7 +160,7 @@ impl Errand {
 
     /// Returns when this request has waited for long enough.
     async fn patience_ends(&self) {
-        let mut abandon = self.gate.abandon.subscribe();
+        let mut abandon = self.gate.work.abandon.subscribe();
         let gate_ends = async {
             let _ = abandon.wait_for(|abandon| *abandon).await;
             // By then attempts in this process have ended, and nobody stays for any other.

@@ -3,9 +3,9 @@
 use std::io::IsTerminal;
 use std::panic::PanicHookInfo;
 
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
+use tracing_subscriber::{EnvFilter, reload};
 
 /// `[log]`
 #[derive(Clone, Debug)]
@@ -39,24 +39,48 @@ pub enum Error {
     /// This process has set up its logs before.
     #[error("the logs are set up already: {0}")]
     Again(#[from] TryInitError),
+    /// What is written could not be changed.
+    #[error("what is logged cannot be changed: {0}")]
+    Reload(#[from] reload::Error),
+}
+
+/// What is written, while the process runs.
+pub struct Filter(Box<dyn Fn(EnvFilter) -> Result<(), reload::Error> + Send + Sync>);
+
+impl Filter {
+    /// From now on this is written.
+    pub fn set(&self, level: &str) -> Result<(), Error> {
+        Ok((self.0)(filter(level)?)?)
+    }
 }
 
 /// Sends the logs of this process to standard error, panics included. Colours only on a terminal, and not where the
 /// environment variable `NO_COLOR` is set.
-pub fn init(settings: &Settings) -> Result<(), Error> {
-    // A library's word for a connection that is made anew is told of elsewhere. Settings that name the library count more.
-    let filter = format!("deadpool=error,{}", settings.level);
-    let filter = EnvFilter::try_new(filter).map_err(|source| Error::Level { level: settings.level.clone(), source })?;
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    match settings.format {
+pub fn init(settings: &Settings) -> Result<Filter, Error> {
+    let lines = tracing_subscriber::fmt().with_env_filter(filter(&settings.level)?).with_writer(std::io::stderr);
+    let changed = match settings.format {
         Format::Text => {
             let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
-            lines.with_ansi(colours).finish().try_init()?;
+            let lines = lines.with_ansi(colours).with_filter_reloading();
+            let handle = lines.reload_handle();
+            lines.finish().try_init()?;
+            Filter(Box::new(move |filter| handle.reload(filter)))
         }
-        Format::Json => lines.json().flatten_event(true).with_span_list(false).finish().try_init()?,
-    }
+        Format::Json => {
+            let lines = lines.json().flatten_event(true).with_span_list(false).with_filter_reloading();
+            let handle = lines.reload_handle();
+            lines.finish().try_init()?;
+            Filter(Box::new(move |filter| handle.reload(filter)))
+        }
+    };
     std::panic::set_hook(Box::new(log_panic));
-    Ok(())
+    Ok(changed)
+}
+
+fn filter(level: &str) -> Result<EnvFilter, Error> {
+    // A library's word for a connection that is made anew is told of elsewhere. Settings that name the library count more.
+    EnvFilter::try_new(format!("deadpool=error,{level}"))
+        .map_err(|source| Error::Level { level: level.to_owned(), source })
 }
 
 /// A panic is one log line like any other. Its message is written only where it is a literal: one that was put
@@ -74,7 +98,7 @@ mod tests {
     #[test]
     fn a_bad_level_is_named() {
         let settings = Settings { format: Format::Text, level: "oncegate=loud".into() };
-        let error = init(&settings).unwrap_err();
+        let error = init(&settings).err().unwrap();
         assert!(error.to_string().contains("`oncegate=loud`"), "{error}");
     }
 }

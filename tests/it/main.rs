@@ -27,6 +27,7 @@ mod policy;
 mod quickstart;
 mod redis_servers;
 mod redis_topologies;
+mod reload;
 mod replay;
 mod replicas;
 #[path = "../servers/mod.rs"]

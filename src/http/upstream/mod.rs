@@ -34,7 +34,7 @@ const UNPROTECTED_IDLE: Duration = Duration::from_secs(30);
 const PROTECTED_IDLE: Duration = Duration::from_secs(1);
 
 /// One of `[upstreams]`
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Its name.
     pub name: Arc<str>,

@@ -109,6 +109,11 @@ impl Gate {
         self.process.signal(rustix::process::Signal::TERM);
     }
 
+    /// SIGHUP; returns at once.
+    pub fn sighup(&self) {
+        self.process.signal(rustix::process::Signal::HUP);
+    }
+
     /// SIGTERM, waits for the end and holds that it was orderly.
     #[track_caller]
     pub fn stop(mut self) -> Plan {

@@ -1,0 +1,70 @@
+//! Making the store know by which rules identities are made, or refusing to serve by others.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use tokio::time::timeout;
+
+use super::Signals;
+use crate::gate::Gate;
+use crate::store::{ErrorKind, IdentityChange, Store};
+
+/// Between two tries to prepare a store that has gone away.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Makes the store know this configuration; false if the process was told to stop while it waited for that.
+pub(super) async fn at_start(
+    gate: &Gate,
+    store: &dyn Store,
+    accept_change: bool,
+    signals: &mut Signals,
+) -> anyhow::Result<bool> {
+    let (origins, identities) = gate.identities();
+    let changes = loop {
+        // Another process may adopt, and where rules changed that takes as long as there are records.
+        let adopted = tokio::select! {
+            adopted = store.adopt(origins.clone(), identities.clone(), accept_change) => adopted,
+            () = signals.stop() => return Ok(false),
+        };
+        match adopted {
+            Ok(changes) => break changes,
+            // It went away just after it was opened.
+            Err(error) if matches!(error.cause().kind, ErrorKind::Unavailable | ErrorKind::Timeout) => {
+                tracing::warn!(%error, "the store cannot be prepared; trying again");
+            }
+            Err(error) => return Err(error).context("cannot prepare the store"),
+        }
+        if timeout(AGAIN, signals.stop()).await.is_ok() {
+            return Ok(false);
+        }
+    };
+    refuse(&changes).map(|()| true)
+}
+
+/// Makes the store know the configuration that is to take the place of another, within `patience`.
+pub(super) async fn at_reload(next: &Gate, store: &dyn Store, patience: Duration) -> anyhow::Result<()> {
+    let (origins, identities) = next.identities();
+    let Ok(adopted) = timeout(patience, store.adopt(origins, identities, false)).await else {
+        bail!("cannot prepare the store: it did not answer in time");
+    };
+    refuse(&adopted.context("cannot prepare the store")?)
+}
+
+fn refuse(changes: &[IdentityChange]) -> anyhow::Result<()> {
+    if changes.is_empty() {
+        return Ok(());
+    }
+    let list: Vec<_> = changes
+        .iter()
+        .map(|change| format!("{}/{} (live records: {})", change.service, change.namespace, change.live))
+        .collect();
+    bail!(
+        "the store holds live records whose keys this configuration would not recognise, and their requests could run \
+         again: {}.\n  \
+         Their route was renamed or removed (the first [[routes]] take the place of the route `default`), or its scope, \
+         key rules, namespace, service or id secret was changed.\n  \
+         hint: restore the former settings, wait until the records have expired, or start with \
+         --accept-identity-change if forgetting these keys is what you want",
+        list.join(", ")
+    )
+}

@@ -1,0 +1,201 @@
+//! Reading the configuration again while the gate serves.
+//!
+//! It changes everything or nothing. What routes, policies, limits, upstreams and the admin token are is replaced at
+//! once; what runs, runs on as it began. Where records are kept and whose they are cannot change under a gate that serves:
+//! it would answer from one store what was meant for another. What else only a start sets is said, and stays.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use toml_edit::DocumentMut;
+
+use super::listening::admin_is_guarded;
+use super::{Serving, admin_routes, adopting};
+use crate::config::{self, Problems, Resolved, Sources, Store};
+use crate::http::server;
+use crate::telemetry::logs;
+
+/// How long claims may be held up, where the rules of identities change: until those under way are answered, and then
+/// until the store knows.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What the records are found by: a configuration that changes it is refused.
+const IDENTITY: [&str; 2] = ["store.url", "store.service"];
+
+/// What only a start sets. With a configuration that changes it, the rest is applied.
+const AT_START: [&str; 8] = [
+    "server.listen",
+    "admin.listen",
+    "store.connections",
+    "store.cache",
+    "store.cache_max_age",
+    "store.cache_max_bytes",
+    "store.cache_max_entries",
+    "log.format",
+];
+
+/// What the process was started with and cannot change.
+pub(super) struct Fixed {
+    effective: DocumentMut,
+    id_secret: Option<Arc<[u8]>>,
+    password: Option<Vec<u8>>,
+    cache_password: Option<Vec<u8>>,
+}
+
+impl Fixed {
+    pub(super) fn of(config: &Resolved) -> Self {
+        let password = match &config.store {
+            Store::Memory | Store::Sqlite { .. } => None,
+            Store::Postgres(store) => store.settings.servers.get_password().map(<[u8]>::to_vec),
+            Store::Redis(store) => store.servers.password.clone().map(String::into_bytes),
+        };
+        Self {
+            effective: config.effective.clone(),
+            id_secret: config.gate.id_secret.as_ref().map(|secret| Arc::clone(&secret.0)),
+            password,
+            cache_password: config
+                .cache
+                .as_ref()
+                .and_then(|cache| cache.servers.password.clone())
+                .map(String::into_bytes),
+        }
+    }
+
+    /// Those of `keys` that `other` has otherwise.
+    fn changes(&self, other: &Self, keys: &[&'static str]) -> Vec<&'static str> {
+        keys.iter().copied().filter(|key| value(&self.effective, key) != value(&other.effective, key)).collect()
+    }
+
+    /// What makes that records are found, and is otherwise in `other`.
+    fn identity_changes(&self, other: &Self) -> Vec<&'static str> {
+        let mut changes = self.changes(other, &IDENTITY);
+        changes.extend((self.id_secret != other.id_secret).then_some("store.id_secret_file"));
+        changes
+    }
+
+    /// What only a start sets, and is otherwise in `other`.
+    fn start_changes(&self, other: &Self) -> Vec<&'static str> {
+        let mut changes = self.changes(other, &AT_START);
+        changes.extend((self.password != other.password).then_some("store.password_file"));
+        changes.extend((self.cache_password != other.cache_password).then_some("store.cache_password_file"));
+        changes
+    }
+}
+
+/// The value of a dotted key, as it is written.
+fn value(document: &DocumentMut, key: &str) -> Option<String> {
+    let (table, key) = key.split_once('.')?;
+    document.get(table)?.get(key).map(ToString::to_string)
+}
+
+impl Serving {
+    /// Reads the configuration again. Where anything is wrong with it nothing changes, and that is said.
+    pub(super) async fn reload(&mut self, sources: &Sources, log_filter: &logs::Filter) {
+        let reloaded = self.try_reload(sources.clone(), log_filter).await;
+        self.metrics.config_reloaded(reloaded.is_ok());
+        let Err(error) = reloaded else { return };
+        match error.downcast_ref::<Problems>() {
+            Some(problems) => {
+                for problem in problems.iter() {
+                    let (place, key, hint) = (&problem.place, &*problem.key, problem.hint.as_deref());
+                    tracing::error!(%place, key, hint, "{}", problem.message);
+                }
+                let problems = problems.count();
+                tracing::error!(problems, "the configuration is not reloaded: the gate goes on with the former one");
+            }
+            None => tracing::error!(
+                error = format!("{error:#}"),
+                "the configuration is not reloaded: the gate goes on with the former one"
+            ),
+        }
+    }
+
+    async fn try_reload(&mut self, sources: Sources, log_filter: &logs::Filter) -> anyhow::Result<()> {
+        let config = tokio::task::spawn_blocking(move || config::load(sources)).await??;
+        let asked = Fixed::of(&config);
+        let changes = self.fixed.identity_changes(&asked);
+        if !changes.is_empty() {
+            bail!(
+                "{} cannot change while the gate serves: its records would be looked for elsewhere, or by other ids\n  \
+                 hint: restart the process, or restore the former settings",
+                changes.join(", ")
+            );
+        }
+        // Its address stays, whatever the configuration says now.
+        admin_is_guarded(self.admin, &config.admin)?;
+        let (gate, routes) = (Arc::clone(&self.current.load().handler), admin_routes(&config));
+        let upstreams = config.upstreams.into_iter().map(|settings| gate.upstream(settings)).collect();
+        let next = gate.successor(config.gate, config.router, upstreams, &self.metrics);
+        let hand_over = gate.hand_over(&next, PATIENCE).await.context("cannot change the rules of identities")?;
+        adopting::at_reload(&next, &*self.store, PATIENCE).await?;
+
+        self.current.store(Arc::new(server::Serving { handler: next, limits: config.server.limits }));
+        hand_over.done();
+        self.drain_timeout = config.server.drain_timeout;
+        let count = routes.len();
+        self.admin_state.reload(config.admin.token.as_ref(), routes);
+        // The configuration saw that it is a filter.
+        log_filter.set(&config.log.level)?;
+        let changes = self.fixed.start_changes(&asked);
+        if !changes.is_empty() {
+            tracing::warn!(
+                keys = changes.join(", "),
+                "these keys were changed too, and only a start sets them: restart the process to apply them"
+            );
+        }
+        tracing::info!(routes = count, "configuration reloaded");
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fixed(text: &str) -> Fixed {
+        let text = format!("{text}\n[upstreams]\napp = \"http://127.0.0.1:3000\"\n");
+        Fixed::of(&config::load_text("gate.toml".into(), &text).unwrap())
+    }
+
+    #[test]
+    fn what_stays_is_named() {
+        let before = fixed("");
+        assert!(before.identity_changes(&before).is_empty() && before.start_changes(&before).is_empty());
+        let after = fixed(
+            "[server]\nlisten = \"127.0.0.1:1\"\ndrain_timeout = \"1s\"\n[admin]\nlisten = \"127.0.0.1:2\"\n\
+             [store]\nurl = \"memory:\"\nservice = \"other\"\nsettle_timeout = \"1s\"\ncache_max_entries = 5\n\
+             [log]\nformat = \"json\"",
+        );
+        assert_eq!(before.identity_changes(&after), ["store.url", "store.service"]);
+        let named = ["server.listen", "admin.listen", "store.cache_max_entries", "log.format"];
+        assert_eq!(before.start_changes(&after), named);
+    }
+
+    #[test]
+    fn a_password_and_a_secret_count_by_what_they_are() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("secret");
+        let with = |secret: &str| {
+            std::fs::write(&file, secret).unwrap();
+            let url = "postgres://gate@127.0.0.1/gate";
+            fixed(&format!("[store]\nurl = {url:?}\npassword_file = {file:?}\nid_secret_file = {file:?}"))
+        };
+        let before = with("a secret of more than thirty-two bytes");
+        let after = with("another secret of more than thirty-two bytes");
+        assert_eq!(before.identity_changes(&after), ["store.id_secret_file"]);
+        assert_eq!(before.start_changes(&after), ["store.password_file"]);
+    }
+
+    /// A key that is misspelled here would never be seen to change.
+    #[test]
+    fn every_key_is_one() {
+        let cached = "[store]\nurl = \"postgres://gate@127.0.0.1/gate\"\ncache = \"redis://127.0.0.1\"";
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "a secret of more than thirty-two bytes").unwrap();
+        let fixed = fixed(&format!("{cached}\nid_secret_file = {:?}", file.path()));
+        for key in IDENTITY.iter().chain(&AT_START) {
+            assert!(value(&fixed.effective, key).is_some(), "{key}");
+        }
+    }
+}

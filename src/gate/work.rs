@@ -1,0 +1,62 @@
+//! What goes on whatever becomes of the configuration: a gate shares it with those that take its place.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{RwLock, Semaphore};
+
+use super::flights::Flights;
+use super::watch;
+use crate::route::Router;
+use crate::store::Store;
+use crate::telemetry::seldom::Seldom;
+
+/// How many large bodies may be read back into memory at a time, to be compared as JSON.
+const LARGE_BODIES: usize = 2;
+
+/// The digest of the rules that a namespace's identities are made by.
+pub(super) type Rules = [u8; 32];
+
+/// The attempts of this process, and what all of its gates need for them.
+pub(super) struct Work {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) flights: Arc<Flights>,
+    /// Turned true when attempts must end.
+    pub(super) abandon: watch::Sender<bool>,
+    /// Each errand holds a receiver while it goes on.
+    pub(super) errands: tokio::sync::watch::Sender<()>,
+    /// How many large bodies may be read back into memory at a time.
+    pub(super) large_bodies: Semaphore,
+    /// Claims that failed: while the store is away, as many as there are requests.
+    pub(super) unclaimed: Seldom,
+    /// The rules that former gates made identities by and the present one does not: nothing is claimed by them any more.
+    /// Held for reading while the store is asked for a claim.
+    pub(super) retired: Arc<RwLock<Vec<Rules>>>,
+    /// The shortest lease that any of the gates ever gave.
+    pub(super) shortest_lease: tokio::sync::watch::Sender<Duration>,
+}
+
+impl Work {
+    pub(super) fn new(store: Arc<dyn Store>) -> Self {
+        Self {
+            store,
+            flights: Arc::default(),
+            abandon: watch::Sender::new(false),
+            errands: tokio::sync::watch::Sender::new(()),
+            large_bodies: Semaphore::new(LARGE_BODIES),
+            unclaimed: Seldom::default(),
+            retired: Arc::default(),
+            shortest_lease: tokio::sync::watch::Sender::new(Duration::MAX),
+        }
+    }
+
+    /// From now on attempts have the leases of these routes, besides those that there are.
+    pub(super) fn expect_leases_of(&self, router: &Router) {
+        let Some(shortest) = router.routes().iter().map(|route| route.policy.lease).min() else { return };
+        self.shortest_lease.send_if_modified(|known| {
+            let is_shorter = shortest < *known;
+            *known = shortest.min(*known);
+            is_shorter
+        });
+    }
+}
