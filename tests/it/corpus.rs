@@ -13,6 +13,7 @@ mod theme;
 
 use std::path::{Path, PathBuf};
 
+use crate::support::{Client, Gate, Reply, Request, Signal, Upstream, eventually};
 use theme::theme;
 
 #[test]
@@ -83,6 +84,37 @@ fn answer_heads() {
 #[test]
 fn answer_bodies() {
     theme("answer-bodies");
+}
+
+/// A request that runs meanwhile elsewhere cannot be written as a case.
+#[test]
+fn a_conflict_leaves_no_body_to_be_read_as_a_request() {
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = Upstream::start(move |request| match request.key() {
+        Some(_) => Reply::ok("first").hold_until(&held),
+        None => Reply::ok(request.start_line()),
+    });
+    let gate = Gate::before(&upstream).start();
+    let smuggled = "GET /smuggled HTTP/1.1\r\nHost: gate.test\r\n\r\n";
+    let large = smuggled.repeat(100_000);
+    for (key, body) in [("small", smuggled), ("large", &large)] {
+        let request = Request::post("/charges").key(key).body(body).bytes();
+        let mut first = Client::connect(gate.address);
+        first.send(&request);
+        eventually("the first attempt", || (upstream.runs_of(key) == 1).then_some(()));
+        let mut second = Client::connect(gate.address);
+        second.send(&request).send(Request::get("/after").bytes());
+        second.response().expect_problem(409, "in-flight");
+        assert_eq!(second.response().text(), "GET /after HTTP/1.1", "{key}");
+        let mut third = Client::connect(gate.address);
+        third.send(Request::post("/other").key(key).body(body).bytes()).send(Request::get("/after").bytes());
+        third.response().expect_problem(422, "key-reused");
+        assert_eq!(third.response().text(), "GET /after HTTP/1.1", "{key}");
+        assert_eq!(upstream.runs_of(key), 1);
+    }
+    assert_eq!(upstream.runs(), 6, "a body was read as a request");
+    signal.open();
 }
 
 fn directory() -> PathBuf {

@@ -13,9 +13,9 @@
 //!   complete, `"TEXT"` for its body. `none` for nothing; `maybe` before the first that may be missing;
 //! - `end:` `open` (another request is answered), `closed` (the end of the stream and no reset) or `either`;
 //! - `forwarded:` each request that must reach the upstream: method and target; `partial` before them where it must
-//!   break off; `nothing` where none may, `any` where that is left open. `with:` a header it must have, `without:` one that it must not have,
+//!   break off, `perhaps` before that where it may not have left; `nothing` where none may, `any` where that is left open. `with:` a header it must have, `without:` one that it must not have,
 //!   `body:` its body, for the request of the line before;
-//! - `record:` the state of the key's record: `none`, `completed`, `unknown`.
+//! - `record:` the state of the key's record: `none`, `completed`, `unknown`, or `any`.
 //!
 //! A case without `>` is about an answer: it is asked for twice, with a key and without. `passed:` then says what a
 //! client without a key gets, where that is not the same.
@@ -80,6 +80,8 @@ pub struct Forwarded {
     /// Method and target.
     pub line: String,
     pub is_partial: bool,
+    /// It may not have left.
+    pub is_optional: bool,
     pub with: Vec<String>,
     pub without: Vec<String>,
     pub body: Option<String>,
@@ -128,10 +130,13 @@ impl Case {
                 if value == "any" {
                     self.forwards_what_it_likes = true;
                 } else if value != "nothing" {
+                    let line = value.strip_prefix("perhaps ");
+                    let is_optional = line.is_some();
+                    let value = line.unwrap_or(value);
                     let line = value.strip_prefix("partial ");
                     let is_partial = line.is_some();
                     let line = line.unwrap_or(value).to_owned();
-                    list.push(Forwarded { line, is_partial, ..Forwarded::default() });
+                    list.push(Forwarded { line, is_partial, is_optional, ..Forwarded::default() });
                 }
             }
             "with" | "without" | "body" => {

@@ -132,10 +132,11 @@ impl Stage {
         key: &str,
     ) -> Result<Vec<Message>, String> {
         let start = std::time::Instant::now();
+        let at_least = forwarded.iter().filter(|one| !one.is_optional).count();
         let seen = loop {
             let seen = self.upstream.seen();
             let list: Vec<_> = seen.iter().flatten().filter(|seen| !is_probe(seen)).cloned().collect();
-            if seen.is_some() && list.len() >= forwarded.len() || start.elapsed() > PATIENCE {
+            if seen.is_some() && list.len() >= at_least || start.elapsed() > PATIENCE {
                 break list;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -157,7 +158,8 @@ impl Stage {
         }
         let lines: Vec<String> = seen.iter().map(line_of).collect();
         let expected: Vec<String> = forwarded.iter().map(expected_line).collect();
-        if lines != expected && !case.forwards_what_it_likes {
+        let is_left_out = lines.is_empty() && at_least == 0;
+        if lines != expected && !is_left_out && !case.forwards_what_it_likes {
             let pending = self.upstream.pending();
             return Err(format!("the upstream got {lines:?} and not {expected:?}; under way: {pending:?}"));
         }
@@ -180,6 +182,7 @@ impl Stage {
         let word = expected.list.iter().find_map(|answer| answer.word.as_deref());
         let state = match (&case.record, word) {
             _ if manner == Manner::WithoutKey => return Ok(()),
+            (Some(state), _) if state == "any" => return Ok(()),
             (Some(state), _) => state.as_str(),
             (None, Some("executed")) => "completed",
             (None, Some("upstream-broken")) => "unknown",
@@ -367,7 +370,8 @@ impl Client {
                     let bytes = std::mem::take(&mut self.buffer);
                     let begins = |status| bytes.starts_with(format!("HTTP/1.1 {status} ").as_bytes());
                     let is = expected.statuses.iter().any(begins);
-                    return if is { Ok(()) } else { Err(format!("broken, but {}", cut(&bytes))) };
+                    // Where its head had not left yet, there is nothing but the end.
+                    return if is || bytes.is_empty() { Ok(()) } else { Err(format!("broken, but {}", cut(&bytes))) };
                 }
                 Read::Bad(why) => return Err(why),
                 Read::Whole(message) => return Err(format!("passed for complete: {}", show(&message))),
