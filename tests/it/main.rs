@@ -23,6 +23,7 @@ mod lifecycle;
 mod limits;
 mod migrate;
 mod passthrough;
+mod paths;
 mod policy;
 mod quickstart;
 mod redis_servers;
