@@ -207,12 +207,14 @@ impl Gate {
     async fn answer(self: &Arc<Self>, request: Request<Incoming>, peer: Peer) -> (Arc<Lane>, Reply) {
         let (head, body) = match request::Head::read(request, peer) {
             Ok(taken) => taken,
-            Err(problem) => return (Arc::clone(&self.unrouted), Reply::problem(problem, None)),
+            Err(problem) => {
+                // Whom the rest of the connection is for is in doubt too.
+                return (Arc::clone(&self.unrouted), Reply::problem(problem, None).last());
+            }
         };
         let route = match self.router.choose(&head.method, head.authority(), head.uri.path()) {
             Ok(route) => route,
             Err(ambiguous) => {
-                discard(body);
                 return (Arc::clone(&self.unrouted), Reply::problem(request::ambiguous(&ambiguous), None));
             }
         };
