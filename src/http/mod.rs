@@ -7,6 +7,7 @@ pub mod buffer;
 pub mod capture;
 pub mod headers;
 pub mod limits;
+pub mod listen;
 pub mod prefer;
 pub mod problem;
 pub mod replay;

@@ -46,6 +46,14 @@ impl Shards {
         (0..count()).map(Shard::start).collect::<io::Result<_>>().map(Self)
     }
 
+    /// Returns when each of them has done something since the call.
+    pub async fn answer(&self) {
+        for shard in &self.0 {
+            // A thread that has ended is told of elsewhere.
+            let _ = shard.runtime.spawn(async {}).await;
+        }
+    }
+
     /// Runs `connection` on the thread that has the fewest.
     pub(super) fn spawn<F>(&self, connections: &mut JoinSet<()>, connection: F) -> Option<AbortHandle>
     where
