@@ -16,7 +16,7 @@ use super::pass::Manner;
 use super::request::{self, Head};
 use super::wait::{Awaited, Met};
 use super::{Gate, Lane, attempt, pass, settling};
-use crate::http::buffer::{Buffered, discard};
+use crate::http::buffer::Buffered;
 use crate::http::problem::Problem;
 use crate::http::replay;
 use crate::http::upstream::{self, Upstream};
@@ -93,7 +93,6 @@ pub(super) async fn begin(
         if !keyed && !policy.key.required {
             return pass::forward(upstream, head, incoming, Manner::of(route)).await;
         }
-        discard(incoming);
         return refuse(request::upgrade_with_key());
     }
     let body = match Buffered::read(incoming, policy.max_request_body).await {

@@ -3,8 +3,8 @@
 use std::io;
 use std::time::Duration;
 
-use super::Gate;
 use super::request::Head;
+use super::{Gate, pass};
 use crate::http::buffer::{self, Buffered};
 use crate::http::problem::Problem;
 use crate::idempotency::fingerprint::{Body, Fingerprint, Recipe, Subject};
@@ -80,12 +80,7 @@ pub(super) fn body_problem(error: buffer::Error) -> Problem {
         buffer::Error::TooLarge { limit } => {
             Problem::new(Code::RequestTooLarge, format!("the body is larger than the {limit} bytes allowed here"))
         }
-        buffer::Error::Malformed(_) => {
-            Problem::new(Code::BadRequest, "the request's body is malformed or incomplete; nothing was sent")
-        }
-        buffer::Error::Stalled => {
-            Problem::new(Code::BadRequest, "the request's body did not arrive in time; nothing was sent")
-        }
+        buffer::Error::Malformed(error) => pass::client_body_problem(&error),
         buffer::Error::Spool(error) => spool_problem(&error),
     }
 }

@@ -38,10 +38,10 @@ pub use self::succession::{HandOver, Stuck};
 pub use self::tokens::Tokens;
 use self::work::{Rules, Work};
 use crate::http::body::Body;
-use crate::http::buffer::discard;
 use crate::http::problem::Problem;
 use crate::http::server::{Handler, Peer};
 use crate::http::upstream::Upstream;
+use crate::http::wire::Fault;
 use crate::idempotency::identity::Identifier;
 use crate::idempotency::key::Found;
 use crate::idempotency::policy::Mode;
@@ -213,10 +213,7 @@ impl Gate {
             let lane = Arc::clone(&self.unrouted);
             return match self.settings.default_upstream {
                 Some(index) => (lane, pass::forward(&self.upstreams[index], head, body, Manner::default()).await),
-                None => {
-                    discard(body);
-                    (lane, Reply::problem(pass::no_route(&head), None))
-                }
+                None => (lane, Reply::problem(pass::no_route(&head), None)),
             };
         };
         let lane = Arc::clone(&self.lanes[&route.name]);
@@ -237,13 +234,11 @@ impl Gate {
         let policy = &route.policy;
         match policy.key.find(&head.uri, &head.headers, None) {
             Ok(Found::Absent) if policy.key.required => {
-                discard(body);
                 Reply::problem(request::key_missing(&policy.key), policy.docs.as_deref())
             }
             Ok(Found::Absent) => pass::forward(&self.upstreams[route.upstream], head, body, Manner::of(route)).await,
             Ok(found) => errand::begin(self, route, lane, head, found, body).await,
             Err(invalid) => {
-                discard(body);
                 let problem = Problem::new(Code::KeyInvalid, invalid.to_string());
                 self.keyed(Reply::problem(problem, policy.docs.as_deref()))
             }
@@ -263,6 +258,13 @@ impl Handler for Gate {
         let took = began.elapsed();
         lane.metrics.answered(outcome, took);
         log(&lane, outcome, &response, took);
+        response
+    }
+
+    fn refuse(&self, fault: Fault) -> Response<Body> {
+        let Reply { outcome, response } = Reply::problem(Problem::new(fault.code(), fault.to_string()), None);
+        self.unrouted.metrics.answered(outcome, Duration::ZERO);
+        log(&self.unrouted, outcome, &response, Duration::ZERO);
         response
     }
 }

@@ -7,6 +7,7 @@ use http::header::{CONNECTION, CONTENT_LENGTH, HOST, TRAILER, TRANSFER_ENCODING,
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body::Body as _;
 use hyper::body::Incoming;
+use hyper::ext::on_informational;
 use tokio::time::{Instant, timeout_at};
 
 use super::answer::Reply;
@@ -18,6 +19,7 @@ use crate::http::problem::Problem;
 use crate::http::replay::announced_length;
 use crate::http::upgrade;
 use crate::http::upstream::{Carrier, Error, Reuse, Sending, Upstream};
+use crate::http::wire::fault_of;
 use crate::route::Route;
 use crate::telemetry::outcome::{Code, Outcome};
 
@@ -121,6 +123,10 @@ fn request(upstream: &Upstream, head: &Head, mut headers: HeaderMap, body: Body)
     *request.method_mut() = head.method.clone();
     *request.uri_mut() = head.target();
     *request.headers_mut() = headers;
+    if let Some(interim) = head.interim() {
+        let interim = interim.clone();
+        on_informational(&mut request, move |said| interim.send(said.status(), said.headers()));
+    }
     request
 }
 
@@ -195,11 +201,19 @@ pub(super) fn problem(upstream: &Upstream, error: &Error) -> Problem {
             tracing::warn!(upstream = name, address, %cause, "the upstream cannot be reached");
             unreachable()
         }
-        Error::ClientBody(_) => Problem::new(Code::BadRequest, "the request's body is malformed or incomplete"),
+        Error::ClientBody(error) => client_body_problem(error),
         Error::Unknown(_) | Error::Coding => {
             tracing::warn!(upstream = name, cause = %error, "the upstream broke off");
             Problem::new(Code::UpstreamBroken, "the upstream broke off before its answer was complete")
         }
+    }
+}
+
+/// The client's body is none, or did not come to its end.
+pub(super) fn client_body_problem(error: &hyper::Error) -> Problem {
+    match fault_of(error) {
+        Some(fault) => Problem::new(fault.code(), fault.to_string()),
+        None => Problem::new(Code::BadRequest, "the request's body is malformed or incomplete"),
     }
 }
 

@@ -7,10 +7,10 @@ use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 
-use crate::http::buffer::discard;
 use crate::http::headers::{Forwarded, asks_upgrade, framing_is_plain};
 use crate::http::problem::Problem;
 use crate::http::server::Peer;
+use crate::http::wire::Interim;
 use crate::idempotency::key::KeyRule;
 use crate::idempotency::scope::Caller;
 use crate::telemetry::outcome::Code;
@@ -35,13 +35,7 @@ impl Head {
     pub(super) fn read(mut request: Request<Incoming>, client: Peer) -> Result<(Self, Incoming), Problem> {
         let upgrade = asks_upgrade(request.version(), request.headers()).then(|| hyper::upgrade::on(&mut request));
         let (parts, body) = request.into_parts();
-        match Self::of(parts, upgrade, client) {
-            Ok(head) => Ok((head, body)),
-            Err(problem) => {
-                discard(body);
-                Err(problem)
-            }
-        }
+        Ok((Self::of(parts, upgrade, client)?, body))
     }
 
     /// Of a head alone.
@@ -64,6 +58,11 @@ impl Head {
             client,
             upgrade,
         })
+    }
+
+    /// The way of interim answers to the client, where it understands them.
+    pub(super) fn interim(&self) -> Option<&Interim> {
+        self.client.interim.as_ref()
     }
 
     pub(super) fn forwarded(&self) -> Forwarded<'_> {

@@ -8,7 +8,6 @@ use std::os::unix::fs::FileExt as _;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
@@ -17,19 +16,12 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use sha2::{Digest as _, Sha256};
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
 
 use super::body::Body;
 use super::headers::without_ours;
 
 /// Bodies up to this size, in bytes, stay in memory.
 pub const IN_MEMORY: u64 = 256 * 1024;
-
-/// Longest pause of a client in the middle of a body.
-const STALL: Duration = Duration::from_secs(30);
-
-/// How long a refused body is read on.
-const LINGER: Duration = Duration::from_secs(2);
 
 /// How much of a spooled body is written or read at a time, in bytes.
 const SPOOL_CHUNK: usize = 256 * 1024;
@@ -60,9 +52,6 @@ pub enum Error {
     /// It is malformed, or the client went away before its end.
     #[error("the body is malformed or incomplete")]
     Malformed(#[source] hyper::Error),
-    /// The client fell silent in the middle.
-    #[error("the body did not go on for {STALL:?}")]
-    Stalled,
     /// The temporary file failed.
     #[error("the temporary file failed: {0}")]
     Spool(#[source] io::Error),
@@ -73,7 +62,6 @@ impl Buffered {
     pub async fn read(incoming: Incoming, limit: u64) -> Result<Self, Error> {
         // A length that is announced is refused before a byte of it is read.
         if incoming.size_hint().lower() > limit {
-            discard(incoming);
             return Err(Error::TooLarge { limit });
         }
         Reader { memory: BytesMut::new(), first: None, spool: None, length: 0, limit }.run(incoming).await
@@ -170,7 +158,7 @@ struct Reader {
 impl Reader {
     async fn run(mut self, mut incoming: Incoming) -> Result<Buffered, Error> {
         let mut trailers = None;
-        while let Some(frame) = timeout(STALL, incoming.frame()).await.map_err(|_| Error::Stalled)? {
+        while let Some(frame) = incoming.frame().await {
             let taken = match frame.map_err(Error::Malformed)?.into_data() {
                 Ok(data) => self.take(data).await,
                 Err(frame) => {
@@ -178,10 +166,7 @@ impl Reader {
                     Ok(())
                 }
             };
-            if let Err(error) = taken {
-                discard(incoming);
-                return Err(error);
-            }
+            taken?;
         }
         let content = match self.spool {
             None => Content::Memory(match self.first {
@@ -283,15 +268,6 @@ impl SpooledReader {
         self.offset += bytes.len() as u64;
         Poll::Ready(Ok(Some(bytes)))
     }
-}
-
-/// Reads on what a refused client still sends, for a while: closed with bytes unread, the connection would be reset, and
-/// the answer lost on its way.
-pub fn discard(mut incoming: Incoming) {
-    if incoming.is_end_stream() {
-        return;
-    }
-    tokio::spawn(timeout(LINGER, async move { while let Some(Ok(_)) = incoming.frame().await {} }));
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {

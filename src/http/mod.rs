@@ -15,3 +15,4 @@ pub mod server;
 pub mod shards;
 pub mod upgrade;
 pub mod upstream;
+pub mod wire;

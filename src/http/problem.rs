@@ -103,6 +103,9 @@ fn title(code: Code) -> &'static str {
         Code::StillRunning => "The request is still running",
         Code::StoreUnavailable => "The idempotency store is unavailable",
         Code::Overloaded => "The gate is overloaded",
+        Code::RequestTimeout => "The request did not arrive in time",
+        Code::HeadersTooLarge => "The request's header fields are too large",
+        Code::ExpectationFailed => "The expectation cannot be met",
     }
 }
 

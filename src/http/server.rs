@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use http::{HeaderValue, Request, Response};
+use http::header::CONNECTION;
+use http::{HeaderValue, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -23,6 +24,10 @@ use super::body::Body;
 use super::limits::Limits;
 use super::listen::Listen;
 use super::shards::Shards;
+use super::wire::{Fault, Interim, Line, Stream};
+
+/// So many header lines hyper reads without being told to.
+const HYPERS_HEADERS: usize = 100;
 
 /// How long to wait after the listener failed, for example for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -66,6 +71,9 @@ impl<H> Serving<H> {
 pub trait Handler: Send + Sync + 'static {
     /// Answers one request of a client at `peer`. Dropped when the client goes away.
     fn handle(self: Arc<Self>, request: Request<Incoming>, peer: Peer) -> impl Future<Output = Response<Body>> + Send;
+
+    /// Answers what is no request.
+    fn refuse(&self, fault: Fault) -> Response<Body>;
 }
 
 /// A client, as its connection shows it.
@@ -75,6 +83,8 @@ pub struct Peer {
     pub ip: IpAddr,
     /// The same, for a header.
     pub address: HeaderValue,
+    /// The way of interim answers to it, for the request at hand, where it understands them.
+    pub interim: Option<Interim>,
 }
 
 impl Peer {
@@ -84,7 +94,7 @@ impl Peer {
         let ip = socket.ip().to_canonical();
         // An address is nothing but visible ASCII.
         let address = HeaderValue::from_str(&ip.to_string()).unwrap_or_else(|_| HeaderValue::from_static("unknown"));
-        Self { ip, address }
+        Self { ip, address, interim: None }
     }
 }
 
@@ -171,28 +181,56 @@ where
     H: Handler,
 {
     let peer = Peer::new(peer);
-    let header_timeout = current.load().limits.header_timeout;
-    let service = service_fn(move |request| {
-        let (handler, peer) = (Arc::clone(&current.load().handler), peer.clone());
-        async move { Ok::<_, Infallible>(handler.handle(request, peer).await) }
-    });
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(header_timeout)
-        // An answer is the upstream's: a date that it does not have is not made up.
-        .auto_date_header(false)
-        .serve_connection(TokioIo::new(stream), service)
-        .with_upgrades();
-    let mut connection = pin!(connection);
-    let ended = tokio::select! {
-        biased;
-        ended = connection.as_mut() => ended,
-        () = stopped(&mut stop) => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
+    let limits = current.load().limits.clone();
+    // A head that is under way is waited for by the stream; a silent connection by hyper.
+    let (silence, most_headers) = (limits.idle_timeout.max(limits.header_timeout), limits.max_headers);
+    let line = Line::new();
+    let stream = Stream::new(stream, limits, Arc::clone(&line));
+    let answering = Arc::clone(&line);
+    let service = service_fn(move |request: Request<Incoming>| {
+        let (handler, line, mut peer) = (Arc::clone(&current.load().handler), Arc::clone(&answering), peer.clone());
+        let (number, begun) = line.begin();
+        async move {
+            let mut response = match begun {
+                Ok(interim) => {
+                    peer.interim = Some(interim).filter(|_| request.version() == Version::HTTP_11);
+                    handler.handle(request, peer).await
+                }
+                Err(fault) => handler.refuse(fault),
+            };
+            if !line.answer(number, response.status() == StatusCode::SWITCHING_PROTOCOLS) {
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok::<_, Infallible>(response)
         }
-    };
-    if let Err(error) = ended {
-        tracing::debug!(%error, "a client connection ended badly");
+    });
+    let mut builder = http1::Builder::new();
+    if most_headers > HYPERS_HEADERS {
+        builder.max_headers(most_headers);
     }
+    {
+        let connection = builder
+            .timer(TokioTimer::new())
+            .header_read_timeout(silence)
+            // An answer is the upstream's: a date that it does not have is not made up.
+            .auto_date_header(false)
+            .serve_connection(TokioIo::new(stream), service)
+            .with_upgrades();
+        let mut connection = pin!(connection);
+        let ended = tokio::select! {
+            biased;
+            ended = connection.as_mut() => ended,
+            () = stopped(&mut stop) => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%error, "a client connection ended badly");
+        }
+    }
+    line.linger().await;
 }
+
+#[cfg(test)]
+mod tests;

@@ -54,11 +54,17 @@ pub enum Code {
     StoreUnavailable,
     /// A limit of the gate is reached; nothing was sent.
     Overloaded,
+    /// The request did not arrive in time; nothing was sent.
+    RequestTimeout,
+    /// The request's head is larger than is allowed.
+    HeadersTooLarge,
+    /// The request expects what is not understood here.
+    ExpectationFailed,
 }
 
 impl Outcome {
     /// Every outcome, in the order of [`Outcome::index`].
-    pub const ALL: [Self; 21] = {
+    pub const ALL: [Self; 24] = {
         use Code::*;
         [
             Self::Executed,
@@ -82,6 +88,9 @@ impl Outcome {
             Self::Problem(StillRunning),
             Self::Problem(StoreUnavailable),
             Self::Problem(Overloaded),
+            Self::Problem(RequestTimeout),
+            Self::Problem(HeadersTooLarge),
+            Self::Problem(ExpectationFailed),
         ]
     };
 
@@ -134,6 +143,9 @@ impl Code {
             Self::StillRunning => "still-running",
             Self::StoreUnavailable => "store-unavailable",
             Self::Overloaded => "overloaded",
+            Self::RequestTimeout => "request-timeout",
+            Self::HeadersTooLarge => "headers-too-large",
+            Self::ExpectationFailed => "expectation-failed",
         }
     }
 
@@ -149,6 +161,9 @@ impl Code {
             Self::UpstreamUnreachable | Self::UpstreamBroken => StatusCode::BAD_GATEWAY,
             Self::UpstreamTimeout | Self::StillRunning => StatusCode::GATEWAY_TIMEOUT,
             Self::StoreUnavailable | Self::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
+            Self::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
+            Self::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Self::ExpectationFailed => StatusCode::EXPECTATION_FAILED,
         }
     }
 
@@ -157,7 +172,12 @@ impl Code {
     pub fn retryable(self) -> bool {
         matches!(
             self,
-            Self::InFlight | Self::UpstreamUnreachable | Self::StillRunning | Self::StoreUnavailable | Self::Overloaded
+            Self::InFlight
+                | Self::UpstreamUnreachable
+                | Self::StillRunning
+                | Self::StoreUnavailable
+                | Self::Overloaded
+                | Self::RequestTimeout
         )
     }
 }

@@ -1,0 +1,207 @@
+//! Connections, with a handler that answers what it is asked for.
+
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::*;
+use crate::http::wire::fault_of;
+
+struct Echo;
+
+impl Handler for Echo {
+    /// `/unread` leaves the body where it is; `/hints` says something before; `/switch` becomes an echo of bytes.
+    async fn handle(self: Arc<Self>, mut request: Request<Incoming>, peer: Peer) -> Response<Body> {
+        let path = request.uri().path().to_owned();
+        match &path[..] {
+            "/hints" => {
+                let interim = peer.interim.unwrap();
+                interim.send(StatusCode::EARLY_HINTS, &http::HeaderMap::new());
+                sleep(Duration::from_millis(10)).await;
+                interim.send(StatusCode::PROCESSING, &http::HeaderMap::new());
+                sleep(Duration::from_millis(10)).await;
+            }
+            "/switch" => {
+                let upgrade = hyper::upgrade::on(&mut request);
+                tokio::spawn(async move {
+                    let (mut reader, mut writer) = tokio::io::split(TokioIo::new(upgrade.await.unwrap()));
+                    tokio::io::copy(&mut reader, &mut writer).await
+                });
+                let mut response = Response::new(Body::empty());
+                *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+                return response;
+            }
+            _ => {}
+        }
+        let said = match path.as_str() {
+            "/unread" => "unread".to_owned(),
+            _ => match request.into_body().collect().await {
+                Ok(body) => format!("{path} {}", String::from_utf8_lossy(&body.to_bytes())),
+                Err(error) => format!("{path} {:?}", fault_of(&error)),
+            },
+        };
+        Response::new(Body::full(Bytes::from(said)))
+    }
+
+    fn refuse(&self, fault: Fault) -> Response<Body> {
+        let mut response = Response::new(Body::full(Bytes::from(fault.to_string())));
+        *response.status_mut() = fault.code().status();
+        response
+    }
+}
+
+fn connect() -> (DuplexStream, watch::Sender<bool>) {
+    let (client, stream) = duplex(16 << 10);
+    let (stop, stopped) = watch::channel(false);
+    let limits = Limits {
+        header_timeout: Duration::from_secs(5),
+        idle_timeout: Duration::from_secs(20),
+        body_timeout: Duration::from_secs(10),
+        min_body_rate: 100,
+        ..Limits::default()
+    };
+    let current = Serving::current(Arc::new(Echo), limits);
+    tokio::spawn(connection(stream, SocketAddr::from(([127, 0, 0, 1], 1)), current, stopped));
+    (client, stop)
+}
+
+/// All that comes back to these bytes, to the end.
+async fn exchange(sent: &str) -> String {
+    let (mut client, _stop) = connect();
+    client.write_all(sent.as_bytes()).await.unwrap();
+    rest(&mut client).await
+}
+
+async fn rest(client: &mut DuplexStream) -> String {
+    let mut came = String::new();
+    timeout(Duration::from_secs(120), client.read_to_string(&mut came)).await.unwrap().unwrap();
+    came
+}
+
+/// What comes, up to these bytes.
+async fn until(client: &mut DuplexStream, end: &str) -> String {
+    let mut came = Vec::new();
+    while !came.ends_with(end.as_bytes()) {
+        came.push(timeout(Duration::from_secs(120), client.read_u8()).await.unwrap().unwrap());
+    }
+    String::from_utf8(came).unwrap()
+}
+
+const GOOD: &str = "POST /good HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc";
+
+#[tokio::test(start_paused = true)]
+async fn what_is_refused_is_answered_in_its_turn() {
+    for bad in [
+        "POST /bad HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        "POST /bad HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n",
+        "GET /bad HTTP/1.1\nHost: a\n\n",
+        "\u{16}\u{3}\u{1}",
+    ] {
+        let came = exchange(&format!("{GOOD}{GOOD}{bad}{GOOD}")).await;
+        let statuses: Vec<&str> = came.match_indices("HTTP/1.1 ").map(|(at, _)| &came[at + 9..at + 12]).collect();
+        assert_eq!(statuses, ["200", "200", "400"], "{came}");
+        assert_eq!(came.matches("connection: close").count(), 1, "{came}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_goes_wrong_is_told_to_its_reader() {
+    let (mut client, _stop) = connect();
+    client.write_all(b"POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n").await.unwrap();
+    sleep(Duration::from_millis(10)).await;
+    client.write_all(b"zzz\r\n").await.unwrap();
+    let came = rest(&mut client).await;
+    assert!(came.contains("connection: close") && came.contains("/x Some(Malformed("), "{came}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_is_waited_for_longer_than_is_allowed() {
+    let after = async |sent: &str, pieces: &[&str], pause: u64| {
+        let (mut client, _stop) = connect();
+        let began = Instant::now();
+        client.write_all(sent.as_bytes()).await.unwrap();
+        for piece in pieces {
+            sleep(Duration::from_secs(pause)).await;
+            // It may have been closed by then.
+            let _ = client.write_all(piece.as_bytes()).await;
+        }
+        let came = rest(&mut client).await;
+        (came, began.elapsed().as_secs())
+    };
+    assert_eq!(after("", &[], 0).await, (String::new(), 5), "silent from the beginning");
+    let (came, secs) = after("GET / HTTP/1.1\r\n", &["Host: a\r\n", "A: b\r\n"], 2).await;
+    assert!(came.starts_with("HTTP/1.1 408") && secs == 5, "{secs} {came}");
+    let (came, secs) = after(GOOD, &[], 0).await;
+    assert!(came.matches("HTTP/1.1").count() == 1 && secs == 20, "silent afterwards: {secs} {came}");
+    let (came, secs) = after(GOOD, &["GET / HT"], 9).await;
+    assert!(came.contains("HTTP/1.1 408") && secs == 14, "{secs} {came}");
+    let slow = "POST /slow HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n";
+    let (came, secs) = after(slow, &[], 0).await;
+    assert!(came.contains("/slow Some(BodyTooSlow)") && secs == 10, "{secs} {came}");
+    // 500 bytes in 3 s each time: 500 bytes earn 5 s.
+    let fair = "x".repeat(500);
+    let (came, secs) = after(slow, &[&fair[..]; 10], 3).await;
+    assert!(came.contains("/slow Some(BodyTooSlow)") && secs == 40, "{secs} {came}");
+    // 50 bytes in 3 s each time: 50 bytes earn nothing, 100 one second.
+    let (came, secs) = after(slow, &[&fair[..50]; 10], 3).await;
+    assert!(came.contains("/slow Some(BodyTooSlow)"), "{came}");
+    assert!((10..=32).contains(&secs), "{secs}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_reaches_whoever_still_sends() {
+    let (mut client, _stop) = connect();
+    client.write_all(b"POST /unread HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n").await.unwrap();
+    for _ in 0..100 {
+        client.write_all(&[b'x'; 10_000]).await.unwrap();
+    }
+    let came = rest(&mut client).await;
+    assert!(came.contains("connection: close") && came.ends_with("unread"), "{came}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn interim_answers_come_before_the_answer() {
+    let (mut client, _stop) = connect();
+    client.write_all(b"GET /hints HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    assert_eq!(until(&mut client, "\r\n\r\n").await, "HTTP/1.1 103 Early Hints\r\n\r\n");
+    assert_eq!(until(&mut client, "\r\n\r\n").await, "HTTP/1.1 102 Processing\r\n\r\n");
+    assert!(until(&mut client, "/hints ").await.starts_with("HTTP/1.1 200 OK\r\n"));
+    // And the connection goes on.
+    client.write_all(GOOD.as_bytes()).await.unwrap();
+    until(&mut client, "/good abc").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_switch_bytes_are_bytes() {
+    let (mut client, _stop) = connect();
+    let head = "GET /switch HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n\0early\n";
+    client.write_all(head.as_bytes()).await.unwrap();
+    assert!(until(&mut client, "\r\n\r\n").await.starts_with("HTTP/1.1 101"));
+    assert_eq!(until(&mut client, "\n").await, "\0early\n");
+    client.write_all(b"\xff\0\n").await.unwrap();
+    client.shutdown().await.unwrap();
+    let mut last = Vec::new();
+    client.read_to_end(&mut last).await.unwrap();
+    assert_eq!(last, b"\xff\0\n");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_upgrade_that_does_not_come_about_ends_the_connection() {
+    let came = exchange("GET /x HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nGET / HTTP").await;
+    assert!(came.contains("connection: close") && came.ends_with("/x "), "{came}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_expected_is_said_when_the_body_is_asked_for() {
+    let expecting =
+        |path: &str| format!("POST {path} HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n");
+    let (mut client, _stop) = connect();
+    client.write_all(expecting("/x").as_bytes()).await.unwrap();
+    assert_eq!(until(&mut client, "\r\n\r\n").await, "HTTP/1.1 100 Continue\r\n\r\n");
+    client.write_all(b"abc").await.unwrap();
+    until(&mut client, "/x abc").await;
+    client.write_all(expecting("/unread").as_bytes()).await.unwrap();
+    let came = rest(&mut client).await;
+    assert!(came.starts_with("HTTP/1.1 200") && came.contains("connection: close"), "{came}");
+}

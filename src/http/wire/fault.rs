@@ -1,0 +1,83 @@
+//! What is wrong with what a client sends.
+
+use std::error::Error as StdError;
+use std::io;
+
+use crate::telemetry::outcome::Code;
+
+/// What is wrong with what a client sends. The connection ends with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// It is no request, or not one beyond doubt.
+    #[error("{0}")]
+    Malformed(&'static str),
+    /// It expects what cannot be promised (RFC 9110, 10.1.1).
+    #[error("the only expectation understood here is 100-continue (RFC 9110, 10.1.1)")]
+    Expectation,
+    /// The head is larger than `max_header_size`.
+    #[error("the request's head, or its trailers, are larger than is allowed here")]
+    HeadTooLarge,
+    /// It has more lines than `max_headers`.
+    #[error("the request has more header lines than are allowed here")]
+    TooManyHeaders,
+    /// The head did not arrive within `header_timeout`.
+    #[error("the request's head did not arrive in time")]
+    HeadTooSlow,
+    /// The body paused for `body_timeout`, or came slower than `min_body_rate`.
+    #[error("the request's body did not arrive in time")]
+    BodyTooSlow,
+}
+
+impl Fault {
+    /// What it is answered with.
+    #[must_use]
+    pub fn code(self) -> Code {
+        match self {
+            Self::Malformed(_) => Code::BadRequest,
+            Self::Expectation => Code::ExpectationFailed,
+            Self::HeadTooLarge | Self::TooManyHeaders => Code::HeadersTooLarge,
+            Self::HeadTooSlow | Self::BodyTooSlow => Code::RequestTimeout,
+        }
+    }
+}
+
+/// As the reader of a body is told of it.
+impl From<Fault> for io::Error {
+    fn from(fault: Fault) -> Self {
+        Self::new(io::ErrorKind::InvalidData, fault)
+    }
+}
+
+/// The fault that broke a body off, if it was one.
+#[must_use]
+pub fn fault_of(error: &(dyn StdError + 'static)) -> Option<Fault> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(fault) = error.downcast_ref::<Fault>() {
+            return Some(*fault);
+        }
+        // What stands in an io::Error is not its source: its source is.
+        let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        if let Some(fault) = inner.and_then(|inner| inner.downcast_ref::<Fault>()) {
+            return Some(*fault);
+        }
+        cause = error.source();
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("broken")]
+    struct Outer(#[source] io::Error);
+
+    #[test]
+    fn a_fault_is_found_beneath_other_errors() {
+        let error = Outer(Fault::BodyTooSlow.into());
+        assert_eq!(fault_of(&error), Some(Fault::BodyTooSlow));
+        assert_eq!(fault_of(&Outer(io::ErrorKind::BrokenPipe.into())), None);
+    }
+}
