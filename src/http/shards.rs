@@ -156,6 +156,18 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn one_that_does_nothing_does_not_answer() {
+        let shards = Shards::start().unwrap();
+        shards.answer().await;
+        let (go_on, blocked) = channel::<()>();
+        let mut connections = JoinSet::new();
+        shards.spawn(&mut connections, async move { blocked.recv().unwrap() });
+        assert!(tokio::time::timeout(Duration::from_millis(50), shards.answer()).await.is_err());
+        go_on.send(()).unwrap();
+        shards.answer().await;
+    }
+
+    #[tokio::test]
     async fn they_end_in_the_middle_of_things() {
         let shards = Shards::start().unwrap();
         let mut connections = JoinSet::new();

@@ -34,6 +34,7 @@ mod servers;
 mod store_faults;
 mod storm;
 mod support;
+mod systemd;
 mod test_servers;
 mod upstream_failures;
 mod upstream_settles;
