@@ -3,17 +3,22 @@
 //! Of the routes that match, the most specific path wins: compared segment by segment from the left, a literal beats
 //! `{x}`, which beats `{*rest}`. Between equal paths, a named host beats any host. [`Router::new`] refuses routes
 //! that would tie, so the order of routes never matters.
+//!
+//! A path is compared as it is, byte for byte, and forwarded so. Servers differ in what else they take a path for, and
+//! a request must not get around its protection by a spelling: see [`Router::choose`].
 
 use std::cmp::Ordering;
 use std::sync::Arc;
 
 use http::Method;
 
-use crate::idempotency::policy::Policy;
+use crate::idempotency::policy::{Mode, Policy};
 
 mod pattern;
+mod readings;
 
 pub use pattern::Pattern;
+pub use readings::{Ambiguous, Twist};
 
 /// One route, resolved.
 #[derive(Clone, Debug)]
@@ -59,6 +64,10 @@ pub struct Router {
     routes: Vec<Arc<Route>>,
     /// Indices of `routes`, the most specific first: the first that matches wins.
     order: Vec<usize>,
+    /// Whether a path can mean anything but itself: something is protected, and not on every path.
+    paths_matter: bool,
+    /// Whether a literal of a path has a capital letter.
+    has_capitals: bool,
 }
 
 /// Two routes that can match one request with equal claim, by their places in the list.
@@ -83,7 +92,12 @@ impl Router {
         }
         let mut order: Vec<usize> = (0..routes.len()).collect();
         order.sort_by(|&a, &b| routes[a].claim(&routes[b]));
-        Ok(Self { routes: routes.into_iter().map(Arc::new).collect(), order })
+        Ok(Self {
+            order,
+            paths_matter: routes.iter().any(Route::protects) && !routes.iter().all(|route| route.path.is_everything()),
+            has_capitals: routes.iter().any(|route| route.path.has_capitals()),
+            routes: routes.into_iter().map(Arc::new).collect(),
+        })
     }
 
     /// The route of a request: of those that match, the one with the most specific path.
@@ -117,7 +131,16 @@ impl Route {
     }
 
     fn matches(&self, method: &Method, host: Option<&str>, path: &str) -> bool {
-        self.matches_host(host) && self.methods.contains(method) && self.path.matches(path)
+        self.serves(method, host) && self.path.matches(path)
+    }
+
+    /// Whether it matches the request on some path.
+    fn serves(&self, method: &Method, host: Option<&str>) -> bool {
+        self.matches_host(host) && self.methods.contains(method)
+    }
+
+    fn protects(&self) -> bool {
+        self.policy.mode == Mode::Protect
     }
 
     fn matches_host(&self, host: Option<&str>) -> bool {
@@ -168,7 +191,7 @@ mod tests {
 
     use super::*;
 
-    fn route(name: &str, methods: &[Method], host: Option<&str>, path: &str) -> Route {
+    pub(super) fn route(name: &str, methods: &[Method], host: Option<&str>, path: &str) -> Route {
         Route {
             name: name.into(),
             namespace: name.into(),
@@ -252,7 +275,7 @@ mod tests {
 
     const HOSTS: [&str; 2] = ["a.example", "b.example"];
 
-    fn any_route() -> impl Strategy<Value = Route> {
+    pub(super) fn any_route() -> impl Strategy<Value = Route> {
         let segment = prop_oneof![Just("a"), Just("b"), Just("{x}"), Just("")];
         let segments = (prop::collection::vec(segment, 0..3), any::<bool>());
         let path = segments.prop_map(|(segments, rest)| {

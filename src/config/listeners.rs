@@ -12,6 +12,7 @@ use super::node::{Node, Table, Wrong};
 use super::{SecretFile, keys};
 use crate::admin::Token;
 use crate::http;
+use crate::http::limits::Limits;
 use crate::http::listen::Listen;
 
 /// `[server]`
@@ -31,13 +32,9 @@ pub(super) struct Admin {
 }
 
 impl Server {
-    /// The settings, given the longest upstream timeout.
-    pub(super) fn settings(self, longest: Duration) -> http::server::Settings {
-        http::server::Settings {
-            listen: self.listen,
-            drain_timeout: self.drain_timeout.unwrap_or(longest),
-            limits: http::limits::Limits::default(),
-        }
+    /// The settings, given the longest upstream timeout and `[limits]`.
+    pub(super) fn settings(self, longest: Duration, limits: Limits) -> http::server::Settings {
+        http::server::Settings { listen: self.listen, drain_timeout: self.drain_timeout.unwrap_or(longest), limits }
     }
 }
 

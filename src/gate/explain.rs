@@ -19,7 +19,7 @@ use crate::idempotency::key::{Found, Key};
 use crate::idempotency::policy::{Mode, Policy};
 use crate::idempotency::record::RecordId;
 use crate::idempotency::scope::{Caller, ScopePart};
-use crate::route::{Route, Router};
+use crate::route::{Ambiguous, Route, Router};
 use crate::telemetry::outcome::Code;
 
 /// A request as it would come. Without a host in its target or its headers, and without an address of its client, what
@@ -48,6 +48,8 @@ pub struct Explanation {
 pub enum Fate {
     /// It is refused before a route is looked for.
     Malformed(Problem),
+    /// Its path can be read in two ways that are protected differently. It gets the problem.
+    Ambiguous(Box<Ambiguous>, Problem),
     /// No route matches it. It goes to the upstream of this index, or gets the problem.
     Unrouted(Result<usize, Problem>),
     /// It has a route.
@@ -119,10 +121,13 @@ pub fn explain(settings: &Settings, router: &Router, question: Question<'_>) -> 
         Err(problem) => return Explanation { authority: None, fate: Fate::Malformed(problem) },
     };
     let authority = head.authority().map(Arc::from);
-    let route = router.find(&head.method, head.authority(), head.uri.path());
-    let fate = match route {
-        None => Fate::Unrouted(settings.default_upstream.ok_or_else(|| pass::no_route(&head))),
-        Some(route) => {
+    let fate = match router.choose(&head.method, head.authority(), head.uri.path()) {
+        Err(ambiguous) => {
+            let problem = request::ambiguous(&ambiguous);
+            Fate::Ambiguous(ambiguous, problem)
+        }
+        Ok(None) => Fate::Unrouted(settings.default_upstream.ok_or_else(|| pass::no_route(&head))),
+        Ok(Some(route)) => {
             let asked = Asked { settings, route, head, upgrades, body, client_ip };
             Fate::Routed(Arc::clone(route), asked.handling())
         }

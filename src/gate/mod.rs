@@ -209,7 +209,13 @@ impl Gate {
             Ok(taken) => taken,
             Err(problem) => return (Arc::clone(&self.unrouted), Reply::problem(problem, None)),
         };
-        let Some(route) = self.router.find(&head.method, head.authority(), head.uri.path()) else {
+        let route = match self.router.choose(&head.method, head.authority(), head.uri.path()) {
+            Ok(route) => route,
+            Err(ambiguous) => {
+                return (Arc::clone(&self.unrouted), Reply::problem(request::ambiguous(&ambiguous), None));
+            }
+        };
+        let Some(route) = route else {
             let lane = Arc::clone(&self.unrouted);
             return match self.settings.default_upstream {
                 Some(index) => (lane, pass::forward(&self.upstreams[index], head, body, Manner::default()).await),

@@ -1,5 +1,7 @@
 //! The head of a request, read once.
 
+use std::sync::Arc;
+
 use http::header::HOST;
 use http::request::Parts;
 use http::uri::Authority;
@@ -13,6 +15,7 @@ use crate::http::server::Peer;
 use crate::http::wire::Interim;
 use crate::idempotency::key::KeyRule;
 use crate::idempotency::scope::Caller;
+use crate::route::{Ambiguous, Route};
 use crate::telemetry::outcome::Code;
 
 /// What the gate knows of a request before its body.
@@ -156,6 +159,15 @@ fn normal(host: &str) -> Option<String> {
 
 fn bad(detail: &str) -> Problem {
     Problem::new(Code::BadRequest, detail)
+}
+
+/// The path can be read otherwise, and what protects the request depends on the reading.
+pub(super) fn ambiguous(ambiguous: &Ambiguous) -> Problem {
+    let name =
+        |route: &Option<Arc<Route>>| route.as_ref().map_or_else(|| "-".to_owned(), |route| route.name.to_string());
+    let (route, other) = (name(&ambiguous.route), name(&ambiguous.other));
+    tracing::debug!(route, other, "a path that can be read in two ways was refused");
+    bad(&ambiguous.to_string())
 }
 
 /// The request carries a key, and asks to switch protocols.

@@ -28,6 +28,24 @@ pub(super) enum Kind {
     Rest,
 }
 
+/// A path as a request has it, or as somebody may read it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Spelling<'a> {
+    /// Its bytes.
+    pub(super) path: &'a [u8],
+    /// Whether one more slash follows them.
+    pub(super) slash: bool,
+    /// Whether the case of its letters does not count.
+    pub(super) any_case: bool,
+}
+
+impl<'a> Spelling<'a> {
+    /// Byte for byte.
+    pub(super) fn raw(path: &'a [u8]) -> Self {
+        Self { path, slash: false, any_case: false }
+    }
+}
+
 /// Why a text is not a pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
@@ -94,18 +112,65 @@ impl Pattern {
     /// Whether the raw path of a request matches.
     #[must_use]
     pub fn matches(&self, path: &str) -> bool {
-        let Some(path) = path.strip_prefix('/') else { return false };
-        let mut pieces = path.split('/');
+        self.reads(Spelling::raw(path.as_bytes()))
+    }
+
+    /// Whether a path matches, spelled like this.
+    pub(super) fn reads(&self, spelling: Spelling<'_>) -> bool {
+        let Some((b'/', path)) = spelling.path.split_first() else { return false };
+        let slash = spelling.slash.then_some(&b""[..]);
+        let mut pieces = path.split(|byte| *byte == b'/').chain(slash);
         for segment in &self.segments {
             let Some(piece) = pieces.next() else { return false };
-            match segment {
-                Segment::Literal(literal) if **literal == *piece => {}
-                Segment::One if !piece.is_empty() => {}
+            let fits = match segment {
+                Segment::Literal(literal) if spelling.any_case => literal.as_bytes().eq_ignore_ascii_case(piece),
+                Segment::Literal(literal) => literal.as_bytes() == piece,
+                Segment::One => !piece.is_empty(),
                 Segment::Rest => return true,
-                Segment::Literal(_) | Segment::One => return false,
+            };
+            if !fits {
+                return false;
             }
         }
         pieces.next().is_none()
+    }
+
+    /// Whether parameters stand for a segment of the path, which matches, that is `odd`: what a literal stands for was
+    /// written like this on purpose. `odd` is told a segment and whether it is the last.
+    pub(super) fn takes_odd(&self, path: &str, odd: impl Fn(&[u8], bool) -> bool) -> bool {
+        let mut own = self.segments.iter();
+        let mut pieces = path.as_bytes().split(|byte| *byte == b'/').skip(1).peekable();
+        while let Some(piece) = pieces.next() {
+            let is_literal = matches!(own.next(), Some(Segment::Literal(_)));
+            if !is_literal && odd(piece, pieces.peek().is_none()) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Whether it matches every path.
+    pub(super) fn is_everything(&self) -> bool {
+        self.segments.first() == Some(&Segment::Rest)
+    }
+
+    /// Whether a literal of it has a capital letter.
+    pub(super) fn has_capitals(&self) -> bool {
+        let capital = |literal: &str| literal.bytes().any(|byte| byte.is_ascii_uppercase());
+        self.segments.iter().any(|segment| matches!(segment, Segment::Literal(literal) if capital(literal)))
+    }
+
+    /// Whether it says more of a path than `other` does, where both are asked about spellings of one path: at the first
+    /// place where they differ in kind, its kind is the stronger one. That a path ends is said as firmly as a literal.
+    pub(super) fn outranks(&self, other: &Self) -> bool {
+        let mut places = self.claims().zip(other.claims());
+        places.find(|(own, other)| own != other).is_some_and(|(own, other)| own < other)
+    }
+
+    /// How specific each segment is, and the end.
+    fn claims(&self) -> impl Iterator<Item = Kind> {
+        let is_open = self.segments.last() == Some(&Segment::Rest);
+        self.specificity().chain((!is_open).then_some(Kind::Literal))
     }
 
     /// How specific each segment is. Where two patterns match one path, the lesser is the more specific.
@@ -195,7 +260,7 @@ fn check_encoding(digits: &str) -> Result<(), Invalid> {
     if found == normal { Ok(()) } else { Err(Invalid::NotNormal { found, normal }) }
 }
 
-fn is_unreserved(char: char) -> bool {
+pub(super) fn is_unreserved(char: char) -> bool {
     char.is_ascii_alphanumeric() || matches!(char, '-' | '.' | '_' | '~')
 }
 

@@ -60,11 +60,13 @@ pub enum Code {
     HeadersTooLarge,
     /// The request expects what is not understood here.
     ExpectationFailed,
+    /// One client takes more than its part.
+    QuotaExceeded,
 }
 
 impl Outcome {
     /// Every outcome, in the order of [`Outcome::index`].
-    pub const ALL: [Self; 24] = {
+    pub const ALL: [Self; 25] = {
         use Code::*;
         [
             Self::Executed,
@@ -91,6 +93,7 @@ impl Outcome {
             Self::Problem(RequestTimeout),
             Self::Problem(HeadersTooLarge),
             Self::Problem(ExpectationFailed),
+            Self::Problem(QuotaExceeded),
         ]
     };
 
@@ -146,6 +149,7 @@ impl Code {
             Self::RequestTimeout => "request-timeout",
             Self::HeadersTooLarge => "headers-too-large",
             Self::ExpectationFailed => "expectation-failed",
+            Self::QuotaExceeded => "quota-exceeded",
         }
     }
 
@@ -160,6 +164,7 @@ impl Code {
             Self::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
             Self::UpstreamUnreachable | Self::UpstreamBroken => StatusCode::BAD_GATEWAY,
             Self::UpstreamTimeout | Self::StillRunning => StatusCode::GATEWAY_TIMEOUT,
+            Self::QuotaExceeded => StatusCode::TOO_MANY_REQUESTS,
             Self::StoreUnavailable | Self::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
             Self::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
             Self::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
@@ -178,6 +183,7 @@ impl Code {
                 | Self::StoreUnavailable
                 | Self::Overloaded
                 | Self::RequestTimeout
+                | Self::QuotaExceeded
         )
     }
 }

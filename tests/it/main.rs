@@ -22,6 +22,7 @@ mod lifecycle;
 mod limits;
 mod migrate;
 mod passthrough;
+mod paths;
 mod policy;
 mod quickstart;
 mod redis_servers;

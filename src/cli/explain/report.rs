@@ -1,6 +1,7 @@
 //! An explanation as text, for a person at night.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use http::header::{CONTENT_TYPE, HOST};
 use http::request::Parts;
@@ -14,7 +15,7 @@ use crate::idempotency::key::{Found, KeyRule, KeySource};
 use crate::idempotency::policy::Mode;
 use crate::idempotency::record::RecordId;
 use crate::idempotency::scope::ScopePart;
-use crate::route::{Fit, Route};
+use crate::route::{Ambiguous, Fit, Route};
 
 /// The request that was asked about.
 pub(super) struct Asked<'a> {
@@ -32,6 +33,10 @@ pub(super) fn write(config: &Resolved, asked: &Asked<'_>, explanation: &Explanat
     report.request();
     match &explanation.fate {
         Fate::Malformed(problem) => report.answer(problem, None),
+        Fate::Ambiguous(ambiguous, problem) => {
+            report.ambiguous(ambiguous);
+            report.answer(problem, None);
+        }
         Fate::Unrouted(upstream) => report.unrouted(upstream),
         Fate::Routed(route, handling) => {
             report.route(route);
@@ -104,6 +109,20 @@ impl Report<'_> {
             self.more(docs);
         }
         self.line("protected", "no: nothing is forwarded");
+    }
+
+    /// Both readings of a path, and what each belongs to.
+    fn ambiguous(&mut self, ambiguous: &Ambiguous) {
+        let owner = |route: &Option<Arc<Route>>| match route {
+            Some(route) => format!("{} ({}, mode {})", route.name, pattern(route), word(route.policy.mode)),
+            None => "no route".to_owned(),
+        };
+        self.line("route", format!("as the path stands, {}", owner(&ambiguous.route)));
+        match &ambiguous.reading {
+            Some(reading) => self.more(format!("read as {reading:?}, {}", owner(&ambiguous.other))),
+            None => self.more("and it has more readings than are looked at"),
+        }
+        self.gap();
     }
 
     fn unrouted(&mut self, upstream: &Result<usize, Problem>) {

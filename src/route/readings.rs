@@ -1,0 +1,343 @@
+//! What a path may be taken for by the server behind.
+//!
+//! Servers decode a path, resolve its dot segments, merge its slashes, cut off parameters, and forget about case and a
+//! slash at the end, each in its own way and order (RFC 3986, section 6.2, names some of it). The gate does none of
+//! that: what it matches is what it forwards. Where some reading of a path would have chosen another route, and
+//! protection is at stake, nobody can say which policy the request is to have, and it is refused.
+
+use std::fmt;
+use std::sync::Arc;
+
+use http::Method;
+
+use super::pattern::{Spelling, is_unreserved};
+use super::{Route, Router, host_of};
+
+/// A request whose path can be read so that it belongs to another route, and one of the two is protected.
+#[derive(Clone, Debug)]
+pub struct Ambiguous {
+    /// In which way the path can be read otherwise.
+    pub twist: Twist,
+    /// The reading; nothing where there are too many.
+    pub reading: Option<String>,
+    /// The route of the path as it stands.
+    pub route: Option<Arc<Route>>,
+    /// The route of the reading.
+    pub other: Option<Arc<Route>>,
+}
+
+/// In which way a path can be read otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Twist {
+    /// Its percent-encoding, dot segments, empty segments, parameters, backslashes or letters beyond ASCII.
+    Spelling,
+    /// The case of its letters.
+    Case,
+    /// The slash at its end.
+    Slash,
+    /// More readings than are looked at.
+    Endless,
+}
+
+impl fmt::Display for Ambiguous {
+    /// For the client: without the names of routes.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self.twist {
+            Twist::Spelling => {
+                "percent-encoding, dot segments, empty segments, parameters or backslashes let it mean another path"
+            }
+            Twist::Case => "letters in upper and lower case may or may not be the same",
+            Twist::Slash => "the slash at the end may or may not count",
+            Twist::Endless => "it is encoded again and again",
+        };
+        write!(
+            f,
+            "the path can be read in two ways ({what}), and different rules hold for them here; nothing was sent: write the \
+             path plainly"
+        )
+    }
+}
+
+impl Router {
+    /// The route of a request, as [`Router::find`] finds it, unless its path can be read otherwise and that matters:
+    /// another reading belongs to another route or to none, and one of the two is protected.
+    ///
+    /// That letters may count in whatever case, and a slash at the end not at all, holds for every path; only a route
+    /// that says more of the path than the one it has makes a difference there. `/public` can be exempt under a protected
+    /// `/{*rest}`, though `/public/` is not.
+    ///
+    /// # Errors
+    /// The request must be refused.
+    pub fn choose(
+        &self,
+        method: &Method,
+        host: Option<&str>,
+        path: &str,
+    ) -> Result<Option<&Arc<Route>>, Box<Ambiguous>> {
+        let route = self.find(method, host, path);
+        if !self.paths_matter || !path.starts_with('/') {
+            return Ok(route);
+        }
+        let bytes = path.as_bytes();
+        let look = Look { router: self, method, host: host.map(host_of), route };
+        look.at_folds(bytes, route)?;
+        let is_odd = match route {
+            Some(route) => route.path.takes_odd(path, is_odd),
+            None => has_odd(bytes),
+        };
+        if is_odd && look.candidates().any(|route| route.protects()) {
+            look.at_spellings(bytes)?;
+        }
+        Ok(route)
+    }
+}
+
+/// A look at what else a path may mean.
+struct Look<'a> {
+    router: &'a Router,
+    method: &'a Method,
+    host: Option<&'a str>,
+    /// The route of the path as it stands.
+    route: Option<&'a Arc<Route>>,
+}
+
+impl<'a> Look<'a> {
+    /// Routes that match the request on some path, the most specific first.
+    fn candidates(&self) -> impl Iterator<Item = &'a Arc<Route>> {
+        let Self { method, host, .. } = *self;
+        self.router.ranked().filter(move |route| route.serves(method, host))
+    }
+
+    /// At each spelling of the path, with its folds.
+    fn at_spellings(&self, path: &[u8]) -> Result<(), Box<Ambiguous>> {
+        let Some(readings) = spellings(path) else {
+            return Err(Box::new(Ambiguous {
+                twist: Twist::Endless,
+                reading: None,
+                route: self.route.cloned(),
+                other: None,
+            }));
+        };
+        for reading in readings {
+            let spelling = Spelling::raw(&reading);
+            let found = self.candidates().find(|route| route.path.reads(spelling));
+            self.check(Twist::Spelling, spelling, found)?;
+            self.at_folds(&reading, found)?;
+        }
+        Ok(())
+    }
+
+    /// At a reading, of which `found` is the route, with a slash more or less and in any case.
+    fn at_folds(&self, reading: &[u8], found: Option<&Arc<Route>>) -> Result<(), Box<Ambiguous>> {
+        let as_is = Spelling::raw(reading);
+        let slash = match reading.strip_suffix(b"/") {
+            Some(b"") => None,
+            Some(path) => Some(Spelling { path, ..as_is }),
+            None => Some(Spelling { slash: true, ..as_is }),
+        };
+        let case_counts = self.router.has_capitals || reading.iter().any(u8::is_ascii_uppercase);
+        let any_case = |spelling| Spelling { any_case: true, ..spelling };
+        let folds = [
+            (Twist::Slash, slash),
+            (Twist::Case, Some(any_case(as_is)).filter(|_| case_counts)),
+            (Twist::Case, slash.map(any_case).filter(|_| case_counts)),
+        ];
+        for (twist, fold) in folds {
+            let Some(fold) = fold else { continue };
+            let mut others = self.candidates().filter(|route| route.path.reads(fold));
+            let Some(first) = others.next() else { continue };
+            // In any case, several may have the same claim.
+            let ties = others.take_while(|other| !first.outranks(other));
+            for other in std::iter::once(first).chain(ties) {
+                let says_more = |found: &Arc<Route>| !Arc::ptr_eq(found, other) && other.outranks(found);
+                if found.is_none_or(says_more) {
+                    self.check(twist, fold, Some(other))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a reading that belongs to another route, where that matters.
+    fn check(&self, twist: Twist, reading: Spelling<'_>, other: Option<&Arc<Route>>) -> Result<(), Box<Ambiguous>> {
+        let is_same = match (self.route, other) {
+            (Some(route), Some(other)) => Arc::ptr_eq(route, other),
+            (None, None) => true,
+            _ => false,
+        };
+        if is_same || !self.route.into_iter().chain(other).any(|route| route.protects()) {
+            return Ok(());
+        }
+        let slash = if reading.slash { "/" } else { "" };
+        let text = format!("{}{slash}", String::from_utf8_lossy(reading.path));
+        let reading = Some(if reading.any_case { text.to_ascii_lowercase() } else { text });
+        Err(Box::new(Ambiguous { twist, reading, route: self.route.cloned(), other: other.cloned() }))
+    }
+}
+
+impl Route {
+    /// Whether it says more of a request than `other` does, of its path or else of its host.
+    fn outranks(&self, other: &Self) -> bool {
+        self.path.outranks(&other.path)
+            || !other.path.outranks(&self.path) && self.host.is_some() && other.host.is_none()
+    }
+}
+
+/// Whether a segment may mean something else than it says.
+fn is_odd(segment: &[u8], is_last: bool) -> bool {
+    segment.is_empty() && !is_last
+        || matches!(segment, b"." | b"..")
+        || segment.iter().any(|byte| matches!(byte, b'%' | b';' | b'\\' | 0x80..))
+}
+
+fn has_odd(path: &[u8]) -> bool {
+    let mut segments = path.split(|byte| *byte == b'/').skip(1).peekable();
+    while let Some(segment) = segments.next() {
+        if is_odd(segment, segments.peek().is_none()) {
+            return true;
+        }
+    }
+    false
+}
+
+/// The most readings of one path that are looked at.
+const MOST_READINGS: usize = 64;
+
+/// The most bytes that these have in all: a long path has fewer.
+const MOST_BYTES: usize = 128 * 1024;
+
+/// How often a path is decoded.
+const MOST_DECODINGS: u8 = 3;
+
+/// What some server does to a path, and whether that is a decoding.
+type Step = (fn(&[u8]) -> Vec<u8>, bool);
+
+const STEPS: [Step; 9] = [
+    (|path| decode(path, is_unreserved_byte), true),
+    (|path| decode(path, |byte| byte != b'/'), true),
+    (|path| decode(path, |_| true), true),
+    (|path| path.iter().map(|byte| if *byte == b'\\' { b'/' } else { *byte }).collect(), false),
+    (without_parameters, false),
+    (without_tail, false),
+    (merged, false),
+    (resolved, false),
+    (in_ascii, false),
+];
+
+/// Every other path that servers may take this one for: what any steps in any order make of it. Nothing where there are
+/// too many.
+fn spellings(path: &[u8]) -> Option<Vec<Vec<u8>>> {
+    // The first is the path itself.
+    let mut found = vec![(path.to_vec(), 0)];
+    let (mut next, mut bytes) = (0, 0);
+    while next < found.len() {
+        for (step, decodes) in STEPS {
+            let (from, decodings) = &found[next];
+            let decodings = decodings + u8::from(decodes);
+            let to = step(from);
+            if found.iter().any(|(known, _)| *known == to) {
+                continue;
+            }
+            bytes += to.len();
+            if found.len() > MOST_READINGS || bytes > MOST_BYTES || decodings > MOST_DECODINGS {
+                return None;
+            }
+            found.push((to, decodings));
+        }
+        next += 1;
+    }
+    Some(found.into_iter().skip(1).map(|(path, _)| path).collect())
+}
+
+/// Takes off percent-encoding where it stands for a byte that is `meant`. What is no encoding stays.
+fn decode(path: &[u8], meant: fn(u8) -> bool) -> Vec<u8> {
+    let mut out = Vec::with_capacity(path.len());
+    let mut rest = path;
+    while let Some((first, after)) = rest.split_first() {
+        let digits = after.first_chunk().filter(|_| *first == b'%');
+        let byte = digits.and_then(|[high, low]| Some(hex(*high)? << 4 | hex(*low)?));
+        match byte.filter(|byte| meant(*byte)) {
+            Some(byte) => {
+                out.push(byte);
+                rest = &after[2..];
+            }
+            None => {
+                out.push(*first);
+                rest = after;
+            }
+        }
+    }
+    out
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    char::from(digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
+}
+
+fn is_unreserved_byte(byte: u8) -> bool {
+    is_unreserved(char::from(byte))
+}
+
+/// Without what follows a `;` in each segment.
+fn without_parameters(path: &[u8]) -> Vec<u8> {
+    let segments = path.split(|byte| *byte == b'/');
+    let cut = segments.map(|segment| segment.split(|byte| *byte == b';').next().unwrap_or_default());
+    cut.collect::<Vec<_>>().join(&b'/')
+}
+
+/// Without what follows a byte that ends a path: that of a string in C, and those that begin a query and a fragment.
+/// They come out of percent-encoding.
+fn without_tail(path: &[u8]) -> Vec<u8> {
+    path.split(|byte| matches!(byte, 0 | b'?' | b'#')).next().unwrap_or_default().to_vec()
+}
+
+/// With one slash in the place of several.
+fn merged(path: &[u8]) -> Vec<u8> {
+    let mut out = path.to_vec();
+    out.dedup_by(|next, before| *next == b'/' && *before == b'/');
+    out
+}
+
+/// Without dot segments (RFC 3986, section 5.2.4).
+fn resolved(path: &[u8]) -> Vec<u8> {
+    let mut out: Vec<&[u8]> = Vec::new();
+    let mut segments = path.split(|byte| *byte == b'/').skip(1).peekable();
+    while let Some(segment) = segments.next() {
+        let is_dots = matches!(segment, b"." | b"..");
+        if segment == b".." {
+            out.pop();
+        }
+        if !is_dots {
+            out.push(segment);
+        } else if segments.peek().is_none() {
+            out.push(b"");
+        }
+    }
+    [&b"/"[..], &out.join(&b'/')].concat()
+}
+
+/// With ASCII in the place of what some decoders and comparisons take for it: overlong UTF-8, full-width forms, and
+/// letters whose other case is in ASCII.
+fn in_ascii(path: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(path.len());
+    let mut rest = path;
+    while let Some(first) = rest.first() {
+        let (byte, length) = match *rest {
+            [lead @ (0xC0 | 0xC1), next @ 0x80..=0xBF, ..] => ((lead & 1) << 6 | next & 0x3F, 2),
+            [0xC4, 0xB0 | 0xB1, ..] => (b'i', 2),
+            [0xC5, 0xBF, ..] => (b's', 2),
+            [0xE2, 0x84, 0xAA, ..] => (b'k', 3),
+            [0xEF, 0xBC, next @ 0x81..=0xBF, ..] => (next - 0x60, 3),
+            [0xEF, 0xBD, next @ 0x80..=0x9E, ..] => (next - 0x20, 3),
+            _ => (*first, 1),
+        };
+        out.push(byte);
+        rest = &rest[length..];
+    }
+    out
+}
+
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod tests;
