@@ -218,7 +218,10 @@ impl Gate {
     ) -> (Arc<Lane>, Reply) {
         let (head, body) = match request::Head::read(request, peer) {
             Ok(taken) => taken,
-            Err(problem) => return (Arc::clone(&self.unrouted), Reply::problem(problem, None)),
+            Err(problem) => {
+                // Whom the rest of the connection is for is in doubt too.
+                return (Arc::clone(&self.unrouted), Reply::problem(problem, None).last());
+            }
         };
         let Some(taken) = taken else { return self.overloaded(&head) };
         let route = match self.router.choose(&head.method, head.authority(), head.uri.path()) {
@@ -353,7 +356,7 @@ mod tests {
     use crate::route::Pattern;
     use crate::store::memory::Memory;
 
-    fn route(name: &str, mode: Mode, scope: &str) -> Route {
+    pub(super) fn route(name: &str, mode: Mode, scope: &str) -> Route {
         let policy = Policy { mode, scope: vec![ScopePart::parse(scope).unwrap()], ..Policy::default() };
         Route {
             name: name.into(),
@@ -366,7 +369,7 @@ mod tests {
         }
     }
 
-    fn digests(routes: Vec<Route>) -> Vec<[u8; 32]> {
+    pub(super) fn gate_of(routes: Vec<Route>) -> Arc<Gate> {
         let settings = Settings {
             service: "default".into(),
             id_secret: None,
@@ -378,8 +381,11 @@ mod tests {
         let router = Router::new(routes).unwrap();
         let metrics = Metrics::new();
         let usage = Usage::new(&Limits::default(), &metrics);
-        let gate = Gate::new(settings, router, Vec::new(), Arc::new(Memory::new()), usage, &metrics);
-        gate.identities().1.into_iter().map(|identity| identity.digest).collect()
+        Gate::new(settings, router, Vec::new(), Arc::new(Memory::new()), usage, &metrics)
+    }
+
+    fn digests(routes: Vec<Route>) -> Vec<[u8; 32]> {
+        gate_of(routes).identities().1.into_iter().map(|identity| identity.digest).collect()
     }
 
     #[test]

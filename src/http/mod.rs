@@ -10,6 +10,7 @@ mod gathered;
 pub mod headers;
 mod held;
 pub mod limits;
+pub mod listen;
 pub mod prefer;
 pub mod problem;
 mod refusal;
