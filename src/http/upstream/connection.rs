@@ -21,6 +21,9 @@ use crate::http::held::Held;
 /// Most header lines of an answer.
 const MAX_HEADERS: usize = 256;
 
+/// How many bytes of an answer are read ahead; and its head has no more.
+const LARGEST_BUFFER: usize = 256 << 10;
+
 /// An open connection. Dropped, it closes at once, whatever it is in the middle of.
 pub(super) struct Connection {
     /// Nothing once it has ended.
@@ -50,7 +53,12 @@ impl Connection {
         let wire = Arc::new(Wire::default());
         let stream = TokioIo::new(Stream::new(stream, Arc::clone(&wire)));
         let mut builder = http1::Builder::new();
-        let (sender, connection) = builder.max_headers(MAX_HEADERS).handshake(stream).await.map_err(NotSent::Closed)?;
+        let (sender, connection) = builder
+            .max_headers(MAX_HEADERS)
+            .max_buf_size(LARGEST_BUFFER)
+            .handshake(stream)
+            .await
+            .map_err(NotSent::Closed)?;
         let task = tokio::spawn(async {
             // How it ended shows at the sender.
             let _ = connection.with_upgrades().await;
