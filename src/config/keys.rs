@@ -31,8 +31,11 @@ pub(super) const ROOT: Section = Section {
 };
 
 /// `[server]`
-pub(super) const SERVER: Section =
-    Section { name: "[server]", keys: &[&["listen", "drain_timeout"]], later: &["tls", "trusted_proxies"] };
+pub(super) const SERVER: Section = Section {
+    name: "[server]",
+    keys: &[&["listen", "drain_timeout", "trusted_proxies", "forwarded"]],
+    later: &["tls"],
+};
 
 /// `[admin]`
 pub(super) const ADMIN: Section = Section { name: "[admin]", keys: &[&["listen", "token_file"]], later: &["tls"] };

@@ -5,6 +5,7 @@
 pub mod body;
 pub mod buffer;
 pub mod capture;
+pub mod forwarding;
 pub mod headers;
 pub mod limits;
 pub mod prefer;
@@ -12,6 +13,8 @@ pub mod problem;
 pub mod replay;
 pub mod server;
 pub mod shards;
+pub mod trace;
 pub mod upgrade;
 pub mod upstream;
+pub mod via;
 pub mod wire;

@@ -60,11 +60,13 @@ pub enum Code {
     HeadersTooLarge,
     /// The request expects what is not understood here.
     ExpectationFailed,
+    /// The request came by here before; nothing was sent.
+    LoopDetected,
 }
 
 impl Outcome {
     /// Every outcome, in the order of [`Outcome::index`].
-    pub const ALL: [Self; 24] = {
+    pub const ALL: [Self; 25] = {
         use Code::*;
         [
             Self::Executed,
@@ -91,6 +93,7 @@ impl Outcome {
             Self::Problem(RequestTimeout),
             Self::Problem(HeadersTooLarge),
             Self::Problem(ExpectationFailed),
+            Self::Problem(LoopDetected),
         ]
     };
 
@@ -146,6 +149,7 @@ impl Code {
             Self::RequestTimeout => "request-timeout",
             Self::HeadersTooLarge => "headers-too-large",
             Self::ExpectationFailed => "expectation-failed",
+            Self::LoopDetected => "loop-detected",
         }
     }
 
@@ -164,6 +168,7 @@ impl Code {
             Self::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
             Self::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::ExpectationFailed => StatusCode::EXPECTATION_FAILED,
+            Self::LoopDetected => StatusCode::LOOP_DETECTED,
         }
     }
 
