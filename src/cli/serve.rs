@@ -20,6 +20,7 @@ use crate::gate::Gate;
 use crate::http::server::{self, Current};
 use crate::http::shards::Shards;
 use crate::http::upstream::Upstream;
+use crate::http::usage::Usage;
 use crate::idempotency::identity::Identifier;
 use crate::idempotency::policy::Mode;
 use crate::store::Store;
@@ -124,7 +125,8 @@ impl Serving {
         }
         admin_state.set_store(Arc::clone(&store));
 
-        let current = server::Serving::current(Arc::clone(&gate), config.server.limits);
+        let usage = Usage::new(&config.server.limits, &metrics);
+        let current = server::Serving::current(Arc::clone(&gate), config.server.limits, usage);
         // All of them, before the first request: it must not be cut off because another address is taken.
         let mut listeners = Vec::new();
         for address in config.server.listen {

@@ -10,6 +10,7 @@ use super::listeners::STYLES;
 use super::policy::{FORMS, MODES, RECOVERIES, STORE_FAILURES};
 use super::units::{show_duration, show_size};
 use super::{Resolved, Store, logging};
+use crate::http::limits::Limits;
 use crate::http::upstream;
 use crate::idempotency::fingerprint::Recipe;
 use crate::idempotency::key::KeyRule;
@@ -32,6 +33,7 @@ pub(super) fn document(resolved: &Resolved, files: &SecretFiles) -> DocumentMut 
         document["default_upstream"] = value(&*resolved.upstreams[index].name);
     }
     document["server"] = server(resolved);
+    document["limits"] = limits(&resolved.server.limits);
     document["admin"] = admin(resolved, files);
     document["store"] = store(resolved, files);
     let mut upstreams: Table = resolved.upstreams.iter().map(|one| (&*one.name, upstream(one))).collect();
@@ -62,6 +64,21 @@ fn networks(networks: &[IpNet]) -> Value {
     list(&networks.iter().map(show).collect::<Vec<_>>())
 }
 
+fn limits(limits: &Limits) -> Item {
+    table([
+        ("max_connections", number(limits.max_connections)),
+        ("max_connections_per_address", number(limits.max_connections_per_address)),
+        ("max_requests", number(limits.max_requests)),
+        ("max_waiting", number(limits.max_waiting)),
+        ("header_timeout", show_duration(limits.header_timeout).into()),
+        ("idle_timeout", show_duration(limits.idle_timeout).into()),
+        ("body_timeout", show_duration(limits.body_timeout).into()),
+        ("min_body_rate", show_size(limits.min_body_rate).into()),
+        ("max_header_size", show_size(limits.max_header_size as u64).into()),
+        ("max_headers", number(limits.max_headers)),
+    ])
+}
+
 fn admin(resolved: &Resolved, files: &SecretFiles) -> Item {
     let mut item = table([("listen", resolved.admin.listen.to_string().into())]);
     if let Some(file) = &files.token_file {
@@ -77,7 +94,6 @@ fn store(resolved: &Resolved, files: &SecretFiles) -> Item {
         Store::Postgres(store) => without_password(&store.url),
         Store::Redis(store) => without_password(&store.url),
     };
-    let number = |number: usize| value(i64::try_from(number).unwrap_or(i64::MAX));
     let file = |file: &PathBuf| value(file.display().to_string());
     let mut item = table([("url", url), ("service", Value::from(&*resolved.gate.service))]);
     let mut set = |key: &str, value: Option<Item>| {
@@ -87,7 +103,7 @@ fn store(resolved: &Resolved, files: &SecretFiles) -> Item {
     };
     let password_file = match &resolved.store {
         Store::Postgres(store) => {
-            set("connections", Some(number(store.settings.connections)));
+            set("connections", Some(value(number(store.settings.connections))));
             &store.password_file
         }
         Store::Redis(store) => &store.password_file,
@@ -101,7 +117,7 @@ fn store(resolved: &Resolved, files: &SecretFiles) -> Item {
     }
     set("cache_max_age", Some(value(show_duration(resolved.cache_max_age))));
     set("cache_max_bytes", Some(value(show_size(resolved.cache_max_bytes))));
-    set("cache_max_entries", Some(number(resolved.cache_max_entries)));
+    set("cache_max_entries", Some(value(number(resolved.cache_max_entries))));
     set("settle_timeout", Some(value(show_duration(resolved.gate.settle_timeout))));
     item
 }
@@ -154,8 +170,7 @@ fn route(route: &Route, resolved: &Resolved) -> Table {
 }
 
 fn key(rule: &KeyRule) -> Value {
-    let length = i64::try_from(rule.max_length).unwrap_or(i64::MAX);
-    inline([("from", list(&rule.from)), ("required", rule.required.into()), ("max_length", length.into())])
+    inline([("from", list(&rule.from)), ("required", rule.required.into()), ("max_length", number(rule.max_length))])
 }
 
 fn fingerprint(recipe: &Recipe) -> Value {
@@ -206,6 +221,10 @@ fn log(resolved: &Resolved) -> Item {
         ("format", word(&logging::FORMATS, resolved.log.format)),
         ("level", Value::from(resolved.log.level.as_str())),
     ])
+}
+
+fn number(number: impl TryInto<i64>) -> Value {
+    number.try_into().unwrap_or(i64::MAX).into()
 }
 
 fn table<const N: usize>(entries: [(&str, Value); N]) -> Item {

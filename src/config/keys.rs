@@ -26,7 +26,18 @@ impl Section {
 /// The top level.
 pub(super) const ROOT: Section = Section {
     name: "the top level",
-    keys: &[&["default_upstream", "server", "admin", "store", "upstreams", "defaults", "routes", "headers", "log"]],
+    keys: &[&[
+        "default_upstream",
+        "server",
+        "limits",
+        "admin",
+        "store",
+        "upstreams",
+        "defaults",
+        "routes",
+        "headers",
+        "log",
+    ]],
     later: &["auth"],
 };
 
@@ -35,6 +46,16 @@ pub(super) const SERVER: Section = Section {
     name: "[server]",
     keys: &[&["listen", "drain_timeout", "trusted_proxies", "forwarded"]],
     later: &["tls"],
+};
+
+/// `[limits]`
+pub(super) const LIMITS: Section = Section {
+    name: "[limits]",
+    keys: &[
+        &["max_connections", "max_connections_per_address", "max_requests", "max_waiting"],
+        &["header_timeout", "idle_timeout", "body_timeout", "min_body_rate", "max_header_size", "max_headers"],
+    ],
+    later: &[],
 };
 
 /// `[admin]`
@@ -120,11 +141,25 @@ pub(super) fn split_variable(key: &str) -> Option<(&'static str, &str)> {
     })
 }
 
-const HOMES: &[&Section] =
-    &[&ROOT, &SERVER, &ADMIN, &STORE, &UPSTREAM, &ROUTE, &DEFAULTS, &KEY, &FINGERPRINT, &IN_FLIGHT, &HEADERS, &LOG];
+const HOMES: &[&Section] = &[
+    &ROOT,
+    &SERVER,
+    &LIMITS,
+    &ADMIN,
+    &STORE,
+    &UPSTREAM,
+    &ROUTE,
+    &DEFAULTS,
+    &KEY,
+    &FINGERPRINT,
+    &IN_FLIGHT,
+    &HEADERS,
+    &LOG,
+];
 
 const SECTIONS: &[(&str, &Section)] = &[
     ("server", &SERVER),
+    ("limits", &LIMITS),
     ("admin", &ADMIN),
     ("store", &STORE),
     ("defaults", &DEFAULTS),

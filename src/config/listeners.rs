@@ -18,6 +18,7 @@ use crate::http::forwarding::{Forwarding, Style};
 /// The words of `server.forwarded`.
 pub(super) const STYLES: [(&str, Style); 3] =
     [("x-forwarded", Style::XForwarded), ("rfc7239", Style::Rfc7239), ("both", Style::Both)];
+use crate::http::limits::Limits;
 
 /// `[server]`
 pub(super) struct Server {
@@ -38,13 +39,9 @@ pub(super) struct Admin {
 }
 
 impl Server {
-    /// The settings, given the longest upstream timeout.
-    pub(super) fn settings(self, longest: Duration) -> http::server::Settings {
-        http::server::Settings {
-            listen: self.listen,
-            drain_timeout: self.drain_timeout.unwrap_or(longest),
-            limits: http::limits::Limits::default(),
-        }
+    /// The settings, given the longest upstream timeout and `[limits]`.
+    pub(super) fn settings(self, longest: Duration, limits: Limits) -> http::server::Settings {
+        http::server::Settings { listen: self.listen, drain_timeout: self.drain_timeout.unwrap_or(longest), limits }
     }
 }
 

@@ -4,7 +4,7 @@
 //! at once. Only `main` and [`crate::cli`] import it.
 //!
 //! The way of a value: `layers` merge file, environment and flags into one tree that remembers where each value came
-//! from; `node` walks the tree and knows which keys there are (`keys`); `listeners`, `store`, `upstreams`, `headers`,
+//! from; `node` walks the tree and knows which keys there are (`keys`); `listeners`, `limits`, `store`, `upstreams`, `headers`,
 //! `logging`, `policy` and `routes` turn it into settings; `effective` writes settings as TOML again. `schema` tells
 //! editors what the loader accepts.
 
@@ -26,6 +26,7 @@ mod file;
 mod headers;
 mod keys;
 mod layers;
+mod limits;
 mod listeners;
 mod logging;
 mod node;
@@ -103,6 +104,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     let upstreams = upstreams::read(&root);
     let server = listeners::server(&root);
     let admin = listeners::admin(&root, &server);
+    let limits = limits::read(&root);
     let store = store::read(&root);
     let headers = headers::read(&root);
     let log = logging::read(&root);
@@ -117,7 +119,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     let (token_file, token) = admin.token.unzip();
     let forwarding = server.forwarding.clone();
     let mut resolved = Resolved {
-        server: server.settings(longest),
+        server: server.settings(longest, limits),
         admin: admin::Settings { listen: admin.listen, token },
         store: store.url,
         cache: store.cache.redis,

@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 use self::annotated::Annotated;
 use super::headers::DEFAULTS as HEADERS;
 use super::keys::{self, Section};
+use super::limits;
 use super::listeners::STYLES;
 use super::policy::{FORMS, MODES, RECOVERIES, STORE_FAILURES};
 use super::store::cache;
@@ -73,6 +74,10 @@ impl Writer {
         match key {
             "default_upstream" => shapes::text(shapes::UPSTREAM_NAME),
             "server" => described(self.table(&keys::SERVER, "server.", Self::server), "Where clients connect."),
+            "limits" => {
+                let what = "What clients may take, and how long.";
+                described(self.table(&keys::LIMITS, "limits.", Self::limits), what)
+            }
             "admin" => {
                 let what = "The listener of health, metrics and the records API.";
                 described(self.table(&keys::ADMIN, "admin.", Self::admin), what)
@@ -101,6 +106,18 @@ impl Writer {
         }
     }
 
+    fn limits(&self, key: &str) -> Shape {
+        match key {
+            "max_connections" | "max_connections_per_address" | "max_requests" => shapes::number(limits::COUNTS),
+            "max_waiting" => shapes::number(0..=*limits::COUNTS.end()),
+            "header_timeout" | "idle_timeout" | "body_timeout" => shapes::some_duration(),
+            "min_body_rate" => shapes::size(0..=limits::FASTEST),
+            "max_header_size" => shapes::size(limits::HEADER_SIZES),
+            "max_headers" => shapes::number(limits::HEADERS),
+            _ => unwritten(),
+        }
+    }
+
     fn admin(&self, key: &str) -> Shape {
         match key {
             "listen" => shapes::address(),
@@ -121,8 +138,8 @@ impl Writer {
             "cache" => shapes::text(shapes::CACHE_URL),
             "cache_password_file" => shapes::file(),
             "cache_max_age" | "settle_timeout" => shapes::duration(),
-            "cache_max_bytes" => shapes::size(cache::MOST_BYTES),
-            "cache_max_entries" => json!({ "type": "integer", "minimum": 1, "maximum": cache::MOST_ENTRIES }),
+            "cache_max_bytes" => shapes::size(0..=cache::MOST_BYTES),
+            "cache_max_entries" => shapes::number(1..=cache::MOST_ENTRIES),
             _ => unwritten(),
         }
     }
@@ -192,7 +209,7 @@ impl Writer {
             "lease" => shapes::text(&shapes::at_least_a_second()),
             "mode" => shapes::words(MODES.map(|(word, _)| word)),
             "body" => shapes::words(["buffer"]),
-            "max_request_body" | "max_response_body" => shapes::size(policy::LARGEST_BODY),
+            "max_request_body" | "max_response_body" => shapes::size(0..=policy::LARGEST_BODY),
             "docs" => shapes::text(shapes::PAGE),
             _ => unwritten(),
         }
@@ -214,7 +231,7 @@ impl Writer {
         match key {
             "from" => shapes::set(shapes::text(&shapes::key_source())),
             "required" => json!({ "type": "boolean" }),
-            "max_length" => json!({ "type": "integer", "minimum": 1, "maximum": policy::LONGEST_KEY }),
+            "max_length" => shapes::number(1..=policy::LONGEST_KEY),
             _ => unwritten(),
         }
     }

@@ -120,6 +120,8 @@ fn variables_have_the_type_that_their_key_needs() {
         .variable("ONCEGATE_DEFAULTS__SCOPE", "[\"const:all\"]")
         .variable("ONCEGATE_DEFAULTS__OUTCOMES__429", "store")
         .variable("ONCEGATE_DEFAULTS__MAX_REQUEST_BODY", "1024")
+        .variable("ONCEGATE_LIMITS__MAX_HEADERS", "50")
+        .variable("ONCEGATE_LIMITS__MAX_HEADER_SIZE", "8KiB")
         .variable("ONCEGATE_HEADERS__EXPIRES", "false")
         .variable("ONCEGATE_CONFIG", "not a key")
         .variable("ONCEGATE_BLESS", "1")
@@ -129,6 +131,8 @@ fn variables_have_the_type_that_their_key_needs() {
     assert_eq!(&*resolved.gate.service, "0042");
     assert_eq!(resolved.server.listen.len(), 2);
     assert_eq!(resolved.gate.headers.expires, None);
+    let limits = &resolved.server.limits;
+    assert_eq!((limits.max_headers, limits.max_header_size), (50, 8192));
     let policy = &resolved.router.routes()[0].policy;
     assert!(policy.key.required);
     assert_eq!((policy.key.max_length, policy.max_request_body), (64, 1024));
@@ -353,6 +357,7 @@ fn every_key_stands_in_the_annotated_default() {
     let sections = [
         (&keys::ROOT, ""),
         (&keys::SERVER, "server."),
+        (&keys::LIMITS, "limits."),
         (&keys::ADMIN, "admin."),
         (&keys::STORE, "store."),
         (&keys::UPSTREAM, "upstreams.app."),

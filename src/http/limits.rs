@@ -17,6 +17,14 @@ pub struct Limits {
     pub max_header_size: usize,
     /// How many header lines it has at most.
     pub max_headers: usize,
+    /// How many connections there are at most, on all listeners.
+    pub max_connections: u64,
+    /// How many of them are of one address at most; of IPv6, of one /64.
+    pub max_connections_per_address: u64,
+    /// How many requests are dealt with at a time, on all routes.
+    pub max_requests: u64,
+    /// How many of them wait for another's attempt.
+    pub max_waiting: u64,
 }
 
 impl Default for Limits {
@@ -28,6 +36,10 @@ impl Default for Limits {
             min_body_rate: 256,
             max_header_size: 64 << 10,
             max_headers: 100,
+            max_connections: 20_000,
+            max_connections_per_address: 20_000,
+            max_requests: 10_000,
+            max_waiting: 1_000,
         }
     }
 }

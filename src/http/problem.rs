@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use http::header::{CONTENT_LANGUAGE, CONTENT_TYPE, DATE, LINK, RETRY_AFTER};
+use http::header::{CONNECTION, CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_TYPE, DATE, LINK, RETRY_AFTER};
 use http::{HeaderValue, Response};
 use serde::Serialize;
 
@@ -53,21 +53,10 @@ impl Problem {
     /// The answer. `docs` is the route's page on its problems.
     #[must_use]
     pub fn into_response(self, docs: Option<&str>) -> Response<Body> {
-        let urn = format!("urn:oncegate:problem:{}", self.code.as_str());
-        let document = Document {
-            r#type: docs.unwrap_or(&urn),
-            title: title(self.code),
-            status: self.code.status().as_u16(),
-            detail: &self.detail,
-            code: self.code.as_str(),
-            retryable: self.code.retryable(),
-            original_status: self.original_status,
-        };
-        let body = serde_json::to_vec(&document).unwrap_or_default();
-        let mut response = Response::new(Body::full(Bytes::from(body)));
+        let mut response = Response::new(Body::full(Bytes::from(self.document(docs))));
         *response.status_mut() = self.code.status();
         let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
         headers.insert(CONTENT_LANGUAGE, HeaderValue::from_static("en"));
         if let Ok(date) = HeaderValue::from_str(&httpdate::fmt_http_date(SystemTime::now())) {
             headers.insert(DATE, date);
@@ -84,7 +73,43 @@ impl Problem {
         }
         response
     }
+
+    /// The answer, whole, as it is written to a connection that it ends. Without a date: it may be kept.
+    #[must_use]
+    pub fn into_last_words(self) -> Bytes {
+        let (status, body) = (self.code.status(), self.document(None));
+        let mut words = format!("HTTP/1.1 {status}\r\n");
+        let length = body.len().to_string();
+        let wait = self.retry_after.map(|wait| whole_seconds(wait).to_string());
+        let headers =
+            [(CONTENT_TYPE, MEDIA_TYPE), (CONTENT_LANGUAGE, "en"), (CONTENT_LENGTH, &*length), (CONNECTION, "close")];
+        let wait = wait.as_deref().map(|wait| (RETRY_AFTER, wait));
+        for (name, value) in headers.into_iter().chain(wait) {
+            words.extend([name.as_str(), ": ", value, "\r\n"]);
+        }
+        words.push_str("\r\n");
+        let mut words = words.into_bytes();
+        words.extend(body);
+        words.into()
+    }
+
+    fn document(&self, docs: Option<&str>) -> Vec<u8> {
+        let urn = format!("urn:oncegate:problem:{}", self.code.as_str());
+        let document = Document {
+            r#type: docs.unwrap_or(&urn),
+            title: title(self.code),
+            status: self.code.status().as_u16(),
+            detail: &self.detail,
+            code: self.code.as_str(),
+            retryable: self.code.retryable(),
+            original_status: self.original_status,
+        };
+        serde_json::to_vec(&document).unwrap_or_default()
+    }
 }
+
+/// What a problem's body is (RFC 9457).
+const MEDIA_TYPE: &str = "application/problem+json";
 
 /// Whole seconds, at least 1.
 fn whole_seconds(wait: Duration) -> u64 {
@@ -111,6 +136,7 @@ fn title(code: Code) -> &'static str {
         Code::RequestTimeout => "The request did not arrive in time",
         Code::HeadersTooLarge => "The request's header fields are too large",
         Code::ExpectationFailed => "The expectation cannot be met",
+        Code::QuotaExceeded => "Too much of one client",
         Code::LoopDetected => "The request goes round in circles",
     }
 }

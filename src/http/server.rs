@@ -21,9 +21,13 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::body::Body;
+use super::held::Held;
 use super::limits::Limits;
 use super::shards::Shards;
+use super::usage::{Place, Usage};
 use super::wire::{Fault, Interim, Line, Stream};
+use crate::telemetry::limits::Limit;
+use crate::telemetry::seldom::Seldom;
 
 /// So many header lines hyper reads without being told to.
 const HYPERS_HEADERS: usize = 100;
@@ -44,12 +48,13 @@ pub struct Settings {
 
 /// What answers, and what clients may take of it. Replaced as a whole when the configuration is loaded again: a request
 /// is answered by what is current when its head has come, and a connection keeps the limits that it began with.
-#[derive(Debug)]
 pub struct Serving<H> {
     /// Answers requests.
     pub handler: Arc<H>,
     /// What clients may take.
     pub limits: Limits,
+    /// What they take, which goes on when the others are replaced.
+    pub usage: Arc<Usage>,
 }
 
 /// What serves at the moment.
@@ -58,8 +63,15 @@ pub type Current<H> = Arc<ArcSwap<Serving<H>>>;
 impl<H> Serving<H> {
     /// To begin with.
     #[must_use]
-    pub fn current(handler: Arc<H>, limits: Limits) -> Current<H> {
-        Arc::new(ArcSwap::from_pointee(Self { handler, limits }))
+    pub fn current(handler: Arc<H>, limits: Limits, usage: Arc<Usage>) -> Current<H> {
+        Arc::new(ArcSwap::from_pointee(Self { handler, limits, usage }))
+    }
+
+    /// To go on with.
+    pub fn replace(current: &Current<H>, handler: Arc<H>, limits: Limits) {
+        let usage = Arc::clone(&current.load().usage);
+        usage.allow(&limits);
+        current.store(Arc::new(Self { handler, limits, usage }));
     }
 }
 
@@ -103,6 +115,7 @@ pub async fn serve<H: Handler>(
     mut stop: watch::Receiver<bool>,
 ) {
     let mut connections = JoinSet::new();
+    let failures = Seldom::default();
     loop {
         tokio::select! {
             biased;
@@ -110,14 +123,24 @@ pub async fn serve<H: Handler>(
             // Reaps what has ended, so that the set does not grow.
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
-                Ok((stream, peer)) => match stream.set_nodelay(true).and_then(|()| stream.into_std()) {
-                    Ok(stream) => {
-                        let connection = adopted(stream, peer, Arc::clone(&current), stop.clone());
-                        shards.spawn(&mut connections, connection);
+                Ok((stream, peer)) => {
+                    let usage = Arc::clone(&current.load().usage);
+                    match usage.connection(peer.ip()) {
+                        Ok(place) => match stream.set_nodelay(true).and_then(|()| stream.into_std()) {
+                            Ok(stream) => {
+                                let connection = adopted(stream, place, peer, Arc::clone(&current), stop.clone());
+                                shards.spawn(&mut connections, connection);
+                            }
+                            Err(error) => tracing::debug!(%error, "a connection was lost at once"),
+                        },
+                        Err(why) => {
+                            if let Some(telling) = usage.refusals.tell(stream, why) {
+                                connections.spawn(telling);
+                            }
+                        }
                     }
-                    Err(error) => tracing::debug!(%error, "a connection was lost at once"),
-                },
-                Err(error) => pause_after(&error).await,
+                }
+                Err(error) => pause_after(&error, &failures).await,
             },
         }
     }
@@ -131,18 +154,26 @@ pub async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-async fn pause_after(error: &io::Error) {
+async fn pause_after(error: &io::Error, failures: &Seldom) {
     // A client that went away before it was accepted is no reason to pause.
     if !matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset) {
-        tracing::warn!(%error, "accepting a connection failed");
+        if let Some(others) = failures.due() {
+            tracing::warn!(%error, others, "accepting a connection failed");
+        }
         tokio::time::sleep(ACCEPT_PAUSE).await;
     }
 }
 
 /// Serves a connection on the thread that this runs on.
-async fn adopted<H: Handler>(stream: StdStream, peer: SocketAddr, current: Current<H>, stop: watch::Receiver<bool>) {
+async fn adopted<H: Handler>(
+    stream: StdStream,
+    place: Place,
+    peer: SocketAddr,
+    current: Current<H>,
+    stop: watch::Receiver<bool>,
+) {
     match TcpStream::from_std(stream) {
-        Ok(stream) => connection(stream, peer, current, stop).await,
+        Ok(stream) => connection(Held::new(stream, place), peer, current, stop).await,
         Err(error) => tracing::warn!(%error, "a connection could not be served"),
     }
 }
@@ -154,11 +185,14 @@ where
     H: Handler,
 {
     let peer = Peer::new(peer);
-    let limits = current.load().limits.clone();
+    let (limits, usage) = {
+        let current = current.load();
+        (current.limits.clone(), Arc::clone(&current.usage))
+    };
     // A head that is under way is waited for by the stream; a silent connection by hyper.
     let (silence, most_headers) = (limits.idle_timeout.max(limits.header_timeout), limits.max_headers);
     let line = Line::new();
-    let stream = Stream::new(stream, limits, Arc::clone(&line));
+    let stream = Stream::new(stream, limits, Arc::clone(&usage), Arc::clone(&line));
     let answering = Arc::clone(&line);
     let service = service_fn(move |request: Request<Incoming>| {
         let (handler, line, mut peer) = (Arc::clone(&current.load().handler), Arc::clone(&answering), peer.clone());
@@ -199,6 +233,9 @@ where
             }
         };
         if let Err(error) = ended {
+            if error.is_timeout() {
+                usage.exceeded(Limit::IdleTimeout);
+            }
             tracing::debug!(%error, "a client connection ended badly");
         }
     }

@@ -13,7 +13,9 @@ use prometheus::{
     TextEncoder,
 };
 
+use super::limits::{Level, Limit, LimitMetrics};
 use super::outcome::Outcome;
+use super::seldom::Seldom;
 use crate::idempotency::record::State;
 use crate::store::ErrorKind;
 use crate::store::cached::Answered;
@@ -71,6 +73,10 @@ struct Families {
     attempts_in_flight: IntGaugeVec,
     control_invalid: IntCounterVec,
     cache_requests: IntCounterVec,
+    limit_exceeded: IntCounterVec,
+    connections: IntGauge,
+    requests_in_flight: IntGauge,
+    requests_waiting: IntGauge,
     records: [IntGauge; State::ALL.len()],
     leases_expired: IntCounter,
     records_swept: IntCounter,
@@ -114,6 +120,27 @@ impl Metrics {
     pub fn cache(&self) -> CacheMetrics {
         let result = |answered: Answered| self.families.cache_requests.with_label_values(&[answered.as_str()]);
         CacheMetrics { results: Answered::ALL.map(result) }
+    }
+
+    /// How often limits were reached, and how much is taken of them.
+    #[must_use]
+    pub fn limits(&self) -> Arc<LimitMetrics> {
+        let families = &self.families;
+        let exceeded = |limit: Limit| families.limit_exceeded.with_label_values(&[limit.as_str()]);
+        let level = |limit| {
+            let gauge = match limit {
+                Limit::MaxConnections => &families.connections,
+                Limit::MaxRequests => &families.requests_in_flight,
+                Limit::MaxWaiting => &families.requests_waiting,
+                _ => return None,
+            };
+            Some(Level(gauge.clone()))
+        };
+        Arc::new(LimitMetrics {
+            exceeded: Limit::ALL.map(exceeded),
+            warned: Limit::ALL.map(|_| Seldom::default()),
+            levels: Limit::ALL.map(level),
+        })
     }
 
     /// How many records stand in each state, in the order of [`State::ALL`].
@@ -308,6 +335,24 @@ impl Families {
                     &["result"],
                 ),
             ),
+            limit_exceeded: add(
+                &registry,
+                IntCounterVec::new(
+                    Opts::new("oncegate_limit_exceeded_total", "How often a limit of the configuration was reached."),
+                    &["limit"],
+                ),
+            ),
+            connections: gauge(&registry, "oncegate_connections", "Connections of clients."),
+            requests_in_flight: gauge(
+                &registry,
+                "oncegate_requests_in_flight",
+                "Requests that are being dealt with, until the end of their answers.",
+            ),
+            requests_waiting: gauge(
+                &registry,
+                "oncegate_requests_waiting",
+                "Requests that wait for the attempt of another.",
+            ),
             records: State::ALL.map(|state| records.with_label_values(&[state.as_str()])),
             leases_expired: counter(
                 &registry,
@@ -365,6 +410,7 @@ mod tests {
         metrics.records_swept(5);
         metrics.ready(true);
         metrics.config_reloaded(false);
+        metrics.limits().exceeded(Limit::MaxHeaders);
         let text = metrics.encode();
         for line in [
             "oncegate_requests_total{outcome=\"executed\",route=\"create-charge\"} 1",
@@ -381,6 +427,8 @@ mod tests {
             "oncegate_records{state=\"unknown\"} 3",
             "oncegate_leases_expired_total 4",
             "oncegate_records_swept_total 5",
+            "oncegate_limit_exceeded_total{limit=\"max_headers\"} 1",
+            "oncegate_limit_exceeded_total{limit=\"body_timeout\"} 0",
             "oncegate_ready 1",
             "oncegate_config_last_reload_successful 0",
             concat!("oncegate_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),

@@ -1,5 +1,6 @@
 //! Outcomes, metrics and logs.
 
+pub mod limits;
 pub mod logs;
 pub mod metered;
 pub mod metrics;

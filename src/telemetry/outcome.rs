@@ -60,13 +60,15 @@ pub enum Code {
     HeadersTooLarge,
     /// The request expects what is not understood here.
     ExpectationFailed,
+    /// One client takes more than its part.
+    QuotaExceeded,
     /// The request came by here before; nothing was sent.
     LoopDetected,
 }
 
 impl Outcome {
     /// Every outcome, in the order of [`Outcome::index`].
-    pub const ALL: [Self; 25] = {
+    pub const ALL: [Self; 26] = {
         use Code::*;
         [
             Self::Executed,
@@ -93,6 +95,7 @@ impl Outcome {
             Self::Problem(RequestTimeout),
             Self::Problem(HeadersTooLarge),
             Self::Problem(ExpectationFailed),
+            Self::Problem(QuotaExceeded),
             Self::Problem(LoopDetected),
         ]
     };
@@ -149,6 +152,7 @@ impl Code {
             Self::RequestTimeout => "request-timeout",
             Self::HeadersTooLarge => "headers-too-large",
             Self::ExpectationFailed => "expectation-failed",
+            Self::QuotaExceeded => "quota-exceeded",
             Self::LoopDetected => "loop-detected",
         }
     }
@@ -164,6 +168,7 @@ impl Code {
             Self::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
             Self::UpstreamUnreachable | Self::UpstreamBroken => StatusCode::BAD_GATEWAY,
             Self::UpstreamTimeout | Self::StillRunning => StatusCode::GATEWAY_TIMEOUT,
+            Self::QuotaExceeded => StatusCode::TOO_MANY_REQUESTS,
             Self::StoreUnavailable | Self::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
             Self::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
             Self::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
@@ -183,6 +188,7 @@ impl Code {
                 | Self::StoreUnavailable
                 | Self::Overloaded
                 | Self::RequestTimeout
+                | Self::QuotaExceeded
         )
     }
 }

@@ -9,6 +9,7 @@ mod cache_faults;
 mod clocks;
 mod commands;
 mod concurrency;
+mod corpus;
 mod crash;
 mod database_faults;
 mod demo;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use oncegate::http::limits::Limits;
 use oncegate::http::server::{Serving, connection};
+use oncegate::http::usage::Usage;
 use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
@@ -14,7 +15,7 @@ use crate::life::Life;
 use crate::pipe::{End, pipe};
 use crate::setup::{PATHS, TENANTS, body, key};
 use crate::wire::Reader;
-use crate::world::World;
+use crate::world::{METRICS, World};
 
 /// Longer than any gate may take for an answer, whatever fails: see the bounds of the gate's settings.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -73,7 +74,7 @@ pub async fn ask(
     let (near, mut stream, cable) = pipe(if is_probe { 16_384 } else { dice.pick(&[64, 512, 16_384]) }, None);
     life.holds_client(&cable);
     let peer = ([127, 0, 0, 1], 1).into();
-    let current = Serving::current(life.gate(), Limits::default());
+    let current = Serving::current(life.gate(), Limits::default(), Usage::new(&Limits::default(), &METRICS));
     tokio::spawn(connection(near, peer, current, life.stop()));
     let Errand { label, variant, .. } = errand;
     world.history.add(Event::Sent { request, life: life.number, label, variant, is_probe });

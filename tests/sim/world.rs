@@ -68,7 +68,7 @@ pub const SOON: Duration = Duration::from_secs(30);
 const LONGEST: Duration = Duration::from_secs(10);
 
 /// Nobody looks at what they count.
-static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
+pub static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
 
 /// Plays the run of a seed. The same seed gives the same history.
 pub fn run(seed: u64, mutant: Option<Mutant>) -> Run {

@@ -130,7 +130,7 @@ impl Serving {
         let hand_over = gate.hand_over(&next, PATIENCE).await.context("cannot change the rules of identities")?;
         adopting::at_reload(&next, &*self.store, PATIENCE).await?;
 
-        self.current.store(Arc::new(server::Serving { handler: next, limits: config.server.limits }));
+        server::Serving::replace(&self.current, next, config.server.limits);
         hand_over.done();
         self.drain_timeout = config.server.drain_timeout;
         let count = routes.len();

@@ -3,6 +3,8 @@
 //! The patterns are of the kind that both ECMA-262, which JSON Schema names, and the `regex` crate's kin understand.
 //! Where a pattern cannot say all that the loader asks for, it says less: what it refuses, the loader refuses.
 
+use std::ops::RangeInclusive;
+
 use serde_json::{Value, json};
 
 use crate::config::logging::LEVELS;
@@ -115,14 +117,19 @@ pub(super) fn at_least_a_second() -> String {
     format!(r"^\s*(0*[1-9][0-9]{{3,}}ms|0*[1-9][0-9]*[smhd]|{any}({any})+)\s*$", any = part("[0-9]+"))
 }
 
-/// A size in bytes, or with a unit. What has a unit is not compared with the most that it may be.
-pub(super) fn size(most: u64) -> Value {
+/// A whole number.
+pub(super) fn number(allowed: RangeInclusive<u64>) -> Value {
+    json!({ "type": "integer", "minimum": allowed.start(), "maximum": allowed.end() })
+}
+
+/// A size in bytes, or with a unit. What has a unit is not compared with what it may be.
+pub(super) fn size(allowed: RangeInclusive<u64>) -> Value {
     let units = SIZES.map(|(unit, _)| unit).join("|");
     json!({
         "type": ["string", "integer"],
         "pattern": format!(r"^\s*[0-9]+\s*({units})\s*$"),
-        "minimum": 0,
-        "maximum": most,
+        "minimum": allowed.start(),
+        "maximum": allowed.end(),
     })
 }
 

@@ -14,6 +14,7 @@ use crate::http::forwarding::Forwarding;
 use crate::http::limits::Limits;
 use crate::http::server;
 use crate::http::upstream::{Dial, Io, Upstream};
+use crate::http::usage::Usage;
 use crate::idempotency::policy::{Policy, Recovery};
 use crate::route::{Pattern, Route, Router};
 use crate::store::memory::Memory;
@@ -116,7 +117,8 @@ fn gate(policy: &Policy, store: &Arc<Unreliable>, backend: &Arc<Backend>) -> Arc
 fn post(gate: &Arc<Gate>) -> JoinHandle<String> {
     let (mut client, stream) = duplex(64 * 1024);
     let (never, stop) = watch::channel(false);
-    let current = server::Serving::current(Arc::clone(gate), Limits::default());
+    let current =
+        server::Serving::current(Arc::clone(gate), Limits::default(), Usage::new(&Limits::default(), &Metrics::new()));
     tokio::spawn(server::connection(stream, SocketAddr::from(([127, 0, 0, 1], 1)), current, stop));
     tokio::spawn(async move {
         let _never = never;

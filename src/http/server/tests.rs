@@ -7,6 +7,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::*;
 use crate::http::wire::fault_of;
+use crate::telemetry::metrics::Metrics;
 
 struct Echo;
 
@@ -52,6 +53,10 @@ impl Handler for Echo {
 }
 
 fn connect() -> (DuplexStream, watch::Sender<bool>) {
+    connect_counted(&Metrics::new())
+}
+
+fn connect_counted(metrics: &Metrics) -> (DuplexStream, watch::Sender<bool>) {
     let (client, stream) = duplex(16 << 10);
     let (stop, stopped) = watch::channel(false);
     let limits = Limits {
@@ -61,7 +66,8 @@ fn connect() -> (DuplexStream, watch::Sender<bool>) {
         min_body_rate: 100,
         ..Limits::default()
     };
-    let current = Serving::current(Arc::new(Echo), limits);
+    let usage = Usage::new(&limits, metrics);
+    let current = Serving::current(Arc::new(Echo), limits, usage);
     tokio::spawn(connection(stream, SocketAddr::from(([127, 0, 0, 1], 1)), current, stopped));
     (client, stop)
 }
@@ -117,8 +123,9 @@ async fn a_body_that_goes_wrong_is_told_to_its_reader() {
 
 #[tokio::test(start_paused = true)]
 async fn nobody_is_waited_for_longer_than_is_allowed() {
+    let metrics = Metrics::new();
     let after = async |sent: &str, pieces: &[&str], pause: u64| {
-        let (mut client, _stop) = connect();
+        let (mut client, _stop) = connect_counted(&metrics);
         let began = Instant::now();
         client.write_all(sent.as_bytes()).await.unwrap();
         for piece in pieces {
@@ -138,15 +145,19 @@ async fn nobody_is_waited_for_longer_than_is_allowed() {
     assert!(came.contains("HTTP/1.1 408") && secs == 14, "{secs} {came}");
     let slow = "POST /slow HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n";
     let (came, secs) = after(slow, &[], 0).await;
-    assert!(came.contains("/slow Some(BodyTooSlow)") && secs == 10, "{secs} {came}");
+    assert!(came.contains("/slow Some(BodyPaused)") && secs == 10, "{secs} {came}");
     // 500 bytes in 3 s each time: 500 bytes earn 5 s.
     let fair = "x".repeat(500);
     let (came, secs) = after(slow, &[&fair[..]; 10], 3).await;
-    assert!(came.contains("/slow Some(BodyTooSlow)") && secs == 40, "{secs} {came}");
+    assert!(came.contains("/slow Some(BodyPaused)") && secs == 40, "{secs} {came}");
     // 50 bytes in 3 s each time: 50 bytes earn nothing, 100 one second.
     let (came, secs) = after(slow, &[&fair[..50]; 10], 3).await;
     assert!(came.contains("/slow Some(BodyTooSlow)"), "{came}");
     assert!((10..=32).contains(&secs), "{secs}");
+    let counted = metrics.encode();
+    for (limit, times) in [("header_timeout", 3), ("idle_timeout", 1), ("body_timeout", 2), ("min_body_rate", 1)] {
+        assert!(counted.contains(&format!("limit=\"{limit}\"}} {times}\n")), "{limit}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

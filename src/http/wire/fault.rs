@@ -3,6 +3,7 @@
 use std::error::Error as StdError;
 use std::io;
 
+use crate::telemetry::limits::Limit;
 use crate::telemetry::outcome::Code;
 
 /// What is wrong with what a client sends. The connection ends with it.
@@ -23,8 +24,11 @@ pub enum Fault {
     /// The head did not arrive within `header_timeout`.
     #[error("the request's head did not arrive in time")]
     HeadTooSlow,
-    /// The body paused for `body_timeout`, or came slower than `min_body_rate`.
-    #[error("the request's body did not arrive in time")]
+    /// The body paused for `body_timeout`.
+    #[error("the request's body did not go on in time")]
+    BodyPaused,
+    /// The body came slower than `min_body_rate`.
+    #[error("the request's body came slower than is allowed here")]
     BodyTooSlow,
 }
 
@@ -36,7 +40,19 @@ impl Fault {
             Self::Malformed(_) => Code::BadRequest,
             Self::Expectation => Code::ExpectationFailed,
             Self::HeadTooLarge | Self::TooManyHeaders => Code::HeadersTooLarge,
-            Self::HeadTooSlow | Self::BodyTooSlow => Code::RequestTimeout,
+            Self::HeadTooSlow | Self::BodyPaused | Self::BodyTooSlow => Code::RequestTimeout,
+        }
+    }
+
+    /// The limit that was reached.
+    pub(super) fn limit(self) -> Option<Limit> {
+        match self {
+            Self::Malformed(_) | Self::Expectation => None,
+            Self::HeadTooLarge => Some(Limit::MaxHeaderSize),
+            Self::TooManyHeaders => Some(Limit::MaxHeaders),
+            Self::HeadTooSlow => Some(Limit::HeaderTimeout),
+            Self::BodyPaused => Some(Limit::BodyTimeout),
+            Self::BodyTooSlow => Some(Limit::MinBodyRate),
         }
     }
 }

@@ -15,6 +15,8 @@ use super::fault::Fault;
 use super::interim::{Interim, Waiting};
 use super::message::Message;
 use crate::http::limits::Limits;
+use crate::http::usage::Usage;
+use crate::telemetry::limits::Limit;
 
 /// What stands in for a request that is refused: hyper has it answered in its turn, and closes after that.
 const STAND_IN: &[u8] = b"GET / HTTP/1.1\r\nhost: -\r\nconnection: close\r\n\r\n";
@@ -98,6 +100,7 @@ pub(in crate::http) struct Stream<S> {
     /// Nothing once it is given back.
     socket: Option<S>,
     line: Arc<Line<S>>,
+    usage: Arc<Usage>,
     message: Message,
     /// What has come and not gone on.
     held: BytesMut,
@@ -136,12 +139,13 @@ struct Patience {
 }
 
 impl<S> Stream<S> {
-    pub(in crate::http) fn new(socket: S, limits: Limits, line: Arc<Line<S>>) -> Self {
+    pub(in crate::http) fn new(socket: S, limits: Limits, usage: Arc<Usage>, line: Arc<Line<S>>) -> Self {
         // The first head is waited for from the beginning.
         let patience = Patience { since: Some(Instant::now()), waited: Duration::ZERO, bytes: 0, timer: None };
         Self {
             socket: Some(socket),
             line,
+            usage,
             message: Message::new(limits),
             held: BytesMut::new(),
             ready: 0,
@@ -169,6 +173,9 @@ impl<S> Stream<S> {
 
     /// What came is no message.
     fn refuse(&mut self, fault: Fault) {
+        if let Some(limit) = fault.limit() {
+            self.usage.exceeded(limit);
+        }
         if self.message.is_in_body() {
             self.end = Some(End::Broken(fault));
             return;
@@ -226,13 +233,15 @@ impl<S> Stream<S> {
     fn poll_patience(&mut self, cx: &mut Context<'_>) -> Poll<Fault> {
         let limits = self.message.limits();
         let is_first = self.requests == 0;
-        let deadline = if self.message.is_in_body() {
+        let (deadline, fault) = if self.message.is_in_body() {
             let since = *self.patience.since.get_or_insert_with(Instant::now);
             let earned = Duration::from_secs(self.patience.bytes / limits.min_body_rate.max(1));
             let left = (limits.body_timeout + earned).saturating_sub(self.patience.waited);
-            since + left.min(limits.body_timeout)
+            let fault = if left < limits.body_timeout { Fault::BodyTooSlow } else { Fault::BodyPaused };
+            (since + left.min(limits.body_timeout), fault)
         } else if is_first || !self.held.is_empty() && !self.message.is_elsewhere() {
-            *self.patience.since.get_or_insert_with(Instant::now) + limits.header_timeout
+            let since = *self.patience.since.get_or_insert_with(Instant::now);
+            (since + limits.header_timeout, Fault::HeadTooSlow)
         } else {
             // How long it may be silent between two requests is hyper's to see to.
             return Poll::Pending;
@@ -245,8 +254,7 @@ impl<S> Stream<S> {
             ready!(timer.as_mut().poll(cx));
             // It was set for something that was over sooner.
             if deadline <= timer.deadline() {
-                let is_in_body = self.message.is_in_body();
-                return Poll::Ready(if is_in_body { Fault::BodyTooSlow } else { Fault::HeadTooSlow });
+                return Poll::Ready(fault);
             }
             timer.as_mut().reset(deadline);
         }
@@ -300,6 +308,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Stream<S> {
                 let fault = ready!(this.poll_patience(cx));
                 if this.requests == 0 && this.held.is_empty() {
                     // It never said a word.
+                    this.usage.exceeded(Limit::HeaderTimeout);
                     return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
                 }
                 this.refuse(fault);

@@ -1,0 +1,126 @@
+//! What many share the most of: each takes its part, and gives it back when it is done. Nobody waits.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::telemetry::limits::{Level, Limit, LimitMetrics};
+
+/// So much there may be of something, and so much there is.
+pub struct Budget {
+    limit: Limit,
+    most: AtomicU64,
+    taken: AtomicU64,
+    level: Option<Level>,
+    metrics: Arc<LimitMetrics>,
+}
+
+/// A part of a budget. Dropped, it is given back.
+pub struct Taken {
+    budget: Arc<Budget>,
+    amount: u64,
+}
+
+impl Budget {
+    /// Nothing of it is taken yet.
+    #[must_use]
+    pub fn new(limit: Limit, most: u64, metrics: &Arc<LimitMetrics>) -> Arc<Self> {
+        Arc::new(Self {
+            limit,
+            most: AtomicU64::new(most),
+            taken: AtomicU64::new(0),
+            level: metrics.level(limit),
+            metrics: Arc::clone(metrics),
+        })
+    }
+
+    /// Changes how much there may be. What was taken stays taken.
+    pub fn allow(&self, most: u64) {
+        self.most.store(most, Ordering::Relaxed);
+    }
+
+    /// Takes a part; nothing where there is too little left, which is counted.
+    #[must_use]
+    pub fn take(self: &Arc<Self>, amount: u64) -> Option<Taken> {
+        let mut taken = Taken { budget: Arc::clone(self), amount: 0 };
+        taken.grow(amount).then_some(taken)
+    }
+
+    /// How much is taken.
+    #[must_use]
+    pub fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    fn add(&self, amount: u64, most: u64) -> bool {
+        let added = |taken: u64| taken.checked_add(amount).filter(|taken| *taken <= most);
+        // It guards no other memory: only the sum has to be right.
+        let is_added = self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, added).is_ok();
+        if is_added && let Some(level) = &self.level {
+            level.rise(amount);
+        }
+        is_added
+    }
+
+    fn remove(&self, amount: u64) {
+        self.taken.fetch_sub(amount, Ordering::Relaxed);
+        if let Some(level) = &self.level {
+            level.fall(amount);
+        }
+    }
+}
+
+impl Taken {
+    /// Takes more; false where there is too little left, which is counted.
+    #[must_use]
+    pub fn grow(&mut self, amount: u64) -> bool {
+        let is_added = self.budget.add(amount, self.budget.most.load(Ordering::Relaxed));
+        if is_added {
+            self.amount += amount;
+        } else {
+            self.budget.metrics.exceeded(self.budget.limit);
+        }
+        is_added
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        if self.amount > 0 {
+            self.budget.remove(self.amount);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::metrics::Metrics;
+
+    #[test]
+    fn what_is_taken_is_missing_until_it_is_given_back() {
+        let metrics = Metrics::new();
+        let budget = Budget::new(Limit::MaxRequests, 3, &metrics.limits());
+        let mut first = budget.take(1).unwrap();
+        let second = budget.take(2).unwrap();
+        assert!(budget.take(1).is_none() && !first.grow(1));
+        assert_eq!(budget.taken(), 3);
+        assert!(metrics.encode().contains("oncegate_requests_in_flight 3\n"), "{}", metrics.encode());
+        assert!(metrics.encode().contains("oncegate_limit_exceeded_total{limit=\"max_requests\"} 2\n"));
+        drop(second);
+        assert!(first.grow(2));
+        drop(first);
+        assert_eq!(budget.taken(), 0);
+        assert!(metrics.encode().contains("oncegate_requests_in_flight 0\n"));
+    }
+
+    #[test]
+    fn a_smaller_budget_waits_for_what_was_taken_of_the_larger() {
+        let budget = Budget::new(Limit::MaxRequests, 3, &Metrics::new().limits());
+        let [first, second, third] = [(); 3].map(|()| budget.take(1).unwrap());
+        budget.allow(1);
+        drop((first, second));
+        assert!(budget.take(1).is_none());
+        drop(third);
+        assert!(budget.take(1).is_some());
+    }
+}

@@ -1,0 +1,130 @@
+//! One word for each limit that can be reached, how often it was, and how much of it is taken.
+
+use prometheus::{IntCounter, IntGauge};
+
+use super::seldom::Seldom;
+
+/// What was reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Limit {
+    /// `[limits] max_connections`
+    MaxConnections,
+    /// `[limits] max_connections_per_address`
+    MaxConnectionsPerAddress,
+    /// `[limits] max_requests`
+    MaxRequests,
+    /// `[limits] max_waiting`
+    MaxWaiting,
+    /// `[limits] header_timeout`
+    HeaderTimeout,
+    /// `[limits] idle_timeout`
+    IdleTimeout,
+    /// `[limits] body_timeout`
+    BodyTimeout,
+    /// `[limits] min_body_rate`
+    MinBodyRate,
+    /// `[limits] max_header_size`
+    MaxHeaderSize,
+    /// `[limits] max_headers`
+    MaxHeaders,
+}
+
+impl Limit {
+    /// Every limit, in the order of its declaration.
+    pub const ALL: [Self; 10] = [
+        Self::MaxConnections,
+        Self::MaxConnectionsPerAddress,
+        Self::MaxRequests,
+        Self::MaxWaiting,
+        Self::HeaderTimeout,
+        Self::IdleTimeout,
+        Self::BodyTimeout,
+        Self::MinBodyRate,
+        Self::MaxHeaderSize,
+        Self::MaxHeaders,
+    ];
+
+    /// The word for it: its key in the configuration.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::MaxConnections => "max_connections",
+            Self::MaxConnectionsPerAddress => "max_connections_per_address",
+            Self::MaxRequests => "max_requests",
+            Self::MaxWaiting => "max_waiting",
+            Self::HeaderTimeout => "header_timeout",
+            Self::IdleTimeout => "idle_timeout",
+            Self::BodyTimeout => "body_timeout",
+            Self::MinBodyRate => "min_body_rate",
+            Self::MaxHeaderSize => "max_header_size",
+            Self::MaxHeaders => "max_headers",
+        }
+    }
+
+    /// Whether it is all of the gate that is short of something, and not one client that takes too much.
+    fn is_shared(self) -> bool {
+        match self {
+            Self::MaxConnections | Self::MaxRequests | Self::MaxWaiting => true,
+            Self::MaxConnectionsPerAddress
+            | Self::HeaderTimeout
+            | Self::IdleTimeout
+            | Self::BodyTimeout
+            | Self::MinBodyRate
+            | Self::MaxHeaderSize
+            | Self::MaxHeaders => false,
+        }
+    }
+}
+
+/// How often each limit was reached, and how much is taken of those that are shared.
+pub struct LimitMetrics {
+    pub(super) exceeded: [IntCounter; Limit::ALL.len()],
+    pub(super) warned: [Seldom; Limit::ALL.len()],
+    pub(super) levels: [Option<Level>; Limit::ALL.len()],
+}
+
+/// How much of a limit is taken, as metrics show it.
+#[derive(Clone)]
+pub struct Level(pub(super) IntGauge);
+
+impl LimitMetrics {
+    /// A limit was reached.
+    pub fn exceeded(&self, limit: Limit) {
+        self.exceeded[limit as usize].inc();
+        if limit.is_shared()
+            && let Some(others) = self.warned[limit as usize].due()
+        {
+            tracing::warn!(limit = limit.as_str(), others, "a limit of the gate is reached");
+        }
+    }
+
+    /// How much of a limit is taken, where that is shown.
+    #[must_use]
+    pub fn level(&self, limit: Limit) -> Option<Level> {
+        self.levels[limit as usize].clone()
+    }
+}
+
+impl Level {
+    /// So much more is taken.
+    pub fn rise(&self, amount: u64) {
+        self.0.add(i64::try_from(amount).unwrap_or(i64::MAX));
+    }
+
+    /// So much was given back.
+    pub fn fall(&self, amount: u64) {
+        self.0.sub(i64::try_from(amount).unwrap_or(i64::MAX));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_limit_stands_at_its_index() {
+        for (index, limit) in Limit::ALL.into_iter().enumerate() {
+            assert_eq!(limit as usize, index, "{}", limit.as_str());
+        }
+    }
+}
