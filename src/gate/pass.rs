@@ -49,7 +49,7 @@ pub(super) async fn forward(upstream: &Upstream, mut head: Head, body: Incoming,
     let progress = Arc::new(Progress::default());
     let is_chunked = head.headers.contains_key(TRANSFER_ENCODING);
     let protocol = head.headers.get(UPGRADE).cloned();
-    let mut headers = to_upstream(std::mem::take(&mut head.headers), manner.kept, head.forwarded());
+    let mut headers = to_upstream(std::mem::take(&mut head.headers), manner.kept, head.way());
     if is_chunked {
         headers.remove(CONTENT_LENGTH);
         headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
@@ -98,7 +98,7 @@ pub(super) fn buffered_request(
     body: &Buffered,
     kept: &[HeaderName],
 ) -> Request<Body> {
-    let mut headers = to_upstream(head.headers.clone(), kept, head.forwarded());
+    let mut headers = to_upstream(head.headers.clone(), kept, head.way());
     if let Some(trailers) = body.trailers() {
         headers.remove(CONTENT_LENGTH);
         headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));

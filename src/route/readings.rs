@@ -187,7 +187,7 @@ impl Route {
 fn is_odd(segment: &[u8], is_last: bool) -> bool {
     segment.is_empty() && !is_last
         || matches!(segment, b"." | b"..")
-        || segment.iter().any(|byte| matches!(byte, b'%' | b';' | b'\\' | 0x80..))
+        || segment.iter().any(|byte| matches!(byte, b'%' | b';' | b'\\' | b'?' | b'#' | ..=b' ' | 0x7F..))
 }
 
 fn has_odd(path: &[u8]) -> bool {
