@@ -34,6 +34,8 @@ struct State {
     seen: Vec<Seen>,
     /// Bytes of requests that are not whole yet, by connection.
     pending: HashMap<usize, Vec<u8>>,
+    /// How often it has begun anew.
+    nth: usize,
     /// Answers to come; after them it says what was asked for.
     script: VecDeque<Answer>,
     /// Connections so far.
@@ -60,6 +62,7 @@ impl Recorder {
     pub fn begin(&self, script: Vec<Answer>) {
         let mut state = self.0.lock().unwrap();
         state.seen.clear();
+        state.nth += 1;
         state.script = script.into();
     }
 
@@ -84,16 +87,23 @@ impl Recorder {
         drop(stream.set_nodelay(true));
         let mut buffer = Vec::new();
         let mut chunk = vec![0; 64 << 10];
+        let mut began = 0;
         while self.answer(&mut stream, &mut buffer) {
             self.keep_pending(id, &buffer);
             match stream.read(&mut chunk) {
-                Ok(n) if n > 0 => buffer.extend_from_slice(&chunk[..n]),
+                Ok(n) if n > 0 => {
+                    if buffer.is_empty() {
+                        began = self.0.lock().unwrap().nth;
+                    }
+                    buffer.extend_from_slice(&chunk[..n]);
+                }
                 _ => break,
             }
         }
         let mut state = self.0.lock().unwrap();
         state.pending.remove(&id);
-        if !buffer.is_empty() {
+        // What began before is missed by nobody now.
+        if !buffer.is_empty() && began == state.nth {
             state.seen.push(Seen::Partial(buffer));
         }
     }

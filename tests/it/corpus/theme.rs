@@ -18,6 +18,9 @@ use crate::support::wire::values;
 /// The longest wait for an answer, or for the end of a connection.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long a request that may have left is waited for.
+const MOMENT: Duration = Duration::from_millis(200);
+
 /// Requests up to this many bytes are also sent byte by byte.
 const SHORT: usize = 4096;
 
@@ -136,7 +139,9 @@ impl Stage {
         let seen = loop {
             let seen = self.upstream.seen();
             let list: Vec<_> = seen.iter().flatten().filter(|seen| !is_probe(seen)).cloned().collect();
-            if seen.is_some() && list.len() >= at_least || start.elapsed() > PATIENCE {
+            // What may have left is given a moment to arrive.
+            let wanted = if start.elapsed() < MOMENT { forwarded.len() } else { at_least };
+            if seen.is_some() && list.len() >= wanted || start.elapsed() > PATIENCE {
                 break list;
             }
             std::thread::sleep(Duration::from_millis(1));
