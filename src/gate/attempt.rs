@@ -135,7 +135,7 @@ async fn send(errand: &Errand, attempt: Attempt, sending: &Sending) -> Exchanged
             let ending = match &error {
                 Error::NotSent(_) => Ending::Unreachable,
                 // The body was whole before the key was claimed: reading it back failed in the middle.
-                Error::ClientBody(_) | Error::Unknown(_) | Error::Coding => Ending::Broken,
+                Error::ClientBody(_) | Error::Unknown(_) | Error::Framing => Ending::Broken,
             };
             let mut problem = pass::problem(upstream, &error);
             if ending == Ending::Broken {

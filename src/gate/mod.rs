@@ -207,12 +207,14 @@ impl Gate {
     async fn answer(self: &Arc<Self>, request: Request<Incoming>, peer: Peer) -> (Arc<Lane>, Reply) {
         let (head, body) = match request::Head::read(request, peer) {
             Ok(taken) => taken,
-            Err(problem) => return (Arc::clone(&self.unrouted), Reply::problem(problem, None)),
+            Err(problem) => {
+                // Whom the rest of the connection is for is in doubt too.
+                return (Arc::clone(&self.unrouted), Reply::problem(problem, None).last());
+            }
         };
         let route = match self.router.choose(&head.method, head.authority(), head.uri.path()) {
             Ok(route) => route,
             Err(ambiguous) => {
-                discard(body);
                 return (Arc::clone(&self.unrouted), Reply::problem(request::ambiguous(&ambiguous), None));
             }
         };
@@ -322,7 +324,7 @@ mod tests {
     use crate::route::Pattern;
     use crate::store::memory::Memory;
 
-    fn route(name: &str, mode: Mode, scope: &str) -> Route {
+    pub(super) fn route(name: &str, mode: Mode, scope: &str) -> Route {
         let policy = Policy { mode, scope: vec![ScopePart::parse(scope).unwrap()], ..Policy::default() };
         Route {
             name: name.into(),
@@ -335,7 +337,7 @@ mod tests {
         }
     }
 
-    fn digests(routes: Vec<Route>) -> Vec<[u8; 32]> {
+    pub(super) fn gate_of(routes: Vec<Route>) -> Arc<Gate> {
         let settings = Settings {
             service: "default".into(),
             id_secret: None,
@@ -345,8 +347,11 @@ mod tests {
             tokens: Tokens::secret(),
         };
         let router = Router::new(routes).unwrap();
-        let gate = Gate::new(settings, router, Vec::new(), Arc::new(Memory::new()), &Metrics::new());
-        gate.identities().1.into_iter().map(|identity| identity.digest).collect()
+        Gate::new(settings, router, Vec::new(), Arc::new(Memory::new()), &Metrics::new())
+    }
+
+    fn digests(routes: Vec<Route>) -> Vec<[u8; 32]> {
+        gate_of(routes).identities().1.into_iter().map(|identity| identity.digest).collect()
     }
 
     #[test]

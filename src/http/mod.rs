@@ -9,6 +9,7 @@ pub mod capture;
 pub mod headers;
 mod held;
 pub mod limits;
+pub mod listen;
 pub mod prefer;
 pub mod problem;
 mod refusal;

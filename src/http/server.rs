@@ -23,6 +23,7 @@ use tokio::task::JoinSet;
 use super::body::Body;
 use super::held::Held;
 use super::limits::Limits;
+use super::listen::Listen;
 use super::shards::Shards;
 use super::usage::{Place, Usage};
 use super::wire::{Fault, Interim, Line, Stream};
@@ -35,11 +36,14 @@ const HYPERS_HEADERS: usize = 100;
 /// How long to wait after the listener failed, for example for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// How long a connection that was accepted may be silent when the process is told to end.
+const FIRST_BYTES: Duration = Duration::from_millis(200);
+
 /// `[server]`
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Where it listens.
-    pub listen: Vec<SocketAddr>,
+    pub listen: Vec<Listen>,
     /// How long SIGTERM waits for attempts.
     pub drain_timeout: Duration,
     /// What clients may take.
@@ -170,11 +174,29 @@ async fn adopted<H: Handler>(
     place: Place,
     peer: SocketAddr,
     current: Current<H>,
-    stop: watch::Receiver<bool>,
+    mut stop: watch::Receiver<bool>,
 ) {
     match TcpStream::from_std(stream) {
+        Ok(stream) if is_silent(&stream, &current, &mut stop).await => {}
         Ok(stream) => connection(Held::new(stream, place), peer, current, stop).await,
         Err(error) => tracing::warn!(%error, "a connection could not be served"),
+    }
+}
+
+/// Waits for the first bytes of a new connection; true if none come in time. What was accepted just before the end may be
+/// on its way with a request, which is not to be cut off: a connection of which nothing was read is closed at once.
+async fn is_silent<H>(stream: &TcpStream, current: &Current<H>, stop: &mut watch::Receiver<bool>) -> bool {
+    let patience = current.load().limits.header_timeout;
+    let (readable, ending) = (stream.readable(), async {
+        stopped(stop).await;
+        tokio::time::sleep(FIRST_BYTES).await;
+    });
+    tokio::select! {
+        biased;
+        // An error shows when it is read.
+        _ = readable => false,
+        () = ending => true,
+        () = tokio::time::sleep(patience) => true,
     }
 }
 

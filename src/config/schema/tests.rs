@@ -166,6 +166,8 @@ const LEFT_TO_CHECK: &[&str] = &[
     "fingerprints: routes[3].fingerprint",
     "fingerprints: routes[4].key.from",
     "fingerprints: routes[5].fingerprint.include",
+    "inherited-socket-twice: admin.listen",
+    "inherited-socket-twice: server.listen",
     "key-rules: routes[0].fingerprint.exclude",
     "key-rules: routes[0].key.from",
     "limits: limits.max_header_size",

@@ -2,7 +2,8 @@
 
 use std::any::Any;
 use std::io::{BufRead, BufReader};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
@@ -39,6 +40,8 @@ pub struct Plan {
     top: String,
     args: Vec<String>,
     env: Vec<(String, String)>,
+    /// Sockets that are passed to each process, with their names.
+    sockets: Vec<(String, Arc<TcpListener>)>,
     faults: bool,
 }
 
@@ -90,6 +93,7 @@ impl Gate {
             top: String::new(),
             args: Vec::new(),
             env: Vec::new(),
+            sockets: Vec::new(),
             faults: false,
         };
         match cache {
@@ -295,6 +299,12 @@ impl Plan {
         self
     }
 
+    /// Passes a listening socket, as systemd does: to each process of this plan, and they share it. Two at most.
+    pub fn inherits(mut self, name: &str, socket: TcpListener) -> Self {
+        self.sockets.push((name.into(), Arc::new(socket)));
+        self
+    }
+
     /// Puts the store's disk under the test's control.
     pub fn with_faults(mut self) -> Self {
         self.faults = true;
@@ -363,21 +373,43 @@ impl Plan {
 
     /// Starts `oncegate serve` and does not wait for it.
     pub fn spawn(&self) -> Process {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_oncegate"));
+        let mut command = self.command();
         command.arg("serve").arg("--config").arg(self.config()).args(&self.args).current_dir(self.place.dir.path());
         if self.faults {
             command.env("LD_PRELOAD", shim()).env("FAULT_MATCH", self.path("gate.db"));
             command.env("FAULT_CONTROL", self.path("fault")).env("FAULT_TRACE", self.path("trace"));
         }
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
-        Process::start(command, Arc::clone(&self.place))
+        if self.sockets.is_empty() {
+            command.stdin(Stdio::null()).stdout(Stdio::null());
+        }
+        Process::start_as_it_is(command, Arc::clone(&self.place))
+    }
+
+    /// The binary, with the sockets that it inherits.
+    fn command(&self) -> Command {
+        let binary = env!("CARGO_BIN_EXE_oncegate");
+        let [(_, first), rest @ ..] = &*self.sockets else { return Command::new(binary) };
+        // LISTEN_PID is the process id of who becomes the gate.
+        let mut command = Command::new("sh");
+        command.args(["-c", "exec 3<&0 4<&1 </dev/null >/dev/null; LISTEN_PID=$$ exec \"$@\"", "sh", binary]);
+        let passed = |socket: &TcpListener| Stdio::from(OwnedFd::from(socket.try_clone().expect("a socket")));
+        command.stdin(passed(first)).stdout(rest.first().map_or_else(Stdio::null, |(_, second)| passed(second)));
+        let names: Vec<_> = self.sockets.iter().map(|(name, _)| &**name).collect();
+        command.env("LISTEN_FDS", names.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
+        command
     }
 }
 
 impl Process {
     /// Starts a command and keeps reading what it writes to standard error.
     pub fn start(mut command: Command, kept: impl Send + Sync + 'static) -> Self {
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        Self::start_as_it_is(command, kept)
+    }
+
+    fn start_as_it_is(mut command: Command, kept: impl Send + Sync + 'static) -> Self {
+        command.stderr(Stdio::piped());
         let mut child = command.spawn().expect("the binary starts");
         let log = Arc::new((Mutex::new(Vec::new()), Condvar::new()));
         let stderr = child.stderr.take().expect("piped");
