@@ -24,6 +24,8 @@ pub struct Answer {
     pub bytes: Vec<u8>,
     /// It closes behind them.
     pub closes: bool,
+    /// It sends each for itself.
+    pub by_bytes: bool,
 }
 
 #[derive(Clone, Default)]
@@ -138,7 +140,8 @@ impl Recorder {
                 scripted
             };
             let answer = scripted.unwrap_or_else(|| echo(&message));
-            if stream.write_all(&answer.bytes).is_err() {
+            let size = if answer.by_bytes { 1 } else { answer.bytes.len().max(1) };
+            if answer.bytes.chunks(size).try_for_each(|bytes| stream.write_all(bytes)).is_err() {
                 return false;
             }
             if answer.closes {
@@ -155,5 +158,5 @@ fn echo(message: &Message) -> Answer {
     let asked = message.start.strip_suffix(" HTTP/1.1").unwrap_or_default();
     let body = if asked.starts_with("HEAD ") { "" } else { asked };
     let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", asked.len());
-    Answer { bytes: format!("{head}{body}").into_bytes(), closes: false }
+    Answer { bytes: format!("{head}{body}").into_bytes(), ..Answer::default() }
 }

@@ -35,6 +35,14 @@ enum Manner {
     WithKey,
     /// About an answer: the request has none.
     WithoutKey,
+    /// About an answer: the request has a key, and the upstream sends each byte for itself.
+    FromUpstreamByBytes,
+}
+
+impl Manner {
+    fn is_by_bytes(self) -> bool {
+        matches!(self, Self::ByBytes | Self::FromUpstreamByBytes)
+    }
 }
 
 struct Stage {
@@ -55,12 +63,13 @@ pub fn theme(name: &str) {
     let cases = cases::read(&directory().join(format!("{name}.txt")));
     let mut wrong = Vec::new();
     for case in &cases {
-        let manners = match case.is_of_upstream() {
-            true => [Manner::WithKey, Manner::WithoutKey],
-            false => [Manner::AtOnce, Manner::ByBytes],
+        let manners: &[Manner] = match case.is_of_upstream() {
+            true => &[Manner::WithKey, Manner::WithoutKey, Manner::FromUpstreamByBytes],
+            false => &[Manner::AtOnce, Manner::ByBytes],
         };
-        for manner in manners {
-            if manner == Manner::ByBytes && case.request("").len() > SHORT {
+        for &manner in manners {
+            let is_long = case.request("").len() > SHORT || case.script().concat().len() > SHORT;
+            if manner.is_by_bytes() && (is_long || case.is_in_one_piece) {
                 continue;
             }
             if let Err(why) = stage.play(case, manner) {
@@ -79,12 +88,14 @@ impl Stage {
         self.plays += 1;
         let key = format!("case-{}", self.plays);
         let closes = case.upstream_closes;
-        let script: Vec<_> = case.script().into_iter().map(|bytes| recorder::Answer { bytes, closes }).collect();
+        let by_bytes = manner.is_by_bytes();
+        let answer = |bytes| recorder::Answer { bytes, closes, by_bytes };
+        let script: Vec<_> = case.script().into_iter().map(answer).collect();
         let is_scripted = !script.is_empty();
         self.upstream.begin(script);
         let request = match manner {
             Manner::AtOnce | Manner::ByBytes => case.request(&key),
-            Manner::WithKey => asked(&format!("Idempotency-Key: {key}\r\n")),
+            Manner::WithKey | Manner::FromUpstreamByBytes => asked(&format!("Idempotency-Key: {key}\r\n")),
             Manner::WithoutKey => asked(""),
         };
         let mut client = Client::connect(&self.gate, &request, manner == Manner::ByBytes, case.client_ends);
