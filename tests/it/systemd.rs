@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::support::gate::{Plan, Process};
-use crate::support::{Gate, Reply, Request, Signal, Upstream, eventually, store, wait::PATIENCE};
+use crate::support::gate::Plan;
+use crate::support::{Gate, Process, Reply, Request, Signal, Upstream, eventually, store, wait::PATIENCE};
 
 fn socket() -> TcpListener {
     TcpListener::bind("127.0.0.1:0").unwrap()
