@@ -29,6 +29,7 @@ use crate::telemetry::{logs, metrics::Metrics};
 use crate::worker;
 
 mod adopting;
+mod files;
 mod listening;
 mod notices;
 mod opening;
@@ -43,6 +44,7 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 pub fn run(config: Resolved, sources: Sources, accept_identity_change: bool) -> anyhow::Result<ExitCode> {
     let log_filter = logs::init(&config.log)?;
     let inherited = Inherited::take();
+    files::allow(&config);
     let shards = Arc::new(Shards::start().context("cannot start the threads that serve")?);
     let surroundings = Surroundings { shards, inherited, notices: Notices::of_process() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -143,13 +145,13 @@ impl Serving {
         let store = remembering::before(opened, &config, &metrics)?;
         let (fixed, drain_timeout) = (Fixed::of(&config), config.server.drain_timeout);
         let upstreams = config.upstreams.into_iter().map(Upstream::new).collect();
-        let gate = Gate::new(config.gate, config.router, upstreams, Arc::clone(&store), &metrics);
+        let usage = Usage::new(&config.server.limits, &metrics);
+        let gate = Gate::new(config.gate, config.router, upstreams, Arc::clone(&store), Arc::clone(&usage), &metrics);
         if !adopting::at_start(&gate, &*store, accept_identity_change, signals).await? {
             return Ok(None);
         }
         admin_state.set_store(Arc::clone(&store));
 
-        let usage = Usage::new(&config.server.limits, &metrics);
         let current = server::Serving::current(Arc::clone(&gate), config.server.limits, usage);
         // All of them, before the first request: it must not be cut off because another address is taken.
         let mut listeners = Vec::new();

@@ -57,6 +57,8 @@ fn limits(limits: &Limits) -> Item {
         ("max_connections_per_address", number(limits.max_connections_per_address)),
         ("max_requests", number(limits.max_requests)),
         ("max_waiting", number(limits.max_waiting)),
+        ("max_buffered_memory", show_size(limits.max_buffered_memory).into()),
+        ("max_buffered_disk", show_size(limits.max_buffered_disk).into()),
         ("header_timeout", show_duration(limits.header_timeout).into()),
         ("idle_timeout", show_duration(limits.idle_timeout).into()),
         ("body_timeout", show_duration(limits.body_timeout).into()),

@@ -50,6 +50,7 @@ pub(super) const LIMITS: Section = Section {
     name: "[limits]",
     keys: &[
         &["max_connections", "max_connections_per_address", "max_requests", "max_waiting"],
+        &["max_buffered_memory", "max_buffered_disk"],
         &["header_timeout", "idle_timeout", "body_timeout", "min_body_rate", "max_header_size", "max_headers"],
     ],
     later: &[],

@@ -107,6 +107,8 @@ impl Writer {
         match key {
             "max_connections" | "max_connections_per_address" | "max_requests" => shapes::number(limits::COUNTS),
             "max_waiting" => shapes::number(0..=*limits::COUNTS.end()),
+            "max_buffered_memory" => shapes::size(limits::MEMORY_SIZES),
+            "max_buffered_disk" => shapes::size(0..=limits::MOST_DISK),
             "header_timeout" | "idle_timeout" | "body_timeout" => shapes::some_duration(),
             "min_body_rate" => shapes::size(0..=limits::FASTEST),
             "max_header_size" => shapes::size(limits::HEADER_SIZES),

@@ -6,6 +6,7 @@ pub mod body;
 pub mod budget;
 pub mod buffer;
 pub mod capture;
+mod gathered;
 pub mod headers;
 mod held;
 pub mod limits;
@@ -18,6 +19,5 @@ pub mod server;
 pub mod shards;
 pub mod upgrade;
 pub mod upstream;
-
 pub mod usage;
 pub mod wire;

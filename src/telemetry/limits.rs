@@ -15,6 +15,10 @@ pub enum Limit {
     MaxRequests,
     /// `[limits] max_waiting`
     MaxWaiting,
+    /// `[limits] max_buffered_memory`
+    MaxBufferedMemory,
+    /// `[limits] max_buffered_disk`
+    MaxBufferedDisk,
     /// `[limits] header_timeout`
     HeaderTimeout,
     /// `[limits] idle_timeout`
@@ -31,11 +35,13 @@ pub enum Limit {
 
 impl Limit {
     /// Every limit, in the order of its declaration.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::MaxConnections,
         Self::MaxConnectionsPerAddress,
         Self::MaxRequests,
         Self::MaxWaiting,
+        Self::MaxBufferedMemory,
+        Self::MaxBufferedDisk,
         Self::HeaderTimeout,
         Self::IdleTimeout,
         Self::BodyTimeout,
@@ -52,6 +58,8 @@ impl Limit {
             Self::MaxConnectionsPerAddress => "max_connections_per_address",
             Self::MaxRequests => "max_requests",
             Self::MaxWaiting => "max_waiting",
+            Self::MaxBufferedMemory => "max_buffered_memory",
+            Self::MaxBufferedDisk => "max_buffered_disk",
             Self::HeaderTimeout => "header_timeout",
             Self::IdleTimeout => "idle_timeout",
             Self::BodyTimeout => "body_timeout",
@@ -64,7 +72,11 @@ impl Limit {
     /// Whether it is all of the gate that is short of something, and not one client that takes too much.
     fn is_shared(self) -> bool {
         match self {
-            Self::MaxConnections | Self::MaxRequests | Self::MaxWaiting => true,
+            Self::MaxConnections
+            | Self::MaxRequests
+            | Self::MaxWaiting
+            | Self::MaxBufferedMemory
+            | Self::MaxBufferedDisk => true,
             Self::MaxConnectionsPerAddress
             | Self::HeaderTimeout
             | Self::IdleTimeout

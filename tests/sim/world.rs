@@ -7,8 +7,10 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use http::HeaderName;
 use oncegate::gate::{Gate, HeaderNames, Settings, Tokens};
+use oncegate::http::limits::Limits;
 use oncegate::http::server::stopped;
 use oncegate::http::upstream::{self, Upstream};
+use oncegate::http::usage::Usage;
 use oncegate::idempotency::record::Timestamp;
 use oncegate::store::Store;
 use oncegate::store::cached::{self, Cached, Shared};
@@ -181,7 +183,8 @@ impl World {
             tokens: Tokens::counted_from(Token::first_of(number).0),
         };
         let upstreams = vec![Upstream::through(upstream, Arc::new(dialer))];
-        let gate = Gate::new(settings, self.setup.router(), upstreams, Arc::clone(&store), &METRICS);
+        let usage = Usage::new(&Limits::default(), &METRICS);
+        let gate = Gate::new(settings, self.setup.router(), upstreams, Arc::clone(&store), usage, &METRICS);
         // A gate does so before it serves. The store is in memory, and answers at once.
         let (origins, rules) = gate.identities();
         let adopted = recorded.adopt(origins, rules, false).now_or_never();

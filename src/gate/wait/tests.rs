@@ -108,7 +108,9 @@ fn gate(policy: &Policy, store: &Arc<Unreliable>, backend: &Arc<Backend>) -> Arc
     };
     let upstreams = vec![Upstream::through(upstream, Arc::new(Dialler(Arc::clone(backend))))];
     let store: Arc<dyn Store> = Arc::<Unreliable>::clone(store);
-    Gate::new(settings, Router::new(vec![route]).unwrap(), upstreams, store, &Metrics::new())
+    let metrics = Metrics::new();
+    let usage = Usage::new(&Limits::default(), &metrics);
+    Gate::new(settings, Router::new(vec![route]).unwrap(), upstreams, store, usage, &metrics)
 }
 
 /// Sends the request, and gives all that comes back.

@@ -20,8 +20,8 @@ impl Handler for Echo {
                 let interim = peer.interim.unwrap();
                 interim.send(StatusCode::EARLY_HINTS, &http::HeaderMap::new());
                 sleep(Duration::from_millis(10)).await;
+                // Right before the answer.
                 interim.send(StatusCode::PROCESSING, &http::HeaderMap::new());
-                sleep(Duration::from_millis(10)).await;
             }
             "/switch" => {
                 let upgrade = hyper::upgrade::on(&mut request);

@@ -11,7 +11,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
 use http::{Request, Response, Version};
 use hyper::body::Incoming;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -73,9 +72,9 @@ pub enum Error {
     /// Bytes may have been sent.
     #[error("the exchange broke off: {0}")]
     Unknown(#[source] hyper::Error),
-    /// The answer has a transfer coding that the gate does not understand (RFC 9112, 6.1).
-    #[error("the answer has a transfer coding other than chunked")]
-    Coding,
+    /// The answer leaves in doubt where it ends, or has a transfer coding that the gate does not understand (RFC 9112, 6).
+    #[error("the answer leaves in doubt where it ends, or has a transfer coding other than chunked")]
+    Framing,
 }
 
 /// Why nothing was sent.
@@ -208,12 +207,10 @@ impl Upstream {
     ) -> Result<(Response<Incoming>, Carrier), Error> {
         let headers = response.headers();
         if !framing_is_plain(headers) {
-            return Err(Error::Coding);
+            return Err(Error::Framing);
         }
-        // hyper goes on in the version of the last answer, and 1.0 has no chunks to send a body in; and a length beside
-        // chunks may be somebody's attempt to be read in two ways (RFC 9112, 6.3).
-        let ambiguous = headers.contains_key(TRANSFER_ENCODING) && headers.contains_key(CONTENT_LENGTH);
-        let reusable = response.version() == Version::HTTP_11 && !ambiguous;
+        // hyper goes on in the version of the last answer, and 1.0 has no chunks to send a body in.
+        let reusable = response.version() == Version::HTTP_11;
         let carrier = Carrier { connection, upstream: self.clone(), reusable, answered: Instant::now() };
         Ok((response, carrier))
     }
