@@ -138,6 +138,7 @@ fn upstream(settings: &upstream::Settings) -> Item {
         ("timeout", show_duration(settings.timeout).into()),
         ("connect_timeout", show_duration(settings.connect_timeout).into()),
         ("client_timeout", show_duration(settings.client_timeout).into()),
+        ("max_connections", number(settings.max_connections)),
     ])
 }
 

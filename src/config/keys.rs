@@ -77,8 +77,11 @@ pub(super) const STORE: Section = Section {
 pub(super) const UPSTREAMS: Section = Section { name: "[upstreams]", keys: &[], later: &[] };
 
 /// One of `[upstreams]`
-pub(super) const UPSTREAM: Section =
-    Section { name: "an upstream", keys: &[&["url", "timeout", "connect_timeout", "client_timeout"]], later: &["tls"] };
+pub(super) const UPSTREAM: Section = Section {
+    name: "an upstream",
+    keys: &[&["url", "timeout", "connect_timeout", "client_timeout", "max_connections"]],
+    later: &["tls"],
+};
 
 /// One of `[[routes]]`
 pub(super) const ROUTE: Section = Section {

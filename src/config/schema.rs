@@ -18,6 +18,7 @@ use super::listeners::STYLES;
 use super::policy::{FORMS, MODES, RECOVERIES, STORE_FAILURES};
 use super::store::cache;
 use super::store::postgres::MOST_CONNECTIONS;
+use super::upstreams::MAX_CONNECTIONS as UPSTREAM_CONNECTIONS;
 use super::{logging, policy};
 use crate::store::postgres::Settings;
 
@@ -167,6 +168,7 @@ impl Writer {
             "timeout" => with_default(shapes::some_duration(), json!("60s")),
             "connect_timeout" => with_default(shapes::some_duration(), json!("2s")),
             "client_timeout" => shapes::some_duration(),
+            "max_connections" => with_default(shapes::number(limits::COUNTS), json!(UPSTREAM_CONNECTIONS)),
             _ => unwritten(),
         }
     }
