@@ -7,7 +7,6 @@ use http::header::{CONNECTION, CONTENT_LENGTH, HOST, TRAILER, TRANSFER_ENCODING,
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body::Body as _;
 use hyper::body::Incoming;
-use hyper::ext::on_informational;
 use tokio::time::{Instant, timeout_at};
 
 use super::answer::Reply;
@@ -124,8 +123,7 @@ fn request(upstream: &Upstream, head: &Head, mut headers: HeaderMap, body: Body)
     *request.uri_mut() = head.target();
     *request.headers_mut() = headers;
     if let Some(interim) = head.interim() {
-        let interim = interim.clone();
-        on_informational(&mut request, move |said| interim.send(said.status(), said.headers()));
+        request.extensions_mut().insert(interim.clone());
     }
     request
 }

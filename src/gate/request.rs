@@ -127,7 +127,9 @@ fn check_target(parts: &Parts) -> Result<(), Problem> {
     }
     let (uri, path) = (&parts.uri, parts.uri.path());
     let asterisk = path == "*" && parts.method == Method::OPTIONS;
-    if path.starts_with('/') && uri.scheme().is_some() == uri.authority().is_some() || asterisk {
+    // An upstream of HTTP is asked for nothing else.
+    let scheme_is_sound = matches!(uri.scheme_str(), None | Some("http" | "https"));
+    if path.starts_with('/') && uri.scheme().is_some() == uri.authority().is_some() && scheme_is_sound || asterisk {
         return Ok(());
     }
     Err(bad("the request's target is neither a path nor a URL (RFC 9112, 3.2)"))
@@ -142,16 +144,17 @@ fn host(parts: &Parts) -> Result<Option<HeaderValue>, Problem> {
     if host.is_none() && parts.version == Version::HTTP_11 {
         return Err(bad("the request has no Host header (RFC 9112, 3.2)"));
     }
-    match (parts.uri.authority(), host) {
-        // What stands before an @ is for nobody (RFC 9110, 4.2.4).
-        (Some(authority), _) => {
-            Ok(authority.as_str().rsplit('@').next().and_then(|host| HeaderValue::from_str(host).ok()))
+    if let Some(host) = host {
+        let is_sound = text(host).ok_or_else(|| bad("the Host header is not ASCII")).map(is_host)?;
+        if !is_sound {
+            return Err(bad("the Host header is no host (RFC 9110, 7.2)"));
         }
-        (None, Some(host)) => {
-            let is_sound = text(host).ok_or_else(|| bad("the Host header is not ASCII")).map(is_host)?;
-            if is_sound { Ok(Some(host.clone())) } else { Err(bad("the Host header is no host (RFC 9110, 7.2)")) }
-        }
-        (None, None) => Ok(None),
+    }
+    let Some(authority) = parts.uri.authority() else { return Ok(host.cloned()) };
+    // It counts before the Host header (RFC 9112, 3.2.2). A user in it is somebody's deception (RFC 9110, 4.2.4).
+    match HeaderValue::from_str(authority.as_str()) {
+        Ok(host) if !authority.as_str().is_empty() && is_host(authority.as_str()) => Ok(Some(host)),
+        _ => Err(bad("the URL that is asked for has no host, or a user (RFC 9110, 4.2.4)")),
     }
 }
 
@@ -162,7 +165,9 @@ fn text(value: &HeaderValue) -> Option<&str> {
 /// Whether this is a host with an optional port. It may be empty, where the target has no authority.
 fn is_host(host: &str) -> bool {
     let port_is_sound = |authority: &Authority| match authority.as_str().rsplit_once(':') {
-        Some((_, port)) if !port.contains(']') => port.is_empty() || port.parse::<u16>().is_ok(),
+        Some((_, port)) if !port.contains(']') => {
+            port.is_empty() || port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok()
+        }
         _ => true,
     };
     let sound = |authority: Authority| !authority.host().is_empty() && port_is_sound(&authority);
@@ -220,7 +225,7 @@ mod tests {
         for host in ["", "a", "a.example:8080", "127.0.0.1:1", "[::1]", "[::1]:80", "a:"] {
             assert!(is_host(host), "{host}");
         }
-        for host in ["a b", "a/c", "u@h", "h:99999", "[::1", "[::1:80", ":80", "h:x"] {
+        for host in ["a b", "a/c", "u@h", "h:99999", "[::1", "[::1:80", ":80", "h:x", "h:+80"] {
             assert!(!is_host(host), "{host}");
         }
     }
@@ -233,6 +238,7 @@ mod tests {
         };
         assert!(check("POST", "/"));
         assert!(check("POST", "http://a/x"));
+        assert!(!check("POST", "ftp://a/x"));
         assert!(check("OPTIONS", "*"));
         assert!(!check("POST", "*"));
         assert!(!check("POST", "x"));

@@ -1,6 +1,6 @@
 //! Which headers pass, and which the gate adds on the way to the upstream.
 
-use http::header::{CONNECTION, CONTENT_LENGTH, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA};
+use http::header::{self, CONNECTION, CONTENT_LENGTH, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA};
 use http::{HeaderMap, HeaderName, HeaderValue, Version};
 
 use super::forwarding::{self, Forwarding, Hop};
@@ -51,6 +51,25 @@ fn is_alias(name: &HeaderName, kept: &[HeaderName]) -> bool {
     };
     meant.into_iter().any(folds_to)
 }
+
+/// What no trailer may say.
+const NO_TRAILERS: [HeaderName; 15] = [
+    HeaderName::from_static("idempotency-key"),
+    header::AUTHORIZATION,
+    header::PROXY_AUTHORIZATION,
+    header::COOKIE,
+    header::SET_COOKIE,
+    header::HOST,
+    header::CONTENT_ENCODING,
+    header::CONTENT_LENGTH,
+    header::CONTENT_RANGE,
+    header::CONTENT_TYPE,
+    header::TRANSFER_ENCODING,
+    header::CONNECTION,
+    header::EXPECT,
+    header::RANGE,
+    header::TE,
+];
 
 /// Whether a header is for one connection only (RFC 9110, 7.6.1; `HTTP2-Settings`: RFC 7540, 3.2.1).
 fn is_hop_by_hop(name: &HeaderName) -> bool {
@@ -103,13 +122,14 @@ pub fn asks_upgrade(version: Version, headers: &HeaderMap) -> bool {
         && !has_token(headers, &UPGRADE, "h2c")
 }
 
-/// Trailers without the names that only the gate and the upstream say to each other, and without those that say who
-/// forwards a message: they are said before its body, or not at all.
+/// Trailers without the names that only the gate and the upstream say to each other, without those that say who forwards a
+/// message, and without those by which a message is judged before its body comes (RFC 9110, 6.5.1): an upstream that
+/// makes headers of trailers would see a key, or a caller, that the gate has not.
 #[must_use]
 pub fn without_ours(mut trailers: HeaderMap) -> HeaderMap {
     trailers.remove(ATTEMPT);
     trailers.remove(CONTROL);
-    for name in forwarding::NAMES {
+    for name in forwarding::NAMES.iter().chain(&NO_TRAILERS) {
         trailers.remove(name);
     }
     trailers
