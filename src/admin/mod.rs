@@ -17,13 +17,13 @@ pub(crate) mod testing;
 mod tests;
 mod view;
 
-use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::sync::Semaphore;
 
+use crate::http::listen::Listen;
 use crate::idempotency::identity::Identifier;
 use crate::store::Store;
 use crate::telemetry::metrics::Metrics;
@@ -41,7 +41,7 @@ const MAX_LISTINGS: usize = 2;
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Where it listens.
-    pub listen: SocketAddr,
+    pub listen: Listen,
     /// The bearer token that the records API demands, where one is set.
     pub token: Option<Token>,
 }

@@ -1,5 +1,6 @@
 //! An admin listener on a socket, with records in memory, for tests.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -75,7 +76,7 @@ pub(super) async fn start_without_store(token: Option<&str>) -> Admin {
     let now = Arc::new(AtomicU64::new(START));
     let clock = now.clone();
     let store = Arc::new(Memory::with_clock(Arc::new(move || Timestamp(clock.load(Ordering::SeqCst)))));
-    let settings = Settings { listen: address, token: token.map(|token| Token(token.into())) };
+    let settings = Settings { listen: address.into(), token: token.map(|token| Token(token.into())) };
     let readiness = Readiness::default();
     let routes = vec![RouteInfo {
         name: "charge".into(),

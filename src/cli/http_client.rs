@@ -56,7 +56,8 @@ impl AdminClient {
         serde_json::from_slice(&body).with_context(|| self.stranger(status))
     }
 
-    async fn exchange(
+    /// The status and the body of any answer.
+    pub(super) async fn exchange(
         &self,
         method: Method,
         target: &str,

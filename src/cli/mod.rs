@@ -62,10 +62,10 @@ struct ServeArgs {
     /// The service to protect, such as http://127.0.0.1:3000.
     #[arg(long, value_name = "URL")]
     upstream: Option<String>,
-    /// Where to listen, such as 0.0.0.0:8080.
+    /// Where to listen, such as 0.0.0.0:8080, or systemd for inherited sockets.
     #[arg(long, value_name = "ADDR")]
     listen: Option<String>,
-    /// Where the admin listener listens, such as 127.0.0.1:9090.
+    /// Where the admin listener listens, such as 127.0.0.1:9090, or systemd:NAME for an inherited socket.
     #[arg(long, value_name = "ADDR")]
     admin: Option<String>,
     /// The store: sqlite:PATH, postgres://USER@HOST/DATABASE, redis://HOST or memory:.

@@ -10,7 +10,8 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use self::listening::bind;
+use self::listening::{Inherited, admin_is_guarded, bind};
+use self::notices::Notices;
 use self::reloading::Fixed;
 pub(super) use self::signals::Signals;
 use self::signals::Told;
@@ -28,7 +29,9 @@ use crate::telemetry::{logs, metrics::Metrics};
 use crate::worker;
 
 mod adopting;
+mod files;
 mod listening;
+mod notices;
 mod opening;
 mod reloading;
 mod remembering;
@@ -40,9 +43,12 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Runs a gate until SIGTERM or SIGINT. At SIGHUP it reads `sources` again, of which `config` was made.
 pub fn run(config: Resolved, sources: Sources, accept_identity_change: bool) -> anyhow::Result<ExitCode> {
     let log_filter = logs::init(&config.log)?;
+    files::allow(&config);
+    let inherited = Inherited::take();
     let shards = Arc::new(Shards::start().context("cannot start the threads that serve")?);
+    let surroundings = Surroundings { shards, inherited, notices: Notices::of_process() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let served = runtime.block_on(serve(config, sources, log_filter, shards, accept_identity_change));
+    let served = runtime.block_on(serve(config, sources, log_filter, surroundings, accept_identity_change));
     // Whatever still runs by now was given up on.
     runtime.shutdown_timeout(Duration::from_secs(1));
     served
@@ -52,13 +58,14 @@ async fn serve(
     config: Resolved,
     sources: Sources,
     log_filter: logs::Filter,
-    shards: Arc<Shards>,
+    surroundings: Surroundings,
     accept_identity_change: bool,
 ) -> anyhow::Result<ExitCode> {
     let metrics = Metrics::new();
     metrics.config_reloaded(true);
     let mut signals = Signals::install()?;
-    if let Some(mut serving) = Serving::start(config, &shards, accept_identity_change, metrics, &mut signals).await? {
+    let serving = Serving::start(config, surroundings, accept_identity_change, metrics, &mut signals).await?;
+    if let Some(mut serving) = serving {
         while signals.next().await == Told::Reload {
             tokio::select! {
                 () = serving.reload(&sources, &log_filter) => {}
@@ -70,6 +77,20 @@ async fn serve(
         tracing::info!("stopped");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What a process has besides its configuration.
+pub(super) struct Surroundings {
+    shards: Arc<Shards>,
+    inherited: Inherited,
+    notices: Notices,
+}
+
+impl Surroundings {
+    /// With nobody who passes sockets or is told anything.
+    pub(super) fn alone(shards: Arc<Shards>) -> Self {
+        Self { shards, inherited: Inherited::default(), notices: Notices::default() }
+    }
 }
 
 /// A gate that serves, and what works beside it.
@@ -85,6 +106,7 @@ pub(super) struct Serving {
     metrics: Metrics,
     store: Arc<dyn Store>,
     readiness: Readiness,
+    notices: Notices,
     servers: JoinSet<()>,
     stop: watch::Sender<bool>,
     workers: JoinHandle<()>,
@@ -99,15 +121,19 @@ impl Serving {
     /// Composes a gate and lets it serve; nothing if the process was told to stop while it waited for its store.
     pub(super) async fn start(
         config: Resolved,
-        shards: &Arc<Shards>,
+        surroundings: Surroundings,
         accept_identity_change: bool,
         metrics: Metrics,
         signals: &mut Signals,
     ) -> anyhow::Result<Option<Self>> {
+        let Surroundings { shards, inherited, notices } = surroundings;
         let readiness = Readiness::default();
+        notices.go_on(readiness.clone(), &shards);
+        let (admin_source, sources) = inherited.share_out(&config.admin.listen, &config.server.listen)?;
         // Before the store: a process that waits for its store says so.
-        let listener = bind(config.admin.listen, "admin").await?;
+        let Some(listener) = bind(admin_source, "admin", signals).await? else { return Ok(None) };
         let admin_address = listener.local_addr()?;
+        admin_is_guarded(admin_address, &config.admin)?;
         tracing::info!(address = %admin_address, "admin listening");
         let admin_state = Arc::new(admin_state(&config, &metrics, &readiness));
         // It outlives the rest: a drain can be watched.
@@ -118,19 +144,21 @@ impl Serving {
         let upkeep = if opened.is_shared { worker::Settings::beside_callers() } else { worker::Settings::default() };
         let store = remembering::before(opened, &config, &metrics)?;
         let (fixed, drain_timeout) = (Fixed::of(&config), config.server.drain_timeout);
-        let upstreams = config.upstreams.into_iter().map(Upstream::new).collect();
-        let gate = Gate::new(config.gate, config.router, upstreams, Arc::clone(&store), &metrics);
+        let usage = Usage::new(&config.server.limits, &metrics);
+        let upstream = |settings| Upstream::new(settings, Arc::clone(&usage));
+        let upstreams = config.upstreams.into_iter().map(upstream).collect();
+        let gate = Gate::new(config.gate, config.router, upstreams, Arc::clone(&store), Arc::clone(&usage), &metrics);
         if !adopting::at_start(&gate, &*store, accept_identity_change, signals).await? {
             return Ok(None);
         }
         admin_state.set_store(Arc::clone(&store));
 
-        let usage = Usage::new(&config.server.limits, &metrics);
         let current = server::Serving::current(Arc::clone(&gate), config.server.limits, usage);
         // All of them, before the first request: it must not be cut off because another address is taken.
         let mut listeners = Vec::new();
-        for address in config.server.listen {
-            listeners.push(bind(address, "server").await?);
+        for source in sources {
+            let Some(listener) = bind(source, "server", signals).await? else { return Ok(None) };
+            listeners.push(listener);
         }
         let work_stop = watch::Sender::new(false);
         let workers = worker::spawn(Arc::clone(&store), metrics.clone(), upkeep, work_stop.subscribe());
@@ -140,9 +168,10 @@ impl Serving {
             let address = listener.local_addr()?;
             tracing::info!(%address, "listening");
             addresses.push(address);
-            servers.spawn(server::serve(listener, Arc::clone(shards), Arc::clone(&current), stop.subscribe()));
+            servers.spawn(server::serve(listener, Arc::clone(&shards), Arc::clone(&current), stop.subscribe()));
         }
         readiness.set(Phase::Ready);
+        notices.ready();
         Ok(Some(Self {
             addresses,
             admin: admin_address,
@@ -152,6 +181,7 @@ impl Serving {
             metrics,
             store,
             readiness,
+            notices,
             servers,
             stop,
             workers,
@@ -168,7 +198,9 @@ impl Serving {
         self.readiness.set(Phase::Draining);
         // It speaks for the attempts of all gates that there were.
         let gate = Arc::clone(&self.current.load().handler);
-        tracing::info!(running = gate.running(), ?drain_timeout, "draining: no new connections; finishing what runs");
+        let running = gate.running();
+        self.notices.stopping(running);
+        tracing::info!(running, ?drain_timeout, "draining: no new connections; finishing what runs");
         self.stop.send_replace(true);
         drain(&gate, &mut self.servers, drain_timeout, signals).await;
         self.work_stop.send_replace(true);

@@ -70,6 +70,8 @@ fn limits(limits: &Limits) -> Item {
         ("max_connections_per_address", number(limits.max_connections_per_address)),
         ("max_requests", number(limits.max_requests)),
         ("max_waiting", number(limits.max_waiting)),
+        ("max_buffered_memory", show_size(limits.max_buffered_memory).into()),
+        ("max_buffered_disk", show_size(limits.max_buffered_disk).into()),
         ("header_timeout", show_duration(limits.header_timeout).into()),
         ("idle_timeout", show_duration(limits.idle_timeout).into()),
         ("body_timeout", show_duration(limits.body_timeout).into()),
@@ -136,6 +138,7 @@ fn upstream(settings: &upstream::Settings) -> Item {
         ("timeout", show_duration(settings.timeout).into()),
         ("connect_timeout", show_duration(settings.connect_timeout).into()),
         ("client_timeout", show_duration(settings.client_timeout).into()),
+        ("max_connections", number(settings.max_connections)),
     ])
 }
 

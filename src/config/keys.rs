@@ -53,6 +53,7 @@ pub(super) const LIMITS: Section = Section {
     name: "[limits]",
     keys: &[
         &["max_connections", "max_connections_per_address", "max_requests", "max_waiting"],
+        &["max_buffered_memory", "max_buffered_disk"],
         &["header_timeout", "idle_timeout", "body_timeout", "min_body_rate", "max_header_size", "max_headers"],
     ],
     later: &[],
@@ -76,8 +77,11 @@ pub(super) const STORE: Section = Section {
 pub(super) const UPSTREAMS: Section = Section { name: "[upstreams]", keys: &[], later: &[] };
 
 /// One of `[upstreams]`
-pub(super) const UPSTREAM: Section =
-    Section { name: "an upstream", keys: &[&["url", "timeout", "connect_timeout", "client_timeout"]], later: &["tls"] };
+pub(super) const UPSTREAM: Section = Section {
+    name: "an upstream",
+    keys: &[&["url", "timeout", "connect_timeout", "client_timeout", "max_connections"]],
+    later: &["tls"],
+};
 
 /// One of `[[routes]]`
 pub(super) const ROUTE: Section = Section {

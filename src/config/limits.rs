@@ -19,6 +19,12 @@ pub(super) const HEADERS: RangeInclusive<u64> = 1..=1000;
 /// How many connections or requests there may be at most: more than any machine has.
 pub(super) const COUNTS: RangeInclusive<u64> = 1..=1_000_000;
 
+/// How much memory bodies may take, in bytes: from some at all to more than any machine has.
+pub(super) const MEMORY_SIZES: RangeInclusive<u64> = 1 << 20..=1 << 40;
+
+/// The most that temporary files may take, in bytes.
+pub(super) const MOST_DISK: u64 = 1 << 50;
+
 /// Reads `[limits]`.
 pub(super) fn read(root: &Table<'_>) -> Limits {
     let table = root.table("limits", &keys::LIMITS);
@@ -44,6 +50,12 @@ pub(super) fn read(root: &Table<'_>) -> Limits {
             .unwrap_or(max_connections),
         max_requests: table.read("max_requests", |node| number(node, COUNTS)).unwrap_or(usual.max_requests),
         max_waiting: table.read("max_waiting", |node| number(node, 0..=*COUNTS.end())).unwrap_or(usual.max_waiting),
+        max_buffered_memory: table
+            .read("max_buffered_memory", |node| size(node, MEMORY_SIZES))
+            .unwrap_or(usual.max_buffered_memory),
+        max_buffered_disk: table
+            .read("max_buffered_disk", |node| size(node, 0..=MOST_DISK))
+            .unwrap_or(usual.max_buffered_disk),
     }
 }
 
@@ -52,7 +64,8 @@ fn size(node: &Node<'_>, allowed: RangeInclusive<u64>) -> Result<u64, Wrong> {
     bounded(size, &allowed, show_size)
 }
 
-fn number(node: &Node<'_>, allowed: RangeInclusive<u64>) -> Result<u64, Wrong> {
+/// Reads a number of these.
+pub(super) fn number(node: &Node<'_>, allowed: RangeInclusive<u64>) -> Result<u64, Wrong> {
     bounded(node.number()?, &allowed, |number| number.to_string())
 }
 

@@ -19,11 +19,12 @@ use crate::http::forwarding::{Forwarding, Style};
 pub(super) const STYLES: [(&str, Style); 3] =
     [("x-forwarded", Style::XForwarded), ("rfc7239", Style::Rfc7239), ("both", Style::Both)];
 use crate::http::limits::Limits;
+use crate::http::listen::Listen;
 
 /// `[server]`
 pub(super) struct Server {
     /// Where it listens.
-    pub listen: Vec<SocketAddr>,
+    pub listen: Vec<Listen>,
     /// How long SIGTERM waits; nothing for the longest upstream timeout.
     pub drain_timeout: Option<Duration>,
     /// Whose forwarding headers count, and which.
@@ -33,7 +34,7 @@ pub(super) struct Server {
 /// `[admin]`
 pub(super) struct Admin {
     /// Where it listens.
-    pub listen: SocketAddr,
+    pub listen: Listen,
     /// The token of the records API.
     pub token: Option<SecretFile<Token>>,
 }
@@ -49,16 +50,16 @@ impl Server {
 pub(super) fn server(root: &Table<'_>) -> Server {
     let table = root.table("server", &keys::SERVER);
     let listen = match table.get("listen").map(|node| node.value) {
-        Some(Value::Array(..)) => table.read_list("listen", address),
-        _ => table.read("listen", address).map(|address| vec![address]),
+        Some(Value::Array(..)) => table.read_list("listen", listen),
+        _ => table.read("listen", listen).map(|listen| vec![listen]),
     };
-    let listen = listen.unwrap_or_else(|| vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 8080))]);
+    let listen = listen.unwrap_or_else(|| vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)).into()]);
     if listen.is_empty() {
         table.report("listen", Wrong::new("there is no address").hint("write at least one, or remove it"));
     }
-    for (place, address) in listen.iter().enumerate() {
-        if listen[..place].iter().any(|other| same_socket(*other, *address)) {
-            table.report("listen", Wrong::new(format!("{address} is taken twice")).hint("remove one of them"));
+    for (place, one) in listen.iter().enumerate() {
+        if listen[..place].iter().any(|other| other.collides_with(one)) {
+            table.report("listen", Wrong::new(format!("{one} is taken twice")).hint("remove one of them"));
         }
     }
     let forwarding = Forwarding {
@@ -76,21 +77,44 @@ pub(super) fn server(root: &Table<'_>) -> Server {
 /// Reads `[admin]`, and its token. Its address must not be one of `server`.
 pub(super) fn admin(root: &Table<'_>, server: &Server) -> Admin {
     let table = root.table("admin", &keys::ADMIN);
-    let listen = table.read("listen", address);
+    let listen = table.read("listen", listen);
     let token = table.read("token_file", token);
-    if let Some(listen) = listen
+    // Of an inherited socket only the start knows the address.
+    if let Some(Listen::Address(listen)) = &listen
         && !listen.ip().is_loopback()
         && table.get("token_file").is_none()
     {
         let wrong = Wrong::new(format!("{listen} is not a loopback address, so the records API needs a token"));
         table.report("token_file", wrong.hint("name a file that holds a token, or listen on 127.0.0.1"));
     }
-    let listen = listen.unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, 9090)));
-    if server.listen.iter().any(|address| same_socket(*address, listen)) {
+    let listen = listen.unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, 9090)).into());
+    if server.listen.iter().any(|other| other.collides_with(&listen)) {
         let wrong = Wrong::new(format!("{listen} is taken by server.listen too"));
-        table.report("listen", wrong.hint("give each listener a port of its own"));
+        let own = match listen {
+            Listen::Address(_) => "give each listener a port of its own",
+            Listen::Inherited(_) => "write \"systemd:NAME\", with a FileDescriptorName= of the socket unit",
+        };
+        table.report("listen", wrong.hint(own));
     }
     Admin { listen, token }
+}
+
+/// Reads an address, or `systemd` or `systemd:NAME`.
+fn listen(node: &Node<'_>) -> Result<Listen, Wrong> {
+    match node.filled()?.strip_prefix("systemd") {
+        Some("") => Ok(Listen::Inherited(None)),
+        Some(name) if name.starts_with(':') => Ok(Listen::Inherited(Some(socket_name(&name[1..])?))),
+        _ => address(node).map(Listen::Address),
+    }
+}
+
+/// Reads the name of an inherited socket (systemd.socket(5), `FileDescriptorName=`).
+fn socket_name(name: &str) -> Result<String, Wrong> {
+    if !name.is_empty() && name.len() <= 255 && name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b':') {
+        return Ok(name.to_owned());
+    }
+    let wrong = Wrong::new("the name of a socket is visible ASCII without `:`, and at most 255 characters long");
+    Err(wrong.hint("write \"systemd:NAME\" with the FileDescriptorName= of the socket unit, such as \"systemd:admin\""))
 }
 
 /// An address, or a network as its first address and the length of its prefix (CIDR, RFC 4632).
@@ -126,13 +150,6 @@ fn network(node: &Node<'_>) -> Result<IpNet, Wrong> {
     Ok(network)
 }
 
-/// Whether one address takes the other's socket. Port 0 is any free port.
-fn same_socket(one: SocketAddr, other: SocketAddr) -> bool {
-    let same_family = one.is_ipv4() == other.is_ipv4();
-    let same_ip = one.ip() == other.ip() || (same_family && (one.ip().is_unspecified() || other.ip().is_unspecified()));
-    one.port() != 0 && one.port() == other.port() && same_ip
-}
-
 fn address(node: &Node<'_>) -> Result<SocketAddr, Wrong> {
     let text = node.filled()?;
     let host_and_port = "write an address and a port, such as \"127.0.0.1:8080\" or \"[::1]:8080\"";
@@ -142,8 +159,8 @@ fn address(node: &Node<'_>) -> Result<SocketAddr, Wrong> {
     if text.starts_with("unix:") {
         return Err(Wrong::later("`unix:` listeners").hint(host_and_port));
     }
-    if text == "systemd" || text.starts_with("fd:") || text.starts_with("systemd:") {
-        return Err(Wrong::later("inherited sockets").hint(host_and_port));
+    if text.starts_with("fd:") {
+        return Err(Wrong::new("a socket is not named by its number").hint("write \"systemd\" or \"systemd:NAME\""));
     }
     let wrong = Wrong::new(format!("`{text}` is not an address"));
     let port = |text: &str| text.parse::<u16>().ok();

@@ -18,6 +18,7 @@ use super::listeners::STYLES;
 use super::policy::{FORMS, MODES, RECOVERIES, STORE_FAILURES};
 use super::store::cache;
 use super::store::postgres::MOST_CONNECTIONS;
+use super::upstreams::MAX_CONNECTIONS as UPSTREAM_CONNECTIONS;
 use super::{logging, policy};
 use crate::store::postgres::Settings;
 
@@ -110,6 +111,8 @@ impl Writer {
         match key {
             "max_connections" | "max_connections_per_address" | "max_requests" => shapes::number(limits::COUNTS),
             "max_waiting" => shapes::number(0..=*limits::COUNTS.end()),
+            "max_buffered_memory" => shapes::size(limits::MEMORY_SIZES),
+            "max_buffered_disk" => shapes::size(0..=limits::MOST_DISK),
             "header_timeout" | "idle_timeout" | "body_timeout" => shapes::some_duration(),
             "min_body_rate" => shapes::size(0..=limits::FASTEST),
             "max_header_size" => shapes::size(limits::HEADER_SIZES),
@@ -165,6 +168,7 @@ impl Writer {
             "timeout" => with_default(shapes::some_duration(), json!("60s")),
             "connect_timeout" => with_default(shapes::some_duration(), json!("2s")),
             "client_timeout" => shapes::some_duration(),
+            "max_connections" => with_default(shapes::number(limits::COUNTS), json!(UPSTREAM_CONNECTIONS)),
             _ => unwritten(),
         }
     }

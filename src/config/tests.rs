@@ -62,9 +62,9 @@ fn store_url(resolved: &Resolved) -> String {
 #[test]
 fn an_upstream_alone_is_a_working_gate() {
     let resolved = load(Sources { flags: upstream(APP), ..Sources::default() }).unwrap();
-    assert_eq!(resolved.server.listen, ["127.0.0.1:8080".parse().unwrap()]);
+    assert_eq!(resolved.server.listen[0].to_string(), "127.0.0.1:8080");
     assert_eq!(resolved.server.drain_timeout, Duration::from_secs(60));
-    assert_eq!(resolved.admin.listen, "127.0.0.1:9090".parse().unwrap());
+    assert_eq!(resolved.admin.listen.to_string(), "127.0.0.1:9090");
     assert_eq!(store_url(&resolved), "sqlite:oncegate.db");
     assert_eq!(resolved.gate.default_upstream, Some(0));
     assert_eq!((&*resolved.upstreams[0].host, resolved.upstreams[0].port), ("127.0.0.1", 3000));
@@ -99,8 +99,8 @@ fn flags_beat_the_environment_which_beats_the_file() {
         (flags, 3, "flag", "sqlite:flag.db"),
     ] {
         let resolved = case.load();
-        assert_eq!(resolved.server.listen[0].port(), number);
-        assert_eq!(resolved.admin.listen.port(), 10 + number);
+        assert_eq!(resolved.server.listen[0].to_string(), format!("127.0.0.1:{number}"));
+        assert_eq!(resolved.admin.listen.to_string(), format!("127.0.0.1:{}", 10 + number));
         assert_eq!(store_url(&resolved), store);
         assert_eq!(&*resolved.gate.service, "file", "what is not overridden stays");
         let [only] = &*resolved.upstreams else { panic!("one upstream") };

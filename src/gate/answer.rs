@@ -2,6 +2,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
+use http::header::CONNECTION;
 use http::{HeaderName, HeaderValue, Response};
 
 use crate::http::body::Body;
@@ -40,6 +41,12 @@ impl Reply {
 
     pub(super) fn problem(problem: Problem, docs: Option<&str>) -> Self {
         Self { outcome: Outcome::Problem(problem.code), response: problem.into_response(docs) }
+    }
+
+    /// The connection ends with it.
+    pub(super) fn last(mut self) -> Self {
+        self.response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        self
     }
 
     /// Says how it came about: `Idempotency-Status`, and `Idempotent-Replayed` on a replay.

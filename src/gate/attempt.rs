@@ -13,6 +13,7 @@ use super::errand::{Client, Errand};
 use super::flights::{Lead, Released};
 use super::{pass, settling};
 use crate::http::body::{Body, Sender};
+use crate::http::budget::Taken;
 use crate::http::capture::{Captured, Limits, Relayed, Rest, capture};
 use crate::http::headers::{ATTEMPT, to_client};
 use crate::http::problem::Problem;
@@ -30,13 +31,21 @@ const CLIENT_STALL: Duration = Duration::from_secs(30);
 /// How an exchange with the upstream ended.
 enum Exchanged {
     /// With an answer, taken in whole.
-    Whole(Answer, Control, Carrier),
+    Whole(Box<Whole>),
     /// With an answer that is larger than may be kept; the rest of it is still to come.
     Large(Box<Large>),
     /// Without an answer.
     Failed(Ending, Problem),
     /// The gate shuts down and waits no longer.
     Abandoned,
+}
+
+struct Whole {
+    answer: Answer,
+    /// The memory of its record.
+    record: Taken,
+    control: Control,
+    carrier: Carrier,
 }
 
 struct Large {
@@ -52,11 +61,13 @@ struct Ended {
     outcome: Outcome,
     /// The answer, whole or without its body; else the problem is the reply.
     answer: Result<Answer, Problem>,
+    /// The memory that the record takes until it is settled.
+    record: Option<Taken>,
 }
 
 impl Ended {
     fn without_answer(end: End, problem: Problem) -> Self {
-        Self { end, outcome: Outcome::Problem(problem.code), answer: Err(problem) }
+        Self { end, outcome: Outcome::Problem(problem.code), answer: Err(problem), record: None }
     }
 }
 
@@ -71,9 +82,10 @@ pub(super) async fn run(errand: &Errand, lead: Lead, attempt: Attempt, client: C
         errand.lane.metrics.upstream_took(took);
     }
     match exchanged {
-        Exchanged::Whole(answer, control, carrier) => {
+        Exchanged::Whole(whole) => {
+            let Whole { answer, record, control, carrier } = *whole;
             carrier.give_back();
-            let ended = answered(errand, lead.id(), answer, &control);
+            let ended = Ended { record: Some(record), ..answered(errand, lead.id(), answer, &control) };
             conclude(errand, lead, attempt, ended, client, None).await;
         }
         Exchanged::Large(large) => {
@@ -135,7 +147,7 @@ async fn send(errand: &Errand, attempt: Attempt, sending: &Sending) -> Exchanged
             let ending = match &error {
                 Error::NotSent(_) => Ending::Unreachable,
                 // The body was whole before the key was claimed: reading it back failed in the middle.
-                Error::ClientBody(_) | Error::Unknown(_) | Error::Coding => Ending::Broken,
+                Error::ClientBody(_) | Error::Unknown(_) | Error::Framing => Ending::Broken,
             };
             let mut problem = pass::problem(upstream, &error);
             if ending == Ending::Broken {
@@ -155,10 +167,11 @@ async fn send(errand: &Errand, attempt: Attempt, sending: &Sending) -> Exchanged
         let detail = "the upstream switched protocols without being asked";
         return Exchanged::Failed(Ending::Broken, Problem::new(Code::UpstreamBroken, detail));
     }
-    match capture(body, errand.policy().max_response_body).await {
-        Ok(Captured::Whole { body, trailers }) => {
+    match capture(body, errand.policy().max_response_body, &errand.gate.work.usage).await {
+        Ok(Captured::Whole { body, trailers, record }) => {
             let content = Content { body, trailers: trailers.iter().flat_map(lines).collect() };
-            Exchanged::Whole(Answer { content: Some(content), ..answer }, control, carrier)
+            let answer = Answer { content: Some(content), ..answer };
+            Exchanged::Whole(Box::new(Whole { answer, record, control, carrier }))
         }
         Ok(Captured::TooLarge(rest)) => Exchanged::Large(Box::new(Large { tombstone: answer, control, rest, carrier })),
         Err(error) => Exchanged::Failed(Ending::Broken, pass::problem(upstream, &Error::Unknown(error))),
@@ -196,7 +209,7 @@ fn answered(errand: &Errand, id: RecordId, answer: Answer, control: &Control) ->
         Verdict::Release => (End::Release, Outcome::Released),
         Verdict::Hold => (hold(errand, id, answer.status.as_str()), Outcome::Problem(Code::OutcomeUnknown)),
     };
-    Ended { end, outcome, answer: Ok(answer) }
+    Ended { end, outcome, answer: Ok(answer), record: None }
 }
 
 fn hold(errand: &Errand, id: RecordId, why: &str) -> End {
@@ -215,7 +228,7 @@ async fn conclude(
     client: Client,
     rest: Option<(Rest, Limits)>,
 ) -> Relayed {
-    let Ended { end, outcome, answer } = ended;
+    let Ended { end, outcome, answer, record } = ended;
     let (sender, body) = match rest.is_some().then(Body::channel) {
         Some((sender, body)) => (Some(sender), Some(body)),
         None => (None, None),
@@ -230,6 +243,7 @@ async fn conclude(
     let mut settling = pin!(settling::settle(&*errand.gate.work.store, lead.id(), attempt, end));
     match timeout(errand.gate.settings.settle_timeout, settling.as_mut()).await {
         Ok(settled) => {
+            drop(record);
             // Before the client hears of it: it may be back at once.
             let_go(lead, &settled, released);
             client.reply(recorded(errand, attempt, settled, outcome, answer, body));
@@ -237,7 +251,10 @@ async fn conclude(
         }
         Err(_) => {
             client.reply(unrecorded(errand, outcome, answer, body));
-            let settling = async { let_go(lead, &settling.await, released) };
+            let settling = async {
+                let_go(lead, &settling.await, released);
+                drop(record);
+            };
             let (relayed, ()) = tokio::join!(relay(errand, rest, sender), settling);
             relayed
         }

@@ -16,7 +16,8 @@ use super::pass::Manner;
 use super::request::{self, Head};
 use super::wait::{Awaited, Met};
 use super::{Gate, Lane, attempt, pass, settling};
-use crate::http::buffer::Buffered;
+use crate::http::budget::Taken;
+use crate::http::buffer::{self, Buffered};
 use crate::http::problem::Problem;
 use crate::http::replay;
 use crate::http::upstream::{self, Upstream};
@@ -45,6 +46,8 @@ pub(super) struct Errand {
     pub(super) began: Instant,
     /// Tells the gate that it goes on.
     going: watch::Receiver<()>,
+    /// It is one of the requests that are being dealt with, though its client may be gone.
+    _taken: Arc<Taken>,
 }
 
 /// Where a reply goes. A client that went away does not need one.
@@ -68,7 +71,8 @@ enum Next {
     /// It asks for itself.
     Ask,
     Reply(Reply),
-    Wait(Awaited),
+    /// It waits, in its place among those who do.
+    Wait(Awaited, Taken),
 }
 
 /// Holds the body, finds the key in it if need be, and sends the errand on its way.
@@ -76,9 +80,9 @@ pub(super) async fn begin(
     gate: &Arc<Gate>,
     route: &Arc<Route>,
     lane: &Arc<Lane>,
-    head: Head,
+    (head, incoming): (Head, Incoming),
     found: Found,
-    incoming: Incoming,
+    taken: &Arc<Taken>,
 ) -> Reply {
     let policy = &route.policy;
     let upstream = &gate.upstreams[route.upstream];
@@ -95,8 +99,9 @@ pub(super) async fn begin(
         }
         return refuse(request::upgrade_with_key());
     }
-    let body = match Buffered::read(incoming, policy.max_request_body).await {
+    let body = match Buffered::read(incoming, policy.max_request_body, &gate.work.usage).await {
         Ok(body) => body,
+        Err(buffer::Error::Spool(error)) => return refuse(spool_problem(gate, &error)),
         Err(error) => return refuse(body_problem(error)),
     };
     let (key, fingerprint) = match find_key(gate, policy, &head, &body, found).await {
@@ -120,6 +125,7 @@ pub(super) async fn begin(
         fingerprint,
         began: Instant::now(),
         going: gate.work.errands.subscribe(),
+        _taken: Arc::clone(taken),
     };
     if let Some(reply) = errand.recalled().await {
         return reply;
@@ -163,7 +169,7 @@ impl Errand {
                 Role::Follow(follow) => match self.follow(follow).await {
                     Next::Ask => {}
                     Next::Reply(reply) => return client.reply(reply),
-                    Next::Wait(awaited) => return self.wait(awaited, client).await,
+                    Next::Wait(awaited, place) => return self.wait(awaited, place, client).await,
                 },
             }
         }
@@ -200,17 +206,17 @@ impl Errand {
     /// What the request does now: with an attempt in flight, it waits where it may.
     fn next(&self, met: Met) -> Next {
         let waits = || !self.patience().is_zero();
-        let decision = match met {
-            Met::Running(follow, running) if waits() => return Next::Wait(Awaited::Here(follow, running)),
-            Met::Running(_, running) => Decision::InFlight { elapsed: running.began.elapsed() },
-            Met::Decided(Decision::InFlight { elapsed }, _) if waits() => {
-                return Next::Wait(Awaited::elsewhere(elapsed));
-            }
+        let (elapsed, awaited) = match met {
+            Met::Running(follow, running) => (running.began.elapsed(), Awaited::Here(follow, running)),
+            Met::Decided(Decision::InFlight { elapsed }, _) => (elapsed, Awaited::elsewhere(elapsed)),
             Met::Decided(decision, until) => return self.reply(decision, until).map_or(Next::Ask, Next::Reply),
             Met::Released(released) if waits() => return Next::Reply(self.released(&released)),
             Met::Released(_) | Met::Nothing => return Next::Ask,
         };
-        self.reply(decision, None).map_or(Next::Ask, Next::Reply)
+        match waits().then(|| self.gate.work.usage.waiting.take(1)).flatten() {
+            Some(place) => Next::Wait(awaited, place),
+            None => self.reply(Decision::InFlight { elapsed }, None).map_or(Next::Ask, Next::Reply),
+        }
     }
 
     /// Asks the store, and does what follows.
@@ -276,7 +282,7 @@ impl Errand {
                     return match next {
                         Next::Ask => {}
                         Next::Reply(reply) => client.reply(reply),
-                        Next::Wait(awaited) => self.wait(awaited, client).await,
+                        Next::Wait(awaited, place) => self.wait(awaited, place, client).await,
                     };
                 }
             }
@@ -325,7 +331,7 @@ impl Errand {
 
     /// Whether this is the request that a fingerprint was taken of.
     pub(super) async fn is_for(&self, fingerprint: &Fingerprint) -> Result<bool, Problem> {
-        let digest = self.digest(&fingerprint.recipe).await.map_err(|error| spool_problem(&error))?;
+        let digest = self.digest(&fingerprint.recipe).await.map_err(|error| spool_problem(&self.gate, &error))?;
         Ok(digest == fingerprint.digest)
     }
 
@@ -346,7 +352,13 @@ impl Errand {
         let problem = |code, detail: &str| self.problem(Problem::new(code, detail));
         Some(match decision {
             Decision::Supersede => return None,
-            Decision::Replay(answer) => {
+            Decision::Replay(mut answer) => {
+                if let Some(content) = &mut answer.content {
+                    match self.gate.work.usage.hold(std::mem::take(&mut content.body)) {
+                        Some(body) => content.body = body,
+                        None => return Some(self.problem(no_room())),
+                    }
+                }
                 let response = replay::response(&answer, &self.head.method);
                 kept(self.gate.keyed(Reply::new(Outcome::Replayed, response)))
             }
@@ -393,6 +405,12 @@ impl Errand {
 /// The rules of identities changed while the request came in: under the old ones its key would not be known again.
 fn rules_changed() -> Problem {
     Problem::new(Code::Overloaded, "the configuration changed while the request came in; nothing was sent")
+        .retry_after(Duration::from_secs(1))
+}
+
+/// A replay that is held as long as its client takes to read it finds no room.
+fn no_room() -> Problem {
+    Problem::new(Code::Overloaded, "there is no room for the recorded answer now; nothing was sent")
         .retry_after(Duration::from_secs(1))
 }
 

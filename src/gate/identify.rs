@@ -23,7 +23,7 @@ pub(super) async fn find_key(
     let found = match found {
         Found::NeedsBody => {
             let _permit = large_body(gate, body).await;
-            let whole = body.whole().await.map_err(|error| spool_problem(&error))?;
+            let whole = body.whole().await.map_err(|error| spool_problem(gate, &error))?;
             policy
                 .key
                 .find(&head.uri, &head.headers, Some(&whole))
@@ -35,7 +35,7 @@ pub(super) async fn find_key(
         return Ok(None);
     }
     let recipe = policy.fingerprint.clone();
-    let digest = digest(gate, &recipe, head, body).await.map_err(|error| spool_problem(&error))?;
+    let digest = digest(gate, &recipe, head, body).await.map_err(|error| spool_problem(gate, &error))?;
     let key = match found {
         Found::Key(key) => key,
         Found::Fingerprint => Key::from_fingerprint(&digest),
@@ -81,13 +81,19 @@ pub(super) fn body_problem(error: buffer::Error) -> Problem {
             Problem::new(Code::RequestTooLarge, format!("the body is larger than the {limit} bytes allowed here"))
         }
         buffer::Error::Malformed(error) => pass::client_body_problem(&error),
-        buffer::Error::Spool(error) => spool_problem(&error),
+        buffer::Error::NoRoom | buffer::Error::Spool(_) => no_room(),
     }
 }
 
 /// The temporary file failed.
-pub(super) fn spool_problem(error: &io::Error) -> Problem {
-    tracing::error!(%error, "the temporary file of a request body failed");
+pub(super) fn spool_problem(gate: &Gate, error: &io::Error) -> Problem {
+    if let Some(others) = gate.work.unspooled.due() {
+        tracing::error!(%error, others, "the temporary file of a request body failed");
+    }
+    no_room()
+}
+
+fn no_room() -> Problem {
     Problem::new(Code::Overloaded, "there is no room for the request's body; nothing was sent")
         .retry_after(Duration::from_secs(1))
 }

@@ -39,14 +39,16 @@ pub use self::succession::{HandOver, Stuck};
 pub use self::tokens::Tokens;
 use self::work::{Rules, Work};
 use crate::http::body::Body;
+use crate::http::budget::Taken;
 use crate::http::forwarding::Forwarding;
 use crate::http::problem::Problem;
 use crate::http::server::{Handler, Peer};
 use crate::http::upstream::Upstream;
+use crate::http::usage::Usage;
 use crate::http::wire::Fault;
 use crate::idempotency::identity::Identifier;
 use crate::idempotency::key::Found;
-use crate::idempotency::policy::Mode;
+use crate::idempotency::policy::{Mode, Policy};
 use crate::route::{Route, Router};
 use crate::store::{Identity, Origin, OriginId, Store};
 use crate::telemetry::metrics::{Metrics, RouteMetrics};
@@ -109,6 +111,9 @@ struct Lane {
     kept: Vec<HeaderName>,
 }
 
+/// When a client is to come back whose request was one too many.
+const OVERLOADED_RETRY: Duration = Duration::from_secs(1);
+
 impl Gate {
     /// A gate that serves `router`'s routes. `upstreams` are in the order that routes refer to.
     #[must_use]
@@ -117,9 +122,10 @@ impl Gate {
         router: Router,
         upstreams: Vec<Upstream>,
         store: Arc<dyn Store>,
+        usage: Arc<Usage>,
         metrics: &Metrics,
     ) -> Arc<Self> {
-        Self::beside(Arc::new(Work::new(store)), settings, router, upstreams, metrics, |_| Arc::default())
+        Self::beside(Arc::new(Work::new(store, usage)), settings, router, upstreams, metrics, |_| Arc::default())
     }
 
     /// A gate that shares `work` with others. `estimator` is that of a route by its name.
@@ -211,11 +217,20 @@ impl Gate {
         ended
     }
 
-    async fn answer(self: &Arc<Self>, request: Request<Incoming>, peer: Peer) -> (Arc<Lane>, Reply) {
+    async fn answer(
+        self: &Arc<Self>,
+        request: Request<Incoming>,
+        peer: Peer,
+        taken: Option<&Arc<Taken>>,
+    ) -> (Arc<Lane>, Reply) {
         let (head, body) = match request::Head::read(request, peer, &self.road) {
             Ok(taken) => taken,
-            Err(problem) => return (Arc::clone(&self.unrouted), Reply::problem(problem, None)),
+            Err(problem) => {
+                // Whom the rest of the connection is for is in doubt too.
+                return (Arc::clone(&self.unrouted), Reply::problem(problem, None).last());
+            }
         };
+        let Some(taken) = taken else { return self.overloaded(&head) };
         let route = match self.router.choose(&head.method, head.authority(), head.uri.path()) {
             Ok(route) => route,
             Err(ambiguous) => {
@@ -232,7 +247,7 @@ impl Gate {
         let lane = Arc::clone(&self.lanes[&route.name]);
         let reply = match route.policy.mode {
             Mode::Pass => pass::forward(&self.upstreams[route.upstream], head, body, Manner::of(route)).await,
-            Mode::Protect => self.protect(route, &lane, head, body).await,
+            Mode::Protect => self.protect(route, &lane, head, body, taken).await,
         };
         (lane, reply)
     }
@@ -243,6 +258,7 @@ impl Gate {
         lane: &Arc<Lane>,
         head: request::Head,
         body: Incoming,
+        taken: &Arc<Taken>,
     ) -> Reply {
         let policy = &route.policy;
         match policy.key.find(&head.uri, &head.headers, None) {
@@ -250,12 +266,27 @@ impl Gate {
                 Reply::problem(request::key_missing(&policy.key), policy.docs.as_deref())
             }
             Ok(Found::Absent) => pass::forward(&self.upstreams[route.upstream], head, body, Manner::of(route)).await,
-            Ok(found) => errand::begin(self, route, lane, head, found, body).await,
+            Ok(found) => errand::begin(self, route, lane, (head, body), found, taken).await,
             Err(invalid) => {
                 let problem = Problem::new(Code::KeyInvalid, invalid.to_string());
                 self.keyed(Reply::problem(problem, policy.docs.as_deref()))
             }
         }
+    }
+
+    /// The answer where no more requests are dealt with.
+    fn overloaded(&self, head: &request::Head) -> (Arc<Lane>, Reply) {
+        let problem = Problem::new(Code::Overloaded, "the gate has as much to do as it may; nothing was sent")
+            .retry_after(OVERLOADED_RETRY);
+        let Ok(Some(route)) = self.router.choose(&head.method, head.authority(), head.uri.path()) else {
+            return (Arc::clone(&self.unrouted), Reply::problem(problem, None));
+        };
+        let Policy { mode, key, docs, .. } = &route.policy;
+        let found = key.find(&head.uri, &head.headers, None);
+        // Where the key is yet to be found in the body, nobody knows whether the request carries one.
+        let is_keyed = *mode == Mode::Protect && !matches!(found, Ok(Found::Absent | Found::NeedsBody));
+        let reply = Reply::problem(problem, docs.as_deref());
+        (Arc::clone(&self.lanes[&route.name]), if is_keyed { self.keyed(reply) } else { reply })
     }
 
     /// A reply to a request that carried a key: it says how it ended.
@@ -267,11 +298,15 @@ impl Gate {
 impl Handler for Gate {
     async fn handle(self: Arc<Self>, request: Request<Incoming>, peer: Peer) -> Response<Body> {
         let began = Instant::now();
-        let (lane, Reply { outcome, response }) = self.answer(request, peer).await;
+        let taken = self.work.usage.requests.take(1).map(Arc::new);
+        let (lane, Reply { outcome, response }) = self.answer(request, peer, taken.as_ref()).await;
         let took = began.elapsed();
         lane.metrics.answered(outcome, took);
         log(&lane, outcome, &response, took);
-        response
+        match taken {
+            Some(taken) => response.map(|body| body.of_request(taken)),
+            None => response,
+        }
     }
 
     fn refuse(&self, fault: Fault) -> Response<Body> {
@@ -323,12 +358,12 @@ fn kept_headers(route: &Route) -> Vec<HeaderName> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::idempotency::policy::Policy;
+    use crate::http::limits::Limits;
     use crate::idempotency::scope::ScopePart;
     use crate::route::Pattern;
     use crate::store::memory::Memory;
 
-    fn route(name: &str, mode: Mode, scope: &str) -> Route {
+    pub(super) fn route(name: &str, mode: Mode, scope: &str) -> Route {
         let policy = Policy { mode, scope: vec![ScopePart::parse(scope).unwrap()], ..Policy::default() };
         Route {
             name: name.into(),
@@ -341,7 +376,7 @@ mod tests {
         }
     }
 
-    fn digests(routes: Vec<Route>) -> Vec<[u8; 32]> {
+    pub(super) fn gate_of(routes: Vec<Route>) -> Arc<Gate> {
         let settings = Settings {
             service: "default".into(),
             id_secret: None,
@@ -352,8 +387,13 @@ mod tests {
             tokens: Tokens::secret(),
         };
         let router = Router::new(routes).unwrap();
-        let gate = Gate::new(settings, router, Vec::new(), Arc::new(Memory::new()), &Metrics::new());
-        gate.identities().1.into_iter().map(|identity| identity.digest).collect()
+        let metrics = Metrics::new();
+        let usage = Usage::new(&Limits::default(), &metrics);
+        Gate::new(settings, router, Vec::new(), Arc::new(Memory::new()), usage, &metrics)
+    }
+
+    fn digests(routes: Vec<Route>) -> Vec<[u8; 32]> {
+        gate_of(routes).identities().1.into_iter().map(|identity| identity.digest).collect()
     }
 
     #[test]

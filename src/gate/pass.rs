@@ -18,7 +18,7 @@ use crate::http::headers::{announce_trailers, to_client, to_upstream};
 use crate::http::problem::Problem;
 use crate::http::replay::announced_length;
 use crate::http::upgrade;
-use crate::http::upstream::{Carrier, Error, Reuse, Sending, Upstream};
+use crate::http::upstream::{Carrier, Error, NotSent, Reuse, Sending, Upstream};
 use crate::http::wire::fault_of;
 use crate::route::Route;
 use crate::telemetry::outcome::{Code, Outcome};
@@ -196,13 +196,17 @@ fn unasked_switch() -> Problem {
 pub(super) fn problem(upstream: &Upstream, error: &Error) -> Problem {
     let name = &*upstream.settings().name;
     match error {
+        Error::NotSent(NotSent::NoneFree(_)) => {
+            let detail = "no connection to the upstream became free; nothing was sent";
+            Problem::new(Code::Overloaded, detail).retry_after(UNREACHABLE_RETRY)
+        }
         Error::NotSent(cause) => {
             let address = upstream.authority();
             tracing::warn!(upstream = name, address, %cause, "the upstream cannot be reached");
             unreachable()
         }
         Error::ClientBody(error) => client_body_problem(error),
-        Error::Unknown(_) | Error::Coding => {
+        Error::Unknown(_) | Error::Framing => {
             tracing::warn!(upstream = name, cause = %error, "the upstream broke off");
             Problem::new(Code::UpstreamBroken, "the upstream broke off before its answer was complete")
         }

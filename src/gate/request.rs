@@ -70,7 +70,7 @@ impl Head {
         check_target(&parts)?;
         let host = host(&parts)?;
         if !framing_is_plain(&parts.headers) {
-            return Err(bad("the only transfer coding understood here is chunked"));
+            return Err(bad("where the request ends is in doubt (RFC 9112, 6)"));
         }
         let client = road.forwarding.client(peer.ip, &parts.headers);
         Ok(Self {

@@ -52,7 +52,7 @@ impl Gate {
     #[must_use]
     pub fn upstream(&self, settings: upstream::Settings) -> Upstream {
         let same = self.upstreams.iter().find(|upstream| *upstream.settings() == settings);
-        same.cloned().unwrap_or_else(|| Upstream::new(settings))
+        same.cloned().unwrap_or_else(|| Upstream::new(settings, Arc::clone(&self.work.usage)))
     }
 
     /// Begins to put `next` in the place of this gate: before [`crate::store::Store::adopt`] with its identities.
@@ -81,5 +81,60 @@ impl HandOver {
             retired.extend(retiring);
             retired.retain(|rules| !current.contains(rules));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::tests::{gate_of, route};
+    use crate::idempotency::policy::Mode;
+
+    const PATIENCE: Duration = Duration::from_secs(1);
+
+    fn next(gate: &Gate, scope: &str) -> Arc<Gate> {
+        let router = Router::new(vec![route("all", Mode::Protect, scope)]).unwrap();
+        gate.successor(gate.settings.clone(), router, Vec::new(), &Metrics::new())
+    }
+
+    async fn retired(gate: &Gate) -> usize {
+        gate.work.retired.read().await.len()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn rules_that_change_are_retired_and_may_come_back() {
+        let first = gate_of(vec![route("all", Mode::Protect, "host")]);
+        let same = next(&first, "host");
+        first.hand_over(&same, PATIENCE).await.unwrap().done();
+        assert_eq!(retired(&same).await, 0);
+        let other = next(&same, "client-ip");
+        // Given up, it changes nothing.
+        drop(same.hand_over(&other, PATIENCE).await.unwrap());
+        assert_eq!(retired(&same).await, 0);
+        same.hand_over(&other, PATIENCE).await.unwrap().done();
+        let rules = |gate: &Gate| gate.lanes["all"].rules;
+        assert!(first.work.retired.read().await.contains(&rules(&first)), "of all gates before it");
+        let again = next(&other, "host");
+        other.hand_over(&again, PATIENCE).await.unwrap().done();
+        assert_eq!(*first.work.retired.read().await, [rules(&other)]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_under_way_is_waited_for_only_where_rules_change() {
+        let gate = gate_of(vec![route("all", Mode::Protect, "host")]);
+        let claim = Arc::clone(&gate.work.retired).read_owned().await;
+        gate.hand_over(&next(&gate, "host"), PATIENCE).await.unwrap();
+        let other = next(&gate, "client-ip");
+        assert!(gate.hand_over(&other, PATIENCE).await.is_err());
+        let handed_over = gate.hand_over(&other, PATIENCE);
+        let (handed_over, ()) = tokio::join!(handed_over, async {
+            tokio::time::sleep(PATIENCE / 2).await;
+            drop(claim);
+        });
+        // And nobody claims until it is done.
+        let handed_over = handed_over.unwrap();
+        assert!(timeout(PATIENCE, gate.work.retired.read()).await.is_err());
+        handed_over.done();
+        assert_eq!(retired(&gate).await, 1);
     }
 }

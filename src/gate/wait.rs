@@ -12,6 +12,7 @@ use super::answer::Reply;
 use super::attempt;
 use super::errand::{Client, Errand};
 use super::flights::{Follow, Released, Role, Running, Stage};
+use crate::http::budget::Taken;
 use crate::http::prefer;
 use crate::http::problem::Problem;
 use crate::http::upstream;
@@ -69,7 +70,7 @@ impl Errand {
     }
 
     /// Waits for an attempt to end, as long as patience lasts and the client is there, and replies.
-    pub(super) async fn wait(self, mut awaited: Awaited, mut client: Client) {
+    pub(super) async fn wait(self, mut awaited: Awaited, place: Taken, mut client: Client) {
         let reply = tokio::select! {
             biased;
             () = client.gone() => return,
@@ -78,6 +79,7 @@ impl Errand {
                 self.reply(Decision::InFlight { elapsed: awaited.began().elapsed() }, None)
             }
         };
+        drop(place);
         client.reply(reply.unwrap_or_else(|| self.left_without_answer()));
     }
 

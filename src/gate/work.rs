@@ -7,6 +7,7 @@ use tokio::sync::{RwLock, Semaphore};
 
 use super::flights::Flights;
 use super::watch;
+use crate::http::usage::Usage;
 use crate::http::via::Via;
 use crate::route::Router;
 use crate::store::Store;
@@ -21,6 +22,7 @@ pub(super) type Rules = [u8; 32];
 /// The attempts of this process, and what all of its gates need for them.
 pub(super) struct Work {
     pub(super) store: Arc<dyn Store>,
+    pub(super) usage: Arc<Usage>,
     pub(super) flights: Arc<Flights>,
     /// Turned true when attempts must end.
     pub(super) abandon: watch::Sender<bool>,
@@ -30,6 +32,8 @@ pub(super) struct Work {
     pub(super) large_bodies: Semaphore,
     /// Claims that failed: while the store is away, as many as there are requests.
     pub(super) unclaimed: Seldom,
+    /// Temporary files that failed: while a disk is full, as many as there are large requests.
+    pub(super) unspooled: Seldom,
     /// The rules that former gates made identities by and the present one does not: nothing is claimed by them any more.
     /// Held for reading while the store is asked for a claim.
     pub(super) retired: Arc<RwLock<Vec<Rules>>>,
@@ -40,14 +44,16 @@ pub(super) struct Work {
 }
 
 impl Work {
-    pub(super) fn new(store: Arc<dyn Store>) -> Self {
+    pub(super) fn new(store: Arc<dyn Store>, usage: Arc<Usage>) -> Self {
         Self {
             store,
+            usage,
             flights: Arc::default(),
             abandon: watch::Sender::new(false),
             errands: tokio::sync::watch::Sender::new(()),
             large_bodies: Semaphore::new(LARGE_BODIES),
             unclaimed: Seldom::default(),
+            unspooled: Seldom::default(),
             retired: Arc::default(),
             via: Via::new(),
             shortest_lease: tokio::sync::watch::Sender::new(Duration::MAX),

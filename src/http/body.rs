@@ -12,13 +12,18 @@ use hyper::body::Incoming;
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio::time::Instant;
 
+use super::budget::Taken;
 use super::buffer::SpooledReader;
 use super::headers::without_ours;
 use super::upstream::Carrier;
 
 /// A body to send.
 #[derive(Default)]
-pub struct Body(Kind);
+pub struct Body {
+    kind: Kind,
+    /// The request that it answers goes on for as long as it is there.
+    _request: Option<Arc<Taken>>,
+}
 
 #[derive(Default)]
 enum Kind {
@@ -52,25 +57,25 @@ impl Body {
     /// No body.
     #[must_use]
     pub fn empty() -> Self {
-        Self(Kind::Empty)
+        Kind::Empty.into()
     }
 
     /// These bytes, with their length known.
     #[must_use]
     pub fn full(bytes: Bytes) -> Self {
-        if bytes.is_empty() { Self::empty() } else { Self(Kind::Full(bytes)) }
+        if bytes.is_empty() { Self::empty() } else { Kind::Full(bytes).into() }
     }
 
     /// These bytes and then trailers, in chunks.
     #[must_use]
     pub fn with_trailers(bytes: Bytes, trailers: HeaderMap) -> Self {
-        Self(Kind::Trailed(Some(bytes).filter(|bytes| !bytes.is_empty()), Some(trailers)))
+        Kind::Trailed(Some(bytes).filter(|bytes| !bytes.is_empty()), Some(trailers)).into()
     }
 
     /// Nothing, while announcing `length`: what a 304 says of the answer that it stands for (RFC 9110, 8.6).
     #[must_use]
     pub fn announced(length: u64) -> Self {
-        Self(Kind::Announced(length))
+        Kind::Announced(length).into()
     }
 
     /// What arrives from an upstream, as it arrives. When it has ended well, its connection is given back.
@@ -81,7 +86,7 @@ impl Body {
             carrier.give_back();
             return Self::empty();
         }
-        Self(Kind::Incoming(Box::new(Relay { incoming, end: End::GiveBack(Some(carrier)) })))
+        Kind::Incoming(Box::new(Relay { incoming, end: End::GiveBack(Some(carrier)) })).into()
     }
 
     /// What arrives from a client, as it arrives. `progress` is told of every frame, and of the end.
@@ -90,20 +95,33 @@ impl Body {
         if incoming.is_end_stream() {
             return Self::empty();
         }
-        Self(Kind::Incoming(Box::new(Relay { incoming, end: End::Tell(progress) })))
+        Kind::Incoming(Box::new(Relay { incoming, end: End::Tell(progress) })).into()
     }
 
     /// A body that is fed through the sender. It ends well only by [`Sender::finish`].
     #[must_use]
     pub fn channel() -> (Sender, Self) {
-        let (tx, rx) = mpsc::channel(4);
-        (Sender(tx), Self(Kind::Channel(Box::new(Channel { rx, ended: false }))))
+        // One piece waits while another is written: a slow reader is to hold no more.
+        let (tx, rx) = mpsc::channel(1);
+        (Sender(tx), Kind::Channel(Box::new(Channel { rx, ended: false })).into())
+    }
+
+    /// The same, of a request that is being dealt with until it is gone.
+    #[must_use]
+    pub fn of_request(self, request: Arc<Taken>) -> Self {
+        Self { _request: Some(request), ..self }
     }
 
     /// What was spooled to a temporary file.
     #[must_use]
     pub(super) fn spooled(reader: SpooledReader) -> Self {
-        Self(Kind::Spooled(Box::new(reader)))
+        Kind::Spooled(Box::new(reader)).into()
+    }
+}
+
+impl From<Kind> for Body {
+    fn from(kind: Kind) -> Self {
+        Self { kind, _request: None }
     }
 }
 
@@ -214,11 +232,11 @@ impl HttpBody for Body {
     type Error = Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
-        match &mut self.0 {
+        match &mut self.kind {
             Kind::Empty | Kind::Announced(_) => Poll::Ready(None),
             Kind::Full(bytes) => {
                 let bytes = std::mem::take(bytes);
-                self.0 = Kind::Empty;
+                self.kind = Kind::Empty;
                 Poll::Ready(Some(Ok(Frame::data(bytes))))
             }
             Kind::Trailed(data, trailers) => Poll::Ready(match (data.take(), trailers) {
@@ -257,7 +275,7 @@ impl HttpBody for Body {
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.0 {
+        match &self.kind {
             Kind::Empty => true,
             Kind::Trailed(data, trailers) => data.is_none() && trailers.is_none(),
             Kind::Incoming(relay) => relay.incoming.is_end_stream(),
@@ -267,7 +285,7 @@ impl HttpBody for Body {
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.0 {
+        match &self.kind {
             Kind::Empty => SizeHint::with_exact(0),
             Kind::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Kind::Announced(length) => SizeHint::with_exact(*length),

@@ -41,8 +41,14 @@ impl Budget {
     /// Takes a part; nothing where there is too little left, which is counted.
     #[must_use]
     pub fn take(self: &Arc<Self>, amount: u64) -> Option<Taken> {
-        let mut taken = Taken { budget: Arc::clone(self), amount: 0 };
+        let mut taken = self.nothing();
         taken.grow(amount).then_some(taken)
+    }
+
+    /// A part that is to grow.
+    #[must_use]
+    pub fn nothing(self: &Arc<Self>) -> Taken {
+        Taken { budget: Arc::clone(self), amount: 0 }
     }
 
     /// How much is taken.
@@ -73,13 +79,40 @@ impl Taken {
     /// Takes more; false where there is too little left, which is counted.
     #[must_use]
     pub fn grow(&mut self, amount: u64) -> bool {
-        let is_added = self.budget.add(amount, self.budget.most.load(Ordering::Relaxed));
-        if is_added {
-            self.amount += amount;
-        } else {
+        let is_added = self.try_grow(amount);
+        if !is_added {
             self.budget.metrics.exceeded(self.budget.limit);
         }
         is_added
+    }
+
+    /// Takes more where there is enough left: for what can do with less.
+    #[must_use]
+    pub fn try_grow(&mut self, amount: u64) -> bool {
+        let is_added = self.budget.add(amount, self.budget.most.load(Ordering::Relaxed));
+        self.amount += if is_added { amount } else { 0 };
+        is_added
+    }
+
+    /// Takes more, whatever is left: for what is bounded by something else.
+    pub fn grow_anyway(&mut self, amount: u64) {
+        if self.budget.add(amount, u64::MAX) {
+            self.amount += amount;
+        }
+    }
+
+    /// Parts with some of it, or with all.
+    #[must_use]
+    pub fn split(&mut self, amount: u64) -> Self {
+        let amount = amount.min(self.amount);
+        self.amount -= amount;
+        Self { budget: Arc::clone(&self.budget), amount }
+    }
+
+    /// How much it is.
+    #[must_use]
+    pub fn amount(&self) -> u64 {
+        self.amount
     }
 }
 

@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::HeaderMap;
 use http_body::Body as _;
 use http_body_util::BodyExt as _;
@@ -18,13 +18,19 @@ use sha2::{Digest as _, Sha256};
 use tokio::task::JoinHandle;
 
 use super::body::Body;
+use super::budget::{Budget, Taken};
+use super::gathered::{Gathered, counted};
 use super::headers::without_ours;
+use super::usage::Usage;
 
 /// Bodies up to this size, in bytes, stay in memory.
 pub const IN_MEMORY: u64 = 256 * 1024;
 
 /// How much of a spooled body is written or read at a time, in bytes.
 const SPOOL_CHUNK: usize = 256 * 1024;
+
+/// How much of it is read at a time where there is no room for more, in bytes.
+const SMALL_CHUNK: usize = 16 * 1024;
 
 /// A whole request body.
 #[derive(Clone, Debug)]
@@ -37,7 +43,7 @@ pub struct Buffered {
 #[derive(Clone)]
 enum Content {
     Memory(Bytes),
-    Spooled { file: Arc<File>, length: u64, sha256: [u8; 32] },
+    Spooled { file: Arc<Spooled>, length: u64, sha256: [u8; 32] },
 }
 
 /// Why a body could not be held.
@@ -52,6 +58,9 @@ pub enum Error {
     /// It is malformed, or the client went away before its end.
     #[error("the body is malformed or incomplete")]
     Malformed(#[source] hyper::Error),
+    /// There is no room for it, neither in memory nor in a temporary file.
+    #[error("there is no room for the body")]
+    NoRoom,
     /// The temporary file failed.
     #[error("the temporary file failed: {0}")]
     Spool(#[source] io::Error),
@@ -59,12 +68,13 @@ pub enum Error {
 
 impl Buffered {
     /// Reads a body to its end, at most `limit` bytes of it.
-    pub async fn read(incoming: Incoming, limit: u64) -> Result<Self, Error> {
+    pub async fn read(incoming: Incoming, limit: u64, usage: &Arc<Usage>) -> Result<Self, Error> {
         // A length that is announced is refused before a byte of it is read.
         if incoming.size_hint().lower() > limit {
             return Err(Error::TooLarge { limit });
         }
-        Reader { memory: BytesMut::new(), first: None, spool: None, length: 0, limit }.run(incoming).await
+        let memory = Gathered::new(&usage.memory);
+        Reader { memory, spool: None, length: 0, limit, usage: Arc::clone(usage) }.run(incoming).await
     }
 
     /// Its length in bytes.
@@ -108,7 +118,7 @@ impl Buffered {
                 let (file, length) = (Arc::clone(file), usize::try_from(*length).unwrap_or(usize::MAX));
                 blocking(move || {
                     let mut bytes = vec![0; length];
-                    file.read_exact_at(&mut bytes, 0)?;
+                    file.file.read_exact_at(&mut bytes, 0)?;
                     Ok(Bytes::from(bytes))
                 })
                 .await
@@ -147,34 +157,28 @@ impl std::fmt::Debug for Content {
 }
 
 struct Reader {
-    /// The only frame so far: most bodies come in one, which then needs no copy.
-    first: Option<Bytes>,
-    memory: BytesMut,
+    memory: Gathered,
     spool: Option<Spool>,
     length: u64,
     limit: u64,
+    usage: Arc<Usage>,
 }
 
 impl Reader {
     async fn run(mut self, mut incoming: Incoming) -> Result<Buffered, Error> {
         let mut trailers = None;
         while let Some(frame) = incoming.frame().await {
-            let taken = match frame.map_err(Error::Malformed)?.into_data() {
-                Ok(data) => self.take(data).await,
-                Err(frame) => {
-                    trailers = frame.into_trailers().ok().map(without_ours);
-                    Ok(())
-                }
-            };
-            taken?;
+            match frame.map_err(Error::Malformed)?.into_data() {
+                Ok(data) => self.take(data).await?,
+                Err(frame) => trailers = frame.into_trailers().ok().map(without_ours),
+            }
         }
+        let (last, _) = self.memory.take();
         let content = match self.spool {
-            None => Content::Memory(match self.first {
-                Some(only) => only,
-                None => self.memory.freeze(),
-            }),
+            None => Content::Memory(last),
             Some(spool) => {
-                let (file, hash) = spool.write(self.memory.freeze()).await.map_err(Error::Spool)?.into_parts();
+                let Spool { file, hash, taken } = spool.write(last).await?;
+                let file = Spooled { file, _taken: taken, memory: Arc::clone(&self.usage.memory) };
                 Content::Spooled { file: Arc::new(file), length: self.length, sha256: hash.finalize().into() }
             }
         };
@@ -186,57 +190,62 @@ impl Reader {
         if self.length > self.limit {
             return Err(Error::TooLarge { limit: self.limit });
         }
-        if self.first.is_none() && self.memory.is_empty() && self.spool.is_none() && self.length <= IN_MEMORY {
-            self.first = Some(data);
-            return Ok(());
-        }
-        if let Some(first) = self.first.take() {
-            self.memory.extend_from_slice(&first);
-        }
-        self.memory.extend_from_slice(&data);
+        // What finds no room in memory goes to the file at once, and what is there before it.
+        let homeless = self.memory.push(data).err();
         let full = if self.spool.is_some() { self.memory.len() >= SPOOL_CHUNK } else { self.length > IN_MEMORY };
-        if full {
-            let spool = match self.spool.take() {
+        if full || homeless.is_some() {
+            let mut spool = match self.spool.take() {
                 Some(spool) => spool,
-                None => Spool::create().await.map_err(Error::Spool)?,
+                None => Spool::create(&self.usage).await?,
             };
-            let chunk = self.memory.split().freeze();
-            self.spool = Some(spool.write(chunk).await.map_err(Error::Spool)?);
+            let (gathered, _) = self.memory.take();
+            for chunk in [gathered].into_iter().chain(homeless) {
+                spool = spool.write(chunk).await?;
+            }
+            self.spool = Some(spool);
         }
         Ok(())
     }
 }
 
+/// A temporary file, which is gone with the last that refers to it.
+struct Spooled {
+    file: File,
+    _taken: Taken,
+    /// What it takes to read it back.
+    memory: Arc<Budget>,
+}
+
 struct Spool {
     file: File,
     hash: Sha256,
+    taken: Taken,
 }
 
 impl Spool {
-    async fn create() -> io::Result<Self> {
-        let file = blocking(tempfile::tempfile).await?;
-        Ok(Self { file, hash: Sha256::new() })
+    async fn create(usage: &Usage) -> Result<Self, Error> {
+        let file = blocking(tempfile::tempfile).await.map_err(Error::Spool)?;
+        Ok(Self { file, hash: Sha256::new(), taken: usage.disk.nothing() })
     }
 
-    async fn write(mut self, chunk: Bytes) -> io::Result<Self> {
+    async fn write(mut self, chunk: Bytes) -> Result<Self, Error> {
+        if !self.taken.grow(chunk.len() as u64) {
+            return Err(Error::NoRoom);
+        }
         // The chunk comes back and goes where it came from: what one thread frees for another is not at hand for either.
-        let (spool, _chunk) = blocking(move || {
+        let written = blocking(move || {
             self.file.write_all(&chunk)?;
             self.hash.update(&chunk);
             Ok((self, chunk))
-        })
-        .await?;
+        });
+        let (spool, _chunk) = written.await.map_err(Error::Spool)?;
         Ok(spool)
-    }
-
-    fn into_parts(self) -> (File, Sha256) {
-        (self.file, self.hash)
     }
 }
 
 /// Reads a spooled body back, a chunk at a time.
 pub(super) struct SpooledReader {
-    file: Arc<File>,
+    file: Arc<Spooled>,
     offset: u64,
     length: u64,
     reading: Option<JoinHandle<io::Result<Bytes>>>,
@@ -255,11 +264,15 @@ impl SpooledReader {
         }
         let reading = self.reading.get_or_insert_with(|| {
             let (file, offset) = (Arc::clone(&self.file), self.offset);
-            let size = usize::try_from(self.length - offset).map_or(SPOOL_CHUNK, |left| left.min(SPOOL_CHUNK));
+            let mut taken = file.memory.nothing();
+            // In small steps where there is little room.
+            let step = if taken.try_grow(SPOOL_CHUNK as u64) { SPOOL_CHUNK } else { SMALL_CHUNK };
+            let size = usize::try_from(self.length - offset).map_or(step, |left| left.min(step));
+            // Here, where it is freed: what one thread frees for another is not at hand for either.
             let mut bytes = vec![0; size];
             tokio::task::spawn_blocking(move || {
-                file.read_exact_at(&mut bytes, offset)?;
-                Ok(Bytes::from(bytes))
+                file.file.read_exact_at(&mut bytes, offset)?;
+                Ok(counted(Bytes::from(bytes), taken))
             })
         });
         let done = ready!(Pin::new(reading).poll(cx));
@@ -277,14 +290,33 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::limits::Limits;
+    use crate::telemetry::metrics::Metrics;
+
+    #[tokio::test]
+    async fn a_disk_that_is_full_is_told_from_a_budget_that_is_spent() {
+        let usage = Usage::new(&Limits { max_buffered_disk: 8, ..Limits::default() }, &Metrics::new());
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let on_full_disk = Spool { file: full, hash: Sha256::new(), taken: usage.disk.nothing() };
+        let failed = on_full_disk.write(Bytes::from_static(b"12345678")).await.err();
+        let Some(Error::Spool(error)) = failed else { panic!("{failed:?}") };
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        assert_eq!(usage.disk.taken(), 0);
+
+        let spool = Spool::create(&usage).await.unwrap().write(Bytes::from_static(b"12345678")).await.unwrap();
+        assert_eq!(usage.disk.taken(), 8);
+        assert!(matches!(spool.write(Bytes::from_static(b"9")).await, Err(Error::NoRoom)));
+        assert_eq!(usage.disk.taken(), 0);
+    }
 
     #[tokio::test]
     async fn a_spooled_body_reads_back_the_same_twice() {
         let bytes: Vec<u8> = (0..700_000u32).map(|i| (i % 251) as u8).collect();
-        let spool = Spool::create().await.unwrap().write(Bytes::from(bytes.clone())).await.unwrap();
-        let (file, hash) = spool.into_parts();
-        let content =
-            Content::Spooled { file: Arc::new(file), length: bytes.len() as u64, sha256: hash.finalize().into() };
+        let usage = Usage::new(&Limits::default(), &Metrics::new());
+        let spool = Spool::create(&usage).await.unwrap().write(Bytes::from(bytes.clone())).await.unwrap();
+        let Spool { file, hash, taken } = spool;
+        let file = Arc::new(Spooled { file, _taken: taken, memory: Arc::clone(&usage.memory) });
+        let content = Content::Spooled { file, length: bytes.len() as u64, sha256: hash.finalize().into() };
         let buffered = Buffered { content, trailers: None };
         for _ in 0..2 {
             assert_eq!(buffered.body().collect().await.unwrap().to_bytes(), bytes);

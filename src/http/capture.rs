@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Body as _, Frame};
 use http_body_util::BodyExt as _;
@@ -10,7 +10,10 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::body::{Sender, end_to_end};
+use super::budget::Taken;
+use super::gathered::Gathered;
 use super::headers::without_ours;
+use super::usage::{HELD_ANYWAY, Usage};
 
 /// An answer's body as far as it was taken in.
 pub enum Captured {
@@ -20,27 +23,30 @@ pub enum Captured {
         body: Bytes,
         /// The trailers that followed it.
         trailers: Option<HeaderMap>,
+        /// As much memory again, for its record.
+        record: Taken,
     },
-    /// It is larger than may be kept.
+    /// It is larger than may be kept, or than there is room for.
     TooLarge(Rest),
 }
 
 /// A body that was taken in in part.
 pub struct Rest {
-    prefix: Bytes,
+    /// What was read of it.
+    read: [Bytes; 2],
     incoming: Incoming,
 }
 
-/// Reads a body to its end, or until it is larger than `limit` bytes.
-pub async fn capture(mut incoming: Incoming, limit: u64) -> hyper::Result<Captured> {
+/// Reads a body to its end, or until it is larger than `limit` bytes or than there is room for.
+pub async fn capture(mut incoming: Incoming, limit: u64, usage: &Usage) -> hyper::Result<Captured> {
     let announced = incoming.size_hint().lower();
     if announced > limit {
-        return Ok(Captured::TooLarge(Rest { prefix: Bytes::new(), incoming }));
+        return Ok(Captured::TooLarge(Rest { read: Default::default(), incoming }));
     }
-    let mut first: Option<Bytes> = None;
-    let mut memory = BytesMut::new();
+    // Once as the answer that the client gets, and once in the record.
+    let gathered = Gathered::new(&usage.memory).copied(2).at_least(HELD_ANYWAY);
+    let mut gathered = gathered.expecting(usize::try_from(announced).unwrap_or(0));
     let mut trailers = None;
-    let mut length = 0;
     while let Some(frame) = incoming.frame().await {
         let data = match frame?.into_data() {
             Ok(data) => data,
@@ -49,23 +55,14 @@ pub async fn capture(mut incoming: Incoming, limit: u64) -> hyper::Result<Captur
                 continue;
             }
         };
-        length += data.len() as u64;
-        // Most bodies come in one frame, which then needs no copy.
-        if first.is_none() && memory.is_empty() {
-            first = Some(data);
-        } else {
-            if let Some(first) = first.take() {
-                memory.reserve(usize::try_from(announced).unwrap_or(0).max(first.len() + data.len()));
-                memory.extend_from_slice(&first);
-            }
-            memory.extend_from_slice(&data);
-        }
-        if length > limit {
-            let prefix = first.unwrap_or_else(|| memory.freeze());
-            return Ok(Captured::TooLarge(Rest { prefix, incoming }));
+        let is_larger = (gathered.len() + data.len()) as u64 > limit;
+        let homeless = if is_larger { Some(data) } else { gathered.push(data).err() };
+        if let Some(data) = homeless {
+            return Ok(Captured::TooLarge(Rest { read: [gathered.take().0, data], incoming }));
         }
     }
-    Ok(Captured::Whole { body: first.unwrap_or_else(|| memory.freeze()), trailers })
+    let (body, record) = gathered.take();
+    Ok(Captured::Whole { body, trailers, record })
 }
 
 /// How moving a large answer on ended.
@@ -93,8 +90,8 @@ impl Rest {
     /// want of a reader.
     pub async fn relay(mut self, client: Sender, limits: Limits) -> Relayed {
         let mut client = Some(client);
-        if !self.prefix.is_empty() {
-            deliver(&mut client, Frame::data(std::mem::take(&mut self.prefix)), limits.client).await;
+        for read in std::mem::take(&mut self.read).into_iter().filter(|read| !read.is_empty()) {
+            deliver(&mut client, Frame::data(read), limits.client).await;
         }
         loop {
             let stalled = Instant::now() + limits.stall;

@@ -76,13 +76,20 @@ pub fn has_token(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool {
     headers.get_all(name).iter().flat_map(tokens).any(|member| member.eq_ignore_ascii_case(token.as_bytes()))
 }
 
-/// Whether a message's framing is understood here: no transfer coding, or `chunked` and nothing else (RFC 9112, 6.1).
-/// hyper would take `chunked` off and leave another coding without its label.
+/// Whether a message says beyond doubt where it ends: by one length, or by `chunked` and no other transfer coding, not by
+/// both (RFC 9112, 6.1 and 6.3). hyper would take one for the other, and would leave a coding without its label.
 #[must_use]
 pub fn framing_is_plain(headers: &HeaderMap) -> bool {
-    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
-    codings.next().is_none_or(|coding| coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked"))
-        && codings.next().is_none()
+    let (mut codings, mut lengths) =
+        (headers.get_all(TRANSFER_ENCODING).iter(), headers.get_all(CONTENT_LENGTH).iter());
+    match (codings.next(), lengths.next()) {
+        (None, None) => true,
+        (Some(coding), None) => {
+            coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked") && codings.next().is_none()
+        }
+        (None, Some(length)) => length.as_bytes().iter().all(u8::is_ascii_digit) && lengths.next().is_none(),
+        (Some(_), Some(_)) => false,
+    }
 }
 
 /// Whether a request asks for an upgrade that may be passed on (RFC 9110, 7.8).

@@ -25,6 +25,10 @@ pub struct Limits {
     pub max_requests: u64,
     /// How many of them wait for another's attempt.
     pub max_waiting: u64,
+    /// How many bytes of bodies are held in memory, of requests and of answers.
+    pub max_buffered_memory: u64,
+    /// How many bytes of requests' bodies are held in temporary files.
+    pub max_buffered_disk: u64,
 }
 
 impl Default for Limits {
@@ -40,6 +44,8 @@ impl Default for Limits {
             max_connections_per_address: 20_000,
             max_requests: 10_000,
             max_waiting: 1_000,
+            max_buffered_memory: 256 << 20,
+            max_buffered_disk: 4 << 30,
         }
     }
 }

@@ -23,6 +23,7 @@ use tokio::task::JoinSet;
 use super::body::Body;
 use super::held::Held;
 use super::limits::Limits;
+use super::listen::Listen;
 use super::shards::Shards;
 use super::usage::{Place, Usage};
 use super::wire::{Fault, Interim, Line, Stream};
@@ -32,14 +33,24 @@ use crate::telemetry::seldom::Seldom;
 /// So many header lines hyper reads without being told to.
 const HYPERS_HEADERS: usize = 100;
 
+/// How many bytes of a client's messages hyper reads ahead, and about as many of the answers it holds, where no head is
+/// larger.
+const LARGEST_BUFFER: usize = 64 << 10;
+
+/// What a head needs beside itself, in bytes.
+const SPARE: usize = 8 << 10;
+
 /// How long to wait after the listener failed, for example for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// How long a connection that was accepted may be silent when the process is told to end.
+const FIRST_BYTES: Duration = Duration::from_millis(200);
 
 /// `[server]`
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Where it listens.
-    pub listen: Vec<SocketAddr>,
+    pub listen: Vec<Listen>,
     /// How long SIGTERM waits for attempts.
     pub drain_timeout: Duration,
     /// What clients may take.
@@ -170,11 +181,29 @@ async fn adopted<H: Handler>(
     place: Place,
     peer: SocketAddr,
     current: Current<H>,
-    stop: watch::Receiver<bool>,
+    mut stop: watch::Receiver<bool>,
 ) {
     match TcpStream::from_std(stream) {
+        Ok(stream) if is_silent(&stream, &current, &mut stop).await => {}
         Ok(stream) => connection(Held::new(stream, place), peer, current, stop).await,
         Err(error) => tracing::warn!(%error, "a connection could not be served"),
+    }
+}
+
+/// Waits for the first bytes of a new connection; true if none come in time. What was accepted just before the end may be
+/// on its way with a request, which is not to be cut off: a connection of which nothing was read is closed at once.
+async fn is_silent<H>(stream: &TcpStream, current: &Current<H>, stop: &mut watch::Receiver<bool>) -> bool {
+    let patience = current.load().limits.header_timeout;
+    let (readable, ending) = (stream.readable(), async {
+        stopped(stop).await;
+        tokio::time::sleep(FIRST_BYTES).await;
+    });
+    tokio::select! {
+        biased;
+        // An error shows when it is read.
+        _ = readable => false,
+        () = ending => true,
+        () = tokio::time::sleep(patience) => true,
     }
 }
 
@@ -190,6 +219,7 @@ where
         (current.limits.clone(), Arc::clone(&current.usage))
     };
     // A head that is under way is waited for by the stream; a silent connection by hyper.
+    let largest_buffer = LARGEST_BUFFER.max(limits.max_header_size + SPARE);
     let (silence, most_headers) = (limits.idle_timeout.max(limits.header_timeout), limits.max_headers);
     let line = Line::new();
     let stream = Stream::new(stream, limits, Arc::clone(&usage), Arc::clone(&line));
@@ -221,6 +251,7 @@ where
             .header_read_timeout(silence)
             // An answer is the upstream's: a date that it does not have is not made up.
             .auto_date_header(false)
+            .max_buf_size(largest_buffer)
             .serve_connection(TokioIo::new(stream), service)
             .with_upgrades();
         let mut connection = pin!(connection);

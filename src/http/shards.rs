@@ -46,6 +46,14 @@ impl Shards {
         (0..count()).map(Shard::start).collect::<io::Result<_>>().map(Self)
     }
 
+    /// Returns when each of them has done something since the call.
+    pub async fn answer(&self) {
+        for shard in &self.0 {
+            // A thread that has ended is told of elsewhere.
+            let _ = shard.runtime.spawn(async {}).await;
+        }
+    }
+
     /// Runs `connection` on the thread that has the fewest.
     pub(super) fn spawn<F>(&self, connections: &mut JoinSet<()>, connection: F) -> Option<AbortHandle>
     where
@@ -145,6 +153,18 @@ mod tests {
             taken[first] += 1;
         }
         assert_eq!(taken, vec![2; count()]);
+    }
+
+    #[tokio::test]
+    async fn one_that_does_nothing_does_not_answer() {
+        let shards = Shards::start().unwrap();
+        shards.answer().await;
+        let (go_on, blocked) = channel::<()>();
+        let mut connections = JoinSet::new();
+        shards.spawn(&mut connections, async move { blocked.recv().unwrap() });
+        assert!(tokio::time::timeout(Duration::from_millis(50), shards.answer()).await.is_err());
+        go_on.send(()).unwrap();
+        shards.answer().await;
     }
 
     #[tokio::test]

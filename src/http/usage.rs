@@ -6,11 +6,17 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bytes::Bytes;
+
 use super::budget::{Budget, Taken};
+use super::gathered::counted;
 use super::limits::Limits;
 use super::refusal::Refusals;
 use crate::telemetry::limits::{Limit, LimitMetrics};
 use crate::telemetry::metrics::Metrics;
+
+/// So many bytes of an answer are held though there be no room: as often as there are requests.
+pub(super) const HELD_ANYWAY: usize = 64 << 10;
 
 /// What is taken of the limits at the moment: one for a process, whatever is loaded again meanwhile.
 pub struct Usage {
@@ -18,6 +24,10 @@ pub struct Usage {
     pub requests: Arc<Budget>,
     /// Requests that wait for another's attempt.
     pub waiting: Arc<Budget>,
+    /// Bytes of bodies in memory.
+    pub memory: Arc<Budget>,
+    /// Bytes of bodies in temporary files.
+    pub disk: Arc<Budget>,
     connections: Arc<Budget>,
     addresses: Arc<Addresses>,
     /// Connections that have no place are told so.
@@ -49,6 +59,8 @@ impl Usage {
         Arc::new(Self {
             requests: budget(Limit::MaxRequests, limits.max_requests),
             waiting: budget(Limit::MaxWaiting, limits.max_waiting),
+            memory: budget(Limit::MaxBufferedMemory, limits.max_buffered_memory),
+            disk: budget(Limit::MaxBufferedDisk, limits.max_buffered_disk),
             connections: budget(Limit::MaxConnections, limits.max_connections),
             addresses: Arc::new(Addresses {
                 most: AtomicU64::new(limits.max_connections_per_address),
@@ -63,8 +75,21 @@ impl Usage {
     pub fn allow(&self, limits: &Limits) {
         self.requests.allow(limits.max_requests);
         self.waiting.allow(limits.max_waiting);
+        self.memory.allow(limits.max_buffered_memory);
+        self.disk.allow(limits.max_buffered_disk);
         self.connections.allow(limits.max_connections);
         self.addresses.most.store(limits.max_connections_per_address, Ordering::Relaxed);
+    }
+
+    /// Counts the bytes of a body that is there already until nothing refers to them; nothing where there is no room for
+    /// them. What is small is not counted: there are as many as requests at most.
+    #[must_use]
+    pub fn hold(&self, body: Bytes) -> Option<Bytes> {
+        if body.len() <= HELD_ANYWAY {
+            return Some(body);
+        }
+        let taken = self.memory.take(body.len() as u64)?;
+        Some(counted(body, taken))
     }
 
     /// Counts that a limit was reached.
@@ -74,19 +99,13 @@ impl Usage {
 
     /// Takes a place for a connection from this address, or says what stands against it.
     pub fn connection(&self, ip: IpAddr) -> Result<Place, Limit> {
-        // First: one address must not fill the places of all, not even with what is refused.
+        let Some(taken) = self.connections.take(1) else { return Err(Limit::MaxConnections) };
         let network = network(ip);
-        if !self.addresses.enter(network) {
-            self.exceeded(Limit::MaxConnectionsPerAddress);
-            return Err(Limit::MaxConnectionsPerAddress);
+        if self.addresses.enter(network) {
+            return Ok(Place { _taken: taken, addresses: Arc::clone(&self.addresses), network });
         }
-        match self.connections.take(1) {
-            Some(taken) => Ok(Place { _taken: taken, addresses: Arc::clone(&self.addresses), network }),
-            None => {
-                self.addresses.leave(network);
-                Err(Limit::MaxConnections)
-            }
-        }
+        self.exceeded(Limit::MaxConnectionsPerAddress);
+        Err(Limit::MaxConnectionsPerAddress)
     }
 }
 

@@ -15,6 +15,12 @@ pub enum Limit {
     MaxRequests,
     /// `[limits] max_waiting`
     MaxWaiting,
+    /// `[limits] max_buffered_memory`
+    MaxBufferedMemory,
+    /// `[limits] max_buffered_disk`
+    MaxBufferedDisk,
+    /// `[upstreams] NAME.max_connections`
+    UpstreamMaxConnections,
     /// `[limits] header_timeout`
     HeaderTimeout,
     /// `[limits] idle_timeout`
@@ -31,11 +37,14 @@ pub enum Limit {
 
 impl Limit {
     /// Every limit, in the order of its declaration.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 13] = [
         Self::MaxConnections,
         Self::MaxConnectionsPerAddress,
         Self::MaxRequests,
         Self::MaxWaiting,
+        Self::MaxBufferedMemory,
+        Self::MaxBufferedDisk,
+        Self::UpstreamMaxConnections,
         Self::HeaderTimeout,
         Self::IdleTimeout,
         Self::BodyTimeout,
@@ -52,6 +61,9 @@ impl Limit {
             Self::MaxConnectionsPerAddress => "max_connections_per_address",
             Self::MaxRequests => "max_requests",
             Self::MaxWaiting => "max_waiting",
+            Self::MaxBufferedMemory => "max_buffered_memory",
+            Self::MaxBufferedDisk => "max_buffered_disk",
+            Self::UpstreamMaxConnections => "upstream_max_connections",
             Self::HeaderTimeout => "header_timeout",
             Self::IdleTimeout => "idle_timeout",
             Self::BodyTimeout => "body_timeout",
@@ -64,7 +76,12 @@ impl Limit {
     /// Whether it is all of the gate that is short of something, and not one client that takes too much.
     fn is_shared(self) -> bool {
         match self {
-            Self::MaxConnections | Self::MaxRequests | Self::MaxWaiting => true,
+            Self::MaxConnections
+            | Self::MaxRequests
+            | Self::MaxWaiting
+            | Self::MaxBufferedMemory
+            | Self::MaxBufferedDisk
+            | Self::UpstreamMaxConnections => true,
             Self::MaxConnectionsPerAddress
             | Self::HeaderTimeout
             | Self::IdleTimeout

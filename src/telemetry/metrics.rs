@@ -77,6 +77,7 @@ struct Families {
     connections: IntGauge,
     requests_in_flight: IntGauge,
     requests_waiting: IntGauge,
+    buffered_bytes: IntGaugeVec,
     records: [IntGauge; State::ALL.len()],
     leases_expired: IntCounter,
     records_swept: IntCounter,
@@ -128,13 +129,14 @@ impl Metrics {
         let families = &self.families;
         let exceeded = |limit: Limit| families.limit_exceeded.with_label_values(&[limit.as_str()]);
         let level = |limit| {
-            let gauge = match limit {
-                Limit::MaxConnections => &families.connections,
-                Limit::MaxRequests => &families.requests_in_flight,
-                Limit::MaxWaiting => &families.requests_waiting,
+            Some(Level(match limit {
+                Limit::MaxConnections => families.connections.clone(),
+                Limit::MaxRequests => families.requests_in_flight.clone(),
+                Limit::MaxWaiting => families.requests_waiting.clone(),
+                Limit::MaxBufferedMemory => families.buffered_bytes.with_label_values(&["memory"]),
+                Limit::MaxBufferedDisk => families.buffered_bytes.with_label_values(&["disk"]),
                 _ => return None,
-            };
-            Some(Level(gauge.clone()))
+            }))
         };
         Arc::new(LimitMetrics {
             exceeded: Limit::ALL.map(exceeded),
@@ -352,6 +354,13 @@ impl Families {
                 &registry,
                 "oncegate_requests_waiting",
                 "Requests that wait for the attempt of another.",
+            ),
+            buffered_bytes: add(
+                &registry,
+                IntGaugeVec::new(
+                    Opts::new("oncegate_buffered_bytes", "Bytes of bodies that are held, by where."),
+                    &["where"],
+                ),
             ),
             records: State::ALL.map(|state| records.with_label_values(&[state.as_str()])),
             leases_expired: counter(

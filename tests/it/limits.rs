@@ -1,5 +1,9 @@
 //! Bodies of every size, and how much memory they may take.
 
+mod crowds;
+mod memory;
+mod upstreams;
+
 use crate::support::{Client, Gate, Reply, Request, Upstream};
 
 /// Bytes that no compression or repetition could fake.

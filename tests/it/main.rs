@@ -36,6 +36,7 @@ mod servers;
 mod store_faults;
 mod storm;
 mod support;
+mod systemd;
 mod test_servers;
 mod upstream_failures;
 mod upstream_settles;

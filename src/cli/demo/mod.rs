@@ -30,7 +30,7 @@ use self::screen::Screen;
 use self::shop::Shop;
 use self::story::Story;
 use self::wire::Server;
-use super::serve::{Serving, Signals};
+use super::serve::{Serving, Signals, Surroundings};
 use crate::config::{self, Resolved, Sources};
 use crate::http::shards::Shards;
 use crate::telemetry::logs;
@@ -72,13 +72,13 @@ pub(super) fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
     logs::init(&logs::Settings { format: logs::Format::Text, level: "error".to_owned() })?;
     let shards = Arc::new(Shards::start().context("cannot start the threads that serve")?);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let shown = runtime.block_on(show(args, &shards));
+    let shown = runtime.block_on(show(args, shards));
     // Whatever still runs by now was given up on.
     runtime.shutdown_timeout(Duration::from_secs(1));
     shown
 }
 
-async fn show(args: DemoArgs, shards: &Arc<Shards>) -> anyhow::Result<ExitCode> {
+async fn show(args: DemoArgs, shards: Arc<Shards>) -> anyhow::Result<ExitCode> {
     let metrics = Metrics::new();
     let mut signals = Signals::install()?;
     let screen = Arc::new(Screen::stdout());
@@ -89,7 +89,7 @@ async fn show(args: DemoArgs, shards: &Arc<Shards>) -> anyhow::Result<ExitCode> 
         format!("cannot make a directory in {}: set TMPDIR to one that is writable", std::env::temp_dir().display())
     })?;
     let config = configuration(&directory, behind.address)?;
-    let Some(serving) = Serving::start(config, shards, false, metrics, &mut signals).await? else {
+    let Some(serving) = Serving::start(config, Surroundings::alone(shards), false, metrics, &mut signals).await? else {
         bail!("interrupted")
     };
     let gate = *serving.addresses.first().context("the gate listens nowhere")?;

@@ -1,17 +1,153 @@
-//! Where the process listens.
+//! Where the process listens: at addresses of its own, and on sockets that it inherits.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use http::{Method, StatusCode};
+use listenfd::ListenFd;
+use serde_json::Value;
 use tokio::net::TcpListener;
+use tokio::time::{Instant, timeout};
 
+use super::Signals;
 use crate::admin;
+use crate::cli::http_client::AdminClient;
+use crate::http::listen::Listen;
 
-pub(super) async fn bind(address: SocketAddr, what: &str) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| {
-        let flag = if what == "admin" { "--admin" } else { "--listen" };
-        format!("[{what}] listen: cannot listen on {address}; {flag} ADDR gives another one")
-    })
+/// How long an address may be taken by somebody else: a process that was told to end may be about to.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// How often to look whether an address is free again.
+const POLL: Duration = Duration::from_millis(200);
+
+/// How often to say that it is waited for.
+const REMINDER: Duration = Duration::from_secs(10);
+
+/// How long whoever has the address may take to say what it is.
+const ANSWER: Duration = Duration::from_secs(1);
+
+/// Sockets that the process inherited (sd_listen_fds(3)), with their names.
+#[derive(Debug, Default)]
+pub(in crate::cli) struct Inherited(Vec<(String, StdListener)>);
+
+/// Where a listener's socket comes from.
+#[derive(Debug)]
+pub(super) enum Source {
+    /// It is to be bound.
+    Address(SocketAddr),
+    /// It is there.
+    Socket(StdListener),
+}
+
+impl Inherited {
+    /// Takes those of this process. To be called before any thread is started, for it changes the environment.
+    pub(super) fn take() -> Self {
+        let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
+        let mut names = names.split(':');
+        let mut passed = ListenFd::from_env();
+        let mut sockets = Vec::new();
+        for place in 0..passed.len() {
+            let name = names.next().unwrap_or_default().to_owned();
+            match passed.take_tcp_listener(place) {
+                Ok(Some(socket)) if rustix::net::sockopt::socket_acceptconn(&socket).unwrap_or(false) => {
+                    sockets.push((name, socket));
+                }
+                _ => {
+                    tracing::warn!(name, place, "what was passed here is not a TCP socket that listens: it is not used")
+                }
+            }
+        }
+        Self(sockets)
+    }
+
+    /// Gives each listener what it is to have: those of a name to the one that names them, the rest to the one that takes
+    /// any. The first is that of the admin listener, which has one.
+    pub(super) fn share_out(mut self, admin: &Listen, server: &[Listen]) -> anyhow::Result<(Source, Vec<Source>)> {
+        let named: Vec<&String> = std::iter::once(admin).chain(server).filter_map(name).collect();
+        let (theirs, others) = self.0.drain(..).partition(|(own, _)| named.contains(&own));
+        let (mut theirs, mut others): (Vec<(String, StdListener)>, Vec<_>) = (theirs, others);
+        let mut sources = |listen: &Listen, section: &str| {
+            let sockets: Vec<_> = match listen {
+                Listen::Address(address) => return Ok(vec![Source::Address(*address)]),
+                Listen::Inherited(None) => std::mem::take(&mut others),
+                Listen::Inherited(Some(name)) => theirs.extract_if(.., |(own, _)| own == name).collect(),
+            };
+            if sockets.is_empty() {
+                bail!(
+                    "[{section}] listen: {listen}: no such socket was passed to this process\n  hint: start it by a socket \
+                     unit whose FileDescriptorName= is the name, or write an address"
+                );
+            }
+            Ok(sockets.into_iter().map(|(_, socket)| Source::Socket(socket)).collect())
+        };
+        let mut of_server = Vec::new();
+        for listen in server {
+            of_server.extend(sources(listen, "server")?);
+        }
+        let mut of_admin = sources(admin, "admin")?;
+        let (Some(of_admin), None) = (of_admin.pop(), of_admin.pop()) else {
+            bail!("[admin] listen: {admin}: several such sockets were passed, and the admin listener has one");
+        };
+        for (name, _) in others {
+            tracing::warn!(name, "a socket was passed that no `listen` names: who connects to it gets no answer");
+        }
+        Ok((of_admin, of_server))
+    }
+}
+
+fn name(listen: &Listen) -> Option<&String> {
+    match listen {
+        Listen::Inherited(name) => name.as_ref(),
+        Listen::Address(_) => None,
+    }
+}
+
+/// The socket of a listener; nothing if the process was told to stop while it waited for its address.
+pub(super) async fn bind(source: Source, section: &str, signals: &mut Signals) -> anyhow::Result<Option<TcpListener>> {
+    let address = match source {
+        Source::Socket(socket) => {
+            socket.set_nonblocking(true)?;
+            return Ok(Some(TcpListener::from_std(socket)?));
+        }
+        Source::Address(address) => address,
+    };
+    let mut patience = Instant::now() + GRACE;
+    let mut said: Option<Instant> = None;
+    loop {
+        let error = match TcpListener::bind(address).await {
+            Ok(listener) => return Ok(Some(listener)),
+            Err(error) => error,
+        };
+        let is_taken = error.kind() == std::io::ErrorKind::AddrInUse;
+        // What has another address may be anything: it is not asked.
+        if is_taken && section == "admin" && drains(address).await {
+            patience = Instant::now() + GRACE;
+            if said.is_none_or(|at| at.elapsed() >= REMINDER) {
+                said = Some(Instant::now());
+                tracing::warn!(%address, "an oncegate that drains has the admin address; waiting for it to end");
+            }
+        } else if !is_taken || Instant::now() >= patience {
+            let flag = if section == "admin" { "--admin" } else { "--listen" };
+            return Err(error).with_context(|| {
+                format!("[{section}] listen: cannot listen on {address}; {flag} ADDR gives another one")
+            });
+        }
+        if timeout(POLL, signals.stop()).await.is_ok() {
+            return Ok(None);
+        }
+    }
+}
+
+/// Whether an oncegate has this address that drains, and is about to end.
+async fn drains(address: SocketAddr) -> bool {
+    let asking = async {
+        let client = AdminClient::new(&address.to_string(), None).ok()?;
+        let (status, body) = client.exchange(Method::GET, "/readyz", None).await.ok()?;
+        let answer: Value = serde_json::from_slice(&body).ok()?;
+        Some(status == StatusCode::SERVICE_UNAVAILABLE && answer["reason"] == admin::Phase::Draining.as_str())
+    };
+    timeout(ANSWER, asking).await.ok().flatten().unwrap_or(false)
 }
 
 /// Holds that the admin listener, at this address, has a token where others than this machine reach it.
@@ -23,4 +159,61 @@ pub(super) fn admin_is_guarded(address: SocketAddr, settings: &admin::Settings) 
         "[admin] token_file: the admin listener is at {address}, which is not a loopback address, so the records API needs \
          a token\n  hint: name a file that holds one"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn passed(names: &[&str]) -> Inherited {
+        Inherited(names.iter().map(|name| ((*name).to_owned(), StdListener::bind("127.0.0.1:0").unwrap())).collect())
+    }
+
+    fn shared(names: &[&str], admin: &str, server: &[&str]) -> Result<(String, Vec<String>), String> {
+        let listen = |text: &str| match text.strip_prefix("systemd") {
+            Some("") => Listen::Inherited(None),
+            Some(name) => Listen::Inherited(Some(name[1..].to_owned())),
+            None => Listen::Address(text.parse().unwrap()),
+        };
+        let inherited = passed(names);
+        let known: Vec<_> =
+            inherited.0.iter().map(|(name, socket)| (socket.local_addr().unwrap(), name.clone())).collect();
+        let server: Vec<_> = server.iter().map(|text| listen(text)).collect();
+        let (admin, server) = inherited.share_out(&listen(admin), &server).map_err(|error| error.to_string())?;
+        let show = |source: &Source| match source {
+            Source::Address(address) => address.to_string(),
+            Source::Socket(socket) => {
+                let address = socket.local_addr().unwrap();
+                known.iter().find(|(known, _)| *known == address).unwrap().1.clone()
+            }
+        };
+        Ok((show(&admin), server.iter().map(show).collect()))
+    }
+
+    #[test]
+    fn each_listener_gets_its_own() {
+        let ok = |admin: &str, server: &[&str]| {
+            Ok((admin.to_owned(), server.iter().map(|&name| name.to_owned()).collect::<Vec<_>>()))
+        };
+        let at = "127.0.0.1:1";
+        assert_eq!(shared(&["x", "y"], at, &["systemd"]), ok(at, &["x", "y"]));
+        assert_eq!(shared(&["http", "admin", "http"], "systemd:admin", &["systemd"]), ok("admin", &["http", "http"]));
+        assert_eq!(shared(&["http", "rest"], "systemd", &["systemd:http"]), ok("rest", &["http"]));
+        assert_eq!(shared(&["a", "b"], at, &["systemd:b", "127.0.0.1:2"]), ok(at, &["b", "127.0.0.1:2"]));
+        assert_eq!(shared(&["unused"], at, &["127.0.0.1:2"]), ok(at, &["127.0.0.1:2"]));
+    }
+
+    #[test]
+    fn what_is_missing_or_too_much_is_said() {
+        let at = "127.0.0.1:1";
+        for (names, admin, server) in [
+            (&[][..], at, "systemd"),
+            (&["x"], at, "systemd:y"),
+            (&["x"], "systemd:y", "systemd"),
+            (&["a", "a", "x"], "systemd:a", "systemd"),
+        ] {
+            let error = shared(names, admin, &[server]).unwrap_err();
+            assert!(error.contains("] listen: systemd"), "{error}");
+        }
+    }
 }

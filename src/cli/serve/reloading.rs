@@ -92,8 +92,10 @@ fn value(document: &DocumentMut, key: &str) -> Option<String> {
 impl Serving {
     /// Reads the configuration again. Where anything is wrong with it nothing changes, and that is said.
     pub(super) async fn reload(&mut self, sources: &Sources, log_filter: &logs::Filter) {
+        self.notices.reloading();
         let reloaded = self.try_reload(sources.clone(), log_filter).await;
         self.metrics.config_reloaded(reloaded.is_ok());
+        self.notices.reloaded(reloaded.is_ok());
         let Err(error) = reloaded else { return };
         match error.downcast_ref::<Problems>() {
             Some(problems) => {

@@ -96,9 +96,11 @@ pub(super) fn file() -> Value {
     text(r"\S")
 }
 
-/// An address and a port.
+/// An address and a port, or an inherited socket.
 pub(super) fn address() -> Value {
-    text(r"^([0-9]{1,3}(\.[0-9]{1,3}){3}|\[[0-9A-Fa-f:.]+(%[0-9]+)?\]|localhost):[0-9]{1,5}$")
+    text(
+        r"^(systemd(:[!-9;-~]{1,255})?|([0-9]{1,3}(\.[0-9]{1,3}){3}|\[[0-9A-Fa-f:.]+(%[0-9]+)?\]|localhost):[0-9]{1,5})$",
+    )
 }
 
 /// A duration.

@@ -166,6 +166,8 @@ const LEFT_TO_CHECK: &[&str] = &[
     "fingerprints: routes[3].fingerprint",
     "fingerprints: routes[4].key.from",
     "fingerprints: routes[5].fingerprint.include",
+    "inherited-socket-twice: admin.listen",
+    "inherited-socket-twice: server.listen",
     "key-rules: routes[0].fingerprint.exclude",
     "key-rules: routes[0].key.from",
     "limits: limits.max_header_size",
@@ -304,7 +306,7 @@ fn its_defaults_are_in_force() {
     let of = |pointer: &str| schema.pointer(pointer).unwrap();
     let upstream = of("/properties/upstreams/patternProperties").as_object().unwrap().values().next().unwrap();
     let (mut app, mut route) = (defaults(upstream), defaults(of("/properties/routes/items")));
-    assert_eq!((app.as_object().unwrap().len(), route.as_object().unwrap().len()), (2, 2), "{app} {route}");
+    assert_eq!((app.as_object().unwrap().len(), route.as_object().unwrap().len()), (3, 2), "{app} {route}");
     app["url"] = "http://app".into();
     let least = json!({ "name": "r", "path": "/r" });
     (route["name"], route["path"]) = (least["name"].clone(), least["path"].clone());

@@ -85,6 +85,7 @@ fn gate(policy: &Policy, store: &Arc<Unreliable>, backend: &Arc<Backend>) -> Arc
         timeout: minute,
         connect_timeout: minute,
         client_timeout: minute,
+        max_connections: 1000,
     };
     let route = Route {
         name: "all".into(),
@@ -108,9 +109,12 @@ fn gate(policy: &Policy, store: &Arc<Unreliable>, backend: &Arc<Backend>) -> Arc
         forwarding: Forwarding::default(),
         tokens: Tokens::secret(),
     };
-    let upstreams = vec![Upstream::through(upstream, Arc::new(Dialler(Arc::clone(backend))))];
     let store: Arc<dyn Store> = Arc::<Unreliable>::clone(store);
-    Gate::new(settings, Router::new(vec![route]).unwrap(), upstreams, store, &Metrics::new())
+    let metrics = Metrics::new();
+    let usage = Usage::new(&Limits::default(), &metrics);
+    let dialler = Arc::new(Dialler(Arc::clone(backend)));
+    let upstreams = vec![Upstream::through(upstream, Arc::clone(&usage), dialler)];
+    Gate::new(settings, Router::new(vec![route]).unwrap(), upstreams, store, usage, &metrics)
 }
 
 /// Sends the request, and gives all that comes back.

@@ -20,8 +20,8 @@ impl Handler for Echo {
                 let interim = peer.interim.unwrap();
                 interim.send(StatusCode::EARLY_HINTS, &http::HeaderMap::new());
                 sleep(Duration::from_millis(10)).await;
+                // Right before the answer.
                 interim.send(StatusCode::PROCESSING, &http::HeaderMap::new());
-                sleep(Duration::from_millis(10)).await;
             }
             "/switch" => {
                 let upgrade = hyper::upgrade::on(&mut request);
@@ -215,4 +215,30 @@ async fn what_is_expected_is_said_when_the_body_is_asked_for() {
     client.write_all(expecting("/unread").as_bytes()).await.unwrap();
     let came = rest(&mut client).await;
     assert!(came.starts_with("HTTP/1.1 200") && came.contains("connection: close"), "{came}");
+}
+
+/// hyper closes a connection of which it has read nothing when it is told to end; and a client that has just connected has
+/// no reason to expect that.
+#[tokio::test]
+async fn a_request_that_is_on_its_way_when_all_ends_is_answered() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let serve = |stream: TcpStream, peer: SocketAddr, stop| {
+        let usage = Usage::new(&Limits::default(), &Metrics::new());
+        let place = usage.connection(peer.ip()).unwrap();
+        let current = Serving::current(Arc::new(Echo), Limits::default(), usage);
+        adopted(stream.into_std().unwrap(), place, peer, current, stop)
+    };
+    let (_stopping, stop) = watch::channel(true);
+    let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let (stream, peer) = listener.accept().await.unwrap();
+    client.write_all(b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    let mut came = String::new();
+    let answered = async { tokio::join!(serve(stream, peer, stop.clone()), client.read_to_string(&mut came)).1 };
+    timeout(Duration::from_secs(20), answered).await.unwrap().unwrap();
+    assert!(came.ends_with("/x "), "{came:?}");
+
+    // One that says nothing holds nothing up.
+    let _silent = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let (stream, peer) = listener.accept().await.unwrap();
+    timeout(Duration::from_secs(20), serve(stream, peer, stop)).await.unwrap();
 }

@@ -12,12 +12,17 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
+use super::slots::Slot;
 use super::stream::{Stream, Wire};
 use super::{Dial, Io, NotSent, Settings, Upstream};
 use crate::http::body::Body;
+use crate::http::held::Held;
 
 /// Most header lines of an answer.
 const MAX_HEADERS: usize = 256;
+
+/// How many bytes of an answer are read ahead; and its head has no more.
+const LARGEST_BUFFER: usize = 256 << 10;
 
 /// An open connection. Dropped, it closes at once, whatever it is in the middle of.
 pub(super) struct Connection {
@@ -31,13 +36,14 @@ pub(super) struct Connection {
 struct Task(Option<JoinHandle<()>>);
 
 impl Connection {
-    /// Connects. An error means that nothing was sent.
-    pub(super) async fn open(settings: &Settings, dial: Option<&dyn Dial>) -> Result<Self, NotSent> {
+    /// Connects, and keeps its slot for as long as the connection is open, in whatever hands. An error means that nothing was
+    /// sent.
+    pub(super) async fn open(settings: &Settings, dial: Option<&dyn Dial>, slot: Slot) -> Result<Self, NotSent> {
         let limit = settings.connect_timeout;
         let connecting = async {
             match dial {
-                Some(dial) => Self::over(dial.dial().await.map_err(NotSent::Connect)?).await,
-                None => Self::over(connect(settings).await.map_err(NotSent::Connect)?).await,
+                Some(dial) => Self::over(Held::new(dial.dial().await.map_err(NotSent::Connect)?, slot)).await,
+                None => Self::over(Held::new(connect(settings).await.map_err(NotSent::Connect)?, slot)).await,
             }
         };
         timeout(limit, connecting).await.unwrap_or(Err(NotSent::ConnectTimeout(limit)))
@@ -47,7 +53,12 @@ impl Connection {
         let wire = Arc::new(Wire::default());
         let stream = TokioIo::new(Stream::new(stream, Arc::clone(&wire)));
         let mut builder = http1::Builder::new();
-        let (sender, connection) = builder.max_headers(MAX_HEADERS).handshake(stream).await.map_err(NotSent::Closed)?;
+        let (sender, connection) = builder
+            .max_headers(MAX_HEADERS)
+            .max_buf_size(LARGEST_BUFFER)
+            .handshake(stream)
+            .await
+            .map_err(NotSent::Closed)?;
         let task = tokio::spawn(async {
             // How it ended shows at the sender.
             let _ = connection.with_upgrades().await;

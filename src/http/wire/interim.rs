@@ -1,5 +1,7 @@
 //! Interim answers: what an upstream says before it answers (RFC 9110, 15.2).
 
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
@@ -20,13 +22,19 @@ pub struct Interim {
 
 /// What waits to be written between two flushes.
 #[derive(Debug, Default)]
-pub(super) struct Waiting(Mutex<State>);
+pub(super) struct Waiting {
+    /// Whether any waits.
+    is_any: AtomicBool,
+    state: Mutex<State>,
+}
 
 #[derive(Debug, Default)]
 struct State {
-    /// The exchange that is not answered yet; 0 where there is none.
+    /// The exchange that they are of.
     exchange: u64,
-    answers: Vec<Bytes>,
+    /// Its answer has begun: no more of them are taken.
+    is_answered: bool,
+    answers: VecDeque<Bytes>,
     waker: Option<Waker>,
 }
 
@@ -42,10 +50,11 @@ impl Interim {
             return;
         }
         let mut state = self.waiting.lock();
-        if state.exchange != self.exchange || state.answers.len() >= WAITING {
+        if state.exchange != self.exchange || state.is_answered || state.answers.len() >= WAITING {
             return;
         }
-        state.answers.push(written(status, headers));
+        state.answers.push_back(written(status, headers));
+        self.waiting.is_any.store(true, Ordering::Relaxed);
         if let Some(waker) = state.waker.take() {
             waker.wake();
         }
@@ -55,33 +64,41 @@ impl Interim {
 impl Waiting {
     /// From here on there may be some for this exchange.
     pub(super) fn begin(&self, exchange: u64) {
-        self.lock().exchange = exchange;
+        let mut state = self.lock();
+        (state.exchange, state.is_answered) = (exchange, false);
+        state.answers.clear();
+        self.is_any.store(false, Ordering::Relaxed);
     }
 
-    /// The exchange is answered: what still waits is left out.
+    /// The answer of the exchange is known: what waits goes before it, and no more is taken.
     pub(super) fn end(&self) {
-        let mut state = self.lock();
-        (state.exchange, state.answers) = (0, Vec::new());
+        self.lock().is_answered = true;
     }
 
-    /// What is to be written now. `waker` is woken when there is more.
-    pub(super) fn take(&self, waker: &Waker) -> Option<Bytes> {
+    /// The exchange under way, when nothing of the one before is left to be written. `waker` is woken when there is
+    /// something to write.
+    pub(super) fn wait(&self, waker: &Waker) -> u64 {
         let mut state = self.lock();
-        if state.exchange == 0 {
+        if !state.is_answered && !state.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
+            state.waker = Some(waker.clone());
+        }
+        state.exchange
+    }
+
+    /// What is to be written before anything else of this exchange.
+    pub(super) fn take(&self, exchange: u64) -> Option<Bytes> {
+        if !self.is_any.load(Ordering::Relaxed) {
             return None;
         }
-        if state.answers.is_empty() {
-            if !state.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
-                state.waker = Some(waker.clone());
-            }
-            return None;
-        }
-        Some(state.answers.remove(0))
+        let mut state = self.lock();
+        let next = if state.exchange == exchange { state.answers.pop_front() } else { None };
+        self.is_any.store(!state.answers.is_empty(), Ordering::Relaxed);
+        next
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing that is done under it can leave it half changed.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -118,15 +135,19 @@ mod tests {
         ]);
         waiting.begin(2);
         first.send(StatusCode::EARLY_HINTS, &hints);
-        assert_eq!(waiting.take(Waker::noop()), None, "that exchange is over");
+        assert_eq!(waiting.take(2), None, "that exchange is over");
         second.send(StatusCode::CONTINUE, &hints);
         second.send(StatusCode::OK, &hints);
-        assert_eq!(waiting.take(Waker::noop()), None);
+        assert_eq!(waiting.take(2), None);
         second.send(StatusCode::EARLY_HINTS, &hints);
-        let written = waiting.take(Waker::noop()).unwrap();
-        assert_eq!(written, "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n");
+        assert_eq!(waiting.take(1), None, "something of another exchange is under way");
+        assert_eq!(waiting.take(2).unwrap(), "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n");
         second.send(StatusCode::EARLY_HINTS, &hints);
         waiting.end();
-        assert_eq!(waiting.take(Waker::noop()), None, "it is answered");
+        second.send(StatusCode::EARLY_HINTS, &hints);
+        assert!(waiting.take(2).is_some() && waiting.take(2).is_none(), "those from before the answer");
+        second.send(StatusCode::EARLY_HINTS, &hints);
+        waiting.begin(3);
+        assert_eq!(waiting.take(3), None);
     }
 }

@@ -112,6 +112,8 @@ pub(in crate::http) struct Stream<S> {
     requests: u64,
     end: Option<End>,
     patience: Patience,
+    /// The exchange of which alone something can be under way.
+    clear_for: u64,
     /// An interim answer that is under way.
     interim: Bytes,
 }
@@ -153,6 +155,7 @@ impl<S> Stream<S> {
             requests: 0,
             end: None,
             patience,
+            clear_for: 0,
             interim: Bytes::new(),
         }
     }
@@ -331,23 +334,29 @@ impl<S: AsyncRead + Unpin> AsyncRead for Stream<S> {
 }
 
 impl<S: AsyncWrite + Unpin> Stream<S> {
-    /// Writes what is left of an interim answer.
+    /// Writes the interim answers that wait, unless something is under way that they would be part of.
     fn poll_interim(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while !self.interim.is_empty() {
-            let socket = self.socket.as_mut().map(Pin::new).ok_or(io::ErrorKind::NotConnected)?;
-            let written = ready!(socket.poll_write(cx, &self.interim))?;
-            if written == 0 {
-                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+        loop {
+            while !self.interim.is_empty() {
+                let socket = self.socket.as_mut().map(Pin::new).ok_or(io::ErrorKind::NotConnected)?;
+                let written = ready!(socket.poll_write(cx, &self.interim))?;
+                if written == 0 {
+                    return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+                }
+                self.interim.advance(written);
             }
-            self.interim.advance(written);
+            match self.line.interim.take(self.clear_for) {
+                Some(next) => self.interim = next,
+                None => return Poll::Ready(Ok(())),
+            }
         }
-        Poll::Ready(Ok(()))
     }
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Stream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         ready!(self.poll_interim(cx))?;
+        self.clear_for = 0;
         self.socket()?.poll_write(cx, buf)
     }
 
@@ -357,6 +366,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Stream<S> {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         ready!(self.poll_interim(cx))?;
+        self.clear_for = 0;
         self.socket()?.poll_write_vectored(cx, bufs)
     }
 
@@ -365,14 +375,10 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Stream<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // Only here is nothing of hyper's on its way: in the middle of an answer another would be part of it.
-        loop {
-            ready!(self.poll_interim(cx))?;
-            match self.line.interim.take(cx.waker()) {
-                Some(interim) => self.interim = interim,
-                None => return self.socket()?.poll_flush(cx),
-            }
-        }
+        // It is hyper that flushes, when nothing of its own is left to write.
+        self.clear_for = self.line.interim.wait(cx.waker());
+        ready!(self.poll_interim(cx))?;
+        self.socket()?.poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -131,7 +131,8 @@ impl Response {
         assert_eq!(self.get("content-language").as_deref(), Some("en"), "{show}");
         let problem = self.json();
         let retryable =
-            ["in-flight", "upstream-unreachable", "still-running", "store-unavailable", "overloaded"].contains(&code);
+            ["in-flight", "upstream-unreachable", "still-running", "store-unavailable", "overloaded", "quota-exceeded"]
+                .contains(&code);
         assert_eq!(problem["code"], code, "{show}");
         assert_eq!(problem["status"], status, "{show}");
         assert_eq!(problem["retryable"], retryable, "{show}");
@@ -140,7 +141,7 @@ impl Response {
         assert!(problem["type"].is_string(), "{show}");
         // Only behind this one is there a completed record.
         assert_eq!(self.head.has("idempotency-expires"), code == "response-not-stored", "{show}");
-        if ["in-flight", "still-running", "store-unavailable", "overloaded"].contains(&code) {
+        if ["in-flight", "still-running", "store-unavailable", "overloaded", "quota-exceeded"].contains(&code) {
             self.retry_after();
         }
         self
