@@ -36,6 +36,9 @@
 //! - What is remembered of a record ([`store::cached`]), in memory or in a cache that gates share, can answer a replay or
 //!   say that a key is in flight, and never grants a claim. Of a store that others write to it is remembered for a while
 //!   only (`cache_max_age`); what a cache says is believed only where it is authenticated, and for no longer.
+//! - When the configuration is read again another gate takes the place of the one that serves, and what goes on is shared
+//!   between them: the attempts, those who wait for them, their leases and the drain. A request is answered by the gate
+//!   that it came to; it claims nothing by rules of identities that are not the present ones.
 //! - A record that an upstream's transaction holds is neither expired nor waited for by what others depend on.
 //!
 //! # Threads

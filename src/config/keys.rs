@@ -42,8 +42,11 @@ pub(super) const ROOT: Section = Section {
 };
 
 /// `[server]`
-pub(super) const SERVER: Section =
-    Section { name: "[server]", keys: &[&["listen", "drain_timeout"]], later: &["tls", "trusted_proxies"] };
+pub(super) const SERVER: Section = Section {
+    name: "[server]",
+    keys: &[&["listen", "drain_timeout", "trusted_proxies", "forwarded"]],
+    later: &["tls"],
+};
 
 /// `[limits]`
 pub(super) const LIMITS: Section = Section {

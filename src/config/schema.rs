@@ -14,6 +14,7 @@ use self::annotated::Annotated;
 use super::headers::DEFAULTS as HEADERS;
 use super::keys::{self, Section};
 use super::limits;
+use super::listeners::STYLES;
 use super::policy::{FORMS, MODES, RECOVERIES, STORE_FAILURES};
 use super::store::cache;
 use super::store::postgres::MOST_CONNECTIONS;
@@ -100,6 +101,8 @@ impl Writer {
         match key {
             "listen" => shapes::one_or_several(shapes::address()),
             "drain_timeout" => shapes::duration(),
+            "trusted_proxies" => shapes::list(shapes::text(shapes::NETWORK)),
+            "forwarded" => shapes::words(STYLES.map(|(word, _)| word)),
             _ => unwritten(),
         }
     }

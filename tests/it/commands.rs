@@ -3,7 +3,7 @@
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use crate::support::gate::Process;
+use crate::support::Process;
 use crate::support::{Gate, Reply, Request, Upstream};
 
 fn oncegate(args: &[&str]) -> Output {

@@ -3,7 +3,7 @@
 use std::process::{Command, Output};
 
 use crate::servers::{Database, Postgres, Proxy, Session, at, database};
-use crate::support::gate::Process;
+use crate::support::Process;
 use crate::support::{Gate, Plan, Reply, Request, Upstream, eventually};
 
 const SCHEMAS: &str = "SELECT count(*) FROM pg_namespace WHERE nspname = 'oncegate'";

@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-use crate::support::gate::Process;
+use crate::support::Process;
 
 /// The commands of the README's quick start, block by block.
 fn blocks() -> Vec<String> {

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::support::gate::{Plan, Process};
-use crate::support::{Gate, Reply, Request, Signal, Upstream, eventually, store, wait::PATIENCE};
+use crate::support::gate::Plan;
+use crate::support::{Gate, Process, Reply, Request, Signal, Upstream, eventually, store, wait::PATIENCE};
 
 fn socket() -> TcpListener {
     TcpListener::bind("127.0.0.1:0").unwrap()
@@ -247,7 +247,12 @@ fn a_process_that_waits_for_its_store_says_so_and_asks_for_time() {
     let after = plan.spawn();
     let asked = manager.hears("STATUS=waiting-for-store-lock");
     assert!(asked.contains("EXTEND_TIMEOUT_USEC="), "{asked}");
+    // What it is told meanwhile is done once it serves.
+    std::fs::write(plan.path("oncegate.toml"), "odd = 1").unwrap();
+    after.signal(rustix::process::Signal::HUP);
     gate.kill9();
     assert_eq!(manager.hears("READY=1"), "READY=1\nSTATUS=serving");
     served(&after);
+    manager.hears("RELOADING=1");
+    assert!(manager.hears("READY=1").contains("refused"));
 }

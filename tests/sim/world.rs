@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use http::HeaderName;
 use oncegate::gate::{Gate, HeaderNames, Settings, Tokens};
+use oncegate::http::forwarding::Forwarding;
 use oncegate::http::limits::Limits;
 use oncegate::http::server::stopped;
 use oncegate::http::upstream::{self, Upstream};
@@ -181,6 +182,7 @@ impl World {
                 expires: Some(HeaderName::from_static("idempotency-expires")),
             },
             default_upstream: None,
+            forwarding: Forwarding::default(),
             tokens: Tokens::counted_from(Token::first_of(number).0),
         };
         let usage = Usage::new(&Limits::default(), &METRICS);

@@ -10,6 +10,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::gate::{Gate, HeaderNames, Settings, Tokens};
+use crate::http::forwarding::Forwarding;
 use crate::http::limits::Limits;
 use crate::http::server;
 use crate::http::upstream::{Dial, Io, Upstream};
@@ -105,6 +106,7 @@ fn gate(policy: &Policy, store: &Arc<Unreliable>, backend: &Arc<Backend>) -> Arc
             expires: None,
         },
         default_upstream: None,
+        forwarding: Forwarding::default(),
         tokens: Tokens::secret(),
     };
     let store: Arc<dyn Store> = Arc::<Unreliable>::clone(store);

@@ -3,10 +3,12 @@
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
+use hyper::ext::on_informational;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
@@ -17,6 +19,10 @@ use super::stream::{Stream, Wire};
 use super::{Dial, Io, NotSent, Settings, Upstream};
 use crate::http::body::Body;
 use crate::http::held::Held;
+use crate::http::wire::Interim;
+
+/// Most interim answers before an answer.
+const MOST_INTERIM: usize = 100;
 
 /// Most header lines of an answer.
 const MAX_HEADERS: usize = 256;
@@ -67,8 +73,9 @@ impl Connection {
     }
 
     /// Sends a request, and waits for the head of the answer.
-    pub(super) async fn send(&mut self, request: Request<Body>) -> Result<Response<Incoming>, Refused> {
+    pub(super) async fn send(&mut self, mut request: Request<Body>) -> Result<Response<Incoming>, Refused> {
         self.wire.begin();
+        self.pass_on_interim(&mut request);
         let Some(sender) = &mut self.sender else { return Err(Refused::Unsent(Box::new(request), NotSent::Ended)) };
         let mut sending = pin!(sender.try_send_request(request));
         let answered = tokio::select! {
@@ -87,6 +94,21 @@ impl Connection {
             None if self.wire.has_refused() => Refused::FirstWrite(refused.into_error()),
             None => Refused::BrokenOff(refused.into_error()),
         })
+    }
+
+    /// Has interim answers passed on to the client, where it understands them; so many that no end is in sight break the
+    /// exchange off.
+    fn pass_on_interim(&self, request: &mut Request<Body>) {
+        let interim = request.extensions_mut().remove::<Interim>();
+        let (wire, count) = (Arc::clone(&self.wire), AtomicUsize::new(0));
+        on_informational(request, move |said| {
+            if count.fetch_add(1, Ordering::Relaxed) == MOST_INTERIM {
+                wire.give_up();
+            }
+            if let Some(interim) = &interim {
+                interim.send(said.status(), said.headers());
+            }
+        });
     }
 
     /// Whether it can carry another request right away.

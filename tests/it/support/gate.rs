@@ -1,22 +1,20 @@
 //! The real binary, `oncegate serve`, as a process of its own.
 
-use std::any::Any;
-use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Arc;
 
 use serde_json::Value;
 use tempfile::TempDir;
 
 use super::client::{Request, Response};
 use super::faults::{Fault, clock_shim, shim};
+use super::process::Process;
 use super::store;
 use super::upstream::Upstream;
-use super::wait::{PATIENCE, eventually};
+use super::wait::eventually;
 
 /// A route for whatever the test sends with POST or PATCH.
 const ALL: &str = "[[routes]]\nname = \"all\"\nmethods = [\"POST\", \"PATCH\"]\npath = \"/{*rest}\"\n";
@@ -57,14 +55,6 @@ pub struct Gate {
     pub address: SocketAddr,
     pub admin: SocketAddr,
     process: Process,
-}
-
-/// A started process and what it logs.
-pub struct Process {
-    child: Child,
-    /// What it needs; lives as long as it does.
-    _kept: Box<dyn Any + Send + Sync>,
-    log: Arc<(Mutex<Vec<String>>, Condvar)>,
 }
 
 impl Gate {
@@ -134,11 +124,11 @@ impl Gate {
     }
 
     pub fn is_running(&mut self) -> bool {
-        self.process.child.try_wait().expect("a child").is_none()
+        self.process.is_running()
     }
 
     pub fn pid(&self) -> u32 {
-        self.process.child.id()
+        self.process.pid()
     }
 
     /// Everything it has logged.
@@ -400,102 +390,3 @@ impl Plan {
         command
     }
 }
-
-impl Process {
-    /// Starts a command and keeps reading what it writes to standard error.
-    pub fn start(mut command: Command, kept: impl Send + Sync + 'static) -> Self {
-        command.stdin(Stdio::null()).stdout(Stdio::null());
-        Self::start_as_it_is(command, kept)
-    }
-
-    fn start_as_it_is(mut command: Command, kept: impl Send + Sync + 'static) -> Self {
-        command.stderr(Stdio::piped());
-        let mut child = command.spawn().expect("the binary starts");
-        let log = Arc::new((Mutex::new(Vec::new()), Condvar::new()));
-        let stderr = child.stderr.take().expect("piped");
-        let lines = Arc::clone(&log);
-        std::thread::spawn(move || {
-            for line in BufReader::new(stderr).split(b'\n').map_while(Result::ok) {
-                lines.0.lock().unwrap().push(String::from_utf8_lossy(&line).into_owned());
-                lines.1.notify_all();
-            }
-            lines.0.lock().unwrap().push(END.into());
-            lines.1.notify_all();
-        });
-        Self { child, _kept: Box::new(kept), log }
-    }
-
-    /// The address in the log line with this message, or nothing where the process ends without one.
-    pub fn address(&self, message: &str) -> Option<SocketAddr> {
-        self.wait_for_log(|line| {
-            let line: Value = serde_json::from_str(line).ok()?;
-            (line["message"] == message).then(|| line["address"].as_str()?.parse().ok())?
-        })
-    }
-
-    /// The first log line that gives something, or nothing where the process ends, or says nothing of it for long.
-    pub fn wait_for_log<T>(&self, mut read: impl FnMut(&str) -> Option<T>) -> Option<T> {
-        let start = std::time::Instant::now();
-        let mut from = 0;
-        let mut lines = self.log.0.lock().unwrap();
-        loop {
-            for line in &lines[from..] {
-                let found = read(line);
-                if found.is_some() || line == END {
-                    return found;
-                }
-            }
-            from = lines.len();
-            if start.elapsed() > PATIENCE {
-                return None;
-            }
-            lines = self.log.1.wait_timeout(lines, Duration::from_secs(1)).unwrap().0;
-        }
-    }
-
-    pub fn log(&self) -> String {
-        self.log.0.lock().unwrap().join("\n")
-    }
-
-    pub fn is_running(&mut self) -> bool {
-        self.child.try_wait().expect("a child").is_none()
-    }
-
-    pub fn signal(&self, signal: rustix::process::Signal) {
-        let pid = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw).expect("a process id");
-        rustix::process::kill_process(pid, signal).expect("a child");
-    }
-
-    pub fn kill9(&mut self) {
-        self.child.kill().expect("a child");
-        self.child.wait().expect("a child");
-    }
-
-    /// Waits for its end.
-    #[track_caller]
-    pub fn wait(&mut self) -> ExitStatus {
-        let status = eventually("the end of the process", || self.child.try_wait().expect("a child"));
-        // What it wrote last is still on its way.
-        self.wait_for_log(|line| (line == END).then_some(()));
-        status
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
-        if std::thread::panicking() {
-            let log = self.log();
-            let last = log.lines().count().saturating_sub(LINES);
-            let shown: Vec<&str> = log.lines().skip(last).collect();
-            eprintln!("--- the gate's log, after {last} lines ---\n{}\n---", shown.join("\n"));
-        }
-    }
-}
-
-/// How many lines of its log are shown where a test fails.
-const LINES: usize = 100;
-
-/// Stands in the log where the process closed it.
-const END: &str = "(end)";

@@ -3,6 +3,7 @@
 pub mod client;
 pub mod faults;
 pub mod gate;
+pub mod process;
 pub mod store;
 pub mod upstream;
 pub mod wait;
@@ -10,5 +11,6 @@ pub mod wire;
 
 pub use client::{Client, Request, Response};
 pub use gate::{Gate, Plan};
+pub use process::Process;
 pub use upstream::{Reply, Upstream};
 pub use wait::{Signal, eventually};
