@@ -43,8 +43,8 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Runs a gate until SIGTERM or SIGINT. At SIGHUP it reads `sources` again, of which `config` was made.
 pub fn run(config: Resolved, sources: Sources, accept_identity_change: bool) -> anyhow::Result<ExitCode> {
     let log_filter = logs::init(&config.log)?;
-    let inherited = Inherited::take();
     files::allow(&config);
+    let inherited = Inherited::take();
     let shards = Arc::new(Shards::start().context("cannot start the threads that serve")?);
     let surroundings = Surroundings { shards, inherited, notices: Notices::of_process() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -144,8 +144,9 @@ impl Serving {
         let upkeep = if opened.is_shared { worker::Settings::beside_callers() } else { worker::Settings::default() };
         let store = remembering::before(opened, &config, &metrics)?;
         let (fixed, drain_timeout) = (Fixed::of(&config), config.server.drain_timeout);
-        let upstreams = config.upstreams.into_iter().map(Upstream::new).collect();
         let usage = Usage::new(&config.server.limits, &metrics);
+        let upstream = |settings| Upstream::new(settings, Arc::clone(&usage));
+        let upstreams = config.upstreams.into_iter().map(upstream).collect();
         let gate = Gate::new(config.gate, config.router, upstreams, Arc::clone(&store), Arc::clone(&usage), &metrics);
         if !adopting::at_start(&gate, &*store, accept_identity_change, signals).await? {
             return Ok(None);

@@ -2,9 +2,11 @@
 
 use std::path::PathBuf;
 
+use ipnet::IpNet;
 use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, Value, value};
 
 use super::headers::DEFAULTS as HEADERS;
+use super::listeners::STYLES;
 use super::policy::{FORMS, MODES, RECOVERIES, STORE_FAILURES};
 use super::units::{show_duration, show_size};
 use super::{Resolved, Store, logging};
@@ -48,7 +50,18 @@ fn server(resolved: &Resolved) -> Item {
     table([
         ("listen", list(&resolved.server.listen)),
         ("drain_timeout", show_duration(resolved.server.drain_timeout).into()),
+        ("trusted_proxies", networks(&resolved.gate.forwarding.trusted)),
+        ("forwarded", word(&STYLES, resolved.gate.forwarding.style)),
     ])
+}
+
+/// Networks; what is one address, as that.
+fn networks(networks: &[IpNet]) -> Value {
+    let show = |network: &IpNet| match network.prefix_len() == network.max_prefix_len() {
+        true => network.addr().to_string(),
+        false => network.to_string(),
+    };
+    list(&networks.iter().map(show).collect::<Vec<_>>())
 }
 
 fn limits(limits: &Limits) -> Item {
@@ -125,6 +138,7 @@ fn upstream(settings: &upstream::Settings) -> Item {
         ("timeout", show_duration(settings.timeout).into()),
         ("connect_timeout", show_duration(settings.connect_timeout).into()),
         ("client_timeout", show_duration(settings.client_timeout).into()),
+        ("max_connections", number(settings.max_connections)),
     ])
 }
 

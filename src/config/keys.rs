@@ -42,8 +42,11 @@ pub(super) const ROOT: Section = Section {
 };
 
 /// `[server]`
-pub(super) const SERVER: Section =
-    Section { name: "[server]", keys: &[&["listen", "drain_timeout"]], later: &["tls", "trusted_proxies"] };
+pub(super) const SERVER: Section = Section {
+    name: "[server]",
+    keys: &[&["listen", "drain_timeout", "trusted_proxies", "forwarded"]],
+    later: &["tls"],
+};
 
 /// `[limits]`
 pub(super) const LIMITS: Section = Section {
@@ -74,8 +77,11 @@ pub(super) const STORE: Section = Section {
 pub(super) const UPSTREAMS: Section = Section { name: "[upstreams]", keys: &[], later: &[] };
 
 /// One of `[upstreams]`
-pub(super) const UPSTREAM: Section =
-    Section { name: "an upstream", keys: &[&["url", "timeout", "connect_timeout", "client_timeout"]], later: &["tls"] };
+pub(super) const UPSTREAM: Section = Section {
+    name: "an upstream",
+    keys: &[&["url", "timeout", "connect_timeout", "client_timeout", "max_connections"]],
+    later: &["tls"],
+};
 
 /// One of `[[routes]]`
 pub(super) const ROUTE: Section = Section {

@@ -64,7 +64,8 @@ fn size(node: &Node<'_>, allowed: RangeInclusive<u64>) -> Result<u64, Wrong> {
     bounded(size, &allowed, show_size)
 }
 
-fn number(node: &Node<'_>, allowed: RangeInclusive<u64>) -> Result<u64, Wrong> {
+/// Reads a number of these.
+pub(super) fn number(node: &Node<'_>, allowed: RangeInclusive<u64>) -> Result<u64, Wrong> {
     bounded(node.number()?, &allowed, |number| number.to_string())
 }
 

@@ -2,16 +2,22 @@
 
 use std::fs::File;
 use std::io::Read as _;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use figment::value::Value;
+use ipnet::IpNet;
 
 use super::node::{Node, Table, Wrong};
 use super::{SecretFile, keys};
 use crate::admin::Token;
 use crate::http;
+use crate::http::forwarding::{Forwarding, Style};
+
+/// The words of `server.forwarded`.
+pub(super) const STYLES: [(&str, Style); 3] =
+    [("x-forwarded", Style::XForwarded), ("rfc7239", Style::Rfc7239), ("both", Style::Both)];
 use crate::http::limits::Limits;
 use crate::http::listen::Listen;
 
@@ -21,6 +27,8 @@ pub(super) struct Server {
     pub listen: Vec<Listen>,
     /// How long SIGTERM waits; nothing for the longest upstream timeout.
     pub drain_timeout: Option<Duration>,
+    /// Whose forwarding headers count, and which.
+    pub forwarding: Forwarding,
 }
 
 /// `[admin]`
@@ -54,7 +62,16 @@ pub(super) fn server(root: &Table<'_>) -> Server {
             table.report("listen", Wrong::new(format!("{one} is taken twice")).hint("remove one of them"));
         }
     }
-    Server { listen, drain_timeout: table.read("drain_timeout", Node::duration) }
+    let forwarding = Forwarding {
+        trusted: table.read_list("trusted_proxies", network).unwrap_or_default(),
+        style: table.read("forwarded", |node| node.word(&STYLES, &[])).unwrap_or_default(),
+    };
+    if let Some(everybody) = forwarding.trusted.iter().find(|network| network.prefix_len() == 0) {
+        let advice =
+            "is everybody: any client can say that it comes from wherever it likes, unless only a proxy can connect";
+        table.advise("trusted_proxies", format!("{everybody} {advice}"));
+    }
+    Server { listen, drain_timeout: table.read("drain_timeout", Node::duration), forwarding }
 }
 
 /// Reads `[admin]`, and its token. Its address must not be one of `server`.
@@ -100,6 +117,39 @@ fn socket_name(name: &str) -> Result<String, Wrong> {
     Err(wrong.hint("write \"systemd:NAME\" with the FileDescriptorName= of the socket unit, such as \"systemd:admin\""))
 }
 
+/// An address, or a network as its first address and the length of its prefix (CIDR, RFC 4632).
+fn network(node: &Node<'_>) -> Result<IpNet, Wrong> {
+    let text = node.filled()?;
+    let example = "write an address or a network, such as \"10.1.2.3\", \"10.0.0.0/8\" or \"fd00::/8\"";
+    let network = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
+    let Ok(network) = network else {
+        let wrong = Wrong::new(format!("`{text}` is neither an address nor a network"));
+        if text == "*" {
+            return Err(wrong.hint("write \"0.0.0.0/0\" and \"::/0\" to believe everybody"));
+        }
+        if text.parse::<SocketAddr>().is_ok() {
+            return Err(wrong.hint("leave out the port: a proxy connects from any"));
+        }
+        return Err(wrong.hint(example));
+    };
+    if network.addr() != network.network() {
+        let wrong = Wrong::new(format!("`{text}` has more than its first {} bits", network.prefix_len()));
+        return Err(wrong.hint(format!(
+            "write \"{}\", or \"{}\" for this address alone",
+            network.trunc(),
+            network.addr()
+        )));
+    }
+    if let IpNet::V6(six) = network
+        && let Some(four) = six.addr().to_ipv4_mapped()
+    {
+        let wrong = Wrong::new(format!("`{text}` is IPv4 written as IPv6"));
+        let prefix = six.prefix_len().saturating_sub(96);
+        return Err(wrong.hint(format!("write \"{four}/{prefix}\"")));
+    }
+    Ok(network)
+}
+
 fn address(node: &Node<'_>) -> Result<SocketAddr, Wrong> {
     let text = node.filled()?;
     let host_and_port = "write an address and a port, such as \"127.0.0.1:8080\" or \"[::1]:8080\"";
@@ -122,7 +172,7 @@ fn address(node: &Node<'_>) -> Result<SocketAddr, Wrong> {
             Err(wrong.hint(format!("write \"0.0.0.0:{number}\" or \"[::]:{number}\" for every interface")))
         }
         None if port(text).is_some() => Err(wrong.hint(format!("write \"127.0.0.1:{text}\""))),
-        None if text.parse::<std::net::IpAddr>().is_ok() => Err(wrong.hint("add a port")),
+        None if text.parse::<IpAddr>().is_ok() => Err(wrong.hint("add a port")),
         _ => Err(wrong.hint(host_and_port)),
     }
 }

@@ -117,6 +117,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     let longest = upstreams.settings.iter().map(|upstream| upstream.timeout).max().unwrap_or_default();
     let (id_secret_file, id_secret) = store.id_secret.unzip();
     let (token_file, token) = admin.token.unzip();
+    let forwarding = server.forwarding.clone();
     let mut resolved = Resolved {
         server: server.settings(longest, limits),
         admin: admin::Settings { listen: admin.listen, token },
@@ -131,6 +132,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
             settle_timeout: store.settle_timeout,
             headers,
             default_upstream,
+            forwarding,
             tokens: gate::Tokens::secret(),
         },
         upstreams: upstreams.settings,

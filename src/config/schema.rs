@@ -14,9 +14,11 @@ use self::annotated::Annotated;
 use super::headers::DEFAULTS as HEADERS;
 use super::keys::{self, Section};
 use super::limits;
+use super::listeners::STYLES;
 use super::policy::{FORMS, MODES, RECOVERIES, STORE_FAILURES};
 use super::store::cache;
 use super::store::postgres::MOST_CONNECTIONS;
+use super::upstreams::MAX_CONNECTIONS as UPSTREAM_CONNECTIONS;
 use super::{logging, policy};
 use crate::store::postgres::Settings;
 
@@ -99,6 +101,8 @@ impl Writer {
         match key {
             "listen" => shapes::one_or_several(shapes::address()),
             "drain_timeout" => shapes::duration(),
+            "trusted_proxies" => shapes::list(shapes::text(shapes::NETWORK)),
+            "forwarded" => shapes::words(STYLES.map(|(word, _)| word)),
             _ => unwritten(),
         }
     }
@@ -164,6 +168,7 @@ impl Writer {
             "timeout" => with_default(shapes::some_duration(), json!("60s")),
             "connect_timeout" => with_default(shapes::some_duration(), json!("2s")),
             "client_timeout" => shapes::some_duration(),
+            "max_connections" => with_default(shapes::number(limits::COUNTS), json!(UPSTREAM_CONNECTIONS)),
             _ => unwritten(),
         }
     }

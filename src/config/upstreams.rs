@@ -5,10 +5,13 @@ use std::time::Duration;
 
 use http::Uri;
 
-use super::keys;
 use super::node::{Node, Table, Wrong};
 use super::suggest::nearest;
+use super::{keys, limits};
 use crate::http::upstream::Settings;
+
+/// How many connections there may be to an upstream where nothing is said.
+pub(super) const MAX_CONNECTIONS: u64 = 1000;
 
 /// What is configured of upstreams.
 pub(super) struct Upstreams {
@@ -86,6 +89,7 @@ fn one(name: Arc<str>, table: &Table<'_>) -> Option<Settings> {
     let url = table.read("url", url);
     let timeout = table.read("timeout", Node::some_duration).unwrap_or(Duration::from_secs(60));
     let connect_timeout = table.read("connect_timeout", Node::some_duration);
+    let max_connections = table.read("max_connections", |node| limits::number(node, limits::COUNTS));
     let client_timeout = table.read("client_timeout", Node::some_duration);
     for (key, value) in [("connect_timeout", connect_timeout), ("client_timeout", client_timeout)] {
         if value.is_some_and(|value| value > timeout) {
@@ -99,6 +103,7 @@ fn one(name: Arc<str>, table: &Table<'_>) -> Option<Settings> {
         port,
         timeout,
         connect_timeout: connect_timeout.unwrap_or(Duration::from_secs(2)),
+        max_connections: max_connections.unwrap_or(MAX_CONNECTIONS),
         client_timeout: client_timeout.unwrap_or(timeout),
     })
 }

@@ -7,7 +7,7 @@ use http::request::Parts;
 use sha2::{Digest as _, Sha256};
 
 use super::identify::body_problem;
-use super::request::{self, Head};
+use super::request::{self, Head, Road};
 use super::{Settings, pass};
 use crate::http::buffer;
 use crate::http::headers::asks_upgrade;
@@ -30,7 +30,7 @@ pub struct Question<'a> {
     pub head: Parts,
     /// Its whole body.
     pub body: &'a [u8],
-    /// The address of its client.
+    /// The address that its connection is from.
     pub client_ip: Option<IpAddr>,
 }
 
@@ -116,7 +116,8 @@ pub fn explain(settings: &Settings, router: &Router, question: Question<'_>) -> 
     let upgrades = asks_upgrade(head.version, &head.headers);
     // An address that nobody has stands for one that is not known; it is not looked at then.
     let peer = Peer::new(SocketAddr::from((client_ip.unwrap_or(Ipv4Addr::UNSPECIFIED.into()), 0)));
-    let head = match Head::of(head, None, peer) {
+    let road = Arc::new(Road { forwarding: settings.forwarding.clone(), ..Road::default() });
+    let head = match Head::of(head, None, peer, &road) {
         Ok(head) => head,
         Err(problem) => return Explanation { authority: None, fate: Fate::Malformed(problem) },
     };
@@ -219,7 +220,8 @@ impl Asked<'_> {
     }
 
     fn caller(&self) -> Caller<'_> {
-        Caller { client_ip: self.client_ip, ..self.head.caller() }
+        let caller = self.head.caller();
+        Caller { client_ip: caller.client_ip.filter(|_| self.client_ip.is_some()), ..caller }
     }
 
     fn policy(&self) -> &Policy {

@@ -34,11 +34,13 @@ pub use self::answer::HeaderNames;
 use self::answer::Reply;
 use self::estimate::Estimator;
 use self::pass::Manner;
+use self::request::Road;
 pub use self::succession::{HandOver, Stuck};
 pub use self::tokens::Tokens;
 use self::work::{Rules, Work};
 use crate::http::body::Body;
 use crate::http::budget::Taken;
+use crate::http::forwarding::Forwarding;
 use crate::http::problem::Problem;
 use crate::http::server::{Handler, Peer};
 use crate::http::upstream::Upstream;
@@ -65,6 +67,8 @@ pub struct Settings {
     pub headers: HeaderNames,
     /// Index of the upstream for what matches no route.
     pub default_upstream: Option<usize>,
+    /// `[server] trusted_proxies` and `forwarded`
+    pub forwarding: Forwarding,
     /// Where the attempts' tokens come from.
     pub tokens: Tokens,
 }
@@ -89,6 +93,8 @@ pub struct Gate {
     unrouted: Arc<Lane>,
     /// The headers that the gate adds to answers, which an upstream's own do not pass for.
     added: Vec<HeaderName>,
+    /// How it sees where requests come from.
+    road: Arc<Road>,
     /// What goes on when another gate takes the place of this one.
     work: Arc<Work>,
 }
@@ -153,6 +159,7 @@ impl Gate {
             lanes: lanes.collect(),
             unrouted: lane(&nowhere, &nowhere, Rules::default(), Vec::new()),
             added: settings.headers.all(),
+            road: Arc::new(Road { forwarding: settings.forwarding.clone(), via: work.via.clone() }),
             identifier,
             router,
             upstreams,
@@ -216,7 +223,7 @@ impl Gate {
         peer: Peer,
         taken: Option<&Arc<Taken>>,
     ) -> (Arc<Lane>, Reply) {
-        let (head, body) = match request::Head::read(request, peer) {
+        let (head, body) = match request::Head::read(request, peer, &self.road) {
             Ok(taken) => taken,
             Err(problem) => {
                 // Whom the rest of the connection is for is in doubt too.
@@ -376,6 +383,7 @@ mod tests {
             settle_timeout: Duration::from_secs(5),
             headers: HeaderNames { status: None, replayed: None, expires: None },
             default_upstream: None,
+            forwarding: Forwarding::default(),
             tokens: Tokens::secret(),
         };
         let router = Router::new(routes).unwrap();

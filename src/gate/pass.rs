@@ -7,7 +7,6 @@ use http::header::{CONNECTION, CONTENT_LENGTH, HOST, TRAILER, TRANSFER_ENCODING,
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body::Body as _;
 use hyper::body::Incoming;
-use hyper::ext::on_informational;
 use tokio::time::{Instant, timeout_at};
 
 use super::answer::Reply;
@@ -18,7 +17,7 @@ use crate::http::headers::{announce_trailers, to_client, to_upstream};
 use crate::http::problem::Problem;
 use crate::http::replay::announced_length;
 use crate::http::upgrade;
-use crate::http::upstream::{Carrier, Error, Reuse, Sending, Upstream};
+use crate::http::upstream::{Carrier, Error, NotSent, Reuse, Sending, Upstream};
 use crate::http::wire::fault_of;
 use crate::route::Route;
 use crate::telemetry::outcome::{Code, Outcome};
@@ -49,7 +48,7 @@ pub(super) async fn forward(upstream: &Upstream, mut head: Head, body: Incoming,
     let progress = Arc::new(Progress::default());
     let is_chunked = head.headers.contains_key(TRANSFER_ENCODING);
     let protocol = head.headers.get(UPGRADE).cloned();
-    let mut headers = to_upstream(std::mem::take(&mut head.headers), manner.kept, head.forwarded());
+    let mut headers = to_upstream(std::mem::take(&mut head.headers), manner.kept, head.way());
     if is_chunked {
         headers.remove(CONTENT_LENGTH);
         headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
@@ -98,7 +97,7 @@ pub(super) fn buffered_request(
     body: &Buffered,
     kept: &[HeaderName],
 ) -> Request<Body> {
-    let mut headers = to_upstream(head.headers.clone(), kept, head.forwarded());
+    let mut headers = to_upstream(head.headers.clone(), kept, head.way());
     if let Some(trailers) = body.trailers() {
         headers.remove(CONTENT_LENGTH);
         headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
@@ -124,8 +123,7 @@ fn request(upstream: &Upstream, head: &Head, mut headers: HeaderMap, body: Body)
     *request.uri_mut() = head.target();
     *request.headers_mut() = headers;
     if let Some(interim) = head.interim() {
-        let interim = interim.clone();
-        on_informational(&mut request, move |said| interim.send(said.status(), said.headers()));
+        request.extensions_mut().insert(interim.clone());
     }
     request
 }
@@ -196,6 +194,10 @@ fn unasked_switch() -> Problem {
 pub(super) fn problem(upstream: &Upstream, error: &Error) -> Problem {
     let name = &*upstream.settings().name;
     match error {
+        Error::NotSent(NotSent::NoneFree(_)) => {
+            let detail = "no connection to the upstream became free; nothing was sent";
+            Problem::new(Code::Overloaded, detail).retry_after(UNREACHABLE_RETRY)
+        }
         Error::NotSent(cause) => {
             let address = upstream.authority();
             tracing::warn!(upstream = name, address, %cause, "the upstream cannot be reached");

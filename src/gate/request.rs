@@ -1,5 +1,6 @@
 //! The head of a request, read once.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::header::HOST;
@@ -9,14 +10,23 @@ use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 
-use crate::http::headers::{Forwarded, asks_upgrade, framing_is_plain};
+use crate::http::forwarding::{Forwarding, Hop};
+use crate::http::headers::{Way, asks_upgrade, framing_is_plain};
 use crate::http::problem::Problem;
 use crate::http::server::Peer;
+use crate::http::via::Via;
 use crate::http::wire::Interim;
 use crate::idempotency::key::KeyRule;
 use crate::idempotency::scope::Caller;
 use crate::route::{Ambiguous, Route};
 use crate::telemetry::outcome::Code;
+
+/// How a gate sees where requests come from, and where they came by.
+#[derive(Debug, Default)]
+pub(super) struct Road {
+    pub(super) forwarding: Forwarding,
+    pub(super) via: Via,
+}
 
 /// What the gate knows of a request before its body.
 pub(super) struct Head {
@@ -28,29 +38,41 @@ pub(super) struct Head {
     host: Option<HeaderValue>,
     /// The same, so that two spellings of one host are one, where that differs: see [`normal`].
     normal_host: Option<String>,
-    client: Peer,
+    peer: Peer,
+    /// The address of the client, which may be behind trusted proxies.
+    client: IpAddr,
+    road: Arc<Road>,
     /// The client's side of the upgrade that it asks for.
     pub(super) upgrade: Option<OnUpgrade>,
 }
 
 impl Head {
     /// Takes a request apart, unless it is one that nobody should see.
-    pub(super) fn read(mut request: Request<Incoming>, client: Peer) -> Result<(Self, Incoming), Problem> {
+    pub(super) fn read(
+        mut request: Request<Incoming>,
+        peer: Peer,
+        road: &Arc<Road>,
+    ) -> Result<(Self, Incoming), Problem> {
         let upgrade = asks_upgrade(request.version(), request.headers()).then(|| hyper::upgrade::on(&mut request));
         let (parts, body) = request.into_parts();
-        Ok((Self::of(parts, upgrade, client)?, body))
+        Ok((Self::of(parts, upgrade, peer, road)?, body))
     }
 
     /// Of a head alone.
     ///
     /// # Errors
     /// Nobody should see a request like this.
-    pub(super) fn of(parts: Parts, upgrade: Option<OnUpgrade>, client: Peer) -> Result<Self, Problem> {
+    pub(super) fn of(parts: Parts, upgrade: Option<OnUpgrade>, peer: Peer, road: &Arc<Road>) -> Result<Self, Problem> {
+        if road.via.is_loop(&parts.headers) {
+            let detail = "the request came by here before: the gate is its own upstream, or that of another (see Via)";
+            return Err(Problem::new(Code::LoopDetected, detail));
+        }
         check_target(&parts)?;
         let host = host(&parts)?;
         if !framing_is_plain(&parts.headers) {
             return Err(bad("where the request ends is in doubt (RFC 9112, 6)"));
         }
+        let client = road.forwarding.client(peer.ip, &parts.headers);
         Ok(Self {
             method: parts.method,
             uri: parts.uri,
@@ -59,17 +81,24 @@ impl Head {
             normal_host: host.as_ref().and_then(text).and_then(normal),
             host,
             client,
+            peer,
+            road: Arc::clone(road),
             upgrade,
         })
     }
 
     /// The way of interim answers to the client, where it understands them.
     pub(super) fn interim(&self) -> Option<&Interim> {
-        self.client.interim.as_ref()
+        self.peer.interim.as_ref()
     }
 
-    pub(super) fn forwarded(&self) -> Forwarded<'_> {
-        Forwarded { client: Some(&self.client.address), host: self.host.as_ref(), version: self.version }
+    /// The way that it came, for the upstream.
+    pub(super) fn way(&self) -> Way<'_> {
+        Way {
+            hop: Hop { peer: self.peer.ip, address: &self.peer.address, host: self.host.as_ref() },
+            forwarding: &self.road.forwarding,
+            via: self.road.via.line(self.version),
+        }
     }
 
     /// The host that it names, so that two spellings of one host are one.
@@ -78,7 +107,7 @@ impl Head {
     }
 
     pub(super) fn caller(&self) -> Caller<'_> {
-        Caller { headers: &self.headers, authority: self.authority(), client_ip: Some(self.client.ip) }
+        Caller { headers: &self.headers, authority: self.authority(), client_ip: Some(self.client) }
     }
 
     /// The target as the upstream gets it: path and query, byte for byte.
@@ -98,7 +127,9 @@ fn check_target(parts: &Parts) -> Result<(), Problem> {
     }
     let (uri, path) = (&parts.uri, parts.uri.path());
     let asterisk = path == "*" && parts.method == Method::OPTIONS;
-    if path.starts_with('/') && uri.scheme().is_some() == uri.authority().is_some() || asterisk {
+    // An upstream of HTTP is asked for nothing else.
+    let scheme_is_sound = matches!(uri.scheme_str(), None | Some("http" | "https"));
+    if path.starts_with('/') && uri.scheme().is_some() == uri.authority().is_some() && scheme_is_sound || asterisk {
         return Ok(());
     }
     Err(bad("the request's target is neither a path nor a URL (RFC 9112, 3.2)"))
@@ -113,16 +144,17 @@ fn host(parts: &Parts) -> Result<Option<HeaderValue>, Problem> {
     if host.is_none() && parts.version == Version::HTTP_11 {
         return Err(bad("the request has no Host header (RFC 9112, 3.2)"));
     }
-    match (parts.uri.authority(), host) {
-        // What stands before an @ is for nobody (RFC 9110, 4.2.4).
-        (Some(authority), _) => {
-            Ok(authority.as_str().rsplit('@').next().and_then(|host| HeaderValue::from_str(host).ok()))
+    if let Some(host) = host {
+        let is_sound = text(host).ok_or_else(|| bad("the Host header is not ASCII")).map(is_host)?;
+        if !is_sound {
+            return Err(bad("the Host header is no host (RFC 9110, 7.2)"));
         }
-        (None, Some(host)) => {
-            let is_sound = text(host).ok_or_else(|| bad("the Host header is not ASCII")).map(is_host)?;
-            if is_sound { Ok(Some(host.clone())) } else { Err(bad("the Host header is no host (RFC 9110, 7.2)")) }
-        }
-        (None, None) => Ok(None),
+    }
+    let Some(authority) = parts.uri.authority() else { return Ok(host.cloned()) };
+    // It counts before the Host header (RFC 9112, 3.2.2). A user in it is somebody's deception (RFC 9110, 4.2.4).
+    match HeaderValue::from_str(authority.as_str()) {
+        Ok(host) if !authority.as_str().is_empty() && is_host(authority.as_str()) => Ok(Some(host)),
+        _ => Err(bad("the URL that is asked for has no host, or a user (RFC 9110, 4.2.4)")),
     }
 }
 
@@ -133,7 +165,9 @@ fn text(value: &HeaderValue) -> Option<&str> {
 /// Whether this is a host with an optional port. It may be empty, where the target has no authority.
 fn is_host(host: &str) -> bool {
     let port_is_sound = |authority: &Authority| match authority.as_str().rsplit_once(':') {
-        Some((_, port)) if !port.contains(']') => port.is_empty() || port.parse::<u16>().is_ok(),
+        Some((_, port)) if !port.contains(']') => {
+            port.is_empty() || port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok()
+        }
         _ => true,
     };
     let sound = |authority: Authority| !authority.host().is_empty() && port_is_sound(&authority);
@@ -191,7 +225,7 @@ mod tests {
         for host in ["", "a", "a.example:8080", "127.0.0.1:1", "[::1]", "[::1]:80", "a:"] {
             assert!(is_host(host), "{host}");
         }
-        for host in ["a b", "a/c", "u@h", "h:99999", "[::1", "[::1:80", ":80", "h:x"] {
+        for host in ["a b", "a/c", "u@h", "h:99999", "[::1", "[::1:80", ":80", "h:x", "h:+80"] {
             assert!(!is_host(host), "{host}");
         }
     }
@@ -204,6 +238,7 @@ mod tests {
         };
         assert!(check("POST", "/"));
         assert!(check("POST", "http://a/x"));
+        assert!(!check("POST", "ftp://a/x"));
         assert!(check("OPTIONS", "*"));
         assert!(!check("POST", "*"));
         assert!(!check("POST", "x"));

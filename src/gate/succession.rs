@@ -52,7 +52,7 @@ impl Gate {
     #[must_use]
     pub fn upstream(&self, settings: upstream::Settings) -> Upstream {
         let same = self.upstreams.iter().find(|upstream| *upstream.settings() == settings);
-        same.cloned().unwrap_or_else(|| Upstream::new(settings))
+        same.cloned().unwrap_or_else(|| Upstream::new(settings, Arc::clone(&self.work.usage)))
     }
 
     /// Begins to put `next` in the place of this gate: before [`crate::store::Store::adopt`] with its identities.

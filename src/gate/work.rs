@@ -8,6 +8,7 @@ use tokio::sync::{RwLock, Semaphore};
 use super::flights::Flights;
 use super::watch;
 use crate::http::usage::Usage;
+use crate::http::via::Via;
 use crate::route::Router;
 use crate::store::Store;
 use crate::telemetry::seldom::Seldom;
@@ -36,6 +37,8 @@ pub(super) struct Work {
     /// The rules that former gates made identities by and the present one does not: nothing is claimed by them any more.
     /// Held for reading while the store is asked for a claim.
     pub(super) retired: Arc<RwLock<Vec<Rules>>>,
+    /// The name of this process on the way of a request.
+    pub(super) via: Via,
     /// The shortest lease that any of the gates ever gave.
     pub(super) shortest_lease: tokio::sync::watch::Sender<Duration>,
 }
@@ -52,6 +55,7 @@ impl Work {
             unclaimed: Seldom::default(),
             unspooled: Seldom::default(),
             retired: Arc::default(),
+            via: Via::new(),
             shortest_lease: tokio::sync::watch::Sender::new(Duration::MAX),
         }
     }

@@ -101,7 +101,8 @@ impl Body {
     /// A body that is fed through the sender. It ends well only by [`Sender::finish`].
     #[must_use]
     pub fn channel() -> (Sender, Self) {
-        let (tx, rx) = mpsc::channel(4);
+        // One piece waits while another is written: a slow reader is to hold no more.
+        let (tx, rx) = mpsc::channel(1);
         (Sender(tx), Kind::Channel(Box::new(Channel { rx, ended: false })).into())
     }
 

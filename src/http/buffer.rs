@@ -268,8 +268,9 @@ impl SpooledReader {
             // In small steps where there is little room.
             let step = if taken.try_grow(SPOOL_CHUNK as u64) { SPOOL_CHUNK } else { SMALL_CHUNK };
             let size = usize::try_from(self.length - offset).map_or(step, |left| left.min(step));
+            // Here, where it is freed: what one thread frees for another is not at hand for either.
+            let mut bytes = vec![0; size];
             tokio::task::spawn_blocking(move || {
-                let mut bytes = vec![0; size];
                 file.file.read_exact_at(&mut bytes, offset)?;
                 Ok(counted(Bytes::from(bytes), taken))
             })

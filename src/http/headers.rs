@@ -1,19 +1,75 @@
 //! Which headers pass, and which the gate adds on the way to the upstream.
 
-use http::header::{CONNECTION, CONTENT_LENGTH, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA};
+use http::header::{self, CONNECTION, CONTENT_LENGTH, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA};
 use http::{HeaderMap, HeaderName, HeaderValue, Version};
 
-use crate::idempotency::hex;
+use super::forwarding::{self, Forwarding, Hop};
+use super::trace;
 
 /// The token of an attempt, for the upstream.
 pub const ATTEMPT: HeaderName = HeaderName::from_static("idempotency-attempt");
 /// What an upstream says of its answer.
 pub const CONTROL: HeaderName = HeaderName::from_static("idempotency-control");
 
-const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+/// Headers that an upstream acts upon, or that the gate answers for. What counts for everybody on the way is no matter
+/// between two of them, so that no `Connection` can list it (RFC 9110, 7.6.1). Together with the headers of a route's
+/// keys, scopes and fingerprint.
+const COUNTS: [&str; 16] = [
+    "authorization",
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "cookie",
+    "forwarded",
+    "host",
+    "idempotency-attempt",
+    "idempotency-key",
+    "traceparent",
+    "tracestate",
+    "trailer",
+    "via",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-proto",
+];
+
+/// Names that are taken for others by servers that hand headers on as variables, as CGI does (RFC 3875, 4.1.18): there
+/// `X_Forwarded_For` is `X-Forwarded-For`, and two headers become one.
+fn is_alias(name: &HeaderName, kept: &[HeaderName]) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    let name = name.as_str();
+    if name.bytes().all(is_plain) {
+        return false;
+    }
+    let others = ["transfer-encoding", "idempotency-control", "x-forwarded-port", "x-real-ip"];
+    let meant = COUNTS.into_iter().chain(others).chain(kept.iter().map(HeaderName::as_str));
+    let folds_to = |meant: &str| {
+        let mut bytes = name.bytes().zip(meant.bytes());
+        name != meant
+            && name.len() == meant.len()
+            && bytes.all(|(own, meant)| own == meant || !is_plain(own) && !meant.is_ascii_alphanumeric())
+    };
+    meant.into_iter().any(folds_to)
+}
+
+/// What no trailer may say.
+const NO_TRAILERS: [HeaderName; 15] = [
+    HeaderName::from_static("idempotency-key"),
+    header::AUTHORIZATION,
+    header::PROXY_AUTHORIZATION,
+    header::COOKIE,
+    header::SET_COOKIE,
+    header::HOST,
+    header::CONTENT_ENCODING,
+    header::CONTENT_LENGTH,
+    header::CONTENT_RANGE,
+    header::CONTENT_TYPE,
+    header::TRANSFER_ENCODING,
+    header::CONNECTION,
+    header::EXPECT,
+    header::RANGE,
+    header::TE,
+];
 
 /// Whether a header is for one connection only (RFC 9110, 7.6.1; `HTTP2-Settings`: RFC 7540, 3.2.1).
 fn is_hop_by_hop(name: &HeaderName) -> bool {
@@ -29,7 +85,7 @@ fn connection_names(headers: &HeaderMap) -> Vec<HeaderName> {
 }
 
 /// The members of a comma-separated list, trimmed.
-fn tokens(value: &HeaderValue) -> impl Iterator<Item = &[u8]> {
+pub(super) fn tokens(value: &HeaderValue) -> impl Iterator<Item = &[u8]> {
     value.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii)
 }
 
@@ -66,11 +122,16 @@ pub fn asks_upgrade(version: Version, headers: &HeaderMap) -> bool {
         && !has_token(headers, &UPGRADE, "h2c")
 }
 
-/// Trailers without the names that only the gate and the upstream say to each other.
+/// Trailers without the names that only the gate and the upstream say to each other, without those that say who forwards a
+/// message, and without those by which a message is judged before its body comes (RFC 9110, 6.5.1): an upstream that
+/// makes headers of trailers would see a key, or a caller, that the gate has not.
 #[must_use]
 pub fn without_ours(mut trailers: HeaderMap) -> HeaderMap {
     trailers.remove(ATTEMPT);
     trailers.remove(CONTROL);
+    for name in forwarding::NAMES.iter().chain(&NO_TRAILERS) {
+        trailers.remove(name);
+    }
     trailers
 }
 
@@ -86,49 +147,43 @@ pub fn announce_trailers(headers: &mut HeaderMap, trailers: &HeaderMap) {
 
 /// What the gate knows of a request besides its headers.
 #[derive(Clone, Copy, Debug)]
-pub struct Forwarded<'a> {
-    /// The client's address.
-    pub client: Option<&'a HeaderValue>,
-    /// The host that the request names, as it was written.
-    pub host: Option<&'a HeaderValue>,
-    /// The version that it came in.
-    pub version: Version,
+pub struct Way<'a> {
+    /// Where it came from.
+    pub hop: Hop<'a>,
+    /// Whose word is taken for where it came from before.
+    pub forwarding: &'a Forwarding,
+    /// What the gate adds to `Via`.
+    pub via: &'a HeaderValue,
 }
 
 /// The headers of a request as they go to the upstream: the end-to-end ones in their order, then the gate's.
 ///
-/// `kept` are names that no `Connection` can strip. The attempt's token and the framing are the caller's to add.
+/// `kept` are names that no `Connection` can strip, besides those that always count. The attempt's token and the framing
+/// are the caller's to add.
 #[must_use]
-pub fn to_upstream(headers: HeaderMap, kept: &[HeaderName], forwarded: Forwarded<'_>) -> HeaderMap {
+pub fn to_upstream(headers: HeaderMap, kept: &[HeaderName], way: Way<'_>) -> HeaderMap {
     let listed = connection_names(&headers);
-    let strippable = |name: &HeaderName| {
-        listed.contains(name) && *name != HOST && *name != CONTENT_LENGTH && *name != TRAILER && !kept.contains(name)
-    };
+    let strippable =
+        |name: &HeaderName| listed.contains(name) && !COUNTS.contains(&name.as_str()) && !kept.contains(name);
+    let told = way.forwarding.told(way.hop.peer, &headers);
     // Only this much of TE means anything beyond this connection.
     let takes_trailers = has_token(&headers, &TE, "trailers");
     let mut out = without(headers, |name| {
         is_hop_by_hop(name)
+            // A comparison of text: this is asked about every header of every request.
             || matches!(
                 name.as_str(),
-                "idempotency-attempt" | "x-forwarded-for" | "x-forwarded-proto" | "x-forwarded-host"
+                "idempotency-attempt" | "forwarded" | "x-forwarded-for" | "x-forwarded-host" | "x-forwarded-proto"
             )
             || strippable(name)
+            || is_alias(name, kept)
     });
-    if let Some(host) = forwarded.host {
+    if let Some(host) = way.hop.host {
         out.insert(HOST, host.clone());
-        out.insert(X_FORWARDED_HOST, host.clone());
     }
-    if let Some(client) = forwarded.client {
-        out.insert(X_FORWARDED_FOR, client.clone());
-    }
-    out.insert(X_FORWARDED_PROTO, HeaderValue::from_static("http"));
-    let via = if forwarded.version == Version::HTTP_10 { "1.0 oncegate" } else { "1.1 oncegate" };
-    out.append(VIA, HeaderValue::from_static(via));
-    if !out.contains_key(TRACEPARENT)
-        && let Some(value) = new_traceparent()
-    {
-        out.insert(TRACEPARENT, value);
-    }
+    way.forwarding.write(&told, way.hop, &mut out);
+    out.append(VIA, way.via.clone());
+    trace::go_on_or_begin(&mut out);
     if takes_trailers {
         // It is announced as what it is.
         out.insert(TE, HeaderValue::from_static("trailers"));
@@ -171,16 +226,6 @@ fn without(mut headers: HeaderMap, is_dropped: impl Fn(&HeaderName) -> bool) -> 
     out
 }
 
-/// A trace that begins here (W3C Trace Context, 3.2): sampling is left to others.
-fn new_traceparent() -> Option<HeaderValue> {
-    // Neither id may be all zeroes. They are to be unique, not secret.
-    let (trace, span) = (fastrand::u128(1..), fastrand::u64(1..));
-    let mut text = *b"00-................................-................-00";
-    hex::write(&trace.to_be_bytes(), &mut text[3..35]);
-    hex::write(&span.to_be_bytes(), &mut text[36..52]);
-    HeaderValue::from_bytes(&text).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -195,42 +240,70 @@ mod tests {
         )
     }
 
-    const NOBODY: Forwarded<'static> = Forwarded { client: None, host: None, version: Version::HTTP_11 };
+    /// The headers as they go to the upstream, from a client at 127.0.0.9.
+    fn onward(headers: HeaderMap, kept: &[HeaderName]) -> HeaderMap {
+        let (address, via) = (HeaderValue::from_static("127.0.0.9"), HeaderValue::from_static("1.1 gate"));
+        let hop = Hop { peer: std::net::Ipv4Addr::new(127, 0, 0, 9).into(), address: &address, host: None };
+        to_upstream(headers, kept, Way { hop, forwarding: &Forwarding::default(), via: &via })
+    }
 
     #[test]
     fn connection_strips_what_it_lists_but_not_what_counts() {
-        let headers = map(&[
-            ("host", "a"),
-            ("connection", "x-private, host, idempotency-key, Content-Length, authorization"),
-            ("x-private", "1"),
-            ("idempotency-key", "k"),
-            ("authorization", "t"),
-            ("content-length", "3"),
-        ]);
-        let kept = [HeaderName::from_static("idempotency-key"), http::header::AUTHORIZATION];
-        let out = to_upstream(headers, &kept, NOBODY);
-        assert!(!out.contains_key("x-private"));
-        assert!(!out.contains_key("connection"));
-        for name in ["host", "idempotency-key", "authorization", "content-length"] {
-            assert!(out.contains_key(name), "{name}");
+        let kept = ["x-tenant"].map(HeaderName::from_static);
+        let mut headers = map(&[("connection", "x-private, X-Tenant"), ("x-private", "1"), ("x-tenant", "t")]);
+        for name in COUNTS {
+            headers.append(CONNECTION, HeaderValue::from_static(name));
+            headers.append(name, HeaderValue::from_static("given"));
         }
+        let out = onward(headers, &kept);
+        assert!(!out.contains_key("x-private") && !out.contains_key("connection"));
+        for name in COUNTS.into_iter().chain(["x-tenant"]) {
+            let is_dropped = matches!(name, "forwarded" | "idempotency-attempt" | "tracestate" | "x-forwarded-host");
+            assert_eq!(out.contains_key(name), !is_dropped, "{name}");
+        }
+        assert_eq!(out.get_all(VIA).iter().collect::<Vec<_>>(), ["given", "1.1 gate"]);
+        assert_eq!(out["x-forwarded-for"], "127.0.0.9");
+        assert_eq!(out["x-forwarded-proto"], "http");
     }
 
     #[test]
     fn a_clients_own_attempt_and_forwarding_headers_are_dropped() {
-        let headers = map(&[("idempotency-attempt", "forged"), ("x-forwarded-for", "1.2.3.4")]);
-        let client = HeaderValue::from_static("127.0.0.9");
-        let out = to_upstream(headers, &[], Forwarded { client: Some(&client), ..NOBODY });
-        assert!(!out.contains_key(ATTEMPT));
-        assert_eq!(out[X_FORWARDED_FOR], "127.0.0.9");
+        let forged = [("idempotency-attempt", "forged"), ("x-forwarded-for", "1.2.3.4"), ("forwarded", "for=1.2.3.4")];
+        let out = onward(map(&forged), &[]);
+        assert!(!out.contains_key(ATTEMPT) && !out.contains_key("forwarded"));
+        assert_eq!(out["x-forwarded-for"], "127.0.0.9");
     }
 
     #[test]
     fn a_trace_is_passed_on_or_begun() {
         let given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-        assert_eq!(to_upstream(map(&[("traceparent", given)]), &[], NOBODY)[TRACEPARENT], given);
-        let begun = to_upstream(map(&[]), &[], NOBODY)[TRACEPARENT].clone();
-        assert_eq!(begun.len(), 55);
+        assert_eq!(onward(map(&[("traceparent", given)]), &[])["traceparent"], given);
+        assert_eq!(onward(map(&[]), &[])["traceparent"].len(), 55);
+    }
+
+    #[test]
+    fn what_cgi_takes_for_another_header_is_dropped() {
+        let kept = ["x-tenant"].map(HeaderName::from_static);
+        let lines = [
+            "x_forwarded_for",
+            "x-forwarded_for",
+            "x.forwarded.host",
+            "idempotency_key",
+            "idempotency_attempt",
+            "content_length",
+            "transfer_encoding",
+            "x_tenant",
+            "x_real_ip",
+        ];
+        let harmless = ["x_request_id", "x_tenants", "x-tenant", "_", "x_forwarded_fox"];
+        let all: Vec<_> = lines.into_iter().chain(harmless).map(|name| (name, "1")).collect();
+        let out = onward(map(&all), &kept);
+        for name in lines {
+            assert!(!out.contains_key(name), "{name}");
+        }
+        for name in harmless {
+            assert!(out.contains_key(name), "{name}");
+        }
     }
 
     #[test]
@@ -279,9 +352,9 @@ mod tests {
 
     #[test]
     fn te_keeps_only_trailers() {
-        let out = to_upstream(map(&[("te", "gzip, trailers;q=1, Trailers")]), &[], NOBODY);
+        let out = onward(map(&[("te", "gzip, trailers;q=1, Trailers")]), &[]);
         assert_eq!(out[TE], "trailers");
         assert_eq!(out[CONNECTION], "te");
-        assert!(!to_upstream(map(&[("te", "gzip")]), &[], NOBODY).contains_key(TE));
+        assert!(!onward(map(&[("te", "gzip")]), &[]).contains_key(TE));
     }
 }

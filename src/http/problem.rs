@@ -8,6 +8,7 @@ use http::{HeaderValue, Response};
 use serde::Serialize;
 
 use super::body::Body;
+use super::headers::CONTROL;
 use crate::telemetry::outcome::Code;
 
 /// A problem to answer with.
@@ -65,6 +66,10 @@ impl Problem {
         }
         if let Some(wait) = self.retry_after {
             headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(wait)));
+        }
+        if self.code == Code::LoopDetected {
+            // Another gate on the way, which may be this one, has nothing to keep: the key is free again.
+            headers.insert(CONTROL, HeaderValue::from_static("release"));
         }
         response
     }
@@ -132,6 +137,7 @@ fn title(code: Code) -> &'static str {
         Code::HeadersTooLarge => "The request's header fields are too large",
         Code::ExpectationFailed => "The expectation cannot be met",
         Code::QuotaExceeded => "Too much of one client",
+        Code::LoopDetected => "The request goes round in circles",
     }
 }
 

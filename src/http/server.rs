@@ -34,6 +34,13 @@ use crate::telemetry::seldom::Seldom;
 /// So many header lines hyper reads without being told to.
 const HYPERS_HEADERS: usize = 100;
 
+/// How many bytes of a client's messages hyper reads ahead, and about as many of the answers it holds, where no head is
+/// larger.
+const LARGEST_BUFFER: usize = 64 << 10;
+
+/// What a head needs beside itself, in bytes.
+const SPARE: usize = 8 << 10;
+
 /// How long to wait after the listener failed, for example for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -195,6 +202,7 @@ where
         (current.limits.clone(), Arc::clone(&current.usage))
     };
     // A head that is under way is waited for by the stream; a silent connection by hyper.
+    let largest_buffer = LARGEST_BUFFER.max(limits.max_header_size + SPARE);
     let (silence, most_headers) = (limits.idle_timeout.max(limits.header_timeout), limits.max_headers);
     let line = Line::new();
     let stream = Stream::new(stream, limits, Arc::clone(&usage), Arc::clone(&line));
@@ -226,6 +234,7 @@ where
             .header_read_timeout(silence)
             // An answer is the upstream's: a date that it does not have is not made up.
             .auto_date_header(false)
+            .max_buf_size(largest_buffer)
             .serve_connection(TokioIo::new(stream), service)
             .with_upgrades();
         let mut connection = pin!(connection);

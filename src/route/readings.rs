@@ -144,13 +144,14 @@ impl<'a> Look<'a> {
         ];
         for (twist, fold) in folds {
             let Some(fold) = fold else { continue };
-            let mut others = self.candidates().filter(|route| route.path.reads(fold));
+            // What says more comes before it.
+            let before = self.router.ranked().take_while(|route| found.is_none_or(|found| !Arc::ptr_eq(found, route)));
+            let mut others = before.filter(|route| route.path.reads(fold) && route.serves(self.method, self.host));
             let Some(first) = others.next() else { continue };
             // In any case, several may have the same claim.
             let ties = others.take_while(|other| !first.outranks(other));
             for other in std::iter::once(first).chain(ties) {
-                let says_more = |found: &Arc<Route>| !Arc::ptr_eq(found, other) && other.outranks(found);
-                if found.is_none_or(says_more) {
+                if found.is_none_or(|found| other.outranks(found)) {
                     self.check(twist, fold, Some(other))?;
                 }
             }
@@ -187,7 +188,7 @@ impl Route {
 fn is_odd(segment: &[u8], is_last: bool) -> bool {
     segment.is_empty() && !is_last
         || matches!(segment, b"." | b"..")
-        || segment.iter().any(|byte| matches!(byte, b'%' | b';' | b'\\' | 0x80..))
+        || segment.iter().any(|byte| matches!(byte, b'%' | b';' | b'\\' | b'?' | b'#' | ..=b' ' | 0x7F..))
 }
 
 fn has_odd(path: &[u8]) -> bool {
@@ -204,7 +205,7 @@ fn has_odd(path: &[u8]) -> bool {
 const MOST_READINGS: usize = 64;
 
 /// The most bytes that these have in all: a long path has fewer.
-const MOST_BYTES: usize = 128 * 1024;
+const MOST_BYTES: usize = 64 * 1024;
 
 /// How often a path is decoded.
 const MOST_DECODINGS: u8 = 3;

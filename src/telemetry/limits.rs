@@ -19,6 +19,8 @@ pub enum Limit {
     MaxBufferedMemory,
     /// `[limits] max_buffered_disk`
     MaxBufferedDisk,
+    /// `[upstreams] NAME.max_connections`
+    UpstreamMaxConnections,
     /// `[limits] header_timeout`
     HeaderTimeout,
     /// `[limits] idle_timeout`
@@ -35,13 +37,14 @@ pub enum Limit {
 
 impl Limit {
     /// Every limit, in the order of its declaration.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::MaxConnections,
         Self::MaxConnectionsPerAddress,
         Self::MaxRequests,
         Self::MaxWaiting,
         Self::MaxBufferedMemory,
         Self::MaxBufferedDisk,
+        Self::UpstreamMaxConnections,
         Self::HeaderTimeout,
         Self::IdleTimeout,
         Self::BodyTimeout,
@@ -60,6 +63,7 @@ impl Limit {
             Self::MaxWaiting => "max_waiting",
             Self::MaxBufferedMemory => "max_buffered_memory",
             Self::MaxBufferedDisk => "max_buffered_disk",
+            Self::UpstreamMaxConnections => "upstream_max_connections",
             Self::HeaderTimeout => "header_timeout",
             Self::IdleTimeout => "idle_timeout",
             Self::BodyTimeout => "body_timeout",
@@ -76,7 +80,8 @@ impl Limit {
             | Self::MaxRequests
             | Self::MaxWaiting
             | Self::MaxBufferedMemory
-            | Self::MaxBufferedDisk => true,
+            | Self::MaxBufferedDisk
+            | Self::UpstreamMaxConnections => true,
             Self::MaxConnectionsPerAddress
             | Self::HeaderTimeout
             | Self::IdleTimeout

@@ -62,11 +62,13 @@ pub enum Code {
     ExpectationFailed,
     /// One client takes more than its part.
     QuotaExceeded,
+    /// The request came by here before; nothing was sent.
+    LoopDetected,
 }
 
 impl Outcome {
     /// Every outcome, in the order of [`Outcome::index`].
-    pub const ALL: [Self; 25] = {
+    pub const ALL: [Self; 26] = {
         use Code::*;
         [
             Self::Executed,
@@ -94,6 +96,7 @@ impl Outcome {
             Self::Problem(HeadersTooLarge),
             Self::Problem(ExpectationFailed),
             Self::Problem(QuotaExceeded),
+            Self::Problem(LoopDetected),
         ]
     };
 
@@ -150,6 +153,7 @@ impl Code {
             Self::HeadersTooLarge => "headers-too-large",
             Self::ExpectationFailed => "expectation-failed",
             Self::QuotaExceeded => "quota-exceeded",
+            Self::LoopDetected => "loop-detected",
         }
     }
 
@@ -169,6 +173,7 @@ impl Code {
             Self::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
             Self::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::ExpectationFailed => StatusCode::EXPECTATION_FAILED,
+            Self::LoopDetected => StatusCode::LOOP_DETECTED,
         }
     }
 

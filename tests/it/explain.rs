@@ -256,6 +256,21 @@ fn what_is_not_known_is_said() {
     }
 }
 
+/// The address of a connection is that of a proxy, where it is trusted.
+#[test]
+fn a_trusted_proxy_speaks_for_its_client() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let trusting = "trusted_proxies = [\"10.0.0.0/8\"]";
+    let plan = Gate::before(&upstream).server(trusting).defaults("scope = [\"client-ip\"]");
+    let config = plan.config().to_string_lossy().into_owned();
+    for (peer, client) in [("10.1.1.1", "203.0.113.9"), ("192.0.2.1", "192.0.2.1")] {
+        let headers = ["-H", "Idempotency-Key: k", "-H", "X-Forwarded-For: 6.6.6.6, 203.0.113.9"];
+        let args = [&["--config", &config, "--client-ip", peer][..], &headers, &["-d", "{}", "http://a/x"]].concat();
+        let text = explained(&args);
+        assert!(text.contains(&format!("client-ip: {client}")), "{text}");
+    }
+}
+
 #[test]
 fn how_it_ends() {
     let upstream = ["--upstream", "http://127.0.0.1:1"];

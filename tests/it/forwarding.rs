@@ -267,3 +267,219 @@ fn trailers_arrive_without_what_no_client_may_say() {
         assert_eq!(trailers[0].1, b"9");
     }
 }
+
+/// A request as a load balancer passes it on.
+fn passed_on(path: &str) -> Request {
+    Request::post(path)
+        .header("Host", "internal")
+        .header("X-Forwarded-For", "6.6.6.6")
+        .header("X-Forwarded-For", "203.0.113.9, 10.1.1.1")
+        .header("X-Forwarded-Proto", "https")
+        .header("X-Forwarded-Host", "shop.example")
+        .header("Forwarded", "for=203.0.113.9;proto=https;host=shop.example, for=10.1.1.1")
+        .body("{}")
+}
+
+const TRUSTED: &str = "trusted_proxies = [\"127.0.0.1\", \"10.0.0.0/8\"]\n";
+
+#[test]
+fn a_trusted_proxy_is_believed_and_added_to() {
+    let upstream = upstream();
+    let x_forwarded =
+        [("x-forwarded-for", "6.6.6.6, 203.0.113.9, 10.1.1.1, 127.0.0.1"), ("x-forwarded-proto", "https")];
+    let host = [("x-forwarded-host", "shop.example")];
+    let forwarded =
+        "for=203.0.113.9;proto=https;host=shop.example, for=10.1.1.1, for=127.0.0.1;host=\"internal\";proto=http";
+    let rfc_7239 = [("forwarded", forwarded)];
+    let x_forwarded = [&x_forwarded[..], &host].concat();
+    for (style, expected) in [
+        ("x-forwarded", x_forwarded.clone()),
+        ("rfc7239", rfc_7239.to_vec()),
+        ("both", [&x_forwarded[..], &rfc_7239].concat()),
+    ] {
+        let gate = Gate::before(&upstream).server(&format!("{TRUSTED}forwarded = \"{style}\"")).start();
+        for request in [passed_on("/x").key(style), Request::get("/x"), passed_on("/y")] {
+            let is_passed_on = request.bytes().starts_with(b"POST");
+            assert_eq!(request.send(&gate).status, 200);
+            let seen = upstream.last().head;
+            assert_eq!(seen.all("host").len(), 1);
+            if !is_passed_on {
+                // What the proxy does not say, the gate does.
+                let own = if style == "rfc7239" { "for=127.0.0.1;host=\"gate.test\";proto=http" } else { "127.0.0.1" };
+                assert_eq!(seen.get(expected[0].0).as_deref(), Some(own), "{style}");
+                continue;
+            }
+            for name in ["x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "forwarded"] {
+                let values: Vec<&[u8]> =
+                    expected.iter().filter(|(known, _)| *known == name).map(|(_, value)| value.as_bytes()).collect();
+                assert_eq!(seen.all(name), values, "{style}: {name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn others_are_not_believed() {
+    let upstream = upstream();
+    for trusted in ["", "trusted_proxies = [\"10.0.0.0/8\", \"::1\"]"] {
+        let gate = Gate::before(&upstream).server(trusted).start();
+        assert_eq!(passed_on("/x").send(&gate).status, 200);
+        let seen = upstream.last().head;
+        assert_eq!(seen.all("x-forwarded-for"), [b"127.0.0.1"]);
+        assert_eq!(seen.all("x-forwarded-proto"), [b"http"]);
+        assert_eq!(seen.all("x-forwarded-host"), [b"internal"]);
+        assert!(!seen.has("forwarded"));
+    }
+}
+
+/// Keys belong to the client behind the proxies, which cannot say that it is another.
+#[test]
+fn the_clients_address_is_the_nearest_that_is_not_trusted() {
+    let upstream = upstream();
+    let gate = Gate::before(&upstream).server(TRUSTED).defaults("scope = [\"client-ip\"]").start();
+    let send = |from: &str| Request::post("/x").header("X-Forwarded-For", from).key("k").body("{}").send(&gate).word();
+    assert_eq!(send("203.0.113.9"), "executed");
+    assert_eq!(send("203.0.113.9:4711, 10.9.9.9"), "replayed");
+    assert_eq!(send("6.6.6.6, 203.0.113.9"), "replayed", "what the client wrote itself does not count");
+    assert_eq!(send("203.0.113.10"), "executed");
+    assert_eq!(send("[2001:db8::1]:80"), "executed");
+    assert_eq!(send("2001:db8::1"), "replayed");
+    // Where it cannot be known, it is the proxy that says so.
+    assert_eq!(send("203.0.113.9, unknown"), "executed");
+    assert_eq!(send("127.0.0.1"), "replayed");
+    assert_eq!(upstream.runs(), 4);
+    let untrusting = Gate::before(&upstream).defaults("scope = [\"client-ip\"]").start();
+    for (from, word) in [("203.0.113.9", "executed"), ("203.0.113.10", "replayed")] {
+        let request = Request::post("/x").header("X-Forwarded-For", from).key("k").body("{}");
+        assert_eq!(request.send(&untrusting).word(), word);
+    }
+}
+
+/// RFC 9110 section 7.6.3: the gate finds itself in `Via`, before it does anything else.
+#[test]
+fn a_gate_that_is_its_own_upstream_answers_at_once() {
+    let address = Upstream::free_address();
+    let gate =
+        Gate::before_url(&format!("http://{address}")).server(&format!("listen = \"{address}\"\n{TRUSTED}")).start();
+    let began = std::time::Instant::now();
+    let keyed = Request::post("/x").key("k").body("{}").send(&gate);
+    assert_eq!((keyed.status, keyed.word().as_str()), (508, "released"), "{}", keyed.show());
+    assert_eq!(keyed.json()["code"], "loop-detected");
+    assert_eq!(keyed.json()["retryable"], false);
+    let plain = Request::get("/x").send(&gate);
+    assert_eq!((plain.status, plain.json()["code"].as_str()), (508, Some("loop-detected")));
+    for answer in [keyed, plain] {
+        assert!(!answer.head.has("idempotency-control"), "it is between gates: {}", answer.show());
+    }
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert!(gate.records("").is_empty(), "its key is free");
+    assert_eq!(gate.metric("oncegate_requests_total", &["outcome=\"loop-detected\""]), 2.0);
+}
+
+#[test]
+fn two_gates_in_a_circle_end_it() {
+    let (one, other) = (Upstream::free_address(), Upstream::free_address());
+    let gate = |at: std::net::SocketAddr, upstream: std::net::SocketAddr| {
+        Gate::before_url(&format!("http://{upstream}")).server(&format!("listen = \"{at}\"")).start()
+    };
+    let (first, second) = (gate(one, other), gate(other, one));
+    let answer = Request::post("/x").key("k").body("{}").send(&first);
+    assert_eq!((answer.status, answer.word().as_str()), (508, "released"), "{}", answer.show());
+    assert_eq!(first.records("").len() + second.records("").len(), 0);
+}
+
+#[test]
+fn too_many_gates_are_a_loop_and_others_on_the_way_are_not() {
+    let upstream = upstream();
+    let gate = Gate::before(&upstream).start();
+    let gates = |count: usize| (0..count).map(|nth| format!("1.1 oncegate-{nth}")).collect::<Vec<_>>().join(", ");
+    let send = |via: &str| Request::post("/x").header("Via", via).body("{}").send(&gate);
+    let answer = send(&gates(11));
+    assert_eq!(answer.status, 508, "{}", answer.show());
+    assert_eq!(answer.get("idempotency-control").as_deref(), Some("release"));
+    assert_eq!(upstream.runs(), 0);
+    let proxies = ["1.1 proxy"; 30].join(", ");
+    for via in [gates(10), proxies] {
+        assert_eq!(send(&via).status, 200);
+        let seen = upstream.last().head;
+        let lines = seen.all("via");
+        let all: Vec<String> = lines.iter().map(|line| String::from_utf8_lossy(line).into_owned()).collect();
+        let (last, before) = all.split_last().expect("a Via");
+        assert_eq!(before, [via], "what was there stays");
+        assert!(last.starts_with("1.1 oncegate-") && last.len() > 20, "{last}");
+    }
+}
+
+/// W3C Trace Context, section 4.3: what is not valid is begun anew, and its state goes with it.
+#[test]
+fn a_trace_that_is_not_valid_is_begun_anew() {
+    let upstream = upstream();
+    let gate = Gate::before(&upstream).start();
+    let id = "4bf92f3577b34da6a3ce929d0e0e4736";
+    for (given, goes_on) in [
+        (format!("00-{id}-00f067aa0ba902b7-01"), true),
+        (format!("42-{id}-00f067aa0ba902b7-01-more"), true),
+        (format!("00-{id}-00f067aa0ba902b7-01-more"), false),
+        (format!("ff-{id}-00f067aa0ba902b7-01"), false),
+        (format!("00-{}-00f067aa0ba902b7-01", id.to_uppercase()), false),
+        (format!("00-{id}-0000000000000000-01"), false),
+        ("x".to_owned(), false),
+    ] {
+        let request = Request::post("/x").header("traceparent", &given).header("tracestate", "a=1").body("{}");
+        assert_eq!(request.send(&gate).status, 200);
+        let seen = upstream.last().head;
+        assert_eq!(seen.all("traceparent").len(), 1);
+        assert_eq!(seen.get("traceparent").unwrap() == given, goes_on, "{given}");
+        assert_eq!(seen.has("tracestate"), goes_on, "{given}");
+    }
+}
+
+/// CGI and its kin (RFC 3875, section 4.1.18) know `X_Forwarded_For` and `X-Forwarded-For` by one name.
+#[test]
+fn no_header_passes_for_another_by_an_underscore() {
+    let upstream = upstream();
+    let gate = Gate::before(&upstream).defaults("scope = [\"header:X-Tenant\"]").start();
+    for key in [true, false] {
+        let request = Request::post("/x")
+            .header("Host", "gate.test")
+            .header("X_Forwarded_For", "6.6.6.6")
+            .header("x-forwarded_proto", "https")
+            .header("Idempotency_Key", "other")
+            .header("Idempotency_Attempt", "forged")
+            .header("Content_Length", "0")
+            .header("Transfer_Encoding", "chunked")
+            .header("X.Forwarded.Host", "evil.example")
+            .header("X_Request_Id", "7")
+            .header("X-Tenant", "a")
+            .body("{}");
+        let request = if key { request.header("X_Tenant", "b").key("k") } else { request };
+        assert_eq!(request.send(&gate).status, 200);
+        let names = names(&upstream.last());
+        let odd: Vec<_> = names.iter().filter(|name| name.contains(['_', '.'])).collect();
+        assert_eq!(odd, ["x_request_id"], "the others would be taken for what they are not");
+    }
+}
+
+/// RFC 9110 section 7.6.1: what is meant for every recipient is no connection option.
+#[test]
+fn connection_cannot_strip_what_the_gate_says_either() {
+    let upstream = upstream();
+    let gate = Gate::before(&upstream).start();
+    let names =
+        ["X-Forwarded-For", "X-Forwarded-Proto", "X-Forwarded-Host", "Via", "traceparent", "Content-Type", "Cookie"];
+    for key in [true, false] {
+        let request = Request::post("/x")
+            .header("Connection", names.join(", "))
+            .header("Via", "1.1 before")
+            .header("Cookie", "a=1")
+            .header("Content-Type", "text/plain")
+            .body("{}");
+        let request = if key { request.key("k") } else { request };
+        assert_eq!(request.send(&gate).status, 200);
+        let seen = upstream.last().head;
+        for name in names {
+            assert!(seen.has(name), "{name}");
+        }
+        assert_eq!(seen.all("via").len(), 2);
+    }
+}

@@ -2,6 +2,7 @@
 
 mod crowds;
 mod memory;
+mod upstreams;
 
 use crate::support::{Client, Gate, Reply, Request, Upstream};
 

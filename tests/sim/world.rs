@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use http::HeaderName;
 use oncegate::gate::{Gate, HeaderNames, Settings, Tokens};
+use oncegate::http::forwarding::Forwarding;
 use oncegate::http::limits::Limits;
 use oncegate::http::server::stopped;
 use oncegate::http::upstream::{self, Upstream};
@@ -168,6 +169,7 @@ impl World {
             timeout: self.setup.timeout,
             connect_timeout: self.setup.connect_timeout,
             client_timeout: self.setup.client_timeout,
+            max_connections: 1000,
         };
         let dialer = Dialer { site: Arc::clone(&self.site), life: Arc::clone(&life) };
         let settings = Settings {
@@ -180,10 +182,11 @@ impl World {
                 expires: Some(HeaderName::from_static("idempotency-expires")),
             },
             default_upstream: None,
+            forwarding: Forwarding::default(),
             tokens: Tokens::counted_from(Token::first_of(number).0),
         };
-        let upstreams = vec![Upstream::through(upstream, Arc::new(dialer))];
         let usage = Usage::new(&Limits::default(), &METRICS);
+        let upstreams = vec![Upstream::through(upstream, Arc::clone(&usage), Arc::new(dialer))];
         let gate = Gate::new(settings, self.setup.router(), upstreams, Arc::clone(&store), usage, &METRICS);
         // A gate does so before it serves. The store is in memory, and answers at once.
         let (origins, rules) = gate.identities();

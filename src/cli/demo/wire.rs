@@ -11,7 +11,10 @@ use http::{HeaderValue, Request, response};
 use http_body_util::{BodyExt as _, Limited};
 
 use crate::http::body::Body;
+use crate::http::limits::Limits;
 use crate::http::upstream::{Reuse, Sending, Settings, Upstream};
+use crate::http::usage::Usage;
+use crate::telemetry::metrics::Metrics;
 
 /// Longest answer, in bytes: all the books of the API.
 const MAX_ANSWER: usize = 16 * 1024 * 1024;
@@ -45,8 +48,10 @@ impl Server {
             timeout: Duration::MAX,
             client_timeout: Duration::MAX,
             connect_timeout: CONNECT_TIMEOUT,
+            max_connections: u64::MAX,
         };
-        Ok(Self { upstream: Upstream::new(settings), host: HeaderValue::from_str(&address.to_string())? })
+        let usage = Usage::new(&Limits::default(), &Metrics::new());
+        Ok(Self { upstream: Upstream::new(settings, usage), host: HeaderValue::from_str(&address.to_string())? })
     }
 
     /// Sends a request, once, and takes in its answer. Dropped, it closes the connection.

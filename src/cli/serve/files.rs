@@ -29,5 +29,6 @@ pub(super) fn allow(config: &Resolved) {
 }
 
 fn needed(config: &Resolved) -> u64 {
-    config.server.limits.max_connections + OTHERS
+    let upstreams: u64 = config.upstreams.iter().map(|upstream| upstream.max_connections).sum();
+    config.server.limits.max_connections + upstreams + OTHERS
 }

@@ -13,6 +13,9 @@ use crate::config::units::{DURATIONS, SIZES};
 /// The name of an upstream.
 pub(super) const UPSTREAM_NAME: &str = "^[A-Za-z0-9._-]{1,128}$";
 
+/// An IP address, or a network as its first address and the length of its prefix.
+pub(super) const NETWORK: &str = r"^([0-9]{1,3}(\.[0-9]{1,3}){3}|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)(/[0-9]{1,3})?$";
+
 /// `http://HOST:PORT`
 pub(super) const UPSTREAM_URL: &str = r"^http://(\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]]+)(:[0-9]{1,5})?/?$";
 

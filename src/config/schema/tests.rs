@@ -58,7 +58,7 @@ fn dotted(steps: &[String]) -> String {
 }
 
 fn is_list(path: &str) -> bool {
-    ["from", "scope", "of", "include", "exclude", "methods"].iter().any(|key| path.ends_with(key))
+    ["from", "scope", "of", "include", "exclude", "methods", "trusted_proxies"].iter().any(|key| path.ends_with(key))
 }
 
 #[test]
@@ -190,6 +190,10 @@ const LEFT_TO_CHECK: &[&str] = &[
     "postgres-sslmode: store.url",
     "postgres-useless-root: store.url",
     "postgres-weak-roots: store.url",
+    "proxies: server.trusted_proxies[1]",
+    "proxies: server.trusted_proxies[2]",
+    "proxies: server.trusted_proxies[4]",
+    "proxies: server.trusted_proxies[6]",
     "redis-cluster-behind-sentinels: store.url",
     "redis-cluster: store.url",
     "redis-files: store.url",
@@ -302,7 +306,7 @@ fn its_defaults_are_in_force() {
     let of = |pointer: &str| schema.pointer(pointer).unwrap();
     let upstream = of("/properties/upstreams/patternProperties").as_object().unwrap().values().next().unwrap();
     let (mut app, mut route) = (defaults(upstream), defaults(of("/properties/routes/items")));
-    assert_eq!((app.as_object().unwrap().len(), route.as_object().unwrap().len()), (2, 2), "{app} {route}");
+    assert_eq!((app.as_object().unwrap().len(), route.as_object().unwrap().len()), (3, 2), "{app} {route}");
     app["url"] = "http://app".into();
     let least = json!({ "name": "r", "path": "/r" });
     (route["name"], route["path"]) = (least["name"].clone(), least["path"].clone());

@@ -10,6 +10,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::gate::{Gate, HeaderNames, Settings, Tokens};
+use crate::http::forwarding::Forwarding;
 use crate::http::limits::Limits;
 use crate::http::server;
 use crate::http::upstream::{Dial, Io, Upstream};
@@ -84,6 +85,7 @@ fn gate(policy: &Policy, store: &Arc<Unreliable>, backend: &Arc<Backend>) -> Arc
         timeout: minute,
         connect_timeout: minute,
         client_timeout: minute,
+        max_connections: 1000,
     };
     let route = Route {
         name: "all".into(),
@@ -104,12 +106,14 @@ fn gate(policy: &Policy, store: &Arc<Unreliable>, backend: &Arc<Backend>) -> Arc
             expires: None,
         },
         default_upstream: None,
+        forwarding: Forwarding::default(),
         tokens: Tokens::secret(),
     };
-    let upstreams = vec![Upstream::through(upstream, Arc::new(Dialler(Arc::clone(backend))))];
     let store: Arc<dyn Store> = Arc::<Unreliable>::clone(store);
     let metrics = Metrics::new();
     let usage = Usage::new(&Limits::default(), &metrics);
+    let dialler = Arc::new(Dialler(Arc::clone(backend)));
+    let upstreams = vec![Upstream::through(upstream, Arc::clone(&usage), dialler)];
     Gate::new(settings, Router::new(vec![route]).unwrap(), upstreams, store, usage, &metrics)
 }
 

@@ -3,21 +3,32 @@
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
+use hyper::ext::on_informational;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
+use super::slots::Slot;
 use super::stream::{Stream, Wire};
 use super::{Dial, Io, NotSent, Settings, Upstream};
 use crate::http::body::Body;
+use crate::http::held::Held;
+use crate::http::wire::Interim;
+
+/// Most interim answers before an answer.
+const MOST_INTERIM: usize = 100;
 
 /// Most header lines of an answer.
 const MAX_HEADERS: usize = 256;
+
+/// How many bytes of an answer are read ahead; and its head has no more.
+const LARGEST_BUFFER: usize = 256 << 10;
 
 /// An open connection. Dropped, it closes at once, whatever it is in the middle of.
 pub(super) struct Connection {
@@ -31,13 +42,14 @@ pub(super) struct Connection {
 struct Task(Option<JoinHandle<()>>);
 
 impl Connection {
-    /// Connects. An error means that nothing was sent.
-    pub(super) async fn open(settings: &Settings, dial: Option<&dyn Dial>) -> Result<Self, NotSent> {
+    /// Connects, and keeps its slot for as long as the connection is open, in whatever hands. An error means that nothing was
+    /// sent.
+    pub(super) async fn open(settings: &Settings, dial: Option<&dyn Dial>, slot: Slot) -> Result<Self, NotSent> {
         let limit = settings.connect_timeout;
         let connecting = async {
             match dial {
-                Some(dial) => Self::over(dial.dial().await.map_err(NotSent::Connect)?).await,
-                None => Self::over(connect(settings).await.map_err(NotSent::Connect)?).await,
+                Some(dial) => Self::over(Held::new(dial.dial().await.map_err(NotSent::Connect)?, slot)).await,
+                None => Self::over(Held::new(connect(settings).await.map_err(NotSent::Connect)?, slot)).await,
             }
         };
         timeout(limit, connecting).await.unwrap_or(Err(NotSent::ConnectTimeout(limit)))
@@ -47,7 +59,12 @@ impl Connection {
         let wire = Arc::new(Wire::default());
         let stream = TokioIo::new(Stream::new(stream, Arc::clone(&wire)));
         let mut builder = http1::Builder::new();
-        let (sender, connection) = builder.max_headers(MAX_HEADERS).handshake(stream).await.map_err(NotSent::Closed)?;
+        let (sender, connection) = builder
+            .max_headers(MAX_HEADERS)
+            .max_buf_size(LARGEST_BUFFER)
+            .handshake(stream)
+            .await
+            .map_err(NotSent::Closed)?;
         let task = tokio::spawn(async {
             // How it ended shows at the sender.
             let _ = connection.with_upgrades().await;
@@ -56,8 +73,9 @@ impl Connection {
     }
 
     /// Sends a request, and waits for the head of the answer.
-    pub(super) async fn send(&mut self, request: Request<Body>) -> Result<Response<Incoming>, Refused> {
+    pub(super) async fn send(&mut self, mut request: Request<Body>) -> Result<Response<Incoming>, Refused> {
         self.wire.begin();
+        self.pass_on_interim(&mut request);
         let Some(sender) = &mut self.sender else { return Err(Refused::Unsent(Box::new(request), NotSent::Ended)) };
         let mut sending = pin!(sender.try_send_request(request));
         let answered = tokio::select! {
@@ -76,6 +94,21 @@ impl Connection {
             None if self.wire.has_refused() => Refused::FirstWrite(refused.into_error()),
             None => Refused::BrokenOff(refused.into_error()),
         })
+    }
+
+    /// Has interim answers passed on to the client, where it understands them; so many that no end is in sight break the
+    /// exchange off.
+    fn pass_on_interim(&self, request: &mut Request<Body>) {
+        let interim = request.extensions_mut().remove::<Interim>();
+        let (wire, count) = (Arc::clone(&self.wire), AtomicUsize::new(0));
+        on_informational(request, move |said| {
+            if count.fetch_add(1, Ordering::Relaxed) == MOST_INTERIM {
+                wire.give_up();
+            }
+            if let Some(interim) = &interim {
+                interim.send(said.status(), said.headers());
+            }
+        });
     }
 
     /// Whether it can carry another request right away.

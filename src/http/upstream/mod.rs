@@ -4,6 +4,7 @@
 //! ([`Error::NotSent`]); everything else is [`Error::Unknown`].
 
 mod connection;
+mod slots;
 mod stream;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,9 +19,12 @@ use tokio::time::Instant;
 
 pub use self::connection::Carrier;
 use self::connection::{Connection, Refused};
+use self::slots::{Grant, Slots};
 use super::body::{self, Body};
 use super::headers::framing_is_plain;
 use super::shards;
+use super::usage::Usage;
+use crate::telemetry::limits::Limit;
 
 /// Idle connections kept for each upstream, in equal parts on the threads that serve.
 const MAX_IDLE: usize = 1024;
@@ -45,6 +49,8 @@ pub struct Settings {
     pub timeout: Duration,
     /// Longest time for a connection to open.
     pub connect_timeout: Duration,
+    /// How many connections there may be to it.
+    pub max_connections: u64,
     /// How long a client waits before it gets `still-running`.
     pub client_timeout: Duration,
 }
@@ -58,6 +64,16 @@ pub enum Reuse {
     Unprotected,
     /// None: an upgrade takes the connection over.
     Never,
+}
+
+impl Reuse {
+    fn longest_idle(self) -> Duration {
+        match self {
+            Self::Protected => PROTECTED_IDLE,
+            Self::Unprotected => UNPROTECTED_IDLE,
+            Self::Never => Duration::ZERO,
+        }
+    }
 }
 
 /// Sending failed.
@@ -86,6 +102,9 @@ pub enum NotSent {
     /// No connection opened in time.
     #[error("no connection within {0:?}")]
     ConnectTimeout(Duration),
+    /// There are as many connections as there may be, and none became free in time.
+    #[error("no connection became free within {0:?}")]
+    NoneFree(Duration),
     /// The connection closed before the request was written to it.
     #[error("the connection closed first: {0}")]
     Closed(#[source] hyper::Error),
@@ -129,6 +148,9 @@ pub struct Upstream(Arc<Inner>);
 struct Inner {
     settings: Settings,
     dial: Option<Arc<dyn Dial>>,
+    usage: Arc<Usage>,
+    /// All of its connections count, idle or not.
+    slots: Arc<Slots>,
     /// For each of the threads that serve: a connection lives on the thread that opened it.
     idle: Box<[Mutex<Vec<Idle>>]>,
 }
@@ -141,19 +163,20 @@ struct Idle {
 impl Upstream {
     /// An upstream without connections yet.
     #[must_use]
-    pub fn new(settings: Settings) -> Self {
-        Self::with(settings, None)
+    pub fn new(settings: Settings, usage: Arc<Usage>) -> Self {
+        Self::with(settings, usage, None)
     }
 
     /// An upstream whose connections are opened by `dial`; the host and port of `settings` only name it.
     #[must_use]
-    pub fn through(settings: Settings, dial: Arc<dyn Dial>) -> Self {
-        Self::with(settings, Some(dial))
+    pub fn through(settings: Settings, usage: Arc<Usage>, dial: Arc<dyn Dial>) -> Self {
+        Self::with(settings, usage, Some(dial))
     }
 
-    fn with(settings: Settings, dial: Option<Arc<dyn Dial>>) -> Self {
+    fn with(settings: Settings, usage: Arc<Usage>, dial: Option<Arc<dyn Dial>>) -> Self {
+        let slots = Slots::new(settings.max_connections);
         let idle = (0..shards::count()).map(|_| Mutex::default()).collect();
-        Self(Arc::new(Inner { settings, dial, idle }))
+        Self(Arc::new(Inner { settings, dial, usage, slots, idle }))
     }
 
     /// How it was set up.
@@ -181,9 +204,9 @@ impl Upstream {
         sending: &Sending,
     ) -> Result<(Response<Incoming>, Carrier), Error> {
         loop {
-            let (mut connection, reused) = match self.take_idle(reuse) {
+            let (mut connection, reused) = match self.take_idle(shards::index(), reuse) {
                 Some(connection) => (connection, true),
-                None => (self.connect().await.map_err(Error::NotSent)?, false),
+                None => self.connect(reuse).await.map_err(Error::NotSent)?,
             };
             sending.begin();
             match connection.send(request).await {
@@ -196,8 +219,41 @@ impl Upstream {
         }
     }
 
-    async fn connect(&self) -> Result<Connection, NotSent> {
-        Connection::open(&self.0.settings, self.0.dial.as_deref()).await
+    /// A connection that is new, or one that became free while it waited for its turn: then it is reused.
+    async fn connect(&self, reuse: Reuse) -> Result<(Connection, bool), NotSent> {
+        let Inner { settings, dial, slots, .. } = &*self.0;
+        let slot = match slots.take() {
+            Some(slot) => slot,
+            None => match self.turn(reuse).await? {
+                Grant::Slot(slot) => slot,
+                Grant::Connection(connection) => return Ok((*connection, true)),
+            },
+        };
+        Ok((Connection::open(settings, dial.as_deref(), slot).await?, false))
+    }
+
+    /// Waits until one of the connections is free, or may be opened.
+    async fn turn(&self, reuse: Reuse) -> Result<Grant, NotSent> {
+        let Inner { settings, usage, slots, .. } = &*self.0;
+        let all = (0..self.0.idle.len()).map(|place| (shards::index() + place) % self.0.idle.len());
+        if let Some(connection) = all.clone().find_map(|shard| self.take_idle(shard, reuse)) {
+            return Ok(Grant::Connection(Box::new(connection)));
+        }
+        let granted = slots.queue(reuse);
+        // One that is idle and cannot be used stands in the way of one that can. Only now that somebody waits, so that its
+        // place goes to them in their order.
+        let unusable = all.into_iter().find_map(|shard| {
+            let mut idle = self.idle(shard);
+            (!idle.is_empty()).then(|| idle.remove(0))
+        });
+        drop(unusable);
+        match tokio::time::timeout(settings.connect_timeout, granted).await {
+            Ok(Ok(grant)) => Ok(grant),
+            Ok(Err(_)) | Err(_) => {
+                usage.exceeded(Limit::UpstreamMaxConnections);
+                Err(NotSent::NoneFree(settings.connect_timeout))
+            }
+        }
     }
 
     fn answered(
@@ -215,16 +271,11 @@ impl Upstream {
         Ok((response, carrier))
     }
 
-    fn take_idle(&self, reuse: Reuse) -> Option<Connection> {
-        let longest = match reuse {
-            Reuse::Protected => PROTECTED_IDLE,
-            Reuse::Unprotected => UNPROTECTED_IDLE,
-            Reuse::Never => return None,
-        };
-        let mut idle = self.idle();
+    fn take_idle(&self, shard: usize, reuse: Reuse) -> Option<Connection> {
+        let mut idle = self.idle(shard);
         // The last one has been idle for the shortest time: where that is too long, it is for all.
         while let Some(last) = idle.last() {
-            if last.since.elapsed() >= longest {
+            if last.since.elapsed() >= reuse.longest_idle() {
                 return None;
             }
             if let Some(Idle { connection, .. }) = idle.pop()
@@ -236,19 +287,29 @@ impl Upstream {
         None
     }
 
-    fn idle(&self) -> MutexGuard<'_, Vec<Idle>> {
-        self.0.idle[shards::index()].lock().unwrap_or_else(PoisonError::into_inner)
+    fn idle(&self, shard: usize) -> MutexGuard<'_, Vec<Idle>> {
+        self.0.idle[shard].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn put_idle(&self, connection: Connection, since: Instant) {
-        let mut idle = self.idle();
-        if idle.first().is_some_and(|oldest| oldest.since.elapsed() >= UNPROTECTED_IDLE) {
-            idle.retain(|entry| entry.since.elapsed() < UNPROTECTED_IDLE);
+        let Some(connection) = self.0.slots.offer(Box::new(connection), since) else { return };
+        {
+            let mut idle = self.idle(shards::index());
+            if idle.first().is_some_and(|oldest| oldest.since.elapsed() >= UNPROTECTED_IDLE) {
+                idle.retain(|entry| entry.since.elapsed() < UNPROTECTED_IDLE);
+            }
+            if idle.len() < MAX_IDLE.div_ceil(shards::count()) {
+                // In the order of their age, the youngest last.
+                let place = idle.partition_point(|entry| entry.since <= since);
+                idle.insert(place, Idle { connection: *connection, since });
+            }
         }
-        if idle.len() < MAX_IDLE.div_ceil(shards::count()) {
-            // In the order of their age, the youngest last.
-            let place = idle.partition_point(|entry| entry.since <= since);
-            idle.insert(place, Idle { connection, since });
+        // Who began to wait after it was offered has not found it idle either.
+        if self.0.slots.is_awaited() {
+            let last = self.idle(shards::index()).pop();
+            if let Some(Idle { connection, since }) = last {
+                self.0.slots.offer(Box::new(connection), since);
+            }
         }
     }
 }

@@ -29,6 +29,8 @@ pub(super) struct Wire {
     failed: AtomicBool,
     /// The connection carries no HTTP any more: an error is an error.
     plain: AtomicBool,
+    /// What comes is not read any more.
+    given_up: AtomicBool,
 }
 
 impl Wire {
@@ -50,6 +52,11 @@ impl Wire {
     /// From here on it carries something else than HTTP.
     pub(super) fn become_plain(&self) {
         self.plain.store(true, Ordering::Release);
+    }
+
+    /// What comes is not to be read any more.
+    pub(super) fn give_up(&self) {
+        self.given_up.store(true, Ordering::Release);
     }
 
     fn wrote(&self, result: io::Result<usize>, whole: usize) -> io::Result<usize> {
@@ -82,6 +89,9 @@ impl<T> Stream<T> {
 
 impl<T: AsyncRead + Unpin> AsyncRead for Stream<T> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.wire.given_up.load(Ordering::Acquire) {
+            return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
+        }
         let before = buf.filled().len();
         ready!(Pin::new(&mut self.inner).poll_read(cx, buf))?;
         // The failed write may have taken the reset's error with it. An end that follows is not the end of an answer that

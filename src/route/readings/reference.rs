@@ -2,21 +2,21 @@
 
 /// A path that some server makes of another.
 #[derive(Clone, Debug)]
-pub struct Reading {
-    pub path: String,
+pub(super) struct Reading {
+    pub(super) path: String,
     decodings: usize,
 }
 
 /// How many steps there are.
-pub const STEPS: usize = 8;
+pub(super) const STEPS: usize = 8;
 
 impl Reading {
-    pub fn of(path: &str) -> Self {
+    pub(super) fn of(path: &str) -> Self {
         Self { path: path.to_owned(), decodings: 0 }
     }
 
     /// After one more step. What is decoded again and again is read no further.
-    pub fn then(self, step: usize) -> Self {
+    pub(super) fn then(self, step: usize) -> Self {
         let path = done(step, &self.path);
         if step > 2 || path == self.path {
             return Self { path, ..self };
@@ -26,13 +26,13 @@ impl Reading {
 }
 
 /// The same path in small letters, and with a slash more or less.
-pub fn folds(path: &str) -> [String; 3] {
+pub(super) fn folds(path: &str) -> [String; 3] {
     let slash = path.strip_suffix('/').map_or_else(|| format!("{path}/"), str::to_owned);
     [path.to_ascii_lowercase(), slash.to_ascii_lowercase(), slash]
 }
 
 /// What a route says of each place of a path and of the host: more is stronger.
-pub fn claim(pattern: &str, has_host: bool) -> (Vec<u8>, bool) {
+pub(super) fn claim(pattern: &str, has_host: bool) -> (Vec<u8>, bool) {
     let kinds = pattern[1..].split('/').map(|segment| match segment {
         _ if segment.starts_with("{*") => 0,
         _ if segment.starts_with('{') => 1,
@@ -42,7 +42,7 @@ pub fn claim(pattern: &str, has_host: bool) -> (Vec<u8>, bool) {
 }
 
 /// Whether the one says more than the other of what both speak of.
-pub fn says_more((own, host): &(Vec<u8>, bool), (others, other_host): &(Vec<u8>, bool)) -> bool {
+pub(super) fn says_more((own, host): &(Vec<u8>, bool), (others, other_host): &(Vec<u8>, bool)) -> bool {
     let length = own.len().min(others.len());
     own[..length].cmp(&others[..length]).then(host.cmp(other_host)).is_gt()
 }

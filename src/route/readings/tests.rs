@@ -201,7 +201,7 @@ proptest! {
     fn every_reading_of_a_path_has_its_policy(
         routes in prop::collection::vec((any_route(), any::<bool>()), 1..5),
         path in any_path(),
-        steps in prop::collection::vec(0..8_usize, 0..5),
+        steps in prop::collection::vec(0..reference::STEPS, 0..5),
     ) {
         let mut kept: Vec<Route> = Vec::new();
         for (mut route, protects) in routes {

@@ -6,7 +6,8 @@
 //! - `> ` lines that the client sends, `< ` lines that the upstream answers with. Each line ends in CR LF, unless a `\`
 //!   stands at its end. `\r \n \t \0 \\ \xNN` are what they are elsewhere; `\k` is a key of the case's own;
 //!   `\{TEXT*N}` is TEXT, N times. `<<` begins the answer to the next request;
-//! - `then:` what follows the bytes: `client ends` (it sends no more), `upstream closes`;
+//! - `then:` what follows the bytes: `client ends` (it sends no more), `upstream closes`; or
+//!   `nothing in pieces` where bytes behind the answer count, which come too late if they come one by one;
 //! - `answers:` what the client gets, in order, interim answers too: a status (`400|413` is either, `?100` may be left out, `*103` may come any number of times), and behind
 //!   it the word in
 //!   `Idempotency-Status` or the problem's code, `HEAD` where it answers one, `broken` where its body must not pass for
@@ -17,7 +18,7 @@
 //!   `body:` its body, for the request of the line before;
 //! - `record:` the state of the key's record: `none`, `completed`, `unknown`, or `any`.
 //!
-//! A case without `>` is about an answer: it is asked for twice, with a key and without. `passed:` then says what a
+//! A case without `>` is about an answer: it is asked for with a key and without. `passed:` then says what a
 //! client without a key gets, where that is not the same.
 
 use std::path::Path;
@@ -34,6 +35,8 @@ pub struct Case {
     answered: Vec<Vec<String>>,
     pub client_ends: bool,
     pub upstream_closes: bool,
+    /// What stands behind the answer is seen for certain only where it comes with it.
+    pub is_in_one_piece: bool,
     pub answers: Option<Answers>,
     pub passed: Option<Answers>,
     pub end: Option<End>,
@@ -113,6 +116,7 @@ impl Case {
             "then" => match value {
                 "client ends" => self.client_ends = true,
                 "upstream closes" => self.upstream_closes = true,
+                "nothing in pieces" => self.is_in_one_piece = true,
                 _ => return Err(format!("then what? {value}")),
             },
             "answers" => self.answers = Some(answers(value)?),

@@ -24,6 +24,8 @@ pub struct Answer {
     pub bytes: Vec<u8>,
     /// It closes behind them.
     pub closes: bool,
+    /// It sends each for itself.
+    pub by_bytes: bool,
 }
 
 #[derive(Clone, Default)]
@@ -34,6 +36,8 @@ struct State {
     seen: Vec<Seen>,
     /// Bytes of requests that are not whole yet, by connection.
     pending: HashMap<usize, Vec<u8>>,
+    /// How often it has begun anew.
+    nth: usize,
     /// Answers to come; after them it says what was asked for.
     script: VecDeque<Answer>,
     /// Connections so far.
@@ -60,6 +64,7 @@ impl Recorder {
     pub fn begin(&self, script: Vec<Answer>) {
         let mut state = self.0.lock().unwrap();
         state.seen.clear();
+        state.nth += 1;
         state.script = script.into();
     }
 
@@ -84,16 +89,23 @@ impl Recorder {
         drop(stream.set_nodelay(true));
         let mut buffer = Vec::new();
         let mut chunk = vec![0; 64 << 10];
+        let mut began = 0;
         while self.answer(&mut stream, &mut buffer) {
             self.keep_pending(id, &buffer);
             match stream.read(&mut chunk) {
-                Ok(n) if n > 0 => buffer.extend_from_slice(&chunk[..n]),
+                Ok(n) if n > 0 => {
+                    if buffer.is_empty() {
+                        began = self.0.lock().unwrap().nth;
+                    }
+                    buffer.extend_from_slice(&chunk[..n]);
+                }
                 _ => break,
             }
         }
         let mut state = self.0.lock().unwrap();
         state.pending.remove(&id);
-        if !buffer.is_empty() {
+        // What began before is missed by nobody now.
+        if !buffer.is_empty() && began == state.nth {
             state.seen.push(Seen::Partial(buffer));
         }
     }
@@ -128,7 +140,8 @@ impl Recorder {
                 scripted
             };
             let answer = scripted.unwrap_or_else(|| echo(&message));
-            if stream.write_all(&answer.bytes).is_err() {
+            let size = if answer.by_bytes { 1 } else { answer.bytes.len().max(1) };
+            if answer.bytes.chunks(size).try_for_each(|bytes| stream.write_all(bytes)).is_err() {
                 return false;
             }
             if answer.closes {
@@ -145,5 +158,5 @@ fn echo(message: &Message) -> Answer {
     let asked = message.start.strip_suffix(" HTTP/1.1").unwrap_or_default();
     let body = if asked.starts_with("HEAD ") { "" } else { asked };
     let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", asked.len());
-    Answer { bytes: format!("{head}{body}").into_bytes(), closes: false }
+    Answer { bytes: format!("{head}{body}").into_bytes(), ..Answer::default() }
 }

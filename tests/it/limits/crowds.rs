@@ -43,6 +43,31 @@ fn a_connection_too_many_is_told_so_and_finds_a_place_when_one_is_free() {
     Request::post("/x").key("k").body("{}").send(&gate).expect(200, "executed");
 }
 
+#[test]
+fn a_reload_changes_the_limits_and_counts_on() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = Gate::before(&upstream);
+    let gate = plan.clone().top("[limits]\nmax_connections = 3").start();
+    let mut clients = connected(&gate, 2);
+    let reloaded = |most: usize, status: u16| {
+        plan.clone().top(&format!("[limits]\nmax_connections = {most}")).config();
+        gate.sighup();
+        let what = format!("{status} with {most} connections");
+        eventually(&what, || (Request::get("/").send(&gate).status == status).then_some(()));
+    };
+    reloaded(2, 503);
+    reloaded(4, 200);
+    // Fewer than there are: they stay, and no other comes.
+    reloaded(1, 503);
+    for client in &mut clients {
+        client.send(Request::get("/").bytes());
+        assert_eq!(client.response().status, 200);
+    }
+    drop(clients);
+    eventually("a place", || (gate.metric("oncegate_connections", &[]) == 0.0).then_some(()));
+    assert_eq!(Request::get("/").send(&gate).status, 200);
+}
+
 /// Who is refused and stays takes neither a place nor, for long, a turn to be told.
 #[test]
 fn a_crowd_at_the_door_takes_nothing() {

@@ -72,7 +72,10 @@ fn a_disk_that_takes_nothing_is_an_overload() {
 fn answers_take_no_more_memory_than_there_is_for_them() {
     const SIZE: usize = 15_000_000;
     let upstream = Upstream::start(|_| Reply::ok(vec![b'x'; SIZE]));
-    let gate = Gate::before(&upstream).top("[limits]\nmax_buffered_memory = \"128MiB\"").start();
+    let gate = Gate::before(&upstream)
+        .top("[limits]\nmax_buffered_memory = \"128MiB\"")
+        .store("settle_timeout = \"60s\"")
+        .start();
     let request = |nth| Request::post("/x").key(&format!("k-{nth}")).body("{}");
     std::thread::scope(|scope| {
         for nth in 0..40 {

@@ -215,6 +215,8 @@ pub(super) const WHOLES: &[&str] = &[
     "upstreams.b = \"http://a/b\"",
     "upstreams.b = { url = \"http://a\", timeout = \"0s\" }",
     "upstreams.b = { url = \"http://a\", retries = 1 }",
+    "upstreams.b = { url = \"http://a\", max_connections = 1 }",
+    "upstreams.b = { url = \"http://a\", max_connections = 0 }",
     "upstreams.b = 80",
     "upstreams.\"b c\" = \"http://a\"",
     "default_upstream = \"app\"",

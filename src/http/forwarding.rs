@@ -1,0 +1,397 @@
+//! Who forwarded a request, and for whom: `X-Forwarded-*` and `Forwarded` (RFC 7239).
+//!
+//! Anybody can write these headers. They are believed where the connection is one of a trusted proxy, and of what such a
+//! proxy passes on, only as far as trusted proxies wrote it themselves. To the upstream go only those that the gate
+//! answers for.
+
+use std::borrow::Cow;
+use std::net::{IpAddr, SocketAddr};
+
+use http::header::FORWARDED;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use ipnet::IpNet;
+
+/// `X-Forwarded-For`
+pub const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+/// `X-Forwarded-Proto`
+pub const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+/// `X-Forwarded-Host`
+pub const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+
+/// All of them: none passes as it comes.
+pub const NAMES: [HeaderName; 4] = [X_FORWARDED_FOR, X_FORWARDED_PROTO, X_FORWARDED_HOST, FORWARDED];
+
+/// Whose forwarding headers are believed, and which the gate writes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Forwarding {
+    /// `[server] trusted_proxies`
+    pub trusted: Vec<IpNet>,
+    /// `[server] forwarded`
+    pub style: Style,
+}
+
+/// Which headers say for whom a request is forwarded: those that are believed, and those that are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Style {
+    /// `X-Forwarded-For`, `-Proto` and `-Host`.
+    #[default]
+    XForwarded,
+    /// `Forwarded` (RFC 7239).
+    Rfc7239,
+    /// All of them. Where they disagree about the client, none is believed.
+    Both,
+}
+
+impl Style {
+    fn has_x_forwarded(self) -> bool {
+        matches!(self, Self::XForwarded | Self::Both)
+    }
+
+    fn has_rfc_7239(self) -> bool {
+        matches!(self, Self::Rfc7239 | Self::Both)
+    }
+}
+
+/// A request as it came, for the headers that say so.
+#[derive(Clone, Copy, Debug)]
+pub struct Hop<'a> {
+    /// The address that the connection is from.
+    pub peer: IpAddr,
+    /// The same, for a header.
+    pub address: &'a HeaderValue,
+    /// The host that the request names, as it was written.
+    pub host: Option<&'a HeaderValue>,
+}
+
+impl Forwarding {
+    /// Whether what stands at this address is believed.
+    #[must_use]
+    pub fn trusts(&self, address: IpAddr) -> bool {
+        self.trusted.iter().any(|network| network.contains(&address))
+    }
+
+    /// The client that a request comes from: the nearest address that is not trusted. Where a header names none, or goes
+    /// on with what is no address (`unknown`, an obfuscated identifier), it is the last one that is known.
+    #[must_use]
+    pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+        if self.trusted.is_empty() || !self.trusts(peer) {
+            return peer;
+        }
+        let told = |name: HeaderName, read: fn(&str) -> Option<Vec<Cow<'_, str>>>| {
+            headers.contains_key(&name).then(|| self.nearest(peer, headers, &name, read))
+        };
+        let x_forwarded = self.style.has_x_forwarded().then(|| told(X_FORWARDED_FOR, addresses)).flatten();
+        let rfc_7239 = self.style.has_rfc_7239().then(|| told(FORWARDED, forwarded_for)).flatten();
+        match (x_forwarded, rfc_7239) {
+            (Some(one), Some(other)) if one != other => peer,
+            (Some(client), _) | (None, Some(client)) => client,
+            (None, None) => peer,
+        }
+    }
+
+    /// From the right, that is from the proxy before us to the client.
+    fn nearest(
+        &self,
+        peer: IpAddr,
+        headers: &HeaderMap,
+        name: &HeaderName,
+        read: fn(&str) -> Option<Vec<Cow<'_, str>>>,
+    ) -> IpAddr {
+        let mut last = peer;
+        let lines: Vec<_> = headers.get_all(name).iter().collect();
+        for line in lines.into_iter().rev() {
+            // What cannot be read was not written by a proxy that is worth its trust.
+            let Some(entries) = line.to_str().ok().and_then(read) else { return last };
+            for entry in entries.iter().rev() {
+                let Some(address) = address(entry) else { return last };
+                last = address;
+                if !self.trusts(address) {
+                    return address;
+                }
+            }
+        }
+        last
+    }
+
+    /// Writes to `out` who forwards the request: what trusted proxies said before, and this hop. `was` holds the headers as
+    /// they came; `out` has none of [`NAMES`].
+    pub fn write(&self, was: &Told, hop: Hop<'_>, out: &mut HeaderMap) {
+        if self.style.has_x_forwarded() {
+            let before = was.lines.iter().filter(|(name, _)| *name == X_FORWARDED_FOR).map(|(_, value)| value);
+            out.insert(X_FORWARDED_FOR, joined(before, hop.address));
+            let http = HeaderValue::from_static("http");
+            for (name, own) in [(X_FORWARDED_PROTO, Some(&http)), (X_FORWARDED_HOST, hop.host)] {
+                let mut is_told = false;
+                for (_, value) in was.lines.iter().filter(|(told, _)| *told == name) {
+                    out.append(name.clone(), value.clone());
+                    is_told = true;
+                }
+                if let (false, Some(own)) = (is_told, own) {
+                    out.insert(name, own.clone());
+                }
+            }
+        }
+        if self.style.has_rfc_7239()
+            && let Some(own) = element(hop)
+        {
+            let before = was.lines.iter().filter(|(name, _)| *name == FORWARDED).map(|(_, value)| value);
+            out.insert(FORWARDED, joined(before, &own));
+        }
+    }
+
+    /// What the forwarding headers of a request say, if its peer is believed; nothing otherwise.
+    #[must_use]
+    pub fn told(&self, peer: IpAddr, headers: &HeaderMap) -> Told {
+        if self.trusted.is_empty() || !self.trusts(peer) {
+            return Told::default();
+        }
+        let lines = |name: HeaderName| {
+            let values: Vec<_> = headers.get_all(&name).iter().cloned().collect();
+            values.into_iter().map(move |value| (name.clone(), value))
+        };
+        Told { lines: NAMES.into_iter().flat_map(lines).collect() }
+    }
+}
+
+/// What a trusted proxy said.
+#[derive(Clone, Debug, Default)]
+pub struct Told {
+    lines: Vec<(HeaderName, HeaderValue)>,
+}
+
+/// The members of lists, then one more.
+fn joined<'a>(before: impl Iterator<Item = &'a HeaderValue>, own: &HeaderValue) -> HeaderValue {
+    let mut text: Vec<u8> = Vec::new();
+    for line in before.filter(|line| !line.as_bytes().trim_ascii().is_empty()) {
+        text.extend_from_slice(line.as_bytes());
+        text.extend_from_slice(b", ");
+    }
+    if text.is_empty() {
+        return own.clone();
+    }
+    text.extend_from_slice(own.as_bytes());
+    HeaderValue::from_bytes(&text).unwrap_or_else(|_| own.clone())
+}
+
+/// This hop as a `Forwarded` element (RFC 7239, section 4).
+fn element(hop: Hop<'_>) -> Option<HeaderValue> {
+    let node = match hop.peer {
+        IpAddr::V4(address) => address.to_string(),
+        IpAddr::V6(address) => format!("\"[{address}]\""),
+    };
+    let host = hop.host.and_then(|host| host.to_str().ok()).filter(|host| !host.contains(['"', '\\']));
+    let host = host.map_or_else(String::new, |host| format!(";host=\"{host}\""));
+    HeaderValue::from_str(&format!("for={node}{host};proto=http")).ok()
+}
+
+/// The entries of `X-Forwarded-For`.
+fn addresses(line: &str) -> Option<Vec<Cow<'_, str>>> {
+    Some(line.split(',').map(|entry| Cow::Borrowed(entry.trim())).collect())
+}
+
+/// An address, with or without a port and brackets.
+fn address(entry: &str) -> Option<IpAddr> {
+    let bracketed = entry.strip_prefix('[').and_then(|entry| entry.strip_suffix(']'));
+    let address = match bracketed {
+        Some(inner) => inner.parse::<std::net::Ipv6Addr>().ok()?.into(),
+        None => entry.parse::<IpAddr>().or_else(|_| entry.parse::<SocketAddr>().map(|socket| socket.ip())).ok()?,
+    };
+    Some(address.to_canonical())
+}
+
+/// Whom each element of a `Forwarded` line is for; empty where one does not say. Nothing where the line is not as RFC
+/// 7239, section 4, has it: a quotation mark that a client left open must not swallow what a proxy wrote behind it.
+fn forwarded_for(line: &str) -> Option<Vec<Cow<'_, str>>> {
+    let mut found = Vec::new();
+    let mut rest = line.trim_matches([' ', '\t']);
+    loop {
+        let (mut node, mut is_told) = (Cow::Borrowed(""), false);
+        // Empty list members and pairs count for nothing, as RFC 9110, section 5.6.1, has it.
+        loop {
+            let end = rest.find(|next: char| !is_token(next)).unwrap_or(rest.len());
+            let name = &rest[..end];
+            if !name.is_empty() {
+                let (value, after) = value(rest[end..].strip_prefix('=')?)?;
+                is_told = true;
+                if name.eq_ignore_ascii_case("for") {
+                    if !node.is_empty() {
+                        return None;
+                    }
+                    node = value;
+                }
+                rest = after;
+            }
+            rest = rest.trim_start_matches([' ', '\t']);
+            match rest.strip_prefix(';') {
+                Some(after) => rest = after.trim_start_matches([' ', '\t']),
+                None => break,
+            }
+        }
+        if is_told {
+            found.push(node);
+        }
+        if rest.is_empty() {
+            return Some(found);
+        }
+        rest = rest.strip_prefix(',')?.trim_start_matches([' ', '\t']);
+    }
+}
+
+/// A token or a quoted string (RFC 9110, 5.6.2 and 5.6.4), and what follows it. Addresses that should be quoted and are
+/// not are taken too.
+fn value(text: &str) -> Option<(Cow<'_, str>, &str)> {
+    let Some(mut rest) = text.strip_prefix('"') else {
+        let end = text.find(|next: char| !is_token(next) && !"[]:".contains(next)).unwrap_or(text.len());
+        return (end > 0).then(|| (Cow::Borrowed(&text[..end]), &text[end..]));
+    };
+    let mut value = String::new();
+    loop {
+        let next = rest.chars().next()?;
+        rest = &rest[next.len_utf8()..];
+        match next {
+            '"' => return Some((Cow::Owned(value), rest)),
+            '\\' => {
+                let escaped = rest.chars().next()?;
+                rest = &rest[escaped.len_utf8()..];
+                value.push(escaped);
+            }
+            _ => value.push(next),
+        }
+    }
+}
+
+fn is_token(char: char) -> bool {
+    char.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(char)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn forwarding(style: Style) -> Forwarding {
+        let trusted = ["10.0.0.0/8", "fd00::/8", "127.0.0.1/32"];
+        Forwarding { trusted: trusted.map(|network| network.parse().unwrap()).to_vec(), style }
+    }
+
+    fn map(lines: &[(&'static str, &'static str)]) -> HeaderMap {
+        let mut map = HeaderMap::new();
+        for (name, value) in lines {
+            map.append(HeaderName::from_static(name), HeaderValue::from_static(value));
+        }
+        map
+    }
+
+    #[track_caller]
+    fn client(style: Style, peer: &str, lines: &[(&'static str, &'static str)], expected: &str) {
+        let found = forwarding(style).client(peer.parse().unwrap(), &map(lines));
+        assert_eq!(found.to_string(), expected, "{peer} {lines:?}");
+    }
+
+    #[test]
+    fn the_client_is_the_nearest_address_that_is_not_trusted() {
+        let x = |line| [("x-forwarded-for", line)];
+        for (peer, line, expected) in [
+            ("192.0.2.1", "198.51.100.7", "192.0.2.1"),
+            ("10.0.0.1", "198.51.100.7", "198.51.100.7"),
+            ("10.0.0.1", "1.1.1.1, 198.51.100.7", "198.51.100.7"),
+            ("10.0.0.1", "1.1.1.1, 198.51.100.7, 10.2.3.4", "198.51.100.7"),
+            ("10.0.0.1", "10.9.9.9, 10.2.3.4", "10.9.9.9"),
+            ("127.0.0.1", "198.51.100.7:4711", "198.51.100.7"),
+            ("fd00::1", "2001:db8::7", "2001:db8::7"),
+            ("fd00::1", "[2001:db8::7]", "2001:db8::7"),
+            ("fd00::1", "[2001:db8::7]:443, fd12::1", "2001:db8::7"),
+            ("10.0.0.1", "::ffff:198.51.100.7", "198.51.100.7"),
+            ("10.0.0.1", "198.51.100.7, ::ffff:10.1.1.1", "198.51.100.7"),
+            // What follows on the left of no address is not looked at.
+            ("10.0.0.1", "198.51.100.7, unknown", "10.0.0.1"),
+            ("10.0.0.1", "198.51.100.7, unknown, 10.2.3.4", "10.2.3.4"),
+            ("10.0.0.1", "198.51.100.7, _hidden", "10.0.0.1"),
+            ("10.0.0.1", "198.51.100.7,", "10.0.0.1"),
+            ("10.0.0.1", "", "10.0.0.1"),
+            ("10.0.0.1", "198.51.100.07", "10.0.0.1"),
+            ("10.0.0.1", "198.51.100.7 x", "10.0.0.1"),
+            ("10.0.0.1", "[198.51.100.7]", "10.0.0.1"),
+        ] {
+            client(Style::XForwarded, peer, &x(line), expected);
+        }
+        let lines = [("x-forwarded-for", "1.1.1.1"), ("x-forwarded-for", "198.51.100.7, 10.1.1.1")];
+        client(Style::XForwarded, "10.0.0.1", &lines, "198.51.100.7");
+        client(Style::XForwarded, "10.0.0.1", &[("forwarded", "for=198.51.100.7")], "10.0.0.1");
+        client(Style::XForwarded, "10.0.0.1", &[], "10.0.0.1");
+    }
+
+    #[test]
+    fn forwarded_elements_are_read_by_the_book() {
+        for (line, expected) in [
+            ("for=198.51.100.7", "198.51.100.7"),
+            ("For=\"198.51.100.7:80\";proto=http;by=203.0.113.43", "198.51.100.7"),
+            ("for=1.1.1.1, for=198.51.100.7;host=\"a, b;c\", proto=https;FOR=10.1.1.1", "198.51.100.7"),
+            ("for=\"[2001:db8::7]:4711\"", "2001:db8::7"),
+            ("for=[2001:db8::7]", "2001:db8::7"),
+            ("for=\"\\1\\9\\8.51.100.7\"", "198.51.100.7"),
+            ("for=1.1.1.1,, for=198.51.100.7 ;; proto=http", "198.51.100.7"),
+            ("for=1.1.1.1, for=unknown", "10.0.0.1"),
+            ("for=1.1.1.1, for=\"_gazonk\"", "10.0.0.1"),
+            ("for=1.1.1.1, proto=http", "10.0.0.1"),
+            // A client's open quotation mark and what a proxy appends.
+            ("for=\"x, for=198.51.100.7", "10.0.0.1"),
+            ("for=1.1.1.1;x=\", for=198.51.100.7;host=\"h\"", "10.0.0.1"),
+            ("for=1.1.1.1;x=\", for=\"[2001:db8::7]\"", "10.0.0.1"),
+            ("for=1.1.1.1;for=2.2.2.2", "10.0.0.1"),
+            ("for =1.1.1.1", "10.0.0.1"),
+            ("for=", "10.0.0.1"),
+            ("198.51.100.7", "10.0.0.1"),
+            ("", "10.0.0.1"),
+        ] {
+            client(Style::Rfc7239, "10.0.0.1", &[("forwarded", line)], expected);
+            client(Style::Both, "10.0.0.1", &[("forwarded", line)], expected);
+        }
+        client(Style::Rfc7239, "10.0.0.1", &[("x-forwarded-for", "198.51.100.7")], "10.0.0.1");
+    }
+
+    #[test]
+    fn where_two_headers_disagree_none_is_believed() {
+        let agreed = [("x-forwarded-for", "198.51.100.7"), ("forwarded", "for=198.51.100.7")];
+        client(Style::Both, "10.0.0.1", &agreed, "198.51.100.7");
+        let forged = [("x-forwarded-for", "198.51.100.7"), ("forwarded", "for=1.1.1.1")];
+        client(Style::Both, "10.0.0.1", &forged, "10.0.0.1");
+    }
+
+    fn written(style: Style, peer: &str, lines: &[(&'static str, &'static str)]) -> Vec<String> {
+        let (forwarding, headers) = (forwarding(style), map(lines));
+        let peer = peer.parse().unwrap();
+        let (address, host) = (HeaderValue::from_str(&format!("{peer}")).unwrap(), HeaderValue::from_static("a:8"));
+        let mut out = HeaderMap::new();
+        let hop = Hop { peer, address: &address, host: Some(&host) };
+        forwarding.write(&forwarding.told(peer, &headers), hop, &mut out);
+        out.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect()
+    }
+
+    #[test]
+    fn a_trusted_proxy_is_added_to_and_others_are_replaced() {
+        let lines = [
+            ("x-forwarded-for", "1.1.1.1"),
+            ("x-forwarded-for", "2.2.2.2"),
+            ("x-forwarded-proto", "https"),
+            ("x-forwarded-host", "shop.example"),
+            ("forwarded", "for=3.3.3.3"),
+        ];
+        let own = ["x-forwarded-for: 192.0.2.1", "x-forwarded-proto: http", "x-forwarded-host: a:8"];
+        assert_eq!(written(Style::XForwarded, "192.0.2.1", &lines), own);
+        assert_eq!(
+            written(Style::XForwarded, "10.0.0.1", &lines),
+            [
+                "x-forwarded-for: 1.1.1.1, 2.2.2.2, 10.0.0.1",
+                "x-forwarded-proto: https",
+                "x-forwarded-host: shop.example"
+            ]
+        );
+        assert_eq!(written(Style::Rfc7239, "192.0.2.1", &lines), ["forwarded: for=192.0.2.1;host=\"a:8\";proto=http"]);
+        assert_eq!(
+            written(Style::Rfc7239, "fd00::1", &lines),
+            ["forwarded: for=3.3.3.3, for=\"[fd00::1]\";host=\"a:8\";proto=http"]
+        );
+        assert_eq!(written(Style::Both, "10.0.0.1", &[]).len(), 4);
+        assert_eq!(written(Style::XForwarded, "10.0.0.1", &[("x-forwarded-for", "")])[0], "x-forwarded-for: 10.0.0.1");
+    }
+}

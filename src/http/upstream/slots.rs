@@ -1,0 +1,160 @@
+//! How many connections to an upstream there may be, on all threads together, and who is next where there are as many.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::Reuse;
+use super::connection::Connection;
+
+/// The connections that there may be.
+pub(super) struct Slots {
+    most: u64,
+    state: Mutex<State>,
+}
+
+/// The right to one connection. Dropped, it goes to who has waited longest.
+pub(super) struct Slot(Option<Arc<Slots>>);
+
+/// What one who waits gets.
+pub(super) enum Grant {
+    /// The right to open a connection.
+    Slot(Slot),
+    /// A connection that is idle.
+    Connection(Box<Connection>),
+}
+
+#[derive(Default)]
+struct State {
+    open: u64,
+    waiting: VecDeque<Waiting>,
+}
+
+struct Waiting {
+    reuse: Reuse,
+    sender: oneshot::Sender<Grant>,
+}
+
+impl Slots {
+    pub(super) fn new(most: u64) -> Arc<Self> {
+        Arc::new(Self { most, state: Mutex::default() })
+    }
+
+    /// A slot that is free. While somebody waits, none is.
+    pub(super) fn take(self: &Arc<Self>) -> Option<Slot> {
+        let mut state = self.state();
+        if state.open >= self.most {
+            return None;
+        }
+        state.open += 1;
+        Some(Slot(Some(Arc::clone(self))))
+    }
+
+    /// Waits behind those who wait. Dropped, the receiver leaves its place.
+    pub(super) fn queue(&self, reuse: Reuse) -> oneshot::Receiver<Grant> {
+        let (sender, receiver) = oneshot::channel();
+        let mut state = self.state();
+        // Those who gave up do not pile up where nothing becomes free.
+        state.forget_gone();
+        state.waiting.push_back(Waiting { reuse, sender });
+        receiver
+    }
+
+    /// Hands a connection that has been idle since then to who is next; it comes back where nobody waits. Where the next
+    /// cannot use it, it closes, and its slot is the next one's.
+    pub(super) fn offer(&self, connection: Box<Connection>, since: Instant) -> Option<Box<Connection>> {
+        let mut connection = connection;
+        loop {
+            // The lock is not held while a connection is dropped: its slot would ask for it.
+            let waiting = {
+                let mut state = self.state();
+                match state.waiting.front() {
+                    None => return Some(connection),
+                    Some(next) if since.elapsed() < next.reuse.longest_idle() => state.waiting.pop_front()?,
+                    Some(_) => break,
+                }
+            };
+            match waiting.sender.send(Grant::Connection(connection)) {
+                Err(Grant::Connection(back)) => connection = back,
+                Ok(()) | Err(Grant::Slot(_)) => return None,
+            }
+        }
+        drop(connection);
+        None
+    }
+
+    /// Whether anybody waits.
+    pub(super) fn is_awaited(&self) -> bool {
+        let mut state = self.state();
+        state.forget_gone();
+        !state.waiting.is_empty()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing that is done under this lock can leave it half done.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Takes those who gave up off the front.
+    fn forget_gone(&mut self) {
+        while self.waiting.front().is_some_and(|next| next.sender.is_closed()) {
+            self.waiting.pop_front();
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let Some(slots) = self.0.take() else { return };
+        let mut state = slots.state();
+        let mut slot = Self(Some(Arc::clone(&slots)));
+        while let Some(next) = state.waiting.pop_front() {
+            match next.sender.send(Grant::Slot(slot)) {
+                Err(Grant::Slot(back)) => slot = back,
+                Ok(()) | Err(Grant::Connection(_)) => return,
+            }
+        }
+        slot.0 = None;
+        state.open -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(slots: &Slots) -> u64 {
+        slots.state().open
+    }
+
+    #[tokio::test]
+    async fn a_slot_goes_to_who_has_waited_longest_and_is_still_there() {
+        let slots = Slots::new(1);
+        let slot = slots.take().unwrap();
+        assert!(slots.take().is_none());
+        let (gone, first, second) = (slots.queue(Reuse::Never), slots.queue(Reuse::Never), slots.queue(Reuse::Never));
+        drop(gone);
+        drop(slot);
+        let Ok(Grant::Slot(slot)) = first.await else { panic!("nothing granted") };
+        assert!(slots.is_awaited());
+        drop(slot);
+        // It was granted, and leaves before it has taken it.
+        drop(second);
+        assert_eq!(open(&slots), 0);
+        assert!(!slots.is_awaited() && slots.take().is_some());
+    }
+
+    #[tokio::test]
+    async fn those_who_gave_up_leave_nothing_behind() {
+        let slots = Slots::new(1);
+        let _slot = slots.take().unwrap();
+        for _ in 0..100 {
+            drop(slots.queue(Reuse::Unprotected));
+        }
+        assert!(slots.state().waiting.len() <= 1);
+    }
+}
