@@ -19,6 +19,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use super::body::Body;
 use super::held::Held;
@@ -43,8 +44,8 @@ const SPARE: usize = 8 << 10;
 /// How long to wait after the listener failed, for example for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// How long a connection that was accepted may be silent when the process is told to end.
-const FIRST_BYTES: Duration = Duration::from_millis(200);
+/// How long the first request of a connection may take to come when the process is told to end.
+const FIRST_REQUEST: Duration = Duration::from_millis(200);
 
 /// `[server]`
 #[derive(Clone, Debug)]
@@ -181,29 +182,11 @@ async fn adopted<H: Handler>(
     place: Place,
     peer: SocketAddr,
     current: Current<H>,
-    mut stop: watch::Receiver<bool>,
+    stop: watch::Receiver<bool>,
 ) {
     match TcpStream::from_std(stream) {
-        Ok(stream) if is_silent(&stream, &current, &mut stop).await => {}
         Ok(stream) => connection(Held::new(stream, place), peer, current, stop).await,
         Err(error) => tracing::warn!(%error, "a connection could not be served"),
-    }
-}
-
-/// Waits for the first bytes of a new connection; true if none come in time. What was accepted just before the end may be
-/// on its way with a request, which is not to be cut off: a connection of which nothing was read is closed at once.
-async fn is_silent<H>(stream: &TcpStream, current: &Current<H>, stop: &mut watch::Receiver<bool>) -> bool {
-    let patience = current.load().limits.header_timeout;
-    let (readable, ending) = (stream.readable(), async {
-        stopped(stop).await;
-        tokio::time::sleep(FIRST_BYTES).await;
-    });
-    tokio::select! {
-        biased;
-        // An error shows when it is read.
-        _ = readable => false,
-        () = ending => true,
-        () = tokio::time::sleep(patience) => true,
     }
 }
 
@@ -259,8 +242,15 @@ where
             biased;
             ended = connection.as_mut() => ended,
             () = stopped(&mut stop) => {
-                connection.as_mut().graceful_shutdown();
-                connection.await
+                // Who has just connected is on the way with a request, and hyper would close on him.
+                let first = if line.has_begun() { Duration::ZERO } else { FIRST_REQUEST };
+                match timeout(first, connection.as_mut()).await {
+                    Ok(ended) => ended,
+                    Err(_) => {
+                        connection.as_mut().graceful_shutdown();
+                        connection.await
+                    }
+                }
             }
         };
         if let Err(error) = ended {

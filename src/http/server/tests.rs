@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 
 use super::*;
 use crate::http::wire::fault_of;
@@ -231,10 +231,15 @@ async fn a_request_that_is_on_its_way_when_all_ends_is_answered() {
     let (_stopping, stop) = watch::channel(true);
     let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (stream, peer) = listener.accept().await.unwrap();
-    client.write_all(b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
     let mut came = String::new();
-    let answered = async { tokio::join!(serve(stream, peer, stop.clone()), client.read_to_string(&mut came)).1 };
-    timeout(Duration::from_secs(20), answered).await.unwrap().unwrap();
+    let asks = async {
+        client.write_all(b"GET /x HTTP/1.1\r\nHos").await.unwrap();
+        sleep(Duration::from_millis(5)).await;
+        client.write_all(b"t: a\r\n\r\n").await.unwrap();
+        client.read_to_string(&mut came).await.unwrap();
+    };
+    let answered = async { tokio::join!(serve(stream, peer, stop.clone()), asks) };
+    timeout(Duration::from_secs(20), answered).await.unwrap();
     assert!(came.ends_with("/x "), "{came:?}");
 
     // One that says nothing holds nothing up.

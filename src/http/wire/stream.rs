@@ -69,6 +69,11 @@ impl<S> Line<S> {
         }
     }
 
+    /// Whether any exchange has begun.
+    pub(in crate::http) fn has_begun(&self) -> bool {
+        self.exchanges.load(Ordering::Relaxed) > 0
+    }
+
     /// The answer of an exchange begins. Says whether the connection can go on after it: not where some of the request
     /// is still to come, or where it was to become something else.
     pub(in crate::http) fn answer(&self, number: u64, switches: bool) -> bool {
