@@ -27,8 +27,11 @@ IDLE, SLOW = 10_000, 200
 ROUNDS, SECONDS = 3, 8
 # Requests a second of the others, over this many connections, far below what the gate can do.
 RATE, OTHERS = 800, 16
-# The most that the gate may take, in bytes: at rest, and for each connection that does nothing or little.
-AT_REST, EACH = 64 << 20, 16 << 10
+# The most that the gate may take, in bytes: at rest, and for each connection that does nothing or little. The README
+# allows more than three times as much: buffers of 72 KiB each way and a head.
+AT_REST, EACH = 64 << 20, 64 << 10
+# What the README allows for each connection of an attack: that, and 256 KiB three times over of the upstream's answer.
+ATTACKED_EACH = (2 * 72 + 64 + 3 * 256) << 10
 # How often as slow as usual the others' p99 may be; and below this many milliseconds there is only noise.
 FACTOR, NOISE = 2.0, 2.0
 
@@ -226,6 +229,9 @@ def attack(work, running, mode, wrong):
     )
     if unavailable > MISSED or int(rows[-1][name]) == 0 or not running.alive():
         wrong.append(f"slowhttptest -{letter}: not available for {unavailable} s, in the end {rows[-1][name] != '0'}")
+    memory = running.memory()[0]
+    if memory > AT_REST + ATTACKED_EACH * ATTACK_CONNECTIONS:
+        wrong.append(f"slowhttptest -{letter}: the gate takes {memory >> 20} MiB")
     if connected < ATTACK_CONNECTIONS / 2:
         wrong.append(f"slowhttptest -{letter}: only {connected} connections")
 
