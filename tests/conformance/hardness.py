@@ -99,12 +99,12 @@ def upstream(work):
 def crowd(work, running, wrong):
     """The others' p99 without and with the crowd, in turns."""
     usual, crowded, memory = [], [], []
-    p99(work, running, 2)
+    p99(work, running, 2, wrong, "nothing")
     at_rest, _ = running.memory()
     for _ in range(ROUNDS):
-        usual.append(p99(work, running, SECONDS))
+        usual.append(p99(work, running, SECONDS, wrong, "nothing"))
         with Crowd(running.port) as others:
-            crowded.append(p99(work, running, SECONDS))
+            crowded.append(p99(work, running, SECONDS, wrong, "the crowd"))
             here = others.standing()
             memory.append(running.memory()[0])
         if here < IDLE + SLOW:
@@ -129,7 +129,7 @@ def figures(values):
     return ", ".join(f"{value:.2f}" for value in values)
 
 
-def p99(work, running, seconds):
+def p99(work, running, seconds, wrong, beside):
     """p99 in milliseconds of requests at a fixed rate; every answer must be 200."""
     log = work / "h2load.log"
     log.unlink(missing_ok=True)
@@ -140,8 +140,10 @@ def p99(work, running, seconds):
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds + 60)
     rows = [line.split() for line in log.read_text().splitlines()]
     bad = [row for row in rows if row[1] != "200"]
-    if done.returncode != 0 or bad or len(rows) < RATE * seconds / 2:
-        sys.exit(f"hardness.py: {len(rows)} answers, {len(bad)} of them wrong:\n{done.stdout[-1000:]}{done.stderr[-1000:]}")
+    if done.returncode != 0 or len(rows) < RATE * seconds / 2:
+        sys.exit(f"hardness.py: {len(rows)} answers:\n{done.stdout[-1000:]}{done.stderr[-1000:]}")
+    if bad:
+        wrong.append(f"beside {beside}, {len(bad)} of {len(rows)} requests of others were not answered 200")
     times = sorted(int(row[2]) / 1000 for row in rows)
     return times[len(times) * 99 // 100]
 
@@ -214,7 +216,7 @@ def attack(work, running, mode, wrong):
     with open(work / f"slowhttptest-{letter}.log", "w") as log:
         attacking = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
-            others = p99(work, running, ATTACK_SECONDS - 5)
+            others = p99(work, running, ATTACK_SECONDS - 5, wrong, f"slowhttptest -{letter}")
             attacking.wait(ATTACK_SECONDS + 60)
         finally:
             attacking.kill()
