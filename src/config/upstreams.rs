@@ -11,7 +11,7 @@ use super::{keys, limits};
 use crate::http::upstream::Settings;
 
 /// How many connections there may be to an upstream where nothing is said.
-pub(super) const MAX_CONNECTIONS: u64 = 1000;
+pub(super) const MAX_CONNECTIONS: u64 = 4000;
 
 /// What is configured of upstreams.
 pub(super) struct Upstreams {

@@ -95,7 +95,7 @@ pub(super) async fn begin(
     };
     if head.upgrade.is_some() {
         if !keyed && !policy.key.required {
-            return pass::forward(upstream, head, incoming, Manner::of(route)).await;
+            return pass::forward(gate, upstream, head, incoming, Manner::of(route)).await;
         }
         return refuse(request::upgrade_with_key());
     }

@@ -240,13 +240,13 @@ impl Gate {
         let Some(route) = route else {
             let lane = Arc::clone(&self.unrouted);
             return match self.settings.default_upstream {
-                Some(index) => (lane, pass::forward(&self.upstreams[index], head, body, Manner::default()).await),
+                Some(index) => (lane, pass::forward(self, &self.upstreams[index], head, body, Manner::default()).await),
                 None => (lane, Reply::problem(pass::no_route(&head), None)),
             };
         };
         let lane = Arc::clone(&self.lanes[&route.name]);
         let reply = match route.policy.mode {
-            Mode::Pass => pass::forward(&self.upstreams[route.upstream], head, body, Manner::of(route)).await,
+            Mode::Pass => pass::forward(self, &self.upstreams[route.upstream], head, body, Manner::of(route)).await,
             Mode::Protect => self.protect(route, &lane, head, body, taken).await,
         };
         (lane, reply)
@@ -265,7 +265,9 @@ impl Gate {
             Ok(Found::Absent) if policy.key.required => {
                 Reply::problem(request::key_missing(&policy.key), policy.docs.as_deref())
             }
-            Ok(Found::Absent) => pass::forward(&self.upstreams[route.upstream], head, body, Manner::of(route)).await,
+            Ok(Found::Absent) => {
+                pass::forward(self, &self.upstreams[route.upstream], head, body, Manner::of(route)).await
+            }
             Ok(found) => errand::begin(self, route, lane, (head, body), found, taken).await,
             Err(invalid) => {
                 let problem = Problem::new(Code::KeyInvalid, invalid.to_string());

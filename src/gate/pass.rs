@@ -9,10 +9,12 @@ use http_body::Body as _;
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout_at};
 
+use super::Gate;
 use super::answer::Reply;
+use super::identify::{body_problem, spool_problem};
 use super::request::Head;
 use crate::http::body::{Body, Progress};
-use crate::http::buffer::Buffered;
+use crate::http::buffer::{self, Buffered};
 use crate::http::headers::{announce_trailers, to_client, to_upstream};
 use crate::http::problem::Problem;
 use crate::http::replay::announced_length;
@@ -21,6 +23,9 @@ use crate::http::upstream::{Carrier, Error, NotSent, Reuse, Sending, Upstream};
 use crate::http::wire::fault_of;
 use crate::route::Route;
 use crate::telemetry::outcome::{Code, Outcome};
+
+/// A body up to this size, in bytes, is awaited before it is sent on.
+const AWAITED: u64 = 64 * 1024;
 
 /// How long to wait before an upstream that cannot be reached is tried again.
 const UNREACHABLE_RETRY: Duration = Duration::from_secs(1);
@@ -44,7 +49,23 @@ impl<'a> Manner<'a> {
 }
 
 /// Forwards a request as it comes.
-pub(super) async fn forward(upstream: &Upstream, mut head: Head, body: Incoming, manner: Manner<'_>) -> Reply {
+///
+/// A small body is awaited first: a slow client is not to keep a connection to the upstream from others.
+pub(super) async fn forward(
+    gate: &Gate,
+    upstream: &Upstream,
+    mut head: Head,
+    body: Incoming,
+    manner: Manner<'_>,
+) -> Reply {
+    let body = match body.size_hint().exact() {
+        Some(1..=AWAITED) if head.upgrade.is_none() => match Buffered::read(body, AWAITED, &gate.work.usage).await {
+            Ok(body) => Ok(body.body()),
+            Err(buffer::Error::Spool(error)) => return Reply::problem(spool_problem(gate, &error), manner.docs),
+            Err(error) => return Reply::problem(body_problem(error), manner.docs),
+        },
+        _ => Err(body),
+    };
     let progress = Arc::new(Progress::default());
     let is_chunked = head.headers.contains_key(TRANSFER_ENCODING);
     let protocol = head.headers.get(UPGRADE).cloned();
@@ -60,7 +81,8 @@ pub(super) async fn forward(upstream: &Upstream, mut head: Head, body: Incoming,
         headers.insert(UPGRADE, protocol);
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     }
-    let request = request(upstream, &head, headers, Body::from_client(body, Arc::clone(&progress)));
+    let body = body.unwrap_or_else(|body| Body::from_client(body, Arc::clone(&progress)));
+    let request = request(upstream, &head, headers, body);
     let reuse = if client_upgrade.is_some() { Reuse::Never } else { Reuse::Unprotected };
     match exchange(upstream, request, reuse, &progress).await {
         Ok((response, carrier)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => match client_upgrade {

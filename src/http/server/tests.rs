@@ -172,6 +172,25 @@ async fn an_answer_reaches_whoever_still_sends() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn whoever_takes_nothing_of_an_answer_is_given_up() {
+    let (mut client, _stop) = connect();
+    let began = Instant::now();
+    // Its answer is larger than what can be on the way.
+    let body = "x".repeat(100_000);
+    let sent = format!("POST /large HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    client.write_all(sent.as_bytes()).await.unwrap();
+    until(&mut client, "\r\n\r\n").await;
+    sleep(Duration::from_secs(9)).await;
+    client.read_exact(&mut [0; 1000]).await.unwrap();
+    sleep(Duration::from_secs(9)).await;
+    client.read_exact(&mut [0; 1000]).await.unwrap();
+    sleep(Duration::from_secs(60)).await;
+    let mut rest = Vec::new();
+    client.read_to_end(&mut rest).await.unwrap();
+    assert!(rest.len() < 40_000, "{} bytes after {:?}", rest.len(), began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
 async fn interim_answers_come_before_the_answer() {
     let (mut client, _stop) = connect();
     client.write_all(b"GET /hints HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();

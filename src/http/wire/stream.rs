@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
-use tokio::time::{Instant, Sleep, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout, timeout_at};
 
 use super::fault::Fault;
 use super::interim::{Interim, Waiting};
@@ -121,6 +121,8 @@ pub(in crate::http) struct Stream<S> {
     clear_for: u64,
     /// An interim answer that is under way.
     interim: Bytes,
+    /// Runs while the client takes nothing of what is to be written.
+    stuck: Option<Pin<Box<Sleep>>>,
 }
 
 /// Nothing more is read.
@@ -162,6 +164,7 @@ impl<S> Stream<S> {
             patience,
             clear_for: 0,
             interim: Bytes::new(),
+            stuck: None,
         }
     }
 
@@ -358,11 +361,27 @@ impl<S: AsyncWrite + Unpin> Stream<S> {
     }
 }
 
+impl<S> Stream<S> {
+    /// Whoever takes nothing of an answer for as long as a body may pause is not there: the upstream's connection is not
+    /// kept for it.
+    fn poll_taken(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if written.is_ready() || self.line.is_switched.load(Ordering::Acquire) {
+            self.stuck = None;
+            return written;
+        }
+        let patience = self.message.limits().body_timeout;
+        ready!(self.stuck.get_or_insert_with(|| Box::pin(sleep(patience))).as_mut().poll(cx));
+        self.usage.exceeded(Limit::BodyTimeout);
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
 impl<S: AsyncWrite + Unpin> AsyncWrite for Stream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         ready!(self.poll_interim(cx))?;
         self.clear_for = 0;
-        self.socket()?.poll_write(cx, buf)
+        let written = self.socket()?.poll_write(cx, buf);
+        self.poll_taken(cx, written)
     }
 
     fn poll_write_vectored(
@@ -372,7 +391,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Stream<S> {
     ) -> Poll<io::Result<usize>> {
         ready!(self.poll_interim(cx))?;
         self.clear_for = 0;
-        self.socket()?.poll_write_vectored(cx, bufs)
+        let written = self.socket()?.poll_write_vectored(cx, bufs);
+        self.poll_taken(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {
