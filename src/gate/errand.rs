@@ -195,6 +195,9 @@ impl Errand {
     /// What the request gets from another's question or attempt.
     async fn follow(&self, mut follow: Follow) -> Next {
         let Ok(stage) = timeout(self.gate.settings.settle_timeout, follow.joined()).await else {
+            if self.gate.work.retired.try_read().is_err() {
+                return Next::Reply(self.problem(rules_changed()));
+            }
             return Next::Reply(self.without_store().await);
         };
         match self.meet(follow, stage).await {
@@ -230,7 +233,8 @@ impl Errand {
         let mut seen = None;
         loop {
             let Ok(retired) = timeout_at(deadline, Arc::clone(&self.gate.work.retired).read_owned()).await else {
-                return client.reply(self.without_store().await);
+                // The rules are being changed: the store is well, and asked by others.
+                return client.reply(self.problem(rules_changed()));
             };
             if retired.contains(&self.lane.rules) {
                 return client.reply(self.problem(rules_changed()));

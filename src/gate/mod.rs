@@ -139,6 +139,7 @@ impl Gate {
     ) -> Arc<Self> {
         let secret = settings.id_secret.as_ref().map(|secret| Arc::clone(&secret.0));
         let identifier = Identifier::new(Arc::clone(&settings.service), secret);
+        let trusted = settings.forwarding.rule();
         let lane = |name: &Arc<str>, namespace: &Arc<str>, rules, kept| {
             Arc::new(Lane {
                 rules,
@@ -150,7 +151,7 @@ impl Gate {
             })
         };
         let lanes = router.routes().iter().map(|route| {
-            let rules = rules_of(&identifier, route);
+            let rules = rules_of(&identifier, route, &trusted);
             (Arc::clone(&route.name), lane(&route.name, &route.namespace, rules, kept_headers(route)))
         });
         let nowhere: Arc<str> = "-".into();
@@ -329,9 +330,9 @@ fn log(lane: &Lane, outcome: Outcome, response: &Response<Body>, took: Duration)
     }
 }
 
-fn rules_of(identifier: &Identifier, route: &Route) -> Rules {
+fn rules_of(identifier: &Identifier, route: &Route, trusted: &str) -> Rules {
     let policy = &route.policy;
-    identifier.rules_digest(&route.namespace, &policy.scope, &policy.key, &policy.fingerprint)
+    identifier.rules_digest(&route.namespace, &policy.scope, &policy.key, &policy.fingerprint, trusted)
 }
 
 fn origin(service: &Arc<str>, namespace: &Arc<str>, route: &Arc<str>) -> Origin {

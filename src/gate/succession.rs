@@ -120,6 +120,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn whose_word_counts_for_an_address_is_a_rule_where_the_address_is_part_of_the_scope() {
+        for (scope, changes) in [("client-ip", 1), ("host", 0)] {
+            let first = gate_of(vec![route("all", Mode::Protect, scope)]);
+            let mut settings = first.settings.clone();
+            settings.forwarding.trusted = vec!["10.0.0.0/8".parse().unwrap()];
+            let router = Router::new(vec![route("all", Mode::Protect, scope)]).unwrap();
+            let second = first.successor(settings, router, Vec::new(), &Metrics::new());
+            first.hand_over(&second, PATIENCE).await.unwrap().done();
+            assert_eq!(retired(&second).await, changes, "{scope}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_claim_under_way_is_waited_for_only_where_rules_change() {
         let gate = gate_of(vec![route("all", Mode::Protect, "host")]);
         let claim = Arc::clone(&gate.work.retired).read_owned().await;

@@ -42,6 +42,20 @@ pub enum Style {
     Both,
 }
 
+impl Forwarding {
+    /// Whose word counts for the address of a client, in one line; nothing where nobody's does.
+    #[must_use]
+    pub fn rule(&self) -> String {
+        if self.trusted.is_empty() {
+            return String::new();
+        }
+        let mut networks: Vec<String> = self.trusted.iter().map(ToString::to_string).collect();
+        networks.sort();
+        networks.dedup();
+        format!("{:?} {}", self.style, networks.join(" "))
+    }
+}
+
 impl Style {
     fn has_x_forwarded(self) -> bool {
         matches!(self, Self::XForwarded | Self::Both)

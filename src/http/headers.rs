@@ -53,7 +53,8 @@ fn is_alias(name: &HeaderName, kept: &[HeaderName]) -> bool {
 }
 
 /// What no trailer may say.
-const NO_TRAILERS: [HeaderName; 15] = [
+const NO_TRAILERS: [HeaderName; 16] = [
+    HeaderName::from_static("x-api-key"),
     HeaderName::from_static("idempotency-key"),
     header::AUTHORIZATION,
     header::PROXY_AUTHORIZATION,

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream as StdStream};
+use std::os::fd::AsFd;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +16,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -40,6 +42,13 @@ const LARGEST_BUFFER: usize = 64 << 10;
 
 /// What a head needs beside itself, in bytes.
 const SPARE: usize = 8 << 10;
+
+/// How many connections are taken from the queue of a listener when it ends.
+const BACKLOG: usize = 4096;
+
+/// After how long without a word from it a peer is asked whether it is there, and how often then.
+const KEEPALIVE: Duration = Duration::from_secs(60);
+const KEEPALIVE_AGAIN: Duration = Duration::from_secs(15);
 
 /// How long to wait after the listener failed, for example for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -138,7 +147,7 @@ pub async fn serve<H: Handler>(
                 Ok((stream, peer)) => {
                     let usage = Arc::clone(&current.load().usage);
                     match usage.connection(peer.ip()) {
-                        Ok(place) => match stream.set_nodelay(true).and_then(|()| stream.into_std()) {
+                        Ok(place) => match watch_over(&stream).and_then(|()| stream.into_std()) {
                             Ok(stream) => {
                                 let connection = adopted(stream, place, peer, Arc::clone(&current), stop.clone());
                                 shards.spawn(&mut connections, connection);
@@ -156,8 +165,26 @@ pub async fn serve<H: Handler>(
             },
         }
     }
-    drop(listener);
+    // Whoever has connected by now is served: the system would reset them.
+    if let Ok(listener) = listener.into_std() {
+        for _ in 0..BACKLOG {
+            let Ok((stream, peer)) = listener.accept() else { break };
+            let place = current.load().usage.connection(peer.ip());
+            if let Ok(place) = place
+                && stream.set_nonblocking(true).and_then(|()| watch_over(&stream)).is_ok()
+            {
+                shards.spawn(&mut connections, adopted(stream, place, peer, Arc::clone(&current), stop.clone()));
+            }
+        }
+    }
     while connections.join_next().await.is_some() {}
+}
+
+/// Has small writes sent at once, and a peer noticed that has gone without a word.
+pub(super) fn watch_over(stream: &impl AsFd) -> io::Result<()> {
+    let socket = SockRef::from(stream);
+    socket.set_tcp_nodelay(true)?;
+    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE_AGAIN))
 }
 
 /// Returns when `stop` is true, or can never turn true any more.
@@ -260,7 +287,8 @@ where
             tracing::debug!(%error, "a client connection ended badly");
         }
     }
-    line.linger().await;
+    let is_stopping = *stop.borrow();
+    line.linger(is_stopping).await;
 }
 
 #[cfg(test)]

@@ -54,10 +54,18 @@ impl Identifier {
     /// The digest of everything but the request that makes the ids of a namespace. Two gates with equal digests
     /// give a request the same id.
     ///
-    /// `fingerprint` counts only where a key may be a request's own fingerprint. The secret counts by making the
-    /// digest, as it makes the ids.
+    /// `fingerprint` counts only where a key may be a request's own fingerprint. `trusted` says whose word counts for the
+    /// address of a client, empty for nobody's; it counts only where that address is part of the scope. The secret counts
+    /// by making the digest, as it makes the ids.
     #[must_use]
-    pub fn rules_digest(&self, namespace: &str, scope: &[ScopePart], key: &KeyRule, fingerprint: &Recipe) -> [u8; 32] {
+    pub fn rules_digest(
+        &self,
+        namespace: &str,
+        scope: &[ScopePart],
+        key: &KeyRule,
+        fingerprint: &Recipe,
+        trusted: &str,
+    ) -> [u8; 32] {
         let mut out = self.begin(b"oncegate rules 1");
         put(&mut out, namespace.as_bytes());
         put_count(&mut out, scope.len());
@@ -68,6 +76,9 @@ impl Identifier {
             if *source == KeySource::Fingerprint {
                 put_recipe(&mut out, fingerprint);
             }
+        }
+        if !trusted.is_empty() && scope.contains(&ScopePart::ClientIp) {
+            put(&mut out, trusted.as_bytes());
         }
         self.hash(&out)
     }
@@ -255,7 +266,7 @@ mod tests {
         let key = Key::parse("8e03978e-40d5-43dd-bc93-6894a57f9324", 255).unwrap();
         let all = [None, Some(Arc::from(&b"secret"[..]))].map(|secret| {
             let identifier = Identifier::new("default".into(), secret);
-            let rules = identifier.rules_digest("charges", &policy.scope, &policy.key, &policy.fingerprint);
+            let rules = identifier.rules_digest("charges", &policy.scope, &policy.key, &policy.fingerprint, "");
             [identifier.id("charges", &policy.scope, caller, &key).to_string(), RecordId(rules).to_string()]
         });
         let ever = [
@@ -281,6 +292,7 @@ mod tests {
                 &policy.scope,
                 &policy.key,
                 &policy.fingerprint,
+                "",
             )
         };
         let by_fingerprint = |policy: &mut Policy| policy.key.from = vec![KeySource::Fingerprint];

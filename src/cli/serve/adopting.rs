@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::Signals;
 use crate::gate::Gate;
@@ -41,13 +41,34 @@ pub(super) async fn at_start(
     refuse(&changes).map(|()| true)
 }
 
-/// Makes the store know the configuration that is to take the place of another, within `patience`.
-pub(super) async fn at_reload(next: &Gate, store: &dyn Store, patience: Duration) -> anyhow::Result<()> {
+/// Makes the store know the configuration of `next`, which is to take the place of `current`, within `patience`. Meanwhile
+/// nobody claims whose rules change.
+pub(super) async fn at_reload(
+    current: &Gate,
+    next: &Gate,
+    store: &dyn Store,
+    patience: Duration,
+) -> anyhow::Result<()> {
     let (origins, identities) = next.identities();
-    let Ok(adopted) = timeout(patience, store.adopt(origins, identities, false)).await else {
-        bail!("cannot prepare the store: it did not answer in time");
+    let failure = match timeout(patience, store.adopt(origins, identities, false)).await {
+        Ok(Ok(changes)) => return refuse(&changes),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => "it did not answer in time".to_owned(),
     };
-    refuse(&adopted.context("cannot prepare the store")?)
+    // It may come to the store all the same. A gate that went on by other rules than the store knows would have its
+    // records forgotten at the next start without a word.
+    tracing::warn!(
+        error = failure,
+        "the store cannot be prepared for the new configuration: going back to the former one"
+    );
+    loop {
+        let (origins, identities) = current.identities();
+        match store.adopt(origins, identities, true).await {
+            Ok(_) => bail!("cannot prepare the store: {failure}"),
+            Err(error) => tracing::warn!(%error, "the store cannot be told of the former configuration; trying again"),
+        }
+        sleep(AGAIN).await;
+    }
 }
 
 fn refuse(changes: &[IdentityChange]) -> anyhow::Result<()> {

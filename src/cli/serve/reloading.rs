@@ -130,7 +130,7 @@ impl Serving {
         let upstreams = config.upstreams.into_iter().map(|settings| gate.upstream(settings)).collect();
         let next = gate.successor(config.gate, config.router, upstreams, &self.metrics);
         let hand_over = gate.hand_over(&next, PATIENCE).await.context("cannot change the rules of identities")?;
-        adopting::at_reload(&next, &*self.store, PATIENCE).await?;
+        adopting::at_reload(&gate, &next, &*self.store, PATIENCE).await?;
 
         server::Serving::replace(&self.current, next, config.server.limits);
         hand_over.done();

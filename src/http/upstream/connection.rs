@@ -19,6 +19,7 @@ use super::stream::{Stream, Wire};
 use super::{Dial, Io, NotSent, Settings, Upstream};
 use crate::http::body::Body;
 use crate::http::held::Held;
+use crate::http::server::watch_over;
 use crate::http::wire::Interim;
 
 /// Most interim answers before an answer.
@@ -145,7 +146,7 @@ pub(super) enum Refused {
 
 async fn connect(settings: &Settings) -> io::Result<TcpStream> {
     let stream = TcpStream::connect((settings.host.as_str(), settings.port)).await?;
-    stream.set_nodelay(true)?;
+    watch_over(&stream)?;
     Ok(stream)
 }
 

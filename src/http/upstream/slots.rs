@@ -53,11 +53,19 @@ impl Slots {
     }
 
     /// Waits behind those who wait. Dropped, the receiver leaves its place.
-    pub(super) fn queue(&self, reuse: Reuse) -> oneshot::Receiver<Grant> {
+    pub(super) fn queue(self: &Arc<Self>, reuse: Reuse) -> oneshot::Receiver<Grant> {
         let (sender, receiver) = oneshot::channel();
         let mut state = self.state();
         // Those who gave up do not pile up where nothing becomes free.
         state.forget_gone();
+        if state.open < self.most && state.waiting.is_empty() {
+            // One has become free since it was looked for, when nobody waited yet.
+            state.open += 1;
+            drop(state);
+            // The receiver is at hand.
+            let _ = sender.send(Grant::Slot(Slot(Some(Arc::clone(self)))));
+            return receiver;
+        }
         state.waiting.push_back(Waiting { reuse, sender });
         receiver
     }

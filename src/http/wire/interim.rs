@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
+use http::header::{CONTENT_LENGTH, TRAILER};
 use http::{HeaderMap, StatusCode};
 
 use crate::http::headers::to_client;
@@ -82,7 +83,8 @@ impl Waiting {
         if !state.is_answered && !state.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
             state.waker = Some(waker.clone());
         }
-        state.exchange
+        // What would come after the answer has begun would be part of it.
+        if state.is_answered { 0 } else { state.exchange }
     }
 
     /// What is to be written before anything else of this exchange.
@@ -109,7 +111,8 @@ fn written(status: StatusCode, headers: &HeaderMap) -> Bytes {
     out.put_u8(b' ');
     out.put_slice(status.canonical_reason().unwrap_or_default().as_bytes());
     out.put_slice(b"\r\n");
-    for (name, value) in &to_client(headers.clone(), &[]) {
+    // It has no body to be framed, or trailers (RFC 9110, 8.6 and 15.2).
+    for (name, value) in &to_client(headers.clone(), &[CONTENT_LENGTH, TRAILER]) {
         out.put_slice(name.as_str().as_bytes());
         out.put_slice(b": ");
         out.put_slice(value.as_bytes());

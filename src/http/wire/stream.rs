@@ -87,10 +87,12 @@ impl<S> Line<S> {
 
 impl<S: AsyncRead + Unpin> Line<S> {
     /// Reads on what a client still sends after the last answer, for a while.
-    pub(in crate::http) async fn linger(&self) {
+    ///
+    /// The process ends no later for it: where `is_stopping`, one pause is all.
+    pub(in crate::http) async fn linger(&self, is_stopping: bool) {
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(mut socket) = ended else { return };
-        let deadline = Instant::now() + LINGER;
+        let deadline = Instant::now() + if is_stopping { LINGER_PAUSE } else { LINGER };
         let mut unread = [0; 8 << 10];
         let reads = async {
             // Until the client closes, fails or pauses.
@@ -378,7 +380,9 @@ impl<S> Stream<S> {
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Stream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        ready!(self.poll_interim(cx))?;
+        if self.poll_interim(cx)?.is_pending() {
+            return self.poll_taken(cx, Poll::Pending);
+        }
         self.clear_for = 0;
         let written = self.socket()?.poll_write(cx, buf);
         self.poll_taken(cx, written)
@@ -389,7 +393,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Stream<S> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        ready!(self.poll_interim(cx))?;
+        if self.poll_interim(cx)?.is_pending() {
+            return self.poll_taken(cx, Poll::Pending);
+        }
         self.clear_for = 0;
         let written = self.socket()?.poll_write_vectored(cx, bufs);
         self.poll_taken(cx, written)
@@ -402,7 +408,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Stream<S> {
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         // It is hyper that flushes, when nothing of its own is left to write.
         self.clear_for = self.line.interim.wait(cx.waker());
-        ready!(self.poll_interim(cx))?;
+        if self.poll_interim(cx)?.is_pending() {
+            return self.poll_taken(cx, Poll::Pending).map_ok(|_| ());
+        }
         self.socket()?.poll_flush(cx)
     }
 
