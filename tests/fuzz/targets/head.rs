@@ -47,7 +47,7 @@ fn check(request: &[u8]) {
     assert!(http::Method::from_bytes(parsed.method.unwrap().as_bytes()).is_ok());
     assert!(http::Uri::try_from(parsed.path.unwrap()).is_ok());
     // Each line that is not empty is the first or a header.
-    let lines = head.split(|byte| *byte == b'\n').filter(|line| !matches!(line, b"" | b"\r")).count();
+    let lines = head.split(|byte| *byte == b'\n').filter(|line| !line.is_empty() && *line != b"\r").count();
     assert_eq!(lines, 1 + parsed.headers.len());
     let named = |name: &str| {
         let values = parsed.headers.iter().filter(|header| header.name.eq_ignore_ascii_case(name));
@@ -73,7 +73,8 @@ fn chunks(body: &[u8]) -> Option<usize> {
     let mut at = 0;
     loop {
         let line = line(body, at)?;
-        let size = std::str::from_utf8(line).ok()?.split(';').next()?.trim_end_matches([' ', '\t']);
+        let size = line.split(|byte| *byte == b';').next()?;
+        let size = std::str::from_utf8(size).ok()?.trim_end_matches([' ', '\t']);
         let size = usize::from_str_radix(size, 16).ok().filter(|_| !size.starts_with('+'))?;
         at += line.len() + 2;
         if size == 0 {
