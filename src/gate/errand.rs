@@ -17,7 +17,7 @@ use super::request::{self, Head};
 use super::wait::{Awaited, Met};
 use super::{Gate, Lane, attempt, pass, settling};
 use crate::http::budget::Taken;
-use crate::http::buffer::{self, Buffered};
+use crate::http::buffer::Buffered;
 use crate::http::problem::Problem;
 use crate::http::replay;
 use crate::http::upstream::{self, Upstream};
@@ -101,8 +101,7 @@ pub(super) async fn begin(
     }
     let body = match Buffered::read(incoming, policy.max_request_body, &gate.work.usage).await {
         Ok(body) => body,
-        Err(buffer::Error::Spool(error)) => return refuse(spool_problem(gate, &error)),
-        Err(error) => return refuse(body_problem(error)),
+        Err(error) => return refuse(body_problem(gate, error)),
     };
     let (key, fingerprint) = match find_key(gate, policy, &head, &body, found).await {
         Ok(Some(found)) => found,

@@ -6,10 +6,9 @@ use std::sync::Arc;
 use http::request::Parts;
 use sha2::{Digest as _, Sha256};
 
-use super::identify::body_problem;
+use super::identify::too_large;
 use super::request::{self, Head, Road};
 use super::{Settings, pass};
-use crate::http::buffer;
 use crate::http::headers::asks_upgrade;
 use crate::http::problem::Problem;
 use crate::http::server::Peer;
@@ -175,7 +174,7 @@ impl Asked<'_> {
             return Err(request::upgrade_with_key());
         }
         if self.body.len() as u64 > policy.max_request_body {
-            return Err(body_problem(buffer::Error::TooLarge { limit: policy.max_request_body }));
+            return Err(too_large(policy.max_request_body));
         }
         let found = if found == Found::NeedsBody { find(Some(self.body))? } else { found };
         let subject = Subject { method, uri, headers, body: Body::Whole(self.body) };

@@ -75,14 +75,18 @@ async fn large_body<'a>(gate: &'a Gate, body: &Buffered) -> Option<tokio::sync::
 }
 
 /// Why a body could not be held.
-pub(super) fn body_problem(error: buffer::Error) -> Problem {
+pub(super) fn body_problem(gate: &Gate, error: buffer::Error) -> Problem {
     match error {
-        buffer::Error::TooLarge { limit } => {
-            Problem::new(Code::RequestTooLarge, format!("the body is larger than the {limit} bytes allowed here"))
-        }
+        buffer::Error::TooLarge { limit } => too_large(limit),
         buffer::Error::Malformed(error) => pass::client_body_problem(&error),
-        buffer::Error::NoRoom | buffer::Error::Spool(_) => no_room(),
+        buffer::Error::NoRoom => no_room(),
+        buffer::Error::Spool(error) => spool_problem(gate, &error),
     }
+}
+
+/// The body is larger than so many bytes.
+pub(super) fn too_large(limit: u64) -> Problem {
+    Problem::new(Code::RequestTooLarge, format!("the body is larger than the {limit} bytes allowed here"))
 }
 
 /// The temporary file failed.

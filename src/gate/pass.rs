@@ -11,10 +11,10 @@ use tokio::time::{Instant, timeout_at};
 
 use super::Gate;
 use super::answer::Reply;
-use super::identify::{body_problem, spool_problem};
+use super::identify::body_problem;
 use super::request::Head;
 use crate::http::body::{Body, Progress};
-use crate::http::buffer::{self, Buffered};
+use crate::http::buffer::Buffered;
 use crate::http::headers::{announce_trailers, to_client, to_upstream};
 use crate::http::problem::Problem;
 use crate::http::replay::announced_length;
@@ -61,8 +61,7 @@ pub(super) async fn forward(
     let body = match body.size_hint().exact() {
         Some(1..=AWAITED) if head.upgrade.is_none() => match Buffered::read(body, AWAITED, &gate.work.usage).await {
             Ok(body) => Ok(body.body()),
-            Err(buffer::Error::Spool(error)) => return Reply::problem(spool_problem(gate, &error), manner.docs),
-            Err(error) => return Reply::problem(body_problem(error), manner.docs),
+            Err(error) => return Reply::problem(body_problem(gate, error), manner.docs),
         },
         _ => Err(body),
     };

@@ -87,7 +87,12 @@ fn connection_names(headers: &HeaderMap) -> Vec<HeaderName> {
 
 /// The members of a comma-separated list, trimmed.
 pub(super) fn tokens(value: &HeaderValue) -> impl Iterator<Item = &[u8]> {
-    value.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii)
+    members(value.as_bytes())
+}
+
+/// The same, of the bytes of a sound value: the only white space in those are spaces and tabs.
+pub(super) fn members(value: &[u8]) -> impl Iterator<Item = &[u8]> {
+    value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii)
 }
 
 /// Whether a comma-separated list header has `token`, in whatever case.

@@ -18,6 +18,7 @@ mod refusal;
 pub mod replay;
 pub mod server;
 pub mod shards;
+mod socket;
 pub mod trace;
 pub mod upgrade;
 pub mod upstream;

@@ -9,6 +9,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::problem::Problem;
+use super::socket::read_on;
 use crate::telemetry::limits::Limit;
 use crate::telemetry::outcome::Code;
 
@@ -65,8 +66,7 @@ async fn tell<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, words: Bytes) ->
     }
     stream.write_all(&words).await?;
     stream.shutdown().await?;
-    // Closed with bytes unread, the connection would be reset, and the answer lost on its way.
-    while stream.read(&mut ignored).await? > 0 {}
+    read_on(&mut stream, LONGEST).await;
     Ok(())
 }
 

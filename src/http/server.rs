@@ -4,7 +4,6 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream as StdStream};
-use std::os::fd::AsFd;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +15,6 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -28,6 +26,7 @@ use super::held::Held;
 use super::limits::Limits;
 use super::listen::Listen;
 use super::shards::Shards;
+use super::socket::watch_over;
 use super::usage::{Place, Usage};
 use super::wire::{Fault, Interim, Line, Stream};
 use crate::telemetry::limits::Limit;
@@ -45,10 +44,6 @@ const SPARE: usize = 8 << 10;
 
 /// How many connections are taken from the queue of a listener when it ends.
 const BACKLOG: usize = 4096;
-
-/// After how long without a word from it a peer is asked whether it is there, and how often then.
-const KEEPALIVE: Duration = Duration::from_secs(60);
-const KEEPALIVE_AGAIN: Duration = Duration::from_secs(15);
 
 /// How long to wait after the listener failed, for example for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -178,13 +173,6 @@ pub async fn serve<H: Handler>(
         }
     }
     while connections.join_next().await.is_some() {}
-}
-
-/// Has small writes sent at once, and a peer noticed that has gone without a word.
-pub(super) fn watch_over(stream: &impl AsFd) -> io::Result<()> {
-    let socket = SockRef::from(stream);
-    socket.set_tcp_nodelay(true)?;
-    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE_AGAIN))
 }
 
 /// Returns when `stop` is true, or can never turn true any more.

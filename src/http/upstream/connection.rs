@@ -19,7 +19,7 @@ use super::stream::{Stream, Wire};
 use super::{Dial, Io, NotSent, Settings, Upstream};
 use crate::http::body::Body;
 use crate::http::held::Held;
-use crate::http::server::watch_over;
+use crate::http::socket::watch_over;
 use crate::http::wire::Interim;
 
 /// Most interim answers before an answer.

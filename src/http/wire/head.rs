@@ -3,6 +3,7 @@
 use http::Uri;
 
 use super::fault::Fault;
+use crate::http::headers::members;
 use crate::http::limits::Limits;
 
 /// The longest target. `http::Uri` takes no longer one.
@@ -141,7 +142,8 @@ fn field(line: &[u8]) -> Result<(&[u8], &[u8]), Fault> {
             if name.len() > usize::from(u16::MAX) / 2 {
                 return Err(Fault::HeadTooLarge);
             }
-            Ok((name, trimmed(value)))
+            // Spaces and tabs: no other white space is left by now.
+            Ok((name, value.trim_ascii()))
         }
         Some((b' ' | b'\t', _)) if name.is_empty() => {
             Err(Fault::Malformed("a header is folded over several lines (RFC 9112, 5.2)"))
@@ -153,16 +155,8 @@ fn field(line: &[u8]) -> Result<(&[u8], &[u8]), Fault> {
     }
 }
 
-/// Without the white space at both ends: spaces and tabs, and nothing else.
-fn trimmed(value: &[u8]) -> &[u8] {
-    let is_space = |byte: &u8| matches!(byte, b' ' | b'\t');
-    let begin = value.iter().position(|byte| !is_space(byte)).unwrap_or(value.len());
-    let end = value.iter().rposition(|byte| !is_space(byte)).map_or(begin, |last| last + 1);
-    &value[begin..end]
-}
-
 fn has_token(value: &[u8], token: &[u8]) -> bool {
-    value.split(|byte| *byte == b',').any(|member| trimmed(member).eq_ignore_ascii_case(token))
+    members(value).any(|member| member.eq_ignore_ascii_case(token))
 }
 
 /// HTTP/1.0 has no expectations: there they are ignored (RFC 9110, 10.1.1).

@@ -8,13 +8,14 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf as _, Bytes, BytesMut};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
-use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout, timeout_at};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout_at};
 
 use super::fault::Fault;
 use super::interim::{Interim, Waiting};
 use super::message::Message;
 use crate::http::limits::Limits;
+use crate::http::socket::read_on;
 use crate::http::usage::Usage;
 use crate::telemetry::limits::Limit;
 
@@ -24,8 +25,7 @@ const STAND_IN: &[u8] = b"GET / HTTP/1.1\r\nhost: -\r\nconnection: close\r\n\r\n
 /// How much may come before it is known what protocol it is of.
 const EARLY: usize = 64 << 10;
 
-/// How long what a client still sends is read on after the last answer, and how long it may pause: closed with bytes
-/// unread, the connection would be reset, and the answer lost on its way (RFC 9112, 9.6).
+/// How long what a client still sends is read on after the last answer, and how long it may pause.
 const LINGER: Duration = Duration::from_secs(30);
 const LINGER_PAUSE: Duration = Duration::from_secs(2);
 
@@ -93,12 +93,7 @@ impl<S: AsyncRead + Unpin> Line<S> {
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(mut socket) = ended else { return };
         let deadline = Instant::now() + if is_stopping { LINGER_PAUSE } else { LINGER };
-        let mut unread = [0; 8 << 10];
-        let reads = async {
-            // Until the client closes, fails or pauses.
-            while let Ok(Ok(1..)) = timeout(LINGER_PAUSE, socket.read(&mut unread)).await {}
-        };
-        let _ = timeout_at(deadline, reads).await;
+        let _ = timeout_at(deadline, read_on(&mut socket, LINGER_PAUSE)).await;
     }
 }
 
@@ -361,9 +356,21 @@ impl<S: AsyncWrite + Unpin> Stream<S> {
             }
         }
     }
-}
 
-impl<S> Stream<S> {
+    /// Writes something of hyper's, behind the interim answers that wait.
+    fn poll_written(
+        &mut self,
+        cx: &mut Context<'_>,
+        write: impl FnOnce(Pin<&mut S>, &mut Context<'_>) -> Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        if self.poll_interim(cx)?.is_pending() {
+            return self.poll_taken(cx, Poll::Pending);
+        }
+        self.clear_for = 0;
+        let written = write(self.socket()?, cx);
+        self.poll_taken(cx, written)
+    }
+
     /// Whoever takes nothing of an answer for as long as a body may pause is not there: the upstream's connection is not
     /// kept for it.
     fn poll_taken(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
@@ -380,12 +387,7 @@ impl<S> Stream<S> {
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Stream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        if self.poll_interim(cx)?.is_pending() {
-            return self.poll_taken(cx, Poll::Pending);
-        }
-        self.clear_for = 0;
-        let written = self.socket()?.poll_write(cx, buf);
-        self.poll_taken(cx, written)
+        self.poll_written(cx, |socket, cx| socket.poll_write(cx, buf))
     }
 
     fn poll_write_vectored(
@@ -393,12 +395,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Stream<S> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        if self.poll_interim(cx)?.is_pending() {
-            return self.poll_taken(cx, Poll::Pending);
-        }
-        self.clear_for = 0;
-        let written = self.socket()?.poll_write_vectored(cx, bufs);
-        self.poll_taken(cx, written)
+        self.poll_written(cx, |socket, cx| socket.poll_write_vectored(cx, bufs))
     }
 
     fn is_write_vectored(&self) -> bool {
