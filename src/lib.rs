@@ -7,6 +7,7 @@
 //! | [`idempotency`] | the pure rules: keys, identity, fingerprints, policies, records, `decide`, `settle` | clocks, I/O, tokio |
 //! | [`route`] | request head to route | stores, records |
 //! | [`store`] | durable conditional storage of records | what a lease or a fingerprint means |
+//! | [`tls`] | who proves what to whom on encrypted connections | files, sockets |
 //! | [`telemetry`] | outcomes, metrics, logs | how an outcome came about |
 //! | [`gate`] | the story of one request: route, key, fingerprint, claim, decide, act | sockets, configuration files |
 //! | [`http`] | listeners, upstream connections, bodies, headers, problems | records |
@@ -15,7 +16,7 @@
 //! | [`config`] | files, environment and flags into settings | everything at run time |
 //! | [`cli`] | the commands | - |
 //!
-//! Imports go one way: `main -> cli -> {config, admin, worker, gate} -> http -> {route, store, telemetry} -> idempotency`.
+//! Imports go one way: `main -> cli -> {config, admin, worker, gate} -> http -> {route, store, telemetry} -> {tls, idempotency}`.
 //! `tests/tidy.rs` holds the allowed edges.
 //!
 //! # The promise
@@ -60,4 +61,5 @@ pub mod idempotency;
 pub mod route;
 pub mod store;
 pub mod telemetry;
+pub mod tls;
 pub mod worker;

@@ -68,6 +68,8 @@ pub struct Router {
     paths_matter: bool,
     /// Whether a literal of a path has a capital letter.
     has_capitals: bool,
+    /// Whether a route is for one host.
+    hosts_matter: bool,
 }
 
 /// Two routes that can match one request with equal claim, by their places in the list.
@@ -96,6 +98,7 @@ impl Router {
             order,
             paths_matter: routes.iter().any(Route::protects) && !routes.iter().all(|route| route.path.is_everything()),
             has_capitals: routes.iter().any(|route| route.path.has_capitals()),
+            hosts_matter: routes.iter().any(|route| route.host.is_some()),
             routes: routes.into_iter().map(Arc::new).collect(),
         })
     }
@@ -106,8 +109,16 @@ impl Router {
     /// except that a host's case, port and final dot do not count.
     #[must_use]
     pub fn find(&self, method: &Method, host: Option<&str>, path: &str) -> Option<&Arc<Route>> {
-        let host = host.map(host_of);
+        self.find_at(method, self.host_that_matters(host), path)
+    }
+
+    fn find_at(&self, method: &Method, host: Option<&str>, path: &str) -> Option<&Arc<Route>> {
         self.ranked().find(|route| route.matches(method, host, path))
+    }
+
+    /// The host of an authority, where any route looks at it.
+    fn host_that_matters<'a>(&self, authority: Option<&'a str>) -> Option<&'a str> {
+        authority.filter(|_| self.hosts_matter).map(host_of)
     }
 
     /// All routes, the most specific first: of those that match a request, the first is its route.

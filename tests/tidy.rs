@@ -8,15 +8,16 @@ use std::path::{Path, PathBuf};
 /// What each room may import. Between rooms imports go one way: there is no cycle in here.
 const EDGES: &[(&str, &[&str])] = &[
     ("idempotency", &[]),
+    ("tls", &[]),
     ("route", &["idempotency"]),
-    ("store", &["idempotency"]),
+    ("store", &["tls", "idempotency"]),
     ("telemetry", &["store", "idempotency"]),
-    ("http", &["route", "store", "telemetry", "idempotency"]),
+    ("http", &["tls", "route", "store", "telemetry", "idempotency"]),
     ("gate", &["http", "route", "store", "telemetry", "idempotency"]),
     ("worker", &["store", "telemetry", "idempotency"]),
     ("admin", &["http", "route", "store", "telemetry", "idempotency"]),
-    ("config", &["admin", "gate", "http", "worker", "route", "store", "telemetry", "idempotency"]),
-    ("cli", &["config", "admin", "gate", "http", "worker", "route", "store", "telemetry", "idempotency"]),
+    ("config", &["tls", "admin", "gate", "http", "worker", "route", "store", "telemetry", "idempotency"]),
+    ("cli", &["tls", "config", "admin", "gate", "http", "worker", "route", "store", "telemetry", "idempotency"]),
     ("main", &["cli"]),
     ("lib", &[]),
 ];

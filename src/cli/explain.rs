@@ -2,18 +2,23 @@
 
 use std::io::Read as _;
 use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use clap::Args;
 use http::header::{CONTENT_TYPE, HOST};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, Version};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 
 use self::report::Asked;
 use super::{FileArgs, complain, configured, print};
 use crate::config::{Flags, Sources};
 use crate::gate::explain::{Question, explain};
+use crate::idempotency::scope::ClientCertificate;
 
 mod policy;
 mod report;
@@ -41,6 +46,9 @@ pub(super) struct ExplainArgs {
     /// The client's address, where a scope has `client-ip`
     #[arg(long, value_name = "IP")]
     client_ip: Option<IpAddr>,
+    /// The client's certificate in PEM, where a scope has `client-cert`; nobody checks here who signed it
+    #[arg(long, value_name = "FILE")]
+    client_cert: Option<PathBuf>,
     /// The path with its query, or a whole URL, which names the host too
     #[arg(value_name = "PATH", value_parser = parse_target)]
     target: Uri,
@@ -70,7 +78,13 @@ pub(super) fn run(args: ExplainArgs) -> anyhow::Result<ExitCode> {
         type_is_ours,
         from_file: args.data.iter().any(|data| data.starts_with('@')),
     };
-    let question = Question { head, body: asked.body, client_ip: args.client_ip };
+    let question = Question {
+        head,
+        body: asked.body,
+        client_ip: args.client_ip,
+        certificate: args.client_cert.as_deref().map(read_certificate).transpose()?.map(Arc::new),
+        is_secure: config.server.door.tls.is_some(),
+    };
     let explanation = explain(&config.gate, &config.router, question);
     print(&report::write(&config, &asked, &explanation))?;
     Ok(ExitCode::SUCCESS)
@@ -114,6 +128,12 @@ fn read_body(data: &[String]) -> anyhow::Result<Option<Vec<u8>>> {
         });
     }
     Ok((!pieces.is_empty()).then(|| pieces.join(&b'&')))
+}
+
+/// The first certificate of a file, which is the client's own.
+fn read_certificate(file: &Path) -> anyhow::Result<ClientCertificate> {
+    let read = CertificateDer::from_pem_file(file).ok().and_then(|der| ClientCertificate::of(&der));
+    read.with_context(|| format!("{} cannot be read, or holds no certificate in PEM", file.display()))
 }
 
 fn parse_header(text: &str) -> Result<Header, String> {

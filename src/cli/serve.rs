@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use self::listening::{Inherited, admin_is_guarded, bind};
+use self::listening::{Bound, Inherited, SocketFile, admin_is_guarded, bind, bind_server};
 use self::notices::Notices;
 use self::reloading::Fixed;
 pub(super) use self::signals::Signals;
@@ -29,6 +29,7 @@ use crate::telemetry::{logs, metrics::Metrics};
 use crate::worker;
 
 mod adopting;
+mod certificates;
 mod files;
 mod listening;
 mod notices;
@@ -108,6 +109,9 @@ pub(super) struct Serving {
     readiness: Readiness,
     notices: Notices,
     servers: JoinSet<()>,
+    /// The files of unix sockets, which go with this.
+    _paths: Vec<SocketFile>,
+    certificates: JoinHandle<()>,
     stop: watch::Sender<bool>,
     workers: JoinHandle<()>,
     renewing: JoinHandle<()>,
@@ -153,21 +157,24 @@ impl Serving {
         }
         admin_state.set_store(Arc::clone(&store));
 
-        let current = server::Serving::current(Arc::clone(&gate), config.server.limits, usage);
+        let current = server::Serving::current(Arc::clone(&gate), config.server.limits, config.server.door, usage);
         // All of them, before the first request: it must not be cut off because another address is taken.
         let mut listeners = Vec::new();
         for source in sources {
-            let Some(listener) = bind(source, "server", signals).await? else { return Ok(None) };
-            listeners.push(listener);
+            let Some(bound) = bind_server(source, config.server.socket_mode, signals).await? else { return Ok(None) };
+            listeners.push(bound);
         }
         let work_stop = watch::Sender::new(false);
         let workers = worker::spawn(Arc::clone(&store), metrics.clone(), upkeep, work_stop.subscribe());
         let renewing = tokio::spawn(keep_renewing(Arc::clone(&current), work_stop.subscribe()));
         let (mut servers, mut addresses, stop) = (JoinSet::new(), Vec::new(), watch::Sender::new(false));
-        for listener in listeners {
-            let address = listener.local_addr()?;
-            tracing::info!(%address, "listening");
-            addresses.push(address);
+        let certificates = tokio::spawn(certificates::follow(Arc::clone(&current)));
+        let mut paths = Vec::new();
+        for Bound { listener, path } in listeners {
+            let place = path.as_ref().map_or_else(|| listener.place(), SocketFile::place);
+            tracing::info!(address = %place, "listening");
+            addresses.extend(listener.address());
+            paths.extend(path);
             servers.spawn(server::serve(listener, Arc::clone(&shards), Arc::clone(&current), stop.subscribe()));
         }
         readiness.set(Phase::Ready);
@@ -183,6 +190,8 @@ impl Serving {
             readiness,
             notices,
             servers,
+            _paths: paths,
+            certificates,
             stop,
             workers,
             renewing,
@@ -201,6 +210,7 @@ impl Serving {
         let running = gate.running();
         self.notices.stopping(running);
         tracing::info!(running, ?drain_timeout, "draining: no new connections; finishing what runs");
+        self.certificates.abort();
         self.stop.send_replace(true);
         drain(&gate, &mut self.servers, drain_timeout, signals).await;
         self.work_stop.send_replace(true);

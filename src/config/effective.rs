@@ -7,11 +7,13 @@ use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, Val
 
 use super::headers::DEFAULTS as HEADERS;
 use super::listeners::STYLES;
-use super::policy::{FORMS, MODES, RECOVERIES, STORE_FAILURES};
+use super::policy::{DELIVERIES, FORMS, MODES, RECOVERIES, STORE_FAILURES};
 use super::units::{show_duration, show_size};
+use super::upstreams::{PROTOCOLS, encryption};
 use super::{Resolved, Store, logging};
+use crate::http::door::Secure;
 use crate::http::limits::Limits;
-use crate::http::upstream;
+use crate::http::upstream::{self, Place};
 use crate::idempotency::fingerprint::Recipe;
 use crate::idempotency::key::KeyRule;
 use crate::idempotency::policy::InFlight;
@@ -47,12 +49,21 @@ pub(super) fn document(resolved: &Resolved, files: &SecretFiles) -> DocumentMut 
 }
 
 fn server(resolved: &Resolved) -> Item {
-    table([
+    let mut item = table([
         ("listen", list(&resolved.server.listen)),
+        ("socket_mode", format!("{:04o}", resolved.server.socket_mode).into()),
+        ("proxy_protocol", resolved.server.door.proxies.is_some().into()),
         ("drain_timeout", show_duration(resolved.server.drain_timeout).into()),
         ("trusted_proxies", networks(&resolved.gate.forwarding.trusted)),
         ("forwarded", word(&STYLES, resolved.gate.forwarding.style)),
-    ])
+    ]);
+    if let Some(Secure { files, .. }) = &resolved.server.door.tls {
+        let named = [("cert", Some(&files.cert)), ("key", Some(&files.key))].into_iter();
+        let named = named.chain([("client_ca", files.client_ca.as_ref()), ("client_crl", files.client_crl.as_ref())]);
+        let named = named.filter_map(|(key, file)| Some((key, Value::from(file?.display().to_string()))));
+        item["tls"] = Item::Value(Value::InlineTable(named.collect()));
+    }
+    item
 }
 
 /// Networks; what is one address, as that.
@@ -132,14 +143,29 @@ fn without_password(url: &str) -> Value {
 }
 
 fn upstream(settings: &upstream::Settings) -> Item {
-    let host = if settings.host.contains(':') { format!("[{}]", settings.host) } else { settings.host.clone() };
-    table([
-        ("url", format!("http://{host}:{}", settings.port).into()),
+    let scheme = if settings.tls.is_some() { "https" } else { "http" };
+    let url = |place: &Place| match place {
+        Place::Tcp { .. } => format!("{scheme}://{place}"),
+        Place::Unix(_) => place.to_string(),
+    };
+    let urls: Vec<String> = settings.places.iter().map(url).collect();
+    let mut item = table([
+        ("url", if let [url] = &*urls { url.into() } else { list(&urls) }),
+        ("protocol", word(&PROTOCOLS, settings.protocol)),
         ("timeout", show_duration(settings.timeout).into()),
         ("connect_timeout", show_duration(settings.connect_timeout).into()),
         ("client_timeout", show_duration(settings.client_timeout).into()),
         ("max_connections", number(settings.max_connections)),
-    ])
+    ]);
+    if let Some(tls) = &settings.tls {
+        let files = encryption::FILES.into_iter().zip(&tls.files);
+        let said = files.chain([("name", &tls.name)]).filter_map(|(key, value)| Some((key, value.as_ref()?)));
+        let said: InlineTable = said.map(|(key, value)| (key, value.as_str())).collect();
+        if !said.is_empty() {
+            item["tls"] = value(said);
+        }
+    }
+    item
 }
 
 fn route(route: &Route, resolved: &Resolved) -> Table {
@@ -163,9 +189,11 @@ fn route(route: &Route, resolved: &Resolved) -> Table {
     set("store_failure", word(&STORE_FAILURES, policy.store_failure));
     set("lease", show_duration(policy.lease).into());
     set("mode", word(&MODES, policy.mode));
-    set("body", "buffer".into());
+    set("body", word(&DELIVERIES, policy.body));
     set("max_request_body", show_size(policy.max_request_body).into());
     set("max_response_body", show_size(policy.max_response_body).into());
+    let cors = &policy.cors;
+    set("cors", inline([("origins", list(&cors.origins)), ("credentials", cors.credentials.into())]));
     if let Some(docs) = &policy.docs {
         set("docs", docs.into());
     }
@@ -193,7 +221,8 @@ fn outcomes(outcomes: &Outcomes) -> Value {
     let statuses = outcomes.status.iter().map(|(status, action)| (status.to_string(), *action));
     let transport = [("unreachable", outcomes.unreachable), ("timeout", outcomes.timeout), ("broken", outcomes.broken)];
     let transport = transport.into_iter().filter_map(|(entry, action)| Some((entry.to_owned(), action?)));
-    let entries = statuses.chain(classes).chain(transport);
+    let calls = outcomes.grpc.iter().map(|(status, action)| (format!("grpc:{}", status.name()), *action));
+    let entries = statuses.chain(classes).chain(calls).chain(transport);
     let entries: InlineTable = entries.map(|(entry, action): (String, Action)| (entry, action.as_str())).collect();
     Value::InlineTable(entries)
 }

@@ -44,9 +44,13 @@ pub(super) const ROOT: Section = Section {
 /// `[server]`
 pub(super) const SERVER: Section = Section {
     name: "[server]",
-    keys: &[&["listen", "drain_timeout", "trusted_proxies", "forwarded"]],
-    later: &["tls"],
+    keys: &[&["listen", "socket_mode", "tls", "proxy_protocol"], &["drain_timeout", "trusted_proxies", "forwarded"]],
+    later: &[],
 };
+
+/// `[server] tls`
+pub(super) const TLS: Section =
+    Section { name: "server.tls", keys: &[&["cert", "key", "client_ca", "client_crl"]], later: &[] };
 
 /// `[limits]`
 pub(super) const LIMITS: Section = Section {
@@ -79,9 +83,13 @@ pub(super) const UPSTREAMS: Section = Section { name: "[upstreams]", keys: &[], 
 /// One of `[upstreams]`
 pub(super) const UPSTREAM: Section = Section {
     name: "an upstream",
-    keys: &[&["url", "timeout", "connect_timeout", "client_timeout", "max_connections"]],
-    later: &["tls"],
+    keys: &[&["url", "tls", "protocol", "timeout", "connect_timeout", "client_timeout", "max_connections"]],
+    later: &[],
 };
+
+/// `tls` of an upstream
+pub(super) const UPSTREAM_TLS: Section =
+    Section { name: "tls of an upstream", keys: &[&["ca", "cert", "key", "name", "crl"]], later: &[] };
 
 /// One of `[[routes]]`
 pub(super) const ROUTE: Section = Section {
@@ -109,6 +117,7 @@ const POLICY: &[&str] = &[
     "body",
     "max_request_body",
     "max_response_body",
+    "cors",
     "docs",
 ];
 
@@ -124,6 +133,9 @@ pub(super) const OUTCOMES: Section = Section { name: "outcomes", keys: &[], late
 
 /// `in_flight`, where it is a table
 pub(super) const IN_FLIGHT: Section = Section { name: "in_flight", keys: &[&["wait"]], later: &[] };
+
+/// `cors`
+pub(super) const CORS: Section = Section { name: "cors", keys: &[&["origins", "credentials"]], later: &[] };
 
 /// `[headers]`
 pub(super) const HEADERS: Section =
@@ -148,6 +160,7 @@ pub(super) fn split_variable(key: &str) -> Option<(&'static str, &str)> {
 const HOMES: &[&Section] = &[
     &ROOT,
     &SERVER,
+    &TLS,
     &LIMITS,
     &ADMIN,
     &STORE,
@@ -157,6 +170,7 @@ const HOMES: &[&Section] = &[
     &KEY,
     &FINGERPRINT,
     &IN_FLIGHT,
+    &CORS,
     &HEADERS,
     &LOG,
 ];

@@ -10,9 +10,10 @@ use figment::value::Value;
 use ipnet::IpNet;
 
 use super::node::{Node, Table, Wrong};
-use super::{SecretFile, keys};
+use super::{SecretFile, keys, tls};
 use crate::admin::Token;
 use crate::http;
+use crate::http::door::Door;
 use crate::http::forwarding::{Forwarding, Style};
 
 /// The words of `server.forwarded`.
@@ -29,6 +30,10 @@ pub(super) struct Server {
     pub drain_timeout: Option<Duration>,
     /// Whose forwarding headers count, and which.
     pub forwarding: Forwarding,
+    /// What is asked of connections.
+    pub door: Door,
+    /// The rights to unix sockets.
+    pub socket_mode: u32,
 }
 
 /// `[admin]`
@@ -42,7 +47,13 @@ pub(super) struct Admin {
 impl Server {
     /// The settings, given the longest upstream timeout and `[limits]`.
     pub(super) fn settings(self, longest: Duration, limits: Limits) -> http::server::Settings {
-        http::server::Settings { listen: self.listen, drain_timeout: self.drain_timeout.unwrap_or(longest), limits }
+        http::server::Settings {
+            listen: self.listen,
+            drain_timeout: self.drain_timeout.unwrap_or(longest),
+            limits,
+            door: self.door,
+            socket_mode: self.socket_mode,
+        }
     }
 }
 
@@ -62,22 +73,66 @@ pub(super) fn server(root: &Table<'_>) -> Server {
             table.report("listen", Wrong::new(format!("{one} is taken twice")).hint("remove one of them"));
         }
     }
+    let is_proxied = table.read("proxy_protocol", Node::flag).unwrap_or_default();
     let forwarding = Forwarding {
         trusted: table.read_list("trusted_proxies", network).unwrap_or_default(),
         style: table.read("forwarded", |node| node.word(&STYLES, &[])).unwrap_or_default(),
+        is_proxied,
     };
     if let Some(everybody) = forwarding.trusted.iter().find(|network| network.prefix_len() == 0) {
         let advice =
             "is everybody: any client can say that it comes from wherever it likes, unless only a proxy can connect";
         table.advise("trusted_proxies", format!("{everybody} {advice}"));
     }
-    Server { listen, drain_timeout: table.read("drain_timeout", Node::duration), forwarding }
+    if is_proxied && table.get("trusted_proxies").is_none() {
+        let nobody = Wrong::new("nobody could connect: only trusted proxies may say for whom they do");
+        table.report("proxy_protocol", nobody.hint("name them in `trusted_proxies`"));
+    }
+    let door = Door { tls: tls::read(&table), proxies: is_proxied.then(|| forwarding.trusted.clone()) };
+    let socket_mode = table.read("socket_mode", mode).unwrap_or(SOCKET_MODE);
+    Server { listen, drain_timeout: table.read("drain_timeout", Node::duration), forwarding, door, socket_mode }
+}
+
+/// The rights to a unix socket where nothing is said: its owner and its group.
+pub(super) const SOCKET_MODE: u32 = 0o660;
+
+/// Rights to a file, as `chmod` takes them.
+fn mode(node: &Node<'_>) -> Result<u32, Wrong> {
+    let text = node.filled()?;
+    let is_octal = (3..=4).contains(&text.len()) && text.bytes().all(|byte| (b'0'..=b'7').contains(&byte));
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if is_octal && mode <= 0o777 => Ok(mode),
+        _ => {
+            let wrong = Wrong::new(format!("`{text}` is no mode of a file"));
+            Err(wrong.hint("write three octal digits behind a 0, such as \"0660\""))
+        }
+    }
+}
+
+/// Holds that nothing is scoped by the certificates of clients that are not asked for any.
+pub(super) fn check_scopes(root: &Table<'_>, server: &Server) {
+    if server.door.tls.as_ref().is_some_and(|secure| secure.files.client_ca.is_some()) {
+        return;
+    }
+    let routes = root.tables("routes", &keys::ROUTE).unwrap_or_default();
+    for table in routes.into_iter().chain([root.table("defaults", &keys::DEFAULTS)]) {
+        let parts = table.get("scope").and_then(|scope| scope.items()).unwrap_or_default();
+        for part in parts.into_iter().filter(|part| part.text().is_ok_and(|text| text.starts_with("client-cert:"))) {
+            let wrong = Wrong::new("no client has a certificate here: the server does not ask for one");
+            part.report(
+                wrong.hint("name who vouches for clients: [server] tls = { cert = ..., key = ..., client_ca = ... }"),
+            );
+        }
+    }
 }
 
 /// Reads `[admin]`, and its token. Its address must not be one of `server`.
 pub(super) fn admin(root: &Table<'_>, server: &Server) -> Admin {
     let table = root.table("admin", &keys::ADMIN);
-    let listen = table.read("listen", listen);
+    let listen = table.read("listen", |node| match listen(node)? {
+        Listen::Unix(_) => Err(Wrong::new("the admin listener has no unix socket").hint("write an address and a port")),
+        listen => Ok(listen),
+    });
     let token = table.read("token_file", token);
     // Of an inherited socket only the start knows the address.
     if let Some(Listen::Address(listen)) = &listen
@@ -91,7 +146,7 @@ pub(super) fn admin(root: &Table<'_>, server: &Server) -> Admin {
     if server.listen.iter().any(|other| other.collides_with(&listen)) {
         let wrong = Wrong::new(format!("{listen} is taken by server.listen too"));
         let own = match listen {
-            Listen::Address(_) => "give each listener a port of its own",
+            Listen::Address(_) | Listen::Unix(_) => "give each listener a port of its own",
             Listen::Inherited(_) => "write \"systemd:NAME\", with a FileDescriptorName= of the socket unit",
         };
         table.report("listen", wrong.hint(own));
@@ -101,11 +156,24 @@ pub(super) fn admin(root: &Table<'_>, server: &Server) -> Admin {
 
 /// Reads an address, or `systemd` or `systemd:NAME`.
 fn listen(node: &Node<'_>) -> Result<Listen, Wrong> {
+    if let Some(path) = node.filled()?.strip_prefix("unix:") {
+        return socket_path(path).map(Listen::Unix);
+    }
     match node.filled()?.strip_prefix("systemd") {
         Some("") => Ok(Listen::Inherited(None)),
         Some(name) if name.starts_with(':') => Ok(Listen::Inherited(Some(socket_name(&name[1..])?))),
         _ => address(node).map(Listen::Address),
     }
+}
+
+/// Reads the path of a unix socket (unix(7)).
+fn socket_path(path: &str) -> Result<PathBuf, Wrong> {
+    const LONGEST: usize = 100;
+    if path.is_empty() || path.contains('\0') || path.len() > LONGEST {
+        let wrong = Wrong::new(format!("the path of a socket is from 1 to {LONGEST} bytes long"));
+        return Err(wrong.hint("write \"unix:/run/oncegate/gate.sock\""));
+    }
+    Ok(PathBuf::from(path))
 }
 
 /// Reads the name of an inherited socket (systemd.socket(5), `FileDescriptorName=`).
@@ -155,9 +223,6 @@ fn address(node: &Node<'_>) -> Result<SocketAddr, Wrong> {
     let host_and_port = "write an address and a port, such as \"127.0.0.1:8080\" or \"[::1]:8080\"";
     if let Ok(address) = text.parse::<SocketAddr>() {
         return Ok(address);
-    }
-    if text.starts_with("unix:") {
-        return Err(Wrong::later("`unix:` listeners").hint(host_and_port));
     }
     if text.starts_with("fd:") {
         return Err(Wrong::new("a socket is not named by its number").hint("write \"systemd\" or \"systemd:NAME\""));

@@ -30,12 +30,14 @@ mod limits;
 mod listeners;
 mod logging;
 mod node;
+mod pem;
 mod policy;
 mod problem;
 mod routes;
 mod schema;
 mod store;
 mod suggest;
+mod tls;
 mod units;
 mod upstreams;
 
@@ -43,6 +45,7 @@ pub use layers::{Flags, Sources};
 pub use problem::{Advice, Place, Problem, Problems};
 pub use schema::schema;
 pub use store::{Postgres, Redis, Store};
+pub use tls::reread as reread_tls;
 
 /// The annotated default configuration.
 pub const DEFAULT: &str = include_str!("../../config/oncegate.default.toml");
@@ -110,6 +113,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     let log = logging::read(&root);
     let default_upstream = upstreams::default(&root, &upstreams);
     let router = routes::read(&root, &upstreams);
+    listeners::check_scopes(&root, &server);
     drop(root);
 
     // From here on nothing is missing: whatever was wrong has been reported.

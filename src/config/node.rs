@@ -19,6 +19,12 @@ pub(super) struct Wrong {
     pub hint: Option<String>,
 }
 
+impl std::fmt::Display for Wrong {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
 impl Wrong {
     /// What is wrong.
     pub(super) fn new(message: impl Into<String>) -> Self {

@@ -8,13 +8,17 @@ use super::keys;
 use super::node::{Node, Table, Wrong};
 use super::units;
 use crate::idempotency::fingerprint::{BodyForm, Pointer, Recipe};
+use crate::idempotency::grpc;
 use crate::idempotency::key::{KeyRule, KeySource};
-use crate::idempotency::policy::{InFlight, Mode, Policy, Recovery, StoreFailure};
+use crate::idempotency::policy::{Cors, Delivery, InFlight, Mode, Policy, Recovery, StoreFailure};
 use crate::idempotency::scope::ScopePart;
 use crate::idempotency::settle::Outcomes;
 
 /// The words for modes.
 pub(super) const MODES: [(&str, Mode); 2] = [("protect", Mode::Protect), ("pass", Mode::Pass)];
+
+/// The words for when the client gets an answer.
+pub(super) const DELIVERIES: [(&str, Delivery); 2] = [("buffer", Delivery::Buffer), ("stream", Delivery::Stream)];
 
 /// The words for recoveries.
 pub(super) const RECOVERIES: [(&str, Recovery); 2] = [("hold", Recovery::Hold), ("retry", Recovery::Retry)];
@@ -51,8 +55,6 @@ pub(super) struct Draft {
 pub(super) fn read(table: &Table<'_>, base: &Draft) -> Draft {
     let Draft { policy: base, scope_is_explicit } = base.clone();
     let scope = table.read_list("scope", part).and_then(|scope| check_scope(table, scope));
-    // It has one choice in this version: it is checked, and there is nothing to keep.
-    let _ = table.read("body", |node| node.word(&[("buffer", ())], &["stream"]));
     Draft {
         scope_is_explicit: scope_is_explicit || table.get("scope").is_some(),
         policy: Policy {
@@ -69,8 +71,10 @@ pub(super) fn read(table: &Table<'_>, base: &Draft) -> Draft {
                 .unwrap_or(base.store_failure),
             lease: table.read("lease", lease).unwrap_or(base.lease),
             mode: table.read("mode", |node| node.word(&MODES, &["observe"])).unwrap_or(base.mode),
+            body: table.read("body", |node| node.word(&DELIVERIES, &[])).unwrap_or(base.body),
             max_request_body: table.read("max_request_body", body_size).unwrap_or(base.max_request_body),
             max_response_body: table.read("max_response_body", body_size).unwrap_or(base.max_response_body),
+            cors: cors(table, base.cors),
             docs: table.read("docs", docs).or(base.docs),
         },
     }
@@ -155,8 +159,8 @@ fn source(node: &Node<'_>) -> Result<KeySource, Wrong> {
 
 fn part(node: &Node<'_>) -> Result<ScopePart, Wrong> {
     let text = node.filled()?;
-    if let Some((kind @ ("jwt" | "client-cert"), _)) = text.split_once(':') {
-        return Err(Wrong::later(&format!("`{kind}:` in a scope")).hint("write \"header:Authorization\" for now"));
+    if text.starts_with("jwt:") {
+        return Err(Wrong::later("`jwt:` in a scope").hint("write \"header:Authorization\" for now"));
     }
     ScopePart::parse(text).map_err(|message| told(&message, "such as \"header:Authorization\" or \"cookie:session\""))
 }
@@ -275,8 +279,20 @@ fn pointer(node: &Node<'_>) -> Result<Pointer, Wrong> {
 
 fn outcomes(table: &Table<'_>, base: Outcomes) -> Outcomes {
     let mut outcomes = base;
+    let mut calls = Vec::new();
     for (entry, node) in table.table("outcomes", &keys::OUTCOMES).entries() {
-        if let Err(wrong) = outcome(&mut outcomes, entry, &node) {
+        let read = match entry.strip_prefix("grpc:").and_then(grpc::Status::parse) {
+            Some(status) if calls.contains(&status) => {
+                let wrong =
+                    Wrong::new(format!("`{entry}` stands twice: as {} and as {}", status.number(), status.name()));
+                Err(wrong.hint("remove one of them"))
+            }
+            status => {
+                calls.extend(status);
+                outcome(&mut outcomes, entry, &node)
+            }
+        };
+        if let Err(wrong) = read {
             node.report(wrong);
         }
     }
@@ -284,12 +300,51 @@ fn outcomes(table: &Table<'_>, base: Outcomes) -> Outcomes {
 }
 
 fn outcome(outcomes: &mut Outcomes, entry: &str, node: &Node<'_>) -> Result<(), Wrong> {
-    if entry.starts_with("grpc:") {
-        return Err(Wrong::later("`grpc:` outcomes").hint("remove it"));
-    }
     let action = node.text()?;
     let hint = "such as \"429\" = \"store\", \"4xx\" = \"release\" or \"timeout\" = \"hold\"";
     outcomes.insert(entry, action).map_err(|message| told(&message, hint))
+}
+
+fn cors(table: &Table<'_>, base: Cors) -> Cors {
+    let table = table.table("cors", &keys::CORS);
+    let origins = table.read_list("origins", origin);
+    let cors = Cors {
+        origins: origins.unwrap_or(base.origins),
+        credentials: table.read("credentials", Node::flag).unwrap_or(base.credentials),
+    };
+    if cors.origins.len() > 1 {
+        check_list(&table, "origins", &cors.origins, "name one, or remove it");
+    }
+    let any = cors.origins.iter().any(|origin| origin == "*");
+    if any && cors.origins.len() > 1 {
+        table.report("origins", Wrong::new("`*` is every origin").hint("let it stand alone, or remove it"));
+    }
+    if any && cors.credentials {
+        // Browsers refuse it (Fetch, 3.3.5).
+        let wrong = Wrong::new("every origin, with the credentials of its users, is no origin to browsers");
+        table.report("credentials", wrong.hint("name the origins, or remove credentials"));
+    }
+    cors
+}
+
+/// An origin as browsers send it: scheme, host in lower case, and the port where it is not the default one.
+fn origin(node: &Node<'_>) -> Result<String, Wrong> {
+    let text = node.filled()?;
+    if text == "*" {
+        return Ok(text.to_owned());
+    }
+    let wrong = Wrong::new(format!("`{text}` is not an origin"));
+    let rest = [("https://", ":443"), ("http://", ":80")]
+        .into_iter()
+        .find_map(|(scheme, port)| Some((text.strip_prefix(scheme)?, port)));
+    let is_host = |host: &str| !host.contains(['/', '?', '#', '@']) && text.parse::<Uri>().is_ok();
+    match rest {
+        Some((host, port)) if host.ends_with(port) => {
+            Err(wrong.hint(format!("write it without {port}: browsers leave out the default port")))
+        }
+        Some((host, _)) if is_host(host) && text.to_ascii_lowercase() == text => Ok(text.to_owned()),
+        _ => Err(wrong.hint("write scheme, host and port alone, in lower case, such as \"https://shop.example\"")),
+    }
 }
 
 fn docs(node: &Node<'_>) -> Result<String, Wrong> {

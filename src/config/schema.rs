@@ -15,10 +15,10 @@ use super::headers::DEFAULTS as HEADERS;
 use super::keys::{self, Section};
 use super::limits;
 use super::listeners::STYLES;
-use super::policy::{FORMS, MODES, RECOVERIES, STORE_FAILURES};
+use super::policy::{DELIVERIES, FORMS, MODES, RECOVERIES, STORE_FAILURES};
 use super::store::cache;
 use super::store::postgres::MOST_CONNECTIONS;
-use super::upstreams::MAX_CONNECTIONS as UPSTREAM_CONNECTIONS;
+use super::upstreams::{MAX_CONNECTIONS as UPSTREAM_CONNECTIONS, PROTOCOLS};
 use super::{logging, policy};
 use crate::store::postgres::Settings;
 
@@ -99,10 +99,32 @@ impl Writer {
 
     fn server(&self, key: &str) -> Shape {
         match key {
-            "listen" => shapes::one_or_several(shapes::address()),
+            "listen" => shapes::one_or_several(shapes::server_address()),
+            "socket_mode" => shapes::text("^[0-7]{3}$|^0[0-7]{3}$"),
+            "tls" => {
+                let mut tls = self.table(&keys::TLS, "server.tls.", Self::tls);
+                tls["required"] = json!(["cert", "key"]);
+                tls
+            }
+            "proxy_protocol" => json!({ "type": "boolean" }),
             "drain_timeout" => shapes::duration(),
             "trusted_proxies" => shapes::list(shapes::text(shapes::NETWORK)),
             "forwarded" => shapes::words(STYLES.map(|(word, _)| word)),
+            _ => unwritten(),
+        }
+    }
+
+    #[allow(clippy::unused_self, reason = "as all that write a table do")]
+    fn tls(&self, key: &str) -> Shape {
+        match key {
+            "cert" => {
+                described(shapes::file(), "The file of the certificate, and of those between it and the authority's.")
+            }
+            "key" => described(shapes::file(), "The file of its key."),
+            "client_ca" => {
+                described(shapes::file(), "The file of the authorities that sign the certificates of clients.")
+            }
+            "client_crl" => described(shapes::file(), "The file of the lists of those that they have revoked."),
             _ => unwritten(),
         }
     }
@@ -164,11 +186,26 @@ impl Writer {
 
     fn upstream(&self, key: &str) -> Shape {
         match key {
-            "url" => shapes::text(shapes::UPSTREAM_URL),
+            "url" => shapes::one_or_several(shapes::text(shapes::UPSTREAM_URL)),
+            "tls" => self.table(&keys::UPSTREAM_TLS, "upstreams.app.tls.", Self::upstream_tls),
+            "protocol" => with_default(shapes::words(PROTOCOLS.map(|(word, _)| word)), json!("auto")),
             "timeout" => with_default(shapes::some_duration(), json!("60s")),
             "connect_timeout" => with_default(shapes::some_duration(), json!("2s")),
             "client_timeout" => shapes::some_duration(),
             "max_connections" => with_default(shapes::number(limits::COUNTS), json!(UPSTREAM_CONNECTIONS)),
+            _ => unwritten(),
+        }
+    }
+
+    fn upstream_tls(&self, key: &str) -> Shape {
+        match key {
+            "ca" => {
+                described(shapes::file(), "A file with the certificates that vouch for it; else those of this system.")
+            }
+            "cert" => described(shapes::file(), "A file with the certificate that the gate proves itself by."),
+            "key" => described(shapes::file(), "A file with the key of that certificate."),
+            "crl" => described(shapes::file(), "A file with the lists of certificates that were revoked."),
+            "name" => described(shapes::text(r"^\S+$"), "What its certificate must name where that is not the host."),
             _ => unwritten(),
         }
     }
@@ -212,8 +249,12 @@ impl Writer {
             "store_failure" => shapes::words(STORE_FAILURES.map(|(word, _)| word)),
             "lease" => shapes::text(&shapes::at_least_a_second()),
             "mode" => shapes::words(MODES.map(|(word, _)| word)),
-            "body" => shapes::words(["buffer"]),
+            "body" => shapes::words(DELIVERIES.map(|(word, _)| word)),
             "max_request_body" | "max_response_body" => shapes::size(0..=policy::LARGEST_BODY),
+            "cors" => {
+                let what = "Whose scripts may read, in browsers, what the gate itself answers.";
+                described(self.table(&keys::CORS, "defaults.cors.", Self::cors), what)
+            }
             "docs" => shapes::text(shapes::PAGE),
             _ => unwritten(),
         }
@@ -249,12 +290,24 @@ impl Writer {
         }
     }
 
+    fn cors(&self, key: &str) -> Shape {
+        match key {
+            "origins" => {
+                let mut origins = shapes::list(shapes::text(shapes::ORIGIN));
+                origins["uniqueItems"] = true.into();
+                origins
+            }
+            "credentials" => json!({ "type": "boolean" }),
+            _ => unwritten(),
+        }
+    }
+
     fn outcomes(&self) -> Shape {
         let (answered, without_answer) = (["store", "release", "hold"], ["release", "hold"]);
         let noted = self.annotated.below("defaults.outcomes.");
         let properties = noted.map(|(entry, default)| {
             // What did not answer has nothing to store.
-            let has_answer = entry.as_bytes()[0].is_ascii_digit();
+            let has_answer = entry.as_bytes()[0].is_ascii_digit() || entry.starts_with("grpc:");
             let words = if has_answer { shapes::words(answered) } else { shapes::words(without_answer) };
             (entry.to_owned(), with_default(words, default.clone()))
         });
@@ -262,7 +315,10 @@ impl Writer {
             "title": "outcomes",
             "type": "object",
             "properties": properties.collect::<Map<_, _>>(),
-            "patternProperties": { "^[2-5]([0-9]{2}|xx)$": shapes::words(answered) },
+            "patternProperties": {
+                "^[2-5]([0-9]{2}|xx)$": shapes::words(answered),
+                (shapes::grpc_entry()): shapes::words(answered),
+            },
             "additionalProperties": false,
         })
     }

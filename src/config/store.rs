@@ -14,7 +14,6 @@ use crate::gate::Secret;
 pub(super) mod cache;
 mod encryption;
 mod location;
-mod pem;
 pub(super) mod postgres;
 mod redis;
 

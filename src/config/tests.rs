@@ -67,7 +67,7 @@ fn an_upstream_alone_is_a_working_gate() {
     assert_eq!(resolved.admin.listen.to_string(), "127.0.0.1:9090");
     assert_eq!(store_url(&resolved), "sqlite:oncegate.db");
     assert_eq!(resolved.gate.default_upstream, Some(0));
-    assert_eq!((&*resolved.upstreams[0].host, resolved.upstreams[0].port), ("127.0.0.1", 3000));
+    assert_eq!(resolved.upstreams[0].authority(), "127.0.0.1:3000");
     let find = |method| resolved.router.find(&method, Some("any.example"), "/any/path").map(|route| &*route.name);
     assert_eq!(find(::http::Method::POST), Some("default"));
     assert_eq!(find(::http::Method::PATCH), Some("default"));
@@ -94,9 +94,9 @@ fn flags_beat_the_environment_which_beats_the_file() {
         store: Some("sqlite:flag.db".to_owned()),
     });
     for (case, number, host, store) in [
-        (file(), 1, "file", "sqlite:file.db"),
-        (environment(), 2, "environment", "memory:"),
-        (flags, 3, "flag", "sqlite:flag.db"),
+        (file(), 1, "file:1", "sqlite:file.db"),
+        (environment(), 2, "environment:2", "memory:"),
+        (flags, 3, "flag:3", "sqlite:flag.db"),
     ] {
         let resolved = case.load();
         assert_eq!(resolved.server.listen[0].to_string(), format!("127.0.0.1:{number}"));
@@ -104,7 +104,7 @@ fn flags_beat_the_environment_which_beats_the_file() {
         assert_eq!(store_url(&resolved), store);
         assert_eq!(&*resolved.gate.service, "file", "what is not overridden stays");
         let [only] = &*resolved.upstreams else { panic!("one upstream") };
-        assert_eq!((&*only.name, &*only.host, only.timeout), ("App", host, Duration::from_secs(7)));
+        assert_eq!((&*only.name, &*only.authority(), only.timeout), ("App", host, Duration::from_secs(7)));
         assert_eq!(resolved.server.drain_timeout, only.timeout);
     }
 }
@@ -162,8 +162,8 @@ ONCEGATE_STORE__COLOUR: store.colour: unknown key in [store]
 cache_max_age, cache_max_bytes, cache_max_entries, settle_timeout
 --listen: server.listen: `nowhere` is not an address
     hint: write an address and a port, such as \"127.0.0.1:8080\" or \"[::1]:8080\"
---upstream: upstreams.default.url: an upstream's URL starts with `http://`
-    hint: write \"http://HOST:PORT\"
+--upstream: upstreams.default.url: an upstream's URL starts with `http://`, `https://` or `unix:`
+    hint: write \"http://HOST:PORT\", \"https://HOST:PORT\" or \"unix:PATH\"
 6 problems";
     assert_eq!(problems, expected);
 }
@@ -283,6 +283,24 @@ fn what_is_printed_gives_the_same_settings() {
     }
 }
 
+/// The files that it names are made for the test.
+#[test]
+fn the_example_of_an_edge_is_accepted_and_printed() {
+    let own = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/servers/own.pem");
+    let mut text = std::fs::read_to_string("config/examples/edge.toml").unwrap();
+    for name in ["cert.pem", "key.pem", "ca.pem", "gate.pem", "gate-key.pem"] {
+        let there = format!("\"/etc/oncegate/{name}\"");
+        assert!(text.contains(&there), "{name}");
+        text = text.replace(&there, &format!("{own:?}"));
+    }
+    let resolved = Case::new(&text).load();
+    assert!(resolved.server.door.tls.is_some());
+    let names: Vec<_> = resolved.router.routes().iter().map(|route| &*route.name).collect();
+    assert_eq!(names, ["checkout", "charge", "payments", "create-report"]);
+    let printed = resolved.effective.to_string();
+    assert_eq!(Case::new(&printed).load().effective.to_string(), printed);
+}
+
 #[test]
 fn the_annotated_default_is_what_is_built_in() {
     let built_in = load(Sources { flags: upstream(APP), ..Sources::default() }).unwrap();
@@ -304,7 +322,16 @@ fn the_examples_in_the_annotated_default_are_accepted() {
         assert!(text.contains(inside.to_str().unwrap()));
         text = text.replace(inside.to_str().unwrap(), file.to_str().unwrap());
     }
+    let own = directory.path().join("own.pem");
+    std::fs::write(&own, include_str!("../../tests/servers/own.pem")).unwrap();
+    // What only an encrypted upstream has needs one.
+    text = text.replace("url = \"http://127.0.0.1:3000\"", "url = \"https://127.0.0.1:3000\"");
+    for name in ["ca", "crl", "cert", "key"].map(|name| format!("/etc/oncegate/{name}.pem")) {
+        assert!(text.contains(&name));
+        text = text.replace(&name, own.to_str().unwrap());
+    }
     let resolved = Case::new(&text).load();
+    assert!(resolved.server.door.tls.is_some());
     assert_eq!(resolved.router.routes().len(), 1);
     let policy = &resolved.router.routes()[0].policy;
     assert_eq!(policy.ttl, Duration::from_secs(7 * 24 * 60 * 60));
@@ -336,6 +363,7 @@ fn a_wait_is_taken_from_defaults_routes_and_variables() {
 /// The outcomes that stand there as defaults are the defaults.
 #[test]
 fn the_outcomes_in_the_annotated_default_are_the_defaults() {
+    use crate::idempotency::grpc::Status;
     use crate::idempotency::settle::{Ending, Outcomes};
     let document: DocumentMut = with_examples().parse().unwrap();
     let mut outcomes = Outcomes::default();
@@ -343,7 +371,8 @@ fn the_outcomes_in_the_annotated_default_are_the_defaults() {
         outcomes.insert(entry, action.as_str().unwrap()).unwrap();
     }
     let transport = [Ending::Unreachable, Ending::Timeout, Ending::Broken];
-    for ending in (200..600).map(Ending::Answered).chain(transport) {
+    let calls = Status::ALL.map(Ending::Called);
+    for ending in (200..600).map(Ending::Answered).chain(calls).chain(transport) {
         assert_eq!(outcomes.action(ending), Outcomes::default().action(ending), "{ending:?}");
     }
 }
@@ -357,6 +386,7 @@ fn every_key_stands_in_the_annotated_default() {
     let sections = [
         (&keys::ROOT, ""),
         (&keys::SERVER, "server."),
+        (&keys::TLS, "server.tls."),
         (&keys::LIMITS, "limits."),
         (&keys::ADMIN, "admin."),
         (&keys::STORE, "store."),
@@ -365,6 +395,7 @@ fn every_key_stands_in_the_annotated_default() {
         (&keys::KEY, "defaults.key."),
         (&keys::FINGERPRINT, "defaults.fingerprint."),
         (&keys::IN_FLIGHT, "routes.in_flight."),
+        (&keys::CORS, "defaults.cors."),
         (&keys::HEADERS, "headers."),
         (&keys::LOG, "log."),
     ];

@@ -3,15 +3,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::Uri;
-
+use self::location::Location;
 use super::node::{Node, Table, Wrong};
 use super::suggest::nearest;
 use super::{keys, limits};
-use crate::http::upstream::Settings;
+use crate::http::upstream::{Protocol, Settings};
+
+pub(super) mod encryption;
+mod location;
+#[cfg(test)]
+mod tests;
 
 /// How many connections there may be to an upstream where nothing is said.
 pub(super) const MAX_CONNECTIONS: u64 = 4000;
+
+/// The words of `protocol`.
+pub(super) const PROTOCOLS: [(&str, Protocol); 3] =
+    [("auto", Protocol::Auto), ("http1", Protocol::Http1), ("h2", Protocol::H2)];
 
 /// What is configured of upstreams.
 pub(super) struct Upstreams {
@@ -86,62 +94,33 @@ fn one(name: Arc<str>, table: &Table<'_>) -> Option<Settings> {
     if table.get("url").is_none() {
         table.report("url", Wrong::new("the upstream has no URL").hint("write url = \"http://HOST:PORT\""));
     }
-    let url = table.read("url", url);
+    let location = location::read(table);
     let timeout = table.read("timeout", Node::some_duration).unwrap_or(Duration::from_secs(60));
     let connect_timeout = table.read("connect_timeout", Node::some_duration);
     let max_connections = table.read("max_connections", |node| limits::number(node, limits::COUNTS));
     let client_timeout = table.read("client_timeout", Node::some_duration);
+    let protocol = table.read("protocol", |node| node.word(&PROTOCOLS, &[]));
     for (key, value) in [("connect_timeout", connect_timeout), ("client_timeout", client_timeout)] {
         if value.is_some_and(|value| value > timeout) {
             table.advise(key, "it is longer than timeout, which ends the attempt first".to_owned());
         }
     }
-    let (host, port) = url?;
+    let Location { places, is_encrypted } = location?;
+    let tls = if is_encrypted { Some(encryption::read(table, &places)?) } else { None };
+    if !is_encrypted && table.get("tls").is_some() {
+        let useless = Wrong::new("`tls` is of no use where nothing is encrypted");
+        table.report("tls", useless.hint("write url = \"https://HOST\", or remove it"));
+    }
     Some(Settings {
         name,
-        host,
-        port,
+        places,
+        tls,
+        protocol: protocol.unwrap_or(Protocol::Auto),
         timeout,
         connect_timeout: connect_timeout.unwrap_or(Duration::from_secs(2)),
         max_connections: max_connections.unwrap_or(MAX_CONNECTIONS),
         client_timeout: client_timeout.unwrap_or(timeout),
     })
-}
-
-/// Reads `http://HOST:PORT`. What is wrong is said without showing it: it may hold a password.
-fn url(node: &Node<'_>) -> Result<(String, u16), Wrong> {
-    let text = node.filled()?;
-    let form = "write \"http://HOST:PORT\"";
-    if text.starts_with("https:") {
-        return Err(Wrong::later("`https:` upstreams").hint(form));
-    }
-    if !text.starts_with("http://") {
-        return Err(Wrong::new("an upstream's URL starts with `http://`").hint(form));
-    }
-    let uri: Uri = text.parse().map_err(|_| Wrong::new("this is not a URL").hint(form))?;
-    let Some(authority) = uri.authority() else {
-        return Err(Wrong::new("this is not a URL").hint(form));
-    };
-    if authority.as_str().contains('@') {
-        let wrong = Wrong::new("an upstream's URL has no user and no password");
-        return Err(wrong.hint("remove them: the client's own Authorization header is passed on"));
-    }
-    if uri.path() != "/" {
-        let wrong = Wrong::new("an upstream's URL has no path");
-        return Err(wrong.hint(format!("{form}: the path of a request is passed on as it is")));
-    }
-    if uri.query().is_some() || text.contains('#') {
-        return Err(Wrong::new("an upstream's URL has no query and no fragment").hint(form));
-    }
-    let host = authority.host().trim_start_matches('[').trim_end_matches(']');
-    let port = match authority.as_str().strip_prefix(authority.host()) {
-        Some("") => Some(80),
-        _ => authority.port_u16(),
-    };
-    match port {
-        Some(port) if port > 0 && !host.is_empty() => Ok((host.to_owned(), port)),
-        _ => Err(Wrong::new("the URL needs a host and a port from 1 to 65535").hint(form)),
-    }
 }
 
 /// Reads the name of an upstream that a route goes to.

@@ -32,15 +32,31 @@ impl HeaderNames {
 pub(super) struct Reply {
     pub(super) outcome: Outcome,
     pub(super) response: Response<Body>,
+    /// The problem that it tells, where the gate makes it itself.
+    problem: Option<Box<Problem>>,
 }
 
 impl Reply {
     pub(super) fn new(outcome: Outcome, response: Response<Body>) -> Self {
-        Self { outcome, response }
+        Self { outcome, response, problem: None }
     }
 
     pub(super) fn problem(problem: Problem, docs: Option<&str>) -> Self {
-        Self { outcome: Outcome::Problem(problem.code), response: problem.into_response(docs) }
+        let response = problem.response(docs);
+        Self { outcome: Outcome::Problem(problem.code), response, problem: Some(Box::new(problem)) }
+    }
+
+    /// Whether it is a problem that the gate makes itself.
+    pub(super) fn is_problem(&self) -> bool {
+        self.problem.is_some()
+    }
+
+    /// As the answer to a gRPC call: a problem is told in its words.
+    pub(super) fn into_call(mut self) -> Self {
+        if let Some(problem) = &self.problem {
+            problem.tell_call(&mut self.response);
+        }
+        self
     }
 
     /// The connection ends with it.

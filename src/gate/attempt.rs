@@ -1,28 +1,33 @@
 //! One forward to the upstream, and how it is settled.
 
-use std::pin::pin;
+mod conclude;
+
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, response};
+use http::header::{CONTENT_LENGTH, TRAILER};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Version, response};
 use hyper::ext::ReasonPhrase;
 use tokio::time::{Instant, timeout};
 
+use self::conclude::conclude;
 use super::answer::Reply;
 use super::errand::{Client, Errand};
-use super::flights::{Lead, Released};
-use super::{pass, settling};
-use crate::http::body::{Body, Sender};
+use super::flights::Lead;
+use super::pass;
+use crate::http::body::Body;
 use crate::http::budget::Taken;
 use crate::http::capture::{Captured, Limits, Relayed, Rest, capture};
+use crate::http::flow::{Flow, Flowing};
 use crate::http::headers::{ATTEMPT, to_client};
 use crate::http::problem::Problem;
 use crate::http::replay;
 use crate::http::upstream::{Carrier, Error, Reuse, Sending};
 use crate::idempotency::codec::{Answer, Content};
-use crate::idempotency::record::{Attempt, RecordId, State, Timestamp};
+use crate::idempotency::policy::Delivery;
+use crate::idempotency::record::{Attempt, RecordId};
 use crate::idempotency::settle::{Control, Ending, Verdict, settle};
-use crate::store::{End, Expiry, Settled};
+use crate::store::{End, Expiry};
 use crate::telemetry::outcome::{Code, Outcome};
 
 /// How long a client that stopped reading is waited for.
@@ -42,8 +47,8 @@ enum Exchanged {
 
 struct Whole {
     answer: Answer,
-    /// The memory of its record.
-    record: Taken,
+    /// The memory of its record, where it is not small.
+    record: Option<Taken>,
     control: Control,
     carrier: Carrier,
 }
@@ -53,6 +58,14 @@ struct Large {
     control: Control,
     rest: Rest,
     carrier: Carrier,
+}
+
+/// Whom the answer is for.
+struct Recipient {
+    /// The client, until it has a reply, or the head of one.
+    client: Option<Client>,
+    /// The rest of a reply whose head it has.
+    flow: Flow,
 }
 
 /// What an attempt comes to.
@@ -75,7 +88,8 @@ impl Ended {
 pub(super) async fn run(errand: &Errand, lead: Lead, attempt: Attempt, client: Client) {
     let began = Instant::now();
     let counted = errand.lane.metrics.attempt_began();
-    let exchanged = exchange(errand, attempt).await;
+    let mut recipient = Recipient { client: Some(client), flow: Flow::default() };
+    let exchanged = exchange(errand, attempt, &mut recipient).await;
     let took = began.elapsed();
     if !matches!(exchanged, Exchanged::Failed(Ending::Unreachable, _)) {
         errand.lane.estimator.took(took);
@@ -85,15 +99,15 @@ pub(super) async fn run(errand: &Errand, lead: Lead, attempt: Attempt, client: C
         Exchanged::Whole(whole) => {
             let Whole { answer, record, control, carrier } = *whole;
             carrier.give_back();
-            let ended = Ended { record: Some(record), ..answered(errand, lead.id(), answer, &control) };
-            conclude(errand, lead, attempt, ended, client, None).await;
+            let ended = Ended { record, ..answered(errand, lead.id(), answer, &control) };
+            conclude(errand, lead, attempt, ended, recipient, None).await;
         }
         Exchanged::Large(large) => {
             let Large { tombstone, control, rest, carrier } = *large;
             let ended = answered(errand, lead.id(), tombstone, &control);
             let limit = errand.upstream().settings().timeout;
             let limits = Limits { stall: limit, client: CLIENT_STALL, deadline: began + limit };
-            if conclude(errand, lead, attempt, ended, client, Some((rest, limits))).await == Relayed::Whole {
+            if conclude(errand, lead, attempt, ended, recipient, Some((rest, limits))).await == Relayed::Whole {
                 carrier.give_back_relayed();
             }
         }
@@ -103,29 +117,29 @@ pub(super) async fn run(errand: &Errand, lead: Lead, attempt: Attempt, client: C
                 // There is no answer to complete with.
                 Verdict::Hold | Verdict::Complete { .. } => hold(errand, lead.id(), problem.code.as_str()),
             };
-            conclude(errand, lead, attempt, Ended::without_answer(end, problem), client, None).await;
+            conclude(errand, lead, attempt, Ended::without_answer(end, problem), recipient, None).await;
         }
         Exchanged::Abandoned => {
             let detail = "the gate shuts down, and the upstream has not answered yet";
             let problem = Problem::new(Code::UpstreamTimeout, detail);
             let ended = Ended::without_answer(hold(errand, lead.id(), "shutdown"), problem);
-            conclude(errand, lead, attempt, ended, client, None).await;
+            conclude(errand, lead, attempt, ended, recipient, None).await;
         }
     }
     drop(counted);
 }
 
 /// Sends the request once and takes in the answer.
-async fn exchange(errand: &Errand, attempt: Attempt) -> Exchanged {
+async fn exchange(errand: &Errand, attempt: Attempt, recipient: &mut Recipient) -> Exchanged {
     let limit = errand.upstream().settings().timeout;
     let mut abandon = errand.gate.work.abandon.subscribe();
     if abandon.get() {
         return Exchanged::Failed(Ending::Unreachable, pass::unreachable());
     }
-    let sending = Sending::default();
+    let sending = Sending::of(errand.head.interim());
     let exchanged = tokio::select! {
         biased;
-        ended = timeout(limit, send(errand, attempt, &sending)) => {
+        ended = timeout(limit, send(errand, attempt, &sending, recipient)) => {
             ended.unwrap_or_else(|_| Exchanged::Failed(Ending::Timeout, pass::timed_out(limit)))
         }
         _ = abandon.wait_for(|abandon| *abandon) => Exchanged::Abandoned,
@@ -139,7 +153,7 @@ async fn exchange(errand: &Errand, attempt: Attempt) -> Exchanged {
     }
 }
 
-async fn send(errand: &Errand, attempt: Attempt, sending: &Sending) -> Exchanged {
+async fn send(errand: &Errand, attempt: Attempt, sending: &Sending, recipient: &mut Recipient) -> Exchanged {
     let upstream = errand.upstream();
     let (response, carrier) = match upstream.send(request(errand, attempt), Reuse::Protected, sending).await {
         Ok(answered) => answered,
@@ -147,7 +161,7 @@ async fn send(errand: &Errand, attempt: Attempt, sending: &Sending) -> Exchanged
             let ending = match &error {
                 Error::NotSent(_) => Ending::Unreachable,
                 // The body was whole before the key was claimed: reading it back failed in the middle.
-                Error::ClientBody(_) | Error::Unknown(_) | Error::Framing => Ending::Broken,
+                Error::ClientBody(_) | Error::Unknown(_) | Error::Framing | Error::TooManyHeaders => Ending::Broken,
             };
             let mut problem = pass::problem(upstream, &error);
             if ending == Ending::Broken {
@@ -157,6 +171,7 @@ async fn send(errand: &Errand, attempt: Attempt, sending: &Sending) -> Exchanged
         }
     };
     let (parts, body) = response.into_parts();
+    let version = parts.version;
     let control = Control::read(&parts.headers);
     if control.invalid > 0 {
         errand.lane.metrics.control_invalid(control.invalid);
@@ -167,15 +182,47 @@ async fn send(errand: &Errand, attempt: Attempt, sending: &Sending) -> Exchanged
         let detail = "the upstream switched protocols without being asked";
         return Exchanged::Failed(Ending::Broken, Problem::new(Code::UpstreamBroken, detail));
     }
-    match capture(body, errand.policy().max_response_body, &errand.gate.work.usage).await {
+    let Recipient { client, flow } = recipient;
+    let mut begin = |body| {
+        if let Some(client) = client.take() {
+            client.reply(reply(errand, Outcome::Executed, Ok(answer.clone()), Some(body)));
+        }
+    };
+    let flowing = may_stream(errand, &answer, &control).then_some(Flowing { flow, begin: &mut begin });
+    let captured = capture(body, version, errand.policy().max_response_body, &errand.gate.work.usage, flowing).await;
+    match captured {
         Ok(Captured::Whole { body, trailers, record }) => {
+            let trailers = trailers.filter(|_| recipient.client.is_some() || trailers_may_follow(errand, &answer));
             let content = Content { body, trailers: trailers.iter().flat_map(lines).collect() };
             let answer = Answer { content: Some(content), ..answer };
             Exchanged::Whole(Box::new(Whole { answer, record, control, carrier }))
         }
+        Ok(Captured::Cut) => Exchanged::Failed(Ending::Broken, pass::problem(upstream, &Error::Framing)),
         Ok(Captured::TooLarge(rest)) => Exchanged::Large(Box::new(Large { tombstone: answer, control, rest, carrier })),
         Err(error) => Exchanged::Failed(Ending::Broken, pass::problem(upstream, &Error::Unknown(error))),
     }
+}
+
+/// Whether the client may have an answer while it comes. By its head it must be one that is kept: what is released or held
+/// says so in its head, and a call says how it ended only in its trailers. A client must see where it breaks off, which
+/// HTTP/1.0 shows by its length alone.
+fn may_stream(errand: &Errand, answer: &Answer, control: &Control) -> bool {
+    let policy = errand.policy();
+    let is_kept =
+        || matches!(settle(policy, Ending::Answered(answer.status.as_u16()), control), Verdict::Complete { .. });
+    let shows_its_end = || errand.head.version > Version::HTTP_10 || has_length(answer);
+    policy.body == Delivery::Stream && !errand.head.is_call() && is_kept() && shows_its_end()
+}
+
+/// Whether trailers can follow an answer whose head is with its client: HTTP/1.1 takes none behind a length, and none that
+/// were not announced. A replay has those that the client got.
+fn trailers_may_follow(errand: &Errand, answer: &Answer) -> bool {
+    let announces = |(name, _): &(HeaderName, HeaderValue)| *name == TRAILER;
+    errand.head.version >= Version::HTTP_2 || answer.headers.iter().any(announces) && !has_length(answer)
+}
+
+fn has_length(answer: &Answer) -> bool {
+    answer.headers.iter().any(|(name, _)| *name == CONTENT_LENGTH)
 }
 
 fn request(errand: &Errand, attempt: Attempt) -> Request<Body> {
@@ -198,16 +245,29 @@ fn lines(headers: &HeaderMap) -> impl Iterator<Item = (HeaderName, HeaderValue)>
     headers.iter().map(|(name, value)| (name.clone(), value.clone()))
 }
 
+/// What a complete answer means, or the head of one that is too large.
+fn ending(errand: &Errand, answer: &Answer) -> Ending {
+    let status = answer.status.as_u16();
+    match &answer.content {
+        Some(content) if errand.head.is_call() => Ending::of_call(status, &answer.headers, &content.trailers),
+        // A call's own status is yet to come; but messages follow only what went well.
+        Some(_) | None => Ending::Answered(status),
+    }
+}
+
 /// What a complete answer comes to.
 fn answered(errand: &Errand, id: RecordId, answer: Answer, control: &Control) -> Ended {
-    let status = answer.status.as_u16();
-    let (end, outcome) = match settle(errand.policy(), Ending::Answered(status), control) {
+    let ending = ending(errand, &answer);
+    let (end, outcome) = match settle(errand.policy(), ending, control) {
         Verdict::Complete { ttl, keep_body } => {
             let kept = if keep_body { answer.encode() } else { Answer { content: None, ..answer.clone() }.encode() };
             (End::Complete { answer: kept, expiry: Expiry::FromClaim(ttl) }, Outcome::Executed)
         }
         Verdict::Release => (End::Release, Outcome::Released),
-        Verdict::Hold => (hold(errand, id, answer.status.as_str()), Outcome::Problem(Code::OutcomeUnknown)),
+        Verdict::Hold => {
+            let why = if let Ending::Called(status) = ending { status.name() } else { answer.status.as_str() };
+            (hold(errand, id, why), Outcome::Problem(Code::OutcomeUnknown))
+        }
     };
     Ended { end, outcome, answer: Ok(answer), record: None }
 }
@@ -218,125 +278,18 @@ fn hold(errand: &Errand, id: RecordId, why: &str) -> End {
     End::Hold
 }
 
-/// Settles and replies. `rest` is what follows the head of a large answer; it is read to its end whatever becomes of
-/// the client. Returns how that ended.
-async fn conclude(
-    errand: &Errand,
-    lead: Lead,
-    attempt: Attempt,
-    ended: Ended,
-    client: Client,
-    rest: Option<(Rest, Limits)>,
-) -> Relayed {
-    let Ended { end, outcome, answer, record } = ended;
-    let (sender, body) = match rest.is_some().then(Body::channel) {
-        Some((sender, body)) => (Some(sender), Some(body)),
-        None => (None, None),
-    };
-    let released = match end {
-        // What streams is not kept for those who wait.
-        End::Release if rest.is_none() => {
-            Some(Released { fingerprint: errand.fingerprint.clone(), answer: answer.clone() })
-        }
-        End::Release | End::Complete { .. } | End::Hold => None,
-    };
-    let mut settling = pin!(settling::settle(&*errand.gate.work.store, lead.id(), attempt, end));
-    match timeout(errand.gate.settings.settle_timeout, settling.as_mut()).await {
-        Ok(settled) => {
-            drop(record);
-            // Before the client hears of it: it may be back at once.
-            let_go(lead, &settled, released);
-            client.reply(recorded(errand, attempt, settled, outcome, answer, body));
-            relay(errand, rest, sender).await
-        }
-        Err(_) => {
-            client.reply(unrecorded(errand, outcome, answer, body));
-            let settling = async {
-                let_go(lead, &settling.await, released);
-                drop(record);
-            };
-            let (relayed, ()) = tokio::join!(relay(errand, rest, sender), settling);
-            relayed
-        }
-    }
-}
-
-/// Lets those who wait for the attempt go on: with the answer of a release, or to ask the store.
-fn let_go(lead: Lead, settled: &Settled, released: Option<Released>) {
-    match (settled, released) {
-        (Settled::Done { .. }, Some(released)) => lead.released(released),
-        (Settled::Done { .. } | Settled::Superseded { .. }, _) => drop(lead),
-    }
-}
-
-async fn relay(errand: &Errand, rest: Option<(Rest, Limits)>, sender: Option<Sender>) -> Relayed {
-    let (Some((rest, limits)), Some(sender)) = (rest, sender) else { return Relayed::Whole };
-    let mut abandon = errand.gate.work.abandon.subscribe();
-    let relayed = tokio::select! {
-        biased;
-        _ = abandon.wait_for(|abandon| *abandon) => Relayed::Cut,
-        relayed = rest.relay(sender, limits) => relayed,
-    };
-    if relayed == Relayed::Cut {
-        tracing::warn!(route = &*errand.lane.name, "a large answer was cut off in the middle");
-    }
-    relayed
-}
-
-/// The reply when the store has answered.
-fn recorded(
-    errand: &Errand,
-    attempt: Attempt,
-    settled: Settled,
-    outcome: Outcome,
-    answer: Result<Answer, Problem>,
-    body: Option<Body>,
-) -> Reply {
-    match settled {
-        Settled::Done { until } => {
-            let reply = reply(errand, outcome, answer, body);
-            if outcome == Outcome::Executed { reply.with_expiry(&errand.gate.settings.headers, until) } else { reply }
-        }
-        Settled::Superseded { record } => {
-            let recorded = record.filter(|record| record.attempt == attempt && record.state == State::Completed);
-            if let Some((until, recorded)) = recorded.and_then(recorded_answer) {
-                // Somebody who knew better has completed it meanwhile: that is the answer now.
-                tracing::info!(
-                    route = &*errand.lane.name,
-                    key = errand.key_shortened(),
-                    "the attempt was completed in the store while it ran, as by its upstream: that is its outcome"
-                );
-                return reply(errand, Outcome::Executed, Ok(recorded), None)
-                    .with_expiry(&errand.gate.settings.headers, until);
-            }
-            tracing::warn!(
-                route = &*errand.lane.name,
-                key = errand.key_shortened(),
-                "the record of an attempt was removed or taken over while it ran: its answer is not kept"
-            );
-            unrecorded(errand, outcome, answer, body)
-        }
-    }
-}
-
-fn recorded_answer(record: crate::idempotency::record::Record) -> Option<(Timestamp, Answer)> {
-    let answer = Answer::decode(record.answer.as_ref()?).ok()?;
-    answer.content.is_some().then_some((record.until, answer))
-}
-
-/// The reply when the store has not answered in time: an upstream's answer is marked for what it is.
-fn unrecorded(errand: &Errand, outcome: Outcome, answer: Result<Answer, Problem>, body: Option<Body>) -> Reply {
-    let outcome = if answer.is_ok() { Outcome::Unrecorded } else { outcome };
-    reply(errand, outcome, answer, body)
-}
-
 /// The reply with an answer of the upstream, or else with a problem.
 pub(super) fn reply(errand: &Errand, outcome: Outcome, answer: Result<Answer, Problem>, body: Option<Body>) -> Reply {
     match answer {
         Ok(answer) => {
-            let mut response: Response<Body> = replay::response(&answer, &errand.head.method);
-            if let Some(body) = body {
-                *response.body_mut() = body;
+            let mut response: Response<Body> = replay::response(&answer, &errand.head.method, errand.head.version);
+            match body {
+                Some(body) => *response.body_mut() = body,
+                // As it came to one who got it in pieces.
+                None if errand.policy().body == Delivery::Stream && !has_length(&answer) => {
+                    response = response.map(Body::without_length);
+                }
+                None => {}
             }
             errand.gate.keyed(Reply::new(outcome, response))
         }

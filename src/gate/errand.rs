@@ -4,7 +4,6 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::body::Incoming;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -18,8 +17,8 @@ use super::wait::{Awaited, Met};
 use super::{Gate, Lane, attempt, pass, settling};
 use crate::http::budget::Taken;
 use crate::http::buffer::Buffered;
+use crate::http::inbound::Inbound;
 use crate::http::problem::Problem;
-use crate::http::replay;
 use crate::http::upstream::{self, Upstream};
 use crate::idempotency::codec;
 use crate::idempotency::decide::{Decision, decide};
@@ -80,7 +79,7 @@ pub(super) async fn begin(
     gate: &Arc<Gate>,
     route: &Arc<Route>,
     lane: &Arc<Lane>,
-    (head, incoming): (Head, Incoming),
+    (head, incoming): (Head, Inbound),
     found: Found,
     taken: &Arc<Taken>,
 ) -> Reply {
@@ -362,8 +361,7 @@ impl Errand {
                         None => return Some(self.problem(no_room())),
                     }
                 }
-                let response = replay::response(&answer, &self.head.method);
-                kept(self.gate.keyed(Reply::new(Outcome::Replayed, response)))
+                kept(attempt::reply(self, Outcome::Replayed, Ok(answer), None))
             }
             Decision::NotStored(status) => {
                 let detail = "the request ran, and its response was not kept; do not send it again under another key";

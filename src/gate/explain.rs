@@ -17,7 +17,7 @@ use crate::idempotency::identity::Identifier;
 use crate::idempotency::key::{Found, Key};
 use crate::idempotency::policy::{Mode, Policy};
 use crate::idempotency::record::RecordId;
-use crate::idempotency::scope::{Caller, ScopePart};
+use crate::idempotency::scope::{Caller, ClientCertificate, ScopePart};
 use crate::route::{Ambiguous, Route, Router};
 use crate::telemetry::outcome::Code;
 
@@ -31,6 +31,10 @@ pub struct Question<'a> {
     pub body: &'a [u8],
     /// The address that its connection is from.
     pub client_ip: Option<IpAddr>,
+    /// What its client proves who it is with.
+    pub certificate: Option<Arc<ClientCertificate>>,
+    /// Whether its connection is encrypted.
+    pub is_secure: bool,
 }
 
 /// What the gate would do with a request.
@@ -111,12 +115,13 @@ pub enum Value {
 /// Finds out what a gate with these settings and routes would do.
 #[must_use]
 pub fn explain(settings: &Settings, router: &Router, question: Question<'_>) -> Explanation {
-    let Question { head, body, client_ip } = question;
+    let Question { head, body, client_ip, certificate, is_secure } = question;
     let upgrades = asks_upgrade(head.version, &head.headers);
     // An address that nobody has stands for one that is not known; it is not looked at then.
-    let peer = Peer::new(SocketAddr::from((client_ip.unwrap_or(Ipv4Addr::UNSPECIFIED.into()), 0)));
+    let address = SocketAddr::from((client_ip.unwrap_or(Ipv4Addr::UNSPECIFIED.into()), 0));
+    let peer = Peer { certificate, is_secure, ..Peer::new(address) };
     let road = Arc::new(Road { forwarding: settings.forwarding.clone(), ..Road::default() });
-    let head = match Head::of(head, None, peer, &road) {
+    let head = match Head::of(head, peer, &road) {
         Ok(head) => head,
         Err(problem) => return Explanation { authority: None, fate: Fate::Malformed(problem) },
     };
@@ -206,15 +211,18 @@ impl Asked<'_> {
         match part {
             ScopePart::Host => caller.authority.map_or(Value::Unknown, |host| Value::Shown(host.to_owned())),
             ScopePart::ClientIp => caller.client_ip.map_or(Value::Unknown, |ip| Value::Shown(ip.to_string())),
+            ScopePart::ClientCert(_) if caller.certificate.is_none() => Value::Unknown,
             ScopePart::Const(text) => Value::Shown(text.clone()),
-            ScopePart::Header(_) | ScopePart::Cookie(_) | ScopePart::BasicUser => match part.count(caller) {
-                0 => Value::Absent,
-                count => {
-                    let mut encoded = Vec::new();
-                    part.encode(caller, &mut encoded);
-                    Value::Hidden { count, digest: Sha256::digest(&encoded).into() }
+            ScopePart::Header(_) | ScopePart::Cookie(_) | ScopePart::BasicUser | ScopePart::ClientCert(_) => {
+                match part.count(caller) {
+                    0 => Value::Absent,
+                    count => {
+                        let mut encoded = Vec::new();
+                        part.encode(caller, &mut encoded);
+                        Value::Hidden { count, digest: Sha256::digest(&encoded).into() }
+                    }
                 }
-            },
+            }
         }
     }
 

@@ -7,6 +7,7 @@
 mod answer;
 mod attempt;
 mod claiming;
+mod cors;
 mod errand;
 mod estimate;
 pub mod explain;
@@ -26,12 +27,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderName, Request, Response};
-use hyper::body::Incoming;
+use http::request::Parts;
+use http::{HeaderName, HeaderValue, Request, Response};
 use tokio::time::Instant;
 
 pub use self::answer::HeaderNames;
 use self::answer::Reply;
+use self::cors::Asked;
 use self::estimate::Estimator;
 use self::pass::Manner;
 use self::request::Road;
@@ -41,11 +43,13 @@ use self::work::{Rules, Work};
 use crate::http::body::Body;
 use crate::http::budget::Taken;
 use crate::http::forwarding::Forwarding;
+use crate::http::inbound::Inbound;
 use crate::http::problem::Problem;
 use crate::http::server::{Handler, Peer};
 use crate::http::upstream::Upstream;
 use crate::http::usage::Usage;
 use crate::http::wire::Fault;
+use crate::idempotency::grpc;
 use crate::idempotency::identity::Identifier;
 use crate::idempotency::key::Found;
 use crate::idempotency::policy::{Mode, Policy};
@@ -93,6 +97,8 @@ pub struct Gate {
     unrouted: Arc<Lane>,
     /// The headers that the gate adds to answers, which an upstream's own do not pass for.
     added: Vec<HeaderName>,
+    /// What scripts may read of them.
+    exposed: HeaderValue,
     /// How it sees where requests come from.
     road: Arc<Road>,
     /// What goes on when another gate takes the place of this one.
@@ -159,6 +165,7 @@ impl Gate {
         Arc::new(Self {
             lanes: lanes.collect(),
             unrouted: lane(&nowhere, &nowhere, Rules::default(), Vec::new()),
+            exposed: cors::exposed(&settings.headers),
             added: settings.headers.all(),
             road: Arc::new(Road { forwarding: settings.forwarding.clone(), via: work.via.clone() }),
             identifier,
@@ -220,7 +227,7 @@ impl Gate {
 
     async fn answer(
         self: &Arc<Self>,
-        request: Request<Incoming>,
+        request: Request<Inbound>,
         peer: Peer,
         taken: Option<&Arc<Taken>>,
     ) -> (Arc<Lane>, Reply) {
@@ -235,7 +242,8 @@ impl Gate {
         let route = match self.router.choose(&head.method, head.authority(), head.uri.path()) {
             Ok(route) => route,
             Err(ambiguous) => {
-                return (Arc::clone(&self.unrouted), Reply::problem(request::ambiguous(&ambiguous), None));
+                let reply = Reply::problem(request::ambiguous(&ambiguous), None);
+                return (Arc::clone(&self.unrouted), self.shared(reply, Asked::of_either(&ambiguous, &head)));
             }
         };
         let Some(route) = route else {
@@ -246,11 +254,12 @@ impl Gate {
             };
         };
         let lane = Arc::clone(&self.lanes[&route.name]);
+        let asked = Asked::of(route, &head);
         let reply = match route.policy.mode {
             Mode::Pass => pass::forward(self, &self.upstreams[route.upstream], head, body, Manner::of(route)).await,
             Mode::Protect => self.protect(route, &lane, head, body, taken).await,
         };
-        (lane, reply)
+        (lane, self.shared(reply, asked))
     }
 
     async fn protect(
@@ -258,7 +267,7 @@ impl Gate {
         route: &Arc<Route>,
         lane: &Arc<Lane>,
         head: request::Head,
-        body: Incoming,
+        body: Inbound,
         taken: &Arc<Taken>,
     ) -> Reply {
         let policy = &route.policy;
@@ -289,7 +298,16 @@ impl Gate {
         // Where the key is yet to be found in the body, nobody knows whether the request carries one.
         let is_keyed = *mode == Mode::Protect && !matches!(found, Ok(Found::Absent | Found::NeedsBody));
         let reply = Reply::problem(problem, docs.as_deref());
-        (Arc::clone(&self.lanes[&route.name]), if is_keyed { self.keyed(reply) } else { reply })
+        let reply = self.shared(if is_keyed { self.keyed(reply) } else { reply }, Asked::of(route, head));
+        (Arc::clone(&self.lanes[&route.name]), reply)
+    }
+
+    /// A reply as it goes to a script of the origin that asked.
+    fn shared(&self, reply: Reply, asked: Option<Asked>) -> Reply {
+        match asked {
+            Some(asked) => asked.share(reply, &self.exposed),
+            None => reply,
+        }
     }
 
     /// A reply to a request that carried a key: it says how it ended.
@@ -299,10 +317,12 @@ impl Gate {
 }
 
 impl Handler for Gate {
-    async fn handle(self: Arc<Self>, request: Request<Incoming>, peer: Peer) -> Response<Body> {
+    async fn handle(self: Arc<Self>, request: Request<Inbound>, peer: Peer) -> Response<Body> {
         let began = Instant::now();
+        let is_call = grpc::is_call(request.method(), request.headers());
         let taken = self.work.usage.requests.take(1).map(Arc::new);
-        let (lane, Reply { outcome, response }) = self.answer(request, peer, taken.as_ref()).await;
+        let (lane, reply) = self.answer(request, peer, taken.as_ref()).await;
+        let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };
         let took = began.elapsed();
         lane.metrics.answered(outcome, took);
         log(&lane, outcome, &response, took);
@@ -312,8 +332,10 @@ impl Handler for Gate {
         }
     }
 
-    fn refuse(&self, fault: Fault) -> Response<Body> {
-        let Reply { outcome, response } = Reply::problem(Problem::new(fault.code(), fault.to_string()), None);
+    fn refuse(&self, fault: Fault, head: Option<&Parts>) -> Response<Body> {
+        let reply = Reply::problem(Problem::new(fault.code(), fault.to_string()), None);
+        let is_call = head.is_some_and(|head| grpc::is_call(&head.method, &head.headers));
+        let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };
         self.unrouted.metrics.answered(outcome, Duration::ZERO);
         log(&self.unrouted, outcome, &response, Duration::ZERO);
         response
@@ -351,7 +373,7 @@ fn kept_headers(route: &Route) -> Vec<HeaderName> {
         ScopePart::Header(name) => Some(name.clone()),
         ScopePart::Cookie(_) => Some(http::header::COOKIE),
         ScopePart::BasicUser => Some(http::header::AUTHORIZATION),
-        ScopePart::Host | ScopePart::ClientIp | ScopePart::Const(_) => None,
+        ScopePart::Host | ScopePart::ClientIp | ScopePart::ClientCert(_) | ScopePart::Const(_) => None,
     });
     let events = ["ce-source", "ce-id"].map(HeaderName::from_static);
     let compared = route.policy.fingerprint.headers.iter().cloned();
@@ -359,14 +381,14 @@ fn kept_headers(route: &Route) -> Vec<HeaderName> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::http::limits::Limits;
     use crate::idempotency::scope::ScopePart;
     use crate::route::Pattern;
     use crate::store::memory::Memory;
 
-    pub(super) fn route(name: &str, mode: Mode, scope: &str) -> Route {
+    pub(crate) fn route(name: &str, mode: Mode, scope: &str) -> Route {
         let policy = Policy { mode, scope: vec![ScopePart::parse(scope).unwrap()], ..Policy::default() };
         Route {
             name: name.into(),
@@ -379,7 +401,7 @@ mod tests {
         }
     }
 
-    pub(super) fn gate_of(routes: Vec<Route>) -> Arc<Gate> {
+    pub(crate) fn gate_of(routes: Vec<Route>) -> Arc<Gate> {
         let settings = Settings {
             service: "default".into(),
             id_secret: None,

@@ -16,6 +16,7 @@ use super::request::Head;
 use crate::http::body::{Body, Progress};
 use crate::http::buffer::Buffered;
 use crate::http::headers::{announce_trailers, to_client, to_upstream};
+use crate::http::inbound::Inbound;
 use crate::http::problem::Problem;
 use crate::http::replay::announced_length;
 use crate::http::upgrade;
@@ -55,17 +56,20 @@ pub(super) async fn forward(
     gate: &Gate,
     upstream: &Upstream,
     mut head: Head,
-    body: Incoming,
+    body: Inbound,
     manner: Manner<'_>,
 ) -> Reply {
-    let body = match body.size_hint().exact() {
+    let (body, progress) = match body.size_hint().exact() {
         Some(1..=AWAITED) if head.upgrade.is_none() => match Buffered::read(body, AWAITED, &gate.work.usage).await {
-            Ok(body) => Ok(body.body()),
+            Ok(body) => (body.body(), None),
             Err(error) => return Reply::problem(body_problem(gate, error), manner.docs),
         },
-        _ => Err(body),
+        _ if body.is_end_stream() => (Body::empty(), None),
+        _ => {
+            let progress = Arc::new(Progress::default());
+            (Body::from_client(body, Arc::clone(&progress)), Some(progress))
+        }
     };
-    let progress = Arc::new(Progress::default());
     let is_chunked = head.headers.contains_key(TRANSFER_ENCODING);
     let protocol = head.headers.get(UPGRADE).cloned();
     let mut headers = to_upstream(std::mem::take(&mut head.headers), manner.kept, head.way());
@@ -73,17 +77,16 @@ pub(super) async fn forward(
         headers.remove(CONTENT_LENGTH);
         headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
-    let client_upgrade = head.upgrade.take();
+    let client_upgrade = head.upgrade.take().filter(|_| upstream.takes_upgrades());
     if client_upgrade.is_some()
         && let Some(protocol) = protocol
     {
         headers.insert(UPGRADE, protocol);
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     }
-    let body = body.unwrap_or_else(|body| Body::from_client(body, Arc::clone(&progress)));
     let request = request(upstream, &head, headers, body);
     let reuse = if client_upgrade.is_some() { Reuse::Never } else { Reuse::Unprotected };
-    match exchange(upstream, request, reuse, &progress).await {
+    match exchange(upstream, request, reuse, Sending::of(head.interim()), progress.as_deref()).await {
         Ok((response, carrier)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => match client_upgrade {
             Some(client) => Reply::new(Outcome::Passed, switch(response, carrier, client, manner)),
             None => Reply::problem(unasked_switch(), manner.docs),
@@ -102,7 +105,7 @@ pub(super) async fn forward_buffered(
     outcome: Outcome,
 ) -> Reply {
     let request = buffered_request(upstream, head, body, manner.kept);
-    match exchange(upstream, request, Reuse::Unprotected, &Progress::default()).await {
+    match exchange(upstream, request, Reuse::Unprotected, Sending::of(head.interim()), None).await {
         Ok((response, _)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
             Reply::problem(unasked_switch(), manner.docs)
         }
@@ -143,22 +146,21 @@ fn request(upstream: &Upstream, head: &Head, mut headers: HeaderMap, body: Body)
     *request.method_mut() = head.method.clone();
     *request.uri_mut() = head.target();
     *request.headers_mut() = headers;
-    if let Some(interim) = head.interim() {
-        request.extensions_mut().insert(interim.clone());
-    }
     request
 }
 
-/// Sends a request and waits for the head of its answer: for the upstream's timeout after the request has last moved.
-/// The body of the answer may stream for as long as it likes.
+/// Sends a request and waits for the head of its answer: for the upstream's timeout after the request has last moved, if
+/// its body is under way, else after this. The body of the answer may stream for as long as it likes.
 async fn exchange(
     upstream: &Upstream,
     request: Request<Body>,
     reuse: Reuse,
-    progress: &Progress,
+    sending: Sending,
+    progress: Option<&Progress>,
 ) -> Result<(Response<Incoming>, Carrier), Problem> {
     let limit = upstream.settings().timeout;
-    let sending = Sending::default();
+    let here = Progress::default();
+    let progress = progress.unwrap_or(&here);
     let mut answering = std::pin::pin!(upstream.send(request, reuse, &sending));
     loop {
         let deadline = progress.last() + limit;
@@ -219,13 +221,17 @@ pub(super) fn problem(upstream: &Upstream, error: &Error) -> Problem {
             let detail = "no connection to the upstream became free; nothing was sent";
             Problem::new(Code::Overloaded, detail).retry_after(UNREACHABLE_RETRY)
         }
+        // Sent again, it would be none either.
+        Error::NotSent(NotSent::Host) => Problem::new(Code::BadRequest, NotSent::Host.to_string()),
         Error::NotSent(cause) => {
-            let address = upstream.authority();
-            tracing::warn!(upstream = name, address, %cause, "the upstream cannot be reached");
+            if upstream.is_to_be_told() {
+                let address = upstream.places();
+                tracing::warn!(upstream = name, address, %cause, "the upstream cannot be reached");
+            }
             unreachable()
         }
-        Error::ClientBody(error) => client_body_problem(error),
-        Error::Unknown(_) | Error::Framing => {
+        Error::ClientBody(error) => client_body_problem(&**error),
+        Error::Unknown(_) | Error::Framing | Error::TooManyHeaders => {
             tracing::warn!(upstream = name, cause = %error, "the upstream broke off");
             Problem::new(Code::UpstreamBroken, "the upstream broke off before its answer was complete")
         }
@@ -233,7 +239,7 @@ pub(super) fn problem(upstream: &Upstream, error: &Error) -> Problem {
 }
 
 /// The client's body is none, or did not come to its end.
-pub(super) fn client_body_problem(error: &hyper::Error) -> Problem {
+pub(super) fn client_body_problem(error: &(dyn std::error::Error + 'static)) -> Problem {
     match fault_of(error) {
         Some(fault) => Problem::new(fault.code(), fault.to_string()),
         None => Problem::new(Code::BadRequest, "the request's body is malformed or incomplete"),

@@ -7,15 +7,17 @@ use http::header::HOST;
 use http::request::Parts;
 use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
-use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 
+use crate::http::byte_set::ByteSet;
 use crate::http::forwarding::{Forwarding, Hop};
 use crate::http::headers::{Way, asks_upgrade, framing_is_plain};
+use crate::http::inbound::Inbound;
 use crate::http::problem::Problem;
 use crate::http::server::Peer;
 use crate::http::via::Via;
 use crate::http::wire::Interim;
+use crate::idempotency::grpc;
 use crate::idempotency::key::KeyRule;
 use crate::idempotency::scope::Caller;
 use crate::route::{Ambiguous, Route};
@@ -34,10 +36,8 @@ pub(super) struct Head {
     pub(super) uri: Uri,
     pub(super) version: Version,
     pub(super) headers: HeaderMap,
-    /// The host that it names, as written: of an absolute-form target, else of `Host` (RFC 9112, 3.2.2).
-    host: Option<HeaderValue>,
-    /// The same, so that two spellings of one host are one, where that differs: see [`normal`].
-    normal_host: Option<String>,
+    /// Of an absolute-form target, else of the header (RFC 9112, 3.2.2).
+    host: Option<Host>,
     peer: Peer,
     /// The address of the client, which may be behind trusted proxies.
     client: IpAddr,
@@ -49,36 +49,40 @@ pub(super) struct Head {
 impl Head {
     /// Takes a request apart, unless it is one that nobody should see.
     pub(super) fn read(
-        mut request: Request<Incoming>,
+        mut request: Request<Inbound>,
         peer: Peer,
         road: &Arc<Road>,
-    ) -> Result<(Self, Incoming), Problem> {
+    ) -> Result<(Self, Inbound), Problem> {
         let upgrade = asks_upgrade(request.version(), request.headers()).then(|| hyper::upgrade::on(&mut request));
         let (parts, body) = request.into_parts();
-        Ok((Self::of(parts, upgrade, peer, road)?, body))
+        Ok((Self::framed(parts, upgrade, peer, road)?, body))
     }
 
-    /// Of a head alone.
+    /// Of a head alone, which no connection has brought.
     ///
     /// # Errors
     /// Nobody should see a request like this.
-    pub(super) fn of(parts: Parts, upgrade: Option<OnUpgrade>, peer: Peer, road: &Arc<Road>) -> Result<Self, Problem> {
+    pub(super) fn of(parts: Parts, peer: Peer, road: &Arc<Road>) -> Result<Self, Problem> {
+        if !framing_is_plain(&parts.headers) {
+            return Err(bad("where the request ends is in doubt (RFC 9112, 6)"));
+        }
+        Self::framed(parts, None, peer, road)
+    }
+
+    /// Of a head whose framing is beyond doubt, as [`crate::http::wire`] sees to.
+    fn framed(parts: Parts, upgrade: Option<OnUpgrade>, peer: Peer, road: &Arc<Road>) -> Result<Self, Problem> {
         if road.via.is_loop(&parts.headers) {
             let detail = "the request came by here before: the gate is its own upstream, or that of another (see Via)";
             return Err(Problem::new(Code::LoopDetected, detail));
         }
         check_target(&parts)?;
-        let host = host(&parts)?;
-        if !framing_is_plain(&parts.headers) {
-            return Err(bad("where the request ends is in doubt (RFC 9112, 6)"));
-        }
-        let client = road.forwarding.client(peer.ip, &parts.headers);
+        let host = host(&parts, peer.is_secure)?;
+        let client = if peer.is_believed { road.forwarding.client(peer.ip, &parts.headers) } else { peer.ip };
         Ok(Self {
             method: parts.method,
             uri: parts.uri,
             version: parts.version,
             headers: parts.headers,
-            normal_host: host.as_ref().and_then(text).and_then(normal),
             host,
             client,
             peer,
@@ -88,14 +92,20 @@ impl Head {
     }
 
     /// The way of interim answers to the client, where it understands them.
-    pub(super) fn interim(&self) -> Option<&Interim> {
-        self.peer.interim.as_ref()
+    pub(super) fn interim(&self) -> Option<Interim> {
+        self.peer.interim.clone()
     }
 
     /// The way that it came, for the upstream.
     pub(super) fn way(&self) -> Way<'_> {
         Way {
-            hop: Hop { peer: self.peer.ip, address: &self.peer.address, host: self.host.as_ref() },
+            hop: Hop {
+                peer: self.peer.ip,
+                is_believed: self.peer.is_believed,
+                address: &self.peer.address,
+                is_secure: self.peer.is_secure,
+                host: self.host.as_ref().map(|host| &host.written),
+            },
             forwarding: &self.road.forwarding,
             via: self.road.via.line(self.version),
         }
@@ -103,11 +113,21 @@ impl Head {
 
     /// The host that it names, so that two spellings of one host are one.
     pub(super) fn authority(&self) -> Option<&str> {
-        self.normal_host.as_deref().or_else(|| self.host.as_ref().and_then(text))
+        self.host.as_ref().and_then(Host::authority)
     }
 
     pub(super) fn caller(&self) -> Caller<'_> {
-        Caller { headers: &self.headers, authority: self.authority(), client_ip: Some(self.client) }
+        Caller {
+            headers: &self.headers,
+            authority: self.authority(),
+            client_ip: Some(self.client),
+            certificate: self.peer.certificate.as_deref(),
+        }
+    }
+
+    /// Whether it is a gRPC call.
+    pub(super) fn is_call(&self) -> bool {
+        grpc::is_call(&self.method, &self.headers)
     }
 
     /// The target as the upstream gets it: path and query, byte for byte.
@@ -135,31 +155,71 @@ fn check_target(parts: &Parts) -> Result<(), Problem> {
     Err(bad("the request's target is neither a path nor a URL (RFC 9112, 3.2)"))
 }
 
-fn host(parts: &Parts) -> Result<Option<HeaderValue>, Problem> {
+fn host(parts: &Parts, is_secure: bool) -> Result<Option<Host>, Problem> {
     let mut hosts = parts.headers.get_all(HOST).iter();
     let (host, second) = (hosts.next(), hosts.next());
     if second.is_some() {
         return Err(bad("the request has more than one Host header (RFC 9112, 3.2)"));
     }
-    if host.is_none() && parts.version == Version::HTTP_11 {
-        return Err(bad("the request has no Host header (RFC 9112, 3.2)"));
+    let is_named = host.is_some() || parts.version == Version::HTTP_2 && parts.uri.authority().is_some();
+    if !is_named && parts.version >= Version::HTTP_11 {
+        return Err(bad("the request has no Host header (RFC 9112, 3.2), and no authority (RFC 9113, 8.3.1)"));
     }
-    if let Some(host) = host {
-        let is_sound = text(host).ok_or_else(|| bad("the Host header is not ASCII")).map(is_host)?;
-        if !is_sound {
-            return Err(bad("the Host header is no host (RFC 9110, 7.2)"));
+    let host = match host {
+        Some(host) => {
+            Some(Host::of(host.clone(), is_secure).ok_or_else(|| bad("the Host header is no host (RFC 9110, 7.2)"))?)
         }
-    }
-    let Some(authority) = parts.uri.authority() else { return Ok(host.cloned()) };
+        None => None,
+    };
+    let Some(authority) = parts.uri.authority() else { return Ok(host) };
     // It counts before the Host header (RFC 9112, 3.2.2). A user in it is somebody's deception (RFC 9110, 4.2.4).
-    match HeaderValue::from_str(authority.as_str()) {
-        Ok(host) if !authority.as_str().is_empty() && is_host(authority.as_str()) => Ok(Some(host)),
+    match HeaderValue::from_str(authority.as_str()).ok().and_then(|host| Host::of(host, is_secure)) {
+        // By HTTP/2 nobody who means well sends two (RFC 9113, 8.3.1).
+        Some(asked)
+            if parts.version == Version::HTTP_2
+                && host.as_ref().is_some_and(|host| host.authority() != asked.authority()) =>
+        {
+            Err(bad("the request's authority and its Host header differ (RFC 9113, 8.3.1)"))
+        }
+        Some(host) if !host.written.is_empty() => Ok(Some(host)),
         _ => Err(bad("the URL that is asked for has no host, or a user (RFC 9110, 4.2.4)")),
     }
 }
 
-fn text(value: &HeaderValue) -> Option<&str> {
-    value.to_str().ok()
+/// The host that a request names.
+struct Host {
+    /// As written.
+    written: HeaderValue,
+    /// The same, so that two spellings of one host are one, where that differs: see [`normal`].
+    normal: Option<String>,
+}
+
+impl Host {
+    /// Nothing where it is none.
+    fn of(written: HeaderValue, is_secure: bool) -> Option<Self> {
+        let text = written.to_str().ok()?;
+        if is_usual(text) && !(is_secure && text.ends_with(":443")) {
+            return Some(Self { written, normal: None });
+        }
+        let normal = normal(text, if is_secure { ":443" } else { ":80" });
+        is_host(text).then_some(Self { written, normal })
+    }
+
+    fn authority(&self) -> Option<&str> {
+        self.normal.as_deref().or_else(|| self.written.to_str().ok())
+    }
+}
+
+/// Whether a host is written as nearly all are: a name or an IPv4 address in lower case, with a port that is not the
+/// default one or with none. It is sound, and normal.
+fn is_usual(host: &str) -> bool {
+    static OF_NAMES: ByteSet = ByteSet::lower_case_and(b"-.");
+    let (name, port) = host.split_at(OF_NAMES.span(host));
+    let port_is_usual = |port: &str| {
+        let is_short = (1..=5).contains(&port.len()) && port.bytes().all(|byte| byte.is_ascii_digit());
+        is_short && port != "80" && port.parse::<u16>().is_ok()
+    };
+    !name.is_empty() && !name.ends_with('.') && (port.is_empty() || port.strip_prefix(':').is_some_and(port_is_usual))
 }
 
 /// Whether this is a host with an optional port. It may be empty, where the target has no authority.
@@ -176,9 +236,9 @@ fn is_host(host: &str) -> bool {
 
 /// A host in lower case, without the default port and the final dot of a name (RFC 9110, 4.2.3); nothing where it is
 /// written so already.
-fn normal(host: &str) -> Option<String> {
+fn normal(host: &str, default_port: &str) -> Option<String> {
     let written = host;
-    let host = host.strip_suffix(":80").or_else(|| host.strip_suffix(':')).unwrap_or(host);
+    let host = host.strip_suffix(default_port).or_else(|| host.strip_suffix(':')).unwrap_or(host);
     let (name, port) = match host.rsplit_once(':') {
         Some((name, port)) if !port.contains(']') => (name, Some(port)),
         _ => (host, None),
@@ -218,6 +278,8 @@ pub(super) fn key_missing(rule: &KeyRule) -> Problem {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -227,6 +289,16 @@ mod tests {
         }
         for host in ["a b", "a/c", "u@h", "h:99999", "[::1", "[::1:80", ":80", "h:x", "h:+80"] {
             assert!(!is_host(host), "{host}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn usual_hosts_are_sound_and_normal(host in "[a-c.:\\[\\]@A%-]{0,4}(:[0-9]{0,6})?|[a-z0-9.-]{1,9}(:(80|8080|65535|65536|0?80))?") {
+            if is_usual(&host) {
+                prop_assert!(is_host(&host));
+                prop_assert_eq!(normal(&host, ":80"), None);
+            }
         }
     }
 
@@ -249,7 +321,7 @@ mod tests {
     fn spellings_of_one_host_are_one() {
         for host in ["api.example", "API.example", "api.example:80", "api.example.", "api.example.:80", "api.example:"]
         {
-            assert_eq!(normal(host).as_deref().unwrap_or(host), "api.example", "{host}");
+            assert_eq!(normal(host, ":80").as_deref().unwrap_or(host), "api.example", "{host}");
         }
         for (written, expected) in [
             ("api.example", None),
@@ -259,7 +331,7 @@ mod tests {
             ("[::1]:8080", None),
             ("", None),
         ] {
-            assert_eq!(normal(written).as_deref(), expected, "{written}");
+            assert_eq!(normal(written, ":80").as_deref(), expected, "{written}");
         }
     }
 }

@@ -15,7 +15,9 @@ use tokio::time::Instant;
 use super::budget::Taken;
 use super::buffer::SpooledReader;
 use super::headers::without_ours;
+use super::inbound::{self, Inbound};
 use super::upstream::Carrier;
+use super::wire::{Exchange, Fault};
 
 /// A body to send.
 #[derive(Default)]
@@ -23,6 +25,8 @@ pub struct Body {
     kind: Kind,
     /// The request that it answers goes on for as long as it is there.
     _request: Option<Arc<Taken>>,
+    /// The exchange that ends with it.
+    _exchange: Option<Exchange>,
 }
 
 #[derive(Default)]
@@ -34,7 +38,8 @@ enum Kind {
     Trailed(Option<Bytes>, Option<HeaderMap>),
     /// Announces a length and sends nothing: for the `Content-Length` of a 304.
     Announced(u64),
-    Incoming(Box<Relay>),
+    Incoming(Box<Relay<Incoming>>),
+    Inbound(Box<Relay<Inbound>>),
     Channel(Box<Channel>),
     Spooled(Box<SpooledReader>),
 }
@@ -45,12 +50,24 @@ pub enum Error {
     /// The other side's message broke off.
     #[error("the message broke off: {0}")]
     Broken(#[from] hyper::Error),
+    /// The client's message is not waited for any longer, or says what it may not.
+    #[error("the request is refused: {0}")]
+    Refused(#[source] Fault),
     /// The rest cannot be had any more.
     #[error("the sender gave up")]
     Abandoned,
     /// The temporary file failed.
     #[error("reading back the request body failed: {0}")]
     Spool(#[from] io::Error),
+}
+
+impl From<inbound::Error> for Error {
+    fn from(error: inbound::Error) -> Self {
+        match error {
+            inbound::Error::Broken(error) => Self::Broken(error),
+            inbound::Error::Refused(fault) => Self::Refused(fault),
+        }
+    }
 }
 
 impl Body {
@@ -78,6 +95,11 @@ impl Body {
         Kind::Announced(length).into()
     }
 
+    /// Whether it sends nothing, and announces a length.
+    pub(super) fn is_announced(&self) -> bool {
+        matches!(self.kind, Kind::Announced(_))
+    }
+
     /// What arrives from an upstream, as it arrives. When it has ended well, its connection is given back.
     #[must_use]
     pub fn from_upstream(incoming: Incoming, carrier: Carrier) -> Self {
@@ -91,11 +113,11 @@ impl Body {
 
     /// What arrives from a client, as it arrives. `progress` is told of every frame, and of the end.
     #[must_use]
-    pub fn from_client(incoming: Incoming, progress: Arc<Progress>) -> Self {
+    pub fn from_client(incoming: Inbound, progress: Arc<Progress>) -> Self {
         if incoming.is_end_stream() {
             return Self::empty();
         }
-        Kind::Incoming(Box::new(Relay { incoming, end: End::Tell(progress) })).into()
+        Kind::Inbound(Box::new(Relay { incoming, end: End::Tell(progress) })).into()
     }
 
     /// A body that is fed through the sender. It ends well only by [`Sender::finish`].
@@ -106,10 +128,25 @@ impl Body {
         (Sender(tx), Kind::Channel(Box::new(Channel { rx, ended: false })).into())
     }
 
+    /// The same, without saying how long it is: in chunks.
+    #[must_use]
+    pub fn without_length(self) -> Self {
+        match self.kind {
+            Kind::Full(bytes) => Self { kind: Kind::Trailed(Some(bytes), None), ..self },
+            kind => Self { kind, ..self },
+        }
+    }
+
     /// The same, of a request that is being dealt with until it is gone.
     #[must_use]
     pub fn of_request(self, request: Arc<Taken>) -> Self {
         Self { _request: Some(request), ..self }
+    }
+
+    /// The same, in whose exchange the client waits for it.
+    #[must_use]
+    pub fn of_exchange(self, exchange: Exchange) -> Self {
+        Self { _exchange: Some(exchange), ..self }
     }
 
     /// What was spooled to a temporary file.
@@ -121,7 +158,7 @@ impl Body {
 
 impl From<Kind> for Body {
     fn from(kind: Kind) -> Self {
-        Self { kind, _request: None }
+        Self { kind, _request: None, _exchange: None }
     }
 }
 
@@ -153,6 +190,35 @@ impl Sender {
                 tokio::spawn(async move { self.0.send(end).await });
             }
         }
+    }
+}
+
+impl Sender {
+    /// Waits until the receiver has room for a frame.
+    pub(super) async fn room(&self) -> Result<Room<'_>, Gone> {
+        self.0.reserve().await.map(Room).map_err(|_| Gone)
+    }
+
+    /// Ends the body well behind these frames, as the receiver takes them.
+    pub fn finish_with(self, frames: Vec<Frame<Bytes>>) {
+        // It waits as long as the receiver's connection lasts, and for nothing else.
+        tokio::spawn(async move {
+            for frame in frames {
+                if self.send(frame).await.is_err() {
+                    return;
+                }
+            }
+            self.finish();
+        });
+    }
+}
+
+/// Room for a frame.
+pub(super) struct Room<'a>(mpsc::Permit<'a, Item>);
+
+impl Room<'_> {
+    pub(super) fn send(self, data: Bytes) {
+        self.0.send(Item::Frame(Frame::data(data)));
     }
 }
 
@@ -196,8 +262,8 @@ impl Progress {
     }
 }
 
-struct Relay {
-    incoming: Incoming,
+struct Relay<B> {
+    incoming: B,
     end: End,
 }
 
@@ -207,7 +273,19 @@ enum End {
     Tell(Arc<Progress>),
 }
 
-impl Relay {
+impl<B: HttpBody<Data = Bytes, Error: Into<Error>> + Unpin> Relay<B> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        let Poll::Ready(frame) = Pin::new(&mut self.incoming).poll_frame(cx) else {
+            self.wait();
+            return Poll::Pending;
+        };
+        if !matches!(frame, Some(Err(_))) {
+            let ended = frame.is_none() || self.incoming.is_end_stream();
+            self.moved(ended);
+        }
+        Poll::Ready(frame.map(|frame| frame.map(end_to_end).map_err(Into::into)))
+    }
+
     fn wait(&self) {
         if let End::Tell(progress) = &self.end {
             progress.wait();
@@ -243,17 +321,8 @@ impl HttpBody for Body {
                 (Some(data), _) => Some(Ok(Frame::data(data))),
                 (None, trailers) => trailers.take().map(|trailers| Ok(Frame::trailers(trailers))),
             }),
-            Kind::Incoming(relay) => {
-                let Poll::Ready(frame) = Pin::new(&mut relay.incoming).poll_frame(cx) else {
-                    relay.wait();
-                    return Poll::Pending;
-                };
-                if !matches!(frame, Some(Err(_))) {
-                    let ended = frame.is_none() || relay.incoming.is_end_stream();
-                    relay.moved(ended);
-                }
-                Poll::Ready(frame.map(|frame| frame.map(end_to_end).map_err(Error::from)))
-            }
+            Kind::Incoming(relay) => relay.poll(cx),
+            Kind::Inbound(relay) => relay.poll(cx),
             Kind::Channel(channel) => {
                 if channel.ended {
                     return Poll::Ready(None);
@@ -279,6 +348,7 @@ impl HttpBody for Body {
             Kind::Empty => true,
             Kind::Trailed(data, trailers) => data.is_none() && trailers.is_none(),
             Kind::Incoming(relay) => relay.incoming.is_end_stream(),
+            Kind::Inbound(relay) => relay.incoming.is_end_stream(),
             Kind::Spooled(reader) => reader.remaining() == 0,
             Kind::Full(_) | Kind::Announced(_) | Kind::Channel(_) => false,
         }
@@ -290,6 +360,7 @@ impl HttpBody for Body {
             Kind::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Kind::Announced(length) => SizeHint::with_exact(*length),
             Kind::Incoming(relay) => relay.incoming.size_hint(),
+            Kind::Inbound(relay) => relay.incoming.size_hint(),
             Kind::Spooled(reader) => SizeHint::with_exact(reader.remaining()),
             Kind::Trailed(..) | Kind::Channel(_) => SizeHint::new(),
         }

@@ -9,8 +9,7 @@ use crate::telemetry::limits::{Level, Limit, LimitMetrics};
 pub struct Budget {
     limit: Limit,
     most: AtomicU64,
-    taken: AtomicU64,
-    level: Option<Level>,
+    taken: Level,
     metrics: Arc<LimitMetrics>,
 }
 
@@ -24,13 +23,7 @@ impl Budget {
     /// Nothing of it is taken yet.
     #[must_use]
     pub fn new(limit: Limit, most: u64, metrics: &Arc<LimitMetrics>) -> Arc<Self> {
-        Arc::new(Self {
-            limit,
-            most: AtomicU64::new(most),
-            taken: AtomicU64::new(0),
-            level: metrics.level(limit),
-            metrics: Arc::clone(metrics),
-        })
+        Arc::new(Self { limit, most: AtomicU64::new(most), taken: metrics.level(limit), metrics: Arc::clone(metrics) })
     }
 
     /// Changes how much there may be. What was taken stays taken.
@@ -60,18 +53,11 @@ impl Budget {
     fn add(&self, amount: u64, most: u64) -> bool {
         let added = |taken: u64| taken.checked_add(amount).filter(|taken| *taken <= most);
         // It guards no other memory: only the sum has to be right.
-        let is_added = self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, added).is_ok();
-        if is_added && let Some(level) = &self.level {
-            level.rise(amount);
-        }
-        is_added
+        self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, added).is_ok()
     }
 
     fn remove(&self, amount: u64) {
         self.taken.fetch_sub(amount, Ordering::Relaxed);
-        if let Some(level) = &self.level {
-            level.fall(amount);
-        }
     }
 }
 

@@ -13,7 +13,6 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http_body::Body as _;
 use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
 use sha2::{Digest as _, Sha256};
 use tokio::task::JoinHandle;
 
@@ -21,6 +20,7 @@ use super::body::Body;
 use super::budget::{Budget, Taken};
 use super::gathered::{Gathered, counted};
 use super::headers::without_ours;
+use super::inbound::{self, Inbound};
 use super::usage::Usage;
 
 /// Bodies up to this size, in bytes, stay in memory.
@@ -57,7 +57,7 @@ pub enum Error {
     },
     /// It is malformed, or the client went away before its end.
     #[error("the body is malformed or incomplete")]
-    Malformed(#[source] hyper::Error),
+    Malformed(#[source] inbound::Error),
     /// There is no room for it, neither in memory nor in a temporary file.
     #[error("there is no room for the body")]
     NoRoom,
@@ -68,13 +68,13 @@ pub enum Error {
 
 impl Buffered {
     /// Reads a body to its end, at most `limit` bytes of it.
-    pub async fn read(incoming: Incoming, limit: u64, usage: &Arc<Usage>) -> Result<Self, Error> {
+    pub async fn read(incoming: Inbound, limit: u64, usage: &Usage) -> Result<Self, Error> {
         // A length that is announced is refused before a byte of it is read.
         if incoming.size_hint().lower() > limit {
             return Err(Error::TooLarge { limit });
         }
         let memory = Gathered::new(&usage.memory);
-        Reader { memory, spool: None, length: 0, limit, usage: Arc::clone(usage) }.run(incoming).await
+        Reader { memory, spool: None, length: 0, limit, usage }.run(incoming).await
     }
 
     /// Its length in bytes.
@@ -156,16 +156,16 @@ impl std::fmt::Debug for Content {
     }
 }
 
-struct Reader {
-    memory: Gathered,
+struct Reader<'a> {
+    memory: Gathered<'a>,
     spool: Option<Spool>,
     length: u64,
     limit: u64,
-    usage: Arc<Usage>,
+    usage: &'a Usage,
 }
 
-impl Reader {
-    async fn run(mut self, mut incoming: Incoming) -> Result<Buffered, Error> {
+impl Reader<'_> {
+    async fn run(mut self, mut incoming: Inbound) -> Result<Buffered, Error> {
         let mut trailers = None;
         while let Some(frame) = incoming.frame().await {
             match frame.map_err(Error::Malformed)?.into_data() {
@@ -196,7 +196,7 @@ impl Reader {
         if full || homeless.is_some() {
             let mut spool = match self.spool.take() {
                 Some(spool) => spool,
-                None => Spool::create(&self.usage).await?,
+                None => Spool::create(self.usage).await?,
             };
             let (gathered, _) = self.memory.take();
             for chunk in [gathered].into_iter().chain(homeless) {

@@ -28,6 +28,8 @@ pub struct Forwarding {
     pub trusted: Vec<IpNet>,
     /// `[server] forwarded`
     pub style: Style,
+    /// `[server] proxy_protocol`: whose connection it is, proxies say.
+    pub is_proxied: bool,
 }
 
 /// Which headers say for whom a request is forwarded: those that are believed, and those that are written.
@@ -46,13 +48,14 @@ impl Forwarding {
     /// Whose word counts for the address of a client, in one line; nothing where nobody's does.
     #[must_use]
     pub fn rule(&self) -> String {
+        let is_proxied = if self.is_proxied { " by the PROXY protocol" } else { "" };
         if self.trusted.is_empty() {
-            return String::new();
+            return is_proxied.to_owned();
         }
         let mut networks: Vec<String> = self.trusted.iter().map(ToString::to_string).collect();
         networks.sort();
         networks.dedup();
-        format!("{:?} {}", self.style, networks.join(" "))
+        format!("{:?} {}{is_proxied}", self.style, networks.join(" "))
     }
 }
 
@@ -71,10 +74,21 @@ impl Style {
 pub struct Hop<'a> {
     /// The address that the connection is from.
     pub peer: IpAddr,
+    /// Whether its word may count at all.
+    pub is_believed: bool,
     /// The same, for a header.
     pub address: &'a HeaderValue,
+    /// Whether the connection is encrypted.
+    pub is_secure: bool,
     /// The host that the request names, as it was written.
     pub host: Option<&'a HeaderValue>,
+}
+
+impl Hop<'_> {
+    /// The scheme of the request.
+    fn proto(self) -> &'static str {
+        if self.is_secure { "https" } else { "http" }
+    }
 }
 
 impl Forwarding {
@@ -133,8 +147,8 @@ impl Forwarding {
         if self.style.has_x_forwarded() {
             let before = was.lines.iter().filter(|(name, _)| *name == X_FORWARDED_FOR).map(|(_, value)| value);
             out.insert(X_FORWARDED_FOR, joined(before, hop.address));
-            let http = HeaderValue::from_static("http");
-            for (name, own) in [(X_FORWARDED_PROTO, Some(&http)), (X_FORWARDED_HOST, hop.host)] {
+            let proto = HeaderValue::from_static(hop.proto());
+            for (name, own) in [(X_FORWARDED_PROTO, Some(&proto)), (X_FORWARDED_HOST, hop.host)] {
                 let mut is_told = false;
                 for (_, value) in was.lines.iter().filter(|(told, _)| *told == name) {
                     out.append(name.clone(), value.clone());
@@ -195,7 +209,7 @@ fn element(hop: Hop<'_>) -> Option<HeaderValue> {
     };
     let host = hop.host.and_then(|host| host.to_str().ok()).filter(|host| !host.contains(['"', '\\']));
     let host = host.map_or_else(String::new, |host| format!(";host=\"{host}\""));
-    HeaderValue::from_str(&format!("for={node}{host};proto=http")).ok()
+    HeaderValue::from_str(&format!("for={node}{host};proto={}", hop.proto())).ok()
 }
 
 /// The entries of `X-Forwarded-For`.
@@ -284,7 +298,7 @@ mod tests {
 
     fn forwarding(style: Style) -> Forwarding {
         let trusted = ["10.0.0.0/8", "fd00::/8", "127.0.0.1/32"];
-        Forwarding { trusted: trusted.map(|network| network.parse().unwrap()).to_vec(), style }
+        Forwarding { trusted: trusted.map(|network| network.parse().unwrap()).to_vec(), style, is_proxied: false }
     }
 
     fn map(lines: &[(&'static str, &'static str)]) -> HeaderMap {
@@ -376,7 +390,7 @@ mod tests {
         let peer = peer.parse().unwrap();
         let (address, host) = (HeaderValue::from_str(&format!("{peer}")).unwrap(), HeaderValue::from_static("a:8"));
         let mut out = HeaderMap::new();
-        let hop = Hop { peer, address: &address, host: Some(&host) };
+        let hop = Hop { peer, is_believed: true, address: &address, is_secure: false, host: Some(&host) };
         forwarding.write(&forwarding.told(peer, &headers), hop, &mut out);
         out.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect()
     }

@@ -3,7 +3,8 @@
 use http::header::{self, CONNECTION, CONTENT_LENGTH, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA};
 use http::{HeaderMap, HeaderName, HeaderValue, Version};
 
-use super::forwarding::{self, Forwarding, Hop};
+use super::byte_set::ByteSet;
+use super::forwarding::{self, Forwarding, Hop, Told};
 use super::trace;
 
 /// The token of an attempt, for the upstream.
@@ -36,9 +37,9 @@ const COUNTS: [&str; 16] = [
 /// Names that are taken for others by servers that hand headers on as variables, as CGI does (RFC 3875, 4.1.18): there
 /// `X_Forwarded_For` is `X-Forwarded-For`, and two headers become one.
 fn is_alias(name: &HeaderName, kept: &[HeaderName]) -> bool {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    static PLAIN: ByteSet = ByteSet::lower_case_and(b"-");
     let name = name.as_str();
-    if name.bytes().all(is_plain) {
+    if PLAIN.span(name) == name.len() {
         return false;
     }
     let others = ["transfer-encoding", "idempotency-control", "x-forwarded-port", "x-real-ip"];
@@ -47,7 +48,7 @@ fn is_alias(name: &HeaderName, kept: &[HeaderName]) -> bool {
         let mut bytes = name.bytes().zip(meant.bytes());
         name != meant
             && name.len() == meant.len()
-            && bytes.all(|(own, meant)| own == meant || !is_plain(own) && !meant.is_ascii_alphanumeric())
+            && bytes.all(|(own, meant)| own == meant || !PLAIN.has(own) && !meant.is_ascii_alphanumeric())
     };
     meant.into_iter().any(folds_to)
 }
@@ -80,9 +81,23 @@ fn is_hop_by_hop(name: &HeaderName) -> bool {
     )
 }
 
-/// The names that `Connection` lists.
-fn connection_names(headers: &HeaderMap) -> Vec<HeaderName> {
-    headers.get_all(CONNECTION).iter().flat_map(tokens).filter_map(|name| HeaderName::from_bytes(name).ok()).collect()
+/// The headers that `Connection` lists.
+struct Listed(Vec<Box<[u8]>>);
+
+impl Listed {
+    fn of(headers: &HeaderMap) -> Self {
+        let mut lines = headers.get_all(CONNECTION).iter();
+        let (Some(first), second) = (lines.next(), lines.next()) else { return Self(Vec::new()) };
+        // Nearly always this is all that it says; and that header goes no further anyway.
+        if second.is_none() && first.as_bytes().eq_ignore_ascii_case(b"keep-alive") {
+            return Self(Vec::new());
+        }
+        Self([first].into_iter().chain(second).chain(lines).flat_map(tokens).map(Box::from).collect())
+    }
+
+    fn contains(&self, name: &HeaderName) -> bool {
+        self.0.iter().any(|listed| listed.eq_ignore_ascii_case(name.as_ref()))
+    }
 }
 
 /// The members of a comma-separated list, trimmed.
@@ -168,10 +183,13 @@ pub struct Way<'a> {
 /// are the caller's to add.
 #[must_use]
 pub fn to_upstream(headers: HeaderMap, kept: &[HeaderName], way: Way<'_>) -> HeaderMap {
-    let listed = connection_names(&headers);
+    let listed = Listed::of(&headers);
     let strippable =
         |name: &HeaderName| listed.contains(name) && !COUNTS.contains(&name.as_str()) && !kept.contains(name);
-    let told = way.forwarding.told(way.hop.peer, &headers);
+    let told = match way.hop.is_believed {
+        true => way.forwarding.told(way.hop.peer, &headers),
+        false => Told::default(),
+    };
     // Only this much of TE means anything beyond this connection.
     let takes_trailers = has_token(&headers, &TE, "trailers");
     let mut out = without(headers, |name| {
@@ -201,7 +219,7 @@ pub fn to_upstream(headers: HeaderMap, kept: &[HeaderName], way: Way<'_>) -> Hea
 /// The headers of an answer that go on to the client, in their order: the end-to-end ones without `dropped`.
 #[must_use]
 pub fn to_client(headers: HeaderMap, dropped: &[HeaderName]) -> HeaderMap {
-    let listed = connection_names(&headers);
+    let listed = Listed::of(&headers);
     // Beside chunks a length means nothing, and must not be passed on (RFC 9112, 6.3).
     let chunked = headers.contains_key(TRANSFER_ENCODING);
     without(headers, |name| {
@@ -224,9 +242,14 @@ fn without(mut headers: HeaderMap, is_dropped: impl Fn(&HeaderName) -> bool) -> 
     }
     // Taking out any other would move the last one into its place.
     let mut out = HeaderMap::with_capacity(headers.len() + 6);
-    for (name, value) in &headers {
-        if !is_dropped(name) {
-            out.append(name, value.clone());
+    let mut kept = None;
+    for (name, value) in headers {
+        // A name comes with the first of its values only.
+        if let Some(name) = name {
+            kept = Some(name).filter(|name| !is_dropped(name));
+        }
+        if let Some(name) = &kept {
+            out.append(name, value);
         }
     }
     out
@@ -249,7 +272,13 @@ mod tests {
     /// The headers as they go to the upstream, from a client at 127.0.0.9.
     fn onward(headers: HeaderMap, kept: &[HeaderName]) -> HeaderMap {
         let (address, via) = (HeaderValue::from_static("127.0.0.9"), HeaderValue::from_static("1.1 gate"));
-        let hop = Hop { peer: std::net::Ipv4Addr::new(127, 0, 0, 9).into(), address: &address, host: None };
+        let hop = Hop {
+            peer: std::net::Ipv4Addr::new(127, 0, 0, 9).into(),
+            is_believed: true,
+            address: &address,
+            is_secure: false,
+            host: None,
+        };
         to_upstream(headers, kept, Way { hop, forwarding: &Forwarding::default(), via: &via })
     }
 

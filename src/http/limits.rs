@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::wire::Fault;
+
 /// How long they may take, how much they may send, and how many there may be.
 #[derive(Clone, Debug)]
 pub struct Limits {
@@ -29,6 +31,17 @@ pub struct Limits {
     pub max_buffered_memory: u64,
     /// How many bytes of requests' bodies are held in temporary files.
     pub max_buffered_disk: u64,
+}
+
+impl Limits {
+    /// How long the rest of a body is waited for at most, of which so many bytes have come in so long a wait; and what is
+    /// wrong then.
+    pub(super) fn patience_in_body(&self, waited: Duration, bytes: u64) -> (Duration, Fault) {
+        let earned = Duration::from_secs(bytes / self.min_body_rate.max(1));
+        let left = (self.body_timeout + earned).saturating_sub(waited);
+        let fault = if left < self.body_timeout { Fault::BodyTooSlow } else { Fault::BodyPaused };
+        (left.min(self.body_timeout), fault)
+    }
 }
 
 impl Default for Limits {

@@ -1,5 +1,7 @@
 //! Answers that the gate makes itself: RFC 9457 problems.
 
+mod call;
+
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -52,7 +54,7 @@ impl Problem {
 
     /// The answer. `docs` is the route's page on its problems.
     #[must_use]
-    pub fn into_response(self, docs: Option<&str>) -> Response<Body> {
+    pub fn response(&self, docs: Option<&str>) -> Response<Body> {
         let mut response = Response::new(Body::full(Bytes::from(self.document(docs))));
         *response.status_mut() = self.code.status();
         let headers = response.headers_mut();
@@ -156,7 +158,7 @@ mod tests {
     #[tokio::test]
     async fn a_problem_has_its_members_and_headers() {
         let problem = Problem::new(Code::InFlight, "wait").retry_after(Duration::from_millis(1500));
-        let response = problem.into_response(Some("https://docs.example/retries"));
+        let response = problem.response(Some("https://docs.example/retries"));
         assert_eq!(response.status(), 409);
         assert_eq!(response.headers()["retry-after"], "2");
         assert_eq!(response.headers()["link"], "<https://docs.example/retries>; rel=\"describedby\"");

@@ -2,24 +2,26 @@
 //! time after.
 
 use http::header::CONTENT_LENGTH;
-use http::{HeaderMap, Method, Response, StatusCode};
+use http::{HeaderMap, Method, Response, StatusCode, Version};
 use hyper::ext::ReasonPhrase;
 
 use super::body::Body;
 use super::headers::announce_trailers;
 use crate::idempotency::codec::{Answer, Content};
 
-/// The response of an answer to a request with this method. A tombstone gives an empty body.
+/// The response of an answer to a request with this method, over this version. A tombstone gives an empty body.
 #[must_use]
-pub fn response(answer: &Answer, method: &Method) -> Response<Body> {
-    // Trailers are only sent in chunks, and those have no length. Taking it out afterwards would change the order.
-    let is_chunked = has_trailers(answer, method);
+pub fn response(answer: &Answer, method: &Method, version: Version) -> Response<Body> {
+    let has_trailers = has_trailers(answer, method);
+    // HTTP/1 sends trailers only in chunks, which have no length, and only where they are announced. Taking the length out
+    // afterwards would change the order.
+    let is_chunked = has_trailers && version < Version::HTTP_2;
     let mut headers = HeaderMap::with_capacity(answer.headers.len() + 4);
     for (name, value) in answer.headers.iter().filter(|(name, _)| !(is_chunked && *name == CONTENT_LENGTH)) {
         headers.append(name, value.clone());
     }
     let body = match &answer.content {
-        Some(content) if is_chunked => with_trailers(content, &mut headers),
+        Some(content) if has_trailers => with_trailers(content, is_chunked.then_some(&mut headers)),
         Some(content) => match announced_length(answer.status, &headers) {
             Some(length) => Body::announced(length),
             None => Body::full(content.body.clone()),
@@ -48,11 +50,14 @@ fn has_trailers(answer: &Answer, method: &Method) -> bool {
     has_body && answer.content.as_ref().is_some_and(|content| !content.trailers.is_empty())
 }
 
-fn with_trailers(content: &Content, headers: &mut HeaderMap) -> Body {
+/// The body with its trailers, which are announced in the headers given.
+fn with_trailers(content: &Content, headers: Option<&mut HeaderMap>) -> Body {
     let mut trailers = HeaderMap::with_capacity(content.trailers.len());
     for (name, value) in &content.trailers {
         trailers.append(name, value.clone());
     }
-    announce_trailers(headers, &trailers);
+    if let Some(headers) = headers {
+        announce_trailers(headers, &trailers);
+    }
     Body::with_trailers(content.body.clone(), trailers)
 }

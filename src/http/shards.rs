@@ -16,12 +16,17 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::interval;
 
 /// How many threads may wait for the disk and for names in all.
 const BLOCKING: usize = 512;
 
 /// How long the blocking calls of a thread may go on when it ends.
 const LAST_CALLS: Duration = Duration::from_secs(1);
+
+/// How often a thread wakes at least. A timer that is due before all others interrupts its thread, with a system call for
+/// each request where few are under way; this one is due before nearly all of them.
+const BEAT: Duration = Duration::from_millis(250);
 
 thread_local! {
     static INDEX: Cell<usize> = const { Cell::new(0) };
@@ -90,13 +95,18 @@ impl Shard {
         let (ending, ended) = channel();
         thread::Builder::new().name(format!("shard-{index}")).spawn(move || {
             INDEX.set(index);
-            // The sender is only ever dropped.
-            let _ = runtime.block_on(stopped);
+            runtime.block_on(beat_until(stopped));
             runtime.shutdown_timeout(LAST_CALLS);
             drop::<Sender<()>>(ending);
         })?;
         Ok(Self { runtime: handle, load: Arc::default(), stop: Some(stop), ended: Mutex::new(ended) })
     }
+}
+
+/// Waits for the sender, which is only ever dropped.
+async fn beat_until(mut stopped: oneshot::Receiver<()>) {
+    let mut beat = interval(BEAT);
+    while tokio::select! { _ = &mut stopped => false, _ = beat.tick() => true } {}
 }
 
 impl Drop for Shards {

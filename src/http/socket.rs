@@ -22,6 +22,7 @@ pub(super) fn watch_over(stream: &impl AsFd) -> io::Result<()> {
 /// Reads on what a client still sends, until it closes, fails, or pauses for so long: closed with bytes unread, the
 /// connection would be reset, and the last answer lost on its way (RFC 9112, 9.6).
 pub(super) async fn read_on(socket: &mut (impl AsyncRead + Unpin), pause: Duration) {
-    let mut unread = [0; 8 << 10];
+    // Not within the future: all connections would have the room for it.
+    let mut unread = vec![0; 8 << 10];
     while let Ok(Ok(1..)) = timeout(pause, socket.read(&mut unread)).await {}
 }

@@ -39,7 +39,8 @@ pub struct Usage {
 pub struct Place {
     _taken: Taken,
     addresses: Arc<Addresses>,
-    network: Network,
+    /// Nothing while nobody knows whose it is.
+    network: Option<Network>,
 }
 
 struct Addresses {
@@ -102,10 +103,31 @@ impl Usage {
         let Some(taken) = self.connections.take(1) else { return Err(Limit::MaxConnections) };
         let network = network(ip);
         if self.addresses.enter(network) {
-            return Ok(Place { _taken: taken, addresses: Arc::clone(&self.addresses), network });
+            return Ok(Place { _taken: taken, addresses: Arc::clone(&self.addresses), network: Some(network) });
         }
         self.exceeded(Limit::MaxConnectionsPerAddress);
         Err(Limit::MaxConnectionsPerAddress)
+    }
+}
+
+impl Usage {
+    /// Takes a place for a connection of which a proxy is about to say whose it is, or says what stands against it.
+    pub(super) fn proxied(&self) -> Result<Place, Limit> {
+        let Some(taken) = self.connections.take(1) else { return Err(Limit::MaxConnections) };
+        Ok(Place { _taken: taken, addresses: Arc::clone(&self.addresses), network: None })
+    }
+
+    /// The same place, for who turns out to be at this address; or says what stands against it.
+    pub(super) fn known(&self, mut place: Place, ip: IpAddr) -> Result<Place, Limit> {
+        let network = network(ip);
+        if place.network.is_none() {
+            if !self.addresses.enter(network) {
+                self.exceeded(Limit::MaxConnectionsPerAddress);
+                return Err(Limit::MaxConnectionsPerAddress);
+            }
+            place.network = Some(network);
+        }
+        Ok(place)
     }
 }
 
@@ -142,7 +164,9 @@ impl Addresses {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.addresses.leave(self.network);
+        if let Some(network) = self.network {
+            self.addresses.leave(network);
+        }
     }
 }
 

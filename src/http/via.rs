@@ -14,8 +14,8 @@ const MOST_GATES: usize = 10;
 /// The name that a process of the gate has on the way of a request. No other has it: it knows what came by before.
 #[derive(Clone, Debug)]
 pub struct Via {
-    /// For what came as HTTP/1.1, and as HTTP/1.0.
-    lines: [HeaderValue; 2],
+    /// For what came as HTTP/1.1, as HTTP/1.0, and as HTTP/2.
+    lines: [HeaderValue; 3],
 }
 
 impl Via {
@@ -28,13 +28,17 @@ impl Via {
             // It is nothing but visible ASCII.
             line.unwrap_or_else(|_| HeaderValue::from_static("1.1 oncegate"))
         };
-        Self { lines: ["1.1", "1.0"].map(line) }
+        Self { lines: ["1.1", "1.0", "2.0"].map(line) }
     }
 
     /// The line that says that a request of this version came by here.
     #[must_use]
     pub fn line(&self, version: Version) -> &HeaderValue {
-        &self.lines[usize::from(version == Version::HTTP_10)]
+        match version {
+            Version::HTTP_2 => &self.lines[2],
+            Version::HTTP_10 => &self.lines[1],
+            _ => &self.lines[0],
+        }
     }
 
     /// Whether a request came by here before, or by more gates than anybody has in a row.
@@ -81,7 +85,7 @@ mod tests {
     #[test]
     fn a_gate_knows_itself_and_no_other() {
         let (via, other) = (Via::new(), Via::new());
-        for version in [Version::HTTP_10, Version::HTTP_11] {
+        for version in [Version::HTTP_10, Version::HTTP_11, Version::HTTP_2] {
             let own = via.line(version).to_str().unwrap();
             assert!(via.is_loop(&headers(&[own])));
             assert!(via.is_loop(&headers(&["1.1 a", &format!("1.0 b (x), {own}  (comment) ,1.1 c")])), "{own}");

@@ -11,6 +11,7 @@ use http::{Method, StatusCode};
 use super::codec::{Answer, Content, Head};
 use super::decide::{Decision, decide};
 use super::fingerprint::{Fingerprint, Recipe};
+use super::grpc::Status;
 use super::key::Key;
 use super::policy::{Policy, Recovery};
 use super::record::{Attempt, Record, State, Timestamp};
@@ -145,7 +146,7 @@ fn controls(out: &mut String) {
 }
 
 fn outcomes(out: &mut String) {
-    let entries: [&[(&str, &str)]; 8] = [
+    let entries: [&[(&str, &str)]; 9] = [
         &[],
         &[("2xx", "hold")],
         &[("4xx", "release")],
@@ -153,6 +154,7 @@ fn outcomes(out: &mut String) {
         &[("429", "store")],
         &[("5xx", "store")],
         &[("5xx", "hold"), ("503", "release"), ("502", "release")],
+        &[("grpc:UNAVAILABLE", "hold"), ("grpc:13", "release")],
         &[("unreachable", "hold"), ("timeout", "release"), ("broken", "release")],
     ];
     let columns = entries.map(|entries| {
@@ -185,6 +187,9 @@ fn endings<T: AsRef<str>>(out: &mut String, columns: &[(T, impl Fn(Ending) -> Ve
             let _ = writeln!(out, "| {range} | {here} |");
             from = status + 1;
         }
+    }
+    for status in Status::ALL {
+        let _ = writeln!(out, "| gRPC {} {} | {} |", status.number(), status.name(), cells(Ending::Called(status)));
     }
     let others = [
         ("unreachable: nothing was sent", Ending::Unreachable),

@@ -134,7 +134,7 @@ mod tests {
                 .map(|(name, value)| (name.parse::<HeaderName>().unwrap(), HeaderValue::try_from(value).unwrap()))
                 .collect();
             let scope: Vec<_> = self.scope.iter().map(|word| ScopePart::parse(word).unwrap()).collect();
-            let caller = Caller { headers: &headers, authority: None, client_ip: None };
+            let caller = Caller { headers: &headers, authority: None, client_ip: None, certificate: None };
             self.identifier().id(&self.namespace, &scope, caller, &Key::parse(&self.key, 255).unwrap())
         }
     }
@@ -223,7 +223,8 @@ mod tests {
                 lines.flat_map(|(name, lines)| lines.iter().map(move |line| (HeaderName::from_static(name), line)));
             let headers: HeaderMap = lines.map(|(name, line)| (name, HeaderValue::from_str(line).unwrap())).collect();
             let client_ip = self.client_ip.map(|last| std::net::IpAddr::from([127, 0, 0, last]));
-            let caller = Caller { headers: &headers, authority: self.authority.as_deref(), client_ip };
+            let caller =
+                Caller { headers: &headers, authority: self.authority.as_deref(), client_ip, certificate: None };
             let scope: Vec<_> = self.scope.iter().map(|part| ScopePart::parse(part).unwrap()).collect();
             Identifier::new("s".into(), None).id(&self.namespace, &scope, caller, &Key::parse(&self.key, 9).unwrap())
         }
@@ -262,7 +263,7 @@ mod tests {
     fn ids_are_as_they_ever_were() {
         let policy = Policy::default();
         let headers = HeaderMap::from_iter([(HeaderName::from_static("x-api-key"), HeaderValue::from_static("ann"))]);
-        let caller = Caller { headers: &headers, authority: Some("Example.com"), client_ip: None };
+        let caller = Caller { headers: &headers, authority: Some("Example.com"), client_ip: None, certificate: None };
         let key = Key::parse("8e03978e-40d5-43dd-bc93-6894a57f9324", 255).unwrap();
         let all = [None, Some(Arc::from(&b"secret"[..]))].map(|secret| {
             let identifier = Identifier::new("default".into(), secret);

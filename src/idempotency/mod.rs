@@ -9,6 +9,7 @@ pub mod fingerprint;
 mod frame;
 #[cfg(test)]
 mod golden;
+pub mod grpc;
 pub mod hex;
 pub mod identity;
 mod json;

@@ -35,10 +35,14 @@ pub struct Policy {
     pub lease: Duration,
     /// Whether the route protects at all.
     pub mode: Mode,
+    /// When the client gets an answer.
+    pub body: Delivery,
     /// Largest request body, in bytes.
     pub max_request_body: u64,
     /// Largest answer body that is kept, in bytes.
     pub max_response_body: u64,
+    /// Whose scripts may read what the gate answers.
+    pub cors: Cors,
     /// Page that explains the route's problems; their `type`.
     pub docs: Option<String>,
 }
@@ -64,8 +68,10 @@ impl Default for Policy {
             store_failure: StoreFailure::Reject,
             lease: Duration::from_secs(30),
             mode: Mode::Protect,
+            body: Delivery::Buffer,
             max_request_body: 16 * MIB,
             max_response_body: 16 * MIB,
+            cors: Cors::default(),
             docs: None,
         }
     }
@@ -96,6 +102,24 @@ pub enum StoreFailure {
     Reject,
     /// Forward it unprotected, and say so.
     Forward,
+}
+
+/// When the client gets an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// When all of it is durable.
+    Buffer,
+    /// While the upstream gives it, but for its last bytes, which it gets when all of it is durable.
+    Stream,
+}
+
+/// Whose scripts may read what the gate answers, in browsers (the Fetch standard, 3.3).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cors {
+    /// Origins as browsers write them, or `*` for any; where there is none, the gate says nothing about it.
+    pub origins: Vec<String>,
+    /// Whether they may with the user's cookies and credentials.
+    pub credentials: bool,
 }
 
 /// Whether a route protects at all.

@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use super::codec::{Answer, Content, Head};
 use super::decide::{Decision, decide};
 use super::fingerprint::{Fingerprint, Recipe};
+use super::grpc::Status;
 use super::key::Key;
 use super::policy::{Policy, Recovery};
 use super::record::{Attempt, Record, State, Timestamp};
@@ -20,13 +21,15 @@ fn policy() -> impl Strategy<Value = Policy> {
     let outcomes = (
         prop::collection::btree_map(200..600u16, action(), 0..20),
         prop::collection::btree_map(2..6u16, action(), 0..4),
+        prop::collection::btree_map(prop::sample::select(&Status::ALL[..]), action(), 0..4),
         transport(),
         transport(),
         transport(),
     )
-        .prop_map(|(status, class, unreachable, timeout, broken)| Outcomes {
+        .prop_map(|(status, class, grpc, unreachable, timeout, broken)| Outcomes {
             status,
             class,
+            grpc,
             unreachable,
             timeout,
             broken,
@@ -77,6 +80,7 @@ fn control() -> impl Strategy<Value = Control> {
 fn ending() -> impl Strategy<Value = Ending> {
     prop_oneof![
         6 => (200..600u16).prop_map(Ending::Answered),
+        3 => prop::sample::select(&Status::ALL[..]).prop_map(Ending::Called),
         1 => Just(Ending::Unreachable),
         1 => Just(Ending::Timeout),
         1 => Just(Ending::Broken),
@@ -146,7 +150,7 @@ proptest! {
         policy in policy(), ending in ending(), control in control(),
     ) {
         let verdict = settle(&policy, ending, &control);
-        let answered = matches!(ending, Ending::Answered(_));
+        let answered = matches!(ending, Ending::Answered(_) | Ending::Called(_));
         let by_policy = policy.outcomes.action(ending);
         match verdict {
             Verdict::Release => prop_assert!((answered && control.release) || by_policy == Action::Release),

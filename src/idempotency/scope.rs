@@ -9,6 +9,11 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use http::header::{AUTHORIZATION, COOKIE};
 use http::{HeaderMap, HeaderName};
 
+use x509_cert::Certificate;
+use x509_cert::der::oid::AssociatedOid as _;
+use x509_cert::der::{Decode as _, Encode as _};
+use x509_cert::ext::pkix::SubjectAltName;
+
 use super::frame::{put, put_count};
 
 /// One part of a scope.
@@ -24,8 +29,40 @@ pub enum ScopePart {
     Host,
     /// `client-ip`
     ClientIp,
+    /// `client-cert:subject` or `client-cert:san`
+    ClientCert(CertPart),
     /// `const:TEXT`
     Const(String),
+}
+
+/// What of a client's certificate says who it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CertPart {
+    /// The name of its subject (RFC 5280, 4.1.2.6).
+    Subject,
+    /// Its alternative names (RFC 5280, 4.2.1.6).
+    San,
+}
+
+/// What a client proved who it is with: what an authority signed, byte for byte.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientCertificate {
+    /// The subject's name, in DER.
+    subject: Vec<u8>,
+    /// All alternative names in their order, in DER; nothing where there are none.
+    san: Option<Vec<u8>>,
+}
+
+impl ClientCertificate {
+    /// Of a certificate in DER; nothing where it is none.
+    #[must_use]
+    pub fn of(der: &[u8]) -> Option<Self> {
+        let certificate = Certificate::from_der(der).ok()?.tbs_certificate;
+        let subject = certificate.subject.to_der().ok()?;
+        let extensions = certificate.extensions.unwrap_or_default();
+        let san = extensions.into_iter().find(|extension| extension.extn_id == SubjectAltName::OID);
+        Some(Self { subject, san: san.map(|extension| extension.extn_value.into_bytes()) })
+    }
 }
 
 /// What a scope may be made of.
@@ -37,6 +74,8 @@ pub struct Caller<'a> {
     pub authority: Option<&'a str>,
     /// The address of the client.
     pub client_ip: Option<IpAddr>,
+    /// What it proved who it is with.
+    pub certificate: Option<&'a ClientCertificate>,
 }
 
 impl ScopePart {
@@ -57,12 +96,17 @@ impl ScopePart {
             },
             Some(("basic", "user")) => Ok(Self::BasicUser),
             Some(("const", constant)) => Ok(Self::Const(constant.to_owned())),
-            Some(("jwt" | "client-cert", _)) => Err(format!("`{text}` is not accepted by this version")),
+            Some(("client-cert", "subject")) => Ok(Self::ClientCert(CertPart::Subject)),
+            Some(("client-cert", "san")) => Ok(Self::ClientCert(CertPart::San)),
+            Some(("client-cert", part)) => {
+                Err(format!("`{part}` is not a part of a certificate: use `subject` or `san`"))
+            }
+            Some(("jwt", _)) => Err(format!("`{text}` is not accepted by this version")),
             None if text == "host" => Ok(Self::Host),
             None if text == "client-ip" => Ok(Self::ClientIp),
             _ => Err(format!(
                 "`{text}` is not a part of a scope: use `header:NAME`, `cookie:NAME`, `basic:user`, `host`, \
-                 `client-ip` or `const:TEXT`"
+                 `client-ip`, `client-cert:subject`, `client-cert:san` or `const:TEXT`"
             )),
         }
     }
@@ -92,6 +136,10 @@ impl ScopePart {
                 caller.authority.map(|authority| authority.to_ascii_lowercase().into_bytes()).into_iter().collect()
             }
             Self::ClientIp => caller.client_ip.map(|ip| ip.to_canonical().to_string().into()).into_iter().collect(),
+            Self::ClientCert(CertPart::Subject) => {
+                caller.certificate.map(|it| it.subject.clone()).into_iter().collect()
+            }
+            Self::ClientCert(CertPart::San) => caller.certificate.and_then(|it| it.san.clone()).into_iter().collect(),
             Self::Const(text) => vec![text.clone().into_bytes()],
         }
     }
@@ -106,6 +154,8 @@ impl fmt::Display for ScopePart {
             Self::BasicUser => f.write_str("basic:user"),
             Self::Host => f.write_str("host"),
             Self::ClientIp => f.write_str("client-ip"),
+            Self::ClientCert(CertPart::Subject) => f.write_str("client-cert:subject"),
+            Self::ClientCert(CertPart::San) => f.write_str("client-cert:san"),
             Self::Const(text) => write!(f, "const:{text}"),
         }
     }
@@ -167,7 +217,7 @@ mod tests {
             .iter()
             .map(|&(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
             .collect();
-        encoded_for(word, Caller { headers: &headers, authority: None, client_ip: None })
+        encoded_for(word, Caller { headers: &headers, authority: None, client_ip: None, certificate: None })
     }
 
     fn encoded_for(word: &str, caller: Caller<'_>) -> Vec<u8> {
@@ -251,7 +301,7 @@ mod tests {
     #[test]
     fn hosts_have_no_case_and_addresses_one_form() {
         let headers = HeaderMap::new();
-        let caller = Caller { headers: &headers, authority: None, client_ip: None };
+        let caller = Caller { headers: &headers, authority: None, client_ip: None, certificate: None };
         let host = |authority| encoded_for("host", Caller { authority: Some(authority), ..caller });
         assert_eq!(host("Example.COM:80"), host("example.com:80"));
         assert_distinct(&[encoded_for("host", caller), host(""), host("example.com"), host("example.com:80")]);

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName, HeaderValue};
 
+use super::grpc::{self, Status};
 use super::policy::Policy;
 
 /// How an attempt ended.
@@ -12,6 +13,8 @@ use super::policy::Policy;
 pub enum Ending {
     /// The upstream gave a complete answer with this status.
     Answered(u16),
+    /// The upstream gave a complete answer to a gRPC call, with this status.
+    Called(Status),
     /// Provably nothing was sent.
     Unreachable,
     /// The upstream did not answer in time.
@@ -38,6 +41,8 @@ pub struct Outcomes {
     pub status: BTreeMap<u16, Action>,
     /// By class: 2 for `2xx` up to 5 for `5xx`.
     pub class: BTreeMap<u16, Action>,
+    /// By the status of a gRPC call.
+    pub grpc: BTreeMap<Status, Action>,
     /// `unreachable`; never `Store`.
     pub unreachable: Option<Action>,
     /// `timeout`; never `Store`.
@@ -79,7 +84,7 @@ pub enum Verdict {
 #[must_use]
 pub fn settle(policy: &Policy, ending: Ending, control: &Control) -> Verdict {
     let complete = |keep_body| Verdict::Complete { ttl: control.ttl.unwrap_or(policy.ttl), keep_body };
-    if let Ending::Answered(_) = ending {
+    if let Ending::Answered(_) | Ending::Called(_) = ending {
         if control.release {
             return Verdict::Release;
         }
@@ -91,6 +96,25 @@ pub fn settle(policy: &Policy, ending: Ending, control: &Control) -> Verdict {
         Action::Store => complete(true),
         Action::Release => Verdict::Release,
         Action::Hold => Verdict::Hold,
+    }
+}
+
+impl Ending {
+    /// How an answer ends a gRPC call, by its HTTP status, its headers and its trailers.
+    ///
+    /// Its own status stands in the trailers, or else in the headers, where there is nothing but those. Without one, any
+    /// HTTP status but 200 is the answer of somebody on the way, and is judged by that. A 200 without one broke off.
+    #[must_use]
+    pub fn of_call<'a, Lines>(status: u16, headers: Lines, trailers: Lines) -> Self
+    where
+        Lines: IntoIterator<Item = &'a (HeaderName, HeaderValue)>,
+    {
+        let find = |lines: Lines| lines.into_iter().find(|(name, _)| *name == grpc::STATUS).map(|(_, value)| value);
+        match (find(trailers).or_else(|| find(headers)).and_then(grpc::status), status) {
+            (Some(status), _) => Self::Called(status),
+            (None, 200) => Self::Broken,
+            (None, status) => Self::Answered(status),
+        }
     }
 }
 
@@ -125,9 +149,10 @@ impl Outcomes {
             "timeout" => &mut self.timeout,
             "broken" => &mut self.broken,
             _ => {
-                match class(entry) {
-                    Some(class) => self.class.insert(class, action),
-                    None => self.status.insert(status(entry)?, action),
+                match (entry.strip_prefix("grpc:"), class(entry)) {
+                    (Some(call), _) => self.grpc.insert(call_status(entry, call)?, action),
+                    (None, Some(class)) => self.class.insert(class, action),
+                    (None, None) => self.status.insert(status(entry)?, action),
                 };
                 return Ok(());
             }
@@ -153,6 +178,8 @@ impl Outcomes {
             Ending::Unreachable => without_answer(self.unreachable, Action::Release),
             Ending::Timeout => without_answer(self.timeout, Action::Hold),
             Ending::Broken => without_answer(self.broken, Action::Hold),
+            // An entry for an HTTP status says nothing of a call: nearly every call has 200.
+            Ending::Called(status) => self.grpc.get(&status).copied().unwrap_or_else(|| status.default_action()),
             Ending::Answered(status) => {
                 let class = status / 100;
                 let exact = self.status.get(&status).copied().or_else(|| default_of_status(status));
@@ -225,16 +252,23 @@ fn class(entry: &str) -> Option<u16> {
 }
 
 fn status(entry: &str) -> Result<u16, String> {
-    if entry.starts_with("grpc:") {
-        return Err(format!("`{entry}` is not accepted by this version"));
-    }
     match entry.parse() {
         Ok(status @ 200..=599) if entry.len() == 3 => Ok(status),
         _ => Err(format!(
             "`{entry}` is not an ending: use a status from `200` to `599`, a class from `2xx` to `5xx`, \
-             `unreachable`, `timeout` or `broken`"
+             `unreachable`, `timeout` or `broken`, or a status of gRPC such as `grpc:UNAVAILABLE`"
         )),
     }
+}
+
+/// Reads the status of gRPC that `entry` names behind `grpc:`.
+fn call_status(entry: &str, status: &str) -> Result<Status, String> {
+    Status::parse(status).ok_or_else(|| {
+        format!(
+            "`{entry}` is not a status of gRPC: use a number from `grpc:0` to `grpc:16`, or a name such as \
+             `grpc:UNAVAILABLE`"
+        )
+    })
 }
 
 /// Reads a positive number of seconds.
@@ -323,9 +357,13 @@ mod tests {
         {
             assert_eq!(outcomes.insert(entry, action), Ok(()));
         }
+        for (entry, action) in [("grpc:14", "hold"), ("grpc:OK", "release"), ("grpc:UNAVAILABLE", "store")] {
+            assert_eq!(outcomes.insert(entry, action), Ok(()));
+        }
         let expected = Outcomes {
             status: BTreeMap::from([(429, Action::Store)]),
             class: BTreeMap::from([(5, Action::Hold)]),
+            grpc: BTreeMap::from([(Status::Unavailable, Action::Store), (Status::Ok, Action::Release)]),
             unreachable: Some(Action::Hold),
             timeout: Some(Action::Release),
             broken: Some(Action::Release),
@@ -347,7 +385,9 @@ mod tests {
             ("+29", "store", "`+29`"),
             ("0429", "store", "`0429`"),
             ("", "store", "``"),
-            ("grpc:UNAVAILABLE", "release", "not accepted"),
+            ("grpc:17", "release", "`grpc:17`"),
+            ("grpc:unavailable", "release", "`grpc:unavailable`"),
+            ("grpc:", "release", "`grpc:`"),
             ("unreachable", "store", "no answer"),
             ("timeout", "store", "no answer"),
             ("broken", "store", "no answer"),
@@ -357,6 +397,27 @@ mod tests {
             assert!(error.contains(said), "{error}");
             assert_eq!(outcomes, Outcomes::default());
         }
+    }
+
+    #[test]
+    fn a_call_is_judged_by_its_own_status() {
+        let line = |value: &'static str| vec![(grpc::STATUS, HeaderValue::from_static(value))];
+        for (status, headers, trailers, expected) in [
+            (200, vec![], line("0"), Ending::Called(Status::Ok)),
+            (200, line("0"), line("14"), Ending::Called(Status::Unavailable)),
+            (200, line("5"), vec![], Ending::Called(Status::NotFound)),
+            (503, line("13"), vec![], Ending::Called(Status::Internal)),
+            (503, vec![], vec![], Ending::Answered(503)),
+            (200, vec![], vec![], Ending::Broken),
+            (200, vec![], line("x"), Ending::Broken),
+        ] {
+            assert_eq!(Ending::of_call(status, &headers, &trailers), expected);
+        }
+        let mut outcomes = Outcomes::default();
+        outcomes.insert("2xx", "hold").unwrap();
+        assert_eq!(outcomes.action(Ending::Called(Status::Ok)), Action::Store);
+        let release = Control { release: true, ..Control::default() };
+        assert_eq!(settle(&Policy::default(), Ending::Called(Status::Internal), &release), Verdict::Release);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use http::Method;
 
 use super::pattern::{Spelling, is_unreserved};
-use super::{Route, Router, host_of};
+use super::{Route, Router};
 
 /// A request whose path can be read so that it belongs to another route, and one of the two is protected.
 #[derive(Clone, Debug)]
@@ -74,12 +74,13 @@ impl Router {
         host: Option<&str>,
         path: &str,
     ) -> Result<Option<&Arc<Route>>, Box<Ambiguous>> {
-        let route = self.find(method, host, path);
+        let host = self.host_that_matters(host);
+        let route = self.find_at(method, host, path);
         if !self.paths_matter || !path.starts_with('/') {
             return Ok(route);
         }
         let bytes = path.as_bytes();
-        let look = Look { router: self, method, host: host.map(host_of), route };
+        let look = Look { router: self, method, host, route };
         look.at_folds(bytes, route)?;
         let is_odd = match route {
             Some(route) => route.path.takes_odd(path, is_odd),
@@ -144,12 +145,14 @@ impl<'a> Look<'a> {
         ];
         for (twist, fold) in folds {
             let Some(fold) = fold else { continue };
-            // What says more comes before it.
-            let before = self.router.ranked().take_while(|route| found.is_none_or(|found| !Arc::ptr_eq(found, route)));
+            // What says more of a path comes before it; what says more of a host may come after it, where the one path
+            // is the other with a slash more.
+            let is_before = |route: &&Arc<Route>| found.is_none_or(|found| !Arc::ptr_eq(found, route));
+            let before = self.router.ranked().take_while(|route| self.router.hosts_matter || is_before(route));
             let mut others = before.filter(|route| route.path.reads(fold) && route.serves(self.method, self.host));
             let Some(first) = others.next() else { continue };
             // In any case, several may have the same claim.
-            let ties = others.take_while(|other| !first.outranks(other));
+            let ties = others.filter(|other| !first.outranks(other));
             for other in std::iter::once(first).chain(ties) {
                 if found.is_none_or(|found| other.outranks(found)) {
                     self.check(twist, fold, Some(other))?;

@@ -1,6 +1,9 @@
 //! One word for each limit that can be reached, how often it was, and how much of it is taken.
 
-use prometheus::{IntCounter, IntGauge};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use prometheus::IntCounter;
 
 use super::seldom::Seldom;
 
@@ -97,12 +100,11 @@ impl Limit {
 pub struct LimitMetrics {
     pub(super) exceeded: [IntCounter; Limit::ALL.len()],
     pub(super) warned: [Seldom; Limit::ALL.len()],
-    pub(super) levels: [Option<Level>; Limit::ALL.len()],
+    pub(super) levels: [Level; Limit::ALL.len()],
 }
 
-/// How much of a limit is taken, as metrics show it.
-#[derive(Clone)]
-pub struct Level(pub(super) IntGauge);
+/// How much of a limit is taken: metrics show what it is when they are asked for.
+pub type Level = Arc<AtomicU64>;
 
 impl LimitMetrics {
     /// A limit was reached.
@@ -115,22 +117,10 @@ impl LimitMetrics {
         }
     }
 
-    /// How much of a limit is taken, where that is shown.
+    /// How much of a limit is taken.
     #[must_use]
-    pub fn level(&self, limit: Limit) -> Option<Level> {
-        self.levels[limit as usize].clone()
-    }
-}
-
-impl Level {
-    /// So much more is taken.
-    pub fn rise(&self, amount: u64) {
-        self.0.add(i64::try_from(amount).unwrap_or(i64::MAX));
-    }
-
-    /// So much was given back.
-    pub fn fall(&self, amount: u64) {
-        self.0.sub(i64::try_from(amount).unwrap_or(i64::MAX));
+    pub fn level(&self, limit: Limit) -> Level {
+        Arc::clone(&self.levels[limit as usize])
     }
 }
 

@@ -4,6 +4,7 @@
 //! label is looked up, nothing is allocated. Series that belong to an outcome or a store operation appear with the
 //! first one of their kind, so that a route without traffic does not export twenty empty histograms.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -74,6 +75,7 @@ struct Families {
     control_invalid: IntCounterVec,
     cache_requests: IntCounterVec,
     limit_exceeded: IntCounterVec,
+    levels: [Level; Limit::ALL.len()],
     connections: IntGauge,
     requests_in_flight: IntGauge,
     requests_waiting: IntGauge,
@@ -128,20 +130,10 @@ impl Metrics {
     pub fn limits(&self) -> Arc<LimitMetrics> {
         let families = &self.families;
         let exceeded = |limit: Limit| families.limit_exceeded.with_label_values(&[limit.as_str()]);
-        let level = |limit| {
-            Some(Level(match limit {
-                Limit::MaxConnections => families.connections.clone(),
-                Limit::MaxRequests => families.requests_in_flight.clone(),
-                Limit::MaxWaiting => families.requests_waiting.clone(),
-                Limit::MaxBufferedMemory => families.buffered_bytes.with_label_values(&["memory"]),
-                Limit::MaxBufferedDisk => families.buffered_bytes.with_label_values(&["disk"]),
-                _ => return None,
-            }))
-        };
         Arc::new(LimitMetrics {
             exceeded: Limit::ALL.map(exceeded),
             warned: Limit::ALL.map(|_| Seldom::default()),
-            levels: Limit::ALL.map(level),
+            levels: families.levels.clone(),
         })
     }
 
@@ -175,6 +167,7 @@ impl Metrics {
     /// Everything in the Prometheus text format, version 0.0.4.
     #[must_use]
     pub fn encode(&self) -> String {
+        self.families.show_levels();
         let mut text = String::new();
         if let Err(error) = TextEncoder::new().encode_utf8(&self.families.registry.gather(), &mut text) {
             tracing::error!(%error, "the metrics could not be written in full");
@@ -344,6 +337,7 @@ impl Families {
                     &["limit"],
                 ),
             ),
+            levels: Limit::ALL.map(|_| Level::default()),
             connections: gauge(&registry, "oncegate_connections", "Connections of clients."),
             requests_in_flight: gauge(
                 &registry,
@@ -376,6 +370,21 @@ impl Families {
             reload_successful,
             ready: gauge(&registry, "oncegate_ready", "1 if the gate takes requests, else 0."),
             registry,
+        }
+    }
+
+    /// Copies how much is taken of the limits: it changes with each request, and is seldom asked for.
+    fn show_levels(&self) {
+        for (limit, level) in Limit::ALL.into_iter().zip(&self.levels) {
+            let gauge = match limit {
+                Limit::MaxConnections => &self.connections,
+                Limit::MaxRequests => &self.requests_in_flight,
+                Limit::MaxWaiting => &self.requests_waiting,
+                Limit::MaxBufferedMemory => &self.buffered_bytes.with_label_values(&["memory"]),
+                Limit::MaxBufferedDisk => &self.buffered_bytes.with_label_values(&["disk"]),
+                _ => continue,
+            };
+            gauge.set(i64::try_from(level.load(Ordering::Relaxed)).unwrap_or(i64::MAX));
         }
     }
 }

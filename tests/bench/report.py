@@ -230,6 +230,15 @@ def spread(values, digits=0):
     return middle if len(values) == 1 else f"{middle} ({min(values):,.{digits}f}..{max(values):,.{digits}f})"
 
 
+def write_between(path, begin, end, text):
+    """Puts a text between two marks of a file."""
+    before, found_begin, rest = path.read_text(encoding="utf-8").partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not (found_begin and found_end):
+        raise Failed(f"{path} lacks the marks `{begin}` and `{end}`")
+    path.write_text(f"{before}{begin}\n{text.strip()}\n{end}{after}", encoding="utf-8")
+
+
 def aligned(rows):
     """A Markdown table that is a table to the eye too."""
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]

@@ -12,7 +12,8 @@ from processes import Failed
 
 # What is installed where the program is missing. Their services are not started.
 PACKAGES = {
-    "nginx": "nginx-light", "haproxy": "haproxy", "wrk": "wrk", "pgbench": "postgresql", "pgbouncer": "pgbouncer", "redis-server": "redis-server",
+    "nginx": "nginx-light", "haproxy": "haproxy", "wrk": "wrk", "pgbench": "postgresql", "pgbouncer": "pgbouncer",
+    "redis-server": "redis-server", "h2load": "nghttp2-client", "openssl": "openssl",
 }
 
 INSTALL = """

@@ -21,11 +21,15 @@ listen = "127.0.0.1:{admin}"
 [store]
 url = "sqlite:{work}/gate.db"
 [upstreams]
-app = "{upstream}"
+app = {upstream}
+{routes}
+"""
+
+ALL = """
 [[routes]]
 name = "all"
 methods = ["POST", "PATCH"]
-path = "/{{*rest}}"
+path = "/{*rest}"
 """
 
 
@@ -37,14 +41,17 @@ def binary(work):
 
 
 @contextlib.contextmanager
-def started(work, name, upstream, server=""):
-    """Starts the gate on a store of its own; `server` is lines for `[server]`."""
+def started(work, name, upstream, server="", routes=ALL):
+    """Starts the gate on a store of its own; `upstream` is a URL or a table, `server` is lines for `[server]`, `routes`
+    are tables."""
     directory = pathlib.Path(work) / f"gate-{name}"
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     port, admin = free_port(), free_port()
     conf = directory / "oncegate.toml"
-    conf.write_text(CONF.format(port=port, admin=admin, work=directory, upstream=upstream, server=server))
+    upstream = upstream if upstream.startswith("{") else f'"{upstream}"'
+    words = {"upstream": upstream, "server": server, "routes": routes}
+    conf.write_text(CONF.format(port=port, admin=admin, work=directory, **words))
     command = [binary(work), "serve", "--config", conf]
     gate = Server("the gate", command, directory / "log", [port, admin])
     gate.port, gate.admin = port, admin
@@ -55,4 +62,8 @@ def started(work, name, upstream, server=""):
 
 
 def version(work):
-    return subprocess.run([binary(work), "--version"], capture_output=True, text=True).stdout.strip()
+    return said_by(binary(work), "--version")
+
+
+def said_by(*command):
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()

@@ -2,6 +2,7 @@
 
 use std::process::{Command, Output};
 
+use crate::support::https::{Certificates, Https};
 use crate::support::{Gate, Reply, Request, Upstream};
 
 fn explain(args: &[&str]) -> Output {
@@ -269,6 +270,38 @@ fn a_trusted_proxy_speaks_for_its_client() {
         let text = explained(&args);
         assert!(text.contains(&format!("client-ip: {client}")), "{text}");
     }
+}
+
+#[test]
+fn a_clients_certificate_says_whom_its_request_counts_for() {
+    let Some(certificates) = Certificates::new() else { return };
+    certificates.sign("ann", "subjectAltName=DNS:ann");
+    certificates.sign("eve", "");
+    let upstream = Upstream::start(|_| Reply::ok("made"));
+    let scope = "scope = [\"host\", \"client-cert:subject\", \"client-cert:san\"]";
+    let gate = Gate::before(&upstream).server(&certificates.server_of_clients()).defaults(scope).start();
+    let config = gate.plan.config().to_string_lossy().into_owned();
+    let request = |more: &[&str]| {
+        explained(
+            &[&["--config", &config, "-H", "Idempotency-Key: k", "-d", "10", "https://gate.test:443/pay"], more]
+                .concat(),
+        )
+    };
+    for (name, san) in [("ann", "present, "), ("eve", "absent")] {
+        let mut client = Https::connect(gate.address, &certificates.client(&[], Some(name)));
+        let pay = "POST /pay HTTP/1.1\r\nHost: gate.test\r\nIdempotency-Key: k\r\nContent-Length: 2\r\n\r\n10";
+        client.exchange(pay, "made").unwrap();
+        let text = request(&["--client-cert", certificates.path(&format!("{name}.pem")).to_str().unwrap()]);
+        assert!(text.contains("client-cert:subject: present, "), "{text}");
+        assert!(text.contains(&format!("client-cert:san: {san}")), "{text}");
+        let record = labelled(&text, "record").unwrap();
+        assert!(gate.records("key=k").iter().any(|known| known["id"] == record), "{text}");
+    }
+    assert!(request(&[]).contains("client-cert:san: not known: give the client's certificate with --client-cert FILE"));
+    let output =
+        explain(&["--config", &config, "--client-cert", certificates.path("ann.key").to_str().unwrap(), "/pay"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("holds no certificate in PEM"));
 }
 
 #[test]

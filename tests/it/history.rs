@@ -108,6 +108,22 @@ impl Answer {
     }
 }
 
+impl End {
+    /// The state of a record of which its last answer tells; nothing where that is not final.
+    fn fitting(&self) -> Option<&'static str> {
+        match self.answer.as_ref()?.word.as_str() {
+            "replayed" | "executed" => Some("completed"),
+            "outcome-unknown" => Some("unknown"),
+            _ => None,
+        }
+    }
+
+    /// Whether its last answer tells of the record that there is.
+    pub fn fits(&self) -> bool {
+        self.state.as_deref() == self.fitting()
+    }
+}
+
 /// Everything about one key, in the order of time.
 #[derive(Default)]
 struct Facts<'a> {
@@ -199,12 +215,8 @@ fn is_known(answer: &Answer) -> bool {
 
 fn judge_end(key: &str, facts: &Facts, wrong: &mut Vec<Wrong>) {
     let Some(end) = facts.end else { return wrong.push(Wrong::NeverAnswered { key: key.to_owned() }) };
-    let fitting = match end.answer.as_ref().map(|answer| answer.word.as_str()) {
-        Some("replayed" | "executed") => "completed",
-        Some("outcome-unknown") => "unknown",
-        _ => return wrong.push(Wrong::NeverAnswered { key: key.to_owned() }),
-    };
-    if end.state.as_deref() != Some(fitting) {
+    let Some(fitting) = end.fitting() else { return wrong.push(Wrong::NeverAnswered { key: key.to_owned() }) };
+    if !end.fits() {
         wrong.push(Wrong::RecordDoesNotFit { key: key.to_owned(), state: end.state.clone() });
     }
     if let Some(run) = facts.runs.last()

@@ -1,5 +1,6 @@
 //! Traffic that is not protected is not changed.
 
+use std::io::{ErrorKind, Write as _};
 use std::time::Duration;
 
 use crate::support::wire::Framing;
@@ -339,4 +340,79 @@ fn a_slow_reader_is_not_buffered_for() {
     assert!(peak < 60 << 20, "{} MiB", peak >> 20);
     let body = client.wire.body(Framing::Sized(64 << 20));
     assert!(body.complete);
+}
+
+#[test]
+fn an_upstream_that_reads_slowly_is_not_buffered_for() {
+    const SIZE: usize = 64 << 20;
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = Upstream::scripted(move |conn| {
+        let Some(request) = conn.next_head() else { return };
+        held.wait();
+        let body = conn.wire.body(request.head.framing(Framing::None));
+        let size = body.bytes.len().to_string();
+        let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{size}", size.len());
+        drop(conn.wire.send(answer.as_bytes()));
+    });
+    let gate = plan(&upstream).start();
+    let mut client = Client::connect(gate.address);
+    client.send(format!("POST /passed HTTP/1.1\r\nHost: a\r\nContent-Length: {SIZE}\r\n\r\n"));
+    let mut stream = client.wire.stream.try_clone().unwrap();
+    stream.set_write_timeout(Some(Duration::from_millis(700))).unwrap();
+    let piece = vec![b'x'; 64 << 10];
+    let mut sent = 0;
+    // Until nobody takes more.
+    while sent < SIZE {
+        match stream.write(&piece[..piece.len().min(SIZE - sent)]) {
+            Ok(taken) => sent += taken,
+            Err(error) => {
+                assert!(matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut), "{error}");
+                break;
+            }
+        }
+    }
+    assert!(sent < SIZE, "all of it was taken from the client, and the upstream has read nothing");
+    let peak = gate.peak_memory();
+    assert!(peak < 60 << 20, "{} MiB", peak >> 20);
+    signal.open();
+    stream.set_write_timeout(None).unwrap();
+    for rest in vec![b'x'; SIZE - sent].chunks(piece.len()) {
+        stream.write_all(rest).unwrap();
+    }
+    assert_eq!(client.response().text(), SIZE.to_string());
+}
+
+#[test]
+fn events_arrive_one_by_one_as_the_upstream_sends_them() {
+    const EVENTS: usize = 20;
+    let seen: Vec<Signal> = (0..EVENTS).map(|_| Signal::new()).collect();
+    let awaited = seen.clone();
+    let upstream = Upstream::start(move |_| {
+        let head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-store\r\n\r\n";
+        let send = |reply: Reply, (nth, seen)| reply.then(format!("id: {nth}\ndata: x\n\n")).pause_until(seen);
+        awaited.iter().enumerate().fold(Reply::raw(head), send).close()
+    });
+    let gate = plan(&upstream).start();
+    let mut client = Client::connect(gate.address);
+    client.send(Request::get("/events").header("Accept", "text/event-stream").header("Last-Event-ID", "7").bytes());
+    assert_eq!(client.head().get("content-type").as_deref(), Some("text/event-stream"));
+    for (nth, seen) in seen.iter().enumerate() {
+        // The next one is not sent before this one has arrived.
+        client.wire.until(format!("id: {nth}\ndata: x\n\n").as_bytes()).expect("an event is held back");
+        seen.open();
+    }
+    assert_eq!(upstream.last().head.get("last-event-id").as_deref(), Some("7"));
+}
+
+#[test]
+fn a_long_poll_outlives_every_limit_of_a_client_that_says_nothing() {
+    let upstream = Upstream::start(|_| Reply::ok("news").delay(Duration::from_millis(2_500)));
+    let limits = "[limits]\nheader_timeout = \"1s\"\nidle_timeout = \"1s\"\nbody_timeout = \"1s\"\n";
+    let gate = plan(&upstream).routes(&format!("{PASS}{limits}")).start();
+    let mut client = Client::connect(gate.address);
+    for _ in 0..2 {
+        client.send(Request::get("/poll").bytes());
+        assert_eq!(client.response().text(), "news");
+    }
 }

@@ -176,12 +176,21 @@ impl Storm {
         {
             std::thread::sleep(Duration::from_millis(50));
         }
-        let mut records = records(&session);
-        let ends = keys.iter().map(|key| {
-            let (state, attempt) = records.remove(key).unzip();
-            End { key: key.clone(), answer: answers.remove(key).flatten(), state, attempt }
-        });
-        let ends = ends.collect();
+        let ends = loop {
+            let mut records = records(&session);
+            let ends = keys.iter().map(|key| {
+                let (state, attempt) = records.remove(key).unzip();
+                End { key: key.clone(), answer: answers.get(key).cloned().flatten(), state, attempt }
+            });
+            let ends: Vec<End> = ends.collect();
+            // An attempt whose answer arrived may still be settled late, after its key was said to be unknown.
+            let is_late = |end: &&End| end.word() == Some("outcome-unknown") && !end.fits();
+            let late: Vec<&End> = ends.iter().filter(is_late).collect();
+            if late.is_empty() || start.elapsed() > PATIENCE {
+                break ends;
+            }
+            answers.extend(late.into_iter().map(|end| (end.key.clone(), self.last_answer(&end.key))));
+        };
         let (tries, runs) = (self.books.tries.lock().unwrap().clone(), self.books.runs.lock().unwrap().clone());
         Seen { history: History { tries, runs, ends } }
     }

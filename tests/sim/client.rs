@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use oncegate::http::door::Door;
 use oncegate::http::limits::Limits;
 use oncegate::http::server::{Serving, connection};
 use oncegate::http::usage::Usage;
@@ -74,7 +75,8 @@ pub async fn ask(
     let (near, mut stream, cable) = pipe(if is_probe { 16_384 } else { dice.pick(&[64, 512, 16_384]) }, None);
     life.holds_client(&cable);
     let peer = ([127, 0, 0, 1], 1).into();
-    let current = Serving::current(life.gate(), Limits::default(), Usage::new(&Limits::default(), &METRICS));
+    let usage = Usage::new(&Limits::default(), &METRICS);
+    let current = Serving::current(life.gate(), Limits::default(), Door::default(), usage);
     tokio::spawn(connection(near, peer, current, life.stop()));
     let Errand { label, variant, .. } = errand;
     world.history.add(Event::Sent { request, life: life.number, label, variant, is_probe });

@@ -164,8 +164,9 @@ impl World {
         let store = Believer::before(self.remembering(Arc::new(link), &life, dice), &self.shelf);
         let upstream = upstream::Settings {
             name: "app".into(),
-            host: "app".to_owned(),
-            port: 80,
+            places: vec![upstream::Place::Tcp { host: "app".to_owned(), port: 80 }],
+            tls: None,
+            protocol: upstream::Protocol::Http1,
             timeout: self.setup.timeout,
             connect_timeout: self.setup.connect_timeout,
             client_timeout: self.setup.client_timeout,

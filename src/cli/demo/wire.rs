@@ -12,7 +12,7 @@ use http_body_util::{BodyExt as _, Limited};
 
 use crate::http::body::Body;
 use crate::http::limits::Limits;
-use crate::http::upstream::{Reuse, Sending, Settings, Upstream};
+use crate::http::upstream::{Place, Protocol, Reuse, Sending, Settings, Upstream};
 use crate::http::usage::Usage;
 use crate::telemetry::metrics::Metrics;
 
@@ -42,8 +42,9 @@ impl Server {
     pub(super) fn at(name: &str, address: SocketAddr) -> anyhow::Result<Self> {
         let settings = Settings {
             name: name.into(),
-            host: address.ip().to_string(),
-            port: address.port(),
+            places: vec![Place::Tcp { host: address.ip().to_string(), port: address.port() }],
+            tls: None,
+            protocol: Protocol::Http1,
             // Who asks keeps the time.
             timeout: Duration::MAX,
             client_timeout: Duration::MAX,

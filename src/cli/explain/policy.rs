@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use toml_edit::Table;
 
 use crate::config::{self, Flags, Resolved, Sources};
+use crate::idempotency::grpc::Status;
 use crate::idempotency::settle::{Ending, Outcomes};
 
 /// How long a line of what is as by default may be.
@@ -14,7 +15,7 @@ const WIDTH: usize = 85;
 const OF_ROUTE: [&str; 6] = ["name", "namespace", "methods", "host", "path", "upstream"];
 
 /// Keys whose parts count one by one.
-const IN_PARTS: [&str; 3] = ["key", "fingerprint", "outcomes"];
+const IN_PARTS: [&str; 4] = ["key", "fingerprint", "outcomes", "cors"];
 
 /// A policy as dotted keys and their values.
 pub(super) type Spelled = Vec<(String, String)>;
@@ -52,7 +53,10 @@ pub(super) fn other_default(key: &str) -> String {
         "unreachable" => Some(Ending::Unreachable),
         "timeout" => Some(Ending::Timeout),
         "broken" => Some(Ending::Broken),
-        status => status.replace("xx", "00").parse().ok().map(Ending::Answered),
+        entry => match entry.trim_matches('"').strip_prefix("grpc:") {
+            Some(status) => Status::parse(status).map(Ending::Called),
+            None => entry.replace("xx", "00").parse().ok().map(Ending::Answered),
+        },
     });
     match ending {
         Some(ending) => format!("# default: {:?}", Outcomes::default().action(ending).as_str()),

@@ -258,6 +258,9 @@ impl Report<'_> {
         for (place, (part, value)) in identified.scope.iter().enumerate() {
             let what = match value {
                 Value::Unknown if *part == ScopePart::Host => "not known: what the client names".to_owned(),
+                Value::Unknown if matches!(part, ScopePart::ClientCert(_)) => {
+                    "not known: give the client's certificate with --client-cert FILE".to_owned()
+                }
                 Value::Unknown => "not known: give it with --client-ip IP".to_owned(),
                 Value::Absent => "absent, which is a value of its own".to_owned(),
                 Value::Shown(text) => text.clone(),

@@ -89,3 +89,45 @@ fn refuse(changes: &[IdentityChange]) -> anyhow::Result<()> {
         list.join(", ")
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::gate::tests::{gate_of, route};
+    use crate::idempotency::policy::Mode;
+    use crate::idempotency::record::{Attempt, RecordId};
+    use crate::store::Fresh;
+    use crate::store::memory::Memory;
+    use crate::store::unreliable::{Fault, Operation, Unreliable};
+
+    const PATIENCE: Duration = Duration::from_secs(5);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reload_that_fails_half_way_is_taken_back() {
+        let gate = |scope| gate_of(vec![route("charges", Mode::Protect, scope)]);
+        let (current, next) = (gate("header:x-tenant"), gate("host"));
+        for fault in [Fault::Refuse, Fault::LoseCall, Fault::LoseAnswer, Fault::Hang, Fault::HangAfter] {
+            let store = Unreliable::new(Arc::new(Memory::new()));
+            let (origins, identities) = current.identities();
+            let origin = origins[0].id();
+            store.adopt(origins, identities, false).await.unwrap();
+            // The one that goes on is told once more until it is heard.
+            store.script_for(Operation::Adopt, [fault, Fault::Refuse]);
+            let error = at_reload(&current, &next, &store, PATIENCE).await.unwrap_err();
+            assert!(error.to_string().starts_with("cannot prepare the store"), "{fault:?}: {error}");
+            let span = Duration::from_secs(60);
+            let (attempt, head) = (Attempt([1; 16]), Bytes::new());
+            let fresh = Fresh { attempt, origin, lease: span, ttl: span, unknown_ttl: span, head };
+            store.claim(RecordId([1; 32]), fresh).await.unwrap();
+            let changes = async |gate: &Gate| {
+                let (origins, identities) = gate.identities();
+                store.adopt(origins, identities, false).await.unwrap().len()
+            };
+            assert_eq!((changes(&next).await, changes(&current).await), (1, 0), "{fault:?}");
+        }
+    }
+}

@@ -1,19 +1,25 @@
 //! Where the process listens: at addresses of its own, and on sockets that it inherits.
 
 use std::net::{SocketAddr, TcpListener as StdListener};
+use std::os::unix::net::UnixListener as StdUnixListener;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use http::{Method, StatusCode};
 use listenfd::ListenFd;
+use rustix::net::sockopt::socket_acceptconn;
 use serde_json::Value;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, UnixListener};
 use tokio::time::{Instant, timeout};
 
+pub(super) use self::unix::SocketFile;
 use super::Signals;
 use crate::admin;
 use crate::cli::http_client::AdminClient;
-use crate::http::listen::Listen;
+use crate::http::listen::{Listen, Socket};
+
+mod unix;
 
 /// How long an address may be taken by somebody else: a process that was told to end may be about to.
 const GRACE: Duration = Duration::from_secs(2);
@@ -29,15 +35,30 @@ const ANSWER: Duration = Duration::from_secs(1);
 
 /// Sockets that the process inherited (sd_listen_fds(3)), with their names.
 #[derive(Debug, Default)]
-pub(in crate::cli) struct Inherited(Vec<(String, StdListener)>);
+pub(in crate::cli) struct Inherited(Vec<(String, Passed)>);
+
+/// A socket that listens already.
+#[derive(Debug)]
+pub(super) enum Passed {
+    Tcp(StdListener),
+    Unix(StdUnixListener),
+}
 
 /// Where a listener's socket comes from.
 #[derive(Debug)]
 pub(super) enum Source {
     /// It is to be bound.
     Address(SocketAddr),
+    /// It is to be bound to this path.
+    Unix(PathBuf),
     /// It is there.
-    Socket(StdListener),
+    Socket(Passed),
+}
+
+/// A listener of `[server]`, and the file of its socket, where it was made for it.
+pub(super) struct Bound {
+    pub(super) listener: Socket,
+    pub(super) path: Option<SocketFile>,
 }
 
 impl Inherited {
@@ -49,12 +70,14 @@ impl Inherited {
         let mut sockets = Vec::new();
         for place in 0..passed.len() {
             let name = names.next().unwrap_or_default().to_owned();
-            match passed.take_tcp_listener(place) {
-                Ok(Some(socket)) if rustix::net::sockopt::socket_acceptconn(&socket).unwrap_or(false) => {
-                    sockets.push((name, socket));
-                }
-                _ => {
-                    tracing::warn!(name, place, "what was passed here is not a TCP socket that listens: it is not used")
+            let tcp = passed.take_tcp_listener(place).ok().flatten().map(Passed::Tcp);
+            let socket = tcp.or_else(|| passed.take_unix_listener(place).ok().flatten().map(Passed::Unix));
+            match socket.filter(Passed::listens) {
+                Some(socket) => sockets.push((name, socket)),
+                None => {
+                    let what =
+                        "what was passed here is neither a TCP socket that listens nor a unix one: it is not used";
+                    tracing::warn!(name, place, "{what}");
                 }
             }
         }
@@ -66,10 +89,11 @@ impl Inherited {
     pub(super) fn share_out(mut self, admin: &Listen, server: &[Listen]) -> anyhow::Result<(Source, Vec<Source>)> {
         let named: Vec<&String> = std::iter::once(admin).chain(server).filter_map(name).collect();
         let (theirs, others) = self.0.drain(..).partition(|(own, _)| named.contains(&own));
-        let (mut theirs, mut others): (Vec<(String, StdListener)>, Vec<_>) = (theirs, others);
+        let (mut theirs, mut others): (Vec<(String, Passed)>, Vec<_>) = (theirs, others);
         let mut sources = |listen: &Listen, section: &str| {
             let sockets: Vec<_> = match listen {
                 Listen::Address(address) => return Ok(vec![Source::Address(*address)]),
+                Listen::Unix(path) => return Ok(vec![Source::Unix(path.clone())]),
                 Listen::Inherited(None) => std::mem::take(&mut others),
                 Listen::Inherited(Some(name)) => theirs.extract_if(.., |(own, _)| own == name).collect(),
             };
@@ -99,16 +123,49 @@ impl Inherited {
 fn name(listen: &Listen) -> Option<&String> {
     match listen {
         Listen::Inherited(name) => name.as_ref(),
-        Listen::Address(_) => None,
+        Listen::Address(_) | Listen::Unix(_) => None,
     }
 }
 
-/// The socket of a listener; nothing if the process was told to stop while it waited for its address.
+impl Passed {
+    fn listens(&self) -> bool {
+        match self {
+            Self::Tcp(socket) => socket_acceptconn(socket),
+            Self::Unix(socket) => socket_acceptconn(socket),
+        }
+        .unwrap_or(false)
+    }
+}
+
+/// The socket of a listener of `[server]`; nothing if the process was told to stop while it waited for its address.
+pub(super) async fn bind_server(source: Source, mode: u32, signals: &mut Signals) -> anyhow::Result<Option<Bound>> {
+    match source {
+        Source::Socket(Passed::Unix(socket)) => {
+            socket.set_nonblocking(true)?;
+            Ok(Some(Bound { listener: Socket::Unix(UnixListener::from_std(socket)?), path: None }))
+        }
+        Source::Unix(path) => {
+            let (listener, file) = unix::bind(&path, mode, signals).await?.unzip();
+            Ok(listener.map(|listener| Bound { listener: Socket::Unix(listener), path: file }))
+        }
+        source => {
+            let bound = bind(source, "server", signals).await?;
+            Ok(bound.map(|listener| Bound { listener: Socket::Tcp(listener), path: None }))
+        }
+    }
+}
+
+/// The TCP socket of a listener; nothing if the process was told to stop while it waited for its address.
 pub(super) async fn bind(source: Source, section: &str, signals: &mut Signals) -> anyhow::Result<Option<TcpListener>> {
     let address = match source {
-        Source::Socket(socket) => {
+        Source::Socket(Passed::Tcp(socket)) => {
             socket.set_nonblocking(true)?;
             return Ok(Some(TcpListener::from_std(socket)?));
+        }
+        Source::Socket(Passed::Unix(_)) | Source::Unix(_) => {
+            bail!(
+                "[{section}] listen: a unix socket cannot be used here\n  hint: pass a TCP socket, or write an address"
+            )
         }
         Source::Address(address) => address,
     };
@@ -166,7 +223,19 @@ mod tests {
     use super::*;
 
     fn passed(names: &[&str]) -> Inherited {
-        Inherited(names.iter().map(|name| ((*name).to_owned(), StdListener::bind("127.0.0.1:0").unwrap())).collect())
+        Inherited(
+            names
+                .iter()
+                .map(|name| ((*name).to_owned(), Passed::Tcp(StdListener::bind("127.0.0.1:0").unwrap())))
+                .collect(),
+        )
+    }
+
+    fn address_of(socket: &Passed) -> SocketAddr {
+        match socket {
+            Passed::Tcp(socket) => socket.local_addr().unwrap(),
+            Passed::Unix(_) => unreachable!("none was passed"),
+        }
     }
 
     fn shared(names: &[&str], admin: &str, server: &[&str]) -> Result<(String, Vec<String>), String> {
@@ -176,14 +245,14 @@ mod tests {
             None => Listen::Address(text.parse().unwrap()),
         };
         let inherited = passed(names);
-        let known: Vec<_> =
-            inherited.0.iter().map(|(name, socket)| (socket.local_addr().unwrap(), name.clone())).collect();
+        let known: Vec<_> = inherited.0.iter().map(|(name, socket)| (address_of(socket), name.clone())).collect();
         let server: Vec<_> = server.iter().map(|text| listen(text)).collect();
         let (admin, server) = inherited.share_out(&listen(admin), &server).map_err(|error| error.to_string())?;
         let show = |source: &Source| match source {
             Source::Address(address) => address.to_string(),
+            Source::Unix(path) => path.display().to_string(),
             Source::Socket(socket) => {
-                let address = socket.local_addr().unwrap();
+                let address = address_of(socket);
                 known.iter().find(|(known, _)| *known == address).unwrap().1.clone()
             }
         };

@@ -24,8 +24,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const IDENTITY: [&str; 2] = ["store.url", "store.service"];
 
 /// What only a start sets. With a configuration that changes it, the rest is applied.
-const AT_START: [&str; 8] = [
+const AT_START: [&str; 9] = [
     "server.listen",
+    "server.socket_mode",
     "admin.listen",
     "store.connections",
     "store.cache",
@@ -132,7 +133,7 @@ impl Serving {
         let hand_over = gate.hand_over(&next, PATIENCE).await.context("cannot change the rules of identities")?;
         adopting::at_reload(&gate, &next, &*self.store, PATIENCE).await?;
 
-        server::Serving::replace(&self.current, next, config.server.limits);
+        server::Serving::replace(&self.current, next, config.server.limits, config.server.door);
         hand_over.done();
         self.drain_timeout = config.server.drain_timeout;
         let count = routes.len();

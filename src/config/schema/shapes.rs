@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::config::logging::LEVELS;
 use crate::config::units::{DURATIONS, SIZES};
+use crate::idempotency::grpc::Status;
 
 /// The name of an upstream.
 pub(super) const UPSTREAM_NAME: &str = "^[A-Za-z0-9._-]{1,128}$";
@@ -16,8 +17,9 @@ pub(super) const UPSTREAM_NAME: &str = "^[A-Za-z0-9._-]{1,128}$";
 /// An IP address, or a network as its first address and the length of its prefix.
 pub(super) const NETWORK: &str = r"^([0-9]{1,3}(\.[0-9]{1,3}){3}|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)(/[0-9]{1,3})?$";
 
-/// `http://HOST:PORT`
-pub(super) const UPSTREAM_URL: &str = r"^http://(\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]]+)(:[0-9]{1,5})?/?$";
+/// `http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`
+pub(super) const UPSTREAM_URL: &str =
+    r"^(https?://(\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]]+)(:[0-9]{1,5})?/?|unix:.*[^/].*)$";
 
 /// `sqlite:PATH`, `postgres://...`, `redis://...` or `memory:`
 pub(super) const STORE_URL: &str = concat!(
@@ -43,6 +45,9 @@ pub(super) const PATH: &str = r"^(?=/)(/(?!\.{1,2}(/|$))(([A-Za-z0-9._~!$&'()*+,
 
 /// The address of a page.
 pub(super) const PAGE: &str = r#"^https?://[^\s/?#@<>"]+([/?#][^\s<>"]*)?$"#;
+
+/// An origin as browsers write it, or `*`.
+pub(super) const ORIGIN: &str = r"^(\*|https://(?!.*:443$)[^\sA-Z/?#@]+|http://(?!.*:80$)[^\sA-Z/?#@]+)$";
 
 /// A header's name (RFC 9110, section 5.6.2).
 pub(super) const HEADER_NAME: &str = "^[!#$%&'*+.^_`|~0-9A-Za-z-]+$";
@@ -98,10 +103,16 @@ pub(super) fn file() -> Value {
 
 /// An address and a port, or an inherited socket.
 pub(super) fn address() -> Value {
-    text(
-        r"^(systemd(:[!-9;-~]{1,255})?|([0-9]{1,3}(\.[0-9]{1,3}){3}|\[[0-9A-Fa-f:.]+(%[0-9]+)?\]|localhost):[0-9]{1,5})$",
-    )
+    text(&format!("^({ADDRESS})$"))
 }
+
+/// The same, or a unix socket.
+pub(super) fn server_address() -> Value {
+    text(&format!("^({ADDRESS}|unix:.{{1,100}})$"))
+}
+
+const ADDRESS: &str =
+    r"systemd(:[!-9;-~]{1,255})?|([0-9]{1,3}(\.[0-9]{1,3}){3}|\[[0-9A-Fa-f:.]+(%[0-9]+)?\]|localhost):[0-9]{1,5}";
 
 /// A duration.
 pub(super) fn duration() -> Value {
@@ -142,12 +153,17 @@ pub(super) fn key_source() -> String {
 
 /// The pattern of a part of a scope.
 pub(super) fn scope_part() -> String {
-    format!("^(header:{TOKEN}|cookie:{TOKEN}|basic:user|host|client-ip|const:.*)$")
+    format!("^(header:{TOKEN}|cookie:{TOKEN}|basic:user|host|client-ip|client-cert:(subject|san)|const:.*)$")
 }
 
 /// The pattern of a part of a fingerprint.
 pub(super) fn ingredient() -> String {
     format!("^(method|path|query|body|header:{TOKEN})$")
+}
+
+/// The pattern of an entry of `outcomes` for a status of gRPC.
+pub(super) fn grpc_entry() -> String {
+    format!("^grpc:([0-9]|1[0-6]|{})$", Status::ALL.map(Status::name).join("|"))
 }
 
 /// The pattern of a JSON pointer.

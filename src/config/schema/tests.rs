@@ -58,7 +58,9 @@ fn dotted(steps: &[String]) -> String {
 }
 
 fn is_list(path: &str) -> bool {
-    ["from", "scope", "of", "include", "exclude", "methods", "trusted_proxies"].iter().any(|key| path.ends_with(key))
+    ["from", "scope", "of", "include", "exclude", "methods", "origins", "trusted_proxies"]
+        .iter()
+        .any(|key| path.ends_with(key))
 }
 
 #[test]
@@ -89,14 +91,18 @@ fn its_keys_are_those_that_the_loader_knows() {
     let sections = [
         ("", &keys::ROOT),
         ("server", &keys::SERVER),
+        ("server.tls", &keys::TLS),
         ("limits", &keys::LIMITS),
         ("admin", &keys::ADMIN),
         ("store", &keys::STORE),
         ("upstreams.*", &keys::UPSTREAM),
+        ("upstreams.*.tls", &keys::UPSTREAM_TLS),
         ("defaults", &keys::DEFAULTS),
         ("defaults.key", &keys::KEY),
         ("defaults.fingerprint", &keys::FINGERPRINT),
         ("defaults.in_flight", &keys::IN_FLIGHT),
+        ("defaults.cors", &keys::CORS),
+        ("routes.[].cors", &keys::CORS),
         ("routes.[]", &keys::ROUTE),
         ("routes.[].key", &keys::KEY),
         ("routes.[].fingerprint", &keys::FINGERPRINT),
@@ -138,7 +144,7 @@ fn comments_become_descriptions() {
 fn the_annotated_default_and_the_examples_are_valid() {
     let read = |path: &str| std::fs::read_to_string(path).unwrap();
     let mut files = vec![crate::config::DEFAULT.to_owned(), with_examples()];
-    files.extend(["gateway.toml", "sidecar.toml"].map(|name| read(&format!("config/examples/{name}"))));
+    files.extend(["edge.toml", "gateway.toml", "sidecar.toml"].map(|name| read(&format!("config/examples/{name}"))));
     for text in files {
         assert_eq!(refused(&text), BTreeSet::new());
     }
@@ -157,6 +163,9 @@ const LEFT_TO_CHECK: &[&str] = &[
     "cache-password-twice: store.cache",
     "cache-password-twice: store.cache_password_file",
     "cache-password-twice: store.id_secret_file",
+    "client-lists: server.tls.client_crl",
+    "cors: routes[0].cors.credentials",
+    "cors: routes[1].cors.origins",
     "duplicate-names: routes[1].name",
     "endless-secret: store.id_secret_file",
     "fingerprint-key-without-scope: routes[0].scope",
@@ -173,10 +182,13 @@ const LEFT_TO_CHECK: &[&str] = &[
     "limits: limits.max_header_size",
     "limits: limits.min_body_rate",
     "listeners: admin.token_file",
+    "listeners: server.proxy_protocol",
     "namespaces: routes[1].namespace",
     "no-upstream: upstreams",
     "not-postgres: store.connections",
     "not-postgres: store.password_file",
+    "not-yet: routes[0].scope[1]",
+    "outcomes: defaults.outcomes.grpc:UNAVAILABLE",
     "overlapping-routes: routes[1].path",
     "paths: routes[4].path",
     "paths: routes[6].path",
@@ -214,7 +226,14 @@ const LEFT_TO_CHECK: &[&str] = &[
     "unknown-upstream: default_upstream",
     "unknown-upstream: routes[0].upstream",
     "unknown-upstream: routes[1].upstream",
+    "upstream-tls: upstreams.half.tls",
+    "upstream-tls: upstreams.missing.tls",
+    "upstream-tls: upstreams.plain.tls",
+    "upstream-tls: upstreams.unlisted.tls",
+    "upstream-tls: upstreams.unnamable.url",
+    "upstream-urls: upstreams.both.url",
     "upstream-urls: upstreams.none.url",
+    "upstream-urls: upstreams.twice.url",
     "waits: routes[3].in_flight.wait",
     "words: headers.expires",
 ];
@@ -306,7 +325,7 @@ fn its_defaults_are_in_force() {
     let of = |pointer: &str| schema.pointer(pointer).unwrap();
     let upstream = of("/properties/upstreams/patternProperties").as_object().unwrap().values().next().unwrap();
     let (mut app, mut route) = (defaults(upstream), defaults(of("/properties/routes/items")));
-    assert_eq!((app.as_object().unwrap().len(), route.as_object().unwrap().len()), (3, 2), "{app} {route}");
+    assert_eq!((app.as_object().unwrap().len(), route.as_object().unwrap().len()), (4, 2), "{app} {route}");
     app["url"] = "http://app".into();
     let least = json!({ "name": "r", "path": "/r" });
     (route["name"], route["path"]) = (least["name"].clone(), least["path"].clone());

@@ -4,10 +4,11 @@ use rustls::ClientConfig;
 use tokio_postgres::Config;
 use tokio_postgres::config::{Host, SslMode, SslNegotiation};
 
+use super::Wrong;
 use super::location::{Location, is_loopback};
-use super::{Wrong, pem};
+use crate::config::pem;
 use crate::config::suggest::nearest;
-use crate::store::postgres::tls::{Identity, Roots, Trust};
+use crate::tls::{Identity, Roots, Trust};
 
 /// What `sslmode` says, in libpq's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,9 +4,10 @@ use std::fmt;
 use std::path::PathBuf;
 
 use super::location::{Dialect, Location, is_loopback, shown_address, take_apart};
-use super::{Table, Wrong, pem};
-use crate::store::postgres::tls::Trust;
+use super::{Table, Wrong};
+use crate::config::pem;
 use crate::store::redis::{Certificates, Servers, Topology};
+use crate::tls::Trust;
 
 /// Redis, as a store or as a cache.
 #[derive(Clone)]

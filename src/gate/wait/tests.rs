@@ -10,6 +10,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::gate::{Gate, HeaderNames, Settings, Tokens};
+use crate::http::door::Door;
 use crate::http::forwarding::Forwarding;
 use crate::http::limits::Limits;
 use crate::http::server;
@@ -80,8 +81,9 @@ fn gate(policy: &Policy, store: &Arc<Unreliable>, backend: &Arc<Backend>) -> Arc
     let minute = Duration::from_secs(60);
     let upstream = upstream::Settings {
         name: "app".into(),
-        host: "app".into(),
-        port: 80,
+        places: vec![upstream::Place::Tcp { host: "app".into(), port: 80 }],
+        tls: None,
+        protocol: upstream::Protocol::Http1,
         timeout: minute,
         connect_timeout: minute,
         client_timeout: minute,
@@ -121,8 +123,12 @@ fn gate(policy: &Policy, store: &Arc<Unreliable>, backend: &Arc<Backend>) -> Arc
 fn post(gate: &Arc<Gate>) -> JoinHandle<String> {
     let (mut client, stream) = duplex(64 * 1024);
     let (never, stop) = watch::channel(false);
-    let current =
-        server::Serving::current(Arc::clone(gate), Limits::default(), Usage::new(&Limits::default(), &Metrics::new()));
+    let current = server::Serving::current(
+        Arc::clone(gate),
+        Limits::default(),
+        Door::default(),
+        Usage::new(&Limits::default(), &Metrics::new()),
+    );
     tokio::spawn(server::connection(stream, SocketAddr::from(([127, 0, 0, 1], 1)), current, stop));
     tokio::spawn(async move {
         let _never = never;

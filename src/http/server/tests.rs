@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
+use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep};
 
 use super::*;
@@ -12,8 +13,9 @@ use crate::telemetry::metrics::Metrics;
 struct Echo;
 
 impl Handler for Echo {
-    /// `/unread` leaves the body where it is; `/hints` says something before; `/switch` becomes an echo of bytes.
-    async fn handle(self: Arc<Self>, mut request: Request<Incoming>, peer: Peer) -> Response<Body> {
+    /// `/unread` leaves the body where it is; `/hints` says something before, `/flood` a lot; `/late` takes a minute;
+    /// `/switch` becomes an echo of bytes.
+    async fn handle(self: Arc<Self>, mut request: Request<Inbound>, peer: Peer) -> Response<Body> {
         let path = request.uri().path().to_owned();
         match &path[..] {
             "/hints" => {
@@ -23,6 +25,16 @@ impl Handler for Echo {
                 // Right before the answer.
                 interim.send(StatusCode::PROCESSING, &http::HeaderMap::new());
             }
+            "/flood" => {
+                let interim = peer.interim.unwrap();
+                let links = HeaderValue::from_bytes(&[b'x'; 4096]).unwrap();
+                let links = http::HeaderMap::from_iter([(http::header::LINK, links)]);
+                for _ in 0..10 {
+                    interim.send(StatusCode::EARLY_HINTS, &links);
+                }
+                sleep(Duration::from_secs(3600)).await;
+            }
+            "/late" => sleep(Duration::from_secs(60)).await,
             "/switch" => {
                 let upgrade = hyper::upgrade::on(&mut request);
                 tokio::spawn(async move {
@@ -45,7 +57,7 @@ impl Handler for Echo {
         Response::new(Body::full(Bytes::from(said)))
     }
 
-    fn refuse(&self, fault: Fault) -> Response<Body> {
+    fn refuse(&self, fault: Fault, _head: Option<&Parts>) -> Response<Body> {
         let mut response = Response::new(Body::full(Bytes::from(fault.to_string())));
         *response.status_mut() = fault.code().status();
         response
@@ -57,17 +69,21 @@ fn connect() -> (DuplexStream, watch::Sender<bool>) {
 }
 
 fn connect_counted(metrics: &Metrics) -> (DuplexStream, watch::Sender<bool>) {
+    connect_idle(Duration::from_secs(20), metrics)
+}
+
+fn connect_idle(idle_timeout: Duration, metrics: &Metrics) -> (DuplexStream, watch::Sender<bool>) {
     let (client, stream) = duplex(16 << 10);
     let (stop, stopped) = watch::channel(false);
     let limits = Limits {
         header_timeout: Duration::from_secs(5),
-        idle_timeout: Duration::from_secs(20),
+        idle_timeout,
         body_timeout: Duration::from_secs(10),
         min_body_rate: 100,
         ..Limits::default()
     };
     let usage = Usage::new(&limits, metrics);
-    let current = Serving::current(Arc::new(Echo), limits, usage);
+    let current = Serving::current(Arc::new(Echo), limits, Door::default(), usage);
     tokio::spawn(connection(stream, SocketAddr::from(([127, 0, 0, 1], 1)), current, stopped));
     (client, stop)
 }
@@ -141,6 +157,7 @@ async fn nobody_is_waited_for_longer_than_is_allowed() {
     assert!(came.starts_with("HTTP/1.1 408") && secs == 5, "{secs} {came}");
     let (came, secs) = after(GOOD, &[], 0).await;
     assert!(came.matches("HTTP/1.1").count() == 1 && secs == 20, "silent afterwards: {secs} {came}");
+    // The head of the next request has its own time, from its first byte.
     let (came, secs) = after(GOOD, &["GET / HT"], 9).await;
     assert!(came.contains("HTTP/1.1 408") && secs == 14, "{secs} {came}");
     let slow = "POST /slow HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n";
@@ -158,6 +175,54 @@ async fn nobody_is_waited_for_longer_than_is_allowed() {
     for (limit, times) in [("header_timeout", 3), ("idle_timeout", 1), ("body_timeout", 2), ("min_body_rate", 1)] {
         assert!(counted.contains(&format!("limit=\"{limit}\"}} {times}\n")), "{limit}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_between_two_requests_is_a_connection_idle() {
+    let metrics = Metrics::new();
+    let connect = || connect_idle(Duration::from_secs(2), &metrics);
+    let began = Instant::now();
+    let secs = || began.elapsed().as_secs();
+    let (mut client, _stop) = connect();
+    // While its request is under way, nobody waits for the client.
+    client.write_all(b"GET /late HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    until(&mut client, "/late ").await;
+    assert_eq!(secs(), 60);
+    sleep(Duration::from_secs(1)).await;
+    client.write_all(GOOD.as_bytes()).await.unwrap();
+    until(&mut client, "/good abc").await;
+    sleep(Duration::from_secs(1)).await;
+    // This one is read slowly, and is as long as the client reads.
+    let body = "x".repeat(100_000);
+    let large = format!("POST /large HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    client.write_all(large.as_bytes()).await.unwrap();
+    until(&mut client, "\r\n\r\n/large ").await;
+    for _ in 0..10 {
+        sleep(Duration::from_secs(9)).await;
+        client.read_exact(&mut [0; 10_000]).await.unwrap();
+    }
+    // All that was left to write was written by then, for two seconds and longer.
+    assert_eq!((rest(&mut client).await, secs()), (String::new(), 152));
+    let (mut client, _stop) = connect();
+    client.write_all(GOOD.as_bytes()).await.unwrap();
+    until(&mut client, "/good abc").await;
+    sleep(Duration::from_secs(1)).await;
+    client.write_all(b"GET / HT").await.unwrap();
+    let came = rest(&mut client).await;
+    assert!(came.starts_with("HTTP/1.1 408") && secs() == 158, "{} {came}", secs());
+    assert!(metrics.encode().contains("limit=\"idle_timeout\"} 1\n"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_takes_nothing_of_what_comes_before_an_answer_is_given_up() {
+    let (mut client, _stop) = connect();
+    client.write_all(b"GET /flood HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    sleep(Duration::from_secs(9)).await;
+    client.read_exact(&mut [0; 1000]).await.unwrap();
+    sleep(Duration::from_secs(60)).await;
+    let mut rest = Vec::new();
+    client.read_to_end(&mut rest).await.unwrap();
+    assert!(rest.len() < 20_000, "{} bytes", rest.len());
 }
 
 #[tokio::test(start_paused = true)]
@@ -244,8 +309,9 @@ async fn a_request_that_is_on_its_way_when_all_ends_is_answered() {
     let serve = |stream: TcpStream, peer: SocketAddr, stop| {
         let usage = Usage::new(&Limits::default(), &Metrics::new());
         let place = usage.connection(peer.ip()).unwrap();
-        let current = Serving::current(Arc::new(Echo), Limits::default(), usage);
-        adopted(stream.into_std().unwrap(), place, peer, current, stop)
+        let current = Serving::current(Arc::new(Echo), Limits::default(), Door::default(), usage);
+        let stream = Accepted::Tcp(stream).watched().unwrap();
+        adopted((stream, peer), place, current, stop)
     };
     let (_stopping, stop) = watch::channel(true);
     let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
@@ -265,4 +331,28 @@ async fn a_request_that_is_on_its_way_when_all_ends_is_answered() {
     let _silent = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (stream, peer) = listener.accept().await.unwrap();
     timeout(Duration::from_secs(20), serve(stream, peer, stop)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_to_be_accepted_when_all_ends_is_answered() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+        clients.push(client);
+    }
+    let (_stopping, stop) = watch::channel(true);
+    let usage = Usage::new(&Limits::default(), &Metrics::new());
+    let current = Serving::current(Arc::new(Echo), Limits::default(), Door::default(), usage);
+    let served = serve(Socket::Tcp(listener), Arc::new(Shards::start().unwrap()), current, stop);
+    let answers = async {
+        for client in &mut clients {
+            let mut came = String::new();
+            client.read_to_string(&mut came).await.unwrap();
+            assert!(came.ends_with("/x "), "{came:?}");
+        }
+    };
+    timeout(Duration::from_secs(20), async { tokio::join!(served, answers) }).await.unwrap();
 }

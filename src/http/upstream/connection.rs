@@ -1,32 +1,30 @@
 //! One connection to an upstream.
 
-use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use http::{Request, Response};
+use http_body::Body as _;
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper::ext::on_informational;
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
-use super::slots::Slot;
-use super::stream::{Stream, Wire};
-use super::{Dial, Io, NotSent, Settings, Upstream};
-use crate::http::body::Body;
-use crate::http::held::Held;
-use crate::http::socket::watch_over;
+use super::origin::Origin;
+use super::shared::Ticket;
+use super::stream::Wire;
+use super::{Io, NotSent, Upstream};
+use crate::http::body::{self, Body};
 use crate::http::wire::Interim;
 
 /// Most interim answers before an answer.
 const MOST_INTERIM: usize = 100;
 
 /// Most header lines of an answer.
-const MAX_HEADERS: usize = 256;
+pub(super) const MAX_HEADERS: usize = 256;
 
 /// How many bytes of an answer are read ahead; and its head has no more.
 const LARGEST_BUFFER: usize = 256 << 10;
@@ -36,6 +34,7 @@ pub(super) struct Connection {
     /// Nothing once it has ended.
     sender: Option<SendRequest<Body>>,
     pub(super) wire: Arc<Wire>,
+    pub(super) origin: Option<Arc<Origin>>,
     task: Task,
 }
 
@@ -43,40 +42,30 @@ pub(super) struct Connection {
 struct Task(Option<JoinHandle<()>>);
 
 impl Connection {
-    /// Connects, and keeps its slot for as long as the connection is open, in whatever hands. An error means that nothing was
-    /// sent.
-    pub(super) async fn open(settings: &Settings, dial: Option<&dyn Dial>, slot: Slot) -> Result<Self, NotSent> {
-        let limit = settings.connect_timeout;
-        let connecting = async {
-            match dial {
-                Some(dial) => Self::over(Held::new(dial.dial().await.map_err(NotSent::Connect)?, slot)).await,
-                None => Self::over(Held::new(connect(settings).await.map_err(NotSent::Connect)?, slot)).await,
-            }
-        };
-        timeout(limit, connecting).await.unwrap_or(Err(NotSent::ConnectTimeout(limit)))
-    }
-
-    async fn over<T: Io>(stream: T) -> Result<Self, NotSent> {
-        let wire = Arc::new(Wire::default());
-        let stream = TokioIo::new(Stream::new(stream, Arc::clone(&wire)));
+    /// Speaks HTTP/1.1 over `stream`, whose bytes `wire` knows of.
+    pub(super) async fn over<T: Io>(stream: T, wire: Arc<Wire>, origin: Option<Arc<Origin>>) -> Result<Self, NotSent> {
         let mut builder = http1::Builder::new();
         let (sender, connection) = builder
             .max_headers(MAX_HEADERS)
             .max_buf_size(LARGEST_BUFFER)
-            .handshake(stream)
+            .handshake(TokioIo::new(stream))
             .await
             .map_err(NotSent::Closed)?;
         let task = tokio::spawn(async {
             // How it ended shows at the sender.
             let _ = connection.with_upgrades().await;
         });
-        Ok(Self { sender: Some(sender), wire, task: Task(Some(task)) })
+        Ok(Self { sender: Some(sender), wire, origin, task: Task(Some(task)) })
     }
 
     /// Sends a request, and waits for the head of the answer.
-    pub(super) async fn send(&mut self, mut request: Request<Body>) -> Result<Response<Incoming>, Refused> {
+    pub(super) async fn send(
+        &mut self,
+        mut request: Request<Body>,
+        interim: Option<Interim>,
+    ) -> Result<Response<Incoming>, Refused> {
         self.wire.begin();
-        self.pass_on_interim(&mut request);
+        self.pass_on(interim, &mut request);
         let Some(sender) = &mut self.sender else { return Err(Refused::Unsent(Box::new(request), NotSent::Ended)) };
         let mut sending = pin!(sender.try_send_request(request));
         let answered = tokio::select! {
@@ -97,10 +86,8 @@ impl Connection {
         })
     }
 
-    /// Has interim answers passed on to the client, where it understands them; so many that no end is in sight break the
-    /// exchange off.
-    fn pass_on_interim(&self, request: &mut Request<Body>) {
-        let interim = request.extensions_mut().remove::<Interim>();
+    /// Has interim answers passed on; so many that no end is in sight break the exchange off.
+    fn pass_on(&self, interim: Option<Interim>, request: &mut Request<Body>) {
         let (wire, count) = (Arc::clone(&self.wire), AtomicUsize::new(0));
         on_informational(request, move |said| {
             if count.fetch_add(1, Ordering::Relaxed) == MOST_INTERIM {
@@ -140,14 +127,14 @@ pub(super) enum Refused {
     Unsent(Box<Request<Body>>, NotSent),
     /// Its first write failed: nothing of it was sent.
     FirstWrite(hyper::Error),
+    /// The upstream says that it did nothing about it.
+    Unprocessed(hyper::Error),
+    /// It cannot be sent on such a connection.
+    Unfit(NotSent),
+    /// The client's own body broke off.
+    ClientBody(body::Error),
     /// The exchange broke off.
     BrokenOff(hyper::Error),
-}
-
-async fn connect(settings: &Settings) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect((settings.host.as_str(), settings.port)).await?;
-    watch_over(&stream)?;
-    Ok(stream)
 }
 
 impl Task {
@@ -169,9 +156,38 @@ impl Drop for Task {
     }
 }
 
+/// What carries an exchange.
+pub(super) enum Line {
+    /// A connection of its own.
+    Single(Connection),
+    /// Room on one that others share.
+    Shared(Ticket),
+}
+
+impl Line {
+    /// A request once more, where it may come to nothing on such a connection, and there is no body that would be gone.
+    pub(super) fn copy_of(&self, request: &Request<Body>) -> Option<Request<Body>> {
+        if matches!(self, Self::Single(_)) || !request.body().is_end_stream() {
+            return None;
+        }
+        let mut copy = Request::new(Body::empty());
+        *copy.method_mut() = request.method().clone();
+        *copy.uri_mut() = request.uri().clone();
+        *copy.headers_mut() = request.headers().clone();
+        Some(copy)
+    }
+
+    pub(super) fn origin(&self) -> Option<&Origin> {
+        match self {
+            Self::Single(connection) => connection.origin.as_deref(),
+            Self::Shared(ticket) => ticket.origin(),
+        }
+    }
+}
+
 /// A connection that carries an exchange. Give it back when the answer has ended; dropped, it closes.
 pub struct Carrier {
-    pub(super) connection: Connection,
+    pub(super) line: Line,
     pub(super) upstream: Upstream,
     /// Whether it may carry another request after this one.
     pub(super) reusable: bool,
@@ -193,29 +209,31 @@ impl Carrier {
     }
 
     /// The connection has another use now.
-    pub fn detach(mut self) {
-        self.connection.wire.become_plain();
-        self.connection.task.0 = None;
+    pub fn detach(self) {
+        if let Line::Single(mut connection) = self.line {
+            connection.wire.become_plain();
+            connection.task.0 = None;
+        }
     }
 
-    fn give_back_since(mut self, idle_since: Instant) {
-        let done = self.connection.is_ready() || self.connection.is_closed();
-        if done {
-            return self.put_idle(idle_since);
+    fn give_back_since(self, idle_since: Instant) {
+        // Room on a shared connection is free as soon as it is dropped.
+        let Self { line: Line::Single(mut connection), upstream, reusable, .. } = self else { return };
+        let put_idle = move |upstream: &Upstream, connection: Connection| {
+            if reusable && connection.is_idle() {
+                upstream.put_idle(connection, idle_since);
+            }
+        };
+        if connection.is_ready() || connection.is_closed() {
+            return put_idle(&upstream, connection);
         }
         // Its task has yet to see the end of the exchange; or the upstream has answered early and still reads the
         // request, all of which it is to get.
-        let patience = self.upstream.settings().timeout;
         tokio::spawn(async move {
-            if let Ok(true) = timeout(patience, self.connection.ready()).await {
-                self.put_idle(idle_since);
+            let patience = upstream.settings().timeout;
+            if let Ok(true) = timeout(patience, connection.ready()).await {
+                put_idle(&upstream, connection);
             }
         });
-    }
-
-    fn put_idle(self, idle_since: Instant) {
-        if self.reusable && self.connection.is_idle() {
-            self.upstream.put_idle(self.connection, idle_since);
-        }
     }
 }

@@ -4,6 +4,13 @@
 //! ([`Error::NotSent`]); everything else is [`Error::Unknown`].
 
 mod connection;
+mod error;
+mod frames;
+mod lines;
+mod origin;
+mod secure;
+mod settings;
+mod shared;
 mod slots;
 mod stream;
 
@@ -15,15 +22,25 @@ use async_trait::async_trait;
 use http::{Request, Response, Version};
 use hyper::body::Incoming;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 pub use self::connection::Carrier;
-use self::connection::{Connection, Refused};
-use self::slots::{Grant, Slots};
-use super::body::{self, Body};
+use self::connection::{Connection, Line, MAX_HEADERS, Refused};
+use self::error::broke_off;
+pub use self::error::{Error, NotSent};
+use self::lines::Lines;
+use self::origin::{Opened, Origin, Origins, Ready};
+use self::secure::Secure;
+pub use self::settings::{Place, Protocol, Settings, Tls, can_be_named};
+use self::shared::Shared;
+use self::slots::{Grant, Slot, Slots};
+use self::stream::{Stream, Wire};
+use super::body::Body;
 use super::headers::framing_is_plain;
+use super::held::Held;
 use super::shards;
 use super::usage::Usage;
+use super::wire::Interim;
 use crate::telemetry::limits::Limit;
 
 /// Idle connections kept for each upstream, in equal parts on the threads that serve.
@@ -36,24 +53,11 @@ const UNPROTECTED_IDLE: Duration = Duration::from_secs(30);
 /// would do so at the moment of sending, and the outcome would be unknown.
 const PROTECTED_IDLE: Duration = Duration::from_secs(1);
 
-/// One of `[upstreams]`
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
-    /// Its name.
-    pub name: Arc<str>,
-    /// Host to connect to: a name or an address.
-    pub host: String,
-    /// Port to connect to.
-    pub port: u16,
-    /// Longest time for a whole attempt.
-    pub timeout: Duration,
-    /// Longest time for a connection to open.
-    pub connect_timeout: Duration,
-    /// How many connections there may be to it.
-    pub max_connections: u64,
-    /// How long a client waits before it gets `still-running`.
-    pub client_timeout: Duration,
-}
+/// How often an unprotected request is sent again that the upstream says it did nothing about.
+const MOST_REFUSALS: u32 = 3;
+
+/// How long nobody is told again that an upstream cannot be reached.
+const TOLD_AGAIN: Duration = Duration::from_secs(1);
 
 /// Which idle connections may carry a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,56 +80,28 @@ impl Reuse {
     }
 }
 
-/// Sending failed.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// Provably nothing was sent.
-    #[error("nothing was sent: {0}")]
-    NotSent(#[source] NotSent),
-    /// The client's own body broke off, so the request was never whole.
-    #[error("the client's body broke off: {0}")]
-    ClientBody(#[source] hyper::Error),
-    /// Bytes may have been sent.
-    #[error("the exchange broke off: {0}")]
-    Unknown(#[source] hyper::Error),
-    /// The answer leaves in doubt where it ends, or has a transfer coding that the gate does not understand (RFC 9112, 6).
-    #[error("the answer leaves in doubt where it ends, or has a transfer coding other than chunked")]
-    Framing,
-}
-
-/// Why nothing was sent.
-#[derive(Debug, thiserror::Error)]
-pub enum NotSent {
-    /// Its name did not resolve, or no address took the connection.
-    #[error("cannot connect: {0}")]
-    Connect(#[source] std::io::Error),
-    /// No connection opened in time.
-    #[error("no connection within {0:?}")]
-    ConnectTimeout(Duration),
-    /// There are as many connections as there may be, and none became free in time.
-    #[error("no connection became free within {0:?}")]
-    NoneFree(Duration),
-    /// The connection closed before the request was written to it.
-    #[error("the connection closed first: {0}")]
-    Closed(#[source] hyper::Error),
-    /// The connection had closed before.
-    #[error("the connection had closed")]
-    Ended,
-}
-
-/// How far sending a request has come.
+/// How far sending a request has come, and who hears what the upstream says before it answers.
 #[derive(Default)]
-pub struct Sending(AtomicBool);
+pub struct Sending {
+    has_begun: AtomicBool,
+    interim: Option<Interim>,
+}
 
 impl Sending {
+    /// Of a request whose client hears interim answers, where it understands them.
+    #[must_use]
+    pub fn of(interim: Option<Interim>) -> Self {
+        Self { has_begun: AtomicBool::new(false), interim }
+    }
+
     /// Whether the request was handed to a connection: from then on a byte of it may have left.
     #[must_use]
     pub fn has_begun(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.has_begun.load(Ordering::Acquire)
     }
 
     fn begin(&self) {
-        self.0.store(true, Ordering::Release);
+        self.has_begun.store(true, Ordering::Release);
     }
 }
 
@@ -148,11 +124,16 @@ pub struct Upstream(Arc<Inner>);
 struct Inner {
     settings: Settings,
     dial: Option<Arc<dyn Dial>>,
+    origins: Origins,
     usage: Arc<Usage>,
+    /// When somebody was last told that it cannot be reached.
+    told: Mutex<Option<Instant>>,
     /// All of its connections count, idle or not.
     slots: Arc<Slots>,
     /// For each of the threads that serve: a connection lives on the thread that opened it.
     idle: Box<[Mutex<Vec<Idle>>]>,
+    /// Those that carry many requests at a time.
+    lines: Option<Lines>,
 }
 
 struct Idle {
@@ -176,7 +157,10 @@ impl Upstream {
     fn with(settings: Settings, usage: Arc<Usage>, dial: Option<Arc<dyn Dial>>) -> Self {
         let slots = Slots::new(settings.max_connections);
         let idle = (0..shards::count()).map(|_| Mutex::default()).collect();
-        Self(Arc::new(Inner { settings, dial, usage, slots, idle }))
+        let lines = Lines::of(&settings);
+        let secure = settings.tls.as_ref().map(|tls| Secure::new(tls, settings.protocol));
+        let origins = Origins::new(settings.places.clone(), secure);
+        Self(Arc::new(Inner { settings, dial, origins, usage, told: Mutex::default(), slots, idle, lines }))
     }
 
     /// How it was set up.
@@ -188,48 +172,187 @@ impl Upstream {
     /// Its host and port, for a request that names no host.
     #[must_use]
     pub fn authority(&self) -> String {
-        let Settings { host, port, .. } = &self.0.settings;
-        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+        self.0.settings.authority()
+    }
+
+    /// Where it is, for people.
+    #[must_use]
+    pub fn places(&self) -> String {
+        self.0.settings.places.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Whether to tell now that it cannot be reached: once a second at most.
+    pub(crate) fn is_to_be_told(&self) -> bool {
+        let mut told = self.0.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = told.is_none_or(|told| told.elapsed() >= TOLD_AGAIN);
+        if is_due {
+            *told = Some(Instant::now());
+        }
+        is_due
+    }
+
+    /// Whether an upgrade can be asked of it: HTTP/2 has none.
+    #[must_use]
+    pub fn takes_upgrades(&self) -> bool {
+        self.0.settings.protocol != Protocol::H2
     }
 
     /// Sends a request, once, and returns the head of its answer. `sending` tells somebody who stops waiting whether
     /// anything had left.
     ///
     /// A connection that turns out closed before the request was written to it is passed over for another: the
-    /// request was handed back whole, and nothing was sent.
+    /// request was handed back whole, and nothing was sent. An unprotected request without a body goes to another, too, where
+    /// the upstream says that it did nothing about it: it says so of what crosses with its goodbye.
     pub async fn send(
         &self,
         mut request: Request<Body>,
         reuse: Reuse,
         sending: &Sending,
     ) -> Result<(Response<Incoming>, Carrier), Error> {
+        let mut tries = 0;
         loop {
-            let (mut connection, reused) = match self.take_idle(shards::index(), reuse) {
-                Some(connection) => (connection, true),
+            let (mut line, reused) = match self.take_open(reuse) {
+                Some(line) => (line, true),
                 None => self.connect(reuse).await.map_err(Error::NotSent)?,
             };
             sending.begin();
-            match connection.send(request).await {
-                Ok(response) => return self.answered(response, connection),
+            let copy = if reuse == Reuse::Unprotected { line.copy_of(&request) } else { None };
+            let answered = match &mut line {
+                Line::Single(connection) => connection.send(request, sending.interim.clone()).await,
+                Line::Shared(ticket) => ticket.send(request).await,
+            };
+            match answered {
+                Ok(response) => return self.answered(response, line),
                 Err(Refused::Unsent(whole, _)) if reused => request = *whole,
-                Err(Refused::Unsent(_, why)) => return Err(Error::NotSent(why)),
+                Err(Refused::Unsent(_, why) | Refused::Unfit(why)) => return Err(Error::NotSent(why)),
                 Err(Refused::FirstWrite(error)) => return Err(Error::NotSent(NotSent::Closed(error))),
-                Err(Refused::BrokenOff(error)) => return Err(broke_off(error)),
+                Err(Refused::Unprocessed(error)) => match copy.filter(|_| tries < MOST_REFUSALS) {
+                    Some(copy) => (request, tries) = (copy, tries + 1),
+                    None => return Err(Error::NotSent(NotSent::Refused(error))),
+                },
+                Err(Refused::ClientBody(error)) => return Err(Error::ClientBody(error.into())),
+                Err(Refused::BrokenOff(error)) => {
+                    let error = broke_off(error);
+                    if let (Error::Unknown(_), Some(origin)) = (&error, line.origin()) {
+                        origin.broke_off();
+                    }
+                    return Err(error);
+                }
             }
         }
     }
 
+    /// A connection that is open and has room.
+    fn take_open(&self, reuse: Reuse) -> Option<Line> {
+        if let Some(lines) = &self.0.lines
+            && let Some(ticket) = lines.join(reuse)
+        {
+            return Some(Line::Shared(ticket));
+        }
+        self.take_idle(shards::index(), reuse).map(Line::Single)
+    }
+
     /// A connection that is new, or one that became free while it waited for its turn: then it is reused.
-    async fn connect(&self, reuse: Reuse) -> Result<(Connection, bool), NotSent> {
-        let Inner { settings, dial, slots, .. } = &*self.0;
+    async fn connect(&self, reuse: Reuse) -> Result<(Line, bool), NotSent> {
+        let Inner { settings, slots, lines, .. } = &*self.0;
+        let Some(lines) = lines.as_ref().filter(|lines| lines.are_likely() && reuse != Reuse::Never) else {
+            let slot = match slots.take() {
+                Some(slot) => slot,
+                None => match self.turn(reuse).await? {
+                    Grant::Slot(slot) => slot,
+                    Grant::Connection(connection) => return Ok((Line::Single(*connection), true)),
+                },
+            };
+            return Ok((self.open(slot, reuse).await?, false));
+        };
+        // Who waits for another's connection waits no longer than for one's own.
+        let limit = settings.connect_timeout;
+        let turn = timeout(limit, lines.turn()).await.map_err(|_| NotSent::ConnectTimeout(limit))?;
+        if let Some(line) = self.take_open(reuse) {
+            return Ok((line, true));
+        }
+        // Where the one before has shown that each takes a connection of its own, nobody waits for another's.
+        let mut turn = Some(turn).filter(|_| lines.are_likely());
         let slot = match slots.take() {
             Some(slot) => slot,
-            None => match self.turn(reuse).await? {
-                Grant::Slot(slot) => slot,
-                Grant::Connection(connection) => return Ok((*connection, true)),
-            },
+            None => {
+                turn = None;
+                match self.turn_or_room(lines, reuse).await? {
+                    Ok(Grant::Slot(slot)) => slot,
+                    Ok(Grant::Connection(connection)) => return Ok((Line::Single(*connection), true)),
+                    Err(ticket) => return Ok((Line::Shared(ticket), true)),
+                }
+            }
         };
-        Ok((Connection::open(settings, dial.as_deref(), slot).await?, false))
+        let opened = self.open(slot, reuse).await;
+        drop(turn);
+        Ok((opened?, false))
+    }
+
+    /// Opens a connection, which keeps its slot for as long as it is open, in whatever hands. An error means that nothing was
+    /// sent.
+    async fn open(&self, slot: Slot, reuse: Reuse) -> Result<Line, NotSent> {
+        let Inner { settings, dial, origins, .. } = &*self.0;
+        let limit = settings.connect_timeout;
+        let opening = async {
+            if let Some(dial) = dial {
+                let wire = Arc::new(Wire::default());
+                let stream = Stream::new(dial.dial().await.map_err(NotSent::Connect)?, Arc::clone(&wire));
+                return Connection::over(Held::new(stream, slot), wire, None).await.map(Line::Single);
+            }
+            let Opened { stream, wire, origin, chose_h2 } = origins.open(reuse != Reuse::Never).await?;
+            match stream {
+                Ready::Tcp(stream) => self.begin(Held::new(stream, slot), wire, origin, chose_h2, reuse).await,
+                Ready::Other(stream) => self.begin(Held::new(stream, slot), wire, origin, chose_h2, reuse).await,
+            }
+        };
+        timeout(limit, opening).await.unwrap_or(Err(NotSent::ConnectTimeout(limit)))
+    }
+
+    async fn begin<T: Io>(
+        &self,
+        stream: T,
+        wire: Arc<Wire>,
+        origin: Option<Arc<Origin>>,
+        chose_h2: bool,
+        reuse: Reuse,
+    ) -> Result<Line, NotSent> {
+        let Inner { settings, lines, .. } = &*self.0;
+        let is_h2 = chose_h2 || settings.protocol == Protocol::H2;
+        let Some(lines) = lines.as_ref().filter(|_| reuse != Reuse::Never) else {
+            return Connection::over(stream, wire, origin).await.map(Line::Single);
+        };
+        lines.learn(is_h2);
+        if !is_h2 {
+            return Connection::over(stream, wire, origin).await.map(Line::Single);
+        }
+        let freed = Arc::clone(&lines.freed);
+        let trial = origin.as_deref().map(Origin::trial);
+        let shared = Shared::over(stream, wire, origin.clone(), freed, settings).await;
+        let shared = match trial {
+            Some(trial) => trial.ended(shared)?,
+            None => shared?,
+        };
+        // One that takes no request at all is as good as none.
+        lines.take_in(shared).map(Line::Shared).ok_or(NotSent::Ended)
+    }
+
+    /// Waits until a connection may be opened, or there is room on one.
+    async fn turn_or_room(&self, lines: &Lines, reuse: Reuse) -> Result<Result<Grant, shared::Ticket>, NotSent> {
+        let mut turn = std::pin::pin!(self.turn(reuse));
+        loop {
+            // Before it is looked: what becomes free meanwhile is heard of too.
+            let freed = lines.freed.notified();
+            lines.give_up_one(reuse);
+            if let Some(ticket) = lines.join_any(reuse) {
+                return Ok(Err(ticket));
+            }
+            tokio::select! {
+                biased;
+                granted = turn.as_mut() => return granted.map(Ok),
+                () = freed => {}
+            }
+        }
     }
 
     /// Waits until one of the connections is free, or may be opened.
@@ -247,7 +370,7 @@ impl Upstream {
             (!idle.is_empty()).then(|| idle.remove(0))
         });
         drop(unusable);
-        match tokio::time::timeout(settings.connect_timeout, granted).await {
+        match timeout(settings.connect_timeout, granted).await {
             Ok(Ok(grant)) => Ok(grant),
             Ok(Err(_)) | Err(_) => {
                 usage.exceeded(Limit::UpstreamMaxConnections);
@@ -256,18 +379,20 @@ impl Upstream {
         }
     }
 
-    fn answered(
-        &self,
-        response: Response<Incoming>,
-        connection: Connection,
-    ) -> Result<(Response<Incoming>, Carrier), Error> {
+    fn answered(&self, response: Response<Incoming>, line: Line) -> Result<(Response<Incoming>, Carrier), Error> {
         let headers = response.headers();
         if !framing_is_plain(headers) {
             return Err(Error::Framing);
         }
+        if headers.len() > MAX_HEADERS {
+            return Err(Error::TooManyHeaders);
+        }
+        if let Some(origin) = line.origin() {
+            origin.answered();
+        }
         // hyper goes on in the version of the last answer, and 1.0 has no chunks to send a body in.
         let reusable = response.version() == Version::HTTP_11;
-        let carrier = Carrier { connection, upstream: self.clone(), reusable, answered: Instant::now() };
+        let carrier = Carrier { line, upstream: self.clone(), reusable, answered: Instant::now() };
         Ok((response, carrier))
     }
 
@@ -292,7 +417,7 @@ impl Upstream {
     }
 
     fn put_idle(&self, connection: Connection, since: Instant) {
-        let Some(connection) = self.0.slots.offer(Box::new(connection), since) else { return };
+        let Some(connection) = self.0.slots.offer(connection, since) else { return };
         {
             let mut idle = self.idle(shards::index());
             if idle.first().is_some_and(|oldest| oldest.since.elapsed() >= UNPROTECTED_IDLE) {
@@ -301,27 +426,15 @@ impl Upstream {
             if idle.len() < MAX_IDLE.div_ceil(shards::count()) {
                 // In the order of their age, the youngest last.
                 let place = idle.partition_point(|entry| entry.since <= since);
-                idle.insert(place, Idle { connection: *connection, since });
+                idle.insert(place, Idle { connection, since });
             }
         }
         // Who began to wait after it was offered has not found it idle either.
         if self.0.slots.is_awaited() {
             let last = self.idle(shards::index()).pop();
             if let Some(Idle { connection, since }) = last {
-                self.0.slots.offer(Box::new(connection), since);
+                self.0.slots.offer(connection, since);
             }
         }
     }
-}
-
-/// hyper does not tell who is to blame; an error of the client's own body is somewhere among the causes.
-fn broke_off(error: hyper::Error) -> Error {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
-    while let Some(inner) = cause {
-        if matches!(inner.downcast_ref(), Some(body::Error::Broken(_))) {
-            return Error::ClientBody(error);
-        }
-        cause = inner.source();
-    }
-    Error::Unknown(error)
 }

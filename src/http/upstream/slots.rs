@@ -1,6 +1,8 @@
 //! How many connections to an upstream there may be, on all threads together, and who is next where there are as many.
 
 use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
@@ -13,6 +15,8 @@ use super::connection::Connection;
 pub(super) struct Slots {
     most: u64,
     state: Mutex<State>,
+    /// How many stand in the queue, whether they are still there or not: as a rule nobody, and then no lock is taken.
+    queued: AtomicUsize,
 }
 
 /// The right to one connection. Dropped, it goes to who has waited longest.
@@ -39,7 +43,7 @@ struct Waiting {
 
 impl Slots {
     pub(super) fn new(most: u64) -> Arc<Self> {
-        Arc::new(Self { most, state: Mutex::default() })
+        Arc::new(Self { most, state: Mutex::default(), queued: AtomicUsize::new(0) })
     }
 
     /// A slot that is free. While somebody waits, none is.
@@ -72,14 +76,17 @@ impl Slots {
 
     /// Hands a connection that has been idle since then to who is next; it comes back where nobody waits. Where the next
     /// cannot use it, it closes, and its slot is the next one's.
-    pub(super) fn offer(&self, connection: Box<Connection>, since: Instant) -> Option<Box<Connection>> {
-        let mut connection = connection;
+    pub(super) fn offer(&self, connection: Connection, since: Instant) -> Option<Connection> {
+        if self.queued.load(Ordering::SeqCst) == 0 {
+            return Some(connection);
+        }
+        let mut connection = Box::new(connection);
         loop {
             // The lock is not held while a connection is dropped: its slot would ask for it.
             let waiting = {
                 let mut state = self.state();
                 match state.waiting.front() {
-                    None => return Some(connection),
+                    None => return Some(*connection),
                     Some(next) if since.elapsed() < next.reuse.longest_idle() => state.waiting.pop_front()?,
                     Some(_) => break,
                 }
@@ -95,14 +102,43 @@ impl Slots {
 
     /// Whether anybody waits.
     pub(super) fn is_awaited(&self) -> bool {
+        if self.queued.load(Ordering::SeqCst) == 0 {
+            return false;
+        }
         let mut state = self.state();
         state.forget_gone();
         !state.waiting.is_empty()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> Locked<'_> {
         // Nothing that is done under this lock can leave it half done.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        Locked { state: self.state.lock().unwrap_or_else(PoisonError::into_inner), queued: &self.queued }
+    }
+}
+
+/// The state, and how many are queued when it is given back.
+struct Locked<'a> {
+    state: MutexGuard<'a, State>,
+    queued: &'a AtomicUsize,
+}
+
+impl Deref for Locked<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.queued.store(self.state.waiting.len(), Ordering::SeqCst);
     }
 }
 
@@ -154,6 +190,19 @@ mod tests {
         drop(second);
         assert_eq!(open(&slots), 0);
         assert!(!slots.is_awaited() && slots.take().is_some());
+    }
+
+    #[tokio::test]
+    async fn what_became_free_before_anybody_waited_is_not_waited_for() {
+        let slots = Slots::new(1);
+        // All were taken when it was looked for.
+        let slot = slots.take().unwrap();
+        assert!(slots.take().is_none());
+        drop(slot);
+        let Ok(Grant::Slot(slot)) = slots.queue(Reuse::Never).await else { panic!("nothing granted") };
+        assert_eq!((open(&slots), slots.is_awaited()), (1, false));
+        drop(slot);
+        assert_eq!(open(&slots), 0);
     }
 
     #[tokio::test]

@@ -3,7 +3,7 @@
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -31,6 +31,10 @@ pub(super) struct Wire {
     plain: AtomicBool,
     /// What comes is not read any more.
     given_up: AtomicBool,
+    /// How many bytes have left.
+    written: AtomicU64,
+    /// Nothing can be written any more.
+    closed: AtomicBool,
 }
 
 impl Wire {
@@ -59,11 +63,24 @@ impl Wire {
         self.given_up.store(true, Ordering::Release);
     }
 
+    /// How many bytes have left since it opened.
+    pub(super) fn written(&self) -> u64 {
+        self.written.load(Ordering::Acquire)
+    }
+
+    /// Whether it is closed for good.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
     fn wrote(&self, result: io::Result<usize>, whole: usize) -> io::Result<usize> {
         match result {
             Ok(written) => {
                 if written > 0 {
                     self.sent.store(true, Ordering::Release);
+                    // Nobody else writes.
+                    let before = self.written.load(Ordering::Relaxed);
+                    self.written.store(before + written as u64, Ordering::Release);
                 }
                 Ok(written)
             }
@@ -84,6 +101,12 @@ impl Wire {
 impl<T> Stream<T> {
     pub(super) fn new(inner: T, wire: Arc<Wire>) -> Self {
         Self { inner, wire }
+    }
+}
+
+impl<T> Drop for Stream<T> {
+    fn drop(&mut self) {
+        self.wire.closed.store(true, Ordering::Release);
     }
 }
 

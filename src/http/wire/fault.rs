@@ -45,7 +45,7 @@ impl Fault {
     }
 
     /// The limit that was reached.
-    pub(super) fn limit(self) -> Option<Limit> {
+    pub(in crate::http) fn limit(self) -> Option<Limit> {
         match self {
             Self::Malformed(_) | Self::Expectation => None,
             Self::HeadTooLarge => Some(Limit::MaxHeaderSize),

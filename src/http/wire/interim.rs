@@ -1,7 +1,7 @@
 //! Interim answers: what an upstream says before it answers (RFC 9110, 15.2).
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
@@ -24,6 +24,8 @@ pub struct Interim {
 /// What waits to be written between two flushes.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
+    /// The exchange that is not answered yet; 0 where there is none.
+    open: AtomicU64,
     /// Whether any waits.
     is_any: AtomicBool,
     state: Mutex<State>,
@@ -31,11 +33,9 @@ pub(super) struct Waiting {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The exchange that they are of.
-    exchange: u64,
-    /// Its answer has begun: no more of them are taken.
-    is_answered: bool,
-    answers: VecDeque<Bytes>,
+    /// Each with the exchange that it is of.
+    answers: VecDeque<(u64, Bytes)>,
+    /// Of the connection.
     waker: Option<Waker>,
 }
 
@@ -51,13 +51,18 @@ impl Interim {
             return;
         }
         let mut state = self.waiting.lock();
-        if state.exchange != self.exchange || state.is_answered || state.answers.len() >= WAITING {
+        if self.waiting.open.load(Ordering::Acquire) != self.exchange {
             return;
         }
-        state.answers.push_back(written(status, headers));
+        // Those of exchanges before are late for good.
+        state.answers.retain(|(exchange, _)| *exchange == self.exchange);
+        if state.answers.len() >= WAITING {
+            return;
+        }
+        state.answers.push_back((self.exchange, written(status, headers)));
         self.waiting.is_any.store(true, Ordering::Relaxed);
-        if let Some(waker) = state.waker.take() {
-            waker.wake();
+        if let Some(waker) = &state.waker {
+            waker.wake_by_ref();
         }
     }
 }
@@ -65,26 +70,23 @@ impl Interim {
 impl Waiting {
     /// From here on there may be some for this exchange.
     pub(super) fn begin(&self, exchange: u64) {
-        let mut state = self.lock();
-        (state.exchange, state.is_answered) = (exchange, false);
-        state.answers.clear();
-        self.is_any.store(false, Ordering::Relaxed);
+        self.open.store(exchange, Ordering::Release);
     }
 
     /// The answer of the exchange is known: what waits goes before it, and no more is taken.
     pub(super) fn end(&self) {
-        self.lock().is_answered = true;
+        self.open.store(0, Ordering::Release);
     }
 
-    /// The exchange under way, when nothing of the one before is left to be written. `waker` is woken when there is
-    /// something to write.
-    pub(super) fn wait(&self, waker: &Waker) -> u64 {
-        let mut state = self.lock();
-        if !state.is_answered && !state.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
-            state.waker = Some(waker.clone());
-        }
-        // What would come after the answer has begun would be part of it.
-        if state.is_answered { 0 } else { state.exchange }
+    /// From here on this is who is woken when there is something to write.
+    pub(super) fn wake(&self, waker: &Waker) {
+        self.lock().waker = Some(waker.clone());
+    }
+
+    /// The exchange under way, when nothing of the one before is left to be written. What would come after its answer has
+    /// begun would be part of that: then it is 0.
+    pub(super) fn open(&self) -> u64 {
+        self.open.load(Ordering::Acquire)
     }
 
     /// What is to be written before anything else of this exchange.
@@ -93,9 +95,13 @@ impl Waiting {
             return None;
         }
         let mut state = self.lock();
-        let next = if state.exchange == exchange { state.answers.pop_front() } else { None };
+        while state.answers.front().is_some_and(|(of, _)| *of < exchange) {
+            state.answers.pop_front();
+        }
+        let is_next = state.answers.front().is_some_and(|(of, _)| *of == exchange);
+        let next = if is_next { state.answers.pop_front() } else { None };
         self.is_any.store(!state.answers.is_empty(), Ordering::Relaxed);
-        next
+        next.map(|(_, answer)| answer)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -11,10 +11,14 @@ mod chunks;
 mod fault;
 mod head;
 mod interim;
+mod line;
 mod message;
 mod stream;
 
 pub use self::fault::{Fault, fault_of};
+pub(super) use self::head::{check_target, judge_trailer_fields};
 pub use self::interim::Interim;
+pub use self::line::Exchange;
+pub(super) use self::line::{Begun, Line};
 pub use self::message::Message;
-pub(super) use self::stream::{Line, Stream};
+pub(super) use self::stream::Stream;

@@ -2,20 +2,18 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout_at};
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use super::fault::Fault;
-use super::interim::{Interim, Waiting};
+use super::line::Line;
 use super::message::Message;
 use crate::http::limits::Limits;
-use crate::http::socket::read_on;
 use crate::http::usage::Usage;
 use crate::telemetry::limits::Limit;
 
@@ -24,78 +22,6 @@ const STAND_IN: &[u8] = b"GET / HTTP/1.1\r\nhost: -\r\nconnection: close\r\n\r\n
 
 /// How much may come before it is known what protocol it is of.
 const EARLY: usize = 64 << 10;
-
-/// How long what a client still sends is read on after the last answer, and how long it may pause.
-const LINGER: Duration = Duration::from_secs(30);
-const LINGER_PAUSE: Duration = Duration::from_secs(2);
-
-/// What the stream, and whoever answers, know of one connection.
-#[derive(Debug)]
-pub(in crate::http) struct Line<S> {
-    /// The number of the request that is refused, counted from 1, and why.
-    refused: OnceLock<(u64, Fault)>,
-    /// How many exchanges have begun.
-    exchanges: AtomicU64,
-    /// How many requests have come whole.
-    whole: AtomicU64,
-    /// Whether it carries something else than HTTP by now.
-    is_switched: AtomicBool,
-    interim: Arc<Waiting>,
-    /// The socket, once all is written.
-    ended: Mutex<Option<S>>,
-}
-
-impl<S> Line<S> {
-    pub(in crate::http) fn new() -> Arc<Self> {
-        Arc::new(Self {
-            refused: OnceLock::new(),
-            exchanges: AtomicU64::new(0),
-            whole: AtomicU64::new(0),
-            is_switched: AtomicBool::new(false),
-            interim: Arc::default(),
-            ended: Mutex::new(None),
-        })
-    }
-
-    /// Begins the next exchange, and gives its number. A fault where the request is none.
-    pub(in crate::http) fn begin(&self) -> (u64, Result<Interim, Fault>) {
-        let number = self.exchanges.fetch_add(1, Ordering::Relaxed) + 1;
-        match self.refused.get() {
-            Some((refused, fault)) if *refused == number => (number, Err(*fault)),
-            _ => {
-                self.interim.begin(number);
-                (number, Ok(Interim::new(number, Arc::clone(&self.interim))))
-            }
-        }
-    }
-
-    /// Whether any exchange has begun.
-    pub(in crate::http) fn has_begun(&self) -> bool {
-        self.exchanges.load(Ordering::Relaxed) > 0
-    }
-
-    /// The answer of an exchange begins. Says whether the connection can go on after it: not where some of the request
-    /// is still to come, or where it was to become something else.
-    pub(in crate::http) fn answer(&self, number: u64, switches: bool) -> bool {
-        self.interim.end();
-        if switches {
-            self.is_switched.store(true, Ordering::Release);
-        }
-        switches || self.whole.load(Ordering::Relaxed) >= number
-    }
-}
-
-impl<S: AsyncRead + Unpin> Line<S> {
-    /// Reads on what a client still sends after the last answer, for a while.
-    ///
-    /// The process ends no later for it: where `is_stopping`, one pause is all.
-    pub(in crate::http) async fn linger(&self, is_stopping: bool) {
-        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(mut socket) = ended else { return };
-        let deadline = Instant::now() + if is_stopping { LINGER_PAUSE } else { LINGER };
-        let _ = timeout_at(deadline, read_on(&mut socket, LINGER_PAUSE)).await;
-    }
-}
 
 /// A client's socket, of which hyper sees whole and sound requests only.
 pub(in crate::http) struct Stream<S> {
@@ -120,6 +46,10 @@ pub(in crate::http) struct Stream<S> {
     interim: Bytes,
     /// Runs while the client takes nothing of what is to be written.
     stuck: Option<Pin<Box<Sleep>>>,
+    /// Whether nothing is left to be written.
+    is_flushed: bool,
+    /// Who is woken, by interim answers and by the timer of `patience`.
+    waker: Option<Waker>,
 }
 
 /// Nothing more is read.
@@ -133,8 +63,20 @@ enum End {
     Shut,
 }
 
+/// What a client is waited for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Awaited {
+    /// The head of its next request, of which nothing has come.
+    Request,
+    /// The rest of a head; or any, on a new connection.
+    Head,
+    /// More of a body.
+    Body,
+}
+
 /// How long a client has been waited for.
 struct Patience {
+    what: Awaited,
     /// Since when it has been, in this head or body.
     since: Option<Instant>,
     /// How long it was before, in this body.
@@ -142,27 +84,48 @@ struct Patience {
     /// How many bytes of the body have come.
     bytes: u64,
     timer: Option<Pin<Box<Sleep>>>,
+    /// Whether it was polled since it was set, or since somebody else is woken.
+    is_polled: bool,
 }
 
 impl<S> Stream<S> {
-    pub(in crate::http) fn new(socket: S, limits: Limits, usage: Arc<Usage>, line: Arc<Line<S>>) -> Self {
-        // The first head is waited for from the beginning.
-        let patience = Patience { since: Some(Instant::now()), waited: Duration::ZERO, bytes: 0, timer: None };
+    /// `read` was read from the socket before; the first head is waited for since then.
+    pub(in crate::http) fn new(
+        socket: S,
+        (read, since): (BytesMut, Instant),
+        limits: Limits,
+        usage: Arc<Usage>,
+        line: Arc<Line<S>>,
+    ) -> Self {
+        let (what, since) = (Awaited::Head, Some(since));
+        let patience = Patience { what, since, waited: Duration::ZERO, bytes: 0, timer: None, is_polled: false };
         Self {
             socket: Some(socket),
             line,
             usage,
             message: Message::new(limits),
-            held: BytesMut::new(),
+            is_new: !read.is_empty(),
+            held: read,
             ready: 0,
-            is_new: false,
             requests: 0,
             end: None,
             patience,
             clear_for: 0,
             interim: Bytes::new(),
             stuck: None,
+            is_flushed: true,
+            waker: None,
         }
+    }
+
+    /// Takes note of who is woken.
+    fn known(&mut self, cx: &Context<'_>) {
+        if self.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            return;
+        }
+        self.waker = Some(cx.waker().clone());
+        self.line.interim().wake(cx.waker());
+        self.patience.is_polled = false;
     }
 
     fn socket(&mut self) -> io::Result<Pin<&mut S>>
@@ -175,7 +138,7 @@ impl<S> Stream<S> {
     /// Takes note of bytes that go on.
     fn passed(&mut self, was_between: bool, bytes: usize) {
         self.requests += u64::from(was_between);
-        self.line.whole.store(self.requests - u64::from(!self.message.is_between()), Ordering::Relaxed);
+        self.line.came(self.requests - u64::from(!self.message.is_between()));
         self.patience.moved(was_between, self.message.is_in_body(), bytes as u64);
     }
 
@@ -188,8 +151,7 @@ impl<S> Stream<S> {
             self.end = Some(End::Broken(fault));
             return;
         }
-        // Nothing is read any more, so this is the only one.
-        let _ = self.line.refused.set((self.requests + 1, fault));
+        self.line.refuse(self.requests + 1, fault);
         self.held = BytesMut::from(STAND_IN);
         self.ready = STAND_IN.len();
         self.end = Some(End::Refused);
@@ -237,39 +199,62 @@ impl<S> Stream<S> {
         }
     }
 
-    /// Waits no longer than a client may take.
-    fn poll_patience(&mut self, cx: &mut Context<'_>) -> Poll<Fault> {
-        let limits = self.message.limits();
-        let is_first = self.requests == 0;
-        let (deadline, fault) = if self.message.is_in_body() {
-            let since = *self.patience.since.get_or_insert_with(Instant::now);
-            let earned = Duration::from_secs(self.patience.bytes / limits.min_body_rate.max(1));
-            let left = (limits.body_timeout + earned).saturating_sub(self.patience.waited);
-            let fault = if left < limits.body_timeout { Fault::BodyTooSlow } else { Fault::BodyPaused };
-            (since + left.min(limits.body_timeout), fault)
-        } else if is_first || !self.held.is_empty() && !self.message.is_elsewhere() {
-            let since = *self.patience.since.get_or_insert_with(Instant::now);
-            (since + limits.header_timeout, Fault::HeadTooSlow)
+    /// What the client is waited for, if it is.
+    fn awaited(&self) -> Option<Awaited> {
+        if self.message.is_in_body() {
+            Some(Awaited::Body)
+        } else if self.requests == 0 || !self.held.is_empty() && !self.message.is_elsewhere() {
+            Some(Awaited::Head)
+        } else if self.is_flushed && self.line.is_idle() {
+            Some(Awaited::Request)
         } else {
-            // How long it may be silent between two requests is hyper's to see to.
-            return Poll::Pending;
-        };
-        let timer = self.patience.timer.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
-        if deadline < timer.deadline() {
-            timer.as_mut().reset(deadline);
+            None
         }
-        loop {
-            ready!(timer.as_mut().poll(cx));
-            // It was set for something that was over sooner.
-            if deadline <= timer.deadline() {
-                return Poll::Ready(fault);
+    }
+
+    /// Waits no longer than a client may take. Nothing is wrong where a client has no more requests.
+    fn poll_patience(&mut self, cx: &mut Context<'_>) -> Poll<Option<Fault>> {
+        let Some(what) = self.awaited() else { return Poll::Pending };
+        if what != std::mem::replace(&mut self.patience.what, what) {
+            self.patience.since = None;
+        }
+        let since = *self.patience.since.get_or_insert_with(Instant::now);
+        let limits = self.message.limits();
+        let (patience, fault) = match what {
+            Awaited::Request => (limits.idle_timeout, None),
+            Awaited::Head => (limits.header_timeout, Some(Fault::HeadTooSlow)),
+            Awaited::Body => {
+                let (patience, fault) = limits.patience_in_body(self.patience.waited, self.patience.bytes);
+                (patience, Some(fault))
             }
-            timer.as_mut().reset(deadline);
-        }
+        };
+        self.known(cx);
+        self.patience.poll_until(since + patience, cx).map(|()| fault)
     }
 }
 
 impl Patience {
+    fn poll_until(&mut self, deadline: Instant, cx: &mut Context<'_>) -> Poll<()> {
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
+        if deadline < timer.deadline() {
+            timer.as_mut().reset(deadline);
+            self.is_polled = false;
+        }
+        // It wakes whom it was polled for.
+        if self.is_polled && !timer.is_elapsed() {
+            return Poll::Pending;
+        }
+        self.is_polled = true;
+        loop {
+            ready!(timer.as_mut().poll(cx));
+            // It was set for something that was over sooner.
+            if deadline <= timer.deadline() {
+                return Poll::Ready(());
+            }
+            timer.as_mut().reset(deadline);
+        }
+    }
+
     fn moved(&mut self, is_head: bool, is_in_body: bool, bytes: u64) {
         let since = self.since.take();
         if is_head || !is_in_body {
@@ -285,7 +270,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Stream<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
         loop {
-            let is_switched = this.line.is_switched.load(Ordering::Acquire);
+            let is_switched = this.line.is_switched();
             if is_switched {
                 this.ready = this.held.len();
             }
@@ -294,6 +279,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for Stream<S> {
                 buf.put_slice(&this.held[..some]);
                 this.held.advance(some);
                 this.ready -= some;
+                if this.held.is_empty() {
+                    // Seldom is anything held: a connection that waits keeps no room for it.
+                    this.held = BytesMut::new();
+                }
                 return Poll::Ready(Ok(()));
             }
             if is_switched {
@@ -313,14 +302,18 @@ impl<S: AsyncRead + Unpin> AsyncRead for Stream<S> {
             }
             let before = buf.filled().len();
             if this.socket()?.poll_read(cx, buf)?.is_pending() {
-                let fault = ready!(this.poll_patience(cx));
-                if this.requests == 0 && this.held.is_empty() {
+                match ready!(this.poll_patience(cx)) {
                     // It never said a word.
-                    this.usage.exceeded(Limit::HeaderTimeout);
-                    return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+                    Some(fault) if this.requests == 0 && this.held.is_empty() => {
+                        fault.limit().into_iter().for_each(|limit| this.usage.exceeded(limit));
+                    }
+                    Some(fault) => {
+                        this.refuse(fault);
+                        continue;
+                    }
+                    None => this.usage.exceeded(Limit::IdleTimeout),
                 }
-                this.refuse(fault);
-                continue;
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
             if buf.filled().len() == before {
                 return Poll::Ready(Ok(()));
@@ -350,7 +343,7 @@ impl<S: AsyncWrite + Unpin> Stream<S> {
                 }
                 self.interim.advance(written);
             }
-            match self.line.interim.take(self.clear_for) {
+            match self.line.interim().take(self.clear_for) {
                 Some(next) => self.interim = next,
                 None => return Poll::Ready(Ok(())),
             }
@@ -366,7 +359,7 @@ impl<S: AsyncWrite + Unpin> Stream<S> {
         if self.poll_interim(cx)?.is_pending() {
             return self.poll_taken(cx, Poll::Pending);
         }
-        self.clear_for = 0;
+        (self.clear_for, self.is_flushed) = (0, false);
         let written = write(self.socket()?, cx);
         self.poll_taken(cx, written)
     }
@@ -374,7 +367,7 @@ impl<S: AsyncWrite + Unpin> Stream<S> {
     /// Whoever takes nothing of an answer for as long as a body may pause is not there: the upstream's connection is not
     /// kept for it.
     fn poll_taken(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        if written.is_ready() || self.line.is_switched.load(Ordering::Acquire) {
+        if written.is_ready() || self.line.is_switched() {
             self.stuck = None;
             return written;
         }
@@ -404,15 +397,29 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Stream<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         // It is hyper that flushes, when nothing of its own is left to write.
-        self.clear_for = self.line.interim.wait(cx.waker());
+        self.known(cx);
+        self.clear_for = self.line.interim().open();
         if self.poll_interim(cx)?.is_pending() {
             return self.poll_taken(cx, Poll::Pending).map_ok(|_| ());
         }
-        self.socket()?.poll_flush(cx)
+        let flushed = self.socket()?.poll_flush(cx)?;
+        if flushed.is_pending() {
+            // What is encrypted is held until then.
+            return self.poll_taken(cx, Poll::Pending).map_ok(|_| ());
+        }
+        (self.is_flushed, self.stuck) = (true, None);
+        // hyper may have tried to read before, and does not when this was the last thing to do.
+        if self.awaited() == Some(Awaited::Request) && self.poll_patience(cx).is_ready() {
+            cx.waker().wake_by_ref();
+        }
+        Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.socket()?.poll_shutdown(cx))?;
+        if self.socket()?.poll_shutdown(cx)?.is_pending() {
+            // The last words of an encrypted connection are to be written too.
+            return self.poll_taken(cx, Poll::Pending).map_ok(|_| ());
+        }
         self.end = Some(End::Shut);
         Poll::Ready(Ok(()))
     }
@@ -422,7 +429,7 @@ impl<S> Drop for Stream<S> {
     fn drop(&mut self) {
         // One that failed is of no use.
         if let Some(End::Shut) = self.end {
-            *self.line.ended.lock().unwrap_or_else(PoisonError::into_inner) = self.socket.take();
+            self.line.end(self.socket.take());
         }
     }
 }

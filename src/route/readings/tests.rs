@@ -141,6 +141,20 @@ fn what_a_route_spells_out_is_meant() {
 }
 
 #[test]
+fn a_route_of_the_requests_host_is_not_reached_around_by_one_of_any() {
+    for (of_host, of_any) in [("/a/", "/a"), ("/a", "/a/")] {
+        let mut routes = [routed("host", &[Method::POST], Some("a.example"), of_host)].to_vec();
+        routes.push(routed("any", &[Method::POST], None, of_any));
+        routes[1].policy.mode = Mode::Pass;
+        let router = Router::new(routes).unwrap();
+        assert_eq!(chosen(&router, of_any), Err(Twist::Slash));
+        assert_eq!(chosen(&router, of_host), Ok(Some("host".to_owned())));
+        let elsewhere = router.choose(&Method::POST, Some("b.example"), of_any).unwrap();
+        assert_eq!(&*elsewhere.unwrap().name, "any");
+    }
+}
+
+#[test]
 fn a_rest_that_may_be_empty_is_not_reached_around() {
     let router = router(&[("/a", Mode::Protect), ("/a/{*rest}", Mode::Pass), ("/b/{*rest}", Mode::Protect)]);
     assert_eq!(chosen(&router, "/a/"), Err(Twist::Slash));

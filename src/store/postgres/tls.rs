@@ -10,12 +10,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{verify_server_cert_signed_by_trust_anchor, verify_server_name};
-use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::server::ParsedCertificate;
-use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::ClientConfig;
+use rustls::pki_types::{CertificateDer, ServerName};
 use sha2::{Digest, Sha256, Sha384, Sha512};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
@@ -23,131 +19,6 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream as RustlsStream;
 use x509_cert::Certificate;
 use x509_cert::der::Decode as _;
-
-/// What a server must prove.
-#[derive(Debug)]
-pub enum Trust {
-    /// Nothing: it may be anybody's.
-    Anybody,
-    /// That one of these vouches for its certificate.
-    Certificate(Roots),
-    /// That one of these vouches for its certificate, which names the host that it was reached by.
-    Host(Roots),
-}
-
-/// Who vouches for servers.
-#[derive(Debug)]
-pub struct Roots {
-    store: RootCertStore,
-    /// The same as they are: a server may have one of them itself.
-    own: Vec<CertificateDer<'static>>,
-}
-
-impl Roots {
-    /// Takes those that can be read; nothing where none can.
-    #[must_use]
-    pub fn of(certificates: Vec<CertificateDer<'static>>) -> Option<Self> {
-        let mut store = RootCertStore::empty();
-        let (added, _) = store.add_parsable_certificates(certificates.iter().cloned());
-        (added > 0).then_some(Self { store, own: certificates })
-    }
-}
-
-/// What proves to a server who connects: certificates, that of the client first, and its key.
-pub type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
-
-/// The settings of encrypted connections.
-///
-/// # Errors
-/// Where the certificate and the key of `identity` cannot be used, or are not of each other.
-pub fn client(trust: Trust, identity: Option<Identity>) -> Result<ClientConfig, rustls::Error> {
-    let provider = Arc::new(ring::default_provider());
-    let verifier = Verifier { trust, algorithms: provider.signature_verification_algorithms };
-    let builder = builder(provider)?.dangerous().with_custom_certificate_verifier(Arc::new(verifier));
-    let mut config = match identity {
-        Some((certificates, key)) => builder.with_client_auth_cert(certificates, key)?,
-        None => builder.with_no_client_auth(),
-    };
-    // Asked for by servers that are spoken to without being asked first whether they encrypt.
-    config.alpn_protocols = vec![b"postgresql".to_vec()];
-    Ok(config)
-}
-
-fn builder(
-    provider: Arc<CryptoProvider>,
-) -> Result<rustls::ConfigBuilder<ClientConfig, rustls::WantsVerifier>, rustls::Error> {
-    ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()
-}
-
-#[derive(Debug)]
-struct Verifier {
-    trust: Trust,
-    algorithms: WebPkiSupportedAlgorithms,
-}
-
-impl ServerCertVerifier for Verifier {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        server_name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        let (roots, is_named) = match &self.trust {
-            Trust::Anybody => return Ok(ServerCertVerified::assertion()),
-            Trust::Certificate(roots) => (roots, false),
-            Trust::Host(roots) => (roots, true),
-        };
-        let certificate = ParsedCertificate::try_from(end_entity)?;
-        if roots.own.iter().any(|own| **own == **end_entity) {
-            // A certificate that signed itself is mostly marked as an authority's, which none of a server may be.
-            check_validity(end_entity, now)?;
-        } else {
-            let algorithms = self.algorithms.all;
-            verify_server_cert_signed_by_trust_anchor(&certificate, &roots.store, intermediates, now, algorithms)?;
-        }
-        if is_named {
-            verify_server_name(&certificate, server_name)?;
-        }
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, certificate, signed, &self.algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, certificate, signed, &self.algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.algorithms.supported_schemes()
-    }
-}
-
-fn check_validity(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<(), CertificateError> {
-    let certificate = Certificate::from_der(certificate).map_err(|_| CertificateError::BadEncoding)?;
-    let validity = certificate.tbs_certificate.validity;
-    let now = now.as_secs();
-    if now < validity.not_before.to_unix_duration().as_secs() {
-        return Err(CertificateError::NotValidYet);
-    }
-    if now > validity.not_after.to_unix_duration().as_secs() {
-        return Err(CertificateError::Expired);
-    }
-    Ok(())
-}
 
 /// Encrypts connections for tokio-postgres; none where there is nothing to encrypt with, for which `sslmode` has to be
 /// off.
@@ -158,7 +29,11 @@ impl Encryptor {
     /// With these settings.
     #[must_use]
     pub fn new(config: Option<ClientConfig>) -> Self {
-        Self(config.map(|config| Arc::new(config).into()))
+        Self(config.map(|mut config| {
+            // Asked for by servers that are spoken to without being asked first whether they encrypt.
+            config.alpn_protocols = vec![b"postgresql".to_vec()];
+            Arc::new(config).into()
+        }))
     }
 }
 
@@ -265,86 +140,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Encrypted<S> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use rustls::pki_types::pem::PemObject as _;
 
     use super::*;
-
-    /// Signed by itself and marked as an authority's, for `db.example` and 192.0.2.1, from [`BEGIN`] to [`END`].
-    const OWN: &str = "\
------BEGIN CERTIFICATE-----
-MIIBjDCCATKgAwIBAgIUQzWD/+gh6ZcbOxJzqJb0xvKV/lcwCgYIKoZIzj0EAwIw
-DTELMAkGA1UEAwwCZGIwHhcNMjYxMTIxMDcxNDEwWhcNMzYxMTE4MDcxNDEwWjAN
-MQswCQYDVQQDDAJkYjBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABO2zIHP8P3N+
-Dfs566EQv/CW8TKT2DipfaDBlVaRS4fK9KlwA3B1EK9JO7hPYS6Bu4UIG8rhypKc
-nt5m9JKMdEOjcDBuMB0GA1UdDgQWBBQYZtvBNwLOQgMtzOj34OPaWvoOKjAfBgNV
-HSMEGDAWgBQYZtvBNwLOQgMtzOj34OPaWvoOKjAPBgNVHRMBAf8EBTADAQH/MBsG
-A1UdEQQUMBKCCmRiLmV4YW1wbGWHBMAAAgEwCgYIKoZIzj0EAwIDSAAwRQIhAODN
-UkYfW8jbkWsLRyL+kPfhrCAn5EBvQiAaso+mBOb1AiAnalICh4biEFWkKjiKXM8p
-ZfDVPda/OqSmGASpWlYc9w==
------END CERTIFICATE-----
-";
-
-    /// Signed by itself, for nobody.
-    const OTHER: &str = "\
------BEGIN CERTIFICATE-----
-MIIBdTCCARugAwIBAgIULLZwm5t6vE5NLda0RaqRAZ3YxwowCgYIKoZIzj0EAwIw
-EDEOMAwGA1UEAwwFb3RoZXIwHhcNMjYxMTIxMDcxNDEwWhcNMzYxMTE4MDcxNDEw
-WjAQMQ4wDAYDVQQDDAVvdGhlcjBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABERi
-qr/bX7wLI9AqA2grL6lh7Bfe4T9IS74IMjt2KdhYn3ZYKS14ubriMbT24vKnNLQH
-YcyI2fOeXsozSUwjFmmjUzBRMB0GA1UdDgQWBBTA/nTKFgmA7dPN72zM458Y8UYn
-3zAfBgNVHSMEGDAWgBTA/nTKFgmA7dPN72zM458Y8UYn3zAPBgNVHRMBAf8EBTAD
-AQH/MAoGCCqGSM49BAMCA0gAMEUCIGlt+t+CdEqo8wMc2coUzrZPNkUYVS+fm2/2
-/Q0Ilk+CAiEAmX0tGWZzpOMD70huk7KfGYfPgY4hGr4wFRMzTM81EfQ=
------END CERTIFICATE-----
-";
-
-    const BEGIN: u64 = 1_795_245_250;
-    const END: u64 = BEGIN + 3650 * 86_400;
-
-    fn certificate(pem: &str) -> CertificateDer<'static> {
-        CertificateDer::from_pem_slice(pem.as_bytes()).unwrap()
-    }
-
-    fn verify(trust: Trust, name: &'static str, at: u64) -> Result<(), CertificateError> {
-        let verifier = Verifier { trust, algorithms: ring::default_provider().signature_verification_algorithms };
-        let (name, now) = (ServerName::try_from(name).unwrap(), UnixTime::since_unix_epoch(Duration::from_secs(at)));
-        match verifier.verify_server_cert(&certificate(OWN), &[], &name, &[], now) {
-            Ok(_) => Ok(()),
-            Err(rustls::Error::InvalidCertificate(error)) => Err(error),
-            Err(error) => panic!("{error}"),
-        }
-    }
-
-    #[test]
-    fn a_certificate_among_the_roots_is_believed_in_its_time_and_for_its_names() {
-        let own = || Roots::of(vec![certificate(OTHER), certificate(OWN)]).unwrap();
-        for name in ["db.example", "192.0.2.1"] {
-            for at in [BEGIN, END - 86_400] {
-                assert_eq!(verify(Trust::Host(own()), name, at), Ok(()));
-            }
-        }
-        assert_eq!(verify(Trust::Certificate(own()), "other.example", BEGIN), Ok(()));
-        assert!(verify(Trust::Host(own()), "other.example", BEGIN).is_err());
-        assert!(verify(Trust::Host(own()), "db.example.other", BEGIN).is_err());
-        assert_eq!(verify(Trust::Host(own()), "db.example", BEGIN - 1), Err(CertificateError::NotValidYet));
-        assert_eq!(verify(Trust::Certificate(own()), "db.example", END + 86_400), Err(CertificateError::Expired));
-    }
-
-    #[test]
-    fn nobody_else_is_believed_unless_anybody_is() {
-        let other = || Roots::of(vec![certificate(OTHER)]).unwrap();
-        assert!(verify(Trust::Certificate(other()), "db.example", BEGIN).is_err());
-        assert!(verify(Trust::Host(other()), "db.example", BEGIN).is_err());
-        assert_eq!(verify(Trust::Anybody, "other.example", END + 86_400), Ok(()));
-        assert!(Roots::of(Vec::new()).is_none());
-        assert!(Roots::of(vec![CertificateDer::from(vec![1, 2, 3])]).is_none());
-    }
+    use crate::tls::tests::OWN;
 
     #[test]
     fn a_login_is_bound_to_the_whole_certificate() {
-        assert_eq!(end_point(&certificate(OWN)), Some(Sha256::digest(certificate(OWN)).to_vec()));
+        let certificate = CertificateDer::from_pem_slice(OWN.as_bytes()).unwrap();
+        assert_eq!(end_point(&certificate), Some(Sha256::digest(&certificate).to_vec()));
         assert_eq!(end_point(&CertificateDer::from(vec![1, 2, 3])), None);
     }
 }

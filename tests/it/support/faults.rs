@@ -1,4 +1,5 @@
-//! Faults of the disk and of the clock in a real process: libraries that are preloaded into the gate (`shim/`).
+//! Faults of the disk and of the clock in a real process, and names that it knows: libraries that are preloaded into the
+//! gate (`shim/`).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -38,6 +39,12 @@ pub fn shim() -> &'static Path {
 pub fn clock_shim() -> &'static Path {
     static SHIM: OnceLock<PathBuf> = OnceLock::new();
     SHIM.get_or_init(|| compiled("clock"))
+}
+
+/// The library that gives a process the name `several.test`, compiled once.
+pub fn names_shim() -> &'static Path {
+    static SHIM: OnceLock<PathBuf> = OnceLock::new();
+    SHIM.get_or_init(|| compiled("names"))
 }
 
 /// The library of this name.

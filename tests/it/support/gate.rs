@@ -1,6 +1,6 @@
 //! The real binary, `oncegate serve`, as a process of its own.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
@@ -10,7 +10,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::client::{Request, Response};
-use super::faults::{Fault, clock_shim, shim};
+use super::faults::{Fault, clock_shim, names_shim, shim};
 use super::process::Process;
 use super::store;
 use super::upstream::Upstream;
@@ -305,6 +305,12 @@ impl Plan {
     pub fn clock_off_by(self, seconds: i64) -> Self {
         let shim = clock_shim().display().to_string();
         self.env("LD_PRELOAD", shim).env("CLOCK_OFFSET", seconds.to_string())
+    }
+
+    /// Gives the process a name, `several.test`, that has all of these addresses.
+    pub fn knows(self, addresses: &[IpAddr]) -> Self {
+        let list: String = addresses.iter().map(|address| format!("{address},")).collect();
+        self.env("LD_PRELOAD", names_shim().display().to_string()).env("NAMES_SEVERAL", list)
     }
 
     /// Ends the process at the `nth` call that it makes on the store's files: `before`, `torn`, `after` or `lost`.

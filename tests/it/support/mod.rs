@@ -2,15 +2,24 @@
 
 pub mod client;
 pub mod faults;
+pub mod frames;
 pub mod gate;
+pub mod h2;
+pub mod http2;
+pub mod https;
 pub mod process;
+pub mod service;
 pub mod store;
+pub mod tls;
 pub mod upstream;
 pub mod wait;
 pub mod wire;
 
 pub use client::{Client, Request, Response};
 pub use gate::{Gate, Plan};
+pub use h2::H2;
 pub use process::Process;
+pub use service::Service;
+pub use tls::{Terms, Tls};
 pub use upstream::{Reply, Upstream};
 pub use wait::{Signal, eventually};

@@ -31,7 +31,8 @@ end
 -- Where a record stands in the set: those in flight below 0, completed ones from 0, unknown ones from 2^51.
 local function score_of(state, at)
     at = math.min(at, APART / 2)
-    return state == 0 and at - APART or state == 1 and at or at + APART
+    -- In digits: the server takes longer to write a number down.
+    return string.format('%d', state == 0 and at - APART or state == 1 and at or at + APART)
 end
 
 -- What stands under a key, up to where it is too long to be given; false where nothing does. It may be an error.
@@ -82,8 +83,13 @@ local function unknown_ttl_of(record)
     return (struct.unpack('>L', record, 42))
 end
 
+-- Where its head ends and its answer begins.
+local function end_of_head(record)
+    return HEADER_BYTES + struct.unpack('>I4', record, 59)
+end
+
 local function without_answer(record)
-    return string.sub(record, 1, HEADER_BYTES + struct.unpack('>I4', record, 59))
+    return string.sub(record, 1, end_of_head(record))
 end
 
 -- What stands, as it is given: what stands alone in a list lacks its answer.
@@ -97,7 +103,7 @@ end
 -- Without its answer, in another state.
 local function turned(record, state, expires)
     return string.sub(record, 1, 16) .. string.char(state) .. string.sub(record, 18, 25) .. struct.pack('>L', expires)
-        .. string.sub(record, 34, 57) .. '\0' .. string.sub(without_answer(record), 59)
+        .. string.sub(record, 34, 57) .. '\0' .. string.sub(record, 59, end_of_head(record))
 end
 
 -- The id that a key ends with.

@@ -72,6 +72,29 @@ async fn a_set_that_is_none_keeps_claims_from_being_half_written() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_that_has_lost_its_place_is_not_run_over_and_gets_it_back() {
+    let Some(server) = servers::Redis::start() else { return };
+    let store = Redis::open(&settings(&server)).await.unwrap();
+    for number in [1, 2] {
+        assert!(matches!(store.claim(id(number), fresh(number)).await, Ok(Claim::Inserted(_))));
+    }
+    assert!(matches!(store.settle(id(1), attempt(1), complete()).await, Ok(Settled::Done { .. })));
+    let place = |number: u16| {
+        let set = Partition::of(id(number)).times();
+        server.ask(&[&b"ZSCORE"[..], &set, &id(number).0])
+    };
+    let places = [place(1), place(2)];
+    for number in [1, 2] {
+        server.ask(&[&b"DEL"[..], &Partition::of(id(number)).times()]);
+        let claimed = store.claim(id(number), fresh(number + 10)).await.unwrap();
+        assert!(matches!(claimed, Claim::Exists { .. }), "{number}: {claimed:?}");
+    }
+    assert_eq!([place(1), place(2)], places);
+    server.ask(&[&b"DEL"[..], &keys::record(id(2))]);
+    assert!(matches!(store.claim(id(2), fresh(12)).await, Ok(Claim::Inserted(_))), "a place alone is in nobody's way");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_stands_in_the_wrong_place_is_put_in_its_own() {
     let Some(server) = servers::Redis::start() else { return };
     let store = Redis::open(&settings(&server)).await.unwrap();

@@ -1,4 +1,4 @@
-//! Files of certificates and keys that parameters name.
+//! Files of certificates and keys that settings name.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -6,14 +6,21 @@ use std::path::Path;
 
 use rustls::ClientConfig;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 
-use super::Wrong;
-use crate::config::listeners::FILE_HINT;
-use crate::store::postgres::tls::{self, Identity, Roots, Trust};
+use super::listeners::FILE_HINT;
+use super::node::Wrong;
+use crate::tls::{self, Identity, Lists, Roots, Trust};
 
 /// The largest file of certificates, in bytes.
 const LARGEST_FILE: u64 = 4 << 20;
+
+/// The largest file of lists of revoked certificates, in bytes. Each handshake goes through all of a list.
+const LARGEST_LISTS: u64 = 16 << 20;
+
+/// What is said of lists that are past their time.
+pub(super) const RUN_OUT: &str =
+    "a list in it is past its next update: all that it would speak for is refused until there is a newer one";
 
 /// Who vouches for servers as far as this system knows. `parameter` would name others.
 pub(super) fn system_roots(parameter: &str, wrong: &mut Vec<Wrong>) -> Option<Roots> {
@@ -34,6 +41,27 @@ pub(super) fn roots(parameter: &str, file: &str, wrong: &mut Vec<Wrong>) -> Opti
         wrong.push(Wrong::new(format!("`{parameter}`: {file} holds no certificate")).hint("name a file in PEM"));
     }
     Some((roots?, pem))
+}
+
+/// Whom those who vouched for them do not vouch for any more, from a file; and what it holds.
+pub(super) fn lists(parameter: &str, file: &str, wrong: &mut Vec<Wrong>) -> Option<(Lists, Vec<u8>)> {
+    let pem = read_most(LARGEST_LISTS, parameter, file, wrong)?;
+    // One that cannot be read may be the one that a certificate is on.
+    let lists: Result<Lists, _> = CertificateRevocationListDer::pem_slice_iter(&pem).collect();
+    let told = match lists {
+        Ok(lists) if !lists.is_empty() => return Some((lists, pem)),
+        Ok(_) => Wrong::new(format!("`{parameter}`: {file} holds no list of revoked certificates"))
+            .hint("name a file in PEM (openssl crl -inform DER -in LIST -out FILE writes one)"),
+        Err(error) => unusable_lists(parameter, file, &error),
+    };
+    wrong.push(told);
+    None
+}
+
+/// Why the lists of a file are of no use.
+pub(super) fn unusable_lists(parameter: &str, file: &str, error: &dyn std::fmt::Display) -> Wrong {
+    Wrong::new(format!("`{parameter}`: {file} holds a list that cannot be read: {error}"))
+        .hint("name a file in PEM with whole lists (version 2), each made by who made the certificates")
 }
 
 /// What a file of certificates and a file of a key hold.
@@ -89,12 +117,17 @@ fn certificates(pem: &[u8]) -> Vec<CertificateDer<'static>> {
 }
 
 fn read(parameter: &str, file: &str, wrong: &mut Vec<Wrong>) -> Option<Vec<u8>> {
+    read_most(LARGEST_FILE, parameter, file, wrong)
+}
+
+fn read_most(most: u64, parameter: &str, file: &str, wrong: &mut Vec<Wrong>) -> Option<Vec<u8>> {
     let mut content = Vec::new();
-    let reading = File::open(Path::new(file)).and_then(|file| file.take(LARGEST_FILE + 1).read_to_end(&mut content));
+    let reading = File::open(Path::new(file)).and_then(|file| file.take(most + 1).read_to_end(&mut content));
     let unread = match reading {
-        Ok(_) if content.len() as u64 <= LARGEST_FILE => return Some(content),
-        Ok(_) => Wrong::new(format!("`{parameter}`: {file} is larger than {} MiB", LARGEST_FILE >> 20))
-            .hint("name the file in PEM"),
+        Ok(_) if content.len() as u64 <= most => return Some(content),
+        Ok(_) => {
+            Wrong::new(format!("`{parameter}`: {file} is larger than {} MiB", most >> 20)).hint("name the file in PEM")
+        }
         Err(error) => Wrong::new(format!("`{parameter}`: {file} cannot be read: {error}")).hint(FILE_HINT),
     };
     wrong.push(unread);

@@ -1,0 +1,87 @@
+//! `[server] tls`
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::ServerConfig;
+use rustls::pki_types::UnixTime;
+use rustls::server::danger::ClientCertVerifier;
+
+use super::node::{Node, Table, Wrong};
+use super::{keys, pem};
+use crate::http::door::{Files, Secure};
+use crate::tls::{self, Roots};
+
+/// Reads `tls`, and the files that it names.
+pub(super) fn read(server: &Table<'_>) -> Option<Secure> {
+    server.get("tls")?;
+    let table = server.table("tls", &keys::TLS);
+    let file = |key: &str| table.read(key, Node::filled).map(PathBuf::from);
+    for key in ["cert", "key"] {
+        if table.get(key).is_none() {
+            table.report(key, Wrong::new("is missing").hint("name a file in PEM"));
+        }
+    }
+    let (client_ca, client_crl) = (file("client_ca"), file("client_crl"));
+    if client_crl.is_some() && table.get("client_ca").is_none() {
+        let useless = Wrong::new("`client_crl` is of no use where no client needs a certificate");
+        table.report("client_crl", useless.hint("name who signs them: client_ca = \"FILE\", or remove it"));
+        return None;
+    }
+    let files = Files { cert: file("cert")?, key: file("key")?, client_ca, client_crl };
+    match config(&files) {
+        Ok((config, have_run_out)) => {
+            if have_run_out {
+                table.advise("client_crl", pem::RUN_OUT.to_owned());
+            }
+            Some(Secure { files, config })
+        }
+        Err(wrong) => {
+            wrong.into_iter().for_each(|wrong| server.report("tls", wrong));
+            None
+        }
+    }
+}
+
+/// Reads the files of `[server] tls` again, or says what is wrong with them.
+///
+/// # Errors
+/// They cannot be used, for this reason.
+pub fn reread(files: &Files) -> Result<Arc<ServerConfig>, String> {
+    config(files)
+        .map(|(config, _)| config)
+        .map_err(|wrong| wrong.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
+}
+
+/// What the files come to, and whether a list of revoked certificates is past its time.
+fn config(files: &Files) -> Result<(Arc<ServerConfig>, bool), Vec<Wrong>> {
+    let mut wrong = Vec::new();
+    let text = |path: &PathBuf| Some(path.display().to_string());
+    let identity = pem::identity(("cert", text(&files.cert)), ("key", text(&files.key)), &mut wrong);
+    let clients = files.client_ca.as_ref().and_then(|file| {
+        let (roots, _) = pem::roots("client_ca", &file.display().to_string(), &mut wrong)?;
+        clients(roots, files.client_crl.as_deref(), &mut wrong)
+    });
+    let (Some((identity, _)), true) = (identity, wrong.is_empty()) else { return Err(wrong) };
+    let (clients, have_run_out) = clients.unzip();
+    let made = tls::server(identity, clients).map(|config| (Arc::new(config), have_run_out.unwrap_or_default()));
+    made.map_err(|error| {
+        let unusable = Wrong::new(format!("`cert` and `key` cannot be used: {error}"));
+        vec![
+            unusable.hint(
+                "name the certificate, with those between it and the authority's, and the key that it was made for",
+            ),
+        ]
+    })
+}
+
+fn clients(roots: Roots, crl: Option<&Path>, wrong: &mut Vec<Wrong>) -> Option<(Arc<dyn ClientCertVerifier>, bool)> {
+    let file = crl.map(|file| file.display().to_string());
+    let lists = match &file {
+        Some(file) => pem::lists("client_crl", file, wrong)?.0,
+        None => Vec::new(),
+    };
+    let have_run_out = tls::have_run_out(&lists, UnixTime::now());
+    let unusable = |error| wrong.push(pem::unusable_lists("client_crl", file.as_deref().unwrap_or_default(), &error));
+    tls::clients(roots, lists).map_err(unusable).ok().map(|verifier| (verifier, have_run_out))
+}

@@ -1,0 +1,84 @@
+//! `url` of an upstream: one or several places.
+
+use http::Uri;
+
+use crate::config::node::{Node, Table, Wrong};
+use crate::http::upstream::Place;
+
+/// Where an upstream is.
+pub(super) struct Location {
+    /// Never empty.
+    pub places: Vec<Place>,
+    pub is_encrypted: bool,
+}
+
+const FORM: &str = "write \"http://HOST:PORT\", \"https://HOST:PORT\" or \"unix:PATH\"";
+
+/// Reads `url`: one, or a list of those that are the same but for where they are.
+pub(super) fn read(table: &Table<'_>) -> Option<Location> {
+    let node = table.get("url")?;
+    if node.items().is_none() {
+        let (place, is_encrypted) = table.read("url", place)?;
+        return Some(Location { places: vec![place], is_encrypted });
+    }
+    let read = table.read_list("url", place)?;
+    let Some((_, is_encrypted)) = read.first().cloned() else {
+        node.report(Wrong::new("must not be empty").hint(FORM));
+        return None;
+    };
+    if read.iter().any(|(_, encrypted)| *encrypted != is_encrypted) {
+        let mixed = Wrong::new("some of these are encrypted, and some are not");
+        node.report(mixed.hint("write https:// in front of all, or of none"));
+        return None;
+    }
+    let places: Vec<Place> = read.into_iter().map(|(place, _)| place).collect();
+    if let Some(twice) = places.iter().enumerate().find(|(at, place)| places[..*at].contains(place)) {
+        node.report(Wrong::new(format!("`{}` stands twice", twice.1)).hint("remove one of them"));
+        return None;
+    }
+    Some(Location { places, is_encrypted })
+}
+
+/// Reads one. What is wrong is said without showing it: it may hold a password.
+fn place(node: &Node<'_>) -> Result<(Place, bool), Wrong> {
+    let text = node.filled()?;
+    if let Some(path) = text.strip_prefix("unix:") {
+        let path = path.strip_prefix("//").unwrap_or(path);
+        if path.is_empty() || path.contains('\0') {
+            return Err(Wrong::new("the path of the socket is missing").hint("write \"unix:/run/app.sock\""));
+        }
+        return Ok((Place::Unix(path.into()), false));
+    }
+    let (usual_port, is_encrypted) = match text.split_once("://") {
+        Some(("http", _)) => (80, false),
+        Some(("https", _)) => (443, true),
+        _ => {
+            let wrong = Wrong::new("an upstream's URL starts with `http://`, `https://` or `unix:`");
+            return Err(wrong.hint(FORM));
+        }
+    };
+    let uri: Uri = text.parse().map_err(|_| Wrong::new("this is not a URL").hint(FORM))?;
+    let Some(authority) = uri.authority() else {
+        return Err(Wrong::new("this is not a URL").hint(FORM));
+    };
+    if authority.as_str().contains('@') {
+        let wrong = Wrong::new("an upstream's URL has no user and no password");
+        return Err(wrong.hint("remove them: the client's own Authorization header is passed on"));
+    }
+    if uri.path() != "/" {
+        let wrong = Wrong::new("an upstream's URL has no path");
+        return Err(wrong.hint(format!("{FORM}: the path of a request is passed on as it is")));
+    }
+    if uri.query().is_some() || text.contains('#') {
+        return Err(Wrong::new("an upstream's URL has no query and no fragment").hint(FORM));
+    }
+    let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+    let port = match authority.as_str().strip_prefix(authority.host()) {
+        Some("") => Some(usual_port),
+        _ => authority.port_u16(),
+    };
+    match port {
+        Some(port) if port > 0 && !host.is_empty() => Ok((Place::Tcp { host: host.to_owned(), port }, is_encrypted)),
+        _ => Err(Wrong::new("the URL needs a host and a port from 1 to 65535").hint(FORM)),
+    }
+}

@@ -1,0 +1,73 @@
+use std::path::PathBuf;
+
+use crate::config::{Resolved, load_text};
+use crate::http::upstream::{Place, Protocol, Settings};
+use crate::store::servers::certificates::{self, authority, revoked, signed};
+
+fn load(upstream: &str) -> Resolved {
+    load_text(PathBuf::from("gate.toml"), &format!("[upstreams]\napp = {upstream}\n"))
+        .unwrap_or_else(|problems| panic!("{problems}"))
+}
+
+fn settings(upstream: &str) -> Settings {
+    let resolved = load(upstream);
+    // What is printed gives the same again.
+    let printed = load_text(PathBuf::from("gate.toml"), &resolved.effective.to_string()).unwrap();
+    assert_eq!(printed.upstreams, resolved.upstreams, "{}", resolved.effective);
+    let [only] = <[Settings; 1]>::try_from(resolved.upstreams).unwrap();
+    only
+}
+
+fn tcp(host: &str, port: u16) -> Place {
+    Place::Tcp { host: host.to_owned(), port }
+}
+
+#[test]
+fn an_upstream_is_where_its_url_says() {
+    for (upstream, places) in [
+        ("\"http://app\"", vec![tcp("app", 80)]),
+        ("\"http://[::1]:3000/\"", vec![tcp("::1", 3000)]),
+        ("\"unix:/run/app.sock\"", vec![Place::Unix("/run/app.sock".into())]),
+        ("\"unix:///run/app.sock\"", vec![Place::Unix("/run/app.sock".into())]),
+        ("{ url = [\"http://a:1\", \"http://b:2\"] }", vec![tcp("a", 1), tcp("b", 2)]),
+        ("{ url = [\"http://a:1\", \"unix:b\"] }", vec![tcp("a", 1), Place::Unix("b".into())]),
+    ] {
+        let settings = settings(upstream);
+        assert_eq!((settings.places, settings.tls.is_some()), (places, false), "{upstream}");
+        assert_eq!(settings.protocol, Protocol::Auto);
+    }
+    assert_eq!(settings("{ url = \"http://app\", protocol = \"h2\" }").protocol, Protocol::H2);
+    assert_eq!(settings("\"unix:/run/app.sock\"").authority(), "localhost");
+    assert_eq!(settings("\"http://[::1]:3000/\"").authority(), "[::1]:3000");
+}
+
+#[test]
+fn certificates_count_by_what_they_are_and_keys_are_shown_nowhere() {
+    if !certificates::can_be_made() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    authority(directory.path(), "ca");
+    authority(directory.path(), "other");
+    signed(directory.path(), "gate", "ca", "extendedKeyUsage=clientAuth");
+    let (ca, certificate, key) = (at("ca.pem"), at("gate.pem"), at("gate.key"));
+    let upstream = format!(
+        "{{ url = \"https://app\", tls = {{ ca = {ca:?}, cert = {certificate:?}, key = {key:?}, name = \"db\" }} }}"
+    );
+    let first = settings(&upstream);
+    assert_eq!(first.places, [tcp("app", 443)]);
+    assert_eq!(first, settings(&upstream));
+    let secret = std::fs::read_to_string(&key).unwrap();
+    let line = secret.lines().nth(1).unwrap();
+    assert!(!format!("{first:?}{:?}", load(&upstream)).contains(line));
+    std::fs::copy(at("other.pem"), &ca).unwrap();
+    assert_ne!(first, settings(&upstream));
+    // Lists of revoked certificates count too.
+    revoked(directory.path(), "list", "other", &[]);
+    let listed = format!("{{ url = \"https://app\", tls = {{ ca = {ca:?}, crl = {:?} }} }}", at("list.pem"));
+    let first = settings(&listed);
+    assert_eq!(first, settings(&listed));
+    revoked(directory.path(), "list", "other", &["gate"]);
+    assert_ne!(first, settings(&listed));
+}

@@ -1,0 +1,108 @@
+//! What a request of HTTP/2 may say.
+//!
+//! It may go on as HTTP/1.1, and must be the same request there: what a head of HTTP/1.1 is refused for, its own is too
+//! (RFC 9113, 8.2 and 10.3). Names in capitals, headers of the connection, `te` other than `trailers`, and pseudo-headers
+//! that are missing, repeated or out of place, the h2 crate has refused by now, and control characters with them.
+
+use http::header::{CONTENT_LENGTH, COOKIE, EXPECT};
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, Method};
+
+use crate::http::limits::Limits;
+use crate::http::wire::{Fault, check_target};
+
+/// Judges a head, and joins its cookies.
+pub(super) fn judge(parts: &mut Parts, limits: &Limits) -> Result<(), Fault> {
+    if parts.method == Method::CONNECT {
+        return Err(Fault::Malformed("CONNECT is not served here"));
+    }
+    let target = parts.uri.path_and_query().map(|target| target.as_str()).unwrap_or_default();
+    check_target(target.as_bytes())?;
+    if parts.headers.len() > limits.max_headers {
+        return Err(Fault::TooManyHeaders);
+    }
+    for (name, value) in &parts.headers {
+        let (value, is_padding) = (value.as_bytes(), |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t')));
+        if is_padding(value.first()) || is_padding(value.last()) {
+            return Err(Fault::Malformed("a header has white space around its value (RFC 9113, 8.2.1)"));
+        }
+        if *name == EXPECT && !value.eq_ignore_ascii_case(b"100-continue") {
+            return Err(Fault::Expectation);
+        }
+    }
+    check_length(&parts.headers)?;
+    join_cookies(&mut parts.headers);
+    Ok(())
+}
+
+fn check_length(headers: &HeaderMap) -> Result<(), Fault> {
+    let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
+    let Some(length) = lengths.next() else { return Ok(()) };
+    if lengths.next().is_some() {
+        return Err(Fault::Malformed("the request has more than one Content-Length (RFC 9112, 6.3)"));
+    }
+    if length.is_empty() || length.len() > 18 || !length.as_bytes().iter().all(u8::is_ascii_digit) {
+        return Err(Fault::Malformed("Content-Length is not one number (RFC 9110, 8.6)"));
+    }
+    Ok(())
+}
+
+/// A client may send each cookie in a header of its own, to compress them better. Elsewhere they are one (RFC 9113,
+/// 8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    let mut crumbs = headers.get_all(COOKIE).iter();
+    if crumbs.nth(1).is_none() {
+        return;
+    }
+    let crumbs: Vec<_> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    // Sound values with sound text between them are one.
+    if let Ok(cookies) = HeaderValue::from_bytes(&crumbs.join(&b"; "[..])) {
+        headers.insert(COOKIE, cookies);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderName, Request};
+
+    use super::*;
+
+    fn judged(method: &str, target: &str, lines: &[(&'static str, &'static str)]) -> Result<HeaderMap, Fault> {
+        let mut parts = Request::builder().method(method).uri(target).body(()).unwrap().into_parts().0;
+        for (name, value) in lines {
+            parts.headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
+        }
+        judge(&mut parts, &Limits { max_headers: 4, ..Limits::default() }).map(|()| parts.headers)
+    }
+
+    #[test]
+    fn what_another_would_read_otherwise_is_refused() {
+        let of = |lines: &[(&'static str, &'static str)]| judged("POST", "http://a/x?y", lines);
+        assert!(of(&[("content-length", "5"), ("expect", "100-Continue"), ("empty", "")]).is_ok());
+        for lines in [
+            &[("a", " b")][..],
+            &[("a", "b\t")],
+            &[("a", " ")],
+            &[("content-length", "5"), ("content-length", "5")],
+            &[("content-length", "5, 5")],
+            &[("content-length", "+5")],
+            &[("content-length", "")],
+            &[("content-length", "9999999999999999999")],
+        ] {
+            assert!(matches!(of(lines), Err(Fault::Malformed(_))), "{lines:?}");
+        }
+        assert_eq!(of(&[("expect", "more")]), Err(Fault::Expectation));
+        assert_eq!(of(&[("a", ""); 5]), Err(Fault::TooManyHeaders));
+        assert!(judged("CONNECT", "a:443", &[]).is_err());
+        assert!(judged("OPTIONS", "*", &[]).is_ok());
+        assert!(judged("GET", "http://a/\u{e9}", &[]).is_err());
+    }
+
+    #[test]
+    fn crumbs_are_one_cookie_header_in_their_order() {
+        let lines = [("cookie", "a=b"), ("x", "y"), ("cookie", "c=d; e=f"), ("cookie", "g=h")];
+        let headers = judged("GET", "http://a/", &lines).unwrap();
+        assert_eq!(headers.get_all(COOKIE).iter().collect::<Vec<_>>(), ["a=b; c=d; e=f; g=h"]);
+        assert_eq!(headers.get_all("x").iter().count(), 1);
+    }
+}

@@ -1,0 +1,73 @@
+//! What is known of a request that failed.
+
+use std::io;
+use std::time::Duration;
+
+use crate::http::body;
+
+/// Sending failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Provably nothing was sent.
+    #[error("nothing was sent: {0}")]
+    NotSent(#[source] NotSent),
+    /// The client's own body broke off, so the request was never whole.
+    #[error("the client's body broke off: {0}")]
+    ClientBody(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// Bytes may have been sent.
+    #[error("the exchange broke off: {0}")]
+    Unknown(#[source] hyper::Error),
+    /// The answer leaves in doubt where it ends, or has a transfer coding that the gate does not understand (RFC 9112, 6).
+    #[error("the answer leaves in doubt where it ends, or has a transfer coding other than chunked")]
+    Framing,
+    /// The answer has more header lines than are taken.
+    #[error("the answer has too many header lines")]
+    TooManyHeaders,
+}
+
+/// Why nothing was sent.
+#[derive(Debug, thiserror::Error)]
+pub enum NotSent {
+    /// Its name did not resolve, or no address took the connection.
+    #[error("cannot connect: {0}")]
+    Connect(#[source] io::Error),
+    /// Both sides did not agree on encryption: one of them does not believe the other, or it is not spoken there.
+    #[error("no encrypted connection: {0}")]
+    Tls(#[source] io::Error),
+    /// What its certificate should name is no name.
+    #[error("no encrypted connection: its host is no name of a certificate")]
+    Name,
+    /// It was asked to speak HTTP/2, and does not.
+    #[error("it does not speak HTTP/2")]
+    NoH2,
+    /// The host of the request cannot be told in HTTP/2.
+    #[error("the request's Host is none that HTTP/2 can carry")]
+    Host,
+    /// It says that it did nothing about the request.
+    #[error("it refused the request unprocessed: {0}")]
+    Refused(#[source] hyper::Error),
+    /// No connection opened in time.
+    #[error("no connection within {0:?}")]
+    ConnectTimeout(Duration),
+    /// There are as many connections as there may be, and none became free in time.
+    #[error("no connection became free within {0:?}")]
+    NoneFree(Duration),
+    /// The connection closed before the request was written to it.
+    #[error("the connection closed first: {0}")]
+    Closed(#[source] hyper::Error),
+    /// The connection had closed before.
+    #[error("the connection had closed")]
+    Ended,
+}
+
+/// hyper does not tell who is to blame; an error of the client's own body is somewhere among the causes.
+pub(super) fn broke_off(error: hyper::Error) -> Error {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+    while let Some(inner) = cause {
+        if matches!(inner.downcast_ref(), Some(body::Error::Broken(_) | body::Error::Refused(_))) {
+            return Error::ClientBody(error.into());
+        }
+        cause = inner.source();
+    }
+    Error::Unknown(error)
+}

@@ -1,0 +1,112 @@
+//! How an upstream is set up.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::ClientConfig;
+
+/// One of `[upstreams]`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Where it is. Never empty; several take connections in turn.
+    pub places: Vec<Place>,
+    /// How connections to it are encrypted, where they are.
+    pub tls: Option<Tls>,
+    /// What is spoken with it.
+    pub protocol: Protocol,
+    /// Longest time for a whole attempt.
+    pub timeout: Duration,
+    /// Longest time for a connection to open: until a request can be written to it.
+    pub connect_timeout: Duration,
+    /// How many connections there may be to it.
+    pub max_connections: u64,
+    /// How long a client waits before it gets `still-running`.
+    pub client_timeout: Duration,
+}
+
+impl Settings {
+    /// The host and port of the first place, for a request that names no host.
+    #[must_use]
+    pub fn authority(&self) -> String {
+        match self.places.first() {
+            Some(Place::Tcp { host, port }) => authority(host, *port),
+            Some(Place::Unix(_)) | None => "localhost".to_owned(),
+        }
+    }
+}
+
+/// Where connections go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A host, which is a name or an address, and a port.
+    Tcp {
+        /// What is connected to, and what a certificate must name.
+        host: String,
+        /// Its port.
+        port: u16,
+    },
+    /// A socket of the file system.
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { host, port } => f.write_str(&authority(host, *port)),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+fn authority(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
+/// What is spoken with an upstream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// What it chooses of both where connections are encrypted (ALPN), else HTTP/1.1.
+    Auto,
+    /// HTTP/1.1.
+    Http1,
+    /// HTTP/2; where nothing is encrypted, by prior knowledge (RFC 9113, 3.3).
+    H2,
+}
+
+/// How connections to an upstream are encrypted.
+#[derive(Clone)]
+pub struct Tls {
+    /// Who is believed, and what this side proves.
+    pub client: Arc<ClientConfig>,
+    /// What its certificate must name, where that is not the host.
+    pub name: Option<String>,
+    /// The files that were named: CA, certificate, key and lists of revoked certificates.
+    pub files: [Option<String>; 4],
+    /// A digest of what `client` was made of: with the same, it is the same.
+    pub made_of: [u8; 32],
+}
+
+impl PartialEq for Tls {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name && self.files == other.files && self.made_of == other.made_of
+    }
+}
+
+impl Eq for Tls {}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tls").field("name", &self.name).field("files", &self.files).finish_non_exhaustive()
+    }
+}
+
+/// Whether `name` can stand in a certificate: a name, or an address.
+#[must_use]
+pub fn can_be_named(name: &str) -> bool {
+    name.parse::<IpAddr>().is_ok() || rustls::pki_types::DnsName::try_from(name).is_ok()
+}

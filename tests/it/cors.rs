@@ -1,0 +1,125 @@
+//! Scripts of another origin: what they may read of the gate's own answers, by the headers that browsers go by (the Fetch
+//! standard, 3.3).
+
+use crate::support::http2::{Http2, post};
+use crate::support::{Gate, Reply, Request, Response, Signal, Upstream};
+
+const SHOP: &str = "https://shop.example";
+const EXPOSED: &str = "idempotency-status, idempotent-replayed, idempotency-expires, retry-after";
+
+fn request(key: &str, origin: &str) -> Request {
+    Request::post("/orders").key(key).header("Origin", origin).body("{}")
+}
+
+/// The headers about origins, as lines.
+fn lines(response: &Response) -> Vec<String> {
+    let is_about = |name: &str| name.starts_with("access-control-") || name == "vary";
+    let line = |(name, value): &(Vec<u8>, Vec<u8>)| {
+        let name = String::from_utf8_lossy(name).to_ascii_lowercase();
+        is_about(&name).then(|| format!("{name}: {}", String::from_utf8_lossy(value)))
+    };
+    response.head.fields.iter().filter_map(line).collect()
+}
+
+#[test]
+fn problems_can_be_read_by_scripts_of_the_origins_that_are_named() {
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = Upstream::start(move |_| Reply::ok("x").hold_until(&held));
+    let cors = "cors = { origins = [\"https://other.example\", \"https://shop.example\"], credentials = true }";
+    let gate = Gate::before(&upstream).defaults(cors).start();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| request("k-1", SHOP).send(&gate));
+        upstream.wait_for_runs(1);
+        let second = request("k-1", SHOP).send(&gate);
+        second.expect_problem(409, "in-flight");
+        let exposed = format!("access-control-expose-headers: {EXPOSED}");
+        let allowed = format!("access-control-allow-origin: {SHOP}");
+        let shared = ["vary: origin", &allowed, "access-control-allow-credentials: true", &exposed];
+        assert_eq!(lines(&second), shared);
+        for origin in ["https://evil.example", "https://shop.example.evil.example", "null", "HTTPS://shop.example"] {
+            let other = request("k-1", origin).send(&gate);
+            assert_eq!(lines(&other.expect_problem(409, "in-flight").clone()), ["vary: origin"], "{origin}");
+        }
+        let plain = Request::post("/orders").key("k-1").body("{}").send(&gate);
+        assert_eq!(lines(plain.expect_problem(409, "in-flight")), ["vary: origin"]);
+        signal.open();
+        // What the upstream says nothing of is not shared by the gate.
+        let first = first.join().expect("an answer");
+        assert!(lines(first.expect(200, "executed")).is_empty(), "{}", first.show());
+    });
+}
+
+#[test]
+fn answers_keep_what_the_upstream_says_and_expose_the_gates_headers_too() {
+    let upstream = Upstream::start(|_| {
+        Reply::raw(
+            "HTTP/1.1 200 OK\r\nAccess-Control-Allow-Origin: https://shop.example\r\nVary: Origin\r\n\
+             Access-Control-Expose-Headers: X-Total\r\nContent-Length: 1\r\n\r\nx",
+        )
+    });
+    let gate = Gate::before(&upstream).defaults("cors.origins = [\"https://shop.example\"]").start();
+    let first = request("k-1", SHOP).send(&gate);
+    let exposed = [b"X-Total".to_vec(), EXPOSED.as_bytes().to_vec()];
+    first.expect(200, "executed");
+    assert_eq!(first.head.all("access-control-expose-headers"), exposed);
+    assert_eq!(first.head.all("access-control-allow-origin"), [SHOP.as_bytes()]);
+    let replay = request("k-1", SHOP).send(&gate);
+    replay.expect(200, "replayed");
+    first.expect_repeated_by(&replay);
+    // Without a script nothing is exposed, and what is not protected is as the upstream made it.
+    let plain = Request::post("/orders").key("k-1").body("{}").send(&gate);
+    assert_eq!(plain.head.all("access-control-expose-headers"), [b"X-Total"]);
+    let passed = Request::post("/orders").header("Origin", SHOP).body("{}").send(&gate);
+    assert_eq!(passed.head.all("access-control-expose-headers"), [b"X-Total"]);
+    let preflight = Request::new("OPTIONS", "/orders").header("Origin", SHOP).send(&gate);
+    assert_eq!(preflight.head.all("access-control-expose-headers"), [b"X-Total"]);
+    assert_eq!(upstream.runs(), 3);
+}
+
+#[test]
+fn any_origin_is_told_as_any_and_no_route_shares_unasked() {
+    let address = Upstream::free_address();
+    let gate = Gate::before_url(&format!("http://{address}")).defaults("cors.origins = [\"*\"]").start();
+    let response = request("k-1", SHOP).send(&gate);
+    response.expect_problem(502, "upstream-unreachable");
+    let exposed = format!("access-control-expose-headers: {EXPOSED}");
+    assert_eq!(lines(&response), ["access-control-allow-origin: *", &exposed]);
+    let keyless = Request::post("/orders").header("Origin", SHOP).body("{}").send(&gate);
+    assert_eq!(lines(keyless.expect_bare_problem(502, "upstream-unreachable")).len(), 2, "{}", keyless.show());
+    let gate = Gate::before_url(&format!("http://{address}")).start();
+    let response = request("k-1", SHOP).send(&gate);
+    assert!(lines(response.expect_problem(502, "upstream-unreachable")).is_empty());
+}
+
+#[test]
+fn a_refusal_is_shared_where_its_route_is_known() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let routes = format!(
+        "[[routes]]\nname = \"orders\"\nmethods = [\"POST\"]\npath = \"/orders\"\nupstream = \"app\"\n\
+         cors.origins = [\"{SHOP}\"]\n\
+         [[routes]]\nname = \"open\"\nmethods = [\"POST\"]\npath = \"/open/{{*rest}}\"\nmode = \"pass\"\n\
+         upstream = \"app\"\ncors.origins = [\"https://open.example\"]\n[upstreams.other]\nurl = \"{}\"\n",
+        upstream.url()
+    );
+    let gate = Gate::before(&upstream).routes(&routes).start();
+    let send = |path: &str, origin: &str| Request::post(path).header("Origin", origin).body("{}").send(&gate);
+    let exposed = format!("access-control-expose-headers: {EXPOSED}");
+    // It has no route as it stands, and has one, and could be of another.
+    for (path, origin) in [("/orders/", SHOP), ("/open/../orders", "https://open.example")] {
+        let ambiguous = send(path, origin);
+        let allowed = format!("access-control-allow-origin: {origin}");
+        let shared = ["vary: origin".to_owned(), allowed, exposed.clone()];
+        assert_eq!(lines(ambiguous.expect_bare_problem(400, "bad-request")), shared, "{path}");
+        let other = send(path, "https://evil.example");
+        assert_eq!(lines(other.expect_bare_problem(400, "bad-request")), ["vary: origin"], "{path}");
+    }
+    // No route, and no request.
+    assert!(lines(send("/elsewhere", SHOP).expect_bare_problem(404, "no-route")).is_empty());
+    let unsound = Request::post("/orders").header("Origin", SHOP).header("Expect", "more").body("{}").send(&gate);
+    assert!(lines(unsound.expect_bare_problem(417, "expectation-failed")).is_empty());
+    let unsound = post("/orders").header("origin", SHOP).header("expect", "more").body("{}").unwrap();
+    let answer = Http2::connect(&gate).send(unsound);
+    assert_eq!((answer.status, answer.get("access-control-allow-origin")), (417, ""));
+    assert_eq!(upstream.runs(), 0);
+}

@@ -1,0 +1,147 @@
+//! An upstream that speaks HTTP/2 frame by frame, as a test scripts it.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+pub use super::frames::{DATA, END_HEADERS, END_STREAM, Frame, GOAWAY, HEADERS, PING, RST_STREAM, SETTINGS};
+use super::frames::{PREFACE, frame};
+
+/// `:status: 200`
+pub const OK: &[u8] = &[0x88];
+
+/// One connection.
+pub struct Conn {
+    pub stream: TcpStream,
+}
+
+impl Conn {
+    pub fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
+        // A gate that has gone shows when something is read.
+        let _ = self.stream.write_all(&frame(kind, flags, stream, payload));
+    }
+
+    /// The next frame, whatever it is.
+    pub fn frame(&mut self) -> io::Result<Frame> {
+        let mut header = [0; 9];
+        self.stream.read_exact(&mut header)?;
+        let [a, b, c, kind, flags, stream @ ..] = header;
+        let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
+        self.stream.read_exact(&mut payload)?;
+        Ok(Frame { kind, flags, stream: u32::from_be_bytes(stream), payload })
+    }
+
+    /// Reads until a request is whole, and says on which stream; nothing where the connection is over.
+    pub fn request(&mut self) -> Option<u32> {
+        self.until(Frame::ends).map(|frame| frame.stream)
+    }
+
+    /// Reads until such a frame comes. Pings and settings are answered.
+    pub fn until(&mut self, wanted: impl Fn(&Frame) -> bool) -> Option<Frame> {
+        loop {
+            let frame = self.frame().ok()?;
+            match frame.kind {
+                SETTINGS if frame.flags & 1 == 0 => self.send(SETTINGS, 1, 0, &[]),
+                PING if frame.flags & 1 == 0 => self.send(PING, 1, 0, &frame.payload),
+                _ => {}
+            }
+            if wanted(&frame) {
+                return Some(frame);
+            }
+        }
+    }
+
+    /// Answers 200 with this body.
+    pub fn answer(&mut self, stream: u32, body: &[u8]) {
+        self.send(HEADERS, END_HEADERS, stream, OK);
+        self.send(DATA, END_STREAM, stream, body);
+    }
+
+    pub fn reset(&mut self, stream: u32, code: u32) {
+        self.send(RST_STREAM, 0, stream, &code.to_be_bytes());
+    }
+
+    pub fn go_away(&mut self, last: u32, code: u32) {
+        self.send(GOAWAY, 0, 0, &[last.to_be_bytes(), code.to_be_bytes()].concat());
+    }
+
+    /// Reads until the gate has closed.
+    pub fn rest(&mut self) {
+        while self.until(|_| false).is_some() {}
+    }
+}
+
+#[derive(Default)]
+struct Shared {
+    connections: AtomicUsize,
+    stopped: AtomicBool,
+}
+
+/// A scripted upstream.
+pub struct H2 {
+    pub address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+impl H2 {
+    /// Runs `script` on each connection after both sides have greeted; with these settings, six bytes each.
+    pub fn start(settings: &'static [u8], script: impl Fn(Conn) + Send + Sync + 'static) -> Self {
+        Self::raw(move |mut conn| {
+            let mut preface = [0; PREFACE.len()];
+            if conn.stream.read_exact(&mut preface).is_ok() && preface == PREFACE {
+                conn.send(SETTINGS, 0, 0, settings);
+                script(conn);
+            }
+        })
+    }
+
+    /// Runs `script` on each connection from its first byte.
+    pub fn raw(script: impl Fn(Conn) + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("an address");
+        let (shared, script) = (Arc::new(Shared::default()), Arc::new(script));
+        let serving = Arc::clone(&shared);
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                if serving.stopped.load(Ordering::SeqCst) {
+                    return;
+                }
+                let stream = stream.expect("a connection");
+                stream.set_nodelay(true).expect("a socket");
+                stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a socket");
+                serving.connections.fetch_add(1, Ordering::SeqCst);
+                let script = Arc::clone(&script);
+                std::thread::spawn(move || script(Conn { stream }));
+            }
+        });
+        Self { address, shared }
+    }
+
+    /// Answers every request with `body`.
+    pub fn answering(body: &'static str) -> Self {
+        Self::start(&[], move |mut conn| {
+            while let Some(stream) = conn.request() {
+                conn.answer(stream, body.as_bytes());
+            }
+        })
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// How many connections it accepted.
+    pub fn connections(&self) -> usize {
+        self.shared.connections.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for H2 {
+    fn drop(&mut self) {
+        self.shared.stopped.store(true, Ordering::SeqCst);
+        // Wakes the accepting thread, which then lets go of the address.
+        drop(TcpStream::connect_timeout(&self.address, Duration::from_secs(1)));
+    }
+}
