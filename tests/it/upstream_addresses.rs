@@ -1,7 +1,7 @@
 //! Where an upstream is: sockets of the file system, and several addresses.
 
 use std::io::{Read as _, Write as _};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ fn connections_go_to_several_addresses_in_turn() {
 #[test]
 fn an_address_that_takes_no_connection_is_set_aside() {
     // An address that refuses, as long as nobody listens there.
-    let refusing = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let refusing = Upstream::free_address();
     let upstream = Upstream::start(|_| Reply::ok("paid").close());
     let gate = before(&[format!("http://{refusing}"), upstream.url()]);
     for nth in 0..10 {

@@ -1,13 +1,12 @@
 //! An upstream that speaks HTTP/2 frame by frame, as a test scripts it.
 
 use std::io::{self, Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 pub use super::frames::{DATA, END_HEADERS, END_STREAM, Frame, GOAWAY, HEADERS, PING, RST_STREAM, SETTINGS};
 use super::frames::{PREFACE, frame};
+use super::listening::{Listening, some_address};
 
 /// `:status: 200`
 pub const OK: &[u8] = &[0x88];
@@ -73,16 +72,10 @@ impl Conn {
     }
 }
 
-#[derive(Default)]
-struct Shared {
-    connections: AtomicUsize,
-    stopped: AtomicBool,
-}
-
 /// A scripted upstream.
 pub struct H2 {
     pub address: SocketAddr,
-    shared: Arc<Shared>,
+    listening: Listening,
 }
 
 impl H2 {
@@ -99,24 +92,12 @@ impl H2 {
 
     /// Runs `script` on each connection from its first byte.
     pub fn raw(script: impl Fn(Conn) + Send + Sync + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let address = listener.local_addr().expect("an address");
-        let (shared, script) = (Arc::new(Shared::default()), Arc::new(script));
-        let serving = Arc::clone(&shared);
-        std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                if serving.stopped.load(Ordering::SeqCst) {
-                    return;
-                }
-                let stream = stream.expect("a connection");
-                stream.set_nodelay(true).expect("a socket");
-                stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a socket");
-                serving.connections.fetch_add(1, Ordering::SeqCst);
-                let script = Arc::clone(&script);
-                std::thread::spawn(move || script(Conn { stream }));
-            }
+        let listening = Listening::start(some_address(), move |stream, _| {
+            stream.set_nodelay(true).expect("a socket");
+            stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a socket");
+            script(Conn { stream });
         });
-        Self { address, shared }
+        Self { address: listening.address, listening }
     }
 
     /// Answers every request with `body`.
@@ -134,14 +115,6 @@ impl H2 {
 
     /// How many connections it accepted.
     pub fn connections(&self) -> usize {
-        self.shared.connections.load(Ordering::SeqCst)
-    }
-}
-
-impl Drop for H2 {
-    fn drop(&mut self) {
-        self.shared.stopped.store(true, Ordering::SeqCst);
-        // Wakes the accepting thread, which then lets go of the address.
-        drop(TcpStream::connect_timeout(&self.address, Duration::from_secs(1)));
+        self.listening.connections()
     }
 }

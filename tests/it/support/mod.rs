@@ -7,6 +7,7 @@ pub mod gate;
 pub mod h2;
 pub mod http2;
 pub mod https;
+pub mod listening;
 pub mod process;
 pub mod service;
 pub mod store;

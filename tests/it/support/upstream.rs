@@ -1,10 +1,10 @@
 //! A TCP server that does exactly what a test scripts, byte for byte, and remembers what it saw.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use super::listening::{Listening, some_address};
 use super::wait::{Signal, eventually};
 use super::wire::{Body, Framing, Head, Wire};
 
@@ -120,14 +120,14 @@ impl Reply {
 pub struct Conn {
     pub wire: Wire,
     id: usize,
-    shared: Arc<Shared>,
+    seen: Arc<Mutex<Vec<Request>>>,
 }
 
 impl Conn {
     /// The next request's head; its body is still on the wire.
     pub fn next_head(&mut self) -> Option<Request> {
         let head = self.wire.head().ok()??;
-        let mut seen = self.shared.seen.lock().unwrap();
+        let mut seen = self.seen.lock().unwrap();
         let request = Request { head, body: Body::default(), connection: self.id, nth: seen.len() + 1 };
         seen.push(request.clone());
         Some(request)
@@ -140,7 +140,7 @@ impl Conn {
             self.wire.send(b"HTTP/1.1 100 Continue\r\n\r\n").ok()?;
         }
         request.body = self.wire.body(request.head.framing(Framing::None));
-        self.shared.seen.lock().unwrap()[request.nth - 1].body = request.body.clone();
+        self.seen.lock().unwrap()[request.nth - 1].body = request.body.clone();
         Some(request)
     }
 
@@ -175,23 +175,17 @@ impl Conn {
     }
 }
 
-#[derive(Default)]
-struct Shared {
-    seen: Mutex<Vec<Request>>,
-    connections: AtomicUsize,
-    stopped: AtomicBool,
-}
-
 /// A scripted upstream.
 pub struct Upstream {
     pub address: SocketAddr,
-    shared: Arc<Shared>,
+    seen: Arc<Mutex<Vec<Request>>>,
+    listening: Listening,
 }
 
 impl Upstream {
     /// Answers each request, over connections that are kept alive.
     pub fn start(handler: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
-        Self::start_at(Self::some_address(), handler)
+        Self::start_at(some_address(), handler)
     }
 
     /// As [`Upstream::start`], at an address of [`Upstream::free_address`].
@@ -207,43 +201,22 @@ impl Upstream {
 
     /// Hands each connection to the script.
     pub fn scripted(script: impl Fn(&mut Conn) + Send + Sync + 'static) -> Self {
-        Self::scripted_at(Self::some_address(), script)
+        Self::scripted_at(some_address(), script)
     }
 
     fn scripted_at(address: SocketAddr, script: impl Fn(&mut Conn) + Send + Sync + 'static) -> Self {
-        let listener = TcpListener::bind(address).expect("a free address");
-        let address = listener.local_addr().expect("a bound socket");
-        let shared = Arc::new(Shared::default());
-        let accepting = Arc::clone(&shared);
-        let script = Arc::new(script);
-        std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                if accepting.stopped.load(Ordering::SeqCst) {
-                    break;
-                }
-                let Ok(stream) = stream else { continue };
-                let id = accepting.connections.fetch_add(1, Ordering::SeqCst) + 1;
-                let mut conn = Conn { wire: Wire::new(stream), id, shared: Arc::clone(&accepting) };
-                let script = Arc::clone(&script);
-                std::thread::spawn(move || script(&mut conn));
-            }
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let seeing = Arc::clone(&seen);
+        let listening = Listening::start(address, move |stream, id| {
+            script(&mut Conn { wire: Wire::new(stream), id, seen: Arc::clone(&seeing) });
         });
-        Self { address, shared }
+        Self { address: listening.address, seen, listening }
     }
 
     /// An address where nothing listens and that nothing else of these tests takes.
     pub fn free_address() -> SocketAddr {
-        let probe = TcpListener::bind(Self::some_address()).expect("a loopback address");
+        let probe = TcpListener::bind(some_address()).expect("a loopback address");
         probe.local_addr().expect("a bound socket")
-    }
-
-    /// Any port of a loopback address of its own, so that no other socket is given that port when it is free again.
-    fn some_address() -> SocketAddr {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let process = std::process::id().wrapping_mul(2_654_435_761).to_be_bytes();
-        let nth = NEXT.fetch_add(1, Ordering::SeqCst);
-        let last = u8::try_from(1 + nth % 250).expect("below 251");
-        (Ipv4Addr::new(127, 1 + process[0] % 250, process[1], last), 0).into()
     }
 
     pub fn url(&self) -> String {
@@ -252,7 +225,7 @@ impl Upstream {
 
     /// Every request so far, in the order of their heads.
     pub fn seen(&self) -> Vec<Request> {
-        self.shared.seen.lock().unwrap().clone()
+        self.seen.lock().unwrap().clone()
     }
 
     pub fn last(&self) -> Request {
@@ -261,30 +234,22 @@ impl Upstream {
 
     /// How many requests it saw.
     pub fn runs(&self) -> usize {
-        self.shared.seen.lock().unwrap().len()
+        self.seen.lock().unwrap().len()
     }
 
     /// How many requests with this key it saw.
     pub fn runs_of(&self, key: &str) -> usize {
-        self.shared.seen.lock().unwrap().iter().filter(|request| request.key().as_deref() == Some(key)).count()
+        self.seen.lock().unwrap().iter().filter(|request| request.key().as_deref() == Some(key)).count()
     }
 
     /// How many connections it accepted.
     pub fn connections(&self) -> usize {
-        self.shared.connections.load(Ordering::SeqCst)
+        self.listening.connections()
     }
 
     /// Waits until it has seen this many requests.
     #[track_caller]
     pub fn wait_for_runs(&self, runs: usize) {
         eventually(&format!("{runs} requests at the upstream"), || (self.runs() >= runs).then_some(()));
-    }
-}
-
-impl Drop for Upstream {
-    fn drop(&mut self) {
-        self.shared.stopped.store(true, Ordering::SeqCst);
-        // Wakes the accepting thread, which then lets go of the address.
-        drop(TcpStream::connect_timeout(&self.address, Duration::from_secs(1)));
     }
 }
