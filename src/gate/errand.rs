@@ -94,7 +94,8 @@ pub(super) async fn begin(
     };
     if head.upgrade.is_some() {
         if !keyed && !policy.key.required {
-            return pass::forward(gate, upstream, head, incoming, Manner::of(route)).await;
+            // In a box, as is what follows for requests without a key: those with one have no need of its size.
+            return Box::pin(pass::forward(gate, upstream, head, incoming, Manner::of(route))).await;
         }
         return refuse(request::upgrade_with_key());
     }
@@ -107,7 +108,7 @@ pub(super) async fn begin(
         Ok(None) if policy.key.required => return Reply::problem(request::key_missing(&policy.key), docs),
         Ok(None) => {
             let manner = Manner::of(route);
-            return pass::forward_buffered(upstream, &head, &body, manner, Outcome::Passed).await;
+            return Box::pin(pass::forward_buffered(upstream, &head, &body, manner, Outcome::Passed)).await;
         }
         Err(problem) => return gate.keyed(Reply::problem(problem, docs)),
     };

@@ -47,7 +47,7 @@ fn before_with(urls: &[String], lines: &str) -> Gate {
 
 #[test]
 fn connections_go_to_several_addresses_in_turn() {
-    let upstreams = [(); 2].map(|()| Upstream::start(|_| Reply::ok("paid").close()));
+    let upstreams = [(); 2].map(|()| Upstream::start(|_| Reply::last("paid")));
     let gate = before(&upstreams.each_ref().map(Upstream::url));
     for nth in 0..10 {
         assert_eq!(gate.post("/charges", &format!("k{nth}"), "{}").text(), "paid");
@@ -59,7 +59,7 @@ fn connections_go_to_several_addresses_in_turn() {
 fn an_address_that_takes_no_connection_is_set_aside() {
     // An address that refuses, as long as nobody listens there.
     let refusing = Upstream::free_address();
-    let upstream = Upstream::start(|_| Reply::ok("paid").close());
+    let upstream = Upstream::start(|_| Reply::last("paid"));
     let gate = before(&[format!("http://{refusing}"), upstream.url()]);
     for nth in 0..10 {
         assert_eq!(gate.post("/charges", &format!("k{nth}"), "{}").text(), "paid");
@@ -68,7 +68,7 @@ fn an_address_that_takes_no_connection_is_set_aside() {
     // All of them are tried where all are set aside.
     let answer = gate.post("/charges", "none", "{}");
     assert_eq!(answer.word(), "upstream-unreachable", "{}", answer.show());
-    let back = Upstream::start_at(refusing, |_| Reply::ok("paid").close());
+    let back = Upstream::start_at(refusing, |_| Reply::last("paid"));
     eventually("the address that came back", || (gate.post("/charges", "back", "{}").text() == "paid").then_some(()));
     drop(back);
 }
@@ -91,7 +91,7 @@ fn an_address_that_does_not_greet_is_set_aside() {
 
 #[test]
 fn an_address_whose_exchanges_break_off_is_set_aside() {
-    let (bad, good) = (Upstream::start(|_| Reply::raw("").close()), Upstream::start(|_| Reply::ok("paid").close()));
+    let (bad, good) = (Upstream::start(|_| Reply::raw("").close()), Upstream::start(|_| Reply::last("paid")));
     let gate = before(&[bad.url(), good.url()]);
     for nth in 0..20 {
         let answer = gate.post("/charges", &format!("k{nth}"), "{}");

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
 use crate::support::frames::{block, frame};
 use crate::support::h2::{Conn, DATA, END_HEADERS, END_STREAM, HEADERS, OK, RST_STREAM};
@@ -11,6 +10,7 @@ use crate::support::{Gate, H2, Plan, Request, Response};
 
 mod goodbyes;
 mod messages;
+mod sharing;
 mod trailers;
 mod waiting;
 
@@ -250,64 +250,6 @@ fn all_are_paid(gate: &Gate, count: usize) {
         let answer = client.join().unwrap();
         assert_eq!(answer.text(), "paid", "{}", answer.show());
     }
-}
-
-#[test]
-fn requests_share_a_connection_as_far_as_the_upstream_takes_them() {
-    // Two at a time: answered when both are there, and before the third is.
-    let upstream = H2::start(&[0, 3, 0, 0, 0, 2], |mut conn| {
-        while let (Some(one), Some(other)) = (conn.request(), conn.request()) {
-            conn.stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
-            assert!(conn.until(|frame| frame.kind == HEADERS).is_none(), "a third at the same time");
-            conn.stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-            conn.answer(one, b"paid");
-            conn.answer(other, b"paid");
-        }
-    });
-    let gate = before(&upstream).upstream("protocol = \"h2\", max_connections = 1, connect_timeout = \"20s\"").start();
-    all_are_paid(&gate, 4);
-    assert_eq!(upstream.connections(), 1);
-}
-
-#[test]
-fn a_request_that_is_answered_before_its_end_takes_its_room_until_then() {
-    let upstream = H2::start(&[0, 3, 0, 0, 0, 1], |mut conn| {
-        while let Some(head) = conn.until(|frame| frame.kind == HEADERS) {
-            conn.answer(head.stream, b"paid");
-        }
-    });
-    let gate = before(&upstream).start();
-    let mut early = crate::support::Client::connect(gate.address);
-    early.send("POST /charges HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n");
-    assert_eq!(early.response().text(), "paid");
-    // Its upload goes on, and the upstream takes one at a time: whoever came behind it would wait for its client.
-    let began = Instant::now();
-    for nth in 1..=8 {
-        assert_eq!(gate.post("/charges", &format!("k{nth}"), "{}").text(), "paid");
-    }
-    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
-    drop(early);
-}
-
-#[test]
-fn a_protected_attempt_goes_to_a_connection_that_was_heard_of_just_now() {
-    let upstream = H2::answering("paid");
-    let gate = before(&upstream).start();
-    let address = gate.address;
-    let mut client = crate::support::Client::connect(address);
-    let mut post = |key: &str| {
-        client.send(format!(
-            "POST /charges HTTP/1.1\r\nHost: a\r\nIdempotency-Key: {key}\r\nContent-Length: 2\r\n\r\n{{}}"
-        ));
-        assert_eq!(client.response().text(), "paid");
-    };
-    post("a");
-    post("b");
-    assert_eq!(upstream.connections(), 1);
-    // That it was silent for longer than a second is what is tested.
-    std::thread::sleep(Duration::from_millis(1100));
-    post("c");
-    assert_eq!(upstream.connections(), 2);
 }
 
 /// Some servers end each body with an empty frame, before its trailers: h2 takes a hundred of them on a connection for an

@@ -130,7 +130,7 @@ fn lists_that_change_are_taken_up_at_a_reload() {
 #[test]
 fn each_connection_shows_its_certificates_where_lists_count() {
     let Some(chain) = Chain::new() else { return };
-    let upstream = Upstream::start(|_| Reply::ok("paid").close());
+    let upstream = Upstream::start(|_| Reply::last("paid"));
     for only_tls12 in [false, true] {
         for has_lists in [false, true] {
             let tls = Tls::before(upstream.address, Terms { only_tls12, ..Terms::of(chain.at(), "server") });

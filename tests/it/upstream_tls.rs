@@ -136,7 +136,7 @@ fn a_gate_proves_who_it_is() {
 fn certificates_that_change_are_taken_up_at_a_reload() {
     let Some(directory) = directory() else { return };
     let at = directory.path();
-    let upstream = Upstream::start(|_| Reply::ok("paid").close());
+    let upstream = Upstream::start(|_| Reply::last("paid"));
     let tls = Tls::before(upstream.address, Terms::of(at, "server"));
     std::fs::copy(at.join("ca.pem"), at.join("roots.pem")).unwrap();
     let gate = before(&tls, at, "roots").start();

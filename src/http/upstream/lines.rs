@@ -60,22 +60,25 @@ impl Lines {
         self.shards[shards::index()].opening.lock().await
     }
 
-    /// Room for a request on one of this thread.
+    /// Room for a request on one of this thread that was opened for its kind: what befalls a connection by other requests,
+    /// and by clients who do not take their answers, is not to befall protected attempts.
     pub(super) fn join(&self, reuse: Reuse) -> Option<Ticket> {
-        self.join_in(shards::index(), reuse)
+        self.join_in(shards::index(), reuse, |shared| shared.is_for(reuse))
     }
 
-    /// Room for a request on any.
+    /// Room for a request on any, where no more can be opened.
     pub(super) fn join_any(&self, reuse: Reuse) -> Option<Ticket> {
-        (0..self.shards.len()).find_map(|shard| self.join_in(shard, reuse))
+        let mut all = 0..self.shards.len();
+        let own = all.clone().find_map(|shard| self.join_in(shard, reuse, |shared| shared.is_for(reuse)));
+        own.or_else(|| all.find_map(|shard| self.join_in(shard, reuse, |_| true)))
     }
 
-    fn join_in(&self, shard: usize, reuse: Reuse) -> Option<Ticket> {
+    fn join_in(&self, shard: usize, reuse: Reuse, may: impl Fn(&Shared) -> bool) -> Option<Ticket> {
         if reuse == Reuse::Never {
             return None;
         }
         // The last one is the youngest.
-        self.open(shard).iter().rev().find_map(|shared| shared.join(reuse))
+        self.open(shard).iter().rev().filter(|shared| may(shared)).find_map(|shared| shared.join(reuse))
     }
 
     /// Takes in one that has just opened, and makes room on it.

@@ -7,6 +7,7 @@ mod connection;
 mod error;
 mod frames;
 mod lines;
+mod load;
 mod origin;
 mod secure;
 mod settings;
@@ -213,7 +214,8 @@ impl Upstream {
         loop {
             let (mut line, reused) = match self.take_open(reuse) {
                 Some(line) => (line, true),
-                None => self.connect(reuse).await.map_err(Error::NotSent)?,
+                // In a box: most requests have no need of its size.
+                None => Box::pin(self.connect(reuse)).await.map_err(Error::NotSent)?,
             };
             sending.begin();
             let copy = if reuse == Reuse::Unprotected { line.copy_of(&request) } else { None };
@@ -326,9 +328,9 @@ impl Upstream {
         if !is_h2 {
             return Connection::over(stream, wire, origin).await.map(Line::Single);
         }
-        let freed = Arc::clone(&lines.freed);
+        let purpose = (reuse, Arc::clone(&lines.freed));
         let trial = origin.as_deref().map(Origin::trial);
-        let shared = Shared::over(stream, wire, origin.clone(), freed, settings).await;
+        let shared = Shared::over(stream, wire, origin.clone(), purpose, settings).await;
         let shared = match trial {
             Some(trial) => trial.ended(shared)?,
             None => shared?,

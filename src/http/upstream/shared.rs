@@ -2,9 +2,9 @@
 
 use std::error::Error as StdError;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use h2::Reason;
@@ -19,6 +19,7 @@ use tokio::sync::{Notify, watch};
 
 use super::connection::Refused;
 use super::frames::{Frames, Heard};
+use super::load::{Load, Room};
 use super::origin::Origin;
 use super::stream::Wire;
 use super::{Io, NotSent, Reuse, Settings};
@@ -49,17 +50,14 @@ pub(super) struct Shared {
     wire: Arc<Wire>,
     heard: Arc<Heard>,
     load: Arc<Load>,
+    /// What it was opened for.
+    carries: Reuse,
+    /// How long the rest of a request may take once its answer has ended.
+    patience: Duration,
     origin: Option<Arc<Origin>>,
     scheme: Scheme,
     /// The host and port of the upstream, for a request that names no host.
     own: Option<Authority>,
-}
-
-/// What a connection carries.
-struct Load {
-    streams: AtomicUsize,
-    /// Told when there is room for another request.
-    freed: Arc<Notify>,
 }
 
 /// Room for one request on a connection.
@@ -68,20 +66,13 @@ pub(super) struct Ticket {
     room: Arc<Room>,
 }
 
-/// It is taken until the answer has ended, and the request too: an upstream may answer before all of it has come.
-struct Room {
-    load: Arc<Load>,
-    /// How the request's body broke off: the exchange only says that it did.
-    broken: Mutex<Option<body::Error>>,
-}
-
 impl Shared {
     /// Agrees with the upstream on HTTP/2 over `stream`. An error means that nothing of a request was sent.
     pub(super) async fn over<T: Io>(
         stream: T,
         wire: Arc<Wire>,
         origin: Option<Arc<Origin>>,
-        freed: Arc<Notify>,
+        (carries, freed): (Reuse, Arc<Notify>),
         settings: &Settings,
     ) -> Result<Arc<Self>, NotSent> {
         let heard = Arc::new(Heard::default());
@@ -107,15 +98,16 @@ impl Shared {
             () = heard.greeting() => {}
             _ = has_ended.changed() => return Err(NotSent::NoH2),
         }
-        let load = Arc::new(Load { streams: AtomicUsize::new(0), freed });
+        let load = Arc::new(Load::of(Arc::clone(&wire), freed));
         let scheme = if settings.tls.is_some() { Scheme::HTTPS } else { Scheme::HTTP };
         let (sender, own) = (Mutex::new(Some(sender)), Authority::try_from(settings.authority()).ok());
-        Ok(Arc::new(Self { sender, ended, wire, heard, load, origin, scheme, own }))
+        let patience = settings.timeout;
+        Ok(Arc::new(Self { sender, ended, wire, heard, load, carries, patience, origin, scheme, own }))
     }
 
     /// Room for a request, where there is any.
     pub(super) fn join(self: &Arc<Self>, reuse: Reuse) -> Option<Ticket> {
-        if !self.is_open() || self.heard.silence() >= reuse.longest_idle() {
+        if !self.is_alive() || self.heard.silence() >= reuse.longest_idle() {
             return None;
         }
         self.join_new()
@@ -123,19 +115,21 @@ impl Shared {
 
     /// The same on a connection that has just opened.
     pub(super) fn join_new(self: &Arc<Self>) -> Option<Ticket> {
-        let most = self.heard.most_streams().min(MOST_STREAMS);
-        let taken = self
-            .load
-            .streams
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |streams| (streams < most).then_some(streams + 1));
-        taken.is_ok().then(|| {
-            let room = Room { load: Arc::clone(&self.load), broken: Mutex::default() };
-            Ticket { shared: Arc::clone(self), room: Arc::new(room) }
-        })
+        let room = self.load.take(self.heard.most_streams().min(MOST_STREAMS))?;
+        Some(Ticket { shared: Arc::clone(self), room: Arc::new(room) })
+    }
+
+    /// Whether it was opened for requests of this kind.
+    pub(super) fn is_for(&self, reuse: Reuse) -> bool {
+        self.carries == reuse
     }
 
     /// Whether another request can come to it at all.
     pub(super) fn is_open(&self) -> bool {
+        self.is_alive() && self.load.is_open()
+    }
+
+    fn is_alive(&self) -> bool {
         !self.heard.says_goodbye()
             && !self.wire.has_failed()
             && self.sender().as_ref().is_some_and(|sender| !sender.is_closed())
@@ -143,7 +137,7 @@ impl Shared {
 
     /// Whether it carries nothing, and has carried nothing for long.
     pub(super) fn is_unused(&self, reuse: Reuse) -> bool {
-        self.load.streams.load(Ordering::Acquire) == 0 && self.heard.silence() >= reuse.longest_idle()
+        self.load.is_empty() && self.heard.silence() >= reuse.longest_idle()
     }
 
     /// A request's target with its scheme and authority (RFC 9113, 8.3.1).
@@ -167,17 +161,12 @@ impl Shared {
     }
 }
 
-impl Room {
-    fn broken(&self) -> MutexGuard<'_, Option<body::Error>> {
-        self.broken.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Room {
+impl Drop for Ticket {
     fn drop(&mut self) {
-        self.load.streams.fetch_sub(1, Ordering::AcqRel);
-        // All of them: not everybody may use what is free.
-        self.load.freed.notify_waiters();
+        // An upstream that has answered early may still read the request, all of which it is to get.
+        if Arc::strong_count(&self.room) > 1 {
+            self.room.outlives_answer(self.shared.patience);
+        }
     }
 }
 

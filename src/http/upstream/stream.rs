@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 
+use futures_util::task::AtomicWaker;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// A stream whose writes seem to go on after one has failed.
@@ -31,6 +32,8 @@ pub(super) struct Wire {
     plain: AtomicBool,
     /// What comes is not read any more.
     given_up: AtomicBool,
+    /// Who waits for what comes.
+    reader: AtomicWaker,
     /// How many bytes have left.
     written: AtomicU64,
     /// Nothing can be written any more.
@@ -58,9 +61,14 @@ impl Wire {
         self.plain.store(true, Ordering::Release);
     }
 
-    /// What comes is not to be read any more.
+    /// What comes is not to be read any more: whatever is under way breaks off.
     pub(super) fn give_up(&self) {
         self.given_up.store(true, Ordering::Release);
+        self.reader.wake();
+    }
+
+    pub(super) fn is_given_up(&self) -> bool {
+        self.given_up.load(Ordering::Acquire)
     }
 
     /// How many bytes have left since it opened.
@@ -112,11 +120,15 @@ impl<T> Drop for Stream<T> {
 
 impl<T: AsyncRead + Unpin> AsyncRead for Stream<T> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if self.wire.given_up.load(Ordering::Acquire) {
+        let before = buf.filled().len();
+        let read = Pin::new(&mut self.inner).poll_read(cx, buf);
+        if read.is_pending() {
+            self.wire.reader.register(cx.waker());
+        }
+        if self.wire.is_given_up() {
             return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
         }
-        let before = buf.filled().len();
-        ready!(Pin::new(&mut self.inner).poll_read(cx, buf))?;
+        ready!(read)?;
         // The failed write may have taken the reset's error with it. An end that follows is not the end of an answer that
         // only the end of its connection delimits.
         if buf.filled().len() == before && buf.remaining() > 0 && self.wire.has_failed() {

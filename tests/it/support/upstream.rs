@@ -60,6 +60,13 @@ impl Reply {
         Self::status("200 OK", body)
     }
 
+    /// An answer that says that its connection closes, and closes it: it carries one request. One that closes without a word
+    /// is used again where the close is on its way, and that request is lost.
+    pub fn last(body: &str) -> Self {
+        Self::raw(format!("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}", body.len()))
+            .close()
+    }
+
     /// Says nothing at all from here on.
     pub fn nothing() -> Self {
         Self::default()
