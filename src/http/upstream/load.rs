@@ -3,8 +3,10 @@
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::Context;
 use std::time::Duration;
 
+use futures_util::task::AtomicWaker;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout;
@@ -12,11 +14,14 @@ use tokio::time::timeout;
 use super::stream::Wire;
 use crate::http::body;
 
+/// How long giving up the rest of a request may take where nothing stands in its way.
+const AT_ONCE: Duration = Duration::from_millis(100);
+
 /// The room on a connection.
 ///
-/// An upstream may answer before it has read all of a request, and never read the rest: then its room would be taken for
-/// ever, and in the end that of all connections. So no more requests come to a connection that has such a one, and it is
-/// given up when there are no others there.
+/// An upstream may answer before it has read all of a request, and read the rest late or never, while what it has not read
+/// keeps others' requests from it. So no more requests come to a connection that has such a one; and it is given up when
+/// they have been waited for long enough, and it carries nothing else.
 pub(super) struct Load {
     taken: Mutex<Taken>,
     wire: Arc<Wire>,
@@ -27,7 +32,9 @@ pub(super) struct Load {
 #[derive(Default)]
 struct Taken {
     all: usize,
-    /// Those whose rest the upstream does not take.
+    /// Those whose answer has ended, and they have not.
+    late: usize,
+    /// Those of them that the upstream does not take.
     stuck: usize,
     is_given_up: bool,
 }
@@ -37,7 +44,7 @@ impl Load {
         Self { taken: Mutex::default(), wire, freed }
     }
 
-    /// Takes room for a request, where no more than `most` have any.
+    /// Takes room for a request, where fewer than `most` have any.
     pub(super) fn take(self: &Arc<Self>, most: usize) -> Option<Room> {
         let mut taken = self.taken();
         if !taken.is_open() || taken.all >= most {
@@ -47,8 +54,10 @@ impl Load {
         drop(taken);
         Some(Room {
             load: Arc::clone(self),
-            is_stuck: AtomicBool::new(false),
             ending: OnceLock::new(),
+            is_overdue: AtomicBool::new(false),
+            is_stuck: AtomicBool::new(false),
+            body: AtomicWaker::new(),
             broken: Mutex::default(),
         })
     }
@@ -79,43 +88,60 @@ impl Load {
 
 impl Taken {
     fn is_open(&self) -> bool {
-        self.stuck == 0 && !self.is_given_up
+        self.late == 0 && !self.is_given_up
     }
 }
 
-/// Room for one request. It is taken until the answer has ended, and the request too: an upstream may answer before all of
-/// it has come.
+/// Room for one request. It is taken until the answer has ended, and all of the request was written.
 pub(super) struct Room {
     load: Arc<Load>,
-    is_stuck: AtomicBool,
-    /// Gone with it.
+    /// Where its answer has ended first; gone with it.
     ending: OnceLock<oneshot::Sender<Infallible>>,
+    is_overdue: AtomicBool,
+    is_stuck: AtomicBool,
+    /// Who waits for more of the request's body.
+    body: AtomicWaker,
     /// How the request's body broke off: the exchange only says that it did.
     broken: Mutex<Option<body::Error>>,
 }
 
 impl Room {
-    /// The answer has ended. The upstream may still take the rest of the request, for as long as `patience`.
+    /// The answer has ended. What is left of the request is waited for, for as long as `patience`.
     pub(super) fn outlives_answer(self: &Arc<Self>, patience: Duration) {
         let Ok(runtime) = Handle::try_current() else { return };
-        let (ending, ended) = oneshot::channel();
+        let (ending, mut ended) = oneshot::channel();
         if self.ending.set(ending).is_err() {
             return;
         }
+        self.load.change(|taken| taken.late += 1);
         let room = Arc::downgrade(self);
         runtime.spawn(async move {
-            if timeout(patience, ended).await.is_err()
-                && let Some(room) = room.upgrade()
-            {
-                room.sticks();
+            if timeout(patience, &mut ended).await.is_ok() {
+                return;
+            }
+            room.upgrade().inspect(|room| room.wait_no_longer());
+            if timeout(AT_ONCE, ended).await.is_err() {
+                room.upgrade().inspect(|room| room.stick());
             }
         });
     }
 
-    fn sticks(&self) {
-        if !self.is_stuck.swap(true, Ordering::AcqRel) {
-            self.load.change(|taken| taken.stuck += 1);
-        }
+    /// Whoever waits for more of the request gives up, and with that its room.
+    fn wait_no_longer(&self) {
+        self.is_overdue.store(true, Ordering::Release);
+        self.body.wake();
+    }
+
+    /// Nobody waited: it is the upstream that does not take it.
+    fn stick(&self) {
+        self.is_stuck.store(true, Ordering::Release);
+        self.load.change(|taken| taken.stuck += 1);
+    }
+
+    /// Whether the rest of the request is not wanted any more; otherwise `cx` is woken when that comes about.
+    pub(super) fn is_overdue(&self, cx: &Context<'_>) -> bool {
+        self.body.register(cx.waker());
+        self.is_overdue.load(Ordering::Acquire)
     }
 
     pub(super) fn broken(&self) -> MutexGuard<'_, Option<body::Error>> {
@@ -125,9 +151,10 @@ impl Room {
 
 impl Drop for Room {
     fn drop(&mut self) {
-        let is_stuck = *self.is_stuck.get_mut();
+        let (is_late, is_stuck) = (self.ending.get().is_some(), *self.is_stuck.get_mut());
         self.load.change(|taken| {
             taken.all -= 1;
+            taken.late -= usize::from(is_late);
             taken.stuck -= usize::from(is_stuck);
         });
         // All of them: not everybody may use what is free.
@@ -137,53 +164,77 @@ impl Drop for Room {
 
 #[cfg(test)]
 mod tests {
+    use std::task::Poll;
+
     use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
 
     fn load() -> (Arc<Load>, Arc<Wire>) {
         let wire = Arc::new(Wire::default());
         (Arc::new(Load::of(Arc::clone(&wire), Arc::default())), wire)
     }
 
+    fn take<const COUNT: usize>(load: &Arc<Load>) -> [Arc<Room>; COUNT] {
+        [(); COUNT].map(|()| Arc::new(load.take(COUNT).unwrap()))
+    }
+
     #[test]
     fn there_is_room_for_so_many() {
         let (load, _) = load();
-        let rooms = [load.take(2).unwrap(), load.take(2).unwrap()];
+        let rooms = take::<2>(&load);
         assert!(load.take(2).is_none() && load.is_open());
         drop(rooms);
         assert!(load.is_empty() && load.take(1).is_some());
     }
 
-    #[test]
-    fn a_connection_is_given_up_when_all_that_it_carries_sticks() {
+    #[tokio::test(start_paused = true)]
+    async fn nobody_comes_to_where_a_request_outlives_its_answer() {
         let (load, wire) = load();
-        let [one, other, healthy] = [0; 3].map(|_| load.take(3).unwrap());
+        let [late, healthy] = take(&load);
+        late.outlives_answer(PATIENCE);
+        assert!(!load.is_open() && load.take(100).is_none());
+        drop(late);
+        assert!(load.is_open() && load.take(2).is_some());
         drop(healthy);
-        one.sticks();
-        assert!(!load.is_open() && load.take(100).is_none() && !wire.is_given_up());
-        other.sticks();
+        tokio::time::sleep(PATIENCE * 2).await;
+        assert!(!wire.is_given_up());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_is_given_up_when_all_that_it_carries_is_stuck() {
+        let (load, wire) = load();
+        let [one, other, healthy] = take(&load);
+        one.outlives_answer(PATIENCE);
+        tokio::time::sleep(PATIENCE / 2).await;
+        other.outlives_answer(PATIENCE);
+        drop(healthy);
+        tokio::time::sleep(PATIENCE).await;
+        assert!(!wire.is_given_up(), "the other one has some time left");
+        tokio::time::sleep(PATIENCE).await;
         assert!(wire.is_given_up());
         drop((one, other));
         assert!(!load.is_open() && load.is_empty(), "for good");
     }
 
-    #[test]
-    fn the_last_that_is_well_is_waited_for() {
+    #[tokio::test(start_paused = true)]
+    async fn the_last_that_is_well_is_waited_for() {
         let (load, wire) = load();
-        let (stuck, healthy) = (load.take(2).unwrap(), load.take(2).unwrap());
-        stuck.sticks();
+        let [late, healthy] = take(&load);
+        late.outlives_answer(PATIENCE);
+        tokio::time::sleep(PATIENCE * 2).await;
         assert!(!wire.is_given_up());
         drop(healthy);
         assert!(wire.is_given_up());
     }
 
-    #[test]
-    fn a_request_that_is_taken_after_all_was_not_stuck() {
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_for_more_of_a_request_hears_that_it_is_not_wanted() {
         let (load, wire) = load();
-        let (stuck, healthy) = (load.take(2).unwrap(), load.take(2).unwrap());
-        stuck.sticks();
-        drop(stuck);
-        assert!(load.is_open() && load.take(2).is_some());
-        drop(healthy);
-        assert!(!wire.is_given_up());
+        let [late, _healthy] = take(&load);
+        late.outlives_answer(PATIENCE);
+        std::future::poll_fn(|cx| if late.is_overdue(cx) { Poll::Ready(()) } else { Poll::Pending }).await;
+        drop(late);
+        assert!(load.is_open() && !wire.is_given_up());
     }
 }

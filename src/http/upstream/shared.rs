@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use h2::Reason;
 use http::header::{CONNECTION, HOST, TRANSFER_ENCODING, UPGRADE};
 use http::uri::{Authority, PathAndQuery, Scheme};
@@ -254,17 +254,23 @@ struct Watched {
 }
 
 impl http_body::Body for Watched {
-    type Data = Bytes;
+    type Data = Piece;
     type Error = body::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, body::Error>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Piece>, body::Error>>> {
+        if self.room.is_overdue(cx) {
+            return Poll::Ready(Some(Err(body::Error::Abandoned)));
+        }
         let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
         Poll::Ready(match frame {
             Some(Err(error @ (body::Error::Broken(_) | body::Error::Refused(_)))) => {
                 *self.room.broken() = Some(error);
                 Some(Err(body::Error::Abandoned))
             }
-            frame => frame,
+            frame => frame.map(|frame| {
+                let room = &self.room;
+                frame.map(|frame| frame.map_data(|bytes| Piece { bytes, _room: Arc::clone(room) }))
+            }),
         })
     }
 
@@ -274,5 +280,25 @@ impl http_body::Body for Watched {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+/// A piece of a request's body. h2 takes it in whole, and has it until the upstream has taken it.
+struct Piece {
+    bytes: Bytes,
+    _room: Arc<Room>,
+}
+
+impl Buf for Piece {
+    fn remaining(&self) -> usize {
+        self.bytes.remaining()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.bytes.chunk()
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.bytes.advance(count);
     }
 }

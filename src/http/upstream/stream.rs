@@ -30,10 +30,10 @@ pub(super) struct Wire {
     failed: AtomicBool,
     /// The connection carries no HTTP any more: an error is an error.
     plain: AtomicBool,
-    /// What comes is not read any more.
+    /// Nothing is read or written any more.
     given_up: AtomicBool,
-    /// Who waits for what comes.
-    reader: AtomicWaker,
+    /// Who waits for it.
+    waiting: AtomicWaker,
     /// How many bytes have left.
     written: AtomicU64,
     /// Nothing can be written any more.
@@ -61,10 +61,18 @@ impl Wire {
         self.plain.store(true, Ordering::Release);
     }
 
-    /// What comes is not to be read any more: whatever is under way breaks off.
+    /// Nothing is to be read or written any more: whatever is under way breaks off.
     pub(super) fn give_up(&self) {
         self.given_up.store(true, Ordering::Release);
-        self.reader.wake();
+        self.waiting.wake();
+    }
+
+    /// What came of it where the connection is not given up. Whoever waits (one task does all of it) is woken when it is.
+    fn unless_given_up<T>(&self, cx: &Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if polled.is_pending() {
+            self.waiting.register(cx.waker());
+        }
+        if self.is_given_up() { Poll::Ready(Err(io::ErrorKind::InvalidData.into())) } else { polled }
     }
 
     pub(super) fn is_given_up(&self) -> bool {
@@ -122,13 +130,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Stream<T> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let read = Pin::new(&mut self.inner).poll_read(cx, buf);
-        if read.is_pending() {
-            self.wire.reader.register(cx.waker());
-        }
-        if self.wire.is_given_up() {
-            return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
-        }
-        ready!(read)?;
+        ready!(self.wire.unless_given_up(cx, read))?;
         // The failed write may have taken the reset's error with it. An end that follows is not the end of an answer that
         // only the end of its connection delimits.
         if buf.filled().len() == before && buf.remaining() > 0 && self.wire.has_failed() {
@@ -140,8 +142,8 @@ impl<T: AsyncRead + Unpin> AsyncRead for Stream<T> {
 
 impl<T: AsyncWrite + Unpin> AsyncWrite for Stream<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let result = ready!(Pin::new(&mut self.inner).poll_write(cx, buf));
-        Poll::Ready(self.wire.wrote(result, buf.len()))
+        let written = Pin::new(&mut self.inner).poll_write(cx, buf).map(|result| self.wire.wrote(result, buf.len()));
+        self.wire.unless_given_up(cx, written)
     }
 
     fn poll_write_vectored(
@@ -149,8 +151,10 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Stream<T> {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let result = ready!(Pin::new(&mut self.inner).poll_write_vectored(cx, bufs));
-        Poll::Ready(self.wire.wrote(result, bufs.iter().map(|buf| buf.len()).sum()))
+        let whole = || bufs.iter().map(|buf| buf.len()).sum();
+        let written = Pin::new(&mut self.inner).poll_write_vectored(cx, bufs);
+        let written = written.map(|result| self.wire.wrote(result, whole()));
+        self.wire.unless_given_up(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -158,11 +162,13 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Stream<T> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_flush(cx)
+        let flushed = Pin::new(&mut self.inner).poll_flush(cx);
+        self.wire.unless_given_up(cx, flushed)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_shutdown(cx)
+        let shut = Pin::new(&mut self.inner).poll_shutdown(cx);
+        self.wire.unless_given_up(cx, shut)
     }
 }
 

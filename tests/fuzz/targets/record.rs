@@ -3,7 +3,7 @@
 #![no_main]
 
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Method, StatusCode};
+use http::{HeaderName, HeaderValue, Method, StatusCode, Version};
 use libfuzzer_sys::fuzz_target;
 use oncegate::http::replay;
 use oncegate::idempotency::codec::{Answer, Content, Head};
@@ -22,7 +22,9 @@ fn read(stored: &[u8]) {
         assert_eq!(again.len(), stored.len(), "nothing is left out or made up");
         assert_eq!(Answer::decode(&again).as_ref(), Ok(&answer));
         for method in [Method::POST, Method::HEAD] {
-            drop(replay::response(&answer, &method));
+            for version in [Version::HTTP_11, Version::HTTP_2] {
+                drop(replay::response(&answer, &method, version));
+            }
         }
         for cut in 0..stored.len().min(64) {
             // A body may end anywhere, what stands before it may not.
