@@ -24,8 +24,8 @@ pub(super) struct Lines {
 #[derive(Default)]
 struct Line {
     open: Mutex<Vec<Arc<Shared>>>,
-    /// One at a time is opened: many a request fits on it.
-    opening: Turns<()>,
+    /// One at a time of each kind is opened: many a request fits on it.
+    opening: [Turns<()>; 2],
 }
 
 impl Lines {
@@ -55,9 +55,9 @@ impl Lines {
         self.is_known.store(true, Ordering::Relaxed);
     }
 
-    /// Waits until nobody else on this thread opens one.
-    pub(super) async fn turn(&self) -> Turn<'_, ()> {
-        self.shards[shards::index()].opening.lock().await
+    /// Waits until nobody else on this thread opens one of this kind.
+    pub(super) async fn turn(&self, reuse: Reuse) -> Turn<'_, ()> {
+        self.shards[shards::index()].opening[usize::from(reuse == Reuse::Protected)].lock().await
     }
 
     /// Room for a request on one of this thread that was opened for its kind: what befalls a connection by other requests,
@@ -85,7 +85,7 @@ impl Lines {
     pub(super) fn take_in(&self, shared: Arc<Shared>) -> Option<Ticket> {
         let ticket = shared.join_new();
         let mut open = self.open(shards::index());
-        open.retain(|shared| shared.is_open() && !shared.is_unused(Reuse::Unprotected));
+        open.retain(|shared| shared.is_alive() && !shared.is_unused(Reuse::Unprotected));
         open.push(shared);
         drop(open);
         // There is room for many more.

@@ -2,10 +2,11 @@
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Context;
 use std::time::Duration;
 
+use bytes::{Buf, Bytes};
 use futures_util::task::AtomicWaker;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
@@ -20,8 +21,8 @@ const AT_ONCE: Duration = Duration::from_millis(100);
 /// The room on a connection.
 ///
 /// An upstream may answer before it has read all of a request, and read the rest late or never, while what it has not read
-/// keeps others' requests from it. So no more requests come to a connection that has such a one; and it is given up when
-/// they have been waited for long enough, and it carries nothing else.
+/// keeps others' requests from it. So no more requests come to a connection where such a rest waits; and it is given up when
+/// that has been waited for long enough, and it carries nothing else.
 pub(super) struct Load {
     taken: Mutex<Taken>,
     wire: Arc<Wire>,
@@ -32,8 +33,8 @@ pub(super) struct Load {
 #[derive(Default)]
 struct Taken {
     all: usize,
-    /// Those whose answer has ended, and they have not.
-    late: usize,
+    /// Those whose answer has ended, and a part of them waits.
+    waiting: usize,
     /// Those of them that the upstream does not take.
     stuck: usize,
     is_given_up: bool,
@@ -54,16 +55,12 @@ impl Load {
         drop(taken);
         Some(Room {
             load: Arc::clone(self),
-            ending: OnceLock::new(),
+            rest: Mutex::default(),
             is_overdue: AtomicBool::new(false),
             is_stuck: AtomicBool::new(false),
             body: AtomicWaker::new(),
             broken: Mutex::default(),
         })
-    }
-
-    pub(super) fn is_open(&self) -> bool {
-        self.taken().is_open()
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -79,6 +76,8 @@ impl Load {
         if is_given_up {
             self.wire.give_up();
         }
+        // All of them: not everybody may use what is free.
+        self.freed.notify_waiters();
     }
 
     fn taken(&self) -> MutexGuard<'_, Taken> {
@@ -88,15 +87,14 @@ impl Load {
 
 impl Taken {
     fn is_open(&self) -> bool {
-        self.late == 0 && !self.is_given_up
+        self.waiting == 0 && !self.is_given_up
     }
 }
 
 /// Room for one request. It is taken until the answer has ended, and all of the request was written.
 pub(super) struct Room {
     load: Arc<Load>,
-    /// Where its answer has ended first; gone with it.
-    ending: OnceLock<oneshot::Sender<Infallible>>,
+    rest: Mutex<Rest>,
     is_overdue: AtomicBool,
     is_stuck: AtomicBool,
     /// Who waits for more of the request's body.
@@ -105,15 +103,21 @@ pub(super) struct Room {
     broken: Mutex<Option<body::Error>>,
 }
 
+/// What is left of a request.
+#[derive(Default)]
+struct Rest {
+    /// Pieces of its body that are yet to be written.
+    pieces: usize,
+    /// Where its answer has ended first; gone with it.
+    ending: Option<oneshot::Sender<Infallible>>,
+}
+
 impl Room {
     /// The answer has ended. What is left of the request is waited for, for as long as `patience`.
     pub(super) fn outlives_answer(self: &Arc<Self>, patience: Duration) {
         let Ok(runtime) = Handle::try_current() else { return };
         let (ending, mut ended) = oneshot::channel();
-        if self.ending.set(ending).is_err() {
-            return;
-        }
-        self.load.change(|taken| taken.late += 1);
+        self.change(|rest| rest.ending = Some(ending));
         let room = Arc::downgrade(self);
         runtime.spawn(async move {
             if timeout(patience, &mut ended).await.is_ok() {
@@ -126,16 +130,39 @@ impl Room {
         });
     }
 
+    /// A piece of the request's body.
+    pub(super) fn piece(self: &Arc<Self>, bytes: Bytes) -> Piece {
+        self.change(|rest| rest.pieces += 1);
+        Piece { bytes, room: Arc::clone(self) }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Rest)) {
+        let mut rest = self.rest();
+        let before = rest.waits();
+        change(&mut rest);
+        match (before, rest.waits()) {
+            (false, true) => self.load.change(|taken| taken.waiting += 1),
+            (true, false) => self.load.change(|taken| taken.waiting -= 1),
+            _ => {}
+        }
+    }
+
+    fn rest(&self) -> MutexGuard<'_, Rest> {
+        self.rest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whoever waits for more of the request gives up, and with that its room.
     fn wait_no_longer(&self) {
         self.is_overdue.store(true, Ordering::Release);
         self.body.wake();
     }
 
-    /// Nobody waited: it is the upstream that does not take it.
+    /// What still waits is what the upstream does not take.
     fn stick(&self) {
-        self.is_stuck.store(true, Ordering::Release);
-        self.load.change(|taken| taken.stuck += 1);
+        if self.rest().waits() {
+            self.is_stuck.store(true, Ordering::Release);
+            self.load.change(|taken| taken.stuck += 1);
+        }
     }
 
     /// Whether the rest of the request is not wanted any more; otherwise `cx` is woken when that comes about.
@@ -151,14 +178,43 @@ impl Room {
 
 impl Drop for Room {
     fn drop(&mut self) {
-        let (is_late, is_stuck) = (self.ending.get().is_some(), *self.is_stuck.get_mut());
+        let is_stuck = *self.is_stuck.get_mut();
         self.load.change(|taken| {
             taken.all -= 1;
-            taken.late -= usize::from(is_late);
             taken.stuck -= usize::from(is_stuck);
         });
-        // All of them: not everybody may use what is free.
-        self.load.freed.notify_waiters();
+    }
+}
+
+impl Rest {
+    fn waits(&self) -> bool {
+        self.ending.is_some() && self.pieces > 0
+    }
+}
+
+/// A piece of a request's body. h2 takes it in whole, and has it until the upstream has taken it.
+pub(super) struct Piece {
+    bytes: Bytes,
+    room: Arc<Room>,
+}
+
+impl Buf for Piece {
+    fn remaining(&self) -> usize {
+        self.bytes.remaining()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.bytes.chunk()
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.bytes.advance(count);
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        self.room.change(|rest| rest.pieces -= 1);
     }
 }
 
@@ -183,45 +239,59 @@ mod tests {
     fn there_is_room_for_so_many() {
         let (load, _) = load();
         let rooms = take::<2>(&load);
-        assert!(load.take(2).is_none() && load.is_open());
+        assert!(load.take(2).is_none() && load.take(3).is_some());
         drop(rooms);
         assert!(load.is_empty() && load.take(1).is_some());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_comes_to_where_a_request_outlives_its_answer() {
+    async fn nobody_comes_to_where_the_rest_of_a_request_waits() {
         let (load, wire) = load();
-        let [late, healthy] = take(&load);
+        let [late, _healthy, _other] = take(&load);
+        let (one, other) = (late.piece(Bytes::new()), late.piece(Bytes::new()));
+        assert!(load.take(100).is_some(), "its answer is yet to end");
         late.outlives_answer(PATIENCE);
-        assert!(!load.is_open() && load.take(100).is_none());
-        drop(late);
-        assert!(load.is_open() && load.take(2).is_some());
-        drop(healthy);
+        assert!(load.take(100).is_none());
+        drop(one);
+        assert!(load.take(100).is_none());
+        drop(other);
+        assert!(load.take(100).is_some(), "it is the client who has the rest");
+        let more = late.piece(Bytes::new());
+        assert!(load.take(100).is_none());
+        drop((late, more));
+        assert!(load.take(100).is_some());
         tokio::time::sleep(PATIENCE * 2).await;
         assert!(!wire.is_given_up());
+    }
+
+    /// What is left of a request whose answer has ended: the upstream does not take it.
+    fn stuck(room: Arc<Room>) -> Piece {
+        let piece = room.piece(Bytes::new());
+        room.outlives_answer(PATIENCE);
+        piece
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_is_given_up_when_all_that_it_carries_is_stuck() {
         let (load, wire) = load();
         let [one, other, healthy] = take(&load);
-        one.outlives_answer(PATIENCE);
+        let one = stuck(one);
         tokio::time::sleep(PATIENCE / 2).await;
-        other.outlives_answer(PATIENCE);
+        let other = stuck(other);
         drop(healthy);
         tokio::time::sleep(PATIENCE).await;
         assert!(!wire.is_given_up(), "the other one has some time left");
         tokio::time::sleep(PATIENCE).await;
         assert!(wire.is_given_up());
         drop((one, other));
-        assert!(!load.is_open() && load.is_empty(), "for good");
+        assert!(load.take(1).is_none() && load.is_empty(), "for good");
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_last_that_is_well_is_waited_for() {
         let (load, wire) = load();
         let [late, healthy] = take(&load);
-        late.outlives_answer(PATIENCE);
+        let _piece = stuck(late);
         tokio::time::sleep(PATIENCE * 2).await;
         assert!(!wire.is_given_up());
         drop(healthy);
@@ -231,10 +301,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_waits_for_more_of_a_request_hears_that_it_is_not_wanted() {
         let (load, wire) = load();
-        let [late, _healthy] = take(&load);
+        let [late] = take(&load);
         late.outlives_answer(PATIENCE);
         std::future::poll_fn(|cx| if late.is_overdue(cx) { Poll::Ready(()) } else { Poll::Pending }).await;
-        drop(late);
-        assert!(load.is_open() && !wire.is_given_up());
+        tokio::time::sleep(PATIENCE).await;
+        assert!(!wire.is_given_up() && load.take(2).is_some(), "nothing of it waits for the upstream");
     }
 }

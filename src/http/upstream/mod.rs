@@ -269,7 +269,7 @@ impl Upstream {
         };
         // Who waits for another's connection waits no longer than for one's own.
         let limit = settings.connect_timeout;
-        let turn = timeout(limit, lines.turn()).await.map_err(|_| NotSent::ConnectTimeout(limit))?;
+        let turn = timeout(limit, lines.turn(reuse)).await.map_err(|_| NotSent::ConnectTimeout(limit))?;
         if let Some(line) = self.take_open(reuse) {
             return Ok((line, true));
         }

@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::{Buf, Bytes};
 use h2::Reason;
 use http::header::{CONNECTION, HOST, TRANSFER_ENCODING, UPGRADE};
 use http::uri::{Authority, PathAndQuery, Scheme};
@@ -19,7 +18,7 @@ use tokio::sync::{Notify, watch};
 
 use super::connection::Refused;
 use super::frames::{Frames, Heard};
-use super::load::{Load, Room};
+use super::load::{Load, Piece, Room};
 use super::origin::Origin;
 use super::stream::Wire;
 use super::{Io, NotSent, Reuse, Settings};
@@ -124,12 +123,8 @@ impl Shared {
         self.carries == reuse
     }
 
-    /// Whether another request can come to it at all.
-    pub(super) fn is_open(&self) -> bool {
-        self.is_alive() && self.load.is_open()
-    }
-
-    fn is_alive(&self) -> bool {
+    /// Whether another request can come to it, now or later.
+    pub(super) fn is_alive(&self) -> bool {
         !self.heard.says_goodbye()
             && !self.wire.has_failed()
             && self.sender().as_ref().is_some_and(|sender| !sender.is_closed())
@@ -267,10 +262,7 @@ impl http_body::Body for Watched {
                 *self.room.broken() = Some(error);
                 Some(Err(body::Error::Abandoned))
             }
-            frame => frame.map(|frame| {
-                let room = &self.room;
-                frame.map(|frame| frame.map_data(|bytes| Piece { bytes, _room: Arc::clone(room) }))
-            }),
+            frame => frame.map(|frame| frame.map(|frame| frame.map_data(|bytes| self.room.piece(bytes)))),
         })
     }
 
@@ -280,25 +272,5 @@ impl http_body::Body for Watched {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
-    }
-}
-
-/// A piece of a request's body. h2 takes it in whole, and has it until the upstream has taken it.
-struct Piece {
-    bytes: Bytes,
-    _room: Arc<Room>,
-}
-
-impl Buf for Piece {
-    fn remaining(&self) -> usize {
-        self.bytes.remaining()
-    }
-
-    fn chunk(&self) -> &[u8] {
-        self.bytes.chunk()
-    }
-
-    fn advance(&mut self, count: usize) {
-        self.bytes.advance(count);
     }
 }

@@ -1,10 +1,13 @@
 //! Which requests share a connection, and which have one of their own.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::{all_are_paid, before};
+use crate::support::frames::WINDOW_UPDATE;
 use crate::support::h2::{DATA, END_HEADERS, END_STREAM, HEADERS, OK};
-use crate::support::{Client, Gate, H2, Request, eventually};
+use crate::support::http2::{Http2, post};
+use crate::support::{Client, Gate, H2, Request, Signal, eventually};
 
 #[test]
 fn requests_share_a_connection_as_far_as_the_upstream_takes_them() {
@@ -125,6 +128,50 @@ fn a_connection_with_a_request_that_is_not_read_is_left_when_the_others_have_end
         let _ = Client::connect(gate.address).send("GET / HTTP/1.1\r\nHost: a\r\n\r\n");
         (upstream.connections() == 2).then_some(())
     });
+}
+
+#[test]
+fn a_connection_where_a_request_was_not_read_for_a_while_is_used_again() {
+    let (goes_on, opened) = (Signal::new(), AtomicUsize::new(0));
+    let reads = goes_on.clone();
+    let upstream = H2::start(&[0, 3, 0, 0, 0, 2], move |mut conn| {
+        let is_first = opened.fetch_add(1, Ordering::SeqCst) == 0;
+        let mut count = 0;
+        while let Some(head) = conn.until(|frame| frame.kind == HEADERS) {
+            count += 1;
+            if !is_first || count == 1 {
+                // These go on for ever.
+                conn.send(HEADERS, END_HEADERS, head.stream, OK);
+                conn.send(DATA, 0, head.stream, b"l");
+                continue;
+            }
+            conn.answer(head.stream, b"paid");
+            if count == 2 {
+                reads.wait();
+                for stream in [0, head.stream] {
+                    conn.send(WINDOW_UPDATE, 0, stream, &(1u32 << 20).to_be_bytes());
+                }
+            }
+        }
+    });
+    let settings = "protocol = \"h2\", max_connections = 2, connect_timeout = \"300ms\"";
+    let gate = before(&upstream).upstream(settings).start();
+    // All of it comes to one of the gate's threads.
+    let mut client = Http2::connect(&gate);
+    let get = || http::Request::get("http://gate.test/").body("").unwrap();
+    let begin = |client: &mut Http2| {
+        let mut long = client.begin(get());
+        long.until(1);
+        long
+    };
+    let long = begin(&mut client);
+    client.send(post("/charges").body(vec![b'x'; 100 << 10]).unwrap()).expect(200, "");
+    let others = [(); 2].map(|()| begin(&mut client));
+    assert_eq!(upstream.connections(), 2);
+    client.send(get()).expect(503, "");
+    goes_on.open();
+    eventually("room on the first", || (client.send(get()).status == 200).then_some(()));
+    drop((long, others));
 }
 
 /// A client that goes on slowly after its answer takes the connection from others for no longer than the rest of its request
