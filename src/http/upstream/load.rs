@@ -16,7 +16,7 @@ use super::stream::Wire;
 use crate::http::body;
 
 /// How long giving up the rest of a request may take where nothing stands in its way.
-const AT_ONCE: Duration = Duration::from_millis(100);
+const AT_ONCE: Duration = Duration::from_millis(500);
 
 /// The room on a connection.
 ///
@@ -69,15 +69,19 @@ impl Load {
 
     fn change(&self, change: impl FnOnce(&mut Taken)) {
         let mut taken = self.taken();
+        let (before, was_open) = (taken.all, taken.is_open());
         change(&mut taken);
         taken.is_given_up |= taken.stuck > 0 && taken.stuck == taken.all;
         let is_given_up = taken.is_given_up;
+        let is_freed = taken.all < before || (taken.is_open() && !was_open);
         drop(taken);
         if is_given_up {
             self.wire.give_up();
         }
-        // All of them: not everybody may use what is free.
-        self.freed.notify_waiters();
+        if is_freed {
+            // All of them: not everybody may use what is free.
+            self.freed.notify_waiters();
+        }
     }
 
     fn taken(&self) -> MutexGuard<'_, Taken> {
@@ -157,12 +161,10 @@ impl Room {
         self.body.wake();
     }
 
-    /// What still waits is what the upstream does not take.
+    /// It would have ended by now, but for the upstream: that does not take it, or what was to go before it.
     fn stick(&self) {
-        if self.rest().waits() {
-            self.is_stuck.store(true, Ordering::Release);
-            self.load.change(|taken| taken.stuck += 1);
-        }
+        self.is_stuck.store(true, Ordering::Release);
+        self.load.change(|taken| taken.stuck += 1);
     }
 
     /// Whether the rest of the request is not wanted any more; otherwise `cx` is woken when that comes about.
@@ -299,12 +301,25 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn what_waits_behind_a_stuck_request_is_stuck_too() {
+        let (load, wire) = load();
+        let [one, behind] = take(&load);
+        let _piece = stuck(one);
+        // h2 has yet to ask for its body.
+        behind.outlives_answer(PATIENCE);
+        tokio::time::sleep(PATIENCE * 2).await;
+        assert!(wire.is_given_up());
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn who_waits_for_more_of_a_request_hears_that_it_is_not_wanted() {
         let (load, wire) = load();
         let [late] = take(&load);
         late.outlives_answer(PATIENCE);
+        assert!(load.take(2).is_some(), "nothing of it waits for the upstream");
         std::future::poll_fn(|cx| if late.is_overdue(cx) { Poll::Ready(()) } else { Poll::Pending }).await;
+        drop(late);
         tokio::time::sleep(PATIENCE).await;
-        assert!(!wire.is_given_up() && load.take(2).is_some(), "nothing of it waits for the upstream");
+        assert!(!wire.is_given_up() && load.take(1).is_some());
     }
 }

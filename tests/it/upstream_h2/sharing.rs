@@ -174,11 +174,11 @@ fn a_connection_where_a_request_was_not_read_for_a_while_is_used_again() {
     drop((long, others));
 }
 
-/// A client that goes on slowly after its answer takes the connection from others for no longer than the rest of its request
-/// may take, and breaks nothing off.
+/// A client that goes on slowly after its answer keeps its room for no longer than the rest of its request may take, and
+/// breaks nothing off.
 #[test]
 fn a_client_that_does_not_send_the_rest_of_a_request_is_not_waited_for() {
-    let upstream = early(&[]);
+    let upstream = early(&[0, 3, 0, 0, 0, 1]);
     let gate = with_one_connection(&upstream);
     let mut slow = Client::connect(gate.address);
     slow.send("POST /charges HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n");
