@@ -112,9 +112,10 @@ impl Exchanges {
     }
 
     /// Drives a connection whose client was told to leave, until it has: or until nothing has been on its way to the
-    /// client for so long. Who asks on and on for a sign of life is left when it has had the time for its last answers.
+    /// client for so long. Who asks on and on for a sign of life is left when it has had the time for its last answers, and
+    /// who floods the gate even now as soon as that it should leave is on its way.
     pub(super) async fn or_left<C: Future>(&self, mut connection: Pin<&mut C>, moved: &Moved, patience: Duration) {
-        let told = Instant::now();
+        let (told, before) = (Instant::now(), self.state().floods);
         let mut timer = pin!(sleep_until(told + patience));
         poll_fn(|cx| {
             if connection.as_mut().poll(cx).is_ready() {
@@ -126,7 +127,7 @@ impl Exchanges {
                 (state.floods, (state.open == 0).then_some(state.idle_since))
             };
             match idle_since {
-                _ if floods > 1 => Poll::Ready(()),
+                _ if floods > before && moved.last() > told => Poll::Ready(()),
                 Some(since) => {
                     let since = since.max(told);
                     let latest = since + self.limits.body_timeout.max(patience);

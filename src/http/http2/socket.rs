@@ -3,7 +3,7 @@
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -26,6 +26,10 @@ pub(super) struct Socket<S> {
     stuck: Option<Pin<Box<Sleep>>>,
     moved: Moved,
     floods: Floods,
+    /// Too much has come that leads nowhere: the client has something to read before more of it is.
+    is_flooded: bool,
+    /// Who waits for that to read on.
+    reader: Option<Waker>,
     exchanges: Arc<Exchanges>,
     is_shut: bool,
     end: End<S>,
@@ -34,8 +38,19 @@ pub(super) struct Socket<S> {
 impl<S> Socket<S> {
     pub(super) fn new(socket: S, limits: &Limits, usage: Arc<Usage>, exchanges: Arc<Exchanges>, end: End<S>) -> Self {
         let (patience, moved) = (limits.body_timeout, Moved(Arc::new(Mutex::new(Instant::now()))));
-        let floods = Floods::new();
-        Self { socket: Some(socket), patience, usage, stuck: None, moved, floods, exchanges, is_shut: false, end }
+        Self {
+            socket: Some(socket),
+            patience,
+            usage,
+            stuck: None,
+            moved,
+            floods: Floods::new(),
+            is_flooded: false,
+            reader: None,
+            exchanges,
+            is_shut: false,
+            end,
+        }
     }
 
     /// When something was last written.
@@ -57,6 +72,8 @@ impl<S> Socket<S> {
             self.stuck = None;
             self.moved.now();
             self.floods.wrote(*written.as_ref().unwrap_or(&0));
+            self.is_flooded = false;
+            self.reader.take().into_iter().for_each(Waker::wake);
             return Poll::Ready(written);
         }
         let patience = self.patience;
@@ -106,9 +123,15 @@ impl<S> End<S> {
 
 impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.is_flooded {
+            // The client is told to leave now, or it is left. Whoever sends faster than is read has all of the reader's time.
+            self.reader = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
         let before = buf.filled().len();
         ready!(self.socket()?.poll_read(cx, buf))?;
         if self.floods.read(&buf.filled()[before..]) {
+            self.is_flooded = true;
             self.exchanges.flooded();
         }
         Poll::Ready(Ok(()))

@@ -73,7 +73,14 @@ fn connect_counted(metrics: &Metrics) -> (DuplexStream, watch::Sender<bool>) {
 }
 
 fn connect_idle(idle_timeout: Duration, metrics: &Metrics) -> (DuplexStream, watch::Sender<bool>) {
-    let (client, stream) = duplex(16 << 10);
+    connect_by(duplex(16 << 10), idle_timeout, metrics)
+}
+
+fn connect_by(
+    (client, stream): (DuplexStream, DuplexStream),
+    idle_timeout: Duration,
+    metrics: &Metrics,
+) -> (DuplexStream, watch::Sender<bool>) {
     let (stop, stopped) = watch::channel(false);
     let limits = Limits {
         header_timeout: Duration::from_secs(5),
@@ -355,4 +362,29 @@ async fn who_waits_to_be_accepted_when_all_ends_is_answered() {
         }
     };
     timeout(Duration::from_secs(20), async { tokio::join!(served, answers) }).await.unwrap();
+}
+
+/// All of it has come by the time that the gate looks, and would be read at one go.
+#[tokio::test]
+async fn whoever_floods_is_told_to_leave_before_it_is_left() {
+    use crate::http::frame::{GOAWAY, HEADER, SETTINGS, WINDOW_UPDATE};
+
+    let window = [0, 0, 4, WINDOW_UPDATE, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+    let sent = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &[0, 0, 0, SETTINGS, 0, 0, 0, 0, 0]].concat();
+    let sent = [sent, window.repeat(400_000)].concat();
+    let (mut client, stream) = duplex(sent.len());
+    client.write_all(&sent).await.unwrap();
+    let (mut client, _stop) = connect_by((client, stream), Duration::from_secs(20), &Metrics::new());
+    let (mut came, mut goodbyes) = (Vec::new(), Vec::new());
+    timeout(Duration::from_secs(1), client.read_to_end(&mut came)).await.unwrap().unwrap();
+    let mut rest = &came[..];
+    while let Some((head, frames)) = rest.split_first_chunk::<HEADER>() {
+        let (payload, frames) = frames.split_at(crate::http::frame::length(*head) as usize);
+        if head[3] == GOAWAY {
+            goodbyes.push(payload[4..8].to_vec());
+        }
+        rest = frames;
+    }
+    // Before its reason, the last stream that is answered (RFC 9113, 6.8).
+    assert_eq!(goodbyes, [[0; 4]]);
 }
