@@ -147,12 +147,13 @@ mod tests {
         let shards = Shards::start().unwrap();
         let (seen, mut where_they_ran) = tokio::sync::mpsc::unbounded_channel();
         let mut connections = JoinSet::new();
+        let all = Arc::new(tokio::sync::Barrier::new(2 * count()));
         for _ in 0..2 * count() {
-            let seen = seen.clone();
+            let (seen, all) = (seen.clone(), Arc::clone(&all));
             shards.spawn(&mut connections, async move {
                 let first = index();
-                // Until all are there.
-                tokio::time::sleep(Duration::from_millis(20)).await;
+                // One that has ended leaves its place to another.
+                all.wait().await;
                 seen.send((first, index())).unwrap();
             });
         }

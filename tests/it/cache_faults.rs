@@ -6,7 +6,7 @@ mod purges;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::servers::{Dump, Postgres, Redis};
+use crate::servers::{Database, Dump, Postgres, Redis};
 use crate::storm::Storm;
 use crate::support::gate::SECRET;
 use crate::support::store::{migrated, migrated_on};
@@ -38,7 +38,7 @@ fn results(gates: &[Gate], result: &str) -> u64 {
 #[track_caller]
 fn spoiled_under_load(redis: &Redis, max_age: &str, sought: &[&str], mut spoil: impl FnMut(&mut fastrand::Rng)) {
     let Some(database) = migrated() else { return };
-    let storm = Storm::before(&database.url).asking_again();
+    let storm = Storm::before(&database.url).asking_again().with_lease(5);
     // What is in memory is not asked of the cache: little is.
     let lines = format!("cache_max_age = \"{max_age}\"\ncache_max_entries = 100");
     let plan = |plan: Plan| plan.store_url(&database.url).cache(&redis.url(), SECRET).store(&lines);
@@ -59,7 +59,7 @@ fn spoiled_under_load(redis: &Redis, max_age: &str, sought: &[&str], mut spoil: 
     seen.expect_right();
     for gate in &mut gates {
         assert!(gate.is_running());
-        assert_eq!(gate.admin("GET", "/readyz", None).status, 200);
+        eventually("it is ready", || (gate.admin("GET", "/readyz", None).status == 200).then_some(()));
     }
     assert!(has_all(&gates), "{sought:?} did not all come up");
 }
@@ -224,32 +224,63 @@ fn a_cold_replica_answers_out_of_the_cache_alone() {
     for answer in &answers {
         answer.expect(200, "executed");
     }
-    eventually("the cache has them", || (redis.names().len() >= KEYS * 9 / 10).then_some(()));
+    let replays_all = |gate: &Gate| {
+        for (nth, answer) in answers.iter().enumerate() {
+            let replay = ask(gate, nth);
+            replay.expect(200, "replayed");
+            answer.expect_repeated_by(&replay);
+        }
+    };
+    // One that finds it late leaves it out. One that has nothing in memory puts there what the store has.
+    let mut looks = 0;
+    eventually("the cache has them", || {
+        looks += 1;
+        if looks % 50 == 0 {
+            replays_all(&plan().start());
+        }
+        (redis.names().len() >= KEYS * 9 / 10).then_some(())
+    });
 
-    let cold = plan().start();
+    // On a busy machine the cache is late now and then; what it has answered, it has answered alone.
+    let began = Instant::now();
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let hits = cold_hits(&plan().start(), (&postgres, &database), tries, KEYS, replays_all);
+        if hits * 2 >= KEYS {
+            break;
+        }
+        assert!(began.elapsed() < LONGEST, "{hits} of {KEYS} are from the cache");
+    }
+    assert_eq!(upstream.runs(), KEYS + warming);
+}
+
+/// How many of so many answers a replica had from the cache, which has just started; holds that it asked the database for
+/// the others alone.
+#[track_caller]
+fn cold_hits(
+    cold: &Gate,
+    (postgres, database): (&Postgres, &Database),
+    nth: usize,
+    count: usize,
+    replays_all: impl Fn(&Gate),
+) -> usize {
     // Each statement stands in the log before it is carried out.
-    let mark = |name: &str| {
+    let mark = |name: String| {
         database.run(&format!("SELECT '{name}'"));
         eventually("a mark in the log", || postgres.log().find(&format!("SELECT '{name}'")))
     };
-    let from = mark("from here");
-    for (nth, answer) in answers.iter().enumerate() {
-        let replay = ask(&cold, nth);
-        replay.expect(200, "replayed");
-        answer.expect_repeated_by(&replay);
-    }
-    let to = mark("to here");
+    let from = mark(format!("from here {nth}"));
+    replays_all(cold);
+    let to = mark(format!("to here {nth}"));
     let log = postgres.log();
     // What the workers do in the background, and connections that open, are no part of an answer.
     let others = ["expire_leases_v1", "sweep_v1", "renew_v1", "count_v1", "oncegate.session", "flush_v1"];
     let is_workers = |line: &str| others.iter().any(|name| line.contains(name));
     let statements = log[from..to].lines().filter(|line| line.contains("oncegate.") && !is_workers(line));
     let statements: Vec<&str> = statements.collect();
-    let cold = [cold];
-    let hits = usize::try_from(results(&cold, "hit")).expect("as many as there are keys");
+    let hits = usize::try_from(results(std::slice::from_ref(cold), "hit")).expect("as many as there are keys");
     eprintln!("{hits} from the cache, {} statements", statements.len());
-    // On a busy machine the cache is late now and then; what it has answered, it has answered alone.
-    assert_eq!(statements.len(), KEYS - hits, "{statements:?}");
-    assert!(hits * 2 >= KEYS, "{hits} of {KEYS} are from the cache");
-    assert_eq!(upstream.runs(), KEYS + warming);
+    assert_eq!(statements.len(), count - hits, "{statements:?}");
+    hits
 }

@@ -173,6 +173,7 @@ fn store_files(plan: &Plan) -> Vec<(std::path::PathBuf, Vec<u8>)> {
 #[test]
 fn kills_at_random_moments() {
     const TIME: Duration = Duration::from_secs(15);
+    const LEAST: usize = 10;
     let upstream = Upstream::start(|request| {
         let wait = u64::try_from(request.nth % 7).expect("small");
         Reply::ok(format!("run {}", request.nth)).delay(Duration::from_millis(wait))
@@ -203,7 +204,7 @@ fn kills_at_random_moments() {
             })
             .collect();
         let start = Instant::now();
-        while start.elapsed() < TIME {
+        while start.elapsed() < TIME || kills.load(Ordering::SeqCst) < LEAST && start.elapsed() < 4 * TIME {
             let gate = plan.start();
             *running.lock().unwrap() = Some(gate.address);
             std::thread::sleep(Duration::from_micros(random.below(120_000)));
@@ -218,7 +219,7 @@ fn kills_at_random_moments() {
     let kills = kills.into_inner();
     let unknown = answers.iter().filter(|(_, answers)| answers.iter().any(|answer| answer.word() == "outcome-unknown"));
     eprintln!("{kills} kills, {} keys, {} of them unknown", answers.len(), unknown.count());
-    assert!(kills >= 10 && answers.len() >= 50, "{kills} kills, {} keys", answers.len());
+    assert!(kills >= LEAST && answers.len() >= 50, "{kills} kills, {} keys", answers.len());
 }
 
 /// Sends a request up to three times, to whatever gate runs, and keeps the whole answers.

@@ -202,7 +202,7 @@ fn an_expectation_is_the_gates_to_meet() {
 #[test]
 fn nobody_who_says_half_a_word_is_waited_for() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
-    let gate = Gate::before(&upstream).top("[limits]\nheader_timeout = \"300ms\"").start();
+    let gate = Gate::before(&upstream).top("[limits]\nheader_timeout = \"1s\"").start();
     for length in [0, 1, 3, 17, 23] {
         let began = Instant::now();
         let mut client = Client::connect(gate.address);
@@ -243,12 +243,21 @@ fn what_crosses_with_the_farewell_is_answered() {
     // Idle for longer than a client may take to go.
     let limits = "[limits]\nidle_timeout = \"2500ms\"\nbody_timeout = \"1s\"";
     let gate = Gate::before(&upstream).top(limits).start();
-    let mut client = Frames::connect(gate.address, &[]);
-    client.send(HEADERS, WHOLE, 1, &request("GET", "/", &[]));
-    assert_eq!(client.ending(1), Ending::Status(200));
-    client.next_of(GOAWAY).expect("a word of farewell");
-    client.send(HEADERS, WHOLE, 3, &request("GET", "/", &[]));
-    assert_eq!(client.ending(3), Ending::Status(200));
+    for _ in 0..5 {
+        let mut client = Frames::connect(gate.address, &[]);
+        client.send(HEADERS, WHOLE, 1, &request("GET", "/", &[]));
+        assert_eq!(client.ending(1), Ending::Status(200));
+        client.next_of(GOAWAY).expect("a word of farewell");
+        let told = Instant::now();
+        client.send(HEADERS, WHOLE, 3, &request("GET", "/", &[]));
+        let ending = client.ending(3);
+        // Two seconds is what it has.
+        if told.elapsed() < Duration::from_millis(1500) {
+            assert_eq!(ending, Ending::Status(200));
+            return;
+        }
+    }
+    panic!("the machine is too slow for this");
 }
 
 #[test]
@@ -279,7 +288,7 @@ fn a_body_that_pauses_or_dribbles_is_given_up() {
     });
     assert_eq!(client.ending(1), Ending::Status(0));
     assert!(began.elapsed() < Duration::from_secs(8));
-    client.stream.shutdown(std::net::Shutdown::Both).unwrap();
+    drop(client.stream.shutdown(std::net::Shutdown::Both));
     done.wait();
     dribble.join().unwrap();
     assert_eq!(upstream.runs_of("k"), 0, "a request that is not whole claims nothing");

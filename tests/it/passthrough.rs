@@ -407,8 +407,8 @@ fn events_arrive_one_by_one_as_the_upstream_sends_them() {
 
 #[test]
 fn a_long_poll_outlives_every_limit_of_a_client_that_says_nothing() {
-    let upstream = Upstream::start(|_| Reply::ok("news").delay(Duration::from_millis(2_500)));
-    let limits = "[limits]\nheader_timeout = \"1s\"\nidle_timeout = \"1s\"\nbody_timeout = \"1s\"\n";
+    let upstream = Upstream::start(|_| Reply::ok("news").delay(Duration::from_millis(4_500)));
+    let limits = "[limits]\nheader_timeout = \"2s\"\nidle_timeout = \"2s\"\nbody_timeout = \"2s\"\n";
     let gate = plan(&upstream).routes(&format!("{PASS}{limits}")).start();
     let mut client = Client::connect(gate.address);
     for _ in 0..2 {

@@ -193,7 +193,7 @@ fn keys_of_clients_that_cannot_send_one() {
 #[test]
 fn a_record_past_its_ttl_runs_again() {
     let upstream = numbered();
-    let gate = Gate::before(&upstream).defaults("ttl = \"1s\"").start();
+    let gate = Gate::before(&upstream).defaults("ttl = \"3s\"").start();
     gate.post("/c", "k", "{}").expect(200, "executed");
     gate.post("/c", "k", "{}").expect(200, "replayed");
     let again = eventually("the second run", || {
@@ -209,7 +209,7 @@ fn an_unknown_record_past_its_ttl_runs_again() {
         1 => Reply::default().pause(Duration::from_millis(1)).reset(),
         _ => Reply::ok("x"),
     });
-    let gate = Gate::before(&upstream).defaults("unknown_ttl = \"1s\"").start();
+    let gate = Gate::before(&upstream).defaults("unknown_ttl = \"3s\"").start();
     gate.post("/c", "k", "{}").expect_problem(502, "upstream-broken");
     gate.post("/c", "k", "{}").expect_problem(409, "outcome-unknown");
     eventually("the second run", || (gate.post("/c", "k", "{}").word() == "executed").then_some(()));

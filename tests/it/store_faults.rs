@@ -98,7 +98,7 @@ impl Drop for Unmount {
 /// The store goes away while the upstream runs: the client gets the upstream's answer, and it is kept later.
 fn away_after_the_attempt(fault: Fault) {
     let (upstream, signal) = holding();
-    let gate = Gate::before(&upstream).with_faults().store("settle_timeout = \"500ms\"").start();
+    let gate = Gate::before(&upstream).with_faults().store("settle_timeout = \"2s\"").start();
     let first = std::thread::scope(|scope| {
         let first = scope.spawn(|| gate.post("/charges", "k-1", "{}"));
         upstream.wait_for_runs(1);
@@ -183,13 +183,13 @@ fn a_store_that_hangs_before_the_attempt_forwards_nothing() {
 fn a_claim_that_took_most_of_its_lease_is_given_back() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
     // Failing open is for a store that is away, and this one has answered.
-    let plan = Gate::before(&upstream).defaults("lease = \"2s\"\nstore_failure = \"forward\"");
+    let plan = Gate::before(&upstream).defaults("lease = \"3s\"\nstore_failure = \"forward\"");
     let gate = plan.with_faults().start();
     gate.post("/charges", "warm", "{}").expect(200, "executed");
     gate.fault(Fault::Block);
     std::thread::scope(|scope| {
         let slow = scope.spawn(|| gate.post("/charges", "k-1", "{}"));
-        std::thread::sleep(Duration::from_millis(1_700));
+        std::thread::sleep(Duration::from_millis(3_500));
         gate.heal();
         slow.join().unwrap().expect_problem(503, "store-unavailable");
     });
@@ -289,7 +289,7 @@ fn a_claim_is_on_disk_before_anything_is_forwarded() {
 }
 
 fn short_lease(upstream: &Upstream) -> Plan {
-    Gate::before(upstream).defaults("lease = \"1s\"").with_faults()
+    Gate::before(upstream).defaults("lease = \"2s\"").with_faults()
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn an_upstream_that_outlives_its_lease_runs_once() {
         let first = scope.spawn(|| gate.post("/charges", "k-1", "{}"));
         upstream.wait_for_runs(1);
         let start = Instant::now();
-        while start.elapsed() < Duration::from_millis(3_500) {
+        while start.elapsed() < Duration::from_millis(6_500) {
             gate.post("/charges", "k-1", "{}").expect_problem(409, "in-flight");
             std::thread::sleep(Duration::from_millis(100));
         }
@@ -315,12 +315,13 @@ fn an_upstream_that_outlives_its_lease_runs_once() {
 /// The store is away for longer than the lease while the attempt runs: the late answer still completes the record.
 fn away_for_longer_than_the_lease(fault: Fault, answered_while_away: bool) {
     let (upstream, signal) = holding();
-    let gate = short_lease(&upstream).store("settle_timeout = \"300ms\"").start();
+    let settle_timeout = if answered_while_away { "1500ms" } else { "20s" };
+    let gate = short_lease(&upstream).store(&format!("settle_timeout = \"{settle_timeout}\"")).start();
     std::thread::scope(|scope| {
         let first = scope.spawn(|| gate.post("/charges", "k-1", "{}"));
         upstream.wait_for_runs(1);
         gate.fault(fault);
-        std::thread::sleep(Duration::from_millis(2_000));
+        std::thread::sleep(Duration::from_millis(3_500));
         if answered_while_away {
             signal.open();
             first.join().expect("an answer").expect(200, "unrecorded");

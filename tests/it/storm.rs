@@ -13,7 +13,7 @@ use crate::support::wait::PATIENCE;
 use crate::support::{Gate, Plan, Reply, Request, Response, Upstream};
 
 /// Whoever asks for a key that another runs waits a little, so that being told across replicas is tried as well.
-const POLICY: &str = "lease = \"1s\"\nin_flight = { wait = \"700ms\" }";
+const POLICY: &str = "in_flight = { wait = \"700ms\" }";
 
 /// How many clients there are, and how many of them want the same at once.
 const CLIENTS: usize = 50;
@@ -39,6 +39,8 @@ pub struct Storm {
     books: Arc<Books>,
     /// How many rounds of keys have begun.
     rounds: AtomicUsize,
+    /// How long the gates' leases are, in seconds.
+    lease: u32,
     /// Whether clients ask again, now and then, for what they have had.
     asks_again: bool,
     /// Where the records can be looked at, by a way that nothing disturbs.
@@ -65,7 +67,7 @@ impl Storm {
         let (writing, url) = (Arc::clone(&books), database.to_owned());
         let upstream = Upstream::start(move |request| writing.serve(request, &url));
         let (rounds, asks_again, database) = (AtomicUsize::new(0), false, database.to_owned());
-        Self { upstream, gates: Arc::default(), books, rounds, asks_again, database }
+        Self { upstream, gates: Arc::default(), books, rounds, lease: 1, asks_again, database }
     }
 
     /// With clients who ask again for what others have had long ago, as often as for what is new.
@@ -74,10 +76,17 @@ impl Storm {
         self
     }
 
+    /// With leases of so many seconds, where nobody dies: a claim that takes most of one is refused.
+    pub fn with_lease(mut self, seconds: u32) -> Self {
+        self.lease = seconds;
+        self
+    }
+
     /// Starts gates before the upstream.
     pub fn start(&self, gates: usize, plan: impl Fn(Plan) -> Plan) -> Vec<Gate> {
+        let policy = format!("lease = \"{}s\"\n{POLICY}", self.lease);
         let gates: Vec<Gate> =
-            (0..gates).map(|_| plan(Gate::before_url(&self.upstream.url()).defaults(POLICY)).start()).collect();
+            (0..gates).map(|_| plan(Gate::before_url(&self.upstream.url()).defaults(&policy)).start()).collect();
         *self.gates.lock().unwrap() = gates.iter().map(|gate| Some(gate.address)).collect();
         gates
     }

@@ -83,7 +83,7 @@ fn an_address_that_does_not_greet_is_set_aside() {
             conn.answer(stream, b"paid");
         }
     });
-    let gate = before_with(&[silent.url(), good.url()], "protocol = \"h2\"\nconnect_timeout = \"2s\"\n");
+    let gate = before_with(&[silent.url(), good.url()], "protocol = \"h2\"\nconnect_timeout = \"4s\"\n");
     let answers: Vec<String> = (0..10).map(|nth| gate.post("/charges", &format!("k{nth}"), "{}").word()).collect();
     assert_eq!(answers.iter().filter(|word| *word == "upstream-unreachable").count(), 1, "{answers:?}");
     assert_eq!((silent.connections(), good.connections()), (1, 9));

@@ -12,7 +12,7 @@ async fn adopt(harness: &Harness, rules: Vec<Identity>, accept_change: bool) -> 
     harness.store.adopt(origins.to_vec(), rules, accept_change).await.expect("adopt works")
 }
 
-/// A record of a namespace.
+/// A record of a namespace. With an unknown outcome it lives for a short time only.
 async fn record_of(harness: &Harness, number: u8, service: &str, namespace: &str) {
     let origin = Origin { service: service.into(), namespace: namespace.into(), route: "r".into() };
     let fresh = Fresh { origin: origin.id(), unknown_ttl: SHORT, ..fresh(number) };
@@ -34,7 +34,8 @@ pub(super) async fn other_rules_are_refused_while_records_live(harness: Harness)
     let first = vec![rule("charges", 1), rule("refunds", 1)];
     assert_eq!(adopt(&harness, first.clone(), false).await, []);
     for number in 1..=3 {
-        record_of(&harness, number, "shop", "charges").await;
+        let charges = Origin { namespace: "charges".into(), ..origin("r") };
+        claim(&harness, id(number), Fresh { origin: charges.id(), ..fresh(number) }).await;
     }
     settle(&harness, id(1), attempt(1), End::Hold).await;
     settle(&harness, id(2), attempt(2), complete("x")).await;

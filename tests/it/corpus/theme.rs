@@ -149,7 +149,8 @@ impl Stage {
         let at_least = forwarded.iter().filter(|one| !one.is_optional).count();
         let seen = loop {
             let seen = self.upstream.seen();
-            let list: Vec<_> = seen.iter().flatten().filter(|seen| !is_probe(seen)).cloned().collect();
+            let list: Vec<_> =
+                seen.iter().flatten().filter(|seen| !is_probe(seen) && !is_late(seen, key)).cloned().collect();
             // What may have left is given a moment to arrive.
             let wanted = if start.elapsed() < MOMENT { forwarded.len() } else { at_least };
             if seen.is_some() && list.len() >= wanted || start.elapsed() > PATIENCE {
@@ -226,6 +227,13 @@ fn asked(key: &str) -> Vec<u8> {
 
 fn is_probe(seen: &Seen) -> bool {
     matches!(seen, Seen::Whole(message) if message.start.starts_with("GET /probe"))
+}
+
+/// Whether it belongs to a play before this one, whose client may have left before it was sent.
+fn is_late(seen: &Seen, key: &str) -> bool {
+    let Seen::Whole(message) = seen else { return false };
+    let has = |text: &str| message.raw.windows(text.len()).any(|window| window == text.as_bytes());
+    has("case-") && !has(key)
 }
 
 fn line_of(seen: &Seen) -> String {

@@ -334,10 +334,12 @@ impl Plan {
     pub fn config(&self) -> PathBuf {
         let Self { url, server, admin, store_url, cache, store, upstream, defaults, routes, top, .. } = self;
         let comma = if upstream.is_empty() { "" } else { ", " };
+        // Scripted upstreams are threads among many on a busy machine.
+        let patience = if upstream.contains("connect_timeout") { "" } else { ", connect_timeout = \"10s\"" };
         let listen = |lines: &str| if lines.contains("listen") { "" } else { "listen = \"127.0.0.1:0\"" };
         let text = format!(
             "{top}\n[server]\n{}\n{server}\n[admin]\n{}\n{admin}\n[store]\nurl = \"{store_url}\"\n{cache}{store}\n\
-             [log]\nformat = \"json\"\n[upstreams]\napp = {{ url = \"{url}\"{comma}{upstream} }}\n\
+             [log]\nformat = \"json\"\n[upstreams]\napp = {{ url = \"{url}\"{patience}{comma}{upstream} }}\n\
              [defaults]\n{defaults}\n{routes}",
             listen(server),
             listen(admin)

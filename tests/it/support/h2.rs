@@ -66,6 +66,17 @@ impl Conn {
         self.send(GOAWAY, 0, 0, &[last.to_be_bytes(), code.to_be_bytes()].concat());
     }
 
+    /// Says something again and again, in frames of no known kind, until the connection is over: an attempt goes to no
+    /// connection that nothing was heard of for a second.
+    pub fn is_heard(&self) {
+        let mut stream = self.stream.try_clone().expect("a socket");
+        std::thread::spawn(move || {
+            while stream.write_all(&frame(0xEE, 0, 0, &[])).is_ok() {
+                std::thread::sleep(Duration::from_millis(200));
+            }
+        });
+    }
+
     /// Reads until the gate has closed.
     pub fn rest(&mut self) {
         while self.until(|_| false).is_some() {}

@@ -42,6 +42,7 @@ fn a_goodbye_in_two_steps_counts_by_its_second() {
 #[test]
 fn of_two_requests_a_goodbye_leaves_out_the_one_above_its_last() {
     let upstream = H2::start(&[], |mut conn| {
+        conn.is_heard();
         if let (Some(one), Some(other)) = (conn.request(), conn.request()) {
             let (first, second) = (one.min(other), one.max(other));
             conn.go_away(ANY, NO_ERROR);

@@ -13,8 +13,11 @@ use oncegate::store::{Claim, End, Error, Expiry, Fresh, Held, OriginId, Settled,
 use super::{migrated, settings, tokio};
 use crate::servers::{Database, Session};
 
-/// Longer than the gate waits for a lock, and shorter than what the tests hold.
+/// Longer than the gate waits for a lock.
 const SOON: Duration = Duration::from_millis(1500);
+
+/// What nobody holds up takes less, on a machine however busy. What is held is so for as long as it takes.
+const LATE: Duration = Duration::from_secs(15);
 const PAST: Duration = Duration::from_millis(50);
 
 fn id(number: u8) -> RecordId {
@@ -78,8 +81,8 @@ fn leases_of_others_are_renewed_and_end_as_ever() {
         let store = open(&database).await;
         claim(&store, 1..=4).await;
         let upstream = holding(&database, &[1]);
-        timeout(SOON, store.renew(vec![held(1), held(2)])).await.expect("it waits for nobody").unwrap();
-        let expired = timeout(SOON, store.expire_leases(100)).await.expect("it waits for nobody").unwrap();
+        timeout(LATE, store.renew(vec![held(1), held(2)])).await.expect("it waits for nobody").unwrap();
+        let expired = timeout(LATE, store.expire_leases(100)).await.expect("it waits for nobody").unwrap();
         assert_eq!(expired, 2, "the third and the fourth");
         let listed = store.get(id(2)).await.unwrap().unwrap();
         assert!(listed.record.until.since(listed.now) > Duration::from_secs(50));
@@ -134,12 +137,12 @@ fn an_ending_waits_for_the_transaction_and_holds_up_no_other() {
             ::tokio::select! {
                 biased;
                 settled = &mut first => panic!("settled what is held: {settled:?}"),
-                others = timeout(SOON, others) => others.expect("others wait"),
+                others = timeout(LATE, others) => others.expect("others wait"),
             }
             assert!(timeout(PAST, &mut first).await.is_err(), "settled what is held");
             upstream.run("COMMIT");
             // What the upstream says is what stands.
-            let settled = timeout(SOON, first).await.expect("it is free").unwrap();
+            let settled = timeout(LATE, first).await.expect("it is free").unwrap();
             let Settled::Superseded { record: Some(record) } = settled else { panic!("{settled:?}") };
             assert_eq!((record.state, record.attempt), (State::Completed, attempt(1)));
         });
@@ -157,7 +160,7 @@ fn an_ending_has_its_way_where_the_transaction_is_rolled_back() {
         let mut first = std::pin::pin!(store.settle(id(1), attempt(1), End::Release));
         assert!(timeout(SOON, &mut first).await.is_err(), "settled what is held");
         upstream.run("ROLLBACK");
-        assert!(matches!(timeout(SOON, first).await.expect("it is free"), Ok(Settled::Done { .. })));
+        assert!(matches!(timeout(LATE, first).await.expect("it is free"), Ok(Settled::Done { .. })));
         assert!(store.get(id(1)).await.unwrap().is_none());
         // And now it is too late.
         assert!(upstream.try_run(&complete(1)).unwrap_err().starts_with("OG001"));
@@ -174,9 +177,9 @@ fn nobody_takes_over_what_is_held() {
         assert_eq!(store.expire_leases(100).await.unwrap(), 1);
         let seen = store.get(id(1)).await.unwrap().unwrap().record.version();
         let upstream = holding(&database, &[1]);
-        let superseded = timeout(SOON, store.supersede(id(1), seen, fresh(2, PAST))).await.expect("it gives up");
+        let superseded = timeout(LATE, store.supersede(id(1), seen, fresh(2, PAST))).await.expect("it gives up");
         assert!(matches!(superseded, Err(Error::Determinate(_))), "{superseded:?}");
-        let removed = timeout(2 * SOON, store.remove(id(1))).await.expect("it gives up");
+        let removed = timeout(LATE, store.remove(id(1))).await.expect("it gives up");
         assert!(matches!(removed, Err(Error::Determinate(_))), "{removed:?}");
         upstream.run(&format!("{}; COMMIT", complete(1)));
         assert!(!store.supersede(id(1), seen, fresh(2, PAST)).await.unwrap());

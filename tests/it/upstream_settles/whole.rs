@@ -10,7 +10,7 @@ use crate::support::wait::PATIENCE;
 use crate::support::{Client, Gate, Plan, Reply, Request, Response, Upstream, eventually};
 
 /// The shortest lease that there is.
-const LEASE: Duration = Duration::from_secs(1);
+const LEASE: Duration = Duration::from_secs(3);
 
 #[track_caller]
 fn example() -> Option<Example> {
@@ -170,9 +170,9 @@ fn an_attempt_that_holds_its_record_is_not_superseded() {
     drop(gate.kill9());
     assert!(first.join().unwrap().is_none());
     let began = Instant::now();
-    while began.elapsed() < 3 * LEASE {
+    while began.elapsed() < 2 * LEASE {
         pay("k-1").send(&other).expect_problem(409, "in-flight");
-        sleep(LEASE / 10);
+        sleep(Duration::from_millis(100));
     }
     held.let_go();
     assert_eq!(held.done(), 201);
@@ -184,7 +184,7 @@ fn an_attempt_that_holds_its_record_is_not_superseded() {
 #[test]
 fn a_transaction_that_outlasts_its_attempt_counts() {
     let Some(example) = example() else { return };
-    let plan = before(&example, "").upstream("timeout = \"1s\"").store("settle_timeout = \"1s\"");
+    let plan = before(&example, "").upstream("timeout = \"3s\"").store("settle_timeout = \"3s\"");
     let gate = plan.start();
     for (key, faults, charge) in [("k-1", "waits-charged", 1), ("k-2", "waits-completed", 2)] {
         let (request, held) = example.faulty(key, faults);
@@ -213,7 +213,7 @@ fn who_waits_elsewhere_gets_the_answer() {
     let first = in_background(request, gate.address);
     held.wait();
     let waiting = in_background(pay("k-1"), other.address);
-    sleep(2 * LEASE);
+    sleep(LEASE * 3 / 2);
     assert!(!waiting.is_finished());
     held.let_go();
     let first = first.join().unwrap().expect("an answer");
@@ -256,7 +256,7 @@ fn an_unknown_attempt_that_is_at_work_is_left_alone() {
     }
     let meanwhile = measuring.join().unwrap();
     eprintln!("before {}; meanwhile {}", shown(&usual), shown(&meanwhile));
-    assert!(at(&meanwhile, 0.9) < Duration::from_millis(200), "{}", shown(&meanwhile));
+    assert!(at(&meanwhile, 0.9) < at(&usual, 0.9) + Duration::from_millis(200), "{}", shown(&meanwhile));
     assert_eq!(upstream.runs_of(&keys[0]), 1);
     // It has ended, and still nobody knows how.
     at_work.run("ROLLBACK");
@@ -267,7 +267,7 @@ fn an_unknown_attempt_that_is_at_work_is_left_alone() {
 /// One upstream holds its transaction for several leases: its key stays in flight, and nobody else is the worse for it.
 #[test]
 fn a_long_transaction_is_nobody_elses_business() {
-    const TIME: Duration = Duration::from_secs(4);
+    const TIME: Duration = Duration::from_secs(8);
     let Some(example) = example() else { return };
     let gates = [before(&example, "").start(), before(&example, "").start()];
     let addresses = gates.each_ref().map(|gate| gate.address);
@@ -287,7 +287,7 @@ fn a_long_transaction_is_nobody_elses_business() {
         for gate in &gates {
             pay("held").send(gate).expect_problem(409, "in-flight");
         }
-        sleep(LEASE / 10);
+        sleep(Duration::from_millis(100));
     }
     let meanwhile = measuring.join().unwrap();
 
@@ -308,8 +308,8 @@ fn a_long_transaction_is_nobody_elses_business() {
     assert_eq!(example.charges(), count as u64);
     eprintln!("before {}; meanwhile {}", shown(&usual), shown(&meanwhile));
     // What has to wait for a lock gives up after two tenths of a second: of that nobody is to see anything.
-    let most = at(&meanwhile, 0.9);
-    assert!(most < Duration::from_millis(200), "before {}; meanwhile {}", shown(&usual), shown(&meanwhile));
+    let most = at(&usual, 0.9) + Duration::from_millis(200);
+    assert!(at(&meanwhile, 0.9) < most, "before {}; meanwhile {}", shown(&usual), shown(&meanwhile));
 }
 
 /// How long new keys take, through both gates, one after another on each of four connections; sorted.

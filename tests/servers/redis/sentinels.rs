@@ -33,7 +33,7 @@ impl Sentinels {
         let (ip, port) = (primary.address().ip(), primary.address().port());
         let mut watch = vec![
             ("sentinel", format!("monitor {NAME} {ip} {port} 2")),
-            ("sentinel", format!("down-after-milliseconds {NAME} 500")),
+            ("sentinel", format!("down-after-milliseconds {NAME} 1500")),
             ("sentinel", format!("failover-timeout {NAME} 3000")),
         ];
         if let Some(password) = &primary.password {

@@ -1,6 +1,6 @@
 //! The lock of whoever adopts.
 
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::adopt::{Lock, adopt_alone};
 use super::*;
@@ -34,10 +34,10 @@ async fn who_died_with_the_lock_keeps_others_for_no_longer_than_it_holds() {
     let (store, dead) =
         (Redis::open(&settings(&server)).await.unwrap(), Redis::open(&settings(&server)).await.unwrap());
     let hold = Duration::from_millis(500);
-    Lock { store: &dead, token: [1; 16], hold }.take().await.unwrap();
     let began = Instant::now();
+    Lock { store: &dead, token: [1; 16], hold }.take().await.unwrap();
     adopt(&store).await.unwrap();
-    assert!(began.elapsed() > hold / 2 && began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert!(began.elapsed() > hold / 2 && began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     // And the usual one holds for half a minute.
     Lock { store: &dead, token: [1; 16], hold: super::adopt::HOLD }.take().await.unwrap();
     let left = server.ask(&["PTTL", keys::ADOPTING]).number();
@@ -48,14 +48,14 @@ async fn who_died_with_the_lock_keeps_others_for_no_longer_than_it_holds() {
 async fn the_lock_is_held_for_as_long_as_it_takes_and_no_longer() {
     let Some(server) = servers::Redis::start() else { return };
     let store = Redis::open(&settings(&server)).await.unwrap();
-    let hold = Duration::from_millis(600);
+    let hold = Duration::from_secs(2);
     let lock = Lock { store: &store, token: [1; 16], hold };
     lock.take().await.unwrap();
     let began = Instant::now();
     let doing = async {
-        while began.elapsed() < 3 * hold {
+        while began.elapsed() < hold * 3 / 2 {
             assert_eq!(server.ask(&["EXISTS", keys::ADOPTING]).number(), 1);
-            tokio::task::yield_now().await;
+            sleep(Duration::from_millis(10)).await;
         }
         Ok(())
     };

@@ -15,10 +15,9 @@ async fn a_server_that_was_killed_is_found_again_by_itself() {
     server.kill9();
     let failed = store.claim(id(2), fresh(2)).await.unwrap_err();
     assert_eq!(failed.cause().kind, ErrorKind::Unavailable, "{failed:?}");
-    let began = Instant::now();
     let refused = store.claim(id(3), fresh(3)).await;
-    assert!(matches!(refused, Err(Error::Determinate(_))), "{refused:?}");
-    assert!(began.elapsed() < Duration::from_millis(500), "nobody waits for a server that is away");
+    // Not for having waited: nobody waits for a server that is away.
+    assert!(matches!(&refused, Err(Error::Determinate(cause)) if cause.kind == ErrorKind::Unavailable), "{refused:?}");
     assert!(store.ping().await.is_err());
 
     server.begin();
@@ -37,13 +36,14 @@ async fn a_server_that_hangs_is_given_up_once_and_found_again() {
     server.hang();
     let began = Instant::now();
     let asked = join_all((2..300).map(|number| store.claim(id(number), fresh(number)))).await;
-    assert!(began.elapsed() < ANSWER + Duration::from_secs(2), "{:?}", began.elapsed());
+    assert!(began.elapsed() < 2 * ANSWER, "{:?}", began.elapsed());
     assert!(asked.iter().all(Result::is_err));
     assert!(asked.iter().any(|asked| matches!(asked, Err(Error::Indeterminate(_)))), "some were sent");
-    let began = Instant::now();
     let refused = store.settle(id(1), attempt(1), complete()).await;
-    assert!(matches!(refused, Err(Error::Determinate(_))), "{refused:?}");
-    assert!(began.elapsed() < Duration::from_millis(500), "it was found out before");
+    assert!(
+        matches!(&refused, Err(Error::Determinate(cause)) if cause.kind == ErrorKind::Unavailable),
+        "it was found out before: {refused:?}"
+    );
 
     server.go_on();
     eventually("it is found again", async || store.ping().await).await;
@@ -61,9 +61,9 @@ async fn a_server_that_hangs_is_noticed_while_nothing_is_asked_of_it() {
     let mut losses = link.losses();
     server.hang();
     timeout(Duration::from_secs(5), losses.changed()).await.expect("it is noticed").unwrap();
-    let began = Instant::now();
-    assert!(link.send(&[redis::cmd("PING")]).await.is_err());
-    assert!(began.elapsed() < Duration::from_millis(200));
+    // Not for having waited.
+    let refused = link.send(&[redis::cmd("PING")]).await.unwrap_err();
+    assert_eq!(refused.kind(), redis::ErrorKind::ClusterConnectionNotFound, "{refused}");
     server.go_on();
     eventually("it is found again", async || link.send(&[redis::cmd("PING")]).await).await;
 }
@@ -232,7 +232,8 @@ async fn what_was_accepted_is_finished_before_it_closes() {
     assert!(matches!(store.claim(id(1), fresh(1)).await, Err(Error::Determinate(_))));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+// On one thread: all of them wait before the first is asked for.
+#[tokio::test]
 async fn callers_who_wait_together_share_calls() {
     let Some(server) = servers::Redis::start() else { return };
     let store = Redis::open(&settings(&server)).await.unwrap();
