@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use tokio::sync::broadcast;
 
 use super::clock::{self, Clock};
-use super::removals::Removals;
+use super::removals::{Removal, Removals};
 use super::rules::{self, Change, Standing};
 use super::{
     Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, OriginId, Page,
@@ -185,12 +185,12 @@ impl Store for Memory {
     async fn remove(&self, id: RecordId) -> Result<bool, Error> {
         let removed = self.with(|shelf, _| shelf.take(id).is_some())?;
         if removed {
-            self.removals.tell(id);
+            self.removals.tell(Removal::Of(id));
         }
         Ok(removed)
     }
 
-    fn removals(&self) -> Option<broadcast::Receiver<RecordId>> {
+    fn removals(&self) -> Option<broadcast::Receiver<Removal>> {
         Some(self.removals.subscribe())
     }
 

@@ -21,6 +21,8 @@ pub mod sqlite;
 pub mod unreliable;
 mod waiters;
 
+pub use removals::Removal;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -78,9 +80,9 @@ pub trait Store: Send + Sync + 'static {
         std::future::pending().await
     }
 
-    /// The ids of records that are removed from now on, in whatever process: most of them, and soon. Nothing where the
-    /// store cannot tell.
-    fn removals(&self) -> Option<broadcast::Receiver<RecordId>> {
+    /// The records that are removed from now on, in whatever process: most of them, and soon; and when some may have been
+    /// that nobody heard of. Nothing where the store cannot tell.
+    fn removals(&self) -> Option<broadcast::Receiver<Removal>> {
         None
     }
 

@@ -7,8 +7,17 @@ use crate::idempotency::record::RecordId;
 /// How many may wait to be heard of. Who is slower hears that there were some.
 const WAITING: usize = 1024;
 
+/// What is heard of removals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Removal {
+    /// This record was removed.
+    Of(RecordId),
+    /// Until now nobody could tell: any record may have been.
+    Unheard,
+}
+
 /// Tells of removals.
-pub(super) struct Removals(Sender<RecordId>);
+pub(super) struct Removals(Sender<Removal>);
 
 impl Default for Removals {
     fn default() -> Self {
@@ -17,14 +26,13 @@ impl Default for Removals {
 }
 
 impl Removals {
-    /// The ids of records that are removed from now on.
-    pub(super) fn subscribe(&self) -> Receiver<RecordId> {
+    /// What is removed from now on.
+    pub(super) fn subscribe(&self) -> Receiver<Removal> {
         self.0.subscribe()
     }
 
-    /// A record was removed.
-    pub(super) fn tell(&self, id: RecordId) {
+    pub(super) fn tell(&self, removal: Removal) {
         // Nobody may keep any in mind.
-        let _ = self.0.send(id);
+        let _ = self.0.send(removal);
     }
 }

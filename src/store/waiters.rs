@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{Notify, broadcast};
 
-use super::removals::Removals;
+use super::removals::{Removal, Removals};
 use crate::idempotency::record::RecordId;
 
 /// Those who wait in this process.
@@ -46,19 +46,20 @@ impl Waiters {
         Some(Waiter { waiters: Arc::clone(self), id, told })
     }
 
-    /// The ids of records that are removed from now on.
-    pub(super) fn removals(&self) -> broadcast::Receiver<RecordId> {
+    /// What is removed from now on.
+    pub(super) fn removals(&self) -> broadcast::Receiver<Removal> {
         self.removals.subscribe()
     }
 
-    /// Somebody tells from now on.
+    /// Somebody tells from now on. What was removed before that, nobody has heard of.
     pub(super) fn begin(&self) {
         self.is_live.store(true, Ordering::SeqCst);
+        self.removals.tell(Removal::Unheard);
     }
 
     /// A record was removed.
     pub(super) fn removed(&self, id: RecordId) {
-        self.removals.tell(id);
+        self.removals.tell(Removal::Of(id));
         self.tell(id);
     }
 

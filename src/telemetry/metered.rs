@@ -10,7 +10,7 @@ use tokio::sync::broadcast;
 use super::metrics::{Metrics, StoreOpMetrics};
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 use crate::store::{
-    Claim, End, Error, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled, Store,
+    Claim, End, Error, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Removal, Settled, Store,
 };
 
 /// Counts and times every call of the store inside it. Calls that are cancelled are not counted.
@@ -92,7 +92,7 @@ impl Store for Metered {
         self.store.changed(id).await;
     }
 
-    fn removals(&self) -> Option<broadcast::Receiver<RecordId>> {
+    fn removals(&self) -> Option<broadcast::Receiver<Removal>> {
         self.store.removals()
     }
 

@@ -27,17 +27,31 @@ fn replicas_that_are_killed_under_load_behind_a_pooler() {
 #[test]
 fn a_purge_on_one_replica_is_soon_known_to_all() {
     let Some(database) = migrated() else { return };
-    purged_everywhere(&database, &database.url, "10m");
+    purged_everywhere(&database.url, "10m", || {});
 }
 
 #[test]
 fn a_purge_is_known_within_cache_max_age_where_nobody_is_told() {
     let Some(database) = migrated() else { return };
     let Some(url) = database.pooled_url() else { return };
-    purged_everywhere(&database, &url, "5s");
+    purged_everywhere(&url, "5s", || {});
 }
 
-fn purged_everywhere(database: &Database, url: &str, max_age: &str) {
+/// What nobody heard of is known once somebody listens again.
+#[test]
+fn a_purge_while_nobody_listens_is_soon_known_to_all() {
+    let Some(database) = migrated() else { return };
+    let listening = "FROM pg_stat_activity WHERE datname = current_database() AND query = 'LISTEN oncegate'";
+    purged_everywhere(&database.url, "10m", || {
+        let count = format!("SELECT count(*) {listening}");
+        eventually("they listen", || (database.value(&count) == "3").then_some(()));
+        // Returns when they are gone. They come again after a second.
+        database.run(&format!("SELECT pg_terminate_backend(pid, 5000) {listening}"));
+    });
+}
+
+/// Between an answer and its purge stands `trouble`.
+fn purged_everywhere(url: &str, max_age: &str, trouble: impl FnOnce()) {
     let upstream = Upstream::start(|request| Reply::ok(format!("run {}", request.nth)));
     let max_age = format!("cache_max_age = \"{max_age}\"");
     let gates = [(); 3].map(|()| Gate::before(&upstream).store_url(url).store(&max_age).start());
@@ -50,11 +64,7 @@ fn purged_everywhere(database: &Database, url: &str, max_age: &str) {
     let since = gates[1].metric("oncegate_store_duration_seconds_count", &["op=\"claim\""]) - looked;
     assert!(since < 0.5, "the store was asked {since} times");
 
-    // Those that can be told are: who does not listen yet is not.
-    let listening =
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query = 'LISTEN oncegate'";
-    let are_told = url == database.url;
-    eventually("they listen", || (!are_told || database.value(listening) == "3").then_some(()));
+    trouble();
     let records = gates[0].records("key=k-1");
     let id = records[0]["id"].as_str().expect("an id");
     assert!((200..300).contains(&gates[0].admin("DELETE", &format!("/api/v1/records/{id}"), None).status));

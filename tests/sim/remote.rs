@@ -11,6 +11,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use oncegate::idempotency::record::RecordId;
+use oncegate::store::Removal;
 use oncegate::store::cached::{Failure, Operation, Remote};
 use tokio::sync::{Notify, broadcast};
 use tokio::time::{Instant, sleep};
@@ -34,7 +35,7 @@ pub struct Cache {
 
 struct Held {
     values: Values,
-    ears: Vec<broadcast::Sender<RecordId>>,
+    ears: Vec<broadcast::Sender<Removal>>,
     notices: Notices,
     dice: Dice,
 }
@@ -69,7 +70,7 @@ pub enum Damage {
 pub struct Wire {
     cache: Arc<Cache>,
     life: Arc<Life>,
-    ear: broadcast::Sender<RecordId>,
+    ear: broadcast::Sender<Removal>,
     state: Mutex<(Dice, Pace, Mood)>,
     passes: Notify,
 }
@@ -205,7 +206,7 @@ impl Held {
             tokio::spawn(async move {
                 sleep(time).await;
                 // A gate that is dead hears nothing.
-                let _ = ear.send(id);
+                let _ = ear.send(Removal::Of(id));
             });
         }
     }
@@ -300,7 +301,7 @@ impl Remote for Sender {
         carried.await.expect("a cache does not panic")
     }
 
-    fn removals(&self) -> broadcast::Receiver<RecordId> {
+    fn removals(&self) -> broadcast::Receiver<Removal> {
         self.0.ear.subscribe()
     }
 }

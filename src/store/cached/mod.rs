@@ -31,7 +31,8 @@ use self::remote::{Found, Way};
 use self::seal::Seal;
 use self::shelf::{Known, LARGEST, Shelf, size};
 use super::{
-    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled, Store,
+    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Removal,
+    Settled, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -335,10 +336,10 @@ impl Beside {
     }
 }
 
-async fn hear(mut removals: broadcast::Receiver<RecordId>, shelf: Arc<Shelf>, shared: Option<Arc<Beside>>) {
+async fn hear(mut removals: broadcast::Receiver<Removal>, shelf: Arc<Shelf>, shared: Option<Arc<Beside>>) {
     loop {
         match removals.recv().await {
-            Ok(id) => {
+            Ok(Removal::Of(id)) => {
                 shelf.forget(id);
                 // This process may be about to put it there.
                 if let Some(beside) = &shared {
@@ -346,7 +347,7 @@ async fn hear(mut removals: broadcast::Receiver<RecordId>, shelf: Arc<Shelf>, sh
                 }
             }
             // Which ones they were nobody knows.
-            Err(RecvError::Lagged(_)) => shelf.forget_all(),
+            Ok(Removal::Unheard) | Err(RecvError::Lagged(_)) => shelf.forget_all(),
             Err(RecvError::Closed) => return,
         }
     }
@@ -442,7 +443,7 @@ impl Store for Cached {
         self.inner.changed(id).await;
     }
 
-    fn removals(&self) -> Option<broadcast::Receiver<RecordId>> {
+    fn removals(&self) -> Option<broadcast::Receiver<Removal>> {
         self.inner.removals()
     }
 

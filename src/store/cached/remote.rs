@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::idempotency::record::RecordId;
+use crate::store::Removal;
 use crate::store::callers::finish_where_they_wait;
 
 /// How long a request waits for the cache.
@@ -59,8 +60,9 @@ pub trait Remote: Send + Sync + 'static {
     /// Carries out a batch in order, and gives for each [`Operation::Get`] what stands there.
     async fn carry_out(&self, batch: &[Operation]) -> Result<Vec<Option<Bytes>>, Failure>;
 
-    /// The ids that gates have had forgotten, from now on: most of them, and soon.
-    fn removals(&self) -> broadcast::Receiver<RecordId>;
+    /// What gates have had forgotten, from now on: most of it, and soon; and when there may have been some that nobody
+    /// heard of.
+    fn removals(&self) -> broadcast::Receiver<Removal>;
 }
 
 /// What a [`Remote`] is asked for.

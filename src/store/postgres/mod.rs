@@ -48,7 +48,8 @@ use self::queue::{Operation, closed};
 pub use self::schema::{Migration, migrate, pending};
 use super::waiters::Waiters;
 use super::{
-    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled, Store,
+    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Removal,
+    Settled, Store,
 };
 use crate::idempotency::record::{Attempt, RecordId, State, Timestamp, Version};
 
@@ -282,7 +283,7 @@ impl Store for Postgres {
         waiter.told_after(ask).await;
     }
 
-    fn removals(&self) -> Option<broadcast::Receiver<RecordId>> {
+    fn removals(&self) -> Option<broadcast::Receiver<Removal>> {
         Some(self.waiters.removals())
     }
 

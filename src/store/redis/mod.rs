@@ -50,7 +50,8 @@ pub use self::servers::{Certificates, Servers, Topology};
 use self::upkeep::Due;
 use super::waiters::Waiters;
 use super::{
-    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled, Store,
+    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Removal,
+    Settled, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -252,7 +253,7 @@ impl Store for Redis {
         waiter.told_after(ask).await;
     }
 
-    fn removals(&self) -> Option<broadcast::Receiver<RecordId>> {
+    fn removals(&self) -> Option<broadcast::Receiver<Removal>> {
         Some(self.waiters.removals())
     }
 

@@ -15,7 +15,7 @@ use super::listener::{self, Heard};
 use super::{OpenError, Servers};
 use crate::idempotency::record::RecordId;
 use crate::store::cached::{Failure, Operation, Remote};
-use crate::store::removals::Removals;
+use crate::store::removals::{Removal, Removals};
 
 /// How long a command may take before its connection is given up. Whoever asked has given up long before.
 const ANSWER: Duration = Duration::from_secs(1);
@@ -61,12 +61,12 @@ impl Shared {
         let removals = Arc::<Removals>::default();
         let tell = Arc::clone(&removals);
         let mut listening = JoinSet::new();
-        listening.spawn(listener::run(link.clone(), channel.clone(), move |heard| {
-            if let Heard::Message(id) = heard
-                && let Ok(id) = id.try_into()
-            {
-                tell.tell(RecordId(id));
+        listening.spawn(listener::run(link.clone(), channel.clone(), move |heard| match heard {
+            Heard::Begin => tell.tell(Removal::Unheard),
+            Heard::Message(id) => {
+                id.try_into().into_iter().for_each(|id| tell.tell(Removal::Of(RecordId(id))));
             }
+            Heard::Lost => {}
         }));
         Ok(Self {
             link,
@@ -167,7 +167,7 @@ impl Remote for Shared {
         Ok(found)
     }
 
-    fn removals(&self) -> broadcast::Receiver<RecordId> {
+    fn removals(&self) -> broadcast::Receiver<Removal> {
         self.removals.subscribe()
     }
 }

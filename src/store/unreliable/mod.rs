@@ -23,7 +23,8 @@ use async_trait::async_trait;
 use tokio::sync::broadcast;
 
 use super::{
-    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled, Store,
+    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Removal,
+    Settled, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 
@@ -240,7 +241,7 @@ impl Store for Unreliable {
         self.inner.changed(id).await;
     }
 
-    fn removals(&self) -> Option<broadcast::Receiver<RecordId>> {
+    fn removals(&self) -> Option<broadcast::Receiver<Removal>> {
         self.inner.removals()
     }
 

@@ -20,7 +20,7 @@ pub(super) struct Shelves {
     pub(super) takes: AtomicU64,
     pub(super) batches: AtomicU64,
     pub(super) questions: AtomicU64,
-    told: Mutex<Vec<broadcast::Sender<RecordId>>>,
+    told: Mutex<Vec<broadcast::Sender<Removal>>>,
 }
 
 #[async_trait]
@@ -50,14 +50,14 @@ impl Remote for Shelves {
                 Operation::Drop(id) => drop(values.remove(id)),
                 Operation::Forget(id) => {
                     values.remove(id);
-                    self.told.lock().unwrap().iter().for_each(|told| drop(told.send(*id)));
+                    self.told.lock().unwrap().iter().for_each(|told| drop(told.send(Removal::Of(*id))));
                 }
             }
         }
         Ok(found)
     }
 
-    fn removals(&self) -> broadcast::Receiver<RecordId> {
+    fn removals(&self) -> broadcast::Receiver<Removal> {
         let (tell, told) = broadcast::channel(16);
         self.told.lock().unwrap().push(tell);
         told
