@@ -152,7 +152,7 @@ def llhttp(requests):
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300)
     if done.returncode != 0:
         sys.exit(f"parsers.py: node failed:\n{done.stderr}")
-    head, *lines = map(json.loads, done.stdout.splitlines())
+    head, *lines = map(json.loads, done.stdout.strip().split("\n"))
     reads = []
     for line in lines:
         if line["error"]:
