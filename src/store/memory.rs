@@ -53,6 +53,12 @@ impl Memory {
         Self::with_clock(clock::steady(clock::wall()))
     }
 
+    /// Tells of removals what there is to tell, as a store does that others write to.
+    #[cfg(test)]
+    pub(super) fn tell(&self, removal: Removal) {
+        self.removals.tell(removal);
+    }
+
     /// An empty store whose time is what `clock` says.
     #[must_use]
     pub fn with_clock(clock: Clock) -> Self {

@@ -80,8 +80,8 @@ pub trait Store: Send + Sync + 'static {
         std::future::pending().await
     }
 
-    /// The records that are removed from now on, in whatever process: most of them, and soon; and when some may have been
-    /// that nobody heard of. Nothing where the store cannot tell.
+    /// The records that are removed from now on, in whatever process: most of them, and soon; and since when that is told.
+    /// Nothing where the store cannot tell.
     fn removals(&self) -> Option<broadcast::Receiver<Removal>> {
         None
     }

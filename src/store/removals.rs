@@ -12,8 +12,10 @@ const WAITING: usize = 1024;
 pub enum Removal {
     /// This record was removed.
     Of(RecordId),
-    /// Until now nobody could tell: any record may have been.
-    Unheard,
+    /// Removals are told from now on. Of those before this, nobody may have heard.
+    Begin,
+    /// Removals are not told from now on.
+    End,
 }
 
 /// Tells of removals.

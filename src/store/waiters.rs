@@ -54,7 +54,7 @@ impl Waiters {
     /// Somebody tells from now on. What was removed before that, nobody has heard of.
     pub(super) fn begin(&self) {
         self.is_live.store(true, Ordering::SeqCst);
-        self.removals.tell(Removal::Unheard);
+        self.removals.tell(Removal::Begin);
     }
 
     /// A record was removed.
@@ -73,6 +73,7 @@ impl Waiters {
     /// Nobody tells any more what happens: all are to look for themselves.
     pub(super) fn tell_all(&self) {
         self.is_live.store(false, Ordering::SeqCst);
+        self.removals.tell(Removal::End);
         self.lock().values().for_each(|waiting| waiting.told.notify_waiters());
     }
 

@@ -40,6 +40,8 @@ struct State {
     /// How many more may be given up, as of then.
     patience: (f64, Instant),
     /// How often that were too many.
+    too_many: u32,
+    /// How often too much came that led nowhere.
     floods: u32,
 }
 
@@ -59,8 +61,15 @@ pub(super) enum Over {
 impl Exchanges {
     pub(super) fn new(limits: &Arc<Limits>, usage: &Arc<Usage>) -> Arc<Self> {
         let now = Instant::now();
-        let state =
-            State { open: 0, has_begun: false, idle_since: now, next: None, patience: (GIVEN_UP, now), floods: 0 };
+        let state = State {
+            open: 0,
+            has_begun: false,
+            idle_since: now,
+            next: None,
+            patience: (GIVEN_UP, now),
+            too_many: 0,
+            floods: 0,
+        };
         let (limits, usage) = (Arc::clone(limits), Arc::clone(usage));
         Arc::new(Self { limits, usage, state: Mutex::new(state), waker: AtomicWaker::new() })
     }
@@ -96,7 +105,7 @@ impl Exchanges {
             self.waker.register(cx.waker());
             let (is_flooded, idle_since, has_begun) = {
                 let state = self.state();
-                (state.floods > 0, (state.open == 0).then_some(state.idle_since), state.has_begun)
+                (state.floods + state.too_many > 0, (state.open == 0).then_some(state.idle_since), state.has_begun)
             };
             if is_flooded {
                 return Poll::Ready(Over::Flooded);
@@ -115,19 +124,25 @@ impl Exchanges {
     /// client for so long. Who asks on and on for a sign of life is left when it has had the time for its last answers, and
     /// who floods the gate even now as soon as that it should leave is on its way.
     pub(super) async fn or_left<C: Future>(&self, mut connection: Pin<&mut C>, moved: &Moved, patience: Duration) {
-        let (told, before) = (Instant::now(), self.state().floods);
+        let told = Instant::now();
+        let most = {
+            let state = self.state();
+            // Who is told to leave gives up requests.
+            (state.floods, state.too_many.max(1))
+        };
         let mut timer = pin!(sleep_until(told + patience));
         poll_fn(|cx| {
             if connection.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(());
             }
             self.waker.register(cx.waker());
-            let (floods, idle_since) = {
+            let (is_flooded, idle_since) = {
                 let state = self.state();
-                (state.floods, (state.open == 0).then_some(state.idle_since))
+                let is_flooded = state.floods > most.0 || state.too_many > most.1;
+                (is_flooded, (state.open == 0).then_some(state.idle_since))
             };
             match idle_since {
-                _ if floods > before && moved.last() > told => Poll::Ready(()),
+                _ if is_flooded && moved.last() > told => Poll::Ready(()),
                 Some(since) => {
                     let since = since.max(told);
                     let latest = since + self.limits.body_timeout.max(patience);
@@ -220,7 +235,7 @@ impl Drop for Exchange {
                 let left = (left + now.duration_since(at).as_secs_f64() * GIVEN_UP_A_SECOND).min(GIVEN_UP) - 1.0;
                 let is_flood = left < 0.0;
                 state.patience = (if is_flood { GIVEN_UP } else { left }, now);
-                state.floods += u32::from(is_flood);
+                state.too_many += u32::from(is_flood);
             }
         }
         self.exchanges.waker.wake();

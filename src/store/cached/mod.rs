@@ -17,6 +17,7 @@ mod shelf;
 mod tests;
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -180,8 +181,11 @@ impl Cached {
             uncertain: Mutex::default(),
         };
         let shared = shared.map(beside).map(Arc::new);
-        for removals in told_by_store.into_iter().chain(told_by_cache) {
-            hearing.spawn(hear(removals, Arc::clone(&shelf), shared.clone()));
+        let store_tells = Arc::<AtomicBool>::default();
+        let told = [told_by_store.map(|told| (told, true)), told_by_cache.map(|told| (told, false))];
+        for (removals, is_store) in told.into_iter().flatten() {
+            let memory = (Arc::clone(&shelf), shared.clone());
+            hearing.spawn(hear(removals, is_store, Arc::clone(&store_tells), memory));
         }
         Self { inner, shelf, shared, tell: Box::new(tell), _hearing: hearing }
     }
@@ -200,13 +204,12 @@ impl Cached {
             Found::Late => (Answered::Late, None),
             Found::Failed => (Answered::Failed, None),
         };
-        (self.tell)(answered);
+        // It may be this one that was taken away meanwhile.
+        let claim = claim.filter(|_| self.shelf.counted() == removals);
+        let is_left = claim.is_none() && matches!(answered, Answered::Hit | Answered::InFlight);
+        (self.tell)(if is_left { Answered::Stale } else { answered });
         let (known, now) = claim?;
         let record = known.record.clone();
-        // It may be this one that was taken away meanwhile.
-        if self.shelf.counted() != removals {
-            return None;
-        }
         if answered == Answered::Hit {
             self.shelf.keep(id, known, removals);
         }
@@ -336,7 +339,13 @@ impl Beside {
     }
 }
 
-async fn hear(mut removals: broadcast::Receiver<Removal>, shelf: Arc<Shelf>, shared: Option<Arc<Beside>>) {
+/// Forgets what the store tells of, or the cache, that was removed.
+async fn hear(
+    mut removals: broadcast::Receiver<Removal>,
+    is_store: bool,
+    store_tells: Arc<AtomicBool>,
+    (shelf, shared): (Arc<Shelf>, Option<Arc<Beside>>),
+) {
     loop {
         match removals.recv().await {
             Ok(Removal::Of(id)) => {
@@ -346,8 +355,16 @@ async fn hear(mut removals: broadcast::Receiver<Removal>, shelf: Arc<Shelf>, sha
                     beside.way.drop(id);
                 }
             }
+            Ok(Removal::Begin) if is_store => {
+                store_tells.store(true, Ordering::SeqCst);
+                shelf.forget_all();
+            }
+            // Of what was removed while the cache was away, the store has told.
+            Ok(Removal::Begin) if store_tells.load(Ordering::SeqCst) => {}
+            Ok(Removal::End) if is_store => store_tells.store(false, Ordering::SeqCst),
+            Ok(Removal::End) => {}
             // Which ones they were nobody knows.
-            Ok(Removal::Unheard) | Err(RecvError::Lagged(_)) => shelf.forget_all(),
+            Ok(Removal::Begin) | Err(RecvError::Lagged(_)) => shelf.forget_all(),
             Err(RecvError::Closed) => return,
         }
     }

@@ -60,8 +60,7 @@ pub trait Remote: Send + Sync + 'static {
     /// Carries out a batch in order, and gives for each [`Operation::Get`] what stands there.
     async fn carry_out(&self, batch: &[Operation]) -> Result<Vec<Option<Bytes>>, Failure>;
 
-    /// What gates have had forgotten, from now on: most of it, and soon; and when there may have been some that nobody
-    /// heard of.
+    /// What gates have had forgotten, from now on: most of it, and soon; and since when that is told.
     fn removals(&self) -> broadcast::Receiver<Removal>;
 }
 

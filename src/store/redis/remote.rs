@@ -62,11 +62,11 @@ impl Shared {
         let tell = Arc::clone(&removals);
         let mut listening = JoinSet::new();
         listening.spawn(listener::run(link.clone(), channel.clone(), move |heard| match heard {
-            Heard::Begin => tell.tell(Removal::Unheard),
+            Heard::Begin => tell.tell(Removal::Begin),
             Heard::Message(id) => {
                 id.try_into().into_iter().for_each(|id| tell.tell(Removal::Of(RecordId(id))));
             }
-            Heard::Lost => {}
+            Heard::Lost => tell.tell(Removal::End),
         }));
         Ok(Self {
             link,

@@ -84,7 +84,7 @@ async fn warm_and_shared() -> (Cached, Arc<Memory>) {
     (store, shared)
 }
 
-async fn until_forgotten(store: &Cached) {
+pub(super) async fn until_forgotten(store: &Cached) {
     let forgotten = async {
         while store.recall(ID).is_some() {
             tokio::task::yield_now().await;
@@ -116,6 +116,16 @@ async fn what_others_remove_is_forgotten_when_that_is_told() {
     tokio::task::yield_now().await;
     assert!(store.recall(ID).is_some(), "another record");
     others_remove(&shared, ID).await;
+    until_forgotten(&store).await;
+}
+
+#[tokio::test]
+async fn what_may_have_been_removed_while_nobody_told_is_forgotten() {
+    let (store, shared) = warm_and_shared().await;
+    shared.tell(Removal::End);
+    tokio::task::yield_now().await;
+    assert!(store.recall(ID).is_some(), "it is believed for a while");
+    shared.tell(Removal::Begin);
     until_forgotten(&store).await;
 }
 

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tokio::time::{advance, sleep};
 
+use super::memory::until_forgotten;
 use super::*;
 
 const SECRETS: [&str; 2] = ["secret", "of the store"];
@@ -368,4 +369,35 @@ async fn an_answer_that_was_lost_on_its_way_is_kept_once_it_is_known() {
     two.one.settle(ID, Attempt([1; 16]), complete("answer")).await.unwrap();
     two.until_written().await;
     assert!(matches!(two.asked(ID, fresh(2)).await, (Claim::Exists { .. }, 0)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_may_have_been_removed_while_the_cache_was_away_is_forgotten_unless_the_store_told() {
+    let (memory, shelves) = (Arc::new(clocked()), Arc::<Shelves>::default());
+    let inner: Arc<dyn Store> = Arc::clone(&memory) as _;
+    let (store, _) = gate(&inner, &shelves, Timestamp(1_700_000_000_000));
+    store.claim(ID, fresh(1)).await.unwrap();
+    store.settle(ID, Attempt([1; 16]), complete("answer")).await.unwrap();
+    let read = async || {
+        store.claim(ID, fresh(2)).await.unwrap();
+        assert!(store.recall(ID).is_some());
+    };
+    let cache_tells = |removal| shelves.told.lock().unwrap().iter().for_each(|told| drop(told.send(removal)));
+
+    read().await;
+    cache_tells(Removal::Begin);
+    until_forgotten(&store).await;
+    read().await;
+    memory.tell(Removal::Begin);
+    until_forgotten(&store).await;
+    read().await;
+    cache_tells(Removal::End);
+    cache_tells(Removal::Begin);
+    sleep(Duration::from_millis(1)).await;
+    assert!(store.recall(ID).is_some(), "the store has told of all");
+    memory.tell(Removal::End);
+    sleep(Duration::from_millis(1)).await;
+    cache_tells(Removal::End);
+    cache_tells(Removal::Begin);
+    until_forgotten(&store).await;
 }

@@ -93,7 +93,7 @@ async fn a_database_that_is_away_is_refused_at_once_and_comes_back() {
         assert!(matches!(refused, Err(Error::Determinate(_))), "{refused:?}");
     }
     assert!(
-        asked.elapsed() < Duration::from_secs(10),
+        asked.elapsed() < Duration::from_secs(4),
         "nobody waits for a database that is away: {:?}",
         asked.elapsed()
     );
@@ -122,6 +122,7 @@ async fn a_claim_that_another_is_about_to_make_fails_alone() {
     }
     // Nor does anybody wait for the statement that waits.
     let store = Arc::new(store);
+    let began = Instant::now();
     let waiting = tokio::spawn({
         let store = Arc::clone(&store);
         async move { store.claim(id(5), fresh(5)).await }
@@ -130,6 +131,7 @@ async fn a_claim_that_another_is_about_to_make_fails_alone() {
     assert!(matches!(store.claim(id(21), fresh(21)).await, Ok(Claim::Inserted(_))));
     // It gives up by itself in the end.
     if waiting.is_finished() {
+        assert!(began.elapsed() > Duration::from_millis(500), "it waits for a while");
         let refused = waiting.await.unwrap();
         assert!(matches!(refused, Err(Error::Determinate(_))), "{refused:?}");
         other.run("ROLLBACK");
@@ -287,7 +289,7 @@ async fn a_record_that_somebody_holds_holds_up_nobody_else() {
     let mut renewed = store.renew(held).await.unwrap();
     renewed.sort_unstable();
     assert_eq!(renewed, (2..=20).map(id).collect::<Vec<_>>(), "all but the one that is held");
-    assert!(began.elapsed() < Duration::from_secs(10), "renewing took {:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(4), "renewing took {:?}", began.elapsed());
     let renewed = store.get(id(2)).await.unwrap().unwrap();
     assert!(renewed.record.until > renewed.now.plus(HOUR + HOUR / 2));
 
@@ -302,7 +304,7 @@ async fn a_record_that_somebody_holds_holds_up_nobody_else() {
     for claimed in futures_util::future::join_all(claims).await {
         assert!(matches!(claimed, Ok(Claim::Inserted(_))), "{claimed:?}");
     }
-    assert!(began.elapsed() < Duration::from_secs(10), "others waited {:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(4), "others waited {:?}", began.elapsed());
     assert!(!ending.is_finished());
     upstream.run("COMMIT");
     let settled = timeout(Duration::from_secs(5), ending).await.expect("it is asked again").unwrap();
@@ -331,9 +333,12 @@ async fn whoever_waits_is_told_at_once() {
     let Some(database) = database() else { return };
     let (store, other) = (open(&database.url).await, Arc::new(open(&database.url).await));
     for store in [&store, &*other] {
-        while store.waiters.join(id(1)).is_none() {
-            sleep(Duration::from_millis(10)).await;
-        }
+        let listens = async {
+            while store.waiters.join(id(1)).is_none() {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(Duration::from_secs(20), listens).await.expect("it listens");
     }
     store.changed(id(1)).await;
     let ends: [End; 3] = [complete(), End::Release, End::Hold];
@@ -365,7 +370,7 @@ async fn what_one_process_removes_others_hear_of() {
         loop {
             // It may not have begun to listen.
             match timeout(Duration::from_millis(200), removals.recv()).await {
-                Ok(Ok(Removal::Unheard)) => continue,
+                Ok(Ok(Removal::Begin | Removal::End)) => continue,
                 Ok(removed) => return removed,
                 Err(_) => {}
             }

@@ -37,3 +37,19 @@ async fn what_is_refused_spoils_nothing_else() {
     server.kill9();
     assert!(cache.carry_out(&[keep(1)]).await.is_err(), "nothing is answered at all");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn since_when_removals_are_told_is_said() {
+    let Some(server) = servers::Redis::start() else { return };
+    let store = Redis::open(&settings(&server)).await.unwrap();
+    let cache = Shared::begin(&settings(&server).servers, [7; 16]).unwrap();
+    let mut both = [store.removals().unwrap(), cache.removals()];
+    server.kill9();
+    // That it was told until now.
+    both.iter_mut().for_each(|removals| while removals.try_recv().is_ok() {});
+    server.begin();
+    for removals in &mut both {
+        let again = async { while removals.recv().await != Ok(Removal::Begin) {} };
+        tokio::time::timeout(Duration::from_secs(20), again).await.expect("it is said");
+    }
+}
