@@ -10,7 +10,7 @@ use crate::support::store::{migrated, migrated_on};
 use crate::support::{Gate, Reply, Request, Response, Signal, Upstream, eventually};
 
 /// How long one answer may take where the database is away: what a client waits for a claim by default, and some more.
-const PROMPT: Duration = Duration::from_secs(15);
+const PROMPT: Duration = Duration::from_secs(10);
 
 fn numbered() -> Upstream {
     Upstream::start(|request| Reply::ok(format!("run {}", request.nth)))

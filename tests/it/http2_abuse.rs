@@ -21,7 +21,7 @@ const MEMORY: u64 = 64 << 20;
 const LATENCY: Duration = Duration::from_secs(2);
 
 /// How long it may have to at worst. Now and then a machine stands still.
-const STALL: Duration = Duration::from_secs(10);
+const STALL: Duration = Duration::from_secs(4);
 
 /// How a connection ended that did nothing but send.
 #[derive(Debug, PartialEq, Eq)]

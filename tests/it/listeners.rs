@@ -92,7 +92,7 @@ fn new_certificates_are_taken_up_and_broken_ones_are_not() {
     std::fs::write(certificates.path("gate.pem"), "nothing").unwrap();
     eventually("a word of what is wrong", || gate.log().contains("new certificates cannot be used").then_some(()));
     assert_eq!(served(), first);
-    // Both at once, or the new key would be seen with what is no certificate.
+    // Right after each other, or the new key would be seen with what is no certificate.
     certificates.sign("new", "subjectAltName=DNS:gate.test");
     for kind in ["key", "pem"] {
         let (new, old) = (format!("new.{kind}"), format!("gate.{kind}"));

@@ -59,10 +59,13 @@ fn purged_everywhere(url: &str, max_age: &str, trouble: impl FnOnce()) {
     // From the second time on out of memory.
     let replays = || gates.each_ref().map(|gate| gate.post("/charges", "k-1", "{}"));
     [replays(), replays()].iter().flatten().for_each(|replay| assert_eq!(replay.text(), "run 1"));
-    let looked = gates[1].metric("oncegate_store_duration_seconds_count", &["op=\"claim\""]);
-    replays();
-    let since = gates[1].metric("oncegate_store_duration_seconds_count", &["op=\"claim\""]) - looked;
-    assert!(since < 0.5, "the store was asked {since} times");
+    let looked = || gates[1].metric("oncegate_store_duration_seconds_count", &["op=\"claim\""]);
+    // Who begins to listen has forgotten all, and one that is slow begins late.
+    eventually("the store is not asked", || {
+        let before = looked();
+        replays();
+        (looked() == before).then_some(())
+    });
 
     trouble();
     let records = gates[0].records("key=k-1");

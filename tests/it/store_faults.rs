@@ -184,7 +184,7 @@ fn a_claim_that_took_most_of_its_lease_is_given_back() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
     // Failing open is for a store that is away, and this one has answered.
     let plan = Gate::before(&upstream).defaults("lease = \"3s\"\nstore_failure = \"forward\"");
-    let gate = plan.with_faults().start();
+    let gate = plan.with_faults().store("settle_timeout = \"20s\"").start();
     gate.post("/charges", "warm", "{}").expect(200, "executed");
     gate.fault(Fault::Block);
     std::thread::scope(|scope| {

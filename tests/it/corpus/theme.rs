@@ -50,6 +50,8 @@ struct Stage {
     upstream: Recorder,
     /// Plays so far.
     plays: usize,
+    /// Keys of requests whose clients had left before they were forwarded, if they are.
+    left: Vec<String>,
     /// What was forwarded, for other parsers to read.
     forwarded: String,
 }
@@ -59,7 +61,7 @@ struct Stage {
 pub fn theme(name: &str) {
     let (upstream, url) = Recorder::start();
     let gate = Gate::before_url(&url).start();
-    let mut stage = Stage { gate, upstream, plays: 0, forwarded: String::new() };
+    let mut stage = Stage { gate, upstream, plays: 0, left: Vec::new(), forwarded: String::new() };
     let cases = cases::read(&directory().join(format!("{name}.txt")));
     let mut wrong = Vec::new();
     for case in &cases {
@@ -110,6 +112,9 @@ impl Stage {
         let forwarded = case.forwarded.as_deref().unwrap_or(&asked_for);
         // Judged also where the answer is wrong already: what reached the upstream says more.
         let seen = self.arrived(case, forwarded, manner, &key);
+        if case.client_ends && seen.as_ref().is_ok_and(Vec::is_empty) {
+            self.left.push(key.clone());
+        }
         let got = got.map_err(|why| join(why, seen.as_ref().err()))?;
         ended.map_err(|why| join(why, seen.as_ref().err()))?;
         let seen = seen?;
@@ -150,7 +155,7 @@ impl Stage {
         let seen = loop {
             let seen = self.upstream.seen();
             let list: Vec<_> =
-                seen.iter().flatten().filter(|seen| !is_probe(seen) && !is_late(seen, key)).cloned().collect();
+                seen.iter().flatten().filter(|seen| !is_probe(seen) && !is_late(seen, &self.left)).cloned().collect();
             // What may have left is given a moment to arrive.
             let wanted = if start.elapsed() < MOMENT { forwarded.len() } else { at_least };
             if seen.is_some() && list.len() >= wanted || start.elapsed() > PATIENCE {
@@ -229,11 +234,11 @@ fn is_probe(seen: &Seen) -> bool {
     matches!(seen, Seen::Whole(message) if message.start.starts_with("GET /probe"))
 }
 
-/// Whether it belongs to a play before this one, whose client may have left before it was sent.
-fn is_late(seen: &Seen, key: &str) -> bool {
+/// Whether it belongs to a play before this one, whose client had left before it was sent.
+fn is_late(seen: &Seen, left: &[String]) -> bool {
     let Seen::Whole(message) = seen else { return false };
     let has = |text: &str| message.raw.windows(text.len()).any(|window| window == text.as_bytes());
-    has("case-") && !has(key)
+    left.iter().any(|key| has(&format!("{key}\r\n")))
 }
 
 fn line_of(seen: &Seen) -> String {
