@@ -10,6 +10,7 @@
 //! only, and only by a request like the one that made it: by a different one the store is asked, for the attempt may just
 //! have ended. Whoever asks again for a claim that may have happened is never answered here: it may be its own that stands.
 
+mod hearing;
 mod remote;
 mod seal;
 mod shelf;
@@ -17,16 +18,16 @@ mod shelf;
 mod tests;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use tokio::sync::broadcast::{self, error::RecvError};
+use tokio::sync::broadcast;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use self::hearing::Hears;
 pub use self::remote::{Failure, Operation, Remote};
 use self::remote::{Found, Way};
 use self::seal::Seal;
@@ -181,12 +182,9 @@ impl Cached {
             uncertain: Mutex::default(),
         };
         let shared = shared.map(beside).map(Arc::new);
-        let store_tells = Arc::<AtomicBool>::default();
-        let told = [told_by_store.map(|told| (told, true)), told_by_cache.map(|told| (told, false))];
-        for (removals, is_store) in told.into_iter().flatten() {
-            let memory = (Arc::clone(&shelf), shared.clone());
-            hearing.spawn(hear(removals, is_store, Arc::clone(&store_tells), memory));
-        }
+        let hears = Hears::new(&shelf, shared.as_ref());
+        told_by_store.into_iter().for_each(|told| drop(hearing.spawn(hears.clone().of_store(told))));
+        told_by_cache.into_iter().for_each(|told| drop(hearing.spawn(hears.clone().of_cache(told))));
         Self { inner, shelf, shared, tell: Box::new(tell), _hearing: hearing }
     }
 
@@ -336,37 +334,6 @@ impl Beside {
     fn running(&self) -> MutexGuard<'_, HashMap<RecordId, Claimed>> {
         // Nothing that is done under it can leave the map half changed.
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Forgets what the store tells of, or the cache, that was removed.
-async fn hear(
-    mut removals: broadcast::Receiver<Removal>,
-    is_store: bool,
-    store_tells: Arc<AtomicBool>,
-    (shelf, shared): (Arc<Shelf>, Option<Arc<Beside>>),
-) {
-    loop {
-        match removals.recv().await {
-            Ok(Removal::Of(id)) => {
-                shelf.forget(id);
-                // This process may be about to put it there.
-                if let Some(beside) = &shared {
-                    beside.way.drop(id);
-                }
-            }
-            Ok(Removal::Begin) if is_store => {
-                store_tells.store(true, Ordering::SeqCst);
-                shelf.forget_all();
-            }
-            // Of what was removed while the cache was away, the store has told.
-            Ok(Removal::Begin) if store_tells.load(Ordering::SeqCst) => {}
-            Ok(Removal::End) if is_store => store_tells.store(false, Ordering::SeqCst),
-            Ok(Removal::End) => {}
-            // Which ones they were nobody knows.
-            Ok(Removal::Begin) | Err(RecvError::Lagged(_)) => shelf.forget_all(),
-            Err(RecvError::Closed) => return,
-        }
     }
 }
 
