@@ -47,7 +47,9 @@ def started(work, name, upstream, server="", routes=ALL):
     directory = pathlib.Path(work) / f"gate-{name}"
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    port, admin = free_port(), free_port()
+    port = admin = free_port()
+    while admin == port:
+        admin = free_port()
     conf = directory / "oncegate.toml"
     upstream = upstream if upstream.startswith("{") else f'"{upstream}"'
     words = {"upstream": upstream, "server": server, "routes": routes}

@@ -10,6 +10,8 @@ import time
 
 # The library tells of each process that is started beside it.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+# Processes that are started beside it have no use for the library.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import grpc  # noqa: E402
 
@@ -118,19 +120,29 @@ def left(service, channel, kind, **said):
 
 def past(service, channel, kind):
     """How a call ends whose deadline passes while it runs, and whether the service sees that."""
-    service.left.clear()
-    requests = [b"stay"]
-    _, made = call(channel, kind, requests, timeout=0.3)
-    return made.code(), service.left.wait(5)
+    # On a busy machine it may pass before the call runs.
+    for seconds in (0.3, 1, 3):
+        service.left.clear()
+        service.running.clear()
+        _, made = call(channel, kind, [b"stay"], timeout=seconds)
+        seen = service.left.wait(5)
+        if service.running.is_set():
+            break
+    return made.code(), seen
 
 
 def deadline(service, channel, given):
     """Whether the service has as much time as the client gave it, but for a fifth of a second on the way; the library may round
     it up by a hundredth."""
-    call(channel, "Unary", [b"x"], timeout=given)
-    if given is None:
-        return service.remaining is None or service.remaining > 1e6
-    return given - 0.2 <= service.remaining <= given * 1.01 or service.remaining
+    # A machine that stands still for a moment takes something of it, and never of all.
+    for _ in range(5):
+        service.remaining = 0
+        call(channel, "Unary", [b"x"], timeout=given)
+        if given is None:
+            return service.remaining is None or service.remaining > 1e6
+        if given - 0.2 <= service.remaining <= given * 1.01:
+            return True
+    return service.remaining
 
 
 def cases(service, channel):

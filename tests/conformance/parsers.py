@@ -5,6 +5,7 @@ not agree on where it ends."""
 
 import base64
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -176,7 +177,7 @@ def pairs(flat):
 
 
 CONF = """
-daemon off; worker_processes 1; pid {work}/pid; error_log {work}/error.log;
+{user} daemon off; worker_processes 1; pid {work}/pid; error_log {work}/error.log;
 events {{ worker_connections 256; }}
 http {{
     access_log off; underscores_in_headers on; ignore_invalid_headers off; merge_slashes off;
@@ -202,7 +203,9 @@ def nginx(work, cases):
     behind = Behind()
     port = free_port()
     conf = work / "nginx.conf"
-    conf.write_text(CONF.format(work=work, port=port, behind=behind.port))
+    # A worker of another user may not reach the directory.
+    user = "user root;" if os.geteuid() == 0 else ""
+    conf.write_text(CONF.format(user=user, work=work, port=port, behind=behind.port))
     nginx = shutil.which("nginx") or "/usr/sbin/nginx"
     version = subprocess.run([nginx, "-v"], capture_output=True, text=True).stderr.rpartition("/")[2].strip()
     server = Server("nginx", [nginx, "-c", conf, "-p", work, "-e", work / "error.log"], work / "log", [port])

@@ -91,6 +91,8 @@ impl Redis {
         let (ip, port) = (server.address.ip(), server.address.port());
         server.configure(&format!("port {port}\nsentinel announce-ip {ip}\n"));
         server.begin();
+        // One that stands still for two seconds would do nothing for half a minute.
+        server.ask(&["SENTINEL", "DEBUG", "tilt-trigger", "20000"]);
         Some(server)
     }
 

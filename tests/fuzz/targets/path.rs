@@ -11,7 +11,7 @@ mod reference;
 
 use std::sync::Arc;
 
-use http::Method;
+use http::{Method, Uri};
 use libfuzzer_sys::fuzz_target;
 use oncegate::idempotency::policy::{Mode, Policy};
 use oncegate::route::{Pattern, Route, Router};
@@ -20,6 +20,10 @@ use reference::Reading;
 fuzz_target!(|input: &str| {
     let mut lines = input.lines();
     let (Some(steps), Some(path)) = (lines.next(), lines.next()) else { return };
+    // Others come in no request.
+    if !path.parse::<Uri>().is_ok_and(|uri| uri.path() == path) {
+        return;
+    }
     let Some(routes) = lines.map(route).collect::<Option<Vec<_>>>() else { return };
     let Ok(router) = Router::new(routes) else { return };
     let find = |path: &str| router.find(&Method::POST, None, path);
