@@ -80,7 +80,7 @@ pub enum Answered {
     InFlight,
     /// Nobody had it.
     Miss,
-    /// What the shared cache had was too old.
+    /// What the shared cache had was too old, or may have been removed meanwhile.
     Stale,
     /// What the shared cache had was not written by a gate of this store, for this record.
     Invalid,
