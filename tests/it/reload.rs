@@ -210,7 +210,7 @@ fn a_retry_after_it_meets_the_attempt_from_before() {
     upstream.wait_for_runs(1);
     assert!(reload(&gate, &plan.clone().defaults("in_flight = { wait = \"20s\" }")), "{}", gate.log());
     let waiter = send();
-    eventually("it waits", || (gate.metric("oncegate_requests_waiting", &[]) == 1.0).then_some(()));
+    gate.wait_for_waiting(1);
     Request::post("/charges")
         .key("k-1")
         .body("{}")

@@ -275,9 +275,7 @@ fn those_who_wait_have_the_whole_answer() {
     let first = Begun::read(&gate, "k-1", b"5\r\nfirst\r\n");
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| request("k-1").send(&gate));
-        crate::support::eventually("one who waits", || {
-            (gate.metric("oncegate_requests_waiting", &[]) == 1.0).then_some(())
-        });
+        gate.wait_for_waiting(1);
         signal.open();
         let waited = waits.join().expect("an answer");
         waited.expect(201, "replayed");

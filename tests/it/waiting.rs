@@ -33,13 +33,6 @@ fn send(request: &Request, to: impl Into<SocketAddr>) -> JoinHandle<Response> {
     spawn(move || request.send(address))
 }
 
-/// Returns when so many requests wait.
-#[track_caller]
-fn wait_for_waiting(gate: &Gate, count: usize) {
-    let count = count as f64;
-    eventually("they wait", || (gate.metric("oncegate_requests_waiting", &[]) == count).then_some(()));
-}
-
 /// The first request, while the upstream runs it, and some more that wait for it.
 fn first_and_waiters(
     gate: &Gate,
@@ -49,7 +42,7 @@ fn first_and_waiters(
     let first = send(&charge(), gate);
     upstream.wait_for_runs(1);
     let waiters: Vec<_> = (0..count).map(|_| send(&charge(), gate)).collect();
-    wait_for_waiting(gate, count);
+    gate.wait_for_waiting(count);
     assert!(!waiters.iter().any(JoinHandle::is_finished), "answered while the first runs");
     (first, waiters)
 }
@@ -234,7 +227,7 @@ fn those_who_wait_hear_that_nothing_was_sent() {
     let first = send(&charge(), &gate);
     gate.wait_for_state("k-1", "in-flight");
     let waiters: Vec<_> = (0..3).map(|_| send(&charge(), &gate)).collect();
-    wait_for_waiting(&gate, 3);
+    gate.wait_for_waiting(3);
     let first = first.join().unwrap();
     first.expect_problem(502, "upstream-unreachable");
     for response in all(waiters) {

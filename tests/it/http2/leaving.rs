@@ -105,9 +105,8 @@ fn one_who_waits_and_leaves_gives_up_its_place() {
         let mut first = keyed(&gate, "k", 1, None);
         upstream.wait_for_runs(1);
         let waits = || {
-            let waiting = || gate.metric("oncegate_requests_waiting", &[]);
             let client = keyed(&gate, "k", 1, None);
-            eventually("one who waits", || (waiting() == 1.0).then_some(()));
+            gate.wait_for_waiting(1);
             client
         };
         let waiting = waits();

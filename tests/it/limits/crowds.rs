@@ -209,7 +209,7 @@ fn those_who_wait_are_few_enough() {
         let first = scope.spawn(|| request.send(&gate));
         upstream.wait_for_runs(1);
         let second = scope.spawn(|| request.send(&gate));
-        eventually("one that waits", || (gate.metric("oncegate_requests_waiting", &[]) == 1.0).then_some(()));
+        gate.wait_for_waiting(1);
         request.send(&gate).expect_problem(409, "in-flight");
         assert_eq!(exceeded(&gate, "max_waiting"), 1.0);
         signal.open();

@@ -167,6 +167,13 @@ impl Gate {
         records.iter().map(|record| record["state"].as_str().expect("a state").to_owned()).collect()
     }
 
+    /// Returns when so many requests wait for others.
+    #[track_caller]
+    pub fn wait_for_waiting(&self, count: usize) {
+        let count = count as f64;
+        eventually("they wait", || (self.metric("oncegate_requests_waiting", &[]) == count).then_some(()));
+    }
+
     /// Waits until the record of a key has this state.
     #[track_caller]
     pub fn wait_for_state(&self, key: &str, state: &str) {
