@@ -142,6 +142,7 @@ impl Admin {
         let recipe = Recipe::default();
         let head = Head {
             fingerprint: Fingerprint { recipe, digest: [7; 32] },
+            proof: None,
             method: Method::POST,
             path: format!("/v1/{route}s"),
             key: key.shortened(),

@@ -139,6 +139,9 @@ impl Serving {
         let admin_address = listener.local_addr()?;
         admin_is_guarded(admin_address, &config.admin)?;
         tracing::info!(address = %admin_address, "admin listening");
+        for advice in &config.advice {
+            tracing::info!("{advice}");
+        }
         let admin_state = Arc::new(admin_state(&config, &metrics, &readiness));
         // It outlives the rest: a drain can be watched.
         let admin_stop = watch::Sender::new(false);

@@ -181,7 +181,7 @@ fn route(route: &Route, resolved: &Resolved) -> Table {
     set("ttl", show_duration(policy.ttl).into());
     set("unknown_ttl", show_duration(policy.unknown_ttl).into());
     set("key", key(&policy.key));
-    set("scope", list(&policy.scope));
+    set("scope", list(&policy.scope.words().collect::<Vec<_>>()));
     set("fingerprint", fingerprint(&policy.fingerprint));
     set("outcomes", outcomes(&policy.outcomes));
     set("in_flight", in_flight(policy.in_flight));

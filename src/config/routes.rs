@@ -37,6 +37,7 @@ pub(super) fn read(root: &Table<'_>, upstreams: &Upstreams) -> Router {
         .collect();
     check_names(&read);
     check_namespaces(&read);
+    advise_on_credential(read.iter().map(|(table, route)| (table, &route.policy)));
     let (tables, routes): (Vec<_>, Vec<_>) = read.into_iter().unzip();
     let names: Vec<Arc<str>> = routes.iter().map(|route| Arc::clone(&route.name)).collect();
     match Router::new(routes) {
@@ -65,6 +66,20 @@ fn advise_on_the_rest(root: &Table<'_>, router: &Router, upstreams: &Upstreams) 
     }
 }
 
+/// A credential may be an opaque token, which tells no more than itself. Once for all routes: most have the default scope.
+fn advise_on_credential<'a>(policies: impl IntoIterator<Item = (&'a Table<'a>, &'a Policy)>) {
+    let has_credential =
+        |policy: &Policy| policy.mode == Mode::Protect && policy.scope.contains(&ScopePart::Credential);
+    if let Some((table, _)) = policies.into_iter().find(|(_, policy)| has_credential(policy)) {
+        table.advise(
+            "scope",
+            "keys belong to credentials: a refreshed opaque token (one that is no JWT) is another caller, and its retry \
+             runs again; if clients refresh such tokens, let scope name what stays, such as \"header:X-User\""
+                .to_owned(),
+        );
+    }
+}
+
 /// The route of a gate that has none configured.
 fn only_route(root: &Table<'_>, table: &Table<'_>, defaults: Draft, upstreams: &Upstreams) -> Router {
     let path = Pattern::parse("/{*rest}");
@@ -77,6 +92,7 @@ fn only_route(root: &Table<'_>, table: &Table<'_>, defaults: Draft, upstreams: &
         root.report("routes", wrong.hint("add [[routes]], or name one upstream as default_upstream"));
     }
     check_policy(table, "default", &defaults, upstreams.timeout(upstream));
+    advise_on_credential([(table, &defaults.policy)]);
     let route = path.ok().zip(upstream).map(|(path, upstream)| Route {
         name: "default".into(),
         namespace: "default".into(),
@@ -182,7 +198,7 @@ fn check_policy(table: &Table<'_>, route: &str, draft: &Draft, timeout: Option<D
     }
     if policy.key.from.contains(&KeySource::Fingerprint) && !scope_is_explicit {
         let wrong = Wrong::new("a key that is the request's own fingerprint needs a scope that is written down");
-        let hint = "say who may share answers, such as scope = [\"header:Authorization\"]";
+        let hint = "say who may share answers, such as scope = [\"credential\"]";
         table.report("scope", wrong.hint(hint));
     }
     check_fingerprint(table, policy);
@@ -254,7 +270,7 @@ fn check_namespaces(read: &Read<'_>) {
 /// Whether both make the same id of a request with the same key.
 fn same_identity(one: &Policy, other: &Policy) -> bool {
     let by_fingerprint = one.key.from.contains(&KeySource::Fingerprint);
-    one.scope == other.scope
+    one.scope[..] == other.scope[..]
         && one.key.from == other.key.from
         && (!by_fingerprint || one.fingerprint == other.fingerprint)
 }

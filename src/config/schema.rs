@@ -236,7 +236,7 @@ impl Writer {
             }
             "scope" => {
                 // It stands in the annotated default as an example: written down, it means more than itself.
-                let default = json!(["host", "header:Authorization", "header:X-Api-Key"]);
+                let default = json!(["host", "credential"]);
                 with_default(shapes::set(shapes::text(&shapes::scope_part())), default)
             }
             "fingerprint" => {

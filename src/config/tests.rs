@@ -72,7 +72,8 @@ fn an_upstream_alone_is_a_working_gate() {
     assert_eq!(find(::http::Method::POST), Some("default"));
     assert_eq!(find(::http::Method::PATCH), Some("default"));
     assert_eq!(find(::http::Method::GET), None);
-    assert_eq!(resolved.advice.len(), 1, "the default scope has the raw Authorization header");
+    assert_eq!(resolved.advice.len(), 1, "a refreshed opaque token is another caller");
+    assert!(resolved.advice[0].message.starts_with("keys belong to credentials: "), "{}", resolved.advice[0]);
 }
 
 #[test]
@@ -249,6 +250,34 @@ fn a_ttl_that_a_slow_attempt_outlives_is_advised_against() {
     let only = "[upstreams]\napp = \"http://app\"\n[defaults]\nscope = [\"host\"]\nttl = \"30s\"\n";
     let advice = Case::new(only).load().advice;
     assert_eq!(advice.iter().map(|advice| &*advice.key).collect::<Vec<_>>(), ["defaults.ttl"]);
+}
+
+#[test]
+fn what_opaque_tokens_cost_is_said_once_where_credentials_count() {
+    let advice = |defaults: &str, first: &str, second: &str| {
+        let text = format!(
+            "[upstreams]\napp = \"http://app\"\n[defaults]\n{defaults}\n\
+             [[routes]]\nname = \"a\"\npath = \"/a\"\n{first}\n\
+             [[routes]]\nname = \"b\"\npath = \"/b\"\n{second}\n"
+        );
+        let advice = Case::new(&text).load().advice;
+        let keys = advice.into_iter().filter(|advice| advice.message.starts_with("keys belong to credentials: "));
+        keys.map(|advice| advice.key).collect::<Vec<_>>()
+    };
+    assert_eq!(advice("", "", ""), ["routes[0].scope"]);
+    assert_eq!(advice("scope = [\"host\"]", "", "scope = [\"credential\"]"), ["routes[1].scope"]);
+    assert_eq!(advice("scope = [\"header:X-User\"]", "", ""), [""; 0]);
+    assert_eq!(advice("mode = \"pass\"", "", "mode = \"protect\""), ["routes[1].scope"]);
+}
+
+#[test]
+fn whether_a_part_must_be_there_is_no_rule_of_identities() {
+    let text = "[upstreams]\napp = \"http://app\"\n\
+                [[routes]]\nname = \"a\"\npath = \"/a\"\nnamespace = \"n\"\nscope = [\"header:X-T\"]\n\
+                [[routes]]\nname = \"b\"\npath = \"/b\"\nnamespace = \"n\"\nscope = [\"header:x-t?\"]\n";
+    let resolved = Case::new(text).load();
+    let scope = |index: usize| resolved.effective["routes"][index]["scope"].to_string().trim().to_owned();
+    assert_eq!([scope(0), scope(1)], ["[\"header:x-t\"]", "[\"header:x-t?\"]"]);
 }
 
 #[test]

@@ -363,17 +363,19 @@ fn origin(service: &Arc<str>, namespace: &Arc<str>, route: &Arc<str>) -> Origin 
 
 /// The headers that a route's keys, scopes and fingerprints are made of.
 fn kept_headers(route: &Route) -> Vec<HeaderName> {
+    use crate::idempotency::credential;
     use crate::idempotency::key::KeySource;
     use crate::idempotency::scope::ScopePart;
     let keys = route.policy.key.from.iter().filter_map(|source| match source {
         KeySource::Header(name) => Some(name.clone()),
         KeySource::CloudEvent | KeySource::Query(_) | KeySource::Json(_) | KeySource::Fingerprint => None,
     });
-    let scopes = route.policy.scope.iter().filter_map(|part| match part {
-        ScopePart::Header(name) => Some(name.clone()),
-        ScopePart::Cookie(_) => Some(http::header::COOKIE),
-        ScopePart::BasicUser => Some(http::header::AUTHORIZATION),
-        ScopePart::Host | ScopePart::ClientIp | ScopePart::ClientCert(_) | ScopePart::Const(_) => None,
+    let scopes = route.policy.scope.iter().flat_map(|part| match part {
+        ScopePart::Credential => credential::HEADERS.to_vec(),
+        ScopePart::Header(name) => vec![name.clone()],
+        ScopePart::Cookie(_) => vec![http::header::COOKIE],
+        ScopePart::BasicUser => vec![http::header::AUTHORIZATION],
+        ScopePart::Host | ScopePart::ClientIp | ScopePart::ClientCert(_) | ScopePart::Const(_) => Vec::new(),
     });
     let events = ["ce-source", "ce-id"].map(HeaderName::from_static);
     let compared = route.policy.fingerprint.headers.iter().cloned();
@@ -389,7 +391,7 @@ pub(crate) mod tests {
     use crate::store::memory::Memory;
 
     pub(crate) fn route(name: &str, mode: Mode, scope: &str) -> Route {
-        let policy = Policy { mode, scope: vec![ScopePart::parse(scope).unwrap()], ..Policy::default() };
+        let policy = Policy { mode, scope: vec![ScopePart::parse(scope).unwrap()].into(), ..Policy::default() };
         Route {
             name: name.into(),
             namespace: "shared".into(),

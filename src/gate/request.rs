@@ -19,7 +19,7 @@ use crate::http::via::Via;
 use crate::http::wire::Interim;
 use crate::idempotency::grpc;
 use crate::idempotency::key::KeyRule;
-use crate::idempotency::scope::Caller;
+use crate::idempotency::scope::{Caller, Scope, ScopePart};
 use crate::route::{Ambiguous, Route};
 use crate::telemetry::outcome::Code;
 
@@ -267,6 +267,20 @@ pub(super) fn ambiguous(ambiguous: &Ambiguous) -> Problem {
 /// The request carries a key, and asks to switch protocols.
 pub(super) fn upgrade_with_key() -> Problem {
     bad("an upgrade cannot be retried, so it cannot carry a key here")
+}
+
+/// Holds that the request has every part of its scope that it must have.
+///
+/// # Errors
+/// The problem that names the first one that it lacks.
+pub(super) fn check_scope(scope: &Scope, head: &Head) -> Result<(), Problem> {
+    scope.missing(head.caller()).next().map_or(Ok(()), |part| Err(scope_missing(part)))
+}
+
+/// The request lacks a part of its scope.
+pub(super) fn scope_missing(part: &ScopePart) -> Problem {
+    let detail = format!("idempotency keys belong to a `{part}` here, and the request has none; nothing was sent");
+    Problem::new(Code::ScopeMissing, detail)
 }
 
 /// The route requires a key, and none came.

@@ -4,6 +4,7 @@
 //! so each rule can be read, tested and simulated on its own.
 
 pub mod codec;
+pub mod credential;
 pub mod decide;
 pub mod fingerprint;
 mod frame;

@@ -28,6 +28,8 @@ pub enum Code {
     KeyMissing,
     /// The key is not well-formed.
     KeyInvalid,
+    /// The request lacks a part of the route's scope.
+    ScopeMissing,
     /// The request is malformed.
     BadRequest,
     /// No route and no default upstream.
@@ -42,6 +44,8 @@ pub enum Code {
     RequestTooLarge,
     /// The key belongs to another request.
     KeyReused,
+    /// The key belongs to a caller with another proof of its identity.
+    CallerDiffers,
     /// The upstream could not be reached; nothing was sent.
     UpstreamUnreachable,
     /// The upstream broke off.
@@ -68,7 +72,7 @@ pub enum Code {
 
 impl Outcome {
     /// Every outcome, in the order of [`Outcome::index`].
-    pub const ALL: [Self; 26] = {
+    pub const ALL: [Self; 28] = {
         use Code::*;
         [
             Self::Executed,
@@ -79,6 +83,7 @@ impl Outcome {
             Self::Passed,
             Self::Problem(KeyMissing),
             Self::Problem(KeyInvalid),
+            Self::Problem(ScopeMissing),
             Self::Problem(BadRequest),
             Self::Problem(NoRoute),
             Self::Problem(InFlight),
@@ -86,6 +91,7 @@ impl Outcome {
             Self::Problem(ResponseNotStored),
             Self::Problem(RequestTooLarge),
             Self::Problem(KeyReused),
+            Self::Problem(CallerDiffers),
             Self::Problem(UpstreamUnreachable),
             Self::Problem(UpstreamBroken),
             Self::Problem(UpstreamTimeout),
@@ -136,6 +142,7 @@ impl Code {
         match self {
             Self::KeyMissing => "key-missing",
             Self::KeyInvalid => "key-invalid",
+            Self::ScopeMissing => "scope-missing",
             Self::BadRequest => "bad-request",
             Self::NoRoute => "no-route",
             Self::InFlight => "in-flight",
@@ -143,6 +150,7 @@ impl Code {
             Self::ResponseNotStored => "response-not-stored",
             Self::RequestTooLarge => "request-too-large",
             Self::KeyReused => "key-reused",
+            Self::CallerDiffers => "caller-differs",
             Self::UpstreamUnreachable => "upstream-unreachable",
             Self::UpstreamBroken => "upstream-broken",
             Self::UpstreamTimeout => "upstream-timeout",
@@ -161,11 +169,11 @@ impl Code {
     #[must_use]
     pub fn status(self) -> StatusCode {
         match self {
-            Self::KeyMissing | Self::KeyInvalid | Self::BadRequest => StatusCode::BAD_REQUEST,
+            Self::KeyMissing | Self::KeyInvalid | Self::ScopeMissing | Self::BadRequest => StatusCode::BAD_REQUEST,
             Self::NoRoute => StatusCode::NOT_FOUND,
             Self::InFlight | Self::OutcomeUnknown | Self::ResponseNotStored => StatusCode::CONFLICT,
             Self::RequestTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::KeyReused | Self::CallerDiffers => StatusCode::UNPROCESSABLE_ENTITY,
             Self::UpstreamUnreachable | Self::UpstreamBroken => StatusCode::BAD_GATEWAY,
             Self::UpstreamTimeout | Self::StillRunning => StatusCode::GATEWAY_TIMEOUT,
             Self::QuotaExceeded => StatusCode::TOO_MANY_REQUESTS,

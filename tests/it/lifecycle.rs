@@ -72,7 +72,7 @@ fn other_identity_rules_are_refused_while_records_live() {
     let gate = plan.start();
     gate.post("/charges", "k-1", "{}").expect(200, "executed");
     gate.stop();
-    let changed = plan.clone().defaults("scope = [\"header:X-Tenant\"]");
+    let changed = plan.clone().defaults("scope = [\"header:X-Tenant?\"]");
     let mut refused = changed.spawn();
     let status = refused.wait();
     assert!(!status.success(), "{status}");
@@ -114,7 +114,7 @@ fn other_identity_rules_are_fine_where_no_record_lives() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
     let plan = Gate::before(&upstream);
     plan.start().stop();
-    plan.clone().defaults("scope = [\"header:X-Tenant\"]").start().stop();
+    plan.clone().defaults("scope = [\"header:X-Tenant?\"]").start().stop();
     // What does not make identities may change at any time.
     let gate = plan.start();
     gate.post("/charges", "k-1", "{}").expect(200, "executed");

@@ -6,6 +6,7 @@
 mod admin;
 mod bad_requests;
 mod cache_faults;
+mod callers;
 mod clocks;
 mod commands;
 mod concurrency;

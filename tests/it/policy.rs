@@ -83,9 +83,11 @@ fn callers_do_not_share_keys() {
         request(),
         request().header("Authorization", "Bearer a"),
         request().header("Authorization", "Bearer b"),
-        request().header("Authorization", ""),
         request().header("X-Api-Key", "Bearer a"),
         request().header("Authorization", "Bearer a").header("X-Api-Key", "b"),
+        request().header("Authorization", "Basic YW5uOm9uZQ=="),
+        request().header("Authorization", "Bearer e30.eyJzdWIiOiJhbm4ifQ.c2ln"),
+        request().header("Cookie", "session=1"),
         Request::post("/c").header("Host", "b.example").key("k").body("{}"),
     ];
     for (nth, caller) in callers.iter().enumerate() {
@@ -98,6 +100,10 @@ fn callers_do_not_share_keys() {
         replay.expect(200, "replayed");
         assert_eq!(replay.text(), format!("run {}", nth + 1), "another caller's answer");
     }
+    // Nothing is the same credential as an empty one.
+    let empty = request().header("Authorization", "").header("X-Api-Key", "").header("Cookie", "").send(&gate);
+    empty.expect(200, "replayed");
+    assert_eq!(empty.text(), "run 1");
     // Hosts are not case-sensitive.
     let shouted = Request::post("/c").header("Host", "A.Example").key("k").body("{}").send(&gate);
     shouted.expect(200, "replayed");

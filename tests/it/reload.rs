@@ -110,7 +110,7 @@ fn a_broken_file_changes_nothing_and_each_problem_is_said() {
 fn rules_of_identities_change_only_where_no_record_lives() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
     let plan = Gate::before(&upstream);
-    let changed = plan.clone().defaults("scope = [\"header:X-Tenant\"]");
+    let changed = plan.clone().defaults("scope = [\"header:X-Tenant?\"]");
     let gate = plan.start();
     // Nothing lives yet: there, and back.
     assert!(reload(&gate, &changed), "{}", gate.log());
@@ -138,7 +138,7 @@ fn a_request_that_came_under_rules_that_are_gone_is_not_run() {
     client.send(head);
     // By then it belongs to the gate that it came to.
     assert_eq!(client.head().start, b"HTTP/1.1 100 Continue");
-    assert!(reload(&gate, &plan.clone().defaults("scope = [\"header:X-Tenant\"]")), "{}", gate.log());
+    assert!(reload(&gate, &plan.clone().defaults("scope = [\"header:X-Tenant?\"]")), "{}", gate.log());
     client.send(body);
     client.response().expect_problem(503, "overloaded");
     assert_eq!(upstream.runs(), 0);

@@ -153,7 +153,8 @@ pub(super) fn key_source() -> String {
 
 /// The pattern of a part of a scope.
 pub(super) fn scope_part() -> String {
-    format!("^(header:{TOKEN}|cookie:{TOKEN}|basic:user|host|client-ip|client-cert:(subject|san)|const:.*)$")
+    let optional = format!(r"(header:{TOKEN}|cookie:{TOKEN}|basic:user|client-cert:(subject|san))\?");
+    format!("^({optional}?|credential|host|client-ip|const:.*)$")
 }
 
 /// The pattern of a part of a fingerprint.
