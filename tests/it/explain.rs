@@ -205,6 +205,8 @@ fn fingerprints_can_be_compared() {
             "-H",
             "Idempotency-Key: k",
             "-H",
+            "X-Tenant: acme",
+            "-H",
             "Content-Type: application/json",
             "-d",
             body,

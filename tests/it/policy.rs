@@ -175,7 +175,7 @@ fn keys_of_clients_that_cannot_send_one() {
     let upstream = numbered();
     let route = |name: &str, key: &str| {
         format!(
-            "[[routes]]\nname = \"{name}\"\nmethods = [\"POST\"]\npath = \"/{name}\"\nscope = [\"header:X-Tenant\"]\n\
+            "[[routes]]\nname = \"{name}\"\nmethods = [\"POST\"]\npath = \"/{name}\"\nscope = [\"header:X-Tenant?\"]\n\
              key = {{ from = [\"{key}\"] }}\n"
         )
     };
