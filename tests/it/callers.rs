@@ -75,11 +75,14 @@ fn two_customers_with_cookies_and_one_key() {
     assert_eq!(upstream.runs(), 2);
 }
 
+/// Headers of a request.
+type Headers = Vec<(&'static str, String)>;
+
 /// What a retry gets after its credentials changed, while the record is kept by a process, and by the next.
 #[test]
 fn a_credential_that_was_renewed() {
     let ann = |expires: u32| bearer(&format!("{{\"iss\":\"https://id.example\",\"sub\":\"ann\",\"exp\":{expires}}}"));
-    let cases: [(&str, Vec<(&str, String)>, Vec<(&str, String)>, bool); 9] = [
+    let cases: [(&str, Headers, Headers, bool); 9] = [
         ("a password", vec![("Authorization", basic("ann:1"))], vec![("Authorization", basic("ann:2"))], true),
         ("a JWT", vec![("Authorization", ann(1))], vec![("Authorization", ann(2))], true),
         (
