@@ -149,7 +149,10 @@ fn files_under(directory: &str) -> Vec<(PathBuf, String)> {
 fn is_test(path: &Path, sources: &[(PathBuf, String)]) -> bool {
     let name = path.file_stem().unwrap().to_string_lossy();
     let declared = format!("#[cfg(test)]\nmod {name};");
-    sources.iter().any(|(other, text)| other.parent() == path.parent() && text.contains(&declared))
+    // By a file beside it, or by the one that its directory is named after.
+    let is_above =
+        |other: &Path| other.parent() == path.parent() || Some(other.with_extension("").as_path()) == path.parent();
+    sources.iter().any(|(other, text)| is_above(other) && text.contains(&declared))
 }
 
 /// `gate` of `gate/mod.rs` and of `gate.rs`.

@@ -179,6 +179,7 @@ const LEFT_TO_CHECK: &[&str] = &[
     "inherited-socket-twice: server.listen",
     "key-rules: routes[0].fingerprint.exclude",
     "key-rules: routes[0].key.from",
+    "key-rules: routes[1].scope",
     "limits: limits.max_header_size",
     "limits: limits.min_body_rate",
     "listeners: admin.token_file",
