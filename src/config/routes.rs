@@ -170,8 +170,15 @@ fn host(node: &Node<'_>) -> Result<Option<String>, Wrong> {
 }
 
 fn path(node: &Node<'_>) -> Result<Pattern, Wrong> {
-    let hint = "such as \"/v1/charges\", \"/v1/charges/{id}/capture\" or \"/v1/{*rest}\"";
-    Pattern::parse(node.filled()?).map_err(|error| Wrong::new(error.to_string()).hint(hint))
+    let such_as = "such as \"/v1/charges\", \"/v1/charges/{id}/capture\" or \"/v1/{*rest}\"";
+    Pattern::parse(node.filled()?).map_err(|error| {
+        let hint = match error.instead() {
+            [] => such_as.to_owned(),
+            [path] => format!("write \"{path}\""),
+            paths => format!("write a route for each: \"{}\"", paths.join("\", \"")),
+        };
+        Wrong::new(error.to_string()).hint(hint)
+    })
 }
 
 /// What only the whole policy shows. `timeout` is the upstream's.
