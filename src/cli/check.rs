@@ -63,6 +63,7 @@ mod tests {
             let report = check(file.clone());
             assert!(!report.contains(": ok ("), "{} is not wrong", file.display());
             assert!(!report.contains("s3cret"), "{report}");
+            assert!(!report.lines().any(|line| line.trim_start().contains("  ")), "stray spaces:\n{report}");
             let problems: Vec<&str> = report.lines().filter(|line| line.starts_with("tests/")).collect();
             let in_a_line = |line: &&&str| line.split(':').nth(1).is_some_and(|number| number.parse::<u32>().is_ok());
             assert_eq!(problems.iter().filter(in_a_line).count(), problems.len(), "a line each:\n{report}");
@@ -83,6 +84,8 @@ mod tests {
         let mut lines = report.lines();
         assert_eq!(lines.next(), Some("config/examples/gateway.toml: ok (4 routes, 2 upstreams)"));
         assert_eq!(lines.filter(|line| !line.contains(": advice: ")).count(), 0, "{report}");
+        assert!(report.contains("with a key or without; a route with path ="), "{report}");
+        assert!(!report.contains("  "), "stray spaces: {report}");
         assert!(check("config/examples/sidecar.toml".into()).contains(": ok (1 route, 1 upstream)\n"));
     }
 }

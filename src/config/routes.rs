@@ -17,6 +17,10 @@ use crate::idempotency::policy::{Mode, Policy};
 use crate::idempotency::scope::ScopePart;
 use crate::route::{Overlap, Pattern, Route, Router};
 
+mod advice;
+#[cfg(test)]
+mod tests;
+
 /// Routes that could be read, each with the table that it was read from.
 type Read<'a> = Vec<(Table<'a>, Route)>;
 
@@ -41,7 +45,9 @@ pub(super) fn read(root: &Table<'_>, upstreams: &Upstreams) -> Router {
     let names: Vec<Arc<str>> = routes.iter().map(|route| Arc::clone(&route.name)).collect();
     match Router::new(routes) {
         Ok(router) => {
-            advise_on_the_rest(root, &router, upstreams);
+            let is_forwarded = upstreams::default(root, upstreams).is_some();
+            advise_on_the_rest(root, &router, is_forwarded);
+            advice::on_collections(&tables, router.routes(), is_forwarded);
             router
         }
         Err(overlaps) => {
@@ -51,17 +57,15 @@ pub(super) fn read(root: &Table<'_>, upstreams: &Upstreams) -> Router {
     }
 }
 
-/// What matches no route is forwarded as it comes, which who adds a first route may not expect.
-fn advise_on_the_rest(root: &Table<'_>, router: &Router, upstreams: &Upstreams) {
+/// Requests that match no route are forwarded as they are, which may surprise where a first route was added.
+fn advise_on_the_rest(root: &Table<'_>, router: &Router, is_forwarded: bool) {
     let protects_the_rest = |route: &Arc<Route>| {
         route.path.to_string() == "/{*rest}" && route.host.is_none() && route.methods.contains(&Method::POST)
     };
-    if upstreams::default(root, upstreams).is_some() && !router.routes().iter().any(protects_the_rest) {
-        root.advise(
-            "routes",
-            "requests that match no route are forwarded unprotected, with a key or without; a route with              path = \"/{*rest}\" would protect the rest"
-                .to_owned(),
-        );
+    if is_forwarded && !router.routes().iter().any(protects_the_rest) {
+        let what = "requests that match no route are forwarded unprotected, with a key or without";
+        let instead = "a route with path = \"/{*rest}\" would protect the rest";
+        root.advise("routes", format!("{what}; {instead}"));
     }
 }
 
@@ -204,6 +208,7 @@ fn check_policy(table: &Table<'_>, route: &str, draft: &Draft, timeout: Option<D
             ),
         );
     }
+    advice::on_scope(table, route, policy);
     let bearer = |part: &ScopePart| matches!(part, ScopePart::Header(name) if name == http::header::AUTHORIZATION);
     if policy.scope.iter().any(bearer) {
         table.advise(

@@ -186,16 +186,39 @@ fn a_table_and_its_keys_cannot_both_be_set_by_variables() {
 }
 
 #[test]
-fn what_kubernetes_sets_beside_a_service_of_our_name_is_not_ours() {
+fn what_a_platform_sets_for_services_is_no_setting() {
+    let services = [
+        ("ONCEGATE_SERVICE_HOST", "10.0.0.1"),
+        ("ONCEGATE_SERVICE_PORT", "8080"),
+        ("ONCEGATE_SERVICE_PORT_HTTP", "8080"),
+        ("ONCEGATE_PORT", "tcp://10.0.0.1:8080"),
+        ("ONCEGATE_PORT_8080_TCP", "tcp://10.0.0.1:8080"),
+        ("ONCEGATE_PORT_8080_TCP_ADDR", "10.0.0.1"),
+        ("ONCEGATE_ADMIN_PORT_9090_TCP", "tcp://10.0.0.3:9090"),
+        ("ONCEGATE_NAME", "/shop/oncegate"),
+    ];
     let case = || {
-        Case::new("[upstreams]\napp = \"http://app\"\n")
-            .variable("ONCEGATE_SERVICE_HOST", "10.0.0.1")
-            .variable("ONCEGATE_PORT", "tcp://10.0.0.1:8080")
-            .variable("ONCEGATE_PORT_8080_TCP_ADDR", "10.0.0.1")
-            .variable("ONCEGATE_ADMIN_PORT_9090_TCP", "tcp://10.0.0.3:9090")
+        let case = Case::new("[upstreams]\napp = \"http://app\"\n[defaults]\nscope = [\"host\"]\n");
+        services.iter().fold(case, |case, (name, value)| case.variable(name, value))
     };
-    case().variable("KUBERNETES_SERVICE_HOST", "10.0.0.2").load();
-    assert!(case().problems().ends_with("4 problems"));
+    assert!(case().load().advice.is_empty());
+    let problems = case()
+        .variable("ONCEGATE_LISTEN", "127.0.0.1:1")
+        .variable("ONCEGATE_SERVER_LISTEN", "127.0.0.1:1")
+        .variable("ONCEGATE_UPSTREAMS_APP", "http://app")
+        .variable("ONCEGATE_STROE__URL", "memory:")
+        .problems();
+    let expected = "\
+ONCEGATE_LISTEN: listen: unknown key in the top level
+    hint: did you mean ONCEGATE_SERVER__LISTEN or ONCEGATE_ADMIN__LISTEN?
+ONCEGATE_SERVER_LISTEN: server_listen: unknown key in the top level
+    hint: did you mean ONCEGATE_SERVER__LISTEN, with two underscores between levels?
+ONCEGATE_STROE__URL: stroe: unknown key in the top level
+    hint: did you mean `store`?
+ONCEGATE_UPSTREAMS_APP: upstreams_app: unknown key in the top level
+    hint: did you mean ONCEGATE_UPSTREAMS__APP, with two underscores between levels?
+4 problems";
+    assert_eq!(problems, expected);
 }
 
 #[test]

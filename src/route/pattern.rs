@@ -103,6 +103,11 @@ impl Pattern {
         if let Some(foreign) = foreign::find(text) {
             return Err(Invalid::Foreign(foreign));
         }
+        Self::read(text)
+    }
+
+    /// Reads a pattern that has no syntax of another router.
+    fn read(text: &str) -> Result<Self, Invalid> {
         if let Some(found) = text.chars().find(|found| matches!(found, '?' | '#')) {
             return Err(Invalid::NotPath(found));
         }
@@ -160,6 +165,18 @@ impl Pattern {
             }
         }
         false
+    }
+
+    /// The path without its last segment, where that is a parameter and stands below a literal: of `/v1/orders/{id}` it
+    /// is `/v1/orders`.
+    #[must_use]
+    pub fn collection(&self) -> Option<&str> {
+        match &*self.segments {
+            [.., Segment::Literal(name), Segment::One] if !name.is_empty() => {
+                self.text.rsplit_once('/').map(|(collection, _)| collection)
+            }
+            _ => None,
+        }
     }
 
     /// Whether it matches every path.
@@ -355,6 +372,21 @@ mod tests {
         ];
         for (pattern, expected) in cases {
             assert_eq!(Pattern::parse(pattern), Err(expected), "{pattern}");
+        }
+    }
+
+    #[test]
+    fn a_collection_is_what_items_stand_below() {
+        for (pattern, expected) in [
+            ("/v1/orders/{id}", Some("/v1/orders")),
+            ("/v1/{tenant}/orders/{id}", Some("/v1/{tenant}/orders")),
+            ("/v1/orders/{*rest}", None),
+            ("/v1/orders/{id}/lines", None),
+            ("/{tenant}/{id}", None),
+            ("/{id}", None),
+            ("//{id}", None),
+        ] {
+            assert_eq!(Pattern::parse(pattern).unwrap().collection(), expected, "{pattern}");
         }
     }
 

@@ -40,8 +40,12 @@ pub(super) const METHOD: &str = "^(?!(CONNECT|\\*)$)[!#$%&'*+.^_`|~0-9A-Z-]+$";
 /// A host without port, or `*`.
 pub(super) const HOST: &str = r"^(\*|[A-Za-z0-9._-]*[A-Za-z0-9_-]\.?|\[[0-9A-Fa-f:.]+\])$";
 
-/// A path pattern: literals, `{x}` and, at the end, `{*rest}`.
-pub(super) const PATH: &str = r"^(?=/)(/(?!\.{1,2}(/|$))(([A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-F]{2})*|\{[A-Za-z0-9_-]+\}))*(/\{\*[A-Za-z0-9_-]+\})?$";
+/// A path pattern: literals, `{x}` and, at the end, `{*rest}`. No literal looks like `:id`, a glob or a regular expression.
+pub(super) const PATH: &str = concat!(
+    r"^(?=/)(?!.*(\$$|\+(/|$)|\.\+))",
+    r"(/(?!\.{1,2}(/|$)|\(|:[A-Za-z_])(([A-Za-z0-9._~!$&'()+,;=:@-]|%[0-9A-F]{2})*|\{[A-Za-z0-9_-]+\}))*",
+    r"(/\{\*[A-Za-z0-9_-]+\})?$",
+);
 
 /// The address of a page.
 pub(super) const PAGE: &str = r#"^https?://[^\s/?#@<>"]+([/?#][^\s<>"]*)?$"#;

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use super::Pattern;
+use super::{Pattern, check_literal};
 
 /// Syntax of another router.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ impl fmt::Display for Foreign {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { found, .. } = self;
         match self.syntax {
-            Syntax::Glob => write!(f, "`{found}`: `*` is not a wildcard in a path"),
+            Syntax::Glob => f.write_str("`*` is not a wildcard in a path"),
             Syntax::Parameter => write!(f, "`{found}`: parameters are not written like this in a path"),
             Syntax::Regex => write!(f, "`{found}` looks like a regular expression, which a path cannot have"),
         }
@@ -46,20 +46,27 @@ const SUBTREES: [&str; 5] = ["(/|$)(.*)", "(?:/.*)?", "(/.*)?", "(/.+)?", "(/.*)
 
 /// The first syntax of another router in the text of a path.
 pub(super) fn find(text: &str) -> Option<Foreign> {
+    let (syntax, found) = detect(text)?;
+    Some(Foreign { syntax, found: found.to_owned(), instead: instead(without_anchors(text)) })
+}
+
+/// Which syntax that is, and the part of the path that has it.
+fn detect(text: &str) -> Option<(Syntax, &str)> {
     if has_query(text) {
         return None;
     }
-    let inner = text.strip_prefix('^').unwrap_or(text);
-    let inner = inner.strip_suffix('$').unwrap_or(inner);
+    let inner = without_anchors(text);
     let pieces = split(inner);
-    let found = pieces.iter().find_map(|piece| Some((syntax(piece)?, *piece)));
-    let (syntax, found) = match found {
-        Some((Syntax::Regex, _)) => (Syntax::Regex, text),
-        Some(found) => found,
-        None if inner.len() < text.len() => (Syntax::Regex, text),
-        None => return None,
-    };
-    Some(Foreign { syntax, found: found.to_owned(), instead: instead(inner) })
+    match pieces.iter().find_map(|piece| Some((syntax(piece)?, *piece))) {
+        Some((Syntax::Regex, _)) => Some((Syntax::Regex, text)),
+        None if inner.len() < text.len() => Some((Syntax::Regex, text)),
+        found => found,
+    }
+}
+
+fn without_anchors(text: &str) -> &str {
+    let text = text.strip_prefix('^').unwrap_or(text);
+    text.strip_suffix('$').unwrap_or(text)
 }
 
 /// Whether the path has a query or a fragment, which is another mistake. Behind a group, a class, a quantifier or a
@@ -105,8 +112,7 @@ fn syntax(segment: &str) -> Option<Syntax> {
     if in_angles(segment).is_some() || after_colon(segment).is_some() {
         return Some(Syntax::Parameter);
     }
-    let is_unbalanced = segment.matches('(').count() != segment.matches(')').count();
-    let is_regex = is_unbalanced
+    let is_regex = is_unbalanced(segment)
         || segment.starts_with('(')
         || segment.ends_with('+')
         || segment.contains(['[', ']', '\\', '^', '|'])
@@ -116,6 +122,11 @@ fn syntax(segment: &str) -> Option<Syntax> {
         _ if segment.contains('*') => Some(Syntax::Glob),
         _ => None,
     }
+}
+
+/// Whether it is a part of a group that has a slash in it.
+fn is_unbalanced(segment: &str) -> bool {
+    segment.matches('(').count() != segment.matches(')').count()
 }
 
 /// What a parameter of another router is called, and whether it takes more than one segment.
@@ -150,7 +161,8 @@ fn in_angles(segment: &str) -> Option<Parameter<'_>> {
 /// `:id`, `:id(\d+)`, `:rest*`. A name begins with a letter or an underscore.
 fn after_colon(segment: &str) -> Option<Parameter<'_>> {
     let inner = segment.strip_prefix(':')?;
-    let (name, rest) = leading_name(inner).filter(|(name, _)| !name.starts_with(|char: char| char.is_ascii_digit()))?;
+    let begins = |name: &str| name.starts_with(|char: char| char.is_ascii_alphabetic() || char == '_');
+    let (name, rest) = leading_name(inner).filter(|(name, _)| begins(name))?;
     Some((name.trim_end_matches('-'), matches!(rest, "*" | "+" | "(.*)" | "(.+)" | "(*)")))
 }
 
@@ -176,7 +188,7 @@ fn instead(path: &str) -> Vec<String> {
     };
     let mut names = Names::default();
     let mut pieces = split(path);
-    // `/v1/(.*)` leaves an empty segment.
+    // `/v1/(/.*)?` leaves an empty segment.
     if below && pieces.last() == Some(&"") {
         pieces.pop();
     }
@@ -194,7 +206,8 @@ fn instead(path: &str) -> Vec<String> {
         let rest = names.rest("rest");
         paths.iter_mut().for_each(|path| *path = format!("{path}/{rest}"));
     }
-    if paths.iter().all(|path| Pattern::parse(path).is_ok()) { paths } else { Vec::new() }
+    let is_path = |path: &String| detect(path).is_none() && Pattern::read(path).is_ok();
+    if paths.iter().all(is_path) { paths } else { Vec::new() }
 }
 
 /// The segments that say the same as one of another router; nothing where none does.
@@ -207,6 +220,9 @@ fn translated(segment: &str, is_last: bool, names: &mut Names) -> Option<Vec<Str
         names.note(segment);
         return Some(one(segment.to_owned()));
     };
+    if is_unbalanced(segment) {
+        return None;
+    }
     if let Some(name) = segment.strip_prefix('*').filter(|name| is_name(name)) {
         return names.parameter(name, true, is_last).map(one);
     }
@@ -254,7 +270,7 @@ fn ungrouped(segment: &str) -> (Option<&str>, &str) {
 
 /// Whether it is a segment of a path as it stands.
 fn is_literal(segment: &str) -> bool {
-    !segment.is_empty() && !segment.contains(['{', '}', '?', '#']) && Pattern::parse(&format!("/{segment}")).is_ok()
+    !segment.is_empty() && syntax(segment).is_none() && check_literal(segment).is_ok()
 }
 
 fn one(segment: String) -> Vec<String> {
