@@ -5,13 +5,12 @@ use std::sync::Arc;
 
 use http::header::HOST;
 use http::request::Parts;
-use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
 use hyper::upgrade::OnUpgrade;
 
-use crate::http::byte_set::ByteSet;
 use crate::http::forwarding::{Forwarding, Hop};
 use crate::http::headers::{Way, asks_upgrade, framing_is_plain};
+use crate::http::host::{is_host, is_usual, normal};
 use crate::http::inbound::Inbound;
 use crate::http::problem::Problem;
 use crate::http::server::Peer;
@@ -210,47 +209,6 @@ impl Host {
     }
 }
 
-/// Whether a host is written as nearly all are: a name or an IPv4 address in lower case, with a port that is not the
-/// default one or with none. It is sound, and normal.
-fn is_usual(host: &str) -> bool {
-    static OF_NAMES: ByteSet = ByteSet::lower_case_and(b"-.");
-    let (name, port) = host.split_at(OF_NAMES.span(host));
-    let port_is_usual = |port: &str| {
-        let is_short = (1..=5).contains(&port.len()) && port.bytes().all(|byte| byte.is_ascii_digit());
-        is_short && port != "80" && port.parse::<u16>().is_ok()
-    };
-    !name.is_empty() && !name.ends_with('.') && (port.is_empty() || port.strip_prefix(':').is_some_and(port_is_usual))
-}
-
-/// Whether this is a host with an optional port. It may be empty, where the target has no authority.
-fn is_host(host: &str) -> bool {
-    let port_is_sound = |authority: &Authority| match authority.as_str().rsplit_once(':') {
-        Some((_, port)) if !port.contains(']') => {
-            port.is_empty() || port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok()
-        }
-        _ => true,
-    };
-    let sound = |authority: Authority| !authority.host().is_empty() && port_is_sound(&authority);
-    host.is_empty() || !host.contains('@') && host.parse::<Authority>().is_ok_and(sound)
-}
-
-/// A host in lower case, without the default port and the final dot of a name (RFC 9110, 4.2.3); nothing where it is
-/// written so already.
-fn normal(host: &str, default_port: &str) -> Option<String> {
-    let written = host;
-    let host = host.strip_suffix(default_port).or_else(|| host.strip_suffix(':')).unwrap_or(host);
-    let (name, port) = match host.rsplit_once(':') {
-        Some((name, port)) if !port.contains(']') => (name, Some(port)),
-        _ => (host, None),
-    };
-    let mut normal = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
-    if let Some(port) = port {
-        normal.push(':');
-        normal.push_str(port);
-    }
-    Some(normal).filter(|normal| normal != written)
-}
-
 fn bad(detail: &str) -> Problem {
     Problem::new(Code::BadRequest, detail)
 }
@@ -278,29 +236,7 @@ pub(super) fn key_missing(rule: &KeyRule) -> Problem {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
-
-    #[test]
-    fn hosts_are_told_from_what_is_none() {
-        for host in ["", "a", "a.example:8080", "127.0.0.1:1", "[::1]", "[::1]:80", "a:"] {
-            assert!(is_host(host), "{host}");
-        }
-        for host in ["a b", "a/c", "u@h", "h:99999", "[::1", "[::1:80", ":80", "h:x", "h:+80"] {
-            assert!(!is_host(host), "{host}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn usual_hosts_are_sound_and_normal(host in "[a-c.:\\[\\]@A%-]{0,4}(:[0-9]{0,6})?|[a-z0-9.-]{1,9}(:(80|8080|65535|65536|0?80))?") {
-            if is_usual(&host) {
-                prop_assert!(is_host(&host));
-                prop_assert_eq!(normal(&host, ":80"), None);
-            }
-        }
-    }
 
     #[test]
     fn odd_targets_are_refused() {
@@ -315,23 +251,5 @@ mod tests {
         assert!(!check("POST", "*"));
         assert!(!check("POST", "x"));
         assert!(!check("CONNECT", "a:443"));
-    }
-
-    #[test]
-    fn spellings_of_one_host_are_one() {
-        for host in ["api.example", "API.example", "api.example:80", "api.example.", "api.example.:80", "api.example:"]
-        {
-            assert_eq!(normal(host, ":80").as_deref().unwrap_or(host), "api.example", "{host}");
-        }
-        for (written, expected) in [
-            ("api.example", None),
-            ("api.example.:8080", Some("api.example:8080")),
-            ("[::1]", None),
-            ("[::1]:80", Some("[::1]")),
-            ("[::1]:8080", None),
-            ("", None),
-        ] {
-            assert_eq!(normal(written, ":80").as_deref(), expected, "{written}");
-        }
     }
 }

@@ -14,6 +14,7 @@ mod frame;
 mod gathered;
 pub mod headers;
 mod held;
+pub mod host;
 mod http2;
 pub mod inbound;
 pub mod limits;
