@@ -56,6 +56,7 @@ fn server(resolved: &Resolved) -> Item {
         ("drain_timeout", show_duration(resolved.server.drain_timeout).into()),
         ("trusted_proxies", networks(&resolved.gate.forwarding.trusted)),
         ("forwarded", word(&STYLES, resolved.gate.forwarding.style)),
+        ("upgrades", list(resolved.gate.upgrades.protocols())),
     ]);
     if let Some(Secure { files, .. }) = &resolved.server.door.tls {
         let named = [("cert", Some(&files.cert)), ("key", Some(&files.key))].into_iter();

@@ -44,7 +44,10 @@ pub(super) const ROOT: Section = Section {
 /// `[server]`
 pub(super) const SERVER: Section = Section {
     name: "[server]",
-    keys: &[&["listen", "socket_mode", "tls", "proxy_protocol"], &["drain_timeout", "trusted_proxies", "forwarded"]],
+    keys: &[
+        &["listen", "socket_mode", "tls", "proxy_protocol"],
+        &["drain_timeout", "trusted_proxies", "forwarded", "upgrades"],
+    ],
     later: &[],
 };
 

@@ -110,6 +110,7 @@ impl Writer {
             "drain_timeout" => shapes::duration(),
             "trusted_proxies" => shapes::list(shapes::text(shapes::NETWORK)),
             "forwarded" => shapes::words(STYLES.map(|(word, _)| word)),
+            "upgrades" => shapes::list(shapes::text(shapes::PROTOCOL)),
             _ => unwritten(),
         }
     }

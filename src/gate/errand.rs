@@ -95,7 +95,8 @@ pub(super) async fn begin(
     if head.upgrade.is_some() {
         if !keyed && !policy.key.required {
             // In a box, as is what follows for requests without a key: those with one have no need of its size.
-            return Box::pin(pass::forward(gate, upstream, head, incoming, Manner::of(route))).await;
+            let manner = Manner::of(gate, lane, route, &head);
+            return Box::pin(pass::forward(gate, upstream, head, incoming, manner)).await;
         }
         return refuse(request::upgrade_with_key());
     }
@@ -107,7 +108,7 @@ pub(super) async fn begin(
         Ok(Some(found)) => found,
         Ok(None) if policy.key.required => return Reply::problem(request::key_missing(&policy.key), docs),
         Ok(None) => {
-            let manner = Manner::of(route);
+            let manner = Manner::of(gate, lane, route, &head);
             return Box::pin(pass::forward_buffered(upstream, &head, &body, manner, Outcome::Passed)).await;
         }
         Err(problem) => return gate.keyed(Reply::problem(problem, docs)),
@@ -398,7 +399,8 @@ impl Errand {
             return self.problem(store_away());
         }
         tracing::warn!(route = &*self.lane.name, "forwarding without protection: the store is away");
-        let manner = Manner { kept: &self.lane.kept, dropped: &self.gate.added, docs: self.policy().docs.as_deref() };
+        let docs = self.policy().docs.as_deref();
+        let manner = Manner { kept: &self.lane.kept, dropped: &self.gate.added, docs, ignored: None };
         let (upstream, outcome) = (self.upstream(), Outcome::Unprotected);
         self.gate.keyed(pass::forward_buffered(upstream, &self.head, &self.body, manner, outcome).await)
     }

@@ -7,9 +7,9 @@ use http::request::Parts;
 use sha2::{Digest as _, Sha256};
 
 use super::identify::too_large;
+use super::ignored::KeyPlaces;
 use super::request::{self, Head, Road};
 use super::{Settings, pass};
-use crate::http::headers::asks_upgrade;
 use crate::http::problem::Problem;
 use crate::http::server::Peer;
 use crate::idempotency::fingerprint::{Body, Counted, Fingerprint, Subject};
@@ -42,6 +42,8 @@ pub struct Question<'a> {
 pub struct Explanation {
     /// The host that the request names, as the gate compares it.
     pub authority: Option<Arc<str>>,
+    /// Whether it carries a key that does nothing, since no route protects it.
+    pub ignores_key: bool,
     /// What becomes of it.
     pub fate: Fate,
 }
@@ -116,16 +118,17 @@ pub enum Value {
 #[must_use]
 pub fn explain(settings: &Settings, router: &Router, question: Question<'_>) -> Explanation {
     let Question { head, body, client_ip, certificate, is_secure } = question;
-    let upgrades = asks_upgrade(head.version, &head.headers);
+    let upgrades = settings.upgrades.asked(head.version, &head.headers).is_some();
     // An address that nobody has stands for one that is not known; it is not looked at then.
     let address = SocketAddr::from((client_ip.unwrap_or(Ipv4Addr::UNSPECIFIED.into()), 0));
     let peer = Peer { certificate, is_secure, ..Peer::new(address) };
     let road = Arc::new(Road { forwarding: settings.forwarding.clone(), ..Road::default() });
     let head = match Head::of(head, peer, &road) {
         Ok(head) => head,
-        Err(problem) => return Explanation { authority: None, fate: Fate::Malformed(problem) },
+        Err(problem) => return Explanation { authority: None, ignores_key: false, fate: Fate::Malformed(problem) },
     };
     let authority = head.authority().map(Arc::from);
+    let has_key = KeyPlaces::of(router).has_key(&head.uri, &head.headers);
     let fate = match router.choose(&head.method, head.authority(), head.uri.path()) {
         Err(ambiguous) => {
             let problem = request::ambiguous(&ambiguous);
@@ -137,7 +140,8 @@ pub fn explain(settings: &Settings, router: &Router, question: Question<'_>) -> 
             Fate::Routed(Arc::clone(route), asked.handling())
         }
     };
-    Explanation { authority, fate }
+    let is_unprotected = matches!(fate, Fate::Unrouted(_) | Fate::Routed(_, Handling::Passed(Unprotected::NoKey)));
+    Explanation { authority, ignores_key: has_key && is_unprotected, fate }
 }
 
 /// A request that has a route.

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use http::header::HOST;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
-use hyper::upgrade::OnUpgrade;
 
 use crate::http::forwarding::{Forwarding, Hop};
-use crate::http::headers::{Way, asks_upgrade, framing_is_plain};
+use crate::http::headers::{Way, framing_is_plain};
 use crate::http::host::{is_host, is_usual, normal};
 use crate::http::inbound::Inbound;
 use crate::http::problem::Problem;
 use crate::http::server::Peer;
+use crate::http::upgrade::{Upgrade, Upgrades};
 use crate::http::via::Via;
 use crate::http::wire::Interim;
 use crate::idempotency::grpc;
@@ -26,6 +26,7 @@ use crate::telemetry::outcome::Code;
 #[derive(Debug, Default)]
 pub(super) struct Road {
     pub(super) forwarding: Forwarding,
+    pub(super) upgrades: Upgrades,
     pub(super) via: Via,
 }
 
@@ -41,8 +42,8 @@ pub(super) struct Head {
     /// The address of the client, which may be behind trusted proxies.
     client: IpAddr,
     road: Arc<Road>,
-    /// The client's side of the upgrade that it asks for.
-    pub(super) upgrade: Option<OnUpgrade>,
+    /// The upgrade that it asks for.
+    pub(super) upgrade: Option<Upgrade>,
 }
 
 impl Head {
@@ -52,7 +53,7 @@ impl Head {
         peer: Peer,
         road: &Arc<Road>,
     ) -> Result<(Self, Inbound), Problem> {
-        let upgrade = asks_upgrade(request.version(), request.headers()).then(|| hyper::upgrade::on(&mut request));
+        let upgrade = Upgrade::of(&mut request, &road.upgrades);
         let (parts, body) = request.into_parts();
         Ok((Self::framed(parts, upgrade, peer, road)?, body))
     }
@@ -69,7 +70,7 @@ impl Head {
     }
 
     /// Of a head whose framing is beyond doubt, as [`crate::http::wire`] sees to.
-    fn framed(parts: Parts, upgrade: Option<OnUpgrade>, peer: Peer, road: &Arc<Road>) -> Result<Self, Problem> {
+    fn framed(parts: Parts, upgrade: Option<Upgrade>, peer: Peer, road: &Arc<Road>) -> Result<Self, Problem> {
         if road.via.is_loop(&parts.headers) {
             let detail = "the request came by here before: the gate is its own upstream, or that of another (see Via)";
             return Err(Problem::new(Code::LoopDetected, detail));

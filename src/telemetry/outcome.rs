@@ -17,6 +17,8 @@ pub enum Outcome {
     Unprotected,
     /// The request was not protected.
     Passed,
+    /// The same, and it carried a key: no route protects it.
+    Ignored,
     /// The gate answered with this problem, or the upstream's answer leaves this problem behind.
     Problem(Code),
 }
@@ -68,7 +70,7 @@ pub enum Code {
 
 impl Outcome {
     /// Every outcome, in the order of [`Outcome::index`].
-    pub const ALL: [Self; 26] = {
+    pub const ALL: [Self; 27] = {
         use Code::*;
         [
             Self::Executed,
@@ -77,6 +79,7 @@ impl Outcome {
             Self::Unrecorded,
             Self::Unprotected,
             Self::Passed,
+            Self::Ignored,
             Self::Problem(KeyMissing),
             Self::Problem(KeyInvalid),
             Self::Problem(BadRequest),
@@ -110,6 +113,7 @@ impl Outcome {
             Self::Unrecorded => "unrecorded",
             Self::Unprotected => "unprotected",
             Self::Passed => "passed",
+            Self::Ignored => "ignored",
             Self::Problem(code) => code.as_str(),
         }
     }
@@ -124,7 +128,8 @@ impl Outcome {
             Self::Unrecorded => 3,
             Self::Unprotected => 4,
             Self::Passed => 5,
-            Self::Problem(code) => 6 + code as usize,
+            Self::Ignored => 6,
+            Self::Problem(code) => 7 + code as usize,
         }
     }
 }

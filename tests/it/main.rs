@@ -24,6 +24,7 @@ mod harness;
 mod history;
 mod http2;
 mod http2_abuse;
+mod ignored_keys;
 mod lifecycle;
 mod limits;
 mod listeners;

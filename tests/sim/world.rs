@@ -184,6 +184,7 @@ impl World {
             },
             default_upstream: None,
             forwarding: Forwarding::default(),
+            upgrades: oncegate::http::upgrade::Upgrades::default(),
             tokens: Tokens::counted_from(Token::first_of(number).0),
         };
         let usage = Usage::new(&Limits::default(), &METRICS);

@@ -135,6 +135,14 @@ impl Report<'_> {
             }
             Err(problem) => self.answer(problem, None),
         }
+        self.ignored_key();
+    }
+
+    /// Says that the key does nothing, where it does.
+    fn ignored_key(&mut self) {
+        if self.explanation.ignores_key {
+            self.more("its key is ignored, since no route protects this request; the answer and the log say so");
+        }
     }
 
     fn route(&mut self, route: &Route) {
@@ -202,7 +210,9 @@ impl Report<'_> {
                 self.line("protected", "no: the route's mode is \"pass\"; it is forwarded as it is");
             }
             Handling::Passed(Unprotected::NoKey) => {
-                self.line("protected", "no: it carries no key and needs none; it is forwarded as it is");
+                let key = if self.explanation.ignores_key { "no key that the route reads" } else { "no key" };
+                self.line("protected", format!("no: it carries {key} and needs none; it is forwarded as it is"));
+                self.ignored_key();
                 self.gap();
                 self.sources("key", &policy.key);
             }

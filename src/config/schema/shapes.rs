@@ -52,6 +52,9 @@ pub(super) const ORIGIN: &str = r"^(\*|https://(?!.*:443$)[^\sA-Z/?#@]+|http://(
 /// A header's name (RFC 9110, section 5.6.2).
 pub(super) const HEADER_NAME: &str = "^[!#$%&'*+.^_`|~0-9A-Za-z-]+$";
 
+/// A protocol that carries no requests: a name, or a name and a version.
+pub(super) const PROTOCOL: &str = r"^(?!([Hh]2[Cc]?|[Hh]3|[Hh][Tt][Tt][Pp]|[Tt][Ll][Ss])(/|$))[!#$%&'*+.^_`|~0-9A-Za-z-]+(/[!#$%&'*+.^_`|~0-9A-Za-z-]+)?$";
+
 const TOKEN: &str = "[!#$%&'*+.^_`|~0-9A-Za-z-]+";
 
 /// A JSON pointer that is not empty (RFC 6901).

@@ -58,7 +58,7 @@ fn dotted(steps: &[String]) -> String {
 }
 
 fn is_list(path: &str) -> bool {
-    ["from", "scope", "of", "include", "exclude", "methods", "origins", "trusted_proxies"]
+    ["from", "scope", "of", "include", "exclude", "methods", "origins", "trusted_proxies", "upgrades"]
         .iter()
         .any(|key| path.ends_with(key))
 }
