@@ -15,6 +15,7 @@ use self::notices::Notices;
 use self::reloading::Fixed;
 pub(super) use self::signals::Signals;
 use self::signals::Told;
+use self::summary::Summary;
 use crate::admin::{self, Phase, Readiness, RouteInfo};
 use crate::config::{Resolved, Sources};
 use crate::gate::Gate;
@@ -30,6 +31,7 @@ use crate::worker;
 
 mod adopting;
 mod certificates;
+mod durability;
 mod files;
 mod listening;
 mod notices;
@@ -37,6 +39,7 @@ mod opening;
 mod reloading;
 mod remembering;
 mod signals;
+mod summary;
 
 /// How long the end may take once everything is settled.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -103,6 +106,9 @@ pub(super) struct Serving {
     /// What answers, and what is replaced when the configuration is read again.
     current: Current<Gate>,
     fixed: Fixed,
+    /// What the gate does, as it was last logged.
+    summary: Summary,
+    log_format: logs::Format,
     drain_timeout: Duration,
     metrics: Metrics,
     store: Arc<dyn Store>,
@@ -146,6 +152,7 @@ impl Serving {
 
         let Some(opened) = opening::open(&config.store, &readiness, signals).await? else { return Ok(None) };
         let upkeep = if opened.is_shared { worker::Settings::beside_callers() } else { worker::Settings::default() };
+        let (summary, log_format) = (Summary::of(&config, opened.durability.clone()), config.log.format);
         let store = remembering::before(opened, &config, &metrics)?;
         let (fixed, drain_timeout) = (Fixed::of(&config), config.server.drain_timeout);
         let usage = Usage::new(&config.server.limits, &metrics);
@@ -169,10 +176,12 @@ impl Serving {
         let renewing = tokio::spawn(keep_renewing(Arc::clone(&current), work_stop.subscribe()));
         let (mut servers, mut addresses, stop) = (JoinSet::new(), Vec::new(), watch::Sender::new(false));
         let certificates = tokio::spawn(certificates::follow(Arc::clone(&current)));
+        let summary = summary.at(admin_address.to_string(), listeners.iter().map(Bound::place).collect());
+        summary.log(log_format);
         let mut paths = Vec::new();
-        for Bound { listener, path } in listeners {
-            let place = path.as_ref().map_or_else(|| listener.place(), SocketFile::place);
-            tracing::info!(address = %place, "listening");
+        for bound in listeners {
+            tracing::info!(address = %bound.place(), "listening");
+            let Bound { listener, path } = bound;
             addresses.extend(listener.address());
             paths.extend(path);
             servers.spawn(server::serve(listener, Arc::clone(&shards), Arc::clone(&current), stop.subscribe()));
@@ -184,6 +193,8 @@ impl Serving {
             admin: admin_address,
             current,
             fixed,
+            summary,
+            log_format,
             drain_timeout,
             metrics,
             store,

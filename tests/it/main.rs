@@ -41,6 +41,7 @@ mod replay;
 mod replicas;
 #[path = "../servers/mod.rs"]
 mod servers;
+mod start;
 mod store_faults;
 mod storm;
 mod stream;

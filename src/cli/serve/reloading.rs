@@ -128,6 +128,7 @@ impl Serving {
         // Its address stays, whatever the configuration says now.
         admin_is_guarded(self.admin, &config.admin)?;
         let (gate, routes) = (Arc::clone(&self.current.load().handler), admin_routes(&config));
+        let summary = self.summary.reloaded(&config);
         let upstreams = config.upstreams.into_iter().map(|settings| gate.upstream(settings)).collect();
         let next = gate.successor(config.gate, config.router, upstreams, &self.metrics);
         let hand_over = gate.hand_over(&next, PATIENCE).await.context("cannot change the rules of identities")?;
@@ -148,6 +149,10 @@ impl Serving {
             );
         }
         tracing::info!(routes = count, "configuration reloaded");
+        if self.summary != summary {
+            summary.log(self.log_format);
+            self.summary = summary;
+        }
         Ok(())
     }
 }
