@@ -213,8 +213,10 @@ fn the_token_is_demanded() {
 fn a_page_of_another_site_is_refused() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
     let gate = Gate::before(&upstream).start();
-    let forged = Request::get("/api/v1/records").header("Host", "evil.example").send(gate.admin);
-    assert_eq!(forged.status, 403, "{}", forged.show());
+    for host in ["evil.example", "127.0.0.1:80@evil.example", "[::1].evil.example"] {
+        let forged = Request::get("/api/v1/records").header("Host", host).send(gate.admin);
+        assert_eq!(forged.status, 403, "{host}: {}", forged.show());
+    }
     let forged = Request::get("/api/v1/records")
         .header("Host", "127.0.0.1")
         .header("Origin", "http://evil.example")

@@ -326,6 +326,28 @@ fn how_it_ends() {
     assert_eq!(explain(&["/x"]).status.code(), Some(78), "no upstream");
 }
 
+#[test]
+fn a_key_that_does_nothing_is_pointed_out() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let routes = "[[routes]]\nname = \"hooks\"\nmethods = [\"POST\"]\npath = \"/hooks\"\nkey.from = [\"query:id\"]\n\
+                  [[routes]]\nname = \"passed\"\nmethods = [\"POST\"]\npath = \"/passed\"\nmode = \"pass\"\n";
+    let plan = Gate::before(&upstream).routes(routes);
+    let config = plan.config().to_string_lossy().into_owned();
+    let said = |target: &str, key: &str| explained(&["--config", &config, "-X", "POST", target, "-H", key]);
+    for (target, key, is_ignored) in [
+        ("/hooks", "Idempotency-Key: k", true),
+        ("/elsewhere", "Idempotency-Key: k", true),
+        ("/elsewhere?id=k", "X-A: b", true),
+        ("/hooks?id=k", "Idempotency-Key: k", false),
+        ("/passed", "Idempotency-Key: k", false),
+        ("/hooks", "X-A: b", false),
+    ] {
+        let text = said(target, key);
+        assert_eq!(text.contains("its key is ignored"), is_ignored, "{target} {key}\n{text}");
+    }
+    assert!(said("/hooks", "Idempotency-Key: k").contains("no key that the route reads"));
+}
+
 /// The example in the README is run as it stands there.
 #[test]
 fn the_readmes_example() {
