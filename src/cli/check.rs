@@ -1,18 +1,51 @@
 //! `oncegate check`
 
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use super::{BAD_CONFIGURATION, FileArgs, print};
+use clap::Args;
+
+use super::{BAD_CONFIGURATION, FileArgs, complain, print};
 use crate::config::{self, Flags, Problems, Resolved, Sources};
 
-/// Reads the configuration and reports on it.
-pub(super) fn run(args: FileArgs) -> anyhow::Result<ExitCode> {
-    let file = args.config.clone();
-    let result = config::load(Sources::of_process(args.config, Flags::default()));
+mod store;
+
+/// Validate the configuration: print every problem with its line.
+///
+/// With --store, say also whether a start with it would find the keys that are in the store, and what the store risks. The
+/// store may be in use, and is only looked at.
+#[derive(Args, Debug)]
+pub(super) struct CheckArgs {
+    #[command(flatten)]
+    file: FileArgs,
+    /// The store to ask: sqlite:PATH, postgres://USER@HOST/DATABASE or redis://HOST.
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+}
+
+/// Reads the configuration and reports on it, and on what the store holds where one is named.
+pub(super) fn run(args: CheckArgs) -> anyhow::Result<ExitCode> {
+    let file: Option<PathBuf> = args.file.config.clone();
+    let asks_store = args.store.is_some();
+    let flags = Flags { store: args.store, ..Flags::default() };
+    let result = config::load(Sources::of_process(args.file.config, flags));
     print(&report(file.as_deref(), &result))?;
-    Ok(if result.is_ok() { ExitCode::SUCCESS } else { ExitCode::from(BAD_CONFIGURATION) })
+    let resolved = match result {
+        Ok(resolved) if asks_store => resolved,
+        Ok(_) => return Ok(ExitCode::SUCCESS),
+        Err(_) => return Ok(ExitCode::from(BAD_CONFIGURATION)),
+    };
+    match store::ask(&resolved) {
+        Ok(found) => {
+            print(&found.text)?;
+            Ok(if found.is_refused { ExitCode::from(BAD_CONFIGURATION) } else { ExitCode::SUCCESS })
+        }
+        Err(error) => {
+            complain(&format!("oncegate: {error:#}"));
+            Ok(ExitCode::FAILURE)
+        }
+    }
 }
 
 /// What `check` prints.

@@ -15,6 +15,7 @@ mod config;
 mod demo;
 mod explain;
 mod http_client;
+mod identity_changes;
 mod migrate;
 pub mod records;
 pub mod serve;
@@ -34,8 +35,7 @@ struct Cli {
 enum Command {
     /// Run the gate.
     Serve(ServeArgs),
-    /// Validate the configuration: print every problem with its line.
-    Check(FileArgs),
+    Check(check::CheckArgs),
     /// Show configurations.
     #[command(subcommand)]
     Config(config::Command),

@@ -36,6 +36,7 @@ mod notices;
 mod opening;
 mod reloading;
 mod remembering;
+pub(super) mod risks;
 mod signals;
 
 /// How long the end may take once everything is settled.

@@ -13,6 +13,7 @@ mod estimate;
 pub mod explain;
 mod flights;
 mod identify;
+pub mod identities;
 mod pass;
 mod renewal;
 mod request;
@@ -35,6 +36,7 @@ pub use self::answer::HeaderNames;
 use self::answer::Reply;
 use self::cors::Asked;
 use self::estimate::Estimator;
+use self::identities::IdentityRules;
 use self::pass::Manner;
 use self::request::Road;
 pub use self::succession::{HandOver, Stuck};
@@ -157,7 +159,7 @@ impl Gate {
             })
         };
         let lanes = router.routes().iter().map(|route| {
-            let rules = rules_of(&identifier, route, &trusted);
+            let rules = identities::digest(&identifier, route, &trusted);
             (Arc::clone(&route.name), lane(&route.name, &route.namespace, rules, kept_headers(route)))
         });
         let nowhere: Arc<str> = "-".into();
@@ -179,25 +181,13 @@ impl Gate {
     /// The origins of this gate's records, and the rules of their identities: for [`Store::adopt`] before it serves.
     #[must_use]
     pub fn identities(&self) -> (Vec<Origin>, Vec<Identity>) {
-        let mut origins = Vec::new();
-        let mut identities: Vec<Identity> = Vec::new();
-        let service = &self.settings.service;
-        for route in self.router.routes() {
-            origins.push(origin(service, &route.namespace, &route.name));
-            // A route that does not protect makes no records, whatever rules it would make them by.
-            if route.policy.mode == Mode::Pass {
-                continue;
-            }
-            // Routes that share a namespace share its rules; the configuration sees to that.
-            if !identities.iter().any(|known| known.namespace == route.namespace) {
-                identities.push(Identity {
-                    service: Arc::clone(service),
-                    namespace: Arc::clone(&route.namespace),
-                    digest: self.lanes[&route.name].rules,
-                });
-            }
-        }
-        (origins, identities)
+        self.identity_rules().adoption()
+    }
+
+    /// What the identities of its records are made by.
+    #[must_use]
+    pub fn identity_rules(&self) -> IdentityRules<'_> {
+        IdentityRules::of(&self.settings, &self.router)
     }
 
     /// Renews the leases of running attempts until `stop` turns true: those of this gate, of the gates that it has taken
@@ -350,11 +340,6 @@ fn log(lane: &Lane, outcome: Outcome, response: &Response<Body>, took: Duration)
         }
         _ => tracing::debug!(route, outcome = outcome.as_str(), status, micros, "answered"),
     }
-}
-
-fn rules_of(identifier: &Identifier, route: &Route, trusted: &str) -> Rules {
-    let policy = &route.policy;
-    identifier.rules_digest(&route.namespace, &policy.scope, &policy.key, &policy.fingerprint, trusted)
 }
 
 fn origin(service: &Arc<str>, namespace: &Arc<str>, route: &Arc<str>) -> Origin {

@@ -5,6 +5,7 @@
 
 pub mod codec;
 pub mod decide;
+pub mod description;
 pub mod fingerprint;
 mod frame;
 #[cfg(test)]

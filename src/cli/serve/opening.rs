@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use super::Signals;
+use super::{Signals, risks};
 use crate::admin::{Phase, Readiness};
 use crate::config::{self, Store as StoreSettings};
 use crate::store::postgres::{self, OpenError, Postgres};
@@ -72,11 +72,7 @@ async fn open_sqlite(path: &Path, readiness: &Readiness, signals: &mut Signals) 
     let lost = store.turned_unknown();
     tracing::info!(path = %path.display(), "store opened");
     if let Some(filesystem) = sqlite::filesystem_warning(&path) {
-        tracing::warn!(
-            path = %path.display(),
-            filesystem,
-            "the store does not stand on a durable file system: its records may be lost with the machine or container"
-        );
+        tracing::warn!(path = %path.display(), filesystem, "{}", risks::of_file_system(filesystem));
     }
     if lost > 0 {
         tracing::warn!(
@@ -129,14 +125,8 @@ async fn open_postgres(
         connections = settings.settings.connections,
         "store opened"
     );
-    for (is_on, setting) in [(found.has_fsync, "fsync"), (found.has_full_page_writes, "full_page_writes")] {
-        if !is_on {
-            tracing::warn!(
-                %servers,
-                "the server runs with {setting} = off: a crash of its machine may lose claims and answers that it \
-                 acknowledged, and requests may run twice; turn it on"
-            );
-        }
+    for risk in risks::of_postgres(found) {
+        tracing::warn!(%servers, "{risk}");
     }
     let bound_to = Some(store.opened());
     Ok(Some(Opened { store: Arc::new(store), is_shared: true, bound_to }))

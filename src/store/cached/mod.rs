@@ -33,8 +33,8 @@ use self::remote::{Found, Way};
 use self::seal::Seal;
 use self::shelf::{Known, LARGEST, Shelf, size};
 use super::{
-    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Removal,
-    Settled, Store,
+    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, NamespaceRules, Origin, Page,
+    Removal, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -458,6 +458,10 @@ impl Store for Cached {
         self.inner.count().await
     }
 
+    async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+        self.inner.changes(origins, rules).await
+    }
+
     async fn adopt(
         &self,
         origins: Vec<Origin>,
@@ -465,6 +469,10 @@ impl Store for Cached {
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error> {
         self.inner.adopt(origins, rules, accept_change).await
+    }
+
+    async fn identities(&self) -> Result<Vec<NamespaceRules>, Error> {
+        self.inner.identities().await
     }
 
     async fn ping(&self) -> Result<(), Error> {

@@ -48,8 +48,8 @@ use self::queue::{Operation, closed};
 pub use self::schema::{Migration, migrate, pending};
 use super::waiters::Waiters;
 use super::{
-    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Removal,
-    Settled, Store,
+    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, NamespaceRules, Origin, Page,
+    Removal, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, RecordId, State, Timestamp, Version};
 
@@ -310,6 +310,11 @@ impl Store for Postgres {
         Ok([count(0)?, count(1)?, count(2)?])
     }
 
+    async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+        self.still_open()?;
+        adopt::changes(&self.pool, &origins, &rules).await
+    }
+
     async fn adopt(
         &self,
         origins: Vec<Origin>,
@@ -318,6 +323,11 @@ impl Store for Postgres {
     ) -> Result<Vec<IdentityChange>, Error> {
         self.still_open()?;
         adopt::adopt(&self.pool, &origins, &rules, accept_change).await
+    }
+
+    async fn identities(&self) -> Result<Vec<NamespaceRules>, Error> {
+        self.still_open()?;
+        adopt::identities(&self.pool).await
     }
 
     async fn ping(&self) -> Result<(), Error> {

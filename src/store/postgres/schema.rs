@@ -22,7 +22,7 @@ pub struct Migration {
 }
 
 /// Every step, in order.
-const MIGRATIONS: [Migration; 3] = [
+const MIGRATIONS: [Migration; 4] = [
     Migration {
         version: 1,
         name: "records",
@@ -39,6 +39,12 @@ const MIGRATIONS: [Migration; 3] = [
         version: 3,
         name: "store",
         sql: include_str!("../../../migrations/postgres/0003_store.sql"),
+        compatible_with: 1,
+    },
+    Migration {
+        version: 4,
+        name: "rules",
+        sql: include_str!("../../../migrations/postgres/0004_rules.sql"),
         compatible_with: 1,
     },
 ];
@@ -124,7 +130,7 @@ pub(super) async fn store(client: &Client) -> Result<Opened, OpenError> {
 /// would fail late.
 async fn fitting(client: &Client) -> Result<(), OpenError> {
     let question = "SELECT current_setting('transaction_isolation'), string_agg(t || ': ' || p, ', ')
-        FROM (SELECT t, p FROM unnest(ARRAY['record', 'origin', 'identity']) t,
+        FROM (SELECT t, p FROM unnest(ARRAY['record', 'origin', 'identity', 'rules_period']) t,
               unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p UNION ALL SELECT 'store', 'SELECT') needed
         WHERE NOT has_table_privilege('oncegate.' || t, p)";
     let row = client.query_typed_one(question, &[]).await.map_err(|error| OpenError::of(&error))?;

@@ -16,6 +16,7 @@ mod adopt;
 mod error;
 mod health;
 mod lock;
+mod look;
 mod reader;
 mod requests;
 mod reserve;
@@ -39,13 +40,15 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 pub use self::error::OpenError;
 pub use self::lock::{Lock, filesystem_warning};
+pub use self::look::{Preview, preview};
 use self::reader::{Read, Reader, Search};
 use self::reserve::Reserve;
 use self::session::Session;
 use self::writer::{Message, Request, Writer};
 use super::clock::Clock;
 use super::{
-    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled, Store,
+    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, NamespaceRules, Origin, Page,
+    Settled, Store,
 };
 use crate::idempotency::record::{Attempt, RecordId, Version};
 
@@ -204,6 +207,10 @@ impl Store for Sqlite {
         Ok(*self.counts.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    async fn changes(&self, _: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+        self.ask(adopt::ChangesRequest { rules }).await
+    }
+
     async fn adopt(
         &self,
         origins: Vec<Origin>,
@@ -211,6 +218,10 @@ impl Store for Sqlite {
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error> {
         self.ask(adopt::AdoptRequest { origins, rules, accept_change }).await
+    }
+
+    async fn identities(&self) -> Result<Vec<NamespaceRules>, Error> {
+        self.look(|reply| Read::Identities { reply }).await
     }
 
     async fn ping(&self) -> Result<(), Error> {

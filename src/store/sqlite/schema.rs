@@ -26,7 +26,13 @@ const PAUSE: Duration = Duration::from_millis(100);
 const APPLICATION_ID: i64 = 0x6f6e_6365;
 
 /// Each brings the schema from the version that is its place to the next one.
-const MIGRATIONS: [&str; 1] = [include_str!("../../../migrations/sqlite/0001_records.sql")];
+const MIGRATIONS: [&str; 2] = [
+    include_str!("../../../migrations/sqlite/0001_records.sql"),
+    include_str!("../../../migrations/sqlite/0002_rules.sql"),
+];
+
+/// The version from which on it is kept since when rules hold.
+pub(super) const WITH_PERIODS: usize = 2;
 
 /// A file that is ready for the writer.
 pub(super) struct Opened {
@@ -66,7 +72,7 @@ pub(super) fn open_reader(lock: &Lock) -> Result<Connection, OpenError> {
         .map_err(|error| OpenError::from_sql(lock.path().to_owned(), error))
 }
 
-fn connect(path: &Path, mode: OpenFlags) -> rusqlite::Result<Connection> {
+pub(super) fn connect(path: &Path, mode: OpenFlags) -> rusqlite::Result<Connection> {
     let conn = Connection::open_with_flags(path, mode | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
     conn.busy_timeout(BUSY)?;
     conn.set_prepared_statement_cache_capacity(64);
@@ -116,8 +122,8 @@ fn migrate(conn: &mut Connection, path: &Path) -> Result<(), OpenError> {
     transaction.commit().map_err(fail)
 }
 
-/// The file's schema version, if it is oncegate's and known.
-fn check(conn: &Connection, path: &Path) -> Result<usize, OpenError> {
+/// The file's schema version, if it is oncegate's and known; 0 where nothing is in it yet.
+pub(super) fn check(conn: &Connection, path: &Path) -> Result<usize, OpenError> {
     let fail = |error| OpenError::from_sql(path.to_owned(), error);
     let number = |sql| conn.query_row(sql, [], |row| row.get::<_, i64>(0)).map_err(fail);
     let version = number("PRAGMA user_version")?;
@@ -137,7 +143,7 @@ fn check(conn: &Connection, path: &Path) -> Result<usize, OpenError> {
 }
 
 /// Where the clock starts: at the wall clock, but never behind what the file has seen.
-fn start(conn: &Connection) -> rusqlite::Result<Timestamp> {
+pub(super) fn start(conn: &Connection) -> rusqlite::Result<Timestamp> {
     let stamp = conn.query_row("SELECT at FROM clock", [], |row| row.get::<_, i64>(0)).optional()?;
     let last_claim = conn
         .query_row("SELECT claimed_at FROM record ORDER BY seq DESC LIMIT 1", [], |row| row.get::<_, i64>(0))
