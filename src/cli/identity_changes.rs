@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::gate::identities::{Former, IdentityRules};
 use crate::idempotency::description::{FingerprintDescription, RulesDescription};
+use crate::idempotency::policy::Policy;
 use crate::idempotency::record::Timestamp;
 use crate::store::{IdentityChange, NamespaceRules};
 
@@ -18,6 +19,8 @@ const LAST: Timestamp = Timestamp(253_402_300_799_999);
 /// What the present configuration has.
 struct Present<'a> {
     service: &'a str,
+    /// The scope of a route that names none.
+    default_scope: Vec<String>,
     routes: Vec<PresentRoute<'a>>,
 }
 
@@ -45,7 +48,9 @@ pub(super) fn report(changes: &[IdentityChange], rules: IdentityRules<'_>, on_fi
         is_on_file: is_on_file(&route.namespace),
         rules,
     });
-    let present = Present { service, routes: routes.collect() };
+    let Policy { scope, key, fingerprint, .. } = Policy::default();
+    let default_scope = RulesDescription::of(&scope, &key, &fingerprint, "", false).scope;
+    let present = Present { service, default_scope, routes: routes.collect() };
     let formers: Vec<Former> = changes.iter().map(|change| rules.former(change)).collect();
     text(&present, &changes.iter().zip(&formers).collect::<Vec<_>>())
 }
@@ -74,9 +79,10 @@ fn text(present: &Present<'_>, changes: &[(&IdentityChange, &Former)]) -> String
     }
     let _ = write!(
         text,
-        "  2. Wait until the keys have expired, and let no new ones come under the former rules: {}.\n  \
-         3. Forget the keys: start once with {ACCEPT}. {} forgotten, and a retry\n     \
-         with one of them runs its request again.",
+        "  2. Wait until the keys have expired: {}.\n     \
+         Until then, let no request claim a key under the former rules.\n  \
+         3. Forget the keys: start once with {ACCEPT}.\n     \
+         {} forgotten: a retry with a forgotten key runs its request again.",
         expiry(changes),
         match total {
             1 => "1 key is".to_owned(),
@@ -99,7 +105,7 @@ fn what_changed(present: &Present<'_>, change: &IdentityChange, former: &Former)
         let instead = match new.as_slice() {
             [] => "no new one takes its place".to_owned(),
             new => {
-                let rules = if new.iter().all(is_same) { " with the same rules" } else { "" };
+                let rules = if new.iter().all(is_same) { ", with the same rules" } else { "" };
                 let namespaces: BTreeSet<&str> = new.iter().map(|route| route.namespace).collect();
                 format!("this configuration has {} instead{rules}", quoted(namespaces))
             }
@@ -109,8 +115,9 @@ fn what_changed(present: &Present<'_>, change: &IdentityChange, former: &Former)
     let lines = match former.rules() {
         Some(former) => differences(former, &now.rules),
         None => vec![
-            "the rules were changed; what they were is not known, since an earlier version of oncegate adopted them"
-                .to_owned(),
+            "the rules were changed; an earlier version of oncegate, which recorded only their digest, adopted the former \
+             ones"
+            .to_owned(),
         ],
     };
     lines.into_iter().map(|line| format!("namespace `{namespace}`: {line}")).collect()
@@ -130,8 +137,8 @@ fn differences(former: &RulesDescription, now: &RulesDescription) -> Vec<String>
     }
     // It counts only where the address does; where that comes or goes the scope says so.
     if former.scope == now.scope {
-        let trusted = |rules: &RulesDescription| rules.trusted_proxies.clone().unwrap_or_else(|| "nobody".to_owned());
-        compare("whose word counts for the client's address (server.trusted_proxies)", trusted(former), trusted(now));
+        let trusted = |rules: &RulesDescription| rules.trusted_proxies.clone().unwrap_or_else(|| "none".to_owned());
+        compare("trusted proxies (server.trusted_proxies, server.forwarded)", trusted(former), trusted(now));
     }
     let secret = |rules: &RulesDescription| if rules.id_secret { "set" } else { "not set" }.to_owned();
     compare("store.id_secret_file", secret(former), secret(now));
@@ -161,12 +168,10 @@ fn how_to_keep(present: &Present<'_>, change: &IdentityChange, former: &Former) 
     let same: Vec<&PresentRoute<'_>> = present.of(namespace).collect();
     if !same.is_empty() {
         let Some(rules) = former.rules() else {
-            return format!(
-                "     Restore what `namespace {namespace}` had: scope, key.from, server.trusted_proxies and \
-                 store.id_secret_file\n     are what counts.\n"
-            );
+            return "     Restore the former scope, key.from, server.trusted_proxies and store.id_secret_file.\n"
+                .to_owned();
         };
-        return restoring(&same, rules, former, None);
+        return restoring(present, &same, (former, rules), None);
     }
     match present.new().collect::<Vec<_>>().as_slice() {
         [] => format!(
@@ -174,7 +179,7 @@ fn how_to_keep(present: &Present<'_>, change: &IdentityChange, former: &Former) 
             indented(&[&["[[routes]]", &setting("namespace", namespace)]])
         ),
         new => match former.rules() {
-            Some(rules) => restoring(new, rules, former, Some(namespace)),
+            Some(rules) => restoring(present, new, (former, rules), Some(namespace)),
             None => {
                 let tables: Vec<[String; 2]> =
                     new.iter().map(|route| [heading(route.name), setting("namespace", namespace)]).collect();
@@ -182,8 +187,8 @@ fn how_to_keep(present: &Present<'_>, change: &IdentityChange, former: &Former) 
                 advice(
                     "Write this into every route that takes the requests of the former one:",
                     &tables.iter().map(Vec::as_slice).collect::<Vec<_>>(),
-                    "     What its rules were is not known, since an earlier version of oncegate adopted them: the \
-                     routes need the same scope\n     and key.from that it had.\n",
+                    "     These routes need the scope and key.from that the former one had. An earlier version of oncegate \
+                     adopted\n     those, and recorded only their digest.\n",
                 )
             }
         },
@@ -192,9 +197,9 @@ fn how_to_keep(present: &Present<'_>, change: &IdentityChange, former: &Former) 
 
 /// The lines that give these routes the former rules, and the former namespace where that is gone.
 fn restoring(
+    present: &Present<'_>,
     routes: &[&PresentRoute<'_>],
-    rules: &RulesDescription,
-    former: &Former,
+    (former, rules): (&Former, &RulesDescription),
     namespace: Option<&str>,
 ) -> String {
     let (mut tables, mut others) = (Vec::new(), BTreeSet::new());
@@ -207,13 +212,15 @@ fn restoring(
             table.push(format!("scope = {}", list(&words.collect::<Vec<_>>())));
         }
         if now.key != rules.key {
-            table.push(format!("key.from = {}", list(&rules.key)));
+            let words: Vec<String> = rules.key.iter().map(|place| word(place)).collect();
+            table.push(format!("key.from = {}", list(&words)));
         }
         if let Some(was) = rules.fingerprint.as_ref().filter(|was| now.fingerprint.as_ref() != Some(was)) {
             table.push(format!("fingerprint = {}", fingerprint(was)));
         }
-        if now.trusted_proxies != rules.trusted_proxies {
-            others.insert("     Restore server.trusted_proxies and server.forwarded, too.\n");
+        // It counts only where the address does; where that comes back with the scope, the next start says whether it is right.
+        if now.scope == rules.scope && now.trusted_proxies != rules.trusted_proxies {
+            others.insert("     Restore server.trusted_proxies and server.forwarded.\n");
         }
         match (rules.id_secret, now.id_secret) {
             (true, false) => drop(others.insert("     Restore store.id_secret_file.\n")),
@@ -225,10 +232,13 @@ fn restoring(
         }
         tables.push(table);
     }
-    let is_only_default = matches!(routes, [route] if route.name == "default") && namespace.is_none();
-    if is_only_default && let Some(heading) = tables[0].first_mut() {
-        // It is not written down where there are no [[routes]].
-        *heading = "[defaults]".to_owned();
+    // It is not written down where there are no [[routes]]; nor is a scope that was the default, and is another one now.
+    let is_only_default = matches!(routes, [route] if route.name == "default");
+    let has_default_scope = |route: &&PresentRoute<'_>| route.rules.scope == present.default_scope;
+    let is_upgrade = matches!(former, Former::Recognised(_)) && routes.iter().all(has_default_scope);
+    if namespace.is_none() && (is_only_default || is_upgrade && tables.iter().all(|table| table.len() == 2)) {
+        tables.truncate(1);
+        tables[0][0] = "[defaults]".to_owned();
     }
     tables.retain(|table| table.len() > 1);
     let others: String = others.into_iter().collect();
@@ -248,7 +258,7 @@ fn restoring(
             &tables,
             &others,
         ),
-        (None, _) => advice("Write what it was:", &tables, &others),
+        (None, _) => advice("Write the former value:", &tables, &others),
     }
 }
 
@@ -277,16 +287,19 @@ fn setting(key: &str, value: &str) -> String {
 
 /// A part of a former scope as it is to be written. Earlier versions took a request without it: now that needs a `?`.
 fn scope_word(part: &str, former: &Former) -> String {
-    let (kind, name) = part.split_once(':').unwrap_or((part, ""));
-    let word = match kind {
-        "header" => format!("header:{}", title_case(name)),
-        _ => part.to_owned(),
-    };
+    let kind = part.split_once(':').map_or(part, |(kind, _)| kind);
     let may_be_absent = matches!(kind, "header" | "cookie" | "basic" | "client-cert");
-    if may_be_absent && matches!(former, Former::Recognised(_)) { word + "?" } else { word }
+    if may_be_absent && matches!(former, Former::Recognised(_)) { word(part) + "?" } else { word(part) }
 }
 
-/// A header's name as people write it.
+/// A part of a scope or a place of a key as people write it.
+fn word(text: &str) -> String {
+    match text.strip_prefix("header:") {
+        Some(name) => format!("header:{}", title_case(name)),
+        None => text.to_owned(),
+    }
+}
+
 fn title_case(name: &str) -> String {
     let words = name.split('-').map(|word| {
         let mut letters = word.chars();
@@ -302,8 +315,8 @@ fn expiry(changes: &[(&IdentityChange, &Former)]) -> String {
     let last = live().filter_map(|live| live.until).max().map(|last| format!("the last expires {}", rfc3339(last)));
     match (last, in_flight) {
         (Some(last), 0) => last,
-        (Some(last), running) => format!("{last}, and {running} in flight some time after they have ended"),
-        (None, _) => "they are in flight, and expire some time after they have ended".to_owned(),
+        (Some(last), running) => format!("{last}; {running} in flight expire some time after their attempts end"),
+        (None, _) => "all are in flight, and expire some time after their attempts end".to_owned(),
     }
 }
 

@@ -24,6 +24,7 @@ mod harness;
 mod history;
 mod http2;
 mod http2_abuse;
+mod identity;
 mod lifecycle;
 mod limits;
 mod listeners;

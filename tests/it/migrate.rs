@@ -276,6 +276,29 @@ fn serve_waits_for_a_database_that_is_away() {
     assert_eq!(reminders, 1, "once now, and again when ten seconds have passed");
 }
 
+/// The version before the rules of keys were described.
+#[test]
+fn a_schema_of_the_former_version_keeps_its_records() {
+    let Some(database) = database() else { return };
+    done(&["--store", &database.url]);
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = gate(&upstream, &database.url);
+    let gate = plan.start();
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    gate.stop();
+    database.run("DROP TABLE oncegate.rules_period; DELETE FROM oncegate.migration WHERE version = 4");
+    let said = refusal(&plan);
+    assert!(said.contains("at version 3") && said.contains("oncegate migrate"), "{said}");
+    let said = done(&["--store", &database.url]);
+    assert!(said.starts_with("schema oncegate: applied 4 rules"), "{said}");
+    let gate = plan.start();
+    gate.post("/charges", "k-1", "{}").expect(200, "replayed");
+    assert_eq!(gate.records("")[0].get("orphaned"), None);
+    gate.stop();
+    assert_eq!(database.value("SELECT count(*) FROM oncegate.rules_period WHERE since = 0"), "1");
+    assert_eq!(upstream.runs(), 1);
+}
+
 /// Where a gate's admin listener is that says that it waits for its store.
 #[track_caller]
 pub fn waits(process: &Process) -> std::net::SocketAddr {

@@ -118,7 +118,7 @@ fn rules_of_identities_change_only_where_no_record_lives() {
     gate.post("/charges", "k-1", "{}").expect(200, "executed");
     assert!(!reload(&gate, &changed));
     let log = gate.log();
-    assert!(log.contains("--accept-identity-change") && log.contains("all (live records: 1)"), "{log}");
+    assert!(log.contains("--accept-identity-change") && log.contains("1 live key: 1 of route `all`"), "{log}");
     gate.post("/charges", "k-1", "{}").expect(200, "replayed");
     gate.post("/charges", "k-2", "{}").expect(200, "executed");
     // What does not make identities may change at any time.

@@ -122,8 +122,9 @@ fn each_change_is_told_with_what_to_do() {
             run(&former, &next, &lives, true)
         }),
     ];
+    let upgrade = [("an upgrade, where the default scope is another one now", upgraded())];
     let mut told = String::new();
-    for (case, said) in cases {
+    for (case, said) in cases.into_iter().chain(upgrade) {
         assert!(!said.contains("s3cret") && !said.contains("more than thirty-two"), "{said}");
         assert!(said.lines().all(|line| line.trim_end() == line), "{said}");
         told.push_str(&format!("# {case}\n\n{said}\n\n\n"));
@@ -133,6 +134,28 @@ fn each_change_is_told_with_what_to_do() {
         std::fs::write(golden, &told).unwrap();
     }
     assert_eq!(std::fs::read_to_string(golden).unwrap_or_default(), told, "run with ONCEGATE_BLESS=1 if this is meant");
+}
+
+/// What a start says with other routes than the default one, and with a default scope that is not what it was.
+fn upgraded() -> String {
+    let rules = |scope: &[&str]| RulesDescription {
+        scope: scope.iter().map(|&part| part.to_owned()).collect(),
+        key: vec!["header:idempotency-key".to_owned()],
+        ..RulesDescription::default()
+    };
+    let now = || rules(&["host", "credential"]);
+    let names = ["create-charge", "refund"];
+    let routes = names.map(|name| PresentRoute { name, namespace: name, is_on_file: true, rules: now() });
+    let present = Present { service: "default", default_scope: now().scope, routes: routes.into() };
+    let former = Former::Recognised(rules(&["host", "header:authorization", "header:x-api-key"]));
+    let changes = names.map(|name| IdentityChange {
+        service: "default".into(),
+        namespace: name.into(),
+        digest: [1; 32],
+        description: None,
+        live: vec![live(name, 7, 0)],
+    });
+    text(&present, &changes.each_ref().map(|change| (change, &former)))
 }
 
 /// The word for a part that earlier versions let a request lack.

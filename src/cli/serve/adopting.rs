@@ -8,10 +8,13 @@ use tokio::time::{sleep, timeout};
 use super::Signals;
 use crate::cli::identity_changes::{ACCEPT, report};
 use crate::gate::Gate;
-use crate::store::{Error, ErrorKind, IdentityChange, LiveKeys, Store};
+use crate::store::{ErrorKind, IdentityChange, LiveKeys, Store};
 
 /// Between two tries to prepare a store that has gone away.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// How long a store is asked for what only makes an advice better: at a reload, claims wait meanwhile.
+const LOOK: Duration = Duration::from_secs(2);
 
 /// Makes the store know this configuration; false if the process was told to stop while it waited for that.
 pub(super) async fn at_start(
@@ -21,22 +24,22 @@ pub(super) async fn at_start(
     signals: &mut Signals,
 ) -> anyhow::Result<bool> {
     let (origins, identities) = gate.identities();
-    let adopt = async || {
-        let forgotten = match accept_change {
-            true => store.changes(origins.clone(), identities.clone()).await?,
-            false => Vec::new(),
+    // Asked for until it is known, and then no more: of what may have been adopted nothing is left to ask.
+    let mut forgotten = None;
+    let changes = loop {
+        let adopt = async {
+            if accept_change && forgotten.is_none() {
+                forgotten = Some(store.changes(origins.clone(), identities.clone()).await?);
+            }
+            store.adopt(origins.clone(), identities.clone(), accept_change).await
         };
-        let changes = store.adopt(origins.clone(), identities.clone(), accept_change).await?;
-        Ok::<_, Error>((forgotten, changes))
-    };
-    let (forgotten, changes) = loop {
         // Another process may adopt, and where rules changed that takes as long as there are records.
         let adopted = tokio::select! {
-            adopted = adopt() => adopted,
+            adopted = adopt => adopted,
             () = signals.stop() => return Ok(false),
         };
         match adopted {
-            Ok(adopted) => break adopted,
+            Ok(changes) => break changes,
             // It went away just after it was opened.
             Err(error) if matches!(error.cause().kind, ErrorKind::Unavailable | ErrorKind::Timeout) => {
                 tracing::warn!(%error, "the store cannot be prepared; trying again");
@@ -47,7 +50,7 @@ pub(super) async fn at_start(
             return Ok(false);
         }
     };
-    if accept_change {
+    if let Some(forgotten) = forgotten {
         tell_forgotten(&forgotten);
     }
     refuse(&changes, gate, store).await.map(|()| true)
@@ -89,7 +92,7 @@ async fn refuse(changes: &[IdentityChange], gate: &Gate, store: &dyn Store) -> a
         return Ok(());
     }
     // It only makes the advice better.
-    let on_file = store.identities().await.unwrap_or_default();
+    let on_file = timeout(LOOK, store.identities()).await.ok().and_then(Result::ok).unwrap_or_default();
     bail!("{}", report(changes, gate.identity_rules(), &on_file))
 }
 

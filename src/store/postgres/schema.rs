@@ -130,8 +130,9 @@ pub(super) async fn store(client: &Client) -> Result<Opened, OpenError> {
 /// would fail late.
 async fn fitting(client: &Client) -> Result<(), OpenError> {
     let question = "SELECT current_setting('transaction_isolation'), string_agg(t || ': ' || p, ', ')
-        FROM (SELECT t, p FROM unnest(ARRAY['record', 'origin', 'identity', 'rules_period']) t,
-              unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p UNION ALL SELECT 'store', 'SELECT') needed
+        FROM (SELECT t, p FROM unnest(ARRAY['record', 'origin', 'identity']) t,
+              unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p UNION ALL SELECT 'store', 'SELECT'
+              UNION ALL SELECT 'rules_period', unnest(ARRAY['SELECT', 'INSERT', 'UPDATE'])) needed
         WHERE NOT has_table_privilege('oncegate.' || t, p)";
     let row = client.query_typed_one(question, &[]).await.map_err(|error| OpenError::of(&error))?;
     let isolation: String = row.get(0);

@@ -332,6 +332,11 @@ impl Plan {
         self
     }
 
+    /// The URL of the store.
+    pub fn url_of_store(&self) -> String {
+        self.store_url.clone()
+    }
+
     /// A file in the plan's directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.place.dir.path().join(name)

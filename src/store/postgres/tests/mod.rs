@@ -104,7 +104,7 @@ async fn harness(database: &Database, url: &str) -> Harness {
 
 /// What a fresh store has.
 const EMPTY: &str = "
-    TRUNCATE oncegate.record, oncegate.origin, oncegate.identity;
+    TRUNCATE oncegate.record, oncegate.origin, oncegate.identity, oncegate.rules_period;
     UPDATE clock SET at = 1700000000000";
 
 /// Makes a database's time stand until it is stepped.
