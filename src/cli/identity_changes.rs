@@ -100,7 +100,7 @@ fn what_changed(present: &Present<'_>, change: &IdentityChange, former: &Former)
     }
     let same: Vec<&PresentRoute<'_>> = present.of(namespace).collect();
     let Some(now) = same.first() else {
-        let new: Vec<&PresentRoute<'_>> = present.new().collect();
+        let new: Vec<&PresentRoute<'_>> = present.newcomers().collect();
         let is_same = |route: &&PresentRoute<'_>| former.rules().is_some_and(|former| former == &route.rules);
         let instead = match new.as_slice() {
             [] => "no new one takes its place".to_owned(),
@@ -173,7 +173,7 @@ fn how_to_keep(present: &Present<'_>, change: &IdentityChange, former: &Former) 
         };
         return restoring(present, &same, (former, rules), None);
     }
-    match present.new().collect::<Vec<_>>().as_slice() {
+    match present.newcomers().collect::<Vec<_>>().as_slice() {
         [] => format!(
             "     Restore the route `{namespace}`, or write this into the route that takes its requests now:\n{}",
             indented(&[&["[[routes]]", &setting("namespace", namespace)]])
@@ -185,7 +185,7 @@ fn how_to_keep(present: &Present<'_>, change: &IdentityChange, former: &Former) 
                     new.iter().map(|route| [heading(route.name), setting("namespace", namespace)]).collect();
                 let tables: Vec<Vec<&str>> = tables.iter().map(|table| lines(table)).collect();
                 advice(
-                    "Write this into every route that takes the requests of the former one:",
+                    &format!("Write this into each route that takes requests of `{namespace}` now:"),
                     &tables.iter().map(Vec::as_slice).collect::<Vec<_>>(),
                     "     These routes need the scope and key.from that the former one had. An earlier version of oncegate \
                      adopted\n     those, and recorded only their digest.\n",
@@ -251,13 +251,16 @@ fn restoring(
     let tables: Vec<Vec<&str>> = tables.iter().map(|table| lines(table)).collect();
     let tables: Vec<&[&str]> = tables.iter().map(Vec::as_slice).collect();
     match (namespace, tables.len()) {
-        (Some(_), 1) => advice("Write this into the route, which then finds the former keys:", &tables, &others),
-        (Some(_), _) => advice(
-            "Write this into every route that takes the requests of the former one; routes that share a namespace need \
-             the same rules:",
-            &tables,
-            &others,
-        ),
+        (Some(gone), 1) => {
+            advice(&format!("Write this into the route that takes the requests of `{gone}` now:"), &tables, &others)
+        }
+        (Some(gone), _) => {
+            let lead = format!(
+                "Write this into each of these routes that takes requests of `{gone}` now; routes that share a namespace \
+                 need the\n     same rules:"
+            );
+            advice(&lead, &tables, &others)
+        }
         (None, _) => advice("Write the former value:", &tables, &others),
     }
 }
@@ -368,7 +371,7 @@ impl<'a> Present<'a> {
     }
 
     /// The routes whose namespace is new to the store: one of them may have taken the place of one that is gone.
-    fn new(&self) -> impl Iterator<Item = &PresentRoute<'a>> {
+    fn newcomers(&self) -> impl Iterator<Item = &PresentRoute<'a>> {
         self.routes.iter().filter(|route| !route.is_on_file)
     }
 }

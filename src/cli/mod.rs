@@ -71,7 +71,7 @@ struct ServeArgs {
     /// The store: sqlite:PATH, postgres://USER@HOST/DATABASE, redis://HOST or memory:.
     #[arg(long, value_name = "URL")]
     store: Option<String>,
-    /// Start even where the rules that make records' identities have changed, and forget the keys of live records.
+    /// Start although the scope or key rules changed, and forget the live keys that were made by the former ones.
     #[arg(long)]
     accept_identity_change: bool,
 }

@@ -85,7 +85,7 @@ impl<'a> IdentityRules<'a> {
         let policies: Vec<&Policy> = self.router.routes().iter().map(|route| &route.policy).collect();
         let policies = || policies.iter().copied().chain([&policy]);
         let scopes: Vec<&[ScopePart]> =
-            former.iter().map(Vec::as_slice).chain(policies().map(|policy| policy.scope.as_slice())).collect();
+            former.iter().map(Vec::as_slice).chain(policies().map(|policy| &policy.scope[..])).collect();
         let keys: Vec<(&KeyRule, &Recipe)> =
             policies().flat_map(|policy| policies().map(|other| (&policy.key, &other.fingerprint))).collect();
         let trusted = [self.settings.forwarding.rule(), String::new()];

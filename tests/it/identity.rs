@@ -170,7 +170,7 @@ fn keys_that_are_forgotten_are_counted_and_their_records_marked() {
 #[test]
 fn check_says_what_it_cannot_ask() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
-    let plan = Gate::before(&upstream);
+    let plan = Gate::before(&upstream).store_url("memory:");
     let asked = |url: &str| {
         let output = check_store(&plan, url);
         let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();

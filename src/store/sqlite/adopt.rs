@@ -12,6 +12,9 @@ use crate::idempotency::record::Timestamp;
 use crate::store::adoption::{self, NamespacePeriod};
 use crate::store::{Identity, IdentityChange, LiveKeys, NamespaceRules, Origin, RulesPeriod};
 
+/// A service, a namespace, and the digest that the last start adopted for it.
+type Adopted = (Arc<str>, Arc<str>, [u8; 32]);
+
 pub(super) struct ChangesRequest {
     pub(super) rules: Vec<Identity>,
 }
@@ -92,7 +95,7 @@ pub(super) fn on_former_file(conn: &Connection) -> rusqlite::Result<Vec<Namespac
     Ok(adoption::on_file(identities(conn)?, Vec::new()))
 }
 
-fn identities(conn: &Connection) -> rusqlite::Result<Vec<(Arc<str>, Arc<str>, [u8; 32])>> {
+fn identities(conn: &Connection) -> rusqlite::Result<Vec<Adopted>> {
     let mut find = conn.prepare_cached("SELECT service, namespace, digest FROM identity")?;
     let identities = find.query_map([], |row| Ok((text(row, 0)?, text(row, 1)?, row.get(2)?)))?;
     identities.collect()
