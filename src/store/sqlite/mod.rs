@@ -10,12 +10,19 @@
 //!   the attempts that run at that moment; claims are taken again when it can be held again.
 //! - A sync that fails ends the process, see [`Settings::fatal`]: the kernel may have dropped what was written, and
 //!   only what is read back from the disk after a restart can be believed.
+//! - Before and after each commit the writer looks whether the files are still those that SQLite has open and hold what it
+//!   wrote, see [`guard`]. Where they are not, the process ends, and nothing is acknowledged meanwhile. A log that was
+//!   removed is copied into the database first.
+//! - What was acknowledged is noted in the lock file, see [`mark`]. A start that finds less of the log, or no database,
+//!   refuses.
 //! - Freed pages are used again; the file does not shrink by itself.
 
 mod adopt;
 mod error;
+mod guard;
 mod health;
 mod lock;
+mod mark;
 mod reader;
 mod requests;
 mod reserve;
@@ -26,6 +33,7 @@ mod schema;
 mod session;
 #[cfg(test)]
 mod tests;
+mod wal;
 mod writer;
 
 use std::fmt;
@@ -108,6 +116,7 @@ impl Sqlite {
     /// # Errors
     /// See [`OpenError`].
     pub fn open(lock: Lock) -> Result<Self, OpenError> {
+        let lock = Arc::new(lock);
         let (opened, reserve) = open_with_reserve(&lock)?;
         let clock = opened.clock.clone();
         let turned_unknown = opened.turned_unknown;
@@ -122,7 +131,6 @@ impl Sqlite {
         let (reader, reads) = mpsc::channel(lock.settings.queue);
         let (finished, watching) = watch::channel(false);
         let is_closing = Arc::new(AtomicBool::new(false));
-        let lock = Arc::new(lock);
         let reading = Reader::new(reading, clock, reads, is_closing.clone(), lock.clone());
         let reading = spawn("sqlite-reader", move || reading.run()).map_err(failed)?;
         let fatal = lock.settings.fatal.clone();
@@ -227,7 +235,7 @@ impl Store for Sqlite {
 }
 
 /// Opens the file, by the room that was held for it where the disk is full.
-fn open_with_reserve(lock: &Lock) -> Result<(schema::Opened, Reserve), OpenError> {
+fn open_with_reserve(lock: &Arc<Lock>) -> Result<(schema::Opened, Reserve), OpenError> {
     match schema::open(lock) {
         Ok(opened) => Ok((opened, Reserve::hold(lock.path()))),
         Err(full @ OpenError::Full { .. }) => match Reserve::take_over_spent(lock.path()) {

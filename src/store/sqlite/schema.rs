@@ -1,12 +1,14 @@
 //! The file: its pragmas, its schema, and what a dead process left in it.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior, params};
 
 use super::error::{self, OpenError};
+use super::guard::{self, Guard};
 use super::lock::{Lock, sync_directory};
 use super::row;
 use crate::idempotency::record::Timestamp;
@@ -36,12 +38,15 @@ pub(super) struct Opened {
     pub(super) counts: [u64; 3],
     /// How many in-flight records of a dead process were turned unknown.
     pub(super) turned_unknown: u64,
+    /// Last: it must outlive the connection.
+    pub(super) guard: Guard,
 }
 
 /// Opens, migrates and recovers the file.
-pub(super) fn open(lock: &Lock) -> Result<Opened, OpenError> {
+pub(super) fn open(lock: &Arc<Lock>) -> Result<Opened, OpenError> {
     let path = lock.path();
     let fail = |error| OpenError::from_sql(path.to_owned(), error);
+    guard::look_at_log(lock)?;
     let mut conn = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE).map_err(fail)?;
     migrate(&mut conn, path)?;
     if let Some(pages) = lock.settings.max_pages {
@@ -54,10 +59,13 @@ pub(super) fn open(lock: &Lock) -> Result<Opened, OpenError> {
     // What the log holds may have come back from the page cache of a process that ended on a failed sync. Copied into
     // the database and synced there, it is durable before anything is decided by it; and its room serves again.
     make_durable(&conn, path, PATIENCE)?;
+    // Where this fails, for want of room, the next start asks for more of the log than it needs.
+    let _ = guard::forget_log(lock);
     let turned_unknown = recover(&mut conn, clock()).map_err(fail)?;
     sync_directory(path).map_err(|source| OpenError::Io { path: path.to_owned(), source })?;
     let counts = count(&conn).map_err(fail)?;
-    Ok(Opened { conn, clock, counts, turned_unknown })
+    let guard = Guard::begin(lock)?;
+    Ok(Opened { conn, clock, counts, turned_unknown, guard })
 }
 
 /// A second connection, to look at what is committed.

@@ -1,5 +1,6 @@
 mod crash;
 mod disk;
+mod files;
 
 use std::fs;
 use std::path::Path;
@@ -214,7 +215,7 @@ async fn time_does_not_run_back_over_a_restart() {
 #[test]
 fn no_statement_scans_the_table() {
     let dir = tempfile::tempdir().unwrap();
-    let opened = schema::open(&acquire(&Settings::new(dir.path().join("a.db")))).unwrap();
+    let opened = schema::open(&Arc::new(acquire(&Settings::new(dir.path().join("a.db"))))).unwrap();
     let plan = |statement: &str| {
         let mut explain = opened.conn.prepare(&format!("EXPLAIN QUERY PLAN {statement}")).unwrap();
         // A parameter that is not bound is NULL.
