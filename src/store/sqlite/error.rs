@@ -117,13 +117,13 @@ pub enum OpenError {
         /// How many it had.
         acknowledged: u32,
     },
-    /// The log beside it is not the one that it was last used with.
+    /// It and the log beside it are not those that were last in use together.
     #[error(
-        "cannot open {}: {} is not the log that the store was last in use with, and would put back older records. Put \
-         the right log in its place; or, to remove it, run `rm -f {}`",
+        "cannot open {}: it and its log {} were not last in use together: one of them was replaced, and the log would put \
+         back older records. Put the right file back; or, to go on with this database alone, run `rm -f {}`",
         path.display(),
         with_suffix(path, lock::LOG).display(),
-        removed(path, &[lock::LOG, lock::INDEX])
+        removed(path, &[lock::LOG, lock::INDEX, lock::LOCK])
     )]
     StrayLog {
         /// The file.

@@ -112,7 +112,12 @@ impl Watched {
 impl Guard {
     /// Guards the files of a store that SQLite has just opened, and notes that the store is in use.
     pub(super) fn begin(lock: &Arc<Lock>) -> Result<Self, OpenError> {
-        let failed = |source| OpenError::Io { path: lock.path().to_owned(), source };
+        let failed = |source: io::Error| match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                OpenError::Full { path: lock.path().to_owned() }
+            }
+            _ => OpenError::Io { path: lock.path().to_owned(), source },
+        };
         let mut guard = Self {
             lock: lock.clone(),
             log: Watched::open(lock.log_path())?,
@@ -131,8 +136,7 @@ impl Guard {
     /// Before a commit, a checkpoint, and now and then: whether all files are in place and hold what they must.
     pub(super) fn check(&mut self) -> Result<(), Damage> {
         self.look_for_database()?;
-        self.follow()?;
-        self.compare_index()?;
+        self.settled(|guard| guard.follow().and_then(|()| guard.compare_index()))?;
         // The log first: what it holds can be saved.
         self.look_for_log()?;
         if self.index.is_in_place() { Ok(()) } else { Err(Damage::Gone(self.index.path.clone())) }
@@ -143,7 +147,7 @@ impl Guard {
     /// The other files count for the next commit only: a start makes do without the index, and refuses without the
     /// database.
     pub(super) fn committed(&mut self) -> Result<(), Damage> {
-        self.follow()?;
+        self.settled(Self::follow)?;
         self.look_for_log()?;
         // Where the disk has no room for it, an older note asks for less.
         let _ = self.note(State::Open);
@@ -152,9 +156,18 @@ impl Guard {
 
     /// Copies what a log that is gone holds into the database, where this process still sees all of it.
     pub(super) fn save(&mut self, copy: impl FnOnce() -> Result<(), OpenError>) -> Result<(), String> {
-        self.follow().and_then(|()| self.compare_index()).map_err(|damage| damage.to_string())?;
+        self.settled(|guard| guard.follow().and_then(|()| guard.compare_index()))
+            .map_err(|damage| damage.to_string())?;
         copy().map_err(|error| error.to_string())?;
         self.finish(State::Saved).map_err(|error| error.to_string())
+    }
+
+    /// Notes that the database is not where it was, and how to tell it from another: the log is of no use to that.
+    pub(super) fn database_gone(&mut self) -> io::Result<()> {
+        let content = inode(self.lock.database())?;
+        let Known { salts, frames, .. } = self.known;
+        self.marks.write(self.lock.lock_file(), Mark { state: State::Taken, salts, frames, page: 0, content })?;
+        self.lock.lock_file().sync_data()
     }
 
     /// Notes that everything is in the database.
@@ -174,6 +187,17 @@ impl Guard {
 
     fn look_for_log(&self) -> Result<(), Damage> {
         if self.log.is_in_place() { Ok(()) } else { Err(Damage::LogGone(self.log.path.clone())) }
+    }
+
+    /// Looks again where another program has written meanwhile.
+    fn settled(&mut self, look: impl Fn(&mut Self) -> Result<(), Damage>) -> Result<(), Damage> {
+        loop {
+            let before = self.index_header()?;
+            let looked = look(self);
+            if looked.is_ok() || self.index_header()? == before {
+                return looked;
+            }
+        }
     }
 
     /// Follows the log to where the index says that it ends, and checks that what was there before still is.
@@ -204,11 +228,11 @@ impl Guard {
             return Err(self.index.changed());
         }
         if now.frames > before {
-            self.learn(before + 1, now.frames)?;
             let last = self.frame(&header, now.frames)?;
             if last.checksum != now.checksum {
                 return Err(self.log.changed());
             }
+            self.learn(before + 1, now.frames)?;
             self.known = Known { salts: now.salts, frames: now.frames, last: Some(last) };
         }
         Ok(())
@@ -284,6 +308,10 @@ pub(super) fn look_at_log(lock: &Lock) -> Result<(), OpenError> {
     let failed = |source| OpenError::Io { path: lock.path().to_owned(), source };
     let marks = Marks::read(lock.lock_file()).map_err(failed)?;
     let Some(mark) = marks.last().filter(|mark| mark.state != State::Closed) else { return Ok(()) };
+    let stray = || OpenError::StrayLog { path: lock.path().to_owned() };
+    if mark.state == State::Taken && inode(lock.database()).map_err(failed)? != mark.content {
+        return Err(stray());
+    }
     let log = match File::open(lock.log_path()) {
         Ok(file) => Some(file),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -293,21 +321,24 @@ pub(super) fn look_at_log(lock: &Lock) -> Result<(), OpenError> {
         Some(file) => contents(file).map_err(failed)?,
         None => None,
     };
-    let stray = || OpenError::StrayLog { path: lock.path().to_owned() };
     match (mark.state, found) {
         (State::Saved, Some(_)) => Err(stray()),
-        (State::Open, Some((salts, frames))) if salts == mark.salts => {
+        (State::Open | State::Taken, Some((salts, frames))) if salts == mark.salts => {
             if frames >= mark.frames {
                 Ok(())
             } else {
                 Err(lost(lock, mark, Some(frames)))
             }
         }
-        (State::Open, Some((salts, _))) if GENERATIONS.contains(&wal::generations(mark.salts, salts)) => Ok(()),
-        (State::Open, Some(_)) => Err(stray()),
+        (State::Open | State::Taken, Some((salts, _)))
+            if GENERATIONS.contains(&wal::generations(mark.salts, salts)) =>
+        {
+            Ok(())
+        }
+        (State::Open | State::Taken, Some(_)) => Err(stray()),
         // Another program may have copied it into the database, as SQLite's shell does at its end.
         (State::Open, None) if is_in_database(lock, mark).map_err(failed)? => Ok(()),
-        (State::Open, None) => Err(lost(lock, mark, log.is_some().then_some(0))),
+        (State::Open | State::Taken, None) => Err(lost(lock, mark, log.is_some().then_some(0))),
         (State::Saved | State::Closed, _) => Ok(()),
     }
 }
@@ -330,6 +361,12 @@ fn contents(log: &File) -> io::Result<Option<(Salts, u32)>> {
     let Some(header) = Header::read(log)? else { return Ok(None) };
     let frames = header.committed(log)?;
     Ok((frames > 0).then_some((header.salts, frames)))
+}
+
+/// What tells a file from others of its name, in the words of a note.
+fn inode(file: &File) -> io::Result<[u32; 2]> {
+    let inode = file.metadata()?.ino();
+    Ok([(inode >> 32) as u32, inode as u32])
 }
 
 fn lost(lock: &Lock, mark: &Mark, left: Option<u32>) -> OpenError {

@@ -126,9 +126,18 @@ impl Session {
     pub(super) fn give_up(&mut self, damage: &Damage) -> String {
         // SQLite must not copy such a log at its end.
         guard::leave_log(&self.conn);
-        let Damage::LogGone(_) = damage else { return damage.to_string() };
         let Self { conn, guard, .. } = self;
         let path = conn.path().map(PathBuf::from).unwrap_or_default();
+        match damage {
+            Damage::LogGone(_) => {}
+            Damage::Gone(gone) if *gone == path => {
+                return match guard.database_gone() {
+                    Ok(()) => damage.to_string(),
+                    Err(error) => format!("{damage}, which cannot be noted in the lock file: {error}"),
+                };
+            }
+            _ => return damage.to_string(),
+        }
         let is_undone = conn.is_autocommit() || conn.execute_batch("ROLLBACK").is_ok();
         let saved = if is_undone {
             guard.save(|| schema::make_durable(conn, &path, Duration::ZERO))

@@ -122,7 +122,7 @@ const SLOTS: usize = 16_384;
 const SLOT_COUNT: usize = (TABLE - SLOTS) / 2;
 
 /// The start of the index: how much of the log is committed.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct IndexHeader {
     pub(super) frames: u32,
     /// That of the last frame.

@@ -47,6 +47,13 @@ fn replace(path: &Path) {
     fs::rename(other, path).unwrap();
 }
 
+/// Puts a copy in its place.
+fn copy(path: &Path) {
+    let other = path.with_extension("other");
+    fs::copy(path, &other).unwrap();
+    fs::rename(other, path).unwrap();
+}
+
 fn empty(path: &Path) {
     OpenOptions::new().write(true).open(path).unwrap().set_len(0).unwrap();
 }
@@ -235,6 +242,21 @@ fn a_database_that_is_damaged_ends_the_gate() {
     noticed("gate.db", rename, Then::Refuses("gate.db"));
     noticed("gate.db", replace, Then::Refuses("gate.db"));
     noticed("gate.db", empty, Then::Refuses("gate.db"));
+    // The log may not fit another database, though it is a store's.
+    noticed("gate.db", copy, Then::Refuses("gate.db-wal"));
+}
+
+#[test]
+fn a_database_that_is_put_back_is_used() {
+    let upstream = numbered();
+    let plan = Gate::before(&upstream);
+    let mut gate = plan.start();
+    let mut answers = answered(&gate);
+    rename(&plan.path("gate.db"));
+    answers.extend(sent_until_it_ends(&mut gate));
+    refused(&plan, "gate.db");
+    put_back(&plan.path("gate.db"));
+    judge(&plan, &upstream, &answers, Then::Starts);
 }
 
 #[test]
