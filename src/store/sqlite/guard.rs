@@ -25,7 +25,7 @@ const LOOKS: u32 = 50;
 /// What happened to the store's files.
 #[derive(Debug)]
 pub(super) enum Damage {
-    /// A file is not where it was. What the store needs of the others is there.
+    /// A file other than the log is not where it was.
     Gone(PathBuf),
     /// The log is not where it was, and whole as far as this process can see.
     LogGone(PathBuf),
@@ -154,7 +154,7 @@ impl Guard {
         Ok(())
     }
 
-    /// Copies what a log that is gone holds into the database, where this process still sees all of it.
+    /// Copies a log that is gone into the database, if this process can still read all of it.
     pub(super) fn save(&mut self, copy: impl FnOnce() -> Result<(), OpenError>) -> Result<(), String> {
         self.settled(|guard| guard.follow().and_then(|()| guard.compare_index()))
             .map_err(|damage| damage.to_string())?;
@@ -294,16 +294,16 @@ impl Guard {
     }
 }
 
-/// No statement of this connection's end copies a log that is damaged into the database.
+/// Keeps SQLite from copying the log into the database, and removing it, when it closes this connection.
 pub(super) fn leave_log(conn: &Connection) {
     let _ = conn.set_db_config(rusqlite::config::DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
 }
 
-/// How far one log may have come from the noted one: an older note is what a power failure leaves.
+/// How many times the log may have started over since the note: a power failure leaves an older note.
 const GENERATIONS: std::ops::RangeInclusive<i32> = 1..=4096;
 
-/// Before SQLite opens the store: holds that its log has what was acknowledged. SQLite takes a log that was cut, or an
-/// old one, for what there is.
+/// Checks, before SQLite opens the store, that its log has everything that was acknowledged. SQLite itself accepts a log
+/// that was cut, and an older one.
 pub(super) fn look_at_log(lock: &Lock) -> Result<(), OpenError> {
     let failed = |source| OpenError::Io { path: lock.path().to_owned(), source };
     let marks = Marks::read(lock.lock_file()).map_err(failed)?;

@@ -10,11 +10,11 @@
 //!   the attempts that run at that moment; claims are taken again when it can be held again.
 //! - A sync that fails ends the process, see [`Settings::fatal`]: the kernel may have dropped what was written, and
 //!   only what is read back from the disk after a restart can be believed.
-//! - Before and after each commit the writer looks whether the files are still those that SQLite has open and hold what it
-//!   wrote, see [`guard`]. Where they are not, the process ends, and nothing is acknowledged meanwhile. A log that was
-//!   removed is copied into the database first.
-//! - What was acknowledged is noted in the lock file, see [`mark`]. A start that finds less of the log, or no database,
-//!   refuses.
+//! - Before and after each commit the writer checks that the files are still those that SQLite has open and that they hold
+//!   what it wrote (`guard.rs`). If not, the process ends without acknowledging the commit; a log that was removed is
+//!   copied into the database first.
+//! - The writer notes in the lock file how much of the log it has acknowledged (`mark.rs`). A start that finds less of the
+//!   log, or no database, refuses.
 //! - Freed pages are used again; the file does not shrink by itself.
 
 mod adopt;

@@ -122,9 +122,10 @@ impl Session {
         if self.has_written() { self.guard.committed() } else { Ok(()) }
     }
 
-    /// Gives the files up. Saves the log, where it is gone but this process still has it. Returns what to say.
+    /// Ends the use of damaged files. A log that was removed is copied into the database, if it can be. Returns the
+    /// reason to end the process with.
     pub(super) fn give_up(&mut self, damage: &Damage) -> String {
-        // SQLite must not copy such a log at its end.
+        // SQLite would copy the damaged log into the database.
         guard::leave_log(&self.conn);
         let Self { conn, guard, .. } = self;
         let path = conn.path().map(PathBuf::from).unwrap_or_default();
