@@ -274,7 +274,7 @@ fn a_lost_database_is_told_from_one_that_never_was() {
         }
         if was_there {
             let refused = refusal(&path).to_string();
-            let found = traces.iter().filter(|(suffix, _)| *suffix != "" && (*suffix, 0) != (".lock", 0));
+            let found = traces.iter().filter(|(suffix, _)| !suffix.is_empty() && (*suffix, 0) != (".lock", 0));
             for (suffix, _) in found {
                 let trace = beside(&path, suffix).display().to_string();
                 assert!(traces == [(".lock", 0), (".reserve", 10)] || refused.contains(&trace), "{refused}");
