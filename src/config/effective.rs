@@ -9,7 +9,7 @@ use super::headers::DEFAULTS as HEADERS;
 use super::listeners::STYLES;
 use super::policy::{DELIVERIES, FORMS, MODES, RECOVERIES, STORE_FAILURES};
 use super::units::{show_duration, show_size};
-use super::upstreams::{PROTOCOLS, encryption};
+use super::upstreams::{PROTOCOLS, SHARINGS, encryption};
 use super::{Resolved, Store, logging};
 use crate::http::door::Secure;
 use crate::http::limits::Limits;
@@ -156,6 +156,7 @@ fn upstream(settings: &upstream::Settings) -> Item {
         ("connect_timeout", show_duration(settings.connect_timeout).into()),
         ("client_timeout", show_duration(settings.client_timeout).into()),
         ("max_connections", number(settings.max_connections)),
+        ("reuse", word(&SHARINGS, settings.reuse)),
     ]);
     if let Some(tls) = &settings.tls {
         let files = encryption::FILES.into_iter().zip(&tls.files);

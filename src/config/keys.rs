@@ -83,7 +83,7 @@ pub(super) const UPSTREAMS: Section = Section { name: "[upstreams]", keys: &[], 
 /// One of `[upstreams]`
 pub(super) const UPSTREAM: Section = Section {
     name: "an upstream",
-    keys: &[&["url", "tls", "protocol", "timeout", "connect_timeout", "client_timeout", "max_connections"]],
+    keys: &[&["url", "tls", "protocol", "timeout", "connect_timeout", "client_timeout", "max_connections", "reuse"]],
     later: &[],
 };
 

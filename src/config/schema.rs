@@ -18,7 +18,7 @@ use super::listeners::STYLES;
 use super::policy::{DELIVERIES, FORMS, MODES, RECOVERIES, STORE_FAILURES};
 use super::store::cache;
 use super::store::postgres::MOST_CONNECTIONS;
-use super::upstreams::{MAX_CONNECTIONS as UPSTREAM_CONNECTIONS, PROTOCOLS};
+use super::upstreams::{MAX_CONNECTIONS as UPSTREAM_CONNECTIONS, PROTOCOLS, SHARINGS};
 use super::{logging, policy};
 use crate::store::postgres::Settings;
 
@@ -193,6 +193,7 @@ impl Writer {
             "connect_timeout" => with_default(shapes::some_duration(), json!("2s")),
             "client_timeout" => shapes::some_duration(),
             "max_connections" => with_default(shapes::number(limits::COUNTS), json!(UPSTREAM_CONNECTIONS)),
+            "reuse" => with_default(shapes::words(SHARINGS.map(|(word, _)| word)), json!("always")),
             _ => unwritten(),
         }
     }

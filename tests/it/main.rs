@@ -49,6 +49,7 @@ mod test_servers;
 mod upstream_addresses;
 mod upstream_failures;
 mod upstream_h2;
+mod upstream_reuse;
 mod upstream_revoked;
 mod upstream_settles;
 mod upstream_tls;

@@ -171,6 +171,7 @@ impl World {
             connect_timeout: self.setup.connect_timeout,
             client_timeout: self.setup.client_timeout,
             max_connections: 1000,
+            reuse: upstream::Sharing::Always,
         };
         let dialer = Dialer { site: Arc::clone(&self.site), life: Arc::clone(&life) };
         let settings = Settings {

@@ -325,7 +325,7 @@ fn its_defaults_are_in_force() {
     let of = |pointer: &str| schema.pointer(pointer).unwrap();
     let upstream = of("/properties/upstreams/patternProperties").as_object().unwrap().values().next().unwrap();
     let (mut app, mut route) = (defaults(upstream), defaults(of("/properties/routes/items")));
-    assert_eq!((app.as_object().unwrap().len(), route.as_object().unwrap().len()), (4, 2), "{app} {route}");
+    assert_eq!((app.as_object().unwrap().len(), route.as_object().unwrap().len()), (5, 2), "{app} {route}");
     app["url"] = "http://app".into();
     let least = json!({ "name": "r", "path": "/r" });
     (route["name"], route["path"]) = (least["name"].clone(), least["path"].clone());

@@ -88,6 +88,7 @@ fn gate(policy: &Policy, store: &Arc<Unreliable>, backend: &Arc<Backend>) -> Arc
         connect_timeout: minute,
         client_timeout: minute,
         max_connections: 1000,
+        reuse: upstream::Sharing::Always,
     };
     let route = Route {
         name: "all".into(),
