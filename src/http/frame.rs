@@ -13,6 +13,7 @@ pub(super) const CONTINUATION: u8 = 9;
 
 pub(super) const ACK: u8 = 1;
 pub(super) const END_STREAM: u8 = 1;
+pub(super) const END_HEADERS: u8 = 4;
 pub(super) const PADDED: u8 = 8;
 
 /// How many bytes follow a header.
