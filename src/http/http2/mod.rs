@@ -2,14 +2,16 @@
 //!
 //! The frames are the h2 crate's, which refuses what the standard refuses. `strict` judges what a request of HTTP/2 may
 //! say and one of HTTP/1.1 may not, for the upstream may speak that. `exchanges` knows what goes on in the streams of a
-//! connection, and gives up those whose client takes nothing. `socket` lies between the crate and the client, where
-//! `floods` looks at the frames that come.
+//! connection, and gives up those whose client takes nothing. `socket` lies between the crate and the client. `frames` takes
+//! apart what comes there: `floods` counts what leads nowhere, and `targets` has those refused that the crates would change.
 
 mod exchanges;
 mod floods;
+mod frames;
 mod pieces;
 mod socket;
 mod strict;
+mod targets;
 
 use std::convert::Infallible;
 use std::pin::pin;
