@@ -18,6 +18,11 @@ impl TokenDigest {
         Self(Sha256::digest(token.0.trim()).into())
     }
 
+    /// Whether these headers show the token.
+    pub(super) fn is_shown_in(&self, headers: &HeaderMap) -> bool {
+        only(headers, &AUTHORIZATION).and_then(bearer).is_some_and(|presented| self.is_of(presented))
+    }
+
     fn is_of(&self, presented: &str) -> bool {
         let digest: [u8; 32] = Sha256::digest(presented).into();
         let difference = self.0.iter().zip(digest).fold(0, |difference, (a, b)| difference | (a ^ b));

@@ -18,6 +18,7 @@ use self::signals::Told;
 use crate::admin::{self, Phase, Readiness, RouteInfo};
 use crate::config::{Resolved, Sources};
 use crate::gate::Gate;
+use crate::http::memory::keep_giving_back;
 use crate::http::server::{self, Current};
 use crate::http::shards::Shards;
 use crate::http::upstream::Upstream;
@@ -42,9 +43,9 @@ mod signals;
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Runs a gate until SIGTERM or SIGINT. At SIGHUP it reads `sources` again, of which `config` was made.
-pub fn run(config: Resolved, sources: Sources, accept_identity_change: bool) -> anyhow::Result<ExitCode> {
+pub fn run(mut config: Resolved, sources: Sources, accept_identity_change: bool) -> anyhow::Result<ExitCode> {
     let log_filter = logs::init(&config.log)?;
-    files::allow(&config);
+    files::share_out(&mut config);
     let inherited = Inherited::take();
     let shards = Arc::new(Shards::start().context("cannot start the threads that serve")?);
     let surroundings = Surroundings { shards, inherited, notices: Notices::of_process() };
@@ -131,6 +132,8 @@ impl Serving {
         signals: &mut Signals,
     ) -> anyhow::Result<Option<Self>> {
         let Surroundings { shards, inherited, notices } = surroundings;
+        // The threads that serve do so by themselves.
+        tokio::spawn(keep_giving_back());
         let readiness = Readiness::default();
         notices.go_on(readiness.clone(), &shards);
         let (admin_source, sources) = inherited.share_out(&config.admin.listen, &config.server.listen)?;

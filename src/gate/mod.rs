@@ -333,7 +333,8 @@ impl Handler for Gate {
     }
 
     fn refuse(&self, fault: Fault, head: Option<&Parts>) -> Response<Body> {
-        let reply = Reply::problem(Problem::new(fault.code(), fault.to_string()), None);
+        let problem = Problem { retry_after: fault.retry_after(), ..Problem::new(fault.code(), fault.to_string()) };
+        let reply = Reply::problem(problem, None);
         let is_call = head.is_some_and(|head| grpc::is_call(&head.method, &head.headers));
         let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };
         self.unrouted.metrics.answered(outcome, Duration::ZERO);

@@ -100,6 +100,14 @@ impl Body {
         matches!(self.kind, Kind::Announced(_))
     }
 
+    /// How many bytes of it are in memory already, and nowhere else.
+    pub(super) fn held(&self) -> usize {
+        match &self.kind {
+            Kind::Full(bytes) | Kind::Trailed(Some(bytes), _) => bytes.len(),
+            _ => 0,
+        }
+    }
+
     /// What arrives from an upstream, as it arrives. When it has ended well, its connection is given back.
     #[must_use]
     pub fn from_upstream(incoming: Incoming, carrier: Carrier) -> Self {

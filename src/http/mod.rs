@@ -18,6 +18,7 @@ mod http2;
 pub mod inbound;
 pub mod limits;
 pub mod listen;
+pub mod memory;
 mod opening;
 pub mod prefer;
 pub mod problem;

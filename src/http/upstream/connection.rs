@@ -14,6 +14,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
 use super::origin::Origin;
+use super::portions::Portions;
 use super::shared::Ticket;
 use super::stream::Wire;
 use super::{Io, NotSent, Upstream};
@@ -26,7 +27,7 @@ const MOST_INTERIM: usize = 100;
 /// Most header lines of an answer.
 pub(super) const MAX_HEADERS: usize = 256;
 
-/// How many bytes of an answer are read ahead; and its head has no more.
+/// How many bytes the head of an answer has at most.
 const LARGEST_BUFFER: usize = 256 << 10;
 
 /// An open connection. Dropped, it closes at once, whatever it is in the middle of.
@@ -48,7 +49,7 @@ impl Connection {
         let (sender, connection) = builder
             .max_headers(MAX_HEADERS)
             .max_buf_size(LARGEST_BUFFER)
-            .handshake(TokioIo::new(stream))
+            .handshake(TokioIo::new(Portions(stream)))
             .await
             .map_err(NotSent::Closed)?;
         let task = tokio::spawn(async {

@@ -9,6 +9,7 @@ mod frames;
 mod lines;
 mod load;
 mod origin;
+mod portions;
 mod secure;
 mod settings;
 mod shared;
