@@ -75,7 +75,8 @@ mod tests {
 
     #[test]
     fn pieces_make_no_difference() {
-        let frame = |kind, length: u8| [&[0, 0, length, kind, 5, 0x80, 0, 0, 1][..], &vec![kind; length.into()]].concat();
+        let frame =
+            |kind, length: u8| [&[0, 0, length, kind, 5, 0x80, 0, 0, 1][..], &vec![kind; length.into()]].concat();
         let stream = [vec![0; PREFACE], frame(1, 20), frame(2, 0), frame(3, 3)].concat();
         for size in 1..=stream.len() {
             let (mut frames, mut headers, mut payload) = (Frames::new(), Vec::new(), Vec::new());

@@ -243,7 +243,9 @@ impl Block {
     fn names_path(&self, index: u64) -> bool {
         match index {
             4 | 5 => true,
-            DYNAMIC.. => u32::try_from(index - DYNAMIC).is_ok_and(|at| self.paths.checked_shr(at).unwrap_or(0) & 1 == 1),
+            DYNAMIC.. => {
+                u32::try_from(index - DYNAMIC).is_ok_and(|at| self.paths.checked_shr(at).unwrap_or(0) & 1 == 1)
+            }
             _ => false,
         }
     }

@@ -142,12 +142,8 @@ fn line() -> impl Strategy<Value = Line> {
     ];
     let value = prop_oneof!["[#>?/0a-c]{0,12}", "[ -Z~a-z]{0,40}", "/[#a-z]{120,300}"];
     let form = prop::sample::select(vec![0x40, 0, 0x10]);
-    (name, value, form, any::<bool>(), any::<bool>()).prop_map(|(name, value, form, is_name_coded, is_value_coded)| Line {
-        name,
-        value,
-        form,
-        is_name_coded,
-        is_value_coded,
+    (name, value, form, any::<bool>(), any::<bool>()).prop_map(|(name, value, form, is_name_coded, is_value_coded)| {
+        Line { name, value, form, is_name_coded, is_value_coded }
     })
 }
 
@@ -183,13 +179,8 @@ fn the_codes_are_those_of_the_standard() {
 fn the_block_of_a_stream_that_depends_on_itself_counts_for_nothing() {
     let (mut targets, mut walk) = (Targets::new(), Frames::new());
     changed(&mut targets, &mut walk, &[0; PREFACE], PREFACE);
-    let of = |name, value: &str| Line {
-        name,
-        value: value.into(),
-        form: 0x40,
-        is_name_coded: false,
-        is_value_coded: false,
-    };
+    let of =
+        |name, value: &str| Line { name, value: value.into(), form: 0x40, is_name_coded: false, is_value_coded: false };
     let mut names = Vec::new();
     let first = frames(&block(&[of(Name::Known(4), "/")], &mut names, false), 300, 0);
     assert_eq!(changed(&mut targets, &mut walk, &first, 300), first);
