@@ -125,6 +125,7 @@ mod tests {
         // The first is at it, the second was a moment ago, and the third is proven.
         all[0].0.asks(false);
         all[1].0.asks(false);
+        tokio::time::advance(Duration::from_secs(1)).await;
         all[1].0.is_answered();
         all[2].0.asks(true);
         connect(&mut clients).await;
