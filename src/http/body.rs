@@ -100,7 +100,7 @@ impl Body {
         matches!(self.kind, Kind::Announced(_))
     }
 
-    /// How many bytes of it are in memory already, and nowhere else.
+    /// How many bytes of it are in memory already, and wait to be sent.
     pub(super) fn held(&self) -> usize {
         match &self.kind {
             Kind::Full(bytes) | Kind::Trailed(Some(bytes), _) => bytes.len(),

@@ -15,16 +15,17 @@ mod settings;
 mod shared;
 mod slots;
 mod stream;
+mod sweep;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use http::{Request, Response, Version};
 use hyper::body::Incoming;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 
 pub use self::connection::Carrier;
 use self::connection::{Connection, Line, MAX_HEADERS, Refused};
@@ -37,6 +38,7 @@ pub use self::settings::{Place, Protocol, Settings, Tls, can_be_named};
 use self::shared::Shared;
 use self::slots::{Grant, Slot, Slots};
 use self::stream::{Stream, Wire};
+use self::sweep::Swept;
 use super::body::Body;
 use super::headers::framing_is_plain;
 use super::held::Held;
@@ -50,9 +52,6 @@ const MAX_IDLE: usize = 1024;
 
 /// How long a connection may have been idle to carry an unprotected request.
 const UNPROTECTED_IDLE: Duration = Duration::from_secs(30);
-
-/// How often to look for those that were idle for longer.
-const SWEEP: Duration = Duration::from_secs(10);
 
 /// How long a connection may have been idle to carry a protected attempt: an upstream that closes idle connections
 /// would do so at the moment of sending, and the outcome would be unknown.
@@ -122,25 +121,6 @@ pub trait Dial: Send + Sync + 'static {
     async fn dial(&self) -> std::io::Result<Box<dyn Io>>;
 }
 
-/// Closes the connections of a thread that are idle for too long, until it has none: they take memory and files, and those
-/// that take their turn look at no more than the youngest.
-async fn sweep(upstream: Weak<Inner>, shard: usize) {
-    loop {
-        sleep(SWEEP).await;
-        let Some(upstream) = upstream.upgrade().map(Upstream) else { return };
-        let mut idle = upstream.idle(shard);
-        let old = idle.partition_point(|entry| entry.since.elapsed() >= UNPROTECTED_IDLE);
-        let old: Vec<Idle> = idle.drain(..old).collect();
-        if idle.is_empty() {
-            // Under the lock: whoever puts one there sees it.
-            upstream.0.swept[shard].store(false, Ordering::Relaxed);
-            return;
-        }
-        drop(idle);
-        drop(old);
-    }
-}
-
 /// An upstream and its idle connections.
 #[derive(Clone)]
 pub struct Upstream(Arc<Inner>);
@@ -156,8 +136,7 @@ struct Inner {
     slots: Arc<Slots>,
     /// For each of the threads that serve: a connection lives on the thread that opened it.
     idle: Box<[Mutex<Vec<Idle>>]>,
-    /// For each of them, whether something closes those that are idle for too long.
-    swept: Box<[AtomicBool]>,
+    swept: Swept,
     /// Those that carry many requests at a time.
     lines: Option<Lines>,
 }
@@ -183,11 +162,20 @@ impl Upstream {
     fn with(settings: Settings, usage: Arc<Usage>, dial: Option<Arc<dyn Dial>>) -> Self {
         let slots = Slots::new(settings.max_connections);
         let idle = (0..shards::count()).map(|_| Mutex::default()).collect();
-        let swept = (0..shards::count()).map(|_| AtomicBool::new(false)).collect();
         let lines = Lines::of(&settings);
         let secure = settings.tls.as_ref().map(|tls| Secure::new(tls, settings.protocol));
         let origins = Origins::new(settings.places.clone(), secure);
-        Self(Arc::new(Inner { settings, dial, origins, usage, told: Mutex::default(), slots, idle, swept, lines }))
+        Self(Arc::new(Inner {
+            settings,
+            dial,
+            origins,
+            usage,
+            told: Mutex::default(),
+            slots,
+            idle,
+            swept: Swept::new(),
+            lines,
+        }))
     }
 
     /// How it was set up.
@@ -446,6 +434,7 @@ impl Upstream {
 
     fn put_idle(&self, connection: Connection, since: Instant) {
         let Some(connection) = self.0.slots.offer(connection, since) else { return };
+        self.keep_swept();
         {
             let mut idle = self.idle(shards::index());
             if idle.first().is_some_and(|oldest| oldest.since.elapsed() >= UNPROTECTED_IDLE) {
@@ -455,11 +444,6 @@ impl Upstream {
                 // In the order of their age, the youngest last.
                 let place = idle.partition_point(|entry| entry.since <= since);
                 idle.insert(place, Idle { connection, since });
-                let is_swept = &self.0.swept[shards::index()];
-                if !is_swept.load(Ordering::Relaxed) {
-                    is_swept.store(true, Ordering::Relaxed);
-                    tokio::spawn(sweep(Arc::downgrade(&self.0), shards::index()));
-                }
             }
         }
         // Who began to wait after it was offered has not found it idle either.
