@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 /// How often a thread gives back what it does not use.
-pub(super) const EVERY: Duration = Duration::from_secs(10);
+const EVERY: Duration = Duration::from_secs(10);
 
 /// More than any address space has, and than a machine could promise.
 const IMPOSSIBLE: usize = isize::MAX as usize / 2;
@@ -16,7 +16,7 @@ const IMPOSSIBLE: usize = isize::MAX as usize / 2;
 /// An allocator keeps what is freed for what is allocated next, and looks at what it keeps as it allocates: where nothing
 /// is left to do it never looks again. Before mimalloc says that there is no memory, it gives back all that it can, and so
 /// it is asked for more than there can be.
-pub(super) fn give_back() {
+fn give_back() {
     let mut none = Vec::<u8>::new();
     let _ = black_box(black_box(&mut none).try_reserve_exact(IMPOSSIBLE));
 }

@@ -235,7 +235,7 @@ impl Block {
 
     fn line_ends(&mut self) {
         if self.is_added {
-            self.paths = self.paths << 1 | u128::from(self.is_path);
+            self.paths = (self.paths << 1) | u128::from(self.is_path);
         }
         self.state = State::Line;
     }
@@ -307,11 +307,11 @@ impl Code {
     /// Makes each `#` a `>`.
     fn change(&mut self, bytes: &mut [u8]) {
         for byte in bytes {
-            self.bits = self.bits << 8 | u64::from(*byte);
+            self.bits = (self.bits << 8) | u64::from(*byte);
             self.have += 8;
             while let Some(length) = self.next() {
                 self.have -= length;
-                if length == 12 && self.bits >> self.have & 0xFFF == 0xFFA {
+                if length == 12 && (self.bits >> self.have) & 0xFFF == 0xFFA {
                     // A code is seen as soon as it is whole: its last bit is in this byte.
                     *byte |= 1 << self.have;
                 }

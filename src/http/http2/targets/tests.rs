@@ -157,7 +157,7 @@ proptest! {
         changed(&mut targets, &mut walk, &[b'#'; PREFACE], size.min(PREFACE));
         let (mut names, mut names_expected) = (Vec::new(), Vec::new());
         for (lines, cut, flags) in blocks {
-            let flags = (flags & 1) * PADDED | (flags >> 1) * PRIORITY;
+            let flags = ((flags & 1) * PADDED) | ((flags >> 1) * PRIORITY);
             let sent = frames(&block(&lines, &mut names, false), cut, flags);
             let expected = frames(&block(&lines, &mut names_expected, true), cut, flags);
             prop_assert_eq!(changed(&mut targets, &mut walk, &sent, size.min(sent.len())), expected);
