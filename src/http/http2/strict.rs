@@ -17,10 +17,6 @@ pub(super) fn judge(parts: &mut Parts, limits: &Limits) -> Result<(), Fault> {
         return Err(Fault::Malformed("CONNECT is not served here"));
     }
     let target = parts.uri.path_and_query().map(|target| target.as_str()).unwrap_or_default();
-    // h2 takes a query without a path too, which elsewhere would have one.
-    if !target.starts_with('/') && target != "*" {
-        return Err(Fault::Malformed("the request's :path does not begin with a slash (RFC 9113, 8.3.1)"));
-    }
     check_target(target.as_bytes())?;
     if parts.headers.len() > limits.max_headers {
         return Err(Fault::TooManyHeaders);
