@@ -116,8 +116,9 @@ pub trait Store: Send + Sync + 'static {
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error>;
 
-    /// Whether the store answers, for readiness. Fails while claims would: where the last writes failed, it tries one,
-    /// and so finds out by itself when they work again.
+    /// Whether requests can be served, for readiness. Fails while claims would fail: where the last writes failed, it tries
+    /// one, and so finds out by itself when they work again. A store whose users can be denied one and not the other tries
+    /// a settle too.
     async fn ping(&self) -> Result<(), Error>;
 
     /// Finishes what was accepted, and closes. Later calls fail.

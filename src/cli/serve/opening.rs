@@ -129,14 +129,8 @@ async fn open_postgres(
         connections = settings.settings.connections,
         "store opened"
     );
-    for (is_on, setting) in [(found.has_fsync, "fsync"), (found.has_full_page_writes, "full_page_writes")] {
-        if !is_on {
-            tracing::warn!(
-                %servers,
-                "the server runs with {setting} = off: a crash of its machine may lose claims and answers that it \
-                 acknowledged, and requests may run twice; turn it on"
-            );
-        }
+    for risk in found.risks() {
+        tracing::warn!(%servers, "{risk}");
     }
     let bound_to = Some(store.opened());
     Ok(Some(Opened { store: Arc::new(store), is_shared: true, bound_to }))

@@ -5,20 +5,30 @@ use tokio_postgres::types::{ToSql, Type};
 
 use super::connect::{Call, Failed, Session};
 use super::queue::Operation;
-use super::row;
+use super::{proof, row};
 use crate::idempotency::record::{RecordId, Version};
 use crate::store::{Claim, Fresh};
 
 /// What the lane of claims carries.
 pub(super) enum Asking {
-    Claim { id: RecordId, fresh: Fresh },
-    Supersede { id: RecordId, seen: Version, fresh: Fresh },
+    Claim {
+        id: RecordId,
+        fresh: Fresh,
+    },
+    Supersede {
+        id: RecordId,
+        seen: Version,
+        fresh: Fresh,
+    },
+    /// Whether claims and endings work; see [`proof`].
+    Prove,
 }
 
 /// What it says.
 pub(super) enum Said {
     Claim(Claim),
     Superseded(bool),
+    Proven,
 }
 
 pub(super) const CLAIM: Call = Call {
@@ -59,12 +69,15 @@ impl Operation for Asking {
     fn id(&self) -> RecordId {
         match self {
             Self::Claim { id, .. } | Self::Supersede { id, .. } => *id,
+            // It goes alone.
+            Self::Prove => RecordId([0; 32]),
         }
     }
 
     fn size(&self) -> usize {
         match self {
             Self::Claim { fresh, .. } | Self::Supersede { fresh, .. } => fresh.head.len(),
+            Self::Prove => 0,
         }
     }
 
@@ -74,12 +87,15 @@ impl Operation for Asking {
     }
 
     fn goes_alone(&self) -> bool {
-        matches!(self, Self::Supersede { .. })
+        matches!(self, Self::Supersede { .. } | Self::Prove)
     }
 
     async fn carry_out(session: &Session, batch: &[&Self]) -> Result<Vec<Option<Said>>, Failed> {
         if let [Self::Supersede { id, seen, fresh }] = batch {
             return Ok(vec![Some(Said::Superseded(supersede(session, *id, *seen, fresh).await?))]);
+        }
+        if let [Self::Prove] = batch {
+            return proof::prove(session).await.map(|()| vec![Some(Said::Proven)]);
         }
         let claims: Vec<_> = batch.iter().filter_map(|asking| asking.as_claim()).collect();
         claim(session, &claims).await
@@ -90,8 +106,8 @@ impl Asking {
     fn as_claim(&self) -> Option<(RecordId, &Fresh)> {
         match self {
             Self::Claim { id, fresh } => Some((*id, fresh)),
-            // It goes alone.
-            Self::Supersede { .. } => None,
+            // They go alone.
+            Self::Supersede { .. } | Self::Prove => None,
         }
     }
 }

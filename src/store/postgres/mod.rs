@@ -12,7 +12,9 @@
 
 mod adopt;
 mod asking;
+mod choosing;
 mod connect;
+mod description;
 mod ending;
 mod error;
 mod hosts;
@@ -20,6 +22,7 @@ mod lane;
 mod listener;
 mod listing;
 mod pool;
+mod proof;
 mod queue;
 mod row;
 mod schema;
@@ -40,10 +43,12 @@ use tokio_postgres::types::{ToSql, Type};
 
 use self::asking::Asking;
 use self::connect::Connector;
+pub use self::description::{Description, Standby};
 use self::ending::{Ending, Work};
 pub use self::error::OpenError;
 use self::lane::Lane;
 use self::pool::Pool;
+use self::proof::Proofs;
 use self::queue::{Operation, closed};
 pub use self::schema::{Migration, migrate, pending};
 use super::waiters::Waiters;
@@ -69,21 +74,6 @@ pub struct Settings {
     pub connections: usize,
 }
 
-/// What answers at the other end.
-#[derive(Clone, Debug, Default)]
-pub struct Description {
-    /// Whether it is the server itself, and not a pooler before it.
-    pub is_direct: bool,
-    /// The server's version.
-    pub version: String,
-    /// The database's name.
-    pub database: String,
-    /// Whether it syncs what it writes: without that, a crash of its machine loses what it acknowledged.
-    pub has_fsync: bool,
-    /// Whether it survives pages that are half written.
-    pub has_full_page_writes: bool,
-}
-
 /// What tells a store from all others, and its time when it was opened.
 #[derive(Clone, Copy)]
 pub struct Opened {
@@ -99,14 +89,15 @@ pub struct Opened {
 
 /// A store in a PostgreSQL database.
 pub struct Postgres {
-    claims: Lane<Asking>,
-    endings: Lane<Work>,
+    claims: Arc<Lane<Asking>>,
+    endings: Arc<Lane<Work>>,
     pool: Pool,
+    proofs: Arc<Proofs>,
     waiters: Arc<Waiters>,
     /// Whose turn it is to ask to be told.
     asking: Semaphore,
-    /// The task that listens; ends with the store.
-    _listening: JoinSet<()>,
+    /// The tasks that listen, choose the host and find out what works; they end with the store.
+    _tasks: JoinSet<()>,
     /// Up to where this process has swept in this round: what was removed stays in the index for a while, and would be
     /// walked past again by each batch.
     swept_to: AtomicI64,
@@ -141,6 +132,15 @@ impl fmt::Debug for Postgres {
     }
 }
 
+/// What answers at the other end, and what it risks.
+///
+/// # Errors
+/// See [`OpenError`].
+pub async fn describe(settings: &Settings) -> Result<Description, OpenError> {
+    let session = Connector::new(settings).connect_unproven().await?;
+    Description::of(&session, settings).await
+}
+
 impl Postgres {
     /// Connects to the database, whose schema must be there. Its tasks run on the runtime that this is called on.
     ///
@@ -150,7 +150,7 @@ impl Postgres {
         let connector = Connector::new(settings);
         let unproven = connector.connect_unproven().await?;
         schema::check(unproven.client()).await?;
-        let description = unproven.description.clone();
+        let description = Description::of(&unproven, settings).await?;
         let opened = schema::store(unproven.client()).await?;
         drop(unproven);
         let claiming = connector.connect(Asking::CALLS).await?;
@@ -160,15 +160,22 @@ impl Postgres {
         let quarter = (settings.connections / 4).max(1);
         let rest = settings.connections.saturating_sub(2 * quarter + 1).max(1);
         let waiters = Arc::<Waiters>::default();
-        let mut listening = JoinSet::new();
-        listening.spawn(listener::run(connector.clone(), Arc::clone(&waiters)));
+        let claims = Arc::new(Lane::open(connector.clone(), claiming, quarter));
+        let endings = Arc::new(Lane::open(connector.clone(), ending, quarter));
+        let proofs = Arc::new(Proofs::new());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(listener::run(connector.clone(), Arc::clone(&waiters)));
+        tasks.spawn(connector.clone().keep_choosing());
+        let proving = (Arc::clone(&proofs), Arc::clone(&claims), Arc::clone(&endings));
+        tasks.spawn(async move { proving.0.keep_proving(&proving.1, &proving.2).await });
         Ok(Self {
-            claims: Lane::open(connector.clone(), claiming, quarter),
-            endings: Lane::open(connector.clone(), ending, quarter),
+            claims,
+            endings,
             pool: Pool::new(connector, rest)?,
+            proofs,
             waiters,
             asking: Semaphore::new(1),
-            _listening: listening,
+            _tasks: tasks,
             swept_to: AtomicI64::new(0),
             is_closing: AtomicBool::new(false),
             description,
@@ -188,6 +195,19 @@ impl Postgres {
         self.opened
     }
 
+    /// Why nothing is to be claimed, though claims may work: it could not be settled.
+    fn cannot_settle(&self) -> Option<Error> {
+        self.proofs.refusal().or_else(|| self.endings.refusal())
+    }
+
+    /// Has something carried out that makes a claim.
+    async fn ask(&self, asking: Asking) -> Result<asking::Said, Error> {
+        match self.cannot_settle() {
+            Some(refusal) => Err(refusal),
+            None => self.claims.ask(asking).await,
+        }
+    }
+
     fn still_open(&self) -> Result<(), Error> {
         if self.is_closing.load(Ordering::Relaxed) { Err(closed()) } else { Ok(()) }
     }
@@ -201,10 +221,13 @@ impl Store for Postgres {
 
     async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
         loop {
-            let claim = match self.claims.ask(Asking::Claim { id, fresh: fresh.clone() }).await? {
+            let claim = match self.ask(Asking::Claim { id, fresh: fresh.clone() }).await? {
                 asking::Said::Claim(claim) => claim,
-                asking::Said::Superseded(_) => return Err(confused()),
+                asking::Said::Superseded(_) | asking::Said::Proven => return Err(confused()),
             };
+            if let Claim::Inserted(_) = &claim {
+                self.proofs.claimed();
+            }
             match &claim {
                 // The answer is large, and was left out.
                 Claim::Exists { record, .. } if record.state == State::Completed && record.answer.is_none() => {
@@ -218,17 +241,23 @@ impl Store for Postgres {
     }
 
     async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
-        match self.claims.ask(Asking::Supersede { id, seen, fresh }).await? {
+        match self.ask(Asking::Supersede { id, seen, fresh }).await? {
             asking::Said::Superseded(superseded) => Ok(superseded),
-            asking::Said::Claim(_) => Err(confused()),
+            asking::Said::Claim(_) | asking::Said::Proven => Err(confused()),
         }
     }
 
     async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
         let (mut pause, mut is_careful) = (FIRST_PAUSE, false);
         loop {
-            match self.endings.ask(Work::End(Ending { id, attempt, end: end.clone(), is_careful })).await? {
-                ending::Said::Settled(settled) => return Ok(settled),
+            let ended = self.endings.ask(Work::End(Ending { id, attempt, end: end.clone(), is_careful })).await;
+            match ended.inspect_err(|_| self.proofs.doubt())? {
+                ending::Said::Settled(settled) => {
+                    if let Settled::Done { .. } = settled {
+                        self.proofs.settled();
+                    }
+                    return Ok(settled);
+                }
                 ending::Said::Renewed(_) => return Err(confused()),
                 ending::Said::Held => {
                     is_careful = true;
@@ -322,12 +351,19 @@ impl Store for Postgres {
 
     async fn ping(&self) -> Result<(), Error> {
         self.still_open()?;
-        // A connection works once a commit has gone through on it, and is given up where a statement hangs.
-        if let Some(refusal) = self.claims.refusal() {
+        if let Some(refusal) = self.cannot_settle().or_else(|| self.claims.refusal()) {
             return Err(refusal);
         }
-        // A statement as the others, on connections that nothing takes long on.
-        self.endings.ask(Work::Renew(Vec::new())).await.map(drop)
+        if self.proofs.are_recent() {
+            return Ok(());
+        }
+        let proven = proof::prove_all(&self.claims, &self.endings).await;
+        match &proven {
+            Ok(()) => self.proofs.works(),
+            // Claims are refused too where it turns out that nothing can be settled.
+            Err(_) => self.proofs.doubt(),
+        }
+        proven
     }
 
     async fn close(&self) {

@@ -12,25 +12,25 @@ use crate::store::{Expiry, OriginId, Removal};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-fn id(number: u8) -> RecordId {
+pub(super) fn id(number: u8) -> RecordId {
     RecordId([number; 32])
 }
 
-fn attempt(number: u8) -> Attempt {
+pub(super) fn attempt(number: u8) -> Attempt {
     Attempt([number; 16])
 }
 
-fn fresh(number: u8) -> Fresh {
+pub(super) fn fresh(number: u8) -> Fresh {
     let (attempt, head) = (attempt(number), Bytes::from_static(b"head"));
     Fresh { attempt, origin: OriginId(1), lease: HOUR, ttl: HOUR, unknown_ttl: HOUR, head }
 }
 
-fn complete() -> End {
+pub(super) fn complete() -> End {
     End::Complete { answer: Bytes::from_static(b"answer"), expiry: Expiry::FromClaim(HOUR) }
 }
 
 /// A server of the test's own, with the schema.
-fn own_server(with: &[(&str, &str)]) -> Option<(servers::Postgres, Database)> {
+pub(super) fn own_server(with: &[(&str, &str)]) -> Option<(servers::Postgres, Database)> {
     let server = servers::Postgres::with(with)?;
     let database = server.database();
     database.run(&schema::all());
@@ -65,7 +65,7 @@ async fn an_answer_that_is_lost_is_settled_by_asking_again() {
 }
 
 /// Asks until the store is back, which it is to be soon.
-async fn until_up<T, F: Future<Output = Result<T, Error>>>(ask: impl Fn() -> F) -> T {
+pub(super) async fn until_up<T, F: Future<Output = Result<T, Error>>>(ask: impl Fn() -> F) -> T {
     let began = Instant::now();
     loop {
         match ask().await {

@@ -1,7 +1,9 @@
 //! Against a real server.
 
 mod faults;
+mod hosts;
 mod plans;
+mod rights;
 
 use std::sync::Arc;
 use std::thread;
