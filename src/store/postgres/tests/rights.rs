@@ -27,19 +27,19 @@ impl<'a> Gate<'a> {
     }
 
     fn run(&self, sql: &str) {
-        self.database.run(&sql.replace("ROLE", &self.role));
+        self.database.run(&sql.replace("{gate}", &self.role));
     }
 }
 
 impl Drop for Gate<'_> {
     fn drop(&mut self) {
-        self.run("DROP OWNED BY ROLE; DROP ROLE ROLE");
+        self.run("DROP OWNED BY {gate}; DROP ROLE {gate}");
     }
 }
 
 /// What takes a right away, and what gives it back.
 const LOSSES: [(&str, &str); 5] = [
-    ("REVOKE INSERT ON oncegate.record FROM ROLE", "GRANT INSERT ON oncegate.record TO ROLE"),
+    ("REVOKE INSERT ON oncegate.record FROM {gate}", "GRANT INSERT ON oncegate.record TO {gate}"),
     ("ALTER TABLE oncegate.record ENABLE ROW LEVEL SECURITY", "ALTER TABLE oncegate.record DISABLE ROW LEVEL SECURITY"),
     // No statement fails then; each finds nothing.
     (
@@ -50,11 +50,14 @@ const LOSSES: [(&str, &str); 5] = [
          DROP POLICY reads ON oncegate.record",
     ),
     (
-        "REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA oncegate FROM ROLE;
-         GRANT EXECUTE ON FUNCTION oncegate.store_v1 TO ROLE",
-        "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA oncegate TO ROLE",
+        "REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA oncegate FROM {gate};
+         GRANT EXECUTE ON FUNCTION oncegate.store_v1 TO {gate}",
+        "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA oncegate TO {gate}",
     ),
-    ("REVOKE EXECUTE ON FUNCTION oncegate.settle_v1 FROM ROLE", "GRANT EXECUTE ON FUNCTION oncegate.settle_v1 TO ROLE"),
+    (
+        "REVOKE EXECUTE ON FUNCTION oncegate.settle_v1 FROM {gate}",
+        "GRANT EXECUTE ON FUNCTION oncegate.settle_v1 TO {gate}",
+    ),
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -91,7 +94,7 @@ async fn what_could_not_be_settled_is_not_claimed() {
     let gate = Gate::of(&database);
     let store = open(&gate.url()).await;
     store.claim(id(1), fresh(1)).await.unwrap();
-    gate.run("REVOKE EXECUTE ON FUNCTION oncegate.settle_v1 FROM ROLE");
+    gate.run("REVOKE EXECUTE ON FUNCTION oncegate.settle_v1 FROM {gate}");
     let denied = store.settle(id(1), attempt(1), complete()).await;
     assert!(matches!(denied, Err(Error::Determinate(_))), "{denied:?}");
     let began = Instant::now();
@@ -109,7 +112,7 @@ async fn what_could_not_be_settled_is_not_claimed() {
     assert!(store.supersede(id(1), seen, fresh(99)).await.is_err());
     assert!(store.ping().await.is_err());
 
-    gate.run("GRANT EXECUTE ON FUNCTION oncegate.settle_v1 TO ROLE");
+    gate.run("GRANT EXECUTE ON FUNCTION oncegate.settle_v1 TO {gate}");
     // By itself, whether anybody asks if it is ready or not.
     until_up(|| store.claim(id(255), fresh(255))).await;
     store.settle(id(1), attempt(1), complete()).await.unwrap();
