@@ -20,10 +20,12 @@ use crate::store::{Error, ErrorKind};
 const PREFIX: [u8; 16] = *b"oncegate proof\0\0";
 
 /// Everything in one statement: nothing of it stands afterwards, however it ends. Where a step does nothing, the division
-/// fails and takes the others back.
+/// fails and takes the others back. The head takes as much room as that of most requests: a disk that is full has some for
+/// what is smaller.
 const PROOF: Call = Call {
     sql: "SELECT 1 / (c.attempt IS NULL AND r.id IS NOT NULL AND s.done_until IS NOT NULL)::int \
-          FROM oncegate.claim_v1(ARRAY[$1], ARRAY[$2], '{60000}', '{60000}', '{60000}', '{0}', ARRAY[''::bytea]) AS c \
+          FROM oncegate.claim_v1(ARRAY[$1], ARRAY[$2], '{60000}', '{60000}', '{60000}', '{0}', \
+              ARRAY[decode(repeat('00', 1024), 'hex')]) AS c \
           LEFT JOIN LATERAL oncegate.renew_v1(ARRAY[c.id], ARRAY[$2], '{60000}') AS r (id) ON true \
           LEFT JOIN LATERAL oncegate.settle_v1(ARRAY[coalesce(r.id, c.id)], ARRAY[$2], '{3}', '{0}', '{NULL}', false) AS s \
           ON true",
