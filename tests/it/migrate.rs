@@ -262,7 +262,7 @@ fn serve_waits_for_a_database_that_is_away() {
     assert_eq!(line["database"], database.name.as_str(), "{line}");
     assert_eq!(line["connection"], "direct", "{line}");
     assert!(line["version"].as_str().is_some_and(|version| version.starts_with(|char: char| char.is_ascii_digit())));
-    assert!(process.log().contains("fsync = off"), "the tests' server does not sync, which is not durable");
+    assert!(process.log().contains("fsync is off"), "the tests' server does not sync, which is not durable");
     drop(process);
 
     // Told to stop, it does not wait.

@@ -12,21 +12,12 @@ use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 
-use super::connect::{Call, Connector, Failed, Session};
+use super::connect::{Connector, Failed, Session};
 use super::error::OpenError;
 use super::hosts;
 
 /// Between two looks at all hosts.
 const PAUSE: Duration = Duration::from_millis(500);
-
-/// Writes to the log that a commit waits for, and to no table: `migrate` connects where there is none yet. The commit waits
-/// as those of claims do, whatever the session is set to.
-const COMMIT: Call = Call {
-    sql: "SELECT pg_logical_emit_message(true, 'oncegate', ''), set_config('client_min_messages', 'warning', true), \
-          CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') \
-          THEN set_config('synchronous_commit', 'on', true) END",
-    types: &[],
-};
 
 /// The hosts of one store, numbered in the order of the URL.
 pub(super) struct Hosts {
@@ -219,9 +210,9 @@ struct Trial(Option<Session>);
 impl Trial {
     async fn commit(mut self) -> Result<(), Failed> {
         let Some(session) = &self.0 else { return Ok(()) };
-        let committed = session.write(&COMMIT, &[], 0).await;
+        let committed = session.commit().await;
         self.0 = None;
-        committed.map(drop)
+        committed
     }
 }
 

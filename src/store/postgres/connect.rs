@@ -17,7 +17,7 @@ use tokio_postgres::{AsyncMessage, CancelToken, Client, Config, Connection, Erro
 use super::choosing::{Doubt, Hosts};
 use super::error::{self, OpenError};
 use super::tls::Encryptor;
-use super::{Settings, hosts, proof, row};
+use super::{Settings, hosts, row};
 use crate::store::{Error, ErrorKind};
 
 /// How long a connection may take from its beginning until it is known to work, besides the time to reach the server.
@@ -42,6 +42,15 @@ const REACH: Duration = Duration::from_secs(2);
 
 /// The setting by which a session is recognised.
 const SESSION: &str = "oncegate.session";
+
+/// Writes to the log that a commit waits for, and to no table: `migrate` connects where there is none yet. The commit waits
+/// as those of claims do, whatever the session is set to.
+const COMMIT: Call = Call {
+    sql: "SELECT pg_logical_emit_message(true, 'oncegate', ''), set_config('client_min_messages', 'warning', true), \
+          CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') \
+          THEN set_config('synchronous_commit', 'on', true) END",
+    types: &[],
+};
 
 /// Makes connections.
 #[derive(Clone)]
@@ -166,22 +175,19 @@ impl Connector {
         Self { servers, tls: Encryptor::new(settings.tls.clone()), is_pooled: Arc::default(), hosts }
     }
 
-    /// A connection to the host in use, on which a claim and its release have gone through, and which has what `calls` need.
+    /// A connection to the host in use, on which a commit has gone through, and which has what `calls` need.
     ///
-    /// Only that shows that claims would work: a standby that was promoted away, a full disk, a synchronous standby that is
-    /// gone, or a user who may not write lets everybody log in.
+    /// Only that shows that claims would work: a standby that was promoted away, a full disk or a synchronous standby that
+    /// is gone lets everybody log in.
     pub(super) async fn connect(&self, calls: &[Call]) -> Result<Session, OpenError> {
         let mut session = self.connect_unproven().await?;
         let proving = async {
-            proof::prove(&session).await.map_err(Failed::into_open_error)?;
+            session.commit().await.map_err(Failed::into_open_error)?;
             session.prepare(calls).await.map_err(|error| OpenError::of(&error))
         };
         match timeout(GREETING, proving).await {
             Ok(Ok(())) => Ok(session),
-            Ok(Err(error)) => {
-                session.give_up();
-                Err(error)
-            }
+            Ok(Err(error)) => Err(error),
             Err(_) => {
                 session.give_up();
                 Err(OpenError::late())
@@ -361,6 +367,11 @@ impl Session {
     /// Returns when the connection has ended.
     pub(super) async fn ended(&self) {
         let _ = self.ended.clone().wait_for(|ended| *ended).await;
+    }
+
+    /// Commits, and waits until that is durable.
+    pub(super) async fn commit(&self) -> Result<(), Failed> {
+        self.write(&COMMIT, &[], 0).await.map(drop)
     }
 
     /// Calls a function that writes, and waits until that is durable.

@@ -45,7 +45,7 @@ use tokio::time::{Instant, sleep};
 use tokio_postgres::types::{ToSql, Type};
 
 use self::asking::Asking;
-use self::connect::Connector;
+use self::connect::{Connector, Failed};
 pub use self::description::{Description, Standby};
 use self::ending::{Ending, Work};
 pub use self::error::OpenError;
@@ -157,6 +157,7 @@ impl Postgres {
         let opened = schema::store(unproven.client()).await?;
         drop(unproven);
         let claiming = connector.connect(Asking::CALLS).await?;
+        proof::prove(&claiming).await.map_err(Failed::into_open_error)?;
         let ending = connector.connect(Work::CALLS).await?;
 
         // A quarter for claims, a quarter for endings, one to listen, and the rest.
