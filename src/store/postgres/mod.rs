@@ -6,12 +6,12 @@
 //! - Everything is one call of a function of the schema, see `migrations/postgres`. It holds behind poolers that hand out
 //!   another server connection for each transaction too.
 //! - Of several hosts, the one in use is the first on which a commit returned, and it is left when commits do not return any
-//!   more; see [`choosing`]. All connections are to this one.
+//!   more; see `choosing`. All connections are to this one.
 //! - All times are the server's.
 //! - A statement that came back with an error of level ERROR did nothing; after anything else that is not an answer, it
 //!   may have. So may one whose wait for a synchronous standby was broken off, of which the server tells in a warning.
 //! - A record that an upstream's transaction holds is left alone by all that could make others wait.
-//! - Where endings fail, nothing is claimed until one works; see [`proof`].
+//! - Where endings fail, nothing is claimed until one works; see `proof`.
 
 mod adopt;
 mod asking;

@@ -18,7 +18,7 @@ impl Two {
         let name = database.name.clone();
         second.session().run(&format!("CREATE DATABASE \"{name}\""));
         let two = Self { first, second, name };
-        // Servers that fail do not drop it.
+        // It goes with its server.
         std::mem::forget(database);
         let other = servers::Session::open(&two.second.url(&two.name));
         other.run(&schema::all());
