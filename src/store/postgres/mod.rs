@@ -8,11 +8,14 @@
 //! - All times are the server's.
 //! - A statement that came back with an error of level ERROR did nothing; after anything else that is not an answer, it
 //!   may have. So may one whose wait for a synchronous standby was broken off, of which the server tells in a warning.
+//! - A completed record that is visible may not be durable: its commit may be on the primary only. The store hands one out
+//!   only after it has seen it durable, see [`durable`].
 //! - A record that an upstream's transaction holds is left alone by all that could make others wait.
 
 mod adopt;
 mod asking;
 mod connect;
+mod durable;
 mod ending;
 mod error;
 mod hosts;
@@ -40,6 +43,7 @@ use tokio_postgres::types::{ToSql, Type};
 
 use self::asking::Asking;
 use self::connect::Connector;
+use self::durable::Durable;
 use self::ending::{Ending, Work};
 pub use self::error::OpenError;
 use self::lane::Lane;
@@ -51,7 +55,7 @@ use super::{
     Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Removal,
     Settled, Store,
 };
-use crate::idempotency::record::{Attempt, RecordId, State, Timestamp, Version};
+use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
 /// How long a record that another transaction holds is left alone, at first and at most.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -110,6 +114,8 @@ pub struct Postgres {
     /// Up to where this process has swept in this round: what was removed stays in the index for a while, and would be
     /// walked past again by each batch.
     swept_to: AtomicI64,
+    /// What need not be flushed before it is handed out.
+    durable: Durable,
     is_closing: AtomicBool,
     description: Description,
     opened: Opened,
@@ -170,6 +176,7 @@ impl Postgres {
             asking: Semaphore::new(1),
             _listening: listening,
             swept_to: AtomicI64::new(0),
+            durable: Durable::default(),
             is_closing: AtomicBool::new(false),
             description,
             opened,
@@ -191,6 +198,15 @@ impl Postgres {
     fn still_open(&self) -> Result<(), Error> {
         if self.is_closing.load(Ordering::Relaxed) { Err(closed()) } else { Ok(()) }
     }
+
+    /// Returns once a completed record that was read is known to be durable. One flush serves all that wait for one.
+    async fn make_durable(&self, id: RecordId, record: &Record) -> Result<(), Error> {
+        if record.state == State::Completed && !self.durable.knows(record.attempt) {
+            self.claims.ask(Asking::Flush { id }).await?;
+            self.durable.remember(record.attempt);
+        }
+        Ok(())
+    }
 }
 
 #[async_trait]
@@ -201,26 +217,32 @@ impl Store for Postgres {
 
     async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
         loop {
-            let claim = match self.claims.ask(Asking::Claim { id, fresh: fresh.clone() }).await? {
-                asking::Said::Claim(claim) => claim,
-                asking::Said::Superseded(_) => return Err(confused()),
+            let (claim, is_flushed) = match self.claims.ask(Asking::Claim { id, fresh: fresh.clone() }).await? {
+                asking::Said::Claim { claim, is_flushed } => (claim, is_flushed),
+                asking::Said::Superseded(_) | asking::Said::Flushed => return Err(confused()),
             };
-            match &claim {
-                // The answer is large, and was left out.
-                Claim::Exists { record, .. } if record.state == State::Completed && record.answer.is_none() => {
-                    if let Some(Listed { record, now, .. }) = self.get(id).await? {
-                        return Ok(Claim::Exists { record, now });
+            let Claim::Exists { record, now } = claim else { return Ok(claim) };
+            if record.state == State::Completed {
+                if is_flushed {
+                    self.durable.remember(record.attempt);
+                }
+                self.make_durable(id, &record).await?;
+                if record.answer.is_none() {
+                    // The answer is large, and was left out.
+                    match self.get(id).await? {
+                        Some(Listed { record, now, .. }) => return Ok(Claim::Exists { record, now }),
+                        None => continue,
                     }
                 }
-                Claim::Exists { .. } | Claim::Inserted(_) => return Ok(claim),
             }
+            return Ok(Claim::Exists { record, now });
         }
     }
 
     async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
         match self.claims.ask(Asking::Supersede { id, seen, fresh }).await? {
             asking::Said::Superseded(superseded) => Ok(superseded),
-            asking::Said::Claim(_) => Err(confused()),
+            asking::Said::Claim { .. } | asking::Said::Flushed => Err(confused()),
         }
     }
 
@@ -228,7 +250,17 @@ impl Store for Postgres {
         let (mut pause, mut is_careful) = (FIRST_PAUSE, false);
         loop {
             match self.endings.ask(Work::End(Ending { id, attempt, end: end.clone(), is_careful })).await? {
-                ending::Said::Settled(settled) => return Ok(settled),
+                ending::Said::Settled(settled) => {
+                    // What the statement wrote or saw is durable: see `settle_v1`.
+                    match &settled {
+                        Settled::Done { .. } if matches!(end, End::Complete { .. }) => self.durable.remember(attempt),
+                        Settled::Superseded { record: Some(record) } if record.state == State::Completed => {
+                            self.durable.remember(record.attempt);
+                        }
+                        Settled::Done { .. } | Settled::Superseded { .. } => {}
+                    }
+                    return Ok(settled);
+                }
                 ending::Said::Renewed(_) => return Err(confused()),
                 ending::Said::Held => {
                     is_careful = true;
@@ -289,7 +321,11 @@ impl Store for Postgres {
 
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
         self.still_open()?;
-        listing::get(&self.pool, id).await
+        let listed = listing::get(&self.pool, id).await?;
+        if let Some(listed) = &listed {
+            self.make_durable(id, &listed.record).await?;
+        }
+        Ok(listed)
     }
 
     async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {

@@ -226,6 +226,81 @@ async fn a_wait_for_a_standby_that_is_broken_off_is_not_the_end() {
     store.close().await;
 }
 
+/// A completion whose wait for the standby was cancelled stands on the primary only: whoever replays it after a failover
+/// would find its key unknown.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_may_be_on_no_standby_is_not_handed_out() {
+    let Some((server, database)) = own_server(&[]) else { return };
+    let (one, other) = (open(&database.url).await, open(&database.url).await);
+    for number in [1, 2, 3] {
+        one.claim(id(number), fresh(number)).await.unwrap();
+    }
+    let large = End::Complete { answer: vec![b'x'; 300 << 10].into(), expiry: Expiry::FromClaim(HOUR) };
+    one.settle(id(2), attempt(2), large).await.unwrap();
+    let session = server.session();
+    session.run("ALTER SYSTEM SET synchronous_standby_names = 'nobody'");
+    session.run("SELECT pg_reload_conf()");
+    let states = "SELECT count(*) FROM oncegate.record WHERE state = 1";
+    let settling = async {
+        // Until every process of the server has heard of it, commits go through.
+        for number in 100.. {
+            if one.claim(id(number), fresh(number)).await.is_err() {
+                break;
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+        for number in [1, 3] {
+            let settled = one.settle(id(number), attempt(number), complete()).await;
+            assert!(matches!(settled, Err(Error::Indeterminate(_))), "{number}: {settled:?}");
+        }
+    };
+    let cancelling = async {
+        loop {
+            session.run("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'");
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::select! {
+        () = settling => {}
+        () = cancelling => {}
+    }
+    assert_eq!(database.value(states), "3", "here they stand");
+
+    let within = Duration::from_millis(500);
+    for store in [&one, &other] {
+        let claimed = timeout(within, store.claim(id(1), fresh(9))).await;
+        assert!(matches!(claimed, Err(_) | Ok(Err(_))), "{claimed:?}");
+        let read = timeout(within, store.get(id(3))).await;
+        assert!(matches!(read, Err(_) | Ok(Err(_))), "{read:?}");
+    }
+    let claimed = timeout(within, other.claim(id(2), fresh(9))).await;
+    assert!(matches!(claimed, Err(_) | Ok(Err(_))), "the other process has not seen it durable: {claimed:?}");
+    session.run("ALTER SYSTEM RESET synchronous_standby_names");
+    session.run("SELECT pg_reload_conf()");
+    for store in [&one, &other] {
+        for number in [1, 2, 3] {
+            let found = until_up(|| store.claim(id(number), fresh(9))).await;
+            let Claim::Exists { record, .. } = found else { panic!("{number}: {found:?}") };
+            assert!(record.answer.is_some(), "{number}");
+        }
+    }
+
+    // From here on each has seen all of them durable, and asks for no standby to replay them.
+    session.run("ALTER SYSTEM SET synchronous_standby_names = 'nobody'");
+    session.run("SELECT pg_reload_conf()");
+    for store in [&one, &other] {
+        for number in [1, 2, 3] {
+            let found =
+                timeout(Duration::from_secs(4), store.claim(id(number), fresh(9))).await.expect("no wait").unwrap();
+            assert!(matches!(found, Claim::Exists { .. }), "{number}: {found:?}");
+        }
+    }
+    session.run("ALTER SYSTEM RESET synchronous_standby_names");
+    session.run("SELECT pg_reload_conf()");
+    one.close().await;
+    other.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_standby_that_is_missing_does_not_use_up_the_connections_of_the_server() {
     let Some((server, database)) = own_server(&[]) else { return };
