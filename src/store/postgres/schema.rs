@@ -22,7 +22,7 @@ pub struct Migration {
 }
 
 /// Every step, in order.
-const MIGRATIONS: [Migration; 3] = [
+const MIGRATIONS: [Migration; 4] = [
     Migration {
         version: 1,
         name: "records",
@@ -39,6 +39,12 @@ const MIGRATIONS: [Migration; 3] = [
         version: 3,
         name: "store",
         sql: include_str!("../../../migrations/postgres/0003_store.sql"),
+        compatible_with: 1,
+    },
+    Migration {
+        version: 4,
+        name: "two-phase commit",
+        sql: include_str!("../../../migrations/postgres/0004_two_phase_commit.sql"),
         compatible_with: 1,
     },
 ];

@@ -143,6 +143,27 @@ async fn a_claim_that_another_is_about_to_make_fails_alone() {
     store.close().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_completion_cannot_be_prepared_whether_anybody_waits_or_not() {
+    let Some((_server, database)) = own_server(&[("max_prepared_transactions", "2")]) else { return };
+    let store = open(&database.url).await;
+    for (number, waits) in [(1, false), (2, true)] {
+        store.claim(id(number), fresh(number)).await.unwrap();
+        if waits {
+            let await_it = format!("SELECT oncegate.await_v1(decode('{}', 'hex'))", id(number));
+            assert_eq!(database.value(&await_it), "t");
+        }
+        let upstream = database.session();
+        upstream.run("BEGIN");
+        upstream.run(&format!("SELECT oncegate.complete('{}', 201, NULL, NULL)", attempt(number).expose()));
+        let refused = upstream.try_run("PREPARE TRANSACTION 'p'").unwrap_err();
+        assert!(refused.contains("cannot PREPARE"), "{refused}");
+        let record = store.get(id(number)).await.unwrap().unwrap().record;
+        assert_eq!(record.state, State::InFlight, "nothing was completed");
+    }
+    store.close().await;
+}
+
 /// A role that may open so many connections; the URL by which it comes in.
 fn limited_role(database: &Database, connections: usize) -> String {
     let role = format!("limited_{}", database.name);
