@@ -10,6 +10,7 @@
 //! only, and only by a request like the one that made it: by a different one the store is asked, for the attempt may just
 //! have ended. Whoever asks again for a claim that may have happened is never answered here: it may be its own that stands.
 
+mod floor;
 mod hearing;
 mod remote;
 mod seal;
@@ -27,6 +28,7 @@ use tokio::sync::broadcast;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use self::floor::Floors;
 use self::hearing::Hears;
 pub use self::remote::{Failure, Operation, Remote};
 use self::remote::{Found, Way};
@@ -116,6 +118,8 @@ struct Beside {
     /// Attempts that may have claimed: the store was asked, and its answer is not known. Whoever asked asks again until it
     /// is, and nobody but the store can tell; so there are no more of these than claims under way.
     uncertain: Mutex<HashSet<Attempt>>,
+    /// Up to when values are older than what this process knows.
+    floors: Mutex<Floors>,
 }
 
 struct Claimed {
@@ -180,6 +184,7 @@ impl Cached {
             time: Mutex::new(shared.time),
             running: Mutex::default(),
             uncertain: Mutex::default(),
+            floors: Mutex::new(Floors::new(settings.max_age.unwrap_or(Duration::MAX), shared.time.0)),
         };
         let shared = shared.map(beside).map(Arc::new);
         let hears = Hears::new(&shelf, shared.as_ref());
@@ -245,6 +250,13 @@ impl Cached {
     fn ended(&self, id: RecordId, attempt: Attempt, end: &End, until: Timestamp, removals: u64) {
         let Some(beside) = &self.shared else { return };
         let claimed = beside.take(id, attempt);
+        if matches!(end, End::Complete { .. }) {
+            match &claimed {
+                Some(claimed) => beside.believe_only(id, attempt, claimed.at),
+                // Its own values may be refused as well, and are read again.
+                None => beside.believe_later(id),
+            }
+        }
         let is_put = match (end, claimed) {
             (End::Complete { answer, .. }, Some(Claimed { at, asked, head, .. })) => {
                 let answer = Some(answer.clone());
@@ -267,6 +279,9 @@ impl Beside {
         let Ok((record, read_at)) = self.seal.open(id, value) else { return (Answered::Invalid, None) };
         let stale = (Answered::Stale, None);
         let Some(now) = self.now() else { return stale };
+        if self.floors().refuses(id, record.attempt, read_at) {
+            return stale;
+        }
         let age = now.since(read_at);
         let (answered, believed) = match record.state {
             State::Completed => (Answered::Hit, self.max_age),
@@ -308,6 +323,27 @@ impl Beside {
         }
     }
 
+    /// This process knows of an attempt that claimed at this time: what was read before is of an older one.
+    fn believe_only(&self, id: RecordId, attempt: Attempt, at: Timestamp) {
+        let now = self.latest();
+        self.floors().raise(id, at, Some(attempt), now);
+    }
+
+    /// The record was removed: what was read up to now is not believed.
+    fn believe_later(&self, id: RecordId) {
+        let now = self.latest();
+        self.floors().raise(id, now, None, now);
+    }
+
+    /// The store's time at this moment or later, also where it was not told for long: clocks drift apart by far less than
+    /// one part in 64.
+    fn latest(&self) -> Timestamp {
+        let (told, asked) = *self.time();
+        let passed = asked.elapsed();
+        let drift = if passed < CLOCK { Duration::ZERO } else { passed / 64 };
+        told.plus(passed + drift)
+    }
+
     fn claimed(&self, id: RecordId, fresh: Fresh, at: Timestamp, asked: Instant) {
         let mut running = self.running();
         if running.len() < RUNNING {
@@ -324,6 +360,11 @@ impl Beside {
     fn time(&self) -> MutexGuard<'_, (Timestamp, Instant)> {
         // Both parts are written at once.
         self.time.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn floors(&self) -> MutexGuard<'_, Floors> {
+        // Nothing that is done under it can leave it half changed in a way that believes more.
+        self.floors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn uncertain(&self) -> MutexGuard<'_, HashSet<Attempt>> {
@@ -447,6 +488,7 @@ impl Store for Cached {
             let removed = inner.remove(id).await;
             shelf.forget(id);
             if let Some(beside) = shared {
+                beside.believe_later(id);
                 beside.way.forget(id);
             }
             removed
