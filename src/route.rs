@@ -1,8 +1,8 @@
 //! Finds the route of a request.
 //!
 //! Of the routes that match, the most specific path wins: compared segment by segment from the left, a literal beats
-//! `{x}`, which beats `{*rest}`. Between equal paths, a named host beats any host. [`Router::new`] refuses routes
-//! that would tie, so the order of routes never matters.
+//! `{x}`, which beats `{*rest}`, and a path that ends beats one that goes on with `{*rest}`. Between equal paths, a named
+//! host beats any host. [`Router::new`] refuses routes that would tie, so the order of routes never matters.
 //!
 //! A path is compared as it is, byte for byte, and forwarded so. Servers differ in what else they take a path for, and
 //! a request must not get around its protection by a spelling: see [`Router::choose`].
@@ -284,6 +284,35 @@ mod tests {
         assert_eq!(overlaps.unwrap_err(), expected);
     }
 
+    #[test]
+    fn a_rest_takes_its_root_unless_another_path_is_more_specific() {
+        let router = Router::new(vec![
+            post("all", None, "/{*rest}"),
+            post("one", None, "/v1/{x}"),
+            post("orders", None, "/v1/orders/{*rest}"),
+            post("charges", None, "/v1/charges"),
+            post("below charges", None, "/v1/charges/{*rest}"),
+            post("hosted charges", Some("a.example"), "/v1/charges/{*rest}"),
+            post("v1", None, "/v1/{*rest}"),
+        ])
+        .unwrap();
+        for (path, expected) in [
+            ("/v1/orders", "orders"),
+            ("/v1/orders/", "orders"),
+            ("/v1/orders/7/lines", "orders"),
+            ("/v1/ordersx", "one"),
+            ("/v1/charges", "charges"),
+            ("/v1/charges/", "hosted charges"),
+            ("/v1/charges/7", "hosted charges"),
+            ("/v1", "v1"),
+            ("/v1/", "v1"),
+            ("/v2", "all"),
+            ("/", "all"),
+        ] {
+            assert_eq!(&*router.find(&Method::POST, Some("a.example"), path).unwrap().name, expected, "{path}");
+        }
+    }
+
     const HOSTS: [&str; 2] = ["a.example", "b.example"];
 
     pub(super) fn any_route() -> impl Strategy<Value = Route> {
@@ -320,25 +349,38 @@ mod tests {
         heads.flat_map(|(method, host)| paths.iter().map(move |path| (method.clone(), host, path.clone()))).collect()
     }
 
-    /// The claim of a route on a request, by its text alone: per segment, then the host. More is stronger.
-    fn naive_claim(route: &Route, method: &Method, host: Option<&str>, path: &str) -> Option<Vec<u8>> {
-        let text = route.path.to_string();
-        let (mut pieces, mut claim) = (path.strip_prefix('/')?.split('/'), Vec::new());
-        let mut has_rest = false;
-        for segment in text[1..].split('/') {
-            let piece = pieces.next()?;
-            has_rest = segment.starts_with("{*");
-            claim.push(match segment {
-                _ if has_rest => 0,
-                _ if segment.starts_with('{') && !piece.is_empty() => 1,
-                _ if segment == piece => 2,
-                _ => return None,
-            });
+    /// The claim of a pattern on a path, by their texts alone: per segment, then the end. More is stronger.
+    fn naive_path_claim(pattern: &str, path: &str) -> Option<Vec<u8>> {
+        // The part before a rest matches the path, or what stands before some slash of it.
+        if let Some(root) = pattern.strip_suffix("/{*rest}") {
+            let ends = path.match_indices('/').map(|(at, _)| at).chain([path.len()]);
+            let mut heads = ends.map(|end| &path[..end]);
+            let mut claim = match root {
+                "" => path.starts_with('/').then(Vec::new)?,
+                _ => heads.find_map(|head| naive_path_claim(root, head))?,
+            };
+            claim.truncate(root.matches('/').count());
+            claim.push(0);
+            return Some(claim);
         }
-        let whole = has_rest || pieces.next().is_none();
+        if pattern.matches('/').count() != path.matches('/').count() {
+            return None;
+        }
+        let pairs = pattern.split('/').zip(path.split('/')).skip(1);
+        let claims = pairs.map(|(segment, piece)| match segment {
+            _ if segment.starts_with('{') && !piece.is_empty() => Some(1),
+            _ if segment == piece => Some(2),
+            _ => None,
+        });
+        claims.chain([Some(2)]).collect()
+    }
+
+    /// The claim of a route on a request: of its path, then of its host. More is stronger.
+    fn naive_claim(route: &Route, method: &Method, host: Option<&str>, path: &str) -> Option<Vec<u8>> {
+        let mut claim = naive_path_claim(&route.path.to_string(), path)?;
         claim.push(u8::from(route.host.is_some()));
         let host_matches = route.host.is_none() || route.host.as_deref() == host;
-        (whole && host_matches && route.methods.contains(method)).then_some(claim)
+        (host_matches && route.methods.contains(method)).then_some(claim)
     }
 
     proptest! {
@@ -351,6 +393,14 @@ mod tests {
                 claim.is_some() && claim == naive_claim(&other, method, *host, path)
             });
             prop_assert_eq!(Router::new(vec![one, other]).is_err(), ties);
+        }
+
+        #[test]
+        fn a_pattern_matches_what_the_reference_says(route in any_route()) {
+            let text = route.path.to_string();
+            for (_, _, path) in requests() {
+                prop_assert_eq!(route.path.matches(&path), naive_path_claim(&text, &path).is_some(), "{} {}", text, path);
+            }
         }
 
         #[test]

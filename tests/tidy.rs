@@ -110,6 +110,24 @@ fn nothing_is_left_to_do_and_nothing_names_one_machine() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// A line break in a literal, without the backslash that joins its lines, leaves a run of spaces in a message.
+#[test]
+fn no_text_has_a_run_of_spaces() {
+    // Tables and pictures.
+    const ALIGNED: [&str; 3] = ["cli/demo", "cli/explain", "cli/records"];
+    let sources = sources();
+    let mut wrong = Vec::new();
+    for (path, text) in &sources {
+        if is_test(path, &sources) || ALIGNED.iter().any(|aligned| path.starts_with(aligned)) {
+            continue;
+        }
+        let code = text.lines().take(lines_before_tests(text)).collect::<Vec<_>>().join("\n");
+        let runs = literals(&code).into_iter().filter(|literal| has_run_of_spaces(literal));
+        wrong.extend(runs.map(|literal| format!("{}: {literal:?}", path.display())));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
@@ -149,7 +167,10 @@ fn files_under(directory: &str) -> Vec<(PathBuf, String)> {
 fn is_test(path: &Path, sources: &[(PathBuf, String)]) -> bool {
     let name = path.file_stem().unwrap().to_string_lossy();
     let declared = format!("#[cfg(test)]\nmod {name};");
-    sources.iter().any(|(other, text)| other.parent() == path.parent() && text.contains(&declared))
+    // By a file beside it, or by the one that its directory is named after.
+    let is_above =
+        |other: &Path| other.parent() == path.parent() || Some(other.with_extension("").as_path()) == path.parent();
+    sources.iter().any(|(other, text)| is_above(other) && text.contains(&declared))
 }
 
 /// `gate` of `gate/mod.rs` and of `gate.rs`.
@@ -205,6 +226,59 @@ fn first_word(text: &str) -> Option<String> {
     (end > 0).then(|| text[..end].to_owned())
 }
 
+/// Whether spaces follow each other within a line. Those at its beginning indent it.
+fn has_run_of_spaces(literal: &str) -> bool {
+    literal.lines().any(|line| line.trim().contains("  "))
+}
+
+/// The texts in double quotes: what they hold, with their lines joined where a backslash says so. Raw strings hold patterns
+/// and SQL, and are left out.
+fn literals(code: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut rest = code;
+    while let Some(at) = rest.find(['"', '/', '\'', 'r']) {
+        let (before, from) = rest.split_at(at);
+        let in_word = before.ends_with(|char: char| char.is_alphanumeric() || char == '_');
+        let hashes = from[1..].bytes().take_while(|byte| *byte == b'#').count();
+        rest = match from.as_bytes() {
+            [b'/', b'/', ..] => from.split_once('\n').map_or("", |(_, after)| after),
+            [b'/', b'*', ..] => from.split_once("*/").map_or("", |(_, after)| after),
+            [b'\'', b'\\', ..] => from[3..].split_once('\'').map_or("", |(_, after)| after),
+            [b'\'', b'"', b'\'', ..] => &from[3..],
+            [b'r', ..] if !in_word && from[1 + hashes..].starts_with('"') => {
+                let end = format!("\"{}", "#".repeat(hashes));
+                from[2 + hashes..].split_once(&end).map_or("", |(_, after)| after)
+            }
+            [b'"', ..] => {
+                let (literal, after) = literal(&from[1..]);
+                found.push(literal);
+                after
+            }
+            _ => &from[1..],
+        };
+    }
+    found
+}
+
+/// The literal that begins behind a quote, and what follows it.
+fn literal(text: &str) -> (String, &str) {
+    let mut literal = String::new();
+    let mut chars = text.chars();
+    while let Some(char) = chars.next() {
+        match char {
+            '"' => break,
+            '\\' => match chars.next() {
+                Some('n') => literal.push('\n'),
+                Some('\n') => chars = chars.as_str().trim_start().chars(),
+                Some(escaped) => literal.push(escaped),
+                None => {}
+            },
+            char => literal.push(char),
+        }
+    }
+    (literal, chars.as_str())
+}
+
 fn lines_before_tests(text: &str) -> usize {
     let lines: Vec<&str> = text.lines().collect();
     let tests = lines.windows(2).position(|pair| pair[0] == "#[cfg(test)]" && pair[1] == "mod tests {");
@@ -217,4 +291,13 @@ fn imports_are_found_in_every_form() {
         imports("use crate::store::Store; fn f(x: crate::gate::X) {} use crate::{admin, http::{self, body},\n route};");
     assert_eq!(found.into_iter().collect::<Vec<_>>(), ["admin", "gate", "http", "route", "store"]);
     assert!(imports(&code("//! Only [`crate::cli`] imports it.")).is_empty());
+}
+
+#[test]
+fn runs_of_spaces_are_found_where_a_line_breaks() {
+    let code =
+        "f(\"one \\\n    line\"); g('\"', r#\"a  \"b\"#, '\\'') // \"a  b\"\n h(\"a\\n  b\", b\"a \n  b\", \"a   b\")";
+    assert_eq!(literals(code), ["one line", "a\n  b", "a \n  b", "a   b"]);
+    let found: Vec<bool> = literals(code).iter().map(|literal| has_run_of_spaces(literal)).collect();
+    assert_eq!(found, [false, false, false, true]);
 }

@@ -3,12 +3,15 @@
 //! A page in an operator's browser can reach a listener on that machine: by a form or a script (cross-site request
 //! forgery), or by a name of its own that it points at the loopback address (DNS rebinding).
 
+use std::net::{Ipv4Addr, Ipv6Addr};
+
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN};
 use http::{HeaderMap, HeaderName, Method};
 use sha2::{Digest, Sha256};
 
 use super::Token;
 use super::answer::{Kind, Problem};
+use crate::http::host::is_host;
 
 /// The digest of a token: compared instead of it, so that neither length nor content shows in the time taken.
 pub(super) struct TokenDigest([u8; 32]);
@@ -16,6 +19,11 @@ pub(super) struct TokenDigest([u8; 32]);
 impl TokenDigest {
     pub(super) fn of(token: &Token) -> Self {
         Self(Sha256::digest(token.0.trim()).into())
+    }
+
+    /// Whether these headers show the token.
+    pub(super) fn is_shown_in(&self, headers: &HeaderMap) -> bool {
+        only(headers, &AUTHORIZATION).and_then(bearer).is_some_and(|presented| self.is_of(presented))
     }
 
     fn is_of(&self, presented: &str) -> bool {
@@ -72,13 +80,16 @@ fn is_json(content_type: &str) -> bool {
     content_type.split(';').next().is_some_and(|essence| essence.trim().eq_ignore_ascii_case("application/json"))
 }
 
-/// Whether an authority names an address, not a name that somebody else may point anywhere.
-fn is_address(authority: &str) -> bool {
-    if let Some((address, rest)) = authority.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        return address.parse::<std::net::Ipv6Addr>().is_ok() && (rest.is_empty() || rest.starts_with(':'));
+/// Whether `Host` is an address or `localhost`, with or without a port: not a name that others may point anywhere.
+fn is_address(host: &str) -> bool {
+    if !is_host(host) {
+        return false;
     }
-    let host = authority.split_once(':').map_or(authority, |(host, _)| host);
-    host.eq_ignore_ascii_case("localhost") || host.parse::<std::net::Ipv4Addr>().is_ok()
+    if let Some((address, _port)) = host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        return address.parse::<Ipv6Addr>().is_ok();
+    }
+    let name = host.split_once(':').map_or(host, |(name, _port)| name);
+    name.eq_ignore_ascii_case("localhost") || name.parse::<Ipv4Addr>().is_ok()
 }
 
 #[cfg(test)]
@@ -105,6 +116,42 @@ mod tests {
         }
         for host in ["evil.example", "127.0.0.1.evil.example:9090", "localhost.evil.example", "[::1].evil", "", "[a]"] {
             assert_eq!(status(None, &Method::GET, &[("host", host)]), StatusCode::FORBIDDEN, "{host}");
+        }
+        // What a lax reader takes for an address, and another for the name behind it.
+        for host in [
+            "127.0.0.1:80@evil.example",
+            "127.0.0.1@evil.example",
+            "localhost:9090@evil.example:80",
+            "[::1]:80@evil.example",
+            "[::1]@evil.example",
+            "@127.0.0.1",
+            "user@127.0.0.1:9090",
+            "127.0.0.1:evil.example",
+            "127.0.0.1:80:evil.example",
+            "127.0.0.1:80/evil.example",
+            "127.0.0.1/evil.example",
+            "127.0.0.1#.evil.example",
+            "127.0.0.1?.evil.example",
+            "127.0.0.1\\.evil.example",
+            "127.0.0.1, evil.example",
+            "127.0.0.1 evil.example",
+            "127.0.0.1%00.evil.example",
+            "127.0.0.1:99999",
+            "127.0.0.1:+80",
+            "127.0.0.1.",
+            "0x7f.1",
+            "127.1",
+            "2130706433",
+            "[::1",
+            "[::1]]",
+            "[::1%25lo]",
+            "::1",
+            ":9090",
+        ] {
+            assert_eq!(status(None, &Method::GET, &[("host", host)]), StatusCode::FORBIDDEN, "{host}");
+        }
+        for host in ["127.0.0.1:", "127.0.0.1:0", "[::ffff:127.0.0.1]:9090"] {
+            assert_eq!(status(None, &Method::GET, &[("host", host)]), StatusCode::OK, "{host}");
         }
         assert_eq!(status(None, &Method::GET, &[]), StatusCode::FORBIDDEN);
         assert_eq!(status(None, &Method::GET, &[("host", "localhost"), ("host", "::1")]), StatusCode::FORBIDDEN);

@@ -6,6 +6,7 @@
 mod access;
 mod answer;
 mod api;
+mod clients;
 mod query;
 mod readiness;
 mod records;
@@ -21,6 +22,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use http::HeaderMap;
 use tokio::sync::Semaphore;
 
 use crate::http::listen::Listen;
@@ -138,6 +140,11 @@ impl State {
     /// The configuration was read again: from now on this is the token, and these are the routes.
     pub fn reload(&self, token: Option<&Token>, routes: Vec<RouteInfo>) {
         self.configured.store(Arc::new(Configured::new(token, routes)));
+    }
+
+    /// Whether headers show the token, where one is set.
+    fn is_shown_token(&self, headers: &HeaderMap) -> bool {
+        self.configured.load().token.as_ref().is_some_and(|token| token.is_shown_in(headers))
     }
 
     /// How long an answer that an operator gives for a record of this route is kept, from then.

@@ -32,14 +32,19 @@ pub(super) async fn list(state: &State, query: Option<&str>) -> Result<Answer, P
         prefix: query.key.map(|key| state.identifier.prefix(&key)),
         older_than: query.older_than,
     };
-    let found = state.opened()?.list(filter, query.after, query.limit).await.map_err(unavailable)?;
+    let store = state.opened()?;
+    let found = store.list(filter, query.after, query.limit).await.map_err(unavailable)?;
+    let on_file = store.identities().await.map_err(unavailable)?;
     let next = found.next.map(|next| next.to_string());
-    Ok(json(StatusCode::OK, &Page { records: found.records.iter().map(RecordView::of).collect(), next }))
+    let records = found.records.iter().map(|listed| RecordView::of(listed, &on_file));
+    Ok(json(StatusCode::OK, &Page { records: records.collect(), next }))
 }
 
 /// `GET /api/v1/records/{id}`
 pub(super) async fn show(state: &State, id: RecordId) -> Result<Answer, Problem> {
-    Ok(json(StatusCode::OK, &RecordView::of(&find(state, id).await?)))
+    let found = find(state, id).await?;
+    let on_file = state.opened()?.identities().await.map_err(unavailable)?;
+    Ok(json(StatusCode::OK, &RecordView::of(&found, &on_file)))
 }
 
 /// `DELETE /api/v1/records/{id}`

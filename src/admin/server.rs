@@ -1,24 +1,27 @@
 //! The admin listener.
 
 use std::convert::Infallible;
+use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use http::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::io::Errno;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::answer::{Answer, Kind};
+use super::clients::{Client, Clients};
 use super::{State, api};
-
-/// Most connections at once: each may hold a whole answer in memory.
-const MAX_CONNECTIONS: usize = 128;
 
 /// How long a request's head may take to arrive, and an idle connection may stay.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
@@ -29,29 +32,52 @@ const CONNECTION_LIFE: Duration = Duration::from_secs(600);
 /// How long requests get to finish after the shutdown.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// How long to wait after a connection could not be accepted, which is mostly for want of file descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long to wait after a connection could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+
+/// How many file descriptors are held for connections that come when there are no others.
+const SPARES: usize = 8;
 
 /// Serves until `shutdown` turns true or its sender goes, then finishes the requests that it has.
 pub async fn serve(listener: TcpListener, state: Arc<State>, mut shutdown: watch::Receiver<bool>) {
-    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    let mut connections = JoinSet::new();
+    let (mut clients, mut connections) = (Clients::default(), JoinSet::new());
+    let mut spares = Spares::of(&listener);
+    let mut is_failing = false;
     loop {
         let accepted = tokio::select! {
             biased;
             _ = shutdown.wait_for(|down| *down) => break,
-            Some(_) = connections.join_next() => continue,
-            accepted = accept(&listener, &slots) => accepted,
+            Some(_) = connections.join_next() => {
+                spares.refill(&listener);
+                continue;
+            }
+            accepted = listener.accept() => accepted,
         };
-        let (stream, client, slot) = accepted;
-        let (state, shutdown) = (state.clone(), shutdown.clone());
-        connections.spawn(async move {
-            let _slot = slot;
-            let served = connection(stream, client, state, shutdown);
+        let (stream, address) = match accepted {
+            Ok(accepted) => accepted,
+            // There is one now.
+            Err(error) if is_for_want_of_descriptors(&error) && spares.give_up_one() => continue,
+            Err(error) => {
+                if !std::mem::replace(&mut is_failing, true) {
+                    tracing::warn!(%error, "admin connections cannot be accepted; trying again");
+                }
+                if is_for_want_of_descriptors(&error) {
+                    clients.close_one();
+                }
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        is_failing = false;
+        let client = clients.next();
+        let (state, shutdown, own) = (state.clone(), shutdown.clone(), client.clone());
+        let task = connections.spawn(async move {
+            let served = connection(stream, address, own, state, shutdown);
             if tokio::time::timeout(CONNECTION_LIFE, served).await.is_err() {
-                tracing::debug!(%client, "an admin connection was closed for its age");
+                tracing::debug!(client = %address, "an admin connection was closed for its age");
             }
         });
+        clients.enter(client, task);
     }
     drop(listener);
     let finish = async { while connections.join_next().await.is_some() {} };
@@ -60,29 +86,49 @@ pub async fn serve(listener: TcpListener, state: Arc<State>, mut shutdown: watch
     }
 }
 
-/// The next connection, once there is room for it.
-async fn accept(listener: &TcpListener, slots: &Arc<Semaphore>) -> (TcpStream, SocketAddr, OwnedSemaphorePermit) {
-    let slot = slots.clone().acquire_owned().await.expect("the semaphore is never closed");
-    let mut said = false;
-    loop {
-        match listener.accept().await {
-            Ok((stream, client)) => return (stream, client, slot),
-            Err(error) => {
-                if !std::mem::replace(&mut said, true) {
-                    tracing::warn!(%error, "admin connections cannot be accepted; trying again");
-                }
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
+/// File descriptors that are held so that they can be given up: those who connect to other listeners may take all.
+struct Spares(Vec<OwnedFd>);
+
+impl Spares {
+    fn of(listener: &TcpListener) -> Self {
+        let mut spares = Self(Vec::with_capacity(SPARES));
+        spares.refill(listener);
+        spares
+    }
+
+    fn refill(&mut self, listener: &TcpListener) {
+        while self.0.len() < SPARES {
+            let Ok(spare) = listener.as_fd().try_clone_to_owned() else { return };
+            self.0.push(spare);
         }
+    }
+
+    fn give_up_one(&mut self) -> bool {
+        self.0.pop().is_some()
     }
 }
 
-async fn connection(stream: TcpStream, client: SocketAddr, state: Arc<State>, mut shutdown: watch::Receiver<bool>) {
-    let service = service_fn(|request| {
-        let state = state.clone();
+fn is_for_want_of_descriptors(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
+}
+
+async fn connection(
+    stream: TcpStream,
+    address: SocketAddr,
+    client: Client,
+    state: Arc<State>,
+    mut shutdown: watch::Receiver<bool>,
+) {
+    let service = service_fn(|request: Request<Incoming>| {
+        let (state, client) = (state.clone(), client.clone());
+        client.asks(state.is_shown_token(request.headers()));
         let changes = api::may_change(&request);
-        let answer = async move { api::answer(&state, request, client).await };
-        async move { Ok::<_, Infallible>(if changes { detached(answer).await } else { attached(answer).await }) }
+        let answer = async move { api::answer(&state, request, address).await };
+        async move {
+            let answer = if changes { detached(answer).await } else { attached(answer).await };
+            client.is_answered();
+            Ok::<_, Infallible>(answer)
+        }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -101,7 +147,7 @@ async fn connection(stream: TcpStream, client: SocketAddr, state: Arc<State>, mu
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(%client, %error, "an admin connection broke");
+        tracing::debug!(client = %address, %error, "an admin connection broke");
     }
 }
 

@@ -19,7 +19,7 @@ use crate::idempotency::key::Key;
 use crate::idempotency::record::{Attempt, RecordId, Timestamp};
 use crate::idempotency::scope::{Caller, ScopePart};
 use crate::store::memory::Memory;
-use crate::store::{Claim, End, Expiry, Fresh, Origin, Settled};
+use crate::store::{Claim, End, Expiry, Fresh, Identity, Origin, Settled};
 
 pub(super) const LEASE: Duration = Duration::from_secs(30);
 pub(super) const KEY: &str = "8e03978e-40d5-43e8-bc93-6894a57f9324";
@@ -65,7 +65,14 @@ impl Reply {
 pub(crate) async fn start(token: Option<&str>) -> Admin {
     let admin = start_without_store(token).await;
     admin.state.set_store(admin.store.clone());
-    admin.store.adopt(vec![origin("charge"), origin("refund")], Vec::new(), false).await.unwrap();
+    let origins = ["charge", "refund"].map(origin);
+    let rules = origins.each_ref().map(|Origin { service, namespace, .. }| Identity {
+        service: service.clone(),
+        namespace: namespace.clone(),
+        digest: [1; 32],
+        description: None,
+    });
+    admin.store.adopt(origins.to_vec(), rules.to_vec(), false).await.unwrap();
     admin.readiness.set(Phase::Ready);
     admin
 }
@@ -142,6 +149,7 @@ impl Admin {
         let recipe = Recipe::default();
         let head = Head {
             fingerprint: Fingerprint { recipe, digest: [7; 32] },
+            proof: None,
             method: Method::POST,
             path: format!("/v1/{route}s"),
             key: key.shortened(),

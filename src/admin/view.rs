@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::idempotency::codec::{Answer, Head};
 use crate::idempotency::record::{Record, State, Timestamp};
-use crate::store::{Listed, Origin};
+use crate::store::{Listed, NamespaceRules, Origin, is_orphaned};
 
 /// The last millisecond of the year 9999, the last that RFC 3339 can write.
 const LAST: Timestamp = Timestamp(253_402_300_799_999);
@@ -34,6 +34,9 @@ pub(super) struct RecordView {
     /// Whether this version cannot read the record; such a key is never run again.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     unreadable: bool,
+    /// Whether the rules changed since it was claimed, so that no request can find it any more.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    orphaned: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -44,7 +47,8 @@ struct AnswerView {
 }
 
 impl RecordView {
-    pub(super) fn of(listed: &Listed) -> Self {
+    /// `on_file` is what the store has of all namespaces.
+    pub(super) fn of(listed: &Listed, on_file: &[NamespaceRules]) -> Self {
         let Listed { id, origin, record, now } = listed;
         let head = Head::decode(&record.head);
         let answer = record.answer.as_ref().map(Answer::decode);
@@ -71,6 +75,7 @@ impl RecordView {
                 body_bytes: answer.content.map(|content| content.body.len()),
             }),
             unreadable,
+            orphaned: origin.as_ref().is_some_and(|origin| is_orphaned(on_file, origin, record.claimed_at)),
         }
     }
 }

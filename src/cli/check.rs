@@ -1,18 +1,51 @@
 //! `oncegate check`
 
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use super::{BAD_CONFIGURATION, FileArgs, print};
+use clap::Args;
+
+use super::{BAD_CONFIGURATION, FileArgs, complain, print};
 use crate::config::{self, Flags, Problems, Resolved, Sources};
 
-/// Reads the configuration and reports on it.
-pub(super) fn run(args: FileArgs) -> anyhow::Result<ExitCode> {
-    let file = args.config.clone();
-    let result = config::load(Sources::of_process(args.config, Flags::default()));
+mod store;
+
+/// Validate the configuration: print every problem with its line.
+///
+/// With --store, say also whether a start with it would find the keys that are in the store, and what the store risks. The
+/// store may be in use, and is only looked at.
+#[derive(Args, Debug)]
+pub(super) struct CheckArgs {
+    #[command(flatten)]
+    file: FileArgs,
+    /// The store to ask: sqlite:PATH, postgres://USER@HOST/DATABASE or redis://HOST.
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+}
+
+/// Reads the configuration and reports on it, and on what the store holds where one is named.
+pub(super) fn run(args: CheckArgs) -> anyhow::Result<ExitCode> {
+    let file: Option<PathBuf> = args.file.config.clone();
+    let asks_store = args.store.is_some();
+    let flags = Flags { store: args.store, ..Flags::default() };
+    let result = config::load(Sources::of_process(args.file.config, flags));
     print(&report(file.as_deref(), &result))?;
-    Ok(if result.is_ok() { ExitCode::SUCCESS } else { ExitCode::from(BAD_CONFIGURATION) })
+    let resolved = match result {
+        Ok(resolved) if asks_store => resolved,
+        Ok(_) => return Ok(ExitCode::SUCCESS),
+        Err(_) => return Ok(ExitCode::from(BAD_CONFIGURATION)),
+    };
+    match store::ask(&resolved) {
+        Ok(found) => {
+            print(&found.text)?;
+            Ok(if found.is_refused { ExitCode::from(BAD_CONFIGURATION) } else { ExitCode::SUCCESS })
+        }
+        Err(error) => {
+            complain(&format!("oncegate: {error:#}"));
+            Ok(ExitCode::FAILURE)
+        }
+    }
 }
 
 /// What `check` prints.
@@ -63,6 +96,7 @@ mod tests {
             let report = check(file.clone());
             assert!(!report.contains(": ok ("), "{} is not wrong", file.display());
             assert!(!report.contains("s3cret"), "{report}");
+            assert!(!report.lines().any(|line| line.trim_start().contains("  ")), "stray spaces:\n{report}");
             let problems: Vec<&str> = report.lines().filter(|line| line.starts_with("tests/")).collect();
             let in_a_line = |line: &&&str| line.split(':').nth(1).is_some_and(|number| number.parse::<u32>().is_ok());
             assert_eq!(problems.iter().filter(in_a_line).count(), problems.len(), "a line each:\n{report}");
@@ -83,6 +117,8 @@ mod tests {
         let mut lines = report.lines();
         assert_eq!(lines.next(), Some("config/examples/gateway.toml: ok (4 routes, 2 upstreams)"));
         assert_eq!(lines.filter(|line| !line.contains(": advice: ")).count(), 0, "{report}");
+        assert!(report.contains("with a key or without; a route with path ="), "{report}");
+        assert!(!report.contains("  "), "stray spaces: {report}");
         assert!(check("config/examples/sidecar.toml".into()).contains(": ok (1 route, 1 upstream)\n"));
     }
 }

@@ -46,7 +46,7 @@ pub(super) struct ExplainArgs {
     /// The client's address, where a scope has `client-ip`
     #[arg(long, value_name = "IP")]
     client_ip: Option<IpAddr>,
-    /// The client's certificate in PEM, where a scope has `client-cert`; nobody checks here who signed it
+    /// The client's certificate in PEM, where a scope has `client-cert` or `credential`; nobody checks here who signed it
     #[arg(long, value_name = "FILE")]
     client_cert: Option<PathBuf>,
     /// The path with its query, or a whole URL, which names the host too
@@ -83,6 +83,7 @@ pub(super) fn run(args: ExplainArgs) -> anyhow::Result<ExitCode> {
         body: asked.body,
         client_ip: args.client_ip,
         certificate: args.client_cert.as_deref().map(read_certificate).transpose()?.map(Arc::new),
+        asks_certificate: config.server.door.tls.as_ref().is_some_and(|tls| tls.files.client_ca.is_some()),
         is_secure: config.server.door.tls.is_some(),
     };
     let explanation = explain(&config.gate, &config.router, question);

@@ -15,6 +15,7 @@ mod config;
 mod demo;
 mod explain;
 mod http_client;
+mod identity_changes;
 mod migrate;
 pub mod records;
 pub mod serve;
@@ -34,8 +35,7 @@ struct Cli {
 enum Command {
     /// Run the gate.
     Serve(ServeArgs),
-    /// Validate the configuration: print every problem with its line.
-    Check(FileArgs),
+    Check(check::CheckArgs),
     /// Show configurations.
     #[command(subcommand)]
     Config(config::Command),
@@ -71,7 +71,7 @@ struct ServeArgs {
     /// The store: sqlite:PATH, postgres://USER@HOST/DATABASE, redis://HOST or memory:.
     #[arg(long, value_name = "URL")]
     store: Option<String>,
-    /// Start even where the rules that make records' identities have changed, and forget the keys of live records.
+    /// Start although the scope or key rules changed, and forget the live keys that were made by the former ones.
     #[arg(long)]
     accept_identity_change: bool,
 }

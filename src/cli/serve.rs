@@ -15,9 +15,11 @@ use self::notices::Notices;
 use self::reloading::Fixed;
 pub(super) use self::signals::Signals;
 use self::signals::Told;
+use self::summary::Summary;
 use crate::admin::{self, Phase, Readiness, RouteInfo};
 use crate::config::{Resolved, Sources};
 use crate::gate::Gate;
+use crate::http::memory::keep_giving_back;
 use crate::http::server::{self, Current};
 use crate::http::shards::Shards;
 use crate::http::upstream::Upstream;
@@ -30,6 +32,7 @@ use crate::worker;
 
 mod adopting;
 mod certificates;
+pub(super) mod durability;
 mod files;
 mod listening;
 mod notices;
@@ -37,14 +40,15 @@ mod opening;
 mod reloading;
 mod remembering;
 mod signals;
+mod summary;
 
 /// How long the end may take once everything is settled.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Runs a gate until SIGTERM or SIGINT. At SIGHUP it reads `sources` again, of which `config` was made.
-pub fn run(config: Resolved, sources: Sources, accept_identity_change: bool) -> anyhow::Result<ExitCode> {
+pub fn run(mut config: Resolved, sources: Sources, accept_identity_change: bool) -> anyhow::Result<ExitCode> {
     let log_filter = logs::init(&config.log)?;
-    files::allow(&config);
+    files::share_out(&mut config);
     let inherited = Inherited::take();
     let shards = Arc::new(Shards::start().context("cannot start the threads that serve")?);
     let surroundings = Surroundings { shards, inherited, notices: Notices::of_process() };
@@ -103,6 +107,9 @@ pub(super) struct Serving {
     /// What answers, and what is replaced when the configuration is read again.
     current: Current<Gate>,
     fixed: Fixed,
+    /// What the gate does, as it was last logged.
+    summary: Summary,
+    log_format: logs::Format,
     drain_timeout: Duration,
     metrics: Metrics,
     store: Arc<dyn Store>,
@@ -131,6 +138,8 @@ impl Serving {
         signals: &mut Signals,
     ) -> anyhow::Result<Option<Self>> {
         let Surroundings { shards, inherited, notices } = surroundings;
+        // The threads that serve do so by themselves.
+        tokio::spawn(keep_giving_back());
         let readiness = Readiness::default();
         notices.go_on(readiness.clone(), &shards);
         let (admin_source, sources) = inherited.share_out(&config.admin.listen, &config.server.listen)?;
@@ -139,6 +148,9 @@ impl Serving {
         let admin_address = listener.local_addr()?;
         admin_is_guarded(admin_address, &config.admin)?;
         tracing::info!(address = %admin_address, "admin listening");
+        for advice in &config.advice {
+            tracing::info!("{advice}");
+        }
         let admin_state = Arc::new(admin_state(&config, &metrics, &readiness));
         // It outlives the rest: a drain can be watched.
         let admin_stop = watch::Sender::new(false);
@@ -146,6 +158,7 @@ impl Serving {
 
         let Some(opened) = opening::open(&config.store, &readiness, signals).await? else { return Ok(None) };
         let upkeep = if opened.is_shared { worker::Settings::beside_callers() } else { worker::Settings::default() };
+        let (summary, log_format) = (Summary::of(&config, opened.durability.clone()), config.log.format);
         let store = remembering::before(opened, &config, &metrics)?;
         let (fixed, drain_timeout) = (Fixed::of(&config), config.server.drain_timeout);
         let usage = Usage::new(&config.server.limits, &metrics);
@@ -169,10 +182,12 @@ impl Serving {
         let renewing = tokio::spawn(keep_renewing(Arc::clone(&current), work_stop.subscribe()));
         let (mut servers, mut addresses, stop) = (JoinSet::new(), Vec::new(), watch::Sender::new(false));
         let certificates = tokio::spawn(certificates::follow(Arc::clone(&current)));
+        let summary = summary.at(admin_address.to_string(), listeners.iter().map(Bound::place).collect());
+        summary.log(log_format);
         let mut paths = Vec::new();
-        for Bound { listener, path } in listeners {
-            let place = path.as_ref().map_or_else(|| listener.place(), SocketFile::place);
-            tracing::info!(address = %place, "listening");
+        for bound in listeners {
+            tracing::info!(address = %bound.place(), "listening");
+            let Bound { listener, path } = bound;
             addresses.extend(listener.address());
             paths.extend(path);
             servers.spawn(server::serve(listener, Arc::clone(&shards), Arc::clone(&current), stop.subscribe()));
@@ -184,6 +199,8 @@ impl Serving {
             admin: admin_address,
             current,
             fixed,
+            summary,
+            log_format,
             drain_timeout,
             metrics,
             store,

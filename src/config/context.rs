@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use figment::Figment;
 use figment::value::Value;
 
-use super::file::Lines;
+use super::file::{self, Lines};
 use super::node::{Node, Wrong};
 use super::problem::{Advice, Place, Problem, Problems};
 
@@ -64,8 +64,13 @@ impl Context {
         Node { context: self, value: &self.values, path: Path::default() }
     }
 
-    /// Notes what is wrong with the value of a key.
+    /// Notes what is wrong with the value of a key. Something that is missing from a file altogether is reported where the
+    /// file begins: each problem has a line.
     pub(super) fn report(&self, place: Place, path: &Path, wrong: Wrong) {
+        let place = match (place, &self.file) {
+            (Place::File(file, None), Some((_, lines))) => Place::File(file, Some(file::first(lines))),
+            (place, _) => place,
+        };
         let problem = Problem { place, key: path.to_string(), message: wrong.message, hint: wrong.hint };
         self.problems.borrow_mut().push(problem);
     }
@@ -82,7 +87,9 @@ impl Context {
             Some(Layer::Environment) => self.variable_at_or_above(path),
             Some(Layer::File) | None => None,
         };
-        place.or_else(|| self.line_of(path)).or_else(|| self.variable_below(path)).unwrap_or(Place::Nowhere)
+        let file = || Some(Place::File(self.file.as_ref()?.0.clone(), None));
+        let place = place.or_else(|| self.line_of(path)).or_else(|| self.variable_below(path));
+        place.or_else(file).unwrap_or(Place::Nowhere)
     }
 
     /// The layer that a value came from.
@@ -102,10 +109,10 @@ impl Context {
         Ok(advice)
     }
 
-    /// The line of a key, or of the nearest key that it stands in.
+    /// The line of a key, or of the nearest key that it stands in; nothing where the file has neither.
     fn line_of(&self, path: &Path) -> Option<Place> {
         let (file, lines) = self.file.as_ref()?;
-        let line = path.and_above().find_map(|path| lines.get(&path).copied()).unwrap_or(1);
+        let line = path.and_above().find_map(|path| lines.get(&path).copied())?;
         Some(Place::File(file.clone(), Some(line)))
     }
 

@@ -9,7 +9,7 @@ use super::headers::DEFAULTS as HEADERS;
 use super::listeners::STYLES;
 use super::policy::{DELIVERIES, FORMS, MODES, RECOVERIES, STORE_FAILURES};
 use super::units::{show_duration, show_size};
-use super::upstreams::{PROTOCOLS, encryption};
+use super::upstreams::{PROTOCOLS, SHARINGS, encryption};
 use super::{Resolved, Store, logging};
 use crate::http::door::Secure;
 use crate::http::limits::Limits;
@@ -56,6 +56,7 @@ fn server(resolved: &Resolved) -> Item {
         ("drain_timeout", show_duration(resolved.server.drain_timeout).into()),
         ("trusted_proxies", networks(&resolved.gate.forwarding.trusted)),
         ("forwarded", word(&STYLES, resolved.gate.forwarding.style)),
+        ("upgrades", list(resolved.gate.upgrades.protocols())),
     ]);
     if let Some(Secure { files, .. }) = &resolved.server.door.tls {
         let named = [("cert", Some(&files.cert)), ("key", Some(&files.key))].into_iter();
@@ -156,6 +157,7 @@ fn upstream(settings: &upstream::Settings) -> Item {
         ("connect_timeout", show_duration(settings.connect_timeout).into()),
         ("client_timeout", show_duration(settings.client_timeout).into()),
         ("max_connections", number(settings.max_connections)),
+        ("reuse", word(&SHARINGS, settings.reuse)),
     ]);
     if let Some(tls) = &settings.tls {
         let files = encryption::FILES.into_iter().zip(&tls.files);
@@ -181,7 +183,7 @@ fn route(route: &Route, resolved: &Resolved) -> Table {
     set("ttl", show_duration(policy.ttl).into());
     set("unknown_ttl", show_duration(policy.unknown_ttl).into());
     set("key", key(&policy.key));
-    set("scope", list(&policy.scope));
+    set("scope", list(&policy.scope.words().collect::<Vec<_>>()));
     set("fingerprint", fingerprint(&policy.fingerprint));
     set("outcomes", outcomes(&policy.outcomes));
     set("in_flight", in_flight(policy.in_flight));

@@ -12,6 +12,11 @@ use super::node::Wrong;
 /// The line of each key and list item of a file, counted from 1.
 pub(super) type Lines = BTreeMap<Path, usize>;
 
+/// The first line that has a key; the first of all where none has.
+pub(super) fn first(lines: &Lines) -> usize {
+    lines.values().copied().min().unwrap_or(1)
+}
+
 /// What a file says.
 #[derive(Debug, Default)]
 pub(super) struct Parsed {
@@ -142,6 +147,21 @@ body = "json"
              upstreams.dotted.url:12";
         assert_eq!(lines.join(" "), expected);
         assert_eq!(parsed.values.len(), 4);
+    }
+
+    /// Comments in every place that may have one move lines, and nothing is said to stand in the line of a comment.
+    #[test]
+    fn no_value_stands_in_the_line_of_a_comment() {
+        let plain = parse(TEXT).unwrap();
+        let commented: String =
+            TEXT.lines().map(|line| format!("# server.listen = 1\n\n  #[routes]\n{line} # name = 1\n")).collect();
+        let lines: Vec<&str> = commented.lines().collect();
+        let parsed = parse(&commented).unwrap();
+        let moved: Lines = plain.lines.into_iter().map(|(path, line)| (path, 4 * line)).collect();
+        assert_eq!(parsed.lines, moved);
+        assert!(parsed.lines.values().all(|line| !lines[line - 1].trim().starts_with('#')));
+        assert_eq!(first(&parsed.lines), 4);
+        assert_eq!(first(&parse("# nothing\n").unwrap().lines), 1);
     }
 
     #[test]

@@ -44,7 +44,10 @@ pub(super) const ROOT: Section = Section {
 /// `[server]`
 pub(super) const SERVER: Section = Section {
     name: "[server]",
-    keys: &[&["listen", "socket_mode", "tls", "proxy_protocol"], &["drain_timeout", "trusted_proxies", "forwarded"]],
+    keys: &[
+        &["listen", "socket_mode", "tls", "proxy_protocol"],
+        &["drain_timeout", "trusted_proxies", "forwarded", "upgrades"],
+    ],
     later: &[],
 };
 
@@ -83,7 +86,7 @@ pub(super) const UPSTREAMS: Section = Section { name: "[upstreams]", keys: &[], 
 /// One of `[upstreams]`
 pub(super) const UPSTREAM: Section = Section {
     name: "an upstream",
-    keys: &[&["url", "tls", "protocol", "timeout", "connect_timeout", "client_timeout", "max_connections"]],
+    keys: &[&["url", "tls", "protocol", "timeout", "connect_timeout", "client_timeout", "max_connections", "reuse"]],
     later: &[],
 };
 
@@ -153,8 +156,27 @@ pub(super) fn homes(key: &str) -> impl Iterator<Item = &'static str> {
 pub(super) fn split_variable(key: &str) -> Option<(&'static str, &str)> {
     SECTIONS.iter().find_map(|(name, section)| {
         let rest = key.strip_prefix(name)?.strip_prefix('_')?;
-        section.keys().any(|known| known == rest).then_some((*name, rest))
+        let is_known = section.is_open() && !rest.is_empty() || section.keys().any(|known| known == rest);
+        is_known.then_some((*name, rest))
     })
+}
+
+/// The variables that set a key of this name in a section of the top level.
+pub(super) fn variables(key: &str) -> impl Iterator<Item = String> {
+    let sections = SECTIONS.iter().filter(move |(_, section)| section.keys().any(|known| known == key));
+    sections.map(move |(name, _)| variable(name, key))
+}
+
+/// The variable that sets a key in a section of the top level.
+pub(super) fn variable(section: &str, key: &str) -> String {
+    format!("ONCEGATE_{}__{}", section.to_uppercase(), key.to_uppercase())
+}
+
+/// Every key of the top level, and those of its sections.
+#[cfg(test)]
+pub(super) fn all() -> impl Iterator<Item = (Option<&'static str>, &'static str)> {
+    let top = ROOT.keys().chain(ROOT.later.iter().copied()).map(|key| (None, key));
+    top.chain(SECTIONS.iter().flat_map(|(name, section)| section.keys().map(|key| (Some(*name), key))))
 }
 
 const HOMES: &[&Section] = &[
@@ -180,6 +202,7 @@ const SECTIONS: &[(&str, &Section)] = &[
     ("limits", &LIMITS),
     ("admin", &ADMIN),
     ("store", &STORE),
+    ("upstreams", &UPSTREAMS),
     ("defaults", &DEFAULTS),
     ("headers", &HEADERS),
     ("log", &LOG),

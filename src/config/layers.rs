@@ -10,7 +10,7 @@ use figment::{Figment, Metadata, Profile, Provider};
 use super::context::{Context, Layer, Path, Variable};
 use super::file::{self, Parsed};
 use super::node::Wrong;
-use super::problem::{Place, Problem, Problems};
+use super::problem::{Advice, Place, Problem, Problems};
 
 /// Where a configuration comes from.
 #[derive(Clone, Debug, Default)]
@@ -83,6 +83,7 @@ fn layered(parsed: Parsed, sources: Sources) -> Context {
     name_urls(&mut values);
     let mut problems = Vec::new();
     let (environment, variables) = environment(&sources.environment, &values, &mut problems);
+    let advice = sources.environment.iter().filter_map(|(name, value)| on_ignored(name, value)).collect();
     let figment = Figment::from(Provided(Layer::File, values)).merge(Provided(Layer::Environment, environment));
     let configured = upstream_names(&figment);
     let password = sources.environment.iter().find(|(name, _)| name == PASSWORD).map(|(_, value)| value.clone());
@@ -95,7 +96,7 @@ fn layered(parsed: Parsed, sources: Sources) -> Context {
         variables,
         password: password.filter(|password| !password.is_empty()),
         problems: RefCell::new(problems),
-        advice: RefCell::default(),
+        advice: RefCell::new(advice),
     }
 }
 
@@ -148,7 +149,8 @@ fn environment(
     file: &Dict,
     problems: &mut Vec<Problem>,
 ) -> (Dict, BTreeMap<Path, Variable>) {
-    let mut ours: Vec<&(String, String)> = environment.iter().filter(|(name, _)| is_key(name, environment)).collect();
+    let is_setting = |(name, value): &&(String, String)| origin(name, value) == Some(Origin::Setting);
+    let mut ours: Vec<&(String, String)> = environment.iter().filter(is_setting).collect();
     ours.sort();
     let mut values = Dict::new();
     let mut variables = BTreeMap::new();
@@ -182,31 +184,70 @@ fn environment(
     (values, variables)
 }
 
-/// Whether a variable sets a key. Kubernetes gives a pod variables for each service beside it: where one is named
-/// `oncegate` or `oncegate-admin`, they begin like ours.
-fn is_key(name: &str, environment: &[(String, String)]) -> bool {
-    let Some(key) = name.strip_prefix(PREFIX).filter(|_| !NOT_KEYS.contains(&name)) else { return false };
-    let in_cluster = || environment.iter().any(|(name, _)| name == "KUBERNETES_SERVICE_HOST");
-    !(is_service_link(key) && in_cluster())
+/// What a variable that begins with [`PREFIX`] is there for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// It sets a key, or tries to.
+    Setting,
+    /// A container platform set it, for a service named `oncegate` or `oncegate-NAME`.
+    Platform,
+    /// Its name is of the platform's, its value is not.
+    Doubtful,
 }
 
-/// Whether `key`, what follows [`PREFIX`], is of the form that Kubernetes names variables of services by:
-/// `NAME_SERVICE_HOST`, `NAME_SERVICE_PORT`, `NAME_SERVICE_PORT_PORTNAME`, `NAME_PORT`, and `NAME_PORT_80_TCP` with
-/// `_PROTO`, `_PORT` or `_ADDR` behind it or not. The start of the name is in the prefix.
-fn is_service_link(key: &str) -> bool {
-    // Two underscores are ours; a name that goes on behind the prefix starts with one.
-    let name = format!("_{key}");
-    let is_link = ["_SERVICE_HOST", "_SERVICE_PORT", "_PORT"].iter().any(|end| name.ends_with(end))
-        || name.contains("_SERVICE_PORT_")
-        || name.match_indices("_PORT_").any(|(at, word)| is_port(&name[at + word.len()..]));
-    is_link && !key.contains("__")
+/// What a variable is there for; nothing where it is none of ours.
+fn origin(name: &str, value: &str) -> Option<Origin> {
+    let key = name.strip_prefix(PREFIX).filter(|_| !NOT_KEYS.contains(&name))?;
+    // Two underscores are ours alone.
+    let origin = if key.contains("__") { Origin::Setting } else { of_service(key, value) };
+    Some(origin)
 }
 
-/// Whether it is `80_TCP`, with more behind it or not.
-fn is_port(text: &str) -> bool {
-    let mut words = text.split('_');
+/// Tells what Kubernetes and links of Docker set for the services beside a container from attempts at a setting. `key` is
+/// what follows [`PREFIX`], which may be the first word of a service's name only.
+///
+/// Both set `NAME_PORT` and `NAME_PORT_80_TCP` with `_ADDR`, `_PORT` and `_PROTO`; Kubernetes sets `NAME_SERVICE_HOST`,
+/// `NAME_SERVICE_PORT` and `NAME_SERVICE_PORT_PORTNAME`; Docker sets `_START` and `_END` for ranges of ports, `NAME_NAME`,
+/// and `NAME_ENV_VARIABLE` for each variable of the other container.
+fn of_service(key: &str, value: &str) -> Origin {
+    // A service's name that goes on behind the prefix ends with an underscore.
+    let key = format!("_{key}");
+    let has_number = key.match_indices("_PORT_").any(|(at, word)| is_port_and_protocol(&key[at + word.len()..]));
+    if key.ends_with("_PORT") && !key.ends_with("_SERVICE_PORT") && !has_number {
+        // A URL such as tcp://10.0.0.1:8080
+        return if value.contains("://") { Origin::Platform } else { Origin::Doubtful };
+    }
+    let is_service = key.ends_with("_SERVICE_HOST")
+        || key.ends_with("_SERVICE_PORT")
+        || key.contains("_SERVICE_PORT_")
+        || has_number
+        || key.contains("_ENV_")
+        // The path of a link: /gate/oncegate
+        || key.ends_with("_NAME") && value.starts_with('/');
+    if is_service { Origin::Platform } else { Origin::Setting }
+}
+
+/// Whether it is `80_TCP`, alone or with one of the ends that such variables have.
+fn is_port_and_protocol(text: &str) -> bool {
+    let mut words = text.splitn(3, '_');
     words.next().is_some_and(|number| number.parse::<u16>().is_ok())
         && words.next().is_some_and(|protocol| matches!(protocol, "TCP" | "UDP" | "SCTP"))
+        && words
+            .next()
+            .is_none_or(|end| matches!(end, "ADDR" | "PORT" | "PROTO" | "START" | "END" | "PORT_START" | "PORT_END"))
+}
+
+/// What to know of a variable that is ignored and may have been meant as a setting.
+fn on_ignored(name: &str, value: &str) -> Option<Advice> {
+    let is_doubtful = origin(name, value) == Some(Origin::Doubtful);
+    is_doubtful.then(|| Advice {
+        place: Place::Environment(name.to_owned()),
+        key: String::new(),
+        message:
+            "it is ignored, as container platforms set variables of this name for a service; an address is set with \
+                  ONCEGATE_SERVER__LISTEN or ONCEGATE_ADMIN__LISTEN"
+                .to_owned(),
+    })
 }
 
 /// Variables have no small letters, names of upstreams may: take the one that the file has.
@@ -273,45 +314,82 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_of_services_are_told_from_keys() {
-        for link in [
-            "SERVICE_HOST",
-            "SERVICE_PORT",
-            "SERVICE_PORT_HTTP",
-            "PORT",
-            "PORT_8080_TCP",
-            "PORT_8080_TCP_PROTO",
-            "PORT_8080_TCP_PORT",
-            "PORT_8080_TCP_ADDR",
-            "PORT_53_UDP_ADDR",
-            "PORT_9_SCTP",
-            "ADMIN_SERVICE_HOST",
-            "ADMIN_SERVICE_PORT",
-            "ADMIN_SERVICE_PORT_METRICS",
-            "ADMIN_PORT",
-            "ADMIN_PORT_9090_TCP_ADDR",
-            "A_B_PORT_1_PORT_9090_TCP",
+    fn what_a_platform_sets_is_told_from_settings() {
+        use Origin::{Doubtful, Platform, Setting};
+        for (key, value, expected) in [
+            // Kubernetes, of a service `oncegate`
+            ("SERVICE_HOST", "10.0.0.1", Platform),
+            ("SERVICE_PORT", "8080", Platform),
+            ("SERVICE_PORT_HTTP", "8080", Platform),
+            ("SERVICE_PORT_HTTP_2", "8081", Platform),
+            ("PORT", "tcp://10.0.0.1:8080", Platform),
+            ("PORT_8080_TCP", "tcp://10.0.0.1:8080", Platform),
+            ("PORT_8080_TCP_PROTO", "tcp", Platform),
+            ("PORT_8080_TCP_PORT", "8080", Platform),
+            ("PORT_8080_TCP_ADDR", "10.0.0.1", Platform),
+            ("PORT_53_UDP_ADDR", "10.0.0.1", Platform),
+            ("PORT_9_SCTP", "sctp://10.0.0.1:9", Platform),
+            // Of `oncegate-admin` and `oncegate-a-b-port-1`
+            ("ADMIN_SERVICE_HOST", "10.0.0.1", Platform),
+            ("ADMIN_SERVICE_PORT", "9090", Platform),
+            ("ADMIN_SERVICE_PORT_METRICS", "9090", Platform),
+            ("ADMIN_PORT", "tcp://10.0.0.1:9090", Platform),
+            ("ADMIN_PORT_9090_TCP_ADDR", "10.0.0.1", Platform),
+            ("A_B_PORT_1_PORT_9090_TCP", "tcp://10.0.0.1:9090", Platform),
+            // Links of Docker
+            ("PORT_8080_TCP_START", "tcp://172.17.0.5:8080", Platform),
+            ("PORT_8080_TCP_END", "tcp://172.17.0.5:8082", Platform),
+            ("PORT_8080_TCP_PORT_START", "8080", Platform),
+            ("PORT_8080_TCP_PORT_END", "8082", Platform),
+            ("NAME", "/shop/oncegate", Platform),
+            ("ADMIN_NAME", "/shop/oncegate-admin", Platform),
+            ("ENV_PATH_INFO", "/", Platform),
+            ("ADMIN_ENV_RUST_LOG", "info", Platform),
+            // Somebody may mean them as settings, and they are none.
+            ("PORT", "8080", Doubtful),
+            ("SERVER_PORT", "8080", Doubtful),
+            ("ADMIN_PORT", "", Doubtful),
+            // Settings, and attempts at them
+            ("SERVER", "{}", Setting),
+            ("SERVER__LISTEN", "127.0.0.1:1", Setting),
+            ("SERVER_LISTEN", "127.0.0.1:1", Setting),
+            ("LISTEN", "127.0.0.1:1", Setting),
+            ("DEFAULT_UPSTREAM", "app", Setting),
+            ("UPSTREAMS__APP_SERVICE_HOST", "http://app", Setting),
+            ("UPSTREAMS__APP_PORT", "http://app", Setting),
+            ("UPSTREAMS__PORT_80_TCP", "http://app", Setting),
+            ("UPSTREAMS__A_ENV_B", "http://app", Setting),
+            ("SERVICE", "x", Setting),
+            ("SERVICE_HOSTS", "x", Setting),
+            ("NAME", "charges", Setting),
+            ("ENVIRONMENT", "x", Setting),
+            ("REPORT", "x", Setting),
+            ("SUPPORT_LEVEL", "x", Setting),
+            ("PORT_HTTP", "x", Setting),
+            ("PORT_8080", "x", Setting),
+            ("PORT_8080_QUIC", "x", Setting),
+            ("PORT_99999_TCP", "x", Setting),
+            ("PORT_8080_TCP_HOST", "x", Setting),
         ] {
-            assert!(is_service_link(link), "{link}");
+            assert_eq!(origin(&format!("{PREFIX}{key}"), value), Some(expected), "{key} {value}");
         }
-        for key in [
-            "SERVER",
-            "SERVER__LISTEN",
-            "SERVER_LISTEN",
-            "DEFAULT_UPSTREAM",
-            "UPSTREAMS__APP_SERVICE_HOST",
-            "UPSTREAMS__APP_PORT",
-            "UPSTREAMS__PORT_80_TCP",
-            "SERVICE",
-            "SERVICE_HOSTS",
-            "REPORT",
-            "SUPPORT_LEVEL",
-            "PORT_HTTP",
-            "PORT_8080",
-            "PORT_8080_QUIC",
-            "PORT_99999_TCP",
-        ] {
-            assert!(!is_service_link(key), "{key}");
+        for name in ["PATH", "PORT", "ONCEGATE", "ONCEGATE_CONFIG", "XONCEGATE_PORT"] {
+            assert_eq!(origin(name, "x"), None, "{name}");
         }
+    }
+
+    /// Of no key is the variable one that a platform sets.
+    #[test]
+    fn every_key_can_be_set_by_its_variable() {
+        let mut count = 0;
+        for (section, key) in super::super::keys::all() {
+            let path: Vec<String> = section.into_iter().chain([key]).map(str::to_uppercase).collect();
+            let name = format!("{PREFIX}{}", path.join("__"));
+            for value in ["x", "8080", "tcp://10.0.0.1:80", "/a/b"] {
+                assert_eq!(origin(&name, value), Some(Origin::Setting), "{name}");
+            }
+            count += 1;
+        }
+        assert!(count > 60, "{count}");
     }
 }

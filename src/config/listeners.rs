@@ -15,6 +15,7 @@ use crate::admin::Token;
 use crate::http;
 use crate::http::door::Door;
 use crate::http::forwarding::{Forwarding, Style};
+use crate::http::upgrade::{Protocol, Upgrades};
 
 /// The words of `server.forwarded`.
 pub(super) const STYLES: [(&str, Style); 3] =
@@ -30,6 +31,8 @@ pub(super) struct Server {
     pub drain_timeout: Option<Duration>,
     /// Whose forwarding headers count, and which.
     pub forwarding: Forwarding,
+    /// The protocols that clients may switch to.
+    pub upgrades: Upgrades,
     /// What is asked of connections.
     pub door: Door,
     /// The rights to unix sockets.
@@ -90,7 +93,15 @@ pub(super) fn server(root: &Table<'_>) -> Server {
     }
     let door = Door { tls: tls::read(&table), proxies: is_proxied.then(|| forwarding.trusted.clone()) };
     let socket_mode = table.read("socket_mode", mode).unwrap_or(SOCKET_MODE);
-    Server { listen, drain_timeout: table.read("drain_timeout", Node::duration), forwarding, door, socket_mode }
+    let upgrades = table.read_list("upgrades", protocol).map(Upgrades::new).unwrap_or_default();
+    Server {
+        listen,
+        drain_timeout: table.read("drain_timeout", Node::duration),
+        forwarding,
+        upgrades,
+        door,
+        socket_mode,
+    }
 }
 
 /// The rights to a unix socket where nothing is said: its owner and its group.
@@ -107,6 +118,12 @@ fn mode(node: &Node<'_>) -> Result<u32, Wrong> {
             Err(wrong.hint("write three octal digits behind a 0, such as \"0660\""))
         }
     }
+}
+
+/// Reads the name of a protocol that `Upgrade` may ask for.
+fn protocol(node: &Node<'_>) -> Result<Protocol, Wrong> {
+    let hint = "name protocols that carry no requests, such as \"websocket\"; others are ignored";
+    Protocol::parse(node.filled()?).map_err(|what| Wrong::new(what).hint(hint))
 }
 
 /// Holds that nothing is scoped by the certificates of clients that are not asked for any.

@@ -46,6 +46,7 @@ pub use problem::{Advice, Place, Problem, Problems};
 pub use schema::schema;
 pub use store::{Postgres, Redis, Store};
 pub use tls::reread as reread_tls;
+pub use units::show_duration;
 
 /// The annotated default configuration.
 pub const DEFAULT: &str = include_str!("../../config/oncegate.default.toml");
@@ -121,7 +122,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     let longest = upstreams.settings.iter().map(|upstream| upstream.timeout).max().unwrap_or_default();
     let (id_secret_file, id_secret) = store.id_secret.unzip();
     let (token_file, token) = admin.token.unzip();
-    let forwarding = server.forwarding.clone();
+    let (forwarding, upgrades) = (server.forwarding.clone(), server.upgrades.clone());
     let mut resolved = Resolved {
         server: server.settings(longest, limits),
         admin: admin::Settings { listen: admin.listen, token },
@@ -137,6 +138,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
             headers,
             default_upstream,
             forwarding,
+            upgrades,
             tokens: gate::Tokens::secret(),
         },
         upstreams: upstreams.settings,

@@ -297,9 +297,14 @@ impl<'a> Table<'a> {
             return Wrong::new("not supported by this version").hint("remove it");
         }
         let wrong = Wrong::new(format!("unknown key in {}", self.section.name));
-        if let (Place::Environment(_), Some((section, key))) = (node.place(), keys::split_variable(key)) {
-            let variable = format!("ONCEGATE_{}__{}", section.to_uppercase(), key.to_uppercase());
+        let is_variable = matches!(node.place(), Place::Environment(_));
+        if let (true, Some((section, key))) = (is_variable, keys::split_variable(key)) {
+            let variable = keys::variable(section, key);
             return wrong.hint(format!("did you mean {variable}, with two underscores between levels?"));
+        }
+        let variables: Vec<String> = keys::variables(key).filter(|_| is_variable).collect();
+        if !variables.is_empty() {
+            return wrong.hint(format!("did you mean {}?", variables.join(" or ")));
         }
         if let Some(near) = nearest(key, self.section.keys()) {
             return wrong.hint(format!("did you mean `{near}`?"));

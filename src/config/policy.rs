@@ -11,7 +11,7 @@ use crate::idempotency::fingerprint::{BodyForm, Pointer, Recipe};
 use crate::idempotency::grpc;
 use crate::idempotency::key::{KeyRule, KeySource};
 use crate::idempotency::policy::{Cors, Delivery, InFlight, Mode, Policy, Recovery, StoreFailure};
-use crate::idempotency::scope::ScopePart;
+use crate::idempotency::scope::{Scope, ScopePart, ScopeWord};
 use crate::idempotency::settle::Outcomes;
 
 /// The words for modes.
@@ -157,12 +157,12 @@ fn source(node: &Node<'_>) -> Result<KeySource, Wrong> {
     KeySource::parse(node.filled()?).map_err(|message| told(&message, hint))
 }
 
-fn part(node: &Node<'_>) -> Result<ScopePart, Wrong> {
+fn part(node: &Node<'_>) -> Result<ScopeWord, Wrong> {
     let text = node.filled()?;
     if text.starts_with("jwt:") {
-        return Err(Wrong::later("`jwt:` in a scope").hint("write \"header:Authorization\" for now"));
+        return Err(Wrong::later("`jwt:` in a scope").hint("write \"credential\" for now"));
     }
-    ScopePart::parse(text).map_err(|message| told(&message, "such as \"header:Authorization\" or \"cookie:session\""))
+    ScopeWord::parse(text).map_err(|message| told(&message, "such as \"header:X-Tenant\" or \"cookie:session?\""))
 }
 
 /// What the pure core says of a word: what follows "use" is what to do, and `hint` where it does not say.
@@ -173,9 +173,11 @@ fn told(message: &str, hint: &str) -> Wrong {
     }
 }
 
-fn check_scope(table: &Table<'_>, scope: Vec<ScopePart>) -> Option<Vec<ScopePart>> {
+fn check_scope(table: &Table<'_>, scope: Vec<ScopeWord>) -> Option<Scope> {
     let hint = "write [\"const:shared\"] if every client may get every other's answers";
-    check_list(table, "scope", &scope, hint).then_some(scope)
+    // With a `?` or without, it is the same part.
+    let parts: Vec<ScopePart> = scope.iter().map(|word| word.part.clone()).collect();
+    check_list(table, "scope", &parts, hint).then(|| scope.into_iter().collect())
 }
 
 /// Reports a list that is empty, or has an item twice.

@@ -17,6 +17,10 @@ use crate::idempotency::policy::{Mode, Policy};
 use crate::idempotency::scope::ScopePart;
 use crate::route::{Overlap, Pattern, Route, Router};
 
+mod advice;
+#[cfg(test)]
+mod tests;
+
 /// Routes that could be read, each with the table that it was read from.
 type Read<'a> = Vec<(Table<'a>, Route)>;
 
@@ -37,11 +41,14 @@ pub(super) fn read(root: &Table<'_>, upstreams: &Upstreams) -> Router {
         .collect();
     check_names(&read);
     check_namespaces(&read);
+    advise_on_credential(read.iter().map(|(table, route)| (table, &route.policy)));
     let (tables, routes): (Vec<_>, Vec<_>) = read.into_iter().unzip();
     let names: Vec<Arc<str>> = routes.iter().map(|route| Arc::clone(&route.name)).collect();
     match Router::new(routes) {
         Ok(router) => {
-            advise_on_the_rest(root, &router, upstreams);
+            let is_forwarded = upstreams::default(root, upstreams).is_some();
+            advise_on_the_rest(root, &router, is_forwarded);
+            advice::on_collections(&tables, router.routes(), is_forwarded);
             router
         }
         Err(overlaps) => {
@@ -51,15 +58,27 @@ pub(super) fn read(root: &Table<'_>, upstreams: &Upstreams) -> Router {
     }
 }
 
-/// What matches no route is forwarded as it comes, which who adds a first route may not expect.
-fn advise_on_the_rest(root: &Table<'_>, router: &Router, upstreams: &Upstreams) {
+/// Requests that match no route are forwarded as they are, which may surprise where a first route was added.
+fn advise_on_the_rest(root: &Table<'_>, router: &Router, is_forwarded: bool) {
     let protects_the_rest = |route: &Arc<Route>| {
         route.path.to_string() == "/{*rest}" && route.host.is_none() && route.methods.contains(&Method::POST)
     };
-    if upstreams::default(root, upstreams).is_some() && !router.routes().iter().any(protects_the_rest) {
-        root.advise(
-            "routes",
-            "requests that match no route are forwarded unprotected, with a key or without; a route with              path = \"/{*rest}\" would protect the rest"
+    if is_forwarded && !router.routes().iter().any(protects_the_rest) {
+        let what = "requests that match no route are forwarded unprotected, with a key or without";
+        let instead = "a route with path = \"/{*rest}\" would protect the rest";
+        root.advise("routes", format!("{what}; {instead}"));
+    }
+}
+
+/// A credential may be an opaque token, which tells no more than itself. Once for all routes: most have the default scope.
+fn advise_on_credential<'a>(policies: impl IntoIterator<Item = (&'a Table<'a>, &'a Policy)>) {
+    let has_credential =
+        |policy: &Policy| policy.mode == Mode::Protect && policy.scope.contains(&ScopePart::Credential);
+    if let Some((table, _)) = policies.into_iter().find(|(_, policy)| has_credential(policy)) {
+        table.advise(
+            "scope",
+            "keys belong to credentials: a refreshed opaque token (one that is no JWT) is another caller, and its retry \
+             runs again; if clients refresh such tokens, let scope name what stays, such as \"header:X-User\""
                 .to_owned(),
         );
     }
@@ -77,6 +96,7 @@ fn only_route(root: &Table<'_>, table: &Table<'_>, defaults: Draft, upstreams: &
         root.report("routes", wrong.hint("add [[routes]], or name one upstream as default_upstream"));
     }
     check_policy(table, "default", &defaults, upstreams.timeout(upstream));
+    advise_on_credential([(table, &defaults.policy)]);
     let route = path.ok().zip(upstream).map(|(path, upstream)| Route {
         name: "default".into(),
         namespace: "default".into(),
@@ -170,8 +190,15 @@ fn host(node: &Node<'_>) -> Result<Option<String>, Wrong> {
 }
 
 fn path(node: &Node<'_>) -> Result<Pattern, Wrong> {
-    let hint = "such as \"/v1/charges\", \"/v1/charges/{id}/capture\" or \"/v1/{*rest}\"";
-    Pattern::parse(node.filled()?).map_err(|error| Wrong::new(error.to_string()).hint(hint))
+    let such_as = "such as \"/v1/charges\", \"/v1/charges/{id}/capture\" or \"/v1/{*rest}\"";
+    Pattern::parse(node.filled()?).map_err(|error| {
+        let hint = match error.instead() {
+            [] => such_as.to_owned(),
+            [path] => format!("write \"{path}\""),
+            paths => format!("write a route for each: \"{}\"", paths.join("\", \"")),
+        };
+        Wrong::new(error.to_string()).hint(hint)
+    })
 }
 
 /// What only the whole policy shows. `timeout` is the upstream's.
@@ -182,7 +209,7 @@ fn check_policy(table: &Table<'_>, route: &str, draft: &Draft, timeout: Option<D
     }
     if policy.key.from.contains(&KeySource::Fingerprint) && !scope_is_explicit {
         let wrong = Wrong::new("a key that is the request's own fingerprint needs a scope that is written down");
-        let hint = "say who may share answers, such as scope = [\"header:Authorization\"]";
+        let hint = "say who may share answers, such as scope = [\"credential\"]";
         table.report("scope", wrong.hint(hint));
     }
     check_fingerprint(table, policy);
@@ -197,6 +224,7 @@ fn check_policy(table: &Table<'_>, route: &str, draft: &Draft, timeout: Option<D
             ),
         );
     }
+    advice::on_scope(table, route, policy);
     let bearer = |part: &ScopePart| matches!(part, ScopePart::Header(name) if name == http::header::AUTHORIZATION);
     if policy.scope.iter().any(bearer) {
         table.advise(
@@ -254,7 +282,7 @@ fn check_namespaces(read: &Read<'_>) {
 /// Whether both make the same id of a request with the same key.
 fn same_identity(one: &Policy, other: &Policy) -> bool {
     let by_fingerprint = one.key.from.contains(&KeySource::Fingerprint);
-    one.scope == other.scope
+    one.scope[..] == other.scope[..]
         && one.key.from == other.key.from
         && (!by_fingerprint || one.fingerprint == other.fingerprint)
 }

@@ -18,7 +18,7 @@ use super::listeners::STYLES;
 use super::policy::{DELIVERIES, FORMS, MODES, RECOVERIES, STORE_FAILURES};
 use super::store::cache;
 use super::store::postgres::MOST_CONNECTIONS;
-use super::upstreams::{MAX_CONNECTIONS as UPSTREAM_CONNECTIONS, PROTOCOLS};
+use super::upstreams::{MAX_CONNECTIONS as UPSTREAM_CONNECTIONS, PROTOCOLS, SHARINGS};
 use super::{logging, policy};
 use crate::store::postgres::Settings;
 
@@ -110,6 +110,7 @@ impl Writer {
             "drain_timeout" => shapes::duration(),
             "trusted_proxies" => shapes::list(shapes::text(shapes::NETWORK)),
             "forwarded" => shapes::words(STYLES.map(|(word, _)| word)),
+            "upgrades" => shapes::list(shapes::text(shapes::PROTOCOL)),
             _ => unwritten(),
         }
     }
@@ -193,6 +194,7 @@ impl Writer {
             "connect_timeout" => with_default(shapes::some_duration(), json!("2s")),
             "client_timeout" => shapes::some_duration(),
             "max_connections" => with_default(shapes::number(limits::COUNTS), json!(UPSTREAM_CONNECTIONS)),
+            "reuse" => with_default(shapes::words(SHARINGS.map(|(word, _)| word)), json!("always")),
             _ => unwritten(),
         }
     }
@@ -236,7 +238,7 @@ impl Writer {
             }
             "scope" => {
                 // It stands in the annotated default as an example: written down, it means more than itself.
-                let default = json!(["host", "header:Authorization", "header:X-Api-Key"]);
+                let default = json!(["host", "credential"]);
                 with_default(shapes::set(shapes::text(&shapes::scope_part())), default)
             }
             "fingerprint" => {

@@ -72,7 +72,8 @@ fn an_upstream_alone_is_a_working_gate() {
     assert_eq!(find(::http::Method::POST), Some("default"));
     assert_eq!(find(::http::Method::PATCH), Some("default"));
     assert_eq!(find(::http::Method::GET), None);
-    assert_eq!(resolved.advice.len(), 1, "the default scope has the raw Authorization header");
+    assert_eq!(resolved.advice.len(), 1, "a refreshed opaque token is another caller");
+    assert!(resolved.advice[0].message.starts_with("keys belong to credentials: "), "{}", resolved.advice[0]);
 }
 
 #[test]
@@ -186,16 +187,39 @@ fn a_table_and_its_keys_cannot_both_be_set_by_variables() {
 }
 
 #[test]
-fn what_kubernetes_sets_beside_a_service_of_our_name_is_not_ours() {
+fn what_a_platform_sets_for_services_is_no_setting() {
+    let services = [
+        ("ONCEGATE_SERVICE_HOST", "10.0.0.1"),
+        ("ONCEGATE_SERVICE_PORT", "8080"),
+        ("ONCEGATE_SERVICE_PORT_HTTP", "8080"),
+        ("ONCEGATE_PORT", "tcp://10.0.0.1:8080"),
+        ("ONCEGATE_PORT_8080_TCP", "tcp://10.0.0.1:8080"),
+        ("ONCEGATE_PORT_8080_TCP_ADDR", "10.0.0.1"),
+        ("ONCEGATE_ADMIN_PORT_9090_TCP", "tcp://10.0.0.3:9090"),
+        ("ONCEGATE_NAME", "/shop/oncegate"),
+    ];
     let case = || {
-        Case::new("[upstreams]\napp = \"http://app\"\n")
-            .variable("ONCEGATE_SERVICE_HOST", "10.0.0.1")
-            .variable("ONCEGATE_PORT", "tcp://10.0.0.1:8080")
-            .variable("ONCEGATE_PORT_8080_TCP_ADDR", "10.0.0.1")
-            .variable("ONCEGATE_ADMIN_PORT_9090_TCP", "tcp://10.0.0.3:9090")
+        let case = Case::new("[upstreams]\napp = \"http://app\"\n[defaults]\nscope = [\"host\"]\n");
+        services.iter().fold(case, |case, (name, value)| case.variable(name, value))
     };
-    case().variable("KUBERNETES_SERVICE_HOST", "10.0.0.2").load();
-    assert!(case().problems().ends_with("4 problems"));
+    assert!(case().load().advice.is_empty());
+    let problems = case()
+        .variable("ONCEGATE_LISTEN", "127.0.0.1:1")
+        .variable("ONCEGATE_SERVER_LISTEN", "127.0.0.1:1")
+        .variable("ONCEGATE_UPSTREAMS_APP", "http://app")
+        .variable("ONCEGATE_STROE__URL", "memory:")
+        .problems();
+    let expected = "\
+ONCEGATE_LISTEN: listen: unknown key in the top level
+    hint: did you mean ONCEGATE_SERVER__LISTEN or ONCEGATE_ADMIN__LISTEN?
+ONCEGATE_SERVER_LISTEN: server_listen: unknown key in the top level
+    hint: did you mean ONCEGATE_SERVER__LISTEN, with two underscores between levels?
+ONCEGATE_STROE__URL: stroe: unknown key in the top level
+    hint: did you mean `store`?
+ONCEGATE_UPSTREAMS_APP: upstreams_app: unknown key in the top level
+    hint: did you mean ONCEGATE_UPSTREAMS__APP, with two underscores between levels?
+4 problems";
+    assert_eq!(problems, expected);
 }
 
 #[test]
@@ -249,6 +273,34 @@ fn a_ttl_that_a_slow_attempt_outlives_is_advised_against() {
     let only = "[upstreams]\napp = \"http://app\"\n[defaults]\nscope = [\"host\"]\nttl = \"30s\"\n";
     let advice = Case::new(only).load().advice;
     assert_eq!(advice.iter().map(|advice| &*advice.key).collect::<Vec<_>>(), ["defaults.ttl"]);
+}
+
+#[test]
+fn what_opaque_tokens_cost_is_said_once_where_credentials_count() {
+    let advice = |defaults: &str, first: &str, second: &str| {
+        let text = format!(
+            "[upstreams]\napp = \"http://app\"\n[defaults]\n{defaults}\n\
+             [[routes]]\nname = \"a\"\npath = \"/a\"\n{first}\n\
+             [[routes]]\nname = \"b\"\npath = \"/b\"\n{second}\n"
+        );
+        let advice = Case::new(&text).load().advice;
+        let keys = advice.into_iter().filter(|advice| advice.message.starts_with("keys belong to credentials: "));
+        keys.map(|advice| advice.key).collect::<Vec<_>>()
+    };
+    assert_eq!(advice("", "", ""), ["routes[0].scope"]);
+    assert_eq!(advice("scope = [\"host\"]", "", "scope = [\"credential\"]"), ["routes[1].scope"]);
+    assert_eq!(advice("scope = [\"header:X-User\"]", "", ""), [""; 0]);
+    assert_eq!(advice("mode = \"pass\"", "", "mode = \"protect\""), ["routes[1].scope"]);
+}
+
+#[test]
+fn whether_a_part_must_be_there_is_no_rule_of_identities() {
+    let text = "[upstreams]\napp = \"http://app\"\n\
+                [[routes]]\nname = \"a\"\npath = \"/a\"\nnamespace = \"n\"\nscope = [\"header:X-T\"]\n\
+                [[routes]]\nname = \"b\"\npath = \"/b\"\nnamespace = \"n\"\nscope = [\"header:x-t?\"]\n";
+    let resolved = Case::new(text).load();
+    let scope = |index: usize| resolved.effective["routes"][index]["scope"].to_string().trim().to_owned();
+    assert_eq!([scope(0), scope(1)], ["[\"header:x-t\"]", "[\"header:x-t?\"]"]);
 }
 
 #[test]

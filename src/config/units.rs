@@ -63,8 +63,9 @@ pub(super) fn size(text: &str) -> Result<u64, Wrong> {
 pub(super) const SIZE_HINT: &str =
     "write a whole number and a unit (B, KiB, MiB, GiB, or kB, MB, GB for powers of ten), such as \"16MiB\"";
 
-/// Writes a duration as [`duration`] reads it, in one unit.
-pub(super) fn show_duration(duration: Duration) -> String {
+/// Writes a duration as the configuration has it, in one unit.
+#[must_use]
+pub fn show_duration(duration: Duration) -> String {
     let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     // "60s" and "24h" read better than "1m" and "1d".
     let fits = |unit: &str, factor| millis.is_multiple_of(factor) && (millis > factor || !matches!(unit, "m" | "d"));

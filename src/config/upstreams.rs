@@ -7,7 +7,7 @@ use self::location::Location;
 use super::node::{Node, Table, Wrong};
 use super::suggest::nearest;
 use super::{keys, limits};
-use crate::http::upstream::{Protocol, Settings};
+use crate::http::upstream::{Protocol, Settings, Sharing};
 
 pub(super) mod encryption;
 mod location;
@@ -20,6 +20,10 @@ pub(super) const MAX_CONNECTIONS: u64 = 4000;
 /// The words of `protocol`.
 pub(super) const PROTOCOLS: [(&str, Protocol); 3] =
     [("auto", Protocol::Auto), ("http1", Protocol::Http1), ("h2", Protocol::H2)];
+
+/// The words of `reuse`.
+pub(super) const SHARINGS: [(&str, Sharing); 3] =
+    [("always", Sharing::Always), ("caller", Sharing::Caller), ("never", Sharing::Never)];
 
 /// What is configured of upstreams.
 pub(super) struct Upstreams {
@@ -100,6 +104,7 @@ fn one(name: Arc<str>, table: &Table<'_>) -> Option<Settings> {
     let max_connections = table.read("max_connections", |node| limits::number(node, limits::COUNTS));
     let client_timeout = table.read("client_timeout", Node::some_duration);
     let protocol = table.read("protocol", |node| node.word(&PROTOCOLS, &[]));
+    let reuse = table.read("reuse", |node| node.word(&SHARINGS, &[]));
     for (key, value) in [("connect_timeout", connect_timeout), ("client_timeout", client_timeout)] {
         if value.is_some_and(|value| value > timeout) {
             table.advise(key, "it is longer than timeout, which ends the attempt first".to_owned());
@@ -119,6 +124,7 @@ fn one(name: Arc<str>, table: &Table<'_>) -> Option<Settings> {
         timeout,
         connect_timeout: connect_timeout.unwrap_or(Duration::from_secs(2)),
         max_connections: max_connections.unwrap_or(MAX_CONNECTIONS),
+        reuse: reuse.unwrap_or(Sharing::Always),
         client_timeout: client_timeout.unwrap_or(timeout),
     })
 }

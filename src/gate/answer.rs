@@ -77,6 +77,17 @@ impl Reply {
         self
     }
 
+    /// As the reply to a request whose key does nothing, be it the upstream's answer or a problem.
+    pub(super) fn of_ignored_key(mut self, names: &HeaderNames) -> Self {
+        if self.problem.is_none() {
+            self.outcome = Outcome::Ignored;
+        }
+        if let Some(name) = &names.status {
+            self.response.headers_mut().insert(name, HeaderValue::from_static(Outcome::Ignored.as_str()));
+        }
+        self
+    }
+
     /// Says until when the completed record answers: `Idempotency-Expires`.
     pub(super) fn with_expiry(mut self, names: &HeaderNames, until: Timestamp) -> Self {
         if let Some(name) = &names.expires

@@ -22,8 +22,9 @@ use crate::http::flow::{Flow, Flowing};
 use crate::http::headers::{ATTEMPT, to_client};
 use crate::http::problem::Problem;
 use crate::http::replay;
-use crate::http::upstream::{Carrier, Error, Reuse, Sending};
+use crate::http::upstream::{Carrier, Error, Reuse, Sending, Sharing};
 use crate::idempotency::codec::{Answer, Content};
+use crate::idempotency::key::Key;
 use crate::idempotency::policy::Delivery;
 use crate::idempotency::record::{Attempt, RecordId};
 use crate::idempotency::settle::{Control, Ending, Verdict, settle};
@@ -136,7 +137,10 @@ async fn exchange(errand: &Errand, attempt: Attempt, recipient: &mut Recipient) 
     if abandon.get() {
         return Exchanged::Failed(Ending::Unreachable, pass::unreachable());
     }
-    let sending = Sending::of(errand.head.interim());
+    let mut sending = Sending::of(errand.head.interim());
+    if errand.upstream().settings().reuse == Sharing::Caller {
+        sending = sending.in_scope(scope_digest(errand));
+    }
     let exchanged = tokio::select! {
         biased;
         ended = timeout(limit, send(errand, attempt, &sending, recipient)) => {
@@ -153,6 +157,12 @@ async fn exchange(errand: &Errand, attempt: Attempt, recipient: &mut Recipient) 
     }
 }
 
+/// A digest of the record's namespace and scope: the id that a record with a fixed key would have.
+fn scope_digest(errand: &Errand) -> [u8; 32] {
+    let key = Key::from_fingerprint(&[0; 32]);
+    errand.gate.identifier.id(&errand.route.namespace, &errand.policy().scope, errand.head.caller(), &key).0
+}
+
 async fn send(errand: &Errand, attempt: Attempt, sending: &Sending, recipient: &mut Recipient) -> Exchanged {
     let upstream = errand.upstream();
     let (response, carrier) = match upstream.send(request(errand, attempt), Reuse::Protected, sending).await {
@@ -161,7 +171,9 @@ async fn send(errand: &Errand, attempt: Attempt, sending: &Sending, recipient: &
             let ending = match &error {
                 Error::NotSent(_) => Ending::Unreachable,
                 // The body was whole before the key was claimed: reading it back failed in the middle.
-                Error::ClientBody(_) | Error::Unknown(_) | Error::Framing | Error::TooManyHeaders => Ending::Broken,
+                Error::ClientBody(_) | Error::Unknown(_) | Error::Framing | Error::Head(_) | Error::TooManyHeaders => {
+                    Ending::Broken
+                }
             };
             let mut problem = pass::problem(upstream, &error);
             if ending == Ending::Broken {

@@ -21,7 +21,8 @@ use crate::http::inbound::Inbound;
 use crate::http::problem::Problem;
 use crate::http::upstream::{self, Upstream};
 use crate::idempotency::codec;
-use crate::idempotency::decide::{Decision, decide};
+use crate::idempotency::credential::Proof;
+use crate::idempotency::decide::{Decision, decide, difference};
 use crate::idempotency::fingerprint::{Fingerprint, Recipe};
 use crate::idempotency::key::{Found, Key};
 use crate::idempotency::policy::{Policy, StoreFailure};
@@ -41,6 +42,8 @@ pub(super) struct Errand {
     pub(super) id: RecordId,
     key: Key,
     pub(super) fingerprint: Fingerprint,
+    /// The proof of its caller, where its scope asks for one.
+    pub(super) proof: Option<Proof>,
     /// When the request was whole.
     pub(super) began: Instant,
     /// Tells the gate that it goes on.
@@ -95,9 +98,13 @@ pub(super) async fn begin(
     if head.upgrade.is_some() {
         if !keyed && !policy.key.required {
             // In a box, as is what follows for requests without a key: those with one have no need of its size.
-            return Box::pin(pass::forward(gate, upstream, head, incoming, Manner::of(route))).await;
+            let manner = Manner::of(gate, lane, route, &head);
+            return Box::pin(pass::forward(gate, upstream, head, incoming, manner)).await;
         }
         return refuse(request::upgrade_with_key());
+    }
+    if keyed && let Err(problem) = request::check_scope(&policy.scope, &head) {
+        return refuse(problem);
     }
     let body = match Buffered::read(incoming, policy.max_request_body, &gate.work.usage).await {
         Ok(body) => body,
@@ -107,12 +114,15 @@ pub(super) async fn begin(
         Ok(Some(found)) => found,
         Ok(None) if policy.key.required => return Reply::problem(request::key_missing(&policy.key), docs),
         Ok(None) => {
-            let manner = Manner::of(route);
+            let manner = Manner::of(gate, lane, route, &head);
             return Box::pin(pass::forward_buffered(upstream, &head, &body, manner, Outcome::Passed)).await;
         }
         Err(problem) => return gate.keyed(Reply::problem(problem, docs)),
     };
-    let id = gate.identifier.id(&route.namespace, &policy.scope, head.caller(), &key);
+    if !keyed && let Err(problem) = request::check_scope(&policy.scope, &head) {
+        return gate.keyed(Reply::problem(problem, docs));
+    }
+    let (id, proof) = gate.identifier.identify(&route.namespace, &policy.scope, head.caller(), &key);
     let errand = Errand {
         gate: Arc::clone(gate),
         route: Arc::clone(route),
@@ -122,6 +132,7 @@ pub(super) async fn begin(
         id,
         key,
         fingerprint,
+        proof,
         began: Instant::now(),
         going: gate.work.errands.subscribe(),
         _taken: Arc::clone(taken),
@@ -303,7 +314,7 @@ impl Errand {
             settling::settle(&*self.gate.work.store, lead.id(), attempt, End::Release).await;
             return;
         }
-        lead.running(Running::new(attempt, self.fingerprint.clone(), lease, asked));
+        lead.running(Running::new(attempt, self.fingerprint.clone(), self.proof, lease, asked));
         attempt::run(&self, lead, attempt, client).await;
     }
 
@@ -312,7 +323,8 @@ impl Errand {
             Problem::new(Code::Overloaded, "no randomness to be had").retry_after(Duration::from_secs(1))
         })?;
         let path = self.head.uri.path();
-        let head = codec::Head::new(self.fingerprint.clone(), self.head.method.clone(), path, &self.key);
+        let head = codec::Head::new(self.fingerprint.clone(), self.head.method.clone(), path, &self.key)
+            .with_proof(self.proof);
         Ok(Fresh {
             attempt,
             origin: self.lane.origin,
@@ -329,11 +341,21 @@ impl Errand {
             // `decide` sees that for itself.
             Err(codec::Unreadable) => false,
         };
-        Ok(decide(now, self.policy(), record, |_| same))
+        Ok(decide(now, self.policy(), record, self.proof.as_ref(), |_| same))
+    }
+
+    /// What this request gets where it differs from the one that led, of which this is known; nothing where it is a retry
+    /// of it.
+    pub(super) async fn difference(
+        &self,
+        fingerprint: &Fingerprint,
+        proof: Option<&Proof>,
+    ) -> Result<Option<Decision>, Problem> {
+        Ok(difference(self.is_for(fingerprint).await?, proof, self.proof.as_ref()))
     }
 
     /// Whether this is the request that a fingerprint was taken of.
-    pub(super) async fn is_for(&self, fingerprint: &Fingerprint) -> Result<bool, Problem> {
+    async fn is_for(&self, fingerprint: &Fingerprint) -> Result<bool, Problem> {
         let digest = self.digest(&fingerprint.recipe).await.map_err(|error| spool_problem(&self.gate, &error))?;
         Ok(digest == fingerprint.digest)
     }
@@ -378,6 +400,11 @@ impl Errand {
             Decision::Reused => {
                 problem(Code::KeyReused, "this key was used for a different request; use a new key for a new request")
             }
+            Decision::CallerDiffers => problem(
+                Code::CallerDiffers,
+                "this key was used with another password, token or session; if yours was renewed, find out what became \
+                 of the first request before you send it under a new key",
+            ),
             Decision::Unknown => problem(
                 Code::OutcomeUnknown,
                 "an earlier attempt may or may not have taken effect; find out before you act again",
@@ -398,7 +425,8 @@ impl Errand {
             return self.problem(store_away());
         }
         tracing::warn!(route = &*self.lane.name, "forwarding without protection: the store is away");
-        let manner = Manner { kept: &self.lane.kept, dropped: &self.gate.added, docs: self.policy().docs.as_deref() };
+        let docs = self.policy().docs.as_deref();
+        let manner = Manner { kept: &self.lane.kept, dropped: &self.gate.added, docs, ignored: None };
         let (upstream, outcome) = (self.upstream(), Outcome::Unprotected);
         self.gate.keyed(pass::forward_buffered(upstream, &self.head, &self.body, manner, outcome).await)
     }

@@ -7,17 +7,18 @@ use http::request::Parts;
 use sha2::{Digest as _, Sha256};
 
 use super::identify::too_large;
+use super::ignored::KeyPlaces;
 use super::request::{self, Head, Road};
 use super::{Settings, pass};
-use crate::http::headers::asks_upgrade;
 use crate::http::problem::Problem;
 use crate::http::server::Peer;
+use crate::idempotency::credential::{Credential, Kind};
 use crate::idempotency::fingerprint::{Body, Counted, Fingerprint, Subject};
 use crate::idempotency::identity::Identifier;
 use crate::idempotency::key::{Found, Key};
 use crate::idempotency::policy::{Mode, Policy};
 use crate::idempotency::record::RecordId;
-use crate::idempotency::scope::{Caller, ClientCertificate, ScopePart};
+use crate::idempotency::scope::{Caller, ClientCertificate, ScopePart, ScopeWord};
 use crate::route::{Ambiguous, Route, Router};
 use crate::telemetry::outcome::Code;
 
@@ -33,6 +34,8 @@ pub struct Question<'a> {
     pub client_ip: Option<IpAddr>,
     /// What its client proves who it is with.
     pub certificate: Option<Arc<ClientCertificate>>,
+    /// Whether clients are asked for a certificate.
+    pub asks_certificate: bool,
     /// Whether its connection is encrypted.
     pub is_secure: bool,
 }
@@ -42,6 +45,8 @@ pub struct Question<'a> {
 pub struct Explanation {
     /// The host that the request names, as the gate compares it.
     pub authority: Option<Arc<str>>,
+    /// Whether it carries a key that does nothing, since no route protects it.
+    pub ignores_key: bool,
     /// What becomes of it.
     pub fate: Fate,
 }
@@ -85,7 +90,7 @@ pub struct Identified {
     /// Its key.
     pub key: Key,
     /// Who the key belongs to.
-    pub scope: Vec<(ScopePart, Value)>,
+    pub scope: Vec<(ScopeWord, Value)>,
     /// What tells it from another request.
     pub fingerprint: Fingerprint,
     /// How its body counts in that.
@@ -110,22 +115,33 @@ pub enum Value {
         /// The SHA-256 of the part and its values.
         digest: [u8; 32],
     },
+    /// A credential.
+    Credential {
+        /// Which headers count, and how.
+        kind: Kind,
+        /// The SHA-256 of its identity.
+        identity: [u8; 32],
+        /// The SHA-256 of its proof, where its kind has one.
+        proof: Option<[u8; 32]>,
+    },
 }
 
 /// Finds out what a gate with these settings and routes would do.
 #[must_use]
 pub fn explain(settings: &Settings, router: &Router, question: Question<'_>) -> Explanation {
-    let Question { head, body, client_ip, certificate, is_secure } = question;
-    let upgrades = asks_upgrade(head.version, &head.headers);
+    let Question { head, body, client_ip, certificate, asks_certificate, is_secure } = question;
+    let lacks_certificate = asks_certificate && certificate.is_none();
+    let upgrades = settings.upgrades.asked(head.version, &head.headers).is_some();
     // An address that nobody has stands for one that is not known; it is not looked at then.
     let address = SocketAddr::from((client_ip.unwrap_or(Ipv4Addr::UNSPECIFIED.into()), 0));
     let peer = Peer { certificate, is_secure, ..Peer::new(address) };
     let road = Arc::new(Road { forwarding: settings.forwarding.clone(), ..Road::default() });
     let head = match Head::of(head, peer, &road) {
         Ok(head) => head,
-        Err(problem) => return Explanation { authority: None, fate: Fate::Malformed(problem) },
+        Err(problem) => return Explanation { authority: None, ignores_key: false, fate: Fate::Malformed(problem) },
     };
     let authority = head.authority().map(Arc::from);
+    let has_key = KeyPlaces::of(router).has_key(&head.uri, &head.headers);
     let fate = match router.choose(&head.method, head.authority(), head.uri.path()) {
         Err(ambiguous) => {
             let problem = request::ambiguous(&ambiguous);
@@ -133,11 +149,12 @@ pub fn explain(settings: &Settings, router: &Router, question: Question<'_>) -> 
         }
         Ok(None) => Fate::Unrouted(settings.default_upstream.ok_or_else(|| pass::no_route(&head))),
         Ok(Some(route)) => {
-            let asked = Asked { settings, route, head, upgrades, body, client_ip };
+            let asked = Asked { settings, route, head, upgrades, body, client_ip, lacks_certificate };
             Fate::Routed(Arc::clone(route), asked.handling())
         }
     };
-    Explanation { authority, fate }
+    let is_unprotected = matches!(fate, Fate::Unrouted(_) | Fate::Routed(_, Handling::Passed(Unprotected::NoKey)));
+    Explanation { authority, ignores_key: has_key && is_unprotected, fate }
 }
 
 /// A request that has a route.
@@ -148,6 +165,8 @@ struct Asked<'a> {
     upgrades: bool,
     body: &'a [u8],
     client_ip: Option<IpAddr>,
+    /// Whether the client must have a certificate, and the question does not say which.
+    lacks_certificate: bool,
 }
 
 impl Asked<'_> {
@@ -178,10 +197,17 @@ impl Asked<'_> {
         if self.upgrades {
             return Err(request::upgrade_with_key());
         }
+        if found != Found::NeedsBody {
+            self.check_scope()?;
+        }
         if self.body.len() as u64 > policy.max_request_body {
             return Err(too_large(policy.max_request_body));
         }
-        let found = if found == Found::NeedsBody { find(Some(self.body))? } else { found };
+        let needs_body = found == Found::NeedsBody;
+        let found = if needs_body { find(Some(self.body))? } else { found };
+        if needs_body && found != Found::Absent {
+            self.check_scope()?;
+        }
         let subject = Subject { method, uri, headers, body: Body::Whole(self.body) };
         let digest = policy.fingerprint.digest(subject);
         let key = match found {
@@ -189,7 +215,11 @@ impl Asked<'_> {
             Found::Fingerprint => Key::from_fingerprint(&digest),
             Found::Absent | Found::NeedsBody => return Ok(None),
         };
-        let scope: Vec<_> = policy.scope.iter().map(|part| (part.clone(), self.value(part))).collect();
+        let scope = policy.scope.words().map(|word| {
+            let value = self.value(&word.part);
+            (word, value)
+        });
+        let scope: Vec<_> = scope.collect();
         let is_known = scope.iter().all(|(_, value)| *value != Value::Unknown);
         Ok(Some(Identified {
             id: is_known.then(|| self.id(&key)),
@@ -198,6 +228,15 @@ impl Asked<'_> {
             key,
             scope,
         }))
+    }
+
+    /// Holds that nothing is missing of what the question tells.
+    fn check_scope(&self) -> Result<(), Problem> {
+        let mut missing = self.policy().scope.missing(self.caller());
+        match missing.find(|part| self.value(part) == Value::Absent) {
+            Some(part) => Err(request::scope_missing(part)),
+            None => Ok(()),
+        }
     }
 
     fn id(&self, key: &Key) -> RecordId {
@@ -209,6 +248,7 @@ impl Asked<'_> {
     fn value(&self, part: &ScopePart) -> Value {
         let caller = self.caller();
         match part {
+            ScopePart::Credential => self.credential(),
             ScopePart::Host => caller.authority.map_or(Value::Unknown, |host| Value::Shown(host.to_owned())),
             ScopePart::ClientIp => caller.client_ip.map_or(Value::Unknown, |ip| Value::Shown(ip.to_string())),
             ScopePart::ClientCert(_) if caller.certificate.is_none() => Value::Unknown,
@@ -218,12 +258,24 @@ impl Asked<'_> {
                     0 => Value::Absent,
                     count => {
                         let mut encoded = Vec::new();
-                        part.encode(caller, &mut encoded);
+                        let _ = part.encode(caller, &mut encoded);
                         Value::Hidden { count, digest: Sha256::digest(&encoded).into() }
                     }
                 }
             }
         }
+    }
+
+    fn credential(&self) -> Value {
+        let credential = Credential::of(self.caller());
+        let by_certificate = matches!(credential.kind, Kind::Cookie | Kind::Certificate | Kind::Anonymous);
+        if by_certificate && self.lacks_certificate {
+            return Value::Unknown;
+        }
+        let mut identity = Vec::new();
+        let proof = ScopePart::Credential.encode(self.caller(), &mut identity);
+        let digest = |bytes: &[u8]| Sha256::digest(bytes).into();
+        Value::Credential { kind: credential.kind, identity: digest(&identity), proof: proof.as_deref().map(digest) }
     }
 
     fn caller(&self) -> Caller<'_> {

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::watch;
 use crate::http::problem::Problem;
 use crate::idempotency::codec::Answer;
+use crate::idempotency::credential::Proof;
 use crate::idempotency::fingerprint::Fingerprint;
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp};
 use crate::store::Held;
@@ -44,6 +45,7 @@ pub(super) enum Stage {
 pub(super) struct Running {
     pub(super) attempt: Attempt,
     pub(super) fingerprint: Fingerprint,
+    pub(super) proof: Option<Proof>,
     pub(super) began: Instant,
     lease: Duration,
     renewed: Mutex<Instant>,
@@ -52,6 +54,7 @@ pub(super) struct Running {
 /// An attempt that ended in a release, for those who waited for it.
 pub(super) struct Released {
     pub(super) fingerprint: Fingerprint,
+    pub(super) proof: Option<Proof>,
     /// The answer, whole, that its client got; else the problem.
     pub(super) answer: Result<Answer, Problem>,
 }
@@ -115,8 +118,14 @@ impl Flights {
 
 impl Running {
     /// `asked` is when the store was asked for the claim: its lease began no earlier.
-    pub(super) fn new(attempt: Attempt, fingerprint: Fingerprint, lease: Duration, asked: Instant) -> Self {
-        Self { attempt, fingerprint, began: asked, lease, renewed: Mutex::new(asked) }
+    pub(super) fn new(
+        attempt: Attempt,
+        fingerprint: Fingerprint,
+        proof: Option<Proof>,
+        lease: Duration,
+        asked: Instant,
+    ) -> Self {
+        Self { attempt, fingerprint, proof, began: asked, lease, renewed: Mutex::new(asked) }
     }
 
     /// Its lease was renewed by a call that began at `at`.
@@ -231,9 +240,10 @@ mod tests {
         let (first, mut follower) = (lead(&flights), follow(&flights));
         let fingerprint = Fingerprint { recipe: Recipe::default(), digest: [3; 32] };
         let attempt = Attempt([1; 16]);
-        first.running(Running::new(attempt, fingerprint.clone(), Duration::from_secs(1), Instant::now()));
+        first.running(Running::new(attempt, fingerprint.clone(), None, Duration::from_secs(1), Instant::now()));
         assert!(matches!(follower.joined().await, Some(Stage::Running(_))));
-        first.released(Released { fingerprint, answer: Err(Problem::new(Code::UpstreamUnreachable, "away")) });
+        let answer = Err(Problem::new(Code::UpstreamUnreachable, "away"));
+        first.released(Released { fingerprint, proof: None, answer });
         let next = lead(&flights);
         let Some(Stage::Released(released)) = follower.ended().await else { panic!("nothing released") };
         assert_eq!(released.answer.as_ref().unwrap_err().detail, "away");

@@ -13,6 +13,8 @@ mod estimate;
 pub mod explain;
 mod flights;
 mod identify;
+pub mod identities;
+mod ignored;
 mod pass;
 mod renewal;
 mod request;
@@ -35,6 +37,8 @@ pub use self::answer::HeaderNames;
 use self::answer::Reply;
 use self::cors::Asked;
 use self::estimate::Estimator;
+use self::identities::IdentityRules;
+use self::ignored::{IgnoredLog, KeyPlaces};
 use self::pass::Manner;
 use self::request::Road;
 pub use self::succession::{HandOver, Stuck};
@@ -46,6 +50,7 @@ use crate::http::forwarding::Forwarding;
 use crate::http::inbound::Inbound;
 use crate::http::problem::Problem;
 use crate::http::server::{Handler, Peer};
+use crate::http::upgrade::Upgrades;
 use crate::http::upstream::Upstream;
 use crate::http::usage::Usage;
 use crate::http::wire::Fault;
@@ -73,6 +78,8 @@ pub struct Settings {
     pub default_upstream: Option<usize>,
     /// `[server] trusted_proxies` and `forwarded`
     pub forwarding: Forwarding,
+    /// `[server] upgrades`
+    pub upgrades: Upgrades,
     /// Where the attempts' tokens come from.
     pub tokens: Tokens,
 }
@@ -97,6 +104,8 @@ pub struct Gate {
     unrouted: Arc<Lane>,
     /// The headers that the gate adds to answers, which an upstream's own do not pass for.
     added: Vec<HeaderName>,
+    /// Where clients put keys.
+    key_places: KeyPlaces,
     /// What scripts may read of them.
     exposed: HeaderValue,
     /// How it sees where requests come from.
@@ -115,6 +124,8 @@ struct Lane {
     rules: Rules,
     /// Headers that must reach the upstream, whatever `Connection` lists.
     kept: Vec<HeaderName>,
+    /// Who is told of keys that do nothing, and how often.
+    ignored: IgnoredLog,
 }
 
 /// When a client is to come back whose request was one too many.
@@ -150,6 +161,7 @@ impl Gate {
             Arc::new(Lane {
                 rules,
                 kept,
+                ignored: IgnoredLog::default(),
                 name: Arc::clone(name),
                 origin: origin(&settings.service, namespace, name).id(),
                 metrics: metrics.route(name),
@@ -157,7 +169,7 @@ impl Gate {
             })
         };
         let lanes = router.routes().iter().map(|route| {
-            let rules = rules_of(&identifier, route, &trusted);
+            let rules = identities::digest(&identifier, route, &trusted);
             (Arc::clone(&route.name), lane(&route.name, &route.namespace, rules, kept_headers(route)))
         });
         let nowhere: Arc<str> = "-".into();
@@ -165,9 +177,14 @@ impl Gate {
         Arc::new(Self {
             lanes: lanes.collect(),
             unrouted: lane(&nowhere, &nowhere, Rules::default(), Vec::new()),
+            key_places: KeyPlaces::of(&router),
             exposed: cors::exposed(&settings.headers),
             added: settings.headers.all(),
-            road: Arc::new(Road { forwarding: settings.forwarding.clone(), via: work.via.clone() }),
+            road: Arc::new(Road {
+                forwarding: settings.forwarding.clone(),
+                upgrades: settings.upgrades.clone(),
+                via: work.via.clone(),
+            }),
             identifier,
             router,
             upstreams,
@@ -179,25 +196,13 @@ impl Gate {
     /// The origins of this gate's records, and the rules of their identities: for [`Store::adopt`] before it serves.
     #[must_use]
     pub fn identities(&self) -> (Vec<Origin>, Vec<Identity>) {
-        let mut origins = Vec::new();
-        let mut identities: Vec<Identity> = Vec::new();
-        let service = &self.settings.service;
-        for route in self.router.routes() {
-            origins.push(origin(service, &route.namespace, &route.name));
-            // A route that does not protect makes no records, whatever rules it would make them by.
-            if route.policy.mode == Mode::Pass {
-                continue;
-            }
-            // Routes that share a namespace share its rules; the configuration sees to that.
-            if !identities.iter().any(|known| known.namespace == route.namespace) {
-                identities.push(Identity {
-                    service: Arc::clone(service),
-                    namespace: Arc::clone(&route.namespace),
-                    digest: self.lanes[&route.name].rules,
-                });
-            }
-        }
-        (origins, identities)
+        self.identity_rules().adoption()
+    }
+
+    /// What the identities of its records are made by.
+    #[must_use]
+    pub fn identity_rules(&self) -> IdentityRules<'_> {
+        IdentityRules::of(&self.settings, &self.router)
     }
 
     /// Renews the leases of running attempts until `stop` turns true: those of this gate, of the gates that it has taken
@@ -247,16 +252,20 @@ impl Gate {
             }
         };
         let Some(route) = route else {
-            let lane = Arc::clone(&self.unrouted);
-            return match self.settings.default_upstream {
-                Some(index) => (lane, pass::forward(self, &self.upstreams[index], head, body, Manner::default()).await),
-                None => (lane, Reply::problem(pass::no_route(&head), None)),
+            let manner = Manner::unrouted(self, &head);
+            let reply = match self.settings.default_upstream {
+                Some(index) => pass::forward(self, &self.upstreams[index], head, body, manner).await,
+                None => manner.problem(pass::no_route(&head)),
             };
+            return (Arc::clone(&self.unrouted), reply);
         };
         let lane = Arc::clone(&self.lanes[&route.name]);
         let asked = Asked::of(route, &head);
         let reply = match route.policy.mode {
-            Mode::Pass => pass::forward(self, &self.upstreams[route.upstream], head, body, Manner::of(route)).await,
+            Mode::Pass => {
+                let manner = Manner::of(self, &lane, route, &head);
+                pass::forward(self, &self.upstreams[route.upstream], head, body, manner).await
+            }
             Mode::Protect => self.protect(route, &lane, head, body, taken).await,
         };
         (lane, self.shared(reply, asked))
@@ -276,7 +285,8 @@ impl Gate {
                 Reply::problem(request::key_missing(&policy.key), policy.docs.as_deref())
             }
             Ok(Found::Absent) => {
-                pass::forward(self, &self.upstreams[route.upstream], head, body, Manner::of(route)).await
+                let manner = Manner::of(self, lane, route, &head);
+                pass::forward(self, &self.upstreams[route.upstream], head, body, manner).await
             }
             Ok(found) => errand::begin(self, route, lane, (head, body), found, taken).await,
             Err(invalid) => {
@@ -290,8 +300,10 @@ impl Gate {
     fn overloaded(&self, head: &request::Head) -> (Arc<Lane>, Reply) {
         let problem = Problem::new(Code::Overloaded, "the gate has as much to do as it may; nothing was sent")
             .retry_after(OVERLOADED_RETRY);
-        let Ok(Some(route)) = self.router.choose(&head.method, head.authority(), head.uri.path()) else {
-            return (Arc::clone(&self.unrouted), Reply::problem(problem, None));
+        let route = match self.router.choose(&head.method, head.authority(), head.uri.path()) {
+            Ok(Some(route)) => route,
+            Ok(None) => return (Arc::clone(&self.unrouted), Manner::unrouted(self, head).problem(problem)),
+            Err(_) => return (Arc::clone(&self.unrouted), Reply::problem(problem, None)),
         };
         let Policy { mode, key, docs, .. } = &route.policy;
         let found = key.find(&head.uri, &head.headers, None);
@@ -323,38 +335,33 @@ impl Handler for Gate {
         let taken = self.work.usage.requests.take(1).map(Arc::new);
         let (lane, reply) = self.answer(request, peer, taken.as_ref()).await;
         let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };
-        let took = began.elapsed();
-        lane.metrics.answered(outcome, took);
-        log(&lane, outcome, &response, took);
-        match taken {
-            Some(taken) => response.map(|body| body.of_request(taken)),
-            None => response,
-        }
+        log(&lane, outcome, &response, began);
+        let timer = lane.metrics.answered(outcome, began);
+        response.map(|body| body.of_request(taken, timer))
     }
 
     fn refuse(&self, fault: Fault, head: Option<&Parts>) -> Response<Body> {
-        let reply = Reply::problem(Problem::new(fault.code(), fault.to_string()), None);
+        let problem = Problem { retry_after: fault.retry_after(), ..Problem::new(fault.code(), fault.to_string()) };
+        let reply = Reply::problem(problem, None);
         let is_call = head.is_some_and(|head| grpc::is_call(&head.method, &head.headers));
         let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };
-        self.unrouted.metrics.answered(outcome, Duration::ZERO);
-        log(&self.unrouted, outcome, &response, Duration::ZERO);
-        response
+        let now = Instant::now();
+        log(&self.unrouted, outcome, &response, now);
+        let timer = self.unrouted.metrics.answered(outcome, now);
+        response.map(|body| body.of_request(None, timer))
     }
 }
 
-fn log(lane: &Lane, outcome: Outcome, response: &Response<Body>, took: Duration) {
-    let (route, status, micros) = (&*lane.name, response.status().as_u16(), took.as_micros());
+/// Logs an answer as it begins.
+fn log(lane: &Lane, outcome: Outcome, response: &Response<Body>, began: Instant) {
+    let (route, status, outcome_word) = (&*lane.name, response.status().as_u16(), outcome.as_str());
+    let micros = || began.elapsed().as_micros();
     match outcome {
         Outcome::Unrecorded | Outcome::Unprotected => {
-            tracing::warn!(route, outcome = outcome.as_str(), status, micros, "answered");
+            tracing::warn!(route, outcome = outcome_word, status, micros = micros(), "answered");
         }
-        _ => tracing::debug!(route, outcome = outcome.as_str(), status, micros, "answered"),
+        _ => tracing::debug!(route, outcome = outcome_word, status, micros = micros(), "answered"),
     }
-}
-
-fn rules_of(identifier: &Identifier, route: &Route, trusted: &str) -> Rules {
-    let policy = &route.policy;
-    identifier.rules_digest(&route.namespace, &policy.scope, &policy.key, &policy.fingerprint, trusted)
 }
 
 fn origin(service: &Arc<str>, namespace: &Arc<str>, route: &Arc<str>) -> Origin {
@@ -363,17 +370,19 @@ fn origin(service: &Arc<str>, namespace: &Arc<str>, route: &Arc<str>) -> Origin 
 
 /// The headers that a route's keys, scopes and fingerprints are made of.
 fn kept_headers(route: &Route) -> Vec<HeaderName> {
+    use crate::idempotency::credential;
     use crate::idempotency::key::KeySource;
     use crate::idempotency::scope::ScopePart;
     let keys = route.policy.key.from.iter().filter_map(|source| match source {
         KeySource::Header(name) => Some(name.clone()),
         KeySource::CloudEvent | KeySource::Query(_) | KeySource::Json(_) | KeySource::Fingerprint => None,
     });
-    let scopes = route.policy.scope.iter().filter_map(|part| match part {
-        ScopePart::Header(name) => Some(name.clone()),
-        ScopePart::Cookie(_) => Some(http::header::COOKIE),
-        ScopePart::BasicUser => Some(http::header::AUTHORIZATION),
-        ScopePart::Host | ScopePart::ClientIp | ScopePart::ClientCert(_) | ScopePart::Const(_) => None,
+    let scopes = route.policy.scope.iter().flat_map(|part| match part {
+        ScopePart::Credential => credential::HEADERS.to_vec(),
+        ScopePart::Header(name) => vec![name.clone()],
+        ScopePart::Cookie(_) => vec![http::header::COOKIE],
+        ScopePart::BasicUser => vec![http::header::AUTHORIZATION],
+        ScopePart::Host | ScopePart::ClientIp | ScopePart::ClientCert(_) | ScopePart::Const(_) => Vec::new(),
     });
     let events = ["ce-source", "ce-id"].map(HeaderName::from_static);
     let compared = route.policy.fingerprint.headers.iter().cloned();
@@ -389,7 +398,7 @@ pub(crate) mod tests {
     use crate::store::memory::Memory;
 
     pub(crate) fn route(name: &str, mode: Mode, scope: &str) -> Route {
-        let policy = Policy { mode, scope: vec![ScopePart::parse(scope).unwrap()], ..Policy::default() };
+        let policy = Policy { mode, scope: vec![ScopePart::parse(scope).unwrap()].into(), ..Policy::default() };
         Route {
             name: name.into(),
             namespace: "shared".into(),
@@ -409,6 +418,7 @@ pub(crate) mod tests {
             headers: HeaderNames { status: None, replayed: None, expires: None },
             default_upstream: None,
             forwarding: Forwarding::default(),
+            upgrades: Upgrades::default(),
             tokens: Tokens::secret(),
         };
         let router = Router::new(routes).unwrap();

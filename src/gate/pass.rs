@@ -9,19 +9,21 @@ use http_body::Body as _;
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout_at};
 
-use super::Gate;
 use super::answer::Reply;
 use super::identify::body_problem;
+use super::ignored::IgnoredKey;
 use super::request::Head;
+use super::{Gate, Lane};
 use crate::http::body::{Body, Progress};
 use crate::http::buffer::Buffered;
 use crate::http::headers::{announce_trailers, to_client, to_upstream};
 use crate::http::inbound::Inbound;
 use crate::http::problem::Problem;
 use crate::http::replay::announced_length;
-use crate::http::upgrade;
+use crate::http::upgrade::Upgrade;
 use crate::http::upstream::{Carrier, Error, NotSent, Reuse, Sending, Upstream};
 use crate::http::wire::fault_of;
+use crate::idempotency::policy::Mode;
 use crate::route::Route;
 use crate::telemetry::outcome::{Code, Outcome};
 
@@ -32,7 +34,7 @@ const AWAITED: u64 = 64 * 1024;
 const UNREACHABLE_RETRY: Duration = Duration::from_secs(1);
 
 /// What an unprotected request needs on its way besides itself.
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 pub(super) struct Manner<'a> {
     /// Headers that no `Connection` can strip.
     pub(super) kept: &'a [HeaderName],
@@ -40,12 +42,37 @@ pub(super) struct Manner<'a> {
     pub(super) dropped: &'a [HeaderName],
     /// The route's page on its problems.
     pub(super) docs: Option<&'a str>,
+    /// The key that the request carries for nothing.
+    pub(super) ignored: Option<IgnoredKey<'a>>,
 }
 
 impl<'a> Manner<'a> {
-    /// For a request of this route that carries no key.
-    pub(super) fn of(route: &'a Route) -> Self {
-        Self { docs: route.policy.docs.as_deref(), ..Self::default() }
+    /// For a request of this route that is not protected: the route protects nothing, or found no key.
+    pub(super) fn of(gate: &'a Gate, lane: &'a Lane, route: &'a Route, head: &Head) -> Self {
+        let ignored = match route.policy.mode {
+            Mode::Pass => None,
+            Mode::Protect => IgnoredKey::of(gate, lane, head),
+        };
+        Self { docs: route.policy.docs.as_deref(), ignored, ..Self::default() }
+    }
+
+    /// For a request that no route matches.
+    pub(super) fn unrouted(gate: &'a Gate, head: &Head) -> Self {
+        Self { ignored: IgnoredKey::of(gate, &gate.unrouted, head), ..Self::default() }
+    }
+
+    /// A problem as the reply.
+    pub(super) fn problem(self, problem: Problem) -> Reply {
+        let reply = Reply::problem(problem, self.docs);
+        self.finish(reply)
+    }
+
+    /// The reply as the client gets it.
+    pub(super) fn finish(self, reply: Reply) -> Reply {
+        match self.ignored {
+            Some(ignored) => ignored.tell(reply),
+            None => reply,
+        }
     }
 }
 
@@ -62,7 +89,7 @@ pub(super) async fn forward(
     let (body, progress) = match body.size_hint().exact() {
         Some(1..=AWAITED) if head.upgrade.is_none() => match Buffered::read(body, AWAITED, &gate.work.usage).await {
             Ok(body) => (body.body(), None),
-            Err(error) => return Reply::problem(body_problem(gate, error), manner.docs),
+            Err(error) => return manner.problem(body_problem(gate, error)),
         },
         _ if body.is_end_stream() => (Body::empty(), None),
         _ => {
@@ -71,28 +98,32 @@ pub(super) async fn forward(
         }
     };
     let is_chunked = head.headers.contains_key(TRANSFER_ENCODING);
-    let protocol = head.headers.get(UPGRADE).cloned();
     let mut headers = to_upstream(std::mem::take(&mut head.headers), manner.kept, head.way());
     if is_chunked {
         headers.remove(CONTENT_LENGTH);
         headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
-    let client_upgrade = head.upgrade.take().filter(|_| upstream.takes_upgrades());
-    if client_upgrade.is_some()
-        && let Some(protocol) = protocol
-    {
-        headers.insert(UPGRADE, protocol);
-        headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    let upgrade = head.upgrade.take().filter(|_| upstream.takes_upgrades());
+    if let Some(upgrade) = &upgrade {
+        upgrade.ask(&mut headers);
     }
     let request = request(upstream, &head, headers, body);
-    let reuse = if client_upgrade.is_some() { Reuse::Never } else { Reuse::Unprotected };
+    let reuse = if upgrade.is_some() { Reuse::Never } else { Reuse::Unprotected };
     match exchange(upstream, request, reuse, Sending::of(head.interim()), progress.as_deref()).await {
-        Ok((response, carrier)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => match client_upgrade {
-            Some(client) => Reply::new(Outcome::Passed, switch(response, carrier, client, manner)),
-            None => Reply::problem(unasked_switch(), manner.docs),
-        },
-        Ok((response, carrier)) => Reply::new(Outcome::Passed, answer(response, carrier, manner)),
-        Err(problem) => Reply::problem(problem, manner.docs),
+        Ok((response, carrier)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+            match upgrade.filter(|upgrade| upgrade.is_granted(response.headers())) {
+                Some(upgrade) => {
+                    let switched = switch(response, carrier, upgrade, manner.dropped);
+                    manner.finish(Reply::new(Outcome::Passed, switched))
+                }
+                None => manner.problem(unasked_switch()),
+            }
+        }
+        Ok((response, carrier)) => {
+            let answer = answer(response, carrier, manner.dropped);
+            manner.finish(Reply::new(Outcome::Passed, answer))
+        }
+        Err(problem) => manner.problem(problem),
     }
 }
 
@@ -106,11 +137,12 @@ pub(super) async fn forward_buffered(
 ) -> Reply {
     let request = buffered_request(upstream, head, body, manner.kept);
     match exchange(upstream, request, Reuse::Unprotected, Sending::of(head.interim()), None).await {
-        Ok((response, _)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-            Reply::problem(unasked_switch(), manner.docs)
+        Ok((response, _)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => manner.problem(unasked_switch()),
+        Ok((response, carrier)) => {
+            let answer = answer(response, carrier, manner.dropped);
+            manner.finish(Reply::new(outcome, answer))
         }
-        Ok((response, carrier)) => Reply::new(outcome, answer(response, carrier, manner)),
-        Err(problem) => Reply::problem(problem, manner.docs),
+        Err(problem) => manner.problem(problem),
     }
 }
 
@@ -176,9 +208,9 @@ async fn exchange(
     }
 }
 
-fn answer(response: Response<Incoming>, carrier: Carrier, manner: Manner<'_>) -> Response<Body> {
+fn answer(response: Response<Incoming>, carrier: Carrier, dropped: &[HeaderName]) -> Response<Body> {
     let (mut parts, body) = response.into_parts();
-    let headers = to_client(std::mem::take(&mut parts.headers), manner.dropped);
+    let headers = to_client(std::mem::take(&mut parts.headers), dropped);
     let announced = announced_length(parts.status, &headers).filter(|_| body.is_end_stream());
     let body = Body::from_upstream(body, carrier);
     let mut out = Response::new(announced.map_or(body, Body::announced));
@@ -192,17 +224,17 @@ fn answer(response: Response<Incoming>, carrier: Carrier, manner: Manner<'_>) ->
 fn switch(
     mut response: Response<Incoming>,
     carrier: Carrier,
-    client: hyper::upgrade::OnUpgrade,
-    manner: Manner<'_>,
+    upgrade: Upgrade,
+    dropped: &[HeaderName],
 ) -> Response<Body> {
     let protocol = response.headers().get(UPGRADE).cloned();
-    let mut headers = to_client(std::mem::take(response.headers_mut()), manner.dropped);
+    let mut headers = to_client(std::mem::take(response.headers_mut()), dropped);
     if let Some(protocol) = protocol {
         headers.insert(UPGRADE, protocol);
     }
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     carrier.detach();
-    upgrade::join(client, &mut response);
+    upgrade.join(&mut response);
     let mut out = Response::new(Body::empty());
     *out.status_mut() = response.status();
     *out.headers_mut() = headers;
@@ -231,7 +263,7 @@ pub(super) fn problem(upstream: &Upstream, error: &Error) -> Problem {
             unreachable()
         }
         Error::ClientBody(error) => client_body_problem(&**error),
-        Error::Unknown(_) | Error::Framing | Error::TooManyHeaders => {
+        Error::Unknown(_) | Error::Framing | Error::Head(_) | Error::TooManyHeaders => {
             tracing::warn!(upstream = name, cause = %error, "the upstream broke off");
             Problem::new(Code::UpstreamBroken, "the upstream broke off before its answer was complete")
         }

@@ -5,21 +5,20 @@ use std::sync::Arc;
 
 use http::header::HOST;
 use http::request::Parts;
-use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
-use hyper::upgrade::OnUpgrade;
 
-use crate::http::byte_set::ByteSet;
 use crate::http::forwarding::{Forwarding, Hop};
-use crate::http::headers::{Way, asks_upgrade, framing_is_plain};
+use crate::http::headers::{Way, framing_is_plain};
+use crate::http::host::{is_host, is_usual, normal};
 use crate::http::inbound::Inbound;
 use crate::http::problem::Problem;
 use crate::http::server::Peer;
+use crate::http::upgrade::{Upgrade, Upgrades};
 use crate::http::via::Via;
 use crate::http::wire::Interim;
 use crate::idempotency::grpc;
 use crate::idempotency::key::KeyRule;
-use crate::idempotency::scope::Caller;
+use crate::idempotency::scope::{Caller, Scope, ScopePart};
 use crate::route::{Ambiguous, Route};
 use crate::telemetry::outcome::Code;
 
@@ -27,6 +26,7 @@ use crate::telemetry::outcome::Code;
 #[derive(Debug, Default)]
 pub(super) struct Road {
     pub(super) forwarding: Forwarding,
+    pub(super) upgrades: Upgrades,
     pub(super) via: Via,
 }
 
@@ -42,8 +42,8 @@ pub(super) struct Head {
     /// The address of the client, which may be behind trusted proxies.
     client: IpAddr,
     road: Arc<Road>,
-    /// The client's side of the upgrade that it asks for.
-    pub(super) upgrade: Option<OnUpgrade>,
+    /// The upgrade that it asks for.
+    pub(super) upgrade: Option<Upgrade>,
 }
 
 impl Head {
@@ -53,7 +53,7 @@ impl Head {
         peer: Peer,
         road: &Arc<Road>,
     ) -> Result<(Self, Inbound), Problem> {
-        let upgrade = asks_upgrade(request.version(), request.headers()).then(|| hyper::upgrade::on(&mut request));
+        let upgrade = Upgrade::of(&mut request, &road.upgrades);
         let (parts, body) = request.into_parts();
         Ok((Self::framed(parts, upgrade, peer, road)?, body))
     }
@@ -70,7 +70,7 @@ impl Head {
     }
 
     /// Of a head whose framing is beyond doubt, as [`crate::http::wire`] sees to.
-    fn framed(parts: Parts, upgrade: Option<OnUpgrade>, peer: Peer, road: &Arc<Road>) -> Result<Self, Problem> {
+    fn framed(parts: Parts, upgrade: Option<Upgrade>, peer: Peer, road: &Arc<Road>) -> Result<Self, Problem> {
         if road.via.is_loop(&parts.headers) {
             let detail = "the request came by here before: the gate is its own upstream, or that of another (see Via)";
             return Err(Problem::new(Code::LoopDetected, detail));
@@ -210,47 +210,6 @@ impl Host {
     }
 }
 
-/// Whether a host is written as nearly all are: a name or an IPv4 address in lower case, with a port that is not the
-/// default one or with none. It is sound, and normal.
-fn is_usual(host: &str) -> bool {
-    static OF_NAMES: ByteSet = ByteSet::lower_case_and(b"-.");
-    let (name, port) = host.split_at(OF_NAMES.span(host));
-    let port_is_usual = |port: &str| {
-        let is_short = (1..=5).contains(&port.len()) && port.bytes().all(|byte| byte.is_ascii_digit());
-        is_short && port != "80" && port.parse::<u16>().is_ok()
-    };
-    !name.is_empty() && !name.ends_with('.') && (port.is_empty() || port.strip_prefix(':').is_some_and(port_is_usual))
-}
-
-/// Whether this is a host with an optional port. It may be empty, where the target has no authority.
-fn is_host(host: &str) -> bool {
-    let port_is_sound = |authority: &Authority| match authority.as_str().rsplit_once(':') {
-        Some((_, port)) if !port.contains(']') => {
-            port.is_empty() || port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok()
-        }
-        _ => true,
-    };
-    let sound = |authority: Authority| !authority.host().is_empty() && port_is_sound(&authority);
-    host.is_empty() || !host.contains('@') && host.parse::<Authority>().is_ok_and(sound)
-}
-
-/// A host in lower case, without the default port and the final dot of a name (RFC 9110, 4.2.3); nothing where it is
-/// written so already.
-fn normal(host: &str, default_port: &str) -> Option<String> {
-    let written = host;
-    let host = host.strip_suffix(default_port).or_else(|| host.strip_suffix(':')).unwrap_or(host);
-    let (name, port) = match host.rsplit_once(':') {
-        Some((name, port)) if !port.contains(']') => (name, Some(port)),
-        _ => (host, None),
-    };
-    let mut normal = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
-    if let Some(port) = port {
-        normal.push(':');
-        normal.push_str(port);
-    }
-    Some(normal).filter(|normal| normal != written)
-}
-
 fn bad(detail: &str) -> Problem {
     Problem::new(Code::BadRequest, detail)
 }
@@ -269,6 +228,20 @@ pub(super) fn upgrade_with_key() -> Problem {
     bad("an upgrade cannot be retried, so it cannot carry a key here")
 }
 
+/// Holds that the request has every part of its scope that it must have.
+///
+/// # Errors
+/// The problem that names the first one that it lacks.
+pub(super) fn check_scope(scope: &Scope, head: &Head) -> Result<(), Problem> {
+    scope.missing(head.caller()).next().map_or(Ok(()), |part| Err(scope_missing(part)))
+}
+
+/// The request lacks a part of its scope.
+pub(super) fn scope_missing(part: &ScopePart) -> Problem {
+    let detail = format!("idempotency keys belong to a `{part}` here, and the request has none; nothing was sent");
+    Problem::new(Code::ScopeMissing, detail)
+}
+
 /// The route requires a key, and none came.
 pub(super) fn key_missing(rule: &KeyRule) -> Problem {
     let places: Vec<_> = rule.from.iter().map(ToString::to_string).collect();
@@ -278,29 +251,7 @@ pub(super) fn key_missing(rule: &KeyRule) -> Problem {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
-
-    #[test]
-    fn hosts_are_told_from_what_is_none() {
-        for host in ["", "a", "a.example:8080", "127.0.0.1:1", "[::1]", "[::1]:80", "a:"] {
-            assert!(is_host(host), "{host}");
-        }
-        for host in ["a b", "a/c", "u@h", "h:99999", "[::1", "[::1:80", ":80", "h:x", "h:+80"] {
-            assert!(!is_host(host), "{host}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn usual_hosts_are_sound_and_normal(host in "[a-c.:\\[\\]@A%-]{0,4}(:[0-9]{0,6})?|[a-z0-9.-]{1,9}(:(80|8080|65535|65536|0?80))?") {
-            if is_usual(&host) {
-                prop_assert!(is_host(&host));
-                prop_assert_eq!(normal(&host, ":80"), None);
-            }
-        }
-    }
 
     #[test]
     fn odd_targets_are_refused() {
@@ -315,23 +266,5 @@ mod tests {
         assert!(!check("POST", "*"));
         assert!(!check("POST", "x"));
         assert!(!check("CONNECT", "a:443"));
-    }
-
-    #[test]
-    fn spellings_of_one_host_are_one() {
-        for host in ["api.example", "API.example", "api.example:80", "api.example.", "api.example.:80", "api.example:"]
-        {
-            assert_eq!(normal(host, ":80").as_deref().unwrap_or(host), "api.example", "{host}");
-        }
-        for (written, expected) in [
-            ("api.example", None),
-            ("api.example.:8080", Some("api.example:8080")),
-            ("[::1]", None),
-            ("[::1]:80", Some("[::1]")),
-            ("[::1]:8080", None),
-            ("", None),
-        ] {
-            assert_eq!(normal(written, ":80").as_deref(), expected, "{written}");
-        }
     }
 }

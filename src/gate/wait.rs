@@ -26,7 +26,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// What a request met that does not lead for its key.
 pub(super) enum Met {
-    /// An attempt for the same request, in this process.
+    /// An attempt for the same request of the same caller, in this process.
     Running(Follow, Arc<Running>),
     /// The end of such an attempt.
     Released(Arc<Released>),
@@ -145,15 +145,19 @@ impl Errand {
     /// What following another came to.
     pub(super) async fn meet(&self, follow: Follow, stage: Option<Stage>) -> Result<Met, Problem> {
         Ok(match stage {
-            Some(Stage::Running(running)) => match self.is_for(&running.fingerprint).await? {
-                true => Met::Running(follow, running),
-                false => Met::Decided(Decision::Reused, None),
-            },
-            Some(Stage::Released(released)) => match self.is_for(&released.fingerprint).await? {
-                true => Met::Released(released),
-                // The key is free again.
-                false => Met::Nothing,
-            },
+            Some(Stage::Running(running)) => {
+                match self.difference(&running.fingerprint, running.proof.as_ref()).await? {
+                    None => Met::Running(follow, running),
+                    Some(decision) => Met::Decided(decision, None),
+                }
+            }
+            Some(Stage::Released(released)) => {
+                match self.difference(&released.fingerprint, released.proof.as_ref()).await? {
+                    None => Met::Released(released),
+                    // The key is free again.
+                    Some(_) => Met::Nothing,
+                }
+            }
             Some(Stage::Found(found)) => Met::Decided(self.decide(&found.0, found.1).await?, Some(found.0.until)),
             Some(Stage::Absent) => Met::Decided(Decision::Supersede, None),
             Some(Stage::Asking) | None => Met::Nothing,

@@ -18,15 +18,26 @@ use super::headers::without_ours;
 use super::inbound::{self, Inbound};
 use super::upstream::Carrier;
 use super::wire::{Exchange, Fault};
+use crate::telemetry::metrics::RequestTimer;
+
+/// How many bytes of a body that is whole are handed on at a time: hyper takes what it is given at once, and a body has
+/// ended only when the other side has read nearly all of it.
+const PIECE: usize = 64 << 10;
 
 /// A body to send.
 #[derive(Default)]
 pub struct Body {
     kind: Kind,
     /// The request that it answers goes on for as long as it is there.
-    _request: Option<Arc<Taken>>,
+    _request: Option<Ongoing>,
     /// The exchange that ends with it.
     _exchange: Option<Exchange>,
+}
+
+/// A request that is being dealt with.
+struct Ongoing {
+    _taken: Option<Arc<Taken>>,
+    _timer: RequestTimer,
 }
 
 #[derive(Default)]
@@ -100,6 +111,14 @@ impl Body {
         matches!(self.kind, Kind::Announced(_))
     }
 
+    /// How many bytes of it are in memory already, and wait to be sent.
+    pub(super) fn held(&self) -> usize {
+        match &self.kind {
+            Kind::Full(bytes) | Kind::Trailed(Some(bytes), _) => bytes.len(),
+            _ => 0,
+        }
+    }
+
     /// What arrives from an upstream, as it arrives. When it has ended well, its connection is given back.
     #[must_use]
     pub fn from_upstream(incoming: Incoming, carrier: Carrier) -> Self {
@@ -137,10 +156,11 @@ impl Body {
         }
     }
 
-    /// The same, of a request that is being dealt with until it is gone.
+    /// The same, as the answer to a request, which ends when this is gone: all of it was given to the connection, or the
+    /// client has left.
     #[must_use]
-    pub fn of_request(self, request: Arc<Taken>) -> Self {
-        Self { _request: Some(request), ..self }
+    pub fn of_request(self, taken: Option<Arc<Taken>>, timer: RequestTimer) -> Self {
+        Self { _request: Some(Ongoing { _taken: taken, _timer: timer }), ..self }
     }
 
     /// The same, in whose exchange the client waits for it.
@@ -313,6 +333,9 @@ impl HttpBody for Body {
         match &mut self.kind {
             Kind::Empty | Kind::Announced(_) => Poll::Ready(None),
             Kind::Full(bytes) => {
+                if bytes.len() > PIECE {
+                    return Poll::Ready(Some(Ok(Frame::data(bytes.split_to(PIECE)))));
+                }
                 let bytes = std::mem::take(bytes);
                 self.kind = Kind::Empty;
                 Poll::Ready(Some(Ok(Frame::data(bytes))))
@@ -377,7 +400,11 @@ pub(super) fn end_to_end(frame: Frame<Bytes>) -> Frame<Bytes> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::telemetry::metrics::Metrics;
+    use crate::telemetry::outcome::Outcome;
     use http_body_util::BodyExt;
 
     #[tokio::test]
@@ -394,6 +421,58 @@ mod tests {
         tx.send(Frame::data(Bytes::from_static(b"all"))).await.unwrap();
         tx.finish();
         assert_eq!(body.collect().await.unwrap().to_bytes(), "all");
+    }
+
+    #[tokio::test]
+    async fn a_large_body_is_handed_on_in_pieces() {
+        let whole: Bytes = (0..=255).cycle().take(2 * PIECE + 1).collect();
+        let mut body = Body::full(whole.clone());
+        let (mut taken, mut lengths) = (Vec::new(), Vec::new());
+        while let Some(frame) = body.frame().await {
+            let data = frame.unwrap().into_data().unwrap();
+            taken.extend_from_slice(&data);
+            lengths.push(data.len());
+            assert_eq!(body.size_hint().exact(), Some((whole.len() - taken.len()) as u64));
+        }
+        assert_eq!((taken == whole, lengths, body.is_end_stream()), (true, vec![PIECE, PIECE, 1], true));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_lasts_until_the_last_byte_of_its_answer() {
+        let metrics = Metrics::new();
+        let route = metrics.route("a");
+        let took = |metrics: &Metrics| {
+            let text = metrics.encode();
+            let of = |end: &str| {
+                let name = format!("oncegate_request_duration_seconds_{end}{{outcome=\"executed\",route=\"a\"}} ");
+                text.lines().find_map(|line| line.strip_prefix(&name)?.parse::<f64>().ok()).unwrap_or_default()
+            };
+            (of("count"), of("sum"))
+        };
+        let answer = |body: Body| body.of_request(None, route.answered(Outcome::Executed, Instant::now()));
+
+        let (tx, body) = Body::channel();
+        let mut body = answer(body);
+        let counted = "oncegate_requests_total{outcome=\"executed\",route=\"a\"} 1\n";
+        assert!(metrics.encode().contains(counted), "a request counts when its answer begins");
+        for _ in 0..2 {
+            tokio::time::advance(Duration::from_secs(1)).await;
+            tx.send(Frame::data(Bytes::from_static(b"x"))).await.unwrap();
+            body.frame().await.unwrap().unwrap();
+        }
+        assert_eq!(took(&metrics), (0.0, 0.0));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        tx.finish();
+        assert!(body.frame().await.is_none());
+        drop(body);
+        assert_eq!(took(&metrics), (1.0, 3.0));
+
+        // A client that leaves ends it too.
+        let (_tx, body) = Body::channel();
+        let body = answer(body);
+        tokio::time::advance(Duration::from_secs(4)).await;
+        drop(body);
+        assert_eq!(took(&metrics), (2.0, 7.0));
     }
 
     #[tokio::test]

@@ -1,7 +1,7 @@
 //! Which headers pass, and which the gate adds on the way to the upstream.
 
-use http::header::{self, CONNECTION, CONTENT_LENGTH, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA};
-use http::{HeaderMap, HeaderName, HeaderValue, Version};
+use http::header::{self, CONNECTION, CONTENT_LENGTH, HOST, TE, TRAILER, TRANSFER_ENCODING, VIA};
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::byte_set::ByteSet;
 use super::forwarding::{self, Forwarding, Hop, Told};
@@ -130,17 +130,6 @@ pub fn framing_is_plain(headers: &HeaderMap) -> bool {
         (None, Some(length)) => length.as_bytes().iter().all(u8::is_ascii_digit) && lengths.next().is_none(),
         (Some(_), Some(_)) => false,
     }
-}
-
-/// Whether a request asks for an upgrade that may be passed on (RFC 9110, 7.8).
-///
-/// One to `h2c` is not: behind it, requests would pass the gate unseen. It is ignored, as any server may.
-#[must_use]
-pub fn asks_upgrade(version: Version, headers: &HeaderMap) -> bool {
-    version == Version::HTTP_11
-        && headers.contains_key(UPGRADE)
-        && has_token(headers, &CONNECTION, "upgrade")
-        && !has_token(headers, &UPGRADE, "h2c")
 }
 
 /// Trailers without the names that only the gate and the upstream say to each other, without those that say who forwards a
@@ -374,15 +363,6 @@ mod tests {
         let out = to_client(headers, &[]);
         assert!(!out.contains_key(CONTENT_LENGTH));
         assert!(out.contains_key("etag"));
-    }
-
-    #[test]
-    fn only_harmless_upgrades_are_passed_on() {
-        let websocket = map(&[("connection", "keep-alive, Upgrade"), ("upgrade", "websocket")]);
-        assert!(asks_upgrade(Version::HTTP_11, &websocket));
-        assert!(!asks_upgrade(Version::HTTP_10, &websocket));
-        let h2c = map(&[("connection", "upgrade, http2-settings"), ("upgrade", "h2c")]);
-        assert!(!asks_upgrade(Version::HTTP_11, &h2c));
     }
 
     #[test]

@@ -122,6 +122,7 @@ fn title(code: Code) -> &'static str {
     match code {
         Code::KeyMissing => "An idempotency key is required",
         Code::KeyInvalid => "The idempotency key is not well-formed",
+        Code::ScopeMissing => "The request does not say whom its idempotency key belongs to",
         Code::BadRequest => "The request is malformed",
         Code::NoRoute => "Nothing is served here",
         Code::InFlight => "A request with this idempotency key is in flight",
@@ -129,6 +130,7 @@ fn title(code: Code) -> &'static str {
         Code::ResponseNotStored => "The request ran, and its response was not kept",
         Code::RequestTooLarge => "The request is too large",
         Code::KeyReused => "The idempotency key was used for another request",
+        Code::CallerDiffers => "The idempotency key was used with other credentials",
         Code::UpstreamUnreachable => "The upstream cannot be reached",
         Code::UpstreamBroken => "The upstream broke off",
         Code::UpstreamTimeout => "The upstream did not answer in time",

@@ -18,6 +18,8 @@ use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::interval;
 
+use super::memory::keep_giving_back;
+
 /// How many threads may wait for the disk and for names in all.
 const BLOCKING: usize = 512;
 
@@ -95,6 +97,7 @@ impl Shard {
         let (ending, ended) = channel();
         thread::Builder::new().name(format!("shard-{index}")).spawn(move || {
             INDEX.set(index);
+            runtime.spawn(keep_giving_back());
             runtime.block_on(beat_until(stopped));
             runtime.shutdown_timeout(LAST_CALLS);
             drop::<Sender<()>>(ending);

@@ -1,6 +1,6 @@
 //! The stored form of what was claimed and what was answered.
 //!
-//! Both begin with the format's version (1) and an envelope (0: plain; the other values are kept for encryption).
+//! Both begin with the format's version (1; 2 for a head with a proof) and an envelope (0: plain; the other values are kept for encryption).
 //! What begins otherwise is [`Unreadable`], and so is what breaks off, holds an impossible value or goes on too long.
 //! Integers are big-endian; a *part* is its length in four bytes, then its bytes; a *list* is its length in four
 //! bytes, then its items.
@@ -22,7 +22,7 @@
 //!
 //! | bytes | what |
 //! |---|---|
-//! | 1 | version: 1 |
+//! | 1 | version: 1, or 2 where there is a proof |
 //! | 1 | envelope: 0 |
 //! | 1 | the recipe's version: 1 |
 //! | 1 | what counts: method 1, path 2, query 4, body 8, added up |
@@ -31,6 +31,7 @@
 //! | list | included pointers, each a part |
 //! | list | excluded pointers, each a part |
 //! | 32 | the fingerprint's digest |
+//! | 32 | in version 2 only: the proof's digest |
 //! | part | method |
 //! | part | path, in UTF-8 |
 //! | part | shortened key, in UTF-8 |
@@ -38,12 +39,15 @@
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 
+use super::credential::Proof;
 use super::fingerprint::{BodyForm, Fingerprint, Pointer, Recipe};
 use super::frame::{Reader, put, put_count};
 use super::key::Key;
 
 /// The version of the stored forms.
 const VERSION: u8 = 1;
+/// The version of a head with a proof. Others are written as version 1, which gates of older releases read.
+const WITH_PROOF: u8 = 2;
 /// The envelope of what is stored as it is.
 const PLAIN: u8 = 0;
 /// The version of recipes.
@@ -58,6 +62,8 @@ const MAX_PATH: usize = 256;
 pub struct Head {
     /// How the request was told apart, and what that gave.
     pub fingerprint: Fingerprint,
+    /// What its caller proved its identity with, where the scope asks for a proof.
+    pub proof: Option<Proof>,
     /// The request's method.
     pub method: Method,
     /// The request's path without its query, at most 256 bytes of it; for operators.
@@ -98,15 +104,24 @@ impl Head {
     #[must_use]
     pub fn new(fingerprint: Fingerprint, method: Method, path: &str, key: &Key) -> Self {
         let end = (0..=path.len().min(MAX_PATH)).rev().find(|&end| path.is_char_boundary(end)).unwrap_or(0);
-        Self { fingerprint, method, path: path[..end].to_owned(), key: key.shortened() }
+        Self { fingerprint, proof: None, method, path: path[..end].to_owned(), key: key.shortened() }
+    }
+
+    /// The same with a proof, or without one.
+    #[must_use]
+    pub fn with_proof(self, proof: Option<Proof>) -> Self {
+        Self { proof, ..self }
     }
 
     /// The stored form.
     #[must_use]
     pub fn encode(&self) -> Bytes {
-        let mut out = vec![VERSION, PLAIN];
+        let mut out = vec![if self.proof.is_some() { WITH_PROOF } else { VERSION }, PLAIN];
         put_recipe(&mut out, &self.fingerprint.recipe);
         out.extend_from_slice(&self.fingerprint.digest);
+        if let Some(Proof(digest)) = &self.proof {
+            out.extend_from_slice(digest);
+        }
         put(&mut out, self.method.as_str().as_bytes());
         put(&mut out, self.path.as_bytes());
         put(&mut out, self.key.as_bytes());
@@ -115,14 +130,20 @@ impl Head {
 
     /// Reads the stored form.
     pub fn decode(bytes: &Bytes) -> Result<Self, Unreadable> {
-        let mut reader = open(bytes)?;
+        let mut reader = Reader::new(bytes);
+        let has_proof = match reader.array()? {
+            [VERSION, PLAIN] => false,
+            [WITH_PROOF, PLAIN] => true,
+            _ => return Err(Unreadable),
+        };
         let recipe = recipe(&mut reader)?;
         let digest = reader.array()?;
+        let proof = if has_proof { Some(Proof(reader.array()?)) } else { None };
         let method = Method::from_bytes(&reader.part()?).map_err(|_| Unreadable)?;
         let path = reader.text()?;
         let key = reader.text()?;
         reader.finish()?;
-        Ok(Self { fingerprint: Fingerprint { recipe, digest }, method, path, key })
+        Ok(Self { fingerprint: Fingerprint { recipe, digest }, proof, method, path, key })
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use http::StatusCode;
 
 use super::codec::{Answer, Head};
+use super::credential::Proof;
 use super::fingerprint::Fingerprint;
 use super::policy::{Policy, Recovery};
 use super::record::{Record, State, Timestamp};
@@ -16,6 +17,8 @@ pub enum Decision {
     Supersede,
     /// The key belongs to another request.
     Reused,
+    /// The key belongs to the same request, of a caller with another proof of its identity.
+    CallerDiffers,
     /// Another attempt runs.
     InFlight {
         /// How long it has been running.
@@ -31,25 +34,32 @@ pub enum Decision {
     Unreadable,
 }
 
-/// Decides what a request gets. `same` compares the request with a record's fingerprint.
+/// Decides what a request gets. `same` compares the request with a record's fingerprint; `proof` is the proof of its
+/// caller.
 ///
 /// The first that holds decides:
 /// 1. A completed or unknown record past its time does not count, whatever it holds.
 /// 2. A record whose head cannot be read is never run again.
-/// 3. The request must be the same.
+/// 3. The request must be the same, and of the same caller: see [`difference`].
 /// 4. A record in flight whose lease is past counts as unknown; it never expires by itself.
 /// 5. The record's state.
 ///
 /// A time is past from its own millisecond on: `until <= now`.
 #[must_use]
-pub fn decide(now: Timestamp, policy: &Policy, record: &Record, same: impl FnOnce(&Fingerprint) -> bool) -> Decision {
+pub fn decide(
+    now: Timestamp,
+    policy: &Policy,
+    record: &Record,
+    proof: Option<&Proof>,
+    same: impl FnOnce(&Fingerprint) -> bool,
+) -> Decision {
     let past = record.until <= now;
     if past && record.state != State::InFlight {
         return Decision::Supersede;
     }
     let Ok(head) = Head::decode(&record.head) else { return Decision::Unreadable };
-    if !same(&head.fingerprint) {
-        return Decision::Reused;
+    if let Some(differs) = difference(same(&head.fingerprint), head.proof.as_ref(), proof) {
+        return differs;
     }
     match record.state {
         State::InFlight if !past => Decision::InFlight { elapsed: now.since(record.claimed_at) },
@@ -63,4 +73,15 @@ pub fn decide(now: Timestamp, policy: &Policy, record: &Record, same: impl FnOnc
             Some(Err(_)) | None => Decision::Unreadable,
         },
     }
+}
+
+/// What a request gets that shares its key with another one and differs from it; nothing where it is a retry of it.
+/// `same` says whether the fingerprints are equal; `first` and `own` are the proofs of the two callers, and two requests
+/// without a proof do not differ in it.
+#[must_use]
+pub fn difference(same: bool, first: Option<&Proof>, own: Option<&Proof>) -> Option<Decision> {
+    if !same {
+        return Some(Decision::Reused);
+    }
+    (first != own).then_some(Decision::CallerDiffers)
 }

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use http::{Method, StatusCode};
 
 use super::codec::{Answer, Content, Head};
+use super::credential::Proof;
 use super::decide::{Decision, decide};
 use super::fingerprint::{Fingerprint, Recipe};
 use super::grpc::Status;
@@ -44,9 +45,10 @@ fn tables() -> String {
          of what oncegate promises.\n\n\
          ## A key that has a record\n\n\
          A request with a key comes to a protected route. A request whose key has no record runs. This is what happens \
-         where there is one. It is *the same* request if its fingerprint is the record's. `recovery` is what the route \
-         says of unknown outcomes; `hold` is the default. *Runs* means that a new attempt takes the key over and is \
-         forwarded.\n",
+         where there is one. It is *the same* request if its fingerprint is the record's, and of the same caller if the \
+         proof of its credential is the record's: *the same, other proof* is the request after a token, a password or a \
+         session changed, or somebody else's who guessed the key. `recovery` is what the route says of unknown outcomes; \
+         `hold` is the default. *Runs* means that a new attempt takes the key over and is forwarded.\n",
     );
     for (title, time, make) in RECORDS {
         requests(&mut out, title, time, *make);
@@ -87,7 +89,15 @@ const RECORDS: &[Kind] = &[
     }),
     ("Completed, with an answer that cannot be read", "ttl", || record(State::Completed, Some(odd()))),
     ("Completed, with its answer lost", "ttl", || record(State::Completed, None)),
+    ("Completed, of a caller with nothing to prove", "ttl", || Record {
+        head: head(None),
+        ..record(State::Completed, Some(answer(true).encode()))
+    }),
 ];
+
+/// The proof of a request and of most records, and another one.
+const PROOF: Option<Proof> = Some(Proof([1; 32]));
+const OTHER_PROOF: Option<Proof> = Some(Proof([2; 32]));
 
 fn requests(out: &mut String, title: &str, time: &str, make: fn() -> Record) {
     let _ = write!(
@@ -101,18 +111,29 @@ fn requests(out: &mut String, title: &str, time: &str, make: fn() -> Record) {
         ("past", UNTIL.plus(Duration::from_secs(365 * 24 * 3600))),
     ];
     for (age, now) in ages {
-        let gets = |same: bool| {
+        let gets = |same: bool, proof: Option<Proof>| {
             let [hold, retry] = [Recovery::Hold, Recovery::Retry].map(|recovery| {
                 let policy = Policy { recovery, ..Policy::default() };
-                describe(&decide(now, &policy, &make(), |_| same))
+                describe(&decide(now, &policy, &make(), proof.as_ref(), |_| same))
             });
             format!("{hold} | {retry}")
         };
-        let (same, another) = (gets(true), gets(false));
-        if same == another {
-            let _ = writeln!(out, "| {age} | any | {same} |");
+        // What the record holds, where it can be read.
+        let kept = Head::decode(&make().head).map_or(PROOF, |head| head.proof);
+        let cells = [
+            ("the same", gets(true, kept)),
+            ("the same, other proof", gets(true, OTHER_PROOF)),
+            ("another", gets(false, kept)),
+        ];
+        // Whether the proof is the same makes no difference to another request; nor does its absence.
+        assert_eq!(cells[2].1, gets(false, OTHER_PROOF));
+        assert_eq!(cells[1].1, gets(true, if kept.is_some() { None } else { PROOF }));
+        if cells.iter().all(|(_, cell)| *cell == cells[0].1) {
+            let _ = writeln!(out, "| {age} | any | {} |", cells[0].1);
         } else {
-            let _ = writeln!(out, "| {age} | the same | {same} |\n| {age} | another | {another} |");
+            cells.iter().for_each(|(request, cell)| {
+                let _ = writeln!(out, "| {age} | {request} | {cell} |");
+            });
         }
     }
 }
@@ -121,6 +142,7 @@ fn describe(decision: &Decision) -> String {
     match decision {
         Decision::Supersede => "runs".to_owned(),
         Decision::Reused => "422 `key-reused`".to_owned(),
+        Decision::CallerDiffers => "422 `caller-differs`".to_owned(),
         Decision::InFlight { elapsed } => format!("409 `in-flight` ({} s so far)", elapsed.as_secs()),
         Decision::Replay(first) => {
             assert_eq!(*first, answer(true));
@@ -213,10 +235,13 @@ fn verdict(verdict: Verdict) -> String {
 }
 
 fn record(state: State, answer: Option<Bytes>) -> Record {
+    Record { attempt: Attempt([1; 16]), state, claimed_at: CLAIMED, until: UNTIL, head: head(PROOF), answer }
+}
+
+fn head(proof: Option<Proof>) -> Bytes {
     let fingerprint = Fingerprint { recipe: Recipe::default(), digest: [0; 32] };
     let key = Key::parse("8e03978e-40d5-43dd-bc93-6894a57f9324", 255).expect("a key");
-    let head = Head::new(fingerprint, Method::POST, "/v1/charges", &key).encode();
-    Record { attempt: Attempt([1; 16]), state, claimed_at: CLAIMED, until: UNTIL, head, answer }
+    Head::new(fingerprint, Method::POST, "/v1/charges", &key).with_proof(proof).encode()
 }
 
 fn answer(keep_body: bool) -> Answer {

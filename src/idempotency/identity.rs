@@ -6,6 +6,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
 use super::codec::put_recipe;
+use super::credential::Proof;
 use super::fingerprint::Recipe;
 use super::frame::{put, put_count, sha256};
 use super::key::{Key, KeyRule, KeySource};
@@ -29,16 +30,38 @@ impl Identifier {
     /// The id of a record.
     #[must_use]
     pub fn id(&self, namespace: &str, scope: &[ScopePart], caller: Caller<'_>, key: &Key) -> RecordId {
+        self.identify(namespace, scope, caller, key).0
+    }
+
+    /// The id of a record, and the digest of what the caller proves its identity with, where the scope asks for a proof.
+    #[must_use]
+    pub fn identify(
+        &self,
+        namespace: &str,
+        scope: &[ScopePart],
+        caller: Caller<'_>,
+        key: &Key,
+    ) -> (RecordId, Option<Proof>) {
         let mut whole = self.begin(b"oncegate record 1");
         put(&mut whole, namespace.as_bytes());
         put_count(&mut whole, scope.len());
-        scope.iter().for_each(|part| part.encode(caller, &mut whole));
+        // No part stands twice, so there is one proof at most.
+        let proofs = scope.iter().filter_map(|part| part.encode(caller, &mut whole));
+        let proof = proofs.last();
         put(&mut whole, key.as_str().as_bytes());
 
         let mut id = [0; 32];
         id[..8].copy_from_slice(&self.prefix(key));
         id[8..].copy_from_slice(&self.hash(&whole)[..24]);
-        RecordId(id)
+        let id = RecordId(id);
+        (id, proof.map(|proof| self.proof(id, &proof)))
+    }
+
+    fn proof(&self, id: RecordId, proof: &[u8]) -> Proof {
+        let mut whole = self.begin(b"oncegate proof 1");
+        put(&mut whole, &id.0);
+        put(&mut whole, proof);
+        Proof(self.hash(&whole))
     }
 
     /// The first eight bytes of the ids of every record of this key, whatever its namespace and scope.
@@ -110,6 +133,7 @@ mod tests {
 
     use super::*;
     use crate::idempotency::policy::Policy;
+    use crate::idempotency::scope::{Scope, ScopeWord};
 
     /// Everything that makes an id.
     #[derive(Clone, Debug, PartialEq)]
@@ -258,18 +282,26 @@ mod tests {
         assert_eq!(whole.identifier().prefix(&Key::parse("\"k\"", 255).unwrap()), whole.id().0[..8]);
     }
 
-    /// Records outlive programs: these never change.
-    #[test]
-    fn ids_are_as_they_ever_were() {
+    fn scope(words: &[&str]) -> Scope {
+        words.iter().map(|word| ScopeWord::parse(word).unwrap()).collect()
+    }
+
+    /// The id of a request with this line, and the digest of the rules, without a secret and with one.
+    fn ids(scope: &Scope, (name, value): (&'static str, &'static str)) -> [[String; 2]; 2] {
         let policy = Policy::default();
-        let headers = HeaderMap::from_iter([(HeaderName::from_static("x-api-key"), HeaderValue::from_static("ann"))]);
+        let headers = HeaderMap::from_iter([(HeaderName::from_static(name), HeaderValue::from_static(value))]);
         let caller = Caller { headers: &headers, authority: Some("Example.com"), client_ip: None, certificate: None };
         let key = Key::parse("8e03978e-40d5-43dd-bc93-6894a57f9324", 255).unwrap();
-        let all = [None, Some(Arc::from(&b"secret"[..]))].map(|secret| {
+        [None, Some(Arc::from(&b"secret"[..]))].map(|secret| {
             let identifier = Identifier::new("default".into(), secret);
-            let rules = identifier.rules_digest("charges", &policy.scope, &policy.key, &policy.fingerprint, "");
-            [identifier.id("charges", &policy.scope, caller, &key).to_string(), RecordId(rules).to_string()]
-        });
+            let rules = identifier.rules_digest("charges", scope, &policy.key, &policy.fingerprint, "");
+            [identifier.id("charges", scope, caller, &key).to_string(), RecordId(rules).to_string()]
+        })
+    }
+
+    /// Records outlive programs: these never change. Those of the first default are still found under it, written down.
+    #[test]
+    fn ids_are_as_they_ever_were() {
         let ever = [
             [
                 "00a2f30977a11e84ece756d424777cd92bd3b45bc23079c6980804b4295a5a7e",
@@ -280,7 +312,59 @@ mod tests {
                 "36723f2100af6e2bc889d5b15e19dc84339c7c95569ce4b3c8771508c9dd6ec4",
             ],
         ];
-        assert_eq!(all, ever);
+        for mark in ["?", ""] {
+            let first = ["host".to_owned(), format!("header:Authorization{mark}"), format!("header:X-Api-Key{mark}")];
+            assert_eq!(ids(&scope(&first.each_ref().map(String::as_str)), ("x-api-key", "ann")), ever);
+        }
+    }
+
+    #[test]
+    fn ids_and_proofs_of_the_default_are_as_they_ever_were() {
+        let ever = [
+            [
+                "00a2f30977a11e84203ad981c6df26eceedb27727bf1bbb1061ec58c39f9e74d",
+                "ad2df2baefbba4de6625ebfb7bad1f521371f6fd89e02d2bfe22d08a64cfd363",
+            ],
+            [
+                "c97dee0fd01e8900435e6c332e333d43aae483fafe66e147bb500576b2cf92f1",
+                "629add4e04005dba21da14d0afc67f344a800913f2c888874fb10a4942014709",
+            ],
+        ];
+        assert_eq!(ids(&Policy::default().scope, ("x-api-key", "ann")), ever);
+        let ever = [
+            "39be6959b6dee0005c4e0ae8edc011307f93d93e7cf0d1d3e5a069ed9dadcf7b",
+            "cb32bbf2fdbeab402f344c897ee5986bded6c022df45cd742eb9b6c9432e8733",
+        ];
+        let headers = HeaderMap::from_iter([(http::header::COOKIE, HeaderValue::from_static("s=1"))]);
+        let caller = Caller { headers: &headers, authority: None, client_ip: None, certificate: None };
+        let proofs = [None, Some(Arc::from(&b"secret"[..]))].map(|secret| {
+            let key = Key::parse("k", 255).unwrap();
+            let (_, proof) = Identifier::new("s".into(), secret).identify("n", &Policy::default().scope, caller, &key);
+            RecordId(proof.unwrap().0).to_string()
+        });
+        assert_eq!(proofs, ever);
+    }
+
+    #[test]
+    fn a_proof_is_bound_to_its_record() {
+        let headers = HeaderMap::from_iter([(http::header::COOKIE, HeaderValue::from_static("s=1"))]);
+        let caller = Caller { headers: &headers, authority: None, client_ip: None, certificate: None };
+        let proof = |secret: Option<&str>, service: &str, namespace: &str, scope: &[&str], key: &str| {
+            let secret = secret.map(|secret| secret.as_bytes().into());
+            let key = Key::parse(key, 255).unwrap();
+            Identifier::new(service.into(), secret).identify(namespace, &self::scope(scope), caller, &key).1.unwrap().0
+        };
+        let proofs = [
+            proof(None, "s", "n", &["credential"], "k"),
+            proof(Some("x"), "s", "n", &["credential"], "k"),
+            proof(None, "t", "n", &["credential"], "k"),
+            proof(None, "s", "m", &["credential"], "k"),
+            proof(None, "s", "n", &["credential", "host"], "k"),
+            proof(None, "s", "n", &["credential"], "l"),
+        ];
+        for (at, one) in proofs.iter().enumerate() {
+            assert!(!proofs[at + 1..].contains(one), "number {at} stands again");
+        }
     }
 
     #[test]
@@ -303,8 +387,9 @@ mod tests {
             digest("a", Some(""), "n", |_| ()),
             digest("a", Some("s"), "n", |_| ()),
             digest("a", None, "m", |_| ()),
-            digest("a", None, "n", |policy| policy.scope.clear()),
-            digest("a", None, "n", |policy| policy.scope.reverse()),
+            digest("a", None, "n", |policy| policy.scope = scope(&[])),
+            digest("a", None, "n", |policy| policy.scope = scope(&["credential", "host"])),
+            digest("a", None, "n", |policy| policy.scope = scope(&["host", "header:a"])),
             digest("a", None, "n", |policy| policy.key.from.push(KeySource::CloudEvent)),
             digest("a", None, "n", by_fingerprint),
             digest("a", None, "n", |policy| {
@@ -321,5 +406,7 @@ mod tests {
             policy.fingerprint.query = false;
         });
         assert_eq!(same, different[0]);
+        let optional = digest("a", None, "n", |policy| policy.scope = scope(&["host", "header:A?"]));
+        assert!(different.contains(&optional), "whether a part must be there is no rule of identities");
     }
 }

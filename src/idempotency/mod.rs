@@ -4,7 +4,9 @@
 //! so each rule can be read, tested and simulated on its own.
 
 pub mod codec;
+pub mod credential;
 pub mod decide;
+pub mod description;
 pub mod fingerprint;
 mod frame;
 #[cfg(test)]

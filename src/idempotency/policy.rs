@@ -2,12 +2,9 @@
 
 use std::time::Duration;
 
-use http::HeaderName;
-use http::header::AUTHORIZATION;
-
 use super::fingerprint::Recipe;
 use super::key::KeyRule;
-use super::scope::ScopePart;
+use super::scope::{Scope, ScopePart};
 use super::settle::Outcomes;
 
 /// The policy of one route.
@@ -20,7 +17,7 @@ pub struct Policy {
     /// Where the idempotency key comes from.
     pub key: KeyRule,
     /// Who a key belongs to.
-    pub scope: Vec<ScopePart>,
+    pub scope: Scope,
     /// How two requests are told apart.
     pub fingerprint: Recipe,
     /// What an attempt's ending does to its record.
@@ -56,11 +53,7 @@ impl Default for Policy {
             ttl: 24 * HOUR,
             unknown_ttl: 30 * 24 * HOUR,
             key: KeyRule::default(),
-            scope: vec![
-                ScopePart::Host,
-                ScopePart::Header(AUTHORIZATION),
-                ScopePart::Header(HeaderName::from_static("x-api-key")),
-            ],
+            scope: vec![ScopePart::Host, ScopePart::Credential].into(),
             fingerprint: Recipe::default(),
             outcomes: Outcomes::default(),
             in_flight: InFlight::Reject,

@@ -7,6 +7,7 @@ use http::{Method, StatusCode};
 use proptest::prelude::*;
 
 use super::codec::{Answer, Content, Head};
+use super::credential::Proof;
 use super::decide::{Decision, decide};
 use super::fingerprint::{Fingerprint, Recipe};
 use super::grpc::Status;
@@ -54,8 +55,11 @@ fn record() -> impl Strategy<Value = Record> {
         1 => Just(None),
     ];
     let fingerprint = Fingerprint { recipe: Recipe::default(), digest: [3; 32] };
-    let head = Head::new(fingerprint, Method::POST, "/", &Key::parse("k", 255).unwrap()).encode();
-    let head = prop_oneof![4 => Just(head), 1 => Just(Bytes::from_static(b"\x02"))];
+    let head = Head::new(fingerprint, Method::POST, "/", &Key::parse("k", 255).unwrap());
+    let head = prop_oneof![
+        4 => proof().prop_map(move |proof| head.clone().with_proof(proof).encode()),
+        1 => Just(Bytes::from_static(b"\x02")),
+    ];
     (prop::sample::select(&State::ALL[..]), 0..50u64, 0..50u64, head, answer).prop_map(
         |(state, claimed_at, until, head, answer)| Record {
             attempt: Attempt([1; 16]),
@@ -66,6 +70,16 @@ fn record() -> impl Strategy<Value = Record> {
             answer: answer.filter(|_| state == State::Completed),
         },
     )
+}
+
+/// One of two proofs, or none.
+fn proof() -> impl Strategy<Value = Option<Proof>> {
+    prop::option::of((1..3u8).prop_map(|which| Proof([which; 32])))
+}
+
+/// Whether a record is of a caller with this proof.
+fn is_of(record: &Record, proof: Option<Proof>) -> bool {
+    Head::decode(&record.head).is_ok_and(|head| head.proof == proof)
 }
 
 fn control() -> impl Strategy<Value = Control> {
@@ -92,38 +106,44 @@ proptest! {
 
     #[test]
     fn a_key_is_claimed_again_only_by_expiry_or_by_policy(
-        policy in policy(), record in record(), now in 0..50u64, same: bool,
+        policy in policy(), record in record(), now in 0..50u64, proof in proof(), same: bool,
     ) {
         let now = Timestamp(now);
-        let decision = decide(now, &policy, &record, |_| same);
+        let decision = decide(now, &policy, &record, proof.as_ref(), |_| same);
+        let is_retry = same && is_of(&record, proof);
         let past = record.until <= now;
         let is_readable = Head::decode(&record.head).is_ok();
         if decision == Decision::Supersede {
             let expired = past && record.state != State::InFlight;
             let lost = record.state == State::Unknown || (record.state == State::InFlight && past);
-            prop_assert!(expired || (lost && policy.recovery == Recovery::Retry && same && is_readable));
+            prop_assert!(expired || (lost && policy.recovery == Recovery::Retry && is_retry && is_readable));
         }
         if record.state == State::InFlight && !past {
-            let waits = matches!(decision, Decision::InFlight { .. } | Decision::Reused | Decision::Unreadable);
+            let waits = matches!(
+                decision,
+                Decision::InFlight { .. } | Decision::Reused | Decision::CallerDiffers | Decision::Unreadable
+            );
             prop_assert!(waits);
         }
     }
 
     #[test]
     fn only_a_live_completed_record_of_the_same_request_is_replayed(
-        policy in policy(), record in record(), now in 0..50u64, same: bool,
+        policy in policy(), record in record(), now in 0..50u64, proof in proof(), same: bool,
     ) {
         let now = Timestamp(now);
-        let decision = decide(now, &policy, &record, |_| same);
-        let may_tell = record.state == State::Completed && record.until > now && same;
+        let decision = decide(now, &policy, &record, proof.as_ref(), |_| same);
+        let is_retry = same && is_of(&record, proof);
+        let may_tell = record.state == State::Completed && record.until > now && is_retry;
         match &decision {
             Decision::Replay(answer) => {
                 prop_assert!(may_tell && answer.content.is_some());
                 prop_assert_eq!(Some(&answer.encode()), record.answer.as_ref());
             }
             Decision::NotStored(_) => prop_assert!(may_tell),
-            Decision::InFlight { .. } | Decision::Unknown => prop_assert!(same && record.state != State::Completed),
+            Decision::InFlight { .. } | Decision::Unknown => prop_assert!(is_retry && record.state != State::Completed),
             Decision::Reused => prop_assert!(!same),
+            Decision::CallerDiffers => prop_assert!(same && !is_retry),
             Decision::Unreadable => {
                 let whole = record.answer.as_ref().is_some_and(|answer| Answer::decode(answer).is_ok());
                 prop_assert!(Head::decode(&record.head).is_err() || (record.state == State::Completed && !whole));
@@ -131,15 +151,15 @@ proptest! {
             Decision::Supersede => {}
         }
         // Nothing but the record, the time and the policy counts.
-        prop_assert_eq!(decide(now, &policy, &record, |_| same), decision);
+        prop_assert_eq!(decide(now, &policy, &record, proof.as_ref(), |_| same), decision);
     }
 
     #[test]
     fn what_was_decided_stays_until_the_time_is_up(
-        policy in policy(), record in record(), one in 0..50u64, other in 0..50u64, same: bool,
+        policy in policy(), record in record(), one in 0..50u64, other in 0..50u64, proof in proof(), same: bool,
     ) {
         let [one, other] = [one, other].map(Timestamp);
-        let kind = |now| std::mem::discriminant(&decide(now, &policy, &record, |_| same));
+        let kind = |now| std::mem::discriminant(&decide(now, &policy, &record, proof.as_ref(), |_| same));
         if (record.until <= one) == (record.until <= other) {
             prop_assert_eq!(kind(one), kind(other));
         }

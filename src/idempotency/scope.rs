@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::ops::Deref;
 
 use base64::Engine;
 use base64::alphabet;
@@ -14,11 +15,33 @@ use x509_cert::der::oid::AssociatedOid as _;
 use x509_cert::der::{Decode as _, Encode as _};
 use x509_cert::ext::pkix::SubjectAltName;
 
+use super::credential::Credential;
 use super::frame::{put, put_count};
+
+/// A scope: its parts in order, and which of them a request may lack.
+///
+/// Only the parts make a record's id: the same part with and without a `?` gives the same bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scope {
+    parts: Vec<ScopePart>,
+    /// For each part, whether a request may lack it.
+    optional: Vec<bool>,
+}
+
+/// A part as the configuration writes it: with a `?` at its end where a request may lack it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScopeWord {
+    /// The part.
+    pub part: ScopePart,
+    /// Whether a request may lack it: its absence is then a value of its own.
+    pub is_optional: bool,
+}
 
 /// One part of a scope.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ScopePart {
+    /// `credential`: who the request's credential names, see [`super::credential`].
+    Credential,
     /// `header:NAME`: every line of it.
     Header(HeaderName),
     /// `cookie:NAME`: every cookie of that name.
@@ -63,6 +86,17 @@ impl ClientCertificate {
         let san = extensions.into_iter().find(|extension| extension.extn_id == SubjectAltName::OID);
         Some(Self { subject, san: san.map(|extension| extension.extn_value.into_bytes()) })
     }
+
+    /// With this subject, which need not be DER, and no alternative names.
+    #[cfg(test)]
+    pub(super) fn named(subject: &[u8]) -> Self {
+        Self { subject: subject.to_vec(), san: None }
+    }
+
+    /// The subject's name, in DER.
+    pub(super) fn subject(&self) -> &[u8] {
+        &self.subject
+    }
 }
 
 /// What a scope may be made of.
@@ -78,8 +112,69 @@ pub struct Caller<'a> {
     pub certificate: Option<&'a ClientCertificate>,
 }
 
+impl Scope {
+    /// The parts that a request must have and this one lacks.
+    pub fn missing(&self, caller: Caller<'_>) -> impl Iterator<Item = &ScopePart> {
+        let required = self.parts.iter().zip(&self.optional).filter(|(_, is_optional)| !**is_optional);
+        required.map(|(part, _)| part).filter(move |part| !part.is_always_there() && part.values(caller).is_empty())
+    }
+
+    /// The parts as the configuration writes them.
+    pub fn words(&self) -> impl Iterator<Item = ScopeWord> {
+        let parts = self.parts.iter().cloned().zip(&self.optional);
+        parts.map(|(part, &is_optional)| ScopeWord { part, is_optional })
+    }
+}
+
+impl Deref for Scope {
+    type Target = [ScopePart];
+
+    fn deref(&self) -> &[ScopePart] {
+        &self.parts
+    }
+}
+
+impl FromIterator<ScopeWord> for Scope {
+    fn from_iter<T: IntoIterator<Item = ScopeWord>>(words: T) -> Self {
+        let (parts, optional) = words.into_iter().map(|word| (word.part, word.is_optional)).unzip();
+        Self { parts, optional }
+    }
+}
+
+impl From<Vec<ScopePart>> for Scope {
+    /// Every part must be there.
+    fn from(parts: Vec<ScopePart>) -> Self {
+        Self { optional: vec![false; parts.len()], parts }
+    }
+}
+
+impl ScopeWord {
+    /// Reads the configuration's word for a part, with or without a `?`.
+    ///
+    /// # Errors
+    /// Says what is wrong, for whoever wrote the configuration.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let (word, is_optional) = match text.strip_suffix('?') {
+            // A constant is any text.
+            Some(word) if !text.starts_with("const:") => (word, true),
+            _ => (text, false),
+        };
+        let part = ScopePart::parse(word)?;
+        if is_optional && part.is_always_there() {
+            return Err(format!("`{text}`: the `?` has no effect, every request has a value here: use `{word}`"));
+        }
+        Ok(Self { part, is_optional })
+    }
+}
+
+impl fmt::Display for ScopeWord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.part, if self.is_optional { "?" } else { "" })
+    }
+}
+
 impl ScopePart {
-    /// Reads the configuration's word for a part.
+    /// Reads the configuration's word for a part, without a `?`.
     ///
     /// # Errors
     /// Says what is wrong, for whoever wrote the configuration.
@@ -102,11 +197,12 @@ impl ScopePart {
                 Err(format!("`{part}` is not a part of a certificate: use `subject` or `san`"))
             }
             Some(("jwt", _)) => Err(format!("`{text}` is not accepted by this version")),
+            None if text == "credential" => Ok(Self::Credential),
             None if text == "host" => Ok(Self::Host),
             None if text == "client-ip" => Ok(Self::ClientIp),
             _ => Err(format!(
-                "`{text}` is not a part of a scope: use `header:NAME`, `cookie:NAME`, `basic:user`, `host`, \
-                 `client-ip`, `client-cert:subject`, `client-cert:san` or `const:TEXT`"
+                "`{text}` is not a part of a scope: use `credential`, `header:NAME`, `cookie:NAME`, `basic:user`, \
+                 `host`, `client-ip`, `client-cert:subject`, `client-cert:san` or `const:TEXT`"
             )),
         }
     }
@@ -114,11 +210,19 @@ impl ScopePart {
     /// Appends the part and its value of a caller: the configuration's word, then how many values there are (none is
     /// absent), then each with its length. So an absent part, an empty one, two lines and the same lines joined are
     /// four different things, and no value can pass for another part's.
-    pub fn encode(&self, caller: Caller<'_>, out: &mut Vec<u8>) {
+    ///
+    /// Returns what the caller proves the value with, where the part asks for a proof.
+    pub fn encode(&self, caller: Caller<'_>, out: &mut Vec<u8>) -> Option<Vec<u8>> {
         put(out, self.to_string().as_bytes());
+        if *self == Self::Credential {
+            let credential = Credential::of(caller);
+            credential.encode(out);
+            return credential.proof;
+        }
         let values = self.values(caller);
         put_count(out, values.len());
         values.iter().for_each(|value| put(out, value));
+        None
     }
 
     /// How many values a caller has for it: none is absent.
@@ -127,8 +231,18 @@ impl ScopePart {
         self.values(caller).len()
     }
 
+    /// Whether every request has a value for it. (A request without a host, which HTTP/1.0 allows, has that as its value.)
+    fn is_always_there(&self) -> bool {
+        match self {
+            Self::Credential | Self::Host | Self::ClientIp | Self::Const(_) => true,
+            Self::Header(_) | Self::Cookie(_) | Self::BasicUser | Self::ClientCert(_) => false,
+        }
+    }
+
     fn values(&self, caller: Caller<'_>) -> Vec<Vec<u8>> {
         match self {
+            // It has a form of its own.
+            Self::Credential => Vec::new(),
             Self::Header(name) => caller.headers.get_all(name).iter().map(|line| line.as_bytes().to_vec()).collect(),
             Self::Cookie(name) => cookies(caller.headers, name),
             Self::BasicUser => users(caller.headers),
@@ -149,6 +263,7 @@ impl fmt::Display for ScopePart {
     /// The configuration's word.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Credential => f.write_str("credential"),
             Self::Header(name) => write!(f, "header:{name}"),
             Self::Cookie(name) => write!(f, "cookie:{name}"),
             Self::BasicUser => f.write_str("basic:user"),
@@ -174,26 +289,28 @@ fn cookies(headers: &HeaderMap, name: &str) -> Vec<Vec<u8>> {
 }
 
 /// The users of every line of Basic credentials (RFC 7617). A line of another scheme has none.
-///
-/// Basic credentials that cannot be read stand for themselves, marked: the service behind may read them by laxer
-/// rules, and two of its users must not become one.
 fn users(headers: &HeaderMap) -> Vec<Vec<u8>> {
     let lines = headers.get_all(AUTHORIZATION).iter().map(|line| line.as_bytes());
-    lines
-        .filter_map(|line| {
-            let scheme = line.get(..5).filter(|scheme| scheme.eq_ignore_ascii_case(b"basic"))?;
-            let credentials = &line[scheme.len()..];
-            if !matches!(credentials.first(), None | Some(b' ' | b'\t')) {
-                return None;
-            }
-            let credentials = credentials.trim_ascii();
-            let (mark, user) = match user(credentials) {
-                Some(user) => (b'u', user),
-                None => (b'?', credentials.to_vec()),
-            };
-            Some([&[mark], user.as_slice()].concat())
-        })
-        .collect()
+    lines.filter_map(|line| credentials(line, b"basic")).map(basic_user).collect()
+}
+
+/// What stands behind the scheme in a line of `Authorization`; nothing if the scheme is another.
+pub(super) fn credentials<'a>(line: &'a [u8], scheme: &[u8]) -> Option<&'a [u8]> {
+    let (this, rest) = line.split_at_checked(scheme.len())?;
+    let is_word = matches!(rest.first(), None | Some(b' ' | b'\t'));
+    (is_word && this.eq_ignore_ascii_case(scheme)).then(|| rest.trim_ascii())
+}
+
+/// The user of Basic credentials, marked.
+///
+/// Credentials that cannot be read stand for themselves: the service behind may read them by laxer rules, and two of
+/// its users must not become one.
+pub(super) fn basic_user(credentials: &[u8]) -> Vec<u8> {
+    let (mark, user) = match user(credentials) {
+        Some(user) => (b'u', user),
+        None => (b'?', credentials.to_vec()),
+    };
+    [&[mark], user.as_slice()].concat()
 }
 
 /// The user of Basic credentials, with or without padding: what stands before the first colon.
@@ -222,7 +339,11 @@ mod tests {
 
     fn encoded_for(word: &str, caller: Caller<'_>) -> Vec<u8> {
         let mut out = Vec::new();
-        ScopePart::parse(word).unwrap().encode(caller, &mut out);
+        assert_eq!(
+            ScopePart::parse(word).unwrap().encode(caller, &mut out),
+            None,
+            "only `credential` asks for a proof"
+        );
         out
     }
 
@@ -235,12 +356,48 @@ mod tests {
 
     #[test]
     fn words_survive() {
-        for word in ["header:x-api-key", "cookie:Session", "basic:user", "host", "client-ip", "const:a:b", "const:"] {
-            assert_eq!(ScopePart::parse(word).unwrap().to_string(), word);
+        let always_there = ["credential", "host", "client-ip", "const:a:b", "const:", "const:a?", "const:?"];
+        for word in always_there {
+            assert_eq!(ScopeWord::parse(word).unwrap().to_string(), word);
         }
-        for word in ["", "header:", "header:a b", "cookie:", "cookie:a=b", "basic:password", "jwt:sub", "hosts"] {
-            assert!(ScopePart::parse(word).is_err(), "{word}");
+        for word in ["header:x-api-key", "cookie:Session", "basic:user", "client-cert:subject", "client-cert:san"] {
+            let required = ScopeWord::parse(word).unwrap();
+            let optional = ScopeWord::parse(&format!("{word}?")).unwrap();
+            assert_eq!([required.to_string(), optional.to_string()], [word.to_owned(), format!("{word}?")]);
+            assert_eq!((required.part, !required.is_optional), (optional.part, optional.is_optional));
         }
+        for word in ["", "?", "header:", "header:a b", "header:?", "header:a??", "cookie:", "cookie:a=b", "cookie:?"] {
+            assert!(ScopeWord::parse(word).is_err(), "{word}");
+        }
+        for word in ["basic:password", "basic:?", "client-cert:?", "jwt:sub", "jwt:sub?", "hosts", "Credential"] {
+            assert!(ScopeWord::parse(word).is_err(), "{word}");
+        }
+        for word in ["credential?", "host?", "client-ip?"] {
+            let error = ScopeWord::parse(word).unwrap_err();
+            assert!(error.ends_with(&format!(": use `{}`", word.trim_end_matches('?'))), "{error}");
+        }
+    }
+
+    /// The parts of a scope that a request with these lines lacks.
+    fn missing(scope: &[&str], lines: &[(&'static str, &'static str)]) -> Vec<String> {
+        let headers: HeaderMap = lines
+            .iter()
+            .map(|&(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
+            .collect();
+        let caller = Caller { headers: &headers, authority: None, client_ip: None, certificate: None };
+        let scope: Scope = scope.iter().map(|word| ScopeWord::parse(word).unwrap()).collect();
+        scope.missing(caller).map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn only_what_must_be_there_is_missing() {
+        let all = ["credential", "host", "client-ip", "const:", "header:a", "cookie:s", "basic:user"];
+        assert_eq!(missing(&all, &[]), ["header:a", "cookie:s", "basic:user"]);
+        let there = [("a", ""), ("cookie", "s="), ("authorization", "Basic")];
+        assert_eq!(missing(&all, &there), [""; 0], "what is empty is there");
+        assert_eq!(missing(&all, &[("a", "1"), ("cookie", "S=1"), ("authorization", "Bearer")]).len(), 2);
+        assert_eq!(missing(&["client-cert:subject", "client-cert:san?"], &[]), ["client-cert:subject"]);
+        assert_eq!(missing(&["header:a?", "cookie:s?", "basic:user?"], &[]), [""; 0]);
     }
 
     #[test]

@@ -2,10 +2,15 @@
 
 use std::fmt;
 
-/// A path pattern: literal segments, `{x}` for one segment, `{*rest}` for the remainder.
+use self::foreign::Foreign;
+
+mod foreign;
+
+/// A path pattern: literal segments, `{x}` for one segment, `{*rest}` for any number of them.
 ///
-/// Segments are what stands between slashes, compared byte for byte with the raw path, so a slash at the end counts.
-/// `{x}` is never empty; `{*rest}` may be: `/a/{*rest}` matches `/a/` and `/a/b/c`, but not `/a`.
+/// Segments are the parts between slashes, compared byte for byte with the raw path, so a slash at the end counts.
+/// `{x}` is one segment that is not empty. `{*rest}` is whatever follows, and matches where nothing follows too:
+/// `/a/{*rest}` is the whole subtree, `/a`, `/a/` and `/a/b/c`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern {
     text: Box<str>,
@@ -49,6 +54,9 @@ impl<'a> Spelling<'a> {
 /// Why a text is not a pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
+    /// Syntax of another router: `*`, `:id`, `<id>`, a regular expression.
+    #[error("{0}")]
+    Foreign(Foreign),
     /// No leading slash.
     #[error("a path starts with a slash")]
     NoSlash,
@@ -92,6 +100,14 @@ pub enum Invalid {
 impl Pattern {
     /// Reads a pattern such as `/v1/charges/{id}/capture` or `/{*rest}`.
     pub fn parse(text: &str) -> Result<Self, Invalid> {
+        if let Some(foreign) = foreign::find(text) {
+            return Err(Invalid::Foreign(foreign));
+        }
+        Self::read(text)
+    }
+
+    /// Reads a pattern that has no syntax of another router.
+    fn read(text: &str) -> Result<Self, Invalid> {
         if let Some(found) = text.chars().find(|found| matches!(found, '?' | '#')) {
             return Err(Invalid::NotPath(found));
         }
@@ -121,12 +137,14 @@ impl Pattern {
         let slash = spelling.slash.then_some(&b""[..]);
         let mut pieces = path.split(|byte| *byte == b'/').chain(slash);
         for segment in &self.segments {
-            let Some(piece) = pieces.next() else { return false };
-            let fits = match segment {
-                Segment::Literal(literal) if spelling.any_case => literal.as_bytes().eq_ignore_ascii_case(piece),
-                Segment::Literal(literal) => literal.as_bytes() == piece,
-                Segment::One => !piece.is_empty(),
-                Segment::Rest => return true,
+            let fits = match (segment, pieces.next()) {
+                (Segment::Rest, _) => return true,
+                (_, None) => false,
+                (Segment::Literal(literal), Some(piece)) if spelling.any_case => {
+                    literal.as_bytes().eq_ignore_ascii_case(piece)
+                }
+                (Segment::Literal(literal), Some(piece)) => literal.as_bytes() == piece,
+                (Segment::One, Some(piece)) => !piece.is_empty(),
             };
             if !fits {
                 return false;
@@ -149,6 +167,18 @@ impl Pattern {
         false
     }
 
+    /// The path without its last segment, where that is a parameter and stands below a literal: of `/v1/orders/{id}` it
+    /// is `/v1/orders`.
+    #[must_use]
+    pub fn collection(&self) -> Option<&str> {
+        match &*self.segments {
+            [.., Segment::Literal(name), Segment::One] if !name.is_empty() => {
+                self.text.rsplit_once('/').map(|(collection, _)| collection)
+            }
+            _ => None,
+        }
+    }
+
     /// Whether it matches every path.
     pub(super) fn is_everything(&self) -> bool {
         self.segments.first() == Some(&Segment::Rest)
@@ -161,7 +191,7 @@ impl Pattern {
     }
 
     /// Whether it says more of a path than `other` does, where both are asked about spellings of one path: at the first
-    /// place where they differ in kind, its kind is the stronger one. That a path ends is said as firmly as a literal.
+    /// place where they differ in kind, its kind is the stronger one. The end of a pattern counts as a literal.
     pub(super) fn outranks(&self, other: &Self) -> bool {
         let mut places = self.claims().zip(other.claims());
         places.find(|(own, other)| own != other).is_some_and(|(own, other)| own < other)
@@ -173,7 +203,8 @@ impl Pattern {
         self.specificity().chain((!is_open).then_some(Kind::Literal))
     }
 
-    /// How specific each segment is. Where two patterns match one path, the lesser is the more specific.
+    /// How specific each segment is. Where two patterns match one path, the lesser is the more specific: `/a` is less than
+    /// `/a/{*rest}`, of which it is the beginning.
     pub(super) fn specificity(&self) -> impl Iterator<Item = Kind> {
         self.segments.iter().map(Segment::kind)
     }
@@ -181,6 +212,17 @@ impl Pattern {
     /// Whether both match the same paths: they differ in nothing but the names of their parameters.
     pub(super) fn same_requests(&self, other: &Self) -> bool {
         self.segments == other.segments
+    }
+}
+
+impl Invalid {
+    /// Paths to write in the place of this one, each for a route of its own; empty where none says the same.
+    #[must_use]
+    pub fn instead(&self) -> &[String] {
+        match self {
+            Self::Foreign(foreign) => &foreign.instead,
+            _ => &[],
+        }
     }
 }
 
@@ -285,7 +327,14 @@ mod tests {
             ("/{*rest}", "/a/b//c", true),
             ("/a/{*rest}", "/a/", true),
             ("/a/{*rest}", "/a/b/c", true),
-            ("/a/{*rest}", "/a", false),
+            ("/a/{*rest}", "/a", true),
+            ("/a/{*rest}", "/ab", false),
+            ("/a/{*rest}", "/", false),
+            ("/a/{x}/{*rest}", "/a/b", true),
+            ("/a/{x}/{*rest}", "/a/", false),
+            ("/a/{x}/{*rest}", "/a", false),
+            ("/a//{*rest}", "/a/", true),
+            ("/a//{*rest}", "/a", false),
             ("/a%2Fb", "/a%2Fb", true),
             ("/a%2Fb", "/a%2fb", false),
             ("/{*rest}", "*", false),
@@ -323,6 +372,21 @@ mod tests {
         ];
         for (pattern, expected) in cases {
             assert_eq!(Pattern::parse(pattern), Err(expected), "{pattern}");
+        }
+    }
+
+    #[test]
+    fn a_collection_is_what_items_stand_below() {
+        for (pattern, expected) in [
+            ("/v1/orders/{id}", Some("/v1/orders")),
+            ("/v1/{tenant}/orders/{id}", Some("/v1/{tenant}/orders")),
+            ("/v1/orders/{*rest}", None),
+            ("/v1/orders/{id}/lines", None),
+            ("/{tenant}/{id}", None),
+            ("/{id}", None),
+            ("//{id}", None),
+        ] {
+            assert_eq!(Pattern::parse(pattern).unwrap().collection(), expected, "{pattern}");
         }
     }
 

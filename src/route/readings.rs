@@ -1,8 +1,8 @@
 //! What a path may be taken for by the server behind.
 //!
-//! Servers decode a path, resolve its dot segments, merge its slashes, cut off parameters, and forget about case and a
-//! slash at the end, each in its own way and order (RFC 3986, section 6.2, names some of it). The gate does none of
-//! that: what it matches is what it forwards. Where some reading of a path would have chosen another route, and
+//! Servers decode a path, resolve its dot segments, merge its slashes, cut off parameters, trim dots and white space, and
+//! forget about case and a slash at the end, each in its own way and order (RFC 3986, section 6.2, names some of it). The
+//! gate does none of that: what it matches is what it forwards. Where some reading of a path would have chosen another route, and
 //! protection is at stake, nobody can say which policy the request is to have, and it is refused.
 
 use std::fmt;
@@ -29,7 +29,8 @@ pub struct Ambiguous {
 /// In which way a path can be read otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Twist {
-    /// Its percent-encoding, dot segments, empty segments, parameters, backslashes or letters beyond ASCII.
+    /// Its percent-encoding, dot segments, empty segments, parameters, backslashes, ends of segments or letters beyond
+    /// ASCII.
     Spelling,
     /// The case of its letters.
     Case,
@@ -44,7 +45,8 @@ impl fmt::Display for Ambiguous {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match self.twist {
             Twist::Spelling => {
-                "percent-encoding, dot segments, empty segments, parameters or backslashes let it mean another path"
+                "percent-encoding, dot segments, empty segments, parameters, backslashes, or dots and spaces at an end let \
+                 it mean another path"
             }
             Twist::Case => "letters in upper and lower case may or may not be the same",
             Twist::Slash => "the slash at the end may or may not count",
@@ -190,7 +192,8 @@ impl Route {
 /// Whether a segment may mean something else than it says.
 fn is_odd(segment: &[u8], is_last: bool) -> bool {
     segment.is_empty() && !is_last
-        || matches!(segment, b"." | b"..")
+        || segment.last() == Some(&b'.')
+        || has_stream(segment)
         || segment.iter().any(|byte| matches!(byte, b'%' | b';' | b'\\' | b'?' | b'#' | ..=b' ' | 0x7F..))
 }
 
@@ -216,15 +219,20 @@ const MOST_DECODINGS: u8 = 3;
 /// What some server does to a path, and whether that is a decoding.
 type Step = (fn(&[u8]) -> Vec<u8>, bool);
 
-const STEPS: [Step; 9] = [
+const STEPS: [Step; 14] = [
     (|path| decode(path, is_unreserved_byte), true),
     (|path| decode(path, |byte| byte != b'/'), true),
     (|path| decode(path, |_| true), true),
+    (decode_code_points, true),
     (|path| path.iter().map(|byte| if *byte == b'\\' { b'/' } else { *byte }).collect(), false),
-    (without_parameters, false),
+    (|path| each_segment(path, without_parameters), false),
     (without_tail, false),
+    (|path| each_segment(path, without_space), false),
+    (|path| each_segment(path, without_dots), false),
+    (|path| each_segment(path, without_stream), false),
     (merged, false),
     (resolved, false),
+    (shortest, false),
     (in_ascii, false),
 ];
 
@@ -282,11 +290,69 @@ fn is_unreserved_byte(byte: u8) -> bool {
     is_unreserved(char::from(byte))
 }
 
-/// Without what follows a `;` in each segment.
-fn without_parameters(path: &[u8]) -> Vec<u8> {
-    let segments = path.split(|byte| *byte == b'/');
-    let cut = segments.map(|segment| segment.split(|byte| *byte == b';').next().unwrap_or_default());
-    cut.collect::<Vec<_>>().join(&b'/')
+/// Takes off the encoding of code points as `%u0061`, which IIS decodes.
+fn decode_code_points(path: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(path.len());
+    let mut rest = path;
+    while let Some(first) = rest.first() {
+        let digits = match rest {
+            [b'%', b'u' | b'U', after @ ..] => after.first_chunk::<4>(),
+            _ => None,
+        };
+        let code = digits
+            .and_then(|digits| digits.iter().try_fold(0, |code, digit| Some(code << 4 | u32::from(hex(*digit)?))));
+        match code.and_then(char::from_u32) {
+            Some(char) => {
+                out.extend_from_slice(char.encode_utf8(&mut [0; 4]).as_bytes());
+                rest = &rest[6..];
+            }
+            None => {
+                out.push(*first);
+                rest = &rest[1..];
+            }
+        }
+    }
+    out
+}
+
+/// With each segment changed.
+fn each_segment(path: &[u8], change: fn(&[u8]) -> &[u8]) -> Vec<u8> {
+    path.split(|byte| *byte == b'/').map(change).collect::<Vec<_>>().join(&b'/')
+}
+
+/// Without what follows a `;`.
+fn without_parameters(segment: &[u8]) -> &[u8] {
+    segment.split(|byte| *byte == b';').next().unwrap_or_default()
+}
+
+/// Without white space and control characters at the end, which many servers trim.
+fn without_space(segment: &[u8]) -> &[u8] {
+    trimmed(segment, |byte| byte <= b' ')
+}
+
+/// Without dots and spaces at the end, which Windows drops from the names of files. Dot segments stay.
+fn without_dots(segment: &[u8]) -> &[u8] {
+    let segment = trimmed(segment, |byte| byte == b' ');
+    if matches!(segment, b"." | b"..") { segment } else { trimmed(segment, |byte| matches!(byte, b'.' | b' ')) }
+}
+
+fn trimmed(segment: &[u8], end: fn(u8) -> bool) -> &[u8] {
+    let length = segment.iter().rposition(|byte| !end(*byte)).map_or(0, |last| last + 1);
+    &segment[..length]
+}
+
+/// The types of the streams that hold a file and a directory on NTFS: `name::$DATA` is `name`.
+const STREAMS: [&[u8]; 2] = [b":$DATA", b":$INDEX_ALLOCATION"];
+
+fn has_stream(segment: &[u8]) -> bool {
+    let ends = |end: &[u8]| segment.len().checked_sub(end.len()).map(|at| &segment[at..]);
+    STREAMS.iter().any(|stream| ends(stream).is_some_and(|end| end.eq_ignore_ascii_case(stream)))
+}
+
+/// Without the name of such a stream.
+fn without_stream(segment: &[u8]) -> &[u8] {
+    let name = segment.split(|byte| *byte == b':').next().unwrap_or_default();
+    if has_stream(segment) { name } else { segment }
 }
 
 /// Without what follows a byte that ends a path: that of a string in C, and those that begin a query and a fragment.
@@ -320,14 +386,47 @@ fn resolved(path: &[u8]) -> Vec<u8> {
     [&b"/"[..], &out.join(&b'/')].concat()
 }
 
-/// With ASCII in the place of what some decoders and comparisons take for it: overlong UTF-8, full-width forms, and
-/// letters whose other case is in ASCII.
+/// With each ASCII character in one byte where it was written in more: overlong UTF-8, which decoders must refuse and
+/// some take (RFC 3629, section 10).
+fn shortest(path: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(path.len());
+    let mut rest = path;
+    while let Some(first) = rest.first() {
+        let (byte, length) = overlong(rest).unwrap_or((*first, 1));
+        out.push(byte);
+        rest = &rest[length..];
+    }
+    out
+}
+
+/// The ASCII character that begins a text in two to six bytes (RFC 2279, section 2), and how many they are.
+fn overlong(text: &[u8]) -> Option<(u8, usize)> {
+    let length = match text.first()? {
+        0xC0 | 0xC1 => 2,
+        0xE0 => 3,
+        0xF0 => 4,
+        0xF8 => 5,
+        0xFC => 6,
+        _ => return None,
+    };
+    let (zeros, end) = text.get(..length)?.split_at(length - 2);
+    // The first byte has no bit of it, unless there are two.
+    let has_zeros = zeros.iter().skip(1).all(|byte| *byte == 0x80);
+    match *end {
+        [high @ (0x80 | 0x81 | 0xC0 | 0xC1), low @ 0x80..=0xBF] if has_zeros && (length == 2) == (high >= 0xC0) => {
+            Some(((high & 1) << 6 | low & 0x3F, length))
+        }
+        _ => None,
+    }
+}
+
+/// With ASCII in the place of what some comparisons take for it: full-width forms, and letters whose other case is in
+/// ASCII.
 fn in_ascii(path: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(path.len());
     let mut rest = path;
     while let Some(first) = rest.first() {
         let (byte, length) = match *rest {
-            [lead @ (0xC0 | 0xC1), next @ 0x80..=0xBF, ..] => ((lead & 1) << 6 | next & 0x3F, 2),
             [0xC4, 0xB0 | 0xB1, ..] => (b'i', 2),
             [0xC5, 0xBF, ..] => (b's', 2),
             [0xE2, 0x84, 0xAA, ..] => (b'k', 3),

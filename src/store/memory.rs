@@ -9,12 +9,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::broadcast;
 
+use super::adoption::{self, NamespacePeriod};
 use super::clock::{self, Clock};
 use super::removals::{Removal, Removals};
 use super::rules::{self, Change, Standing};
 use super::{
-    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, OriginId, Page,
-    Settled, Store,
+    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, LiveKeys, NamespaceRules,
+    Origin, OriginId, Page, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -36,7 +37,8 @@ struct Shelf {
     expiries: BTreeSet<(Timestamp, RecordId)>,
     counts: [u64; 3],
     origins: HashMap<i64, Origin>,
-    identities: BTreeMap<(Arc<str>, Arc<str>), [u8; 32]>,
+    identities: Vec<Identity>,
+    periods: Vec<NamespacePeriod>,
 }
 
 #[derive(Clone)]
@@ -204,6 +206,10 @@ impl Store for Memory {
         self.with(|shelf, _| shelf.counts)
     }
 
+    async fn changes(&self, _: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+        self.with(|shelf, now| shelf.identity_changes(&shelf.on_file(), &rules, now))
+    }
+
     async fn adopt(
         &self,
         origins: Vec<Origin>,
@@ -211,14 +217,19 @@ impl Store for Memory {
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error> {
         self.with(|shelf, now| {
-            let changes = if accept_change { Vec::new() } else { shelf.identity_changes(&rules, now) };
+            let on_file = shelf.on_file();
+            let changes = if accept_change { Vec::new() } else { shelf.identity_changes(&on_file, &rules, now) };
             if changes.is_empty() {
                 shelf.origins.extend(origins.into_iter().map(|origin| (origin.id().0, origin)));
-                shelf.identities =
-                    rules.into_iter().map(|rule| ((rule.service, rule.namespace), rule.digest)).collect();
+                adoption::new_periods(&on_file, &rules, now).into_iter().for_each(|new| shelf.begin(new));
+                shelf.identities = rules;
             }
             changes
         })
+    }
+
+    async fn identities(&self) -> Result<Vec<NamespaceRules>, Error> {
+        self.with(|shelf, _| shelf.on_file())
     }
 
     async fn ping(&self) -> Result<(), Error> {
@@ -295,30 +306,37 @@ impl Shelf {
         }
     }
 
-    fn identity_changes(&self, rules: &[Identity], now: Timestamp) -> Vec<IdentityChange> {
-        let on_file = self.identities.iter().map(|((service, namespace), digest)| Identity {
-            service: service.clone(),
-            namespace: namespace.clone(),
-            digest: *digest,
-        });
-        on_file
-            .filter(|identity| !rules.contains(identity))
-            .map(|identity| IdentityChange {
-                live: self.live(&identity, now),
-                service: identity.service,
-                namespace: identity.namespace,
-            })
-            .filter(|change| change.live > 0)
-            .collect()
+    /// The rules that are on file, and those that were.
+    fn on_file(&self) -> Vec<NamespaceRules> {
+        let identities = self.identities.iter().cloned();
+        adoption::on_file(identities.map(|rule| (rule.service, rule.namespace, rule.digest)), self.periods.clone())
     }
 
-    fn live(&self, identity: &Identity, now: Timestamp) -> u64 {
-        let live = self.entries.values().filter(|entry| {
+    fn identity_changes(&self, on_file: &[NamespaceRules], rules: &[Identity], now: Timestamp) -> Vec<IdentityChange> {
+        let stale = adoption::stale(on_file, rules);
+        stale.iter().filter_map(|stale| adoption::change(stale, self.live(stale, now))).collect()
+    }
+
+    fn live(&self, rules: &NamespaceRules, now: Timestamp) -> Vec<LiveKeys> {
+        let mut live: BTreeMap<Arc<str>, LiveKeys> = BTreeMap::new();
+        for entry in self.entries.values() {
             let origin = self.origins.get(&entry.origin.0);
-            origin.is_some_and(|origin| origin.service == identity.service && origin.namespace == identity.namespace)
+            let of = |origin: &&Origin| origin.service == rules.service && origin.namespace == rules.namespace;
+            if let Some(Origin { route, .. }) = origin.filter(of)
                 && rules::is_live(entry.record.state, entry.record.until, now)
-        });
-        live.count() as u64
+            {
+                live.entry(Arc::clone(route)).or_insert_with(|| LiveKeys::of(route)).add(&entry.record);
+            }
+        }
+        live.into_values().collect()
+    }
+
+    fn begin(&mut self, new: NamespacePeriod) {
+        let is_other = |known: &NamespacePeriod| {
+            (&known.service, &known.namespace, known.period.since) != (&new.service, &new.namespace, new.period.since)
+        };
+        self.periods.retain(is_other);
+        self.periods.push(new);
     }
 }
 

@@ -5,6 +5,7 @@
 //!
 //! Every backend runs the one suite in [`contract`].
 
+mod adoption;
 pub mod cached;
 mod callers;
 pub mod clock;
@@ -21,6 +22,7 @@ pub mod sqlite;
 pub mod unreliable;
 mod waiters;
 
+pub use adoption::{NamespaceRules, RulesPeriod, is_orphaned};
 pub use removals::Removal;
 
 use std::sync::Arc;
@@ -100,15 +102,17 @@ pub trait Store: Send + Sync + 'static {
     /// How many records stand in each state, in the order of [`State::ALL`].
     async fn count(&self) -> Result<[u64; 3], Error>;
 
-    /// Makes `origins` known, and checks the rules that records' identities are made by.
+    /// What [`Store::adopt`] would refuse, and so what accepting the change forgets. Changes nothing, and holds up nobody.
     ///
     /// An identity on file that is not among `rules` is one whose rules changed, or whose namespace or service is gone
-    /// or has another name. Where such a one has live records (not expired), nothing is changed at all and each is
-    /// returned, in the order of service and namespace, unless `accept_change`. Otherwise `rules` are what is on file
-    /// from now on, and all others are forgotten.
+    /// or has another name. Each that has live records (not expired) is returned, in the order of service and namespace.
     ///
     /// A store that is one gate's alone compares all that is on file. One that services share compares what is on file
     /// of the services in `origins` and `rules`, and leaves all others alone.
+    async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error>;
+
+    /// Makes `origins` known, and `rules` what is on file from now on, with their descriptions; all others are forgotten.
+    /// Where there are [`Store::changes`] nothing is changed at all and they are returned, unless `accept_change`.
     async fn adopt(
         &self,
         origins: Vec<Origin>,
@@ -116,8 +120,13 @@ pub trait Store: Send + Sync + 'static {
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error>;
 
-    /// Whether the store answers, for readiness. Fails while claims would: where the last writes failed, it tries one,
-    /// and so finds out by itself when they work again.
+    /// The rules that are on file and those that were, of every service, in the order of service and namespace: to tell
+    /// which records are orphaned, see [`is_orphaned`].
+    async fn identities(&self) -> Result<Vec<NamespaceRules>, Error>;
+
+    /// Whether requests can be served, for readiness. Fails while claims would fail: where the last writes failed, it tries
+    /// one, and so finds out by itself when they work again. A store whose users can be denied one and not the other tries
+    /// a settle too.
     async fn ping(&self) -> Result<(), Error>;
 
     /// Finishes what was accepted, and closes. Later calls fail.
@@ -259,15 +268,17 @@ pub struct Listed {
     pub now: Timestamp,
 }
 
-/// The digest of the rules that a namespace's identities are made by.
+/// The rules that a namespace's identities are made by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The service.
     pub service: Arc<str>,
     /// The namespace.
     pub namespace: Arc<str>,
-    /// See [`crate::idempotency::identity`].
+    /// Their digest, which alone tells whether rules are the same. See [`crate::idempotency::identity`].
     pub digest: [u8; 32],
+    /// What they are, in a text that the store keeps and does not read. See [`crate::idempotency::description`].
+    pub description: Option<Arc<str>>,
 }
 
 /// A namespace with live records that were made by rules which are not given any more.
@@ -277,8 +288,33 @@ pub struct IdentityChange {
     pub service: Arc<str>,
     /// The namespace.
     pub namespace: Arc<str>,
-    /// How many of its records live.
-    pub live: u64,
+    /// The digest of the rules on file.
+    pub digest: [u8; 32],
+    /// Their description; nothing where a version of oncegate adopted them that kept none.
+    pub description: Option<Arc<str>>,
+    /// The live records of each route that has any, in the order of the routes' names.
+    pub live: Vec<LiveKeys>,
+}
+
+/// The live records of a route.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveKeys {
+    /// The route that claimed them.
+    pub route: Arc<str>,
+    /// How many they are.
+    pub keys: u64,
+    /// How many of them are in flight.
+    pub in_flight: u64,
+    /// When the last of the others expires.
+    pub until: Option<Timestamp>,
+}
+
+impl IdentityChange {
+    /// How many records live.
+    #[must_use]
+    pub fn keys(&self) -> u64 {
+        self.live.iter().map(|live| live.keys).sum()
+    }
 }
 
 /// A store operation failed.

@@ -10,7 +10,8 @@ use tokio::sync::broadcast;
 use super::metrics::{Metrics, StoreOpMetrics};
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 use crate::store::{
-    Claim, End, Error, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Removal, Settled, Store,
+    Claim, End, Error, Filter, Fresh, Held, Identity, IdentityChange, Listed, NamespaceRules, Origin, Page, Removal,
+    Settled, Store,
 };
 
 /// Counts and times every call of the store inside it. Calls that are cancelled are not counted.
@@ -26,7 +27,9 @@ pub struct Metered {
     list: StoreOpMetrics,
     remove: StoreOpMetrics,
     count: StoreOpMetrics,
+    changes: StoreOpMetrics,
     adopt: StoreOpMetrics,
+    identities: StoreOpMetrics,
     ping: StoreOpMetrics,
 }
 
@@ -46,7 +49,9 @@ impl Metered {
             list: op("list"),
             remove: op("remove"),
             count: op("count"),
+            changes: op("changes"),
             adopt: op("adopt"),
+            identities: op("identities"),
             ping: op("ping"),
             store,
         }
@@ -112,6 +117,10 @@ impl Store for Metered {
         timed(&self.count, self.store.count()).await
     }
 
+    async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+        timed(&self.changes, self.store.changes(origins, rules)).await
+    }
+
     async fn adopt(
         &self,
         origins: Vec<Origin>,
@@ -119,6 +128,10 @@ impl Store for Metered {
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error> {
         timed(&self.adopt, self.store.adopt(origins, rules, accept_change)).await
+    }
+
+    async fn identities(&self) -> Result<Vec<NamespaceRules>, Error> {
+        timed(&self.identities, self.store.identities()).await
     }
 
     async fn ping(&self) -> Result<(), Error> {

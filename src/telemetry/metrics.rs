@@ -8,6 +8,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use prometheus::core::Collector;
 use prometheus::{
     Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
@@ -57,6 +59,13 @@ pub struct StoreOpMetrics {
 #[derive(Clone)]
 pub struct CacheMetrics {
     results: [IntCounter; Answered::ALL.len()],
+}
+
+/// Measures a request from its head to the end of its answer, which is when this is dropped.
+#[must_use = "it ends when it is dropped"]
+pub struct RequestTimer {
+    duration: Histogram,
+    began: Instant,
 }
 
 /// Counts an attempt as in flight until it is dropped.
@@ -183,8 +192,8 @@ impl Default for Metrics {
 }
 
 impl RouteMetrics {
-    /// Counts a request that was answered after `took`.
-    pub fn answered(&self, outcome: Outcome, took: Duration) {
+    /// Counts a request whose head came at `began` and whose answer begins now.
+    pub fn answered(&self, outcome: Outcome, began: Instant) -> RequestTimer {
         let metrics = self.outcomes[outcome.index()].get_or_init(|| {
             let labels = [&*self.name, outcome.as_str()];
             OutcomeMetrics {
@@ -193,7 +202,7 @@ impl RouteMetrics {
             }
         });
         metrics.requests.inc();
-        metrics.duration.observe(took.as_secs_f64());
+        RequestTimer { duration: metrics.duration.clone(), began }
     }
 
     /// Records how long the upstream took to answer.
@@ -234,6 +243,12 @@ impl CacheMetrics {
     /// This came of a question.
     pub fn count(&self, answered: Answered) {
         self.results[answered as usize].inc();
+    }
+}
+
+impl Drop for RequestTimer {
+    fn drop(&mut self) {
+        self.duration.observe(self.began.elapsed().as_secs_f64());
     }
 }
 
@@ -278,7 +293,7 @@ impl Families {
             request_duration: histograms(
                 &registry,
                 "oncegate_request_duration_seconds",
-                "Time from a request's head to the end of its answer.",
+                "Time from a request's head to the end of its answer, or to the client's leaving.",
                 &["route", "outcome"],
                 REQUEST_BUCKETS,
             ),
@@ -412,13 +427,15 @@ mod tests {
     use super::*;
     use crate::telemetry::outcome::Code;
 
-    #[test]
-    fn what_happened_shows_under_the_contracts_names() {
+    #[tokio::test(start_paused = true)]
+    async fn what_happened_shows_under_the_contracts_names() {
         let metrics = Metrics::new();
         let route = metrics.route("create-charge");
-        route.answered(Outcome::Executed, Duration::from_millis(3));
-        route.answered(Outcome::Problem(Code::InFlight), Duration::from_micros(200));
-        route.answered(Outcome::Problem(Code::InFlight), Duration::from_micros(200));
+        let timer = route.answered(Outcome::Executed, Instant::now());
+        tokio::time::advance(Duration::from_millis(3)).await;
+        drop(timer);
+        drop(route.answered(Outcome::Problem(Code::InFlight), Instant::now()));
+        drop(route.answered(Outcome::Problem(Code::InFlight), Instant::now()));
         route.upstream_took(Duration::from_secs(2));
         route.control_invalid(2);
         metrics.store_op("memory", "claim").took(Duration::from_micros(70));

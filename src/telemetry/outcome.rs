@@ -17,6 +17,8 @@ pub enum Outcome {
     Unprotected,
     /// The request was not protected.
     Passed,
+    /// The same, and it carried a key: no route protects it.
+    Ignored,
     /// The gate answered with this problem, or the upstream's answer leaves this problem behind.
     Problem(Code),
 }
@@ -28,6 +30,8 @@ pub enum Code {
     KeyMissing,
     /// The key is not well-formed.
     KeyInvalid,
+    /// The request lacks a part of the route's scope.
+    ScopeMissing,
     /// The request is malformed.
     BadRequest,
     /// No route and no default upstream.
@@ -42,6 +46,8 @@ pub enum Code {
     RequestTooLarge,
     /// The key belongs to another request.
     KeyReused,
+    /// The key belongs to a caller with another proof of its identity.
+    CallerDiffers,
     /// The upstream could not be reached; nothing was sent.
     UpstreamUnreachable,
     /// The upstream broke off.
@@ -68,7 +74,7 @@ pub enum Code {
 
 impl Outcome {
     /// Every outcome, in the order of [`Outcome::index`].
-    pub const ALL: [Self; 26] = {
+    pub const ALL: [Self; 29] = {
         use Code::*;
         [
             Self::Executed,
@@ -77,8 +83,10 @@ impl Outcome {
             Self::Unrecorded,
             Self::Unprotected,
             Self::Passed,
+            Self::Ignored,
             Self::Problem(KeyMissing),
             Self::Problem(KeyInvalid),
+            Self::Problem(ScopeMissing),
             Self::Problem(BadRequest),
             Self::Problem(NoRoute),
             Self::Problem(InFlight),
@@ -86,6 +94,7 @@ impl Outcome {
             Self::Problem(ResponseNotStored),
             Self::Problem(RequestTooLarge),
             Self::Problem(KeyReused),
+            Self::Problem(CallerDiffers),
             Self::Problem(UpstreamUnreachable),
             Self::Problem(UpstreamBroken),
             Self::Problem(UpstreamTimeout),
@@ -110,6 +119,7 @@ impl Outcome {
             Self::Unrecorded => "unrecorded",
             Self::Unprotected => "unprotected",
             Self::Passed => "passed",
+            Self::Ignored => "ignored",
             Self::Problem(code) => code.as_str(),
         }
     }
@@ -124,7 +134,8 @@ impl Outcome {
             Self::Unrecorded => 3,
             Self::Unprotected => 4,
             Self::Passed => 5,
-            Self::Problem(code) => 6 + code as usize,
+            Self::Ignored => 6,
+            Self::Problem(code) => 7 + code as usize,
         }
     }
 }
@@ -136,6 +147,7 @@ impl Code {
         match self {
             Self::KeyMissing => "key-missing",
             Self::KeyInvalid => "key-invalid",
+            Self::ScopeMissing => "scope-missing",
             Self::BadRequest => "bad-request",
             Self::NoRoute => "no-route",
             Self::InFlight => "in-flight",
@@ -143,6 +155,7 @@ impl Code {
             Self::ResponseNotStored => "response-not-stored",
             Self::RequestTooLarge => "request-too-large",
             Self::KeyReused => "key-reused",
+            Self::CallerDiffers => "caller-differs",
             Self::UpstreamUnreachable => "upstream-unreachable",
             Self::UpstreamBroken => "upstream-broken",
             Self::UpstreamTimeout => "upstream-timeout",
@@ -161,11 +174,11 @@ impl Code {
     #[must_use]
     pub fn status(self) -> StatusCode {
         match self {
-            Self::KeyMissing | Self::KeyInvalid | Self::BadRequest => StatusCode::BAD_REQUEST,
+            Self::KeyMissing | Self::KeyInvalid | Self::ScopeMissing | Self::BadRequest => StatusCode::BAD_REQUEST,
             Self::NoRoute => StatusCode::NOT_FOUND,
             Self::InFlight | Self::OutcomeUnknown | Self::ResponseNotStored => StatusCode::CONFLICT,
             Self::RequestTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::KeyReused | Self::CallerDiffers => StatusCode::UNPROCESSABLE_ENTITY,
             Self::UpstreamUnreachable | Self::UpstreamBroken => StatusCode::BAD_GATEWAY,
             Self::UpstreamTimeout | Self::StillRunning => StatusCode::GATEWAY_TIMEOUT,
             Self::QuotaExceeded => StatusCode::TOO_MANY_REQUESTS,

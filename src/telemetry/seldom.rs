@@ -5,15 +5,18 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The shortest time between two of its lines in the log.
+/// The shortest time between two of its lines in the log, where nothing else is said.
 const APART: Duration = Duration::from_secs(1);
 
-/// Events that were passed over longer ago than this are another story.
-const PAST: Duration = Duration::from_secs(60);
+/// Events that were passed over more than this many periods ago are another story.
+const PAST: u32 = 60;
 
-/// Lets one of many like events into the log each second, and counts those between.
-#[derive(Debug, Default)]
-pub struct Seldom(Mutex<Seen>);
+/// Lets one of many like events into the log in each period, and counts those between. The default period is a second.
+#[derive(Debug)]
+pub struct Seldom {
+    apart: Duration,
+    seen: Mutex<Seen>,
+}
 
 #[derive(Debug, Default)]
 struct Seen {
@@ -21,18 +24,30 @@ struct Seen {
     passed_over: u64,
 }
 
+impl Default for Seldom {
+    fn default() -> Self {
+        Self::every(APART)
+    }
+}
+
 impl Seldom {
-    /// Whether this event is to be logged: how many like it were not, in the last minute, since the last that was.
+    /// With periods of this length.
+    #[must_use]
+    pub fn every(apart: Duration) -> Self {
+        Self { apart, seen: Mutex::default() }
+    }
+
+    /// Whether this event is to be logged: how many like it were not, in the last 60 periods, since the last that was.
     pub fn due(&self) -> Option<u64> {
-        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let since = seen.last.map(|last| last.elapsed());
-        if since.is_some_and(|since| since < APART) {
+        if since.is_some_and(|since| since < self.apart) {
             seen.passed_over += 1;
             return None;
         }
         seen.last = Some(Instant::now());
         let passed_over = std::mem::take(&mut seen.passed_over);
-        Some(if since.is_some_and(|since| since < PAST) { passed_over } else { 0 })
+        Some(if since.is_some_and(|since| since < self.apart * PAST) { passed_over } else { 0 })
     }
 }
 
@@ -48,7 +63,18 @@ mod tests {
         tokio::time::advance(APART).await;
         assert_eq!(seldom.due(), Some(2));
         assert_eq!(seldom.due(), None);
-        tokio::time::advance(PAST).await;
+        tokio::time::advance(APART * PAST).await;
         assert_eq!(seldom.due(), Some(0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_longer_period_lets_fewer_through() {
+        let minute = Duration::from_secs(60);
+        let seldom = Seldom::every(minute);
+        assert_eq!((seldom.due(), seldom.due()), (Some(0), None));
+        tokio::time::advance(minute - Duration::from_millis(1)).await;
+        assert_eq!(seldom.due(), None);
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(seldom.due(), Some(2));
     }
 }

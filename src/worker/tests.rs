@@ -7,7 +7,9 @@ use tokio::time::{Instant, sleep};
 
 use super::*;
 use crate::idempotency::record::{Attempt, RecordId, Version};
-use crate::store::{Cause, Claim, End, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled};
+use crate::store::{
+    Cause, Claim, End, Filter, Fresh, Held, Identity, IdentityChange, Listed, NamespaceRules, Origin, Page, Settled,
+};
 
 /// What the next calls return: `Ok` for nothing left to do, `Err` for a failure, a number for that many records.
 #[derive(Default)]
@@ -72,7 +74,13 @@ impl Store for Fake {
     async fn remove(&self, _: RecordId) -> Result<bool, Error> {
         unreachable!()
     }
+    async fn changes(&self, _: Vec<Origin>, _: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+        unreachable!()
+    }
     async fn adopt(&self, _: Vec<Origin>, _: Vec<Identity>, _: bool) -> Result<Vec<IdentityChange>, Error> {
+        unreachable!()
+    }
+    async fn identities(&self) -> Result<Vec<NamespaceRules>, Error> {
         unreachable!()
     }
     async fn ping(&self) -> Result<(), Error> {

@@ -1,11 +1,11 @@
 //! The operator's side: health, metrics, and a way out of an unknown outcome.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base64::Engine;
 use serde_json::{Value, json};
 
-use crate::support::{Gate, Reply, Request, Signal, Upstream, eventually};
+use crate::support::{Client, Gate, Reply, Request, Signal, Upstream, eventually};
 
 /// A gate with one unknown record for the key `k-1`, whose next run would answer.
 fn with_an_unknown_record() -> (Upstream, Gate, String) {
@@ -209,12 +209,47 @@ fn the_token_is_demanded() {
     assert!(!gate.log().contains("open-sesame"));
 }
 
+/// More than may be connected: silent ones, those that stop in the middle of a head, and those that read no answers.
+#[test]
+fn health_is_answered_whatever_others_do() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = Gate::before(&upstream);
+    std::fs::write(plan.path("token"), "open-sesame\n").unwrap();
+    let gate = plan.clone().admin(&format!("token_file = \"{}\"", plan.path("token").display())).start();
+    let listing = Request::get("/api/v1/records").header("Host", "a").header("Authorization", "Bearer open-sesame");
+    let mut operator = Client::connect(gate.admin);
+    operator.send(listing.bytes());
+    assert_eq!(operator.response().status, 200);
+    let connect = |says: &[u8]| {
+        let mut client = Client::connect(gate.admin);
+        // It may be closed by then.
+        drop(client.wire.send(says));
+        client
+    };
+    let livez = Request::get("/livez").bytes();
+    let mut crowd: Vec<Client> = Vec::new();
+    for says in [&b""[..], b"GET /livez HTTP/1.1\r\nHost: ", &livez.repeat(1000), b""] {
+        crowd.extend((0..150).map(|_| connect(says)));
+        let began = Instant::now();
+        for path in ["/livez", "/readyz"] {
+            assert_eq!(Request::get(path).send(gate.admin).status, 200, "{path}");
+        }
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    }
+    // Who showed the token stays.
+    operator.send(listing.bytes());
+    assert_eq!(operator.response().status, 200);
+    drop(crowd);
+}
+
 #[test]
 fn a_page_of_another_site_is_refused() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
     let gate = Gate::before(&upstream).start();
-    let forged = Request::get("/api/v1/records").header("Host", "evil.example").send(gate.admin);
-    assert_eq!(forged.status, 403, "{}", forged.show());
+    for host in ["evil.example", "127.0.0.1:80@evil.example", "[::1].evil.example"] {
+        let forged = Request::get("/api/v1/records").header("Host", host).send(gate.admin);
+        assert_eq!(forged.status, 403, "{host}: {}", forged.show());
+    }
     let forged = Request::get("/api/v1/records")
         .header("Host", "127.0.0.1")
         .header("Origin", "http://evil.example")

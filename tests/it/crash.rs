@@ -165,7 +165,7 @@ fn a_kill_at_every_call_of_a_recovery() {
 
 /// The files of a store that no process has open.
 fn store_files(plan: &Plan) -> Vec<(std::path::PathBuf, Vec<u8>)> {
-    let files = ["gate.db", "gate.db-wal", "gate.db-shm"].map(|name| plan.path(name));
+    let files = ["gate.db", "gate.db-wal", "gate.db-shm", "gate.db.lock"].map(|name| plan.path(name));
     files.into_iter().filter_map(|path| std::fs::read(&path).ok().map(|content| (path, content))).collect()
 }
 

@@ -1,6 +1,8 @@
 //! A database that crashes, hangs, is full of others or loses its word: before the attempt nothing runs, after it nothing
 //! is lost, and the gate recovers by itself.
 
+mod failovers;
+mod rights;
 mod storms;
 
 use std::time::{Duration, Instant};

@@ -69,7 +69,7 @@ name = "charges"
 methods = ["POST", "PUT"]
 path = "/charges"
 key = { required = true }
-scope = ["host", "header:X-Tenant", "client-ip", "const:x", "cookie:s", "basic:user"]
+scope = ["host", "header:X-Tenant?", "client-ip", "const:x", "cookie:s?", "basic:user?"]
 docs = "https://docs.example/charges"
 
 [[routes]]
@@ -86,6 +86,12 @@ name = "named"
 host = "named.test"
 path = "/charges"
 methods = ["POST"]
+
+[[routes]]
+name = "tenants"
+path = "/tenants"
+scope = ["host", "header:X-Tenant", "cookie:s"]
+key.from = ["header:Idempotency-Key", "json:/id"]
 
 [[routes]]
 name = "search"
@@ -122,7 +128,15 @@ fn cases() -> Vec<Case> {
         post("/search", &[KEY], "x"),
         post("/rest/a", &[], "x"),
         post("/rest/", &[("Idempotency-Key", "k-6")], "x"),
+        post("/rest/", &[("Idempotency-Key", "k-8"), ("Authorization", "Basic YW5uOm9uZQ==")], "x"),
+        post("/rest/", &[("Idempotency-Key", "k-8"), ("Authorization", "Bearer e30.eyJzdWIiOiJhbm4ifQ.x")], "x"),
+        post("/rest/", &[("Idempotency-Key", "k-8"), ("Cookie", "s=1")], "x"),
+        post("/tenants", &[KEY, ("X-Tenant", "a")], "x"),
+        post("/tenants", &[KEY, ("X-Tenant", "a"), ("Cookie", "s=")], "x"),
+        post("/tenants", &[JSON, ("Cookie", "s=1")], "{\"id\": \"k\"}"),
+        post("/tenants", &[JSON], "{\"a\": 1}"),
         post("/none", &[KEY], "x"),
+        post("/none", &[], "x"),
         post("/charges", &[("Host", "a"), ("Host", "b"), KEY], "x"),
         post("/charges", &[("Host", "a b"), KEY], "x"),
         post("/x/..//charges", &[KEY], "x"),
@@ -173,12 +187,13 @@ fn what_is_explained_is_what_the_gate_does() {
             assert_eq!(route["route"].as_str(), named, "{show}");
             protected += 1;
         } else {
-            assert_eq!((answer.word(), new.len(), labelled(&text, "record")), (String::new(), 0, None), "{show}");
+            let word = if text.contains("its key is ignored") { "ignored" } else { "" };
+            assert_eq!((&*answer.word(), new.len(), labelled(&text, "record")), (word, 0, None), "{show}");
             assert!(verdict.starts_with("no"), "{show}");
             passed += 1;
         }
     }
-    assert_eq!((protected, refused, passed), (12, 12, 5));
+    assert_eq!((protected, refused, passed), (16, 14, 7));
 }
 
 /// Two requests have one fingerprint where the gate takes one for a retry of the other.
@@ -191,6 +206,8 @@ fn fingerprints_can_be_compared() {
             config,
             "-H",
             "Idempotency-Key: k",
+            "-H",
+            "X-Tenant: acme",
             "-H",
             "Content-Type: application/json",
             "-d",
@@ -220,8 +237,8 @@ fn secrets_of_the_request_are_told_apart_and_not_shown() {
             "http://a.example/",
         ]);
         assert!(!text.contains("s3cret"), "{text}");
-        let line = text.lines().find(|line| line.contains("header:authorization: ")).expect("the part").trim();
-        assert!(line.contains("present, "), "{line}");
+        let line = text.lines().find(|line| line.contains("credential: ")).expect("the part").trim();
+        assert!(line.contains("identity "), "{line}");
         line.to_owned()
     };
     assert_eq!(scope("s3cret-1"), scope("s3cret-1"));
@@ -278,7 +295,7 @@ fn a_clients_certificate_says_whom_its_request_counts_for() {
     certificates.sign("ann", "subjectAltName=DNS:ann");
     certificates.sign("eve", "");
     let upstream = Upstream::start(|_| Reply::ok("made"));
-    let scope = "scope = [\"host\", \"client-cert:subject\", \"client-cert:san\"]";
+    let scope = "scope = [\"host\", \"client-cert:subject\", \"client-cert:san?\"]";
     let gate = Gate::before(&upstream).server(&certificates.server_of_clients()).defaults(scope).start();
     let config = gate.plan.config().to_string_lossy().into_owned();
     let request = |more: &[&str]| {
@@ -293,11 +310,13 @@ fn a_clients_certificate_says_whom_its_request_counts_for() {
         client.exchange(pay, "made").unwrap();
         let text = request(&["--client-cert", certificates.path(&format!("{name}.pem")).to_str().unwrap()]);
         assert!(text.contains("client-cert:subject: present, "), "{text}");
-        assert!(text.contains(&format!("client-cert:san: {san}")), "{text}");
+        assert!(text.contains(&format!("client-cert:san?: {san}")), "{text}");
         let record = labelled(&text, "record").unwrap();
         assert!(gate.records("key=k").iter().any(|known| known["id"] == record), "{text}");
     }
-    assert!(request(&[]).contains("client-cert:san: not known: give the client's certificate with --client-cert FILE"));
+    assert!(
+        request(&[]).contains("client-cert:san?: not known: give the client's certificate with --client-cert FILE")
+    );
     let output =
         explain(&["--config", &config, "--client-cert", certificates.path("ann.key").to_str().unwrap(), "/pay"]);
     assert_eq!(output.status.code(), Some(1));
@@ -322,6 +341,28 @@ fn how_it_ends() {
         assert_eq!(output.stdout.is_empty(), status != 0, "{args:?}");
     }
     assert_eq!(explain(&["/x"]).status.code(), Some(78), "no upstream");
+}
+
+#[test]
+fn a_key_that_does_nothing_is_pointed_out() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let routes = "[[routes]]\nname = \"hooks\"\nmethods = [\"POST\"]\npath = \"/hooks\"\nkey.from = [\"query:id\"]\n\
+                  [[routes]]\nname = \"passed\"\nmethods = [\"POST\"]\npath = \"/passed\"\nmode = \"pass\"\n";
+    let plan = Gate::before(&upstream).routes(routes);
+    let config = plan.config().to_string_lossy().into_owned();
+    let said = |target: &str, key: &str| explained(&["--config", &config, "-X", "POST", target, "-H", key]);
+    for (target, key, is_ignored) in [
+        ("/hooks", "Idempotency-Key: k", true),
+        ("/elsewhere", "Idempotency-Key: k", true),
+        ("/elsewhere?id=k", "X-A: b", true),
+        ("/hooks?id=k", "Idempotency-Key: k", false),
+        ("/passed", "Idempotency-Key: k", false),
+        ("/hooks", "X-A: b", false),
+    ] {
+        let text = said(target, key);
+        assert_eq!(text.contains("its key is ignored"), is_ignored, "{target} {key}\n{text}");
+    }
+    assert!(said("/hooks", "Idempotency-Key: k").contains("no key that the route reads"));
 }
 
 /// The example in the README is run as it stands there.

@@ -139,13 +139,12 @@ fn hop_by_hop_headers_stay_on_their_hop() {
 fn connection_cannot_strip_what_matters() {
     let upstream = upstream();
     let gate = Gate::before(&upstream).start();
-    let listed =
-        "Idempotency-Key, Authorization, X-Api-Key, Host, Content-Length, Transfer-Encoding, Idempotency-Attempt";
+    let listed = "Idempotency-Key, Authorization, X-Api-Key, Cookie, Host, Content-Length, Transfer-Encoding, Idempotency-Attempt";
     let mut client = Client::connect(gate.address);
     let request = |key: &str| {
         format!(
             "POST /x HTTP/1.1\r\nHost: shop.example\r\nConnection: {listed}\r\nIdempotency-Key: {key}\r\n\
-             Authorization: Bearer a\r\nX-Api-Key: b\r\nContent-Length: 2\r\n\r\n{{}}"
+             Authorization: Bearer a\r\nX-Api-Key: b\r\nCookie: c=d\r\nContent-Length: 2\r\n\r\n{{}}"
         )
     };
     client.send(request("k-1"));
@@ -156,6 +155,7 @@ fn connection_cannot_strip_what_matters() {
         ("idempotency-key", "k-1"),
         ("authorization", "Bearer a"),
         ("x-api-key", "b"),
+        ("cookie", "c=d"),
         ("content-length", "2"),
     ] {
         assert_eq!(seen.head.get(name).as_deref(), Some(value), "{name}");

@@ -2,6 +2,7 @@
 
 mod leaving;
 mod pressure;
+mod targets;
 
 use std::time::{Duration, Instant};
 

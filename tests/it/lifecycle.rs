@@ -72,12 +72,12 @@ fn other_identity_rules_are_refused_while_records_live() {
     let gate = plan.start();
     gate.post("/charges", "k-1", "{}").expect(200, "executed");
     gate.stop();
-    let changed = plan.clone().defaults("scope = [\"header:X-Tenant\"]");
+    let changed = plan.clone().defaults("scope = [\"header:X-Tenant?\"]");
     let mut refused = changed.spawn();
     let status = refused.wait();
     assert!(!status.success(), "{status}");
     let log = refused.log();
-    assert!(log.contains("--accept-identity-change") && log.contains("all"), "{log}");
+    assert!(log.contains("--accept-identity-change") && log.contains("namespace `all`: scope: was "), "{log}");
     // Refusing changed nothing.
     let gate = plan.start();
     gate.post("/charges", "k-1", "{}").expect(200, "replayed");
@@ -103,7 +103,8 @@ fn another_service_name_is_refused_while_records_live() {
     let status = refused.wait();
     assert!(!status.success(), "{status}");
     let log = refused.log();
-    assert!(log.contains("default/all (live records: 1)"), "{log}");
+    assert!(log.contains("the service `default` is gone: this configuration has `billing`"), "{log}");
+    assert!(log.contains("1 live key: 1 of route `all`"), "{log}");
     renamed.clone().arg("--accept-identity-change").start().stop();
     renamed.start().stop();
     assert_eq!(upstream.runs(), 1);
@@ -114,7 +115,7 @@ fn other_identity_rules_are_fine_where_no_record_lives() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
     let plan = Gate::before(&upstream);
     plan.start().stop();
-    plan.clone().defaults("scope = [\"header:X-Tenant\"]").start().stop();
+    plan.clone().defaults("scope = [\"header:X-Tenant?\"]").start().stop();
     // What does not make identities may change at any time.
     let gate = plan.start();
     gate.post("/charges", "k-1", "{}").expect(200, "executed");

@@ -1,7 +1,9 @@
 //! Bodies of every size, and how much memory they may take.
 
 mod crowds;
+mod files;
 mod memory;
+mod unread;
 mod upstreams;
 
 use crate::support::{Client, Gate, Reply, Request, Upstream};

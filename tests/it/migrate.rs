@@ -256,13 +256,15 @@ fn serve_waits_for_a_database_that_is_away() {
     send().expect(200, "replayed");
     let opened = |line: &str| {
         let line: serde_json::Value = serde_json::from_str(line).ok()?;
-        (line["message"] == "store opened").then_some(line)
+        (line["message"] == "serving").then_some(line)
     };
     let line = process.wait_for_log(opened).expect("it says what it found");
-    assert_eq!(line["database"], database.name.as_str(), "{line}");
-    assert_eq!(line["connection"], "direct", "{line}");
-    assert!(line["version"].as_str().is_some_and(|version| version.starts_with(|char: char| char.is_ascii_digit())));
-    assert!(process.log().contains("fsync = off"), "the tests' server does not sync, which is not durable");
+    let store = line["store"].as_str().expect("a store");
+    assert!(store.contains(&format!("database {}, reached directly", database.name)), "{line}");
+    let version = store.strip_prefix("PostgreSQL ").and_then(|rest| rest.split(' ').next()).expect("a version");
+    assert!(version.starts_with(|char: char| char.is_ascii_digit()), "{line}");
+    assert!(line["risks"].as_str().is_some_and(|risks| risks.contains("fsync is off")), "{line}");
+    assert!(process.log().contains("fsync is off"), "the tests' server does not sync, which is not durable");
     drop(process);
 
     // Told to stop, it does not wait.
@@ -274,6 +276,33 @@ fn serve_waits_for_a_database_that_is_away() {
     assert!(status.success(), "{status}\n{}", process.log());
     let reminders = process.log().matches("waiting for the database").count();
     assert_eq!(reminders, 1, "once now, and again when ten seconds have passed");
+}
+
+/// The version before the rules of keys were described.
+#[test]
+fn a_schema_of_the_former_version_keeps_its_records() {
+    let Some(database) = database() else { return };
+    let script = done(&["--store", &database.url, "--dry-run"]);
+    let heading = script.lines().find(|line| line.ends_with(" rules")).expect("a heading for each step");
+    let version: u32 = heading.trim_start_matches("-- ").trim_end_matches(" rules").parse().expect("a number");
+    done(&["--store", &database.url]);
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = gate(&upstream, &database.url);
+    let gate = plan.start();
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    gate.stop();
+    database
+        .run(&format!("DROP TABLE oncegate.rules_period; DELETE FROM oncegate.migration WHERE version = {version}"));
+    let said = refusal(&plan);
+    assert!(said.contains(&format!("at version {}", version - 1)) && said.contains("oncegate migrate"), "{said}");
+    let said = done(&["--store", &database.url]);
+    assert!(said.starts_with(&format!("schema oncegate: applied {version} rules")), "{said}");
+    let gate = plan.start();
+    gate.post("/charges", "k-1", "{}").expect(200, "replayed");
+    assert_eq!(gate.records("")[0].get("orphaned"), None);
+    gate.stop();
+    assert_eq!(database.value("SELECT count(*) FROM oncegate.rules_period WHERE since = 0"), "1");
+    assert_eq!(upstream.runs(), 1);
 }
 
 /// Where a gate's admin listener is that says that it waits for its store.
@@ -343,7 +372,7 @@ fn a_pooler_is_no_obstacle() {
     let gate = gate(&upstream, &url).start();
     gate.post("/charges", "k-1", "{}").expect(200, "executed");
     gate.post("/charges", "k-1", "{}").expect(200, "replayed");
-    assert!(gate.log().contains("\"connection\":\"through a pooler\""), "{}", gate.log());
+    assert!(gate.log().contains("reached through a pooler"), "{}", gate.log());
     gate.stop();
 }
 

@@ -13,14 +13,16 @@ fn plan(upstream: &Upstream) -> Plan {
     Gate::before(upstream).routes(PASS)
 }
 
-/// Requests that are not protected: no key, no route, another method, a route that passes.
-fn unprotected() -> Vec<(&'static str, Request)> {
+/// Requests that are not protected: no key, no route, another method, a route that passes. And whether each carries a key
+/// that is ignored.
+fn unprotected() -> Vec<(&'static str, Request, bool)> {
     vec![
-        ("no key", Request::post("/orders").body("{}")),
-        ("no route", Request::post("/elsewhere").key("k").body("{}")),
-        ("a method that no route has", Request::new("PUT", "/orders").key("k").body("{}")),
-        ("GET", Request::get("/orders").key("k")),
-        ("a route that passes", Request::post("/passed").key("k").body("{}")),
+        ("no key", Request::post("/orders").body("{}"), false),
+        ("no key and no route", Request::post("/elsewhere").body("{}"), false),
+        ("no route", Request::post("/elsewhere").key("k").body("{}"), true),
+        ("a method that no route has", Request::new("PUT", "/orders").key("k").body("{}"), true),
+        ("GET", Request::get("/orders").key("k"), true),
+        ("a route that passes", Request::post("/passed").key("k").body("{}"), false),
     ]
 }
 
@@ -33,7 +35,7 @@ fn answers_are_not_changed() {
         )
     });
     let gate = plan(&upstream).start();
-    for (what, request) in unprotected() {
+    for (what, request, is_ignored) in unprotected() {
         for run in 1..=2 {
             let before = upstream.runs();
             let response = request.send(&gate);
@@ -42,19 +44,21 @@ fn answers_are_not_changed() {
             // The lines of one name stand together; order between names has no meaning (RFC 9110 section 5.3).
             let sent = ["date", "set-cookie", "set-cookie", "x-a", "idempotency-control-not", "content-length"];
             assert_eq!(response.names(), sent, "{what}: headers that were added, dropped or moved");
+            assert_eq!(response.word(), if is_ignored { "ignored" } else { "" }, "{what}");
             assert_eq!(response.head.all("set-cookie"), [b"a=1", b"b=2"]);
             assert_eq!(response.get("date").as_deref(), Some("Tue, 15 Nov 1994 08:12:31 GMT"));
         }
     }
     assert!(gate.records("").is_empty());
-    assert_eq!(gate.metric("oncegate_requests_total", &["outcome=\"passed\""]), 10.0);
+    assert_eq!(gate.metric("oncegate_requests_total", &["outcome=\"passed\""]), 6.0);
+    assert_eq!(gate.metric("oncegate_requests_total", &["outcome=\"ignored\"", "route=\"-\""]), 6.0);
 }
 
 #[test]
 fn requests_gain_only_the_forwarding_headers() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
     let gate = plan(&upstream).start();
-    for (what, request) in unprotected() {
+    for (what, request, _) in unprotected() {
         request.header("X-A", "1").header("Content-Type", "text/plain").send(&gate);
         let mut added: Vec<String> = upstream
             .last()
@@ -82,7 +86,7 @@ fn answers_arrive_while_the_upstream_still_sends() {
         .then("4\r\nlast\r\n0\r\n\r\n")
     });
     let gate = plan(&upstream).start();
-    for (what, request) in unprotected() {
+    for (what, request, _) in unprotected() {
         let mut client = Client::connect(gate.address);
         client.send(request.bytes());
         let head = client.head();
@@ -219,7 +223,7 @@ fn upgrading() -> Upstream {
             return;
         }
         let answer =
-            b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\nX-A: 1\r\n\r\nhello ";
+            b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nX-A: 1\r\n\r\nhello ";
         drop(conn.wire.send(answer));
         while let Ok(bytes) = conn.wire.some() {
             if bytes.is_empty() || conn.wire.send(&bytes.to_ascii_uppercase()).is_err() {
@@ -235,11 +239,12 @@ fn upgrades_pass_both_ways() {
     let gate = plan(&upstream).start();
     for (method, path) in [("GET", "/socket"), ("POST", "/orders")] {
         let mut client = Client::connect(gate.address);
-        client.send(format!("{method} {path} HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n"));
+        client
+            .send(format!("{method} {path} HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"));
         let head = client.head();
         assert!(head.start.starts_with(b"HTTP/1.1 101"), "{:?}", String::from_utf8_lossy(&head.raw));
-        assert_eq!(head.get("upgrade").as_deref(), Some("echo"));
-        assert_eq!(upstream.last().head.get("upgrade").as_deref(), Some("echo"));
+        assert_eq!(head.get("upgrade").as_deref(), Some("websocket"));
+        assert_eq!(upstream.last().head.get("upgrade").as_deref(), Some("websocket"));
         assert_eq!(client.wire.until(b"hello ").unwrap(), b"hello ");
         for word in ["one", "two"] {
             client.send(word);
@@ -247,6 +252,30 @@ fn upgrades_pass_both_ways() {
             assert_eq!(client.wire.until(expected.as_bytes()).unwrap(), expected.as_bytes());
         }
     }
+}
+
+#[test]
+fn other_protocols_pass_by_name_only() {
+    let upgrade = |gate: &Gate, protocol: &str| {
+        let mut client = Client::connect(gate.address);
+        let ask = format!("GET /socket HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: {protocol}\r\n\r\n");
+        client.send(ask);
+        let head = client.head();
+        String::from_utf8_lossy(&head.start).split(' ').nth(1).map(str::to_owned).expect("a status")
+    };
+    let upstream = upgrading();
+    let gate = plan(&upstream).start();
+    assert_eq!(upgrade(&gate, "echo"), "200", "it is ignored");
+    assert_eq!(upgrade(&gate, "websocket"), "101");
+    drop(gate);
+    let gate = plan(&upstream).server("upgrades = []").start();
+    assert_eq!(upgrade(&gate, "websocket"), "200");
+    drop(gate);
+    // The upstream switches to WebSocket, whatever it is asked for.
+    let gate = plan(&upstream).server("upgrades = [\"echo\", \"websocket\"]").start();
+    assert_eq!(upgrade(&gate, "echo"), "502");
+    assert_eq!(upgrade(&gate, "echo, foo, websocket"), "101");
+    assert_eq!(upstream.last().head.get("upgrade").as_deref(), Some("echo, websocket"));
 }
 
 #[test]
@@ -263,7 +292,7 @@ fn what_follows_an_upgrade_request_too_early_is_no_request() {
     let gate = plan(&upstream).start();
     let mut client = Client::connect(gate.address);
     client.send(
-        "GET /socket HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n\
+        "GET /socket HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n\
          POST /orders HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nContent-Length: 2\r\n\r\n{}",
     );
     assert_eq!(client.response().status, 200);
@@ -279,7 +308,7 @@ fn an_upgrade_with_a_key_is_refused() {
     let gate = plan(&upstream).start();
     let mut client = Client::connect(gate.address);
     client.send(
-        "POST /orders HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: echo\r\nIdempotency-Key: k\r\n\
+        "POST /orders HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nIdempotency-Key: k\r\n\
          Content-Length: 0\r\n\r\n",
     );
     client.response().expect_problem(400, "bad-request");
@@ -292,7 +321,8 @@ fn what_matches_no_route_goes_to_the_only_upstream() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
     let gate = plan(&upstream).start();
     let response = Request::post("/elsewhere").key("not valid, at all").body("{}").send(&gate);
-    assert_eq!((response.status, response.word().as_str()), (200, ""));
+    assert_eq!((response.status, response.word().as_str()), (200, "ignored"));
+    assert_eq!(upstream.last().head.get("idempotency-key").as_deref(), Some("not valid, at all"));
 }
 
 #[test]
@@ -310,7 +340,9 @@ fn without_a_default_upstream_there_is_no_route() {
     assert_eq!(gate.post("/b", "k", "{}").text(), "second");
     let response = Request::post("/c").key("k").body("{}").send(&gate);
     response.expect_bare_problem(404, "no-route");
-    assert!(!response.head.has("idempotency-status"), "{}", response.show());
+    assert_eq!(response.word(), "ignored", "{}", response.show());
+    let unkeyed = Request::post("/c").body("{}").send(&gate);
+    assert!(!unkeyed.expect_bare_problem(404, "no-route").head.has("idempotency-status"), "{}", unkeyed.show());
     assert_eq!((first.runs(), second.runs()), (1, 1));
     drop(gate);
     let gate = Gate::before(&first).routes(&routes).top("default_upstream = \"other\"").start();

@@ -31,7 +31,7 @@ fn plan(upstream: &Upstream) -> Plan {
 }
 
 /// Paths that some server takes for a charge, and the gate for something that is not protected.
-const DODGES: [&str; 34] = [
+const DODGES: [&str; 46] = [
     "/v1//charges",
     "//v1/charges",
     "/v1/charges/",
@@ -63,6 +63,18 @@ const DODGES: [&str; 34] = [
     "/v1/charges%3Fx=1",
     "/v1/charges%23x",
     "/v1/charges%00",
+    "/v1/charges%0a",
+    "/v1/charges%20",
+    "/v1/charges%09",
+    "/v1/charges.",
+    "/v1./charges",
+    "/public/..%20/v1/charges",
+    "/v1/charges::$DATA",
+    "/v1%e0%80%afcharges",
+    "/v1%f0%80%80%afcharges",
+    "/v1/%u0063harges",
+    "/v1%U002fcharges",
+    "/public/%u002e%u002e/v1/charges",
     "/V1/charges",
     "/v1/CHARGES",
     "/v1/Charges/",
@@ -166,4 +178,26 @@ fn an_exemption_is_exact() {
         assert_eq!(Request::post(path).body("{}").send(&gate).status, 400, "{path}");
     }
     assert_eq!(upstream.runs(), 2);
+}
+
+/// The subtree of a route has its root in it: a collection is protected with its items.
+#[test]
+fn a_rest_protects_its_root() {
+    let routes = "[[routes]]\nname = \"orders\"\npath = \"/v1/orders/{*rest}\"\n\
+                  [[routes]]\nname = \"refunds\"\npath = \"/v1/refunds/{*rest}\"\n\
+                  [[routes]]\nname = \"refund\"\npath = \"/v1/refunds\"\nmode = \"pass\"\n";
+    let upstream = upstream();
+    let gate = Gate::before(&upstream).routes(routes).start();
+    for (nth, path) in ["/v1/orders", "/v1/orders/", "/v1/orders/7/lines", "/v1/refunds/7"].into_iter().enumerate() {
+        let request = Request::post(path).key(&format!("k-{nth}")).body("{}");
+        request.send(&gate).expect(200, "executed");
+        assert_eq!(upstream.last().start_line(), format!("POST {path} HTTP/1.1"));
+        request.send(&gate).expect(200, "replayed");
+    }
+    assert_eq!(upstream.runs(), 4);
+    // The more specific path of two, and not its neighbours.
+    let passed = Request::post("/v1/refunds").key("k").body("{}").send(&gate);
+    assert_eq!((passed.status, upstream.runs()), (200, 5));
+    assert_eq!(Request::post("/v1/refunds/").key("k").body("{}").send(&gate).status, 400);
+    assert_eq!(upstream.runs(), 5);
 }

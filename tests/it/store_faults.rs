@@ -1,5 +1,7 @@
 //! A store that is full, slow, broken or away: before the attempt nothing runs, after it nothing is lost.
 
+mod files;
+
 use std::time::{Duration, Instant};
 
 use crate::support::faults::Fault;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::support::frames::{block, frame};
+use crate::support::frames::{CONTINUATION, block, frame};
 use crate::support::h2::{Conn, DATA, END_HEADERS, END_STREAM, HEADERS, OK, RST_STREAM};
 use crate::support::http2::{Http2, post};
 use crate::support::{Gate, H2, Plan, Request, Response};
@@ -237,6 +237,16 @@ fn a_head_that_is_malformed_or_too_large_is_broken() {
     unknown(|conn, stream| {
         let lines = b"\x00\x01a\x01b".repeat(300);
         conn.send(HEADERS, END_HEADERS | END_STREAM, stream, &[OK, &lines].concat());
+    });
+    unknown(|conn, stream| conn.send(HEADERS, END_HEADERS | END_STREAM, stream, b"\x88\x00\x01a\x03b\nc"));
+    unknown(|conn, stream| {
+        let large = [OK, &block(&[("a", &[b'a'; 300_000])])].concat();
+        let (first, rest) = large.split_at(16_384);
+        conn.send(HEADERS, END_STREAM, stream, first);
+        for (nth, part) in rest.chunks(16_384).enumerate() {
+            let is_last = nth == rest.len() / 16_384;
+            conn.send(CONTINUATION, if is_last { END_HEADERS } else { 0 }, stream, part);
+        }
     });
 }
 

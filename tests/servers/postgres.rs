@@ -46,6 +46,30 @@ impl Postgres {
     /// As [`Postgres::start`], with these settings.
     #[track_caller]
     pub fn with(settings: &[(&str, &str)]) -> Option<Self> {
+        Self::begin(settings, false)
+    }
+
+    /// A primary, and its hot standby, on which everything is applied before a commit on the primary returns. The standby
+    /// itself waits for nobody once it is promoted.
+    #[track_caller]
+    pub fn pair() -> Option<(Self, Self)> {
+        let waits = [("synchronous_standby_names", "second"), ("synchronous_commit", "remote_apply")];
+        let primary = Self::begin(&waits, false)?;
+        let (host, port) = (primary.address.ip(), primary.address.port());
+        let primary_conninfo = format!("host={host} port={port} user=postgres application_name=second");
+        // Both are copies of one server that never ran, so the log begins at the same place.
+        let standby = Self::begin(&[("primary_conninfo", &primary_conninfo)], true)?;
+        Some((primary, standby))
+    }
+
+    /// Makes a primary of a standby, and returns when it takes writes.
+    #[track_caller]
+    pub fn promote(&self) {
+        assert_eq!(self.session().value("SELECT pg_promote(true, 30)"), "t", "it is promoted");
+    }
+
+    #[track_caller]
+    fn begin(settings: &[(&str, &str)], is_standby: bool) -> Option<Self> {
         let Some(binary) = binary() else {
             process::skipped("PostgreSQL");
             return None;
@@ -61,6 +85,11 @@ impl Postgres {
         }
         for (name, text) in [("postgresql.conf", text.as_str()), ("pg_hba.conf", ACCESS)] {
             std::fs::write(data.join(name), text).expect("a writable directory");
+        }
+        if is_standby {
+            let signal = data.join("standby.signal");
+            std::fs::write(&signal, "").expect("a writable directory");
+            process::give(&signal);
         }
         let postgres = Self { address, binary, directory, server: Mutex::new(None) };
         postgres.start_again();

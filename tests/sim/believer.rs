@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use oncegate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 use oncegate::store::{
-    Claim, End, Error, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Removal, Settled, Store,
+    Claim, End, Error, Filter, Fresh, Held, Identity, IdentityChange, Listed, NamespaceRules, Origin, Page, Removal,
+    Settled, Store,
 };
 use tokio::sync::broadcast;
 
@@ -135,6 +136,10 @@ impl Store for Believer {
         self.inner.count().await
     }
 
+    async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+        self.inner.changes(origins, rules).await
+    }
+
     async fn adopt(
         &self,
         origins: Vec<Origin>,
@@ -142,6 +147,10 @@ impl Store for Believer {
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error> {
         self.inner.adopt(origins, rules, accept_change).await
+    }
+
+    async fn identities(&self) -> Result<Vec<NamespaceRules>, Error> {
+        self.inner.identities().await
     }
 
     async fn ping(&self) -> Result<(), Error> {

@@ -8,7 +8,8 @@ use oncegate::idempotency::record::{Attempt, Record, RecordId, Version};
 use oncegate::store::memory::Memory;
 use oncegate::store::unreliable::Operation;
 use oncegate::store::{
-    Claim, End, Error, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled, Store,
+    Claim, End, Error, Filter, Fresh, Held, Identity, IdentityChange, Listed, NamespaceRules, Origin, Page, Settled,
+    Store,
 };
 
 use crate::history::{EPOCH, Event, History, Standing, Token, Told};
@@ -194,6 +195,10 @@ impl Store for Recorded {
         Ok(counts)
     }
 
+    async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+        self.shelf.memory.changes(origins, rules).await
+    }
+
     async fn adopt(
         &self,
         origins: Vec<Origin>,
@@ -204,6 +209,10 @@ impl Store for Recorded {
         let changes = self.shelf.memory.adopt(origins, rules, accept_change).await?;
         self.note(call, Said::Changes(changes.clone()));
         Ok(changes)
+    }
+
+    async fn identities(&self) -> Result<Vec<NamespaceRules>, Error> {
+        self.shelf.memory.identities().await
     }
 
     async fn ping(&self) -> Result<(), Error> {

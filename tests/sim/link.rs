@@ -8,7 +8,8 @@ use async_trait::async_trait;
 use oncegate::idempotency::record::{Attempt, RecordId, Version};
 use oncegate::store::unreliable::Side;
 use oncegate::store::{
-    Claim, End, Error, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled, Store,
+    Claim, End, Error, Filter, Fresh, Held, Identity, IdentityChange, Listed, NamespaceRules, Origin, Page, Settled,
+    Store,
 };
 use tokio::time::sleep;
 
@@ -140,6 +141,10 @@ impl Store for Link {
         self.carry(|store| async move { store.count().await }).await
     }
 
+    async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+        self.carry(move |store| async move { store.changes(origins, rules).await }).await
+    }
+
     async fn adopt(
         &self,
         origins: Vec<Origin>,
@@ -147,6 +152,10 @@ impl Store for Link {
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error> {
         self.carry(move |store| async move { store.adopt(origins, rules, accept_change).await }).await
+    }
+
+    async fn identities(&self) -> Result<Vec<NamespaceRules>, Error> {
+        self.carry(|store| async move { store.identities().await }).await
     }
 
     async fn ping(&self) -> Result<(), Error> {

@@ -153,7 +153,7 @@ fn policy(route: usize, dice: &mut Dice) -> Policy {
     let mut policy = Policy {
         ttl: dice.weighted(&[(1, Duration::from_secs(2)), (1, Duration::from_secs(6)), (2, Duration::from_secs(3600))]),
         unknown_ttl: dice.weighted(&[(1, Duration::from_secs(3)), (3, Duration::from_secs(3600))]),
-        scope: scope(),
+        scope: scope().into(),
         recovery: if route == 1 { Recovery::Retry } else { Recovery::Hold },
         store_failure: if route == 2 { StoreFailure::Forward } else { StoreFailure::Reject },
         in_flight: if dice.percent(40) { InFlight::Wait(dice.millis(200..4_000)) } else { InFlight::Reject },

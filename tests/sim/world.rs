@@ -171,6 +171,7 @@ impl World {
             connect_timeout: self.setup.connect_timeout,
             client_timeout: self.setup.client_timeout,
             max_connections: 1000,
+            reuse: upstream::Sharing::Always,
         };
         let dialer = Dialer { site: Arc::clone(&self.site), life: Arc::clone(&life) };
         let settings = Settings {
@@ -184,6 +185,7 @@ impl World {
             },
             default_upstream: None,
             forwarding: Forwarding::default(),
+            upgrades: oncegate::http::upgrade::Upgrades::default(),
             tokens: Tokens::counted_from(Token::first_of(number).0),
         };
         let usage = Usage::new(&Limits::default(), &METRICS);

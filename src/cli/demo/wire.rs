@@ -12,7 +12,7 @@ use http_body_util::{BodyExt as _, Limited};
 
 use crate::http::body::Body;
 use crate::http::limits::Limits;
-use crate::http::upstream::{Place, Protocol, Reuse, Sending, Settings, Upstream};
+use crate::http::upstream::{Place, Protocol, Reuse, Sending, Settings, Sharing, Upstream};
 use crate::http::usage::Usage;
 use crate::telemetry::metrics::Metrics;
 
@@ -50,6 +50,7 @@ impl Server {
             client_timeout: Duration::MAX,
             connect_timeout: CONNECT_TIMEOUT,
             max_connections: u64::MAX,
+            reuse: Sharing::Always,
         };
         let usage = Usage::new(&Limits::default(), &Metrics::new());
         Ok(Self { upstream: Upstream::new(settings, usage), host: HeaderValue::from_str(&address.to_string())? })

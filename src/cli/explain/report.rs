@@ -10,6 +10,7 @@ use super::policy::{built_in, other_default, policy_of, wrapped};
 use crate::config::Resolved;
 use crate::gate::explain::{Explanation, Fate, Handling, Identified, Unprotected, Value};
 use crate::http::problem::Problem;
+use crate::idempotency::credential::Kind;
 use crate::idempotency::fingerprint::{Because, Counted, Recipe, stands_at};
 use crate::idempotency::key::{Found, KeyRule, KeySource};
 use crate::idempotency::policy::Mode;
@@ -135,6 +136,14 @@ impl Report<'_> {
             }
             Err(problem) => self.answer(problem, None),
         }
+        self.ignored_key();
+    }
+
+    /// Says that the key does nothing, where it does.
+    fn ignored_key(&mut self) {
+        if self.explanation.ignores_key {
+            self.more("its key is ignored, since no route protects this request; the answer and the log say so");
+        }
     }
 
     fn route(&mut self, route: &Route) {
@@ -202,7 +211,9 @@ impl Report<'_> {
                 self.line("protected", "no: the route's mode is \"pass\"; it is forwarded as it is");
             }
             Handling::Passed(Unprotected::NoKey) => {
-                self.line("protected", "no: it carries no key and needs none; it is forwarded as it is");
+                let key = if self.explanation.ignores_key { "no key that the route reads" } else { "no key" };
+                self.line("protected", format!("no: it carries {key} and needs none; it is forwarded as it is"));
+                self.ignored_key();
                 self.gap();
                 self.sources("key", &policy.key);
             }
@@ -255,10 +266,10 @@ impl Report<'_> {
     }
 
     fn scope(&mut self, identified: &Identified) {
-        for (place, (part, value)) in identified.scope.iter().enumerate() {
+        for (place, (word, value)) in identified.scope.iter().enumerate() {
             let what = match value {
-                Value::Unknown if *part == ScopePart::Host => "not known: what the client names".to_owned(),
-                Value::Unknown if matches!(part, ScopePart::ClientCert(_)) => {
+                Value::Unknown if word.part == ScopePart::Host => "not known: what the client names".to_owned(),
+                Value::Unknown if matches!(word.part, ScopePart::ClientCert(_) | ScopePart::Credential) => {
                     "not known: give the client's certificate with --client-cert FILE".to_owned()
                 }
                 Value::Unknown => "not known: give it with --client-ip IP".to_owned(),
@@ -266,12 +277,20 @@ impl Report<'_> {
                 Value::Shown(text) => text.clone(),
                 Value::Hidden { count: 1, digest } => format!("present, {}", short(digest)),
                 Value::Hidden { count, digest } => format!("present {count} times, {}", short(digest)),
+                Value::Credential { kind: Kind::Anonymous, .. } => "none".to_owned(),
+                Value::Credential { kind, identity, proof } => {
+                    let proof = proof.as_ref().map_or_else(String::new, |proof| format!(", proof {}", short(proof)));
+                    format!("{}, identity {}{proof}", carrier(*kind), short(identity))
+                }
             };
-            let part = match part {
+            let part = match &word.part {
                 ScopePart::Const(_) => "const".to_owned(),
-                part => part.to_string(),
+                _ => word.to_string(),
             };
             self.line(if place == 0 { "scope" } else { "" }, format!("{part}: {what}"));
+            if let Value::Credential { kind, .. } = value {
+                self.more(format!("  {}", on_renewal(*kind)));
+            }
         }
     }
 
@@ -379,10 +398,40 @@ impl Report<'_> {
 
 fn on_scope(identified: &Identified) -> Option<String> {
     let mut callers =
-        identified.scope.iter().filter(|(part, _)| !matches!(part, ScopePart::Host | ScopePart::Const(_)));
-    let all_absent = callers.clone().next().is_some() && callers.all(|(_, value)| *value == Value::Absent);
+        identified.scope.iter().filter(|(word, _)| !matches!(word.part, ScopePart::Host | ScopePart::Const(_)));
+    let is_absent = |value: &Value| matches!(value, Value::Absent | Value::Credential { kind: Kind::Anonymous, .. });
+    let all_absent = callers.clone().next().is_some() && callers.all(|(_, value)| is_absent(value));
     let advice = "nothing of the scope tells this caller from another: all who send none of these share their keys";
     all_absent.then(|| advice.to_owned())
+}
+
+/// What a credential is read from.
+fn carrier(kind: Kind) -> &'static str {
+    match kind {
+        Kind::ApiKey => "X-Api-Key",
+        Kind::Basic => "the user of Authorization: Basic",
+        Kind::Jwt => "the iss and sub of a JWT in Authorization, not verified",
+        Kind::Other => "Authorization as it stands",
+        Kind::Cookie => "cookies",
+        Kind::Certificate => "the client's certificate",
+        Kind::Anonymous => "nothing",
+    }
+}
+
+/// What a retry gets after the credential was renewed.
+fn on_renewal(kind: Kind) -> &'static str {
+    match kind {
+        Kind::ApiKey => {
+            "a retry with another Authorization (without one: with other cookies) gets 422 caller-differs; one with \
+             another key is another caller's, and runs"
+        }
+        Kind::Basic => "a retry after a change of the password gets 422 caller-differs",
+        Kind::Jwt => "a retry with a refreshed token gets 422 caller-differs",
+        Kind::Other => "a retry with a refreshed token is another caller's, and runs",
+        Kind::Cookie => "a retry with a renewed session, or any other cookie, gets 422 caller-differs",
+        Kind::Certificate => "a retry with a certificate of another subject gets 422 caller-differs",
+        Kind::Anonymous => "a retry with a credential is another caller's, and runs",
+    }
 }
 
 fn because_of(because: Because) -> &'static str {

@@ -16,7 +16,11 @@ pub(super) fn write_all(records: &[Value], out: &mut Vec<u8>) -> anyhow::Result<
     rows.extend(records.iter().map(|record| {
         ["id", "state", "route", "key", "age_seconds", "method", "path"].map(|name| {
             let shown = text(&record[name]);
-            if name == "age_seconds" { age(&record[name]).unwrap_or(shown) } else { shown }
+            match name {
+                "age_seconds" => age(&record[name]).unwrap_or(shown),
+                "state" if record["orphaned"] == true => shown + " (orphaned)",
+                _ => shown,
+            }
         })
     }));
     let widths: [usize; 7] =
@@ -91,14 +95,17 @@ mod tests {
         let records = [
             json!({"id": "aa", "state": "unknown", "route": "create-charge", "key": "8e03…", "age_seconds": 7325,
                    "method": "POST", "path": "/v1/\u{9b}2J\u{1b}[2J"}),
+            json!({"id": "cc", "state": "completed", "orphaned": true, "route": "refund", "key": "8e03…", "age_seconds": 60,
+                   "method": "POST", "path": "/v1/refunds"}),
             json!({"id": "bb", "state": "in-flight", "route": null, "key": null, "age_seconds": 0, "method": null, "path": null}),
         ];
         let mut out = Vec::new();
         write_all(&records, &mut out).unwrap();
         let expected = "\
-ID  STATE      ROUTE          KEY    AGE       METHOD  PATH
-aa  unknown    create-charge  8e03…  2h 2m 5s  POST    /v1/\\u{9b}2J\\u{1b}[2J
-bb  in-flight  -              -      0s        -       -
+ID  STATE                 ROUTE          KEY    AGE       METHOD  PATH
+aa  unknown               create-charge  8e03…  2h 2m 5s  POST    /v1/\\u{9b}2J\\u{1b}[2J
+cc  completed (orphaned)  refund         8e03…  1m        POST    /v1/refunds
+bb  in-flight             -              -      0s        -       -
 ";
         assert_eq!(String::from_utf8(out).unwrap(), expected);
     }

@@ -6,11 +6,15 @@ use anyhow::{Context as _, bail};
 use tokio::time::{sleep, timeout};
 
 use super::Signals;
+use crate::cli::identity_changes::{ACCEPT, report};
 use crate::gate::Gate;
-use crate::store::{ErrorKind, IdentityChange, Store};
+use crate::store::{ErrorKind, IdentityChange, LiveKeys, Store};
 
 /// Between two tries to prepare a store that has gone away.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// How long a store is asked for what only makes an advice better: at a reload, claims wait meanwhile.
+const LOOK: Duration = Duration::from_secs(2);
 
 /// Makes the store know this configuration; false if the process was told to stop while it waited for that.
 pub(super) async fn at_start(
@@ -20,10 +24,18 @@ pub(super) async fn at_start(
     signals: &mut Signals,
 ) -> anyhow::Result<bool> {
     let (origins, identities) = gate.identities();
+    // Asked for until it is known, and then no more: of what may have been adopted nothing is left to ask.
+    let mut forgotten = None;
     let changes = loop {
+        let adopt = async {
+            if accept_change && forgotten.is_none() {
+                forgotten = Some(store.changes(origins.clone(), identities.clone()).await?);
+            }
+            store.adopt(origins.clone(), identities.clone(), accept_change).await
+        };
         // Another process may adopt, and where rules changed that takes as long as there are records.
         let adopted = tokio::select! {
-            adopted = store.adopt(origins.clone(), identities.clone(), accept_change) => adopted,
+            adopted = adopt => adopted,
             () = signals.stop() => return Ok(false),
         };
         match adopted {
@@ -38,7 +50,10 @@ pub(super) async fn at_start(
             return Ok(false);
         }
     };
-    refuse(&changes).map(|()| true)
+    if let Some(forgotten) = forgotten {
+        tell_forgotten(&forgotten);
+    }
+    refuse(&changes, gate, store).await.map(|()| true)
 }
 
 /// Makes the store know the configuration of `next`, which is to take the place of `current`, within `patience`. Meanwhile
@@ -51,7 +66,7 @@ pub(super) async fn at_reload(
 ) -> anyhow::Result<()> {
     let (origins, identities) = next.identities();
     let failure = match timeout(patience, store.adopt(origins, identities, false)).await {
-        Ok(Ok(changes)) => return refuse(&changes),
+        Ok(Ok(changes)) => return refuse(&changes, next, store).await,
         Ok(Err(error)) => error.to_string(),
         Err(_) => "it did not answer in time".to_owned(),
     };
@@ -71,23 +86,36 @@ pub(super) async fn at_reload(
     }
 }
 
-fn refuse(changes: &[IdentityChange]) -> anyhow::Result<()> {
+/// Says what would be forgotten and what to do about it, if anything would be.
+async fn refuse(changes: &[IdentityChange], gate: &Gate, store: &dyn Store) -> anyhow::Result<()> {
     if changes.is_empty() {
         return Ok(());
     }
-    let list: Vec<_> = changes
-        .iter()
-        .map(|change| format!("{}/{} (live records: {})", change.service, change.namespace, change.live))
-        .collect();
-    bail!(
-        "the store holds live records whose keys this configuration would not recognise, and their requests could run \
-         again: {}.\n  \
-         Their route was renamed or removed (the first [[routes]] take the place of the route `default`), or its scope, \
-         key rules, namespace, service or id secret was changed.\n  \
-         hint: restore the former settings, wait until the records have expired, or start with \
-         --accept-identity-change if forgetting these keys is what you want",
-        list.join(", ")
-    )
+    // It only makes the advice better.
+    let on_file = timeout(LOOK, store.identities()).await.ok().and_then(Result::ok).unwrap_or_default();
+    bail!("{}", report(changes, gate.identity_rules(), &on_file))
+}
+
+/// Says what is forgotten, as was asked for.
+fn tell_forgotten(forgotten: &[IdentityChange]) {
+    for IdentityChange { service, namespace, live, .. } in forgotten {
+        for LiveKeys { route, keys, in_flight, .. } in live {
+            tracing::warn!(
+                %service,
+                %namespace,
+                %route,
+                keys,
+                in_flight,
+                "{ACCEPT}: these keys are forgotten, and a retry with one of them runs its request again"
+            );
+        }
+    }
+    let keys: u64 = forgotten.iter().map(IdentityChange::keys).sum();
+    if keys == 0 {
+        tracing::info!("{ACCEPT}: no key is forgotten; start without it from now on");
+    } else {
+        tracing::warn!(keys, "{ACCEPT}: keys are forgotten; start without it from now on");
+    }
 }
 
 #[cfg(test)]

@@ -1,14 +1,19 @@
 //! How many files this process may have open, which connections are too.
 
+use std::thread;
+
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::config::Resolved;
 
-/// Files besides the connections that are counted: the store, logs, temporary files of large bodies, listeners.
-const OTHERS: u64 = 256;
+/// Files besides the connections that are counted: the store, the admin listener, connections that are being refused,
+/// temporary files of large bodies; and for each core, what its runtime has.
+const OTHERS: u64 = 512;
+const OTHERS_OF_A_CORE: u64 = 8;
 
-/// Lets the process have as many as the system allows, and warns where its limits cannot be met by that.
-pub(super) fn allow(config: &Resolved) {
+/// Lets the process have as many as the system allows. Where those are too few for the connections of `[limits]`, clients
+/// get fewer, so that they leave some to upstreams, the store and the admin listener.
+pub(super) fn share_out(config: &mut Resolved) {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: maximum, maximum };
     // Without a maximum there may be any number.
@@ -16,19 +21,59 @@ pub(super) fn allow(config: &Resolved) {
         Ok(()) => maximum,
         Err(_) => current,
     };
-    let needed = needed(config);
-    if let Some(allowed) = allowed.filter(|allowed| *allowed < needed) {
+    let Some(allowed) = allowed else { return };
+    let cores = thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
+    let needs = Needs {
+        clients: config.server.limits.max_connections,
+        upstreams: config.upstreams.iter().map(|upstream| upstream.max_connections).sum(),
+        others: OTHERS + OTHERS_OF_A_CORE * cores,
+    };
+    let max_connections = needs.clients_of(allowed);
+    if max_connections < needs.clients {
         tracing::warn!(
             allowed,
-            needed,
-            "the system allows this process too few open files for the connections of [limits]: beyond them clients \
-             wait and upstreams cannot be reached; raise the hard limit (ulimit -Hn, LimitNOFILE=) or lower \
-             max_connections"
+            needed = needs.clients + needs.upstreams + needs.others,
+            max_connections,
+            "the system allows this process too few open files for the connections of [limits]: max_connections is \
+             lowered, so that clients leave some to upstreams, the store and the admin listener; raise the hard limit \
+             (ulimit -Hn, LimitNOFILE=) or lower max_connections"
         );
+        config.server.limits.max_connections = max_connections;
     }
 }
 
-fn needed(config: &Resolved) -> u64 {
-    let upstreams: u64 = config.upstreams.iter().map(|upstream| upstream.max_connections).sum();
-    config.server.limits.max_connections + upstreams + OTHERS
+/// How many files there may be of each kind.
+struct Needs {
+    clients: u64,
+    upstreams: u64,
+    others: u64,
+}
+
+impl Needs {
+    /// How many clients may be connected where so many files are allowed: what is left by others, of which there are never
+    /// too few, they share with upstreams in proportion.
+    fn clients_of(&self, allowed: u64) -> u64 {
+        let connections = self.clients + self.upstreams;
+        if connections + self.others <= allowed {
+            return self.clients;
+        }
+        let shared = allowed - self.others.min(allowed / 3);
+        (shared.saturating_mul(self.clients) / connections.max(1)).clamp(1, self.clients.max(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_leave_files_to_others() {
+        let needs = Needs { clients: 12_000, upstreams: 4_000, others: 500 };
+        for (allowed, clients) in
+            [(u64::MAX, 12_000), (16_500, 12_000), (16_499, 11_999), (8_500, 6_000), (1_200, 600), (300, 150), (1, 1)]
+        {
+            assert_eq!(needs.clients_of(allowed), clients, "{allowed}");
+        }
+        assert_eq!(Needs { clients: 10, upstreams: 0, others: 20 }.clients_of(25), 10);
+    }
 }

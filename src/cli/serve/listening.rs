@@ -61,6 +61,13 @@ pub(super) struct Bound {
     pub(super) path: Option<SocketFile>,
 }
 
+impl Bound {
+    /// Where it listens, for people.
+    pub(super) fn place(&self) -> String {
+        self.path.as_ref().map_or_else(|| self.listener.place(), SocketFile::place)
+    }
+}
+
 impl Inherited {
     /// Takes those of this process. To be called before any thread is started, for it changes the environment.
     pub(super) fn take() -> Self {

@@ -8,6 +8,7 @@ use anyhow::Context as _;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::Signals;
+use super::durability::Durability;
 use crate::admin::{Phase, Readiness};
 use crate::config::{self, Store as StoreSettings};
 use crate::store::postgres::{self, OpenError, Postgres};
@@ -33,6 +34,8 @@ pub(super) struct Opened {
     pub(super) is_shared: bool,
     /// What a cache in front of it is bound to, where it can have one.
     pub(super) bound_to: Option<postgres::Opened>,
+    /// What it survives and what it does not.
+    pub(super) durability: Durability,
 }
 
 /// Opens the store; nothing if the process was told to stop while it waited.
@@ -41,15 +44,21 @@ pub(super) async fn open(
     readiness: &Readiness,
     signals: &mut Signals,
 ) -> anyhow::Result<Option<Opened>> {
-    match settings {
+    let opened = match settings {
         StoreSettings::Memory => {
-            tracing::warn!("store memory: records are lost when this process ends; for tests and trials only");
-            Ok(Some(Opened { store: Arc::new(Memory::new()), is_shared: false, bound_to: None }))
+            let (store, durability) = (Arc::new(Memory::new()), Durability::memory());
+            Some(Opened { store, is_shared: false, bound_to: None, durability })
         }
-        StoreSettings::Sqlite { path } => open_sqlite(path, readiness, signals).await,
-        StoreSettings::Postgres(settings) => open_postgres(settings, readiness, signals).await,
-        StoreSettings::Redis(settings) => open_redis(settings, readiness, signals).await,
+        StoreSettings::Sqlite { path } => open_sqlite(path, readiness, signals).await?,
+        StoreSettings::Postgres(settings) => open_postgres(settings, readiness, signals).await?,
+        StoreSettings::Redis(settings) => open_redis(settings, readiness, signals).await?,
+    };
+    if let Some(Durability { place, warnings, .. }) = opened.as_ref().map(|opened| &opened.durability) {
+        for warning in warnings {
+            tracing::warn!(store = place, "{warning}");
+        }
     }
+    Ok(opened)
 }
 
 async fn open_sqlite(path: &Path, readiness: &Readiness, signals: &mut Signals) -> anyhow::Result<Option<Opened>> {
@@ -70,14 +79,6 @@ async fn open_sqlite(path: &Path, readiness: &Readiness, signals: &mut Signals) 
         }
     };
     let lost = store.turned_unknown();
-    tracing::info!(path = %path.display(), "store opened");
-    if let Some(filesystem) = sqlite::filesystem_warning(&path) {
-        tracing::warn!(
-            path = %path.display(),
-            filesystem,
-            "the store does not stand on a durable file system: its records may be lost with the machine or container"
-        );
-    }
     if lost > 0 {
         tracing::warn!(
             records = lost,
@@ -85,7 +86,8 @@ async fn open_sqlite(path: &Path, readiness: &Readiness, signals: &mut Signals) 
              --state unknown`"
         );
     }
-    Ok(Some(Opened { store: Arc::new(store), is_shared: false, bound_to: None }))
+    let durability = Durability::sqlite(&path, sqlite::filesystem_warning(&path));
+    Ok(Some(Opened { store: Arc::new(store), is_shared: false, bound_to: None, durability }))
 }
 
 async fn lock(path: &Path, readiness: &Readiness, signals: &mut Signals) -> anyhow::Result<Option<sqlite::Lock>> {
@@ -120,26 +122,9 @@ async fn open_postgres(
     let Some(store) = reach("the database", &servers, open, is_away, readiness, signals).await? else {
         return Ok(None);
     };
-    let found = store.description();
-    tracing::info!(
-        %servers,
-        database = found.database,
-        version = found.version,
-        connection = if found.is_direct { "direct" } else { "through a pooler" },
-        connections = settings.settings.connections,
-        "store opened"
-    );
-    for (is_on, setting) in [(found.has_fsync, "fsync"), (found.has_full_page_writes, "full_page_writes")] {
-        if !is_on {
-            tracing::warn!(
-                %servers,
-                "the server runs with {setting} = off: a crash of its machine may lose claims and answers that it \
-                 acknowledged, and requests may run twice; turn it on"
-            );
-        }
-    }
+    let durability = Durability::postgres(&servers, settings.settings.connections, store.description());
     let bound_to = Some(store.opened());
-    Ok(Some(Opened { store: Arc::new(store), is_shared: true, bound_to }))
+    Ok(Some(Opened { store: Arc::new(store), is_shared: true, bound_to, durability }))
 }
 
 async fn open_redis(
@@ -152,19 +137,8 @@ async fn open_redis(
     let open = async || redis::Redis::open(&settings).await;
     let is_away = |error: &redis::OpenError| matches!(error, redis::OpenError::Unreachable(_));
     let Some(store) = reach("Redis", &servers, open, is_away, readiness, signals).await? else { return Ok(None) };
-    let found = store.description();
-    tracing::info!(
-        %servers,
-        topology = found.topology,
-        version = found.versions.join(", "),
-        primaries = found.primaries.len(),
-        replicas = found.replicas(),
-        "store opened"
-    );
-    for risk in found.risks() {
-        tracing::warn!(%servers, "{risk}");
-    }
-    Ok(Some(Opened { store: Arc::new(store), is_shared: true, bound_to: None }))
+    let durability = Durability::redis(&servers, store.description());
+    Ok(Some(Opened { store: Arc::new(store), is_shared: true, bound_to: None, durability }))
 }
 
 /// Opens a store on other machines as soon as it can be reached; nothing if the process was told to stop while it waited.

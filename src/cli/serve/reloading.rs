@@ -11,7 +11,7 @@ use anyhow::{Context as _, bail};
 use toml_edit::DocumentMut;
 
 use super::listening::admin_is_guarded;
-use super::{Serving, admin_routes, adopting};
+use super::{Serving, admin_routes, adopting, files};
 use crate::config::{self, Problems, Resolved, Sources, Store};
 use crate::http::server;
 use crate::telemetry::logs;
@@ -115,7 +115,7 @@ impl Serving {
     }
 
     async fn try_reload(&mut self, sources: Sources, log_filter: &logs::Filter) -> anyhow::Result<()> {
-        let config = tokio::task::spawn_blocking(move || config::load(sources)).await??;
+        let mut config = tokio::task::spawn_blocking(move || config::load(sources)).await??;
         let asked = Fixed::of(&config);
         let changes = self.fixed.identity_changes(&asked);
         if !changes.is_empty() {
@@ -127,7 +127,9 @@ impl Serving {
         }
         // Its address stays, whatever the configuration says now.
         admin_is_guarded(self.admin, &config.admin)?;
+        files::share_out(&mut config);
         let (gate, routes) = (Arc::clone(&self.current.load().handler), admin_routes(&config));
+        let summary = self.summary.reloaded(&config);
         let upstreams = config.upstreams.into_iter().map(|settings| gate.upstream(settings)).collect();
         let next = gate.successor(config.gate, config.router, upstreams, &self.metrics);
         let hand_over = gate.hand_over(&next, PATIENCE).await.context("cannot change the rules of identities")?;
@@ -148,6 +150,10 @@ impl Serving {
             );
         }
         tracing::info!(routes = count, "configuration reloaded");
+        if self.summary != summary {
+            summary.log(self.log_format);
+            self.summary = summary;
+        }
         Ok(())
     }
 }

@@ -23,7 +23,6 @@ pub(super) fn before(opened: Opened, config: &Resolved, metrics: &Metrics) -> an
             let servers = cache.servers();
             let remote = redis::Shared::begin(&cache.servers, store.id);
             let remote = remote.with_context(|| format!("[store] cache: {servers}"))?;
-            tracing::info!(%servers, "cache in front of the store");
             let id_secret = config.gate.id_secret.as_ref().map_or_else(|| [].into(), |secret| Arc::clone(&secret.0));
             let secrets = [id_secret, store.secret.into()];
             Some(Shared { remote: Arc::new(remote), secrets, time: (store.time, store.asked) })

@@ -40,8 +40,12 @@ pub(super) const METHOD: &str = "^(?!(CONNECT|\\*)$)[!#$%&'*+.^_`|~0-9A-Z-]+$";
 /// A host without port, or `*`.
 pub(super) const HOST: &str = r"^(\*|[A-Za-z0-9._-]*[A-Za-z0-9_-]\.?|\[[0-9A-Fa-f:.]+\])$";
 
-/// A path pattern: literals, `{x}` and, at the end, `{*rest}`.
-pub(super) const PATH: &str = r"^(?=/)(/(?!\.{1,2}(/|$))(([A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-F]{2})*|\{[A-Za-z0-9_-]+\}))*(/\{\*[A-Za-z0-9_-]+\})?$";
+/// A path pattern: literals, `{x}` and, at the end, `{*rest}`. No literal looks like `:id`, a glob or a regular expression.
+pub(super) const PATH: &str = concat!(
+    r"^(?=/)(?!.*(\$$|\+(/|$)|\.\+))",
+    r"(/(?!\.{1,2}(/|$)|\(|:[A-Za-z_])(([A-Za-z0-9._~!$&'()+,;=:@-]|%[0-9A-F]{2})*|\{[A-Za-z0-9_-]+\}))*",
+    r"(/\{\*[A-Za-z0-9_-]+\})?$",
+);
 
 /// The address of a page.
 pub(super) const PAGE: &str = r#"^https?://[^\s/?#@<>"]+([/?#][^\s<>"]*)?$"#;
@@ -51,6 +55,9 @@ pub(super) const ORIGIN: &str = r"^(\*|https://(?!.*:443$)[^\sA-Z/?#@]+|http://(
 
 /// A header's name (RFC 9110, section 5.6.2).
 pub(super) const HEADER_NAME: &str = "^[!#$%&'*+.^_`|~0-9A-Za-z-]+$";
+
+/// A protocol that carries no requests: a name, or a name and a version.
+pub(super) const PROTOCOL: &str = r"^(?!([Hh]2[Cc]?|[Hh]3|[Hh][Tt][Tt][Pp]|[Tt][Ll][Ss])(/|$))[!#$%&'*+.^_`|~0-9A-Za-z-]+(/[!#$%&'*+.^_`|~0-9A-Za-z-]+)?$";
 
 const TOKEN: &str = "[!#$%&'*+.^_`|~0-9A-Za-z-]+";
 
@@ -153,7 +160,8 @@ pub(super) fn key_source() -> String {
 
 /// The pattern of a part of a scope.
 pub(super) fn scope_part() -> String {
-    format!("^(header:{TOKEN}|cookie:{TOKEN}|basic:user|host|client-ip|client-cert:(subject|san)|const:.*)$")
+    let optional = format!(r"(header:{TOKEN}|cookie:{TOKEN}|basic:user|client-cert:(subject|san))\?");
+    format!("^({optional}?|credential|host|client-ip|const:.*)$")
 }
 
 /// The pattern of a part of a fingerprint.

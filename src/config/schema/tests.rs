@@ -58,7 +58,7 @@ fn dotted(steps: &[String]) -> String {
 }
 
 fn is_list(path: &str) -> bool {
-    ["from", "scope", "of", "include", "exclude", "methods", "origins", "trusted_proxies"]
+    ["from", "scope", "of", "include", "exclude", "methods", "origins", "trusted_proxies", "upgrades"]
         .iter()
         .any(|key| path.ends_with(key))
 }
@@ -179,6 +179,7 @@ const LEFT_TO_CHECK: &[&str] = &[
     "inherited-socket-twice: server.listen",
     "key-rules: routes[0].fingerprint.exclude",
     "key-rules: routes[0].key.from",
+    "key-rules: routes[1].scope",
     "limits: limits.max_header_size",
     "limits: limits.min_body_rate",
     "listeners: admin.token_file",
@@ -325,7 +326,7 @@ fn its_defaults_are_in_force() {
     let of = |pointer: &str| schema.pointer(pointer).unwrap();
     let upstream = of("/properties/upstreams/patternProperties").as_object().unwrap().values().next().unwrap();
     let (mut app, mut route) = (defaults(upstream), defaults(of("/properties/routes/items")));
-    assert_eq!((app.as_object().unwrap().len(), route.as_object().unwrap().len()), (4, 2), "{app} {route}");
+    assert_eq!((app.as_object().unwrap().len(), route.as_object().unwrap().len()), (5, 2), "{app} {route}");
     app["url"] = "http://app".into();
     let least = json!({ "name": "r", "path": "/r" });
     (route["name"], route["path"]) = (least["name"].clone(), least["path"].clone());

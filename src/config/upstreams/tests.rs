@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 
 use crate::config::{Resolved, load_text};
-use crate::http::upstream::{Place, Protocol, Settings};
+use crate::http::upstream::{Place, Protocol, Settings, Sharing};
 use crate::store::servers::certificates::{self, authority, revoked, signed};
 
 fn load(upstream: &str) -> Resolved {
@@ -37,6 +37,10 @@ fn an_upstream_is_where_its_url_says() {
         assert_eq!(settings.protocol, Protocol::Auto);
     }
     assert_eq!(settings("{ url = \"http://app\", protocol = \"h2\" }").protocol, Protocol::H2);
+    for (word, reuse) in [("always", Sharing::Always), ("caller", Sharing::Caller), ("never", Sharing::Never)] {
+        assert_eq!(settings(&format!("{{ url = \"http://app\", reuse = \"{word}\" }}")).reuse, reuse);
+    }
+    assert_eq!(settings("\"http://app\"").reuse, Sharing::Always);
     assert_eq!(settings("\"unix:/run/app.sock\"").authority(), "localhost");
     assert_eq!(settings("\"http://[::1]:3000/\"").authority(), "[::1]:3000");
 }

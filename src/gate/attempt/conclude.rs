@@ -32,7 +32,8 @@ pub(super) async fn conclude(
     let released = match end {
         // What streams is not kept for those who wait.
         End::Release if rest.is_none() => {
-            Some(Released { fingerprint: errand.fingerprint.clone(), answer: answer.clone() })
+            let (fingerprint, answer) = (errand.fingerprint.clone(), answer.clone());
+            Some(Released { fingerprint, proof: errand.proof, answer })
         }
         End::Release | End::Complete { .. } | End::Hold => None,
     };

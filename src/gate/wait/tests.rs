@@ -88,6 +88,7 @@ fn gate(policy: &Policy, store: &Arc<Unreliable>, backend: &Arc<Backend>) -> Arc
         connect_timeout: minute,
         client_timeout: minute,
         max_connections: 1000,
+        reuse: upstream::Sharing::Always,
     };
     let route = Route {
         name: "all".into(),
@@ -109,6 +110,7 @@ fn gate(policy: &Policy, store: &Arc<Unreliable>, backend: &Arc<Backend>) -> Arc
         },
         default_upstream: None,
         forwarding: Forwarding::default(),
+        upgrades: crate::http::upgrade::Upgrades::default(),
         tokens: Tokens::secret(),
     };
     let store: Arc<dyn Store> = Arc::<Unreliable>::clone(store);
@@ -121,6 +123,11 @@ fn gate(policy: &Policy, store: &Arc<Unreliable>, backend: &Arc<Backend>) -> Arc
 
 /// Sends the request, and gives all that comes back.
 fn post(gate: &Arc<Gate>) -> JoinHandle<String> {
+    post_as("ann", gate)
+}
+
+/// The same with somebody's session.
+fn post_as(session: &'static str, gate: &Arc<Gate>) -> JoinHandle<String> {
     let (mut client, stream) = duplex(64 * 1024);
     let (never, stop) = watch::channel(false);
     let current = server::Serving::current(
@@ -132,8 +139,10 @@ fn post(gate: &Arc<Gate>) -> JoinHandle<String> {
     tokio::spawn(server::connection(stream, SocketAddr::from(([127, 0, 0, 1], 1)), current, stop));
     tokio::spawn(async move {
         let _never = never;
-        let request =
-            "POST /x HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}";
+        let request = format!(
+            "POST /x HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nCookie: session={session}\r\nConnection: close\r\n\
+             Content-Length: 2\r\n\r\n{{}}"
+        );
         client.write_all(request.as_bytes()).await.unwrap();
         let mut response = String::new();
         client.read_to_string(&mut response).await.unwrap();
@@ -196,6 +205,37 @@ async fn the_answer_of_another_replica_is_replayed() {
     assert!(answered.elapsed() <= LONGEST_PAUSE, "{:?}", answered.elapsed());
     assert_eq!(replay.replace("replayed", "executed"), first);
     assert_eq!(pair.runs(), 1);
+}
+
+/// Sends the request with other credentials, which are refused at once: what comes back, but for its date.
+async fn refused(gate: &Arc<Gate>) -> String {
+    let asked = Instant::now();
+    let refused = post_as("bob", gate).await.unwrap();
+    check(&refused, "422", "caller-differs", None);
+    assert!(asked.elapsed() < Duration::from_secs(1) && !refused.contains("retry-after"), "{refused}");
+    refused.lines().filter(|line| !line.starts_with("date: ")).collect()
+}
+
+/// Whoever has other credentials hears at once that the key is not theirs, in each of the gates, and nothing of how the
+/// attempt goes on.
+#[tokio::test(start_paused = true)]
+async fn another_caller_does_not_wait() {
+    for recovery in [Recovery::Hold, Recovery::Retry] {
+        let pair = pair(Policy { recovery, ..Policy::default() });
+        let (first, waiter) = pair.wait().await;
+        let running = refused(&pair.first).await;
+        assert_eq!(refused(&pair.other).await, running, "the same in both");
+        // The lease passes: for its own caller the outcome is unknown.
+        sleep(LEASE).await;
+        assert_eq!(refused(&pair.other).await, running);
+        assert_eq!(pair.runs(), 1, "it took nothing over");
+        pair.answer(OK);
+        first.await.unwrap();
+        drop(waiter);
+        assert_eq!(refused(&pair.first).await, running);
+        assert_eq!(refused(&pair.other).await, running);
+        assert_eq!(pair.runs(), 1);
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,10 +5,8 @@
 
 use tokio::time::Instant;
 
-use crate::http::frame::{CONTINUATION, DATA, END_STREAM, HEADER, HEADERS, PADDED, RST_STREAM, WINDOW_UPDATE, length};
-
-/// The length of what a client begins with (RFC 9113, 3.4).
-const PREFACE: usize = 24;
+use super::frames::FrameHeader;
+use crate::http::frame::{CONTINUATION, DATA, END_STREAM, HEADERS, PADDED, RST_STREAM, WINDOW_UPDATE};
 
 /// The most padding that a frame has, and its length.
 const MOST_PADDING: i64 = 256;
@@ -29,12 +27,8 @@ const COST_OF_WINDOW: i64 = 16;
 /// an answer that streams.
 const A_SECOND: f64 = 64_000.0;
 
-/// Follows the frames of a client.
+/// Counts what the frames of a client are worth.
 pub(super) struct Floods {
-    header: [u8; HEADER],
-    have: usize,
-    /// What is still to come of the frame's payload.
-    left: usize,
     credit: i64,
     /// Up to when time has earned something.
     since: Instant,
@@ -42,7 +36,7 @@ pub(super) struct Floods {
 
 impl Floods {
     pub(super) fn new() -> Self {
-        Self { header: [0; HEADER], have: HEADER, left: PREFACE, credit: CREDIT, since: Instant::now() }
+        Self { credit: CREDIT, since: Instant::now() }
     }
 
     /// So many bytes were written to the client.
@@ -50,36 +44,13 @@ impl Floods {
         self.earn(i64::try_from(bytes).unwrap_or(CREDIT));
     }
 
-    /// Looks at what has come. Says whether too much of it leads nowhere; then it begins anew.
-    pub(super) fn read(&mut self, mut bytes: &[u8]) -> bool {
-        loop {
-            let payload = bytes.len().min(self.left);
-            self.left -= payload;
-            bytes = &bytes[payload..];
-            if bytes.is_empty() {
-                return self.is_spent();
-            }
-            if self.have == HEADER {
-                self.have = 0;
-            }
-            let (more, rest) = bytes.split_at(bytes.len().min(HEADER - self.have));
-            self.header[self.have..self.have + more.len()].copy_from_slice(more);
-            self.have += more.len();
-            bytes = rest;
-            if self.have == HEADER {
-                let [_, _, _, kind, flags, ..] = self.header;
-                let length = length(self.header);
-                self.left = length as usize;
-                self.earn(worth(kind, flags, length.into()));
-            }
-        }
+    /// A frame has begun.
+    pub(super) fn begins(&mut self, FrameHeader { kind, flags, length, .. }: FrameHeader) {
+        self.earn(worth(kind, flags, length.into()));
     }
 
-    fn earn(&mut self, worth: i64) {
-        self.credit = (self.credit + worth).min(CREDIT);
-    }
-
-    fn is_spent(&mut self) -> bool {
+    /// Whether too much of what has come leads nowhere. Then it begins anew.
+    pub(super) fn is_spent(&mut self) -> bool {
         if self.credit >= 0 {
             return false;
         }
@@ -92,6 +63,10 @@ impl Floods {
             self.credit = CREDIT;
         }
         is_spent
+    }
+
+    fn earn(&mut self, worth: i64) {
+        self.credit = (self.credit + worth).min(CREDIT);
     }
 }
 
@@ -115,18 +90,43 @@ fn worth(kind: u8, flags: u8, length: i64) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::frames::{Frames, PREFACE, Part};
     use super::*;
 
     const PING: u8 = 6;
+
+    /// The frames of a client, and what they are worth.
+    struct Followed(Frames, Floods);
+
+    impl Followed {
+        fn new() -> Self {
+            let mut followed = Self(Frames::new(), Floods::new());
+            assert!(!followed.read(&[0; PREFACE]));
+            followed
+        }
+
+        fn read(&mut self, bytes: &[u8]) -> bool {
+            let Self(frames, floods) = self;
+            frames.read(&mut bytes.to_vec(), |part| {
+                if let Part::Header(header) = part {
+                    floods.begins(header);
+                }
+            });
+            floods.is_spent()
+        }
+
+        fn wrote(&mut self, bytes: usize) {
+            self.1.wrote(bytes);
+        }
+    }
 
     fn frame(kind: u8, flags: u8, length: u8) -> Vec<u8> {
         [&[0, 0, length, kind, flags, 0, 0, 0, 1][..], &vec![0; length.into()]].concat()
     }
 
     /// How many of these frames are followed until they are too many; at most so many.
-    fn endured(frames: &[u8], most: usize, mut between: impl FnMut(&mut Floods)) -> usize {
-        let mut floods = Floods::new();
-        assert!(!floods.read(&[0; PREFACE]));
+    fn endured(frames: &[u8], most: usize, mut between: impl FnMut(&mut Followed)) -> usize {
+        let mut floods = Followed::new();
         for nth in 0..most {
             between(&mut floods);
             if floods.read(frames) {
@@ -157,8 +157,7 @@ mod tests {
     async fn exchanges_and_time_earn_what_goes_with_them() {
         let beside = [frame(HEADERS, 5, 5), frame(PING, 0, 8), frame(0x10, 0, 6), frame(WINDOW_UPDATE, 0, 4)].concat();
         assert_eq!(endured(&beside, 1 << 18, |floods| floods.wrote(40)), 1 << 18);
-        let mut floods = Floods::new();
-        floods.read(&[0; PREFACE]);
+        let mut floods = Followed::new();
         // As gRPC for Go does at each message of a few bytes that it gets.
         let message = [frame(WINDOW_UPDATE, 0, 4), frame(PING, 0, 8)].concat();
         for _ in 0..100_000 {
@@ -177,10 +176,10 @@ mod tests {
     async fn pieces_make_no_difference() {
         let stream: Vec<u8> = [frame(PING, 0, 8), frame(DATA, 0, 3), frame(4, 0, 0), frame(HEADERS, 4, 200)].concat();
         let credit_after = |size: usize| {
-            let mut floods = Floods::new();
-            floods.credit = 1000;
-            [&[0; PREFACE], &stream[..]].concat().chunks(size).for_each(|piece| assert!(!floods.read(piece)));
-            floods.credit
+            let mut floods = Followed::new();
+            floods.1.credit = 1000;
+            stream.chunks(size).for_each(|piece| assert!(!floods.read(piece)));
+            floods.1.credit
         };
         assert_eq!(credit_after(usize::MAX), 1000 - 2 * COST + 3 + REQUEST);
         for size in 1..stream.len() {

@@ -2,14 +2,17 @@
 //!
 //! The frames are the h2 crate's, which refuses what the standard refuses. `strict` judges what a request of HTTP/2 may
 //! say and one of HTTP/1.1 may not, for the upstream may speak that. `exchanges` knows what goes on in the streams of a
-//! connection, and gives up those whose client takes nothing. `socket` lies between the crate and the client, where
-//! `floods` looks at the frames that come.
+//! connection, and gives up those whose client takes nothing; `unread` knows how much waits for it. `socket` lies between the crate and the client. `frames` takes
+//! apart what comes there: `floods` counts what leads nowhere, and `targets` has those refused that the crates would change.
 
 mod exchanges;
 mod floods;
+mod frames;
 mod pieces;
 mod socket;
 mod strict;
+mod targets;
+mod unread;
 
 use std::convert::Infallible;
 use std::pin::pin;
@@ -29,12 +32,14 @@ use tokio::time::timeout;
 use self::exchanges::{Exchanges, Over};
 use self::pieces::Pieces;
 use self::socket::{End, Socket};
+use self::unread::{Unread, Waiting};
 use super::body::Body;
 use super::inbound::Inbound;
 use super::limits::Limits;
 use super::rewound::Rewound;
 use super::server::{Current, FIRST_REQUEST, Handler, Peer, until_stopped};
 use super::usage::Usage;
+use super::wire::Fault;
 
 /// How many requests of a connection are dealt with at a time.
 const STREAMS: u32 = 100;
@@ -76,6 +81,7 @@ pub(super) async fn serve<S, H>(
 {
     let limits = Arc::new(limits);
     let exchanges = Exchanges::new(&limits, &usage);
+    let unread = Unread::new(&limits);
     let end = End::new();
     let socket = Rewound::new(socket, read);
     let socket = Socket::new(socket, &limits, Arc::clone(&usage), Arc::clone(&exchanges), end.share());
@@ -86,12 +92,14 @@ pub(super) async fn serve<S, H>(
             let handler = Arc::clone(&current.load().handler);
             let (taking, peer) = (beginning.begin(), peer.clone());
             let (limits, usage) = (Arc::clone(&own_limits), Arc::clone(&own_usage));
+            let waiting = Waiting::new(Arc::clone(&unread));
+            let is_full = unread.is_full();
             // In a box: it is large, and moved from hand to hand until it is a task of its own.
             Box::pin(async move {
                 let is_head = request.method() == Method::HEAD;
-                let response = answer(handler, request, peer, (limits, usage)).await;
+                let response = answer(handler, request, peer, (limits, usage), is_full).await;
                 let response = if is_head { without_body(response) } else { response };
-                Ok::<_, Infallible>(response.map(|body| Pieces::new(body, taking)))
+                Ok::<_, Infallible>(response.map(|body| Pieces::new(body, taking, waiting)))
             })
         });
         let connection = builder(&limits, Arc::clone(&exchanges)).serve_connection(TokioIo::new(socket), service);
@@ -124,9 +132,11 @@ async fn answer<H: Handler>(
     request: Request<Incoming>,
     peer: Peer,
     (limits, usage): (Arc<Limits>, Arc<Usage>),
+    is_full: bool,
 ) -> Response<Body> {
     let (mut parts, body) = request.into_parts();
-    match strict::judge(&mut parts, &limits) {
+    let judged = strict::judge(&mut parts, &limits);
+    match judged.and(if is_full { Err(Fault::Unread) } else { Ok(()) }) {
         Ok(()) => {
             let body = Inbound::of_stream(body, limits, usage);
             handler.handle(Request::from_parts(parts, body), peer).await

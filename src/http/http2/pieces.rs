@@ -8,6 +8,7 @@ use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 
 use super::exchanges::Taking;
+use super::unread::Waiting;
 use crate::http::body::{Body, Error};
 
 /// How many bytes of an answer are handed on at a time: the h2 crate keeps what it was given until the client takes it,
@@ -21,12 +22,15 @@ pub(super) struct Pieces {
     /// Whether what came last came in several pieces.
     is_cut: bool,
     taking: Arc<Taking>,
+    /// What of it is here already.
+    waiting: Waiting,
 }
 
 impl Pieces {
-    pub(super) fn new(body: Body, taking: Arc<Taking>) -> Self {
+    pub(super) fn new(body: Body, taking: Arc<Taking>, mut waiting: Waiting) -> Self {
         taking.answered(body.is_end_stream());
-        Self { body, rest: Bytes::new(), is_cut: false, taking }
+        waiting.set(body.held());
+        Self { body, rest: Bytes::new(), is_cut: false, taking, waiting }
     }
 
     fn piece(&mut self) -> Frame<Bytes> {
@@ -36,6 +40,7 @@ impl Pieces {
         // The last one of several may wait for its client when all else of the answer is gone: it holds on to nothing.
         let piece = if self.is_cut && self.rest.is_empty() { Bytes::copy_from_slice(&piece) } else { piece };
         self.taking.gave(self.is_end_stream());
+        self.waiting.set(self.rest.len() + self.body.held());
         Frame::data(piece)
     }
 }

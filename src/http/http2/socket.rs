@@ -11,6 +11,8 @@ use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use super::exchanges::Exchanges;
 use super::floods::Floods;
+use super::frames::{Frames, Part};
+use super::targets::Targets;
 use crate::http::limits::Limits;
 use crate::http::socket::read_on;
 use crate::http::usage::Usage;
@@ -25,6 +27,8 @@ pub(super) struct Socket<S> {
     usage: Arc<Usage>,
     stuck: Option<Pin<Box<Sleep>>>,
     moved: Moved,
+    frames: Frames,
+    targets: Targets,
     floods: Floods,
     /// Too much has come that leads nowhere: the client has something to read before more of it is.
     is_flooded: bool,
@@ -44,6 +48,8 @@ impl<S> Socket<S> {
             usage,
             stuck: None,
             moved,
+            frames: Frames::new(),
+            targets: Targets::new(),
             floods: Floods::new(),
             is_flooded: false,
             reader: None,
@@ -130,7 +136,15 @@ impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
         }
         let before = buf.filled().len();
         ready!(self.socket()?.poll_read(cx, buf))?;
-        if self.floods.read(&buf.filled()[before..]) {
+        let Self { frames, targets, floods, .. } = &mut *self;
+        frames.read(&mut buf.filled_mut()[before..], |part| match part {
+            Part::Header(header) => {
+                floods.begins(header);
+                targets.begins(header);
+            }
+            Part::Payload(bytes) => targets.payload(bytes),
+        });
+        if self.floods.is_spent() {
             self.is_flooded = true;
             self.exchanges.flooded();
         }

@@ -63,6 +63,7 @@ fn join_cookies(headers: &mut HeaderMap) {
 
 #[cfg(test)]
 mod tests {
+    use http::uri::PathAndQuery;
     use http::{HeaderName, Request};
 
     use super::*;
@@ -96,6 +97,9 @@ mod tests {
         assert!(judged("CONNECT", "a:443", &[]).is_err());
         assert!(judged("OPTIONS", "*", &[]).is_ok());
         assert!(judged("GET", "http://a/\u{e9}", &[]).is_err());
+        let mut without_path = Request::new(()).into_parts().0;
+        without_path.uri = PathAndQuery::from_static("?x").into();
+        assert!(judge(&mut without_path, &Limits::default()).is_err());
     }
 
     #[test]

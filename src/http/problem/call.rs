@@ -42,13 +42,15 @@ fn pushback(problem: &Problem) -> Option<HeaderValue> {
 /// outcome that nobody knows is `UNKNOWN`, and an answer that was not kept `ALREADY_EXISTS`.
 fn status(code: Code) -> Status {
     match code {
-        Code::KeyMissing | Code::KeyInvalid | Code::BadRequest | Code::ExpectationFailed => Status::InvalidArgument,
+        Code::KeyMissing | Code::KeyInvalid | Code::ScopeMissing | Code::BadRequest | Code::ExpectationFailed => {
+            Status::InvalidArgument
+        }
         // As clients make of a 404.
         Code::NoRoute => Status::Unimplemented,
         Code::ResponseNotStored => Status::AlreadyExists,
         Code::OutcomeUnknown | Code::UpstreamBroken => Status::Unknown,
         Code::UpstreamTimeout => Status::DeadlineExceeded,
-        Code::KeyReused => Status::FailedPrecondition,
+        Code::KeyReused | Code::CallerDiffers => Status::FailedPrecondition,
         Code::RequestTooLarge | Code::HeadersTooLarge | Code::QuotaExceeded => Status::ResourceExhausted,
         Code::InFlight
         | Code::UpstreamUnreachable
@@ -69,6 +71,7 @@ mod tests {
     const TABLE: &str = "\
 key-missing 400 INVALID_ARGUMENT -1
 key-invalid 400 INVALID_ARGUMENT -1
+scope-missing 400 INVALID_ARGUMENT -1
 bad-request 400 INVALID_ARGUMENT -1
 no-route 404 UNIMPLEMENTED -1
 in-flight 409 UNAVAILABLE 1500
@@ -76,6 +79,7 @@ outcome-unknown 409 UNKNOWN -1
 response-not-stored 409 ALREADY_EXISTS -1
 request-too-large 413 RESOURCE_EXHAUSTED -1
 key-reused 422 FAILED_PRECONDITION -1
+caller-differs 422 FAILED_PRECONDITION -1
 upstream-unreachable 502 UNAVAILABLE 1500
 upstream-broken 502 UNKNOWN -1
 upstream-timeout 504 DEADLINE_EXCEEDED -1

@@ -4,7 +4,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use http::{Request, Response};
+use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body::Body as _;
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
@@ -13,7 +14,10 @@ use hyper_util::rt::TokioIo;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
+use super::head::{LARGEST_HEAD, StrictHeads};
 use super::origin::Origin;
+use super::owner::Owner;
+use super::portions::Portions;
 use super::shared::Ticket;
 use super::stream::Wire;
 use super::{Io, NotSent, Upstream};
@@ -21,13 +25,13 @@ use crate::http::body::{self, Body};
 use crate::http::wire::Interim;
 
 /// Most interim answers before an answer.
-const MOST_INTERIM: usize = 100;
+pub(super) const MOST_INTERIM: usize = 100;
 
 /// Most header lines of an answer.
 pub(super) const MAX_HEADERS: usize = 256;
 
-/// How many bytes of an answer are read ahead; and its head has no more.
-const LARGEST_BUFFER: usize = 256 << 10;
+/// How many bytes of an answer are read ahead. A head that hyper would find too large for that is refused before.
+const LARGEST_BUFFER: usize = LARGEST_HEAD;
 
 /// An open connection. Dropped, it closes at once, whatever it is in the middle of.
 pub(super) struct Connection {
@@ -35,6 +39,7 @@ pub(super) struct Connection {
     sender: Option<SendRequest<Body>>,
     pub(super) wire: Arc<Wire>,
     pub(super) origin: Option<Arc<Origin>>,
+    pub(super) owner: Owner,
     task: Task,
 }
 
@@ -43,19 +48,24 @@ struct Task(Option<JoinHandle<()>>);
 
 impl Connection {
     /// Speaks HTTP/1.1 over `stream`, whose bytes `wire` knows of.
-    pub(super) async fn over<T: Io>(stream: T, wire: Arc<Wire>, origin: Option<Arc<Origin>>) -> Result<Self, NotSent> {
+    pub(super) async fn over<T: Io>(
+        stream: T,
+        wire: Arc<Wire>,
+        origin: Option<Arc<Origin>>,
+        owner: Owner,
+    ) -> Result<Self, NotSent> {
         let mut builder = http1::Builder::new();
         let (sender, connection) = builder
             .max_headers(MAX_HEADERS)
             .max_buf_size(LARGEST_BUFFER)
-            .handshake(TokioIo::new(stream))
+            .handshake(TokioIo::new(StrictHeads::new(Portions(stream), Arc::clone(&wire))))
             .await
             .map_err(NotSent::Closed)?;
         let task = tokio::spawn(async {
             // How it ended shows at the sender.
             let _ = connection.with_upgrades().await;
         });
-        Ok(Self { sender: Some(sender), wire, origin, task: Task(Some(task)) })
+        Ok(Self { sender: Some(sender), wire, origin, owner, task: Task(Some(task)) })
     }
 
     /// Sends a request, and waits for the head of the answer.
@@ -93,6 +103,9 @@ impl Connection {
             if count.fetch_add(1, Ordering::Relaxed) == MOST_INTERIM {
                 wire.give_up();
             }
+            if says_it_has_a_body(said.headers()) {
+                wire.doubt();
+            }
             if let Some(interim) = &interim {
                 interim.send(said.status(), said.headers());
             }
@@ -101,7 +114,7 @@ impl Connection {
 
     /// Whether it can carry another request right away.
     pub(super) fn is_idle(&self) -> bool {
-        self.is_ready() && !self.wire.has_failed()
+        self.is_ready() && !self.wire.is_spent()
     }
 
     fn is_ready(&self) -> bool {
@@ -119,6 +132,21 @@ impl Connection {
             None => false,
         }
     }
+}
+
+/// Whether what an answer says of its body leaves no doubt about where it ends. One that may have none (RFC 9112, 6.3; a 205
+/// by RFC 9110, 15.3.6) leaves doubt where it says that it has one, though a length is legal in answers to HEAD and in 304:
+/// some upstreams send what they announce, and those bytes would be the next request's answer.
+pub(super) fn ends_beyond_doubt(method: &Method, status: StatusCode, headers: &HeaderMap) -> bool {
+    const WITHOUT_BODY: [StatusCode; 3] = [StatusCode::NO_CONTENT, StatusCode::RESET_CONTENT, StatusCode::NOT_MODIFIED];
+    let may_have_none = method == Method::HEAD || WITHOUT_BODY.contains(&status);
+    !(may_have_none && says_it_has_a_body(headers))
+}
+
+fn says_it_has_a_body(headers: &HeaderMap) -> bool {
+    let is_zero = |length: &[u8]| !length.is_empty() && length.iter().all(|digit| *digit == b'0');
+    headers.contains_key(TRANSFER_ENCODING)
+        || headers.get_all(CONTENT_LENGTH).iter().any(|length| !is_zero(length.as_bytes()))
 }
 
 /// Why a connection did not answer.
@@ -235,5 +263,32 @@ impl Carrier {
                 put_idle(&upstream, connection);
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_that_may_have_no_body_and_says_it_has_one_leaves_doubt() {
+        let length = |value| HeaderMap::from_iter([(CONTENT_LENGTH, HeaderValue::from_static(value))]);
+        let chunks = HeaderMap::from_iter([(TRANSFER_ENCODING, HeaderValue::from_static("chunked"))]);
+        let leaves = |method: &Method, status: u16, headers: &HeaderMap| {
+            !ends_beyond_doubt(method, StatusCode::from_u16(status).unwrap(), headers)
+        };
+        for (method, status) in [(Method::POST, 204), (Method::GET, 205), (Method::GET, 304), (Method::HEAD, 200)] {
+            for headers in [length("39"), length("039"), length(""), chunks.clone()] {
+                assert!(leaves(&method, status, &headers), "{method} {status} {headers:?}");
+            }
+            for headers in [HeaderMap::new(), length("0"), length("00")] {
+                assert!(!leaves(&method, status, &headers), "{method} {status} {headers:?}");
+            }
+        }
+        for headers in [HeaderMap::new(), length("39"), chunks] {
+            assert!(!leaves(&Method::GET, 200, &headers) && !leaves(&Method::POST, 404, &headers));
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Duration;
 
+use super::head::HeadFault;
 use crate::http::body;
 
 /// Sending failed.
@@ -20,6 +21,9 @@ pub enum Error {
     /// The answer leaves in doubt where it ends, or has a transfer coding that the gate does not understand (RFC 9112, 6).
     #[error("the answer leaves in doubt where it ends, or has a transfer coding other than chunked")]
     Framing,
+    /// The answer's head is refused as it comes.
+    #[error("{0}")]
+    Head(#[source] HeadFault),
     /// The answer has more header lines than are taken.
     #[error("the answer has too many header lines")]
     TooManyHeaders,
@@ -60,12 +64,17 @@ pub enum NotSent {
     Ended,
 }
 
-/// hyper does not tell who is to blame; an error of the client's own body is somewhere among the causes.
+/// hyper does not say where an error comes from; one of the client's own body, or of the answer's head, is among its causes.
 pub(super) fn broke_off(error: hyper::Error) -> Error {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
     while let Some(inner) = cause {
         if matches!(inner.downcast_ref(), Some(body::Error::Broken(_) | body::Error::Refused(_))) {
             return Error::ClientBody(error.into());
+        }
+        // An io::Error names as its source that of the error in it.
+        let within = inner.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        if let Some(fault) = within.and_then(|within| within.downcast_ref()) {
+            return Error::Head(*fault);
         }
         cause = inner.source();
     }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Mutex as Turns, MutexGuard as Turn, Notify};
 
 use super::Reuse;
+use super::owner::{Owner, Purpose};
 use super::settings::{Protocol, Settings};
 use super::shared::{Shared, Ticket};
 use crate::http::shards;
@@ -62,28 +63,32 @@ impl Lines {
 
     /// Room for a request on one of this thread that was opened for its kind: what befalls a connection by other requests,
     /// and by clients who do not take their answers, is not to befall protected attempts.
-    pub(super) fn join(&self, reuse: Reuse) -> Option<Ticket> {
-        self.join_in(shards::index(), reuse, |shared| shared.is_for(reuse))
+    pub(super) fn join(&self, purpose: Purpose) -> Option<Ticket> {
+        self.join_in(shards::index(), purpose, |shared| shared.is_for(purpose.reuse))
     }
 
     /// Room for a request on any, where no more can be opened.
-    pub(super) fn join_any(&self, reuse: Reuse) -> Option<Ticket> {
+    pub(super) fn join_any(&self, purpose: Purpose) -> Option<Ticket> {
         let mut all = 0..self.shards.len();
-        let own = all.clone().find_map(|shard| self.join_in(shard, reuse, |shared| shared.is_for(reuse)));
-        own.or_else(|| all.find_map(|shard| self.join_in(shard, reuse, |_| true)))
+        let own = all.clone().find_map(|shard| self.join_in(shard, purpose, |shared| shared.is_for(purpose.reuse)));
+        own.or_else(|| all.find_map(|shard| self.join_in(shard, purpose, |_| true)))
     }
 
-    fn join_in(&self, shard: usize, reuse: Reuse, may: impl Fn(&Shared) -> bool) -> Option<Ticket> {
-        if reuse == Reuse::Never {
+    fn join_in(&self, shard: usize, purpose: Purpose, may: impl Fn(&Shared) -> bool) -> Option<Ticket> {
+        if purpose.reuse == Reuse::Never {
             return None;
         }
+        let may = |shared: &&Arc<Shared>| purpose.may_use(shared.owner()) && may(shared);
         // The last one is the youngest.
-        self.open(shard).iter().rev().filter(|shared| may(shared)).find_map(|shared| shared.join(reuse))
+        self.open(shard).iter().rev().filter(may).find_map(|shared| shared.join(purpose.reuse))
     }
 
     /// Takes in one that has just opened, and makes room on it.
     pub(super) fn take_in(&self, shared: Arc<Shared>) -> Option<Ticket> {
         let ticket = shared.join_new();
+        if shared.owner() == Owner::OneRequest {
+            return ticket;
+        }
         let mut open = self.open(shards::index());
         open.retain(|shared| shared.is_alive() && !shared.is_unused(Reuse::Unprotected));
         open.push(shared);
@@ -93,11 +98,14 @@ impl Lines {
         ticket
     }
 
-    /// Lets go of one that carries nothing and may carry nothing of this kind.
-    pub(super) fn give_up_one(&self, reuse: Reuse) {
+    /// Closes a connection that carries nothing and may not carry a request of this purpose.
+    pub(super) fn give_up_one(&self, purpose: Purpose) {
+        let is_useless = |shared: &Arc<Shared>| {
+            shared.is_unused(purpose.reuse) || shared.is_empty() && !purpose.may_use(shared.owner())
+        };
         let unused = (0..self.shards.len()).find_map(|shard| {
             let mut open = self.open(shard);
-            let place = open.iter().position(|shared| shared.is_unused(reuse))?;
+            let place = open.iter().position(is_useless)?;
             Some(open.remove(place))
         });
         drop(unused);

@@ -6,36 +6,46 @@
 mod connection;
 mod error;
 mod frames;
+mod head;
 mod lines;
 mod load;
 mod origin;
+mod owner;
+mod portions;
+mod records;
 mod secure;
 mod settings;
 mod shared;
 mod slots;
 mod stream;
+mod sweep;
+#[cfg(test)]
+mod tests;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use http::{Request, Response, Version};
+use http::{Method, Request, Response, Version};
 use hyper::body::Incoming;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout};
 
 pub use self::connection::Carrier;
-use self::connection::{Connection, Line, MAX_HEADERS, Refused};
+use self::connection::{Connection, Line, MAX_HEADERS, Refused, ends_beyond_doubt};
 use self::error::broke_off;
 pub use self::error::{Error, NotSent};
+pub use self::head::HeadFault;
 use self::lines::Lines;
 use self::origin::{Opened, Origin, Origins, Ready};
+use self::owner::{Owner, Purpose};
 use self::secure::Secure;
-pub use self::settings::{Place, Protocol, Settings, Tls, can_be_named};
+pub use self::settings::{Place, Protocol, Settings, Sharing, Tls, can_be_named};
 use self::shared::Shared;
 use self::slots::{Grant, Slot, Slots};
 use self::stream::{Stream, Wire};
+use self::sweep::Swept;
 use super::body::Body;
 use super::headers::framing_is_plain;
 use super::held::Held;
@@ -81,18 +91,25 @@ impl Reuse {
     }
 }
 
-/// How far sending a request has come, and who hears what the upstream says before it answers.
+/// How far sending a request has come, where interim answers go, and the scope of its record.
 #[derive(Default)]
 pub struct Sending {
     has_begun: AtomicBool,
     interim: Option<Interim>,
+    scope: Option<[u8; 32]>,
 }
 
 impl Sending {
     /// Of a request whose client hears interim answers, where it understands them.
     #[must_use]
     pub fn of(interim: Option<Interim>) -> Self {
-        Self { has_begun: AtomicBool::new(false), interim }
+        Self { interim, ..Self::default() }
+    }
+
+    /// Of a request whose record has the scope with this digest, which tells callers apart where each has its own connections.
+    #[must_use]
+    pub fn in_scope(self, digest: [u8; 32]) -> Self {
+        Self { scope: Some(digest), ..self }
     }
 
     /// Whether the request was handed to a connection: from then on a byte of it may have left.
@@ -133,6 +150,7 @@ struct Inner {
     slots: Arc<Slots>,
     /// For each of the threads that serve: a connection lives on the thread that opened it.
     idle: Box<[Mutex<Vec<Idle>>]>,
+    swept: Swept,
     /// Those that carry many requests at a time.
     lines: Option<Lines>,
 }
@@ -161,7 +179,17 @@ impl Upstream {
         let lines = Lines::of(&settings);
         let secure = settings.tls.as_ref().map(|tls| Secure::new(tls, settings.protocol));
         let origins = Origins::new(settings.places.clone(), secure);
-        Self(Arc::new(Inner { settings, dial, origins, usage, told: Mutex::default(), slots, idle, lines }))
+        Self(Arc::new(Inner {
+            settings,
+            dial,
+            origins,
+            usage,
+            told: Mutex::default(),
+            slots,
+            idle,
+            swept: Swept::new(),
+            lines,
+        }))
     }
 
     /// How it was set up.
@@ -211,11 +239,14 @@ impl Upstream {
         sending: &Sending,
     ) -> Result<(Response<Incoming>, Carrier), Error> {
         let mut tries = 0;
+        let method = request.method().clone();
+        let owner = Owner::of(self.0.settings.reuse, sending.scope.as_ref(), request.headers());
+        let purpose = Purpose { reuse, owner };
         loop {
-            let (mut line, reused) = match self.take_open(reuse) {
+            let (mut line, reused) = match self.take_open(purpose) {
                 Some(line) => (line, true),
                 // In a box: most requests have no need of its size.
-                None => Box::pin(self.connect(reuse)).await.map_err(Error::NotSent)?,
+                None => Box::pin(self.connect(purpose)).await.map_err(Error::NotSent)?,
             };
             sending.begin();
             let copy = if reuse == Reuse::Unprotected { line.copy_of(&request) } else { None };
@@ -224,7 +255,7 @@ impl Upstream {
                 Line::Shared(ticket) => ticket.send(request).await,
             };
             match answered {
-                Ok(response) => return self.answered(response, line),
+                Ok(response) => return self.answered(&method, response, line),
                 Err(Refused::Unsent(whole, _)) if reused => request = *whole,
                 Err(Refused::Unsent(_, why) | Refused::Unfit(why)) => return Err(Error::NotSent(why)),
                 Err(Refused::FirstWrite(error)) => return Err(Error::NotSent(NotSent::Closed(error))),
@@ -245,67 +276,71 @@ impl Upstream {
     }
 
     /// A connection that is open and has room.
-    fn take_open(&self, reuse: Reuse) -> Option<Line> {
+    fn take_open(&self, purpose: Purpose) -> Option<Line> {
         if let Some(lines) = &self.0.lines
-            && let Some(ticket) = lines.join(reuse)
+            && let Some(ticket) = lines.join(purpose)
         {
             return Some(Line::Shared(ticket));
         }
-        self.take_idle(shards::index(), reuse).map(Line::Single)
+        self.take_idle(shards::index(), purpose).map(Line::Single)
     }
 
     /// A connection that is new, or one that became free while it waited for its turn: then it is reused.
-    async fn connect(&self, reuse: Reuse) -> Result<(Line, bool), NotSent> {
+    async fn connect(&self, purpose: Purpose) -> Result<(Line, bool), NotSent> {
         let Inner { settings, slots, lines, .. } = &*self.0;
-        let Some(lines) = lines.as_ref().filter(|lines| lines.are_likely() && reuse != Reuse::Never) else {
+        let Some(lines) = lines.as_ref().filter(|lines| lines.are_likely() && purpose.reuse != Reuse::Never) else {
             let slot = match slots.take() {
                 Some(slot) => slot,
-                None => match self.turn(reuse).await? {
+                None => match self.turn(purpose).await? {
                     Grant::Slot(slot) => slot,
                     Grant::Connection(connection) => return Ok((Line::Single(*connection), true)),
                 },
             };
-            return Ok((self.open(slot, reuse).await?, false));
+            return Ok((self.open(slot, purpose).await?, false));
         };
-        // Who waits for another's connection waits no longer than for one's own.
-        let limit = settings.connect_timeout;
-        let turn = timeout(limit, lines.turn(reuse)).await.map_err(|_| NotSent::ConnectTimeout(limit))?;
-        if let Some(line) = self.take_open(reuse) {
-            return Ok((line, true));
+        let mut turn = None;
+        // Only a connection that all callers share is worth waiting for while another request opens it.
+        if purpose.owner == Owner::AnyCaller {
+            // No longer than opening one may take.
+            let limit = settings.connect_timeout;
+            let waited = timeout(limit, lines.turn(purpose.reuse)).await.map_err(|_| NotSent::ConnectTimeout(limit))?;
+            if let Some(line) = self.take_open(purpose) {
+                return Ok((line, true));
+            }
+            // The connection before may have shown that each carries one request at a time.
+            turn = Some(waited).filter(|_| lines.are_likely());
         }
-        // Where the one before has shown that each takes a connection of its own, nobody waits for another's.
-        let mut turn = Some(turn).filter(|_| lines.are_likely());
         let slot = match slots.take() {
             Some(slot) => slot,
             None => {
                 turn = None;
-                match self.turn_or_room(lines, reuse).await? {
+                match self.turn_or_room(lines, purpose).await? {
                     Ok(Grant::Slot(slot)) => slot,
                     Ok(Grant::Connection(connection)) => return Ok((Line::Single(*connection), true)),
                     Err(ticket) => return Ok((Line::Shared(ticket), true)),
                 }
             }
         };
-        let opened = self.open(slot, reuse).await;
+        let opened = self.open(slot, purpose).await;
         drop(turn);
         Ok((opened?, false))
     }
 
     /// Opens a connection, which keeps its slot for as long as it is open, in whatever hands. An error means that nothing was
     /// sent.
-    async fn open(&self, slot: Slot, reuse: Reuse) -> Result<Line, NotSent> {
+    async fn open(&self, slot: Slot, purpose: Purpose) -> Result<Line, NotSent> {
         let Inner { settings, dial, origins, .. } = &*self.0;
         let limit = settings.connect_timeout;
         let opening = async {
             if let Some(dial) = dial {
                 let wire = Arc::new(Wire::default());
                 let stream = Stream::new(dial.dial().await.map_err(NotSent::Connect)?, Arc::clone(&wire));
-                return Connection::over(Held::new(stream, slot), wire, None).await.map(Line::Single);
+                return Connection::over(Held::new(stream, slot), wire, None, purpose.owner).await.map(Line::Single);
             }
-            let Opened { stream, wire, origin, chose_h2 } = origins.open(reuse != Reuse::Never).await?;
+            let Opened { stream, wire, origin, chose_h2 } = origins.open(purpose.reuse != Reuse::Never).await?;
             match stream {
-                Ready::Tcp(stream) => self.begin(Held::new(stream, slot), wire, origin, chose_h2, reuse).await,
-                Ready::Other(stream) => self.begin(Held::new(stream, slot), wire, origin, chose_h2, reuse).await,
+                Ready::Tcp(stream) => self.begin(Held::new(stream, slot), wire, origin, chose_h2, purpose).await,
+                Ready::Other(stream) => self.begin(Held::new(stream, slot), wire, origin, chose_h2, purpose).await,
             }
         };
         timeout(limit, opening).await.unwrap_or(Err(NotSent::ConnectTimeout(limit)))
@@ -317,20 +352,20 @@ impl Upstream {
         wire: Arc<Wire>,
         origin: Option<Arc<Origin>>,
         chose_h2: bool,
-        reuse: Reuse,
+        purpose: Purpose,
     ) -> Result<Line, NotSent> {
         let Inner { settings, lines, .. } = &*self.0;
         let is_h2 = chose_h2 || settings.protocol == Protocol::H2;
-        let Some(lines) = lines.as_ref().filter(|_| reuse != Reuse::Never) else {
-            return Connection::over(stream, wire, origin).await.map(Line::Single);
+        let Some(lines) = lines.as_ref().filter(|_| purpose.reuse != Reuse::Never) else {
+            return Connection::over(stream, wire, origin, purpose.owner).await.map(Line::Single);
         };
         lines.learn(is_h2);
         if !is_h2 {
-            return Connection::over(stream, wire, origin).await.map(Line::Single);
+            return Connection::over(stream, wire, origin, purpose.owner).await.map(Line::Single);
         }
-        let purpose = (reuse, Arc::clone(&lines.freed));
+        let carries = (purpose, Arc::clone(&lines.freed));
         let trial = origin.as_deref().map(Origin::trial);
-        let shared = Shared::over(stream, wire, origin.clone(), purpose, settings).await;
+        let shared = Shared::over(stream, wire, origin.clone(), carries, settings).await;
         let shared = match trial {
             Some(trial) => trial.ended(shared)?,
             None => shared?,
@@ -340,13 +375,13 @@ impl Upstream {
     }
 
     /// Waits until a connection may be opened, or there is room on one.
-    async fn turn_or_room(&self, lines: &Lines, reuse: Reuse) -> Result<Result<Grant, shared::Ticket>, NotSent> {
-        let mut turn = std::pin::pin!(self.turn(reuse));
+    async fn turn_or_room(&self, lines: &Lines, purpose: Purpose) -> Result<Result<Grant, shared::Ticket>, NotSent> {
+        let mut turn = std::pin::pin!(self.turn(purpose));
         loop {
             // Before it is looked: what becomes free meanwhile is heard of too.
             let freed = lines.freed.notified();
-            lines.give_up_one(reuse);
-            if let Some(ticket) = lines.join_any(reuse) {
+            lines.give_up_one(purpose);
+            if let Some(ticket) = lines.join_any(purpose) {
                 return Ok(Err(ticket));
             }
             tokio::select! {
@@ -358,13 +393,13 @@ impl Upstream {
     }
 
     /// Waits until one of the connections is free, or may be opened.
-    async fn turn(&self, reuse: Reuse) -> Result<Grant, NotSent> {
+    async fn turn(&self, purpose: Purpose) -> Result<Grant, NotSent> {
         let Inner { settings, usage, slots, .. } = &*self.0;
         let all = (0..self.0.idle.len()).map(|place| (shards::index() + place) % self.0.idle.len());
-        if let Some(connection) = all.clone().find_map(|shard| self.take_idle(shard, reuse)) {
+        if let Some(connection) = all.clone().find_map(|shard| self.take_idle(shard, purpose)) {
             return Ok(Grant::Connection(Box::new(connection)));
         }
-        let granted = slots.queue(reuse);
+        let granted = slots.queue(purpose);
         // One that is idle and cannot be used stands in the way of one that can. Only now that somebody waits, so that its
         // place goes to them in their order.
         let unusable = all.into_iter().find_map(|shard| {
@@ -381,7 +416,12 @@ impl Upstream {
         }
     }
 
-    fn answered(&self, response: Response<Incoming>, line: Line) -> Result<(Response<Incoming>, Carrier), Error> {
+    fn answered(
+        &self,
+        method: &Method,
+        response: Response<Incoming>,
+        line: Line,
+    ) -> Result<(Response<Incoming>, Carrier), Error> {
         let headers = response.headers();
         if !framing_is_plain(headers) {
             return Err(Error::Framing);
@@ -393,23 +433,27 @@ impl Upstream {
             origin.answered();
         }
         // hyper goes on in the version of the last answer, and 1.0 has no chunks to send a body in.
-        let reusable = response.version() == Version::HTTP_11;
+        let reusable = response.version() == Version::HTTP_11 && ends_beyond_doubt(method, response.status(), headers);
         let carrier = Carrier { line, upstream: self.clone(), reusable, answered: Instant::now() };
         Ok((response, carrier))
     }
 
-    fn take_idle(&self, shard: usize, reuse: Reuse) -> Option<Connection> {
+    fn take_idle(&self, shard: usize, purpose: Purpose) -> Option<Connection> {
         let mut idle = self.idle(shard);
         // The last one has been idle for the shortest time: where that is too long, it is for all.
-        while let Some(last) = idle.last() {
-            if last.since.elapsed() >= reuse.longest_idle() {
+        let mut left = idle.len();
+        while let Some(place) = left.checked_sub(1) {
+            let entry = &idle[place];
+            if entry.since.elapsed() >= purpose.reuse.longest_idle() {
                 return None;
             }
-            if let Some(Idle { connection, .. }) = idle.pop()
-                && connection.is_idle()
-            {
-                return Some(connection);
+            if purpose.may_use(entry.connection.owner) {
+                let Idle { connection, .. } = idle.remove(place);
+                if connection.is_idle() {
+                    return Some(connection);
+                }
             }
+            left = place;
         }
         None
     }
@@ -419,17 +463,23 @@ impl Upstream {
     }
 
     fn put_idle(&self, connection: Connection, since: Instant) {
+        if connection.owner == Owner::OneRequest {
+            return;
+        }
         let Some(connection) = self.0.slots.offer(connection, since) else { return };
+        self.keep_swept();
         {
             let mut idle = self.idle(shards::index());
             if idle.first().is_some_and(|oldest| oldest.since.elapsed() >= UNPROTECTED_IDLE) {
                 idle.retain(|entry| entry.since.elapsed() < UNPROTECTED_IDLE);
             }
-            if idle.len() < MAX_IDLE.div_ceil(shards::count()) {
-                // In the order of their age, the youngest last.
-                let place = idle.partition_point(|entry| entry.since <= since);
-                idle.insert(place, Idle { connection, since });
+            if idle.len() >= MAX_IDLE.div_ceil(shards::count()) {
+                // The oldest, which may be of a caller that does not come back.
+                idle.remove(0);
             }
+            // In the order of their age, the youngest last.
+            let place = idle.partition_point(|entry| entry.since <= since);
+            idle.insert(place, Idle { connection, since });
         }
         // Who began to wait after it was offered has not found it idle either.
         if self.0.slots.is_awaited() {

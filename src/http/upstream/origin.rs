@@ -225,17 +225,18 @@ impl Origins {
 
     async fn open_at(&self, place: usize, address: &Address, with_h2: bool) -> Result<Opened, NotSent> {
         let wire = Arc::new(Wire::default());
+        let is_secure = self.secure.is_some();
         let stream = match address {
             Address::Tcp(address) => {
                 let connected = async {
                     let stream = TcpStream::connect(address).await?;
                     watch_over(&stream).map(|()| stream)
                 };
-                Ready::Tcp(Stream::new(connected.await.map_err(NotSent::Connect)?, Arc::clone(&wire)))
+                Ready::Tcp(stream(connected.await.map_err(NotSent::Connect)?, &wire, is_secure))
             }
             Address::Unix(path) => {
-                let stream = UnixStream::connect(path).await.map_err(NotSent::Connect)?;
-                Ready::Other(Box::new(Stream::new(stream, Arc::clone(&wire))))
+                let connected = UnixStream::connect(path).await.map_err(NotSent::Connect)?;
+                Ready::Other(Box::new(stream(connected, &wire, is_secure)))
             }
         };
         let Some(secure) = &self.secure else { return Ok(Opened { stream, wire, origin: None, chose_h2: false }) };
@@ -245,6 +246,11 @@ impl Origins {
         };
         Ok(Opened { stream: Ready::Other(stream), wire, origin: None, chose_h2 })
     }
+}
+
+fn stream<T>(inner: T, wire: &Arc<Wire>, is_secure: bool) -> Stream<T> {
+    let wire = Arc::clone(wire);
+    if is_secure { Stream::encrypted(inner, wire) } else { Stream::new(inner, wire) }
 }
 
 async fn resolve(place: &Place) -> io::Result<Vec<Address>> {

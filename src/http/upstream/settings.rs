@@ -25,6 +25,8 @@ pub struct Settings {
     pub connect_timeout: Duration,
     /// How many connections there may be to it.
     pub max_connections: u64,
+    /// Which requests may share a connection.
+    pub reuse: Sharing,
     /// How long a client waits before it gets `still-running`.
     pub client_timeout: Duration,
 }
@@ -76,6 +78,17 @@ pub enum Protocol {
     Http1,
     /// HTTP/2; where nothing is encrypted, by prior knowledge (RFC 9113, 3.3).
     H2,
+}
+
+/// Which requests may share a connection to an upstream, one after the other or at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// Those of all callers.
+    Always,
+    /// Those of one caller.
+    Caller,
+    /// None: each has a connection of its own.
+    Never,
 }
 
 /// How connections to an upstream are encrypted.

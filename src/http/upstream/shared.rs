@@ -20,6 +20,7 @@ use super::connection::Refused;
 use super::frames::{Frames, Heard};
 use super::load::{Load, Piece, Room};
 use super::origin::Origin;
+use super::owner::{Owner, Purpose};
 use super::stream::Wire;
 use super::{Io, NotSent, Reuse, Settings};
 use crate::http::body::{self, Body};
@@ -50,7 +51,7 @@ pub(super) struct Shared {
     heard: Arc<Heard>,
     load: Arc<Load>,
     /// What it was opened for.
-    carries: Reuse,
+    carries: Purpose,
     /// How long the rest of a request may take once its answer has ended.
     patience: Duration,
     origin: Option<Arc<Origin>>,
@@ -71,7 +72,7 @@ impl Shared {
         stream: T,
         wire: Arc<Wire>,
         origin: Option<Arc<Origin>>,
-        (carries, freed): (Reuse, Arc<Notify>),
+        (carries, freed): (Purpose, Arc<Notify>),
         settings: &Settings,
     ) -> Result<Arc<Self>, NotSent> {
         let heard = Arc::new(Heard::default());
@@ -120,7 +121,12 @@ impl Shared {
 
     /// Whether it was opened for requests of this kind.
     pub(super) fn is_for(&self, reuse: Reuse) -> bool {
-        self.carries == reuse
+        self.carries.reuse == reuse
+    }
+
+    /// Whose requests it carries.
+    pub(super) fn owner(&self) -> Owner {
+        self.carries.owner
     }
 
     /// Whether another request can come to it, now or later.
@@ -132,7 +138,12 @@ impl Shared {
 
     /// Whether it carries nothing, and has carried nothing for long.
     pub(super) fn is_unused(&self, reuse: Reuse) -> bool {
-        self.load.is_empty() && self.heard.silence() >= reuse.longest_idle()
+        self.is_empty() && self.heard.silence() >= reuse.longest_idle()
+    }
+
+    /// Whether it carries nothing.
+    pub(super) fn is_empty(&self) -> bool {
+        self.load.is_empty()
     }
 
     /// A request's target with its scheme and authority (RFC 9113, 8.3.1).

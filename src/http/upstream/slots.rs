@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::Reuse;
 use super::connection::Connection;
+use super::owner::Purpose;
 
 /// The connections that there may be.
 pub(super) struct Slots {
@@ -37,7 +37,7 @@ struct State {
 }
 
 struct Waiting {
-    reuse: Reuse,
+    purpose: Purpose,
     sender: oneshot::Sender<Grant>,
 }
 
@@ -57,7 +57,7 @@ impl Slots {
     }
 
     /// Waits behind those who wait. Dropped, the receiver leaves its place.
-    pub(super) fn queue(self: &Arc<Self>, reuse: Reuse) -> oneshot::Receiver<Grant> {
+    pub(super) fn queue(self: &Arc<Self>, purpose: Purpose) -> oneshot::Receiver<Grant> {
         let (sender, receiver) = oneshot::channel();
         let mut state = self.state();
         // Those who gave up do not pile up where nothing becomes free.
@@ -70,7 +70,7 @@ impl Slots {
             let _ = sender.send(Grant::Slot(Slot(Some(Arc::clone(self)))));
             return receiver;
         }
-        state.waiting.push_back(Waiting { reuse, sender });
+        state.waiting.push_back(Waiting { purpose, sender });
         receiver
     }
 
@@ -87,7 +87,11 @@ impl Slots {
                 let mut state = self.state();
                 match state.waiting.front() {
                     None => return Some(*connection),
-                    Some(next) if since.elapsed() < next.reuse.longest_idle() => state.waiting.pop_front()?,
+                    Some(Waiting { purpose, .. })
+                        if since.elapsed() < purpose.reuse.longest_idle() && purpose.may_use(connection.owner) =>
+                    {
+                        state.waiting.pop_front()?
+                    }
                     Some(_) => break,
                 }
             };
@@ -169,7 +173,11 @@ impl Drop for Slot {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Reuse;
+    use super::super::owner::Owner;
     use super::*;
+
+    const NEW: Purpose = Purpose { reuse: Reuse::Never, owner: Owner::AnyCaller };
 
     fn open(slots: &Slots) -> u64 {
         slots.state().open
@@ -180,7 +188,7 @@ mod tests {
         let slots = Slots::new(1);
         let slot = slots.take().unwrap();
         assert!(slots.take().is_none());
-        let (gone, first, second) = (slots.queue(Reuse::Never), slots.queue(Reuse::Never), slots.queue(Reuse::Never));
+        let (gone, first, second) = (slots.queue(NEW), slots.queue(NEW), slots.queue(NEW));
         drop(gone);
         drop(slot);
         let Ok(Grant::Slot(slot)) = first.await else { panic!("nothing granted") };
@@ -199,7 +207,7 @@ mod tests {
         let slot = slots.take().unwrap();
         assert!(slots.take().is_none());
         drop(slot);
-        let Ok(Grant::Slot(slot)) = slots.queue(Reuse::Never).await else { panic!("nothing granted") };
+        let Ok(Grant::Slot(slot)) = slots.queue(NEW).await else { panic!("nothing granted") };
         assert_eq!((open(&slots), slots.is_awaited()), (1, false));
         drop(slot);
         assert_eq!(open(&slots), 0);
@@ -210,7 +218,7 @@ mod tests {
         let slots = Slots::new(1);
         let _slot = slots.take().unwrap();
         for _ in 0..100 {
-            drop(slots.queue(Reuse::Unprotected));
+            drop(slots.queue(NEW));
         }
         assert!(slots.state().waiting.len() <= 1);
     }

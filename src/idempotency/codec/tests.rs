@@ -46,10 +46,12 @@ fn head() -> impl Strategy<Value = Head> {
             include,
             exclude,
         });
-    (recipe, any::<[u8; 32]>(), "[A-Z]{1,12}", "/\\PC{0,20}", "[!-~]{1,255}").prop_map(
-        |(recipe, digest, method, path, key)| {
+    let proof = proptest::option::of(any::<[u8; 32]>().prop_map(Proof));
+    (recipe, any::<[u8; 32]>(), proof, "[A-Z]{1,12}", "/\\PC{0,20}", "[!-~]{1,255}").prop_map(
+        |(recipe, digest, proof, method, path, key)| {
             let method = Method::from_bytes(method.as_bytes()).unwrap();
-            Head::new(Fingerprint { recipe, digest }, method, &path, &Key::from_value(key.as_bytes(), 255).unwrap())
+            let key = Key::from_value(key.as_bytes(), 255).unwrap();
+            Head::new(Fingerprint { recipe, digest }, method, &path, &key).with_proof(proof)
         },
     )
 }
@@ -153,6 +155,8 @@ fn the_layout_is_as_it_ever_was() {
     let recipe = b"\x01\x0f\x00\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0\x02/t";
     let rest = "\0\0\0\x04POST\0\0\0\x02/p\0\0\0\x05ab…".as_bytes();
     assert_eq!(head.encode(), [&b"\x01\x00"[..], recipe, &[7; 32], rest].concat());
+    let proven = head.with_proof(Some(Proof([9; 32])));
+    assert_eq!(proven.encode(), [&b"\x02\x00"[..], recipe, &[7; 32], &[9; 32], rest].concat());
 }
 
 #[test]
@@ -164,6 +168,15 @@ fn other_formats_are_unreadable() {
         assert_eq!(Answer::decode(&other.into()), Err(Unreadable));
     }
     assert_eq!(Answer::decode(&Bytes::new()), Err(Unreadable));
+    let fingerprint = Fingerprint { recipe: Recipe::default(), digest: [0; 32] };
+    let head = Head::new(fingerprint, Method::POST, "/", &Key::parse("k", 255).unwrap());
+    for head in [head.clone(), head.with_proof(Some(Proof([9; 32])))] {
+        let bytes = head.encode();
+        for version in (0..=255).filter(|version| *version != bytes[0]) {
+            let other = [&[version], &bytes[1..]].concat();
+            assert_eq!(Head::decode(&other.into()), Err(Unreadable), "{version}");
+        }
+    }
 }
 
 #[test]

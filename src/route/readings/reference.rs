@@ -7,18 +7,20 @@ pub(super) struct Reading {
     decodings: usize,
 }
 
-/// How many steps there are.
-pub(super) const STEPS: usize = 8;
+/// How many steps there are. The first few take off an encoding.
+pub(super) const STEPS: usize = 13;
+
+const DECODINGS: usize = 4;
 
 impl Reading {
     pub(super) fn of(path: &str) -> Self {
-        Self { path: path.to_owned(), decodings: 0 }
+        Self { path: in_bytes(path.as_bytes()), decodings: 0 }
     }
 
     /// After one more step. What is decoded again and again is read no further.
     pub(super) fn then(self, step: usize) -> Self {
         let path = done(step, &self.path);
-        if step > 2 || path == self.path {
+        if step >= DECODINGS || path == self.path {
             return Self { path, ..self };
         }
         if self.decodings == 3 { self } else { Self { path, decodings: self.decodings + 1 } }
@@ -47,6 +49,7 @@ pub(super) fn says_more((own, host): &(Vec<u8>, bool), (others, other_host): &(V
     own[..length].cmp(&others[..length]).then(host.cmp(other_host)).is_gt()
 }
 
+/// A path in which each byte that is not ASCII is a character of its own.
 fn done(step: usize, path: &str) -> String {
     let decoded = |meant: fn(char) -> bool| {
         let mut pieces = path.split('%');
@@ -63,10 +66,45 @@ fn done(step: usize, path: &str) -> String {
         0 => decoded(|byte| byte.is_ascii_alphanumeric() || "-._~".contains(byte)),
         1 => decoded(|byte| byte != '/'),
         2 => decoded(|_| true),
-        3 => path.replace('\\', "/"),
-        4 => path.split('/').map(|piece| piece.split(';').next().unwrap()).collect::<Vec<_>>().join("/"),
-        5 => path.split(['\0', '?', '#']).next().unwrap().to_owned(),
-        6 => std::iter::repeat_n((), 9).fold(path.to_owned(), |path, ()| path.replace("//", "/")),
+        3 => {
+            let (mut rest, mut out) = (path, String::new());
+            while let Some(at) = rest.to_ascii_lowercase().find("%u") {
+                let (before, code) = rest.split_at(at);
+                let digits = code.get(2..6).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
+                let char = digits.and_then(|digits| char::from_u32(u32::from_str_radix(digits, 16).unwrap()));
+                let taken = if char.is_some() { 6 } else { 2 };
+                out += before;
+                out += &char.map_or_else(|| code[..2].to_owned(), |char| in_bytes(char.to_string().as_bytes()));
+                rest = &code[taken..];
+            }
+            out + rest
+        }
+        4 => path.replace('\\', "/"),
+        5 => each_piece(path, |piece| piece.split(';').next().unwrap()),
+        6 => path.split(['\0', '?', '#']).next().unwrap().to_owned(),
+        7 => std::iter::repeat_n((), 9).fold(path.to_owned(), |path, ()| path.replace("//", "/")),
+        8 => each_piece(path, |piece| piece.trim_end_matches(|char| char <= ' ')),
+        9 => each_piece(path, |piece| match piece.trim_end_matches(' ') {
+            dots @ ("." | "..") => dots,
+            _ => piece.trim_end_matches([' ', '.']),
+        }),
+        10 => each_piece(path, |piece| {
+            let capitals = piece.to_ascii_uppercase();
+            let is_stream = capitals.ends_with(":$DATA") || capitals.ends_with(":$INDEX_ALLOCATION");
+            if is_stream { piece.split(':').next().unwrap() } else { piece }
+        }),
+        11 => (0..0x80).fold(path.to_owned(), |path, byte: u8| {
+            let (high, low) = (byte >> 6, 0x80 | byte & 0x3F);
+            let forms: [&[u8]; 5] = [
+                &[0xFC, 0x80, 0x80, 0x80, 0x80 | high, low],
+                &[0xF8, 0x80, 0x80, 0x80 | high, low],
+                &[0xF0, 0x80, 0x80 | high, low],
+                &[0xE0, 0x80 | high, low],
+                &[0xC0 | high, low],
+            ];
+            let char = char::from(byte).to_string();
+            forms.iter().fold(path, |path, form| path.replace(&in_bytes(form), &char))
+        }),
         _ => {
             let (mut rest, mut out) = (path.to_owned(), String::new());
             while !rest.is_empty() {
@@ -83,4 +121,12 @@ fn done(step: usize, path: &str) -> String {
             out
         }
     }
+}
+
+fn in_bytes(bytes: &[u8]) -> String {
+    bytes.iter().copied().map(char::from).collect()
+}
+
+fn each_piece(path: &str, change: impl Fn(&str) -> &str) -> String {
+    path.split('/').map(change).collect::<Vec<_>>().join("/")
 }

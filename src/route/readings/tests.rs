@@ -48,6 +48,41 @@ fn no_spelling_dodges_a_protected_route() {
         "/v1/charges%23x",
         "/v1/charges%00",
         "/v1/charges%00.png",
+        "/v1/charges%0a",
+        "/v1/charges%0D%0A",
+        "/v1/charges%20",
+        "/v1/charges%09",
+        "/v1/charges%20%20/",
+        "/v1%20/charges",
+        "/v1/charges.",
+        "/v1/charges...",
+        "/v1./charges",
+        "/v1/charges%2e",
+        "/v1/charges.%20.",
+        "/v1/charges.%0a",
+        "/v1/.../charges",
+        "/public/..%20/v1/charges",
+        "/public/..%20%20/v1/charges",
+        "/v1/charges::$DATA",
+        "/v1/charges::$data",
+        "/v1/charges%3a%3a%24DATA",
+        "/v1:$i30:$INDEX_ALLOCATION/charges",
+        "/v1/charges.::$DATA",
+        "/v1/charges::$DATA.",
+        "/v1%e0%80%afcharges",
+        "/v1%f0%80%80%afcharges",
+        "/v1%f8%80%80%80%afcharges",
+        "/v1%fc%80%80%80%80%afcharges",
+        "/public/%e0%80%ae%e0%80%ae/v1/charges",
+        "/v1/%e0%81%a3harges",
+        "/v1/%u0063harges",
+        "/v1/%U0063harges",
+        "/v1%u002fcharges",
+        "/v1/%uff43harges",
+        "/v1%uff0fcharges",
+        "/v1/%25u0063harges",
+        "/v1/%u00%363harges",
+        "/v1/charge%u017f",
         "/v1\\charges",
         "/v1%5Ccharges",
         "/public/../v1/charges",
@@ -97,6 +132,19 @@ fn paths_that_mean_one_thing_are_let_alone() {
         ("/v1/charges/a%40b;v=1", Some("/v1/charges/{id}")),
         ("/v1/charges/%E2%82%AC", Some("/v1/charges/{id}")),
         ("/v1/charges/..a", Some("/v1/charges/{id}")),
+        ("/v1/charges/a.", Some("/v1/charges/{id}")),
+        ("/v1/charges/a.b", Some("/v1/charges/{id}")),
+        ("/v1/charges/a%20", Some("/v1/charges/{id}")),
+        ("/v1/charges/a%0A", Some("/v1/charges/{id}")),
+        ("/v1/charges/a::$DATA", Some("/v1/charges/{id}")),
+        ("/v1/charges/$a:b", Some("/v1/charges/{id}")),
+        ("/v1/charges/%u0061", Some("/v1/charges/{id}")),
+        ("/v1/charges/%u00", Some("/v1/charges/{id}")),
+        ("/v1/charges/%ud800", Some("/v1/charges/{id}")),
+        ("/v1/charges/%E0%80%B7", Some("/v1/charges/{id}")),
+        ("/v1/charges/%E0%82%AF", Some("/v1/charges/{id}")),
+        ("/v1/.charges", None),
+        ("/v1/charges:DATA", None),
         ("/v1/refunds", None),
         ("/V1/Refunds/", None),
         ("/v1/refunds//../x%2Fy;z", None),
@@ -134,8 +182,16 @@ fn what_a_route_spells_out_is_meant() {
         ("/e/", Mode::Protect),
         ("/F", Mode::Protect),
         ("/f", Mode::Pass),
+        ("/g", Mode::Pass),
+        ("/g.", Mode::Protect),
+        ("/g%20", Mode::Protect),
+        ("/g%0A", Mode::Protect),
+        ("/g::$DATA", Mode::Protect),
+        ("/g%E0%80%AF", Mode::Protect),
     ]);
-    for path in ["/a%2Fb", "/c//d;v=1", "/e", "/e/", "/F", "/f"] {
+    for path in
+        ["/a%2Fb", "/c//d;v=1", "/e", "/e/", "/F", "/f", "/g", "/g.", "/g%20", "/g%0A", "/g::$DATA", "/g%E0%80%AF"]
+    {
         assert_eq!(chosen(&router, path), Ok(Some(path.to_owned())), "{path}");
     }
 }
@@ -159,7 +215,9 @@ fn a_rest_that_may_be_empty_is_not_reached_around() {
     let router = router(&[("/a", Mode::Protect), ("/a/{*rest}", Mode::Pass), ("/b/{*rest}", Mode::Protect)]);
     assert_eq!(chosen(&router, "/a/"), Err(Twist::Slash));
     assert_eq!(chosen(&router, "/a"), Ok(Some("/a".to_owned())));
-    assert_eq!(chosen(&router, "/b"), Err(Twist::Slash));
+    for path in ["/b", "/b/", "/b/c"] {
+        assert_eq!(chosen(&router, path), Ok(Some("/b/{*rest}".to_owned())), "{path}");
+    }
 }
 
 #[test]
@@ -204,6 +262,22 @@ fn any_path() -> impl Strategy<Value = String> {
         "..;",
         "a%2F..",
         "b%3f",
+        "a.",
+        "...",
+        "a%20",
+        "b%0a",
+        "..%20",
+        "a.%09",
+        "a::$DATA",
+        "b%3A%24index_allocation",
+        "%u0061",
+        "%U002f",
+        "%u00",
+        "%25u002e",
+        "a%e0%80%afb",
+        "%F0%80%81%A1",
+        "%c0%ae.",
+        "%fc%80%80%80%81%a1",
     ];
     prop::collection::vec(prop::sample::select(pieces.to_vec()), 1..5).prop_map(|path| format!("/{}", path.join("/")))
 }

@@ -61,6 +61,7 @@ impl Hears {
         self.shelf.forget(id);
         // This process may be about to put it there.
         if let Some(beside) = &self.shared {
+            beside.believe_later(id);
             beside.way.drop(id);
         }
     }

@@ -10,6 +10,8 @@
 //! only, and only by a request like the one that made it: by a different one the store is asked, for the attempt may just
 //! have ended. Whoever asks again for a claim that may have happened is never answered here: it may be its own that stands.
 
+mod beside;
+mod floor;
 mod hearing;
 mod remote;
 mod seal;
@@ -17,24 +19,24 @@ mod shelf;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use tokio::sync::broadcast;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use self::beside::{Beside, Claimed};
+use self::floor::Floors;
 use self::hearing::Hears;
 pub use self::remote::{Failure, Operation, Remote};
 use self::remote::{Found, Way};
 use self::seal::Seal;
-use self::shelf::{Known, LARGEST, Shelf, size};
+use self::shelf::{Known, Shelf};
 use super::{
-    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Removal,
-    Settled, Store,
+    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, NamespaceRules, Origin, Page,
+    Removal, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -104,27 +106,6 @@ pub struct Cached {
     _hearing: JoinSet<()>,
 }
 
-/// The shared cache, and what is needed to write to it and to believe it.
-struct Beside {
-    way: Way,
-    seal: Seal,
-    max_age: Duration,
-    /// The store's time as it was last told, and when that was asked for.
-    time: Mutex<(Timestamp, Instant)>,
-    /// What this process has claimed.
-    running: Mutex<HashMap<RecordId, Claimed>>,
-    /// Attempts that may have claimed: the store was asked, and its answer is not known. Whoever asked asks again until it
-    /// is, and nobody but the store can tell; so there are no more of these than claims under way.
-    uncertain: Mutex<HashSet<Attempt>>,
-}
-
-struct Claimed {
-    attempt: Attempt,
-    at: Timestamp,
-    asked: Instant,
-    head: Bytes,
-}
-
 impl Answered {
     /// All there are.
     pub const ALL: [Self; 10] = [
@@ -180,6 +161,7 @@ impl Cached {
             time: Mutex::new(shared.time),
             running: Mutex::default(),
             uncertain: Mutex::default(),
+            floors: Mutex::new(Floors::new(settings.max_age.unwrap_or(Duration::MAX), shared.time.0)),
         };
         let shared = shared.map(beside).map(Arc::new);
         let hears = Hears::new(&shelf, shared.as_ref());
@@ -245,6 +227,13 @@ impl Cached {
     fn ended(&self, id: RecordId, attempt: Attempt, end: &End, until: Timestamp, removals: u64) {
         let Some(beside) = &self.shared else { return };
         let claimed = beside.take(id, attempt);
+        if matches!(end, End::Complete { .. }) {
+            match &claimed {
+                Some(claimed) => beside.believe_only(id, attempt, claimed.at),
+                // Its own values may be refused as well, and are read again.
+                None => beside.believe_later(id),
+            }
+        }
         let is_put = match (end, claimed) {
             (End::Complete { answer, .. }, Some(Claimed { at, asked, head, .. })) => {
                 let answer = Some(answer.clone());
@@ -258,82 +247,6 @@ impl Cached {
             // Whoever reads a completed one will keep it; until then, nobody is to hear that it is in flight.
             beside.way.drop(id);
         }
-    }
-}
-
-impl Beside {
-    /// What a value means for a request like `fresh`, if it can be believed, and the store's time.
-    fn believe(&self, id: RecordId, value: &Bytes, fresh: &Fresh) -> (Answered, Option<(Known, Timestamp)>) {
-        let Ok((record, read_at)) = self.seal.open(id, value) else { return (Answered::Invalid, None) };
-        let stale = (Answered::Stale, None);
-        let Some(now) = self.now() else { return stale };
-        let age = now.since(read_at);
-        let (answered, believed) = match record.state {
-            State::Completed => (Answered::Hit, self.max_age),
-            // By a different request the store is asked; and nobody is to hear of an attempt of its own.
-            State::InFlight if record.head == fresh.head && record.attempt != fresh.attempt => {
-                (Answered::InFlight, HINT.min(self.max_age))
-            }
-            State::InFlight | State::Unknown => return (Answered::Miss, None),
-        };
-        let Some(asked) = Instant::now().checked_sub(age).filter(|_| age < believed && now < record.until) else {
-            return stale;
-        };
-        (answered, Some((Known { record, read_at, asked }, now)))
-    }
-
-    /// The value of a record as of `read_at`, and for how long it is one, where it is.
-    fn value(&self, id: RecordId, record: &Record, read_at: Timestamp, now: Timestamp) -> Option<(Bytes, Duration)> {
-        let believed = match record.state {
-            State::Completed => self.max_age,
-            State::InFlight => HINT.min(self.max_age),
-            State::Unknown => return None,
-        };
-        let life = record.until.since(now).min(believed.saturating_sub(now.since(read_at)));
-        (!life.is_zero() && size(record) <= LARGEST).then(|| (self.seal.close(id, record, read_at), life))
-    }
-
-    /// The store's time at this moment, or a little later; nothing where it was not told for long.
-    fn now(&self) -> Option<Timestamp> {
-        let (told, asked) = *self.time();
-        let passed = asked.elapsed();
-        (passed < CLOCK).then(|| told.plus(passed))
-    }
-
-    /// The store told its time to whoever asked then.
-    fn told(&self, now: Timestamp, asked: Instant) {
-        let mut time = self.time();
-        if asked > time.1 {
-            *time = (now, asked);
-        }
-    }
-
-    fn claimed(&self, id: RecordId, fresh: Fresh, at: Timestamp, asked: Instant) {
-        let mut running = self.running();
-        if running.len() < RUNNING {
-            running.insert(id, Claimed { attempt: fresh.attempt, at, asked, head: fresh.head });
-        }
-    }
-
-    fn take(&self, id: RecordId, attempt: Attempt) -> Option<Claimed> {
-        let mut running = self.running();
-        let is_its = running.get(&id).is_some_and(|claimed| claimed.attempt == attempt);
-        if is_its { running.remove(&id) } else { None }
-    }
-
-    fn time(&self) -> MutexGuard<'_, (Timestamp, Instant)> {
-        // Both parts are written at once.
-        self.time.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn uncertain(&self) -> MutexGuard<'_, HashSet<Attempt>> {
-        // An attempt is in it or not.
-        self.uncertain.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn running(&self) -> MutexGuard<'_, HashMap<RecordId, Claimed>> {
-        // Nothing that is done under it can leave the map half changed.
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -447,6 +360,7 @@ impl Store for Cached {
             let removed = inner.remove(id).await;
             shelf.forget(id);
             if let Some(beside) = shared {
+                beside.believe_later(id);
                 beside.way.forget(id);
             }
             removed
@@ -458,6 +372,10 @@ impl Store for Cached {
         self.inner.count().await
     }
 
+    async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+        self.inner.changes(origins, rules).await
+    }
+
     async fn adopt(
         &self,
         origins: Vec<Origin>,
@@ -465,6 +383,10 @@ impl Store for Cached {
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error> {
         self.inner.adopt(origins, rules, accept_change).await
+    }
+
+    async fn identities(&self) -> Result<Vec<NamespaceRules>, Error> {
+        self.inner.identities().await
     }
 
     async fn ping(&self) -> Result<(), Error> {

@@ -1,15 +1,30 @@
 //! adopt.
 
 use super::*;
-use crate::store::{Identity, IdentityChange};
+use crate::store::{Identity, IdentityChange, LiveKeys, NamespaceRules, is_orphaned};
 
 fn rule(namespace: &str, digest: u8) -> Identity {
-    Identity { service: "shop".into(), namespace: namespace.into(), digest: [digest; 32] }
+    let description = Some(format!("rules {digest}").into());
+    Identity { service: "shop".into(), namespace: namespace.into(), digest: [digest; 32], description }
 }
 
-async fn adopt(harness: &Harness, rules: Vec<Identity>, accept_change: bool) -> Vec<IdentityChange> {
-    let origins = ["charges", "refunds"].map(|namespace| Origin { namespace: namespace.into(), ..origin("r") });
-    harness.store.adopt(origins.to_vec(), rules, accept_change).await.expect("adopt works")
+fn origins() -> Vec<Origin> {
+    ["charges", "refunds"].map(|namespace| Origin { namespace: namespace.into(), ..origin("r") }).to_vec()
+}
+
+/// A change: the service, the namespace and how many of its records live.
+type Change = (String, String, u64);
+
+/// What adopting changes; before, the same is asked for without adopting.
+async fn adopt(harness: &Harness, rules: Vec<Identity>, accept_change: bool) -> Vec<Change> {
+    let seen = harness.store.changes(origins(), rules.clone()).await.expect("changes works");
+    let changes = harness.store.adopt(origins(), rules, accept_change).await.expect("adopt works");
+    assert!(accept_change && changes.is_empty() || seen == changes, "{seen:?} was seen before {changes:?}");
+    changes.iter().map(of).collect()
+}
+
+fn of(change: &IdentityChange) -> Change {
+    (change.service.to_string(), change.namespace.to_string(), change.keys())
 }
 
 /// A record of a namespace. With an unknown outcome it lives for a short time only.
@@ -19,8 +34,8 @@ async fn record_of(harness: &Harness, number: u8, service: &str, namespace: &str
     claim(harness, id(number), fresh).await;
 }
 
-fn change(namespace: &str, live: u64) -> IdentityChange {
-    IdentityChange { service: "shop".into(), namespace: namespace.into(), live }
+fn change(namespace: &str, live: u64) -> Change {
+    ("shop".to_owned(), namespace.to_owned(), live)
 }
 
 pub(super) async fn the_first_rules_are_taken(harness: Harness) {
@@ -42,7 +57,7 @@ pub(super) async fn other_rules_are_refused_while_records_live(harness: Harness)
     let new = Origin { namespace: "new".into(), ..origin("r") };
     let second = vec![rule("charges", 2), rule("refunds", 2), rule("new", 2)];
     let changes = harness.store.adopt(vec![new.clone()], second, false).await.expect("adopt works");
-    assert_eq!(changes, [change("charges", 3)]);
+    assert_eq!(changes.iter().map(of).collect::<Vec<_>>(), [change("charges", 3)]);
     // Nothing was changed, not even where nothing stood in the way.
     claim(&harness, id(8), Fresh { origin: new.id(), ..fresh(8) }).await;
     assert_eq!(get(&harness, id(8)).await.expect("it stands").origin, None);
@@ -119,8 +134,84 @@ pub(super) async fn another_service_is_left_alone_where_services_share_the_store
         assert_eq!(adopt(&harness, vec![rule("charges", 1)], false).await, [change("charges", 1)]);
         return;
     }
-    let change = IdentityChange { service: "desk".into(), ..change("charges", 1) };
+    let change = ("desk".to_owned(), "charges".to_owned(), 1);
     assert_eq!(adopt(&harness, vec![rule("charges", 1)], false).await, [change]);
     assert_eq!(adopt(&harness, vec![rule("charges", 1)], true).await, []);
     assert_eq!(adopt(&harness, vec![rule("charges", 2)], false).await, [], "no record of this service lives");
+}
+
+pub(super) async fn a_change_says_what_lives_of_which_route_and_until_when(harness: Harness) {
+    let routes = ["create", "capture"].map(origin);
+    let rules = || vec![rule("charges", 1)];
+    harness.store.adopt(routes.to_vec(), rules(), false).await.expect("adopt works");
+    let [create, capture] = routes.map(|route| route.id());
+    for (number, route) in [(1, create), (2, create), (3, create), (4, capture)] {
+        claim(&harness, id(number), Fresh { origin: route, ..fresh(number) }).await;
+    }
+    let first = settle(&harness, id(1), attempt(1), complete("x")).await;
+    let last = settle(&harness, id(2), attempt(2), End::Hold).await;
+    assert!(first < last);
+    let [change] = &harness.store.changes(Vec::new(), vec![rule("charges", 2)]).await.expect("changes works")[..]
+    else {
+        panic!("one namespace");
+    };
+    assert_eq!((change.digest, change.description.as_deref()), ([1; 32], Some("rules 1")));
+    let live = |route: &str, keys, in_flight, until| LiveKeys { route: route.into(), keys, in_flight, until };
+    assert_eq!(change.live, [live("capture", 1, 1, None), live("create", 3, 1, Some(last))]);
+    assert_eq!(adopt(&harness, rules(), false).await, [], "nothing was changed");
+}
+
+pub(super) async fn descriptions_are_kept_with_the_rules(harness: Harness) {
+    let on_file = async || {
+        let found: Vec<NamespaceRules> = harness.store.identities().await.expect("identities works");
+        let shown = |rules: &NamespaceRules| {
+            let description = rules.description().map(|text| text.to_string());
+            (rules.namespace.to_string(), rules.digest.map(|digest| digest[0]), description)
+        };
+        found.iter().map(shown).collect::<Vec<_>>()
+    };
+    let shown = |namespace: &str, digest: u8, text: &str| {
+        (namespace.to_owned(), Some(digest), (!text.is_empty()).then(|| text.to_owned()))
+    };
+    assert_eq!(on_file().await, []);
+    let bare = Identity { description: None, ..rule("refunds", 1) };
+    assert_eq!(adopt(&harness, vec![rule("charges", 1), bare], false).await, []);
+    assert_eq!(on_file().await, [shown("charges", 1, "rules 1"), shown("refunds", 1, "")]);
+    // As they are adopted again.
+    let other = Identity { description: Some("the same in other words".into()), ..rule("charges", 1) };
+    assert_eq!(adopt(&harness, vec![other, rule("refunds", 1)], false).await, []);
+    assert_eq!(on_file().await, [shown("charges", 1, "the same in other words"), shown("refunds", 1, "rules 1")]);
+    short_passes(&harness).await;
+    assert_eq!(adopt(&harness, vec![rule("charges", 2), rule("refunds", 1)], false).await, []);
+    assert_eq!(on_file().await, [shown("charges", 2, "rules 2"), shown("refunds", 1, "rules 1")]);
+}
+
+pub(super) async fn records_are_orphaned_while_other_rules_are_on_file(harness: Harness) {
+    let orphans = async || {
+        let on_file = harness.store.identities().await.expect("identities works");
+        let mut orphans = Vec::new();
+        for number in 1..=2 {
+            if let Some(Listed { origin: Some(origin), record, .. }) = get(&harness, id(number)).await {
+                orphans.push(is_orphaned(&on_file, &origin, record.claimed_at));
+            }
+        }
+        orphans
+    };
+    assert_eq!(adopt(&harness, vec![rule("charges", 1)], false).await, []);
+    record_of(&harness, 1, "shop", "charges").await;
+    assert_eq!(orphans().await, [false]);
+    // Which of two things was first that happen in one millisecond, nobody can tell.
+    short_passes(&harness).await;
+    assert_eq!(adopt(&harness, vec![rule("charges", 2)], true).await, []);
+    short_passes(&harness).await;
+    record_of(&harness, 2, "shop", "charges").await;
+    assert_eq!(orphans().await, [true, false]);
+    short_passes(&harness).await;
+    assert_eq!(adopt(&harness, vec![rule("charges", 1)], true).await, []);
+    assert_eq!(orphans().await, [false, true], "the former rules are back");
+    assert_eq!(adopt(&harness, Vec::new(), true).await, []);
+    // A store that services share leaves alone what no origin and no rule is of; here an origin is.
+    assert_eq!(orphans().await, [true, true], "nothing asks for them");
+    assert_eq!(adopt(&harness, vec![rule("charges", 1)], false).await, []);
+    assert_eq!(orphans().await, [false, true]);
 }

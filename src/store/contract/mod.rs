@@ -140,6 +140,9 @@ where
         adoption::rules_that_are_gone_are_forgotten_where_nothing_lives
         adoption::rules_that_are_gone_are_forgotten_where_that_is_accepted
         adoption::another_service_is_left_alone_where_services_share_the_store
+        adoption::a_change_says_what_lives_of_which_route_and_until_when
+        adoption::descriptions_are_kept_with_the_rules
+        adoption::records_are_orphaned_while_other_rules_are_on_file
         crowd::one_of_many_claims_of_one_id_wins
         crowd::one_of_many_supersedes_wins
         crowd::everybody_is_answered

@@ -302,6 +302,7 @@ fn rules(digests: &[u8]) -> (Vec<Origin>, Vec<Identity>) {
         service: service.clone(),
         namespace: namespace.clone(),
         digest: [*digest; 32],
+        description: Some(format!("rules {digest}").into()),
     });
     let rules = rules.collect();
     (origins, rules)

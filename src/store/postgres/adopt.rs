@@ -1,23 +1,65 @@
 //! Origins, and the rules that identities are made by.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::timeout;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{Error as SqlError, Row, Transaction};
+use tokio_postgres::{Error as SqlError, Transaction};
 
+use super::error;
 use super::pool::Pool;
-use super::{error, row};
-use crate::store::{Error, ErrorKind, Identity, IdentityChange, Origin};
+use super::row::{self, Unreadable};
+use crate::idempotency::record::Timestamp;
+use crate::store::adoption::{self, NamespacePeriod};
+use crate::store::{Error, ErrorKind, Identity, IdentityChange, LiveKeys, NamespaceRules, Origin, RulesPeriod};
 
 /// How long it may take: where rules changed, every record is looked at.
 const PATIENCE: Duration = Duration::from_secs(600);
 
+/// How long it may take to look at what is on file.
+const LOOK: Duration = Duration::from_secs(10);
+
 /// One gate at a time.
 const LOCK: &str =
     "SELECT pg_advisory_xact_lock(('x' || left(encode(sha256('oncegate adopt'), 'hex'), 16))::bit(64)::bigint)";
+
+/// Why it failed: the server, or what a row holds.
+enum Failure {
+    Sql(SqlError),
+    Unreadable(Unreadable),
+}
+
+/// What adopting `rules` would forget. Takes no lock that a gate waits for.
+pub(super) async fn changes(pool: &Pool, origins: &[Origin], rules: &[Identity]) -> Result<Vec<IdentityChange>, Error> {
+    let mut connection = pool.get().await?;
+    let looking = async {
+        let transaction = connection.build_transaction().read_only(true).start().await?;
+        let on_file = on_file(&transaction, Some(&services(origins, rules))).await?;
+        let changes = changes_within(&transaction, &on_file, rules).await?;
+        transaction.commit().await?;
+        Ok(changes)
+    };
+    match timeout(PATIENCE, looking).await {
+        Ok(found) => found.map_err(of_question),
+        Err(_) => Err(Error::determinate(ErrorKind::Timeout, "the database did not answer in time")),
+    }
+}
+
+/// All that is on file.
+pub(super) async fn identities(pool: &Pool) -> Result<Vec<NamespaceRules>, Error> {
+    let mut connection = pool.get().await?;
+    let looking = async {
+        let transaction = connection.build_transaction().read_only(true).start().await?;
+        let on_file = on_file(&transaction, None).await?;
+        transaction.commit().await?;
+        Ok(on_file)
+    };
+    match timeout(LOOK, looking).await {
+        Ok(found) => found.map_err(of_question),
+        Err(_) => Err(Error::determinate(ErrorKind::Timeout, "the database did not answer in time")),
+    }
+}
 
 pub(super) async fn adopt(
     pool: &Pool,
@@ -31,32 +73,27 @@ pub(super) async fn adopt(
         transaction.batch_execute(LOCK).await?;
         let changes = adopt_within(&transaction, origins, rules, accept_change).await?;
         // Where something is in the way nothing was written.
-        transaction.commit().await.map(|()| changes)
+        transaction.commit().await?;
+        Ok(changes)
     };
     match timeout(PATIENCE, adopting).await {
-        Ok(adopted) => adopted.map_err(|error| error::of_statement(&error)),
+        Ok(adopted) => adopted.map_err(|failure| match failure {
+            Failure::Sql(error) => error::of_statement(&error),
+            Failure::Unreadable(unreadable) => Error::indeterminate(ErrorKind::Corrupt, unreadable),
+        }),
         Err(_) => Err(Error::indeterminate(ErrorKind::Timeout, "the database did not answer in time")),
     }
 }
 
 async fn adopt_within(
-    transaction: &deadpool_postgres::Transaction<'_>,
+    transaction: &Transaction<'_>,
     origins: &[Origin],
     rules: &[Identity],
     accept_change: bool,
-) -> Result<Vec<IdentityChange>, SqlError> {
-    let services = origins.iter().map(|origin| &origin.service).chain(rules.iter().map(|rule| &rule.service));
-    let services: BTreeSet<&Arc<str>> = services.collect();
-    let services: Vec<&str> = services.into_iter().map(|service| &**service).collect();
-    let stale = on_file(transaction, &services, rules).await?;
+) -> Result<Vec<IdentityChange>, Failure> {
+    let on_file = on_file(transaction, Some(&services(origins, rules))).await?;
     if !accept_change {
-        let mut changes = Vec::new();
-        for (service, namespace) in &stale {
-            let live = live(transaction, service, namespace).await?;
-            if live > 0 {
-                changes.push(IdentityChange { service: Arc::clone(service), namespace: Arc::clone(namespace), live });
-            }
-        }
+        let changes = changes_within(transaction, &on_file, rules).await?;
         if !changes.is_empty() {
             return Ok(changes);
         }
@@ -72,8 +109,9 @@ async fn adopt_within(
                       ON CONFLICT (id) DO NOTHING";
         transaction.execute_typed(insert, &values).await?;
     }
-    for (service, namespace) in &stale {
-        let values: [(&(dyn ToSql + Sync), Type); 2] = [(&&**service, Type::TEXT), (&&**namespace, Type::TEXT)];
+    for stale in adoption::stale(&on_file, rules) {
+        let values: [(&(dyn ToSql + Sync), Type); 2] =
+            [(&&*stale.service, Type::TEXT), (&&*stale.namespace, Type::TEXT)];
         let delete = "DELETE FROM oncegate.identity WHERE service = $1 AND namespace = $2";
         transaction.execute_typed(delete, &values).await?;
     }
@@ -84,30 +122,96 @@ async fn adopt_within(
                       ON CONFLICT (service, namespace) DO NOTHING";
         transaction.execute_typed(insert, &values).await?;
     }
+    let now = now(transaction).await?;
+    for NamespacePeriod { service, namespace, period } in adoption::new_periods(&on_file, rules, now) {
+        let values: [(&(dyn ToSql + Sync), Type); 5] = [
+            (&&*service, Type::TEXT),
+            (&&*namespace, Type::TEXT),
+            (&row::millis(period.since), Type::INT8),
+            (&&period.digest[..], Type::BYTEA),
+            (&period.description.as_deref(), Type::TEXT),
+        ];
+        let write = "INSERT INTO oncegate.rules_period (service, namespace, since, digest, description) \
+                     VALUES ($1, $2, $3, $4, $5) ON CONFLICT (service, namespace, since) \
+                     DO UPDATE SET digest = EXCLUDED.digest, description = EXCLUDED.description";
+        transaction.execute_typed(write, &values).await?;
+    }
     Ok(Vec::new())
 }
 
-/// What starts of these services have adopted that is not among `rules`.
-async fn on_file(
+async fn changes_within(
     transaction: &Transaction<'_>,
-    services: &[&str],
+    on_file: &[NamespaceRules],
     rules: &[Identity],
-) -> Result<Vec<(Arc<str>, Arc<str>)>, SqlError> {
-    let found = "SELECT service, namespace, digest FROM oncegate.identity WHERE service = ANY ($1) \
-                 ORDER BY service COLLATE \"C\", namespace COLLATE \"C\"";
-    let rows = transaction.query_typed(found, &[(&services, Type::TEXT_ARRAY)]).await?;
-    let is_stale = |found: &&Row| {
-        let (service, namespace, digest): (&str, &str, &[u8]) = (found.get(0), found.get(1), found.get(2));
-        !rules.iter().any(|rule| &*rule.service == service && &*rule.namespace == namespace && rule.digest == digest)
-    };
-    let name = |found: &Row, column| Arc::from(found.get::<_, &str>(column));
-    Ok(rows.iter().filter(is_stale).map(|found| (name(found, 0), name(found, 1))).collect())
+) -> Result<Vec<IdentityChange>, Failure> {
+    let mut changes = Vec::new();
+    for stale in adoption::stale(on_file, rules) {
+        let live = live(transaction, &stale).await?;
+        changes.extend(adoption::change(&stale, live));
+    }
+    Ok(changes)
 }
 
-/// How many records live of a namespace.
-async fn live(transaction: &Transaction<'_>, service: &str, namespace: &str) -> Result<u64, SqlError> {
-    let count = "SELECT count(*) FROM oncegate.record r JOIN oncegate.origin o ON o.id = r.origin \
-                 WHERE o.service = $1 AND o.namespace = $2 AND (r.state = 0 OR r.expires_at > oncegate.now_v1())";
-    let row = transaction.query_typed(count, &[(&service, Type::TEXT), (&namespace, Type::TEXT)]).await?;
-    Ok(row.first().and_then(|found| row::number(found, 0).ok()).unwrap_or_default())
+fn services<'a>(origins: &'a [Origin], rules: &'a [Identity]) -> Vec<&'a str> {
+    adoption::services(origins, rules).into_iter().collect()
+}
+
+/// What is on file of these services, or of all.
+async fn on_file(transaction: &Transaction<'_>, of: Option<&[&str]>) -> Result<Vec<NamespaceRules>, Failure> {
+    let identities = "SELECT service, namespace, digest FROM oncegate.identity \
+                      WHERE $1::text[] IS NULL OR service = ANY ($1)";
+    let identities = transaction.query_typed(identities, &[(&of, Type::TEXT_ARRAY)]).await?;
+    let periods = "SELECT service, namespace, digest, since, description FROM oncegate.rules_period \
+                   WHERE $1::text[] IS NULL OR service = ANY ($1)";
+    let periods = transaction.query_typed(periods, &[(&of, Type::TEXT_ARRAY)]).await?;
+    let name = |found, column| row::get::<&str>(found, column).map(Arc::from);
+    let identities = identities.iter().map(|found| Ok((name(found, 0)?, name(found, 1)?, row::digest(found, 2)?)));
+    let periods = periods.iter().map(|found| {
+        let description = row::get::<Option<&str>>(found, 4)?.map(Arc::from);
+        let period = RulesPeriod { since: row::time(found, 3)?, digest: row::digest(found, 2)?, description };
+        Ok(NamespacePeriod { service: name(found, 0)?, namespace: name(found, 1)?, period })
+    });
+    let identities = identities.collect::<Result<Vec<_>, Unreadable>>()?;
+    Ok(adoption::on_file(identities, periods.collect::<Result<Vec<_>, Unreadable>>()?))
+}
+
+/// The live records of a namespace, by their routes.
+async fn live(transaction: &Transaction<'_>, rules: &NamespaceRules) -> Result<Vec<LiveKeys>, Failure> {
+    let count = "SELECT o.route, count(*), count(*) FILTER (WHERE r.state = 0), \
+                 max(r.expires_at) FILTER (WHERE r.state <> 0) \
+                 FROM oncegate.record r JOIN oncegate.origin o ON o.id = r.origin \
+                 WHERE o.service = $1 AND o.namespace = $2 AND (r.state = 0 OR r.expires_at > oncegate.now_v1()) \
+                 GROUP BY o.route";
+    let values: [(&(dyn ToSql + Sync), Type); 2] = [(&&*rules.service, Type::TEXT), (&&*rules.namespace, Type::TEXT)];
+    let rows = transaction.query_typed(count, &values).await?;
+    let live = rows.iter().map(|found| {
+        let until = row::get::<Option<i64>>(found, 3)?.is_some().then(|| row::time(found, 3)).transpose()?;
+        let (keys, in_flight) = (row::number(found, 1)?, row::number(found, 2)?);
+        Ok(LiveKeys { route: row::get::<&str>(found, 0)?.into(), keys, in_flight, until })
+    });
+    Ok(live.collect::<Result<_, Unreadable>>()?)
+}
+
+async fn now(transaction: &Transaction<'_>) -> Result<Timestamp, Failure> {
+    let row = transaction.query_typed_one("SELECT oncegate.now_v1()", &[]).await?;
+    Ok(row::time(&row, 0)?)
+}
+
+fn of_question(failure: Failure) -> Error {
+    match failure {
+        Failure::Sql(error) => error::of_question(&error),
+        Failure::Unreadable(unreadable) => Error::determinate(ErrorKind::Corrupt, unreadable),
+    }
+}
+
+impl From<SqlError> for Failure {
+    fn from(error: SqlError) -> Self {
+        Self::Sql(error)
+    }
+}
+
+impl From<Unreadable> for Failure {
+    fn from(unreadable: Unreadable) -> Self {
+        Self::Unreadable(unreadable)
+    }
 }

@@ -1,24 +1,43 @@
-//! Claims, and claims in the place of others.
+//! Claims, claims in the place of others, and flushes of what was read.
 
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::connect::{Call, Failed, Session};
 use super::queue::Operation;
-use super::row;
+use super::{proof, row};
 use crate::idempotency::record::{RecordId, Version};
 use crate::store::{Claim, Fresh};
 
 /// What the lane of claims carries.
 pub(super) enum Asking {
-    Claim { id: RecordId, fresh: Fresh },
-    Supersede { id: RecordId, seen: Version, fresh: Fresh },
+    Claim {
+        id: RecordId,
+        fresh: Fresh,
+    },
+    Supersede {
+        id: RecordId,
+        seen: Version,
+        fresh: Fresh,
+    },
+    /// A flush of all that is visible, because the record of this id was read.
+    Flush {
+        id: RecordId,
+    },
+    /// Whether claims and endings work; see [`proof`].
+    Prove,
 }
 
 /// What it says.
 pub(super) enum Said {
-    Claim(Claim),
+    Claim {
+        claim: Claim,
+        /// Whether the statement committed a write, so that all that it saw is durable.
+        is_flushed: bool,
+    },
     Superseded(bool),
+    Flushed,
+    Proven,
 }
 
 pub(super) const CLAIM: Call = Call {
@@ -51,20 +70,27 @@ pub(super) const SUPERSEDE: Call = Call {
     ],
 };
 
+/// Commits a write after all that is visible. A synchronous standby confirms in the order of the log, so a commit that it
+/// confirms makes every earlier one durable too, also one whose own wait was cancelled.
+pub(super) const FLUSH: Call = Call { sql: "SELECT oncegate.durably_v1(), oncegate.flush_v1()", types: &[] };
+
 impl Operation for Asking {
     type Reply = Said;
     const WHAT: &'static str = "claims";
-    const CALLS: &'static [Call] = &[CLAIM, SUPERSEDE];
+    const CALLS: &'static [Call] = &[CLAIM, SUPERSEDE, FLUSH];
 
     fn id(&self) -> RecordId {
         match self {
-            Self::Claim { id, .. } | Self::Supersede { id, .. } => *id,
+            Self::Claim { id, .. } | Self::Supersede { id, .. } | Self::Flush { id } => *id,
+            // It goes alone.
+            Self::Prove => RecordId([0; 32]),
         }
     }
 
     fn size(&self) -> usize {
         match self {
             Self::Claim { fresh, .. } | Self::Supersede { fresh, .. } => fresh.head.len(),
+            Self::Flush { .. } | Self::Prove => 0,
         }
     }
 
@@ -74,15 +100,30 @@ impl Operation for Asking {
     }
 
     fn goes_alone(&self) -> bool {
-        matches!(self, Self::Supersede { .. })
+        matches!(self, Self::Supersede { .. } | Self::Prove)
     }
 
     async fn carry_out(session: &Session, batch: &[&Self]) -> Result<Vec<Option<Said>>, Failed> {
         if let [Self::Supersede { id, seen, fresh }] = batch {
             return Ok(vec![Some(Said::Superseded(supersede(session, *id, *seen, fresh).await?))]);
         }
+        if let [Self::Prove] = batch {
+            return proof::prove(session).await.map(|()| vec![Some(Said::Proven)]);
+        }
         let claims: Vec<_> = batch.iter().filter_map(|asking| asking.as_claim()).collect();
-        claim(session, &claims).await
+        let found = if claims.is_empty() { Vec::new() } else { claim(session, &claims).await? };
+        let is_flushed = found.iter().any(|claim| matches!(claim, Some(Claim::Inserted(_))));
+        if claims.len() < batch.len() && !is_flushed {
+            session.write(&FLUSH, &[], 0).await?;
+        }
+        let mut found = found.into_iter();
+        let said = batch.iter().map(|asking| match asking {
+            Self::Flush { .. } => Some(Said::Flushed),
+            Self::Claim { .. } | Self::Supersede { .. } | Self::Prove => {
+                found.next().flatten().map(|claim| Said::Claim { claim, is_flushed })
+            }
+        });
+        Ok(said.collect())
     }
 }
 
@@ -90,14 +131,14 @@ impl Asking {
     fn as_claim(&self) -> Option<(RecordId, &Fresh)> {
         match self {
             Self::Claim { id, fresh } => Some((*id, fresh)),
-            // It goes alone.
-            Self::Supersede { .. } => None,
+            // Two go alone, and the other claims nothing.
+            Self::Supersede { .. } | Self::Prove | Self::Flush { .. } => None,
         }
     }
 }
 
 /// Claims ids, which are in order and single.
-async fn claim(session: &Session, claims: &[(RecordId, &Fresh)]) -> Result<Vec<Option<Said>>, Failed> {
+async fn claim(session: &Session, claims: &[(RecordId, &Fresh)]) -> Result<Vec<Option<Claim>>, Failed> {
     let ids: Vec<&[u8]> = claims.iter().map(|(id, _)| &id.0[..]).collect();
     let attempts: Vec<&[u8]> = claims.iter().map(|(_, fresh)| &fresh.attempt.0[..]).collect();
     let leases: Vec<i64> = claims.iter().map(|(_, fresh)| row::span(fresh.lease)).collect();
@@ -111,7 +152,7 @@ async fn claim(session: &Session, claims: &[(RecordId, &Fresh)]) -> Result<Vec<O
     for found in &rows {
         let (id, claim) = claimed(found).map_err(Failed::Unreadable)?;
         if let Ok(place) = claims.binary_search_by(|(known, _)| known.cmp(&id)) {
-            said[place].get_or_insert(Said::Claim(claim));
+            said[place].get_or_insert(claim);
         }
     }
     Ok(said)

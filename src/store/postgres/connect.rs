@@ -1,6 +1,7 @@
 //! Connections: made, proven, and driven.
 
-use std::future::poll_fn;
+use std::future::{pending, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,23 +12,27 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_postgres::error::{Severity, SqlState};
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{AsyncMessage, Client, Config, Connection, Error as SqlError, Row, Statement};
+use tokio_postgres::{AsyncMessage, CancelToken, Client, Config, Connection, Error as SqlError, Row, Statement};
 
+use super::choosing::{Doubt, Hosts};
 use super::error::{self, OpenError};
 use super::tls::Encryptor;
-use super::{Description, Settings, hosts, row};
+use super::{Settings, hosts, row};
 use crate::store::{Error, ErrorKind};
 
 /// How long a connection may take from its beginning until it is known to work, besides the time to reach the server.
 const GREETING: Duration = Duration::from_secs(5);
 
-/// How long a host that was reached may take to let somebody in. Then the next one is tried: a server that hangs takes
-/// connections too.
+/// How long a host that was reached may take to let somebody in: a server that hangs takes connections too.
 const LOGIN: Duration = Duration::from_secs(3);
 
 /// How long a statement may take. Beyond it the connection is given up: whoever asked has given up already, and nobody
 /// knows whether the server is there.
 pub(super) const ANSWER: Duration = Duration::from_secs(5);
+
+/// From this time on a statement that is not answered casts doubt on the server: others are tried beside it. So a client
+/// that waits for `settle_timeout` gets its answer from the next server.
+const SLOW: Duration = Duration::from_secs(1);
 
 /// How many bytes a connection carries in a millisecond at least: 1 MiB in about a second.
 const SLOWEST: usize = 1024;
@@ -38,6 +43,15 @@ const REACH: Duration = Duration::from_secs(2);
 /// The setting by which a session is recognised.
 const SESSION: &str = "oncegate.session";
 
+/// Writes to the log that a commit waits for, and to no table: `migrate` connects where there is none yet. The commit waits
+/// as those of claims do, whatever the session is set to.
+const COMMIT: Call = Call {
+    sql: "SELECT pg_logical_emit_message(true, 'oncegate', ''), set_config('client_min_messages', 'warning', true), \
+          CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') \
+          THEN set_config('synchronous_commit', 'on', true) END",
+    types: &[],
+};
+
 /// Makes connections.
 #[derive(Clone)]
 pub(super) struct Connector {
@@ -45,6 +59,7 @@ pub(super) struct Connector {
     tls: Encryptor,
     /// Whether a pooler was met.
     is_pooled: Arc<AtomicBool>,
+    hosts: Arc<Hosts>,
 }
 
 /// A parameter of a statement with its type.
@@ -67,7 +82,25 @@ pub(super) struct Session {
     _driver: AbortOnDrop,
     ended: watch::Receiver<bool>,
     tls: Encryptor,
-    pub(super) description: Description,
+    hosts: Arc<Hosts>,
+    /// The host that it is with.
+    host: usize,
+    /// Whether the other end is the server itself, and not a pooler before it.
+    pub(super) is_direct: bool,
+}
+
+/// What a connection is for.
+enum Purpose {
+    /// To be used for as long as its host is; notifications go to the other end of this.
+    Use(Option<mpsc::UnboundedSender<String>>),
+    /// To find out whether the host is to be used.
+    Trial,
+}
+
+/// Tells the server to give up the statement that a connection waits for.
+struct Cancel {
+    token: CancelToken,
+    tls: Encryptor,
 }
 
 /// What the server says without being asked.
@@ -91,7 +124,13 @@ pub(super) enum Failed {
     Late,
     /// It is done, but perhaps on this server only.
     Unreplicated,
+    /// Nothing of it is done, since a step of it had no effect.
+    Unproven,
 }
+
+/// What to say where a step of a proof had no effect.
+const UNPROVEN: &str = "a record that this user claims cannot be renewed and released, though no statement fails: look for \
+                        row security and triggers on oncegate.record";
 
 impl Failed {
     /// The error for whoever asked for a write.
@@ -105,6 +144,17 @@ impl Failed {
                 ErrorKind::Unavailable,
                 "the wait for the standby was broken off: the write may be on the primary only",
             ),
+            Self::Unproven => Error::determinate(ErrorKind::Other, UNPROVEN),
+        }
+    }
+
+    /// The error for whoever wants to use the store.
+    pub(super) fn into_open_error(self) -> OpenError {
+        match self {
+            Self::Sql(error) => OpenError::of(&error),
+            Self::Late => OpenError::late(),
+            Self::Unproven => OpenError::Denied(UNPROVEN.to_owned()),
+            other => OpenError::Unreachable(other.into_error().cause().source.to_string()),
         }
     }
 
@@ -113,72 +163,87 @@ impl Failed {
         match self {
             Self::Unsent(_) | Self::Late => true,
             Self::Sql(error) => error::is_last(error),
-            Self::Unreadable(_) | Self::Unreplicated => false,
+            Self::Unreadable(_) | Self::Unreplicated | Self::Unproven => false,
         }
     }
 }
 
 impl Connector {
     pub(super) fn new(settings: &Settings) -> Self {
-        let tls = Encryptor::new(settings.tls.clone());
-        Self { servers: settings.servers.clone(), tls, is_pooled: Arc::default() }
+        let servers = settings.servers.clone();
+        let hosts = Arc::new(Hosts::new(hosts::count(&servers)));
+        Self { servers, tls: Encryptor::new(settings.tls.clone()), is_pooled: Arc::default(), hosts }
     }
 
-    /// A connection on which a commit has gone through, and which has what `calls` need.
+    /// A connection to the host in use, on which a commit has gone through, and which has what `calls` need.
     ///
-    /// Only that shows that claims would work: a standby that was promoted away, a full disk or a synchronous standby
-    /// that is gone lets everybody log in.
+    /// Only that shows that claims would work: a standby that was promoted away, a full disk or a synchronous standby that
+    /// is gone lets everybody log in.
     pub(super) async fn connect(&self, calls: &[Call]) -> Result<Session, OpenError> {
         let mut session = self.connect_unproven().await?;
         let proving = async {
-            session.client.query_typed("SELECT oncegate.flush_v1()", &[]).await?;
-            session.prepare(calls).await
+            session.commit().await.map_err(Failed::into_open_error)?;
+            session.prepare(calls).await.map_err(|error| OpenError::of(&error))
         };
         match timeout(GREETING, proving).await {
             Ok(Ok(())) => Ok(session),
-            Ok(Err(error)) => Err(OpenError::of(&error)),
+            Ok(Err(error)) => Err(error),
             Err(_) => {
                 session.give_up();
-                Err(late())
+                Err(OpenError::late())
             }
         }
     }
 
     /// A connection for the pool.
     pub(super) async fn connect_plainly(&self) -> Result<(Client, JoinHandle<()>), SqlError> {
+        let host = self.hosts.chosen().unwrap_or_default();
         let (ending, _) = watch::channel(false);
-        self.dial(&self.servers, Arc::default(), ending).await
+        let dialled = self.dial(&self.servers, host, Arc::default(), ending, false).await;
+        dialled.inspect_err(|_| self.hosts.doubt(host, Doubt::Silent))
     }
 
     pub(super) fn servers(&self) -> &Config {
         &self.servers
     }
 
-    /// How long it may take until a connection is made, whichever host lets it in.
-    pub(super) fn patience(&self) -> Duration {
-        let hosts = u32::try_from(hosts::count(&self.servers)).unwrap_or(u32::MAX);
-        (self.reach() + LOGIN).saturating_mul(hosts) + GREETING
+    pub(super) fn hosts(&self) -> &Hosts {
+        &self.hosts
     }
 
-    fn reach(&self) -> Duration {
+    /// How long it may take until a connection is made.
+    pub(super) fn patience(&self) -> Duration {
+        self.reach() + LOGIN + GREETING
+    }
+
+    /// How long a server may take to be reached.
+    pub(super) fn reach(&self) -> Duration {
         self.servers.get_connect_timeout().copied().unwrap_or(REACH)
     }
 
-    /// A connection, whatever it is good for. Tells whether it is direct.
+    /// A connection to the host in use, whatever it is good for. Tells whether it is direct.
     pub(super) async fn connect_unproven(&self) -> Result<Session, OpenError> {
-        self.greet_in_time(None).await
+        self.connect_for_use(None).await
     }
 
     /// As [`Connector::connect_unproven`]; notifications go to `told`.
     pub(super) async fn connect_to_listen(&self, told: mpsc::UnboundedSender<String>) -> Result<Session, OpenError> {
-        self.greet_in_time(Some(told)).await
+        self.connect_for_use(Some(told)).await
     }
 
-    async fn greet_in_time(&self, told: Option<mpsc::UnboundedSender<String>>) -> Result<Session, OpenError> {
-        timeout(self.patience(), self.greet(told)).await.unwrap_or_else(|_| Err(late()))
+    /// A connection to a host that may come to be used.
+    pub(super) async fn connect_on_trial(&self, host: usize) -> Result<Session, OpenError> {
+        self.greet(host, &Purpose::Trial).await
     }
 
-    async fn greet(&self, told: Option<mpsc::UnboundedSender<String>>) -> Result<Session, OpenError> {
+    async fn connect_for_use(&self, told: Option<mpsc::UnboundedSender<String>>) -> Result<Session, OpenError> {
+        let host = self.host().await?;
+        let greeted = timeout(self.patience(), self.greet(host, &Purpose::Use(told))).await;
+        let greeted = greeted.unwrap_or_else(|_| Err(OpenError::late()));
+        greeted.inspect_err(|_| self.hosts.doubt(host, Doubt::Silent))
+    }
+
+    async fn greet(&self, host: usize, purpose: &Purpose) -> Result<Session, OpenError> {
         let opened = if self.is_pooled.load(Ordering::Relaxed) {
             None
         } else {
@@ -186,7 +251,7 @@ impl Connector {
             let mut servers = self.servers.clone();
             let options = self.servers.get_options().unwrap_or_default();
             servers.options(format!("{options} -c {SESSION}={mark}").trim());
-            match self.open(&servers, told.clone()).await {
+            match self.open(&servers, host, purpose).await {
                 Ok(session) => Some((session, mark)),
                 // What a pooler says to start-up parameters that it does not know.
                 Err(error) if error.code() == Some(&SqlState::PROTOCOL_VIOLATION) => None,
@@ -195,47 +260,63 @@ impl Connector {
         };
         let (mut session, mark) = match opened {
             Some((session, mark)) => (session, Some(mark)),
-            None => (self.open(&self.servers, told).await.map_err(|error| OpenError::of(&error))?, None),
+            None => (self.open(&self.servers, host, purpose).await.map_err(|error| OpenError::of(&error))?, None),
         };
-        session.describe(mark.as_deref()).await.map_err(|error| OpenError::of(&error))?;
-        if !session.description.is_direct {
+        session.is_direct = session.knows(mark.as_deref()).await.map_err(|error| OpenError::of(&error))?;
+        if !session.is_direct {
             self.is_pooled.store(true, Ordering::Relaxed);
         }
         Ok(session)
     }
 
-    async fn open(&self, servers: &Config, told: Option<mpsc::UnboundedSender<String>>) -> Result<Session, SqlError> {
+    async fn open(&self, servers: &Config, host: usize, purpose: &Purpose) -> Result<Session, SqlError> {
         let (ending, ended) = watch::channel(false);
+        let (told, is_trial) = match purpose {
+            Purpose::Use(told) => (told.clone(), false),
+            Purpose::Trial => (None, true),
+        };
         let news = Arc::new(News { told, ..News::default() });
-        let (client, driver) = self.dial(servers, Arc::clone(&news), ending).await?;
-        let description = Description::default();
-        let tls = self.tls.clone();
-        Ok(Session { client, prepared: None, news, _driver: AbortOnDrop(driver), ended, tls, description })
+        let (client, driver) = self.dial(servers, host, Arc::clone(&news), ending, is_trial).await?;
+        let (tls, hosts) = (self.tls.clone(), Arc::clone(&self.hosts));
+        let _driver = AbortOnDrop(driver);
+        Ok(Session { client, prepared: None, news, _driver, ended, tls, hosts, host, is_direct: false })
     }
 
+    /// A connection, and the task that moves its bytes: until it ends, or until another host is in use, unless it is on trial.
     async fn dial(
         &self,
         servers: &Config,
+        host: usize,
         news: Arc<News>,
         ending: watch::Sender<bool>,
+        is_trial: bool,
     ) -> Result<(Client, JoinHandle<()>), SqlError> {
-        let mut failure = None;
-        for host in hosts::each(servers, self.reach()) {
-            match timeout(self.reach() + LOGIN, host.connect(self.tls.clone())).await {
-                Ok(Ok((client, driven))) => return Ok((client, tokio::spawn(drive(driven, news, ending)))),
-                // A pooler, which is spoken to in another way.
-                Ok(Err(error)) if error.code() == Some(&SqlState::PROTOCOL_VIOLATION) => return Err(error),
-                Ok(Err(error)) => failure = Some(error),
-                Err(_) => failure = Some(SqlError::__private_api_timeout()),
+        let settings = hosts::one(servers, host, self.reach());
+        let connecting = timeout(self.reach() + LOGIN, settings.connect(self.tls.clone()));
+        let (client, driven) = connecting.await.unwrap_or_else(|_| Err(SqlError::__private_api_timeout()))?;
+        let cancel = Cancel { token: client.cancel_token(), tls: self.tls.clone() };
+        let left = (!is_trial && hosts::count(servers) > 1).then(|| self.hosts.left(host));
+        let driver = tokio::spawn(async move {
+            let left = async {
+                match left {
+                    Some(left) => left.await,
+                    None => pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = drive(driven, &news) => {}
+                () = left => drop(tokio::spawn(cancel.send())),
             }
-        }
-        Err(failure.unwrap_or_else(SqlError::__private_api_timeout))
+            ending.send_replace(true);
+        });
+        Ok((client, driver))
     }
 }
 
 /// Moves a connection's bytes until it ends. In the order in which the server sends: by the time that a statement is
 /// answered, its notices were seen.
-async fn drive<S, T>(mut driven: Connection<S, T>, news: Arc<News>, ending: watch::Sender<bool>)
+async fn drive<S, T>(mut driven: Connection<S, T>, news: &News)
 where
     S: AsyncRead + AsyncWrite + Unpin,
     T: AsyncRead + AsyncWrite + Unpin,
@@ -259,7 +340,6 @@ where
             _ => {}
         }
     }
-    ending.send_replace(true);
 }
 
 impl Session {
@@ -277,10 +357,9 @@ impl Session {
         if self.client.is_closed() {
             return;
         }
-        let (cancel, tls) = (self.client.cancel_token(), self.tls.clone());
+        let cancel = Cancel { token: self.client.cancel_token(), tls: self.tls.clone() };
         tokio::spawn(async move {
-            // Nothing depends on it.
-            let _ = timeout(GREETING, cancel.cancel_query(tls)).await;
+            cancel.send().await;
             drop(self);
         });
     }
@@ -288,6 +367,11 @@ impl Session {
     /// Returns when the connection has ended.
     pub(super) async fn ended(&self) {
         let _ = self.ended.clone().wait_for(|ended| *ended).await;
+    }
+
+    /// Commits, and waits until that is durable.
+    pub(super) async fn commit(&self) -> Result<(), Failed> {
+        self.write(&COMMIT, &[], 0).await.map(drop)
     }
 
     /// Calls a function that writes, and waits until that is durable.
@@ -303,7 +387,20 @@ impl Session {
         }
         let doubts = self.news.doubts.load(Ordering::SeqCst);
         let patience = ANSWER + Duration::from_millis((bytes / SLOWEST) as u64);
-        let rows = timeout(patience, self.call(call, values)).await.map_err(|_| Failed::Late)?.map_err(Failed::Sql)?;
+        let mut calling = pin!(self.call(call, values));
+        let answered = match timeout(SLOW, calling.as_mut()).await {
+            Ok(answered) => answered,
+            Err(_) => {
+                self.hosts.doubt(self.host, Doubt::Silent);
+                timeout(patience - SLOW, calling).await.map_err(|_| Failed::Late)?
+            }
+        };
+        let rows = answered.map_err(|error| {
+            if error::refuses_writes(&error) {
+                self.hosts.doubt(self.host, Doubt::Refuses);
+            }
+            Failed::Sql(error)
+        })?;
         if self.news.doubts.load(Ordering::SeqCst) == doubts { Ok(rows) } else { Err(Failed::Unreplicated) }
     }
 
@@ -318,7 +415,7 @@ impl Session {
 
     /// Prepares calls, where the server will know them the next time.
     async fn prepare(&mut self, calls: &[Call]) -> Result<(), SqlError> {
-        if !self.description.is_direct {
+        if !self.is_direct {
             return Ok(());
         }
         let mut prepared = Vec::new();
@@ -329,20 +426,19 @@ impl Session {
         Ok(())
     }
 
-    async fn describe(&mut self, mark: Option<&str>) -> Result<(), SqlError> {
-        let question = "SELECT current_setting('oncegate.session', true), current_setting('server_version'), \
-                        current_database()::text, current_setting('fsync') = 'on', \
-                        current_setting('full_page_writes') = 'on'";
+    /// Whether the session has the mark that it was begun with: a pooler gives it to another one.
+    async fn knows(&self, mark: Option<&str>) -> Result<bool, SqlError> {
+        let question = "SELECT current_setting('oncegate.session', true)";
         let row = self.client.query_typed_one(question, &[]).await?;
-        let found: Option<String> = row.get(0);
-        self.description = Description {
-            is_direct: mark.is_some() && found.as_deref() == mark,
-            version: row.get(1),
-            database: row.get(2),
-            has_fsync: row.get(3),
-            has_full_page_writes: row.get(4),
-        };
-        Ok(())
+        let found: Option<&str> = row.get(0);
+        Ok(mark.is_some() && found == mark)
+    }
+}
+
+impl Cancel {
+    async fn send(self) {
+        // Nothing depends on it.
+        let _ = timeout(GREETING, self.token.cancel_query(self.tls)).await;
     }
 }
 
@@ -359,8 +455,4 @@ fn mark() -> Result<String, OpenError> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(|_| OpenError::Failed("no randomness to be had".to_owned()))?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
-fn late() -> OpenError {
-    OpenError::Unreachable("it did not answer in time".to_owned())
 }

@@ -67,6 +67,10 @@ pub enum OpenError {
 }
 
 impl OpenError {
+    pub(super) fn late() -> Self {
+        Self::Unreachable("it did not answer in time".to_owned())
+    }
+
     pub(super) fn of(error: &SqlError) -> Self {
         let told = told(error);
         match error.code() {
@@ -163,6 +167,12 @@ pub(super) fn is_held(error: &SqlError) -> bool {
 /// Whether the connection can be used no longer for what it is for.
 pub(super) fn is_last(error: &SqlError) -> bool {
     !did_nothing(error) || error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION)
+}
+
+/// Whether the server says that it takes no writes, which another host may do.
+pub(super) fn refuses_writes(error: &SqlError) -> bool {
+    let refusals = [SqlState::DISK_FULL, SqlState::READ_ONLY_SQL_TRANSACTION];
+    error.code().is_some_and(|code| refusals.contains(code))
 }
 
 /// The error of a statement that was sent.

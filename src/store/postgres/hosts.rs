@@ -1,7 +1,7 @@
 //! The hosts of a database, one by one.
 //!
 //! The driver goes through them by itself, but waits for as long as it takes where one lets itself be reached and then says
-//! nothing.
+//! nothing, and takes one that lets it in though nothing can be committed there.
 
 use std::time::Duration;
 
@@ -13,16 +13,37 @@ pub(super) fn count(servers: &Config) -> usize {
     servers.get_hosts().len().max(servers.get_hostaddrs().len()).max(1)
 }
 
-/// The settings for each, in the order in which they are to be tried. Each address of one may take `reach` to be reached.
-pub(super) fn each(servers: &Config, reach: Duration) -> Vec<Config> {
+/// Their places, in the order in which they are to be tried.
+pub(super) fn order(servers: &Config) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count(servers)).collect();
     if servers.get_load_balance_hosts() == LoadBalanceHosts::Random {
         fastrand::shuffle(&mut order);
     }
-    order.into_iter().map(|place| one(servers, place, reach)).collect()
+    order
 }
 
-fn one(servers: &Config, place: usize, reach: Duration) -> Config {
+/// The name and port of one.
+pub(super) fn name(servers: &Config, place: usize) -> String {
+    let host = match (servers.get_hosts().get(place), servers.get_hostaddrs().get(place)) {
+        (Some(Host::Tcp(name)), _) => name.clone(),
+        #[cfg(unix)]
+        (Some(Host::Unix(path)), _) => return path.display().to_string(),
+        (None, Some(address)) => address.to_string(),
+        (None, None) => String::new(),
+    };
+    match port(servers, place) {
+        Some(port) => format!("{host}:{port}"),
+        None => host,
+    }
+}
+
+/// One port may stand for all.
+fn port(servers: &Config, place: usize) -> Option<u16> {
+    servers.get_ports().get(place).or_else(|| servers.get_ports().first()).copied()
+}
+
+/// The settings for one. Each of its addresses may take `reach` to be reached.
+pub(super) fn one(servers: &Config, place: usize, reach: Duration) -> Config {
     let mut one = Config::new();
     match servers.get_hosts().get(place) {
         Some(Host::Tcp(name)) => drop(one.host(name)),
@@ -33,9 +54,8 @@ fn one(servers: &Config, place: usize, reach: Duration) -> Config {
     if let Some(address) = servers.get_hostaddrs().get(place) {
         one.hostaddr(*address);
     }
-    // One port may stand for all.
-    if let Some(port) = servers.get_ports().get(place).or_else(|| servers.get_ports().first()) {
-        one.port(*port);
+    if let Some(port) = port(servers, place) {
+        one.port(port);
     }
     if let Some(user) = servers.get_user() {
         one.user(user);
@@ -83,10 +103,12 @@ mod tests {
         let all: Config = text.parse().unwrap();
         for (place, (host, port)) in [("one", 1), ("two", 2)].into_iter().enumerate() {
             let alone: Config = text.replace("one:1,two:2", &format!("{host}:{port}")).parse().unwrap();
-            assert_eq!(each(&all, Duration::from_secs(4))[place], alone);
+            assert_eq!(super::one(&all, place, Duration::from_secs(4)), alone);
+            assert_eq!(name(&all, place), format!("{host}:{port}"));
         }
         let shared: Config = "host=one,two hostaddr=127.0.0.1,127.0.0.2 port=3".parse().unwrap();
         let one: Config = "host=two hostaddr=127.0.0.2 port=3 connect_timeout=2".parse().unwrap();
-        assert_eq!(each(&shared, Duration::from_secs(2))[1], one);
+        assert_eq!(super::one(&shared, 1, Duration::from_secs(2)), one);
+        assert_eq!(name(&shared, 1), "two:3");
     }
 }

@@ -56,7 +56,7 @@ async fn listen(
     tell: mpsc::UnboundedSender<String>,
 ) -> Result<Option<Session>, super::OpenError> {
     let session = connector.connect_to_listen(tell).await?;
-    if !session.description.is_direct {
+    if !session.is_direct {
         return Ok(None);
     }
     session.client().batch_execute("LISTEN oncegate").await.map_err(|error| super::OpenError::of(&error))?;

@@ -5,14 +5,22 @@
 //!
 //! - Everything is one call of a function of the schema, see `migrations/postgres`. It holds behind poolers that hand out
 //!   another server connection for each transaction too.
+//! - Of several hosts, the one in use is the first on which a commit returned, and it is left when commits do not return any
+//!   more; see `choosing`. All connections are to this one.
 //! - All times are the server's.
 //! - A statement that came back with an error of level ERROR did nothing; after anything else that is not an answer, it
 //!   may have. So may one whose wait for a synchronous standby was broken off, of which the server tells in a warning.
+//! - A completed record that is visible may not be durable: its commit may be on the primary only. The store hands one out
+//!   only after it has seen it durable, see [`durable`].
 //! - A record that an upstream's transaction holds is left alone by all that could make others wait.
+//! - Where endings fail, nothing is claimed until one works; see `proof`.
 
 mod adopt;
 mod asking;
+mod choosing;
 mod connect;
+mod description;
+mod durable;
 mod ending;
 mod error;
 mod hosts;
@@ -20,6 +28,7 @@ mod lane;
 mod listener;
 mod listing;
 mod pool;
+mod proof;
 mod queue;
 mod row;
 mod schema;
@@ -39,19 +48,22 @@ use tokio::time::{Instant, sleep};
 use tokio_postgres::types::{ToSql, Type};
 
 use self::asking::Asking;
-use self::connect::Connector;
+use self::connect::{Connector, Failed};
+pub use self::description::{Description, Standby};
+use self::durable::Durable;
 use self::ending::{Ending, Work};
 pub use self::error::OpenError;
 use self::lane::Lane;
 use self::pool::Pool;
+use self::proof::Proofs;
 use self::queue::{Operation, closed};
 pub use self::schema::{Migration, migrate, pending};
 use super::waiters::Waiters;
 use super::{
-    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Removal,
-    Settled, Store,
+    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, NamespaceRules, Origin, Page,
+    Removal, Settled, Store,
 };
-use crate::idempotency::record::{Attempt, RecordId, State, Timestamp, Version};
+use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
 /// How long a record that another transaction holds is left alone, at first and at most.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -69,21 +81,6 @@ pub struct Settings {
     pub connections: usize,
 }
 
-/// What answers at the other end.
-#[derive(Clone, Debug, Default)]
-pub struct Description {
-    /// Whether it is the server itself, and not a pooler before it.
-    pub is_direct: bool,
-    /// The server's version.
-    pub version: String,
-    /// The database's name.
-    pub database: String,
-    /// Whether it syncs what it writes: without that, a crash of its machine loses what it acknowledged.
-    pub has_fsync: bool,
-    /// Whether it survives pages that are half written.
-    pub has_full_page_writes: bool,
-}
-
 /// What tells a store from all others, and its time when it was opened.
 #[derive(Clone, Copy)]
 pub struct Opened {
@@ -99,17 +96,20 @@ pub struct Opened {
 
 /// A store in a PostgreSQL database.
 pub struct Postgres {
-    claims: Lane<Asking>,
-    endings: Lane<Work>,
+    claims: Arc<Lane<Asking>>,
+    endings: Arc<Lane<Work>>,
     pool: Pool,
+    proofs: Arc<Proofs>,
     waiters: Arc<Waiters>,
     /// Whose turn it is to ask to be told.
     asking: Semaphore,
-    /// The task that listens; ends with the store.
-    _listening: JoinSet<()>,
+    /// The tasks that listen, choose the host and find out what works; they end with the store.
+    _tasks: JoinSet<()>,
     /// Up to where this process has swept in this round: what was removed stays in the index for a while, and would be
     /// walked past again by each batch.
     swept_to: AtomicI64,
+    /// What need not be flushed before it is handed out.
+    durable: Durable,
     is_closing: AtomicBool,
     description: Description,
     opened: Opened,
@@ -141,6 +141,15 @@ impl fmt::Debug for Postgres {
     }
 }
 
+/// What answers at the other end, and what it risks.
+///
+/// # Errors
+/// See [`OpenError`].
+pub async fn describe(settings: &Settings) -> Result<Description, OpenError> {
+    let session = Connector::new(settings).connect_unproven().await?;
+    Description::of(&session, settings).await
+}
+
 impl Postgres {
     /// Connects to the database, whose schema must be there. Its tasks run on the runtime that this is called on.
     ///
@@ -150,26 +159,35 @@ impl Postgres {
         let connector = Connector::new(settings);
         let unproven = connector.connect_unproven().await?;
         schema::check(unproven.client()).await?;
-        let description = unproven.description.clone();
+        let description = Description::of(&unproven, settings).await?;
         let opened = schema::store(unproven.client()).await?;
         drop(unproven);
         let claiming = connector.connect(Asking::CALLS).await?;
+        proof::prove(&claiming).await.map_err(Failed::into_open_error)?;
         let ending = connector.connect(Work::CALLS).await?;
 
         // A quarter for claims, a quarter for endings, one to listen, and the rest.
         let quarter = (settings.connections / 4).max(1);
         let rest = settings.connections.saturating_sub(2 * quarter + 1).max(1);
         let waiters = Arc::<Waiters>::default();
-        let mut listening = JoinSet::new();
-        listening.spawn(listener::run(connector.clone(), Arc::clone(&waiters)));
+        let claims = Arc::new(Lane::open(connector.clone(), claiming, quarter));
+        let endings = Arc::new(Lane::open(connector.clone(), ending, quarter));
+        let proofs = Arc::new(Proofs::new());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(listener::run(connector.clone(), Arc::clone(&waiters)));
+        tasks.spawn(connector.clone().keep_choosing());
+        let proving = (Arc::clone(&proofs), Arc::clone(&claims), Arc::clone(&endings));
+        tasks.spawn(async move { proving.0.keep_proving(&proving.1, &proving.2).await });
         Ok(Self {
-            claims: Lane::open(connector.clone(), claiming, quarter),
-            endings: Lane::open(connector.clone(), ending, quarter),
+            claims,
+            endings,
             pool: Pool::new(connector, rest)?,
+            proofs,
             waiters,
             asking: Semaphore::new(1),
-            _listening: listening,
+            _tasks: tasks,
             swept_to: AtomicI64::new(0),
+            durable: Durable::default(),
             is_closing: AtomicBool::new(false),
             description,
             opened,
@@ -188,8 +206,30 @@ impl Postgres {
         self.opened
     }
 
+    /// Why nothing is to be claimed, though claims may work: it could not be settled.
+    fn cannot_settle(&self) -> Option<Error> {
+        self.proofs.refusal().or_else(|| self.endings.refusal())
+    }
+
+    /// Has something carried out that makes a claim.
+    async fn ask(&self, asking: Asking) -> Result<asking::Said, Error> {
+        match self.cannot_settle() {
+            Some(refusal) => Err(refusal),
+            None => self.claims.ask(asking).await,
+        }
+    }
+
     fn still_open(&self) -> Result<(), Error> {
         if self.is_closing.load(Ordering::Relaxed) { Err(closed()) } else { Ok(()) }
+    }
+
+    /// Returns once a completed record that was read is known to be durable. One flush serves all that wait for one.
+    async fn make_durable(&self, id: RecordId, record: &Record) -> Result<(), Error> {
+        if record.state == State::Completed && !self.durable.knows(record.attempt) {
+            self.claims.ask(Asking::Flush { id }).await?;
+            self.durable.remember(record.attempt);
+        }
+        Ok(())
     }
 }
 
@@ -201,34 +241,57 @@ impl Store for Postgres {
 
     async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
         loop {
-            let claim = match self.claims.ask(Asking::Claim { id, fresh: fresh.clone() }).await? {
-                asking::Said::Claim(claim) => claim,
-                asking::Said::Superseded(_) => return Err(confused()),
+            let (claim, is_flushed) = match self.ask(Asking::Claim { id, fresh: fresh.clone() }).await? {
+                asking::Said::Claim { claim, is_flushed } => (claim, is_flushed),
+                asking::Said::Superseded(_) | asking::Said::Flushed | asking::Said::Proven => return Err(confused()),
             };
-            match &claim {
-                // The answer is large, and was left out.
-                Claim::Exists { record, .. } if record.state == State::Completed && record.answer.is_none() => {
-                    if let Some(Listed { record, now, .. }) = self.get(id).await? {
-                        return Ok(Claim::Exists { record, now });
+            let Claim::Exists { record, now } = claim else {
+                self.proofs.claimed();
+                return Ok(claim);
+            };
+            if record.state == State::Completed {
+                if is_flushed {
+                    self.durable.remember(record.attempt);
+                }
+                self.make_durable(id, &record).await?;
+                if record.answer.is_none() {
+                    // The answer is large, and was left out.
+                    match self.get(id).await? {
+                        Some(Listed { record, now, .. }) => return Ok(Claim::Exists { record, now }),
+                        None => continue,
                     }
                 }
-                Claim::Exists { .. } | Claim::Inserted(_) => return Ok(claim),
             }
+            return Ok(Claim::Exists { record, now });
         }
     }
 
     async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
-        match self.claims.ask(Asking::Supersede { id, seen, fresh }).await? {
+        match self.ask(Asking::Supersede { id, seen, fresh }).await? {
             asking::Said::Superseded(superseded) => Ok(superseded),
-            asking::Said::Claim(_) => Err(confused()),
+            asking::Said::Claim { .. } | asking::Said::Flushed | asking::Said::Proven => Err(confused()),
         }
     }
 
     async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
         let (mut pause, mut is_careful) = (FIRST_PAUSE, false);
         loop {
-            match self.endings.ask(Work::End(Ending { id, attempt, end: end.clone(), is_careful })).await? {
-                ending::Said::Settled(settled) => return Ok(settled),
+            let ended = self.endings.ask(Work::End(Ending { id, attempt, end: end.clone(), is_careful })).await;
+            match ended.inspect_err(|_| self.proofs.doubt())? {
+                ending::Said::Settled(settled) => {
+                    if let Settled::Done { .. } = settled {
+                        self.proofs.settled();
+                    }
+                    // What the statement wrote or saw is durable: see `settle_v1`.
+                    match &settled {
+                        Settled::Done { .. } if matches!(end, End::Complete { .. }) => self.durable.remember(attempt),
+                        Settled::Superseded { record: Some(record) } if record.state == State::Completed => {
+                            self.durable.remember(record.attempt);
+                        }
+                        Settled::Done { .. } | Settled::Superseded { .. } => {}
+                    }
+                    return Ok(settled);
+                }
                 ending::Said::Renewed(_) => return Err(confused()),
                 ending::Said::Held => {
                     is_careful = true;
@@ -289,7 +352,11 @@ impl Store for Postgres {
 
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
         self.still_open()?;
-        listing::get(&self.pool, id).await
+        let listed = listing::get(&self.pool, id).await?;
+        if let Some(listed) = &listed {
+            self.make_durable(id, &listed.record).await?;
+        }
+        Ok(listed)
     }
 
     async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
@@ -310,6 +377,11 @@ impl Store for Postgres {
         Ok([count(0)?, count(1)?, count(2)?])
     }
 
+    async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+        self.still_open()?;
+        adopt::changes(&self.pool, &origins, &rules).await
+    }
+
     async fn adopt(
         &self,
         origins: Vec<Origin>,
@@ -320,14 +392,26 @@ impl Store for Postgres {
         adopt::adopt(&self.pool, &origins, &rules, accept_change).await
     }
 
+    async fn identities(&self) -> Result<Vec<NamespaceRules>, Error> {
+        self.still_open()?;
+        adopt::identities(&self.pool).await
+    }
+
     async fn ping(&self) -> Result<(), Error> {
         self.still_open()?;
-        // A connection works once a commit has gone through on it, and is given up where a statement hangs.
-        if let Some(refusal) = self.claims.refusal() {
+        if let Some(refusal) = self.cannot_settle().or_else(|| self.claims.refusal()) {
             return Err(refusal);
         }
-        // A statement as the others, on connections that nothing takes long on.
-        self.endings.ask(Work::Renew(Vec::new())).await.map(drop)
+        if self.proofs.are_recent() {
+            return Ok(());
+        }
+        let proven = proof::prove_all(&self.claims, &self.endings).await;
+        match &proven {
+            Ok(()) => self.proofs.works(),
+            // Claims are refused too where it turns out that nothing can be settled.
+            Err(_) => self.proofs.doubt(),
+        }
+        proven
     }
 
     async fn close(&self) {

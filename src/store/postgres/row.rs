@@ -47,6 +47,10 @@ pub(super) fn id(row: &Row, column: usize) -> Result<RecordId, Unreadable> {
     get::<&[u8]>(row, column)?.try_into().map(RecordId).map_err(|_| Unreadable { column })
 }
 
+pub(super) fn digest(row: &Row, column: usize) -> Result<[u8; 32], Unreadable> {
+    get::<&[u8]>(row, column)?.try_into().map_err(|_| Unreadable { column })
+}
+
 pub(super) fn time(row: &Row, column: usize) -> Result<Timestamp, Unreadable> {
     u64::try_from(get::<i64>(row, column)?).map(Timestamp).map_err(|_| Unreadable { column })
 }

@@ -22,7 +22,7 @@ pub struct Migration {
 }
 
 /// Every step, in order.
-const MIGRATIONS: [Migration; 3] = [
+const MIGRATIONS: [Migration; 5] = [
     Migration {
         version: 1,
         name: "records",
@@ -39,6 +39,18 @@ const MIGRATIONS: [Migration; 3] = [
         version: 3,
         name: "store",
         sql: include_str!("../../../migrations/postgres/0003_store.sql"),
+        compatible_with: 1,
+    },
+    Migration {
+        version: 4,
+        name: "two-phase commit",
+        sql: include_str!("../../../migrations/postgres/0004_two_phase_commit.sql"),
+        compatible_with: 1,
+    },
+    Migration {
+        version: 5,
+        name: "rules",
+        sql: include_str!("../../../migrations/postgres/0005_rules.sql"),
         compatible_with: 1,
     },
 ];
@@ -125,7 +137,8 @@ pub(super) async fn store(client: &Client) -> Result<Opened, OpenError> {
 async fn fitting(client: &Client) -> Result<(), OpenError> {
     let question = "SELECT current_setting('transaction_isolation'), string_agg(t || ': ' || p, ', ')
         FROM (SELECT t, p FROM unnest(ARRAY['record', 'origin', 'identity']) t,
-              unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p UNION ALL SELECT 'store', 'SELECT') needed
+              unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p UNION ALL SELECT 'store', 'SELECT'
+              UNION ALL SELECT 'rules_period', unnest(ARRAY['SELECT', 'INSERT', 'UPDATE'])) needed
         WHERE NOT has_table_privilege('oncegate.' || t, p)";
     let row = client.query_typed_one(question, &[]).await.map_err(|error| OpenError::of(&error))?;
     let isolation: String = row.get(0);

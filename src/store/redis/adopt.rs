@@ -1,16 +1,20 @@
 //! Origins, and the rules that identities are made by.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::Cmd;
+use redis::{Cmd, Value};
+use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 
 use super::listing::{self, Walk};
-use super::record::Unreadable;
+use super::record::{self, Unreadable};
 use super::{Redis, confused, error, keys, number};
-use crate::store::{Error, ErrorKind, Identity, IdentityChange, Origin, rules};
+use crate::idempotency::hex;
+use crate::idempotency::record::{RecordId, Timestamp};
+use crate::store::adoption::{self, NamespacePeriod};
+use crate::store::{Error, ErrorKind, Identity, IdentityChange, LiveKeys, NamespaceRules, Origin, RulesPeriod, rules};
 
 /// How long another is waited for: where rules changed, it looks at every record.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -104,6 +108,15 @@ fn lost() -> Error {
     Error::indeterminate(ErrorKind::Timeout, "another gate began to adopt its rules before this one had done")
 }
 
+/// What adopting `rules` would forget. Waits for nobody who adopts.
+pub(super) async fn changes(
+    store: &Redis,
+    origins: &[Origin],
+    rules: &[Identity],
+) -> Result<Vec<IdentityChange>, Error> {
+    changes_to(store, &on_file(store, Some(&adoption::services(origins, rules))).await?, rules).await
+}
+
 pub(super) async fn adopt_alone(
     lock: &Lock<'_>,
     origins: &[Origin],
@@ -111,11 +124,9 @@ pub(super) async fn adopt_alone(
     accept_change: bool,
 ) -> Result<Vec<IdentityChange>, Error> {
     let store = lock.store;
-    let services = origins.iter().map(|origin| &origin.service).chain(rules.iter().map(|rule| &rule.service));
-    let services: BTreeSet<&Arc<str>> = services.collect();
-    let stale = on_file(store, &services, rules).await?;
-    if !accept_change && !stale.is_empty() {
-        let changes = live(store, &stale).await?;
+    let on_file = on_file(store, Some(&adoption::services(origins, rules))).await?;
+    if !accept_change {
+        let changes = changes_to(store, &on_file, rules).await?;
         if !changes.is_empty() {
             return Ok(changes);
         }
@@ -125,61 +136,136 @@ pub(super) async fn adopt_alone(
         command.arg(keys::ORIGINS).arg(&listing::origin_key(origin.id())[..]).arg(listing::write_origin(origin));
         store.write(command).await?;
     }
-    let mut call = store.caller.scripts.adopt.call(2);
-    call.arg(keys::ADOPTING).arg(keys::IDENTITIES).arg(&lock.token[..]).arg(rules.len());
+    let periods = periods_to_write(&on_file, rules, now(store).await?);
+    let mut call = store.caller.scripts.adopt.call(3);
+    call.arg(keys::ADOPTING).arg(keys::IDENTITIES).arg(keys::PERIODS);
+    call.arg(&lock.token[..]).arg(rules.len()).arg(periods.len());
     for rule in rules {
         call.arg(name(&rule.service, &rule.namespace)).arg(&rule.digest[..]);
     }
-    let is_ruled = |service: &str, namespace: &str| {
-        rules.iter().any(|rule| &*rule.service == service && &*rule.namespace == namespace)
+    for (name, periods) in periods {
+        call.arg(name).arg(periods);
+    }
+    let is_ruled = |stale: &NamespaceRules| {
+        rules.iter().any(|rule| rule.service == stale.service && rule.namespace == stale.namespace)
     };
-    for (service, namespace) in stale.iter().filter(|(service, namespace)| !is_ruled(service, namespace)) {
-        call.arg(name(service, namespace));
+    for stale in adoption::stale(&on_file, rules).iter().filter(|stale| !is_ruled(stale)) {
+        call.arg(name(&stale.service, &stale.namespace));
     }
     if number(&store.write(call).await?)? == 1 { Ok(Vec::new()) } else { Err(lost()) }
 }
 
-/// What starts of these services have adopted that is not among `rules`, in order.
-async fn on_file(
-    store: &Redis,
-    services: &BTreeSet<&Arc<str>>,
-    rules: &[Identity],
-) -> Result<BTreeSet<(Arc<str>, Arc<str>)>, Error> {
+/// What is on file of these services, or of all.
+pub(super) async fn on_file(store: &Redis, of: Option<&BTreeSet<&str>>) -> Result<Vec<NamespaceRules>, Error> {
+    let is_asked = |service: &str| of.is_none_or(|services| services.contains(service));
     let found: Vec<(String, Vec<u8>)> = ask(store, redis::cmd("HGETALL").arg(keys::IDENTITIES).to_owned()).await?;
     let identities = found.into_iter().filter_map(|(name, digest)| {
-        let (service, namespace) = name.split_once(BETWEEN)?;
-        let is_known = |rule: &Identity| {
-            &*rule.service == service && &*rule.namespace == namespace && rule.digest[..] == digest[..]
-        };
-        let is_stale = services.iter().any(|of| &***of == service) && !rules.iter().any(is_known);
-        is_stale.then(|| (service.into(), namespace.into()))
+        let (service, namespace) = name.split_once(BETWEEN).filter(|(service, _)| is_asked(service))?;
+        Some((service.into(), namespace.into(), digest.try_into().ok()?))
     });
-    Ok(identities.collect())
+    let found: Vec<(String, Vec<u8>)> = ask(store, redis::cmd("HGETALL").arg(keys::PERIODS).to_owned()).await?;
+    let mut periods = Vec::new();
+    for (name, written) in found {
+        let Some((service, namespace)) = name.split_once(BETWEEN).filter(|(service, _)| is_asked(service)) else {
+            continue;
+        };
+        let (service, namespace) = (Arc::<str>::from(service), Arc::<str>::from(namespace));
+        let written: Vec<Written> = serde_json::from_slice(&written).map_err(|_| confused(Unreadable))?;
+        for period in written {
+            let period = period.read().ok_or_else(|| confused(Unreadable))?;
+            let (service, namespace) = (Arc::clone(&service), Arc::clone(&namespace));
+            periods.push(NamespacePeriod { service, namespace, period });
+        }
+    }
+    Ok(adoption::on_file(identities, periods))
 }
 
-/// Those of them that have live records.
-async fn live(store: &Redis, stale: &BTreeSet<(Arc<str>, Arc<str>)>) -> Result<Vec<IdentityChange>, Error> {
+async fn changes_to(
+    store: &Redis,
+    on_file: &[NamespaceRules],
+    rules: &[Identity],
+) -> Result<Vec<IdentityChange>, Error> {
+    let stale = adoption::stale(on_file, rules);
+    if stale.is_empty() {
+        return Ok(Vec::new());
+    }
+    let live = live(store, &stale).await?;
+    Ok(stale.iter().zip(live).filter_map(|(stale, live)| adoption::change(stale, live)).collect())
+}
+
+/// The live records of each of these namespaces, by their routes.
+async fn live(store: &Redis, stale: &[NamespaceRules]) -> Result<Vec<Vec<LiveKeys>>, Error> {
     let origins = listing::origins(store).await?;
-    let mut counts: Vec<u64> = vec![0; stale.len()];
+    let mut live: Vec<BTreeMap<Arc<str>, LiveKeys>> = vec![BTreeMap::new(); stale.len()];
     let mut walk = Walk::after(store, None);
     while let Some((_, kept, now)) = walk.next().await? {
-        let Some(origin) = origins.get(&kept.origin.0) else { continue };
-        let place =
-            stale.iter().position(|(service, namespace)| *service == origin.service && *namespace == origin.namespace);
+        let Some(Origin { service, namespace, route }) = origins.get(&kept.origin.0) else { continue };
+        let place = stale.iter().position(|stale| stale.service == *service && stale.namespace == *namespace);
         if let Some(place) = place
             && rules::is_live(kept.record.state, kept.record.until, now)
         {
-            counts[place] += 1;
+            live[place].entry(Arc::clone(route)).or_insert_with(|| LiveKeys::of(route)).add(&kept.record);
         }
     }
-    let changes = stale.iter().zip(counts).filter(|(_, live)| *live > 0);
-    Ok(changes
-        .map(|((service, namespace), live)| IdentityChange {
-            service: Arc::clone(service),
-            namespace: Arc::clone(namespace),
-            live,
-        })
-        .collect())
+    Ok(live.into_iter().map(|routes| routes.into_values().collect()).collect())
+}
+
+/// A period as it is kept: all those of a namespace stand in one list.
+#[derive(Clone, Serialize, Deserialize)]
+struct Written {
+    since: u64,
+    /// In hexadecimal digits.
+    digest: String,
+    description: Option<String>,
+}
+
+impl Written {
+    fn of(period: &RulesPeriod) -> Self {
+        let mut digits = [0; 64];
+        hex::write(&period.digest, &mut digits);
+        Self {
+            since: record::millis(period.since),
+            digest: String::from_utf8_lossy(&digits).into_owned(),
+            description: period.description.as_deref().map(ToOwned::to_owned),
+        }
+    }
+
+    fn read(self) -> Option<RulesPeriod> {
+        let Self { since, digest, description } = self;
+        let digest = RecordId::parse(&digest)?.0;
+        Some(RulesPeriod { since: record::time(since), digest, description: description.map(Arc::from) })
+    }
+}
+
+/// The namespaces whose periods change, with all of their periods as they are to be kept.
+fn periods_to_write(on_file: &[NamespaceRules], rules: &[Identity], now: Timestamp) -> Vec<(String, String)> {
+    let mut changed: BTreeMap<(Arc<str>, Arc<str>), Vec<RulesPeriod>> = BTreeMap::new();
+    for NamespacePeriod { service, namespace, period } in adoption::new_periods(on_file, rules, now) {
+        let known = || {
+            let of = |found: &&NamespaceRules| found.service == service && found.namespace == namespace;
+            on_file.iter().find(of).map(|found| found.periods.clone()).unwrap_or_default()
+        };
+        let periods = changed.entry((Arc::clone(&service), Arc::clone(&namespace))).or_insert_with(known);
+        periods.retain(|known| known.since != period.since);
+        periods.push(period);
+    }
+    let write = |((service, namespace), periods): ((Arc<str>, Arc<str>), Vec<RulesPeriod>)| {
+        let written: Vec<Written> = periods.iter().map(Written::of).collect();
+        Some((name(&service, &namespace), serde_json::to_string(&written).ok()?))
+    };
+    changed.into_iter().filter_map(write).collect()
+}
+
+/// The time by the store's clock.
+async fn now(store: &Redis) -> Result<Timestamp, Error> {
+    let mut call = store.caller.scripts.look.call(1);
+    call.arg(keys::ADOPTING);
+    let said = store.ask(call).await?;
+    match said {
+        Value::Array(said) => said.first().map(number).transpose()?.map(record::time),
+        _ => None,
+    }
+    .ok_or_else(|| confused(Unreadable))
 }
 
 fn name(service: &str, namespace: &str) -> String {

@@ -62,6 +62,9 @@ pub(super) const ORIGINS: &str = "oncegate{origins}";
 /// The hash of identities' digests by service and namespace.
 pub(super) const IDENTITIES: &str = "oncegate{identities}";
 
+/// The hash of the periods of rules by service and namespace. It has the hash tag of the identities, with which it is written.
+pub(super) const PERIODS: &str = "oncegate{identities}:periods";
+
 /// Whoever adopts holds it.
 pub(super) const ADOPTING: &str = "oncegate{identities}:lock";
 

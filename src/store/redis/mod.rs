@@ -50,8 +50,8 @@ pub use self::servers::{Certificates, Servers, Topology};
 use self::upkeep::Due;
 use super::waiters::Waiters;
 use super::{
-    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Removal,
-    Settled, Store,
+    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, NamespaceRules, Origin, Page,
+    Removal, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -288,6 +288,11 @@ impl Store for Redis {
         Ok(counts)
     }
 
+    async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+        self.still_open()?;
+        adopt::changes(self, &origins, &rules).await
+    }
+
     async fn adopt(
         &self,
         origins: Vec<Origin>,
@@ -296,6 +301,11 @@ impl Store for Redis {
     ) -> Result<Vec<IdentityChange>, Error> {
         self.still_open()?;
         adopt::adopt(self, &origins, &rules, accept_change).await
+    }
+
+    async fn identities(&self) -> Result<Vec<NamespaceRules>, Error> {
+        self.still_open()?;
+        adopt::on_file(self, None).await
     }
 
     async fn ping(&self) -> Result<(), Error> {

@@ -1,18 +1,36 @@
 //! Origins, and the rules that identities are made by.
 
-use rusqlite::{Connection, params};
+use std::sync::Arc;
+
+use rusqlite::{Connection, Row, params};
 
 use super::error::Failure;
 use super::row;
 use super::session::Session;
 use super::writer::Request;
 use crate::idempotency::record::Timestamp;
-use crate::store::{Identity, IdentityChange, Origin};
+use crate::store::adoption::{self, NamespacePeriod};
+use crate::store::{Identity, IdentityChange, LiveKeys, NamespaceRules, Origin, RulesPeriod};
+
+/// A service, a namespace, and the digest that the last start adopted for it.
+type Adopted = (Arc<str>, Arc<str>, [u8; 32]);
+
+pub(super) struct ChangesRequest {
+    pub(super) rules: Vec<Identity>,
+}
 
 pub(super) struct AdoptRequest {
     pub(super) origins: Vec<Origin>,
     pub(super) rules: Vec<Identity>,
     pub(super) accept_change: bool,
+}
+
+impl Request for ChangesRequest {
+    type Reply = Vec<IdentityChange>;
+
+    fn run(&self, session: &mut Session) -> Result<Vec<IdentityChange>, Failure> {
+        Ok(changes(&session.conn, &on_file(&session.conn)?, &self.rules, session.now())?)
+    }
 }
 
 impl Request for AdoptRequest {
@@ -21,11 +39,9 @@ impl Request for AdoptRequest {
     fn run(&self, session: &mut Session) -> Result<Vec<IdentityChange>, Failure> {
         let now = session.now();
         let conn = &session.conn;
-        let mut stale = on_file(conn)?;
-        stale.retain(|identity| !self.rules.contains(identity));
+        let on_file = on_file(conn)?;
         if !self.accept_change {
-            let changes = stale.iter().map(|identity| change(conn, identity, now));
-            let changes = changes.filter_map(Result::transpose).collect::<Result<Vec<_>, Failure>>()?;
+            let changes = changes(conn, &on_file, &self.rules, now)?;
             if !changes.is_empty() {
                 return Ok(changes);
             }
@@ -38,42 +54,80 @@ impl Request for AdoptRequest {
             )?
             .execute(params![origin.id().0, &*origin.service, &*origin.namespace, &*origin.route])?;
         }
-        for identity in &stale {
+        for stale in adoption::stale(&on_file, &self.rules) {
             conn.prepare_cached("DELETE FROM identity WHERE service = ?1 AND namespace = ?2")?
-                .execute(params![&*identity.service, &*identity.namespace])?;
+                .execute(params![&*stale.service, &*stale.namespace])?;
         }
         for rule in &self.rules {
             conn.prepare_cached("INSERT OR IGNORE INTO identity (service, namespace, digest) VALUES (?1, ?2, ?3)")?
                 .execute(params![&*rule.service, &*rule.namespace, rule.digest])?;
         }
+        for NamespacePeriod { service, namespace, period } in adoption::new_periods(&on_file, &self.rules, now) {
+            conn.prepare_cached(
+                "INSERT OR REPLACE INTO rules_period (service, namespace, since, digest, description)
+                 VALUES (?1, ?2, ?3, ?4, ?5)",
+            )?
+            .execute(params![
+                &*service,
+                &*namespace,
+                row::time(period.since),
+                period.digest,
+                period.description.as_deref()
+            ])?;
+        }
         Ok(Vec::new())
     }
 }
 
-/// What the last start adopted. The file is one gate's alone, so every service counts.
-fn on_file(conn: &Connection) -> Result<Vec<Identity>, Failure> {
-    let mut find =
-        conn.prepare_cached("SELECT service, namespace, digest FROM identity ORDER BY service, namespace")?;
-    let identities = find.query_map([], |row| {
-        Ok(Identity {
-            service: row.get::<_, String>(0)?.into(),
-            namespace: row.get::<_, String>(1)?.into(),
-            digest: row.get(2)?,
-        })
+/// What is on file. The file is one gate's alone, so every service counts.
+pub(super) fn on_file(conn: &Connection) -> rusqlite::Result<Vec<NamespaceRules>> {
+    let mut find = conn.prepare_cached("SELECT service, namespace, since, digest, description FROM rules_period")?;
+    let periods = find.query_map([], |row| {
+        let description = row.get::<_, Option<String>>(4)?.map(Arc::from);
+        let period = RulesPeriod { since: row::read_time(row, 2)?, digest: row.get(3)?, description };
+        Ok(NamespacePeriod { service: text(row, 0)?, namespace: text(row, 1)?, period })
     })?;
-    Ok(identities.collect::<Result<_, _>>()?)
+    Ok(adoption::on_file(identities(conn)?, periods.collect::<rusqlite::Result<Vec<_>>>()?))
 }
 
-/// The change that it is to give up `identity`, if records live that were made by it.
-fn change(conn: &Connection, identity: &Identity, now: Timestamp) -> Result<Option<IdentityChange>, Failure> {
-    let Identity { service, namespace, .. } = identity;
-    // Looks at every record: only where rules changed, and before requests are taken.
-    let live = conn.query_row(
-        "SELECT count(*) FROM record JOIN origin ON origin.id = record.origin
-         WHERE origin.service = ?1 AND origin.namespace = ?2 AND (state = 0 OR until > ?3)",
-        params![&**service, &**namespace, row::time(now)],
-        |row| row.get::<_, i64>(0),
+/// What is on file in a file that an earlier version of oncegate wrote last.
+pub(super) fn on_former_file(conn: &Connection) -> rusqlite::Result<Vec<NamespaceRules>> {
+    Ok(adoption::on_file(identities(conn)?, Vec::new()))
+}
+
+fn identities(conn: &Connection) -> rusqlite::Result<Vec<Adopted>> {
+    let mut find = conn.prepare_cached("SELECT service, namespace, digest FROM identity")?;
+    let identities = find.query_map([], |row| Ok((text(row, 0)?, text(row, 1)?, row.get(2)?)))?;
+    identities.collect()
+}
+
+/// What adopting `rules` would forget.
+pub(super) fn changes(
+    conn: &Connection,
+    on_file: &[NamespaceRules],
+    rules: &[Identity],
+    now: Timestamp,
+) -> rusqlite::Result<Vec<IdentityChange>> {
+    let stale = adoption::stale(on_file, rules);
+    let changes = stale.iter().map(|stale| Ok(adoption::change(stale, live(conn, stale, now)?)));
+    changes.filter_map(Result::transpose).collect()
+}
+
+/// Looks at every record: only where rules changed, and before requests are taken.
+fn live(conn: &Connection, rules: &NamespaceRules, now: Timestamp) -> rusqlite::Result<Vec<LiveKeys>> {
+    let mut count = conn.prepare_cached(
+        "SELECT origin.route, count(*), sum(state = 0), max(CASE WHEN state <> 0 THEN until END)
+         FROM record JOIN origin ON origin.id = record.origin
+         WHERE origin.service = ?1 AND origin.namespace = ?2 AND (state = 0 OR until > ?3) GROUP BY origin.route",
     )?;
-    let live = u64::try_from(live).unwrap_or(0);
-    Ok((live > 0).then(|| IdentityChange { service: service.clone(), namespace: namespace.clone(), live }))
+    let live = count.query_map(params![&*rules.service, &*rules.namespace, row::time(now)], |found| {
+        let until = found.get::<_, Option<i64>>(3)?.is_some().then(|| row::read_time(found, 3)).transpose()?;
+        let number = |column| found.get::<_, i64>(column).map(|number| u64::try_from(number).unwrap_or(0));
+        Ok(LiveKeys { route: text(found, 0)?, keys: number(1)?, in_flight: number(2)?, until })
+    })?;
+    live.collect()
+}
+
+fn text(row: &Row<'_>, column: usize) -> rusqlite::Result<Arc<str>> {
+    row.get::<_, String>(column).map(Arc::from)
 }

@@ -1,10 +1,11 @@
 //! What SQLite's errors mean.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rusqlite::{Error as SqlError, ErrorCode, ffi};
 
+use super::lock::{self, with_suffix};
 use crate::store::{Error, ErrorKind};
 
 /// The file could not be opened.
@@ -81,6 +82,53 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
     },
+    /// It is missing or empty, and other files say that a store was here.
+    #[error(
+        "cannot open {}: it is {}, but a store was here and left {}. An empty store in its place would let every key of \
+         that store run again. Put the database back; or, to begin with an empty store, run `rm -f {}`",
+        path.display(),
+        if *is_missing { "missing" } else { "empty" },
+        listed(traces),
+        removed(path, &["", lock::LOG, lock::INDEX, lock::LOCK, lock::RESERVE])
+    )]
+    NoDatabase {
+        /// The file.
+        path: PathBuf,
+        /// Whether it is missing, rather than empty.
+        is_missing: bool,
+        /// The files that are there.
+        traces: Vec<PathBuf>,
+    },
+    /// Its log is shorter than what was acknowledged.
+    #[error(
+        "cannot open {}: its log {} {}, and {acknowledged} frames of it were acknowledged when the store was last in use. \
+         The keys and answers in the lost part are nowhere else, and these keys would run again. Put the log back; or, \
+         to go on without them, run `rm -f {}`",
+        path.display(),
+        with_suffix(path, lock::LOG).display(),
+        left.map_or_else(|| "is missing".to_owned(), |left| format!("has {left} valid frames")),
+        removed(path, &[lock::LOCK])
+    )]
+    LogLost {
+        /// The file.
+        path: PathBuf,
+        /// How many frames the log has; none where it is missing.
+        left: Option<u32>,
+        /// How many it had.
+        acknowledged: u32,
+    },
+    /// It and the log beside it are not those that were last in use together.
+    #[error(
+        "cannot open {}: it and its log {} were not last in use together: one of them was replaced, and the log would put \
+         back older records. Put the right file back; or, to go on with this database alone, run `rm -f {}`",
+        path.display(),
+        with_suffix(path, lock::LOG).display(),
+        removed(path, &[lock::LOG, lock::INDEX, lock::LOCK])
+    )]
+    StrayLog {
+        /// The file.
+        path: PathBuf,
+    },
     /// SQLite cannot keep a write-ahead log for it.
     #[error(
         "cannot open {}: no write-ahead log can be kept beside it (its journal mode stays `{mode}`): put it on a \
@@ -112,6 +160,20 @@ impl OpenError {
             _ => Self::Sqlite { path, source },
         }
     }
+}
+
+/// Paths in a sentence.
+fn listed(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// The arguments of a command that removes files beside a database, quoted for a shell.
+fn removed(path: &Path, suffixes: &[&str]) -> String {
+    let quoted = |suffix: &&str| {
+        let path = with_suffix(path, suffix).display().to_string();
+        format!("'{}'", path.replace('\'', r"'\''"))
+    };
+    suffixes.iter().map(quoted).collect::<Vec<_>>().join(" ")
 }
 
 /// Why one request failed.

@@ -14,7 +14,22 @@ pub struct Lock {
     path: PathBuf,
     /// The database and its lock file, each with the name that it must keep. They stay open as long as SQLite has the
     /// database: closing any descriptor of it drops the locks that SQLite has on it.
-    held: [(PathBuf, File); 2],
+    held: [Held; 2],
+}
+
+#[derive(Debug)]
+struct Held {
+    path: PathBuf,
+    file: File,
+    /// Device and inode.
+    identity: (u64, u64),
+}
+
+impl Held {
+    fn new(path: PathBuf, file: File) -> io::Result<Self> {
+        let found = file.metadata()?;
+        Ok(Self { path, file, identity: (found.dev(), found.ino()) })
+    }
 }
 
 impl Lock {
@@ -25,15 +40,18 @@ impl Lock {
     /// stays where it is, since removing it would let two processes lock two files of that name.
     ///
     /// # Errors
-    /// When the files cannot be created or locked, or the file has a second name: its log stands beside one name only.
+    /// When the files cannot be created or locked, the file has a second name (its log stands beside one name only), or
+    /// it is missing or empty and another file says that a store was here.
     pub fn try_acquire(settings: &Settings) -> Result<Option<Self>, OpenError> {
         let fail = |source| OpenError::Io { path: settings.path.clone(), source };
         let path = resolve(&settings.path).map_err(fail)?;
-        let lock_path = with_suffix(&path, ".lock");
-        let lock_file = open_private(OpenOptions::new().write(true).create(true), &lock_path).map_err(fail)?;
+        let lock_path = with_suffix(&path, LOCK);
+        let lock_file =
+            open_private(OpenOptions::new().read(true).write(true).create(true), &lock_path).map_err(fail)?;
         if !lock(&lock_file).map_err(fail)? {
             return Ok(None);
         }
+        create(&path)?;
         let database = open_private(OpenOptions::new().read(true).write(true), &path).map_err(fail)?;
         if !lock(&database).map_err(fail)? {
             return Ok(None);
@@ -41,18 +59,36 @@ impl Lock {
         if database.metadata().map_err(fail)?.nlink() > 1 {
             return Err(OpenError::Linked { path });
         }
-        let held = [(path.clone(), database), (lock_path, lock_file)];
+        let database = Held::new(path.clone(), database).map_err(fail)?;
+        let held = [database, Held::new(lock_path, lock_file).map_err(fail)?];
         Ok(Some(Self { settings: settings.clone(), path, held }))
     }
 
-    /// The first of the files that are not any more where they were: removed, renamed or replaced. Another process could
-    /// take a new file of that name for the store.
-    pub(super) fn missing(&self) -> Option<&Path> {
-        let is_in_place = |path: &Path, file: &File| {
-            let (there, here) = (fs::metadata(path).ok()?, file.metadata().ok()?);
-            Some((there.dev(), there.ino()) == (here.dev(), here.ino()))
-        };
-        self.held.iter().find(|(path, file)| is_in_place(path, file) != Some(true)).map(|(path, _)| path.as_path())
+    /// How large the database is; or the first of the files that are not any more where they were: removed, renamed or
+    /// replaced. Another process could take a new file of that name for the store.
+    pub(super) fn in_place(&self) -> Result<u64, &Path> {
+        let [database, lock] = self.held.each_ref().map(|Held { path, identity, .. }| match fs::metadata(path) {
+            Ok(there) if (there.dev(), there.ino()) == *identity => Ok(there.len()),
+            _ => Err(path.as_path()),
+        });
+        lock.and(database)
+    }
+
+    /// The database. Its descriptor must not be closed before SQLite's are.
+    pub(super) fn database(&self) -> &File {
+        &self.held[0].file
+    }
+
+    pub(super) fn lock_file(&self) -> &File {
+        &self.held[1].file
+    }
+
+    pub(super) fn log_path(&self) -> PathBuf {
+        with_suffix(&self.path, LOG)
+    }
+
+    pub(super) fn index_path(&self) -> PathBuf {
+        with_suffix(&self.path, INDEX)
     }
 
     /// Where the file is: absolute and without symbolic links.
@@ -61,6 +97,12 @@ impl Lock {
         &self.path
     }
 }
+
+/// How the names of the files beside the database end: its log, the log's index, the lock, and the room that is held.
+pub(super) const LOG: &str = "-wal";
+pub(super) const INDEX: &str = "-shm";
+pub(super) const LOCK: &str = ".lock";
+pub(super) const RESERVE: &str = ".reserve";
 
 /// Locks a file; false while another process holds it.
 fn lock(file: &File) -> io::Result<bool> {
@@ -89,19 +131,47 @@ pub fn filesystem_warning(path: &Path) -> Option<&'static str> {
     }
 }
 
-/// The resolved path of a file that is created where it is missing, readable by its owner only: it holds answers.
+/// The resolved path of a file, which may be missing in a directory that is not.
 fn resolve(path: &Path) -> io::Result<PathBuf> {
-    // Not opened where it exists: closing any descriptor of a database drops the locks that SQLite has on it.
-    match open_private(OpenOptions::new().write(true).create_new(true), path) {
-        Ok(created) => {
-            created.sync_all()?;
-            let path = fs::canonicalize(path)?;
-            sync_directory(&path)?;
-            Ok(path)
+    match fs::canonicalize(path) {
+        // A symbolic link that leads nowhere is not replaced by a file.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && fs::symlink_metadata(path).is_err() => {
+            let absolute = std::path::absolute(path)?;
+            let (Some(directory), Some(name)) = (absolute.parent(), absolute.file_name()) else { return Err(error) };
+            Ok(fs::canonicalize(directory)?.join(name))
         }
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => fs::canonicalize(path),
-        Err(error) => Err(error),
+        resolved => resolved,
     }
+}
+
+/// Creates the database where there is none, readable by its owner only: it holds answers.
+///
+/// Not where a store was: an empty one in its place would let all its keys run again. A store that was ever opened has
+/// left a note in its lock file; one of an earlier version has at least one of the other files. A process that is killed
+/// before it has made its database has neither.
+fn create(path: &Path) -> Result<(), OpenError> {
+    let fail = |source| OpenError::Io { path: path.to_owned(), source };
+    // Not opened where it exists: closing any descriptor of a database drops the locks that SQLite has on it.
+    let is_missing = match fs::metadata(path) {
+        Ok(found) if found.len() > 0 => return Ok(()),
+        Ok(_) => false,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => true,
+        Err(error) => return Err(fail(error)),
+    };
+    let mut traces = [LOG, INDEX, RESERVE].map(|suffix| with_suffix(path, suffix)).to_vec();
+    traces.retain(|trace| trace.exists());
+    let lock_path = with_suffix(path, LOCK);
+    if fs::metadata(&lock_path).is_ok_and(|lock| lock.len() > 0) {
+        traces.push(lock_path);
+    }
+    if !traces.is_empty() {
+        return Err(OpenError::NoDatabase { path: path.to_owned(), is_missing, traces });
+    }
+    if is_missing {
+        let created = open_private(OpenOptions::new().write(true).create_new(true), path).map_err(fail)?;
+        created.sync_all().and_then(|()| sync_directory(path)).map_err(fail)?;
+    }
+    Ok(())
 }
 
 pub(super) fn open_private(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
@@ -159,12 +229,12 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("a.db");
             let lock = Lock::try_acquire(&Settings::new(&path)).unwrap().unwrap();
-            assert_eq!(lock.missing(), None);
+            assert_eq!(lock.in_place(), Ok(0));
             let name = with_suffix(lock.path(), suffix);
             fs::remove_file(&name).unwrap();
-            assert_eq!(lock.missing(), Some(name.as_path()));
+            assert_eq!(lock.in_place(), Err(name.as_path()));
             fs::write(&name, "").unwrap();
-            assert_eq!(lock.missing(), Some(name.as_path()));
+            assert_eq!(lock.in_place(), Err(name.as_path()));
         }
     }
 

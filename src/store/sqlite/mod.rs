@@ -10,12 +10,20 @@
 //!   the attempts that run at that moment; claims are taken again when it can be held again.
 //! - A sync that fails ends the process, see [`Settings::fatal`]: the kernel may have dropped what was written, and
 //!   only what is read back from the disk after a restart can be believed.
+//! - Before and after each commit the writer checks that the files are still those that SQLite has open and that they hold
+//!   what it wrote (`guard.rs`). If not, the process ends without acknowledging the commit; a log that was removed is
+//!   copied into the database first.
+//! - The writer notes in the lock file how much of the log it has acknowledged (`mark.rs`). A start that finds less of the
+//!   log, or no database, refuses.
 //! - Freed pages are used again; the file does not shrink by itself.
 
 mod adopt;
 mod error;
+mod guard;
 mod health;
 mod lock;
+mod look;
+mod mark;
 mod reader;
 mod requests;
 mod reserve;
@@ -26,6 +34,7 @@ mod schema;
 mod session;
 #[cfg(test)]
 mod tests;
+mod wal;
 mod writer;
 
 use std::fmt;
@@ -39,13 +48,15 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 pub use self::error::OpenError;
 pub use self::lock::{Lock, filesystem_warning};
+pub use self::look::{Preview, preview};
 use self::reader::{Read, Reader, Search};
 use self::reserve::Reserve;
 use self::session::Session;
 use self::writer::{Message, Request, Writer};
 use super::clock::Clock;
 use super::{
-    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled, Store,
+    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, NamespaceRules, Origin, Page,
+    Settled, Store,
 };
 use crate::idempotency::record::{Attempt, RecordId, Version};
 
@@ -108,6 +119,7 @@ impl Sqlite {
     /// # Errors
     /// See [`OpenError`].
     pub fn open(lock: Lock) -> Result<Self, OpenError> {
+        let lock = Arc::new(lock);
         let (opened, reserve) = open_with_reserve(&lock)?;
         let clock = opened.clock.clone();
         let turned_unknown = opened.turned_unknown;
@@ -122,7 +134,6 @@ impl Sqlite {
         let (reader, reads) = mpsc::channel(lock.settings.queue);
         let (finished, watching) = watch::channel(false);
         let is_closing = Arc::new(AtomicBool::new(false));
-        let lock = Arc::new(lock);
         let reading = Reader::new(reading, clock, reads, is_closing.clone(), lock.clone());
         let reading = spawn("sqlite-reader", move || reading.run()).map_err(failed)?;
         let fatal = lock.settings.fatal.clone();
@@ -204,6 +215,10 @@ impl Store for Sqlite {
         Ok(*self.counts.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    async fn changes(&self, _: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+        self.ask(adopt::ChangesRequest { rules }).await
+    }
+
     async fn adopt(
         &self,
         origins: Vec<Origin>,
@@ -211,6 +226,10 @@ impl Store for Sqlite {
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error> {
         self.ask(adopt::AdoptRequest { origins, rules, accept_change }).await
+    }
+
+    async fn identities(&self) -> Result<Vec<NamespaceRules>, Error> {
+        self.look(|reply| Read::Identities { reply }).await
     }
 
     async fn ping(&self) -> Result<(), Error> {
@@ -227,7 +246,7 @@ impl Store for Sqlite {
 }
 
 /// Opens the file, by the room that was held for it where the disk is full.
-fn open_with_reserve(lock: &Lock) -> Result<(schema::Opened, Reserve), OpenError> {
+fn open_with_reserve(lock: &Arc<Lock>) -> Result<(schema::Opened, Reserve), OpenError> {
     match schema::open(lock) {
         Ok(opened) => Ok((opened, Reserve::hold(lock.path()))),
         Err(full @ OpenError::Full { .. }) => match Reserve::take_over_spent(lock.path()) {

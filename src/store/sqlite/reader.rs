@@ -10,10 +10,10 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::error::Failure;
 use super::writer::PanicAlarm;
-use super::{Lock, error, row};
+use super::{Lock, adopt, error, row};
 use crate::idempotency::record::{Record, RecordId, Timestamp};
 use crate::store::clock::Clock;
-use crate::store::{Error, ErrorKind, Filter, Listed, Page};
+use crate::store::{Error, ErrorKind, Filter, Listed, NamespaceRules, Page};
 
 /// How many records a listing looks at in one transaction. The log cannot start over while one is open.
 const CHUNK: i64 = 4096;
@@ -32,6 +32,9 @@ pub(super) enum Read {
     List {
         search: Search,
         reply: ListReply,
+    },
+    Identities {
+        reply: oneshot::Sender<Result<Vec<NamespaceRules>, Error>>,
     },
     Close,
     #[cfg(test)]
@@ -133,6 +136,10 @@ impl Reader {
                 Read::List { search, reply } => {
                     let page = self.list(&search, &reply).map_err(determinate);
                     drop(reply.send(page));
+                }
+                Read::Identities { reply } => {
+                    let found = adopt::on_file(&self.conn).map_err(Failure::from);
+                    drop(reply.send(found.map_err(determinate)));
                 }
                 Read::Close => return,
                 #[cfg(test)]

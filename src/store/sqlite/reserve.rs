@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::FallocateFlags;
 
-use super::lock::{open_private, with_suffix};
+use super::lock::{RESERVE, open_private, with_suffix};
 
 /// How many bytes are held.
 pub(super) const SIZE: u64 = 1 << 20;
@@ -32,14 +32,14 @@ enum State {
 impl Reserve {
     /// Holds room beside the database at `path`.
     pub(super) fn hold(path: &Path) -> Self {
-        let path = with_suffix(path, ".reserve");
+        let path = with_suffix(path, RESERVE);
         let state = if allocate(&path) { State::Held } else { State::Absent };
         Self { path, state }
     }
 
     /// Gives up the room that the last run held, if it did. Claims wait until it is back.
     pub(super) fn take_over_spent(path: &Path) -> Option<Self> {
-        let path = with_suffix(path, ".reserve");
+        let path = with_suffix(path, RESERVE);
         fs::remove_file(&path).ok().map(|()| Self { path, state: State::Spent })
     }
 

@@ -1,12 +1,14 @@
 //! The file: its pragmas, its schema, and what a dead process left in it.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior, params};
 
 use super::error::{self, OpenError};
+use super::guard::{self, Guard};
 use super::lock::{Lock, sync_directory};
 use super::row;
 use crate::idempotency::record::Timestamp;
@@ -26,7 +28,13 @@ const PAUSE: Duration = Duration::from_millis(100);
 const APPLICATION_ID: i64 = 0x6f6e_6365;
 
 /// Each brings the schema from the version that is its place to the next one.
-const MIGRATIONS: [&str; 1] = [include_str!("../../../migrations/sqlite/0001_records.sql")];
+const MIGRATIONS: [&str; 2] = [
+    include_str!("../../../migrations/sqlite/0001_records.sql"),
+    include_str!("../../../migrations/sqlite/0002_rules.sql"),
+];
+
+/// The version from which on it is kept since when rules hold.
+pub(super) const WITH_PERIODS: usize = 2;
 
 /// A file that is ready for the writer.
 pub(super) struct Opened {
@@ -36,12 +44,15 @@ pub(super) struct Opened {
     pub(super) counts: [u64; 3],
     /// How many in-flight records of a dead process were turned unknown.
     pub(super) turned_unknown: u64,
+    /// Last: it must outlive the connection.
+    pub(super) guard: Guard,
 }
 
 /// Opens, migrates and recovers the file.
-pub(super) fn open(lock: &Lock) -> Result<Opened, OpenError> {
+pub(super) fn open(lock: &Arc<Lock>) -> Result<Opened, OpenError> {
     let path = lock.path();
     let fail = |error| OpenError::from_sql(path.to_owned(), error);
+    guard::look_at_log(lock)?;
     let mut conn = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE).map_err(fail)?;
     migrate(&mut conn, path)?;
     if let Some(pages) = lock.settings.max_pages {
@@ -54,10 +65,13 @@ pub(super) fn open(lock: &Lock) -> Result<Opened, OpenError> {
     // What the log holds may have come back from the page cache of a process that ended on a failed sync. Copied into
     // the database and synced there, it is durable before anything is decided by it; and its room serves again.
     make_durable(&conn, path, PATIENCE)?;
+    // Where this fails, for want of room, the next start asks for more of the log than it needs.
+    let _ = guard::forget_log(lock);
     let turned_unknown = recover(&mut conn, clock()).map_err(fail)?;
     sync_directory(path).map_err(|source| OpenError::Io { path: path.to_owned(), source })?;
     let counts = count(&conn).map_err(fail)?;
-    Ok(Opened { conn, clock, counts, turned_unknown })
+    let guard = Guard::begin(lock)?;
+    Ok(Opened { conn, clock, counts, turned_unknown, guard })
 }
 
 /// A second connection, to look at what is committed.
@@ -66,7 +80,7 @@ pub(super) fn open_reader(lock: &Lock) -> Result<Connection, OpenError> {
         .map_err(|error| OpenError::from_sql(lock.path().to_owned(), error))
 }
 
-fn connect(path: &Path, mode: OpenFlags) -> rusqlite::Result<Connection> {
+pub(super) fn connect(path: &Path, mode: OpenFlags) -> rusqlite::Result<Connection> {
     let conn = Connection::open_with_flags(path, mode | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
     conn.busy_timeout(BUSY)?;
     conn.set_prepared_statement_cache_capacity(64);
@@ -116,8 +130,8 @@ fn migrate(conn: &mut Connection, path: &Path) -> Result<(), OpenError> {
     transaction.commit().map_err(fail)
 }
 
-/// The file's schema version, if it is oncegate's and known.
-fn check(conn: &Connection, path: &Path) -> Result<usize, OpenError> {
+/// The file's schema version, if it is oncegate's and known; 0 where nothing is in it yet.
+pub(super) fn check(conn: &Connection, path: &Path) -> Result<usize, OpenError> {
     let fail = |error| OpenError::from_sql(path.to_owned(), error);
     let number = |sql| conn.query_row(sql, [], |row| row.get::<_, i64>(0)).map_err(fail);
     let version = number("PRAGMA user_version")?;
@@ -137,7 +151,7 @@ fn check(conn: &Connection, path: &Path) -> Result<usize, OpenError> {
 }
 
 /// Where the clock starts: at the wall clock, but never behind what the file has seen.
-fn start(conn: &Connection) -> rusqlite::Result<Timestamp> {
+pub(super) fn start(conn: &Connection) -> rusqlite::Result<Timestamp> {
     let stamp = conn.query_row("SELECT at FROM clock", [], |row| row.get::<_, i64>(0)).optional()?;
     let last_claim = conn
         .query_row("SELECT claimed_at FROM record ORDER BY seq DESC LIMIT 1", [], |row| row.get::<_, i64>(0))

@@ -1,6 +1,7 @@
 //! The writer's connection: transactions, counts, checkpoints.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,7 +10,9 @@ use rusqlite::wal::CheckpointMode;
 use rusqlite::{Connection, Error as SqlError, ErrorCode, params};
 
 use super::error::{self, Failure};
+use super::guard::{self, Damage, Guard};
 use super::health::{Health, News};
+use super::mark::State as MarkState;
 use super::reserve::{self, Reserve};
 use super::{row, schema};
 use crate::idempotency::record::{RecordId, State, Timestamp};
@@ -46,6 +49,8 @@ pub(super) struct Session {
     checkpoint_at: i32,
     #[cfg(test)]
     pub(super) sabotage: super::sabotage::Sabotage,
+    /// After the connection, which it must outlive.
+    guard: Guard,
 }
 
 impl Session {
@@ -71,6 +76,7 @@ impl Session {
             checkpoint_at: CHECKPOINT_PAGES,
             #[cfg(test)]
             sabotage: super::sabotage::Sabotage::default(),
+            guard: opened.guard,
         })
     }
 
@@ -99,6 +105,67 @@ impl Session {
             tracing::info!("the store's disk has room again");
         }
         Ok(())
+    }
+
+    /// Whether the files are those that SQLite has open, and hold what it wrote. To be asked before a commit.
+    pub(super) fn look_at_files(&mut self) -> Result<(), Damage> {
+        self.guard.check()
+    }
+
+    /// The same of a transaction that is about to be committed; one that wrote nothing needs no log.
+    pub(super) fn look_before_commit(&mut self) -> Result<(), Damage> {
+        if self.has_written() { self.guard.check() } else { Ok(()) }
+    }
+
+    /// Whether the log has what was just committed, so that it may be acknowledged.
+    pub(super) fn look_after_commit(&mut self) -> Result<(), Damage> {
+        if self.has_written() { self.guard.committed() } else { Ok(()) }
+    }
+
+    /// Ends the use of damaged files. A log that was removed is copied into the database, if it can be. Returns the
+    /// reason to end the process with.
+    pub(super) fn give_up(&mut self, damage: &Damage) -> String {
+        // SQLite would copy the damaged log into the database.
+        guard::leave_log(&self.conn);
+        let Self { conn, guard, .. } = self;
+        let path = conn.path().map(PathBuf::from).unwrap_or_default();
+        match damage {
+            Damage::LogGone(_) => {}
+            Damage::Gone(gone) if *gone == path => {
+                return match guard.database_gone() {
+                    Ok(()) => damage.to_string(),
+                    Err(error) => format!("{damage}, which cannot be noted in the lock file: {error}"),
+                };
+            }
+            _ => return damage.to_string(),
+        }
+        let is_undone = conn.is_autocommit() || conn.execute_batch("ROLLBACK").is_ok();
+        let saved = if is_undone {
+            guard.save(|| schema::make_durable(conn, &path, Duration::ZERO))
+        } else {
+            Err("a transaction is open".to_owned())
+        };
+        match saved {
+            Ok(()) => format!("{damage}; all that it held is now in the database, and nothing is lost"),
+            Err(error) => format!("{damage}, and could not be copied into the database: {error}"),
+        }
+    }
+
+    /// Leaves everything in the database, where that can be done at once.
+    pub(super) fn finish(&mut self) {
+        let Self { conn, guard, .. } = self;
+        let path = conn.path().map(PathBuf::from).unwrap_or_default();
+        let finished = guard.check().map_err(|damage| damage.to_string()).and_then(|()| {
+            let copied = conn.busy_timeout(Duration::ZERO).map_err(|error| error.to_string());
+            copied.and_then(|()| {
+                schema::make_durable(conn, &path, Duration::ZERO).map_err(|error| error.to_string())?;
+                guard.finish(MarkState::Closed).map_err(|error| error.to_string())
+            })
+        });
+        if let Err(error) = finished {
+            tracing::warn!(error, "the store's log stays beside its database; the next start reads it");
+            guard::leave_log(conn);
+        }
     }
 
     /// Undoes what the transaction did so far. SQLite may have done so itself.
@@ -219,6 +286,10 @@ impl Session {
     /// have to grow by more than the room that was held: that room would be spent, and the log no shorter.
     pub(super) fn checkpoint(&mut self) -> rusqlite::Result<()> {
         if self.health.is_full() && self.growth()? > reserve::SIZE / 2 {
+            return Ok(());
+        }
+        // A log that is damaged must not reach the database. The next look says so.
+        if self.guard.check().is_err() {
             return Ok(());
         }
         #[cfg(test)]

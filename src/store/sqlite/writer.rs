@@ -137,7 +137,7 @@ impl Writer {
     /// Works until it is told to close, or everybody who could ask has gone.
     pub(super) fn run(mut self) {
         let alarm = PanicAlarm { thread: "writer", fatal: self.fatal.clone() };
-        let _ = self.work();
+        let is_orderly = self.work().is_ok();
         self.queue.close();
         while let Some(message) = self.queue.blocking_recv() {
             if let Message::Job(job) = message {
@@ -145,9 +145,12 @@ impl Writer {
             }
         }
         drop(alarm);
-        let Self { session, reader, lock, finished, .. } = self;
+        let Self { mut session, reader, lock, finished, .. } = self;
         // The last connection to close leaves the file without a log beside it.
         let _ = reader.join();
+        if is_orderly {
+            session.finish();
+        }
         drop(session);
         drop(lock);
         finished.send_replace(true);
@@ -183,15 +186,12 @@ impl Writer {
         Ok(())
     }
 
-    /// A store whose files were taken away under it must not go on: the next process would start with others.
-    fn look_for_files(&self) -> Result<(), Dead> {
-        match self.lock.missing() {
-            None => Ok(()),
-            Some(path) => {
-                (self.fatal)(&format!("{} was removed or replaced while it was in use", path.display()));
-                Err(Dead)
-            }
-        }
+    /// A store whose files were taken away or damaged must not go on: the next process would start with others.
+    fn look_for_files(&mut self) -> Result<(), Dead> {
+        self.session.look_at_files().map_err(|damage| {
+            (self.fatal)(&self.session.give_up(&damage));
+            Dead
+        })
     }
 
     fn carry_out(&mut self, mut batch: Vec<Box<dyn Job>>) -> Result<(), Dead> {
@@ -241,10 +241,12 @@ impl Writer {
             job.run(session).map_err(|error| assess(session, error, Failed::Undone))?;
         }
         session.stamp().map_err(|error| assess(session, error, Failed::Undone))?;
+        session.look_before_commit().map_err(|damage| Failed::Fatal(session.give_up(&damage)))?;
         session.commit().map_err(|error| {
             let left_nothing = error::commit_left_nothing(&error);
             assess(session, error, if left_nothing { Failed::Undone } else { Failed::Doubtful })
-        })
+        })?;
+        session.look_after_commit().map_err(|damage| Failed::Fatal(session.give_up(&damage)))
     }
 
     fn one_by_one(&mut self, batch: Vec<Box<dyn Job>>) -> Result<(), Dead> {

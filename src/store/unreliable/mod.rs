@@ -23,8 +23,8 @@ use async_trait::async_trait;
 use tokio::sync::broadcast;
 
 use super::{
-    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Removal,
-    Settled, Store,
+    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, NamespaceRules, Origin, Page,
+    Removal, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 
@@ -74,7 +74,9 @@ pub enum Operation {
     List,
     Remove,
     Count,
+    Changes,
     Adopt,
+    Identities,
     Ping,
 }
 
@@ -261,6 +263,10 @@ impl Store for Unreliable {
         self.call(Operation::Count, self.inner.count()).await
     }
 
+    async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+        self.call(Operation::Changes, self.inner.changes(origins, rules)).await
+    }
+
     async fn adopt(
         &self,
         origins: Vec<Origin>,
@@ -268,6 +274,10 @@ impl Store for Unreliable {
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error> {
         self.call(Operation::Adopt, self.inner.adopt(origins, rules, accept_change)).await
+    }
+
+    async fn identities(&self) -> Result<Vec<NamespaceRules>, Error> {
+        self.call(Operation::Identities, self.inner.identities()).await
     }
 
     async fn ping(&self) -> Result<(), Error> {

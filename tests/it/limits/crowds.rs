@@ -106,12 +106,12 @@ fn an_address_has_its_part_of_the_connections() {
 fn an_upgraded_connection_keeps_its_place() {
     let upstream = Upstream::scripted(|connection| {
         connection.next_head();
-        connection.wire.send(b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: echo\r\n\r\n").unwrap();
+        connection.wire.send(b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n").unwrap();
         connection.wire.rest();
     });
     let gate = Gate::before(&upstream).top("[limits]\nmax_connections = 1").start();
     let mut upgraded = Client::connect(gate.address);
-    let request = Request::get("/").header("Connection", "upgrade").header("Upgrade", "echo");
+    let request = Request::get("/").header("Connection", "upgrade").header("Upgrade", "websocket");
     upgraded.send(request.bytes());
     assert_eq!(upgraded.response().status, 101);
     Request::get("/").send(&gate).expect_bare_problem(503, "overloaded");

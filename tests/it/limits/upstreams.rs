@@ -81,12 +81,12 @@ fn an_idle_connection_makes_room_for_one_that_can_be_used() {
 fn an_upgraded_connection_keeps_its_slot() {
     let upstream = Upstream::scripted(|connection| {
         connection.next_head();
-        connection.wire.send(b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: echo\r\n\r\n").unwrap();
+        connection.wire.send(b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n").unwrap();
         connection.wire.rest();
     });
     let gate = Gate::before(&upstream).upstream("max_connections = 1, connect_timeout = \"1500ms\"").start();
     let mut upgraded = crate::support::Client::connect(gate.address);
-    let request = || Request::get("/").header("Connection", "upgrade").header("Upgrade", "echo");
+    let request = || Request::get("/").header("Connection", "upgrade").header("Upgrade", "websocket");
     upgraded.send(request().bytes());
     assert_eq!(upgraded.response().status, 101);
     request().send(&gate).expect_bare_problem(503, "overloaded");

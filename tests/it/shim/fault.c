@@ -2,7 +2,8 @@
  *
  * FAULT_MATCH    calls on files whose path contains this are the store's
  * FAULT_CONTROL  a file with one word: full, io (writes fail), sync (syncs fail), block (both wait); absent: nothing
- * FAULT_TRACE    a file that gets a line for each call of the store: "w" write, "s" sync, "t" truncate
+ * FAULT_TRACE    a file that gets a line for each call of the store: "w" write, "s" sync, "t" truncate, "n" a note in
+ *                the lock file, which follows a sync and needs none
  * FAULT_KILL_AT  the number of the call, from 1, at which the process ends
  * FAULT_KILL     before, torn (half a write done) or after that call; or lost: as if the power had gone before it, so
  *                that whatever was not synced by then is undone
@@ -138,7 +139,8 @@ static int before(int fd, char kind, int *last) {
         *last = 1;
     }
     if (trace_fd >= 0) {
-        char line[3] = {kind, '\n', 0};
+        char path[4096], *end = path_of(fd, path, sizeof path) ? strrchr(path, '.') : NULL;
+        char line[3] = {kind == 'w' && end && strcmp(end, ".lock") == 0 ? 'n' : kind, '\n', 0};
         syscall(SYS_write, trace_fd, line, 2);
     }
     errno = saved;

@@ -41,6 +41,8 @@ pub struct Plan {
     /// Sockets that are passed to each process, with their names.
     sockets: Vec<(String, Arc<TcpListener>)>,
     faults: bool,
+    /// How many files each process may have open.
+    files: Option<u64>,
 }
 
 /// What the processes of a plan need.
@@ -85,6 +87,7 @@ impl Gate {
             env: Vec::new(),
             sockets: Vec::new(),
             faults: false,
+            files: None,
         };
         match cache {
             Some(url) => plan.cache(&url, SECRET),
@@ -302,6 +305,12 @@ impl Plan {
         self
     }
 
+    /// Allows each process so many open files.
+    pub fn files(mut self, most: u64) -> Self {
+        self.files = Some(most);
+        self
+    }
+
     /// Puts the store's disk under the test's control.
     pub fn with_faults(mut self) -> Self {
         self.faults = true;
@@ -330,6 +339,11 @@ impl Plan {
         self.faults = false;
         self.env.retain(|(name, _)| !name.starts_with("FAULT_"));
         self
+    }
+
+    /// The URL of the store.
+    pub fn url_of_store(&self) -> String {
+        self.store_url.clone()
     }
 
     /// A file in the plan's directory.
@@ -394,6 +408,11 @@ impl Plan {
     /// The binary, with the sockets that it inherits.
     fn command(&self) -> Command {
         let binary = env!("CARGO_BIN_EXE_oncegate");
+        if let Some(most) = self.files {
+            let mut command = Command::new("sh");
+            command.args(["-c", "ulimit -n \"$1\" && shift && exec \"$@\"", "sh", &most.to_string(), binary]);
+            return command;
+        }
         let [(_, first), rest @ ..] = &*self.sockets else { return Command::new(binary) };
         // LISTEN_PID is the process id of who becomes the gate.
         let mut command = Command::new("sh");

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::{NO_ERROR, REFUSED_STREAM, before, complete, provably_unsent, unknown};
+use super::{ENHANCE_YOUR_CALM, NO_ERROR, REFUSED_STREAM, before, complete, provably_unsent, unknown};
 use crate::support::frames::WINDOW_UPDATE;
-use crate::support::h2::{DATA, END_HEADERS, Frame, HEADERS};
+use crate::support::h2::{DATA, END_HEADERS, END_STREAM, Frame, HEADERS, OK};
 use crate::support::{H2, Request, eventually};
 
 /// The last stream that a goodbye names which is yet to say what it leaves out (RFC 9113, 6.8).
@@ -65,13 +65,87 @@ fn of_two_requests_a_goodbye_leaves_out_the_one_above_its_last() {
     assert_eq!(upstream.connections(), 1);
 }
 
+/// `:status: 103`
+const EARLY_HINTS: &[u8] = b"\x08\x03103";
+
 #[test]
-fn a_refusal_is_one_after_an_interim_answer_too() {
-    provably_unsent(|conn, stream| {
-        // `:status: 103`
-        conn.send(HEADERS, END_HEADERS, stream, b"\x08\x03103");
+fn what_was_answered_if_only_for_the_interim_was_processed() {
+    unknown(|conn, stream| {
+        conn.send(HEADERS, END_HEADERS, stream, EARLY_HINTS);
         conn.reset(stream, REFUSED_STREAM);
     });
+    for code in [NO_ERROR, ENHANCE_YOUR_CALM] {
+        unknown(move |conn, stream| {
+            conn.send(HEADERS, END_HEADERS, stream, EARLY_HINTS);
+            conn.go_away(0, code);
+        });
+        unknown(move |conn, stream| {
+            conn.go_away(0, code);
+            conn.send(HEADERS, END_HEADERS, stream, EARLY_HINTS);
+            conn.stream.shutdown(std::net::Shutdown::Both).unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_complete_answer_beats_a_goodbye_before_it() {
+    for code in [NO_ERROR, ENHANCE_YOUR_CALM] {
+        complete(move |conn, stream| {
+            conn.go_away(0, code);
+            conn.answer(stream, b"paid");
+        });
+        complete(move |conn, stream| {
+            conn.go_away(0, code);
+            conn.answer(stream, b"paid");
+            conn.stream.shutdown(std::net::Shutdown::Both).unwrap();
+        });
+    }
+}
+
+#[test]
+fn an_answer_is_waited_for_through_a_hundred_interim_ones_and_no_more() {
+    complete(|conn, stream| {
+        for _ in 0..100 {
+            conn.send(HEADERS, END_HEADERS, stream, EARLY_HINTS);
+        }
+        conn.answer(stream, b"paid");
+    });
+    unknown(|conn, stream| {
+        for _ in 0..101 {
+            conn.send(HEADERS, END_HEADERS, stream, EARLY_HINTS);
+        }
+        conn.answer(stream, b"paid");
+    });
+    unknown(|conn, stream| {
+        for _ in 0..101 {
+            conn.send(HEADERS, END_HEADERS, stream, EARLY_HINTS);
+        }
+        conn.send(HEADERS, END_HEADERS | END_STREAM, stream, OK);
+    });
+}
+
+/// The others on the connection are answered.
+#[test]
+fn a_stream_of_interim_answers_ends_alone() {
+    let upstream = H2::start(&[], |mut conn| {
+        conn.is_heard();
+        if let (Some(one), Some(other)) = (conn.request(), conn.request()) {
+            for _ in 0..300 {
+                conn.send(HEADERS, END_HEADERS, one, EARLY_HINTS);
+            }
+            conn.answer(one, b"late");
+            conn.answer(other, b"paid");
+            conn.rest();
+        }
+    });
+    let gate = before(&upstream).upstream("protocol = \"h2\", max_connections = 1, connect_timeout = \"20s\"").start();
+    let address = gate.address;
+    let threads =
+        ["a", "b"].map(|key| std::thread::spawn(move || Request::post("/charges").key(key).body("{}").send(address)));
+    let mut words = threads.map(|thread| thread.join().unwrap()).map(|answer| answer.word());
+    words.sort();
+    assert_eq!(words, ["executed", "upstream-broken"]);
+    assert_eq!(upstream.connections(), 1);
 }
 
 #[test]

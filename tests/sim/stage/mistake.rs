@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use oncegate::idempotency::record::{Attempt, Record, RecordId, State, Version};
 use oncegate::store::{
-    Claim, End, Error, Expiry, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled, Store,
+    Claim, End, Error, Expiry, Filter, Fresh, Held, Identity, IdentityChange, Listed, NamespaceRules, Origin, Page,
+    Settled, Store,
 };
 
 use super::Clock;
@@ -259,6 +260,10 @@ impl Store for Mistaken {
         Ok([in_flight, completed, if self.is(Mistake::CountsNoUnknown) { 0 } else { unknown }])
     }
 
+    async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+        self.inner.changes(origins, rules).await
+    }
+
     async fn adopt(
         &self,
         origins: Vec<Origin>,
@@ -266,6 +271,10 @@ impl Store for Mistaken {
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error> {
         self.inner.adopt(origins, rules, accept_change || self.is(Mistake::AdoptsAnything)).await
+    }
+
+    async fn identities(&self) -> Result<Vec<NamespaceRules>, Error> {
+        self.inner.identities().await
     }
 
     async fn ping(&self) -> Result<(), Error> {

@@ -33,7 +33,7 @@ const STOP_CLOCK: &str = "
     AS 'SELECT at FROM public.clock';";
 
 /// What a fresh store has.
-const EMPTY: &str = "TRUNCATE oncegate.record, oncegate.origin, oncegate.identity";
+const EMPTY: &str = "TRUNCATE oncegate.record, oncegate.origin, oncegate.identity, oncegate.rules_period";
 
 #[test]
 fn it_says_what_was_said() {

@@ -1,5 +1,6 @@
 //! With a cache that gates share.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tokio::time::{advance, sleep};
@@ -250,11 +251,42 @@ async fn what_is_removed_is_forgotten_by_all() {
     two.until_written().await;
     assert!(two.other.recall(ID).is_none());
     assert!(matches!(two.asked(ID, fresh(2)).await, (Claim::Exists { .. }, 1)));
-    // A cache that brings it back is believed for a while only.
+    // A cache that brings it back is not believed by a gate that heard of the purge.
     two.change(|values| drop(values.insert(ID, value)));
-    advance(TTL / 2).await;
-    let (Claim::Exists { record, .. }, _) = two.asked(ID, fresh(2)).await else { panic!("it is claimed") };
+    let (Claim::Exists { record, .. }, 1) = two.asked(ID, fresh(2)).await else { panic!("it is claimed") };
+    assert_eq!((record.attempt, two.last()), (Attempt([3; 16]), Answered::Stale));
+}
+
+/// A value of before a purge is authentic, and somebody may put it back into the cache.
+#[tokio::test(start_paused = true)]
+async fn an_old_value_is_not_believed_by_the_gate_that_purged_nor_by_the_one_that_ran_since() {
+    let two = two().completed().await;
+    let old = two.shelves.values.lock().unwrap()[&ID].clone();
+    // The other gate does not hear of the purge.
+    two.shelves.told.lock().unwrap().clear();
+    advance(Duration::from_millis(5)).await;
+    assert!(two.one.remove(ID).await.unwrap());
+    two.until_written().await;
+    let put_back = || two.change(|values| drop(values.insert(ID, old.clone())));
+    put_back();
+    let first = two.one.claim(ID, fresh(2)).await.unwrap();
+    assert!(matches!(first, Claim::Inserted(_)), "the gate that purged: {first:?}");
+    two.one.settle(ID, Attempt([2; 16]), End::Release).await.unwrap();
+    two.until_written().await;
+
+    two.change(HashMap::clear);
+    two.other.claim(ID, fresh(3)).await.unwrap();
+    two.other.settle(ID, Attempt([3; 16]), complete("newer")).await.unwrap();
+    two.until_written().await;
+    two.other.shelf.forget_all();
+    let (Claim::Exists { record, .. }, 0) = two.asked(ID, fresh(4)).await else { panic!("its own value is believed") };
     assert_eq!(record.attempt, Attempt([3; 16]));
+    for gate in [&two.one, &two.other] {
+        put_back();
+        gate.shelf.forget_all();
+        let Claim::Exists { record, .. } = gate.claim(ID, fresh(4)).await.unwrap() else { panic!("it stands") };
+        assert_eq!(record.attempt, Attempt([3; 16]));
+    }
 }
 
 #[tokio::test(start_paused = true)]

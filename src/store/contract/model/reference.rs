@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::store::IdentityChange;
+use crate::store::{IdentityChange, LiveKeys};
 
 /// What came back from a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -230,15 +230,24 @@ impl Reference {
 
     fn adopt(&mut self, origins: Vec<Origin>, rules: Vec<Identity>, accept_change: bool) -> Vec<IdentityChange> {
         let live = |identity: &Identity| {
-            let of = self.kept.values().filter(|kept| {
-                let is_live = kept.record.state == State::InFlight || kept.record.until > self.now;
-                let origin = self.known(kept);
-                let is_of = |known: Origin| {
-                    (known.service, known.namespace) == (identity.service.clone(), identity.namespace.clone())
-                };
-                is_live && origin.is_some_and(is_of)
-            });
-            of.count() as u64
+            let mut live: BTreeMap<String, LiveKeys> = BTreeMap::new();
+            for kept in self.kept.values() {
+                let Some(Origin { service, namespace, route }) = self.known(kept) else { continue };
+                let is_in_flight = kept.record.state == State::InFlight;
+                if (service, namespace) != (identity.service.clone(), identity.namespace.clone())
+                    || !is_in_flight && kept.record.until <= self.now
+                {
+                    continue;
+                }
+                let none = LiveKeys { route: route.clone(), keys: 0, in_flight: 0, until: None };
+                let live = live.entry(route.to_string()).or_insert(none);
+                live.keys += 1;
+                match is_in_flight {
+                    true => live.in_flight += 1,
+                    false => live.until = live.until.max(Some(kept.record.until)),
+                }
+            }
+            live.into_values().collect::<Vec<_>>()
         };
         let services = origins.iter().map(|origin| &origin.service).chain(rules.iter().map(|rule| &rule.service));
         let services: Vec<_> = services.collect();
@@ -248,9 +257,11 @@ impl Reference {
             .map(|identity| IdentityChange {
                 service: identity.service.clone(),
                 namespace: identity.namespace.clone(),
+                digest: identity.digest,
+                description: identity.description.clone(),
                 live: live(identity),
             })
-            .filter(|change| change.live > 0)
+            .filter(|change| change.keys() > 0)
             .collect();
         changes.sort_by_key(|change| (change.service.clone(), change.namespace.clone()));
         if !changes.is_empty() && !accept_change {

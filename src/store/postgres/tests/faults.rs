@@ -12,25 +12,25 @@ use crate::store::{Expiry, OriginId, Removal};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-fn id(number: u8) -> RecordId {
+pub(super) fn id(number: u8) -> RecordId {
     RecordId([number; 32])
 }
 
-fn attempt(number: u8) -> Attempt {
+pub(super) fn attempt(number: u8) -> Attempt {
     Attempt([number; 16])
 }
 
-fn fresh(number: u8) -> Fresh {
+pub(super) fn fresh(number: u8) -> Fresh {
     let (attempt, head) = (attempt(number), Bytes::from_static(b"head"));
     Fresh { attempt, origin: OriginId(1), lease: HOUR, ttl: HOUR, unknown_ttl: HOUR, head }
 }
 
-fn complete() -> End {
+pub(super) fn complete() -> End {
     End::Complete { answer: Bytes::from_static(b"answer"), expiry: Expiry::FromClaim(HOUR) }
 }
 
 /// A server of the test's own, with the schema.
-fn own_server(with: &[(&str, &str)]) -> Option<(servers::Postgres, Database)> {
+pub(super) fn own_server(with: &[(&str, &str)]) -> Option<(servers::Postgres, Database)> {
     let server = servers::Postgres::with(with)?;
     let database = server.database();
     database.run(&schema::all());
@@ -65,7 +65,7 @@ async fn an_answer_that_is_lost_is_settled_by_asking_again() {
 }
 
 /// Asks until the store is back, which it is to be soon.
-async fn until_up<T, F: Future<Output = Result<T, Error>>>(ask: impl Fn() -> F) -> T {
+pub(super) async fn until_up<T, F: Future<Output = Result<T, Error>>>(ask: impl Fn() -> F) -> T {
     let began = Instant::now();
     loop {
         match ask().await {
@@ -140,6 +140,27 @@ async fn a_claim_that_another_is_about_to_make_fails_alone() {
         waiting.abort();
     }
     assert!(matches!(store.claim(id(5), fresh(5)).await, Ok(Claim::Inserted(_))));
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_completion_cannot_be_prepared_whether_anybody_waits_or_not() {
+    let Some((_server, database)) = own_server(&[("max_prepared_transactions", "2")]) else { return };
+    let store = open(&database.url).await;
+    for (number, waits) in [(1, false), (2, true)] {
+        store.claim(id(number), fresh(number)).await.unwrap();
+        if waits {
+            let await_it = format!("SELECT oncegate.await_v1(decode('{}', 'hex'))", id(number));
+            assert_eq!(database.value(&await_it), "t");
+        }
+        let upstream = database.session();
+        upstream.run("BEGIN");
+        upstream.run(&format!("SELECT oncegate.complete('{}', 201, NULL, NULL)", attempt(number).expose()));
+        let refused = upstream.try_run("PREPARE TRANSACTION 'p'").unwrap_err();
+        assert!(refused.contains("cannot PREPARE"), "{refused}");
+        let record = store.get(id(number)).await.unwrap().unwrap().record;
+        assert_eq!(record.state, State::InFlight, "nothing was completed");
+    }
     store.close().await;
 }
 
@@ -224,6 +245,81 @@ async fn a_wait_for_a_standby_that_is_broken_off_is_not_the_end() {
     let again = until_up(|| store.claim(id(n), fresh(n))).await;
     assert!(matches!(again, Claim::Inserted(_)), "{again:?}");
     store.close().await;
+}
+
+/// A completion whose wait for the standby was cancelled stands on the primary only: whoever replays it after a failover
+/// would find its key unknown.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_may_be_on_no_standby_is_not_handed_out() {
+    let Some((server, database)) = own_server(&[]) else { return };
+    let (one, other) = (open(&database.url).await, open(&database.url).await);
+    for number in [1, 2, 3] {
+        one.claim(id(number), fresh(number)).await.unwrap();
+    }
+    let large = End::Complete { answer: vec![b'x'; 300 << 10].into(), expiry: Expiry::FromClaim(HOUR) };
+    one.settle(id(2), attempt(2), large).await.unwrap();
+    let session = server.session();
+    session.run("ALTER SYSTEM SET synchronous_standby_names = 'nobody'");
+    session.run("SELECT pg_reload_conf()");
+    let states = "SELECT count(*) FROM oncegate.record WHERE state = 1";
+    let settling = async {
+        // Until every process of the server has heard of it, commits go through.
+        for number in 100.. {
+            if one.claim(id(number), fresh(number)).await.is_err() {
+                break;
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+        for number in [1, 3] {
+            let settled = one.settle(id(number), attempt(number), complete()).await;
+            assert!(matches!(settled, Err(Error::Indeterminate(_))), "{number}: {settled:?}");
+        }
+    };
+    let cancelling = async {
+        loop {
+            session.run("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'");
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::select! {
+        () = settling => {}
+        () = cancelling => {}
+    }
+    assert_eq!(database.value(states), "3", "here they stand");
+
+    let within = Duration::from_millis(500);
+    for store in [&one, &other] {
+        let claimed = timeout(within, store.claim(id(1), fresh(9))).await;
+        assert!(matches!(claimed, Err(_) | Ok(Err(_))), "{claimed:?}");
+        let read = timeout(within, store.get(id(3))).await;
+        assert!(matches!(read, Err(_) | Ok(Err(_))), "{read:?}");
+    }
+    let claimed = timeout(within, other.claim(id(2), fresh(9))).await;
+    assert!(matches!(claimed, Err(_) | Ok(Err(_))), "the other process has not seen it durable: {claimed:?}");
+    session.run("ALTER SYSTEM RESET synchronous_standby_names");
+    session.run("SELECT pg_reload_conf()");
+    for store in [&one, &other] {
+        for number in [1, 2, 3] {
+            let found = until_up(|| store.claim(id(number), fresh(9))).await;
+            let Claim::Exists { record, .. } = found else { panic!("{number}: {found:?}") };
+            assert!(record.answer.is_some(), "{number}");
+        }
+    }
+
+    // From here on each has seen all of them durable, and asks for no standby to replay them.
+    session.run("ALTER SYSTEM SET synchronous_standby_names = 'nobody'");
+    session.run("SELECT pg_reload_conf()");
+    for store in [&one, &other] {
+        for number in [1, 2, 3] {
+            let found =
+                timeout(Duration::from_secs(4), store.claim(id(number), fresh(9))).await.expect("no wait").unwrap();
+            assert!(matches!(found, Claim::Exists { .. }), "{number}: {found:?}");
+        }
+    }
+    session.run("ALTER SYSTEM RESET synchronous_standby_names");
+    session.run("SELECT pg_reload_conf()");
+    one.close().await;
+    other.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

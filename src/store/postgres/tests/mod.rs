@@ -1,7 +1,9 @@
 //! Against a real server.
 
 mod faults;
+mod hosts;
 mod plans;
+mod rights;
 
 use std::sync::Arc;
 use std::thread;
@@ -65,6 +67,33 @@ async fn it_is_known_what_is_at_the_other_end() {
 }
 
 #[tokio::test]
+async fn what_a_server_risks_is_seen_by_every_user_as_far_as_it_may() {
+    let Some((primary, standby)) = servers::Postgres::pair() else { return };
+    primary.session().run("CREATE ROLE plain LOGIN");
+    let as_user = |user: &str| settings(&format!("postgres://{user}@{}/postgres", primary.address()));
+    let described = describe(&as_user("postgres")).await.unwrap();
+    assert_eq!(described.standbys, Some(vec![Standby::Synchronous]));
+    assert_eq!((&*described.synchronous_standby_names, &*described.synchronous_commit), ("second", "remote_apply"));
+    assert!(!described.has_fsync && described.has_full_page_writes && described.hosts == 1);
+    let [risk] = &described.risks()[..] else { panic!("{described:?}") };
+    assert!(risk.starts_with("fsync is off"), "{risk}");
+    let described = describe(&as_user("plain")).await.unwrap();
+    assert_eq!(described.standbys, Some(vec![Standby::Hidden]));
+    primary.session().run("REVOKE SELECT ON pg_stat_replication FROM PUBLIC");
+    assert_eq!(describe(&as_user("plain")).await.unwrap().standbys, None);
+
+    standby.promote();
+    let alone = settings(&standby.url("postgres"));
+    let described = describe(&alone).await.unwrap();
+    assert_eq!((described.standbys.as_deref(), &*described.synchronous_standby_names), (Some(&[][..]), ""));
+    // `migrate` too passes by a host that lets everybody in and commits nothing.
+    let (first, second) = (primary.address(), standby.address());
+    let both = settings(&format!("postgres://postgres@{first},{second}/postgres?connect_timeout=1"));
+    assert!(!migrate(&both).await.unwrap().is_empty());
+    assert_eq!(pending(&alone).await.unwrap(), []);
+}
+
+#[tokio::test]
 async fn who_may_not_see_what_others_commit_is_told_so() {
     let Some(database) = database() else { return };
     database.run(&format!("ALTER DATABASE \"{}\" SET default_transaction_isolation = serializable", database.name));
@@ -104,7 +133,7 @@ async fn harness(database: &Database, url: &str) -> Harness {
 
 /// What a fresh store has.
 const EMPTY: &str = "
-    TRUNCATE oncegate.record, oncegate.origin, oncegate.identity;
+    TRUNCATE oncegate.record, oncegate.origin, oncegate.identity, oncegate.rules_period;
     UPDATE clock SET at = 1700000000000";
 
 /// Makes a database's time stand until it is stepped.

@@ -64,7 +64,7 @@ async fn a_full_disk_refuses_claims_and_gets_over_it() {
 }
 
 /// A store whose COMMITs and checkpoints fail as told, and what its fatal handler was told.
-fn sabotaged(path: &Path) -> (Sqlite, Arc<Mutex<Vec<String>>>) {
+pub(super) fn sabotaged(path: &Path) -> (Sqlite, Arc<Mutex<Vec<String>>>) {
     let told = Arc::new(Mutex::new(Vec::new()));
     let listener = told.clone();
     let fatal: Fatal = Arc::new(move |reason: &str| listener.lock().unwrap().push(reason.to_owned()));

@@ -1,5 +1,7 @@
 mod crash;
 mod disk;
+mod files;
+mod upgrade;
 
 use std::fs;
 use std::path::Path;
@@ -153,7 +155,7 @@ fn files_that_are_not_ours_are_refused_and_left_alone() {
     drop(acquire(&Settings::new(&newer)));
     Connection::open(&newer).unwrap().pragma_update(None, "user_version", 7).unwrap();
     let message = refusal(&newer);
-    assert!(message.contains("schema version 7") && message.contains("up to 1"), "{message}");
+    assert!(message.contains("schema version 7") && message.contains("up to 2"), "{message}");
 
     let damaged = dir.path().join("damaged.db");
     drop(open(&damaged));
@@ -214,7 +216,7 @@ async fn time_does_not_run_back_over_a_restart() {
 #[test]
 fn no_statement_scans_the_table() {
     let dir = tempfile::tempdir().unwrap();
-    let opened = schema::open(&acquire(&Settings::new(dir.path().join("a.db")))).unwrap();
+    let opened = schema::open(&Arc::new(acquire(&Settings::new(dir.path().join("a.db"))))).unwrap();
     let plan = |statement: &str| {
         let mut explain = opened.conn.prepare(&format!("EXPLAIN QUERY PLAN {statement}")).unwrap();
         // A parameter that is not bound is NULL.

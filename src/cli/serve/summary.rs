@@ -1,0 +1,327 @@
+//! What a gate does, in one block at its start: where it listens and forwards, what its store survives, what it protects
+//! and what it does not.
+
+use std::fmt::Write as _;
+
+use super::durability::Durability;
+use crate::config::{Resolved, show_duration};
+use crate::http::listen::Listen;
+use crate::http::upstream::{self, Place};
+use crate::idempotency::key::{KeyRule, KeySource};
+use crate::idempotency::policy::{Mode, Policy, Recovery, StoreFailure};
+use crate::idempotency::scope::ScopePart;
+use crate::idempotency::settle::{Action, Ending, Outcomes};
+use crate::route::Route;
+use crate::telemetry::logs::Format;
+
+/// The most routes or upstreams that are listed.
+const MOST: usize = 50;
+
+/// The most statuses that are listed of those whose outcome is not that of their class.
+const MOST_STATUSES: usize = 8;
+
+/// Where the second column of the block begins, in characters.
+const COLUMN: usize = 15;
+
+/// What a gate does, for its operator. It holds no secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Summary {
+    /// Whether clients encrypt.
+    is_secure: bool,
+    /// Where clients connect.
+    listen: Vec<String>,
+    /// Where operators connect.
+    admin: String,
+    has_token: bool,
+    upstreams: Vec<String>,
+    store: Durability,
+    /// The cache in front of the store.
+    cache: Option<String>,
+    protected: Vec<Protected>,
+    /// How many more routes protect.
+    more_protected: usize,
+    unprotected: Vec<String>,
+}
+
+/// Routes that protect in the same way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Protected {
+    routes: Vec<String>,
+    policy: Vec<(&'static str, String)>,
+}
+
+impl Summary {
+    /// The summary of a gate with this configuration and store.
+    pub(super) fn of(config: &Resolved, store: Durability) -> Self {
+        let routes = config.router.routes();
+        let mut protecting = routes.iter().filter(|route| route.policy.mode == Mode::Protect);
+        let mut protected: Vec<Protected> = Vec::new();
+        for route in protecting.by_ref().take(MOST) {
+            let (shown, policy) = (show_route(config, route), show_policy(&route.policy));
+            match protected.iter_mut().find(|other| other.policy == policy) {
+                Some(alike) => alike.routes.push(shown),
+                None => protected.push(Protected { routes: vec![shown], policy }),
+            }
+        }
+        let passing = routes.iter().filter(|route| route.policy.mode == Mode::Pass);
+        let mut unprotected = bounded(passing.map(|route| format!("{} (mode = \"pass\")", show_route(config, route))));
+        unprotected.push(show_rest(config));
+        Self {
+            is_secure: config.server.door.tls.is_some(),
+            listen: config.server.listen.iter().map(Listen::to_string).collect(),
+            admin: config.admin.listen.to_string(),
+            has_token: config.admin.token.is_some(),
+            upstreams: bounded(config.upstreams.iter().map(show_upstream)),
+            store,
+            cache: config.cache.as_ref().map(|cache| format!("Redis at {}, in front of the store", cache.servers())),
+            protected,
+            more_protected: protecting.count(),
+            unprotected,
+        }
+    }
+
+    /// The same, with the addresses that the listeners have.
+    pub(super) fn at(self, admin: String, listen: Vec<String>) -> Self {
+        Self { admin, listen, ..self }
+    }
+
+    /// The summary after a reload. What only a start sets stays.
+    pub(super) fn reloaded(&self, config: &Resolved) -> Self {
+        let now = Self::of(config, self.store.clone());
+        Self { cache: self.cache.clone(), ..now }.at(self.admin.clone(), self.listen.clone())
+    }
+
+    /// Logs it: as one block, or as one line with a field for each part where lines are JSON.
+    pub(super) fn log(&self, format: Format) {
+        match format {
+            Format::Text => tracing::info!("{}", self.text()),
+            Format::Json => tracing::info!(
+                version = VERSION,
+                listen = self.listening().join(", "),
+                admin = self.admin(),
+                upstreams = self.upstreams.join("; "),
+                store = self.store.place,
+                cache = self.cache,
+                survives = self.store.survives,
+                risks = self.risks().join("; "),
+                protected = self.protected().join("\n"),
+                unprotected = self.unprotected.join("; "),
+                "serving"
+            ),
+        }
+    }
+
+    /// It as a block of lines.
+    fn text(&self) -> String {
+        let mut block = format!("oncegate {VERSION} serves");
+        let mut line = |indent: usize, label: &str, text: &str| {
+            let _ = write!(block, "\n{:indent$}{label:width$}{text}", "", width = COLUMN - indent);
+        };
+        let mut lines = |label: &str, texts: &[String]| {
+            for (place, text) in texts.iter().enumerate() {
+                line(2, if place == 0 { label } else { "" }, text);
+            }
+        };
+        lines("clients", &self.listening());
+        lines("admin", &[self.admin()]);
+        lines("upstreams", &self.upstreams);
+        lines("store", std::slice::from_ref(&self.store.place));
+        lines("  survives", &[self.store.survives.to_owned()]);
+        lines("  risks", &self.risks());
+        lines("cache", self.cache.as_slice());
+        for Protected { routes, policy } in &self.protected {
+            lines("protected", routes);
+            policy.iter().for_each(|(label, text)| lines(&format!("  {label}"), std::slice::from_ref(text)));
+        }
+        if self.more_protected > 0 {
+            lines("", &[more(self.more_protected)]);
+        }
+        lines("unprotected", &self.unprotected);
+        block
+    }
+
+    fn listening(&self) -> Vec<String> {
+        let scheme = if self.is_secure { "https" } else { "http" };
+        let shown = |place: &String| match place.contains(':') && !place.starts_with("systemd") {
+            true if !place.starts_with("unix:") => format!("{scheme}://{place}"),
+            _ => place.clone(),
+        };
+        self.listen.iter().map(shown).collect()
+    }
+
+    fn admin(&self) -> String {
+        let token = if self.has_token { "with a token" } else { "without a token" };
+        format!("http://{}, {token}", self.admin)
+    }
+
+    fn risks(&self) -> Vec<String> {
+        std::iter::once(self.store.risk.to_owned()).chain(self.store.warnings.iter().cloned()).collect()
+    }
+
+    /// What is protected, routes that are alike in one line.
+    fn protected(&self) -> Vec<String> {
+        let line = |Protected { routes, policy }: &Protected| {
+            let policy = policy.iter().map(|(label, text)| format!("{label}: {text}"));
+            routes.iter().cloned().chain(policy).collect::<Vec<_>>().join("; ")
+        };
+        let more = (self.more_protected > 0).then(|| more(self.more_protected));
+        self.protected.iter().map(line).chain(more).collect()
+    }
+}
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The first of them, and how many more there are.
+fn bounded(items: impl Iterator<Item = String>) -> Vec<String> {
+    let mut items = items.peekable();
+    let mut shown: Vec<String> = items.by_ref().take(MOST).collect();
+    if items.peek().is_some() {
+        shown.push(more(items.count()));
+    }
+    shown
+}
+
+fn more(count: usize) -> String {
+    format!("and {count} more: see `oncegate config print`")
+}
+
+fn show_upstream(settings: &upstream::Settings) -> String {
+    let scheme = if settings.tls.is_some() { "https" } else { "http" };
+    let url = |place: &Place| match place {
+        Place::Tcp { .. } => format!("{scheme}://{place}"),
+        Place::Unix(_) => place.to_string(),
+    };
+    let urls: Vec<String> = settings.places.iter().map(url).collect();
+    let mut shown = format!("{}: {}", settings.name, urls.join(", "));
+    let [connect, whole, client] =
+        [settings.connect_timeout, settings.timeout, settings.client_timeout].map(show_duration);
+    let _ = write!(shown, "; connect_timeout {connect}, timeout {whole}");
+    if client != whole {
+        let _ = write!(shown, ", client_timeout {client}");
+    }
+    shown
+}
+
+fn show_route(config: &Resolved, route: &Route) -> String {
+    let methods: Vec<&str> = route.methods.iter().map(http::Method::as_str).collect();
+    let host = route.host.as_deref().unwrap_or_default();
+    let upstream = &config.upstreams[route.upstream].name;
+    format!("{}: {} {host}{} to {upstream}", route.name, methods.join(", "), route.path)
+}
+
+/// What becomes of requests that no route matches.
+fn show_rest(config: &Resolved) -> String {
+    let Some(index) = config.gate.default_upstream else { return "everything else: 404 no-route".to_owned() };
+    // As it is configured: a `HeaderName` is in small letters.
+    let header = config.effective["headers"]["status"].as_str();
+    let header = header.map(|name| format!(" ({name}: ignored)")).unwrap_or_default();
+    format!("everything else: to {}; a key does nothing there{header}", config.upstreams[index].name)
+}
+
+/// What an operator should know of a policy.
+fn show_policy(policy: &Policy) -> Vec<(&'static str, String)> {
+    let (ttl, unknown_ttl) = (show_duration(policy.ttl), show_duration(policy.unknown_ttl));
+    let mut shown = vec![
+        ("key", show_key(&policy.key)),
+        ("caller", show_scope(&policy.scope)),
+        ("ttl", format!("{ttl}; {unknown_ttl} where the outcome is unknown")),
+        ("5xx", show_server_errors(&policy.outcomes)),
+        ("unknown", show_recovery(policy.recovery).to_owned()),
+    ];
+    if policy.store_failure == StoreFailure::Forward {
+        shown.push(("store away", "requests run unprotected (store_failure = \"forward\")".to_owned()));
+    }
+    shown
+}
+
+fn show_key(rule: &KeyRule) -> String {
+    let places: Vec<String> = rule.from.iter().map(KeySource::to_string).collect();
+    let places = places.join(" or ");
+    match rule.required {
+        _ if rule.from.contains(&KeySource::Fingerprint) => places,
+        true => format!("{places}, required"),
+        false => format!("{places}; a request without one is not protected"),
+    }
+}
+
+/// Who a caller is: callers that differ in any part never share a key.
+fn show_scope(scope: &[ScopePart]) -> String {
+    scope.iter().map(|part| show_part(&part.to_string())).collect::<Vec<_>>().join(" + ")
+}
+
+/// A part of a scope in words. A part without words here is shown as it is configured.
+fn show_part(part: &str) -> String {
+    if let Some(text) = part.strip_prefix("const:") {
+        return format!("the constant {text}");
+    }
+    let (part, absent) = match part.strip_suffix('?') {
+        Some(part) => (part, ", if there is one"),
+        None => (part, ""),
+    };
+    let shown = match part {
+        "host" => "the host".to_owned(),
+        "credential" => {
+            "the credential (API key, Basic user, token subject, or else cookies; a refreshed opaque token is \
+                         another caller)"
+                .to_owned()
+        }
+        "header:authorization" => "header authorization (a refreshed token is another caller)".to_owned(),
+        "client-ip" => "the client's address".to_owned(),
+        "basic:user" => "the user of Basic credentials".to_owned(),
+        "client-cert:subject" => "the subject of the client's certificate".to_owned(),
+        "client-cert:san" => "the names in the client's certificate".to_owned(),
+        _ => match part.split_once(':') {
+            Some((kind @ ("header" | "cookie"), name)) => format!("{kind} {name}"),
+            Some(("jwt", claim)) => format!("claim {claim} of the token"),
+            _ => part.to_owned(),
+        },
+    };
+    format!("{shown}{absent}")
+}
+
+/// What becomes of a key whose request the upstream answers with a 5xx.
+fn show_server_errors(outcomes: &Outcomes) -> String {
+    const ACTIONS: [Action; 3] = [Action::Release, Action::Hold, Action::Store];
+    let statuses_with = |action: Action| {
+        let ends_so = move |status: &u16| outcomes.action(Ending::Answered(*status)) == action;
+        (500..=599).filter(ends_so).collect::<Vec<u16>>()
+    };
+    let mut by_action = ACTIONS.map(|action| (action, statuses_with(action)));
+    // That of the class comes first: nearly all statuses have it.
+    by_action.sort_by_key(|(_, statuses)| std::cmp::Reverse(statuses.len()));
+    let [(usual, _), exceptions @ ..] = &by_action;
+    let mut shown = match usual {
+        Action::Release => "frees the key: a retry runs again",
+        Action::Hold => "holds the key: the outcome is unknown",
+        Action::Store => "is kept: a retry gets it again",
+    }
+    .to_owned();
+    for (action, statuses) in exceptions.iter().filter(|(_, statuses)| !statuses.is_empty()) {
+        let verb = match (action, &statuses[..]) {
+            (Action::Release, [_]) => "frees it",
+            (Action::Release, _) => "free it",
+            (Action::Hold, [_]) => "holds it: the outcome is unknown",
+            (Action::Hold, _) => "hold it: the outcome is unknown",
+            (Action::Store, [_]) => "is kept",
+            (Action::Store, _) => "are kept",
+        };
+        let listed: Vec<String> = statuses.iter().take(MOST_STATUSES).map(u16::to_string).collect();
+        let more = match statuses.len().saturating_sub(MOST_STATUSES) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let _ = write!(shown, "; {}{more} {verb}", listed.join(", "));
+    }
+    shown
+}
+
+/// What becomes of a retry of a request whose outcome is unknown.
+fn show_recovery(recovery: Recovery) -> &'static str {
+    match recovery {
+        Recovery::Hold => "a retry gets 409 outcome-unknown until an operator resolves the record",
+        Recovery::Retry => "a retry runs again, perhaps beside the first attempt (recovery = \"retry\")",
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,144 @@
+//! Routes that are accepted, and probably protect less than they were meant to.
+
+use std::sync::Arc;
+
+use http::header::COOKIE;
+use http::{HeaderName, Method};
+
+use super::super::node::Table;
+use crate::idempotency::key::KeySource;
+use crate::idempotency::policy::{Mode, Policy};
+use crate::idempotency::scope::ScopePart;
+use crate::route::Route;
+
+/// Headers with a value for each request, by their last words: `request-id` is `X-Request-Id` too.
+const EACH_REQUEST: [&str; 34] = [
+    "request-id",
+    "requestid",
+    "correlation-id",
+    "correlationid",
+    "invocation-id",
+    "transaction-id",
+    "trace-id",
+    "traceid",
+    "trace-context",
+    "traceparent",
+    "tracestate",
+    "span-id",
+    "spanid",
+    "spancontext",
+    "parent-id",
+    "b3",
+    "baggage",
+    "sampled",
+    "ray",
+    "date",
+    "timestamp",
+    "request-time",
+    "request-start",
+    "queue-start",
+    "nonce",
+    "dpop",
+    "signature",
+    "signature-input",
+    "digest",
+    "content-md5",
+    "content-sha256",
+    "content-length",
+    "retry-count",
+    "attempt",
+];
+
+/// Headers that name the client's software or what it asks for.
+const CLIENT: [&str; 7] =
+    ["user-agent", "accept", "accept-encoding", "accept-language", "content-type", "referer", "sec-ch-ua"];
+
+/// Headers that list the proxies on the way.
+const PROXIES: [&str; 3] = ["x-forwarded-for", "forwarded", "via"];
+
+/// Advises against parts of a scope that a retry has another value of, and against the key itself as one.
+pub(super) fn on_scope(table: &Table<'_>, route: &str, policy: &Policy) {
+    for part in policy.scope.iter() {
+        let Some(name) = header_of(part) else { continue };
+        if is_key(name, policy) {
+            let message =
+                format!("route `{route}` is scoped by {part}, which is the key itself: it tells no callers apart");
+            table.advise("scope", format!("{message}; name what stays the same for one caller"));
+        } else if let Some((what, instead)) = changes(name) {
+            let message = format!("route `{route}` is scoped by {part}, which {what}");
+            let effect = "a retry that carries another value is another caller and runs again";
+            table.advise("scope", format!("{message}: {effect}; {instead}"));
+        }
+    }
+}
+
+/// The header whose value is a part of the scope as it stands.
+fn header_of(part: &ScopePart) -> Option<&HeaderName> {
+    match part {
+        ScopePart::Header(name) => Some(name),
+        _ => None,
+    }
+}
+
+fn is_key(name: &HeaderName, policy: &Policy) -> bool {
+    let is_source = policy.key.from.iter().any(|source| matches!(source, KeySource::Header(other) if other == name));
+    is_source || ends_with_words(name, "idempotency-key")
+}
+
+/// Why the value of a header changes although the caller stays the same, and what to write instead.
+fn changes(name: &HeaderName) -> Option<(&'static str, &'static str)> {
+    let is_of = |names: &[&str]| names.iter().any(|words| ends_with_words(name, words));
+    if is_of(&EACH_REQUEST) {
+        return Some(("has a value for each request", "name what stays the same for one caller"));
+    }
+    if CLIENT.contains(&name.as_str()) {
+        return Some(("tells clients apart and not callers", "name what stays the same for one caller"));
+    }
+    if PROXIES.contains(&name.as_str()) {
+        return Some(("lists the proxies on the way", "write \"client-ip\" for the client's address"));
+    }
+    (*name == COOKIE).then_some(("has every cookie", "name the one that stays, such as \"cookie:session\""))
+}
+
+/// Whether a header's name is these words, or ends with them.
+fn ends_with_words(name: &HeaderName, words: &str) -> bool {
+    name.as_str().strip_suffix(words).is_some_and(|before| before.is_empty() || before.ends_with('-'))
+}
+
+/// Advises against a route for the items of a collection where no route takes the collection: creating an item is usually
+/// a POST to it. `tables` and `routes` are in the same order; `is_forwarded` is whether anything takes what no route does.
+pub(super) fn on_collections(tables: &[Table<'_>], routes: &[Arc<Route>], is_forwarded: bool) {
+    let posts = |route: &Route| route.methods.contains(&Method::POST);
+    for (table, route) in tables.iter().zip(routes) {
+        let Some(collection) = route.path.collection() else { continue };
+        if !is_of_items(collection) {
+            continue;
+        }
+        // A parameter in its text is a segment that only a parameter matches.
+        let is_taken = |other: &Arc<Route>| {
+            posts(other) && (other.path.matches(collection) || other.path.matches(&format!("{collection}/")))
+        };
+        if route.policy.mode != Mode::Protect || !posts(route) || routes.iter().any(is_taken) {
+            continue;
+        }
+        let fate = if is_forwarded { "which is forwarded unprotected here" } else { "which gets 404 `no-route` here" };
+        table.advise(
+            "path",
+            format!(
+                "no route takes POST {collection}: route `{}` is for what stands below it, and creating is usually a POST \
+                 to the collection, {fate}; add a route with path = \"{collection}\", or write \
+                 \"{collection}/{{*rest}}\" for both",
+                route.name
+            ),
+        );
+    }
+}
+
+/// Whether the path of what may be a collection ends with a name for one: not with a version, and not with that of a gRPC
+/// service, below which the methods stand.
+fn is_of_items(collection: &str) -> bool {
+    let (above, name) = collection.rsplit_once('/').unwrap_or(("", collection));
+    let is_version = name.strip_prefix('v').is_some_and(|rest| rest.starts_with(|char: char| char.is_ascii_digit()));
+    let is_service = above.is_empty() && name.contains('.');
+    !is_version && !is_service && name != "api"
+}

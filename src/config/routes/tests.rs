@@ -1,0 +1,186 @@
+//! What is advised of routes, and where.
+
+use std::path::{Path, PathBuf};
+
+use super::super::{Advice, DEFAULT, Flags, Place, Sources, load, load_text};
+
+const APP: &str = "[upstreams]\napp = \"http://127.0.0.1:3000\"\n";
+
+fn advice(text: &str) -> Vec<Advice> {
+    load_text(PathBuf::from("gate.toml"), text).unwrap_or_else(|problems| panic!("{text}\n{problems}")).advice
+}
+
+/// What is advised of the keys that end like this, as `check` shows it.
+fn advised(text: &str, key: &str) -> Vec<String> {
+    let about = advice(text).into_iter().filter(|advice| advice.key.ends_with(key));
+    about.map(|advice| advice.to_string()).collect()
+}
+
+#[test]
+fn a_scope_that_changes_with_each_request_is_advised_against() {
+    let scoped = |parts: &str| {
+        let route = format!("[[routes]]\nname = \"r\"\npath = \"/{{*rest}}\"\nscope = [{parts}]\n");
+        advised(&format!("{APP}{route}"), "scope")
+    };
+    let each = "has a value for each request";
+    for (header, why) in [
+        ("Date", each),
+        ("X-Request-Id", each),
+        ("X-Amz-Request-Id", each),
+        ("Request-Id", each),
+        ("X-Correlation-ID", each),
+        ("traceparent", each),
+        ("X-Amzn-Trace-Id", each),
+        ("X-Cloud-Trace-Context", each),
+        ("X-B3-TraceId", each),
+        ("CF-Ray", each),
+        ("X-Request-Timestamp", each),
+        ("X-Amz-Date", each),
+        ("X-Nonce", each),
+        ("Stripe-Signature", each),
+        ("Content-Digest", each),
+        ("User-Agent", "tells clients apart and not callers"),
+        ("Accept-Language", "tells clients apart and not callers"),
+        ("X-Forwarded-For", "lists the proxies on the way"),
+        ("Cookie", "has every cookie"),
+    ] {
+        let shown = header.to_lowercase();
+        let told = scoped(&format!("\"header:{header}\""));
+        let expected = format!(
+            "gate.toml:6: routes[0].scope: advice: route `r` is scoped by header:{shown}, which {why}: a retry that carries \
+             another value is another caller and runs again; "
+        );
+        assert!(told.len() == 1 && told[0].starts_with(&expected), "{header}: {told:?}");
+    }
+    for key in ["Idempotency-Key", "X-Idempotency-Key"] {
+        let told = scoped(&format!("\"host\", \"header:{key}\""));
+        assert!(told.len() == 1 && told[0].contains("which is the key itself: it tells no callers apart"), "{told:?}");
+    }
+    let own = "\"header:X-Order\"]\nkey.from = [\"header:X-Order\"";
+    assert!(scoped(own).iter().any(|told| told.contains("which is the key itself")), "{:?}", scoped(own));
+    for header in ["X-Tenant", "X-Api-Key", "X-User-Id", "X-Updated-By", "X-Candidate", "X-Array", "Api-Version"] {
+        assert_eq!(scoped(&format!("\"header:{header}\"")), [""; 0], "{header}");
+    }
+    assert_eq!(scoped("\"host\", \"cookie:session\", \"client-ip\", \"const:Date\"").len(), 0);
+    // Of a route that protects nothing, the scope does not count.
+    assert_eq!(scoped("\"header:Date\"]\nmode = \"pass\"\nmethods = [\"POST\"").len(), 0);
+    assert_eq!(scoped("\"header:Date\", \"header:traceparent\"").len(), 2);
+}
+
+#[test]
+fn a_collection_that_no_route_takes_is_advised_of() {
+    let told = |routes: &[(&str, &str)]| {
+        let tables = routes
+            .iter()
+            .enumerate()
+            .map(|(nth, (path, more))| format!("[[routes]]\nname = \"r{nth}\"\npath = \"{path}\"\n{more}\n"));
+        advised(&format!("{APP}{}", tables.collect::<String>()), "path")
+    };
+    let expected = "gate.toml:5: routes[0].path: advice: no route takes POST /v1/orders: route `r0` is for what stands below \
+                    it, and creating is usually a POST to the collection, which is forwarded unprotected here; add a route \
+                    with path = \"/v1/orders\", or write \"/v1/orders/{*rest}\" for both";
+    let item = ("/v1/orders/{id}", "");
+    assert_eq!(told(&[item]), [expected]);
+    assert_eq!(told(&[item, ("/v1/orders/{id}/lines", "")]), [expected]);
+    assert_eq!(told(&[item, ("/v1/orders", "methods = [\"PATCH\"]")]), [expected]);
+    assert_eq!(told(&[("/v1/{tenant}/orders/{id}", ""), ("/v1/acme/orders", "")]).len(), 1);
+    for others in [
+        ("/v1/orders", ""),
+        ("/v1/orders", "mode = \"pass\""),
+        ("/v1/orders", "host = \"a.example\""),
+        ("/v1/orders/", ""),
+        ("/v1/orders/{*rest}", ""),
+        ("/v1/{collection}", ""),
+        ("/{*rest}", "methods = [\"POST\"]"),
+    ] {
+        assert_eq!(told(&[item, others]), [""; 0], "{others:?}");
+    }
+    for unlikely in [
+        ("/v1/orders/{id}", "methods = [\"PATCH\", \"DELETE\"]"),
+        ("/v1/orders/{id}", "mode = \"pass\""),
+        ("/v1/orders/{id}/capture", ""),
+        ("/{tenant}/{id}", ""),
+        ("/v1/{id}", ""),
+        ("/api/{id}", ""),
+        ("/payments.v1.Payments/{call}", ""),
+    ] {
+        assert_eq!(told(&[unlikely]), [""; 0], "{unlikely:?}");
+    }
+    assert_eq!(told(&[("/v1/{tenant}/orders/{id}", ""), ("/v1/{any}/orders", "")]), [""; 0]);
+    let nowhere = "[upstreams]\na = \"http://a\"\nb = \"http://b\"\n\
+                   [[routes]]\nname = \"r\"\npath = \"/orders/{id}\"\nupstream = \"a\"\n";
+    assert!(advised(nowhere, "path")[0].contains("the collection, which gets 404 `no-route` here;"));
+}
+
+/// Advice is about a key, about the table that lacks it, or about the file. It never points at a line that says nothing.
+#[test]
+fn no_advice_points_at_a_comment() {
+    let read = |name: &str| std::fs::read_to_string(Path::new("config/examples").join(name)).unwrap();
+    let scopes = "# defaults.scope = [\"host\"]\n[defaults]\n# scope = [\"host\"]\nttl = \"1s\"\n# routes\n";
+    let route = "# [[routes]]\n# name\n[[routes]]\n# path = \"/a\"\n# scope\nname = \"a\"\npath = \"/a/{id}\"\n";
+    let texts = [
+        format!("# The gate.\n#[defaults]\n#scope = [\"header:Date\"]\n\n{APP}"),
+        format!("# The gate.\n{APP}{route}"),
+        format!(
+            "# The gate.\n{scopes}{APP}# the first route\n{route}# another\n[[routes]]\nname = \"b\"\npath = \"/b\"\n"
+        ),
+        format!("# The gate.\n# all\nroutes = [\n  # one\n  {{ name = \"a\", path = \"/a/{{id}}\" }},\n]\n{APP}"),
+        format!(
+            "# The gate.\n{APP}[defaults] # scope\n# ttl\nscope = [ # scope\n  # raw\n  \"header:Cookie\",\n]\n{route}"
+        ),
+        format!("{DEFAULT}\n{APP}").replace("\n[upstreams]\n# app", "\n# app"),
+        read("gateway.toml"),
+        read("sidecar.toml"),
+    ];
+    let mut count = 0;
+    for text in texts {
+        let lines: Vec<&str> = text.lines().collect();
+        for Advice { place, key, message } in advice(&text) {
+            count += 1;
+            let Place::File(_, line) = place else { panic!("{key} is of the file: {place:?}") };
+            let Some(line) = line else {
+                let outer = key.split(['.', '[']).next().unwrap();
+                assert!(
+                    !lines.iter().any(|line| line.trim_start_matches('[').starts_with(outer)),
+                    "{key}: {message}\n{text}"
+                );
+                continue;
+            };
+            let line = lines[line - 1].trim();
+            assert!(!line.is_empty() && !line.starts_with('#'), "{key} at {line:?}: {message}\n{text}");
+        }
+    }
+    assert!(count > 12, "{count}");
+}
+
+/// A key that stands nowhere in a file has no line in it; what a variable sets is said of the variable.
+#[test]
+fn advice_on_what_is_not_in_a_file_names_the_file_or_the_variable() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("gate.toml");
+    std::fs::write(&file, format!("# The gate.\n{APP}")).unwrap();
+    let places = |environment: &[(&str, &str)]| -> Vec<(String, Place)> {
+        let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let sources = Sources { file: Some(file.clone()), environment, flags: Flags::default() };
+        load(sources).unwrap().advice.into_iter().map(|advice| (advice.key, advice.place)).collect()
+    };
+    for (_, place) in places(&[]) {
+        assert_eq!(place, Place::File(file.clone(), None));
+    }
+    let variable = "ONCEGATE_DEFAULTS__SCOPE";
+    let of_variable = Place::Environment(variable.to_owned());
+    assert_eq!(places(&[(variable, "[\"header:Date\"]")]), [("defaults.scope".to_owned(), of_variable)]);
+    let port = "ONCEGATE_PORT";
+    let of_port = (String::new(), Place::Environment(port.to_owned()));
+    assert!(places(&[(port, "8080")]).contains(&of_port));
+    assert!(!places(&[(port, "tcp://10.0.0.1:8080")]).contains(&of_port));
+}
+
+/// What is missing from a file is a problem in the first line that says anything.
+#[test]
+fn a_problem_has_a_line_that_says_something() {
+    let problems = |text: &str| load_text(PathBuf::from("gate.toml"), text).map(|_| ()).unwrap_err().to_string();
+    let several = format!("# The gate.\n# [[routes]]\n{APP}b = \"http://b\"\n");
+    assert!(problems(&several).starts_with("gate.toml:3: routes: "), "{}", problems(&several));
+    assert!(problems("# nothing\n").starts_with("gate.toml:1: upstreams: "));
+}

@@ -1,0 +1,190 @@
+//! What a configuration makes the identities of its records by.
+
+use std::sync::Arc;
+
+use super::work::Rules;
+use super::{Settings, origin};
+use crate::idempotency::description::RulesDescription;
+use crate::idempotency::fingerprint::Recipe;
+use crate::idempotency::identity::Identifier;
+use crate::idempotency::key::KeyRule;
+use crate::idempotency::policy::{Mode, Policy};
+use crate::idempotency::scope::ScopePart;
+use crate::route::{Route, Router};
+use crate::store::{Identity, IdentityChange, Origin};
+
+/// The scope of a route that named none, in versions of oncegate that kept no descriptions of rules.
+const FORMER_DEFAULT_SCOPE: [&str; 3] = ["host", "header:authorization", "header:x-api-key"];
+
+/// The rules of a configuration's identities.
+#[derive(Clone, Copy)]
+pub struct IdentityRules<'a> {
+    settings: &'a Settings,
+    router: &'a Router,
+}
+
+impl<'a> IdentityRules<'a> {
+    /// Those of a configuration.
+    #[must_use]
+    pub fn of(settings: &'a Settings, router: &'a Router) -> Self {
+        Self { settings, router }
+    }
+
+    /// The service whose records they are.
+    #[must_use]
+    pub fn service(&self) -> &'a Arc<str> {
+        &self.settings.service
+    }
+
+    /// The routes that make records, each with its rules.
+    pub fn routes(&self) -> impl Iterator<Item = (&'a Arc<Route>, RulesDescription)> {
+        let (trusted, id_secret) = (self.settings.forwarding.rule(), self.settings.id_secret.is_some());
+        // A route that does not protect makes no records, whatever rules it would make them by.
+        let protecting = self.router.routes().iter().filter(|route| route.policy.mode != Mode::Pass);
+        protecting.map(move |route| {
+            let Policy { scope, key, fingerprint, .. } = &route.policy;
+            (route, RulesDescription::of(scope, key, fingerprint, &trusted, id_secret))
+        })
+    }
+
+    /// The origins of the records, and the rules of their identities: for [`crate::store::Store::adopt`].
+    #[must_use]
+    pub fn adoption(&self) -> (Vec<Origin>, Vec<Identity>) {
+        let service = self.service();
+        let origins = self.router.routes().iter().map(|route| origin(service, &route.namespace, &route.name)).collect();
+        let (identifier, trusted) = (identifier(self.settings, service), self.settings.forwarding.rule());
+        let mut identities: Vec<Identity> = Vec::new();
+        for (route, description) in self.routes() {
+            // Routes that share a namespace share its rules; the configuration sees to that.
+            if !identities.iter().any(|known| known.namespace == route.namespace) {
+                identities.push(Identity {
+                    service: Arc::clone(service),
+                    namespace: Arc::clone(&route.namespace),
+                    digest: digest(&identifier, route, &trusted),
+                    description: Some(description.to_text().into()),
+                });
+            }
+        }
+        (origins, identities)
+    }
+
+    /// The rules that a change gives up: as they are described, or else those among the usual ones that have their digest.
+    #[must_use]
+    pub fn former(&self, change: &IdentityChange) -> Former {
+        match change.description.as_deref().and_then(RulesDescription::parse) {
+            Some(described) => Former::Described(described),
+            None => self.recognised(change).map_or(Former::Unknown, Former::Recognised),
+        }
+    }
+
+    /// Tries what an earlier version made identities by if its configuration was like this one: with the default scope of
+    /// that time or what is in this configuration, in any combination.
+    fn recognised(&self, change: &IdentityChange) -> Option<RulesDescription> {
+        let policy = Policy::default();
+        let former: Option<Vec<_>> = FORMER_DEFAULT_SCOPE.iter().map(|word| ScopePart::parse(word).ok()).collect();
+        let policies: Vec<&Policy> = self.router.routes().iter().map(|route| &route.policy).collect();
+        let policies = || policies.iter().copied().chain([&policy]);
+        let scopes: Vec<&[ScopePart]> =
+            former.iter().map(Vec::as_slice).chain(policies().map(|policy| &policy.scope[..])).collect();
+        let keys: Vec<(&KeyRule, &Recipe)> =
+            policies().flat_map(|policy| policies().map(|other| (&policy.key, &other.fingerprint))).collect();
+        let trusted = [self.settings.forwarding.rule(), String::new()];
+        let without = Settings { id_secret: None, ..self.settings.clone() };
+        for settings in [self.settings, &without] {
+            let identifier = identifier(settings, &change.service);
+            for (scope, (key, recipe), trusted) in combined(&scopes, &keys, &trusted) {
+                if identifier.rules_digest(&change.namespace, scope, key, recipe, trusted) == change.digest {
+                    let has_secret = settings.id_secret.is_some();
+                    return Some(RulesDescription::of(scope, key, recipe, trusted, has_secret));
+                }
+            }
+        }
+        None
+    }
+}
+
+/// What is known of rules that are given up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Former {
+    /// The store has their description.
+    Described(RulesDescription),
+    /// An earlier version adopted them, which kept none; their digest is that of these.
+    Recognised(RulesDescription),
+    /// An earlier version adopted them, and their digest is of none that could be thought of.
+    Unknown,
+}
+
+/// The digest of the rules of a route.
+pub(super) fn digest(identifier: &Identifier, route: &Route, trusted: &str) -> Rules {
+    let policy = &route.policy;
+    identifier.rules_digest(&route.namespace, &policy.scope, &policy.key, &policy.fingerprint, trusted)
+}
+
+fn identifier(settings: &Settings, service: &Arc<str>) -> Identifier {
+    Identifier::new(Arc::clone(service), settings.id_secret.as_ref().map(|secret| Arc::clone(&secret.0)))
+}
+
+fn combined<'a, A: Copy, B: Copy>(
+    ones: &'a [A],
+    others: &'a [B],
+    thirds: &'a [String],
+) -> impl Iterator<Item = (A, B, &'a str)> {
+    ones.iter().flat_map(move |one| {
+        others.iter().flat_map(move |other| thirds.iter().map(move |third| (*one, *other, third.as_str())))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::tests::{gate_of, route};
+
+    fn change(namespace: &str, digest: [u8; 32], description: Option<&str>) -> IdentityChange {
+        IdentityChange {
+            service: "default".into(),
+            namespace: namespace.into(),
+            digest,
+            description: description.map(Arc::from),
+            live: Vec::new(),
+        }
+    }
+
+    /// The digest of the rules that versions without descriptions had by default.
+    fn former_default(namespace: &str, secret: Option<&[u8]>) -> [u8; 32] {
+        let Policy { key, fingerprint, .. } = Policy::default();
+        let scope = FORMER_DEFAULT_SCOPE.map(|word| ScopePart::parse(word).unwrap());
+        let identifier = Identifier::new("default".into(), secret.map(Arc::from));
+        identifier.rules_digest(namespace, &scope, &key, &fingerprint, "")
+    }
+
+    #[test]
+    fn rules_of_earlier_versions_are_recognised_by_their_digest() {
+        let gate = gate_of(vec![route("charges", Mode::Protect, "client-ip")]);
+        let rules = gate.identity_rules();
+        let scope = |former| match former {
+            Former::Recognised(found) => found.scope,
+            other => panic!("{other:?}"),
+        };
+        let found = rules.former(&change("default", former_default("default", None), None));
+        assert_eq!(scope(found), FORMER_DEFAULT_SCOPE);
+        // Its own, under another name.
+        let Policy { key, fingerprint, .. } = Policy::default();
+        let identifier = Identifier::new("default".into(), None);
+        let renamed = identifier.rules_digest("payments", &[ScopePart::ClientIp], &key, &fingerprint, "");
+        assert_eq!(scope(rules.former(&change("payments", renamed, None))), ["client-ip"]);
+        assert_eq!(rules.former(&change("default", [7; 32], None)), Former::Unknown);
+        let secret = former_default("default", Some(b"not this one's"));
+        assert_eq!(rules.former(&change("default", secret, None)), Former::Unknown);
+    }
+
+    #[test]
+    fn a_description_is_believed() {
+        let gate = gate_of(vec![route("charges", Mode::Protect, "client-ip")]);
+        let (_, identities) = gate.identity_rules().adoption();
+        let text = identities[0].description.as_deref();
+        let Former::Described(found) = gate.identity_rules().former(&change("charges", [7; 32], text)) else {
+            panic!("it is described");
+        };
+        assert_eq!(found.scope, ["client-ip"]);
+    }
+}

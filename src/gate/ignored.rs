@@ -1,0 +1,188 @@
+//! Keys that do nothing: a request carries one, and no route protects it.
+//!
+//! A client that sends a key expects that a retry is safe. Where it is not, the answer says so, and so does the log.
+
+use std::time::Duration;
+
+use http::{HeaderMap, Method, Uri};
+
+use super::answer::{HeaderNames, Reply};
+use super::request::Head;
+use super::{Gate, Lane};
+use crate::idempotency::key::{Found, KeyRule, KeySource};
+use crate::idempotency::policy::Mode;
+use crate::route::Router;
+use crate::telemetry::seldom::Seldom;
+
+/// The shortest time between two log lines on one method and route.
+const APART: Duration = Duration::from_secs(60);
+
+/// The methods whose log lines are counted apart. Clients make up names of methods: all others share one place.
+const METHODS: [Method; 8] = [
+    Method::GET,
+    Method::HEAD,
+    Method::POST,
+    Method::PUT,
+    Method::PATCH,
+    Method::DELETE,
+    Method::OPTIONS,
+    Method::TRACE,
+];
+
+/// The longest path that is logged whole, in bytes.
+const LONGEST_PATH: usize = 100;
+
+/// The places where the clients of a gate put keys: the `Idempotency-Key` header, and each header, query parameter and
+/// event that a protected route reads its keys from. Keys in JSON bodies and fingerprints are not looked for.
+pub(super) struct KeyPlaces(KeyRule);
+
+impl KeyPlaces {
+    pub(super) fn of(router: &Router) -> Self {
+        let mut from = KeyRule::default().from;
+        let protecting = router.routes().iter().filter(|route| route.policy.mode == Mode::Protect);
+        for source in protecting.flat_map(|route| &route.policy.key.from) {
+            let is_in_head = match source {
+                KeySource::Header(_) | KeySource::Query(_) | KeySource::CloudEvent => true,
+                KeySource::Json(_) | KeySource::Fingerprint => false,
+            };
+            if is_in_head && !from.contains(source) {
+                from.push(source.clone());
+            }
+        }
+        Self(KeyRule { from, ..KeyRule::default() })
+    }
+
+    /// Whether a request carries a key, well-formed or not.
+    pub(super) fn has_key(&self, uri: &Uri, headers: &HeaderMap) -> bool {
+        self.0.find(uri, headers, None) != Ok(Found::Absent)
+    }
+}
+
+/// The log of a route's ignored keys: one line a minute for each method.
+pub(super) struct IgnoredLog([Seldom; METHODS.len() + 1]);
+
+impl Default for IgnoredLog {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| Seldom::every(APART)))
+    }
+}
+
+impl IgnoredLog {
+    fn of(&self, method: &Method) -> &Seldom {
+        &self.0[METHODS.iter().position(|known| known == method).unwrap_or(METHODS.len())]
+    }
+}
+
+/// A key that does nothing, and the request that carries it.
+pub(super) struct IgnoredKey<'a> {
+    names: &'a HeaderNames,
+    lane: &'a Lane,
+    method: Method,
+    path: Box<str>,
+}
+
+impl<'a> IgnoredKey<'a> {
+    /// The key of a request that is not protected, if it carries one. `lane` is its route's, or that of requests without a
+    /// route.
+    pub(super) fn of(gate: &'a Gate, lane: &'a Lane, head: &Head) -> Option<Self> {
+        gate.key_places.has_key(&head.uri, &head.headers).then(|| {
+            let (method, path) = (head.method.clone(), head.uri.path());
+            Self { names: &gate.settings.headers, lane, method, path: shortened(path).into() }
+        })
+    }
+
+    /// Says so: in the reply, whatever it is, and in the log.
+    pub(super) fn tell(self, reply: Reply) -> Reply {
+        if let Some(others) = self.lane.ignored.of(&self.method).due() {
+            tracing::warn!(
+                route = &*self.lane.name,
+                method = self.method.as_str(),
+                path = &*self.path,
+                others,
+                "an idempotency key was ignored, since no route protects this request: a retry runs again; add a route \
+                 that does, or one with mode = \"pass\" if none should"
+            );
+        }
+        reply.of_ignored_key(self.names)
+    }
+}
+
+/// The beginning of a path, which may end within an escape.
+fn shortened(path: &str) -> &str {
+    let mut end = path.len().min(LONGEST_PATH);
+    while !path.is_char_boundary(end) {
+        end -= 1;
+    }
+    &path[..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::tests::route;
+    use crate::route::Route;
+
+    fn with_key(name: &str, mode: Mode, from: &[&str]) -> Route {
+        let mut route = route(name, mode, "host");
+        route.policy.key.from = from.iter().map(|word| KeySource::parse(word).unwrap()).collect();
+        route
+    }
+
+    fn places() -> KeyPlaces {
+        let routes = vec![
+            with_key("a", Mode::Protect, &["header:X-Order", "json:/id", "fingerprint"]),
+            with_key("b", Mode::Protect, &["query:ref", "header:X-Order"]),
+            with_key("c", Mode::Pass, &["header:X-Passed"]),
+        ];
+        KeyPlaces::of(&Router::new(routes).unwrap())
+    }
+
+    #[test]
+    fn a_key_is_one_wherever_a_protected_route_reads_it_and_however_malformed() {
+        let places = places();
+        let has_key = |target: &str, lines: &[(&'static str, &'static str)]| {
+            let lines = lines.iter().map(|&(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+            places.has_key(&target.parse().unwrap(), &lines.collect())
+        };
+        for (target, lines) in [
+            ("/x", &[("idempotency-key", "k")][..]),
+            ("/x", &[("idempotency-key", "not valid, at all")]),
+            ("/x", &[("idempotency-key", "")]),
+            ("/x", &[("idempotency-key", "k"), ("idempotency-key", "l")]),
+            ("/x", &[("x-order", "k")]),
+            ("/x?a=1&ref=k", &[]),
+            ("/x?r%65f=k", &[]),
+            ("/x?ref", &[]),
+        ] {
+            assert!(has_key(target, lines), "{target} {lines:?}");
+        }
+        for (target, lines) in
+            [("/x", &[][..]), ("/x", &[("x-passed", "k"), ("x-request-id", "1")]), ("/ref?order=1", &[("ce-id", "1")])]
+        {
+            assert!(!has_key(target, lines), "{target} {lines:?}");
+        }
+    }
+
+    #[test]
+    fn the_place_of_each_source_stands_once() {
+        let places: Vec<String> = places().0.from.iter().map(ToString::to_string).collect();
+        assert_eq!(places, ["header:idempotency-key", "header:x-order", "query:ref"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_method_has_its_line_and_made_up_ones_share_one() {
+        let log = IgnoredLog::default();
+        let due = |method: &str| log.of(&method.parse().unwrap()).due();
+        assert_eq!((due("POST"), due("POST"), due("PUT")), (Some(0), None, Some(0)));
+        assert_eq!((due("FOO"), due("BAR")), (Some(0), None));
+        tokio::time::advance(APART).await;
+        assert_eq!((due("POST"), due("BAZ")), (Some(1), Some(1)));
+    }
+
+    #[test]
+    fn a_long_path_is_cut_between_characters() {
+        assert_eq!(shortened("/short"), "/short");
+        let long = format!("/{}é{}", "a".repeat(LONGEST_PATH - 2), "b".repeat(50));
+        assert_eq!(shortened(&long), format!("/{}", "a".repeat(LONGEST_PATH - 2)));
+    }
+}

@@ -1,0 +1,249 @@
+//! The heads of answers by HTTP/1.1, beneath hyper.
+//!
+//! hyper takes a line that ends in LF alone, and compares what it holds of a head with its limit only when a read has left
+//! the head incomplete: whether it refuses a head would depend on how the bytes arrive. Here every byte of a head is judged
+//! before hyper gets it.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::stream::Wire;
+
+/// The size that a head must stay below, in bytes, its last empty line included. Interim answers count one by one.
+pub(super) const LARGEST_HEAD: usize = 256 << 10;
+
+/// How many bytes of a status line are kept: `HTTP/1.1 200`.
+const START: usize = 12;
+
+/// What is wrong with the head of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HeadFault {
+    /// A line ends in LF alone (RFC 9112, 2.2).
+    #[error("the answer's head has a line that ends in LF alone")]
+    BareLf,
+    /// It is too large.
+    #[error("the answer's head is not below {} KiB", LARGEST_HEAD >> 10)]
+    TooLarge,
+}
+
+impl From<HeadFault> for io::Error {
+    fn from(fault: HeadFault) -> Self {
+        Self::new(io::ErrorKind::InvalidData, fault)
+    }
+}
+
+/// Follows the heads of one exchange: of the interim answers, and of the answer.
+#[derive(Debug)]
+struct Heads {
+    is_over: bool,
+    /// How much of the head has come, with empty lines before it.
+    length: usize,
+    /// How many lines of it are whole.
+    lines: usize,
+    /// How much of the line that is under way has come.
+    line: usize,
+    /// The last byte that came.
+    last: u8,
+    /// The status line's first bytes.
+    start: [u8; START],
+    /// How many of them have come.
+    started: usize,
+    /// Whether an empty line came before a status line.
+    has_doubt: bool,
+}
+
+impl Heads {
+    /// Before the first byte of an answer.
+    fn new() -> Self {
+        Self { is_over: false, length: 0, lines: 0, line: 0, last: 0, start: [0; START], started: 0, has_doubt: false }
+    }
+
+    /// Between exchanges: nothing is judged.
+    fn none() -> Self {
+        Self { is_over: true, ..Self::new() }
+    }
+
+    /// These bytes have come. What follows the head of the answer is not looked at.
+    fn follow(&mut self, mut bytes: &[u8]) -> Result<(), HeadFault> {
+        while !self.is_over && !bytes.is_empty() {
+            let end = memchr::memchr(b'\n', bytes);
+            let (line, rest) = bytes.split_at(end.map_or(bytes.len(), |at| at + 1));
+            self.length += line.len();
+            if self.length >= LARGEST_HEAD {
+                return Err(HeadFault::TooLarge);
+            }
+            if self.lines == 0 {
+                let count = line.len().min(START - self.started);
+                self.start[self.started..self.started + count].copy_from_slice(&line[..count]);
+                self.started += count;
+            }
+            self.line += line.len();
+            let before = line.len().checked_sub(2).map_or(self.last, |at| line[at]);
+            self.last = line[line.len() - 1];
+            if end.is_some() {
+                if before != b'\r' {
+                    return Err(HeadFault::BareLf);
+                }
+                self.end_line();
+            }
+            bytes = rest;
+        }
+        Ok(())
+    }
+
+    fn end_line(&mut self) {
+        let is_empty = self.line == 2;
+        self.line = 0;
+        if !is_empty {
+            self.lines += 1;
+        } else if self.lines == 0 {
+            // It belongs to no answer, and may be left over from the one before. hyper passes over it.
+            (self.has_doubt, self.started) = (true, 0);
+        } else {
+            let is_interim = self.start[9] == b'1' && &self.start[9..] != b"101";
+            *self = Self { is_over: !is_interim, has_doubt: self.has_doubt, ..Self::new() };
+        }
+    }
+}
+
+/// A stream on which the heads of answers are judged.
+pub(super) struct StrictHeads<T> {
+    inner: T,
+    wire: Arc<Wire>,
+    /// Of which exchange, of those that `wire` counts.
+    exchange: u64,
+    heads: Heads,
+}
+
+impl<T> StrictHeads<T> {
+    pub(super) fn new(inner: T, wire: Arc<Wire>) -> Self {
+        Self { inner, wire, exchange: 0, heads: Heads::none() }
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for StrictHeads<T> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut self.inner).poll_read(cx, buf))?;
+        let begun = self.wire.begun();
+        if self.exchange != begun {
+            (self.exchange, self.heads) = (begun, Heads::new());
+        }
+        if !self.heads.is_over {
+            self.heads.follow(&buf.filled()[before..])?;
+            if self.heads.has_doubt {
+                self.wire.doubt();
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for StrictHeads<T> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OK: &str = "HTTP/1.1 200 OK\r\nA: b\r\n\r\n";
+
+    /// What is found in these bytes when they come in two pieces, cut at every position, and one by one.
+    #[track_caller]
+    fn judge(bytes: &[u8]) -> Result<(bool, bool), HeadFault> {
+        let whole = in_pieces(&[bytes]);
+        for cut in 0..=bytes.len() {
+            let (first, second) = bytes.split_at(cut);
+            assert_eq!(in_pieces(&[first, second]), whole, "cut at {cut}");
+        }
+        assert_eq!(in_pieces(&bytes.chunks(1).collect::<Vec<_>>()), whole);
+        whole
+    }
+
+    fn in_pieces(pieces: &[&[u8]]) -> Result<(bool, bool), HeadFault> {
+        let mut heads = Heads::new();
+        for piece in pieces {
+            heads.follow(piece)?;
+        }
+        Ok((heads.is_over, heads.has_doubt))
+    }
+
+    #[test]
+    fn a_head_ends_with_its_empty_line_and_what_follows_is_not_looked_at() {
+        assert_eq!(judge(OK.as_bytes()), Ok((true, false)));
+        assert_eq!(judge(&OK.as_bytes()[..OK.len() - 1]), Ok((false, false)));
+        assert_eq!(judge(format!("{OK}a\nb\n\n").as_bytes()), Ok((true, false)));
+        assert_eq!(judge(b"HTTP/1.1 101 Switching Protocols\r\n\r\n\n\n"), Ok((true, false)));
+    }
+
+    #[test]
+    fn a_line_that_ends_in_lf_alone_is_refused_wherever_it_stands() {
+        for head in [
+            "HTTP/1.1 200 OK\nA: b\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nA: b\n\r\n",
+            "HTTP/1.1 200 OK\r\nA: b\nC: d\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nA: b\r\n\n",
+            "HTTP/1.1 200 OK\n\n",
+            "\nHTTP/1.1 200 OK\r\n\r\n",
+            "HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\nA: b\r\n\r\n",
+        ] {
+            assert_eq!(judge(head.as_bytes()), Err(HeadFault::BareLf), "{head:?}");
+        }
+    }
+
+    #[test]
+    fn interim_answers_have_heads_of_their_own() {
+        let interim = "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n";
+        assert_eq!(judge(interim.as_bytes()), Ok((false, false)));
+        assert_eq!(judge(format!("{interim}{interim}{OK}\n").as_bytes()), Ok((true, false)));
+    }
+
+    #[test]
+    fn an_empty_line_before_an_answer_leaves_doubt() {
+        assert_eq!(judge(format!("\r\n\r\n{OK}").as_bytes()), Ok((true, true)));
+    }
+
+    #[test]
+    fn a_head_stays_below_its_limit_whatever_pieces_it_comes_in() {
+        let head = |length: usize| {
+            let frame = "HTTP/1.1 200 OK\r\nA: \r\n\r\n".len();
+            format!("HTTP/1.1 200 OK\r\nA: {}\r\n\r\n", "x".repeat(length - frame)).into_bytes()
+        };
+        let interim = b"HTTP/1.1 103 Early Hints\r\n\r\n".repeat(LARGEST_HEAD / 20);
+        for size in [1, 1000, 65536, LARGEST_HEAD, 1 << 20] {
+            let judge = |bytes: &[u8]| in_pieces(&bytes.chunks(size).collect::<Vec<_>>());
+            assert_eq!(judge(&head(LARGEST_HEAD - 1)), Ok((true, false)), "{size}");
+            assert_eq!(judge(&head(LARGEST_HEAD)), Err(HeadFault::TooLarge), "{size}");
+            assert_eq!(judge(&head(300 << 10)), Err(HeadFault::TooLarge), "{size}");
+            assert_eq!(judge(&b"\r\n".repeat(LARGEST_HEAD)), Err(HeadFault::TooLarge), "{size}");
+            assert_eq!(judge(&[&interim[..], &head(1000)].concat()), Ok((true, false)), "{size}");
+        }
+    }
+}

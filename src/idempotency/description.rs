@@ -1,0 +1,144 @@
+//! The rules that make the ids of a namespace, in the words of the configuration: what
+//! [`Identifier::rules_digest`](super::identity::Identifier::rules_digest) hashes, readable.
+//!
+//! A store keeps a description beside each digest as JSON, so that a start that refuses other rules can name what changed.
+//! A description is never compared to tell whether rules are the same: the digest alone does.
+
+use serde::{Deserialize, Serialize};
+
+use super::fingerprint::{BodyForm, Recipe};
+use super::key::{KeyRule, KeySource};
+use super::scope::ScopePart;
+
+/// The rules of a namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RulesDescription {
+    /// The parts of the scope, in order.
+    pub scope: Vec<String>,
+    /// The places of the key, in order.
+    pub key: Vec<String>,
+    /// How fingerprints are made, where a key may be one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fingerprint: Option<FingerprintDescription>,
+    /// Whose word counts for the address of a client, where that address is part of the scope; nothing for nobody's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trusted_proxies: Option<String>,
+    /// Whether ids are made with a secret.
+    pub id_secret: bool,
+}
+
+/// A fingerprint's recipe.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FingerprintDescription {
+    /// What counts of a request.
+    pub of: Vec<String>,
+    /// How its body counts.
+    pub body: String,
+    /// The parts of a JSON body that count.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub include: Vec<String>,
+    /// The parts of a JSON body that do not count.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub exclude: Vec<String>,
+}
+
+impl RulesDescription {
+    /// Describes what `rules_digest` hashes of the same arguments, and whether the identifier has a secret.
+    #[must_use]
+    pub fn of(scope: &[ScopePart], key: &KeyRule, fingerprint: &Recipe, trusted: &str, id_secret: bool) -> Self {
+        let counts_address = !trusted.is_empty() && scope.contains(&ScopePart::ClientIp);
+        Self {
+            scope: scope.iter().map(ToString::to_string).collect(),
+            key: key.from.iter().map(ToString::to_string).collect(),
+            fingerprint: key.from.contains(&KeySource::Fingerprint).then(|| FingerprintDescription::of(fingerprint)),
+            trusted_proxies: counts_address.then(|| trusted.to_owned()),
+            id_secret,
+        }
+    }
+
+    /// Reads what [`RulesDescription::to_text`] wrote, perhaps in a later version; nothing where it is no description.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        serde_json::from_str(text).ok()
+    }
+
+    /// The form that a store keeps.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        serde_json::to_string(self).expect("strings and lists of them can be written as JSON")
+    }
+}
+
+impl FingerprintDescription {
+    fn of(recipe: &Recipe) -> Self {
+        let parts = [("method", recipe.method), ("path", recipe.path), ("query", recipe.query), ("body", recipe.body)];
+        let parts = parts.into_iter().filter(|(_, counts)| *counts).map(|(part, _)| part.to_owned());
+        let body = match recipe.form {
+            BodyForm::Auto => "auto",
+            BodyForm::Bytes => "bytes",
+            BodyForm::Json => "json",
+            BodyForm::None => "none",
+        };
+        Self {
+            of: parts.chain(recipe.headers.iter().map(|name| format!("header:{name}"))).collect(),
+            body: body.to_owned(),
+            include: recipe.include.iter().map(ToString::to_string).collect(),
+            exclude: recipe.exclude.iter().map(ToString::to_string).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::idempotency::identity::Identifier;
+    use crate::idempotency::policy::Policy;
+
+    /// The arguments of `rules_digest`.
+    fn rules() -> impl Strategy<Value = (Vec<ScopePart>, KeyRule, Recipe, &'static str, bool)> {
+        const PARTS: [&str; 5] = ["host", "client-ip", "header:x", "cookie:x", "const:x"];
+        const PLACES: [&str; 4] = ["header:x", "query:x", "json:/x", "fingerprint"];
+        let parts = proptest::collection::vec(proptest::sample::select(&PARTS[..]), 0..3);
+        let places = proptest::collection::vec(proptest::sample::select(&PLACES[..]), 0..3);
+        let forms = proptest::sample::select(&[BodyForm::Auto, BodyForm::Bytes, BodyForm::Json, BodyForm::None][..]);
+        let recipe = (any::<[bool; 2]>(), forms);
+        let trusted = proptest::sample::select(&["", "Both 10.0.0.0/8"][..]);
+        (parts, places, recipe, trusted, any::<bool>()).prop_map(
+            |(parts, places, ([query, header], form), trusted, secret)| {
+                let scope = parts.iter().map(|part| ScopePart::parse(part).unwrap()).collect();
+                let from = places.iter().map(|place| KeySource::parse(place).unwrap()).collect();
+                let headers = if header { vec!["x".parse().unwrap()] } else { Vec::new() };
+                let key = KeyRule { from, ..Policy::default().key };
+                (scope, key, Recipe { query, form, headers, ..Recipe::default() }, trusted, secret)
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn descriptions_differ_where_digests_do(one in rules(), other in rules()) {
+            let both = [one, other].map(|(scope, key, recipe, trusted, secret)| {
+                let identifier = Identifier::new("s".into(), secret.then(|| b"secret"[..].into()));
+                let digest = identifier.rules_digest("n", &scope, &key, &recipe, trusted);
+                (digest, RulesDescription::of(&scope, &key, &recipe, trusted, secret))
+            });
+            prop_assert_eq!(both[0].0 == both[1].0, both[0].1 == both[1].1, "{:?}", both);
+            prop_assert_eq!(RulesDescription::parse(&both[0].1.to_text()), Some(both[0].1.clone()));
+        }
+    }
+
+    #[test]
+    fn a_description_is_read_by_other_versions() {
+        let Policy { scope, key, fingerprint, .. } = Policy::default();
+        let scope = &scope[..1];
+        let text = RulesDescription::of(scope, &key, &fingerprint, "", false).to_text();
+        assert_eq!(text, r#"{"scope":["host"],"key":["header:idempotency-key"],"id_secret":false}"#);
+        let later = r#"{"scope":["host"],"key":["header:idempotency-key"],"id_secret":false,"moon":"full"}"#;
+        assert_eq!(RulesDescription::parse(later), RulesDescription::parse(&text));
+        assert_eq!(RulesDescription::parse("none"), None);
+    }
+}

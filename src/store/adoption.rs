@@ -1,0 +1,275 @@
+//! What a store keeps of the rules that identities are made by, and what adopting others changes: written once, for
+//! every store.
+//!
+//! Two things are on file. The *identities* are the digests that the last start adopted, one for each namespace. The
+//! *periods* are the rules that held before, each with the time from which on it did and its description. Periods are
+//! never removed: they tell which rules a record was claimed by, also after its namespace has gone and come back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::{Identity, IdentityChange, LiveKeys, Origin};
+use crate::idempotency::record::{Record, State, Timestamp};
+
+/// The rules of one namespace, as a store has them on file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamespaceRules {
+    /// Its service.
+    pub service: Arc<str>,
+    /// The namespace.
+    pub namespace: Arc<str>,
+    /// The digest that the last start adopted; nothing where that start did not have this namespace.
+    pub digest: Option<[u8; 32]>,
+    /// The rules that held, in the order of time. An earlier version of oncegate kept none.
+    pub periods: Vec<RulesPeriod>,
+}
+
+/// Rules that held from some time on, until the next ones did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RulesPeriod {
+    /// From when on, by the store's clock; 0 is for ever.
+    pub since: Timestamp,
+    /// Their digest.
+    pub digest: [u8; 32],
+    /// See [`Identity::description`].
+    pub description: Option<Arc<str>>,
+}
+
+/// A period of a namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NamespacePeriod {
+    pub(super) service: Arc<str>,
+    pub(super) namespace: Arc<str>,
+    pub(super) period: RulesPeriod,
+}
+
+impl NamespaceRules {
+    /// The description of the rules that are on file now.
+    #[must_use]
+    pub fn description(&self) -> Option<&Arc<str>> {
+        self.periods.iter().rev().find(|period| Some(period.digest) == self.digest)?.description.as_ref()
+    }
+
+    /// Whether no request can find a record any more that was claimed at this time, because the rules were changed since.
+    fn is_orphaned(&self, claimed_at: Timestamp) -> bool {
+        let claimed_by = self.periods.iter().rev().find(|period| period.since <= claimed_at);
+        match (self.digest, claimed_by) {
+            (None, _) => true,
+            (Some(digest), Some(period)) => period.digest != digest,
+            (Some(_), None) => false,
+        }
+    }
+
+    fn is_for(&self, rule: &Identity) -> bool {
+        self.service == rule.service && self.namespace == rule.namespace
+    }
+}
+
+impl LiveKeys {
+    /// None of a route yet.
+    pub(super) fn of(route: &Arc<str>) -> Self {
+        Self { route: Arc::clone(route), keys: 0, in_flight: 0, until: None }
+    }
+
+    /// Counts one more.
+    pub(super) fn add(&mut self, record: &Record) {
+        self.keys += 1;
+        match record.state {
+            State::InFlight => self.in_flight += 1,
+            State::Completed | State::Unknown => self.until = self.until.max(Some(record.until)),
+        }
+    }
+}
+
+/// Whether no request can find a record of this origin any more that was claimed at this time: its namespace is not
+/// among the rules that are on file, or has other rules now.
+#[must_use]
+pub fn is_orphaned(on_file: &[NamespaceRules], origin: &Origin, claimed_at: Timestamp) -> bool {
+    let rules = on_file.iter().find(|rules| rules.service == origin.service && rules.namespace == origin.namespace);
+    rules.is_none_or(|rules| rules.is_orphaned(claimed_at))
+}
+
+/// Puts together what is on file, in the order of service and namespace.
+pub(super) fn on_file(
+    identities: impl IntoIterator<Item = (Arc<str>, Arc<str>, [u8; 32])>,
+    periods: impl IntoIterator<Item = NamespacePeriod>,
+) -> Vec<NamespaceRules> {
+    let mut all: BTreeMap<(Arc<str>, Arc<str>), NamespaceRules> = BTreeMap::new();
+    let mut entry = |service: Arc<str>, namespace: Arc<str>, change: &mut dyn FnMut(&mut NamespaceRules)| {
+        let rules = all.entry((Arc::clone(&service), Arc::clone(&namespace)));
+        change(rules.or_insert(NamespaceRules { service, namespace, digest: None, periods: Vec::new() }));
+    };
+    for (service, namespace, digest) in identities {
+        entry(service, namespace, &mut |rules| rules.digest = Some(digest));
+    }
+    for NamespacePeriod { service, namespace, period } in periods {
+        entry(service, namespace, &mut |rules| rules.periods.push(period.clone()));
+    }
+    all.into_values()
+        .map(|mut rules| {
+            rules.periods.sort_by_key(|period| period.since);
+            rules
+        })
+        .collect()
+}
+
+/// The services that a call is about, where services share a store.
+pub(super) fn services<'a>(origins: &'a [Origin], rules: &'a [Identity]) -> BTreeSet<&'a str> {
+    let services = origins.iter().map(|origin| &*origin.service);
+    services.chain(rules.iter().map(|rule| &*rule.service)).collect()
+}
+
+/// What is on file and not among `rules`.
+pub(super) fn stale(on_file: &[NamespaceRules], rules: &[Identity]) -> Vec<NamespaceRules> {
+    let is_known =
+        |found: &NamespaceRules| rules.iter().any(|rule| found.is_for(rule) && found.digest == Some(rule.digest));
+    on_file.iter().filter(|found| found.digest.is_some() && !is_known(found)).cloned().collect()
+}
+
+/// What giving up `stale` would forget, if it has live records.
+pub(super) fn change(stale: &NamespaceRules, mut live: Vec<LiveKeys>) -> Option<IdentityChange> {
+    live.retain(|live| live.keys > 0);
+    live.sort_by(|one, other| one.route.cmp(&other.route));
+    let digest = stale.digest.filter(|_| !live.is_empty())?;
+    Some(IdentityChange {
+        service: Arc::clone(&stale.service),
+        namespace: Arc::clone(&stale.namespace),
+        digest,
+        description: stale.description().cloned(),
+        live,
+    })
+}
+
+/// The periods to write where `rules` are adopted at `now`, in order; each takes the place of one that began at the same
+/// time. None where nothing changes.
+pub(super) fn new_periods(on_file: &[NamespaceRules], rules: &[Identity], now: Timestamp) -> Vec<NamespacePeriod> {
+    let mut new = Vec::new();
+    let mut write = |service: &Arc<str>, namespace: &Arc<str>, period: RulesPeriod| {
+        let (service, namespace) = (Arc::clone(service), Arc::clone(namespace));
+        new.push(NamespacePeriod { service, namespace, period });
+    };
+    let begin = |last: Option<&RulesPeriod>| if last.is_some() { now } else { Timestamp(0) };
+    // What an earlier version of oncegate adopted, which writes no periods.
+    let unwritten = |found: &NamespaceRules| {
+        let digest = found.digest.filter(|digest| found.periods.last().is_none_or(|last| last.digest != *digest))?;
+        Some(RulesPeriod { since: begin(found.periods.last()), digest, description: None })
+    };
+    for found in on_file {
+        let is_kept = |rule: &Identity| found.is_for(rule) && found.digest == Some(rule.digest);
+        if !rules.iter().any(is_kept)
+            && let Some(period) = unwritten(found)
+        {
+            write(&found.service, &found.namespace, period);
+        }
+    }
+    for rule in rules {
+        let found = on_file.iter().find(|found| found.is_for(rule));
+        let unwritten = found.and_then(unwritten);
+        let last = unwritten.as_ref().or_else(|| found?.periods.last());
+        let since = match last {
+            Some(last) if last.digest == rule.digest && last.description == rule.description => continue,
+            Some(last) if last.digest == rule.digest => last.since,
+            last => begin(last),
+        };
+        let period = RulesPeriod { since, digest: rule.digest, description: rule.description.clone() };
+        write(&rule.service, &rule.namespace, period);
+    }
+    new
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rule(digest: u8) -> Identity {
+        let description = Some(format!("rules {digest}").into());
+        Identity { service: "shop".into(), namespace: "charges".into(), digest: [digest; 32], description }
+    }
+
+    fn origin() -> Origin {
+        Origin { service: "shop".into(), namespace: "charges".into(), route: "r".into() }
+    }
+
+    /// A store that adopts whatever it is given, one time after another.
+    #[derive(Default)]
+    struct File {
+        digest: Option<u8>,
+        periods: Vec<NamespacePeriod>,
+    }
+
+    impl File {
+        fn on_file(&self) -> Vec<NamespaceRules> {
+            let rule = rule(0);
+            let identity = self.digest.map(|digest| (rule.service, rule.namespace, [digest; 32]));
+            on_file(identity, self.periods.clone())
+        }
+
+        /// Nothing: the namespace goes.
+        fn adopt(&mut self, digest: Option<u8>, now: u64) {
+            let rules: Vec<Identity> = digest.map(rule).into_iter().collect();
+            for new in new_periods(&self.on_file(), &rules, Timestamp(now)) {
+                self.periods.retain(|known| known.period.since != new.period.since);
+                self.periods.push(new);
+            }
+            self.digest = digest;
+        }
+
+        /// Of records that were claimed at these times.
+        fn orphans<const N: usize>(&self, claimed_at: [u64; N]) -> [bool; N] {
+            claimed_at.map(|at| is_orphaned(&self.on_file(), &origin(), Timestamp(at)))
+        }
+    }
+
+    #[test]
+    fn a_record_is_orphaned_while_other_rules_hold_than_those_of_its_claim() {
+        let mut file = File::default();
+        assert_eq!(file.orphans([5]), [true], "nothing asks for it");
+        file.adopt(Some(1), 10);
+        assert_eq!(file.orphans([5, 10, 15]), [false; 3]);
+        file.adopt(Some(2), 20);
+        assert_eq!(file.orphans([5, 19, 20, 25]), [true, true, false, false]);
+        file.adopt(Some(1), 30);
+        assert_eq!(file.orphans([5, 19, 20, 29, 30]), [false, false, true, true, false]);
+        file.adopt(None, 40);
+        assert_eq!(file.orphans([5, 25, 35]), [true; 3]);
+        file.adopt(Some(1), 50);
+        assert_eq!(file.orphans([5, 25, 35, 55]), [false, true, false, false]);
+    }
+
+    #[test]
+    fn what_an_earlier_version_adopted_held_from_the_beginning() {
+        let mut file = File { digest: Some(1), ..File::default() };
+        assert_eq!(file.orphans([5]), [false]);
+        assert_eq!(file.on_file()[0].description(), None);
+        file.adopt(Some(1), 10);
+        assert_eq!((file.orphans([5, 15]), file.periods.len()), ([false; 2], 1));
+        assert_eq!(file.on_file()[0].description().map(|text| &**text), Some("rules 1"));
+        for next in [Some(2), None] {
+            let mut file = File { digest: Some(1), ..File::default() };
+            file.adopt(next, 10);
+            assert_eq!(file.orphans([5, 15]), [true, next.is_none()]);
+            file.adopt(Some(1), 20);
+            assert_eq!(file.orphans([5, 15]), [false, next.is_some()]);
+        }
+        // It runs beside, and changes what this version wrote.
+        let mut file = File::default();
+        file.adopt(Some(1), 10);
+        file.digest = Some(2);
+        file.adopt(Some(2), 20);
+        assert_eq!(file.orphans([5, 25]), [true, false]);
+    }
+
+    #[test]
+    fn nothing_is_written_where_nothing_changes() {
+        let mut file = File::default();
+        file.adopt(Some(1), 10);
+        assert_eq!(new_periods(&file.on_file(), &[rule(1)], Timestamp(20)), []);
+        assert_eq!(stale(&file.on_file(), &[rule(1)]), []);
+        assert_eq!(stale(&file.on_file(), &[rule(2)]), file.on_file());
+        // Another description of the same rules takes its place.
+        let other = Identity { description: Some("in other words".into()), ..rule(1) };
+        assert_eq!(stale(&file.on_file(), std::slice::from_ref(&other)), []);
+        let new = new_periods(&file.on_file(), &[other], Timestamp(20));
+        assert_eq!((new.len(), new[0].period.since), (1, Timestamp(0)));
+    }
+}

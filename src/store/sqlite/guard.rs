@@ -1,0 +1,393 @@
+//! Whether the log and its index are still the files that SQLite works with, and hold what it wrote.
+//!
+//! SQLite goes on writing to a log that was removed, and leaves a hole in one that was cut. From an index that was
+//! overwritten it reads old pages, and writes new ones that are made from them. So the writer asks here before each
+//! commit, and again before it acknowledges the commit: a log with a hole in it is never acknowledged, and never copied
+//! into the database.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+
+use rusqlite::Connection;
+
+use super::mark::{Mark, Marks, State};
+use super::wal::{self, Frame, Header, INDEX_HEADER, Index, IndexHeader, Salts};
+use super::{Lock, OpenError};
+
+/// How often to look at the index's header before it counts as damaged: another program may be writing it.
+const LOOKS: u32 = 50;
+
+/// What happened to the store's files.
+#[derive(Debug)]
+pub(super) enum Damage {
+    /// A file other than the log is not where it was.
+    Gone(PathBuf),
+    /// The log is not where it was, and whole as far as this process can see.
+    LogGone(PathBuf),
+    /// A file does not hold what it did.
+    Changed(PathBuf),
+    /// A file cannot be read.
+    Unreadable(PathBuf, io::Error),
+}
+
+/// A file and the path that it must keep.
+#[derive(Debug)]
+struct Watched {
+    path: PathBuf,
+    file: File,
+    identity: (u64, u64),
+}
+
+/// The end of the log.
+#[derive(Debug, Default)]
+struct Known {
+    salts: Salts,
+    frames: u32,
+    last: Option<Frame>,
+}
+
+/// What guards the files of a store that is open.
+///
+/// Closing any descriptor of the index drops the locks that SQLite has on it, so this must outlive the connections.
+#[derive(Debug)]
+pub(super) struct Guard {
+    lock: Arc<Lock>,
+    log: Watched,
+    index: Watched,
+    known: Known,
+    expected: Index,
+    /// The database only grows.
+    database_size: u64,
+    marks: Marks,
+    buffer: Vec<u8>,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gone(path) | Self::LogGone(path) => {
+                write!(f, "{} was removed or replaced while it was in use", path.display())
+            }
+            Self::Changed(path) => write!(f, "{} was cut or overwritten while it was in use", path.display()),
+            Self::Unreadable(path, error) => write!(f, "{} cannot be read: {error}", path.display()),
+        }
+    }
+}
+
+impl Watched {
+    fn open(path: PathBuf) -> Result<Self, OpenError> {
+        let open = || {
+            let file = File::open(&path)?;
+            let found = file.metadata()?;
+            Ok((file, (found.dev(), found.ino())))
+        };
+        match open() {
+            Ok((file, identity)) => Ok(Self { path, file, identity }),
+            Err(source) => Err(OpenError::Io { path, source }),
+        }
+    }
+
+    fn is_in_place(&self) -> bool {
+        fs::metadata(&self.path).is_ok_and(|there| (there.dev(), there.ino()) == self.identity)
+    }
+
+    fn changed(&self) -> Damage {
+        Damage::Changed(self.path.clone())
+    }
+
+    fn unreadable(&self, error: io::Error) -> Damage {
+        if error.kind() == io::ErrorKind::UnexpectedEof {
+            self.changed()
+        } else {
+            Damage::Unreadable(self.path.clone(), error)
+        }
+    }
+}
+
+impl Guard {
+    /// Guards the files of a store that SQLite has just opened, and notes that the store is in use.
+    pub(super) fn begin(lock: &Arc<Lock>) -> Result<Self, OpenError> {
+        let failed = |source: io::Error| match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                OpenError::Full { path: lock.path().to_owned() }
+            }
+            _ => OpenError::Io { path: lock.path().to_owned(), source },
+        };
+        let mut guard = Self {
+            lock: lock.clone(),
+            log: Watched::open(lock.log_path())?,
+            index: Watched::open(lock.index_path())?,
+            known: Known::default(),
+            expected: Index::default(),
+            database_size: 0,
+            marks: Marks::read(lock.lock_file()).map_err(failed)?,
+            buffer: Vec::new(),
+        };
+        guard.check().map_err(|damage| failed(io::Error::other(damage.to_string())))?;
+        guard.note(State::Open).and_then(|()| lock.lock_file().sync_data()).map_err(failed)?;
+        Ok(guard)
+    }
+
+    /// Before a commit, a checkpoint, and now and then: whether all files are in place and hold what they must.
+    pub(super) fn check(&mut self) -> Result<(), Damage> {
+        self.look_for_database()?;
+        self.settled(|guard| guard.follow().and_then(|()| guard.compare_index()))?;
+        // The log first: what it holds can be saved.
+        self.look_for_log()?;
+        if self.index.is_in_place() { Ok(()) } else { Err(Damage::Gone(self.index.path.clone())) }
+    }
+
+    /// After a commit, before it is acknowledged: whether the log has it. Notes it.
+    ///
+    /// The other files count for the next commit only: a start makes do without the index, and refuses without the
+    /// database.
+    pub(super) fn committed(&mut self) -> Result<(), Damage> {
+        self.settled(Self::follow)?;
+        self.look_for_log()?;
+        // Where the disk has no room for it, an older note asks for less.
+        let _ = self.note(State::Open);
+        Ok(())
+    }
+
+    /// Copies a log that is gone into the database, if this process can still read all of it.
+    pub(super) fn save(&mut self, copy: impl FnOnce() -> Result<(), OpenError>) -> Result<(), String> {
+        self.settled(|guard| guard.follow().and_then(|()| guard.compare_index()))
+            .map_err(|damage| damage.to_string())?;
+        copy().map_err(|error| error.to_string())?;
+        self.finish(State::Saved).map_err(|error| error.to_string())
+    }
+
+    /// Notes that the database is not where it was, and how to tell it from another: the log is of no use to that.
+    pub(super) fn database_gone(&mut self) -> io::Result<()> {
+        let content = inode(self.lock.database())?;
+        let Known { salts, frames, .. } = self.known;
+        self.marks.write(self.lock.lock_file(), Mark { state: State::Taken, salts, frames, page: 0, content })?;
+        self.lock.lock_file().sync_data()
+    }
+
+    /// Notes that everything is in the database.
+    pub(super) fn finish(&mut self, state: State) -> io::Result<()> {
+        self.note(state)?;
+        self.lock.lock_file().sync_data()
+    }
+
+    fn look_for_database(&mut self) -> Result<(), Damage> {
+        let size = self.lock.in_place().map_err(|path| Damage::Gone(path.to_owned()))?;
+        if size < self.database_size {
+            return Err(Damage::Changed(self.lock.path().to_owned()));
+        }
+        self.database_size = size;
+        Ok(())
+    }
+
+    fn look_for_log(&self) -> Result<(), Damage> {
+        if self.log.is_in_place() { Ok(()) } else { Err(Damage::LogGone(self.log.path.clone())) }
+    }
+
+    /// Looks again where another program has written meanwhile.
+    fn settled(&mut self, look: impl Fn(&mut Self) -> Result<(), Damage>) -> Result<(), Damage> {
+        loop {
+            let before = self.index_header()?;
+            let looked = look(self);
+            if looked.is_ok() || self.index_header()? == before {
+                return looked;
+            }
+        }
+    }
+
+    /// Follows the log to where the index says that it ends, and checks that what was there before still is.
+    ///
+    /// A cut takes the end of a file. So it is enough to read two frames again: the last one that was known, and the last
+    /// one that is new.
+    fn follow(&mut self) -> Result<(), Damage> {
+        let now = self.index_header()?;
+        if now.frames == 0 {
+            // It starts over, with whatever is written next.
+            self.known = Known { salts: now.salts, ..Known::default() };
+            return Ok(());
+        }
+        let header = match Header::read(&self.log.file) {
+            Ok(Some(header)) if header.salts == now.salts => header,
+            Ok(_) => return Err(self.log.changed()),
+            Err(error) => return Err(self.log.unreadable(error)),
+        };
+        let is_same = now.salts == self.known.salts;
+        if is_same && let Some(known) = &self.known.last {
+            let found = self.frame(&header, self.known.frames)?;
+            if found.checksum != known.checksum {
+                return Err(self.log.changed());
+            }
+        }
+        let before = if is_same { self.known.frames } else { 0 };
+        if now.frames < before {
+            return Err(self.index.changed());
+        }
+        if now.frames > before {
+            let last = self.frame(&header, now.frames)?;
+            if last.checksum != now.checksum {
+                return Err(self.log.changed());
+            }
+            self.learn(before + 1, now.frames)?;
+            self.known = Known { salts: now.salts, frames: now.frames, last: Some(last) };
+        }
+        Ok(())
+    }
+
+    fn frame(&self, header: &Header, number: u32) -> Result<Frame, Damage> {
+        let found = header.frame(&self.log.file, number).map_err(|error| self.log.unreadable(error))?;
+        found.ok_or_else(|| self.log.changed())
+    }
+
+    fn index_header(&self) -> Result<IndexHeader, Damage> {
+        let mut bytes = [0; INDEX_HEADER];
+        for _ in 0..LOOKS {
+            self.index.file.read_exact_at(&mut bytes, 0).map_err(|error| self.index.unreadable(error))?;
+            if let Some(header) = IndexHeader::parse(&bytes) {
+                return Ok(header);
+            }
+            thread::yield_now();
+        }
+        Err(self.index.changed())
+    }
+
+    /// Takes over what the index says of new frames. It is compared with the rest of the index before the next commit.
+    fn learn(&mut self, first: u32, last: u32) -> Result<(), Damage> {
+        let mut next = first;
+        while next <= last {
+            let count = Index::run(next).min(last - next + 1);
+            let mut pages = vec![0; count as usize * 4];
+            let read = self.index.file.read_exact_at(&mut pages, Index::offset(next));
+            read.map_err(|error| self.index.unreadable(error))?;
+            for page in pages.chunks_exact(4) {
+                if !self.expected.append(next, u32::from_ne_bytes([page[0], page[1], page[2], page[3]])) {
+                    return Err(self.index.changed());
+                }
+                next += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn compare_index(&mut self) -> Result<(), Damage> {
+        self.buffer.resize(Index::length(self.known.frames), 0);
+        let read = self.index.file.read_exact_at(&mut self.buffer, 0);
+        read.map_err(|error| self.index.unreadable(error))?;
+        if self.expected.matches(&self.buffer, self.known.frames) { Ok(()) } else { Err(self.index.changed()) }
+    }
+
+    fn note(&mut self, state: State) -> io::Result<()> {
+        let Known { salts, frames, last } = &self.known;
+        let mark = match last {
+            Some(last) => {
+                let content = wal::checksum(&last.content, [0, 0], true);
+                Mark { state, salts: *salts, frames: *frames, page: last.page, content }
+            }
+            // Nothing is in the log, so nothing of it is needed.
+            None => Mark { state: State::Closed, salts: *salts, frames: 0, page: 0, content: [0; 2] },
+        };
+        self.marks.write(self.lock.lock_file(), mark)
+    }
+}
+
+/// Keeps SQLite from copying the log into the database, and removing it, when it closes this connection.
+pub(super) fn leave_log(conn: &Connection) {
+    let _ = conn.set_db_config(rusqlite::config::DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
+}
+
+/// How many times the log may have started over since the note: a power failure leaves an older note.
+const GENERATIONS: std::ops::RangeInclusive<i32> = 1..=4096;
+
+/// Checks, before SQLite opens the store, that its log has everything that was acknowledged. SQLite itself accepts a log
+/// that was cut, and an older one.
+pub(super) fn look_at_log(lock: &Lock) -> Result<(), OpenError> {
+    let failed = |source| OpenError::Io { path: lock.path().to_owned(), source };
+    let marks = Marks::read(lock.lock_file()).map_err(failed)?;
+    let Some(mark) = marks.last().filter(|mark| mark.state != State::Closed) else { return Ok(()) };
+    let stray = || OpenError::StrayLog { path: lock.path().to_owned() };
+    if mark.state == State::Taken && inode(lock.database()).map_err(failed)? != mark.content {
+        return Err(stray());
+    }
+    let log = match File::open(lock.log_path()) {
+        Ok(file) => Some(file),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(source) => return Err(OpenError::Io { path: lock.log_path(), source }),
+    };
+    let found = match &log {
+        Some(file) => contents(file).map_err(failed)?,
+        None => None,
+    };
+    match (mark.state, found) {
+        (State::Saved, Some(_)) => Err(stray()),
+        (State::Open | State::Taken, Some((salts, frames))) if salts == mark.salts => {
+            if frames >= mark.frames {
+                Ok(())
+            } else {
+                Err(lost(lock, mark, Some(frames)))
+            }
+        }
+        (State::Open | State::Taken, Some((salts, _)))
+            if GENERATIONS.contains(&wal::generations(mark.salts, salts)) =>
+        {
+            Ok(())
+        }
+        (State::Open | State::Taken, Some(_)) => Err(stray()),
+        // Another program may have copied it into the database, as SQLite's shell does at its end.
+        (State::Open, None) if is_in_database(lock, mark).map_err(failed)? => Ok(()),
+        (State::Open | State::Taken, None) => Err(lost(lock, mark, log.is_some().then_some(0))),
+        (State::Saved | State::Closed, _) => Ok(()),
+    }
+}
+
+/// Notes that nothing of the log is needed, now that it is in the database.
+pub(super) fn forget_log(lock: &Lock) -> io::Result<()> {
+    let mut marks = Marks::read(lock.lock_file())?;
+    match marks.last() {
+        Some(mark) if mark.state != State::Closed => {
+            let closed = Mark { state: State::Closed, ..*mark };
+            marks.write(lock.lock_file(), closed)?;
+            lock.lock_file().sync_data()
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Where a log comes from and how many frames a recovery finds in it; nothing where it would find none.
+fn contents(log: &File) -> io::Result<Option<(Salts, u32)>> {
+    let Some(header) = Header::read(log)? else { return Ok(None) };
+    let frames = header.committed(log)?;
+    Ok((frames > 0).then_some((header.salts, frames)))
+}
+
+/// What tells a file from others of its name, in the words of a note.
+fn inode(file: &File) -> io::Result<[u32; 2]> {
+    let inode = file.metadata()?.ino();
+    Ok([(inode >> 32) as u32, inode as u32])
+}
+
+fn lost(lock: &Lock, mark: &Mark, left: Option<u32>) -> OpenError {
+    OpenError::LogLost { path: lock.path().to_owned(), left, acknowledged: mark.frames }
+}
+
+/// Whether the database has the page that the noted frame is a version of, in this version.
+fn is_in_database(lock: &Lock, mark: &Mark) -> io::Result<bool> {
+    let mut header = [0; 18];
+    let mut read = || {
+        lock.database().read_exact_at(&mut header, 0)?;
+        let page_size = match u16::from_be_bytes([header[16], header[17]]) {
+            1 => 65_536,
+            size => usize::from(size),
+        };
+        let mut page = vec![0; page_size];
+        lock.database().read_exact_at(&mut page, u64::from(mark.page.saturating_sub(1)) * page_size as u64)?;
+        Ok::<_, io::Error>(wal::checksum(&page, [0, 0], true) == mark.content)
+    };
+    match read() {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        read => read,
+    }
+}

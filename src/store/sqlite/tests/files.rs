@@ -1,0 +1,313 @@
+//! Files that are removed, cut, overwritten or put in place of others.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use super::disk::sabotaged;
+use super::*;
+
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    lock::with_suffix(path, suffix)
+}
+
+/// What a process that is killed now leaves, in a directory of its own.
+fn image(path: &Path) -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let copy = dir.path().join("a.db");
+    for suffix in ["", "-wal", "-shm", ".lock", ".reserve"] {
+        if beside(path, suffix).exists() {
+            fs::copy(beside(path, suffix), beside(&copy, suffix)).unwrap();
+        }
+    }
+    (dir, copy)
+}
+
+fn refusal(path: &Path) -> OpenError {
+    match Lock::try_acquire(&Settings::new(path)) {
+        Ok(lock) => Sqlite::open(lock.unwrap()).unwrap_err(),
+        Err(error) => error,
+    }
+}
+
+async fn claim(store: &Sqlite, number: u16) {
+    assert!(matches!(store.claim(id(number), fresh(number)).await.unwrap(), Claim::Inserted(_)), "{number}");
+}
+
+/// Whatever SQLite does with its files on its own account is no damage.
+#[test]
+fn what_sqlite_does_is_no_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let lock = Arc::new(acquire(&Settings::new(dir.path().join("a.db"))));
+    let schema::Opened { mut conn, mut guard, .. } = schema::open(&lock).unwrap();
+    let other = Connection::open(lock.path()).unwrap();
+    for conn in [&conn, &other] {
+        conn.pragma_update(None, "synchronous", "OFF").unwrap();
+        // Transactions that do not fit spill their pages into the log before they are committed.
+        conn.pragma_update(None, "cache_size", 20).unwrap();
+    }
+    conn.execute_batch("CREATE TABLE filler (id INTEGER PRIMARY KEY, bytes BLOB)").unwrap();
+    let fill = "INSERT OR REPLACE INTO filler
+        WITH RECURSIVE n (i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < ?1)
+        SELECT (i * 7919 + ?2) % 3000, randomblob(3000) FROM n";
+    let mut longest = 0;
+    for round in 0..60_i64 {
+        let transaction = conn.transaction().unwrap();
+        transaction.execute(fill, [1 + round * 37 % 700, round]).unwrap();
+        guard.check().unwrap();
+        if round % 5 == 2 {
+            transaction.rollback().unwrap();
+            guard.check().unwrap();
+        } else {
+            transaction.commit().unwrap();
+            guard.committed().unwrap();
+        }
+        match round % 20 {
+            7 => drop(other.execute(fill, [300, round]).unwrap()),
+            12 => drop(conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())).unwrap()),
+            17 => drop(other.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap()),
+            _ => {}
+        }
+        guard.check().unwrap();
+        longest = longest.max(fs::metadata(lock.log_path()).unwrap().len());
+    }
+    // More than one table of the index.
+    assert!(longest > 4096 * 4120, "{longest}");
+}
+
+/// How a file is harmed.
+type Harm = fn(&Path);
+
+fn remove(path: &Path) {
+    fs::remove_file(path).unwrap();
+}
+
+fn empty(path: &Path) {
+    OpenOptions::new().write(true).open(path).unwrap().set_len(0).unwrap();
+}
+
+/// Cuts the end of the last frame off, and puts zeros there, as a write behind the new end does.
+fn hole(log: &Path) {
+    let notes = fs::File::open(log.with_extension("db.lock")).unwrap();
+    let frames = mark::Marks::read(&notes).unwrap().last().unwrap().frames;
+    let file = OpenOptions::new().write(true).open(log).unwrap();
+    let length = file.metadata().unwrap().len();
+    file.set_len(32 + u64::from(frames) * 4120 - 100).unwrap();
+    file.set_len(length).unwrap();
+}
+
+fn start_overwritten(path: &Path) {
+    OpenOptions::new().write(true).open(path).unwrap().write_all_at(&[0xa5; 20], 10).unwrap();
+}
+
+fn table_overwritten(path: &Path) {
+    OpenOptions::new().write(true).open(path).unwrap().write_all_at(&[0xa5; 16], 140).unwrap();
+}
+
+fn slots_overwritten(path: &Path) {
+    OpenOptions::new().write(true).open(path).unwrap().write_all_at(&[0; 16_384], 16_384).unwrap();
+}
+
+/// Both copies of the index's header are whole, and older.
+fn index_of_before(path: &Path) {
+    let before = fs::read(path.with_extension("before")).unwrap();
+    OpenOptions::new().write(true).open(path).unwrap().write_all_at(&before, 0).unwrap();
+}
+
+#[tokio::test]
+async fn what_is_damaged_is_not_acknowledged() {
+    let table: [(&str, Harm, bool); 8] = [
+        ("-wal", remove, true),
+        ("-wal", empty, false),
+        ("-wal", hole, false),
+        ("-wal", start_overwritten, false),
+        ("-shm", remove, true),
+        ("-shm", table_overwritten, true),
+        ("-shm", slots_overwritten, true),
+        ("-shm", index_of_before, true),
+    ];
+    for (nth, (suffix, harm, is_whole)) in table.into_iter().enumerate() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.db");
+        let (store, told) = sabotaged(&path);
+        claim(&store, 1).await;
+        let file = beside(&path, suffix);
+        fs::copy(&file, file.with_extension("before")).unwrap();
+        claim(&store, 2).await;
+        harm(&file);
+        let claimed = store.claim(id(3), fresh(3)).await;
+        assert!(matches!(claimed, Err(Error::Indeterminate(_))), "{nth}: {claimed:?}");
+        store.close().await;
+        let told = told.lock().unwrap().join("; ");
+        assert!(told.contains(&file.display().to_string()), "{nth}: {told}");
+        assert_eq!(told.contains("nothing is lost"), suffix == "-wal" && is_whole, "{nth}: {told}");
+        let (_dir, path) = image(&path);
+        if is_whole {
+            let store = open(&path);
+            for number in [1, 2] {
+                assert_eq!(state_of(&store, number).await, Some(State::Unknown), "{nth}");
+            }
+            assert_eq!(state_of(&store, 3).await, None, "{nth}: it was not acknowledged");
+        } else {
+            let refused = refusal(&path);
+            assert!(matches!(refused, OpenError::LogLost { .. }), "{nth}: {refused}");
+        }
+    }
+}
+
+/// SQLite sees by itself that the header is no header, and makes the index anew from the log.
+#[tokio::test]
+async fn an_index_without_a_header_is_made_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.db");
+    let store = open(&path);
+    for number in 0..20 {
+        claim(&store, number).await;
+        let index = beside(&path, "-shm");
+        let length = usize::try_from(index.metadata().unwrap().len()).unwrap();
+        let file = OpenOptions::new().write(true).open(index).unwrap();
+        file.write_all_at(&vec![number as u8; if number % 2 == 0 { length } else { 96 }], 0).unwrap();
+    }
+    let (_dir, copy) = image(&path);
+    assert_eq!(open(&copy).count().await.unwrap(), [0, 0, 20]);
+}
+
+#[tokio::test]
+async fn a_log_without_its_index_is_still_saved() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.db");
+    let (store, told) = sabotaged(&path);
+    claim(&store, 1).await;
+    remove(&beside(&path, "-shm"));
+    remove(&beside(&path, "-wal"));
+    store.claim(id(2), fresh(2)).await.unwrap_err();
+    store.close().await;
+    assert!(told.lock().unwrap()[0].contains("nothing is lost"), "{told:?}");
+    assert_eq!(state_of(&open(&path), 1).await, Some(State::Unknown));
+}
+
+#[tokio::test]
+async fn a_database_that_is_cut_is_noticed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.db");
+    let (store, told) = sabotaged(&path);
+    claim(&store, 1).await;
+    empty(&path);
+    store.claim(id(2), fresh(2)).await.unwrap_err();
+    store.close().await;
+    assert!(told.lock().unwrap()[0].contains("a.db was cut"), "{told:?}");
+    let refused = refusal(&image(&path).1);
+    assert!(matches!(refused, OpenError::NoDatabase { is_missing: false, .. }), "{refused}");
+}
+
+/// Each is what a killed process leaves, or not.
+#[tokio::test]
+async fn a_start_finds_what_was_acknowledged_or_refuses() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.db");
+    let store = open(&path);
+    claim(&store, 1).await;
+    store.close().await;
+    drop(store);
+    let store = open(&path);
+    let begun = image(&path);
+    claim(&store, 1001).await;
+    let earlier = image(&path);
+    claim(&store, 1002).await;
+    let now = || image(&path);
+
+    let (_dir, whole) = now();
+    assert_eq!(state_of(&open(&whole), 1002).await, Some(State::Unknown));
+
+    let (_dir, bare) = now();
+    remove(&beside(&bare, "-wal"));
+    let refused = refusal(&bare);
+    assert!(matches!(refused, OpenError::LogLost { left: None, .. }), "{refused}");
+    assert!(refused.to_string().contains("-wal is missing"), "{refused}");
+    // Refusing changed nothing. Without the lock file, it is as the refusal says.
+    refusal(&bare);
+    remove(&beside(&bare, ".lock"));
+    assert_eq!(state_of(&open(&bare), 1002).await, None);
+
+    // SQLite's shell copies the log into the database, and removes it.
+    let (_dir, copied) = now();
+    Connection::open(&copied).unwrap().query_row("SELECT count(*) FROM record", [], |_| Ok(())).unwrap();
+    assert!(!beside(&copied, "-wal").exists());
+    assert_eq!(state_of(&open(&copied), 1002).await, Some(State::Unknown));
+
+    // The same log, as it was before.
+    for (_, before) in [&begun, &earlier] {
+        let (_dir, old) = now();
+        fs::copy(beside(before, "-wal"), beside(&old, "-wal")).unwrap();
+        let refused = refusal(&old);
+        assert!(matches!(refused, OpenError::LogLost { left: Some(_), .. }), "{refused}");
+    }
+
+    // Another log.
+    let other_dir = tempfile::tempdir().unwrap();
+    let other = other_dir.path().join("a.db");
+    let _other_store = open(&other);
+    let (_dir, mixed) = now();
+    fs::copy(beside(&other, "-wal"), beside(&mixed, "-wal")).unwrap();
+    let refused = refusal(&mixed);
+    assert!(matches!(refused, OpenError::StrayLog { .. }), "{refused}");
+}
+
+#[test]
+fn a_lost_database_is_told_from_one_that_never_was() {
+    for (traces, was_there) in [
+        (&[][..], false),
+        (&[("", 0)], false),
+        (&[(".lock", 0)], false),
+        (&[("", 0), (".lock", 0)], false),
+        (&[(".lock", 10)], true),
+        (&[("", 0), (".lock", 10)], true),
+        (&[(".lock", 0), (".reserve", 10)], true),
+        (&[("-wal", 0)], true),
+        (&[("-shm", 10)], true),
+        (&[("", 0), ("-wal", 10)], true),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = fs::canonicalize(dir.path()).unwrap().join("o'clock.db");
+        for (suffix, length) in traces {
+            fs::write(beside(&path, suffix), vec![1; *length]).unwrap();
+        }
+        if was_there {
+            let refused = refusal(&path).to_string();
+            let found = traces.iter().filter(|(suffix, _)| !suffix.is_empty() && (*suffix, 0) != (".lock", 0));
+            for (suffix, _) in found {
+                let trace = beside(&path, suffix).display().to_string();
+                assert!(traces == [(".lock", 0), (".reserve", 10)] || refused.contains(&trace), "{refused}");
+            }
+            assert!(refused.contains("'\\''clock.db' "), "{refused}");
+            assert!(path.exists() == traces.contains(&("", 0)), "refusing changes nothing");
+        } else {
+            open(&path);
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_orderly_end_needs_no_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.db");
+    for number in 0..3 {
+        let store = open(&path);
+        claim(&store, number).await;
+        store.close().await;
+        drop(store);
+        assert!(!beside(&path, "-wal").exists());
+        // What an operator does between two runs is the operator's business.
+        Connection::open(&path).unwrap().execute_batch("VACUUM").unwrap();
+    }
+    assert_eq!(open(&path).count().await.unwrap(), [0, 0, 3]);
+}
+
+#[test]
+fn a_guard_notes_that_the_store_is_in_use() {
+    let dir = tempfile::tempdir().unwrap();
+    let lock = Arc::new(acquire(&Settings::new(dir.path().join("a.db"))));
+    let _opened = schema::open(&lock).unwrap();
+    let note = fs::read_to_string(beside(lock.path(), ".lock")).unwrap();
+    assert!(note.contains("open "), "{note}");
+}

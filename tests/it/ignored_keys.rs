@@ -1,0 +1,134 @@
+//! A key that does nothing is never silent: the answer, the metrics and the log say that no route protects it.
+
+use serde_json::Value;
+
+use crate::support::{Client, Gate, Plan, Reply, Request, Upstream};
+
+const ROUTES: &str = "[[routes]]\nname = \"orders\"\nmethods = [\"POST\"]\npath = \"/orders\"\n\
+                      [[routes]]\nname = \"hooks\"\nmethods = [\"POST\"]\npath = \"/hooks\"\n\
+                      key.from = [\"header:X-Event\", \"query:event\"]\n\
+                      [[routes]]\nname = \"notes\"\nmethods = [\"POST\"]\npath = \"/notes\"\nkey.from = [\"json:/id\"]\n\
+                      [[routes]]\nname = \"passed\"\nmethods = [\"POST\"]\npath = \"/passed\"\nmode = \"pass\"\n";
+
+fn plan(upstream: &Upstream) -> Plan {
+    Gate::before(upstream).routes(ROUTES)
+}
+
+/// The method and route of each log line on an ignored key.
+fn logged(gate: &Gate) -> Vec<(String, String)> {
+    let log = gate.log();
+    let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let ignored = lines.filter(|line| line["message"].as_str().is_some_and(|text| text.contains("key was ignored")));
+    let text = |value: &Value| value.as_str().expect("a text").to_owned();
+    ignored.map(|line| (text(&line["method"]), text(&line["route"]))).collect()
+}
+
+#[test]
+fn a_key_that_no_route_protects_is_marked_counted_and_logged() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = plan(&upstream).start();
+    for (what, request) in [
+        ("another path", Request::post("/elsewhere").key("k")),
+        ("another method", Request::new("PUT", "/orders").key("k")),
+        ("a key that is malformed", Request::post("/elsewhere").key("not, valid")),
+        ("two keys", Request::post("/elsewhere").key("k").key("l")),
+        ("a header that another route reads", Request::post("/elsewhere").header("X-Event", "1")),
+        ("a parameter that another route reads", Request::post("/elsewhere?event=1")),
+        ("a body that is awaited", Request::post("/elsewhere").key("k").body("{}")),
+        ("a route that reads its keys elsewhere", Request::post("/hooks").key("k").body("{}")),
+        ("a route that reads its keys in the body", Request::post("/notes").key("k").body("{}")),
+    ] {
+        let answer = request.send(&gate);
+        assert_eq!((answer.status, &*answer.word()), (200, "ignored"), "{what}: {}", answer.show());
+    }
+    assert_eq!(upstream.runs(), 9);
+    for (what, request, word) in [
+        ("no key", Request::post("/elsewhere"), ""),
+        ("no key on a route", Request::post("/orders"), ""),
+        ("a route that passes", Request::post("/passed").key("k"), ""),
+        ("a key", Request::post("/orders").key("k"), "executed"),
+        ("a key elsewhere", Request::post("/hooks?event=2").key("k"), "executed"),
+        ("a key in the body", Request::post("/notes").key("k").body("{\"id\": 1}"), "executed"),
+    ] {
+        assert_eq!(request.send(&gate).word(), word, "{what}");
+    }
+    let counted = |labels: &[&str]| gate.metric("oncegate_requests_total", labels);
+    assert_eq!(counted(&["route=\"-\"", "outcome=\"ignored\""]), 7.0);
+    assert_eq!(counted(&["route=\"hooks\"", "outcome=\"ignored\""]), 1.0);
+    assert_eq!(counted(&["route=\"notes\"", "outcome=\"ignored\""]), 1.0);
+    assert_eq!(counted(&["outcome=\"passed\""]), 3.0);
+    // Once a minute for each method and route.
+    let expected = [("POST", "-"), ("PUT", "-"), ("POST", "hooks"), ("POST", "notes")];
+    assert_eq!(logged(&gate), expected.map(|(method, route)| (method.to_owned(), route.to_owned())));
+}
+
+#[test]
+fn the_upstreams_own_word_is_replaced_and_the_header_has_its_configured_name() {
+    let upstream = Upstream::start(|_| {
+        let head =
+            "HTTP/1.1 200 OK\r\nIdempotency-Status: executed\r\nIdempotent-Replayed: true\r\nContent-Length: 0\r\n";
+        Reply::raw(format!("{head}\r\n"))
+    });
+    let gate = plan(&upstream).start();
+    let answer = Request::post("/elsewhere").key("k").send(&gate);
+    assert_eq!(answer.head.all("idempotency-status"), [b"ignored"], "{}", answer.show());
+    assert_eq!(Request::post("/elsewhere").send(&gate).word(), "executed", "without a key it passes as it came");
+    drop(gate);
+
+    let gate = plan(&upstream).top("[headers]\nstatus = \"X-Gate\"\n").start();
+    let answer = Request::post("/elsewhere").key("k").send(&gate);
+    assert_eq!((answer.get("x-gate").as_deref(), &*answer.word()), (Some("ignored"), "executed"), "{}", answer.show());
+    drop(gate);
+
+    let gate = plan(&upstream).top("[headers]\nstatus = false\n").start();
+    let answer = Request::post("/elsewhere").key("k").send(&gate);
+    assert_eq!(answer.word(), "executed", "{}", answer.show());
+    assert_eq!(gate.metric("oncegate_requests_total", &["outcome=\"ignored\""]), 1.0);
+    assert_eq!(logged(&gate).len(), 1);
+}
+
+#[test]
+fn a_problem_on_the_way_says_it_too() {
+    let gate = plan_before_nothing().start();
+    // An outcome that is unknown is not known to the gate either: a retry would run again.
+    let answer = Request::post("/elsewhere").key("k").body("{}").send(&gate);
+    assert_eq!(answer.expect_bare_problem(502, "upstream-unreachable").word(), "ignored");
+    assert_eq!(gate.metric("oncegate_requests_total", &["outcome=\"upstream-unreachable\""]), 1.0);
+    assert_eq!(logged(&gate).len(), 1);
+    let call = Request::post("/elsewhere").key("k").header("Content-Type", "application/grpc").header("TE", "trailers");
+    let answer = call.body("").send(&gate);
+    assert_eq!((answer.get("grpc-status").as_deref(), &*answer.word()), (Some("14"), "ignored"), "{}", answer.show());
+}
+
+fn plan_before_nothing() -> Plan {
+    Gate::before_url(&format!("http://{}", Upstream::free_address())).routes(ROUTES)
+}
+
+#[test]
+fn calls_and_upgrades_are_marked_too() {
+    let upstream = Upstream::scripted(|conn| {
+        while let Some(request) = conn.next() {
+            let answer: &[u8] = match request.head.get("upgrade") {
+                Some(_) => b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+                None => {
+                    b"HTTP/1.1 200 OK\r\nContent-Type: application/grpc\r\nTrailer: grpc-status\r\n\
+                      Transfer-Encoding: chunked\r\n\r\n0\r\ngrpc-status: 0\r\n\r\n"
+                }
+            };
+            if conn.wire.send(answer).is_err() {
+                break;
+            }
+        }
+    });
+    let gate = plan(&upstream).start();
+    let call = Request::post("/elsewhere").key("k").header("Content-Type", "application/grpc").header("TE", "trailers");
+    let answer = call.body("x").send(&gate);
+    assert_eq!((answer.status, &*answer.word()), (200, "ignored"), "{}", answer.show());
+    let mut client = Client::connect(gate.address);
+    client.send(
+        "GET /socket HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nIdempotency-Key: k\r\n\r\n",
+    );
+    let head = client.head();
+    assert!(head.start.starts_with(b"HTTP/1.1 101"), "{:?}", String::from_utf8_lossy(&head.raw));
+    assert_eq!(head.get("idempotency-status").as_deref(), Some("ignored"));
+}

@@ -1,0 +1,51 @@
+//! What a gate says at its start.
+
+use serde_json::Value;
+
+use crate::support::{Gate, Reply, Upstream, eventually};
+
+/// The lines that say what the gate does, as JSON.
+fn summaries(gate: &Gate) -> Vec<Value> {
+    let log = gate.log();
+    let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    lines.filter(|line| line["message"] == "serving").collect()
+}
+
+#[test]
+fn where_logs_are_json_one_line_says_what_the_gate_does() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = Gate::before(&upstream).start();
+    let said = summaries(&gate);
+    let [line] = &said[..] else { panic!("{}", gate.log()) };
+    let field = |name: &str| line[name].as_str().unwrap_or_else(|| panic!("{name}: {line}")).to_owned();
+    assert_eq!(field("version"), env!("CARGO_PKG_VERSION"));
+    assert_eq!(field("listen"), format!("http://{}", gate.address));
+    assert_eq!(field("admin"), format!("http://{}, without a token", gate.admin));
+    assert!(field("upstreams").contains(&upstream.url()), "{line}");
+    for name in ["store", "survives", "risks"] {
+        assert!(!field(name).is_empty(), "{name}: {line}");
+    }
+    let protected = field("protected");
+    for part in ["all: POST, PATCH /{*rest} to app", "5xx: frees the key: a retry runs again; 502, 504 hold it"] {
+        assert!(protected.contains(part), "{part}: {line}");
+    }
+    assert!(field("unprotected").starts_with("everything else: to app;"), "{line}");
+}
+
+#[test]
+fn a_reload_says_it_again_where_it_changed() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = Gate::before(&upstream).start();
+    let reloaded = |plan: &crate::support::Plan, times: usize| {
+        plan.config();
+        gate.sighup();
+        eventually("the reload", || (gate.log().matches("\"configuration reloaded\"").count() == times).then_some(()));
+    };
+    reloaded(&gate.plan, 1);
+    reloaded(&gate.plan.clone().defaults("outcomes = { \"5xx\" = \"hold\" }"), 2);
+    // What it says of the change stands behind the word for the reload.
+    let said = eventually("the change", || Some(summaries(&gate)).filter(|said| said.len() > 1));
+    assert_eq!(said.len(), 2, "{said:?}");
+    let protected = said[1]["protected"].as_str().expect("a text");
+    assert!(protected.contains("5xx: holds the key: the outcome is unknown"), "{protected}");
+}
