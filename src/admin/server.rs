@@ -79,7 +79,8 @@ pub async fn serve(listener: TcpListener, state: Arc<State>, mut shutdown: watch
         });
         clients.enter(client, task);
     }
-    drop(listener);
+    // The spares are copies of its descriptor: while one is open, the system takes connections for it.
+    drop((listener, spares));
     let finish = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(DRAIN, finish).await.is_err() {
         tracing::warn!("admin requests did not finish in time");

@@ -252,7 +252,11 @@ fn restoring(
     let tables: Vec<&[&str]> = tables.iter().map(Vec::as_slice).collect();
     match (namespace, tables.len()) {
         (Some(gone), 1) => {
-            advice(&format!("Write this into the route that takes the requests of `{gone}` now:"), &tables, &others)
+            let lead = format!(
+                "Write this into the route that takes the requests of `{gone}` now. A key whose request no route of this \
+                 namespace\n     takes is not found:"
+            );
+            advice(&lead, &tables, &others)
         }
         (Some(gone), _) => {
             let lead = format!(

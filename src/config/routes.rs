@@ -77,7 +77,7 @@ fn advise_on_credential<'a>(policies: impl IntoIterator<Item = (&'a Table<'a>, &
     if let Some((table, _)) = policies.into_iter().find(|(_, policy)| has_credential(policy)) {
         table.advise(
             "scope",
-            "keys belong to credentials: a refreshed opaque token (one that is no JWT) is another caller, and its retry \
+            "keys belong to credentials: a refreshed opaque token (anything but Bearer with a JWT that has a sub) is another caller, and its retry \
              runs again; if clients refresh such tokens, let scope name what stays, such as \"header:X-User\""
                 .to_owned(),
         );

@@ -157,10 +157,13 @@ async fn exchange(errand: &Errand, attempt: Attempt, recipient: &mut Recipient) 
     }
 }
 
-/// A digest of the record's namespace and scope: the id that a record with a fixed key would have.
+/// A digest of the record's namespace and scope, and of the caller's proof: what a record with a fixed key would have.
 fn scope_digest(errand: &Errand) -> [u8; 32] {
     let key = Key::from_fingerprint(&[0; 32]);
-    errand.gate.identifier.id(&errand.route.namespace, &errand.policy().scope, errand.head.caller(), &key).0
+    let (namespace, scope) = (&errand.route.namespace, &errand.policy().scope);
+    let (id, proof) = errand.gate.identifier.identify(namespace, scope, errand.head.caller(), &key);
+    // The proof is bound to the id.
+    proof.map_or(id.0, |proof| proof.0)
 }
 
 async fn send(errand: &Errand, attempt: Attempt, sending: &Sending, recipient: &mut Recipient) -> Exchanged {

@@ -141,7 +141,7 @@ pub fn explain(settings: &Settings, router: &Router, question: Question<'_>) -> 
         Err(problem) => return Explanation { authority: None, ignores_key: false, fate: Fate::Malformed(problem) },
     };
     let authority = head.authority().map(Arc::from);
-    let has_key = KeyPlaces::of(router).has_key(&head.uri, &head.headers);
+    let has_key = KeyPlaces::of(router).has_key(&head.method, &head.uri, &head.headers);
     let fate = match router.choose(&head.method, head.authority(), head.uri.path()) {
         Err(ambiguous) => {
             let problem = request::ambiguous(&ambiguous);

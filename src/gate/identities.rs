@@ -7,7 +7,7 @@ use super::{Settings, origin};
 use crate::idempotency::description::RulesDescription;
 use crate::idempotency::fingerprint::Recipe;
 use crate::idempotency::identity::Identifier;
-use crate::idempotency::key::KeyRule;
+use crate::idempotency::key::{KeyRule, KeySource};
 use crate::idempotency::policy::{Mode, Policy};
 use crate::idempotency::scope::ScopePart;
 use crate::route::{Route, Router};
@@ -85,9 +85,16 @@ impl<'a> IdentityRules<'a> {
         let policies: Vec<&Policy> = self.router.routes().iter().map(|route| &route.policy).collect();
         let policies = || policies.iter().copied().chain([&policy]);
         let scopes: Vec<&[ScopePart]> =
-            former.iter().map(Vec::as_slice).chain(policies().map(|policy| &policy.scope[..])).collect();
+            distinct(former.iter().map(Vec::as_slice).chain(policies().map(|policy| &policy.scope[..])));
+        let (rules, recipes) =
+            (distinct(policies().map(|policy| &policy.key)), distinct(policies().map(|policy| &policy.fingerprint)));
+        // A recipe counts only where the key may be a fingerprint.
+        let recipes_of = |rule: &KeyRule| match rule.from.contains(&KeySource::Fingerprint) {
+            true => &recipes[..],
+            false => &recipes[..1],
+        };
         let keys: Vec<(&KeyRule, &Recipe)> =
-            policies().flat_map(|policy| policies().map(|other| (&policy.key, &other.fingerprint))).collect();
+            rules.iter().flat_map(|rule| recipes_of(rule).iter().map(|recipe| (*rule, *recipe))).collect();
         let trusted = [self.settings.forwarding.rule(), String::new()];
         let without = Settings { id_secret: None, ..self.settings.clone() };
         for settings in [self.settings, &without] {
@@ -122,6 +129,16 @@ pub(super) fn digest(identifier: &Identifier, route: &Route, trusted: &str) -> R
 
 fn identifier(settings: &Settings, service: &Arc<str>) -> Identifier {
     Identifier::new(Arc::clone(service), settings.id_secret.as_ref().map(|secret| Arc::clone(&secret.0)))
+}
+
+/// Each once, in the order in which they come.
+fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
+    all.fold(Vec::new(), |mut known, one| {
+        if !known.contains(&one) {
+            known.push(one);
+        }
+        known
+    })
 }
 
 fn combined<'a, A: Copy, B: Copy>(

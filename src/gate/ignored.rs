@@ -33,28 +33,39 @@ const METHODS: [Method; 8] = [
 const LONGEST_PATH: usize = 100;
 
 /// The places where the clients of a gate put keys: the `Idempotency-Key` header, and each header, query parameter and
-/// event that a protected route reads its keys from. Keys in JSON bodies and fingerprints are not looked for.
-pub(super) struct KeyPlaces(KeyRule);
+/// event that a protected route reads its keys from, in requests with a method of that route. Keys in JSON bodies and
+/// fingerprints are not looked for.
+pub(super) struct KeyPlaces {
+    header: KeyRule,
+    others: Vec<(KeyRule, Vec<Method>)>,
+}
 
 impl KeyPlaces {
     pub(super) fn of(router: &Router) -> Self {
-        let mut from = KeyRule::default().from;
-        let protecting = router.routes().iter().filter(|route| route.policy.mode == Mode::Protect);
-        for source in protecting.flat_map(|route| &route.policy.key.from) {
-            let is_in_head = match source {
-                KeySource::Header(_) | KeySource::Query(_) | KeySource::CloudEvent => true,
-                KeySource::Json(_) | KeySource::Fingerprint => false,
-            };
-            if is_in_head && !from.contains(source) {
-                from.push(source.clone());
+        let header = KeyRule::default();
+        let mut others: Vec<(KeyRule, Vec<Method>)> = Vec::new();
+        for route in router.routes().iter().filter(|route| route.policy.mode == Mode::Protect) {
+            for source in route.policy.key.from.iter().filter(|source| !header.from.contains(source)) {
+                match source {
+                    KeySource::Header(_) | KeySource::Query(_) | KeySource::CloudEvent => {}
+                    KeySource::Json(_) | KeySource::Fingerprint => continue,
+                }
+                match others.iter_mut().find(|(rule, _)| rule.from.contains(source)) {
+                    Some((_, methods)) => methods.extend(route.methods.iter().cloned()),
+                    None => {
+                        let rule = KeyRule { from: vec![source.clone()], ..KeyRule::default() };
+                        others.push((rule, route.methods.clone()));
+                    }
+                }
             }
         }
-        Self(KeyRule { from, ..KeyRule::default() })
+        Self { header, others }
     }
 
     /// Whether a request carries a key, well-formed or not.
-    pub(super) fn has_key(&self, uri: &Uri, headers: &HeaderMap) -> bool {
-        self.0.find(uri, headers, None) != Ok(Found::Absent)
+    pub(super) fn has_key(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> bool {
+        let others = self.others.iter().filter(|(_, methods)| methods.contains(method)).map(|(rule, _)| rule);
+        [&self.header].into_iter().chain(others).any(|rule| rule.find(uri, headers, None) != Ok(Found::Absent))
     }
 }
 
@@ -85,7 +96,7 @@ impl<'a> IgnoredKey<'a> {
     /// The key of a request that is not protected, if it carries one. `lane` is its route's, or that of requests without a
     /// route.
     pub(super) fn of(gate: &'a Gate, lane: &'a Lane, head: &Head) -> Option<Self> {
-        gate.key_places.has_key(&head.uri, &head.headers).then(|| {
+        gate.key_places.has_key(&head.method, &head.uri, &head.headers).then(|| {
             let (method, path) = (head.method.clone(), head.uri.path());
             Self { names: &gate.settings.headers, lane, method, path: shortened(path).into() }
         })
@@ -142,7 +153,7 @@ mod tests {
         let places = places();
         let has_key = |target: &str, lines: &[(&'static str, &'static str)]| {
             let lines = lines.iter().map(|&(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
-            places.has_key(&target.parse().unwrap(), &lines.collect())
+            places.has_key(&Method::POST, &target.parse().unwrap(), &lines.collect())
         };
         for (target, lines) in [
             ("/x", &[("idempotency-key", "k")][..]),
@@ -161,11 +172,17 @@ mod tests {
         {
             assert!(!has_key(target, lines), "{target} {lines:?}");
         }
+        // A route that reads its keys elsewhere says nothing about methods that it does not have.
+        let key = HeaderMap::from_iter([(http::HeaderName::from_static("idempotency-key"), "k".parse().unwrap())]);
+        assert!(!places.has_key(&Method::GET, &"/x?ref=k".parse().unwrap(), &HeaderMap::new()));
+        assert!(places.has_key(&Method::GET, &"/x".parse().unwrap(), &key));
     }
 
     #[test]
     fn the_place_of_each_source_stands_once() {
-        let places: Vec<String> = places().0.from.iter().map(ToString::to_string).collect();
+        let KeyPlaces { header, others } = places();
+        let rules = [&header].into_iter().chain(others.iter().map(|(rule, _)| rule));
+        let places: Vec<String> = rules.flat_map(|rule| &rule.from).map(ToString::to_string).collect();
         assert_eq!(places, ["header:idempotency-key", "header:x-order", "query:ref"]);
     }
 

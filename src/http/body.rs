@@ -340,6 +340,9 @@ impl HttpBody for Body {
                 self.kind = Kind::Empty;
                 Poll::Ready(Some(Ok(Frame::data(bytes))))
             }
+            Kind::Trailed(Some(data), _) if data.len() > PIECE => {
+                Poll::Ready(Some(Ok(Frame::data(data.split_to(PIECE)))))
+            }
             Kind::Trailed(data, trailers) => Poll::Ready(match (data.take(), trailers) {
                 (Some(data), _) => Some(Ok(Frame::data(data))),
                 (None, trailers) => trailers.take().map(|trailers| Ok(Frame::trailers(trailers))),

@@ -10,9 +10,9 @@
 //! | `Authorization: Basic` | the user | the user and the password |
 //! | `Authorization: Bearer` with a token in the form of a JWT | its issuer and its subject | the token |
 //! | any other `Authorization`, or several lines of it | the lines | - |
-//! | `Cookie` | that it does | the cookies and the subject of the client's certificate |
-//! | a client certificate that the gate verified | that it does | the subject of the certificate |
-//! | none of these | that it does not | - |
+//! | none of these | - | the cookies and the subject of a client certificate that the gate verified, also their absence |
+//!
+//! The last row is one identity: a client that gains or loses a cookie between two tries is refused, and does not run twice.
 //!
 //! Nothing here is verified: that is the upstream's task. An identity that is forged, and one that is shared by many,
 //! costs no more than a refusal, since the proof has to be the same too.
@@ -81,7 +81,17 @@ impl Kind {
     pub const ALL: [Self; 7] =
         [Self::ApiKey, Self::Basic, Self::Jwt, Self::Other, Self::Cookie, Self::Certificate, Self::Anonymous];
 
-    /// The word for it; part of the identity.
+    /// The word for it in an identity. A caller that neither names an API key nor an `Authorization` is one identity,
+    /// whatever else it shows.
+    #[must_use]
+    pub fn identity(self) -> &'static str {
+        match self {
+            Self::Cookie | Self::Certificate => Self::Anonymous.as_str(),
+            kind => kind.as_str(),
+        }
+    }
+
+    /// The word for it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -113,10 +123,12 @@ impl Credential {
         }
         let subject = caller.certificate.map(ClientCertificate::subject);
         match (cookies(caller), subject) {
-            (Some(cookies), None) => Self::new(Kind::Cookie, &[], Some(&[&cookies])),
-            (Some(cookies), Some(subject)) => Self::new(Kind::Cookie, &[], Some(&[&cookies, subject])),
-            (None, Some(subject)) => Self::new(Kind::Certificate, &[], Some(&[subject])),
-            (None, None) => Self::new(Kind::Anonymous, &[], None),
+            (Some(cookies), None) => Self::new(Kind::Cookie, &[], Some(&[b"cookie", &cookies])),
+            (Some(cookies), Some(subject)) => {
+                Self::new(Kind::Cookie, &[], Some(&[b"cookie", &cookies, b"certificate", subject]))
+            }
+            (None, Some(subject)) => Self::new(Kind::Certificate, &[], Some(&[b"certificate", subject])),
+            (None, None) => Self::new(Kind::Anonymous, &[], Some(&[])),
         }
     }
 
@@ -141,7 +153,7 @@ impl Credential {
 
     /// Appends the identity: the word of its kind, then its values.
     pub(super) fn encode(&self, out: &mut Vec<u8>) {
-        put(out, self.kind.as_str().as_bytes());
+        put(out, self.kind.identity().as_bytes());
         out.extend_from_slice(&self.identity);
     }
 }

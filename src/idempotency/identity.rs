@@ -332,8 +332,8 @@ mod tests {
         ];
         assert_eq!(ids(&Policy::default().scope, ("x-api-key", "ann")), ever);
         let ever = [
-            "39be6959b6dee0005c4e0ae8edc011307f93d93e7cf0d1d3e5a069ed9dadcf7b",
-            "cb32bbf2fdbeab402f344c897ee5986bded6c022df45cd742eb9b6c9432e8733",
+            "06fb11230f40123f236b711e534622f0fc53d4fa5c63d1e9cfcdf20d5f17d242",
+            "e06d0b6c2ff4d9dc2d0d80b57f7f4deee16324122febab2f3170a2ba197695d8",
         ];
         let headers = HeaderMap::from_iter([(http::header::COOKIE, HeaderValue::from_static("s=1"))]);
         let caller = Caller { headers: &headers, authority: None, client_ip: None, certificate: None };

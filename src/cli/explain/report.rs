@@ -422,7 +422,7 @@ fn carrier(kind: Kind) -> &'static str {
 fn on_renewal(kind: Kind) -> &'static str {
     match kind {
         Kind::ApiKey => {
-            "a retry with another Authorization (without one: with other cookies) gets 422 caller-differs; one with \
+            "a retry with another Authorization, or without it, gets 422 caller-differs; cookies do not count; one with \
              another key is another caller's, and runs"
         }
         Kind::Basic => "a retry after a change of the password gets 422 caller-differs",
@@ -430,7 +430,9 @@ fn on_renewal(kind: Kind) -> &'static str {
         Kind::Other => "a retry with a refreshed token is another caller's, and runs",
         Kind::Cookie => "a retry with a renewed session, or any other cookie, gets 422 caller-differs",
         Kind::Certificate => "a retry with a certificate of another subject gets 422 caller-differs",
-        Kind::Anonymous => "a retry with a credential is another caller's, and runs",
+        Kind::Anonymous => {
+            "a retry with a cookie gets 422 caller-differs; one with X-Api-Key or Authorization is another caller's, and runs"
+        }
     }
 }
 

@@ -38,7 +38,10 @@ impl Durability {
         };
         Self {
             place: format!("sqlite:{}", path.display()),
-            survives: "a crash of the gate, a crash of the machine, a power cut",
+            survives: match filesystem {
+                Some(_) => "a crash of the gate",
+                None => "a crash of the gate, a crash of the machine, a power cut",
+            },
             risk: "the loss of the disk or the file, or a restored backup: retries run again",
             warnings: filesystem.map(warning).into_iter().collect(),
         }

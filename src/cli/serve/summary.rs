@@ -9,7 +9,7 @@ use crate::http::listen::Listen;
 use crate::http::upstream::{self, Place};
 use crate::idempotency::key::{KeyRule, KeySource};
 use crate::idempotency::policy::{Mode, Policy, Recovery, StoreFailure};
-use crate::idempotency::scope::ScopePart;
+use crate::idempotency::scope::Scope;
 use crate::idempotency::settle::{Action, Ending, Outcomes};
 use crate::route::Route;
 use crate::telemetry::logs::Format;
@@ -245,8 +245,8 @@ fn show_key(rule: &KeyRule) -> String {
 }
 
 /// Who a caller is: callers that differ in any part never share a key.
-fn show_scope(scope: &[ScopePart]) -> String {
-    scope.iter().map(|part| show_part(&part.to_string())).collect::<Vec<_>>().join(" + ")
+fn show_scope(scope: &Scope) -> String {
+    scope.words().map(|word| show_part(&word.to_string())).collect::<Vec<_>>().join(" + ")
 }
 
 /// A part of a scope in words. A part without words here is shown as it is configured.
@@ -261,8 +261,8 @@ fn show_part(part: &str) -> String {
     let shown = match part {
         "host" => "the host".to_owned(),
         "credential" => {
-            "the credential (API key, Basic user, token subject, or else cookies; a refreshed opaque token is \
-                         another caller)"
+            "the credential (X-Api-Key, Basic user, token subject, or else cookies; a refreshed opaque token is \
+             another caller; callers without any of these share their keys)"
                 .to_owned()
         }
         "header:authorization" => "header authorization (a refreshed token is another caller)".to_owned(),

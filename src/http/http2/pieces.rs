@@ -38,7 +38,8 @@ impl Pieces {
         let piece = self.rest.split_to(self.rest.len().min(PIECE));
         self.is_cut |= is_large;
         // The last one of several may wait for its client when all else of the answer is gone: it holds on to nothing.
-        let piece = if self.is_cut && self.rest.is_empty() { Bytes::copy_from_slice(&piece) } else { piece };
+        let is_last = self.is_cut && self.is_end_stream();
+        let piece = if is_last { Bytes::copy_from_slice(&piece) } else { piece };
         self.taking.gave(self.is_end_stream());
         self.waiting.set(self.rest.len() + self.body.held());
         Frame::data(piece)

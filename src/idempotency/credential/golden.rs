@@ -230,10 +230,11 @@ fn table() -> String {
             let mut carries: Vec<_> = lines.iter().map(|(name, value)| format!("`{name}: {value}`")).collect();
             carries.extend(is_certified.then(|| "+ certificate".to_owned()));
             let carries = if carries.is_empty() { "nothing".to_owned() } else { carries.join(" ") };
-            let mut identity = vec![format!("**{}**", credential.kind.as_str())];
+            let mut identity = vec![format!("**{}**", credential.kind.identity())];
             identity.extend(values(&credential.identity));
             let proof = credential.proof.as_deref().map_or_else(|| vec!["-".to_owned()], values);
-            let proof = if proof.is_empty() { "that there is no `authorization`".to_owned() } else { proof.join(" ") };
+            let nothing = if credential.kind == Kind::ApiKey { "no `authorization`" } else { "nothing" };
+            let proof = if proof.is_empty() { format!("that there is {nothing}") } else { proof.join(" ") };
             let _ = writeln!(out, "| {carries} | {} | {proof} |", identity.join(" "));
         }
     }

@@ -51,7 +51,11 @@ impl Floors {
         if self.young.len() >= GENERATION || self.began.0.elapsed() >= self.max_age {
             self.turn(now);
         }
-        self.young.insert(short(id), Floor { at, attempt });
+        let floor = self.young.entry(short(id)).or_insert(Floor { at, attempt });
+        // A purge that was heard of before its record's attempt was seen to end counts on.
+        if floor.at <= at {
+            *floor = Floor { at, attempt };
+        }
     }
 
     /// Whether a value of a record is older than what this process knows of it.
@@ -115,6 +119,14 @@ mod tests {
             let refused = floors.refuses(id(record), attempt(by), Timestamp(read_at));
             assert_eq!(refused, is_refused, "record {record}, attempt {by}, read at {read_at}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_floor_is_never_lowered() {
+        let mut floors = Floors::new(MAX_AGE, BEGAN);
+        floors.raise(id(1), Timestamp(50), None, BEGAN);
+        floors.raise(id(1), Timestamp(40), Some(attempt(1)), BEGAN);
+        assert!(floors.refuses(id(1), attempt(1), Timestamp(40)));
     }
 
     #[tokio::test(start_paused = true)]

@@ -322,23 +322,20 @@ pub(super) fn look_at_log(lock: &Lock) -> Result<(), OpenError> {
         None => None,
     };
     match (mark.state, found) {
-        (State::Saved, Some(_)) => Err(stray()),
-        (State::Open | State::Taken, Some((salts, frames))) if salts == mark.salts => {
-            if frames >= mark.frames {
-                Ok(())
-            } else {
-                Err(lost(lock, mark, Some(frames)))
-            }
-        }
+        (State::Saved, Some((_, 1..))) => Err(stray()),
+        (State::Open | State::Taken, Some((salts, frames))) if salts == mark.salts && frames >= mark.frames => Ok(()),
+        // A log starts over once all of it is in the database. It may have no more than its new header yet.
         (State::Open | State::Taken, Some((salts, _)))
             if GENERATIONS.contains(&wal::generations(mark.salts, salts)) =>
         {
             Ok(())
         }
-        (State::Open | State::Taken, Some(_)) => Err(stray()),
+        (State::Open | State::Taken, Some((salts, frames @ 1..))) => {
+            Err(if salts == mark.salts { lost(lock, mark, Some(frames)) } else { stray() })
+        }
         // Another program may have copied it into the database, as SQLite's shell does at its end.
-        (State::Open, None) if is_in_database(lock, mark).map_err(failed)? => Ok(()),
-        (State::Open | State::Taken, None) => Err(lost(lock, mark, log.is_some().then_some(0))),
+        (State::Open, _) if is_in_database(lock, mark).map_err(failed)? => Ok(()),
+        (State::Open | State::Taken, _) => Err(lost(lock, mark, log.is_some().then_some(0))),
         (State::Saved | State::Closed, _) => Ok(()),
     }
 }
@@ -356,11 +353,11 @@ pub(super) fn forget_log(lock: &Lock) -> io::Result<()> {
     }
 }
 
-/// Where a log comes from and how many frames a recovery finds in it; nothing where it would find none.
+/// Where a log comes from and how many frames a recovery finds in it; nothing where it has no valid header.
 fn contents(log: &File) -> io::Result<Option<(Salts, u32)>> {
     let Some(header) = Header::read(log)? else { return Ok(None) };
     let frames = header.committed(log)?;
-    Ok((frames > 0).then_some((header.salts, frames)))
+    Ok(Some((header.salts, frames)))
 }
 
 /// What tells a file from others of its name, in the words of a note.

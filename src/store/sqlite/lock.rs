@@ -144,16 +144,24 @@ fn resolve(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Creates the database where there is none, readable by its owner only: it holds answers.
-///
-/// Not where a store was: an empty one in its place would let all its keys run again. A store that was ever opened has
-/// left a note in its lock file; one of an earlier version has at least one of the other files. A process that is killed
-/// before it has made its database has neither.
-fn create(path: &Path) -> Result<(), OpenError> {
+/// What stands where the database belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// A file that is not empty.
+    Database,
+    /// An empty file, and no trace of a store.
+    Empty,
+    /// Nothing, and no trace of a store.
+    Nothing,
+}
+
+/// Looks for the database, without opening it. Refuses where there is none and a store was: an empty one in its place would
+/// let all its keys run again. A store that was ever opened has left a note in its lock file; one of an earlier version has at
+/// least one of the other files. A process that is killed before it has made its database has neither.
+pub(super) fn look_for_database(path: &Path) -> Result<Found, OpenError> {
     let fail = |source| OpenError::Io { path: path.to_owned(), source };
-    // Not opened where it exists: closing any descriptor of a database drops the locks that SQLite has on it.
     let is_missing = match fs::metadata(path) {
-        Ok(found) if found.len() > 0 => return Ok(()),
+        Ok(found) if found.len() > 0 => return Ok(Found::Database),
         Ok(_) => false,
         Err(error) if error.kind() == io::ErrorKind::NotFound => true,
         Err(error) => return Err(fail(error)),
@@ -167,7 +175,14 @@ fn create(path: &Path) -> Result<(), OpenError> {
     if !traces.is_empty() {
         return Err(OpenError::NoDatabase { path: path.to_owned(), is_missing, traces });
     }
-    if is_missing {
+    Ok(if is_missing { Found::Nothing } else { Found::Empty })
+}
+
+/// Creates the database where there is none, readable by its owner only: it holds answers.
+fn create(path: &Path) -> Result<(), OpenError> {
+    let fail = |source| OpenError::Io { path: path.to_owned(), source };
+    // Not opened where it exists: closing any descriptor of a database drops the locks that SQLite has on it.
+    if look_for_database(path)? == Found::Nothing {
         let created = open_private(OpenOptions::new().write(true).create_new(true), path).map_err(fail)?;
         created.sync_all().and_then(|()| sync_directory(path)).map_err(fail)?;
     }

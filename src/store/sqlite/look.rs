@@ -6,6 +6,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
 use super::OpenError;
+use super::lock::{self, Found};
 use super::{adopt, schema};
 use crate::idempotency::record::Timestamp;
 use crate::store::{Identity, IdentityChange, NamespaceRules};
@@ -26,10 +27,8 @@ pub struct Preview {
 /// # Errors
 /// See [`OpenError`].
 pub fn preview(path: &Path, rules: &[Identity]) -> Result<Option<Preview>, OpenError> {
-    match path.try_exists() {
-        Ok(true) => {}
-        Ok(false) => return Ok(None),
-        Err(source) => return Err(OpenError::Io { path: path.to_owned(), source }),
+    if lock::look_for_database(path)? != Found::Database {
+        return Ok(None);
     }
     let fail = |error| OpenError::from_sql(path.to_owned(), error);
     let conn = schema::connect(path, OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(fail)?;

@@ -86,6 +86,7 @@ fn what_is_no_fragment_goes_on_as_it_came() {
         assert_eq!(client.ending(stream + 2), Ending::Status(200), "{path}");
         stream += 4;
     }
+    upstream.wait_for_runs(2 * paths.len());
     let seen = upstream.seen();
     for path in paths {
         let sent: Vec<_> = seen.iter().filter(|seen| seen.start_line() == format!("GET {path} HTTP/1.1")).collect();

@@ -117,8 +117,8 @@ fn callers_are_described_in_words() {
         ("host", "the host"),
         (
             "credential",
-            "the credential (API key, Basic user, token subject, or else cookies; a refreshed opaque token is another \
-             caller)",
+            "the credential (X-Api-Key, Basic user, token subject, or else cookies; a refreshed opaque token is another \
+             caller; callers without any of these share their keys)",
         ),
         ("header:authorization", "header authorization (a refreshed token is another caller)"),
         ("header:x-tenant", "header x-tenant"),
