@@ -231,10 +231,10 @@ fn health_is_answered_whatever_others_do() {
     for says in [&b""[..], b"GET /livez HTTP/1.1\r\nHost: ", &livez.repeat(1000), b""] {
         crowd.extend((0..150).map(|_| connect(says)));
         let began = Instant::now();
-        for path in ["/livez", "/readyz"] {
-            assert_eq!(Request::get(path).send(gate.admin).status, 200, "{path}");
-        }
+        assert_eq!(Request::get("/livez").send(gate.admin).status, 200);
         assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        // Readiness asks the store, which a busy machine may keep waiting.
+        eventually("ready", || (Request::get("/readyz").send(gate.admin).status == 200).then_some(()));
     }
     // Who showed the token stays.
     operator.send(listing.bytes());

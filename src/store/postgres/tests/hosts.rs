@@ -63,6 +63,20 @@ fn hang_commits(server: &Server, hangs: bool) {
     while session.value("SHOW synchronous_standby_names") != names {
         std::thread::sleep(Duration::from_millis(5));
     }
+    if hangs {
+        // Commits begin to wait once the checkpointer has heard of it.
+        let (waiting, commit) = (
+            "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event = 'SyncRep'",
+            "SELECT pg_logical_emit_message(true, 'test', '')",
+        );
+        let committing = server.session();
+        let mut running = committing.start(commit);
+        while session.value(waiting) != "t" {
+            if running.within(Duration::from_millis(5)).is_some() {
+                running = committing.start(commit);
+            }
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
