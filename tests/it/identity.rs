@@ -124,7 +124,7 @@ fn the_default_scope_of_an_earlier_version_can_be_kept() {
         assert_eq!(advice, "scope = [\"host\", \"header:Authorization?\", \"header:X-Api-Key?\"]");
     }
     // The requests have all parts, so that it does not matter here whether they must.
-    let gate = plan.clone().defaults(&line(&log, "scope = ")).start();
+    let gate = plan.clone().defaults(line(&log, "scope = ")).start();
     send(&gate, "/charges", "k-1").expect(200, "replayed");
     gate.stop();
     // From then on the rules are described.

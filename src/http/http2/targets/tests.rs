@@ -22,7 +22,7 @@ fn coded(text: &str) -> Vec<u8> {
             (nth, first) = (nth - count, (first + count) << (CODES[place + 1].0 - length));
         }
     }
-    while bits.len() % 8 > 0 {
+    while !bits.len().is_multiple_of(8) {
         bits.push('1');
     }
     (0..bits.len()).step_by(8).map(|at| u8::from_str_radix(&bits[at..at + 8], 2).unwrap()).collect()

@@ -76,6 +76,8 @@ fn hang_commits(server: &Server, hangs: bool) {
                 running = committing.start(commit);
             }
         }
+        session.run("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'");
+        drop(running.wait());
     }
 }
 
