@@ -11,7 +11,7 @@
 //! - A statement that came back with an error of level ERROR did nothing; after anything else that is not an answer, it
 //!   may have. So may one whose wait for a synchronous standby was broken off, of which the server tells in a warning.
 //! - A completed record that is visible may not be durable: its commit may be on the primary only. The store hands one out
-//!   only after it has seen it durable, see [`durable`].
+//!   only after it has seen it durable, see `durable`.
 //! - A record that an upstream's transaction holds is left alone by all that could make others wait.
 //! - Where endings fail, nothing is claimed until one works; see `proof`.
 
