@@ -11,7 +11,6 @@ mod lines;
 mod load;
 mod origin;
 mod owner;
-mod portions;
 mod records;
 mod secure;
 mod settings;
@@ -120,6 +119,11 @@ impl Sending {
 
     fn begin(&self) {
         self.has_begun.store(true, Ordering::Release);
+    }
+
+    /// The request was handed back: nothing of it was sent, or processed.
+    fn take_back(&self) {
+        self.has_begun.store(false, Ordering::Release);
     }
 }
 
@@ -256,11 +260,17 @@ impl Upstream {
             };
             match answered {
                 Ok(response) => return self.answered(&method, response, line),
-                Err(Refused::Unsent(whole, _)) if reused => request = *whole,
+                Err(Refused::Unsent(whole, _)) if reused => {
+                    sending.take_back();
+                    request = *whole;
+                }
                 Err(Refused::Unsent(_, why) | Refused::Unfit(why)) => return Err(Error::NotSent(why)),
                 Err(Refused::FirstWrite(error)) => return Err(Error::NotSent(NotSent::Closed(error))),
                 Err(Refused::Unprocessed(error)) => match copy.filter(|_| tries < MOST_REFUSALS) {
-                    Some(copy) => (request, tries) = (copy, tries + 1),
+                    Some(copy) => {
+                        sending.take_back();
+                        (request, tries) = (copy, tries + 1);
+                    }
                     None => return Err(Error::NotSent(NotSent::Refused(error))),
                 },
                 Err(Refused::ClientBody(error)) => return Err(Error::ClientBody(error.into())),
