@@ -5,16 +5,16 @@ use std::future::Future as _;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::connection::MOST_INTERIM;
+use super::heard::Heard;
 use crate::http::frame::{
     ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADER, HEADERS, RST_STREAM, SETTINGS, length,
 };
@@ -45,66 +45,6 @@ const MOST_DROPPED: u64 = 64 << 20;
 
 /// How many bytes are read at a time where the caller's buffer is too small, or bytes wait that were read before.
 const ASIDE: usize = 1024;
-
-/// What an upstream has said on a connection.
-pub(super) struct Heard {
-    opened: Instant,
-    /// When it last said anything, in milliseconds since it was opened.
-    last: AtomicU64,
-    /// How many requests it takes at a time.
-    most: AtomicUsize,
-    has_greeted: AtomicBool,
-    /// It takes no more requests.
-    says_goodbye: AtomicBool,
-    greeted: Notify,
-}
-
-impl Default for Heard {
-    fn default() -> Self {
-        Self {
-            opened: Instant::now(),
-            last: AtomicU64::new(0),
-            // Where it says nothing, as many as one likes (RFC 9113, 6.5.2).
-            most: AtomicUsize::new(usize::MAX),
-            has_greeted: AtomicBool::new(false),
-            says_goodbye: AtomicBool::new(false),
-            greeted: Notify::new(),
-        }
-    }
-}
-
-impl Heard {
-    /// Waits until it has said that it speaks HTTP/2 (RFC 9113, 3.4).
-    pub(super) async fn greeting(&self) {
-        let greeted = self.greeted.notified();
-        if !self.has_greeted.load(Ordering::Acquire) {
-            greeted.await;
-        }
-    }
-
-    pub(super) fn most_streams(&self) -> usize {
-        self.most.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn says_goodbye(&self) -> bool {
-        self.says_goodbye.load(Ordering::Relaxed)
-    }
-
-    /// For how long it has said nothing.
-    pub(super) fn silence(&self) -> Duration {
-        self.opened.elapsed().saturating_sub(Duration::from_millis(self.last.load(Ordering::Relaxed)))
-    }
-
-    fn hear(&self) {
-        let now = u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.last.store(now, Ordering::Relaxed);
-    }
-
-    fn greets(&self) {
-        self.has_greeted.store(true, Ordering::Release);
-        self.greeted.notify_waiters();
-    }
-}
 
 /// A stream whose frames are looked at as they come.
 ///

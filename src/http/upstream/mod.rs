@@ -7,6 +7,7 @@ mod connection;
 mod error;
 mod frames;
 mod head;
+mod heard;
 mod lines;
 mod load;
 mod origin;
