@@ -118,13 +118,9 @@ impl Sending {
         self.has_begun.load(Ordering::Acquire)
     }
 
-    fn begin(&self) {
-        self.has_begun.store(true, Ordering::Release);
-    }
-
-    /// The request was handed back: nothing of it was sent, or processed.
-    fn take_back(&self) {
-        self.has_begun.store(false, Ordering::Release);
+    /// The request is handed to a connection, or else was handed back: nothing of it was sent, or processed.
+    fn set_begun(&self, has_begun: bool) {
+        self.has_begun.store(has_begun, Ordering::Release);
     }
 }
 
@@ -253,7 +249,7 @@ impl Upstream {
                 // In a box: most requests have no need of its size.
                 None => Box::pin(self.connect(purpose)).await.map_err(Error::NotSent)?,
             };
-            sending.begin();
+            sending.set_begun(true);
             let copy = if reuse == Reuse::Unprotected { line.copy_of(&request) } else { None };
             let answered = match &mut line {
                 Line::Single(connection) => connection.send(request, sending.interim.clone()).await,
@@ -261,17 +257,11 @@ impl Upstream {
             };
             match answered {
                 Ok(response) => return self.answered(&method, response, line),
-                Err(Refused::Unsent(whole, _)) if reused => {
-                    sending.take_back();
-                    request = *whole;
-                }
+                Err(Refused::Unsent(whole, _)) if reused => request = *whole,
                 Err(Refused::Unsent(_, why) | Refused::Unfit(why)) => return Err(Error::NotSent(why)),
                 Err(Refused::FirstWrite(error)) => return Err(Error::NotSent(NotSent::Closed(error))),
                 Err(Refused::Unprocessed(error)) => match copy.filter(|_| tries < MOST_REFUSALS) {
-                    Some(copy) => {
-                        sending.take_back();
-                        (request, tries) = (copy, tries + 1);
-                    }
+                    Some(copy) => (request, tries) = (copy, tries + 1),
                     None => return Err(Error::NotSent(NotSent::Refused(error))),
                 },
                 Err(Refused::ClientBody(error)) => return Err(Error::ClientBody(error.into())),
@@ -283,6 +273,7 @@ impl Upstream {
                     return Err(error);
                 }
             }
+            sending.set_begun(false);
         }
     }
 
