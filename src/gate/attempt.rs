@@ -204,7 +204,8 @@ async fn send(errand: &Errand, attempt: Attempt, sending: &Sending, recipient: &
         }
     };
     let flowing = may_stream(errand, &answer, &control).then_some(Flowing { flow, begin: &mut begin });
-    let captured = capture(body, version, errand.policy().max_response_body, &errand.gate.work.usage, flowing).await;
+    let memory = errand.head.memory(&errand.gate.work.usage);
+    let captured = capture(body, version, errand.policy().max_response_body, memory, flowing).await;
     match captured {
         Ok(Captured::Whole { body, trailers, record }) => {
             let trailers = trailers.filter(|_| recipient.client.is_some() || trailers_may_follow(errand, &answer));

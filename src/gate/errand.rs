@@ -20,6 +20,7 @@ use crate::http::buffer::Buffered;
 use crate::http::inbound::Inbound;
 use crate::http::problem::Problem;
 use crate::http::upstream::{self, Upstream};
+use crate::http::usage::Usage;
 use crate::idempotency::codec;
 use crate::idempotency::credential::Proof;
 use crate::idempotency::decide::{Decision, decide, difference};
@@ -106,7 +107,8 @@ pub(super) async fn begin(
     if keyed && let Err(problem) = request::check_scope(&policy.scope, &head) {
         return refuse(problem);
     }
-    let body = match Buffered::read(incoming, policy.max_request_body, &gate.work.usage).await {
+    let (memory, usage) = (head.memory(&gate.work.usage), &gate.work.usage);
+    let body = match Buffered::read(incoming, policy.max_request_body, memory, usage).await {
         Ok(body) => body,
         Err(error) => return refuse(body_problem(gate, error)),
     };
@@ -379,7 +381,8 @@ impl Errand {
             Decision::Supersede => return None,
             Decision::Replay(mut answer) => {
                 if let Some(content) = &mut answer.content {
-                    match self.gate.work.usage.hold(std::mem::take(&mut content.body)) {
+                    let memory = self.head.memory(&self.gate.work.usage);
+                    match Usage::hold(memory, std::mem::take(&mut content.body)) {
                         Some(body) => content.body = body,
                         None => return Some(self.problem(no_room())),
                     }

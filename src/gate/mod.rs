@@ -60,6 +60,7 @@ use crate::idempotency::key::Found;
 use crate::idempotency::policy::{Mode, Policy};
 use crate::route::{Route, Router};
 use crate::store::{Identity, Origin, OriginId, Store};
+use crate::telemetry::limits::Limit;
 use crate::telemetry::metrics::{Metrics, RouteMetrics};
 use crate::telemetry::outcome::{Code, Outcome};
 
@@ -130,6 +131,10 @@ struct Lane {
 
 /// When a client is to come back whose request was one too many.
 const OVERLOADED_RETRY: Duration = Duration::from_secs(1);
+
+/// Why a request is refused before anything is done about it.
+const TOO_MANY: &str = "the gate has as much to do as it may; nothing was sent";
+const UNREAD: &str = "too many bytes of earlier answers wait to be read on this connection; nothing was sent";
 
 impl Gate {
     /// A gate that serves `router`'s routes. `upstreams` are in the order that routes refer to.
@@ -234,7 +239,7 @@ impl Gate {
         self: &Arc<Self>,
         request: Request<Inbound>,
         peer: Peer,
-        taken: Option<&Arc<Taken>>,
+        taken: Result<&Arc<Taken>, &'static str>,
     ) -> (Arc<Lane>, Reply) {
         let (head, body) = match request::Head::read(request, peer, &self.road) {
             Ok(taken) => taken,
@@ -243,13 +248,13 @@ impl Gate {
                 return (Arc::clone(&self.unrouted), Reply::problem(problem, None).last());
             }
         };
-        let Some(taken) = taken else { return self.overloaded(&head) };
+        let taken = match taken {
+            Ok(taken) => taken,
+            Err(why) => return self.refused(&head, Problem::new(Code::Overloaded, why).retry_after(OVERLOADED_RETRY)),
+        };
         let route = match self.router.choose(&head.method, head.authority(), head.uri.path()) {
             Ok(route) => route,
-            Err(ambiguous) => {
-                let reply = Reply::problem(request::ambiguous(&ambiguous), None);
-                return (Arc::clone(&self.unrouted), self.shared(reply, Asked::of_either(&ambiguous, &head)));
-            }
+            Err(ambiguous) => return self.refused(&head, request::ambiguous(&ambiguous)),
         };
         let Some(route) = route else {
             let manner = Manner::unrouted(self, &head);
@@ -296,22 +301,31 @@ impl Gate {
         }
     }
 
-    /// The answer where no more requests are dealt with.
-    fn overloaded(&self, head: &request::Head) -> (Arc<Lane>, Reply) {
-        let problem = Problem::new(Code::Overloaded, "the gate has as much to do as it may; nothing was sent")
-            .retry_after(OVERLOADED_RETRY);
+    /// The reply to a request that is refused by its head alone, with all that its route, or the lack of one, adds to it.
+    fn refused(&self, head: &request::Head, problem: Problem) -> (Arc<Lane>, Reply) {
         let route = match self.router.choose(&head.method, head.authority(), head.uri.path()) {
             Ok(Some(route)) => route,
             Ok(None) => return (Arc::clone(&self.unrouted), Manner::unrouted(self, head).problem(problem)),
-            Err(_) => return (Arc::clone(&self.unrouted), Reply::problem(problem, None)),
+            Err(ambiguous) => {
+                // One of its readings is protected.
+                let is_keyed = self.key_places.has_key(&head.method, &head.uri, &head.headers);
+                let reply = Reply::problem(problem, None);
+                let reply = if is_keyed { self.keyed(reply) } else { reply };
+                return (Arc::clone(&self.unrouted), self.shared(reply, Asked::of_either(&ambiguous, head)));
+            }
         };
+        let lane = Arc::clone(&self.lanes[&route.name]);
         let Policy { mode, key, docs, .. } = &route.policy;
-        let found = key.find(&head.uri, &head.headers, None);
-        // Where the key is yet to be found in the body, nobody knows whether the request carries one.
-        let is_keyed = *mode == Mode::Protect && !matches!(found, Ok(Found::Absent | Found::NeedsBody));
-        let reply = Reply::problem(problem, docs.as_deref());
-        let reply = self.shared(if is_keyed { self.keyed(reply) } else { reply }, Asked::of(route, head));
-        (Arc::clone(&self.lanes[&route.name]), reply)
+        let reply = match (mode, key.find(&head.uri, &head.headers, None)) {
+            (Mode::Pass, _) | (Mode::Protect, Ok(Found::Absent)) => {
+                Manner::of(self, &lane, route, head).problem(problem)
+            }
+            // Only the body would tell whether the request carries a key.
+            (Mode::Protect, Ok(Found::NeedsBody)) => Reply::problem(problem, docs.as_deref()),
+            (Mode::Protect, Ok(_) | Err(_)) => self.keyed(Reply::problem(problem, docs.as_deref())),
+        };
+        let reply = self.shared(reply, Asked::of(route, head));
+        (lane, reply)
     }
 
     /// A reply as it goes to a script of the origin that asked.
@@ -332,17 +346,22 @@ impl Handler for Gate {
     async fn handle(self: Arc<Self>, request: Request<Inbound>, peer: Peer) -> Response<Body> {
         let began = Instant::now();
         let is_call = grpc::is_call(request.method(), request.headers());
-        let taken = self.work.usage.requests.take(1).map(Arc::new);
-        let (lane, reply) = self.answer(request, peer, taken.as_ref()).await;
+        let usage = &self.work.usage;
+        let taken = if peer.share.as_ref().is_some_and(|share| share.is_unread()) {
+            usage.exceeded(Limit::MaxBufferedMemory);
+            Err(UNREAD)
+        } else {
+            usage.requests.take(1).map(Arc::new).ok_or(TOO_MANY)
+        };
+        let (lane, reply) = self.answer(request, peer, taken.as_ref().map_err(|why| *why)).await;
         let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };
         log(&lane, outcome, &response, began);
         let timer = lane.metrics.answered(outcome, began);
-        response.map(|body| body.of_request(taken, timer))
+        response.map(|body| body.of_request(taken.ok(), timer))
     }
 
     fn refuse(&self, fault: Fault, head: Option<&Parts>) -> Response<Body> {
-        let problem = Problem { retry_after: fault.retry_after(), ..Problem::new(fault.code(), fault.to_string()) };
-        let reply = Reply::problem(problem, None);
+        let reply = Reply::problem(Problem::new(fault.code(), fault.to_string()), None);
         let is_call = head.is_some_and(|head| grpc::is_call(&head.method, &head.headers));
         let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };
         let now = Instant::now();
