@@ -267,6 +267,30 @@ async fn an_old_primary_that_commits_again_is_not_used_after_a_failover() {
     other.close().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_purge_whose_wait_for_a_standby_is_broken_off_is_in_doubt() {
+    let Some((server, database)) = own_server(&[]) else { return };
+    let store = open(&database.url).await;
+    store.claim(id(1), fresh(1)).await.unwrap();
+    hang_commits(&server, true);
+    let session = server.session();
+    let breaking_off = async {
+        loop {
+            session.run("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'");
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let removed = tokio::select! {
+        removed = store.remove(id(1)) => removed,
+        () = breaking_off => return,
+    };
+    assert!(matches!(removed, Err(Error::Indeterminate(_))), "{removed:?}");
+    assert_eq!(database.value(RECORDS), "0", "here it is gone");
+    hang_commits(&server, false);
+    assert!(!until_up(|| store.remove(id(1))).await);
+    store.close().await;
+}
+
 /// What is unknown on a server that was left behind may be completed elsewhere.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_unknown_or_past_is_said_only_by_a_host_that_commits() {
