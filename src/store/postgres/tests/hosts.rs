@@ -166,11 +166,11 @@ async fn a_host_whose_disk_is_full_is_left_once_another_takes_writes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_host_that_holds_another_store_is_never_used() {
     let Some(two) = Two::start() else { return };
-    let second_id = "UPDATE oncegate.store SET id = decode(repeat('07', 16), 'hex')";
+    two.second().run("UPDATE oncegate.store SET id = decode(repeat('07', 16), 'hex')");
+    // As a standby is: it cannot be looked at, and is not needed.
     two.make_second_read_only(true);
     let store = open(&two.url()).await;
     store.claim(id(1), fresh(1)).await.unwrap();
-    two.second().run(&format!("SET default_transaction_read_only = off; {second_id}"));
     two.make_second_read_only(false);
     hang_commits(&two.first, true);
     let hung = store.claim(id(2), fresh(2)).await;
@@ -240,6 +240,7 @@ async fn an_old_primary_that_commits_again_is_not_used_after_a_failover() {
     // It waits for no standby any more, so it commits.
     first.session().run("ALTER SYSTEM SET synchronous_standby_names = ''");
     first.session().run("SELECT pg_reload_conf()");
+    first.session().run("SELECT pg_logical_emit_message(true, 'test', '')");
     let on = |server: &Server| servers::Session::open(&server.url(&name)).value(RECORDS);
     assert_eq!((&*on(&first), &*on(&second)), ("1", "2"));
 
