@@ -9,19 +9,19 @@ local function try(...)
     end
 end
 
--- What removes comes first: where that is denied nothing is written.
-try('DEL', key)
+-- The first write tells whether the server takes writes, as in a claim: later ones of a script are let through.
+local score = score_of(0, after(now, 1000))
+try('ZADD', key, 'NX', score, 'proof')
 if failure then
     return failure
 end
-local score = score_of(0, after(now, 1000))
-try('ZADD', key, 'NX', score, 'proof')
 try('ZADD', key, score, 'proof')
 try('ZREM', key, 'proof')
 redis.pcall('DEL', key)
-try('SET', key, 'claimed', 'NX')
+-- It expires by itself where this user may not remove it.
+try('SET', key, 'claimed', 'NX', 'PX', 1000)
 try('GETRANGE', key, 0, 0)
 try('SETRANGE', key, 0, 'renewed')
-try('SET', key, 'settled')
+try('SET', key, 'settled', 'PX', 1000)
 try('DEL', key)
 return failure or 1
