@@ -12,6 +12,7 @@ use toml_edit::DocumentMut;
 
 use super::listening::admin_is_guarded;
 use super::{Serving, admin_routes, adopting, files};
+use crate::cli::identity_changes::Written;
 use crate::config::{self, Problems, Resolved, Sources, Store};
 use crate::http::server;
 use crate::telemetry::logs;
@@ -129,11 +130,12 @@ impl Serving {
         admin_is_guarded(self.admin, &config.admin)?;
         files::share_out(&mut config);
         let (gate, routes) = (Arc::clone(&self.current.load().handler), admin_routes(&config));
-        let summary = self.summary.reloaded(&config);
+        let (summary, written) = (self.summary.reloaded(&config), Written::of(&config));
         let upstreams = config.upstreams.into_iter().map(|settings| gate.upstream(settings)).collect();
         let next = gate.successor(config.gate, config.router, upstreams, &self.metrics);
+        adopting::look_before_reload(&next, &*self.store, &written).await?;
         let hand_over = gate.hand_over(&next, PATIENCE).await.context("cannot change the rules of identities")?;
-        adopting::at_reload(&gate, &next, &*self.store, PATIENCE).await?;
+        adopting::at_reload(&gate, &next, &*self.store, &written, PATIENCE).await?;
 
         server::Serving::replace(&self.current, next, config.server.limits, config.server.door);
         hand_over.done();
