@@ -186,6 +186,25 @@ async fn a_log_without_its_index_is_still_saved() {
     assert_eq!(state_of(&open(&path), 1).await, Some(State::Unknown));
 }
 
+/// It rewrites the database, and the process could not tell it from damage.
+#[tokio::test]
+async fn a_vacuum_of_a_store_in_use_ends_the_process_and_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.db");
+    let (store, told) = sabotaged(&path);
+    let other = Connection::open(&path).unwrap();
+    other.execute_batch("CREATE TABLE filler AS SELECT randomblob(1000000); DROP TABLE filler").unwrap();
+    other.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
+    claim(&store, 1).await;
+    other.execute_batch("VACUUM").unwrap();
+    other.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
+    store.claim(id(2), fresh(2)).await.unwrap_err();
+    store.close().await;
+    assert!(told.lock().unwrap()[0].contains("end oncegate before you run VACUUM"), "{told:?}");
+    drop(other);
+    assert_eq!(state_of(&open(&path), 1).await, Some(State::Unknown), "nothing is lost");
+}
+
 #[tokio::test]
 async fn a_database_that_is_cut_is_noticed() {
     let dir = tempfile::tempdir().unwrap();
@@ -195,7 +214,7 @@ async fn a_database_that_is_cut_is_noticed() {
     empty(&path);
     store.claim(id(2), fresh(2)).await.unwrap_err();
     store.close().await;
-    assert!(told.lock().unwrap()[0].contains("a.db was cut"), "{told:?}");
+    assert!(told.lock().unwrap()[0].contains("a.db became smaller while it was in use"), "{told:?}");
     let refused = refusal(&image(&path).1);
     assert!(matches!(refused, OpenError::NoDatabase { is_missing: false, .. }), "{refused}");
 }
