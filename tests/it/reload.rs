@@ -161,13 +161,18 @@ fn routes_that_no_longer_take_requests_with_live_keys_are_refused() {
 fn in_logs_for_people_a_refusal_is_a_block() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
     let plan = Gate::before(&upstream);
-    let text = std::fs::read_to_string(plan.config()).unwrap();
-    assert!(text.contains("format = \"json\""), "{text}");
-    let gate = plan.clone().env("ONCEGATE_LOG__FORMAT", "text").start();
+    let gate = plan.start();
     gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    gate.stop();
+    let mut process = plan.clone().env("ONCEGATE_LOG__FORMAT", "text").spawn();
+    let said = |part: &str| process.wait_for_log(|line| line.contains(part).then_some(())).is_some();
+    assert!(said(": listening "), "{}", process.log());
     plan.clone().defaults("scope = [\"header:X-Tenant?\"]").config();
-    gate.sighup();
-    let log = eventually("the refusal", || Some(gate.log()).filter(|log| log.contains("a retry with a forgotten key")));
+    process.signal(rustix::process::Signal::HUP);
+    assert!(said("a retry with a forgotten key"), "{}", process.log());
+    let log = process.log();
+    process.signal(rustix::process::Signal::TERM);
+    process.wait();
     let block = log.lines().skip_while(|line| !line.contains(ENDED[1])).skip(1).collect::<Vec<_>>();
     assert!(block[0].starts_with("this configuration would forget 1 live key"), "{log}");
     assert!(block.contains(&"What you can do, best first:"), "{log}");
