@@ -55,6 +55,9 @@ struct Protected {
     policy: Vec<(&'static str, String)>,
 }
 
+/// A value, and the names of the routes that have it.
+type Named<'a> = (&'a str, Vec<&'a str>);
+
 /// The requests of a route, and where they go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Shown {
@@ -168,7 +171,7 @@ impl Summary {
 
     /// What the policies of the protected routes say, each value once: one that not all routes have names those that do.
     fn policies(&self) -> Vec<(&'static str, Vec<String>)> {
-        let mut labels: Vec<(&'static str, Vec<(&str, Vec<&str>)>)> = Vec::new();
+        let mut labels: Vec<(&'static str, Vec<Named<'_>>)> = Vec::new();
         for Protected { route, policy } in &self.protected {
             for (label, text) in policy {
                 let at = labels.iter().position(|(known, _)| known == label).unwrap_or_else(|| {
@@ -182,7 +185,7 @@ impl Summary {
                 }
             }
         }
-        let shown = |(text, names): (&str, Vec<&str>)| match names.len().checked_sub(MOST_NAMES) {
+        let shown = |(text, names): Named<'_>| match names.len().checked_sub(MOST_NAMES) {
             _ if names.len() == self.protected.len() => text.to_owned(),
             None | Some(0) => format!("{text} ({})", names.join(", ")),
             Some(others) => format!("{text} ({} and {others} more)", names[..MOST_NAMES].join(", ")),
