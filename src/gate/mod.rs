@@ -8,6 +8,7 @@ mod answer;
 mod attempt;
 mod claiming;
 mod cors;
+pub mod coverage;
 mod errand;
 mod estimate;
 pub mod explain;
