@@ -2,17 +2,12 @@
 
 use std::path::PathBuf;
 
-use ipnet::IpNet;
 use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, Value, value};
 
-use super::headers::DEFAULTS as HEADERS;
-use super::listeners::STYLES;
 use super::policy::{DELIVERIES, FORMS, MODES, RECOVERIES, STORE_FAILURES};
 use super::units::{show_duration, show_size};
 use super::upstreams::{PROTOCOLS, SHARINGS, encryption};
-use super::{Resolved, Store, logging};
-use crate::http::door::Secure;
-use crate::http::limits::Limits;
+use super::{Resolved, Store};
 use crate::http::upstream::{self, Place};
 use crate::idempotency::fingerprint::Recipe;
 use crate::idempotency::key::KeyRule;
@@ -20,88 +15,22 @@ use crate::idempotency::policy::InFlight;
 use crate::idempotency::settle::{Action, Outcomes};
 use crate::route::Route;
 
-/// The files that secrets were read from: shown by name, never by content.
-pub(super) struct SecretFiles {
-    /// `admin.token_file`
-    pub token_file: Option<PathBuf>,
-    /// `store.id_secret_file`
-    pub id_secret_file: Option<PathBuf>,
-}
-
-/// Writes settings as TOML.
-pub(super) fn document(resolved: &Resolved, files: &SecretFiles) -> DocumentMut {
+/// Writes the settings that no section prints itself. The file of the id secret is shown by name.
+pub(super) fn document(resolved: &Resolved, id_secret_file: Option<&PathBuf>) -> DocumentMut {
     let mut document = DocumentMut::new();
     if let Some(index) = resolved.gate.default_upstream {
         document["default_upstream"] = value(&*resolved.upstreams[index].name);
     }
-    document["server"] = server(resolved);
-    document["limits"] = limits(&resolved.server.limits);
-    document["admin"] = admin(resolved, files);
-    document["store"] = store(resolved, files);
+    document["store"] = store(resolved, id_secret_file);
     let mut upstreams: Table = resolved.upstreams.iter().map(|one| (&*one.name, upstream(one))).collect();
     upstreams.set_implicit(true);
     document["upstreams"] = Item::Table(upstreams);
     let routes: ArrayOfTables = resolved.router.routes().iter().map(|one| route(one, resolved)).collect();
     document["routes"] = Item::ArrayOfTables(routes);
-    document["headers"] = headers(resolved);
-    document["log"] = log(resolved);
     document
 }
 
-fn server(resolved: &Resolved) -> Item {
-    let mut item = table([
-        ("listen", list(&resolved.server.listen)),
-        ("socket_mode", format!("{:04o}", resolved.server.socket_mode).into()),
-        ("proxy_protocol", resolved.server.door.proxies.is_some().into()),
-        ("drain_timeout", show_duration(resolved.server.drain_timeout).into()),
-        ("trusted_proxies", networks(&resolved.gate.forwarding.trusted)),
-        ("forwarded", word(&STYLES, resolved.gate.forwarding.style)),
-        ("upgrades", list(resolved.gate.upgrades.protocols())),
-    ]);
-    if let Some(Secure { files, .. }) = &resolved.server.door.tls {
-        let named = [("cert", Some(&files.cert)), ("key", Some(&files.key))].into_iter();
-        let named = named.chain([("client_ca", files.client_ca.as_ref()), ("client_crl", files.client_crl.as_ref())]);
-        let named = named.filter_map(|(key, file)| Some((key, Value::from(file?.display().to_string()))));
-        item["tls"] = Item::Value(Value::InlineTable(named.collect()));
-    }
-    item
-}
-
-/// Networks; what is one address, as that.
-fn networks(networks: &[IpNet]) -> Value {
-    let show = |network: &IpNet| match network.prefix_len() == network.max_prefix_len() {
-        true => network.addr().to_string(),
-        false => network.to_string(),
-    };
-    list(&networks.iter().map(show).collect::<Vec<_>>())
-}
-
-fn limits(limits: &Limits) -> Item {
-    table([
-        ("max_connections", number(limits.max_connections)),
-        ("max_connections_per_address", number(limits.max_connections_per_address)),
-        ("max_requests", number(limits.max_requests)),
-        ("max_waiting", number(limits.max_waiting)),
-        ("max_buffered_memory", show_size(limits.max_buffered_memory).into()),
-        ("max_buffered_disk", show_size(limits.max_buffered_disk).into()),
-        ("header_timeout", show_duration(limits.header_timeout).into()),
-        ("idle_timeout", show_duration(limits.idle_timeout).into()),
-        ("body_timeout", show_duration(limits.body_timeout).into()),
-        ("min_body_rate", show_size(limits.min_body_rate).into()),
-        ("max_header_size", show_size(limits.max_header_size as u64).into()),
-        ("max_headers", number(limits.max_headers)),
-    ])
-}
-
-fn admin(resolved: &Resolved, files: &SecretFiles) -> Item {
-    let mut item = table([("listen", resolved.admin.listen.to_string().into())]);
-    if let Some(file) = &files.token_file {
-        item["token_file"] = value(file.display().to_string());
-    }
-    item
-}
-
-fn store(resolved: &Resolved, files: &SecretFiles) -> Item {
+fn store(resolved: &Resolved, id_secret_file: Option<&PathBuf>) -> Item {
     let url = match &resolved.store {
         Store::Memory => "memory:".into(),
         Store::Sqlite { path } => format!("sqlite:{}", path.display()).into(),
@@ -124,7 +53,7 @@ fn store(resolved: &Resolved, files: &SecretFiles) -> Item {
         Store::Memory | Store::Sqlite { .. } => &None,
     };
     set("password_file", password_file.as_ref().map(file));
-    set("id_secret_file", files.id_secret_file.as_ref().map(file));
+    set("id_secret_file", id_secret_file.map(file));
     if let Some(cache) = &resolved.cache {
         set("cache", Some(Item::Value(without_password(&cache.url))));
         set("cache_password_file", cache.password_file.as_ref().map(file));
@@ -234,27 +163,6 @@ fn in_flight(in_flight: InFlight) -> Value {
         InFlight::Reject => "reject".into(),
         InFlight::Wait(wait) => inline([("wait", show_duration(wait).into())]),
     }
-}
-
-fn headers(resolved: &Resolved) -> Item {
-    let names = &resolved.gate.headers;
-    let values = [&names.status, &names.replayed, &names.expires].map(|name| match name {
-        // Header names are kept in small letters; the defaults read better as they are documented.
-        Some(name) => match HEADERS.iter().find(|(_, default)| name.as_str().eq_ignore_ascii_case(default)) {
-            Some((_, default)) => Value::from(*default),
-            None => Value::from(name.as_str()),
-        },
-        None => Value::from(false),
-    });
-    let [status, replayed, expires] = values;
-    table([("status", status), ("replayed", replayed), ("expires", expires)])
-}
-
-fn log(resolved: &Resolved) -> Item {
-    table([
-        ("format", word(&logging::FORMATS, resolved.log.format)),
-        ("level", Value::from(resolved.log.level.as_str())),
-    ])
 }
 
 fn number(number: impl TryInto<i64>) -> Value {

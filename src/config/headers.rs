@@ -2,8 +2,11 @@
 
 use figment::value::Value;
 use http::HeaderName;
+use serde_json::json;
+use toml_edit::Item;
 
-use super::keys;
+use super::declare::{Keys as _, keys};
+use super::kinds::{Kind, Shape, Toml};
 use super::node::{Node, Table, Wrong};
 use crate::gate::HeaderNames;
 
@@ -33,25 +36,59 @@ const TAKEN: [&str; 21] = [
     "via",
 ];
 
-/// The keys and their defaults.
-pub(super) const DEFAULTS: [(&str, &str); 3] =
-    [("status", "Idempotency-Status"), ("replayed", "Idempotent-Replayed"), ("expires", "Idempotency-Expires")];
+keys! {
+    /// The headers that oncegate adds to its answers; false without quotes leaves one out.
+    pub(super) struct Headers "[headers]" {
+        /// What became of the request: executed, replayed, released, unrecorded, unprotected, ignored (it carried a key, and
+        /// no route protects it), or the code of a problem.
+        status: Option<HeaderName> = Some(HeaderName::from_static("idempotency-status")) => NameOrFalse;
+        /// "true" on replays, and only there.
+        replayed: Option<HeaderName> = Some(HeaderName::from_static("idempotent-replayed")) => NameOrFalse;
+        /// Until when a completed record answers retries.
+        expires: Option<HeaderName> = Some(HeaderName::from_static("idempotency-expires")) => NameOrFalse;
+    }
+}
 
-/// Reads `[headers]`.
-pub(super) fn read(root: &Table<'_>) -> HeaderNames {
-    let table = root.table("headers", &keys::HEADERS);
-    let [status, replayed, expires] = DEFAULTS.map(|(key, default)| {
-        let default = || HeaderName::from_bytes(default.as_bytes()).ok();
-        table.read(key, name).unwrap_or_else(default)
-    });
-    let names = [&status, &replayed, &expires];
-    for place in 1..names.len() {
-        if names[place].is_some() && names[..place].contains(&names[place]) {
+/// Reads `[headers]`; with it, what is in force.
+pub(super) fn read(root: &Table<'_>) -> (HeaderNames, Item) {
+    let table = root.table("headers", Headers::SECTION);
+    let headers = Headers::read(&table, Headers::default());
+    let printed = headers.print_table();
+    let Headers { status, replayed, expires } = headers;
+    let named = [("status", &status), ("replayed", &replayed), ("expires", &expires)];
+    for (place, (key, name)) in named.iter().enumerate() {
+        if name.is_some() && named[..place].iter().any(|(_, other)| other == name) {
             let wrong = Wrong::new("another of the three headers has this name");
-            table.report(DEFAULTS[place].0, wrong.hint("give each a name of its own, or false to leave it out"));
+            table.report(key, wrong.hint("give each a name of its own, or false to leave it out"));
         }
     }
-    HeaderNames { status, replayed, expires }
+    (HeaderNames { status, replayed, expires }, printed)
+}
+
+/// The pattern of a token (RFC 9110, section 5.6.2).
+pub(super) const TOKEN: &str = "[!#$%&'*+.^_`|~0-9A-Za-z-]+";
+
+/// The name of a header, or false.
+struct NameOrFalse;
+
+impl Kind for NameOrFalse {
+    type Value = Option<HeaderName>;
+
+    fn shape(&self) -> Shape {
+        json!({ "type": ["string", "boolean"], "pattern": format!("^{TOKEN}$"), "not": { "const": true } })
+    }
+
+    fn take(&self, node: &Node<'_>) -> Option<Self::Value> {
+        node.accept(name(node))
+    }
+
+    /// Header names are kept in lower case, and read better as they are documented.
+    fn print(&self, value: &Self::Value) -> Option<Toml> {
+        let capital = |word: &str| word[..1].to_ascii_uppercase() + &word[1..];
+        let Some(name) = value else { return Some(false.into()) };
+        let words = name.as_str().split('-').map(|word| if word.is_empty() { String::new() } else { capital(word) });
+        Some(words.collect::<Vec<_>>().join("-").into())
+    }
 }
 
 fn name(node: &Node<'_>) -> Result<Option<HeaderName>, Wrong> {

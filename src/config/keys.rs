@@ -1,5 +1,12 @@
 //! The keys that a configuration may have.
 
+use super::declare::Keys as _;
+use super::headers::Headers;
+use super::listeners::{Admin, Server};
+use super::logging::Log;
+use super::tls::Files;
+use crate::http::limits::Limits;
+
 /// The keys of one table.
 #[derive(Debug)]
 pub(super) struct Section {
@@ -7,8 +14,6 @@ pub(super) struct Section {
     pub name: &'static str,
     /// Its keys, in groups; none at all where the keys are the user's own.
     pub keys: &'static [&'static [&'static str]],
-    /// Keys of the contract that this version does not take yet.
-    pub later: &'static [&'static str],
 }
 
 impl Section {
@@ -22,6 +27,9 @@ impl Section {
         self.keys.is_empty()
     }
 }
+
+/// Keys of the contract that this version does not support, with their sections.
+pub(super) const LATER: [(&str, &str); 3] = [(ROOT.name, "auth"), ("[admin]", "tls"), ("[[routes]]", "probe")];
 
 /// The top level.
 pub(super) const ROOT: Section = Section {
@@ -38,36 +46,7 @@ pub(super) const ROOT: Section = Section {
         "headers",
         "log",
     ]],
-    later: &["auth"],
 };
-
-/// `[server]`
-pub(super) const SERVER: Section = Section {
-    name: "[server]",
-    keys: &[
-        &["listen", "socket_mode", "tls", "proxy_protocol"],
-        &["drain_timeout", "trusted_proxies", "forwarded", "upgrades"],
-    ],
-    later: &[],
-};
-
-/// `[server] tls`
-pub(super) const TLS: Section =
-    Section { name: "server.tls", keys: &[&["cert", "key", "client_ca", "client_crl"]], later: &[] };
-
-/// `[limits]`
-pub(super) const LIMITS: Section = Section {
-    name: "[limits]",
-    keys: &[
-        &["max_connections", "max_connections_per_address", "max_requests", "max_waiting"],
-        &["max_buffered_memory", "max_buffered_disk"],
-        &["header_timeout", "idle_timeout", "body_timeout", "min_body_rate", "max_header_size", "max_headers"],
-    ],
-    later: &[],
-};
-
-/// `[admin]`
-pub(super) const ADMIN: Section = Section { name: "[admin]", keys: &[&["listen", "token_file"]], later: &["tls"] };
 
 /// `[store]`
 pub(super) const STORE: Section = Section {
@@ -77,32 +56,27 @@ pub(super) const STORE: Section = Section {
         &["cache", "cache_password_file", "cache_max_age", "cache_max_bytes", "cache_max_entries"],
         &["settle_timeout"],
     ],
-    later: &[],
 };
 
 /// `[upstreams]`
-pub(super) const UPSTREAMS: Section = Section { name: "[upstreams]", keys: &[], later: &[] };
+pub(super) const UPSTREAMS: Section = Section { name: "[upstreams]", keys: &[] };
 
 /// One of `[upstreams]`
 pub(super) const UPSTREAM: Section = Section {
     name: "an upstream",
     keys: &[&["url", "tls", "protocol", "timeout", "connect_timeout", "client_timeout", "max_connections", "reuse"]],
-    later: &[],
 };
 
 /// `tls` of an upstream
 pub(super) const UPSTREAM_TLS: Section =
-    Section { name: "tls of an upstream", keys: &[&["ca", "cert", "key", "name", "crl"]], later: &[] };
+    Section { name: "tls of an upstream", keys: &[&["ca", "cert", "key", "name", "crl"]] };
 
 /// One of `[[routes]]`
-pub(super) const ROUTE: Section = Section {
-    name: "[[routes]]",
-    keys: &[&["name", "namespace", "methods", "host", "path", "upstream"], POLICY],
-    later: &["probe"],
-};
+pub(super) const ROUTE: Section =
+    Section { name: "[[routes]]", keys: &[&["name", "namespace", "methods", "host", "path", "upstream"], POLICY] };
 
 /// `[defaults]`
-pub(super) const DEFAULTS: Section = Section { name: "[defaults]", keys: &[POLICY], later: &[] };
+pub(super) const DEFAULTS: Section = Section { name: "[defaults]", keys: &[POLICY] };
 
 /// The policy of a route.
 const POLICY: &[&str] = &[
@@ -125,27 +99,19 @@ const POLICY: &[&str] = &[
 ];
 
 /// `key`
-pub(super) const KEY: Section = Section { name: "key", keys: &[&["from", "required", "max_length"]], later: &[] };
+pub(super) const KEY: Section = Section { name: "key", keys: &[&["from", "required", "max_length"]] };
 
 /// `fingerprint`
-pub(super) const FINGERPRINT: Section =
-    Section { name: "fingerprint", keys: &[&["of", "body", "include", "exclude"]], later: &[] };
+pub(super) const FINGERPRINT: Section = Section { name: "fingerprint", keys: &[&["of", "body", "include", "exclude"]] };
 
 /// `outcomes`
-pub(super) const OUTCOMES: Section = Section { name: "outcomes", keys: &[], later: &[] };
+pub(super) const OUTCOMES: Section = Section { name: "outcomes", keys: &[] };
 
 /// `in_flight`, where it is a table
-pub(super) const IN_FLIGHT: Section = Section { name: "in_flight", keys: &[&["wait"]], later: &[] };
+pub(super) const IN_FLIGHT: Section = Section { name: "in_flight", keys: &[&["wait"]] };
 
 /// `cors`
-pub(super) const CORS: Section = Section { name: "cors", keys: &[&["origins", "credentials"]], later: &[] };
-
-/// `[headers]`
-pub(super) const HEADERS: Section =
-    Section { name: "[headers]", keys: &[&["status", "replayed", "expires"]], later: &[] };
-
-/// `[log]`
-pub(super) const LOG: Section = Section { name: "[log]", keys: &[&["format", "level"]], later: &[] };
+pub(super) const CORS: Section = Section { name: "cors", keys: &[&["origins", "credentials"]] };
 
 /// Where a key stands that is not known where it was found.
 pub(super) fn homes(key: &str) -> impl Iterator<Item = &'static str> {
@@ -175,16 +141,17 @@ pub(super) fn variable(section: &str, key: &str) -> String {
 /// Every key of the top level, and those of its sections.
 #[cfg(test)]
 pub(super) fn all() -> impl Iterator<Item = (Option<&'static str>, &'static str)> {
-    let top = ROOT.keys().chain(ROOT.later.iter().copied()).map(|key| (None, key));
+    let later = LATER.iter().filter(|(section, _)| *section == ROOT.name).map(|(_, key)| *key);
+    let top = ROOT.keys().chain(later).map(|key| (None, key));
     top.chain(SECTIONS.iter().flat_map(|(name, section)| section.keys().map(|key| (Some(*name), key))))
 }
 
 const HOMES: &[&Section] = &[
     &ROOT,
-    &SERVER,
-    &TLS,
-    &LIMITS,
-    &ADMIN,
+    Server::SECTION,
+    Files::SECTION,
+    Limits::SECTION,
+    Admin::SECTION,
     &STORE,
     &UPSTREAM,
     &ROUTE,
@@ -193,17 +160,17 @@ const HOMES: &[&Section] = &[
     &FINGERPRINT,
     &IN_FLIGHT,
     &CORS,
-    &HEADERS,
-    &LOG,
+    Headers::SECTION,
+    Log::SECTION,
 ];
 
 const SECTIONS: &[(&str, &Section)] = &[
-    ("server", &SERVER),
-    ("limits", &LIMITS),
-    ("admin", &ADMIN),
+    ("server", Server::SECTION),
+    ("limits", Limits::SECTION),
+    ("admin", Admin::SECTION),
     ("store", &STORE),
     ("upstreams", &UPSTREAMS),
     ("defaults", &DEFAULTS),
-    ("headers", &HEADERS),
-    ("log", &LOG),
+    ("headers", Headers::SECTION),
+    ("log", Log::SECTION),
 ];

@@ -14,17 +14,22 @@ use std::time::Duration;
 use toml_edit::DocumentMut;
 
 use self::context::Context;
-use self::effective::SecretFiles;
+use self::declare::Keys as _;
+use self::listeners::Serving;
 use self::node::Table;
 use crate::route::Router;
 use crate::telemetry::logs;
 use crate::{admin, gate, http};
 
 mod context;
+#[allow(dead_code, reason = "some sections are not declared yet")]
+mod declare;
 mod effective;
 mod file;
 mod headers;
 mod keys;
+#[allow(dead_code, reason = "some sections are not declared yet")]
+mod kinds;
 mod layers;
 mod limits;
 mod listeners;
@@ -35,6 +40,7 @@ mod policy;
 mod problem;
 mod routes;
 mod schema;
+mod secrets;
 mod store;
 mod suggest;
 mod tls;
@@ -106,12 +112,15 @@ pub fn load_store(sources: Sources) -> Result<Store, Problems> {
 fn resolve(context: Context) -> Result<Resolved, Problems> {
     let root = Table::open(context.root(), &keys::ROOT);
     let upstreams = upstreams::read(&root);
-    let server = listeners::server(&root);
-    let admin = listeners::admin(&root, &server);
+    let longest = upstreams.settings.iter().map(|upstream| upstream.timeout).max().unwrap_or_default();
     let limits = limits::read(&root);
+    let printed_limits = limits.print_table();
+    let Serving { settings: server, forwarding, upgrades, printed: printed_server } =
+        listeners::server(&root, longest, limits);
+    let (admin, printed_admin) = listeners::admin(&root, &server.listen);
     let store = store::read(&root);
-    let headers = headers::read(&root);
-    let log = logging::read(&root);
+    let (headers, printed_headers) = headers::read(&root);
+    let (log, printed_log) = logging::read(&root);
     let default_upstream = upstreams::default(&root, &upstreams);
     let router = routes::read(&root, &upstreams);
     listeners::check_scopes(&root, &server);
@@ -119,13 +128,10 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
 
     // From here on nothing is missing: whatever was wrong has been reported.
     let advice = context.finish()?;
-    let longest = upstreams.settings.iter().map(|upstream| upstream.timeout).max().unwrap_or_default();
     let (id_secret_file, id_secret) = store.id_secret.unzip();
-    let (token_file, token) = admin.token.unzip();
-    let (forwarding, upgrades) = (server.forwarding.clone(), server.upgrades.clone());
     let mut resolved = Resolved {
-        server: server.settings(longest, limits),
-        admin: admin::Settings { listen: admin.listen, token },
+        server,
+        admin,
         store: store.url,
         cache: store.cache.redis,
         cache_max_age: store.cache.max_age,
@@ -147,7 +153,17 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
         advice,
         effective: DocumentMut::new(),
     };
-    resolved.effective = effective::document(&resolved, &SecretFiles { token_file, id_secret_file });
+    let mut effective = effective::document(&resolved, id_secret_file.as_ref());
+    for (name, printed) in [
+        ("server", printed_server),
+        ("limits", printed_limits),
+        ("admin", printed_admin),
+        ("headers", printed_headers),
+        ("log", printed_log),
+    ] {
+        effective[name] = printed;
+    }
+    resolved.effective = effective;
     Ok(resolved)
 }
 

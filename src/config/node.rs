@@ -1,5 +1,6 @@
 //! Walks the merged values and takes each out as what it should be.
 
+use std::path::Path as FilePath;
 use std::time::Duration;
 
 use figment::value::{Dict, Value};
@@ -60,6 +61,11 @@ impl<'a> Node<'a> {
     /// Notes what is wrong with it.
     pub(super) fn report(&self, wrong: Wrong) {
         self.context.report(self.place(), &self.path, wrong);
+    }
+
+    /// What was read of it; `None` if it is wrong, which is reported.
+    pub(super) fn accept<T>(&self, read: Result<T, Wrong>) -> Option<T> {
+        read.map_err(|wrong| self.report(wrong)).ok()
     }
 
     /// Whether it is a table.
@@ -245,6 +251,16 @@ impl<'a> Table<'a> {
         read(&node).map_err(|wrong| node.report(wrong)).ok()
     }
 
+    /// Reads the file that a key names; `None` if there is none or it is wrong, which is reported.
+    pub(super) fn read_file<T>(
+        &self,
+        key: &str,
+        path: Option<&FilePath>,
+        read: impl FnOnce(&FilePath) -> Result<T, Wrong>,
+    ) -> Option<T> {
+        read(path?).map_err(|wrong| self.report(key, wrong)).ok()
+    }
+
     /// The items of a list, each read; nothing where it is absent or any of them is wrong, which is reported.
     pub(super) fn read_list<T>(
         &self,
@@ -293,7 +309,7 @@ impl<'a> Table<'a> {
     }
 
     fn unknown(&self, key: &str, node: &Node<'_>) -> Wrong {
-        if self.section.later.contains(&key) {
+        if keys::LATER.contains(&(self.section.name, key)) {
             return Wrong::new("not supported by this version").hint("remove it");
         }
         let wrong = Wrong::new(format!("unknown key in {}", self.section.name));

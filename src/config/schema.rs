@@ -11,15 +11,18 @@
 use serde_json::{Map, Value, json};
 
 use self::annotated::Annotated;
-use super::headers::DEFAULTS as HEADERS;
+use super::declare::shape;
+use super::headers::Headers;
 use super::keys::{self, Section};
 use super::limits;
-use super::listeners::STYLES;
+use super::listeners::{Admin, Server};
+use super::logging::Log;
+use super::policy;
 use super::policy::{DELIVERIES, FORMS, MODES, RECOVERIES, STORE_FAILURES};
 use super::store::cache;
 use super::store::postgres::MOST_CONNECTIONS;
 use super::upstreams::{MAX_CONNECTIONS as UPSTREAM_CONNECTIONS, PROTOCOLS, SHARINGS};
-use super::{logging, policy};
+use crate::http::limits::Limits;
 use crate::store::postgres::Settings;
 
 pub(super) mod annotated;
@@ -74,15 +77,9 @@ impl Writer {
     fn root(&self, key: &str) -> Shape {
         match key {
             "default_upstream" => shapes::text(shapes::UPSTREAM_NAME),
-            "server" => described(self.table(&keys::SERVER, "server.", Self::server), "Where clients connect."),
-            "limits" => {
-                let what = "What clients may take, and how long.";
-                described(self.table(&keys::LIMITS, "limits.", Self::limits), what)
-            }
-            "admin" => {
-                let what = "The listener of health, metrics and the records API.";
-                described(self.table(&keys::ADMIN, "admin.", Self::admin), what)
-            }
+            "server" => described(shape::<Server>(), "Where clients connect."),
+            "limits" => described(shape::<Limits>(), "What clients may use, and for how long."),
+            "admin" => described(shape::<Admin>(), "The listener of health, metrics and the records API."),
             "store" => described(self.table(&keys::STORE, "store.", Self::store), "Where records are kept."),
             "upstreams" => self.upstreams(),
             "defaults" => self.table(&keys::DEFAULTS, "defaults.", Self::policy),
@@ -91,63 +88,8 @@ impl Writer {
                 route["required"] = json!(["name", "path"]);
                 shapes::list(route)
             }
-            "headers" => self.table(&keys::HEADERS, "headers.", Self::headers),
-            "log" => described(self.table(&keys::LOG, "log.", Self::log), "Logs, which go to standard error."),
-            _ => unwritten(),
-        }
-    }
-
-    fn server(&self, key: &str) -> Shape {
-        match key {
-            "listen" => shapes::one_or_several(shapes::server_address()),
-            "socket_mode" => shapes::text("^[0-7]{3}$|^0[0-7]{3}$"),
-            "tls" => {
-                let mut tls = self.table(&keys::TLS, "server.tls.", Self::tls);
-                tls["required"] = json!(["cert", "key"]);
-                tls
-            }
-            "proxy_protocol" => json!({ "type": "boolean" }),
-            "drain_timeout" => shapes::duration(),
-            "trusted_proxies" => shapes::list(shapes::text(shapes::NETWORK)),
-            "forwarded" => shapes::words(STYLES.map(|(word, _)| word)),
-            "upgrades" => shapes::list(shapes::text(shapes::PROTOCOL)),
-            _ => unwritten(),
-        }
-    }
-
-    #[allow(clippy::unused_self, reason = "as all that write a table do")]
-    fn tls(&self, key: &str) -> Shape {
-        match key {
-            "cert" => {
-                described(shapes::file(), "The file of the certificate, and of those between it and the authority's.")
-            }
-            "key" => described(shapes::file(), "The file of its key."),
-            "client_ca" => {
-                described(shapes::file(), "The file of the authorities that sign the certificates of clients.")
-            }
-            "client_crl" => described(shapes::file(), "The file of the lists of those that they have revoked."),
-            _ => unwritten(),
-        }
-    }
-
-    fn limits(&self, key: &str) -> Shape {
-        match key {
-            "max_connections" | "max_connections_per_address" | "max_requests" => shapes::number(limits::COUNTS),
-            "max_waiting" => shapes::number(0..=*limits::COUNTS.end()),
-            "max_buffered_memory" => shapes::size(limits::MEMORY_SIZES),
-            "max_buffered_disk" => shapes::size(0..=limits::MOST_DISK),
-            "header_timeout" | "idle_timeout" | "body_timeout" => shapes::some_duration(),
-            "min_body_rate" => shapes::size(0..=limits::FASTEST),
-            "max_header_size" => shapes::size(limits::HEADER_SIZES),
-            "max_headers" => shapes::number(limits::HEADERS),
-            _ => unwritten(),
-        }
-    }
-
-    fn admin(&self, key: &str) -> Shape {
-        match key {
-            "listen" => shapes::address(),
-            "token_file" => shapes::file(),
+            "headers" => shape::<Headers>(),
+            "log" => described(shape::<Log>(), "Logs go to standard error."),
             _ => unwritten(),
         }
     }
@@ -323,21 +265,6 @@ impl Writer {
             },
             "additionalProperties": false,
         })
-    }
-
-    fn headers(&self, key: &str) -> Shape {
-        match HEADERS.iter().any(|(known, _)| *known == key) {
-            true => shapes::text_or_false(shapes::HEADER_NAME),
-            false => unwritten(),
-        }
-    }
-
-    fn log(&self, key: &str) -> Shape {
-        match key {
-            "format" => shapes::words(logging::FORMATS.map(|(word, _)| word)),
-            "level" => shapes::text(&shapes::log_filter()),
-            _ => unwritten(),
-        }
     }
 }
 

@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use self::cache::Cache;
 use self::location::{Dialect, Location};
-use super::listeners::secret_file;
 use super::node::{Node, Table, Wrong};
-use super::{SecretFile, keys};
+use super::{SecretFile, keys, secrets};
 use crate::gate::Secret;
 
 pub(super) mod cache;
@@ -164,7 +163,8 @@ fn sqlite(path: &str) -> Result<Store, Wrong> {
 
 /// Reads the file of a password.
 fn password(node: &Node<'_>) -> Result<SecretFile<Vec<u8>>, Wrong> {
-    let (path, content) = secret_file(node)?;
+    let path = PathBuf::from(node.filled()?);
+    let content = secrets::read(&path)?;
     match content.is_empty() {
         true => Err(Wrong::new(format!("{} is empty", path.display())).hint("put the password into it")),
         false => Ok((path, content)),
@@ -180,7 +180,8 @@ fn only_one_password(table: &Table<'_>, dialect: &Dialect, location: &Location) 
 }
 
 fn secret(node: &Node<'_>) -> Result<SecretFile<Secret>, Wrong> {
-    let (path, content) = secret_file(node)?;
+    let path = PathBuf::from(node.filled()?);
+    let content = secrets::read(&path)?;
     if content.len() < SHORTEST_SECRET {
         let wrong = Wrong::new(format!(
             "{} holds {} bytes, and a secret needs at least {SHORTEST_SECRET}",

@@ -6,9 +6,14 @@ use std::time::Duration;
 
 use toml_edit::{DocumentMut, Item};
 
+use super::headers::Headers;
 use super::keys::{self, Section};
+use super::listeners::{Admin, Server};
+use super::logging::Log;
 use super::schema::annotated::with_examples;
+use super::tls::Files;
 use super::*;
+use crate::http::limits::Limits;
 use crate::idempotency::policy::InFlight;
 
 const APP: &str = "http://127.0.0.1:3000";
@@ -437,10 +442,10 @@ fn every_key_stands_in_the_annotated_default() {
     let policy = |section: &Section, at: &str| section.keys().map(|key| format!("{at}{key}")).collect::<Vec<_>>();
     let sections = [
         (&keys::ROOT, ""),
-        (&keys::SERVER, "server."),
-        (&keys::TLS, "server.tls."),
-        (&keys::LIMITS, "limits."),
-        (&keys::ADMIN, "admin."),
+        (Server::SECTION, "server."),
+        (Files::SECTION, "server.tls."),
+        (Limits::SECTION, "limits."),
+        (Admin::SECTION, "admin."),
         (&keys::STORE, "store."),
         (&keys::UPSTREAM, "upstreams.app."),
         (&keys::DEFAULTS, "defaults."),
@@ -448,8 +453,8 @@ fn every_key_stands_in_the_annotated_default() {
         (&keys::FINGERPRINT, "defaults.fingerprint."),
         (&keys::IN_FLIGHT, "routes.in_flight."),
         (&keys::CORS, "defaults.cors."),
-        (&keys::HEADERS, "headers."),
-        (&keys::LOG, "log."),
+        (Headers::SECTION, "headers."),
+        (Log::SECTION, "log."),
     ];
     let own_of_route = keys::ROUTE.keys[0].iter().map(|key| format!("routes.{key}"));
     let expected = sections.into_iter().flat_map(|(section, at)| policy(section, at)).chain(own_of_route);

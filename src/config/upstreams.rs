@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::location::Location;
+use super::kinds::{Kind as _, number};
 use super::node::{Node, Table, Wrong};
 use super::suggest::nearest;
 use super::{keys, limits};
@@ -101,7 +102,7 @@ fn one(name: Arc<str>, table: &Table<'_>) -> Option<Settings> {
     let location = location::read(table);
     let timeout = table.read("timeout", Node::some_duration).unwrap_or(Duration::from_secs(60));
     let connect_timeout = table.read("connect_timeout", Node::some_duration);
-    let max_connections = table.read("max_connections", |node| limits::number(node, limits::COUNTS));
+    let max_connections = table.get("max_connections").and_then(|node| number(limits::COUNTS).take(&node));
     let client_timeout = table.read("client_timeout", Node::some_duration);
     let protocol = table.read("protocol", |node| node.word(&PROTOCOLS, &[]));
     let reuse = table.read("reuse", |node| node.word(&SHARINGS, &[]));

@@ -7,15 +7,11 @@ use std::ops::RangeInclusive;
 
 use serde_json::{Value, json};
 
-use crate::config::logging::LEVELS;
 use crate::config::units::{DURATIONS, SIZES};
 use crate::idempotency::grpc::Status;
 
 /// The name of an upstream.
 pub(super) const UPSTREAM_NAME: &str = "^[A-Za-z0-9._-]{1,128}$";
-
-/// An IP address, or a network as its first address and the length of its prefix.
-pub(super) const NETWORK: &str = r"^([0-9]{1,3}(\.[0-9]{1,3}){3}|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)(/[0-9]{1,3})?$";
 
 /// `http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`
 pub(super) const UPSTREAM_URL: &str =
@@ -53,12 +49,6 @@ pub(super) const PAGE: &str = r#"^https?://[^\s/?#@<>"]+([/?#][^\s<>"]*)?$"#;
 /// An origin as browsers write it, or `*`.
 pub(super) const ORIGIN: &str = r"^(\*|https://(?!.*:443$)[^\sA-Z/?#@]+|http://(?!.*:80$)[^\sA-Z/?#@]+)$";
 
-/// A header's name (RFC 9110, section 5.6.2).
-pub(super) const HEADER_NAME: &str = "^[!#$%&'*+.^_`|~0-9A-Za-z-]+$";
-
-/// A protocol that carries no requests: a name, or a name and a version.
-pub(super) const PROTOCOL: &str = r"^(?!([Hh]2[Cc]?|[Hh]3|[Hh][Tt][Tt][Pp]|[Tt][Ll][Ss])(/|$))[!#$%&'*+.^_`|~0-9A-Za-z-]+(/[!#$%&'*+.^_`|~0-9A-Za-z-]+)?$";
-
 const TOKEN: &str = "[!#$%&'*+.^_`|~0-9A-Za-z-]+";
 
 /// A JSON pointer that is not empty (RFC 6901).
@@ -67,11 +57,6 @@ const STEPS: &str = "(/([^~/]|~[01])*)+";
 /// Text of this pattern.
 pub(super) fn text(pattern: &str) -> Value {
     json!({ "type": "string", "pattern": pattern })
-}
-
-/// Text of this pattern, or false.
-pub(super) fn text_or_false(pattern: &str) -> Value {
-    json!({ "type": ["string", "boolean"], "pattern": pattern, "not": { "const": true } })
 }
 
 /// One of these words.
@@ -107,19 +92,6 @@ pub(super) fn name() -> Value {
 pub(super) fn file() -> Value {
     text(r"\S")
 }
-
-/// An address and a port, or an inherited socket.
-pub(super) fn address() -> Value {
-    text(&format!("^({ADDRESS})$"))
-}
-
-/// The same, or a unix socket.
-pub(super) fn server_address() -> Value {
-    text(&format!("^({ADDRESS}|unix:.{{1,100}})$"))
-}
-
-const ADDRESS: &str =
-    r"systemd(:[!-9;-~]{1,255})?|([0-9]{1,3}(\.[0-9]{1,3}){3}|\[[0-9A-Fa-f:.]+(%[0-9]+)?\]|localhost):[0-9]{1,5}";
 
 /// A duration.
 pub(super) fn duration() -> Value {
@@ -177,14 +149,6 @@ pub(super) fn grpc_entry() -> String {
 /// The pattern of a JSON pointer.
 pub(super) fn pointer() -> String {
     format!("^({STEPS})?$")
-}
-
-/// The pattern of a log filter: directives that are levels, in any case, or have a `=` or a `[`.
-pub(super) fn log_filter() -> String {
-    let any_case = |char: char| format!("[{}{char}]", char.to_ascii_uppercase());
-    let levels = LEVELS.map(|level| level.chars().map(any_case).collect::<String>()).join("|");
-    let directive = format!(r"\s*({levels}|[^,]*[=\[][^,]*)\s*");
-    format!("^{directive}(,{directive})*$")
 }
 
 /// A number, in the form given, and its unit.

@@ -9,6 +9,8 @@ use toml_edit::DocumentMut;
 use self::lines::{POLICIES, ROUTES, WHOLES};
 use super::annotated::{json, with_examples};
 use super::*;
+use crate::config::declare::Keys as _;
+use crate::config::tls::Files;
 use crate::config::{Sources, load};
 
 mod lines;
@@ -90,10 +92,10 @@ fn its_keys_are_those_that_the_loader_knows() {
     tables(&schema, "", &mut found);
     let sections = [
         ("", &keys::ROOT),
-        ("server", &keys::SERVER),
-        ("server.tls", &keys::TLS),
-        ("limits", &keys::LIMITS),
-        ("admin", &keys::ADMIN),
+        ("server", Server::SECTION),
+        ("server.tls", Files::SECTION),
+        ("limits", Limits::SECTION),
+        ("admin", Admin::SECTION),
         ("store", &keys::STORE),
         ("upstreams.*", &keys::UPSTREAM),
         ("upstreams.*.tls", &keys::UPSTREAM_TLS),
@@ -107,8 +109,8 @@ fn its_keys_are_those_that_the_loader_knows() {
         ("routes.[].key", &keys::KEY),
         ("routes.[].fingerprint", &keys::FINGERPRINT),
         ("routes.[].in_flight", &keys::IN_FLIGHT),
-        ("headers", &keys::HEADERS),
-        ("log", &keys::LOG),
+        ("headers", Headers::SECTION),
+        ("log", Log::SECTION),
     ];
     for (path, table) in &found {
         assert_eq!(table["additionalProperties"], false, "{path}");

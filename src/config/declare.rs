@@ -1,0 +1,191 @@
+//! The declaration of keys.
+//!
+//! [`keys!`] declares a table: each key once, with its documentation, its type, its default and its [`Kind`]. The loader,
+//! `config print`, the JSON Schema, the annotated default file and the suggestions for misspelt keys all read it.
+
+use serde_json::{Map, json};
+use toml_edit::{InlineTable, Item};
+
+use super::keys::Section;
+use super::kinds::{Kind, Shape, Toml, to_json};
+use super::node::Table;
+
+/// A table whose keys are declared with [`keys!`].
+pub(super) trait Keys: Sized + Default {
+    /// Its keys.
+    const KEYS: &'static [Key];
+    /// The table.
+    const SECTION: &'static Section;
+
+    /// Reads every key. Where a key is absent or wrong, `base` applies; what is wrong is reported.
+    fn read(table: &Table<'_>, base: Self) -> Self;
+
+    /// Every key that has a value, as TOML.
+    fn print(&self) -> Vec<(&'static str, Toml)>;
+
+    /// The same as a table of a file.
+    fn print_table(&self) -> Item {
+        Item::Table(self.print().into_iter().map(|(key, value)| (key, Item::Value(value))).collect())
+    }
+
+    /// The same as a table in one line.
+    fn print_inline(&self) -> InlineTable {
+        self.print().into_iter().collect()
+    }
+}
+
+/// One declared key.
+pub(super) struct Key {
+    /// Its name.
+    pub name: &'static str,
+    /// Its documentation, line by line.
+    pub doc: &'static [&'static str],
+    /// How it is shown where its documentation is.
+    pub shown: Shown,
+    /// What its kind says about it.
+    pub facts: fn() -> Facts,
+}
+
+/// How a key is shown in the annotated default file.
+pub(super) enum Shown {
+    /// With its default.
+    Default,
+    /// With its default in this spelling.
+    DefaultAs(&'static str),
+    /// With its default, commented out: the key means more when it is set than its value says.
+    DefaultOff,
+    /// Commented out, with this example: it has no fixed default.
+    Example(&'static str),
+    /// Commented out, with this example: it must be set.
+    Required(&'static str),
+}
+
+/// What the kind of a key says about it.
+pub(super) struct Facts {
+    /// What its values look like, as JSON Schema.
+    pub shape: Shape,
+    /// Its default.
+    pub default: Option<Toml>,
+}
+
+impl Facts {
+    /// Asks a kind.
+    pub(super) fn of<K: Kind>(kind: &K, default: &K::Value) -> Self {
+        Self { shape: kind.shape(), default: kind.print(default) }
+    }
+}
+
+impl Key {
+    /// Its part of the schema.
+    fn shape(&self) -> Shape {
+        let Facts { mut shape, default } = (self.facts)();
+        shape["description"] = self.description().into();
+        // A table has its defaults key by key.
+        let default = default.filter(|default| !default.is_inline_table());
+        let spelled = |text: &str| text.parse::<Toml>().ok().as_ref().map(to_json);
+        match self.shown {
+            Shown::Default | Shown::DefaultOff => shape_with(shape, "default", default.as_ref().map(to_json)),
+            Shown::DefaultAs(text) => shape_with(shape, "default", spelled(text)),
+            Shown::Example(text) | Shown::Required(text) => {
+                shape_with(shape, "examples", spelled(text).map(|value| json!([value])))
+            }
+        }
+    }
+
+    /// Its documentation in one line.
+    fn description(&self) -> String {
+        self.doc.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ")
+    }
+}
+
+fn shape_with(mut shape: Shape, key: &str, value: Option<Shape>) -> Shape {
+    if let Some(value) = value {
+        shape[key] = value;
+    }
+    shape
+}
+
+/// The table as JSON Schema.
+pub(super) fn shape<T: Keys>() -> Shape {
+    let properties: Map<String, Shape> = T::KEYS.iter().map(|key| (key.name.to_owned(), key.shape())).collect();
+    let required: Vec<&str> =
+        T::KEYS.iter().filter(|key| matches!(key.shown, Shown::Required(_))).map(|key| key.name).collect();
+    let mut shape = json!({
+        "title": T::SECTION.name,
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": false,
+    });
+    if !required.is_empty() {
+        shape["required"] = required.into();
+    }
+    shape
+}
+
+/// Declares the keys of a table. `struct` declares the struct of their values too; `for` is for a struct that is there
+/// already, whose fields are the keys and whose `Default` has the defaults.
+///
+/// ```text
+/// keys! {
+///     /// What the table is for.
+///     pub(super) struct Log "[log]" {
+///         /// "text" for people, "json" for machines.
+///         format: Format = Format::Text => words(&[("text", Format::Text), ("json", Format::Json)]);
+///     }
+/// }
+/// ```
+macro_rules! keys {
+    (@shown) => { $crate::config::declare::Shown::Default };
+    (@shown $shown:expr) => { $shown };
+    (
+        $(#[doc = $about:literal])*
+        for $Table:ident $name:literal {
+            $( $(#[doc = $doc:literal])* $key:ident => $kind:expr $(, $shown:expr)?; )*
+        }
+    ) => {
+        impl $crate::config::declare::Keys for $Table {
+            const KEYS: &'static [$crate::config::declare::Key] = &[ $( $crate::config::declare::Key {
+                name: stringify!($key),
+                doc: &[$($doc),*],
+                shown: keys!(@shown $($shown)?),
+                facts: || $crate::config::declare::Facts::of(&$kind, &<$Table>::default().$key),
+            } ),* ];
+            const SECTION: &'static $crate::config::keys::Section =
+                &$crate::config::keys::Section { name: $name, keys: &[&[$(stringify!($key)),*]] };
+
+            fn read(table: &$crate::config::node::Table<'_>, base: Self) -> Self {
+                Self { $( $key: $crate::config::kinds::Kind::read(&$kind, table, stringify!($key), base.$key), )* }
+            }
+
+            fn print(&self) -> Vec<(&'static str, $crate::config::kinds::Toml)> {
+                let printed = [ $( (stringify!($key), $crate::config::kinds::Kind::print(&$kind, &self.$key)) ),* ];
+                printed.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
+            }
+        }
+    };
+    (
+        $(#[doc = $about:literal])*
+        $visibility:vis struct $Table:ident $name:literal {
+            $( $(#[doc = $doc:literal])* $key:ident: $type:ty = $default:expr => $kind:expr $(, $shown:expr)?; )*
+        }
+    ) => {
+        $(#[doc = $about])*
+        $visibility struct $Table {
+            $( $visibility $key: $type, )*
+        }
+
+        impl Default for $Table {
+            fn default() -> Self {
+                Self { $( $key: $default, )* }
+            }
+        }
+
+        keys! {
+            $(#[doc = $about])*
+            for $Table $name {
+                $( $(#[doc = $doc])* $key => $kind $(, $shown)?; )*
+            }
+        }
+    };
+}
+pub(super) use keys;
