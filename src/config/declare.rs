@@ -6,9 +6,18 @@
 use serde_json::{Map, json};
 use toml_edit::{InlineTable, Item};
 
-use super::keys::Section;
-use super::kinds::{Kind, Shape, Toml, to_json};
+use super::kinds::{Kind, Shape, Toml, nested, to_json};
 use super::node::Table;
+
+/// A table, as it was declared.
+pub(super) struct Section {
+    /// Its name in messages.
+    pub name: &'static str,
+    /// What it is for, line by line.
+    pub about: &'static [&'static str],
+    /// Its keys, in groups; none at all where the keys are the user's own.
+    pub groups: &'static [&'static [Key]],
+}
 
 /// A table whose keys are declared with [`keys!`].
 pub(super) trait Keys: Sized + Default {
@@ -66,19 +75,75 @@ pub(super) struct Facts {
     pub shape: Shape,
     /// Its default.
     pub default: Option<Toml>,
+    /// The tables in it.
+    pub inner: Inner,
+}
+
+/// The tables in a key.
+pub(super) enum Inner {
+    /// None.
+    None,
+    /// It may be this table.
+    Table(&'static Section),
+    /// Its keys are names, each of one such table.
+    Named(&'static Section),
+    /// It is a list of such tables.
+    List(&'static Section),
+    /// Its keys are entries; these are the defaults.
+    Entries(Vec<(String, Toml)>),
 }
 
 impl Facts {
     /// Asks a kind.
     pub(super) fn of<K: Kind>(kind: &K, default: &K::Value) -> Self {
-        Self { shape: kind.shape(), default: kind.print(default) }
+        Self { shape: kind.shape(), default: kind.print(default), inner: kind.inner() }
+    }
+}
+
+impl Section {
+    /// Its keys.
+    pub(super) fn keys(&self) -> impl Iterator<Item = &'static Key> {
+        self.groups.iter().copied().flatten()
+    }
+
+    /// The names of its keys.
+    pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.keys().map(|key| key.name)
+    }
+
+    /// Whether its keys are the user's own.
+    pub(super) fn is_open(&self) -> bool {
+        self.groups.is_empty()
+    }
+
+    /// The table as JSON Schema.
+    pub(super) fn shape(&self) -> Shape {
+        let properties: Map<String, Shape> = self.keys().map(|key| (key.name.to_owned(), key.shape())).collect();
+        let required: Vec<&str> =
+            self.keys().filter(|key| matches!(key.shown, Shown::Required(_))).map(|key| key.name).collect();
+        let mut shape = json!({
+            "title": self.name,
+            "type": "object",
+            "properties": properties,
+            "additionalProperties": false,
+        });
+        if !required.is_empty() {
+            shape["required"] = required.into();
+        }
+        shape
     }
 }
 
 impl Key {
+    /// A key that is a table of the top level.
+    pub(super) const fn table<T: Keys>(name: &'static str) -> Self {
+        let facts = || Facts::of(&nested::<T>(), &T::default());
+        Self { name, doc: T::SECTION.about, shown: Shown::Default, facts }
+    }
+
     /// Its part of the schema.
     fn shape(&self) -> Shape {
-        let Facts { mut shape, default } = (self.facts)();
+        let Facts { mut shape, default, .. } = (self.facts)();
         shape["description"] = self.description().into();
         // A table has its defaults key by key.
         let default = default.filter(|default| !default.is_inline_table());
@@ -101,23 +166,6 @@ impl Key {
 fn shape_with(mut shape: Shape, key: &str, value: Option<Shape>) -> Shape {
     if let Some(value) = value {
         shape[key] = value;
-    }
-    shape
-}
-
-/// The table as JSON Schema.
-pub(super) fn shape<T: Keys>() -> Shape {
-    let properties: Map<String, Shape> = T::KEYS.iter().map(|key| (key.name.to_owned(), key.shape())).collect();
-    let required: Vec<&str> =
-        T::KEYS.iter().filter(|key| matches!(key.shown, Shown::Required(_))).map(|key| key.name).collect();
-    let mut shape = json!({
-        "title": T::SECTION.name,
-        "type": "object",
-        "properties": properties,
-        "additionalProperties": false,
-    });
-    if !required.is_empty() {
-        shape["required"] = required.into();
     }
     shape
 }
@@ -150,8 +198,8 @@ macro_rules! keys {
                 shown: keys!(@shown $($shown)?),
                 facts: || $crate::config::declare::Facts::of(&$kind, &<$Table>::default().$key),
             } ),* ];
-            const SECTION: &'static $crate::config::keys::Section =
-                &$crate::config::keys::Section { name: $name, keys: &[&[$(stringify!($key)),*]] };
+            const SECTION: &'static $crate::config::declare::Section =
+                &$crate::config::declare::Section { name: $name, about: &[$($about),*], groups: &[Self::KEYS] };
 
             fn read(table: &$crate::config::node::Table<'_>, base: Self) -> Self {
                 Self { $( $key: $crate::config::kinds::Kind::read(&$kind, table, stringify!($key), base.$key), )* }

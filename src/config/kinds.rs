@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::json;
 use toml_edit::Array;
 
-use super::declare::{self, Keys};
+use super::declare::{Inner, Keys};
 use super::node::{Node, Table, Wrong};
 use super::units::{DURATION_HINT, DURATIONS, SIZES, show_duration, show_size};
 
@@ -26,6 +26,11 @@ pub(super) trait Kind {
     /// What it looks like in a file, as JSON Schema. The patterns keep to what both ECMA-262 and the `regex` crate
     /// understand. A pattern that cannot say all that is required says less: it never refuses what `take` accepts.
     fn shape(&self) -> Shape;
+
+    /// The tables in it.
+    fn inner(&self) -> Inner {
+        Inner::None
+    }
 
     /// Reads it; `None` if it is wrong, which is reported.
     fn take(&self, node: &Node<'_>) -> Option<Self::Value>;
@@ -371,7 +376,11 @@ impl<T: Keys> Kind for Nested<T> {
     type Value = T;
 
     fn shape(&self) -> Shape {
-        declare::shape::<T>()
+        T::SECTION.shape()
+    }
+
+    fn inner(&self) -> Inner {
+        Inner::Table(T::SECTION)
     }
 
     fn take(&self, node: &Node<'_>) -> Option<T> {

@@ -11,7 +11,7 @@ use super::declare::{Keys as _, Shown::Example, keys};
 use super::kinds::{FILE, Flag, OneOrSeveral, Optional, TIME, Text, list, nested, text, words};
 use super::node::{Node, Table, Wrong};
 use super::tls::Files;
-use super::{keys, secrets, tls};
+use super::{routes, secrets, tls};
 use crate::admin::{self, Token};
 use crate::http;
 use crate::http::door::Door;
@@ -19,6 +19,7 @@ use crate::http::forwarding::{Forwarding, Style};
 use crate::http::limits::Limits;
 use crate::http::listen::Listen;
 use crate::http::upgrade::{Protocol, Upgrades};
+use crate::idempotency::policy::Policy;
 
 keys! {
     /// Where clients connect.
@@ -172,8 +173,8 @@ pub(super) fn check_scopes(root: &Table<'_>, server: &http::server::Settings) {
     if server.door.tls.as_ref().is_some_and(|secure| secure.files.client_ca.is_some()) {
         return;
     }
-    let routes = root.tables("routes", &keys::ROUTE).unwrap_or_default();
-    for table in routes.into_iter().chain([root.table("defaults", &keys::DEFAULTS)]) {
+    let routes = root.tables("routes", routes::SECTION).unwrap_or_default();
+    for table in routes.into_iter().chain([root.table("defaults", Policy::SECTION)]) {
         let parts = table.get("scope").and_then(|scope| scope.items()).unwrap_or_default();
         for part in parts.into_iter().filter(|part| part.text().is_ok_and(|text| text.starts_with("client-cert:"))) {
             let wrong = Wrong::new("no client has a certificate here: the server does not ask for one");

@@ -11,7 +11,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use toml_edit::DocumentMut;
+use toml_edit::{DocumentMut, Item};
 
 use self::context::Context;
 use self::declare::Keys as _;
@@ -21,14 +21,12 @@ use crate::route::Router;
 use crate::telemetry::logs;
 use crate::{admin, gate, http};
 
+mod annotated;
 mod context;
-#[allow(dead_code, reason = "some sections are not declared yet")]
 mod declare;
-mod effective;
 mod file;
 mod headers;
 mod keys;
-#[allow(dead_code, reason = "some sections are not declared yet")]
 mod kinds;
 mod layers;
 mod limits;
@@ -47,15 +45,13 @@ mod tls;
 mod units;
 mod upstreams;
 
+pub use annotated::annotated;
 pub use layers::{Flags, Sources};
 pub use problem::{Advice, Place, Problem, Problems};
 pub use schema::schema;
 pub use store::{Postgres, Redis, Store};
 pub use tls::reread as reread_tls;
 pub use units::show_duration;
-
-/// The annotated default configuration.
-pub const DEFAULT: &str = include_str!("../../config/oncegate.default.toml");
 
 /// Everything that is configured.
 #[derive(Clone, Debug)]
@@ -104,13 +100,13 @@ pub fn load_text(file: PathBuf, text: &str) -> Result<Resolved, Problems> {
 /// Reads `[store]` alone, for what is done to a store and not to requests: whatever else is missing or wrong.
 pub fn load_store(sources: Sources) -> Result<Store, Problems> {
     let context = layers::merge(sources)?;
-    let store = store::read(&Table::open(context.root(), &keys::ROOT)).url;
+    let store = store::read(&Table::open(context.root(), keys::ROOT)).url;
     context.finish()?;
     Ok(store)
 }
 
 fn resolve(context: Context) -> Result<Resolved, Problems> {
-    let root = Table::open(context.root(), &keys::ROOT);
+    let root = Table::open(context.root(), keys::ROOT);
     let upstreams = upstreams::read(&root);
     let longest = upstreams.settings.iter().map(|upstream| upstream.timeout).max().unwrap_or_default();
     let limits = limits::read(&root);
@@ -122,25 +118,40 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     let (headers, printed_headers) = headers::read(&root);
     let (log, printed_log) = logging::read(&root);
     let default_upstream = upstreams::default(&root, &upstreams);
-    let router = routes::read(&root, &upstreams);
+    let (router, printed_routes) = routes::read(&root, &upstreams);
     listeners::check_scopes(&root, &server);
     drop(root);
 
     // From here on nothing is missing: whatever was wrong has been reported.
     let advice = context.finish()?;
-    let (id_secret_file, id_secret) = store.id_secret.unzip();
-    let mut resolved = Resolved {
+    let mut effective = DocumentMut::new();
+    if let Some(place) = default_upstream {
+        effective["default_upstream"] = toml_edit::value(&*upstreams.names[place]);
+    }
+    for (name, printed) in [
+        ("server", printed_server),
+        ("limits", printed_limits),
+        ("admin", printed_admin),
+        ("store", store.keys.print_table()),
+        ("upstreams", Item::Table(upstreams.printed)),
+        ("routes", Item::ArrayOfTables(printed_routes)),
+        ("headers", printed_headers),
+        ("log", printed_log),
+    ] {
+        effective[name] = printed;
+    }
+    Ok(Resolved {
         server,
         admin,
         store: store.url,
-        cache: store.cache.redis,
-        cache_max_age: store.cache.max_age,
-        cache_max_bytes: store.cache.max_bytes,
-        cache_max_entries: store.cache.max_entries,
+        cache: store.cache,
+        cache_max_age: store.keys.cache_max_age,
+        cache_max_bytes: store.keys.cache_max_bytes,
+        cache_max_entries: store.keys.cache_max_entries,
         gate: gate::Settings {
-            service: store.service,
-            id_secret,
-            settle_timeout: store.settle_timeout,
+            service: store.keys.service,
+            id_secret: store.id_secret,
+            settle_timeout: store.keys.settle_timeout,
             headers,
             default_upstream,
             forwarding,
@@ -151,24 +162,9 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
         router,
         log,
         advice,
-        effective: DocumentMut::new(),
-    };
-    let mut effective = effective::document(&resolved, id_secret_file.as_ref());
-    for (name, printed) in [
-        ("server", printed_server),
-        ("limits", printed_limits),
-        ("admin", printed_admin),
-        ("headers", printed_headers),
-        ("log", printed_log),
-    ] {
-        effective[name] = printed;
-    }
-    resolved.effective = effective;
-    Ok(resolved)
+        effective,
+    })
 }
-
-/// A file of a secret: where it was named, and what it holds without white space at both ends.
-type SecretFile<T> = (PathBuf, T);
 
 #[cfg(test)]
 mod tests;

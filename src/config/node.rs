@@ -6,7 +6,8 @@ use std::time::Duration;
 use figment::value::{Dict, Value};
 
 use super::context::{Context, Layer, Path};
-use super::keys::{self, Section};
+use super::declare::Section;
+use super::keys;
 use super::problem::Place;
 use super::suggest::nearest;
 use super::units;
@@ -126,14 +127,6 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// It as a duration that is not zero.
-    pub(super) fn some_duration(&self) -> Result<Duration, Wrong> {
-        match self.duration()? {
-            Duration::ZERO => Err(Wrong::new("must be longer than zero").hint(units::DURATION_HINT)),
-            duration => Ok(duration),
-        }
-    }
-
     /// It as a size in bytes; a bare number is bytes.
     pub(super) fn size(&self) -> Result<u64, Wrong> {
         match self.value {
@@ -211,7 +204,7 @@ impl<'a> Table<'a> {
         };
         let table = Self { node, entries, section };
         for (key, node) in table.entries().filter(|_| !section.is_open()) {
-            if !section.keys().any(|known| known == key) {
+            if !section.names().any(|known| known == key) {
                 node.report(table.unknown(key, &node));
             }
         }
@@ -240,7 +233,7 @@ impl<'a> Table<'a> {
 
     /// The value of a key.
     pub(super) fn get(&self, key: &str) -> Option<Node<'a>> {
-        debug_assert!(self.section.is_open() || self.section.keys().any(|known| known == key), "{key}");
+        debug_assert!(self.section.is_open() || self.section.names().any(|known| known == key), "{key}");
         let value = self.entries.get(key)?;
         Some(Node { context: self.node.context, value, path: self.node.path.key(key) })
     }
@@ -259,24 +252,6 @@ impl<'a> Table<'a> {
         read: impl FnOnce(&FilePath) -> Result<T, Wrong>,
     ) -> Option<T> {
         read(path?).map_err(|wrong| self.report(key, wrong)).ok()
-    }
-
-    /// The items of a list, each read; nothing where it is absent or any of them is wrong, which is reported.
-    pub(super) fn read_list<T>(
-        &self,
-        key: &str,
-        mut read: impl FnMut(&Node<'a>) -> Result<T, Wrong>,
-    ) -> Option<Vec<T>> {
-        let node = self.get(key)?;
-        let Some(items) = node.items() else {
-            let example = node.text().map_or_else(|_| "...".to_owned(), |text| format!("\"{text}\""));
-            node.report(node.expected("a list").hint(format!("write [{example}]")));
-            return None;
-        };
-        let count = items.len();
-        let values: Vec<T> =
-            items.iter().filter_map(|item| read(item).map_err(|wrong| item.report(wrong)).ok()).collect();
-        (values.len() == count).then_some(values)
     }
 
     /// Every key and its value.
@@ -322,7 +297,7 @@ impl<'a> Table<'a> {
         if !variables.is_empty() {
             return wrong.hint(format!("did you mean {}?", variables.join(" or ")));
         }
-        if let Some(near) = nearest(key, self.section.keys()) {
+        if let Some(near) = nearest(key, self.section.names()) {
             return wrong.hint(format!("did you mean `{near}`?"));
         }
         let homes: Vec<&str> = keys::homes(key).collect();
@@ -337,5 +312,5 @@ fn listed(section: &Section) -> String {
     if section.is_open() {
         return "names of your choice".to_owned();
     }
-    section.keys().collect::<Vec<_>>().join(", ")
+    section.names().collect::<Vec<_>>().join(", ")
 }
