@@ -95,7 +95,7 @@ pub(super) enum Inner {
 
 impl Facts {
     /// Asks a kind.
-    pub(super) fn of<K: Kind>(kind: &K, default: &K::Value) -> Self {
+    pub(super) fn of<T: 'static>(kind: &Kind<T>, default: &T) -> Self {
         Self { shape: kind.shape(), default: kind.print(default), inner: kind.inner() }
     }
 }
@@ -136,7 +136,7 @@ impl Section {
 
 impl Key {
     /// A key that is a table of the top level.
-    pub(super) const fn table<T: Keys>(name: &'static str) -> Self {
+    pub(super) const fn table<T: Keys + 'static>(name: &'static str) -> Self {
         let facts = || Facts::of(&nested::<T>(), &T::default());
         Self { name, doc: T::SECTION.about, shown: Shown::Default, facts }
     }
@@ -147,27 +147,24 @@ impl Key {
         shape["description"] = self.description().into();
         // A table has its defaults key by key.
         let default = default.filter(|default| !default.is_inline_table());
-        let spelled = |text: &str| text.parse::<Toml>().ok().as_ref().map(to_json);
-        match self.shown {
-            Shown::Default | Shown::DefaultOff => shape_with(shape, "default", default.as_ref().map(to_json)),
-            Shown::DefaultAs(text) => shape_with(shape, "default", spelled(text)),
+        let spelled = |text: &str| text.parse::<Toml>().ok();
+        let (word, value) = match self.shown {
+            Shown::Default | Shown::DefaultOff => ("default", default.as_ref().map(to_json)),
+            Shown::DefaultAs(text) => ("default", spelled(text).as_ref().map(to_json)),
             Shown::Example(text) | Shown::Required(text) => {
-                shape_with(shape, "examples", spelled(text).map(|value| json!([value])))
+                ("examples", spelled(text).map(|value| json!([to_json(&value)])))
             }
+        };
+        if let Some(value) = value {
+            shape[word] = value;
         }
+        shape
     }
 
     /// Its documentation in one line.
     fn description(&self) -> String {
         self.doc.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ")
     }
-}
-
-fn shape_with(mut shape: Shape, key: &str, value: Option<Shape>) -> Shape {
-    if let Some(value) = value {
-        shape[key] = value;
-    }
-    shape
 }
 
 /// Declares the keys of a table. `struct` declares the struct of their values too; `for` is for a struct that is there
@@ -202,11 +199,11 @@ macro_rules! keys {
                 &$crate::config::declare::Section { name: $name, about: &[$($about),*], groups: &[Self::KEYS] };
 
             fn read(table: &$crate::config::node::Table<'_>, base: Self) -> Self {
-                Self { $( $key: $crate::config::kinds::Kind::read(&$kind, table, stringify!($key), base.$key), )* }
+                Self { $( $key: $kind.read(table, stringify!($key), base.$key), )* }
             }
 
             fn print(&self) -> Vec<(&'static str, $crate::config::kinds::Toml)> {
-                let printed = [ $( (stringify!($key), $crate::config::kinds::Kind::print(&$kind, &self.$key)) ),* ];
+                let printed = [ $( (stringify!($key), $kind.print(&self.$key)) ),* ];
                 printed.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
             }
         }

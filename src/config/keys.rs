@@ -2,7 +2,7 @@
 
 use super::declare::{Facts, Inner, Key, Section, Shown};
 use super::headers::Headers;
-use super::kinds::Optional;
+use super::kinds::raw;
 use super::listeners::{Admin, Server};
 use super::logging::Log;
 use super::{routes, store, upstreams};
@@ -37,7 +37,7 @@ pub(super) const ROOT: &Section = &Section {
                 " if there are several, these requests get 404 `no-route`.",
             ],
             shown: Shown::Example("\"app\""),
-            facts: || Facts::of(&Optional(upstreams::UPSTREAM_NAME), &None),
+            facts: || Facts::of(&raw(upstreams::NAME).optional(), &None),
         },
         Key::table::<Server>("server"),
         Key::table::<Limits>("limits"),

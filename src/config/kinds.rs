@@ -1,8 +1,8 @@
 //! The kinds of values: how each is read, printed and described.
 
-use std::marker::PhantomData;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::time::Duration;
 
 use serde_json::json;
@@ -19,380 +19,314 @@ pub(super) type Shape = serde_json::Value;
 pub(super) type Toml = toml_edit::Value;
 
 /// A kind of value.
-pub(super) trait Kind {
-    /// What is read.
-    type Value;
+pub(super) struct Kind<T> {
+    shape: Box<dyn Fn() -> Shape>,
+    inner: fn() -> Inner,
+    take: Box<dyn Fn(&Node<'_>) -> Option<T>>,
+    merge: Option<Box<dyn Fn(&Node<'_>, T) -> T>>,
+    print: Box<dyn Fn(&T) -> Option<Toml>>,
+}
 
-    /// What it looks like in a file, as JSON Schema. The patterns keep to what both ECMA-262 and the `regex` crate
-    /// understand. A pattern that cannot say all that is required says less: it never refuses what `take` accepts.
-    fn shape(&self) -> Shape;
-
-    /// The tables in it.
-    fn inner(&self) -> Inner {
-        Inner::None
+impl<T: 'static> Kind<T> {
+    /// What `parse` reads and `print` writes. `shape` says as JSON Schema what that looks like; its patterns keep to what
+    /// both ECMA-262 and the `regex` crate understand. A pattern that cannot say all that is required says less: it never
+    /// refuses what `parse` accepts.
+    pub(super) fn new(
+        shape: impl Fn() -> Shape + 'static,
+        parse: impl Fn(&Node<'_>) -> Result<T, Wrong> + 'static,
+        print: impl Fn(&T) -> Toml + 'static,
+    ) -> Self {
+        Self {
+            shape: Box::new(shape),
+            inner: || Inner::None,
+            take: Box::new(move |node| node.accept(parse(node))),
+            merge: None,
+            print: Box::new(move |value| Some(print(value))),
+        }
     }
 
-    /// Reads it; `None` if it is wrong, which is reported.
-    fn take(&self, node: &Node<'_>) -> Option<Self::Value>;
+    /// There are tables in it.
+    pub(super) fn with_inner(self, inner: fn() -> Inner) -> Self {
+        Self { inner, ..self }
+    }
 
-    /// The value as it is read again; `None` leaves out the key.
-    fn print(&self, value: &Self::Value) -> Option<Toml>;
+    /// Its parts apply one by one: `merge` reads what is there over the value that applies otherwise.
+    pub(super) fn merged(self, merge: impl Fn(&Node<'_>, T) -> T + 'static) -> Self {
+        Self { merge: Some(Box::new(merge)), ..self }
+    }
 
-    /// Reads a key. Where it is absent or wrong, `base` applies.
-    fn read(&self, table: &Table<'_>, key: &str, base: Self::Value) -> Self::Value {
-        table.get(key).and_then(|node| self.take(&node)).unwrap_or(base)
+    /// It may be absent.
+    pub(super) fn optional(self) -> Kind<Option<T>> {
+        Kind {
+            shape: self.shape,
+            inner: self.inner,
+            take: Box::new(move |node| (self.take)(node).map(Some)),
+            merge: None,
+            print: Box::new(move |value| value.as_ref().and_then(&self.print)),
+        }
+    }
+
+    /// Another form of the same.
+    pub(super) fn map<U: 'static>(self, to: fn(T) -> Result<U, Wrong>, from: fn(&U) -> T) -> Kind<U> {
+        Kind {
+            shape: self.shape,
+            inner: self.inner,
+            take: Box::new(move |node| (self.take)(node).and_then(|value| node.accept(to(value)))),
+            merge: None,
+            print: Box::new(move |value| (self.print)(&from(value))),
+        }
+    }
+
+    /// What it looks like, as JSON Schema.
+    pub(super) fn shape(&self) -> Shape {
+        (self.shape)()
+    }
+
+    /// The tables in it.
+    pub(super) fn inner(&self) -> Inner {
+        (self.inner)()
+    }
+
+    /// Reads a key. If it is absent or wrong, which is reported, `base` applies.
+    pub(super) fn read(&self, table: &Table<'_>, key: &str, base: T) -> T {
+        match (table.get(key), &self.merge) {
+            (Some(node), Some(merge)) => merge(&node, base),
+            (Some(node), None) => (self.take)(&node).unwrap_or(base),
+            (None, _) => base,
+        }
+    }
+
+    /// A value as it is read again; `None` leaves out the key.
+    pub(super) fn print(&self, value: &T) -> Option<Toml> {
+        (self.print)(value)
     }
 }
 
 /// True or false.
-pub(super) struct Flag;
-
-impl Kind for Flag {
-    type Value = bool;
-
-    fn shape(&self) -> Shape {
-        json!({ "type": "boolean" })
-    }
-
-    fn take(&self, node: &Node<'_>) -> Option<bool> {
-        node.accept(node.flag())
-    }
-
-    fn print(&self, value: &bool) -> Option<Toml> {
-        Some((*value).into())
-    }
-}
-
-/// A number, or a size in bytes, within bounds.
-pub(super) struct Bounded<T> {
-    allowed: RangeInclusive<u64>,
-    is_size: bool,
-    value: PhantomData<T>,
+pub(super) fn flag() -> Kind<bool> {
+    Kind::new(|| json!({ "type": "boolean" }), |node| node.flag(), |flag| (*flag).into())
 }
 
 /// A whole number.
-pub(super) const fn number<T>(allowed: RangeInclusive<u64>) -> Bounded<T> {
-    Bounded { allowed, is_size: false, value: PhantomData }
+pub(super) fn number<T: TryFrom<u64> + TryInto<u64> + Copy + 'static>(allowed: RangeInclusive<u64>) -> Kind<T> {
+    let bounds = allowed.clone();
+    Kind::new(
+        move || json!({ "type": "integer", "minimum": bounds.start(), "maximum": bounds.end() }),
+        move |node| bounded(node.number()?, &allowed, |number| number.to_string(), |nearest| nearest),
+        |number: &T| (*number).try_into().ok().and_then(|number| i64::try_from(number).ok()).unwrap_or(i64::MAX).into(),
+    )
 }
 
-/// A size, which is a number of bytes or has a unit.
-pub(super) const fn size<T>(allowed: RangeInclusive<u64>) -> Bounded<T> {
-    Bounded { allowed, is_size: true, value: PhantomData }
+/// A size: a number of bytes, or with a unit.
+pub(super) fn size<T: TryFrom<u64> + TryInto<u64> + Copy + 'static>(allowed: RangeInclusive<u64>) -> Kind<T> {
+    let bounds = allowed.clone();
+    let pattern = || format!(r"^\s*[0-9]+\s*({})\s*$", SIZES.map(|(unit, _)| unit).join("|"));
+    Kind::new(
+        // A size with a unit is not compared with the bounds.
+        move || {
+            json!({
+                "type": ["string", "integer"],
+                "pattern": pattern(),
+                "minimum": bounds.start(),
+                "maximum": bounds.end(),
+            })
+        },
+        move |node| bounded(node.size()?, &allowed, show_size, |nearest| format!("\"{nearest}\"")),
+        |size: &T| show_size((*size).try_into().unwrap_or(u64::MAX)).into(),
+    )
 }
 
-impl<T: TryFrom<u64> + TryInto<u64> + Copy> Bounded<T> {
-    fn parse(&self, node: &Node<'_>) -> Result<T, Wrong> {
-        let number = if self.is_size { node.size()? } else { node.number()? };
-        let (least, most) = (*self.allowed.start(), *self.allowed.end());
-        let within = Some(number).filter(|number| self.allowed.contains(number));
-        within.and_then(|number| T::try_from(number).ok()).ok_or_else(|| {
-            let nearest = number.clamp(least, most);
-            let (show, hint) = match self.is_size {
-                true => (show_size as fn(u64) -> String, format!("write \"{}\"", show_size(nearest))),
-                false => ((|number| number.to_string()) as fn(u64) -> String, format!("write {nearest}")),
-            };
-            Wrong::new(format!("must be from {} to {}", show(least), show(most))).hint(hint)
-        })
-    }
-}
-
-impl<T: TryFrom<u64> + TryInto<u64> + Copy> Kind for Bounded<T> {
-    type Value = T;
-
-    fn shape(&self) -> Shape {
-        let mut shape = json!({ "type": "integer", "minimum": self.allowed.start(), "maximum": self.allowed.end() });
-        if self.is_size {
-            // A size with a unit is not compared with the bounds.
-            shape["type"] = json!(["string", "integer"]);
-            shape["pattern"] = format!(r"^\s*[0-9]+\s*({})\s*$", SIZES.map(|(unit, _)| unit).join("|")).into();
-        }
-        shape
-    }
-
-    fn take(&self, node: &Node<'_>) -> Option<T> {
-        node.accept(self.parse(node))
-    }
-
-    fn print(&self, value: &T) -> Option<Toml> {
-        let number: u64 = (*value).try_into().unwrap_or(u64::MAX);
-        Some(if self.is_size { show_size(number).into() } else { i64::try_from(number).unwrap_or(i64::MAX).into() })
-    }
-}
-
-/// A duration within bounds.
-pub(super) struct Time {
-    least: Duration,
-    most: Duration,
+fn bounded<T: TryFrom<u64>>(
+    number: u64,
+    allowed: &RangeInclusive<u64>,
+    show: fn(u64) -> String,
+    quote: fn(String) -> String,
+) -> Result<T, Wrong> {
+    let (least, most) = (*allowed.start(), *allowed.end());
+    let within = Some(number).filter(|number| allowed.contains(number)).and_then(|number| T::try_from(number).ok());
+    within.ok_or_else(|| {
+        let hint = format!("write {}, or remove it for the default", quote(show(number.clamp(least, most))));
+        Wrong::new(format!("must be from {} to {}", show(least), show(most))).hint(hint)
+    })
 }
 
 /// Any duration.
-pub(super) const TIME: Time = Time { least: Duration::ZERO, most: Duration::MAX };
+pub(super) fn time() -> Kind<Duration> {
+    time_of(Duration::ZERO..=Duration::MAX)
+}
 
 /// Any duration but zero.
-pub(super) const NONZERO_TIME: Time = Time { least: Duration::from_millis(1), most: Duration::MAX };
-
-/// A duration from `least` to `most`.
-pub(super) const fn time(least: Duration, most: Duration) -> Time {
-    Time { least, most }
+pub(super) fn nonzero_time() -> Kind<Duration> {
+    time_of(Duration::from_millis(1)..=Duration::MAX)
 }
 
-impl Kind for Time {
-    type Value = Duration;
-
-    fn shape(&self) -> Shape {
-        let part = |number: &str| format!("{number}({})", DURATIONS.map(|(unit, _)| unit).join("|"));
-        let any = part("[0-9]+");
-        let pattern = if self.least.is_zero() {
-            format!(r"({any})+")
-        } else if self.least < Duration::from_secs(1) {
-            format!(r"({})*{}({any})*", part("0+"), part("0*[1-9][0-9]*"))
-        } else {
-            // Several parts may come to less.
-            format!(r"(0*[1-9][0-9]{{3,}}ms|0*[1-9][0-9]*[smhd]|{any}({any})+)")
-        };
-        json!({ "type": "string", "pattern": format!(r"^\s*{pattern}\s*$") })
-    }
-
-    fn take(&self, node: &Node<'_>) -> Option<Duration> {
-        let duration = node.accept(node.duration())?;
-        let wrong = if duration.is_zero() && !self.least.is_zero() {
-            Wrong::new("must be longer than zero").hint(DURATION_HINT)
-        } else if duration < self.least {
-            let least = show_duration(self.least);
-            Wrong::new(format!("must be at least {least}")).hint(format!("write \"{least}\" or more"))
-        } else if duration > self.most {
-            let most = show_duration(self.most);
-            Wrong::new(format!("must be at most {most}")).hint(format!("write \"{most}\" or less"))
-        } else {
-            return Some(duration);
-        };
-        node.accept(Err(wrong))
-    }
-
-    fn print(&self, value: &Duration) -> Option<Toml> {
-        Some(show_duration(*value).into())
-    }
-}
-
-/// One of a few words.
-pub(super) struct Words<T: 'static> {
-    words: &'static [(&'static str, T)],
-    later: &'static [&'static str],
+/// A duration within bounds.
+pub(super) fn time_of(allowed: RangeInclusive<Duration>) -> Kind<Duration> {
+    let least = *allowed.start();
+    let part = |number: &str| format!("{number}({})", DURATIONS.map(|(unit, _)| unit).join("|"));
+    let pattern = move || match part("[0-9]+") {
+        any if least.is_zero() => format!(r"^\s*({any})+\s*$"),
+        any if least < Duration::from_secs(1) => {
+            format!(r"^\s*({})*{}({any})*\s*$", part("0+"), part("0*[1-9][0-9]*"))
+        }
+        // Several parts may come to less.
+        any => format!(r"^\s*(0*[1-9][0-9]{{3,}}ms|0*[1-9][0-9]*[smhd]|{any}({any})+)\s*$"),
+    };
+    let parse = move |node: &Node<'_>| {
+        let (least, most) = (show_duration(*allowed.start()), show_duration(*allowed.end()));
+        match node.duration()? {
+            duration if allowed.contains(&duration) => Ok(duration),
+            Duration::ZERO => Err(Wrong::new("must be longer than zero").hint(DURATION_HINT)),
+            short if short < *allowed.start() => {
+                Err(Wrong::new(format!("must be at least {least}")).hint(format!("write \"{least}\" or more")))
+            }
+            _ => Err(Wrong::new(format!("must be at most {most}")).hint(format!("write \"{most}\" or less"))),
+        }
+    };
+    Kind::new(
+        move || json!({ "type": "string", "pattern": pattern() }),
+        parse,
+        |duration| show_duration(*duration).into(),
+    )
 }
 
 /// One of these words.
-pub(super) const fn words<T>(words: &'static [(&'static str, T)]) -> Words<T> {
-    Words { words, later: &[] }
+pub(super) fn words<T: Copy + PartialEq>(words: &'static [(&'static str, T)]) -> Kind<T> {
+    words_but(words, &[])
 }
 
-impl<T> Words<T> {
-    /// Words of the contract that this version does not support.
-    pub(super) const fn later(self, later: &'static [&'static str]) -> Self {
-        Self { later, ..self }
-    }
-}
-
-impl<T: Copy + PartialEq> Kind for Words<T> {
-    type Value = T;
-
-    fn shape(&self) -> Shape {
-        json!({ "type": "string", "enum": self.words.iter().map(|(word, _)| *word).collect::<Vec<_>>() })
-    }
-
-    fn take(&self, node: &Node<'_>) -> Option<T> {
-        node.accept(node.word(self.words, self.later))
-    }
-
-    fn print(&self, value: &T) -> Option<Toml> {
-        self.words.iter().find(|(_, meant)| meant == value).map(|(word, _)| (*word).into())
-    }
-}
-
-/// Text that stands for something.
-pub(super) struct Text<T> {
-    /// The pattern of it.
-    pub pattern: fn() -> String,
-    /// Reads it.
-    pub parse: fn(&Node<'_>) -> Result<T, Wrong>,
-    /// Writes it.
-    pub print: fn(&T) -> String,
+/// One of these words; `later` are words of the contract that this version does not support.
+pub(super) fn words_but<T: Copy + PartialEq>(
+    words: &'static [(&'static str, T)],
+    later: &'static [&'static str],
+) -> Kind<T> {
+    Kind::new(
+        || json!({ "type": "string", "enum": words.iter().map(|(word, _)| *word).collect::<Vec<_>>() }),
+        |node| node.word(words, later),
+        |value| words.iter().find(|(_, meant)| meant == value).map_or("", |(word, _)| word).into(),
+    )
 }
 
 /// Text of this pattern, printed as it is displayed.
-pub(super) const fn text<T: ToString>(pattern: fn() -> String, parse: fn(&Node<'_>) -> Result<T, Wrong>) -> Text<T> {
-    Text { pattern, parse, print: T::to_string }
+pub(super) fn text<T: ToString + 'static>(
+    pattern: impl Into<String>,
+    parse: impl Fn(&Node<'_>) -> Result<T, Wrong> + 'static,
+) -> Kind<T> {
+    text_as(pattern, parse, T::to_string)
+}
+
+/// Text of this pattern.
+pub(super) fn text_as<T: 'static>(
+    pattern: impl Into<String>,
+    parse: impl Fn(&Node<'_>) -> Result<T, Wrong> + 'static,
+    print: impl Fn(&T) -> String + 'static,
+) -> Kind<T> {
+    let pattern = pattern.into();
+    Kind::new(move || json!({ "type": "string", "pattern": pattern }), parse, move |value| print(value).into())
+}
+
+/// Text of this pattern, as it is written.
+pub(super) fn raw(pattern: &str) -> Kind<String> {
+    text(pattern, |node| node.filled().map(str::to_owned))
 }
 
 /// The path of a file.
-pub(super) const FILE: Text<PathBuf> = Text {
-    pattern: || r"\S".into(),
-    parse: |node| node.filled().map(PathBuf::from),
-    print: |path| path.display().to_string(),
-};
-
-impl<T> Kind for Text<T> {
-    type Value = T;
-
-    fn shape(&self) -> Shape {
-        json!({ "type": "string", "pattern": (self.pattern)() })
-    }
-
-    fn take(&self, node: &Node<'_>) -> Option<T> {
-        node.accept((self.parse)(node))
-    }
-
-    fn print(&self, value: &T) -> Option<Toml> {
-        Some((self.print)(value).into())
-    }
+pub(super) fn file() -> Kind<PathBuf> {
+    raw(r"\S").map(|path| Ok(path.into()), |path| path.display().to_string())
 }
 
-/// A value that may be absent.
-pub(super) struct Optional<K>(pub K);
-
-impl<K: Kind> Kind for Optional<K> {
-    type Value = Option<K::Value>;
-
-    fn shape(&self) -> Shape {
-        self.0.shape()
-    }
-
-    fn take(&self, node: &Node<'_>) -> Option<Self::Value> {
-        self.0.take(node).map(Some)
-    }
-
-    fn print(&self, value: &Self::Value) -> Option<Toml> {
-        value.as_ref().and_then(|value| self.0.print(value))
-    }
+/// A list, which may be empty.
+pub(super) fn list<T: 'static>(item: Kind<T>) -> Kind<Vec<T>> {
+    list_of(item, None, false)
 }
 
-/// A list.
-pub(super) struct List<K> {
-    item: K,
-    is_set: bool,
-    filled: Option<&'static str>,
+/// A list in which nothing stands twice.
+pub(super) fn unique<T: 'static>(item: Kind<T>) -> Kind<Vec<T>> {
+    list_of(item, None, true)
 }
 
-/// A list of these, which may be empty.
-pub(super) const fn list<K>(item: K) -> List<K> {
-    List { item, is_set: false, filled: None }
+/// A list that is not empty; the hint says what to write.
+pub(super) fn filled<T: 'static>(hint: &'static str, item: Kind<T>) -> Kind<Vec<T>> {
+    list_of(item, Some(hint), false)
 }
 
-impl<K> List<K> {
-    /// No item may stand twice.
-    pub(super) fn unique(self) -> Self {
-        Self { is_set: true, ..self }
-    }
-
-    /// It must not be empty; the hint says what to write.
-    pub(super) fn filled(self, hint: &'static str) -> Self {
-        Self { filled: Some(hint), ..self }
-    }
+/// A list that is not empty, in which nothing stands twice.
+pub(super) fn set<T: 'static>(hint: &'static str, item: Kind<T>) -> Kind<Vec<T>> {
+    list_of(item, Some(hint), true)
 }
 
-impl<K: Kind> List<K> {
-    fn check(&self, values: Vec<K::Value>) -> Result<Vec<K::Value>, Wrong> {
-        if let (true, Some(hint)) = (values.is_empty(), self.filled) {
+fn list_of<T: 'static>(item: Kind<T>, filled: Option<&'static str>, is_unique: bool) -> Kind<Vec<T>> {
+    let print: Rc<dyn Fn(&Vec<T>) -> Array> =
+        Rc::new(move |values| values.iter().filter_map(|value| (item.print)(value)).collect());
+    let printed = Rc::clone(&print);
+    let check = move |values: Vec<T>| {
+        if let (true, Some(hint)) = (values.is_empty(), filled) {
             return Err(Wrong::new("must not be empty").hint(hint));
         }
-        let printed: Vec<Option<Toml>> = values.iter().map(|value| self.item.print(value)).collect();
-        let texts: Vec<&str> = printed.iter().flatten().filter_map(Toml::as_str).collect();
+        let printed = printed(&values);
+        let texts: Vec<&str> = printed.iter().filter_map(Toml::as_str).collect();
         match texts.iter().enumerate().find(|(place, text)| texts[..*place].contains(text)) {
-            Some((_, twice)) if self.is_set => {
+            Some((_, twice)) if is_unique => {
                 Err(Wrong::new(format!("`{twice}` stands twice")).hint("remove one of them"))
             }
             _ => Ok(values),
         }
+    };
+    Kind {
+        shape: Box::new(move || {
+            let mut shape = json!({ "type": "array", "items": (item.shape)() });
+            filled.iter().for_each(|_| shape["minItems"] = 1.into());
+            if is_unique {
+                shape["uniqueItems"] = true.into();
+            }
+            shape
+        }),
+        inner: || Inner::None,
+        take: Box::new(move |node| {
+            let Some(items) = node.items() else {
+                let example = node.text().map_or_else(|_| "...".to_owned(), |text| format!("\"{text}\""));
+                return node.accept(Err(node.expected("a list").hint(format!("write [{example}]"))));
+            };
+            let values: Vec<T> = items.iter().filter_map(|item_node| (item.take)(item_node)).collect();
+            if values.len() < items.len() { None } else { node.accept(check(values)) }
+        }),
+        merge: None,
+        print: Box::new(move |values| Some(Toml::Array(print(values)))),
     }
 }
 
-impl<K: Kind> Kind for List<K> {
-    type Value = Vec<K::Value>;
-
-    fn shape(&self) -> Shape {
-        let mut shape = json!({ "type": "array", "items": self.item.shape() });
-        if self.filled.is_some() {
-            shape["minItems"] = 1.into();
-        }
-        if self.is_set {
-            shape["uniqueItems"] = true.into();
-        }
-        shape
-    }
-
-    fn take(&self, node: &Node<'_>) -> Option<Self::Value> {
-        let Some(items) = node.items() else {
-            let example = node.text().map_or_else(|_| "...".to_owned(), |text| format!("\"{text}\""));
-            return node.accept(Err(node.expected("a list").hint(format!("write [{example}]"))));
-        };
-        let count = items.len();
-        let values: Vec<K::Value> = items.iter().filter_map(|item| self.item.take(item)).collect();
-        if values.len() < count { None } else { node.accept(self.check(values)) }
-    }
-
-    fn print(&self, value: &Self::Value) -> Option<Toml> {
-        Some(Toml::Array(value.iter().filter_map(|item| self.item.print(item)).collect::<Array>()))
+/// One of these, or a list of them that is not empty; the hint says what to write.
+pub(super) fn one_or_several<T: 'static>(hint: &'static str, item: fn() -> Kind<T>) -> Kind<Vec<T>> {
+    Kind {
+        shape: Box::new(move || {
+            let (mut shape, several) = (item().shape(), filled(hint, item()).shape());
+            shape["type"] = json!([shape["type"], several["type"]]);
+            ["items", "minItems"].into_iter().for_each(|key| shape[key] = several[key].clone());
+            shape
+        }),
+        inner: || Inner::None,
+        take: Box::new(move |node| match node.items() {
+            Some(_) => (filled(hint, item()).take)(node),
+            None => (item().take)(node).map(|one| vec![one]),
+        }),
+        merge: None,
+        print: Box::new(move |values| match &values[..] {
+            [] => None,
+            [one] => item().print(one),
+            _ => list(item()).print(values),
+        }),
     }
 }
 
-/// One of these, or a list of them that is not empty.
-pub(super) struct OneOrSeveral<K>(pub List<K>);
-
-impl<K: Kind> Kind for OneOrSeveral<K> {
-    type Value = Vec<K::Value>;
-
-    fn shape(&self) -> Shape {
-        let (mut shape, several) = (self.0.item.shape(), self.0.shape());
-        shape["type"] = json!([shape["type"], several["type"]]);
-        for key in ["items", "minItems"] {
-            shape[key] = several[key].clone();
-        }
-        shape
-    }
-
-    fn take(&self, node: &Node<'_>) -> Option<Self::Value> {
-        match node.items() {
-            Some(_) => self.0.take(node),
-            None => self.0.item.take(node).map(|one| vec![one]),
-        }
-    }
-
-    fn print(&self, value: &Self::Value) -> Option<Toml> {
-        match &value[..] {
-            [one] => self.0.item.print(one),
-            several => (!several.is_empty()).then(|| self.0.print(value)).flatten(),
-        }
-    }
-}
-
-/// A table with keys of its own, which count one by one.
-pub(super) struct Nested<T>(PhantomData<T>);
-
-/// The table of these keys.
-pub(super) const fn nested<T>() -> Nested<T> {
-    Nested(PhantomData)
-}
-
-impl<T: Keys> Kind for Nested<T> {
-    type Value = T;
-
-    fn shape(&self) -> Shape {
-        T::SECTION.shape()
-    }
-
-    fn inner(&self) -> Inner {
-        Inner::Table(T::SECTION)
-    }
-
-    fn take(&self, node: &Node<'_>) -> Option<T> {
-        Some(T::read(&Table::open(node.clone(), T::SECTION), T::default()))
-    }
-
-    fn print(&self, value: &T) -> Option<Toml> {
-        Some(value.print_inline()).filter(|table| !table.is_empty()).map(Toml::InlineTable)
-    }
-
-    fn read(&self, table: &Table<'_>, key: &str, base: T) -> T {
-        T::read(&table.table(key, T::SECTION), base)
+/// A table with declared keys, which apply one by one.
+pub(super) fn nested<T: Keys + 'static>() -> Kind<T> {
+    let merge = |node: &Node<'_>, base| T::read(&Table::open(node.clone(), T::SECTION), base);
+    Kind {
+        shape: Box::new(|| T::SECTION.shape()),
+        inner: || Inner::Table(T::SECTION),
+        take: Box::new(move |node| Some(merge(node, T::default()))),
+        merge: Some(Box::new(merge)),
+        print: Box::new(|value| Some(value.print_inline()).filter(|table| !table.is_empty()).map(Toml::InlineTable)),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use super::declare::{Keys as _, Shown::Example, keys};
-use super::kinds::{NONZERO_TIME, number, size};
+use super::kinds::{nonzero_time, number, size};
 use super::node::Table;
 use crate::http::limits::Limits;
 
@@ -35,11 +35,11 @@ keys! {
         max_buffered_disk => size(0..=1 << 50);
         /// How long the head of a request may take, from its first byte, and how long a new connection may be silent. Then
         /// the connection is closed; a request that has begun gets 408 first.
-        header_timeout => NONZERO_TIME;
+        header_timeout => nonzero_time();
         /// How long a connection may be silent between two requests.
-        idle_timeout => NONZERO_TIME;
+        idle_timeout => nonzero_time();
         /// The longest pause in the body of a request. Beyond it, 408.
-        body_timeout => NONZERO_TIME;
+        body_timeout => nonzero_time();
         /// How many bytes of a request's body must arrive per second, on average, once body_timeout has passed. If fewer
         /// do, 408. "0B" only limits pauses; at most "1GiB".
         min_body_rate => size(0..=1 << 30);
@@ -57,5 +57,6 @@ pub(super) fn read(root: &Table<'_>) -> Limits {
     if table.get("max_connections_per_address").is_none() {
         limits.max_connections_per_address = limits.max_connections;
     }
+    root.print("limits", limits.print_table());
     limits
 }

@@ -5,10 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use toml_edit::Item;
 
 use super::declare::{Keys as _, Shown::Example, keys};
-use super::kinds::{FILE, Flag, OneOrSeveral, Optional, TIME, Text, list, nested, text, words};
+use super::kinds::{Kind, file, flag, list, nested, one_or_several, text, text_as, time, words};
 use super::node::{Node, Table, Wrong};
 use super::tls::Files;
 use super::{routes, secrets, tls};
@@ -29,10 +28,10 @@ keys! {
         /// 127.0.0.1. "systemd" is every TCP or unix socket that the process inherits (socket activation), "systemd:NAME"
         /// those of one name (FileDescriptorName= of the socket unit). Each speaks HTTP/1.1, and HTTP/2 with prior knowledge.
         listen: Vec<Listen> = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)).into()]
-            => OneOrSeveral(list(text(|| format!("^({ADDRESS}|unix:.{{1,100}})$"), listen)).filled(FILLED));
+            => one_or_several(FILLED, || text(format!("^({ADDRESS}|unix:.{{1,100}})$"), listen));
         /// Who may connect to the unix sockets of `listen`: the mode of their files. Each file is created at the start and
         /// removed at the end; a socket that another process still answers on is not taken over.
-        socket_mode: u32 = 0o660 => MODE;
+        socket_mode: u32 = 0o660 => file_mode();
         /// Encrypts the connections of all TCP sockets (TLS 1.2 and 1.3; HTTP/2 and HTTP/1.1 by ALPN): PEM files with the
         /// certificate chain and with its key. With `client_ca`, each client must have a certificate signed by one of the
         /// authorities in that file; with `client_crl` (their lists of revoked certificates), one that is known not to be
@@ -43,14 +42,14 @@ keys! {
         );
         /// Whether each connection begins with a PROXY protocol header (version 1 or 2), which has the client's address.
         /// Only `trusted_proxies` may connect then; connections from other addresses, or without the header, are closed.
-        proxy_protocol: bool = false => Flag;
+        proxy_protocol: bool = false => flag();
         /// How long SIGTERM waits for attempts in progress; those that do not end in time are recorded as unknown. If
         /// omitted, the longest timeout of an upstream.
-        drain_timeout: Option<Duration> = None => Optional(TIME), Example("\"60s\"");
+        drain_timeout: Option<Duration> = None => time().optional(), Example("\"60s\"");
         /// The proxies in front of this one: addresses and networks, such as ["10.0.0.0/8", "fd00::/8", "127.0.0.1"]. Only
         /// these are believed about a client: its address (for a scope with `client-ip`) is the nearest one that is not
         /// among them. The `forwarded` headers of any other sender are replaced.
-        trusted_proxies: Vec<IpNet> = Vec::new() => list(NETWORK);
+        trusted_proxies: Vec<IpNet> = Vec::new() => list(proxies());
         /// Which headers name the client, both those believed from trusted proxies and those sent to the upstream:
         /// "x-forwarded" (X-Forwarded-For, -Proto and -Host), "rfc7239" (Forwarded), or "both". The others are dropped. With
         /// "both", the trusted proxies must set or drop both.
@@ -59,7 +58,7 @@ keys! {
         /// The protocols that clients may switch to with `Upgrade`, each as "NAME" (in any version) or "NAME/VERSION". After
         /// a switch, bytes pass both ways unread. An upgrade to any other protocol is ignored: the request is forwarded
         /// without it.
-        upgrades: Vec<Protocol> = Upgrades::default().protocols().to_vec() => list(text(|| PROTOCOL.into(), protocol));
+        upgrades: Vec<Protocol> = Upgrades::default().protocols().to_vec() => list(text(PROTOCOL, protocol));
     }
 }
 
@@ -68,10 +67,10 @@ keys! {
     pub(super) struct Admin "[admin]" {
         /// One address, or one inherited socket, such as "systemd:admin". Clients must not reach it.
         listen: Listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 9090)).into()
-            => text(|| format!("^({ADDRESS})$"), admin_listen);
+            => text(format!("^({ADDRESS})$"), admin_listen);
         /// A file with the bearer token that the records API requires: one word, without white space. Required unless
         /// `listen` is a loopback address.
-        token_file: Option<PathBuf> = None => Optional(FILE), Example("\"/run/secrets/oncegate-admin-token\"");
+        token_file: Option<PathBuf> = None => file().optional(), Example("\"/run/secrets/oncegate-admin-token\"");
     }
 }
 
@@ -83,8 +82,6 @@ pub(super) struct Serving {
     pub forwarding: Forwarding,
     /// The protocols that clients may switch to.
     pub upgrades: Upgrades,
-    /// What is in force.
-    pub printed: Item,
 }
 
 const FILLED: &str = "write at least one, or remove it";
@@ -97,25 +94,25 @@ const ADDRESS: &str =
 const PROTOCOL: &str = r"^(?!([Hh]2[Cc]?|[Hh]3|[Hh][Tt][Tt][Pp]|[Tt][Ll][Ss])(/|$))[!#$%&'*+.^_`|~0-9A-Za-z-]+(/[!#$%&'*+.^_`|~0-9A-Za-z-]+)?$";
 
 /// The mode of a file, as `chmod` takes it.
-const MODE: Text<u32> =
-    Text { pattern: || "^[0-7]{3}$|^0[0-7]{3}$".into(), parse: mode, print: |mode| format!("{mode:04o}") };
+fn file_mode() -> Kind<u32> {
+    text_as("^[0-7]{3}$|^0[0-7]{3}$", mode, |mode| format!("{mode:04o}"))
+}
 
 /// An IP address, or a network as its first address and the length of its prefix.
-const NETWORK: Text<IpNet> = Text {
-    pattern: || r"^([0-9]{1,3}(\.[0-9]{1,3}){3}|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)(/[0-9]{1,3})?$".into(),
-    parse: network,
-    print: |network| match network.prefix_len() == network.max_prefix_len() {
+fn proxies() -> Kind<IpNet> {
+    let pattern = r"^([0-9]{1,3}(\.[0-9]{1,3}){3}|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)(/[0-9]{1,3})?$";
+    text_as(pattern, network, |network| match network.prefix_len() == network.max_prefix_len() {
         true => network.addr().to_string(),
         false => network.to_string(),
-    },
-};
+    })
+}
 
 /// Reads `[server]`, given the longest timeout of an upstream and `[limits]`.
 pub(super) fn server(root: &Table<'_>, longest: Duration, limits: Limits) -> Serving {
     let table = root.table("server", Server::SECTION);
     let mut server = Server::read(&table, Server::default());
     let drain_timeout = *server.drain_timeout.get_or_insert(longest);
-    let printed = server.print_table();
+    root.print("server", server.print_table());
     for (place, one) in server.listen.iter().enumerate() {
         if server.listen[..place].iter().any(|other| other.collides_with(one)) {
             table.report("listen", Wrong::new(format!("{one} is taken twice")).hint("remove one of them"));
@@ -145,7 +142,6 @@ pub(super) fn server(root: &Table<'_>, longest: Duration, limits: Limits) -> Ser
             is_proxied: server.proxy_protocol,
         },
         upgrades: Upgrades::new(server.upgrades),
-        printed,
     }
 }
 
@@ -185,11 +181,11 @@ pub(super) fn check_scopes(root: &Table<'_>, server: &http::server::Settings) {
     }
 }
 
-/// Reads `[admin]`, and its token; with it, what is in force. Its address must not be one of `server`.
-pub(super) fn admin(root: &Table<'_>, server: &[Listen]) -> (admin::Settings, Item) {
+/// Reads `[admin]`, and its token. Its address must not be one of `server`.
+pub(super) fn admin(root: &Table<'_>, server: &[Listen]) -> admin::Settings {
     let table = root.table("admin", Admin::SECTION);
     let admin = Admin::read(&table, Admin::default());
-    let printed = admin.print_table();
+    root.print("admin", admin.print_table());
     let token = table.read_file("token_file", admin.token_file.as_deref(), token);
     // Of an inherited socket only the start knows the address.
     if let Listen::Address(listen) = &admin.listen
@@ -208,7 +204,7 @@ pub(super) fn admin(root: &Table<'_>, server: &[Listen]) -> (admin::Settings, It
         };
         table.report("listen", wrong.hint(own));
     }
-    (admin::Settings { listen, token }, printed)
+    admin::Settings { listen, token }
 }
 
 fn admin_listen(node: &Node<'_>) -> Result<Listen, Wrong> {

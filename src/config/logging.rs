@@ -1,6 +1,5 @@
 //! `[log]`
 
-use toml_edit::Item;
 use tracing_subscriber::EnvFilter;
 
 use super::declare::{Keys as _, keys};
@@ -17,15 +16,15 @@ keys! {
         /// "text" for people, "json" for machines.
         format: Format = Format::Text => words(&[("text", Format::Text), ("json", Format::Json)]);
         /// off, error, warn, info, debug, trace, or a filter such as "info,oncegate=debug".
-        level: String = "info".to_owned() => text(pattern, level);
+        level: String = "info".to_owned() => text(pattern(), level);
     }
 }
 
-/// Reads `[log]`; with it, what is in force.
-pub(super) fn read(root: &Table<'_>) -> (Settings, Item) {
+/// Reads `[log]`.
+pub(super) fn read(root: &Table<'_>) -> Settings {
     let log = Log::read(&root.table("log", Log::SECTION), Log::default());
-    let printed = log.print_table();
-    (Settings { format: log.format, level: log.level }, printed)
+    root.print("log", log.print_table());
+    Settings { format: log.format, level: log.level }
 }
 
 /// Directives that are levels, in any case, or have a `=` or a `[`.

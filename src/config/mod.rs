@@ -3,18 +3,24 @@
 //! Each room defines the settings that it needs; this one reads, checks and resolves them, and reports every problem
 //! at once. Only `main` and [`crate::cli`] import it.
 //!
-//! The way of a value: `layers` merge file, environment and flags into one tree that remembers where each value came
-//! from; `node` walks the tree and knows which keys there are (`keys`); `listeners`, `limits`, `store`, `upstreams`, `headers`,
-//! `logging`, `policy` and `routes` turn it into settings; `effective` writes settings as TOML again. `schema` tells
-//! editors what the loader accepts.
+//! The path of a value: `layers` merges file, environment and flags into one tree that remembers the origin of each
+//! value; `node` walks the tree; the declared keys of a section read its values, and the section resolves them into
+//! settings and prints what is in force. The declarations are also what the annotated default file (`annotated`), the
+//! JSON Schema (`schema`) and the suggestions for misspelt keys (`keys`) are made of.
+//!
+//! To add a key:
+//! 1. Declare it in the `keys!` of its section, such as `limits`: name, documentation, default, and one of the kinds of
+//!    `kinds`, which says how values are read, printed and described.
+//! 2. Use it where the section becomes settings. A check that involves other keys belongs there too.
+//! 3. Add a line to `schema/tests/lines.rs`, and run the tests with `ONCEGATE_BLESS=1`, which writes
+//!    `config/oncegate.default.toml`.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use toml_edit::{DocumentMut, Item};
+use toml_edit::DocumentMut;
 
 use self::context::Context;
-use self::declare::Keys as _;
 use self::listeners::Serving;
 use self::node::Table;
 use crate::route::Router;
@@ -110,36 +116,20 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     let upstreams = upstreams::read(&root);
     let longest = upstreams.settings.iter().map(|upstream| upstream.timeout).max().unwrap_or_default();
     let limits = limits::read(&root);
-    let printed_limits = limits.print_table();
-    let Serving { settings: server, forwarding, upgrades, printed: printed_server } =
-        listeners::server(&root, longest, limits);
-    let (admin, printed_admin) = listeners::admin(&root, &server.listen);
+    let Serving { settings: server, forwarding, upgrades } = listeners::server(&root, longest, limits);
+    let admin = listeners::admin(&root, &server.listen);
     let store = store::read(&root);
-    let (headers, printed_headers) = headers::read(&root);
-    let (log, printed_log) = logging::read(&root);
+    let headers = headers::read(&root);
+    let log = logging::read(&root);
     let default_upstream = upstreams::default(&root, &upstreams);
-    let (router, printed_routes) = routes::read(&root, &upstreams);
+    let router = routes::read(&root, &upstreams);
     listeners::check_scopes(&root, &server);
     drop(root);
 
     // From here on nothing is missing: whatever was wrong has been reported.
-    let advice = context.finish()?;
-    let mut effective = DocumentMut::new();
-    if let Some(place) = default_upstream {
-        effective["default_upstream"] = toml_edit::value(&*upstreams.names[place]);
-    }
-    for (name, printed) in [
-        ("server", printed_server),
-        ("limits", printed_limits),
-        ("admin", printed_admin),
-        ("store", store.keys.print_table()),
-        ("upstreams", Item::Table(upstreams.printed)),
-        ("routes", Item::ArrayOfTables(printed_routes)),
-        ("headers", printed_headers),
-        ("log", printed_log),
-    ] {
-        effective[name] = printed;
-    }
+    let (advice, mut printed) = context.finish()?;
+    let printed = keys::ROOT.names().filter_map(|name| Some((name, printed.remove(name)?)));
+    let effective = DocumentMut::from(printed.collect::<toml_edit::Table>());
     Ok(Resolved {
         server,
         admin,

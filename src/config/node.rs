@@ -4,6 +4,7 @@ use std::path::Path as FilePath;
 use std::time::Duration;
 
 use figment::value::{Dict, Value};
+use toml_edit::Item;
 
 use super::context::{Context, Layer, Path};
 use super::declare::Section;
@@ -238,12 +239,6 @@ impl<'a> Table<'a> {
         Some(Node { context: self.node.context, value, path: self.node.path.key(key) })
     }
 
-    /// The value of a key, read; nothing where it is absent or wrong, which is reported.
-    pub(super) fn read<T>(&self, key: &str, read: impl FnOnce(&Node<'a>) -> Result<T, Wrong>) -> Option<T> {
-        let node = self.get(key)?;
-        read(&node).map_err(|wrong| node.report(wrong)).ok()
-    }
-
     /// Reads the file that a key names; `None` if there is none or it is wrong, which is reported.
     pub(super) fn read_file<T>(
         &self,
@@ -272,6 +267,11 @@ impl<'a> Table<'a> {
     pub(super) fn advise(&self, key: &str, message: String) {
         let place = self.get(key).map_or_else(|| self.node.place(), |node| node.place());
         self.node.context.advise(place, &self.node.path.key(key), message);
+    }
+
+    /// Notes what is in force of a key of the top level.
+    pub(super) fn print(&self, key: &'static str, item: Item) {
+        self.node.context.printed.borrow_mut().insert(key, item);
     }
 
     /// Where the table stands.

@@ -9,13 +9,13 @@ use toml_edit::{ArrayOfTables, Item};
 
 use super::declare::Shown::{Example, Required};
 use super::declare::{Keys as _, Section, keys};
-use super::kinds::{Optional, Shape, Text, list, text};
+use super::kinds::{Shape, filled, raw, text, text_as};
 use super::node::{Node, Table, Wrong};
 use super::policy::{self, Draft};
 use super::problem::Place;
-use super::store::NAME;
+use super::store::{NAME, name, parse_name};
 use super::units;
-use super::upstreams::{self, UPSTREAM_NAME, Upstreams};
+use super::upstreams::{self, Upstreams};
 use crate::idempotency::key::KeySource;
 use crate::idempotency::policy::{Mode, Policy};
 use crate::idempotency::scope::ScopePart;
@@ -31,19 +31,20 @@ keys! {
     /// specificity are an error.
     pub(super) struct Keys "[[routes]]" {
         /// Its name in logs, metrics and records; its records are kept under this name unless `namespace` is set.
-        name: Option<Arc<str>> = None => Optional(ROUTE_NAME), Required("\"create-charge\"");
+        name: Option<Arc<str>> = None => text(format!("^(?!-$){NAME}"), route_name).optional(), Required("\"create-charge\"");
         /// Routes with the same namespace share their records. They need the same scope and key.from.
-        namespace: Option<Arc<str>> = None => Optional(NAME), Example("\"charges\"");
+        namespace: Option<Arc<str>> = None => name().optional(), Example("\"charges\"");
         /// The methods it matches.
         methods: Vec<Method> = vec![Method::POST, Method::PATCH]
-            => list(text(|| METHOD.into(), method)).filled("write [\"POST\", \"PATCH\"], or remove it");
+            => filled("write [\"POST\", \"PATCH\"], or remove it", text(METHOD, method));
         /// The host it matches, exact and without port; "*" is any.
-        host: Option<String> = None => HOST;
+        host: Option<String> = None
+            => text_as(HOST, host, |host| host.as_deref().unwrap_or("*").to_owned());
         /// The path it matches, byte for byte: {x} is one segment, {*rest} is everything that follows, or nothing:
         /// "/v1/orders/{*rest}" is "/v1/orders" and everything below it.
-        path: Option<Pattern> = None => Optional(text(|| PATH.into(), path)), Required("\"/v1/charges/{id}/capture\"");
+        path: Option<Pattern> = None => text(PATH, path).optional(), Required("\"/v1/charges/{id}/capture\"");
         /// The upstream it goes to. If omitted, the only upstream.
-        upstream: Option<String> = None => Optional(UPSTREAM_NAME), Example("\"app\"");
+        upstream: Option<String> = None => raw(upstreams::NAME).optional(), Example("\"app\"");
     }
 }
 
@@ -64,21 +65,10 @@ pub(super) fn shape() -> Shape {
     json!({ "type": "array", "items": route })
 }
 
-/// A name, and `-` is none: it stands for requests that match no route.
-const ROUTE_NAME: Text<Arc<str>> = Text {
-    pattern: || r"^(?!-$)[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]{0,126}[^\s\x00-\x1f\x7f])?$".into(),
-    parse: route_name,
-    print: |name| name.to_string(),
-};
-
 const METHOD: &str = "^(?!(CONNECT|\\*)$)[!#$%&'*+.^_`|~0-9A-Z-]+$";
 
 /// A host without port, or `*`.
-const HOST: Text<Option<String>> = Text {
-    pattern: || r"^(\*|[A-Za-z0-9._-]*[A-Za-z0-9_-]\.?|\[[0-9A-Fa-f:.]+\])$".into(),
-    parse: host,
-    print: |host| host.as_deref().unwrap_or("*").to_owned(),
-};
+const HOST: &str = r"^(\*|[A-Za-z0-9._-]*[A-Za-z0-9_-]\.?|\[[0-9A-Fa-f:.]+\])$";
 
 /// A path pattern: literals, `{x}` and, at the end, `{*rest}`. No literal looks like `:id`, a glob or a regular expression.
 const PATH: &str = concat!(
@@ -90,15 +80,15 @@ const PATH: &str = concat!(
 /// Routes that could be read, each with the table that it was read from.
 type Read<'a> = Vec<(Table<'a>, Route)>;
 
-/// Reads `[defaults]` and `[[routes]]`; with them, what is in force. Without routes, one protects every POST and PATCH.
-pub(super) fn read(root: &Table<'_>, upstreams: &Upstreams) -> (Router, ArrayOfTables) {
+/// Reads `[defaults]` and `[[routes]]`. Without routes, one protects every POST and PATCH.
+pub(super) fn read(root: &Table<'_>, upstreams: &Upstreams) -> Router {
     let table = root.table("defaults", Policy::SECTION);
     let defaults = policy::read(&table, &Draft::default());
     let tables = root.tables("routes", SECTION).unwrap_or_default();
-    let mut printed = ArrayOfTables::new();
     if tables.is_empty() {
-        return (only_route(root, &table, defaults, upstreams, &mut printed), printed);
+        return only_route(root, &table, defaults, upstreams);
     }
+    let mut printed = ArrayOfTables::new();
     let read: Read<'_> = tables
         .into_iter()
         .filter_map(|table| {
@@ -106,12 +96,13 @@ pub(super) fn read(root: &Table<'_>, upstreams: &Upstreams) -> (Router, ArrayOfT
             Some((table, route))
         })
         .collect();
+    root.print("routes", Item::ArrayOfTables(printed));
     check_names(&read);
     check_namespaces(&read);
     advise_on_credential(read.iter().map(|(table, route)| (table, &route.policy)));
     let (tables, routes): (Vec<_>, Vec<_>) = read.into_iter().unzip();
     let names: Vec<Arc<str>> = routes.iter().map(|route| Arc::clone(&route.name)).collect();
-    let router = match Router::new(routes) {
+    match Router::new(routes) {
         Ok(router) => {
             let is_forwarded = upstreams::default(root, upstreams).is_some();
             advise_on_the_rest(root, &router, is_forwarded);
@@ -122,8 +113,7 @@ pub(super) fn read(root: &Table<'_>, upstreams: &Upstreams) -> (Router, ArrayOfT
             overlaps.into_iter().for_each(|overlap| report_overlap(&tables, &names, overlap));
             Router::default()
         }
-    };
-    (router, printed)
+    }
 }
 
 /// Requests that match no route are forwarded as they are, which may surprise where a first route was added.
@@ -153,13 +143,7 @@ fn advise_on_credential<'a>(policies: impl IntoIterator<Item = (&'a Table<'a>, &
 }
 
 /// The route of a gate that has none configured.
-fn only_route(
-    root: &Table<'_>,
-    table: &Table<'_>,
-    defaults: Draft,
-    upstreams: &Upstreams,
-    printed: &mut ArrayOfTables,
-) -> Router {
+fn only_route(root: &Table<'_>, table: &Table<'_>, defaults: Draft, upstreams: &Upstreams) -> Router {
     let upstream = match root.get("default_upstream") {
         Some(_) => upstreams::default(root, upstreams),
         None => upstreams.only(),
@@ -172,7 +156,9 @@ fn only_route(
     advise_on_credential([(table, &defaults.policy)]);
     let (name, path) = (Some("default".into()), Pattern::parse("/{*rest}").ok());
     let keys = Keys { name, path, ..Keys::default() };
-    let route = upstream.and_then(|upstream| route(keys, upstream, defaults.policy, upstreams, printed));
+    let mut printed = ArrayOfTables::new();
+    let route = upstream.and_then(|upstream| route(keys, upstream, defaults.policy, upstreams, &mut printed));
+    root.print("routes", Item::ArrayOfTables(printed));
     Router::new(route.into_iter().collect()).unwrap_or_default()
 }
 
@@ -207,7 +193,7 @@ fn route(
 }
 
 fn route_name(node: &Node<'_>) -> Result<Arc<str>, Wrong> {
-    match (NAME.parse)(node)? {
+    match parse_name(node)? {
         name if *name == *"-" => {
             Err(Wrong::new("`-` stands for requests that match no route").hint("choose another name"))
         }

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use self::location::{Dialect, Location};
 use super::declare::{Keys as _, Shown::Example, keys};
-use super::kinds::{FILE, Kind, Optional, Shape, TIME, Text, Toml, number, size};
+use super::kinds::{Kind, Toml, file, number, size, text, time};
 use super::node::{Node, Table, Wrong};
 use super::secrets;
 use crate::gate::Secret;
@@ -48,29 +48,29 @@ keys! {
         /// failover of Redis can lose records ("rediss://" is encrypted; ?sentinel=NAME is for Sentinels, ?cluster=true for a
         /// cluster; see the README); "memory:" forgets everything when the process ends, for tests and trials. A relative
         /// path counts from where oncegate is started.
-        url: String = "sqlite:oncegate.db".to_owned() => Url(STORE_URL);
+        url: String = "sqlite:oncegate.db".to_owned() => url(STORE_URL);
         /// A file with the password of a PostgreSQL or Redis store. The password may stand in the URL instead, or, for
         /// PostgreSQL, in the variable PGPASSWORD, which applies where neither of the others is set.
-        password_file: Option<PathBuf> = None => Optional(FILE), Example("\"/run/secrets/oncegate-database-password\"");
+        password_file: Option<PathBuf> = None => file().optional(), Example("\"/run/secrets/oncegate-database-password\"");
         /// The most connections that this process opens to a PostgreSQL store, from 4 to 1000. If omitted, 8.
         connections: Option<usize> = None
-            => Optional(number(Settings::FEWEST_CONNECTIONS as u64..=1000)), Example("8");
+            => number(Settings::FEWEST_CONNECTIONS as u64..=1000).optional(), Example("8");
         /// Part of every record's identity: set it if several services share a store.
-        service: Arc<str> = "default".into() => NAME;
+        service: Arc<str> = "default".into() => name();
         /// A file with a secret of at least 32 bytes. With it, the ids of records cannot be guessed from keys, and a copy of
         /// the store does not help to guess callers' passwords. A new secret forgets every key.
-        id_secret_file: Option<PathBuf> = None => Optional(FILE), Example("\"/run/secrets/oncegate-id-secret\"");
+        id_secret_file: Option<PathBuf> = None => file().optional(), Example("\"/run/secrets/oncegate-id-secret\"");
         /// A Redis that answers retries before a PostgreSQL store is asked, so that a gate need not have seen the first
         /// answer itself. The URL has the form of a Redis store's. The cache is never believed over the store, and can be
         /// lost at any time. Its content is authenticated, with `id_secret_file` too if that is set.
-        cache: Option<String> = None => Optional(Url(CACHE_URL)), Example("\"redis://cache.internal:6379\"");
+        cache: Option<String> = None => url(CACHE_URL).optional(), Example("\"redis://cache.internal:6379\"");
         /// A file with the password of the cache. The password may stand in the URL instead.
         cache_password_file: Option<PathBuf> = None
-            => Optional(FILE), Example("\"/run/secrets/oncegate-cache-password\"");
+            => file().optional(), Example("\"/run/secrets/oncegate-cache-password\"");
         /// How long completed records stay in memory, and in the cache, and are replayed from there. If another gate that
         /// shares the store purges a record, this gate usually learns of it at once, and after this time at the latest. "0s"
         /// keeps nothing that is shared.
-        cache_max_age: Duration = Duration::from_secs(600) => TIME;
+        cache_max_age: Duration = Duration::from_secs(600) => time();
         /// How many bytes of completed records a process keeps in its own memory, with any store. At most "1024GiB"; "0B"
         /// keeps none.
         cache_max_bytes: u64 = 32 << 20 => size(0..=1 << 40);
@@ -78,7 +78,7 @@ keys! {
         cache_max_entries: usize = 65_536 => number(1..=100_000_000);
         /// How long a client waits for a store that became unreachable after the attempt. Then it gets the upstream's
         /// answer, marked `unrecorded`.
-        settle_timeout: Duration = Duration::from_secs(5) => TIME;
+        settle_timeout: Duration = Duration::from_secs(5) => time();
     }
 }
 
@@ -103,34 +103,24 @@ const STORE_URL: &str = concat!(
 const CACHE_URL: &str = r"^rediss?://([^\s#@/?]*@)?[^\s#@/?]+(/[^\s#@/?]*)?(\?[^\s#@]*)?$";
 
 /// The URL of a store or a cache, of this pattern. [`read`] takes the password out of it before it is printed.
-struct Url(&'static str);
-
-impl Kind for Url {
-    type Value = String;
-
-    fn shape(&self) -> Shape {
-        json!({ "type": "string", "pattern": self.0 })
-    }
-
-    fn take(&self, node: &Node<'_>) -> Option<String> {
-        node.accept(node.filled().map(str::to_owned))
-    }
-
-    fn print(&self, value: &String) -> Option<Toml> {
-        let mut printed = Toml::from(value);
-        if value.contains("://") {
-            printed.decor_mut().set_suffix(" # a password would not be shown");
-        }
-        Some(printed)
-    }
+fn url(pattern: &'static str) -> Kind<String> {
+    let shape = move || json!({ "type": "string", "pattern": pattern });
+    let print = |url: &String| {
+        let mut printed = Toml::from(url);
+        let suffix = if url.contains("://") { " # a password would not be shown" } else { "" };
+        printed.decor_mut().set_suffix(suffix);
+        printed
+    };
+    Kind::new(shape, |node| node.filled().map(str::to_owned), print)
 }
 
-/// The name of a service, a namespace or a route.
-pub(super) const NAME: Text<Arc<str>> = Text {
-    pattern: || r"^[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]{0,126}[^\s\x00-\x1f\x7f])?$".into(),
-    parse: |node| name(node).map(Into::into),
-    print: |name| name.to_string(),
-};
+/// The pattern of [`name`].
+pub(super) const NAME: &str = r"[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]{0,126}[^\s\x00-\x1f\x7f])?$";
+
+/// The name of a service, a namespace or a route: it stands in records, metrics and logs.
+pub(super) fn name() -> Kind<Arc<str>> {
+    text(format!("^{NAME}"), parse_name)
+}
 
 /// What sort of store a URL names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,18 +152,19 @@ pub(super) fn read(root: &Table<'_>) -> Section {
         Store::Redis(store) => (store.url.clone(), None),
     };
     keys.cache = cache.as_ref().map(|cache| cache.url.clone());
+    root.print("store", keys.print_table());
     let id_secret = table.read_file("id_secret_file", keys.id_secret_file.as_deref(), secret);
     Section { url, cache, id_secret, keys }
 }
 
-/// Reads the name of a service, a namespace or a route: it stands in records, metrics and logs.
-pub(super) fn name<'a>(node: &Node<'a>) -> Result<&'a str, Wrong> {
+/// Reads the name of a service, a namespace or a route.
+pub(super) fn parse_name(node: &Node<'_>) -> Result<Arc<str>, Wrong> {
     let text = node.filled()?;
     if text.len() > 128 || text.chars().any(char::is_control) || text.trim() != text {
         let wrong = Wrong::new("a name has at most 128 bytes, no control characters and no space at either end");
         return Err(wrong.hint("choose a short word, such as \"create-charge\""));
     }
-    Ok(text)
+    Ok(text.into())
 }
 
 /// The sort of store that is configured; nothing where its URL does not say it.
@@ -215,7 +206,7 @@ fn store(table: &Table<'_>, keys: &Keys, kind: Option<Engine>) -> Option<Store> 
             table.advise("url", OUTSIDE_THE_PROMISE.to_owned());
             Some(Store::Redis(Box::new(store)))
         }
-        _ => table.read("url", own),
+        _ => node.accept(own(&node)),
     }
 }
 

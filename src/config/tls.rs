@@ -12,7 +12,7 @@ use super::declare::{
     Shown::{Example, Required},
     keys,
 };
-use super::kinds::{FILE, Optional};
+use super::kinds::file;
 use super::node::{Table, Wrong};
 use super::pem;
 use crate::http::door::{self, Secure};
@@ -22,13 +22,13 @@ keys! {
     /// The files of `[server] tls`.
     pub(super) struct Files "server.tls" {
         /// The file of the certificate, followed by the intermediate certificates.
-        cert: Option<PathBuf> = None => Optional(FILE), Required("\"/etc/oncegate/cert.pem\"");
+        cert: Option<PathBuf> = None => file().optional(), Required("\"/etc/oncegate/cert.pem\"");
         /// The file of its key.
-        key: Option<PathBuf> = None => Optional(FILE), Required("\"/etc/oncegate/key.pem\"");
+        key: Option<PathBuf> = None => file().optional(), Required("\"/etc/oncegate/key.pem\"");
         /// The file of the authorities that sign the certificates of clients.
-        client_ca: Option<PathBuf> = None => Optional(FILE), Example("\"/etc/oncegate/ca.pem\"");
+        client_ca: Option<PathBuf> = None => file().optional(), Example("\"/etc/oncegate/ca.pem\"");
         /// The file of their lists of revoked certificates.
-        client_crl: Option<PathBuf> = None => Optional(FILE), Example("\"/etc/oncegate/crl.pem\"");
+        client_crl: Option<PathBuf> = None => file().optional(), Example("\"/etc/oncegate/crl.pem\"");
     }
 }
 

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use toml_edit::Item;
+use toml_edit::{Item, value};
 
 use self::encryption::Tls;
-use self::location::{ENDPOINT, Endpoint, Location};
+use self::location::{Endpoint, Location};
 use super::declare::{Keys as _, Section, Shown::Example, keys};
-use super::kinds::{NONZERO_TIME, OneOrSeveral, Optional, Shape, Text, list, nested, number, words};
+use super::kinds::{Shape, nested, nonzero_time, number, one_or_several, words};
 use super::limits::COUNTS;
 use super::node::{Node, Table, Wrong};
 use super::suggest::nearest;
@@ -28,7 +28,7 @@ keys! {
         /// name, take new connections in turn; one that refuses connections, or breaks off exchanges, comes after the others
         /// for ten seconds.
         url: Vec<Endpoint> = Vec::new()
-            => OneOrSeveral(list(ENDPOINT).filled(location::FORM)), Example("\"http://127.0.0.1:3000\"");
+            => one_or_several(location::FORM, location::endpoint), Example("\"http://127.0.0.1:3000\"");
         /// The protocol: "auto" is HTTP/2 or HTTP/1.1, as the upstream chooses (ALPN), if the URL is https, and HTTP/1.1
         /// otherwise; "http1"; "h2", which over an unencrypted connection is HTTP/2 with prior knowledge (h2c).
         protocol: Protocol = Protocol::Auto
@@ -42,12 +42,12 @@ keys! {
             r#"{ ca = "/etc/oncegate/ca.pem", crl = "/etc/oncegate/crl.pem" }"#
         );
         /// The longest that a whole attempt may take. After that its outcome is unknown.
-        timeout: Duration = Duration::from_secs(60) => NONZERO_TIME;
+        timeout: Duration = Duration::from_secs(60) => nonzero_time();
         /// The longest that opening a connection may take, including TLS and the HTTP/2 preface. Nothing has been sent by
         /// then, so the key is free again.
-        connect_timeout: Duration = Duration::from_secs(2) => NONZERO_TIME;
+        connect_timeout: Duration = Duration::from_secs(2) => nonzero_time();
         /// How long a client waits before it gets 504 `still-running` while the attempt goes on. If omitted, `timeout`.
-        client_timeout: Option<Duration> = None => Optional(NONZERO_TIME), Example("\"60s\"");
+        client_timeout: Option<Duration> = None => nonzero_time().optional(), Example("\"60s\"");
         /// The most connections to it, from 1 to 1000000. A request that finds none free waits for one as long as opening
         /// one may take; then it gets 503 `overloaded`: nothing was sent, and its key is free again.
         max_connections: u64 = 4000 => number(COUNTS);
@@ -75,21 +75,17 @@ pub(super) const SECTION: &Section = &Section {
 pub(super) fn shape() -> Shape {
     let mut upstream = Keys::SECTION.shape();
     upstream["type"] = json!(["string", "object"]);
-    upstream["pattern"] = (ENDPOINT.pattern)().into();
+    upstream["pattern"] = location::PATTERN.into();
     json!({
         "title": SECTION.name,
         "type": "object",
-        "patternProperties": { ((UPSTREAM_NAME.pattern)()): upstream },
+        "patternProperties": { (NAME): upstream },
         "additionalProperties": false,
     })
 }
 
-/// The name of an upstream.
-pub(super) const UPSTREAM_NAME: Text<String> = Text {
-    pattern: || "^[A-Za-z0-9._-]{1,128}$".into(),
-    parse: |node| node.filled().map(str::to_owned),
-    print: String::clone,
-};
+/// The pattern of an upstream's name.
+pub(super) const NAME: &str = "^[A-Za-z0-9._-]{1,128}$";
 
 /// What is configured of upstreams.
 pub(super) struct Upstreams {
@@ -97,26 +93,26 @@ pub(super) struct Upstreams {
     pub settings: Vec<Settings>,
     /// The names of all of them.
     pub names: Vec<Arc<str>>,
-    /// What is in force.
-    pub printed: toml_edit::Table,
 }
 
 /// Reads `[upstreams]`.
 pub(super) fn read(root: &Table<'_>) -> Upstreams {
     let table = root.table("upstreams", SECTION);
-    let mut upstreams = Upstreams { settings: Vec::new(), names: Vec::new(), printed: toml_edit::Table::new() };
-    upstreams.printed.set_implicit(true);
+    let mut upstreams = Upstreams { settings: Vec::new(), names: Vec::new() };
+    let mut printed = toml_edit::Table::new();
+    printed.set_implicit(true);
     for (key, node) in table.entries() {
         if let Err(wrong) = name_of(key) {
             node.report(wrong);
         }
         let name: Arc<str> = key.into();
         upstreams.names.push(Arc::clone(&name));
-        if let Some((settings, printed)) = one(name, &Table::open(node, Keys::SECTION)) {
+        if let Some((settings, keys)) = one(name, &Table::open(node, Keys::SECTION)) {
             upstreams.settings.push(settings);
-            upstreams.printed.insert(key, printed);
+            printed.insert(key, keys);
         }
     }
+    root.print("upstreams", Item::Table(printed));
     if upstreams.names.is_empty() {
         let hint = "add `app = \"http://127.0.0.1:3000\"` under [upstreams], or start with --upstream URL";
         root.report("upstreams", Wrong::new("there is no upstream").hint(hint));
@@ -152,10 +148,12 @@ impl Upstreams {
 
 /// Reads `default_upstream`: the only upstream where it is not set.
 pub(super) fn default(root: &Table<'_>, upstreams: &Upstreams) -> Option<usize> {
-    match root.get("default_upstream") {
-        Some(_) => root.read("default_upstream", |node| upstreams.find(node)),
+    let place = match root.get("default_upstream") {
+        Some(node) => node.accept(upstreams.find(&node)),
         None => upstreams.only(),
-    }
+    }?;
+    root.print("default_upstream", value(&*upstreams.names[place]));
+    Some(place)
 }
 
 fn name_of(key: &str) -> Result<(), Wrong> {
@@ -200,8 +198,8 @@ fn one(name: Arc<str>, table: &Table<'_>) -> Option<(Settings, Item)> {
 
 /// Reads the name of an upstream that a route goes to.
 pub(super) fn of_route(table: &Table<'_>, upstreams: &Upstreams) -> Option<usize> {
-    if table.get("upstream").is_some() {
-        return table.read("upstream", |node| upstreams.find(node));
+    if let Some(node) = table.get("upstream") {
+        return node.accept(upstreams.find(&node));
     }
     if upstreams.names.len() > 1 {
         let names = upstreams.names.join(", ");

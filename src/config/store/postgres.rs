@@ -83,36 +83,13 @@ pub(super) const DIALECT: Dialect = Dialect {
     kind: "postgres:",
     form: "write \"postgres://USER@HOST:PORT/DATABASE\"",
     hidden_password: "",
-    parameters: &PARAMETERS,
+    parameters: "application_name channel_binding connect_timeout dbname host hostaddr keepalives \
+                 keepalives_count keepalives_idle keepalives_interval keepalives_retries load_balance_hosts \
+                 options password port sslcert sslkey sslmode sslnegotiation sslrootcert target_session_attrs \
+                 tcp_user_timeout user",
     otherwise: "remove it; settings of the server's sessions are written options=-c%20NAME%3DVALUE",
     password_file: "password_file",
 };
-
-const PARAMETERS: [&str; 23] = [
-    "application_name",
-    "channel_binding",
-    "connect_timeout",
-    "dbname",
-    "host",
-    "hostaddr",
-    "keepalives",
-    "keepalives_count",
-    "keepalives_idle",
-    "keepalives_interval",
-    "keepalives_retries",
-    "load_balance_hosts",
-    "options",
-    "password",
-    "port",
-    "sslcert",
-    "sslkey",
-    "sslmode",
-    "sslnegotiation",
-    "sslrootcert",
-    "target_session_attrs",
-    "tcp_user_timeout",
-    "user",
-];
 
 /// Puts everything but the password into the driver's form. What is left in `location` afterwards is unknown.
 fn servers(location: &mut Location, wrong: &mut Vec<Wrong>) -> (Config, Encryption) {

@@ -63,7 +63,7 @@ const fn dialect(password_file: &'static str) -> Dialect {
         kind: "redis:",
         form: "write \"redis://HOST:PORT\" or \"redis://USER:PASSWORD@HOST:PORT/DATABASE\"",
         hidden_password: ":",
-        parameters: &["cacert", "cert", "cluster", "key", "password", "sentinel", "sentinel_auth"],
+        parameters: "cacert cert cluster key password sentinel sentinel_auth",
         otherwise: "remove it; there are cluster, sentinel, sentinel_auth, cacert, cert, key and password, and the \
                     number of a database stands behind the hosts: redis://HOST/NUMBER",
         password_file,

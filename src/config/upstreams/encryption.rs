@@ -6,7 +6,7 @@ use rustls::pki_types::UnixTime;
 use sha2::{Digest as _, Sha256};
 
 use crate::config::declare::{Keys as _, Shown::Example, keys};
-use crate::config::kinds::{Optional, Text, text};
+use crate::config::kinds::{raw, text};
 use crate::config::node::{Node, Table, Wrong};
 use crate::config::pem;
 use crate::http::upstream::{self, Place, can_be_named};
@@ -16,21 +16,17 @@ keys! {
     /// `tls` of an upstream.
     pub(in crate::config) struct Tls "an upstream's tls" {
         /// A file with the certificates of the authorities that sign its certificate. If omitted, those of this system.
-        ca: Option<String> = None => Optional(FILE_NAME), Example("\"/etc/oncegate/ca.pem\"");
+        ca: Option<String> = None => raw(r"\S").optional(), Example("\"/etc/oncegate/ca.pem\"");
         /// A file with the certificate of the gate.
-        cert: Option<String> = None => Optional(FILE_NAME), Example("\"/etc/oncegate/gate.pem\"");
+        cert: Option<String> = None => raw(r"\S").optional(), Example("\"/etc/oncegate/gate.pem\"");
         /// A file with the key of that certificate.
-        key: Option<String> = None => Optional(FILE_NAME), Example("\"/etc/oncegate/gate-key.pem\"");
+        key: Option<String> = None => raw(r"\S").optional(), Example("\"/etc/oncegate/gate-key.pem\"");
         /// The name that its certificate must have if it is not the host's.
-        name: Option<String> = None => Optional(text(|| r"^\S+$".into(), name)), Example("\"app.internal\"");
+        name: Option<String> = None => text(r"^\S+$", name).optional(), Example("\"app.internal\"");
         /// A file with lists of revoked certificates.
-        crl: Option<String> = None => Optional(FILE_NAME), Example("\"/etc/oncegate/crl.pem\"");
+        crl: Option<String> = None => raw(r"\S").optional(), Example("\"/etc/oncegate/crl.pem\"");
     }
 }
-
-/// The path of a file, as it was written.
-const FILE_NAME: Text<String> =
-    Text { pattern: || r"\S".into(), parse: |node| node.filled().map(str::to_owned), print: String::clone };
 
 /// Reads the files that `tls` names, of an upstream with encrypted connections.
 pub(super) fn read(upstream: &Table<'_>, keys: Tls, places: &[Place]) -> Option<upstream::Tls> {

@@ -2,7 +2,7 @@
 
 use http::Uri;
 
-use crate::config::kinds::Text;
+use crate::config::kinds::{Kind, text_as};
 use crate::config::node::{Node, Table, Wrong};
 use crate::http::upstream::Place;
 
@@ -16,15 +16,16 @@ pub(super) struct Location {
 /// One place, and whether connections to it are encrypted.
 pub(in crate::config) type Endpoint = (Place, bool);
 
+/// The pattern of [`endpoint`].
+pub(super) const PATTERN: &str = r"^(https?://(\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]]+)(:[0-9]{1,5})?/?|unix:.*[^/].*)$";
+
 /// `http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`
-pub(in crate::config) const ENDPOINT: Text<Endpoint> = Text {
-    pattern: || r"^(https?://(\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]]+)(:[0-9]{1,5})?/?|unix:.*[^/].*)$".into(),
-    parse: place,
-    print: |(place, is_encrypted)| match place {
+pub(super) fn endpoint() -> Kind<Endpoint> {
+    text_as(PATTERN, place, |(place, is_encrypted)| match place {
         Place::Tcp { .. } => format!("{}://{place}", if *is_encrypted { "https" } else { "http" }),
         Place::Unix(_) => place.to_string(),
-    },
-};
+    })
+}
 
 pub(super) const FORM: &str = "write \"http://HOST:PORT\", \"https://HOST:PORT\" or \"unix:PATH\"";
 
