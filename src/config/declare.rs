@@ -234,3 +234,6 @@ macro_rules! keys {
     };
 }
 pub(super) use keys;
+
+#[cfg(test)]
+mod tests;

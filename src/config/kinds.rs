@@ -22,10 +22,19 @@ pub(super) type Toml = toml_edit::Value;
 pub(super) struct Kind<T> {
     shape: Box<dyn Fn() -> Shape>,
     inner: fn() -> Inner,
-    take: Box<dyn Fn(&Node<'_>) -> Option<T>>,
-    merge: Option<Box<dyn Fn(&Node<'_>, T) -> T>>,
-    print: Box<dyn Fn(&T) -> Option<Toml>>,
+    take: Take<T>,
+    merge: Option<Merge<T>>,
+    print: Print<T>,
 }
+
+/// Reads a value; `None` if it is wrong, which is reported.
+type Take<T> = Box<dyn Fn(&Node<'_>) -> Option<T>>;
+
+/// Reads the parts of a value that are there over one that applies otherwise.
+type Merge<T> = Box<dyn Fn(&Node<'_>, T) -> T>;
+
+/// Writes a value; `None` leaves out the key.
+type Print<T> = Box<dyn Fn(&T) -> Option<Toml>>;
 
 impl<T: 'static> Kind<T> {
     /// What `parse` reads and `print` writes. `shape` says as JSON Schema what that looks like; its patterns keep to what
@@ -256,14 +265,16 @@ pub(super) fn set<T: 'static>(hint: &'static str, item: Kind<T>) -> Kind<Vec<T>>
 }
 
 fn list_of<T: 'static>(item: Kind<T>, filled: Option<&'static str>, is_unique: bool) -> Kind<Vec<T>> {
-    let print: Rc<dyn Fn(&Vec<T>) -> Array> =
-        Rc::new(move |values| values.iter().filter_map(|value| (item.print)(value)).collect());
-    let printed = Rc::clone(&print);
+    fn printed<T>(print: &Print<T>, values: &[T]) -> Array {
+        values.iter().filter_map(print).collect()
+    }
+    let print = Rc::new(item.print);
+    let print_item = Rc::clone(&print);
     let check = move |values: Vec<T>| {
         if let (true, Some(hint)) = (values.is_empty(), filled) {
             return Err(Wrong::new("must not be empty").hint(hint));
         }
-        let printed = printed(&values);
+        let printed = printed(&print_item, &values);
         let texts: Vec<&str> = printed.iter().filter_map(Toml::as_str).collect();
         match texts.iter().enumerate().find(|(place, text)| texts[..*place].contains(text)) {
             Some((_, twice)) if is_unique => {
@@ -291,7 +302,7 @@ fn list_of<T: 'static>(item: Kind<T>, filled: Option<&'static str>, is_unique: b
             if values.len() < items.len() { None } else { node.accept(check(values)) }
         }),
         merge: None,
-        print: Box::new(move |values| Some(Toml::Array(print(values)))),
+        print: Box::new(move |values| Some(Toml::Array(printed(&print, values)))),
     }
 }
 
