@@ -159,7 +159,7 @@ fn check_cors(table: &Table<'_>, cors: &Cors) {
     }
     if any && cors.credentials {
         // Browsers refuse it (Fetch, 3.3.5).
-        let wrong = Wrong::new("browsers refuse to send credentials to every origin");
+        let wrong = Wrong::new("browsers do not accept `*` together with credentials");
         table.report("credentials", wrong.hint("name the origins, or remove credentials"));
     }
 }
