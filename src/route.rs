@@ -72,9 +72,9 @@ pub struct Router {
     hosts_matter: bool,
 }
 
-/// Two routes that can match one request with equal claim, by their places in the list.
+/// Two routes that can overlap with equal specificity, by their places in the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("routes {first} and {second} can match one request with equal claim")]
+#[error("routes {first} and {second} can overlap with equal specificity")]
 pub struct Overlap {
     /// The one that stands first.
     pub first: usize,

@@ -20,7 +20,7 @@ pub(super) enum Command {
 /// Prints what was asked for.
 pub(super) fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Default => print(config::DEFAULT)?,
+        Command::Default => print(&config::annotated())?,
         Command::Schema => print(&format!("{:#}\n", config::schema()))?,
         Command::Print(args) => match configured(Sources::of_process(args.config, Flags::default())) {
             Ok(resolved) => print(&resolved.effective.to_string())?,

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use figment::Figment;
 use figment::value::Value;
+use toml_edit::Item;
 
 use super::file::{self, Lines};
 use super::node::{Node, Wrong};
@@ -56,6 +57,8 @@ pub(super) struct Context {
     pub problems: RefCell<Vec<Problem>>,
     /// What is better known.
     pub advice: RefCell<Vec<Advice>>,
+    /// What is in force, by keys of the top level.
+    pub printed: RefCell<BTreeMap<&'static str, Item>>,
 }
 
 impl Context {
@@ -98,15 +101,15 @@ impl Context {
         Layer::ALL.into_iter().find(|layer| layer.name() == name)
     }
 
-    /// The advice, unless something is wrong.
-    pub(super) fn finish(self) -> Result<Vec<Advice>, Problems> {
+    /// The advice, and what is in force, unless something is wrong.
+    pub(super) fn finish(self) -> Result<(Vec<Advice>, BTreeMap<&'static str, Item>), Problems> {
         let problems = self.problems.into_inner();
         if !problems.is_empty() {
             return Err(Problems::new(problems));
         }
         let mut advice = self.advice.into_inner();
         advice.sort();
-        Ok(advice)
+        Ok((advice, self.printed.into_inner()))
     }
 
     /// The line of a key, or of the nearest key that it stands in; nothing where the file has neither.

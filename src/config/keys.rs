@@ -1,169 +1,104 @@
-//! The keys that a configuration may have.
+//! The top level, and which keys there are where.
 
-/// The keys of one table.
-#[derive(Debug)]
-pub(super) struct Section {
-    /// Its name, for people.
-    pub name: &'static str,
-    /// Its keys, in groups; none at all where the keys are the user's own.
-    pub keys: &'static [&'static [&'static str]],
-    /// Keys of the contract that this version does not take yet.
-    pub later: &'static [&'static str],
-}
-
-impl Section {
-    /// Its keys.
-    pub(super) fn keys(&self) -> impl Iterator<Item = &'static str> {
-        self.keys.iter().flat_map(|group| group.iter().copied())
-    }
-
-    /// Whether it takes any key.
-    pub(super) fn is_open(&self) -> bool {
-        self.keys.is_empty()
-    }
-}
+use super::declare::{Facts, Inner, Key, Section, Shown};
+use super::headers::Headers;
+use super::kinds::raw;
+use super::listeners::{Admin, Server};
+use super::logging::Log;
+use super::{routes, store, upstreams};
+use crate::http::limits::Limits;
+use crate::idempotency::policy::Policy;
 
 /// The top level.
-pub(super) const ROOT: Section = Section {
+pub(super) const ROOT: &Section = &Section {
     name: "the top level",
-    keys: &[&[
-        "default_upstream",
-        "server",
-        "limits",
-        "admin",
-        "store",
-        "upstreams",
-        "defaults",
-        "routes",
-        "headers",
-        "log",
+    about: &[
+        " oncegate: the default configuration.",
+        "",
+        " A setting without a `#` is the default. A `#` without a space after it comments out a setting that has no fixed",
+        " default, or an example. The least that works is one upstream.",
+        "",
+        " Durations are a whole number and a unit (ms, s, m, h, d): \"500ms\", \"30s\", \"24h\", \"7d\".",
+        " Sizes are a whole number and a unit (B, KiB, MiB, GiB, or kB, MB, GB for powers of ten): \"256KiB\", \"16MiB\".",
+        "",
+        " Environment variables set keys too: ONCEGATE_ and the key in capitals, with two underscores between levels, as in",
+        " ONCEGATE_SERVER__LISTEN. Flags override the environment, which overrides this file.",
+        "",
+        " `oncegate check --config FILE` reports what is wrong with a file, with lines and hints. SIGHUP makes a running gate",
+        " read the file again: a file with any problem changes nothing. `listen`, log.format and [store], except",
+        " store.settle_timeout, only change at a restart; if store.url, store.service or the id secret changed, nothing is",
+        " applied.",
+    ],
+    groups: &[&[
+        Key {
+            name: "default_upstream",
+            doc: &[
+                " The upstream of requests that match no route: they are forwarded unprotected. If omitted, the only upstream;",
+                " if there are several, these requests get 404 `no-route`.",
+            ],
+            shown: Shown::Example("\"app\""),
+            facts: || Facts::of(&raw(upstreams::NAME).optional(), &None),
+        },
+        Key::table::<Server>("server"),
+        Key::table::<Limits>("limits"),
+        Key::table::<Admin>("admin"),
+        Key::table::<store::Keys>("store"),
+        Key {
+            name: "upstreams",
+            doc: upstreams::SECTION.about,
+            shown: Shown::Default,
+            facts: || Facts {
+                shape: upstreams::shape(),
+                default: None,
+                inner: Inner::Named(<upstreams::Keys as super::declare::Keys>::SECTION),
+            },
+        },
+        Key::table::<Policy>("defaults"),
+        Key {
+            name: "routes",
+            doc: routes::SECTION.about,
+            shown: Shown::Default,
+            facts: || Facts { shape: routes::shape(), default: None, inner: Inner::List(routes::SECTION) },
+        },
+        Key::table::<Headers>("headers"),
+        Key::table::<Log>("log"),
     ]],
-    later: &["auth"],
 };
 
-/// `[server]`
-pub(super) const SERVER: Section = Section {
-    name: "[server]",
-    keys: &[
-        &["listen", "socket_mode", "tls", "proxy_protocol"],
-        &["drain_timeout", "trusted_proxies", "forwarded", "upgrades"],
-    ],
-    later: &[],
-};
+/// Keys of the contract that this version does not support, with their tables.
+pub(super) const LATER: [(&str, &str); 3] = [(ROOT.name, "auth"), ("[admin]", "tls"), ("[[routes]]", "probe")];
 
-/// `[server] tls`
-pub(super) const TLS: Section =
-    Section { name: "server.tls", keys: &[&["cert", "key", "client_ca", "client_crl"]], later: &[] };
-
-/// `[limits]`
-pub(super) const LIMITS: Section = Section {
-    name: "[limits]",
-    keys: &[
-        &["max_connections", "max_connections_per_address", "max_requests", "max_waiting"],
-        &["max_buffered_memory", "max_buffered_disk"],
-        &["header_timeout", "idle_timeout", "body_timeout", "min_body_rate", "max_header_size", "max_headers"],
-    ],
-    later: &[],
-};
-
-/// `[admin]`
-pub(super) const ADMIN: Section = Section { name: "[admin]", keys: &[&["listen", "token_file"]], later: &["tls"] };
-
-/// `[store]`
-pub(super) const STORE: Section = Section {
-    name: "[store]",
-    keys: &[
-        &["url", "password_file", "connections", "service", "id_secret_file"],
-        &["cache", "cache_password_file", "cache_max_age", "cache_max_bytes", "cache_max_entries"],
-        &["settle_timeout"],
-    ],
-    later: &[],
-};
-
-/// `[upstreams]`
-pub(super) const UPSTREAMS: Section = Section { name: "[upstreams]", keys: &[], later: &[] };
-
-/// One of `[upstreams]`
-pub(super) const UPSTREAM: Section = Section {
-    name: "an upstream",
-    keys: &[&["url", "tls", "protocol", "timeout", "connect_timeout", "client_timeout", "max_connections", "reuse"]],
-    later: &[],
-};
-
-/// `tls` of an upstream
-pub(super) const UPSTREAM_TLS: Section =
-    Section { name: "tls of an upstream", keys: &[&["ca", "cert", "key", "name", "crl"]], later: &[] };
-
-/// One of `[[routes]]`
-pub(super) const ROUTE: Section = Section {
-    name: "[[routes]]",
-    keys: &[&["name", "namespace", "methods", "host", "path", "upstream"], POLICY],
-    later: &["probe"],
-};
-
-/// `[defaults]`
-pub(super) const DEFAULTS: Section = Section { name: "[defaults]", keys: &[POLICY], later: &[] };
-
-/// The policy of a route.
-const POLICY: &[&str] = &[
-    "ttl",
-    "unknown_ttl",
-    "key",
-    "scope",
-    "fingerprint",
-    "outcomes",
-    "in_flight",
-    "recovery",
-    "store_failure",
-    "lease",
-    "mode",
-    "body",
-    "max_request_body",
-    "max_response_body",
-    "cors",
-    "docs",
-];
-
-/// `key`
-pub(super) const KEY: Section = Section { name: "key", keys: &[&["from", "required", "max_length"]], later: &[] };
-
-/// `fingerprint`
-pub(super) const FINGERPRINT: Section =
-    Section { name: "fingerprint", keys: &[&["of", "body", "include", "exclude"]], later: &[] };
-
-/// `outcomes`
-pub(super) const OUTCOMES: Section = Section { name: "outcomes", keys: &[], later: &[] };
-
-/// `in_flight`, where it is a table
-pub(super) const IN_FLIGHT: Section = Section { name: "in_flight", keys: &[&["wait"]], later: &[] };
-
-/// `cors`
-pub(super) const CORS: Section = Section { name: "cors", keys: &[&["origins", "credentials"]], later: &[] };
-
-/// `[headers]`
-pub(super) const HEADERS: Section =
-    Section { name: "[headers]", keys: &[&["status", "replayed", "expires"]], later: &[] };
-
-/// `[log]`
-pub(super) const LOG: Section = Section { name: "[log]", keys: &[&["format", "level"]], later: &[] };
-
-/// Where a key stands that is not known where it was found.
+/// The tables that have a key of this name.
 pub(super) fn homes(key: &str) -> impl Iterator<Item = &'static str> {
-    HOMES.iter().filter(move |section| section.keys().any(|known| known == key)).map(|section| section.name)
+    let mut sections = Vec::new();
+    add_sections(ROOT, &mut sections);
+    sections.into_iter().filter(move |section| section.names().any(|known| known == key)).map(|section| section.name)
+}
+
+fn add_sections(section: &'static Section, found: &mut Vec<&'static Section>) {
+    if found.iter().any(|known| known.name == section.name) {
+        return;
+    }
+    found.push(section);
+    for key in section.keys() {
+        if let Inner::Table(inner) | Inner::Named(inner) | Inner::List(inner) = (key.facts)().inner {
+            add_sections(inner, found);
+        }
+    }
 }
 
 /// The section of the top level that a variable with one underscore too few may mean, and the key in it.
 pub(super) fn split_variable(key: &str) -> Option<(&'static str, &str)> {
-    SECTIONS.iter().find_map(|(name, section)| {
+    sections().find_map(|(name, section)| {
         let rest = key.strip_prefix(name)?.strip_prefix('_')?;
-        let is_known = section.is_open() && !rest.is_empty() || section.keys().any(|known| known == rest);
-        is_known.then_some((*name, rest))
+        let is_known = section.is_open() && !rest.is_empty() || section.names().any(|known| known == rest);
+        is_known.then_some((name, rest))
     })
 }
 
 /// The variables that set a key of this name in a section of the top level.
 pub(super) fn variables(key: &str) -> impl Iterator<Item = String> {
-    let sections = SECTIONS.iter().filter(move |(_, section)| section.keys().any(|known| known == key));
+    let sections = sections().filter(move |(_, section)| section.names().any(|known| known == key));
     sections.map(move |(name, _)| variable(name, key))
 }
 
@@ -175,35 +110,16 @@ pub(super) fn variable(section: &str, key: &str) -> String {
 /// Every key of the top level, and those of its sections.
 #[cfg(test)]
 pub(super) fn all() -> impl Iterator<Item = (Option<&'static str>, &'static str)> {
-    let top = ROOT.keys().chain(ROOT.later.iter().copied()).map(|key| (None, key));
-    top.chain(SECTIONS.iter().flat_map(|(name, section)| section.keys().map(|key| (Some(*name), key))))
+    let later = LATER.iter().filter(|(section, _)| *section == ROOT.name).map(|(_, key)| *key);
+    let top = ROOT.names().chain(later).map(|key| (None, key));
+    top.chain(sections().flat_map(|(name, section)| section.names().map(move |key| (Some(name), key))))
 }
 
-const HOMES: &[&Section] = &[
-    &ROOT,
-    &SERVER,
-    &TLS,
-    &LIMITS,
-    &ADMIN,
-    &STORE,
-    &UPSTREAM,
-    &ROUTE,
-    &DEFAULTS,
-    &KEY,
-    &FINGERPRINT,
-    &IN_FLIGHT,
-    &CORS,
-    &HEADERS,
-    &LOG,
-];
-
-const SECTIONS: &[(&str, &Section)] = &[
-    ("server", &SERVER),
-    ("limits", &LIMITS),
-    ("admin", &ADMIN),
-    ("store", &STORE),
-    ("upstreams", &UPSTREAMS),
-    ("defaults", &DEFAULTS),
-    ("headers", &HEADERS),
-    ("log", &LOG),
-];
+/// The sections of the top level whose keys variables can set.
+fn sections() -> impl Iterator<Item = (&'static str, &'static Section)> {
+    ROOT.keys().filter_map(|key| match (key.facts)().inner {
+        Inner::Table(section) => Some((key.name, section)),
+        Inner::Named(_) => Some((key.name, upstreams::SECTION)),
+        Inner::None | Inner::List(_) | Inner::Entries(_) => None,
+    })
+}

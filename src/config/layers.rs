@@ -97,6 +97,7 @@ fn layered(parsed: Parsed, sources: Sources) -> Context {
         password: password.filter(|password| !password.is_empty()),
         problems: RefCell::new(problems),
         advice: RefCell::new(advice),
+        printed: RefCell::default(),
     }
 }
 
@@ -157,17 +158,13 @@ fn environment(
     for (name, raw) in ours {
         let mut keys: Vec<String> = name[PREFIX.len()..].split("__").map(str::to_lowercase).collect();
         let Ok(value) = raw.parse::<Value>();
-        if let [section, upstream] = &mut *keys
+        if let [section, upstream, rest @ ..] = &mut *keys
             && section == "upstreams"
         {
             as_in_file(upstream, file);
-            if value.as_dict().is_none() {
+            if rest.is_empty() && value.as_dict().is_none() {
                 keys.push("url".to_owned());
             }
-        } else if let [section, upstream, ..] = &mut *keys
-            && section == "upstreams"
-        {
-            as_in_file(upstream, file);
         }
         let path = Path::of(keys.iter().map(String::as_str));
         if insert(&mut values, &keys, value) {

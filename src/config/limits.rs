@@ -2,79 +2,61 @@
 
 use std::ops::RangeInclusive;
 
-use super::keys;
-use super::node::{Node, Table, Wrong};
-use super::units::show_size;
+use super::declare::{Keys as _, Shown::Example, keys};
+use super::kinds::{nonzero_time, number, size};
+use super::node::Table;
 use crate::http::limits::Limits;
 
-/// The most that can be asked of a client, in bytes a second: more than any network has.
-pub(super) const FASTEST: u64 = 1 << 30;
-
-/// How large the largest head may be, in bytes: less is no head, and more is no head any more.
-pub(super) const HEADER_SIZES: RangeInclusive<u64> = 1 << 10..=1 << 20;
-
-/// How many header lines it may have at most.
-pub(super) const HEADERS: RangeInclusive<u64> = 1..=1000;
-
-/// How many connections or requests there may be at most: more than any machine has.
+/// How many connections or requests there may be: at most more than any machine has.
 pub(super) const COUNTS: RangeInclusive<u64> = 1..=1_000_000;
 
-/// How much memory bodies may take, in bytes: from some at all to more than any machine has.
-pub(super) const MEMORY_SIZES: RangeInclusive<u64> = 1 << 20..=1 << 40;
-
-/// The most that temporary files may take, in bytes.
-pub(super) const MOST_DISK: u64 = 1 << 50;
+keys! {
+    /// What clients may use, and for how long. What exceeds a limit is refused or closed, and counted in
+    /// `oncegate_limit_exceeded_total`.
+    for Limits "[limits]" {
+        /// Connections on all listeners: one more gets 503 `overloaded` and is closed. At most 1000000. The system must
+        /// allow this many open files (`ulimit -Hn`), and those of upstreams and of large bodies.
+        max_connections => number(COUNTS);
+        /// Connections from one address, or from one /64 of IPv6: one more gets 429 `quota-exceeded` and is closed. If
+        /// omitted, `max_connections`: behind a balancer all come from one address.
+        max_connections_per_address => number(COUNTS), Example("1000");
+        /// Requests in progress, until the end of their answers: one more gets 503 `overloaded`, and nothing of it is sent.
+        /// At most 1000000.
+        max_requests => number(COUNTS);
+        /// How many of them may wait for another request's attempt (in_flight = { wait = ... }): one more gets 409
+        /// `in-flight` at once. At most 1000000.
+        max_waiting => number(0..=*COUNTS.end());
+        /// How much memory bodies may take: those of requests with a key, up to 256 KiB each, and those of answers that are
+        /// to be stored. From "1MiB" to "1024GiB". Beyond it, a request's body goes to a temporary file, and an answer is
+        /// treated as if it exceeded max_response_body; answers up to 64 KiB are always held.
+        max_buffered_memory => size(1 << 20..=1 << 40);
+        /// How much disk space request bodies may take in temporary files (in TMPDIR, or /tmp). Beyond it, a request gets
+        /// 503 `overloaded`: nothing was sent, and its key is not claimed.
+        max_buffered_disk => size(0..=1 << 50);
+        /// How long the head of a request may take, from its first byte, and how long a new connection may be silent. Then
+        /// the connection is closed; a request that has begun gets 408 first.
+        header_timeout => nonzero_time();
+        /// How long a connection may be silent between two requests.
+        idle_timeout => nonzero_time();
+        /// The longest pause in the body of a request. Beyond it, 408.
+        body_timeout => nonzero_time();
+        /// How many bytes of a request's body must arrive per second, on average, once body_timeout has passed. If fewer
+        /// do, 408. "0B" only limits pauses; at most "1GiB".
+        min_body_rate => size(0..=1 << 30);
+        /// The largest request head, with its first line: from "1KiB" to "1MiB". Beyond it, 431.
+        max_header_size => size(1 << 10..=1 << 20);
+        /// The most header lines of a request, from 1 to 1000. Beyond it, 431.
+        max_headers => number(1..=1000);
+    }
+}
 
 /// Reads `[limits]`.
 pub(super) fn read(root: &Table<'_>) -> Limits {
-    let table = root.table("limits", &keys::LIMITS);
-    let usual = Limits::default();
-    let max_connections = table.read("max_connections", |node| number(node, COUNTS)).unwrap_or(usual.max_connections);
-    Limits {
-        header_timeout: table.read("header_timeout", Node::some_duration).unwrap_or(usual.header_timeout),
-        idle_timeout: table.read("idle_timeout", Node::some_duration).unwrap_or(usual.idle_timeout),
-        body_timeout: table.read("body_timeout", Node::some_duration).unwrap_or(usual.body_timeout),
-        min_body_rate: table.read("min_body_rate", |node| size(node, 0..=FASTEST)).unwrap_or(usual.min_body_rate),
-        max_header_size: table
-            .read("max_header_size", |node| size(node, HEADER_SIZES))
-            .and_then(|size| usize::try_from(size).ok())
-            .unwrap_or(usual.max_header_size),
-        max_headers: table
-            .read("max_headers", |node| number(node, HEADERS))
-            .and_then(|number| usize::try_from(number).ok())
-            .unwrap_or(usual.max_headers),
-        max_connections,
-        // Without a bound of its own, whoever is alone may have them all: behind a balancer all come from one address.
-        max_connections_per_address: table
-            .read("max_connections_per_address", |node| number(node, COUNTS))
-            .unwrap_or(max_connections),
-        max_requests: table.read("max_requests", |node| number(node, COUNTS)).unwrap_or(usual.max_requests),
-        max_waiting: table.read("max_waiting", |node| number(node, 0..=*COUNTS.end())).unwrap_or(usual.max_waiting),
-        max_buffered_memory: table
-            .read("max_buffered_memory", |node| size(node, MEMORY_SIZES))
-            .unwrap_or(usual.max_buffered_memory),
-        max_buffered_disk: table
-            .read("max_buffered_disk", |node| size(node, 0..=MOST_DISK))
-            .unwrap_or(usual.max_buffered_disk),
+    let table = root.table("limits", Limits::SECTION);
+    let mut limits = Limits::read(&table, Limits::default());
+    if table.get("max_connections_per_address").is_none() {
+        limits.max_connections_per_address = limits.max_connections;
     }
-}
-
-fn size(node: &Node<'_>, allowed: RangeInclusive<u64>) -> Result<u64, Wrong> {
-    let size = node.size()?;
-    bounded(size, &allowed, show_size)
-}
-
-/// Reads a number of these.
-pub(super) fn number(node: &Node<'_>, allowed: RangeInclusive<u64>) -> Result<u64, Wrong> {
-    bounded(node.number()?, &allowed, |number| number.to_string())
-}
-
-fn bounded(value: u64, allowed: &RangeInclusive<u64>, show: fn(u64) -> String) -> Result<u64, Wrong> {
-    if allowed.contains(&value) {
-        return Ok(value);
-    }
-    let (least, most) = (*allowed.start(), *allowed.end());
-    let nearest = show(value.clamp(least, most));
-    let hint = if nearest.ends_with('B') { format!("write \"{nearest}\"") } else { format!("write {nearest}") };
-    Err(Wrong::new(format!("must be from {} to {}", show(least), show(most))).hint(hint))
+    root.print("limits", limits.print_table());
+    limits
 }

@@ -1,111 +1,149 @@
 //! `[server]` and `[admin]`
 
-use std::fs::File;
-use std::io::Read as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use figment::value::Value;
 use ipnet::IpNet;
 
+use super::declare::{Keys as _, Shown::Example, keys};
+use super::kinds::{Kind, file, flag, list, nested, one_or_several, text, text_as, time, words};
 use super::node::{Node, Table, Wrong};
-use super::{SecretFile, keys, tls};
-use crate::admin::Token;
+use super::tls::Files;
+use super::{routes, secrets, tls};
+use crate::admin::{self, Token};
 use crate::http;
 use crate::http::door::Door;
 use crate::http::forwarding::{Forwarding, Style};
-use crate::http::upgrade::{Protocol, Upgrades};
-
-/// The words of `server.forwarded`.
-pub(super) const STYLES: [(&str, Style); 3] =
-    [("x-forwarded", Style::XForwarded), ("rfc7239", Style::Rfc7239), ("both", Style::Both)];
 use crate::http::limits::Limits;
 use crate::http::listen::Listen;
+use crate::http::upgrade::{Protocol, Upgrades};
+use crate::idempotency::policy::Policy;
 
-/// `[server]`
-pub(super) struct Server {
-    /// Where it listens.
-    pub listen: Vec<Listen>,
-    /// How long SIGTERM waits; nothing for the longest upstream timeout.
-    pub drain_timeout: Option<Duration>,
+keys! {
+    /// Where clients connect.
+    pub(super) struct Server "[server]" {
+        /// An IP address or "localhost", and a port. Several stand in a list: ["127.0.0.1:8080", "[::1]:8080"].
+        /// "0.0.0.0:8080" is every IPv4 address of the machine. "unix:PATH" is a unix socket, whose clients have the address
+        /// 127.0.0.1. "systemd" is every TCP or unix socket that the process inherits (socket activation), "systemd:NAME"
+        /// those of one name (FileDescriptorName= of the socket unit). Each speaks HTTP/1.1, and HTTP/2 with prior knowledge.
+        listen: Vec<Listen> = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)).into()]
+            => one_or_several(FILLED, || text(format!("^({ADDRESS}|unix:.{{1,100}})$"), listen));
+        /// Who may connect to the unix sockets of `listen`: the mode of their files. Each file is created at the start and
+        /// removed at the end; a socket that another process still answers on is not taken over.
+        socket_mode: u32 = 0o660 => file_mode();
+        /// Encrypts the connections of all TCP sockets (TLS 1.2 and 1.3; HTTP/2 and HTTP/1.1 by ALPN): PEM files with the
+        /// certificate chain and with its key. With `client_ca`, each client must have a certificate signed by one of the
+        /// authorities in that file; with `client_crl` (their lists of revoked certificates), one that is known not to be
+        /// revoked, as with `crl` of an upstream. Files that change are read again, at once and at SIGHUP, for connections
+        /// opened from then on; files that cannot be used change nothing.
+        tls: Files = Files::default() => nested(), Example(
+            r#"{ cert = "/etc/oncegate/cert.pem", key = "/etc/oncegate/key.pem", client_ca = "/etc/oncegate/ca.pem", client_crl = "/etc/oncegate/crl.pem" }"#
+        );
+        /// Whether each connection begins with a PROXY protocol header (version 1 or 2), which has the client's address.
+        /// Only `trusted_proxies` may connect then; connections from other addresses, or without the header, are closed.
+        proxy_protocol: bool = false => flag();
+        /// How long SIGTERM waits for attempts in progress; those that do not end in time are recorded as unknown. If
+        /// omitted, the longest timeout of an upstream.
+        drain_timeout: Option<Duration> = None => time().optional(), Example("\"60s\"");
+        /// The proxies in front of this one: addresses and networks, such as ["10.0.0.0/8", "fd00::/8", "127.0.0.1"]. Only
+        /// these are believed about a client: its address (for a scope with `client-ip`) is the nearest one that is not
+        /// among them. The `forwarded` headers of any other sender are replaced.
+        trusted_proxies: Vec<IpNet> = Vec::new() => list(proxies());
+        /// Which headers name the client, both those believed from trusted proxies and those sent to the upstream:
+        /// "x-forwarded" (X-Forwarded-For, -Proto and -Host), "rfc7239" (Forwarded), or "both". The others are dropped. With
+        /// "both", the trusted proxies must set or drop both.
+        forwarded: Style = Style::default()
+            => words(&[("x-forwarded", Style::XForwarded), ("rfc7239", Style::Rfc7239), ("both", Style::Both)]);
+        /// The protocols that clients may switch to with `Upgrade`, each as "NAME" (in any version) or "NAME/VERSION". After
+        /// a switch, bytes pass both ways unread. An upgrade to any other protocol is ignored: the request is forwarded
+        /// without it.
+        upgrades: Vec<Protocol> = Upgrades::default().protocols().to_vec() => list(text(PROTOCOL, protocol));
+    }
+}
+
+keys! {
+    /// The listener of health, metrics and the records API.
+    pub(super) struct Admin "[admin]" {
+        /// One address, or one inherited socket, such as "systemd:admin". Clients must not reach it.
+        listen: Listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 9090)).into()
+            => text(format!("^({ADDRESS})$"), admin_listen);
+        /// A file with the bearer token that the records API requires: one word, without white space. Required unless
+        /// `listen` is a loopback address.
+        token_file: Option<PathBuf> = None => file().optional(), Example("\"/run/secrets/oncegate-admin-token\"");
+    }
+}
+
+/// What `[server]` comes to.
+pub(super) struct Serving {
+    /// The settings of the listeners.
+    pub settings: http::server::Settings,
     /// Whose forwarding headers count, and which.
     pub forwarding: Forwarding,
     /// The protocols that clients may switch to.
     pub upgrades: Upgrades,
-    /// What is asked of connections.
-    pub door: Door,
-    /// The rights to unix sockets.
-    pub socket_mode: u32,
 }
 
-/// `[admin]`
-pub(super) struct Admin {
-    /// Where it listens.
-    pub listen: Listen,
-    /// The token of the records API.
-    pub token: Option<SecretFile<Token>>,
+const FILLED: &str = "write at least one, or remove it";
+
+/// An address and a port, or an inherited socket.
+const ADDRESS: &str =
+    r"systemd(:[!-9;-~]{1,255})?|([0-9]{1,3}(\.[0-9]{1,3}){3}|\[[0-9A-Fa-f:.]+(%[0-9]+)?\]|localhost):[0-9]{1,5}";
+
+/// A protocol that carries no requests: a name, or a name and a version.
+const PROTOCOL: &str = r"^(?!([Hh]2[Cc]?|[Hh]3|[Hh][Tt][Tt][Pp]|[Tt][Ll][Ss])(/|$))[!#$%&'*+.^_`|~0-9A-Za-z-]+(/[!#$%&'*+.^_`|~0-9A-Za-z-]+)?$";
+
+/// The mode of a file, as `chmod` takes it.
+fn file_mode() -> Kind<u32> {
+    text_as("^[0-7]{3}$|^0[0-7]{3}$", mode, |mode| format!("{mode:04o}"))
 }
 
-impl Server {
-    /// The settings, given the longest upstream timeout and `[limits]`.
-    pub(super) fn settings(self, longest: Duration, limits: Limits) -> http::server::Settings {
-        http::server::Settings {
-            listen: self.listen,
-            drain_timeout: self.drain_timeout.unwrap_or(longest),
-            limits,
-            door: self.door,
-            socket_mode: self.socket_mode,
-        }
-    }
+/// An IP address, or a network as its first address and the length of its prefix.
+fn proxies() -> Kind<IpNet> {
+    let pattern = r"^([0-9]{1,3}(\.[0-9]{1,3}){3}|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)(/[0-9]{1,3})?$";
+    text_as(pattern, network, |network| match network.prefix_len() == network.max_prefix_len() {
+        true => network.addr().to_string(),
+        false => network.to_string(),
+    })
 }
 
-/// Reads `[server]`.
-pub(super) fn server(root: &Table<'_>) -> Server {
-    let table = root.table("server", &keys::SERVER);
-    let listen = match table.get("listen").map(|node| node.value) {
-        Some(Value::Array(..)) => table.read_list("listen", listen),
-        _ => table.read("listen", listen).map(|listen| vec![listen]),
-    };
-    let listen = listen.unwrap_or_else(|| vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)).into()]);
-    if listen.is_empty() {
-        table.report("listen", Wrong::new("there is no address").hint("write at least one, or remove it"));
-    }
-    for (place, one) in listen.iter().enumerate() {
-        if listen[..place].iter().any(|other| other.collides_with(one)) {
+/// Reads `[server]`, given the longest timeout of an upstream and `[limits]`.
+pub(super) fn server(root: &Table<'_>, longest: Duration, limits: Limits) -> Serving {
+    let table = root.table("server", Server::SECTION);
+    let mut server = Server::read(&table, Server::default());
+    let drain_timeout = *server.drain_timeout.get_or_insert(longest);
+    root.print("server", server.print_table());
+    for (place, one) in server.listen.iter().enumerate() {
+        if server.listen[..place].iter().any(|other| other.collides_with(one)) {
             table.report("listen", Wrong::new(format!("{one} is taken twice")).hint("remove one of them"));
         }
     }
-    let is_proxied = table.read("proxy_protocol", Node::flag).unwrap_or_default();
-    let forwarding = Forwarding {
-        trusted: table.read_list("trusted_proxies", network).unwrap_or_default(),
-        style: table.read("forwarded", |node| node.word(&STYLES, &[])).unwrap_or_default(),
-        is_proxied,
-    };
-    if let Some(everybody) = forwarding.trusted.iter().find(|network| network.prefix_len() == 0) {
-        let advice =
-            "is everybody: any client can say that it comes from wherever it likes, unless only a proxy can connect";
+    if let Some(everybody) = server.trusted_proxies.iter().find(|network| network.prefix_len() == 0) {
+        let advice = "is every address: any client can claim any address, unless only a proxy can connect";
         table.advise("trusted_proxies", format!("{everybody} {advice}"));
     }
-    if is_proxied && table.get("trusted_proxies").is_none() {
-        let nobody = Wrong::new("nobody could connect: only trusted proxies may say for whom they do");
-        table.report("proxy_protocol", nobody.hint("name them in `trusted_proxies`"));
+    if server.proxy_protocol && table.get("trusted_proxies").is_none() {
+        let closed = Wrong::new("no client could connect: only trusted proxies may send this header");
+        table.report("proxy_protocol", closed.hint("name them in `trusted_proxies`"));
     }
-    let door = Door { tls: tls::read(&table), proxies: is_proxied.then(|| forwarding.trusted.clone()) };
-    let socket_mode = table.read("socket_mode", mode).unwrap_or(SOCKET_MODE);
-    let upgrades = table.read_list("upgrades", protocol).map(Upgrades::new).unwrap_or_default();
-    Server {
-        listen,
-        drain_timeout: table.read("drain_timeout", Node::duration),
-        forwarding,
-        upgrades,
-        door,
-        socket_mode,
+    let proxies = server.proxy_protocol.then(|| server.trusted_proxies.clone());
+    let door = Door { tls: tls::read(&table, server.tls), proxies };
+    Serving {
+        settings: http::server::Settings {
+            listen: server.listen,
+            drain_timeout,
+            limits,
+            door,
+            socket_mode: server.socket_mode,
+        },
+        forwarding: Forwarding {
+            trusted: server.trusted_proxies,
+            style: server.forwarded,
+            is_proxied: server.proxy_protocol,
+        },
+        upgrades: Upgrades::new(server.upgrades),
     }
 }
-
-/// The rights to a unix socket where nothing is said: its owner and its group.
-pub(super) const SOCKET_MODE: u32 = 0o660;
 
 /// Rights to a file, as `chmod` takes them.
 fn mode(node: &Node<'_>) -> Result<u32, Wrong> {
@@ -114,8 +152,8 @@ fn mode(node: &Node<'_>) -> Result<u32, Wrong> {
     match u32::from_str_radix(text, 8) {
         Ok(mode) if is_octal && mode <= 0o777 => Ok(mode),
         _ => {
-            let wrong = Wrong::new(format!("`{text}` is no mode of a file"));
-            Err(wrong.hint("write three octal digits behind a 0, such as \"0660\""))
+            let wrong = Wrong::new(format!("`{text}` is not a file mode"));
+            Err(wrong.hint("write a 0 and three octal digits, such as \"0660\""))
         }
     }
 }
@@ -127,12 +165,12 @@ fn protocol(node: &Node<'_>) -> Result<Protocol, Wrong> {
 }
 
 /// Holds that nothing is scoped by the certificates of clients that are not asked for any.
-pub(super) fn check_scopes(root: &Table<'_>, server: &Server) {
+pub(super) fn check_scopes(root: &Table<'_>, server: &http::server::Settings) {
     if server.door.tls.as_ref().is_some_and(|secure| secure.files.client_ca.is_some()) {
         return;
     }
-    let routes = root.tables("routes", &keys::ROUTE).unwrap_or_default();
-    for table in routes.into_iter().chain([root.table("defaults", &keys::DEFAULTS)]) {
+    let routes = root.tables("routes", routes::SECTION).unwrap_or_default();
+    for table in routes.into_iter().chain([root.table("defaults", Policy::SECTION)]) {
         let parts = table.get("scope").and_then(|scope| scope.items()).unwrap_or_default();
         for part in parts.into_iter().filter(|part| part.text().is_ok_and(|text| text.starts_with("client-cert:"))) {
             let wrong = Wrong::new("no client has a certificate here: the server does not ask for one");
@@ -144,23 +182,21 @@ pub(super) fn check_scopes(root: &Table<'_>, server: &Server) {
 }
 
 /// Reads `[admin]`, and its token. Its address must not be one of `server`.
-pub(super) fn admin(root: &Table<'_>, server: &Server) -> Admin {
-    let table = root.table("admin", &keys::ADMIN);
-    let listen = table.read("listen", |node| match listen(node)? {
-        Listen::Unix(_) => Err(Wrong::new("the admin listener has no unix socket").hint("write an address and a port")),
-        listen => Ok(listen),
-    });
-    let token = table.read("token_file", token);
+pub(super) fn admin(root: &Table<'_>, server: &[Listen]) -> admin::Settings {
+    let table = root.table("admin", Admin::SECTION);
+    let admin = Admin::read(&table, Admin::default());
+    root.print("admin", admin.print_table());
+    let token = table.read_file("token_file", admin.token_file.as_deref(), token);
     // Of an inherited socket only the start knows the address.
-    if let Some(Listen::Address(listen)) = &listen
+    if let Listen::Address(listen) = &admin.listen
         && !listen.ip().is_loopback()
         && table.get("token_file").is_none()
     {
         let wrong = Wrong::new(format!("{listen} is not a loopback address, so the records API needs a token"));
         table.report("token_file", wrong.hint("name a file that holds a token, or listen on 127.0.0.1"));
     }
-    let listen = listen.unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, 9090)).into());
-    if server.listen.iter().any(|other| other.collides_with(&listen)) {
+    let listen = admin.listen;
+    if server.iter().any(|other| other.collides_with(&listen)) {
         let wrong = Wrong::new(format!("{listen} is taken by server.listen too"));
         let own = match listen {
             Listen::Address(_) | Listen::Unix(_) => "give each listener a port of its own",
@@ -168,7 +204,14 @@ pub(super) fn admin(root: &Table<'_>, server: &Server) -> Admin {
         };
         table.report("listen", wrong.hint(own));
     }
-    Admin { listen, token }
+    admin::Settings { listen, token }
+}
+
+fn admin_listen(node: &Node<'_>) -> Result<Listen, Wrong> {
+    match listen(node)? {
+        Listen::Unix(_) => Err(Wrong::new("the admin listener has no unix socket").hint("write an address and a port")),
+        listen => Ok(listen),
+    }
 }
 
 /// Reads an address, or `systemd` or `systemd:NAME`.
@@ -259,38 +302,15 @@ fn address(node: &Node<'_>) -> Result<SocketAddr, Wrong> {
     }
 }
 
-fn token(node: &Node<'_>) -> Result<SecretFile<Token>, Wrong> {
-    let (path, content) = secret_file(node)?;
+fn token(path: &Path) -> Result<Token, Wrong> {
+    let content = secrets::read(path)?;
     let hint = "put one line of letters and digits into it, such as `openssl rand -hex 32` prints";
     if content.is_empty() {
         return Err(Wrong::new(format!("{} is empty", path.display())).hint(hint));
     }
     match String::from_utf8(content) {
         // What a client can send after `Bearer` (RFC 6750, section 2.1).
-        Ok(token) if token.bytes().all(|byte| byte.is_ascii_graphic()) => Ok((path, Token(token))),
+        Ok(token) if token.bytes().all(|byte| byte.is_ascii_graphic()) => Ok(Token(token)),
         _ => Err(Wrong::new(format!("{} holds more than one word of visible ASCII", path.display())).hint(hint)),
     }
-}
-
-/// The longest file of a secret, in bytes.
-const LARGEST_SECRET: u64 = 64 * 1024;
-
-/// What to do about a file that cannot be read.
-pub(super) const FILE_HINT: &str =
-    "the path counts from where oncegate is started; the user that runs it must be able to read the file";
-
-/// Reads the file of a secret, without the white space at both ends.
-pub(super) fn secret_file(node: &Node<'_>) -> Result<SecretFile<Vec<u8>>, Wrong> {
-    let path = PathBuf::from(node.filled()?);
-    let mut content = Vec::new();
-    let reading = File::open(&path).and_then(|file| file.take(LARGEST_SECRET + 1).read_to_end(&mut content));
-    if let Err(error) = reading {
-        let wrong = Wrong::new(format!("{} cannot be read: {error}", path.display()));
-        return Err(wrong.hint(FILE_HINT));
-    }
-    if content.len() as u64 > LARGEST_SECRET {
-        let wrong = Wrong::new(format!("{} is longer than {LARGEST_SECRET} bytes", path.display()));
-        return Err(wrong.hint("name a file that holds nothing but the secret"));
-    }
-    Ok((path, content.trim_ascii().to_vec()))
 }

@@ -2,24 +2,37 @@
 
 use tracing_subscriber::EnvFilter;
 
-use super::keys;
+use super::declare::{Keys as _, keys};
+use super::kinds::{text, words};
 use super::node::{Node, Table, Wrong};
 use super::suggest::nearest;
 use crate::telemetry::logs::{Format, Settings};
 
-/// The words for levels.
-pub(super) const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
-/// The words for formats.
-pub(super) const FORMATS: [(&str, Format); 2] = [("text", Format::Text), ("json", Format::Json)];
+keys! {
+    /// Logs go to standard error.
+    pub(super) struct Log "[log]" {
+        /// "text" for people, "json" for machines.
+        format: Format = Format::Text => words(&[("text", Format::Text), ("json", Format::Json)]);
+        /// off, error, warn, info, debug, trace, or a filter such as "info,oncegate=debug".
+        level: String = "info".to_owned() => text(pattern(), level);
+    }
+}
 
 /// Reads `[log]`.
 pub(super) fn read(root: &Table<'_>) -> Settings {
-    let table = root.table("log", &keys::LOG);
-    Settings {
-        format: table.read("format", |node| node.word(&FORMATS, &[])).unwrap_or(Format::Text),
-        level: table.read("level", level).unwrap_or_else(|| "info".to_owned()),
-    }
+    let log = Log::read(&root.table("log", Log::SECTION), Log::default());
+    root.print("log", log.print_table());
+    Settings { format: log.format, level: log.level }
+}
+
+/// Directives that are levels, in any case, or have a `=` or a `[`.
+fn pattern() -> String {
+    let any_case = |char: char| format!("[{}{char}]", char.to_ascii_uppercase());
+    let levels = LEVELS.map(|level| level.chars().map(any_case).collect::<String>()).join("|");
+    let directive = format!(r"\s*({levels}|[^,]*[=\[][^,]*)\s*");
+    format!("^{directive}(,{directive})*$")
 }
 
 /// A filter takes a bare word that is no level for the name of a module, and would then be silent about the rest.

@@ -3,10 +3,17 @@
 //! Each room defines the settings that it needs; this one reads, checks and resolves them, and reports every problem
 //! at once. Only `main` and [`crate::cli`] import it.
 //!
-//! The way of a value: `layers` merge file, environment and flags into one tree that remembers where each value came
-//! from; `node` walks the tree and knows which keys there are (`keys`); `listeners`, `limits`, `store`, `upstreams`, `headers`,
-//! `logging`, `policy` and `routes` turn it into settings; `effective` writes settings as TOML again. `schema` tells
-//! editors what the loader accepts.
+//! The path of a value: `layers` merges file, environment and flags into one tree that remembers the origin of each
+//! value; `node` walks the tree; the declared keys of a section read its values, and the section resolves them into
+//! settings and prints what is in force. The declarations are also what the annotated default file (`annotated`), the
+//! JSON Schema (`schema`) and the suggestions for misspelt keys (`keys`) are made of.
+//!
+//! To add a key:
+//! 1. Declare it in the `keys!` of its section, such as `limits`: name, documentation, default, and one of the kinds of
+//!    `kinds`, which says how values are read, printed and described.
+//! 2. Use it where the section becomes settings. A check that involves other keys belongs there too.
+//! 3. Add a line to `schema/tests/lines.rs`, and run the tests with `ONCEGATE_BLESS=1`, which writes
+//!    `config/oncegate.default.toml`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,17 +21,19 @@ use std::time::Duration;
 use toml_edit::DocumentMut;
 
 use self::context::Context;
-use self::effective::SecretFiles;
+use self::listeners::Serving;
 use self::node::Table;
 use crate::route::Router;
 use crate::telemetry::logs;
 use crate::{admin, gate, http};
 
+mod annotated;
 mod context;
-mod effective;
+mod declare;
 mod file;
 mod headers;
 mod keys;
+mod kinds;
 mod layers;
 mod limits;
 mod listeners;
@@ -35,21 +44,20 @@ mod policy;
 mod problem;
 mod routes;
 mod schema;
+mod secrets;
 mod store;
 mod suggest;
 mod tls;
 mod units;
 mod upstreams;
 
+pub use annotated::annotated;
 pub use layers::{Flags, Sources};
 pub use problem::{Advice, Place, Problem, Problems};
 pub use schema::schema;
 pub use store::{Postgres, Redis, Store};
 pub use tls::reread as reread_tls;
 pub use units::show_duration;
-
-/// The annotated default configuration.
-pub const DEFAULT: &str = include_str!("../../config/oncegate.default.toml");
 
 /// Everything that is configured.
 #[derive(Clone, Debug)]
@@ -100,17 +108,18 @@ pub fn load_text(file: PathBuf, text: &str) -> Result<Resolved, Problems> {
 /// Reads `[store]` alone, for what is done to a store and not to requests: whatever else is missing or wrong.
 pub fn load_store(sources: Sources) -> Result<Store, Problems> {
     let context = layers::merge(sources)?;
-    let store = store::read(&Table::open(context.root(), &keys::ROOT)).url;
+    let store = store::read(&Table::open(context.root(), keys::ROOT)).url;
     context.finish()?;
     Ok(store)
 }
 
 fn resolve(context: Context) -> Result<Resolved, Problems> {
-    let root = Table::open(context.root(), &keys::ROOT);
+    let root = Table::open(context.root(), keys::ROOT);
     let upstreams = upstreams::read(&root);
-    let server = listeners::server(&root);
-    let admin = listeners::admin(&root, &server);
+    let longest = upstreams.settings.iter().map(|upstream| upstream.timeout).max().unwrap_or_default();
     let limits = limits::read(&root);
+    let Serving { settings: server, forwarding, upgrades } = listeners::server(&root, longest, limits);
+    let admin = listeners::admin(&root, &server.listen);
     let store = store::read(&root);
     let headers = headers::read(&root);
     let log = logging::read(&root);
@@ -120,23 +129,21 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     drop(root);
 
     // From here on nothing is missing: whatever was wrong has been reported.
-    let advice = context.finish()?;
-    let longest = upstreams.settings.iter().map(|upstream| upstream.timeout).max().unwrap_or_default();
-    let (id_secret_file, id_secret) = store.id_secret.unzip();
-    let (token_file, token) = admin.token.unzip();
-    let (forwarding, upgrades) = (server.forwarding.clone(), server.upgrades.clone());
-    let mut resolved = Resolved {
-        server: server.settings(longest, limits),
-        admin: admin::Settings { listen: admin.listen, token },
+    let (advice, mut printed) = context.finish()?;
+    let printed = keys::ROOT.names().filter_map(|name| Some((name, printed.remove(name)?)));
+    let effective = DocumentMut::from(printed.collect::<toml_edit::Table>());
+    Ok(Resolved {
+        server,
+        admin,
         store: store.url,
-        cache: store.cache.redis,
-        cache_max_age: store.cache.max_age,
-        cache_max_bytes: store.cache.max_bytes,
-        cache_max_entries: store.cache.max_entries,
+        cache: store.cache,
+        cache_max_age: store.keys.cache_max_age,
+        cache_max_bytes: store.keys.cache_max_bytes,
+        cache_max_entries: store.keys.cache_max_entries,
         gate: gate::Settings {
-            service: store.service,
-            id_secret,
-            settle_timeout: store.settle_timeout,
+            service: store.keys.service,
+            id_secret: store.id_secret,
+            settle_timeout: store.keys.settle_timeout,
             headers,
             default_upstream,
             forwarding,
@@ -148,14 +155,9 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
         route_places,
         log,
         advice,
-        effective: DocumentMut::new(),
-    };
-    resolved.effective = effective::document(&resolved, &SecretFiles { token_file, id_secret_file });
-    Ok(resolved)
+        effective,
+    })
 }
-
-/// A file of a secret: where it was named, and what it holds without white space at both ends.
-type SecretFile<T> = (PathBuf, T);
 
 #[cfg(test)]
 mod tests;

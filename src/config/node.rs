@@ -1,11 +1,14 @@
 //! Walks the merged values and takes each out as what it should be.
 
+use std::path::Path as FilePath;
 use std::time::Duration;
 
 use figment::value::{Dict, Value};
+use toml_edit::Item;
 
 use super::context::{Context, Layer, Path};
-use super::keys::{self, Section};
+use super::declare::Section;
+use super::keys;
 use super::problem::Place;
 use super::suggest::nearest;
 use super::units;
@@ -60,6 +63,11 @@ impl<'a> Node<'a> {
     /// Notes what is wrong with it.
     pub(super) fn report(&self, wrong: Wrong) {
         self.context.report(self.place(), &self.path, wrong);
+    }
+
+    /// What was read of it; `None` if it is wrong, which is reported.
+    pub(super) fn accept<T>(&self, read: Result<T, Wrong>) -> Option<T> {
+        read.map_err(|wrong| self.report(wrong)).ok()
     }
 
     /// Whether it is a table.
@@ -117,14 +125,6 @@ impl<'a> Node<'a> {
                 None => Err(self.expected("a duration").hint(units::DURATION_HINT)),
             },
             _ => units::duration(self.text().map_err(|_| self.expected("a duration").hint(units::DURATION_HINT))?),
-        }
-    }
-
-    /// It as a duration that is not zero.
-    pub(super) fn some_duration(&self) -> Result<Duration, Wrong> {
-        match self.duration()? {
-            Duration::ZERO => Err(Wrong::new("must be longer than zero").hint(units::DURATION_HINT)),
-            duration => Ok(duration),
         }
     }
 
@@ -205,7 +205,7 @@ impl<'a> Table<'a> {
         };
         let table = Self { node, entries, section };
         for (key, node) in table.entries().filter(|_| !section.is_open()) {
-            if !section.keys().any(|known| known == key) {
+            if !section.names().any(|known| known == key) {
                 node.report(table.unknown(key, &node));
             }
         }
@@ -234,33 +234,19 @@ impl<'a> Table<'a> {
 
     /// The value of a key.
     pub(super) fn get(&self, key: &str) -> Option<Node<'a>> {
-        debug_assert!(self.section.is_open() || self.section.keys().any(|known| known == key), "{key}");
+        debug_assert!(self.section.is_open() || self.section.names().any(|known| known == key), "{key}");
         let value = self.entries.get(key)?;
         Some(Node { context: self.node.context, value, path: self.node.path.key(key) })
     }
 
-    /// The value of a key, read; nothing where it is absent or wrong, which is reported.
-    pub(super) fn read<T>(&self, key: &str, read: impl FnOnce(&Node<'a>) -> Result<T, Wrong>) -> Option<T> {
-        let node = self.get(key)?;
-        read(&node).map_err(|wrong| node.report(wrong)).ok()
-    }
-
-    /// The items of a list, each read; nothing where it is absent or any of them is wrong, which is reported.
-    pub(super) fn read_list<T>(
+    /// Reads the file that a key names; `None` if there is none or it is wrong, which is reported.
+    pub(super) fn read_file<T>(
         &self,
         key: &str,
-        mut read: impl FnMut(&Node<'a>) -> Result<T, Wrong>,
-    ) -> Option<Vec<T>> {
-        let node = self.get(key)?;
-        let Some(items) = node.items() else {
-            let example = node.text().map_or_else(|_| "...".to_owned(), |text| format!("\"{text}\""));
-            node.report(node.expected("a list").hint(format!("write [{example}]")));
-            return None;
-        };
-        let count = items.len();
-        let values: Vec<T> =
-            items.iter().filter_map(|item| read(item).map_err(|wrong| item.report(wrong)).ok()).collect();
-        (values.len() == count).then_some(values)
+        path: Option<&FilePath>,
+        read: impl FnOnce(&FilePath) -> Result<T, Wrong>,
+    ) -> Option<T> {
+        read(path?).map_err(|wrong| self.report(key, wrong)).ok()
     }
 
     /// Every key and its value.
@@ -283,6 +269,11 @@ impl<'a> Table<'a> {
         self.node.context.advise(place, &self.node.path.key(key), message);
     }
 
+    /// Notes what is in force of a key of the top level.
+    pub(super) fn print(&self, key: &'static str, item: Item) {
+        self.node.context.printed.borrow_mut().insert(key, item);
+    }
+
     /// Where the table stands.
     pub(super) fn place(&self) -> Place {
         self.node.place()
@@ -293,7 +284,7 @@ impl<'a> Table<'a> {
     }
 
     fn unknown(&self, key: &str, node: &Node<'_>) -> Wrong {
-        if self.section.later.contains(&key) {
+        if keys::LATER.contains(&(self.section.name, key)) {
             return Wrong::new("not supported by this version").hint("remove it");
         }
         let wrong = Wrong::new(format!("unknown key in {}", self.section.name));
@@ -306,7 +297,7 @@ impl<'a> Table<'a> {
         if !variables.is_empty() {
             return wrong.hint(format!("did you mean {}?", variables.join(" or ")));
         }
-        if let Some(near) = nearest(key, self.section.keys()) {
+        if let Some(near) = nearest(key, self.section.names()) {
             return wrong.hint(format!("did you mean `{near}`?"));
         }
         let homes: Vec<&str> = keys::homes(key).collect();
@@ -321,5 +312,5 @@ fn listed(section: &Section) -> String {
     if section.is_open() {
         return "names of your choice".to_owned();
     }
-    section.keys().collect::<Vec<_>>().join(", ")
+    section.names().collect::<Vec<_>>().join(", ")
 }

@@ -8,8 +8,8 @@ use rustls::ClientConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 
-use super::listeners::FILE_HINT;
 use super::node::Wrong;
+use super::secrets::FILE_HINT;
 use crate::tls::{self, Identity, Lists, Roots, Trust};
 
 /// The largest file of certificates, in bytes.

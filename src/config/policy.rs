@@ -2,46 +2,129 @@
 
 use std::time::Duration;
 
-use http::{HeaderName, Uri};
+use http::Uri;
+use serde_json::json;
 
-use super::keys;
+use self::fingerprint::Fingerprint;
+use super::declare::Shown::{DefaultAs, DefaultOff, Example, Required};
+use super::declare::{Inner, Keys as _, keys};
+use super::headers::TOKEN;
+use super::kinds::{Kind, flag, nested, nonzero_time, number, set, size, text, time_of, unique, words, words_but};
 use super::node::{Node, Table, Wrong};
-use super::units;
-use crate::idempotency::fingerprint::{BodyForm, Pointer, Recipe};
-use crate::idempotency::grpc;
 use crate::idempotency::key::{KeyRule, KeySource};
 use crate::idempotency::policy::{Cors, Delivery, InFlight, Mode, Policy, Recovery, StoreFailure};
-use crate::idempotency::scope::{Scope, ScopePart, ScopeWord};
-use crate::idempotency::settle::Outcomes;
+use crate::idempotency::scope::{Scope, ScopeWord};
 
-/// The words for modes.
-pub(super) const MODES: [(&str, Mode); 2] = [("protect", Mode::Protect), ("pass", Mode::Pass)];
+mod fingerprint;
+mod outcomes;
 
-/// The words for when the client gets an answer.
-pub(super) const DELIVERIES: [(&str, Delivery); 2] = [("buffer", Delivery::Buffer), ("stream", Delivery::Stream)];
+keys! {
+    /// What applies to every route that does not set it itself. The parts of `key`, `fingerprint`, `outcomes` and `cors`
+    /// apply one by one.
+    for Policy "[defaults]" {
+        /// How long a completed record answers retries, from its claim. It should exceed the upstream's timeout: otherwise the
+        /// answer of a slow attempt is forgotten before its retry arrives.
+        ttl => nonzero_time();
+        /// How long a record whose outcome is unknown is kept, from when it became unknown.
+        unknown_ttl => nonzero_time();
+        /// Where the idempotency key comes from, and whether it is required.
+        key => nested();
+        /// Who a key belongs to: callers that differ in any part never get each other's answers. "credential", "header:NAME",
+        /// "cookie:NAME", "basic:user", "client-cert:subject", "client-cert:san" (with `client_ca`), "host", "client-ip",
+        /// "const:TEXT". A request without a header, cookie, user or certificate that is named here is refused (400
+        /// `scope-missing`), unless a `?` follows, as in "header:X-Tenant?": then its absence is a value of its own.
+        /// "credential" is X-Api-Key, else Authorization, else Cookie: a retry whose password, token or session was renewed
+        /// gets 422 `caller-differs`, and one with a refreshed opaque token runs again. To accept both, name what stays the
+        /// same, such as "header:X-User".
+        scope => scope(), DefaultOff;
+        /// What tells a retry from a key that was reused for another request.
+        fingerprint => fingerprint::recipe();
+        /// What the end of an attempt does: "store" keeps the answer, "release" forgets the key so that a retry runs again,
+        /// "hold" leaves the outcome unknown. Entries are a status, a class, or what happened to the connection:
+        /// "unreachable" (provably nothing was sent), "timeout", "broken". A gRPC call has its own status: "grpc:14" or
+        /// "grpc:UNAVAILABLE"; those that are not named below are stored, and a call without a status is "broken". The most
+        /// specific entry wins. Only differences from these defaults need to be set.
+        outcomes => outcomes::outcomes();
+        /// What a retry gets while the first request is in progress: "reject" is 409 `in-flight` at once; { wait = "10s" }
+        /// holds it for that long at most (24h at most), and answers as soon as the first request has its answer. If the
+        /// client sends `Prefer: wait=N`, it waits for N seconds if that is shorter. A retry that waits never runs itself.
+        in_flight => in_flight();
+        /// What a retry of an unknown outcome gets: "hold" is 409 `outcome-unknown` until an operator resolves it; "retry" runs
+        /// again, possibly beside an attempt that is still in progress.
+        recovery => words_but(&[("hold", Recovery::Hold), ("retry", Recovery::Retry)], &["probe"]);
+        /// If the store cannot be reached: "reject" is 503, "forward" runs unprotected, marked and counted.
+        store_failure => words(&[("reject", StoreFailure::Reject), ("forward", StoreFailure::Forward)]);
+        /// How long a claim lasts without renewal; it is renewed while the attempt runs. At least "1s".
+        lease => time_of(Duration::from_secs(1)..=Duration::MAX);
+        /// "protect", or "pass": forward and do nothing else.
+        mode => words_but(&[("protect", Mode::Protect), ("pass", Mode::Pass)], &["observe"]);
+        /// "buffer": an answer is durable before the client gets any of it. "stream": an answer of several pieces goes to its
+        /// client while the upstream sends it, each piece when the next one arrives; the last bytes wait until all of it is
+        /// durable, and if that fails the connection is broken off. Answers of gRPC calls are buffered: their status comes
+        /// last.
+        body => words(&[("buffer", Delivery::Buffer), ("stream", Delivery::Stream)]);
+        /// The largest request body; 413 `request-too-large` beyond it. At most "256MiB".
+        max_request_body => size(0..=LARGEST_BODY);
+        /// The largest answer whose body is kept for replays; beyond it, a retry gets 409 `response-not-stored`. At most
+        /// "256MiB".
+        max_response_body => size(0..=LARGEST_BODY);
+        /// Which scripts may read, in browsers, the answers that oncegate itself gives.
+        cors => nested();
+        /// A page that explains the problems that oncegate answers with: their `type` and Link.
+        docs => text(PAGE, docs).optional(), Example("\"https://docs.example.com/idempotency\"");
+    }
+}
 
-/// The words for recoveries.
-pub(super) const RECOVERIES: [(&str, Recovery); 2] = [("hold", Recovery::Hold), ("retry", Recovery::Retry)];
+keys! {
+    /// `key`
+    for KeyRule "key" {
+        /// Where the idempotency key comes from: the first that yields a value wins. "header:NAME", "query:NAME",
+        /// "json:/pointer" (a string or an integer of a JSON body), "cloudevent" (source and id), or "fingerprint" (for
+        /// clients that cannot send a key: an identical request within ttl is a retry; it stands last, and needs a scope that
+        /// is set and a fingerprint that includes the body).
+        from => set(
+            "write [\"header:Idempotency-Key\"], or remove it",
+            text(format!("^(header:{TOKEN}|query:.+|json:{STEPS}|cloudevent|fingerprint)$"), source)
+        ), DefaultAs("[\"header:Idempotency-Key\"]");
+        /// Whether a request without a key is refused (400 `key-missing`). Otherwise it is forwarded unprotected.
+        required => flag();
+        /// The longest key, in characters, from 1 to 4096.
+        max_length => number(1..=4096);
+    }
+}
 
-/// The words for what happens when the store cannot be reached.
-pub(super) const STORE_FAILURES: [(&str, StoreFailure); 2] =
-    [("reject", StoreFailure::Reject), ("forward", StoreFailure::Forward)];
+keys! {
+    /// `in_flight`, where it is a table.
+    pub(super) struct Wait "in_flight" {
+        /// How long a duplicate is held, at most 24h.
+        wait: Option<Duration> = None
+            => time_of(Duration::from_millis(1)..=Duration::from_secs(24 * 60 * 60)).optional(), Required("\"10s\"");
+    }
+}
 
-/// The words for forms of a body.
-pub(super) const FORMS: [(&str, BodyForm); 4] =
-    [("auto", BodyForm::Auto), ("bytes", BodyForm::Bytes), ("json", BodyForm::Json), ("none", BodyForm::None)];
-
-/// The longest that `key.max_length` may be: beyond it, a key is a document.
-pub(super) const LONGEST_KEY: u64 = 4096;
-
-/// The shortest lease: a shorter one would pass between two renewals.
-const SHORTEST_LEASE: Duration = Duration::from_secs(1);
-
-/// The longest wait: no connection outlives it.
-const LONGEST_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
+keys! {
+    /// `cors`
+    for Cors "cors" {
+        /// Which scripts may read, in browsers, the answers that oncegate itself gives: origins such as
+        /// "https://shop.example", or "*" for any. oncegate then sets Access-Control-Allow-Origin on its own problems, and
+        /// names its headers for scripts in Access-Control-Expose-Headers. Answers of the upstream keep their own headers of
+        /// this kind, and preflights are the upstream's to answer.
+        origins => unique(text(ORIGIN, origin));
+        /// Whether those scripts may use the user's cookies; not together with "*".
+        credentials => flag();
+    }
+}
 
 /// The largest body that is held whole, in bytes: a record is written and read in one piece, and its memory with it.
-pub(super) const LARGEST_BODY: u64 = 256 << 20;
+const LARGEST_BODY: u64 = 256 << 20;
+
+/// A JSON pointer that is not empty (RFC 6901).
+const STEPS: &str = "(/([^~/]|~[01])*)+";
+
+const PAGE: &str = r#"^https?://[^\s/?#@<>"]+([/?#][^\s<>"]*)?$"#;
+
+/// An origin as browsers write it, or `*`.
+const ORIGIN: &str = r"^(\*|https://(?!.*:443$)[^\sA-Z/?#@]+|http://(?!.*:80$)[^\sA-Z/?#@]+)$";
 
 /// A policy, and whether its scope was written down.
 #[derive(Clone, Debug, Default)]
@@ -50,106 +133,85 @@ pub(super) struct Draft {
     pub scope_is_explicit: bool,
 }
 
-/// Reads what a table says of a policy; `base` is what counts where it says nothing. The parts of `key`,
-/// `fingerprint` and `outcomes` count one by one.
+/// Reads what a table says of a policy; `base` applies where it says nothing. The parts of `key`, `fingerprint`,
+/// `outcomes` and `cors` apply one by one.
 pub(super) fn read(table: &Table<'_>, base: &Draft) -> Draft {
-    let Draft { policy: base, scope_is_explicit } = base.clone();
-    let scope = table.read_list("scope", part).and_then(|scope| check_scope(table, scope));
-    Draft {
-        scope_is_explicit: scope_is_explicit || table.get("scope").is_some(),
-        policy: Policy {
-            ttl: table.read("ttl", Node::some_duration).unwrap_or(base.ttl),
-            unknown_ttl: table.read("unknown_ttl", Node::some_duration).unwrap_or(base.unknown_ttl),
-            key: key(table, base.key),
-            scope: scope.unwrap_or(base.scope),
-            fingerprint: fingerprint(table, base.fingerprint),
-            outcomes: outcomes(table, base.outcomes),
-            in_flight: in_flight(table).unwrap_or(base.in_flight),
-            recovery: table.read("recovery", |node| node.word(&RECOVERIES, &["probe"])).unwrap_or(base.recovery),
-            store_failure: table
-                .read("store_failure", |node| node.word(&STORE_FAILURES, &[]))
-                .unwrap_or(base.store_failure),
-            lease: table.read("lease", lease).unwrap_or(base.lease),
-            mode: table.read("mode", |node| node.word(&MODES, &["observe"])).unwrap_or(base.mode),
-            body: table.read("body", |node| node.word(&DELIVERIES, &[])).unwrap_or(base.body),
-            max_request_body: table.read("max_request_body", body_size).unwrap_or(base.max_request_body),
-            max_response_body: table.read("max_response_body", body_size).unwrap_or(base.max_response_body),
-            cors: cors(table, base.cors),
-            docs: table.read("docs", docs).or(base.docs),
-        },
+    let policy = Policy::read(table, base.policy.clone());
+    check_key(&table.table("key", KeyRule::SECTION), &policy.key);
+    fingerprint::check(&table.table("fingerprint", Fingerprint::SECTION), &policy.fingerprint);
+    check_cors(&table.table("cors", Cors::SECTION), &policy.cors);
+    Draft { policy, scope_is_explicit: base.scope_is_explicit || table.get("scope").is_some() }
+}
+
+/// Every request has a fingerprint.
+fn check_key(table: &Table<'_>, rule: &KeyRule) {
+    let before_last = rule.from.iter().rev().skip(1);
+    if table.get("from").is_some() && before_last.into_iter().any(|source| *source == KeySource::Fingerprint) {
+        let wrong = Wrong::new("what stands after `fingerprint` is never used");
+        table.report("from", wrong.hint("put \"fingerprint\" last"));
     }
 }
 
-fn lease(node: &Node<'_>) -> Result<Duration, Wrong> {
-    match node.duration()? {
-        short if short < SHORTEST_LEASE => Err(Wrong::new("a lease is at least one second").hint("write \"30s\"")),
-        lease => Ok(lease),
+fn check_cors(table: &Table<'_>, cors: &Cors) {
+    let any = cors.origins.iter().any(|origin| origin == "*");
+    if any && cors.origins.len() > 1 {
+        table.report("origins", Wrong::new("`*` is every origin").hint("let it stand alone, or remove it"));
+    }
+    if any && cors.credentials {
+        // Browsers refuse it (Fetch, 3.3.5).
+        let wrong = Wrong::new("browsers do not accept `*` together with credentials");
+        table.report("credentials", wrong.hint("name the origins, or remove credentials"));
     }
 }
 
-/// What `in_flight` says; nothing where it is absent or wrong, which is reported.
-fn in_flight(table: &Table<'_>) -> Option<InFlight> {
-    let node = table.get("in_flight")?;
-    if !node.is_table() {
-        let word = match node.text() {
-            Ok(_) => node.word(&[("reject", InFlight::Reject)], &[]),
-            Err(_) => Err(node.expected("\"reject\" or a table")),
-        };
-        let choices = |wrong: Wrong| wrong.hint("write \"reject\" or { wait = \"10s\" }");
-        return word.map_err(|wrong| node.report(choices(wrong))).ok();
-    }
-    let table = table.table("in_flight", &keys::IN_FLIGHT);
+/// `in_flight`: a word, or a table with how long to wait.
+fn in_flight() -> Kind<InFlight> {
+    let shape = || {
+        let mut shape = Wait::SECTION.shape();
+        shape["type"] = json!(["string", "object"]);
+        shape["pattern"] = "^reject$".into();
+        shape
+    };
+    let print = |value: &InFlight| match value {
+        InFlight::Reject => "reject".into(),
+        InFlight::Wait(wait) => Wait { wait: Some(*wait) }.print_inline().into(),
+    };
+    Kind::new(shape, word, print).with_inner(|| Inner::Table(Wait::SECTION)).merged(|node, base| {
+        let read = if node.is_table() { wait(node) } else { node.accept(word(node)) };
+        read.unwrap_or(base)
+    })
+}
+
+fn word(node: &Node<'_>) -> Result<InFlight, Wrong> {
+    let word = match node.text() {
+        Ok(_) => node.word(&[("reject", InFlight::Reject)], &[]),
+        Err(_) => Err(node.expected("\"reject\" or a table")),
+    };
+    word.map_err(|wrong| wrong.hint("write \"reject\" or { wait = \"10s\" }"))
+}
+
+fn wait(node: &Node<'_>) -> Option<InFlight> {
+    let table = Table::open(node.clone(), Wait::SECTION);
     if table.get("wait").is_none() {
-        node.report(Wrong::new("it does not say how long to wait").hint("write { wait = \"10s\" }, or \"reject\""));
+        table.report("wait", Wrong::new("is missing").hint("write { wait = \"10s\" }, or \"reject\""));
     }
-    table.read("wait", wait).map(InFlight::Wait)
+    Wait::read(&table, Wait::default()).wait.map(InFlight::Wait)
 }
 
-fn wait(node: &Node<'_>) -> Result<Duration, Wrong> {
-    match node.some_duration()? {
-        long if long > LONGEST_WAIT => {
-            let longest = units::show_duration(LONGEST_WAIT);
-            Err(Wrong::new(format!("a wait is at most {longest}")).hint("write \"10s\""))
+/// `scope`
+fn scope() -> Kind<Scope> {
+    let optional = format!(r"(header:{TOKEN}|cookie:{TOKEN}|basic:user|client-cert:(subject|san))\?");
+    let pattern = format!("^({optional}?|credential|host|client-ip|const:.*)$");
+    let hint = "write [\"const:shared\"] if all clients may get each other's answers";
+    let check = |words: Vec<ScopeWord>| {
+        // With a `?` or without, it is the same part.
+        let twice = |(place, word): &(usize, &ScopeWord)| words[..*place].iter().any(|other| other.part == word.part);
+        match words.iter().enumerate().find(twice) {
+            Some((_, word)) => Err(Wrong::new(format!("`{}` stands twice", word.part)).hint("remove one of them")),
+            None => Ok(words.into_iter().collect()),
         }
-        wait => Ok(wait),
-    }
-}
-
-fn body_size(node: &Node<'_>) -> Result<u64, Wrong> {
-    match node.size()? {
-        large if large > LARGEST_BODY => {
-            let largest = units::show_size(LARGEST_BODY);
-            Err(Wrong::new(format!("a body that is held whole is at most {largest}"))
-                .hint(format!("write \"{largest}\" or less")))
-        }
-        size => Ok(size),
-    }
-}
-
-fn key(table: &Table<'_>, base: KeyRule) -> KeyRule {
-    let table = table.table("key", &keys::KEY);
-    let from = table.read_list("from", source);
-    if let Some(from) = &from {
-        let hint = "write [\"header:Idempotency-Key\"], or remove it";
-        check_list(&table, "from", from, hint);
-        // Every request has one.
-        if from.iter().rev().skip(1).any(|source| *source == KeySource::Fingerprint) {
-            let wrong = Wrong::new("what stands behind `fingerprint` is never looked at");
-            table.report("from", wrong.hint("put \"fingerprint\" last"));
-        }
-    }
-    KeyRule {
-        from: from.unwrap_or(base.from),
-        required: table.read("required", Node::flag).unwrap_or(base.required),
-        max_length: table.read("max_length", key_length).unwrap_or(base.max_length),
-    }
-}
-
-fn key_length(node: &Node<'_>) -> Result<usize, Wrong> {
-    match usize::try_from(node.number()?) {
-        Ok(length) if (1..=LONGEST_KEY as usize).contains(&length) => Ok(length),
-        _ => Err(Wrong::new(format!("must be from 1 to {LONGEST_KEY}")).hint("write 255")),
-    }
+    };
+    set(hint, text(pattern, part)).map(check, |scope: &Scope| scope.words().collect())
 }
 
 fn source(node: &Node<'_>) -> Result<KeySource, Wrong> {
@@ -171,162 +233,6 @@ fn told(message: &str, hint: &str) -> Wrong {
         Some((message, choice)) => Wrong::new(message).hint(format!("use {choice}")),
         None => Wrong::new(message).hint(hint),
     }
-}
-
-fn check_scope(table: &Table<'_>, scope: Vec<ScopeWord>) -> Option<Scope> {
-    let hint = "write [\"const:shared\"] if every client may get every other's answers";
-    // With a `?` or without, it is the same part.
-    let parts: Vec<ScopePart> = scope.iter().map(|word| word.part.clone()).collect();
-    check_list(table, "scope", &parts, hint).then(|| scope.into_iter().collect())
-}
-
-/// Reports a list that is empty, or has an item twice.
-fn check_list<T: PartialEq + std::fmt::Display>(table: &Table<'_>, key: &str, items: &[T], hint: &str) -> bool {
-    if items.is_empty() {
-        table.report(key, Wrong::new("must not be empty").hint(hint));
-    }
-    let twice = items.iter().enumerate().find(|(place, item)| items[..*place].contains(item));
-    if let Some((_, item)) = twice {
-        table.report(key, Wrong::new(format!("`{item}` stands twice")).hint("remove one of them"));
-    }
-    !items.is_empty() && twice.is_none()
-}
-
-fn fingerprint(table: &Table<'_>, base: Recipe) -> Recipe {
-    let table = table.table("fingerprint", &keys::FINGERPRINT);
-    let mut recipe = base;
-    if let Some(of) = table.read_list("of", ingredient) {
-        check_list(&table, "of", &of, "write [\"method\", \"path\", \"query\", \"body\"], or remove it");
-        recipe.method = of.contains(&Ingredient::Method);
-        recipe.path = of.contains(&Ingredient::Path);
-        recipe.query = of.contains(&Ingredient::Query);
-        recipe.body = of.contains(&Ingredient::Body);
-        recipe.headers = of.into_iter().filter_map(Ingredient::header).collect();
-    }
-    if let Some(form) = table.read("body", |node| node.word(&FORMS, &[])) {
-        recipe.form = form;
-    }
-    for (key, pointers) in [("include", &mut recipe.include), ("exclude", &mut recipe.exclude)] {
-        if let Some(read) = table.read_list(key, pointer) {
-            *pointers = read;
-        }
-    }
-    let reads_json = recipe.body && matches!(recipe.form, BodyForm::Auto | BodyForm::Json);
-    for (key, pointers) in [("include", &recipe.include), ("exclude", &recipe.exclude)] {
-        if !reads_json && !pointers.is_empty() {
-            let wrong = Wrong::new("it has no effect: the body does not count as JSON");
-            table.report(key, wrong.hint("remove it, or let `of` have \"body\" and `body` be \"auto\" or \"json\""));
-        }
-    }
-    let left_out = recipe.include.iter().find(|part| recipe.exclude.iter().any(|whole| part.is_within(whole)));
-    if let Some(part) = left_out {
-        let wrong = Wrong::new(format!("`{part}` does not count: `exclude` leaves it out"));
-        table.report("include", wrong.hint("remove it from one of them"));
-    }
-    recipe
-}
-
-/// One of `fingerprint.of`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Ingredient {
-    Method,
-    Path,
-    Query,
-    Body,
-    Header(HeaderName),
-}
-
-impl Ingredient {
-    fn header(self) -> Option<HeaderName> {
-        match self {
-            Self::Header(name) => Some(name),
-            Self::Method | Self::Path | Self::Query | Self::Body => None,
-        }
-    }
-}
-
-impl std::fmt::Display for Ingredient {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Method => f.write_str("method"),
-            Self::Path => f.write_str("path"),
-            Self::Query => f.write_str("query"),
-            Self::Body => f.write_str("body"),
-            Self::Header(name) => write!(f, "header:{name}"),
-        }
-    }
-}
-
-fn ingredient(node: &Node<'_>) -> Result<Ingredient, Wrong> {
-    let text = node.filled()?;
-    match text.split_once(':') {
-        Some(("header", name)) => HeaderName::from_bytes(name.as_bytes())
-            .map(Ingredient::Header)
-            .map_err(|_| Wrong::new(format!("`{name}` is not a header name")).hint("such as \"header:X-Tenant\"")),
-        None if text == "method" => Ok(Ingredient::Method),
-        None if text == "path" => Ok(Ingredient::Path),
-        None if text == "query" => Ok(Ingredient::Query),
-        None if text == "body" => Ok(Ingredient::Body),
-        _ => {
-            let wrong = Wrong::new(format!("`{text}` is not a part of a request"));
-            Err(wrong.hint("use \"method\", \"path\", \"query\", \"body\" or \"header:NAME\""))
-        }
-    }
-}
-
-fn pointer(node: &Node<'_>) -> Result<Pointer, Wrong> {
-    let hint = "write a JSON pointer (RFC 6901) such as \"/payment/amount\"";
-    Pointer::parse(node.text()?).map_err(|message| told(&message, hint))
-}
-
-fn outcomes(table: &Table<'_>, base: Outcomes) -> Outcomes {
-    let mut outcomes = base;
-    let mut calls = Vec::new();
-    for (entry, node) in table.table("outcomes", &keys::OUTCOMES).entries() {
-        let read = match entry.strip_prefix("grpc:").and_then(grpc::Status::parse) {
-            Some(status) if calls.contains(&status) => {
-                let wrong =
-                    Wrong::new(format!("`{entry}` stands twice: as {} and as {}", status.number(), status.name()));
-                Err(wrong.hint("remove one of them"))
-            }
-            status => {
-                calls.extend(status);
-                outcome(&mut outcomes, entry, &node)
-            }
-        };
-        if let Err(wrong) = read {
-            node.report(wrong);
-        }
-    }
-    outcomes
-}
-
-fn outcome(outcomes: &mut Outcomes, entry: &str, node: &Node<'_>) -> Result<(), Wrong> {
-    let action = node.text()?;
-    let hint = "such as \"429\" = \"store\", \"4xx\" = \"release\" or \"timeout\" = \"hold\"";
-    outcomes.insert(entry, action).map_err(|message| told(&message, hint))
-}
-
-fn cors(table: &Table<'_>, base: Cors) -> Cors {
-    let table = table.table("cors", &keys::CORS);
-    let origins = table.read_list("origins", origin);
-    let cors = Cors {
-        origins: origins.unwrap_or(base.origins),
-        credentials: table.read("credentials", Node::flag).unwrap_or(base.credentials),
-    };
-    if cors.origins.len() > 1 {
-        check_list(&table, "origins", &cors.origins, "name one, or remove it");
-    }
-    let any = cors.origins.iter().any(|origin| origin == "*");
-    if any && cors.origins.len() > 1 {
-        table.report("origins", Wrong::new("`*` is every origin").hint("let it stand alone, or remove it"));
-    }
-    if any && cors.credentials {
-        // Browsers refuse it (Fetch, 3.3.5).
-        let wrong = Wrong::new("every origin, with the credentials of its users, is no origin to browsers");
-        table.report("credentials", wrong.hint("name the origins, or remove credentials"));
-    }
-    cors
 }
 
 /// An origin as browsers send it: scheme, host in lower case, and the port where it is not the default one.

@@ -4,12 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Method;
+use serde_json::json;
+use toml_edit::{ArrayOfTables, Item};
 
-use super::keys;
+use super::declare::Shown::{Example, Required};
+use super::declare::{Keys as _, Section, keys};
+use super::kinds::{Shape, filled, raw, text, text_as};
 use super::node::{Node, Table, Wrong};
 use super::policy::{self, Draft};
 use super::problem::Place;
-use super::store::name;
+use super::store::{NAME, name, parse_name};
 use super::units;
 use super::upstreams::{self, Upstreams};
 use crate::idempotency::key::KeySource;
@@ -21,25 +25,79 @@ mod advice;
 #[cfg(test)]
 mod tests;
 
+keys! {
+    /// What is protected. Without any route, one named "default" takes every POST and PATCH. Otherwise, of the routes that
+    /// match, the one with the most specific path wins, then the one with a named host; two that overlap with equal
+    /// specificity are an error.
+    pub(super) struct Keys "[[routes]]" {
+        /// Its name in logs, metrics and records; its records are kept under this name unless `namespace` is set.
+        name: Option<Arc<str>> = None => text(format!("^(?!-$){NAME}"), route_name).optional(), Required("\"create-charge\"");
+        /// Routes with the same namespace share their records. They need the same scope and key.from.
+        namespace: Option<Arc<str>> = None => name().optional(), Example("\"charges\"");
+        /// The methods it matches.
+        methods: Vec<Method> = vec![Method::POST, Method::PATCH]
+            => filled("write [\"POST\", \"PATCH\"], or remove it", text(METHOD, method));
+        /// The host it matches, exact and without port; "*" is any.
+        host: Option<String> = None
+            => text_as(HOST, host, |host| host.as_deref().unwrap_or("*").to_owned());
+        /// The path it matches, byte for byte: {x} is one segment, {*rest} is everything that follows, or nothing:
+        /// "/v1/orders/{*rest}" is "/v1/orders" and everything below it.
+        path: Option<Pattern> = None => text(PATH, path).optional(), Required("\"/v1/charges/{id}/capture\"");
+        /// The upstream it goes to. If omitted, the only upstream.
+        upstream: Option<String> = None => raw(upstreams::NAME).optional(), Example("\"app\"");
+    }
+}
+
+/// A route has its own keys, and those of a policy.
+pub(super) const SECTION: &Section =
+    &Section { name: Keys::SECTION.name, about: Keys::SECTION.about, groups: &[Keys::KEYS, Policy::KEYS] };
+
+/// `[[routes]]` in the schema. Where a route lacks a key of a policy, `[defaults]` applies.
+pub(super) fn shape() -> Shape {
+    fn without_defaults(shape: &mut Shape) {
+        let Some(shape) = shape.as_object_mut() else { return };
+        shape.remove("default");
+        let inner = shape.get_mut("properties").and_then(Shape::as_object_mut);
+        inner.into_iter().flat_map(|inner| inner.values_mut()).for_each(without_defaults);
+    }
+    let mut route = SECTION.shape();
+    Policy::KEYS.iter().for_each(|key| without_defaults(&mut route["properties"][key.name]));
+    json!({ "type": "array", "items": route })
+}
+
+const METHOD: &str = "^(?!(CONNECT|\\*)$)[!#$%&'*+.^_`|~0-9A-Z-]+$";
+
+/// A host without port, or `*`.
+const HOST: &str = r"^(\*|[A-Za-z0-9._-]*[A-Za-z0-9_-]\.?|\[[0-9A-Fa-f:.]+\])$";
+
+/// A path pattern: literals, `{x}` and, at the end, `{*rest}`. No literal looks like `:id`, a glob or a regular expression.
+const PATH: &str = concat!(
+    r"^(?=/)(?!.*(\$$|\+(/|$)|\.\+))",
+    r"(/(?!\.{1,2}(/|$)|\(|:[A-Za-z_])(([A-Za-z0-9._~!$&'()+,;=:@-]|%[0-9A-F]{2})*|\{[A-Za-z0-9_-]+\}))*",
+    r"(/\{\*[A-Za-z0-9_-]+\})?$",
+);
+
 /// Routes that could be read, each with the table that it was read from.
 type Read<'a> = Vec<(Table<'a>, Route)>;
 
 /// Reads `[defaults]` and `[[routes]]`, with the place of each route. Where there are no routes, one protects every POST
 /// and PATCH, and stands nowhere.
 pub(super) fn read(root: &Table<'_>, upstreams: &Upstreams) -> (Router, Vec<Place>) {
-    let table = root.table("defaults", &keys::DEFAULTS);
+    let table = root.table("defaults", Policy::SECTION);
     let defaults = policy::read(&table, &Draft::default());
-    let tables = root.tables("routes", &keys::ROUTE).unwrap_or_default();
+    let tables = root.tables("routes", SECTION).unwrap_or_default();
     if tables.is_empty() {
         return (only_route(root, &table, defaults, upstreams), Vec::new());
     }
+    let mut printed = ArrayOfTables::new();
     let read: Read<'_> = tables
         .into_iter()
         .filter_map(|table| {
-            let route = one(&table, &defaults, upstreams)?;
+            let route = one(&table, &defaults, upstreams, &mut printed)?;
             Some((table, route))
         })
         .collect();
+    root.print("routes", Item::ArrayOfTables(printed));
     check_names(&read);
     check_namespaces(&read);
     advise_on_credential(read.iter().map(|(table, route)| (table, &route.policy)));
@@ -87,7 +145,6 @@ fn advise_on_credential<'a>(policies: impl IntoIterator<Item = (&'a Table<'a>, &
 
 /// The route of a gate that has none configured.
 fn only_route(root: &Table<'_>, table: &Table<'_>, defaults: Draft, upstreams: &Upstreams) -> Router {
-    let path = Pattern::parse("/{*rest}");
     let upstream = match root.get("default_upstream") {
         Some(_) => upstreams::default(root, upstreams),
         None => upstreams.only(),
@@ -98,52 +155,49 @@ fn only_route(root: &Table<'_>, table: &Table<'_>, defaults: Draft, upstreams: &
     }
     check_policy(table, "default", &defaults, upstreams.timeout(upstream));
     advise_on_credential([(table, &defaults.policy)]);
-    let route = path.ok().zip(upstream).map(|(path, upstream)| Route {
-        name: "default".into(),
-        namespace: "default".into(),
-        methods: vec![Method::POST, Method::PATCH],
-        host: None,
-        path,
-        upstream,
-        policy: defaults.policy,
-    });
+    let (name, path) = (Some("default".into()), Pattern::parse("/{*rest}").ok());
+    let keys = Keys { name, path, ..Keys::default() };
+    let mut printed = ArrayOfTables::new();
+    let route = upstream.and_then(|upstream| route(keys, upstream, defaults.policy, upstreams, &mut printed));
+    root.print("routes", Item::ArrayOfTables(printed));
     Router::new(route.into_iter().collect()).unwrap_or_default()
 }
 
-fn one(table: &Table<'_>, defaults: &Draft, upstreams: &Upstreams) -> Option<Route> {
+fn one(table: &Table<'_>, defaults: &Draft, upstreams: &Upstreams, printed: &mut ArrayOfTables) -> Option<Route> {
     for (key, hint) in [("name", "write name = \"create-charge\""), ("path", "write path = \"/v1/charges\"")] {
         if table.get(key).is_none() {
             table.report(key, Wrong::new(format!("the route has no {key}")).hint(hint));
         }
     }
-    let route_name = table.read("name", route_name);
-    let namespace = table.read("namespace", name);
-    let methods = table.read_list("methods", method);
-    if methods.as_ref().is_some_and(Vec::is_empty) {
-        let wrong = Wrong::new("a route without methods matches nothing");
-        table.report("methods", wrong.hint("write [\"POST\", \"PATCH\"], or remove it"));
-    }
-    let host = table.read("host", host);
-    let path = table.read("path", path);
+    let keys = Keys::read(table, Keys::default());
     let upstream = upstreams::of_route(table, upstreams);
     let draft = policy::read(table, defaults);
-    check_policy(table, route_name.unwrap_or("?"), &draft, upstreams.timeout(upstream));
-    let route_name = route_name?;
-    Some(Route {
-        name: route_name.into(),
-        namespace: namespace.unwrap_or(route_name).into(),
-        methods: methods.unwrap_or_else(|| vec![Method::POST, Method::PATCH]),
-        host: host.flatten(),
-        path: path?,
-        // A wrong one is reported; the route still takes part in the checks of all routes.
-        upstream: upstream.unwrap_or_default(),
-        policy: draft.policy,
-    })
+    check_policy(table, keys.name.as_deref().unwrap_or("?"), &draft, upstreams.timeout(upstream));
+    // A wrong upstream is reported; the route still takes part in the checks of all routes.
+    route(keys, upstream.unwrap_or_default(), draft.policy, upstreams, printed)
 }
 
-fn route_name<'a>(node: &Node<'a>) -> Result<&'a str, Wrong> {
-    match name(node)? {
-        "-" => Err(Wrong::new("`-` stands for requests that match no route").hint("choose another name")),
+/// The route of these keys, which is printed too; `None` without a name or a path.
+fn route(
+    mut keys: Keys,
+    upstream: usize,
+    policy: Policy,
+    upstreams: &Upstreams,
+    printed: &mut ArrayOfTables,
+) -> Option<Route> {
+    let name = keys.name.clone()?;
+    let namespace = Arc::clone(keys.namespace.get_or_insert_with(|| Arc::clone(&name)));
+    keys.upstream = upstreams.names.get(upstream).map(ToString::to_string);
+    let entries = keys.print().into_iter().chain(policy.print());
+    printed.push(entries.map(|(key, value)| (key, Item::Value(value))).collect());
+    Some(Route { name, namespace, methods: keys.methods, host: keys.host, path: keys.path?, upstream, policy })
+}
+
+fn route_name(node: &Node<'_>) -> Result<Arc<str>, Wrong> {
+    match parse_name(node)? {
+        name if *name == *"-" => {
+            Err(Wrong::new("`-` stands for requests that match no route").hint("choose another name"))
+        }
         name => Ok(name),
     }
 }
@@ -290,7 +344,7 @@ fn same_identity(one: &Policy, other: &Policy) -> bool {
 
 fn report_overlap(tables: &[Table<'_>], names: &[Arc<str>], Overlap { first, second }: Overlap) {
     let wrong = Wrong::new(format!(
-        "route `{}` and route `{}` ({}) can match one request with equal claim",
+        "route `{}` and route `{}` ({}) overlap with equal specificity",
         names[second],
         names[first],
         at(&tables[first])

@@ -1,20 +1,23 @@
 //! `[store]`
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::cache::Cache;
-use self::location::{Dialect, Location};
-use super::listeners::secret_file;
-use super::node::{Node, Table, Wrong};
-use super::{SecretFile, keys};
-use crate::gate::Secret;
+use serde_json::json;
 
-pub(super) mod cache;
+use self::location::{Dialect, Location};
+use super::declare::{Keys as _, Shown::Example, keys};
+use super::kinds::{Kind, Toml, file, number, size, text, time};
+use super::node::{Node, Table, Wrong};
+use super::secrets;
+use crate::gate::Secret;
+use crate::store::postgres::Settings;
+
+mod cache;
 mod encryption;
 mod location;
-pub(super) mod postgres;
+mod postgres;
 mod redis;
 
 pub use postgres::Postgres;
@@ -36,18 +39,92 @@ pub enum Store {
     Redis(Box<Redis>),
 }
 
-/// `[store]`
+keys! {
+    /// Where records are kept.
+    pub(super) struct Keys "[store]" {
+        /// "sqlite:PATH" is one file beside one process; "postgres://USER@HOST:PORT/DATABASE" serves any number of gates (the
+        /// README has its parameters, such as ?sslmode=verify-full; `oncegate migrate` prepares it);
+        /// "redis://USER:PASSWORD@HOST:PORT/DATABASE" serves any number of gates too, if it is acceptable that a crash or a
+        /// failover of Redis can lose records ("rediss://" is encrypted; ?sentinel=NAME is for Sentinels, ?cluster=true for a
+        /// cluster; see the README); "memory:" forgets everything when the process ends, for tests and trials. A relative
+        /// path counts from where oncegate is started.
+        url: String = "sqlite:oncegate.db".to_owned() => url(STORE_URL);
+        /// A file with the password of a PostgreSQL or Redis store. The password may stand in the URL instead, or, for
+        /// PostgreSQL, in the variable PGPASSWORD, which applies where neither of the others is set.
+        password_file: Option<PathBuf> = None => file().optional(), Example("\"/run/secrets/oncegate-database-password\"");
+        /// The most connections that this process opens to a PostgreSQL store, from 4 to 1000. If omitted, 8.
+        connections: Option<usize> = None
+            => number(Settings::FEWEST_CONNECTIONS as u64..=1000).optional(), Example("8");
+        /// Part of every record's identity: set it if several services share a store.
+        service: Arc<str> = "default".into() => name();
+        /// A file with a secret of at least 32 bytes. With it, the ids of records cannot be guessed from keys, and a copy of
+        /// the store does not help to guess callers' passwords. A new secret forgets every key.
+        id_secret_file: Option<PathBuf> = None => file().optional(), Example("\"/run/secrets/oncegate-id-secret\"");
+        /// A Redis that answers retries before a PostgreSQL store is asked, so that a gate need not have seen the first
+        /// answer itself. The URL has the form of a Redis store's. The cache is never believed over the store, and can be
+        /// lost at any time. Its content is authenticated, with `id_secret_file` too if that is set.
+        cache: Option<String> = None => url(CACHE_URL).optional(), Example("\"redis://cache.internal:6379\"");
+        /// A file with the password of the cache. The password may stand in the URL instead.
+        cache_password_file: Option<PathBuf> = None
+            => file().optional(), Example("\"/run/secrets/oncegate-cache-password\"");
+        /// How long completed records stay in memory, and in the cache, and are replayed from there. If another gate that
+        /// shares the store purges a record, this gate usually learns of it at once, and after this time at the latest. "0s"
+        /// keeps nothing that is shared.
+        cache_max_age: Duration = Duration::from_secs(600) => time();
+        /// How many bytes of completed records a process keeps in its own memory, with any store. At most "1024GiB"; "0B"
+        /// keeps none.
+        cache_max_bytes: u64 = 32 << 20 => size(0..=1 << 40);
+        /// How many completed records a process keeps in its own memory, from 1 to 100000000.
+        cache_max_entries: usize = 65_536 => number(1..=100_000_000);
+        /// How long a client waits for a store that became unreachable after the attempt. Then it gets the upstream's
+        /// answer, marked `unrecorded`.
+        settle_timeout: Duration = Duration::from_secs(5) => time();
+    }
+}
+
+/// What `[store]` comes to.
 pub(super) struct Section {
+    /// `url`
     pub url: Store,
-    pub cache: Cache,
-    pub service: Arc<str>,
-    pub id_secret: Option<SecretFile<Secret>>,
-    pub settle_timeout: Duration,
+    /// `cache`
+    pub cache: Option<Redis>,
+    /// The content of `id_secret_file`.
+    pub id_secret: Option<Secret>,
+    /// The keys, without passwords.
+    pub keys: Keys,
+}
+
+const STORE_URL: &str = concat!(
+    r"^(memory:|sqlite:(?!//|:memory:$)[^?]*[^?\s][^?]*|",
+    r"postgres(ql)?://([^\s#@/?]*@)?[^\s#@/?]*(/[^\s#@/?]*)?(\?[^\s#@]*)?|",
+    r"rediss?://([^\s#@/?]*@)?[^\s#@/?]+(/[^\s#@/?]*)?(\?[^\s#@]*)?)$",
+);
+
+const CACHE_URL: &str = r"^rediss?://([^\s#@/?]*@)?[^\s#@/?]+(/[^\s#@/?]*)?(\?[^\s#@]*)?$";
+
+/// The URL of a store or a cache, of this pattern. [`read`] takes the password out of it before it is printed.
+fn url(pattern: &'static str) -> Kind<String> {
+    let shape = move || json!({ "type": "string", "pattern": pattern });
+    let print = |url: &String| {
+        let mut printed = Toml::from(url);
+        let suffix = if url.contains("://") { " # a password would not be shown" } else { "" };
+        printed.decor_mut().set_suffix(suffix);
+        printed
+    };
+    Kind::new(shape, |node| node.filled().map(str::to_owned), print)
+}
+
+/// The pattern of [`name`].
+pub(super) const NAME: &str = r"[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]{0,126}[^\s\x00-\x1f\x7f])?$";
+
+/// The name of a service, a namespace or a route: it stands in records, metrics and logs.
+pub(super) fn name() -> Kind<Arc<str>> {
+    text(format!("^{NAME}"), parse_name)
 }
 
 /// What sort of store a URL names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum Engine {
     /// One that is this process's own.
     Own,
     /// PostgreSQL.
@@ -61,46 +138,53 @@ const SHORTEST_SECRET: usize = 32;
 
 /// Reads `[store]`, and its secrets.
 pub(super) fn read(root: &Table<'_>) -> Section {
-    let table = root.table("store", &keys::STORE);
+    let table = root.table("store", Keys::SECTION);
+    let mut keys = Keys::read(&table, Keys::default());
     let kind = kind(&table);
     refuse(&table, kind);
-    Section {
-        url: store(&table, kind).unwrap_or_else(|| Store::Sqlite { path: PathBuf::from("oncegate.db") }),
-        cache: cache::read(&table, kind),
-        service: table.read("service", name).map_or_else(|| "default".into(), Into::into),
-        id_secret: table.read("id_secret_file", secret),
-        settle_timeout: table.read("settle_timeout", Node::duration).unwrap_or(Duration::from_secs(5)),
-    }
+    let url = store(&table, &keys, kind).unwrap_or_else(|| Store::Sqlite { path: PathBuf::from("oncegate.db") });
+    let cache = cache::read(&table, &keys, kind);
+    // The URLs as they were written may have passwords.
+    (keys.url, keys.connections) = match &url {
+        Store::Memory => ("memory:".to_owned(), None),
+        Store::Sqlite { path } => (format!("sqlite:{}", path.display()), None),
+        Store::Postgres(store) => (store.url.clone(), Some(store.settings.connections)),
+        Store::Redis(store) => (store.url.clone(), None),
+    };
+    keys.cache = cache.as_ref().map(|cache| cache.url.clone());
+    root.print("store", keys.print_table());
+    let id_secret = table.read_file("id_secret_file", keys.id_secret_file.as_deref(), secret);
+    Section { url, cache, id_secret, keys }
 }
 
-/// Reads the name of a service, a namespace or a route: it stands in records, metrics and logs.
-pub(super) fn name<'a>(node: &Node<'a>) -> Result<&'a str, Wrong> {
+/// Reads the name of a service, a namespace or a route.
+pub(super) fn parse_name(node: &Node<'_>) -> Result<Arc<str>, Wrong> {
     let text = node.filled()?;
     if text.len() > 128 || text.chars().any(char::is_control) || text.trim() != text {
         let wrong = Wrong::new("a name has at most 128 bytes, no control characters and no space at either end");
         return Err(wrong.hint("choose a short word, such as \"create-charge\""));
     }
-    Ok(text)
+    Ok(text.into())
 }
 
 /// The sort of store that is configured; nothing where its URL does not say it.
-fn kind(table: &Table<'_>) -> Option<Kind> {
-    let Some(url) = table.get("url") else { return Some(Kind::Own) };
+fn kind(table: &Table<'_>) -> Option<Engine> {
+    let Some(url) = table.get("url") else { return Some(Engine::Own) };
     match url.text().ok()?.split_once(':')?.0 {
-        "memory" | "sqlite" => Some(Kind::Own),
-        "postgres" | "postgresql" => Some(Kind::Postgres),
-        "redis" | "rediss" => Some(Kind::Redis),
+        "memory" | "sqlite" => Some(Engine::Own),
+        "postgres" | "postgresql" => Some(Engine::Postgres),
+        "redis" | "rediss" => Some(Engine::Redis),
         _ => None,
     }
 }
 
 /// Reports the keys that only another sort of store has.
-fn refuse(table: &Table<'_>, kind: Option<Kind>) {
-    // Of a URL that is wrong nobody knows what else it should have.
+fn refuse(table: &Table<'_>, kind: Option<Engine>) {
+    // A wrong URL does not say which keys belong to it.
     let Some(kind) = kind else { return };
     for (key, kinds, named) in [
-        ("password_file", &[Kind::Postgres, Kind::Redis][..], "`postgres:` or `redis:`"),
-        ("connections", &[Kind::Postgres], "`postgres:`"),
+        ("password_file", &[Engine::Postgres, Engine::Redis][..], "`postgres:` or `redis:`"),
+        ("connections", &[Engine::Postgres], "`postgres:`"),
     ] {
         if table.get(key).is_some() && !kinds.contains(&kind) {
             let wrong = Wrong::new(format!("only a {named} store has this"));
@@ -110,19 +194,19 @@ fn refuse(table: &Table<'_>, kind: Option<Kind>) {
 }
 
 /// The store; nothing where the URL is absent or wrong, which is reported.
-fn store(table: &Table<'_>, kind: Option<Kind>) -> Option<Store> {
+fn store(table: &Table<'_>, keys: &Keys, kind: Option<Engine>) -> Option<Store> {
     let node = table.get("url")?;
     let parts = node.text().ok().and_then(|text| text.split_once(':'));
     match (kind, parts) {
-        (Some(Kind::Postgres), Some((scheme, rest))) => {
-            postgres::read(table, &node, scheme, rest).map(|store| Store::Postgres(Box::new(store)))
+        (Some(Engine::Postgres), Some((scheme, rest))) => {
+            postgres::read(table, &node, keys, (scheme, rest)).map(|store| Store::Postgres(Box::new(store)))
         }
-        (Some(Kind::Redis), Some((scheme, rest))) => {
-            let store = redis::read(table, &redis::STORE, scheme, rest)?;
+        (Some(Engine::Redis), Some((scheme, rest))) => {
+            let store = redis::read(table, &redis::STORE, keys.password_file.as_deref(), (scheme, rest))?;
             table.advise("url", OUTSIDE_THE_PROMISE.to_owned());
             Some(Store::Redis(Box::new(store)))
         }
-        _ => table.read("url", own),
+        _ => node.accept(own(&node)),
     }
 }
 
@@ -163,11 +247,12 @@ fn sqlite(path: &str) -> Result<Store, Wrong> {
 }
 
 /// Reads the file of a password.
-fn password(node: &Node<'_>) -> Result<SecretFile<Vec<u8>>, Wrong> {
-    let (path, content) = secret_file(node)?;
-    match content.is_empty() {
-        true => Err(Wrong::new(format!("{} is empty", path.display())).hint("put the password into it")),
-        false => Ok((path, content)),
+fn password(path: &Path) -> Result<Vec<u8>, Wrong> {
+    match secrets::read(path)? {
+        content if content.is_empty() => {
+            Err(Wrong::new(format!("{} is empty", path.display())).hint("put the password into it"))
+        }
+        content => Ok(content),
     }
 }
 
@@ -179,8 +264,8 @@ fn only_one_password(table: &Table<'_>, dialect: &Dialect, location: &Location) 
     }
 }
 
-fn secret(node: &Node<'_>) -> Result<SecretFile<Secret>, Wrong> {
-    let (path, content) = secret_file(node)?;
+fn secret(path: &Path) -> Result<Secret, Wrong> {
+    let content = secrets::read(path)?;
     if content.len() < SHORTEST_SECRET {
         let wrong = Wrong::new(format!(
             "{} holds {} bytes, and a secret needs at least {SHORTEST_SECRET}",
@@ -189,7 +274,7 @@ fn secret(node: &Node<'_>) -> Result<SecretFile<Secret>, Wrong> {
         ));
         return Err(wrong.hint("fill it with `openssl rand -hex 32`, and keep it as long as the records live"));
     }
-    Ok((path, Secret(content.into())))
+    Ok(Secret(content.into()))
 }
 
 #[cfg(test)]

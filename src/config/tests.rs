@@ -1,26 +1,23 @@
 //! What loading gives, whole.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use toml_edit::{DocumentMut, Item};
+use toml_edit::DocumentMut;
 
-use super::keys::{self, Section};
-use super::schema::annotated::with_examples;
 use super::*;
 use crate::idempotency::policy::InFlight;
 
 const APP: &str = "http://127.0.0.1:3000";
 
 /// Loads a text as a file, with variables and flags.
-struct Case {
+pub(super) struct Case {
     directory: tempfile::TempDir,
     sources: Sources,
 }
 
 impl Case {
-    fn new(text: &str) -> Self {
+    pub(super) fn new(text: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("gate.toml");
         std::fs::write(&file, text).unwrap();
@@ -38,13 +35,13 @@ impl Case {
     }
 
     #[track_caller]
-    fn load(self) -> Resolved {
+    pub(super) fn load(self) -> Resolved {
         load(self.sources).unwrap_or_else(|problems| panic!("{problems}"))
     }
 
     /// The problems, with the name of the file as `gate.toml`.
     #[track_caller]
-    fn problems(self) -> String {
+    pub(super) fn problems(self) -> String {
         let problems = load(self.sources).map(|_| ()).unwrap_err().to_string();
         problems.replace(&format!("{}/", self.directory.path().display()), "")
     }
@@ -429,40 +426,11 @@ fn the_outcomes_in_the_annotated_default_are_the_defaults() {
     }
 }
 
-#[test]
-fn every_key_stands_in_the_annotated_default() {
-    let document: DocumentMut = with_examples().parse().unwrap();
-    let mut found = BTreeSet::new();
-    note_keys(document.as_item(), "", &mut found);
-    let policy = |section: &Section, at: &str| section.keys().map(|key| format!("{at}{key}")).collect::<Vec<_>>();
-    let sections = [
-        (&keys::ROOT, ""),
-        (&keys::SERVER, "server."),
-        (&keys::TLS, "server.tls."),
-        (&keys::LIMITS, "limits."),
-        (&keys::ADMIN, "admin."),
-        (&keys::STORE, "store."),
-        (&keys::UPSTREAM, "upstreams.app."),
-        (&keys::DEFAULTS, "defaults."),
-        (&keys::KEY, "defaults.key."),
-        (&keys::FINGERPRINT, "defaults.fingerprint."),
-        (&keys::IN_FLIGHT, "routes.in_flight."),
-        (&keys::CORS, "defaults.cors."),
-        (&keys::HEADERS, "headers."),
-        (&keys::LOG, "log."),
-    ];
-    let own_of_route = keys::ROUTE.keys[0].iter().map(|key| format!("routes.{key}"));
-    let expected = sections.into_iter().flat_map(|(section, at)| policy(section, at)).chain(own_of_route);
-    let missing: Vec<String> = expected.filter(|key| !found.contains(key)).collect();
-    assert!(missing.is_empty(), "{missing:?}");
-}
+/// The annotated default file as it is checked in, for readers and packages.
+pub(super) const DEFAULT: &str = include_str!("../../config/oncegate.default.toml");
 
-fn note_keys(item: &Item, at: &str, found: &mut BTreeSet<String>) {
-    if let Some(tables) = item.as_array_of_tables() {
-        tables.iter().for_each(|table| note_keys(&Item::Table(table.clone()), at, found));
-    }
-    for (key, item) in item.as_table_like().into_iter().flat_map(|table| table.iter()) {
-        found.insert(format!("{at}{key}"));
-        note_keys(item, &format!("{at}{key}."), found);
-    }
+/// The same with its examples: a `#` without a space comments out a setting, one with a space starts prose.
+pub(super) fn with_examples() -> String {
+    let setting = |line: &'static str| line.strip_prefix('#').filter(|rest| !rest.is_empty() && !rest.starts_with(' '));
+    DEFAULT.lines().map(|line| setting(line).unwrap_or(line)).collect::<Vec<_>>().join("\n")
 }

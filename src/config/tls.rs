@@ -7,28 +7,50 @@ use rustls::ServerConfig;
 use rustls::pki_types::UnixTime;
 use rustls::server::danger::ClientCertVerifier;
 
-use super::node::{Node, Table, Wrong};
-use super::{keys, pem};
-use crate::http::door::{Files, Secure};
+use super::declare::{
+    Keys as _,
+    Shown::{Example, Required},
+    keys,
+};
+use super::kinds::file;
+use super::node::{Table, Wrong};
+use super::pem;
+use crate::http::door::{self, Secure};
 use crate::tls::{self, Roots};
 
-/// Reads `tls`, and the files that it names.
-pub(super) fn read(server: &Table<'_>) -> Option<Secure> {
+keys! {
+    /// The files of `[server] tls`.
+    pub(super) struct Files "server.tls" {
+        /// The file of the certificate, followed by the intermediate certificates.
+        cert: Option<PathBuf> = None => file().optional(), Required("\"/etc/oncegate/cert.pem\"");
+        /// The file of its key.
+        key: Option<PathBuf> = None => file().optional(), Required("\"/etc/oncegate/key.pem\"");
+        /// The file of the authorities that sign the certificates of clients.
+        client_ca: Option<PathBuf> = None => file().optional(), Example("\"/etc/oncegate/ca.pem\"");
+        /// The file of their lists of revoked certificates.
+        client_crl: Option<PathBuf> = None => file().optional(), Example("\"/etc/oncegate/crl.pem\"");
+    }
+}
+
+/// Reads the files that `tls` names.
+pub(super) fn read(server: &Table<'_>, files: Files) -> Option<Secure> {
     server.get("tls")?;
-    let table = server.table("tls", &keys::TLS);
-    let file = |key: &str| table.read(key, Node::filled).map(PathBuf::from);
+    let table = server.table("tls", Files::SECTION);
     for key in ["cert", "key"] {
         if table.get(key).is_none() {
             table.report(key, Wrong::new("is missing").hint("name a file in PEM"));
         }
     }
-    let (client_ca, client_crl) = (file("client_ca"), file("client_crl"));
-    if client_crl.is_some() && table.get("client_ca").is_none() {
-        let useless = Wrong::new("`client_crl` is of no use where no client needs a certificate");
-        table.report("client_crl", useless.hint("name who signs them: client_ca = \"FILE\", or remove it"));
+    if files.client_crl.is_some() && table.get("client_ca").is_none() {
+        let useless = Wrong::new("`client_crl` has no effect: clients are not asked for a certificate");
+        table.report(
+            "client_crl",
+            useless.hint("name the authorities that sign them: client_ca = \"FILE\", or remove it"),
+        );
         return None;
     }
-    let files = Files { cert: file("cert")?, key: file("key")?, client_ca, client_crl };
+    let Files { cert, key, client_ca, client_crl } = files;
+    let files = door::Files { cert: cert?, key: key?, client_ca, client_crl };
     match config(&files) {
         Ok((config, have_run_out)) => {
             if have_run_out {
@@ -47,14 +69,14 @@ pub(super) fn read(server: &Table<'_>) -> Option<Secure> {
 ///
 /// # Errors
 /// They cannot be used, for this reason.
-pub fn reread(files: &Files) -> Result<Arc<ServerConfig>, String> {
+pub fn reread(files: &door::Files) -> Result<Arc<ServerConfig>, String> {
     config(files)
         .map(|(config, _)| config)
         .map_err(|wrong| wrong.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
 }
 
 /// What the files come to, and whether a list of revoked certificates is past its time.
-fn config(files: &Files) -> Result<(Arc<ServerConfig>, bool), Vec<Wrong>> {
+fn config(files: &door::Files) -> Result<(Arc<ServerConfig>, bool), Vec<Wrong>> {
     let mut wrong = Vec::new();
     let text = |path: &PathBuf| Some(path.display().to_string());
     let identity = pem::identity(("cert", text(&files.cert)), ("key", text(&files.key)), &mut wrong);

@@ -3,27 +3,89 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::location::Location;
+use serde_json::json;
+use toml_edit::{Item, value};
+
+use self::encryption::Tls;
+use self::location::{Endpoint, Location};
+use super::declare::{Keys as _, Section, Shown::Example, keys};
+use super::kinds::{Shape, nested, nonzero_time, number, one_or_several, words};
+use super::limits::COUNTS;
 use super::node::{Node, Table, Wrong};
 use super::suggest::nearest;
-use super::{keys, limits};
 use crate::http::upstream::{Protocol, Settings, Sharing};
 
 pub(super) mod encryption;
-mod location;
+pub(super) mod location;
 #[cfg(test)]
 mod tests;
 
-/// How many connections there may be to an upstream where nothing is said.
-pub(super) const MAX_CONNECTIONS: u64 = 4000;
+keys! {
+    /// A service behind: a table, or only its URL.
+    pub(super) struct Keys "an upstream" {
+        /// "http://HOST:PORT", "https://HOST:PORT", or "unix:PATH" for a socket; without a path: the path of a request is
+        /// passed on unchanged. Several stand in a list: ["http://a:3000", "http://b:3000"]. They, and all addresses of a
+        /// name, take new connections in turn; one that refuses connections, or breaks off exchanges, comes after the others
+        /// for ten seconds.
+        url: Vec<Endpoint> = Vec::new()
+            => one_or_several(location::FORM, location::endpoint), Example("\"http://127.0.0.1:3000\"");
+        /// The protocol: "auto" is HTTP/2 or HTTP/1.1, as the upstream chooses (ALPN), if the URL is https, and HTTP/1.1
+        /// otherwise; "http1"; "h2", which over an unencrypted connection is HTTP/2 with prior knowledge (h2c).
+        protocol: Protocol = Protocol::Auto
+            => words(&[("auto", Protocol::Auto), ("http1", Protocol::Http1), ("h2", Protocol::H2)]);
+        /// How an https upstream is authenticated: `ca` is a file with the certificates of the authorities that sign its
+        /// certificate (if omitted, those of this system), `cert` and `key` are the files of the gate's own certificate,
+        /// `name` is the name that the upstream's certificate must have if it is not the host's. With `crl`, a file with
+        /// lists of revoked certificates, each certificate must be known not to be revoked: there must be a list by each of
+        /// their issuers whose next update is still to come.
+        tls: Tls = Tls::default() => nested(), Example(
+            r#"{ ca = "/etc/oncegate/ca.pem", crl = "/etc/oncegate/crl.pem" }"#
+        );
+        /// The longest that a whole attempt may take. After that its outcome is unknown.
+        timeout: Duration = Duration::from_secs(60) => nonzero_time();
+        /// The longest that opening a connection may take, including TLS and the HTTP/2 preface. Nothing has been sent by
+        /// then, so the key is free again.
+        connect_timeout: Duration = Duration::from_secs(2) => nonzero_time();
+        /// How long a client waits before it gets 504 `still-running` while the attempt goes on. If omitted, `timeout`.
+        client_timeout: Option<Duration> = None => nonzero_time().optional(), Example("\"60s\"");
+        /// The most connections to it, from 1 to 1000000. A request that finds none free waits for one as long as opening
+        /// one may take; then it gets 503 `overloaded`: nothing was sent, and its key is free again.
+        max_connections: u64 = 4000 => number(COUNTS);
+        /// Which requests may share a connection: "always" those of all callers, "caller" those of one caller, "never" none:
+        /// each has a connection of its own. An upstream that sends bytes after an answer can make them the answer to the
+        /// next request on that connection.
+        reuse: Sharing = Sharing::Always
+            => words(&[("always", Sharing::Always), ("caller", Sharing::Caller), ("never", Sharing::Never)]);
+    }
+}
 
-/// The words of `protocol`.
-pub(super) const PROTOCOLS: [(&str, Protocol); 3] =
-    [("auto", Protocol::Auto), ("http1", Protocol::Http1), ("h2", Protocol::H2)];
+/// `[upstreams]`, whose keys are names.
+pub(super) const SECTION: &Section = &Section {
+    name: "[upstreams]",
+    about: &[
+        " The services behind oncegate, by names of your choice. If there is only one, routes need not name it. Only a URL:",
+        "     [upstreams]",
+        "     app = \"http://127.0.0.1:3000\"",
+        " or a table:",
+    ],
+    groups: &[],
+};
 
-/// The words of `reuse`.
-pub(super) const SHARINGS: [(&str, Sharing); 3] =
-    [("always", Sharing::Always), ("caller", Sharing::Caller), ("never", Sharing::Never)];
+/// `[upstreams]` in the schema.
+pub(super) fn shape() -> Shape {
+    let mut upstream = Keys::SECTION.shape();
+    upstream["type"] = json!(["string", "object"]);
+    upstream["pattern"] = location::PATTERN.into();
+    json!({
+        "title": SECTION.name,
+        "type": "object",
+        "patternProperties": { (NAME): upstream },
+        "additionalProperties": false,
+    })
+}
+
+/// The pattern of an upstream's name.
+pub(super) const NAME: &str = "^[A-Za-z0-9._-]{1,128}$";
 
 /// What is configured of upstreams.
 pub(super) struct Upstreams {
@@ -35,16 +97,22 @@ pub(super) struct Upstreams {
 
 /// Reads `[upstreams]`.
 pub(super) fn read(root: &Table<'_>) -> Upstreams {
-    let table = root.table("upstreams", &keys::UPSTREAMS);
+    let table = root.table("upstreams", SECTION);
     let mut upstreams = Upstreams { settings: Vec::new(), names: Vec::new() };
+    let mut printed = toml_edit::Table::new();
+    printed.set_implicit(true);
     for (key, node) in table.entries() {
         if let Err(wrong) = name_of(key) {
             node.report(wrong);
         }
         let name: Arc<str> = key.into();
         upstreams.names.push(Arc::clone(&name));
-        upstreams.settings.extend(one(name, &Table::open(node, &keys::UPSTREAM)));
+        if let Some((settings, keys)) = one(name, &Table::open(node, Keys::SECTION)) {
+            upstreams.settings.push(settings);
+            printed.insert(key, keys);
+        }
     }
+    root.print("upstreams", Item::Table(printed));
     if upstreams.names.is_empty() {
         let hint = "add `app = \"http://127.0.0.1:3000\"` under [upstreams], or start with --upstream URL";
         root.report("upstreams", Wrong::new("there is no upstream").hint(hint));
@@ -80,10 +148,12 @@ impl Upstreams {
 
 /// Reads `default_upstream`: the only upstream where it is not set.
 pub(super) fn default(root: &Table<'_>, upstreams: &Upstreams) -> Option<usize> {
-    match root.get("default_upstream") {
-        Some(_) => root.read("default_upstream", |node| upstreams.find(node)),
+    let place = match root.get("default_upstream") {
+        Some(node) => node.accept(upstreams.find(&node)),
         None => upstreams.only(),
-    }
+    }?;
+    root.print("default_upstream", value(&*upstreams.names[place]));
+    Some(place)
 }
 
 fn name_of(key: &str) -> Result<(), Wrong> {
@@ -94,45 +164,42 @@ fn name_of(key: &str) -> Result<(), Wrong> {
     Err(Wrong::new("the name of an upstream has letters, digits, `-`, `_` and `.`").hint("choose a short word"))
 }
 
-fn one(name: Arc<str>, table: &Table<'_>) -> Option<Settings> {
+fn one(name: Arc<str>, table: &Table<'_>) -> Option<(Settings, Item)> {
     if table.get("url").is_none() {
         table.report("url", Wrong::new("the upstream has no URL").hint("write url = \"http://HOST:PORT\""));
     }
-    let location = location::read(table);
-    let timeout = table.read("timeout", Node::some_duration).unwrap_or(Duration::from_secs(60));
-    let connect_timeout = table.read("connect_timeout", Node::some_duration);
-    let max_connections = table.read("max_connections", |node| limits::number(node, limits::COUNTS));
-    let client_timeout = table.read("client_timeout", Node::some_duration);
-    let protocol = table.read("protocol", |node| node.word(&PROTOCOLS, &[]));
-    let reuse = table.read("reuse", |node| node.word(&SHARINGS, &[]));
-    for (key, value) in [("connect_timeout", connect_timeout), ("client_timeout", client_timeout)] {
-        if value.is_some_and(|value| value > timeout) {
+    let mut keys = Keys::read(table, Keys::default());
+    let client_timeout = *keys.client_timeout.get_or_insert(keys.timeout);
+    let printed = keys.print_table();
+    for (key, value) in [("connect_timeout", keys.connect_timeout), ("client_timeout", client_timeout)] {
+        if table.get(key).is_some() && value > keys.timeout {
             table.advise(key, "it is longer than timeout, which ends the attempt first".to_owned());
         }
     }
-    let Location { places, is_encrypted } = location?;
-    let tls = if is_encrypted { Some(encryption::read(table, &places)?) } else { None };
+    let Location { places, is_encrypted } = location::read(table, keys.url)?;
+    let tls = if is_encrypted { Some(encryption::read(table, keys.tls, &places)?) } else { None };
     if !is_encrypted && table.get("tls").is_some() {
-        let useless = Wrong::new("`tls` is of no use where nothing is encrypted");
+        let useless = Wrong::new("`tls` has no effect: nothing is encrypted");
         table.report("tls", useless.hint("write url = \"https://HOST\", or remove it"));
     }
-    Some(Settings {
+    let settings = Settings {
         name,
         places,
         tls,
-        protocol: protocol.unwrap_or(Protocol::Auto),
-        timeout,
-        connect_timeout: connect_timeout.unwrap_or(Duration::from_secs(2)),
-        max_connections: max_connections.unwrap_or(MAX_CONNECTIONS),
-        reuse: reuse.unwrap_or(Sharing::Always),
-        client_timeout: client_timeout.unwrap_or(timeout),
-    })
+        protocol: keys.protocol,
+        timeout: keys.timeout,
+        connect_timeout: keys.connect_timeout,
+        max_connections: keys.max_connections,
+        reuse: keys.reuse,
+        client_timeout,
+    };
+    Some((settings, printed))
 }
 
 /// Reads the name of an upstream that a route goes to.
 pub(super) fn of_route(table: &Table<'_>, upstreams: &Upstreams) -> Option<usize> {
-    if table.get("upstream").is_some() {
-        return table.read("upstream", |node| upstreams.find(node));
+    if let Some(node) = table.get("upstream") {
+        return node.accept(upstreams.find(&node));
     }
     if upstreams.names.len() > 1 {
         let names = upstreams.names.join(", ");

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::super::{Advice, DEFAULT, Flags, Place, Sources, load, load_text};
+use super::super::tests::DEFAULT;
+use super::super::{Advice, Flags, Place, Sources, load, load_text};
 
 const APP: &str = "[upstreams]\napp = \"http://127.0.0.1:3000\"\n";
 

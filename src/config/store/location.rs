@@ -15,8 +15,8 @@ pub(super) struct Dialect {
     pub form: &'static str,
     /// What stands between a user and the `@` where the password between them is not shown.
     pub hidden_password: &'static str,
-    /// Every parameter that it may have, for hints.
-    pub parameters: &'static [&'static str],
+    /// Every parameter that it may have, with spaces between, for hints.
+    pub parameters: &'static str,
     /// What to do about a parameter that looks like none of them.
     pub otherwise: &'static str,
     /// The key that names a file with the password.
@@ -142,7 +142,7 @@ impl Location {
                 return wrong.hint(format!("in a password, write & as %26; or keep it in a file that {file} names"));
             }
             let wrong = Wrong::new(format!("`{name}` is not a parameter of a `{}` URL here", dialect.kind));
-            match nearest(name, dialect.parameters.iter().copied()) {
+            match nearest(name, dialect.parameters.split(' ')) {
                 Some(near) => wrong.hint(format!("did you mean `{near}`?")),
                 None => wrong.hint(dialect.otherwise),
             }

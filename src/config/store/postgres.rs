@@ -10,7 +10,7 @@ use tokio_postgres::config::{ChannelBinding, Host, LoadBalanceHosts, TargetSessi
 
 use super::encryption::{self, Encryption};
 use super::location::{Dialect, Location, port_number, shown_address, take_apart};
-use super::{Node, Table, Wrong};
+use super::{Keys, Node, Table, Wrong};
 use crate::store::postgres::Settings;
 
 /// A PostgreSQL store.
@@ -54,13 +54,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// word is found out within a minute.
 const KEEPALIVES: (Duration, Duration, u32) = (Duration::from_secs(30), Duration::from_secs(10), 3);
 
-/// The most connections: more than any server has been seen to serve well.
-pub(in crate::config) const MOST_CONNECTIONS: u64 = 1000;
-
 /// Reads the URL behind its scheme, which says PostgreSQL; reports what is wrong with it.
-pub(super) fn read(table: &Table<'_>, node: &Node<'_>, scheme: &str, rest: &str) -> Option<Postgres> {
-    let connections = table.read("connections", connections).unwrap_or(Settings::USUAL_CONNECTIONS);
-    let password_file = table.read(DIALECT.password_file, super::password);
+pub(super) fn read(table: &Table<'_>, node: &Node<'_>, keys: &Keys, (scheme, rest): (&str, &str)) -> Option<Postgres> {
+    let from_file = table.read_file(DIALECT.password_file, keys.password_file.as_deref(), super::password);
     let mut location = take_apart(&DIALECT, scheme, rest).map_err(|wrong| node.report(wrong)).ok()?;
     let mut wrong = Vec::new();
     let (mut servers, encryption) = servers(&mut location, &mut wrong);
@@ -70,7 +66,6 @@ pub(super) fn read(table: &Table<'_>, node: &Node<'_>, scheme: &str, rest: &str)
         wrong.into_iter().for_each(|wrong| node.report(wrong));
         return None;
     }
-    let (password_file, from_file) = password_file.unzip();
     let from_environment = || node.context.password.as_ref().map(|password| password.clone().into_bytes());
     if let Some(password) = location.password.or(from_file).or_else(from_environment) {
         servers.password(password);
@@ -78,18 +73,9 @@ pub(super) fn read(table: &Table<'_>, node: &Node<'_>, scheme: &str, rest: &str)
     if let Some(advice) = encryption::advice(&servers, &encryption) {
         table.advise("url", advice);
     }
+    let connections = keys.connections.unwrap_or(Settings::USUAL_CONNECTIONS);
     let settings = Settings { servers, tls: encryption.client, connections };
-    Some(Postgres { settings, url: location.shown, password_file })
-}
-
-fn connections(node: &Node<'_>) -> Result<usize, Wrong> {
-    let (fewest, most) = (Settings::FEWEST_CONNECTIONS, MOST_CONNECTIONS);
-    let number = usize::try_from(node.number()?).ok();
-    let number = number.filter(|number| *number >= fewest && *number as u64 <= most);
-    number.ok_or_else(|| {
-        Wrong::new(format!("a gate has {fewest} to {most} connections"))
-            .hint(format!("write {} unless you know better", Settings::USUAL_CONNECTIONS))
-    })
+    Some(Postgres { settings, url: location.shown, password_file: keys.password_file.clone() })
 }
 
 /// What is particular to these URLs.
@@ -97,36 +83,13 @@ pub(super) const DIALECT: Dialect = Dialect {
     kind: "postgres:",
     form: "write \"postgres://USER@HOST:PORT/DATABASE\"",
     hidden_password: "",
-    parameters: &PARAMETERS,
+    parameters: "application_name channel_binding connect_timeout dbname host hostaddr keepalives \
+                 keepalives_count keepalives_idle keepalives_interval keepalives_retries load_balance_hosts \
+                 options password port sslcert sslkey sslmode sslnegotiation sslrootcert target_session_attrs \
+                 tcp_user_timeout user",
     otherwise: "remove it; settings of the server's sessions are written options=-c%20NAME%3DVALUE",
     password_file: "password_file",
 };
-
-const PARAMETERS: [&str; 23] = [
-    "application_name",
-    "channel_binding",
-    "connect_timeout",
-    "dbname",
-    "host",
-    "hostaddr",
-    "keepalives",
-    "keepalives_count",
-    "keepalives_idle",
-    "keepalives_interval",
-    "keepalives_retries",
-    "load_balance_hosts",
-    "options",
-    "password",
-    "port",
-    "sslcert",
-    "sslkey",
-    "sslmode",
-    "sslnegotiation",
-    "sslrootcert",
-    "target_session_attrs",
-    "tcp_user_timeout",
-    "user",
-];
 
 /// Puts everything but the password into the driver's form. What is left in `location` afterwards is unknown.
 fn servers(location: &mut Location, wrong: &mut Vec<Wrong>) -> (Config, Encryption) {

@@ -1,7 +1,7 @@
 //! Where `[store]` names Redis: `redis://USER:PASSWORD@HOST:PORT,HOST:PORT/DATABASE?PARAMETER=VALUE`, or `rediss://`
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::location::{Dialect, Location, is_loopback, shown_address, take_apart};
 use super::{Table, Wrong};
@@ -63,7 +63,7 @@ const fn dialect(password_file: &'static str) -> Dialect {
         kind: "redis:",
         form: "write \"redis://HOST:PORT\" or \"redis://USER:PASSWORD@HOST:PORT/DATABASE\"",
         hidden_password: ":",
-        parameters: &["cacert", "cert", "cluster", "key", "password", "sentinel", "sentinel_auth"],
+        parameters: "cacert cert cluster key password sentinel sentinel_auth",
         otherwise: "remove it; there are cluster, sentinel, sentinel_auth, cacert, cert, key and password, and the \
                     number of a database stands behind the hosts: redis://HOST/NUMBER",
         password_file,
@@ -82,11 +82,15 @@ pub(super) fn split(url: &str) -> Option<(&str, &str)> {
 }
 
 /// Reads the URL behind its scheme, which says Redis; reports what is wrong with it.
-pub(super) fn read(table: &Table<'_>, key: &Key, scheme: &str, rest: &str) -> Option<Redis> {
+pub(super) fn read(
+    table: &Table<'_>,
+    key: &Key,
+    password_file: Option<&Path>,
+    (scheme, rest): (&str, &str),
+) -> Option<Redis> {
     let dialect = &key.dialect;
-    let password_file = table.read(dialect.password_file, |node| {
-        let (path, password) = super::password(node)?;
-        text(password, &path.display().to_string()).map(|password| (path, password))
+    let from_file = table.read_file(dialect.password_file, password_file, |path| {
+        text(super::password(path)?, &path.display().to_string())
     });
     let report = |wrong| table.report(key.name, wrong);
     let mut location = take_apart(dialect, scheme, rest).map_err(report).ok()?;
@@ -106,10 +110,9 @@ pub(super) fn read(table: &Table<'_>, key: &Key, scheme: &str, rest: &str) -> Op
         wrong.into_iter().for_each(report);
         return None;
     }
-    let (password_file, from_file) = password_file.unzip();
     servers.password = password.or(from_file);
     advise(table, key, &servers);
-    Some(Redis { servers, url: location.shown, password_file })
+    Some(Redis { servers, url: location.shown, password_file: password_file.map(Path::to_path_buf) })
 }
 
 /// A password, which Redis's protocol takes as bytes, and its users' rules as text.

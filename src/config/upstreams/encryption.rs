@@ -5,29 +5,37 @@ use std::sync::Arc;
 use rustls::pki_types::UnixTime;
 use sha2::{Digest as _, Sha256};
 
-use crate::config::keys;
+use crate::config::declare::{Keys as _, Shown::Example, keys};
+use crate::config::kinds::{raw, text};
 use crate::config::node::{Node, Table, Wrong};
 use crate::config::pem;
-use crate::http::upstream::{Place, Tls, can_be_named};
+use crate::http::upstream::{self, Place, can_be_named};
 use crate::tls::{Trust, Unrevoked, have_run_out};
 
-/// The keys that name files, in the order of [`Tls::files`].
-pub(in crate::config) const FILES: [&str; 4] = ["ca", "cert", "key", "crl"];
+keys! {
+    /// `tls` of an upstream.
+    pub(in crate::config) struct Tls "an upstream's tls" {
+        /// A file with the certificates of the authorities that sign its certificate. If omitted, those of this system.
+        ca: Option<String> = None => raw(r"\S").optional(), Example("\"/etc/oncegate/ca.pem\"");
+        /// A file with the certificate of the gate.
+        cert: Option<String> = None => raw(r"\S").optional(), Example("\"/etc/oncegate/gate.pem\"");
+        /// A file with the key of that certificate.
+        key: Option<String> = None => raw(r"\S").optional(), Example("\"/etc/oncegate/gate-key.pem\"");
+        /// The name that its certificate must have if it is not the host's.
+        name: Option<String> = None => text(r"^\S+$", name).optional(), Example("\"app.internal\"");
+        /// A file with lists of revoked certificates.
+        crl: Option<String> = None => raw(r"\S").optional(), Example("\"/etc/oncegate/crl.pem\"");
+    }
+}
 
-/// Reads `tls`, which may be absent, of an upstream with encrypted connections.
-pub(super) fn read(upstream: &Table<'_>, places: &[Place]) -> Option<Tls> {
-    let table = upstream.table("tls", &keys::UPSTREAM_TLS);
-    let file = |key: &str| table.read(key, |node| node.filled().map(str::to_owned));
-    let files = FILES.map(file);
-    let given = FILES.into_iter().filter(|key| table.get(key).is_some()).count();
-    if given > files.iter().flatten().count() {
+/// Reads the files that `tls` names, of an upstream with encrypted connections.
+pub(super) fn read(upstream: &Table<'_>, keys: Tls, places: &[Place]) -> Option<upstream::Tls> {
+    let table = upstream.table("tls", Tls::SECTION);
+    let given = table.entries().filter(|(key, _)| Tls::KEYS.iter().any(|known| known.name == *key)).count();
+    if given > keys.print().len() {
         return None;
     }
-    let name = table.read("name", name);
-    if name.is_none() {
-        if table.get("name").is_some() {
-            return None;
-        }
+    if keys.name.is_none() {
         let unfit = places.iter().find(|place| matches!(place, Place::Tcp { host, .. } if !can_be_named(host)));
         if let Some(place) = unfit {
             let wrong = Wrong::new(format!("no certificate can name the host of {place}"));
@@ -35,6 +43,8 @@ pub(super) fn read(upstream: &Table<'_>, places: &[Place]) -> Option<Tls> {
             return None;
         }
     }
+    let Tls { ca, cert, key, name, crl } = keys;
+    let files = [ca, cert, key, crl];
     let [ca, certificate, key, crl] = files.clone();
     let mut wrong = Vec::new();
     let mut made_of = Sha256::new();
@@ -70,7 +80,7 @@ pub(super) fn read(upstream: &Table<'_>, places: &[Place]) -> Option<Tls> {
         _ => None,
     };
     wrong.into_iter().for_each(|wrong| upstream.report("tls", wrong));
-    Some(Tls { client: Arc::new(client?), name, files, made_of: made_of.finalize().into() })
+    Some(upstream::Tls { client: Arc::new(client?), name, files, made_of: made_of.finalize().into() })
 }
 
 fn name(node: &Node<'_>) -> Result<String, Wrong> {
@@ -78,5 +88,5 @@ fn name(node: &Node<'_>) -> Result<String, Wrong> {
     if can_be_named(name) {
         return Ok(name.to_owned());
     }
-    Err(Wrong::new("this is no name of a server").hint("write a name or an address, without a port"))
+    Err(Wrong::new("this is not a valid TLS server name").hint("write a name or an address, without a port"))
 }

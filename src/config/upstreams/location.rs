@@ -2,6 +2,7 @@
 
 use http::Uri;
 
+use crate::config::kinds::{Kind, text_as};
 use crate::config::node::{Node, Table, Wrong};
 use crate::http::upstream::Place;
 
@@ -12,35 +13,41 @@ pub(super) struct Location {
     pub is_encrypted: bool,
 }
 
-const FORM: &str = "write \"http://HOST:PORT\", \"https://HOST:PORT\" or \"unix:PATH\"";
+/// One place, and whether connections to it are encrypted.
+pub(in crate::config) type Endpoint = (Place, bool);
 
-/// Reads `url`: one, or a list of those that are the same but for where they are.
-pub(super) fn read(table: &Table<'_>) -> Option<Location> {
-    let node = table.get("url")?;
-    if node.items().is_none() {
-        let (place, is_encrypted) = table.read("url", place)?;
-        return Some(Location { places: vec![place], is_encrypted });
-    }
-    let read = table.read_list("url", place)?;
-    let Some((_, is_encrypted)) = read.first().cloned() else {
-        node.report(Wrong::new("must not be empty").hint(FORM));
-        return None;
-    };
-    if read.iter().any(|(_, encrypted)| *encrypted != is_encrypted) {
+/// The pattern of [`endpoint`].
+pub(super) const PATTERN: &str = r"^(https?://(\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]]+)(:[0-9]{1,5})?/?|unix:.*[^/].*)$";
+
+/// `http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`
+pub(super) fn endpoint() -> Kind<Endpoint> {
+    text_as(PATTERN, place, |(place, is_encrypted)| match place {
+        Place::Tcp { .. } => format!("{}://{place}", if *is_encrypted { "https" } else { "http" }),
+        Place::Unix(_) => place.to_string(),
+    })
+}
+
+pub(super) const FORM: &str = "write \"http://HOST:PORT\", \"https://HOST:PORT\" or \"unix:PATH\"";
+
+/// Holds that several places differ in nothing but where they are; `None` if they do not, which is reported, or if there
+/// are none.
+pub(super) fn read(table: &Table<'_>, endpoints: Vec<Endpoint>) -> Option<Location> {
+    let (_, is_encrypted) = *endpoints.first()?;
+    if endpoints.iter().any(|(_, encrypted)| *encrypted != is_encrypted) {
         let mixed = Wrong::new("some of these are encrypted, and some are not");
-        node.report(mixed.hint("write https:// in front of all, or of none"));
+        table.report("url", mixed.hint("write https:// in front of all, or of none"));
         return None;
     }
-    let places: Vec<Place> = read.into_iter().map(|(place, _)| place).collect();
+    let places: Vec<Place> = endpoints.into_iter().map(|(place, _)| place).collect();
     if let Some(twice) = places.iter().enumerate().find(|(at, place)| places[..*at].contains(place)) {
-        node.report(Wrong::new(format!("`{}` stands twice", twice.1)).hint("remove one of them"));
+        table.report("url", Wrong::new(format!("`{}` stands twice", twice.1)).hint("remove one of them"));
         return None;
     }
     Some(Location { places, is_encrypted })
 }
 
 /// Reads one. What is wrong is said without showing it: it may hold a password.
-fn place(node: &Node<'_>) -> Result<(Place, bool), Wrong> {
+fn place(node: &Node<'_>) -> Result<Endpoint, Wrong> {
     let text = node.filled()?;
     if let Some(path) = text.strip_prefix("unix:") {
         let path = path.strip_prefix("//").unwrap_or(path);

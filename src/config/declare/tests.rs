@@ -1,0 +1,106 @@
+//! What is made of the declarations.
+
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::config::keys::ROOT;
+use crate::config::tests::{Case, DEFAULT, with_examples};
+use crate::config::{Resolved, annotated, schema};
+use toml_edit::DocumentMut;
+
+/// With `ONCEGATE_BLESS=1` the file is written instead of compared.
+#[test]
+fn the_annotated_default_is_made_of_the_declarations() {
+    if std::env::var_os("ONCEGATE_BLESS").is_some() {
+        std::fs::write("config/oncegate.default.toml", annotated()).unwrap();
+    } else {
+        assert_eq!(annotated(), DEFAULT, "run with ONCEGATE_BLESS=1 if this is meant");
+    }
+}
+
+/// Every declared key, with the path of its table; `*` stands for a name and for a place in a list.
+fn declared(keys: impl Iterator<Item = &'static Key>, at: &str, found: &mut Vec<(String, &'static Key)>) {
+    for key in keys {
+        let path = format!("{at}{}", key.name);
+        match (key.facts)().inner {
+            Inner::Table(section) => declared(section.keys(), &format!("{path}."), found),
+            Inner::Named(section) | Inner::List(section) => declared(section.keys(), &format!("{path}.*."), found),
+            Inner::None | Inner::Entries(_) => {}
+        }
+        found.push((path, key));
+    }
+}
+
+/// Each declared key is in the annotated file, in the schema and, once it is set, in what is printed; and a misspelt key
+/// is corrected.
+#[test]
+fn every_declared_key_is_documented_described_printed_and_suggested() {
+    let mut keys = Vec::new();
+    declared(ROOT.keys(), "", &mut keys);
+    assert!(keys.len() > 100, "{}", keys.len());
+    let (annotated, schema, printed) = (with_examples().parse::<DocumentMut>().unwrap(), schema(), everything());
+    let mut shown = [BTreeSet::new(), BTreeSet::new()];
+    note_keys(annotated.as_item(), "", &mut shown[0]);
+    note_keys(printed.effective.as_item(), "", &mut shown[1]);
+    // A policy is documented once, under [defaults], and printed once, with each route. Tables in one line have one example.
+    let of_policy = |path: &str| path.replace("routes.*.", "defaults.");
+    for (path, key) in &keys {
+        let in_one_line = path.contains("tls.") || path.contains("in_flight.");
+        let is_documented = [path.clone(), of_policy(path)].iter().any(|path| shown[0].contains(path));
+        assert!(is_documented || in_one_line, "{path} is not in the annotated file");
+        assert!(!key.doc.is_empty(), "{path} has no documentation");
+        let as_printed = path.replacen("defaults", "routes.*", 1);
+        assert!(shown[1].contains(&as_printed) || path == "defaults", "{path} is not printed");
+        let mut place = &schema;
+        for step in path.split('.') {
+            place = match step {
+                "*" => place.get("items").unwrap_or_else(|| {
+                    place["patternProperties"].as_object().and_then(|names| names.values().next()).unwrap()
+                }),
+                key => &place["properties"][key],
+            };
+        }
+        assert!(place["description"].is_string(), "{path} is not in the schema");
+        // The last letter twice
+        let slip = format!("{path}{} = 1\n", &path[path.len() - 1..]);
+        let text = match slip.strip_prefix("routes.*.") {
+            Some(slip) => format!("[[routes]]\n{slip}"),
+            None => slip.replace('*', "app"),
+        };
+        let problems = Case::new(&text).problems();
+        let suggested = format!("did you mean `{}`?", key.name);
+        assert!(problems.contains(&suggested), "{path}: {problems}");
+    }
+}
+
+/// A configuration in which every key has a value.
+fn everything() -> Resolved {
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str, content: &str| {
+        let file = directory.path().join(name);
+        std::fs::write(&file, content).unwrap();
+        file.display().to_string()
+    };
+    let (secret, own) =
+        (file("secret", &"x".repeat(32)), file("own.pem", include_str!("../../../tests/servers/own.pem")));
+    let text = format!(
+        "default_upstream = \"app\"\n\
+         [server]\ntls = {{ cert = {own:?}, key = {own:?}, client_ca = {own:?}, client_crl = {own:?} }}\n[admin]\ntoken_file = {secret:?}\n\
+         [store]\nurl = \"postgres://db.internal/oncegate\"\npassword_file = {secret:?}\nid_secret_file = {secret:?}\n\
+         cache = \"redis://cache.internal\"\ncache_password_file = {secret:?}\n[upstreams.app]\nurl = \"https://app\"\n\
+         tls = {{ ca = {own:?}, cert = {own:?}, key = {own:?}, name = \"app\", crl = {own:?} }}\n[[routes]]\nname = \"r\"\npath = \"/r\"\n\
+         docs = \"https://docs.example.com/\"\nin_flight = {{ wait = \"10s\" }}\n"
+    );
+    Case::new(&text).load()
+}
+
+fn note_keys(item: &Item, at: &str, found: &mut BTreeSet<String>) {
+    if let Some(tables) = item.as_array_of_tables() {
+        tables.iter().for_each(|table| note_keys(&Item::Table(table.clone()), &format!("{at}*."), found));
+    }
+    for (key, item) in item.as_table_like().into_iter().flat_map(|table| table.iter()) {
+        let key = if at == "upstreams." { "*" } else { key };
+        found.insert(format!("{at}{key}"));
+        note_keys(item, &format!("{at}{key}."), found);
+    }
+}
