@@ -1,27 +1,29 @@
-//! The story of one request: route, key, fingerprint, claim, decide, act.
+//! The gate: what becomes of a request.
 //!
-//! `Gate::answer` is the first half, on the client's connection: it finds the route and the key, and holds the body
-//! whole. From there on an errand of its own goes on, whatever becomes of the client: it claims the key, decides,
-//! and runs the attempt.
+//! `driver.rs` is the page to begin with: it says in order what happens to a request. `admit.rs` has the rules by which a
+//! request is refused, forwarded or protected, and `attempt.rs` the one forward under a claim. The order of claims, waits and
+//! settlements is decided in [`crate::idempotency::protocol`], which `actions.rs` connects to the store and the upstream.
 
+mod actions;
+mod admit;
 mod answer;
 mod attempt;
-mod claiming;
 mod cors;
-mod errand;
+mod driver;
 mod estimate;
 pub mod explain;
-mod flights;
 mod identify;
 pub mod identities;
 mod ignored;
 mod pass;
+mod protected;
 mod renewal;
 mod request;
-mod settling;
+mod single_flight;
 mod succession;
 mod tokens;
-mod wait;
+#[cfg(test)]
+mod waiting;
 mod watch;
 mod work;
 
@@ -33,6 +35,7 @@ use http::request::Parts;
 use http::{HeaderName, HeaderValue, Request, Response};
 use tokio::time::Instant;
 
+use self::admit::{Admission, Refusal, Step};
 pub use self::answer::HeaderNames;
 use self::answer::Reply;
 use self::cors::Asked;
@@ -45,7 +48,6 @@ pub use self::succession::{HandOver, Stuck};
 pub use self::tokens::Tokens;
 use self::work::{Rules, Work};
 use crate::http::body::Body;
-use crate::http::budget::Taken;
 use crate::http::forwarding::Forwarding;
 use crate::http::inbound::Inbound;
 use crate::http::problem::Problem;
@@ -56,8 +58,6 @@ use crate::http::usage::Usage;
 use crate::http::wire::Fault;
 use crate::idempotency::grpc;
 use crate::idempotency::identity::Identifier;
-use crate::idempotency::key::Found;
-use crate::idempotency::policy::{Mode, Policy};
 use crate::route::{Route, Router};
 use crate::store::{Identity, Origin, OriginId, Store};
 use crate::telemetry::metrics::{Metrics, RouteMetrics};
@@ -230,88 +230,29 @@ impl Gate {
         ended
     }
 
-    async fn answer(
-        self: &Arc<Self>,
-        request: Request<Inbound>,
-        peer: Peer,
-        taken: Option<&Arc<Taken>>,
-    ) -> (Arc<Lane>, Reply) {
-        let (head, body) = match request::Head::read(request, peer, &self.road) {
-            Ok(taken) => taken,
-            Err(problem) => {
-                // Whom the rest of the connection is for is in doubt too.
-                return (Arc::clone(&self.unrouted), Reply::problem(problem, None).last());
-            }
-        };
-        let Some(taken) = taken else { return self.overloaded(&head) };
-        let route = match self.router.choose(&head.method, head.authority(), head.uri.path()) {
-            Ok(route) => route,
-            Err(ambiguous) => {
-                let reply = Reply::problem(request::ambiguous(&ambiguous), None);
-                return (Arc::clone(&self.unrouted), self.shared(reply, Asked::of_either(&ambiguous, &head)));
-            }
-        };
-        let Some(route) = route else {
-            let manner = Manner::unrouted(self, &head);
-            let reply = match self.settings.default_upstream {
-                Some(index) => pass::forward(self, &self.upstreams[index], head, body, manner).await,
-                None => manner.problem(pass::no_route(&head)),
-            };
-            return (Arc::clone(&self.unrouted), reply);
-        };
-        let lane = Arc::clone(&self.lanes[&route.name]);
-        let asked = Asked::of(route, &head);
-        let reply = match route.policy.mode {
-            Mode::Pass => {
-                let manner = Manner::of(self, &lane, route, &head);
-                pass::forward(self, &self.upstreams[route.upstream], head, body, manner).await
-            }
-            Mode::Protect => self.protect(route, &lane, head, body, taken).await,
-        };
-        (lane, self.shared(reply, asked))
+    /// The answer to a request that its route refuses.
+    fn refused(&self, route: &Route, Refusal { problem, has_key }: Refusal) -> Reply {
+        let reply = Reply::problem(problem, route.policy.docs.as_deref());
+        if has_key { self.keyed(reply) } else { reply }
     }
 
-    async fn protect(
-        self: &Arc<Self>,
-        route: &Arc<Route>,
-        lane: &Arc<Lane>,
-        head: request::Head,
-        body: Inbound,
-        taken: &Arc<Taken>,
-    ) -> Reply {
-        let policy = &route.policy;
-        match policy.key.find(&head.uri, &head.headers, None) {
-            Ok(Found::Absent) if policy.key.required => {
-                Reply::problem(request::key_missing(&policy.key), policy.docs.as_deref())
-            }
-            Ok(Found::Absent) => {
-                let manner = Manner::of(self, lane, route, &head);
-                pass::forward(self, &self.upstreams[route.upstream], head, body, manner).await
-            }
-            Ok(found) => errand::begin(self, route, lane, (head, body), found, taken).await,
-            Err(invalid) => {
-                let problem = Problem::new(Code::KeyInvalid, invalid.to_string());
-                self.keyed(Reply::problem(problem, policy.docs.as_deref()))
-            }
-        }
-    }
-
-    /// The answer where no more requests are dealt with.
-    fn overloaded(&self, head: &request::Head) -> (Arc<Lane>, Reply) {
+    /// The answer where as many requests are in flight as there may be.
+    fn overloaded(&self, head: &request::Head, admission: Admission<'_>) -> (Arc<Lane>, Reply) {
         let problem = Problem::new(Code::Overloaded, "the gate has as much to do as it may; nothing was sent")
             .retry_after(OVERLOADED_RETRY);
-        let route = match self.router.choose(&head.method, head.authority(), head.uri.path()) {
-            Ok(Some(route)) => route,
-            Ok(None) => return (Arc::clone(&self.unrouted), Manner::unrouted(self, head).problem(problem)),
-            Err(_) => return (Arc::clone(&self.unrouted), Reply::problem(problem, None)),
+        let (route, step) = match admission {
+            Admission::Ambiguous(_) => return (Arc::clone(&self.unrouted), Reply::problem(problem, None)),
+            Admission::Unrouted => {
+                return (Arc::clone(&self.unrouted), Manner::unrouted(self, head).problem(problem));
+            }
+            Admission::Routed(route, step) => (route, step),
         };
-        let Policy { mode, key, docs, .. } = &route.policy;
-        let found = key.find(&head.uri, &head.headers, None);
-        // Where the key is yet to be found in the body, nobody knows whether the request carries one.
-        let is_keyed = *mode == Mode::Protect && !matches!(found, Ok(Found::Absent | Found::NeedsBody));
-        let reply = Reply::problem(problem, docs.as_deref());
-        let reply = self.shared(if is_keyed { self.keyed(reply) } else { reply }, Asked::of(route, head));
-        (Arc::clone(&self.lanes[&route.name]), reply)
+        let lane = Arc::clone(&self.lanes[&route.name]);
+        let reply = match step {
+            Step::Forward(_) => Manner::of(self, &lane, route, head).problem(problem),
+            step => self.refused(route, Refusal { problem, has_key: step.has_key() }),
+        };
+        (lane, self.shared(reply, Asked::of(route, head)))
     }
 
     /// A reply as it goes to a script of the origin that asked.
@@ -393,6 +334,7 @@ fn kept_headers(route: &Route) -> Vec<HeaderName> {
 pub(crate) mod tests {
     use super::*;
     use crate::http::limits::Limits;
+    use crate::idempotency::policy::{Mode, Policy};
     use crate::idempotency::scope::ScopePart;
     use crate::route::Pattern;
     use crate::store::memory::Memory;

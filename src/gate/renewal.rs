@@ -36,7 +36,7 @@ pub(super) async fn run(work: Arc<Work>, mut stop: watch::Receiver<bool>) {
             () = sleep(SOON), if is_left => {}
         }
         is_left = false;
-        let (held, running): (Vec<_>, Vec<_>) = work.flights.due().into_iter().unzip();
+        let (held, running): (Vec<_>, Vec<_>) = work.single_flight.due().into_iter().unzip();
         if held.is_empty() {
             continue;
         }

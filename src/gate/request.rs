@@ -18,7 +18,7 @@ use crate::http::via::Via;
 use crate::http::wire::Interim;
 use crate::idempotency::grpc;
 use crate::idempotency::key::KeyRule;
-use crate::idempotency::scope::{Caller, Scope, ScopePart};
+use crate::idempotency::scope::{Caller, ScopePart};
 use crate::route::{Ambiguous, Route};
 use crate::telemetry::outcome::Code;
 
@@ -226,14 +226,6 @@ pub(super) fn ambiguous(ambiguous: &Ambiguous) -> Problem {
 /// The request carries a key, and asks to switch protocols.
 pub(super) fn upgrade_with_key() -> Problem {
     bad("an upgrade cannot be retried, so it cannot carry a key here")
-}
-
-/// Holds that the request has every part of its scope that it must have.
-///
-/// # Errors
-/// The problem that names the first one that it lacks.
-pub(super) fn check_scope(scope: &Scope, head: &Head) -> Result<(), Problem> {
-    scope.missing(head.caller()).next().map_or(Ok(()), |part| Err(scope_missing(part)))
 }
 
 /// The request lacks a part of its scope.

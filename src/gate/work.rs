@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::{RwLock, Semaphore};
 
-use super::flights::Flights;
+use super::single_flight::SingleFlight;
 use super::watch;
 use crate::http::usage::Usage;
 use crate::http::via::Via;
@@ -23,7 +23,7 @@ pub(super) type Rules = [u8; 32];
 pub(super) struct Work {
     pub(super) store: Arc<dyn Store>,
     pub(super) usage: Arc<Usage>,
-    pub(super) flights: Arc<Flights>,
+    pub(super) single_flight: Arc<SingleFlight>,
     /// Turned true when attempts must end.
     pub(super) abandon: watch::Sender<bool>,
     /// Each errand holds a receiver while it goes on.
@@ -48,7 +48,7 @@ impl Work {
         Self {
             store,
             usage,
-            flights: Arc::default(),
+            single_flight: Arc::default(),
             abandon: watch::Sender::new(false),
             errands: tokio::sync::watch::Sender::new(()),
             large_bodies: Semaphore::new(LARGE_BODIES),

@@ -1,0 +1,180 @@
+//! One request, from its head to its answer: what oncegate does, in order.
+//!
+//! [`Gate::answer`] admits the request and reads its body. From there the claim protocol decides, as a pure state machine
+//! ([`Protocol`]): [`drive`] carries out its actions on the store and the upstream, and reports what they came to. It goes on
+//! in a task of its own, whatever becomes of the client.
+
+use std::sync::Arc;
+
+use http::Request;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout};
+
+use super::actions::Driver;
+use super::admit::{Admission, Candidate, Refusal, Step};
+use super::answer::Reply;
+use super::cors::Asked;
+use super::identify::{body_problem, identify, read_back};
+use super::pass::{self, Manner};
+use super::protected::{Client, ProtectedRequest};
+use super::request::{self, Head};
+use super::{Gate, Lane};
+use crate::http::budget::Taken;
+use crate::http::buffer::Buffered;
+use crate::http::inbound::Inbound;
+use crate::http::problem::Problem;
+use crate::http::server::Peer;
+use crate::http::upstream;
+use crate::idempotency::key::Found;
+use crate::idempotency::protocol::{Event, Protocol};
+use crate::route::Route;
+use crate::telemetry::outcome::{Code, Outcome};
+
+impl Gate {
+    /// Answers a request, unless there are as many in flight as there may be: then it has no `permit`.
+    pub(super) async fn answer(
+        self: &Arc<Self>,
+        request: Request<Inbound>,
+        peer: Peer,
+        permit: Option<&Arc<Taken>>,
+    ) -> (Arc<Lane>, Reply) {
+        // 1. Read the head. Where it is malformed, the rest of the connection may be desynchronised.
+        let (head, body) = match Head::read(request, peer, &self.road) {
+            Ok(read) => read,
+            Err(problem) => return (Arc::clone(&self.unrouted), Reply::problem(problem, None).last()),
+        };
+        // 2. Admit: find the route and the key.
+        let admission = Candidate::new(&head).admit(&self.router);
+        let Some(permit) = permit else { return self.overloaded(&head, admission) };
+        let (route, step) = match admission {
+            Admission::Routed(route, step) => (route, step),
+            Admission::Ambiguous(ambiguous) => {
+                let reply = Reply::problem(request::ambiguous(&ambiguous), None);
+                return (Arc::clone(&self.unrouted), self.shared(reply, Asked::of_either(&ambiguous, &head)));
+            }
+            Admission::Unrouted => {
+                let manner = Manner::unrouted(self, &head);
+                let reply = match self.settings.default_upstream {
+                    Some(index) => pass::forward(self, &self.upstreams[index], head, body, manner).await,
+                    None => manner.problem(pass::no_route(&head)),
+                };
+                return (Arc::clone(&self.unrouted), reply);
+            }
+        };
+        // 3. Do what the route does with it.
+        let (lane, asked) = (Arc::clone(&self.lanes[&route.name]), Asked::of(route, &head));
+        let reply = match step {
+            Step::Refuse(refusal) => self.refused(route, refusal),
+            Step::Forward(_) => {
+                let manner = Manner::of(self, &lane, route, &head);
+                pass::forward(self, &self.upstreams[route.upstream], head, body, manner).await
+            }
+            Step::Protect(found) => self.protect(route, &lane, head, body, Some(found), permit).await,
+            Step::NeedBody => self.protect(route, &lane, head, body, None, permit).await,
+        };
+        (lane, self.shared(reply, asked))
+    }
+
+    /// Answers a request that its route protects, whose key is `found` in its head or may be in its body.
+    async fn protect(
+        self: &Arc<Self>,
+        route: &Arc<Route>,
+        lane: &Arc<Lane>,
+        head: Head,
+        body: Inbound,
+        found: Option<Found>,
+        permit: &Arc<Taken>,
+    ) -> Reply {
+        let policy = &route.policy;
+        // 4. Read the whole body: nothing is claimed for a request that may not arrive.
+        let has_key = found.is_some();
+        let refuse = |problem, has_key| self.refused(route, Refusal { problem, has_key });
+        let body = match Buffered::read(body, policy.max_request_body, &self.work.usage).await {
+            Ok(body) => body,
+            Err(error) => return refuse(body_problem(self, error), has_key),
+        };
+        // 5. Find the key in the body, where it is not in the head.
+        let found = match found {
+            Some(found) => found,
+            None => match read_back(self, &body).await {
+                Err(problem) => return refuse(problem, false),
+                Ok(whole) => match Candidate::new(&head).with_body(route, &whole) {
+                    Step::Protect(found) => found,
+                    Step::Refuse(refusal) => return self.refused(route, refusal),
+                    Step::Forward(_) | Step::NeedBody => {
+                        let (upstream, manner) =
+                            (&self.upstreams[route.upstream], Manner::of(self, lane, route, &head));
+                        let outcome = Outcome::Passed;
+                        return Box::pin(pass::forward_buffered(upstream, &head, &body, manner, outcome)).await;
+                    }
+                },
+            },
+        };
+        // 6. Identify the record: service, namespace, caller, key. And take the fingerprint.
+        let (key, fingerprint) = match identify(self, policy, &head, &body, found).await {
+            Ok(identified) => identified,
+            Err(problem) => return refuse(problem, true),
+        };
+        let (id, proof) = self.identifier.identify(&route.namespace, &policy.scope, head.caller(), &key);
+        let request = ProtectedRequest {
+            gate: Arc::clone(self),
+            route: Arc::clone(route),
+            lane: Arc::clone(lane),
+            head,
+            body,
+            id,
+            key,
+            fingerprint,
+            proof,
+            began: Instant::now(),
+            going: self.work.errands.subscribe(),
+            _permit: Arc::clone(permit),
+        };
+        // 7. Replay from memory, where the answer is at hand.
+        if let Some(reply) = request.recalled().await {
+            return reply;
+        }
+        // 8. Else claim the key, run, settle and reply: see `drive`.
+        let (client, reply) = oneshot::channel();
+        // In a box: a future of this size would be copied several times on its way into the task.
+        tokio::spawn(Box::pin(drive(request, Client(client))));
+        let failed = |_| {
+            // The task is gone without a reply. Only a bug does that, and how far it came is unknown.
+            refuse(Problem::new(Code::OutcomeUnknown, "the gate failed at this request"), true)
+        };
+        let upstream::Settings { client_timeout, timeout: whole, .. } = self.upstreams[route.upstream].settings();
+        if client_timeout >= whole {
+            // The attempt's own end comes first.
+            return reply.await.unwrap_or_else(failed);
+        }
+        match timeout(*client_timeout, reply).await {
+            Ok(reply) => reply.unwrap_or_else(failed),
+            Err(_) => {
+                let detail = "the request runs on; send it again with the same key for its answer";
+                let wait = lane.estimator.remaining(*client_timeout, *whole);
+                refuse(Problem::new(Code::StillRunning, detail).retry_after(wait), true)
+            }
+        }
+    }
+}
+
+/// Drives the claim protocol of one request to its end: it claims the key, runs the attempt, settles and replies; or waits
+/// for another's attempt, or replies what the record says.
+async fn drive(request: ProtectedRequest, client: Client) {
+    let mut protocol = Protocol::new(request.limits());
+    let mut driver = Driver::new(request, client);
+    let mut event = Event::Begin;
+    loop {
+        let mut at_once = None;
+        for action in protocol.handle(driver.age(), event) {
+            at_once = driver.begin(action).or(at_once);
+        }
+        if protocol.is_done() {
+            return;
+        }
+        event = match at_once {
+            Some(event) => event,
+            None => driver.next(&protocol).await,
+        };
+    }
+}
