@@ -65,7 +65,7 @@ pub(super) struct Driver {
     error: Option<Error>,
     is_told_of_shutdown: bool,
     /// A shutdown waits for it.
-    _going: watch::Receiver<()>,
+    _going: Arc<watch::Receiver<()>>,
 }
 
 impl Driver {
@@ -74,7 +74,7 @@ impl Driver {
             gate: Arc::clone(&request.gate),
             id: request.id,
             began: request.began,
-            _going: request.going.clone(),
+            _going: Arc::clone(&request.going),
             request: Some(Arc::new(request)),
             client: Some(client),
             operation: Box::pin(pending()),

@@ -127,7 +127,7 @@ impl Gate {
             fingerprint,
             proof,
             began: Instant::now(),
-            going: self.work.errands.subscribe(),
+            going: Arc::new(self.work.errands.subscribe()),
             _permit: Arc::clone(permit),
         };
         // 7. Replay from memory, where the answer is at hand.

@@ -48,7 +48,7 @@ pub(super) struct ProtectedRequest {
     /// When the request was whole.
     pub(super) began: Instant,
     /// A shutdown waits for it.
-    pub(super) going: watch::Receiver<()>,
+    pub(super) going: Arc<watch::Receiver<()>>,
     /// It is one of the requests in flight, also after its client has left.
     pub(super) _permit: Arc<Taken>,
 }
