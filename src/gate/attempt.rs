@@ -241,7 +241,8 @@ async fn send(request: &ProtectedRequest, attempt: Attempt, sending: &Sending, r
         }
     };
     let flowing = may_stream(request, &answer, &control).then_some(Flowing { flow, begin: &mut begin });
-    let captured = capture(body, version, request.policy().max_response_body, &request.gate.work.usage, flowing).await;
+    let memory = request.head.memory(&request.gate.work.usage);
+    let captured = capture(body, version, request.policy().max_response_body, memory, flowing).await;
     match captured {
         Ok(Captured::Whole { body, trailers, record }) => {
             let trailers = trailers.filter(|_| recipient.client.is_some() || trailers_may_follow(request, &answer));

@@ -18,7 +18,7 @@ use super::identify::{body_problem, identify, read_back};
 use super::pass::{self, Manner};
 use super::protected::{Client, ProtectedRequest};
 use super::request::{self, Head};
-use super::{Gate, Lane};
+use super::{Gate, Lane, OVERLOADED_RETRY};
 use crate::http::budget::Taken;
 use crate::http::buffer::Buffered;
 use crate::http::inbound::Inbound;
@@ -31,12 +31,13 @@ use crate::route::Route;
 use crate::telemetry::outcome::{Code, Outcome};
 
 impl Gate {
-    /// Answers a request, unless there are as many in flight as there may be: then it has no `permit`.
+    /// Answers a request. Where it has no `permit`, too many are in flight, or its connection holds too much: it is refused
+    /// with the reason.
     pub(super) async fn answer(
         self: &Arc<Self>,
         request: Request<Inbound>,
         peer: Peer,
-        permit: Option<&Arc<Taken>>,
+        permit: Result<&Arc<Taken>, &'static str>,
     ) -> (Arc<Lane>, Reply) {
         // 1. Read the head. Where it is malformed, the rest of the connection may be desynchronised.
         let (head, body) = match Head::read(request, peer, &self.road) {
@@ -45,12 +46,18 @@ impl Gate {
         };
         // 2. Admit: find the route and the key.
         let admission = Candidate::new(&head).admit(&self.router);
-        let Some(permit) = permit else { return self.overloaded(&head, admission) };
+        let permit = match permit {
+            Ok(permit) => permit,
+            Err(why) => {
+                let problem = Problem::new(Code::Overloaded, why).retry_after(OVERLOADED_RETRY);
+                return self.refused_early(&head, admission, problem);
+            }
+        };
         let (route, step) = match admission {
             Admission::Routed(route, step) => (route, step),
             Admission::Ambiguous(ambiguous) => {
-                let reply = Reply::problem(request::ambiguous(&ambiguous), None);
-                return (Arc::clone(&self.unrouted), self.shared(reply, Asked::of_either(&ambiguous, &head)));
+                let problem = request::ambiguous(&ambiguous);
+                return self.refused_early(&head, Admission::Ambiguous(ambiguous), problem);
             }
             Admission::Unrouted => {
                 let manner = Manner::unrouted(self, &head);
@@ -89,7 +96,9 @@ impl Gate {
         // 4. Read the whole body: nothing is claimed for a request that may not arrive.
         let has_key = found.is_some();
         let refuse = |problem, has_key| self.refused(route, Refusal { problem, has_key });
-        let body = match Buffered::read(body, policy.max_request_body, &self.work.usage).await {
+        let body = match Buffered::read(body, policy.max_request_body, head.memory(&self.work.usage), &self.work.usage)
+            .await
+        {
             Ok(body) => body,
             Err(error) => return refuse(body_problem(self, error), has_key),
         };

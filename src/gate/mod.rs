@@ -60,8 +60,9 @@ use crate::idempotency::grpc;
 use crate::idempotency::identity::Identifier;
 use crate::route::{Route, Router};
 use crate::store::{Identity, Origin, OriginId, Store};
+use crate::telemetry::limits::Limit;
 use crate::telemetry::metrics::{Metrics, RouteMetrics};
-use crate::telemetry::outcome::{Code, Outcome};
+use crate::telemetry::outcome::Outcome;
 
 /// What the gate is told.
 #[derive(Clone, Debug)]
@@ -130,6 +131,10 @@ struct Lane {
 
 /// When a client is to come back whose request was one too many.
 const OVERLOADED_RETRY: Duration = Duration::from_secs(1);
+
+/// Why a request is refused before anything is done about it.
+const TOO_MANY: &str = "the gate has as much to do as it may; nothing was sent";
+const UNREAD: &str = "too many bytes of earlier answers wait to be read on this connection; nothing was sent";
 
 impl Gate {
     /// A gate that serves `router`'s routes. `upstreams` are in the order that routes refer to.
@@ -236,16 +241,20 @@ impl Gate {
         if has_key { self.keyed(reply) } else { reply }
     }
 
-    /// The answer where as many requests are in flight as there may be.
-    fn overloaded(&self, head: &request::Head, admission: Admission<'_>) -> (Arc<Lane>, Reply) {
-        let problem = Problem::new(Code::Overloaded, "the gate has as much to do as it may; nothing was sent")
-            .retry_after(OVERLOADED_RETRY);
+    /// The answer to a request that is refused whatever its route does with it, with all that the route adds to it.
+    fn refused_early(&self, head: &request::Head, admission: Admission<'_>, problem: Problem) -> (Arc<Lane>, Reply) {
         let (route, step) = match admission {
-            Admission::Ambiguous(_) => return (Arc::clone(&self.unrouted), Reply::problem(problem, None)),
+            Admission::Routed(route, step) => (route, step),
             Admission::Unrouted => {
                 return (Arc::clone(&self.unrouted), Manner::unrouted(self, head).problem(problem));
             }
-            Admission::Routed(route, step) => (route, step),
+            Admission::Ambiguous(ambiguous) => {
+                // One of its readings is protected.
+                let is_keyed = self.key_places.has_key(&head.method, &head.uri, &head.headers);
+                let reply = Reply::problem(problem, None);
+                let reply = if is_keyed { self.keyed(reply) } else { reply };
+                return (Arc::clone(&self.unrouted), self.shared(reply, Asked::of_either(&ambiguous, head)));
+            }
         };
         let lane = Arc::clone(&self.lanes[&route.name]);
         let reply = match step {
@@ -273,17 +282,22 @@ impl Handler for Gate {
     async fn handle(self: Arc<Self>, request: Request<Inbound>, peer: Peer) -> Response<Body> {
         let began = Instant::now();
         let is_call = grpc::is_call(request.method(), request.headers());
-        let taken = self.work.usage.requests.take(1).map(Arc::new);
-        let (lane, reply) = self.answer(request, peer, taken.as_ref()).await;
+        let usage = &self.work.usage;
+        let taken = if peer.share.as_ref().is_some_and(|share| share.is_unread()) {
+            usage.exceeded(Limit::MaxBufferedMemory);
+            Err(UNREAD)
+        } else {
+            usage.requests.take(1).map(Arc::new).ok_or(TOO_MANY)
+        };
+        let (lane, reply) = self.answer(request, peer, taken.as_ref().map_err(|why| *why)).await;
         let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };
         log(&lane, outcome, &response, began);
         let timer = lane.metrics.answered(outcome, began);
-        response.map(|body| body.of_request(taken, timer))
+        response.map(|body| body.of_request(taken.ok(), timer))
     }
 
     fn refuse(&self, fault: Fault, head: Option<&Parts>) -> Response<Body> {
-        let problem = Problem { retry_after: fault.retry_after(), ..Problem::new(fault.code(), fault.to_string()) };
-        let reply = Reply::problem(problem, None);
+        let reply = Reply::problem(Problem::new(fault.code(), fault.to_string()), None);
         let is_call = head.is_some_and(|head| grpc::is_call(&head.method, &head.headers));
         let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };
         let now = Instant::now();

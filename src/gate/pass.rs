@@ -87,10 +87,13 @@ pub(super) async fn forward(
     manner: Manner<'_>,
 ) -> Reply {
     let (body, progress) = match body.size_hint().exact() {
-        Some(1..=AWAITED) if head.upgrade.is_none() => match Buffered::read(body, AWAITED, &gate.work.usage).await {
-            Ok(body) => (body.body(), None),
-            Err(error) => return manner.problem(body_problem(gate, error)),
-        },
+        Some(1..=AWAITED) if head.upgrade.is_none() => {
+            let usage = &gate.work.usage;
+            match Buffered::read(body, AWAITED, head.memory(usage), usage).await {
+                Ok(body) => (body.body(), None),
+                Err(error) => return manner.problem(body_problem(gate, error)),
+            }
+        }
         _ if body.is_end_stream() => (Body::empty(), None),
         _ => {
             let progress = Arc::new(Progress::default());

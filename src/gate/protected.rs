@@ -17,6 +17,7 @@ use crate::http::buffer::Buffered;
 use crate::http::prefer;
 use crate::http::problem::Problem;
 use crate::http::upstream::{self, Upstream};
+use crate::http::usage::Usage;
 use crate::idempotency::codec;
 use crate::idempotency::credential::Proof;
 use crate::idempotency::decide::{Decision, decide, difference};
@@ -175,7 +176,8 @@ impl ProtectedRequest {
         match decision {
             Decision::Replay(mut answer) => {
                 if let Some(content) = &mut answer.content {
-                    match self.gate.work.usage.hold(std::mem::take(&mut content.body)) {
+                    let memory = self.head.memory(&self.gate.work.usage);
+                    match Usage::hold(memory, std::mem::take(&mut content.body)) {
                         Some(body) => content.body = body,
                         None => return self.problem(no_room()),
                     }

@@ -7,13 +7,16 @@ use http::header::HOST;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
 
+use crate::http::budget::Budget;
 use crate::http::forwarding::{Forwarding, Hop};
 use crate::http::headers::{Way, framing_is_plain};
 use crate::http::host::{is_host, is_usual, normal};
 use crate::http::inbound::Inbound;
 use crate::http::problem::Problem;
 use crate::http::server::Peer;
+use crate::http::share::Share;
 use crate::http::upgrade::{Upgrade, Upgrades};
+use crate::http::usage::Usage;
 use crate::http::via::Via;
 use crate::http::wire::Interim;
 use crate::idempotency::grpc;
@@ -89,6 +92,11 @@ impl Head {
             road: Arc::clone(road),
             upgrade,
         })
+    }
+
+    /// What its body and its answer are counted in while they are in memory.
+    pub(super) fn memory<'a>(&'a self, usage: &'a Usage) -> &'a Arc<Budget> {
+        self.peer.share.as_deref().map_or(&usage.memory, Share::memory)
     }
 
     /// The way of interim answers to the client, where it understands them.

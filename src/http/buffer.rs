@@ -67,14 +67,14 @@ pub enum Error {
 }
 
 impl Buffered {
-    /// Reads a body to its end, at most `limit` bytes of it.
-    pub async fn read(incoming: Inbound, limit: u64, usage: &Usage) -> Result<Self, Error> {
+    /// Reads a body to its end, at most `limit` bytes of it, into `memory` or a file.
+    pub async fn read(incoming: Inbound, limit: u64, memory: &Arc<Budget>, usage: &Usage) -> Result<Self, Error> {
         // A length that is announced is refused before a byte of it is read.
         if incoming.size_hint().lower() > limit {
             return Err(Error::TooLarge { limit });
         }
-        let memory = Gathered::new(&usage.memory);
-        Reader { memory, spool: None, length: 0, limit, usage }.run(incoming).await
+        let gathered = Gathered::new(memory);
+        Reader { gathered, spool: None, length: 0, limit, memory, usage }.run(incoming).await
     }
 
     /// Its length in bytes.
@@ -157,10 +157,11 @@ impl std::fmt::Debug for Content {
 }
 
 struct Reader<'a> {
-    memory: Gathered<'a>,
+    gathered: Gathered<'a>,
     spool: Option<Spool>,
     length: u64,
     limit: u64,
+    memory: &'a Arc<Budget>,
     usage: &'a Usage,
 }
 
@@ -173,12 +174,12 @@ impl Reader<'_> {
                 Err(frame) => trailers = frame.into_trailers().ok().map(without_ours),
             }
         }
-        let (last, _) = self.memory.take();
+        let (last, _) = self.gathered.take();
         let content = match self.spool {
             None => Content::Memory(last),
             Some(spool) => {
                 let Spool { file, hash, taken } = spool.write(last).await?;
-                let file = Spooled { file, _taken: taken, memory: Arc::clone(&self.usage.memory) };
+                let file = Spooled { file, _taken: taken, memory: Arc::clone(self.memory) };
                 Content::Spooled { file: Arc::new(file), length: self.length, sha256: hash.finalize().into() }
             }
         };
@@ -191,14 +192,14 @@ impl Reader<'_> {
             return Err(Error::TooLarge { limit: self.limit });
         }
         // What finds no room in memory goes to the file at once, and what is there before it.
-        let homeless = self.memory.push(data).err();
-        let full = if self.spool.is_some() { self.memory.len() >= SPOOL_CHUNK } else { self.length > IN_MEMORY };
+        let homeless = self.gathered.push(data).err();
+        let full = if self.spool.is_some() { self.gathered.len() >= SPOOL_CHUNK } else { self.length > IN_MEMORY };
         if full || homeless.is_some() {
             let mut spool = match self.spool.take() {
                 Some(spool) => spool,
                 None => Spool::create(self.usage).await?,
             };
-            let (gathered, _) = self.memory.take();
+            let (gathered, _) = self.gathered.take();
             for chunk in [gathered].into_iter().chain(homeless) {
                 spool = spool.write(chunk).await?;
             }

@@ -1,5 +1,6 @@
 //! Takes in an upstream's answer whole, as far as it may be kept.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,11 +11,11 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::body::{Sender, end_to_end};
-use super::budget::Taken;
+use super::budget::{Budget, Taken};
 use super::flow::Flowing;
 use super::gathered::Gathered;
 use super::headers::without_ours;
-use super::usage::{HELD_ANYWAY, Usage};
+use super::usage::HELD_ANYWAY;
 
 /// An answer's body as far as it was taken in.
 pub enum Captured {
@@ -47,7 +48,7 @@ pub async fn capture(
     mut incoming: Incoming,
     version: Version,
     limit: u64,
-    usage: &Usage,
+    memory: &Arc<Budget>,
     mut flow: Option<Flowing<'_>>,
 ) -> hyper::Result<Captured> {
     // To HEAD, a length is announced that does not come.
@@ -56,7 +57,7 @@ pub async fn capture(
         return Ok(Captured::TooLarge(Rest { read: Default::default(), incoming }));
     }
     // Once as the answer that the client gets, and once in the record.
-    let gathered = Gathered::new(&usage.memory).copied(2).at_least(HELD_ANYWAY);
+    let gathered = Gathered::new(memory).copied(2).at_least(HELD_ANYWAY);
     let mut gathered = gathered.expecting(usize::try_from(announced).unwrap_or(0));
     let mut trailers = None;
     while let Some(frame) = next(&mut incoming, &gathered, &mut flow).await {

@@ -29,6 +29,7 @@ pub mod replay;
 mod rewound;
 pub mod server;
 pub mod shards;
+pub mod share;
 mod socket;
 pub mod trace;
 pub mod upgrade;

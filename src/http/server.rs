@@ -32,6 +32,7 @@ use super::limits::Limits;
 use super::listen::{Accepted, Listen, Socket, Watched};
 use super::opening::{self, Nothing, Opening, Protocol};
 use super::shards::Shards;
+use super::share::Share;
 use super::usage::{Place, Usage};
 use super::wire::{Begun, Fault, Interim, Line, Stream};
 use crate::idempotency::scope::ClientCertificate;
@@ -127,6 +128,8 @@ pub struct Peer {
     pub certificate: Option<Arc<ClientCertificate>>,
     /// The way of interim answers to it, for the request at hand, where it understands them.
     pub interim: Option<Interim>,
+    /// The memory that the bodies of its connection may fill, where many requests share the connection.
+    pub share: Option<Arc<Share>>,
 }
 
 impl Peer {
@@ -136,7 +139,7 @@ impl Peer {
         let ip = socket.ip().to_canonical();
         // An address is nothing but visible ASCII.
         let address = HeaderValue::from_str(&ip.to_string()).unwrap_or_else(|_| HeaderValue::from_static("unknown"));
-        Self { ip, address, is_believed: true, is_secure: false, certificate: None, interim: None }
+        Self { ip, address, is_believed: true, is_secure: false, certificate: None, interim: None, share: None }
     }
 }
 

@@ -82,14 +82,14 @@ impl Usage {
         self.addresses.most.store(limits.max_connections_per_address, Ordering::Relaxed);
     }
 
-    /// Counts the bytes of a body that is there already until nothing refers to them; nothing where there is no room for
-    /// them. What is small is not counted: there are as many as requests at most.
+    /// Counts the bytes of a body that is there already in `memory` until nothing refers to them; nothing where there is no
+    /// room for them. What is small is not counted: there are as many as requests at most.
     #[must_use]
-    pub fn hold(&self, body: Bytes) -> Option<Bytes> {
+    pub fn hold(memory: &Arc<Budget>, body: Bytes) -> Option<Bytes> {
         if body.len() <= HELD_ANYWAY {
             return Some(body);
         }
-        let taken = self.memory.take(body.len() as u64)?;
+        let taken = memory.take(body.len() as u64)?;
         Some(counted(body, taken))
     }
 

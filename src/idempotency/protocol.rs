@@ -21,6 +21,8 @@ mod exhaustive;
 mod golden;
 mod machine;
 #[cfg(test)]
+mod mutants;
+#[cfg(test)]
 mod properties;
 
 use std::time::Duration;

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::support::{Client, Gate, Plan, Reply, Request, Upstream, eventually};
+use crate::support::{Client, Gate, Plan, Reply, Request, Signal, Upstream, eventually};
 
 const ROUTES: &str = "[[routes]]\nname = \"orders\"\nmethods = [\"POST\"]\npath = \"/orders\"\n\
                       [[routes]]\nname = \"hooks\"\nmethods = [\"POST\"]\npath = \"/hooks\"\n\
@@ -102,6 +102,32 @@ fn a_problem_on_the_way_says_it_too() {
     let call = Request::post("/elsewhere").key("k").header("Content-Type", "application/grpc").header("TE", "trailers");
     let answer = call.body("").send(&gate);
     assert_eq!((answer.get("grpc-status").as_deref(), &*answer.word()), (Some("14"), "ignored"), "{}", answer.show());
+}
+
+#[test]
+fn a_refusal_under_overload_says_what_becomes_of_a_key() {
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = Upstream::start(move |_| Reply::ok("x").hold_until(&held));
+    let gate = plan(&upstream).top("[limits]\nmax_requests = 1").start();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| Request::get("/").send(&gate));
+        upstream.wait_for_runs(1);
+        for (what, path, word) in [
+            ("no route", "/elsewhere", "ignored"),
+            ("a route that reads its keys elsewhere", "/hooks", "ignored"),
+            ("a route that passes", "/passed", ""),
+            ("a route that reads its keys in the body", "/notes", ""),
+            ("a route that protects it", "/orders", "overloaded"),
+            ("a path that may be that of such a route", "/orders/", "overloaded"),
+        ] {
+            let refused = Request::post(path).key("k").body("{}").send(&gate);
+            assert_eq!(refused.expect_bare_problem(503, "overloaded").word(), word, "{what}: {}", refused.show());
+        }
+        signal.open();
+        assert_eq!(first.join().expect("an answer").status, 200);
+    });
+    assert_eq!(upstream.runs(), 1);
 }
 
 fn plan_before_nothing() -> Plan {

@@ -94,7 +94,8 @@ fn no_spelling_gets_around_protection() {
             assert_eq!(problem["code"], "bad-request", "{target}");
             let detail = problem["detail"].as_str().expect("a detail");
             assert!(detail.contains("read in two ways") && detail.contains("nothing was sent"), "{target}: {detail}");
-            assert!(!answer.head.has("idempotency-status"), "{target}: it has no route");
+            // By one of its readings a protected route would have used the key.
+            assert_eq!(answer.word(), if key { "bad-request" } else { "" }, "{target}");
         }
     }
     assert_eq!(upstream.runs(), 0, "nothing of it was forwarded");

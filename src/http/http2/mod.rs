@@ -2,7 +2,7 @@
 //!
 //! The frames are the h2 crate's, which refuses what the standard refuses. `strict` judges what a request of HTTP/2 may
 //! say and one of HTTP/1.1 may not, for the upstream may speak that. `exchanges` knows what goes on in the streams of a
-//! connection, and gives up those whose client takes nothing; `unread` knows how much waits for it. `socket` lies between the crate and the client. `frames` takes
+//! connection, and gives up those whose client takes nothing. `socket` lies between the crate and the client. `frames` takes
 //! apart what comes there: `floods` counts what leads nowhere, and `targets` has those refused that the crates would change.
 
 mod exchanges;
@@ -12,7 +12,6 @@ mod pieces;
 mod socket;
 mod strict;
 mod targets;
-mod unread;
 
 use std::convert::Infallible;
 use std::pin::pin;
@@ -32,14 +31,13 @@ use tokio::time::timeout;
 use self::exchanges::{Exchanges, Over};
 use self::pieces::Pieces;
 use self::socket::{End, Socket};
-use self::unread::{Unread, Waiting};
 use super::body::Body;
 use super::inbound::Inbound;
 use super::limits::Limits;
 use super::rewound::Rewound;
 use super::server::{Current, FIRST_REQUEST, Handler, Peer, until_stopped};
+use super::share::{Share, Waiting};
 use super::usage::Usage;
-use super::wire::Fault;
 
 /// How many requests of a connection are dealt with at a time.
 const STREAMS: u32 = 100;
@@ -81,7 +79,8 @@ pub(super) async fn serve<S, H>(
 {
     let limits = Arc::new(limits);
     let exchanges = Exchanges::new(&limits, &usage);
-    let unread = Unread::new(&limits);
+    let share = Share::new(&limits, &usage);
+    let peer = Peer { share: Some(Arc::clone(&share)), ..peer };
     let end = End::new();
     let socket = Rewound::new(socket, read);
     let socket = Socket::new(socket, &limits, Arc::clone(&usage), Arc::clone(&exchanges), end.share());
@@ -92,12 +91,11 @@ pub(super) async fn serve<S, H>(
             let handler = Arc::clone(&current.load().handler);
             let (taking, peer) = (beginning.begin(), peer.clone());
             let (limits, usage) = (Arc::clone(&own_limits), Arc::clone(&own_usage));
-            let waiting = Waiting::new(Arc::clone(&unread));
-            let is_full = unread.is_full();
+            let waiting = Waiting::new(Arc::clone(&share));
             // In a box: it is large, and moved from hand to hand until it is a task of its own.
             Box::pin(async move {
                 let is_head = request.method() == Method::HEAD;
-                let response = answer(handler, request, peer, (limits, usage), is_full).await;
+                let response = answer(handler, request, peer, (limits, usage)).await;
                 let response = if is_head { without_body(response) } else { response };
                 Ok::<_, Infallible>(response.map(|body| Pieces::new(body, taking, waiting)))
             })
@@ -132,11 +130,9 @@ async fn answer<H: Handler>(
     request: Request<Incoming>,
     peer: Peer,
     (limits, usage): (Arc<Limits>, Arc<Usage>),
-    is_full: bool,
 ) -> Response<Body> {
     let (mut parts, body) = request.into_parts();
-    let judged = strict::judge(&mut parts, &limits);
-    match judged.and(if is_full { Err(Fault::Unread) } else { Ok(()) }) {
+    match strict::judge(&mut parts, &limits) {
         Ok(()) => {
             let body = Inbound::of_stream(body, limits, usage);
             handler.handle(Request::from_parts(parts, body), peer).await

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 
 use super::exchanges::Taking;
-use super::unread::Waiting;
 use crate::http::body::{Body, Error};
+use crate::http::share::Waiting;
 
 /// How many bytes of an answer are handed on at a time: the h2 crate keeps what it was given until the client takes it,
 /// though that be a byte at a time.

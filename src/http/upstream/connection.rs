@@ -17,7 +17,6 @@ use tokio::time::{Instant, timeout};
 use super::head::{LARGEST_HEAD, StrictHeads};
 use super::origin::Origin;
 use super::owner::Owner;
-use super::portions::Portions;
 use super::shared::Ticket;
 use super::stream::Wire;
 use super::{Io, NotSent, Upstream};
@@ -58,7 +57,7 @@ impl Connection {
         let (sender, connection) = builder
             .max_headers(MAX_HEADERS)
             .max_buf_size(LARGEST_BUFFER)
-            .handshake(TokioIo::new(StrictHeads::new(Portions(stream), Arc::clone(&wire))))
+            .handshake(TokioIo::new(StrictHeads::new(stream, Arc::clone(&wire))))
             .await
             .map_err(NotSent::Closed)?;
         let task = tokio::spawn(async {
@@ -90,7 +89,7 @@ impl Connection {
         };
         answered.map_err(|mut refused| match refused.take_message() {
             Some(whole) => Refused::Unsent(Box::new(whole), NotSent::Closed(refused.into_error())),
-            // The first write of it failed, and hyper writes no more after that.
+            // No byte of it has left, and none can any more.
             None if self.wire.has_refused() => Refused::FirstWrite(refused.into_error()),
             None => Refused::BrokenOff(refused.into_error()),
         })
@@ -153,7 +152,7 @@ fn says_it_has_a_body(headers: &HeaderMap) -> bool {
 pub(super) enum Refused {
     /// The request was not sent: here it is.
     Unsent(Box<Request<Body>>, NotSent),
-    /// Its first write failed: nothing of it was sent.
+    /// Its first write failed, or bytes came before it: nothing of it was sent.
     FirstWrite(hyper::Error),
     /// The upstream says that it did nothing about it.
     Unprocessed(hyper::Error),
@@ -270,7 +269,34 @@ impl Carrier {
 mod tests {
     use http::HeaderValue;
 
+    use super::super::stream::Stream;
     use super::*;
+
+    /// An upstream that has stopped reading keeps the first write of a request waiting. What it says then is no answer.
+    #[tokio::test]
+    async fn bytes_that_come_before_a_request_has_left_do_not_answer_it() {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+        let (ours, mut upstream) = tokio::io::duplex(64);
+        let mut ours: Box<dyn Io> = Box::new(ours);
+        let wire = Arc::new(Wire::default());
+        ours.write_all(&[b'x'; 64]).await.unwrap();
+        let stream = Stream::new(ours, Arc::clone(&wire));
+        let mut connection = Connection::over(stream, wire, None, Owner::AnyCaller).await.unwrap();
+        let request = Request::get("/").header("host", "a").body(Body::empty()).unwrap();
+        let (answered, ()) = tokio::join!(connection.send(request, None), async {
+            // hyper takes the request, and finds no room to write it.
+            for _ in 0..100 {
+                tokio::task::yield_now().await;
+            }
+            upstream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nEVIL").await.unwrap();
+        });
+        assert!(matches!(answered, Err(Refused::FirstWrite(_))));
+        drop(connection);
+        let mut sent = Vec::new();
+        upstream.read_to_end(&mut sent).await.unwrap();
+        assert_eq!(sent, [b'x'; 64], "no byte of it has left");
+    }
 
     #[test]
     fn an_answer_that_may_have_no_body_and_says_it_has_one_leaves_doubt() {

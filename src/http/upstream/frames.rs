@@ -5,16 +5,16 @@ use std::future::Future as _;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::connection::MOST_INTERIM;
+use super::heard::Heard;
 use crate::http::frame::{
     ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADER, HEADERS, RST_STREAM, SETTINGS, length,
 };
@@ -39,68 +39,12 @@ const REMEMBERED: usize = 256;
 /// How long after a goodbye an answer may still come on a stream that it leaves out.
 const GRACE: Duration = Duration::from_millis(100);
 
+/// A connection on which more bytes than this were dropped takes no more requests: h2 does not see them, and so never gives the
+/// upstream back what they took of the connection's window, which is four times as large.
+const MOST_DROPPED: u64 = 64 << 20;
+
 /// How many bytes are read at a time where the caller's buffer is too small, or bytes wait that were read before.
 const ASIDE: usize = 1024;
-
-/// What an upstream has said on a connection.
-pub(super) struct Heard {
-    opened: Instant,
-    /// When it last said anything, in milliseconds since it was opened.
-    last: AtomicU64,
-    /// How many requests it takes at a time.
-    most: AtomicUsize,
-    has_greeted: AtomicBool,
-    /// It takes no more requests.
-    says_goodbye: AtomicBool,
-    greeted: Notify,
-}
-
-impl Default for Heard {
-    fn default() -> Self {
-        Self {
-            opened: Instant::now(),
-            last: AtomicU64::new(0),
-            // Where it says nothing, as many as one likes (RFC 9113, 6.5.2).
-            most: AtomicUsize::new(usize::MAX),
-            has_greeted: AtomicBool::new(false),
-            says_goodbye: AtomicBool::new(false),
-            greeted: Notify::new(),
-        }
-    }
-}
-
-impl Heard {
-    /// Waits until it has said that it speaks HTTP/2 (RFC 9113, 3.4).
-    pub(super) async fn greeting(&self) {
-        let greeted = self.greeted.notified();
-        if !self.has_greeted.load(Ordering::Acquire) {
-            greeted.await;
-        }
-    }
-
-    pub(super) fn most_streams(&self) -> usize {
-        self.most.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn says_goodbye(&self) -> bool {
-        self.says_goodbye.load(Ordering::Relaxed)
-    }
-
-    /// For how long it has said nothing.
-    pub(super) fn silence(&self) -> Duration {
-        self.opened.elapsed().saturating_sub(Duration::from_millis(self.last.load(Ordering::Relaxed)))
-    }
-
-    fn hear(&self) {
-        let now = u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.last.store(now, Ordering::Relaxed);
-    }
-
-    fn greets(&self) {
-        self.has_greeted.store(true, Ordering::Release);
-        self.greeted.notify_waiters();
-    }
-}
 
 /// A stream whose frames are looked at as they come.
 ///
@@ -155,6 +99,10 @@ struct Reader {
     said: [u8; 8],
     /// The last goodbye that has come whole and has not gone on, and when it came.
     goodbye: Option<([u8; 8], Instant)>,
+    /// The last stream that a goodbye has named which has gone on: h2 has closed those above it.
+    last: u32,
+    /// How many bytes of bodies were dropped.
+    dropped: u64,
 }
 
 /// A stream that was answered in part.
@@ -210,6 +158,8 @@ impl Reader {
             is_goodbye: false,
             said: [0; 8],
             goodbye: None,
+            last: u32::MAX,
+            dropped: 0,
         }
     }
 
@@ -261,8 +211,10 @@ impl Reader {
         let has_end = header[FLAGS] & END_STREAM != 0;
         match header[KIND] {
             HEADERS => {
+                let is_left_out = stream > self.last;
                 let open = self.answered(stream);
                 open.heads += 1;
+                open.is_reset |= is_left_out;
                 // The last of them may be the answer's own.
                 if open.heads > MOST_INTERIM + 1 && !open.is_reset {
                     open.is_reset = true;
@@ -274,7 +226,13 @@ impl Reader {
                 }
             }
             DATA => match self.open.iter_mut().find(|open| open.stream == stream) {
-                Some(open) if open.is_reset => header[KIND] = NO_KIND,
+                Some(open) if open.is_reset => {
+                    header[KIND] = NO_KIND;
+                    self.dropped += u64::from(length(*header));
+                    if self.dropped > MOST_DROPPED {
+                        self.heard.says_goodbye.store(true, Ordering::Relaxed);
+                    }
+                }
                 Some(open) => open.heads = 1,
                 None => {}
             },
@@ -361,12 +319,14 @@ impl Reader {
     fn say_goodbye(&mut self, out: &mut BytesMut) {
         let Some(([a, b, c, d, code @ ..], _)) = self.goodbye.take() else { return };
         let last = (u32::from_be_bytes([a, b, c, d]) & (u32::MAX >> 1)).max(self.forgotten);
-        for stream in self.ended.iter().filter(|stream| **stream > last) {
+        for stream in self.ended.iter().filter(|stream| (last + 1..=self.last).contains(*stream)) {
             out.extend_from_slice(&reset(*stream, NO_ERROR));
         }
-        for open in self.open.iter().filter(|open| open.stream > last && !open.is_reset) {
+        for open in self.open.iter_mut().filter(|open| open.stream > last && !open.is_reset) {
+            open.is_reset = true;
             out.extend_from_slice(&reset(open.stream, INTERNAL_ERROR));
         }
+        self.last = last.min(self.last);
         out.extend_from_slice(&[0, 0, 8, GOAWAY, 0, 0, 0, 0, 0]);
         out.extend_from_slice(&last.to_be_bytes());
         out.extend_from_slice(if code == NO_ERROR { &INTERNAL_ERROR } else { &code });
@@ -643,6 +603,50 @@ mod tests {
         let took = began.elapsed();
         assert_eq!(came, expected);
         assert!(took >= GRACE / 2 + GRACE && took < GRACE * 2, "{took:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_comes_on_a_stream_that_a_goodbye_left_out_does_not_end_the_others() {
+        let (mut upstream, receiver) = tokio::io::duplex(1 << 10);
+        let mut frames = Frames::new(receiver, Arc::default());
+        let begun = [frame(HEADERS, END_HEADERS, 1, HEAD), frame(HEADERS, END_HEADERS, 3, HEAD)].concat();
+        upstream.write_all(&[&begun[..], &goodbye(1, 0)].concat()).await.unwrap();
+        let told = [&begun[..], &passed_over(&goodbye(1, 0)), &resets(3, 2), &goodbye(1, 2)].concat();
+        let mut came = vec![0; told.len()];
+        frames.read_exact(&mut came).await.unwrap();
+        assert_eq!(came, told);
+        // It was under way: on a stream that was answered, and on one that was not.
+        let late = |kind, flags| {
+            [
+                frame(kind, 0, 3, b"more"),
+                frame(HEADERS, END_HEADERS | flags, 3, HEAD),
+                frame(HEADERS, END_HEADERS | flags, 5, HEAD),
+                frame(kind, 0, 5, b"more"),
+                frame(DATA, 0, 1, b"goes on"),
+                goodbye(1, 0),
+            ]
+        };
+        upstream.write_all(&late(DATA, END_STREAM).concat()).await.unwrap();
+        let [before @ .., again] = late(NO_KIND, 0);
+        let told = [&before.concat()[..], &passed_over(&again), &goodbye(1, 2)].concat();
+        let mut came = vec![0; told.len()];
+        frames.read_exact(&mut came).await.unwrap();
+        assert_eq!(came, told);
+    }
+
+    #[test]
+    fn a_connection_whose_window_shrinks_takes_no_more_requests() {
+        let mut reader = Reader::new(Arc::default());
+        reader.answered(1).is_reset = true;
+        let size = (1_u32 << 24) - 1;
+        let mut header = [255, 255, 255, DATA, 0, 0, 0, 0, 1];
+        let frames = MOST_DROPPED / u64::from(size) + 1;
+        for nth in 1..=frames {
+            assert!(!reader.heard.says_goodbye(), "{nth}");
+            header[KIND] = DATA;
+            assert!(reader.begin(&mut header).is_none() && header[KIND] == NO_KIND);
+        }
+        assert!(reader.heard.says_goodbye());
     }
 
     #[tokio::test]

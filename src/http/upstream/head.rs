@@ -9,12 +9,18 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf, Take};
 
 use super::stream::Wire;
 
 /// The size that a head must stay below, in bytes, its last empty line included. Interim answers count one by one.
 pub(super) const LARGEST_HEAD: usize = 256 << 10;
+
+/// How many bytes are read at a time.
+///
+/// hyper makes room for twice as much as a read has filled, up to what the head of an answer may be, and a client that
+/// takes nothing of an answer keeps that room taken three times over.
+const PORTION: u64 = 32 << 10;
 
 /// How many bytes of a status line are kept: `HTTP/1.1 200`.
 const START: usize = 12;
@@ -110,25 +116,33 @@ impl Heads {
     }
 }
 
-/// A stream on which the heads of answers are judged.
+/// A stream on which the heads of answers are judged, and that is read a little at a time.
+///
+/// Bytes that come before any byte of a request has left are not its answer: they end the connection.
 pub(super) struct StrictHeads<T> {
-    inner: T,
+    /// Its limit is that of a single read.
+    inner: Take<T>,
     wire: Arc<Wire>,
     /// Of which exchange, of those that `wire` counts.
     exchange: u64,
     heads: Heads,
 }
 
-impl<T> StrictHeads<T> {
+impl<T: AsyncRead> StrictHeads<T> {
     pub(super) fn new(inner: T, wire: Arc<Wire>) -> Self {
-        Self { inner, wire, exchange: 0, heads: Heads::none() }
+        Self { inner: inner.take(PORTION), wire, exchange: 0, heads: Heads::none() }
     }
 }
 
 impl<T: AsyncRead + Unpin> AsyncRead for StrictHeads<T> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
+        self.inner.set_limit(PORTION);
         ready!(Pin::new(&mut self.inner).poll_read(cx, buf))?;
+        if buf.filled().len() > before && self.wire.is_asked() {
+            self.wire.refuse();
+            return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
+        }
         let begun = self.wire.begun();
         if self.exchange != begun {
             (self.exchange, self.heads) = (begun, Heads::new());
@@ -143,17 +157,17 @@ impl<T: AsyncRead + Unpin> AsyncRead for StrictHeads<T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for StrictHeads<T> {
+impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for StrictHeads<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write(cx, bytes)
+        Pin::new(self.inner.get_mut()).poll_write(cx, bytes)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_flush(cx)
+        Pin::new(self.inner.get_mut()).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_shutdown(cx)
+        Pin::new(self.inner.get_mut()).poll_shutdown(cx)
     }
 
     fn poll_write_vectored(
@@ -161,11 +175,11 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for StrictHeads<T> {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write_vectored(cx, slices)
+        Pin::new(self.inner.get_mut()).poll_write_vectored(cx, slices)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.inner.is_write_vectored()
+        self.inner.get_ref().is_write_vectored()
     }
 }
 
@@ -193,6 +207,19 @@ mod tests {
             heads.follow(piece)?;
         }
         Ok((heads.is_over, heads.has_doubt))
+    }
+
+    #[tokio::test]
+    async fn no_read_takes_more_than_a_portion() {
+        let portion = usize::try_from(PORTION).unwrap();
+        let sent = vec![b'x'; 5 * portion / 2];
+        let mut stream = StrictHeads::new(&sent[..], Arc::default());
+        let mut room = Vec::with_capacity(8 * portion);
+        let mut reads = Vec::new();
+        while let read @ 1.. = stream.read_buf(&mut room).await.unwrap() {
+            reads.push(read);
+        }
+        assert_eq!((reads, room), (vec![portion, portion, portion / 2], sent));
     }
 
     #[test]

@@ -7,11 +7,11 @@ mod connection;
 mod error;
 mod frames;
 mod head;
+mod heard;
 mod lines;
 mod load;
 mod origin;
 mod owner;
-mod portions;
 mod records;
 mod secure;
 mod settings;
@@ -118,8 +118,9 @@ impl Sending {
         self.has_begun.load(Ordering::Acquire)
     }
 
-    fn begin(&self) {
-        self.has_begun.store(true, Ordering::Release);
+    /// The request is handed to a connection, or else was handed back: nothing of it was sent, or processed.
+    fn set_begun(&self, has_begun: bool) {
+        self.has_begun.store(has_begun, Ordering::Release);
     }
 }
 
@@ -248,7 +249,7 @@ impl Upstream {
                 // In a box: most requests have no need of its size.
                 None => Box::pin(self.connect(purpose)).await.map_err(Error::NotSent)?,
             };
-            sending.begin();
+            sending.set_begun(true);
             let copy = if reuse == Reuse::Unprotected { line.copy_of(&request) } else { None };
             let answered = match &mut line {
                 Line::Single(connection) => connection.send(request, sending.interim.clone()).await,
@@ -272,6 +273,7 @@ impl Upstream {
                     return Err(error);
                 }
             }
+            sending.set_begun(false);
         }
     }
 

@@ -17,7 +17,8 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::sync::{Notify, watch};
 
 use super::connection::Refused;
-use super::frames::{Frames, Heard};
+use super::frames::Frames;
+use super::heard::Heard;
 use super::load::{Load, Piece, Room};
 use super::origin::Origin;
 use super::owner::{Owner, Purpose};

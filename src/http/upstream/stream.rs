@@ -73,7 +73,7 @@ pub(super) struct Wire {
     begun: AtomicU64,
     /// The framing of an answer left doubt: the connection must not carry another request.
     doubted: AtomicBool,
-    /// The first write of the current request failed.
+    /// No byte of the current request has left, and none will: its first write failed, or the upstream spoke before it.
     refused: AtomicBool,
     /// A later write has failed: the connection must not carry another request.
     failed: AtomicBool,
@@ -102,8 +102,13 @@ impl Wire {
     }
 
     /// Whether a request has begun and no byte of it has left.
-    fn is_asked(&self) -> bool {
+    pub(super) fn is_asked(&self) -> bool {
         !self.sent.load(Ordering::Acquire) && self.begun() > 0
+    }
+
+    /// Bytes came before any byte of the current request had left: they answer nothing, and the request is not sent any more.
+    pub(super) fn refuse(&self) {
+        self.refused.store(true, Ordering::Release);
     }
 
     /// An answer leaves doubt about where it ends.
@@ -116,7 +121,7 @@ impl Wire {
         self.has_failed() || self.doubted.load(Ordering::Acquire)
     }
 
-    /// Whether the first write of the current request failed: not a byte of it has left.
+    /// Whether no byte of the current request has left, and none will.
     pub(super) fn has_refused(&self) -> bool {
         self.refused.load(Ordering::Acquire)
     }
@@ -157,6 +162,10 @@ impl Wire {
     /// Whether it is closed for good.
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
+    }
+
+    fn check_not_refused(&self) -> io::Result<()> {
+        if self.has_refused() { Err(io::ErrorKind::BrokenPipe.into()) } else { Ok(()) }
     }
 
     fn wrote(&self, result: io::Result<usize>, whole: usize) -> io::Result<usize> {
@@ -248,6 +257,7 @@ impl<T: AsyncRead + ReadNow + Unpin> AsyncRead for Stream<T> {
 
 impl<T: AsyncWrite + Unpin> AsyncWrite for Stream<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.wire.check_not_refused()?;
         let written = Pin::new(&mut self.inner).poll_write(cx, buf).map(|result| self.wire.wrote(result, buf.len()));
         self.wire.unless_given_up(cx, written)
     }
@@ -257,6 +267,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Stream<T> {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.wire.check_not_refused()?;
         let whole = || bufs.iter().map(|buf| buf.len()).sum();
         let written = Pin::new(&mut self.inner).poll_write_vectored(cx, bufs);
         let written = written.map(|result| self.wire.wrote(result, whole()));

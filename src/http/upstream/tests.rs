@@ -96,6 +96,19 @@ async fn a_connection_on_which_anything_has_come_carries_no_request() {
 }
 
 #[tokio::test]
+async fn a_request_that_is_handed_back_has_not_begun() {
+    let (upstream, listener) = upstream();
+    let (connection, _) = exchange(&upstream, &listener, OK, true).await;
+    // The pooled connection hands the request back, and no other can be opened.
+    connection.shutdown(std::net::Shutdown::Write).unwrap();
+    drop(listener);
+    let sending = Sending::default();
+    let error = upstream.send(request(), Reuse::Protected, &sending).await.err().unwrap();
+    assert!(matches!(error, Error::NotSent(NotSent::Connect(_))), "{error}");
+    assert!(!sending.has_begun(), "who stops waiting while a connection opens knows that nothing was sent");
+}
+
+#[tokio::test]
 async fn an_answer_that_leaves_doubt_gives_no_connection_back() {
     for said in [
         "HTTP/1.1 204 No Content\r\nContent-Length: 39\r\n\r\n",

@@ -2,7 +2,6 @@
 
 use std::error::Error as StdError;
 use std::io;
-use std::time::Duration;
 
 use crate::telemetry::limits::Limit;
 use crate::telemetry::outcome::Code;
@@ -31,9 +30,6 @@ pub enum Fault {
     /// The body came slower than `min_body_rate`.
     #[error("the request's body came slower than is allowed here")]
     BodyTooSlow,
-    /// Answers to earlier requests wait for the client, and there is no room for more.
-    #[error("too much of the answers to earlier requests waits to be read on this connection; nothing was sent")]
-    Unread,
 }
 
 impl Fault {
@@ -45,14 +41,7 @@ impl Fault {
             Self::Expectation => Code::ExpectationFailed,
             Self::HeadTooLarge | Self::TooManyHeaders => Code::HeadersTooLarge,
             Self::HeadTooSlow | Self::BodyPaused | Self::BodyTooSlow => Code::RequestTimeout,
-            Self::Unread => Code::Overloaded,
         }
-    }
-
-    /// When the same request may succeed.
-    #[must_use]
-    pub fn retry_after(self) -> Option<Duration> {
-        (self == Self::Unread).then_some(Duration::from_secs(1))
     }
 
     /// The limit that was reached.
@@ -64,7 +53,6 @@ impl Fault {
             Self::HeadTooSlow => Some(Limit::HeaderTimeout),
             Self::BodyPaused => Some(Limit::BodyTimeout),
             Self::BodyTooSlow => Some(Limit::MinBodyRate),
-            Self::Unread => Some(Limit::MaxBufferedMemory),
         }
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 
+use super::mutants::Mutant;
 use super::*;
 use crate::idempotency::record::{Attempt, State};
 
@@ -28,6 +29,8 @@ struct Request {
     protocol: Protocol,
     age: Duration,
     operation: Option<Operation>,
+    /// The store call that ends with the event at hand.
+    asked: Option<Operation>,
     leads: bool,
     is_running: bool,
     has_waited: bool,
@@ -45,7 +48,7 @@ enum Ended {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Operation {
+pub(super) enum Operation {
     Claim,
     Supersede(Version),
     Look,
@@ -67,19 +70,33 @@ struct World {
     retries: bool,
     /// A claim may be left behind: a gate was killed, or a call happened late.
     may_leave: bool,
+    mutant: Mutant,
 }
 
 impl World {
     fn new(gates: &[usize], limits: Limits, faults_left: u8, retries: bool) -> Self {
         let request = |&gate: &usize| {
             let (protocol, age) = (Protocol::new(limits), Duration::ZERO);
-            let (operation, ended, found) = (None, None, None);
+            let (operation, asked, ended, found) = (None, None, None, None);
             let (leads, is_running, has_waited, is_answered) = (false, false, false, false);
-            Some(Request { gate, protocol, age, operation, leads, is_running, has_waited, is_answered, ended, found })
+            Some(Request {
+                gate,
+                protocol,
+                age,
+                operation,
+                asked,
+                leads,
+                is_running,
+                has_waited,
+                is_answered,
+                ended,
+                found,
+            })
         };
         let requests = gates.iter().map(request).collect();
         let (record, late, runs, may_leave) = (None, Vec::new(), 0, false);
-        let mut world = Self { requests, record, late, runs, faults_left, retries, may_leave };
+        let mutant = Mutant::None;
+        let mut world = Self { requests, record, late, runs, faults_left, retries, may_leave, mutant };
         (0..gates.len()).for_each(|index| world.handle(index, Event::Begin));
         world
     }
@@ -90,10 +107,13 @@ impl World {
 
     /// Hands an event to a request, and carries out what follows.
     fn handle(&mut self, index: usize, event: Event) {
+        let mutant = self.mutant;
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             let request = self.request(index);
-            for action in request.protocol.handle(request.age, event) {
+            let (now, operation) = (request.age, request.asked);
+            let actions = mutant.handle(&mut request.protocol, now, event, operation);
+            for action in actions {
                 events.extend(self.begin(index, action));
             }
         }
@@ -332,12 +352,13 @@ impl World {
     /// An operation ends with an event.
     fn ends(&self, index: usize, event: impl FnOnce(&mut Self) -> Event) -> Self {
         let mut world = self.clone();
-        world.request(index).operation = None;
+        world.request(index).asked = world.request(index).operation.take();
         let event = event(&mut world);
         if let Event::Exists(_) | Event::Looked(_) = event {
             world.request(index).found = Some(event != Event::Looked(None));
         }
         world.handle(index, event);
+        world.request(index).asked = None;
         world
     }
 
@@ -412,4 +433,20 @@ fn every_reachable_state_keeps_the_promise() {
     }
     println!("{states} states");
     assert!(states > 10_000, "{states} states");
+}
+
+#[test]
+fn each_mutant_is_found() {
+    let limits = Limits {
+        settle_timeout: Duration::from_secs(5),
+        lease: Duration::from_secs(30),
+        patience: Duration::from_millis(100),
+    };
+    for mutant in Mutant::ALL {
+        let is_found = [false, true].into_iter().any(|retries| {
+            let world = World { mutant, ..World::new(&[0, 1], limits, 2, retries) };
+            std::panic::catch_unwind(|| search(world)).is_err()
+        });
+        assert!(is_found, "no state shows what {mutant:?} does");
+    }
 }

@@ -100,6 +100,12 @@ impl Protocol {
         Self { limits, phase: Phase::New, failures: 0 }
     }
 
+    /// The times that bound the request.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
     /// The age at which the machine is to have [`Event::Timeout`], unless another event comes first.
     #[must_use]
     pub fn timeout(&self) -> Option<Duration> {

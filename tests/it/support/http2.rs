@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Request};
 use http_body_util::{BodyExt as _, Full, combinators::BoxBody};
 use hyper::body::Incoming;
-use hyper::client::conn::http2::{SendRequest, handshake};
+use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::{Handle, Runtime};
@@ -39,16 +39,31 @@ impl Http2 {
         })
     }
 
+    /// By prior knowledge; the gate may send so many bytes of an answer before they are read.
+    #[track_caller]
+    pub fn with_window(address: impl Into<std::net::SocketAddr>, window: u32) -> Self {
+        let address = address.into();
+        let open = async move { tokio::net::TcpStream::connect(address).await.expect("the gate listens") };
+        Self::built(open, Builder::new(TokioExecutor::new()).initial_stream_window_size(window))
+    }
+
     /// Over a stream that is opened so.
     #[track_caller]
     pub fn over<S>(open: impl Future<Output = S>) -> Self
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
+        Self::built(open, &Builder::new(TokioExecutor::new()))
+    }
+
+    #[track_caller]
+    fn built<S>(open: impl Future<Output = S>, builder: &Builder<TokioExecutor>) -> Self
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let requests = runtime.block_on(async {
-            let (requests, connection) =
-                handshake(TokioExecutor::new(), TokioIo::new(open.await)).await.expect("a handshake");
+            let (requests, connection) = builder.handshake(TokioIo::new(open.await)).await.expect("a handshake");
             tokio::spawn(connection);
             requests
         });
