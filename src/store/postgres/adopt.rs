@@ -67,6 +67,7 @@ pub(super) async fn adopt(
     rules: &[Identity],
     accept_change: bool,
 ) -> Result<Vec<IdentityChange>, Error> {
+    let doubts = pool.doubts();
     let mut connection = pool.get().await?;
     let adopting = async {
         let transaction = connection.transaction().await?;
@@ -77,10 +78,9 @@ pub(super) async fn adopt(
         Ok(changes)
     };
     match timeout(PATIENCE, adopting).await {
-        Ok(adopted) => adopted.map_err(|failure| match failure {
-            Failure::Sql(error) => error::of_statement(&error),
-            Failure::Unreadable(unreadable) => Error::indeterminate(ErrorKind::Corrupt, unreadable),
-        }),
+        Ok(Ok(changes)) => pool.expect_replicated(doubts).map(|()| changes),
+        Ok(Err(Failure::Sql(error))) => Err(error::of_statement(&error)),
+        Ok(Err(Failure::Unreadable(unreadable))) => Err(Error::indeterminate(ErrorKind::Corrupt, unreadable)),
         Err(_) => Err(Error::indeterminate(ErrorKind::Timeout, "the database did not answer in time")),
     }
 }

@@ -34,9 +34,14 @@ pub(super) enum Said {
         claim: Claim,
         /// Whether the statement committed a write, so that all that it saw is durable.
         is_flushed: bool,
+        /// Which host said so.
+        host: usize,
     },
     Superseded(bool),
-    Flushed,
+    Flushed {
+        /// What was read there is durable.
+        host: usize,
+    },
     Proven,
 }
 
@@ -118,9 +123,9 @@ impl Operation for Asking {
         }
         let mut found = found.into_iter();
         let said = batch.iter().map(|asking| match asking {
-            Self::Flush { .. } => Some(Said::Flushed),
+            Self::Flush { .. } => Some(Said::Flushed { host: session.host }),
             Self::Claim { .. } | Self::Supersede { .. } | Self::Prove => {
-                found.next().flatten().map(|claim| Said::Claim { claim, is_flushed })
+                found.next().flatten().map(|claim| Said::Claim { claim, is_flushed, host: session.host })
             }
         });
         Ok(said.collect())

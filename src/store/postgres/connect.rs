@@ -1,21 +1,21 @@
-//! Connections: made, proven, and driven.
+//! Connections: made and proven.
 
-use std::future::{pending, poll_fn};
+use std::future::pending;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
-use tokio_postgres::error::{Severity, SqlState};
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{AsyncMessage, CancelToken, Client, Config, Connection, Error as SqlError, Row, Statement};
+use tokio_postgres::{CancelToken, Client, Config, Error as SqlError, Row, Statement};
 
 use super::choosing::{Doubt, Hosts};
+use super::driver::{News, drive};
 use super::error::{self, OpenError};
+use super::lineage::Lineage;
 use super::tls::Encryptor;
 use super::{Settings, hosts, row};
 use crate::store::{Error, ErrorKind};
@@ -57,9 +57,9 @@ const COMMIT: Call = Call {
 pub(super) struct Connector {
     servers: Config,
     tls: Encryptor,
-    /// Whether a pooler was met.
-    is_pooled: Arc<AtomicBool>,
     hosts: Arc<Hosts>,
+    /// Whether records are to be kept there, for which a commit is not enough.
+    is_for_records: bool,
 }
 
 /// A parameter of a statement with its type.
@@ -84,7 +84,7 @@ pub(super) struct Session {
     tls: Encryptor,
     hosts: Arc<Hosts>,
     /// The host that it is with.
-    host: usize,
+    pub(super) host: usize,
     /// Whether the other end is the server itself, and not a pooler before it.
     pub(super) is_direct: bool,
 }
@@ -101,15 +101,6 @@ enum Purpose {
 struct Cancel {
     token: CancelToken,
     tls: Encryptor,
-}
-
-/// What the server says without being asked.
-#[derive(Default)]
-struct News {
-    /// How often the wait for a standby was broken off: the transaction stands here, and perhaps nowhere else.
-    doubts: AtomicU64,
-    /// Where notifications go.
-    told: Option<mpsc::UnboundedSender<String>>,
 }
 
 /// Why a call failed.
@@ -169,13 +160,20 @@ impl Failed {
 }
 
 impl Connector {
+    /// For a look or for `migrate`: a host need not have the schema.
     pub(super) fn new(settings: &Settings) -> Self {
         let servers = settings.servers.clone();
         let hosts = Arc::new(Hosts::new(hosts::count(&servers)));
-        Self { servers, tls: Encryptor::new(settings.tls.clone()), is_pooled: Arc::default(), hosts }
+        Self { servers, tls: Encryptor::new(settings.tls.clone()), hosts, is_for_records: false }
     }
 
-    /// A connection to the host in use, on which a commit has gone through, and which has what `calls` need.
+    /// For a store that keeps records: of several hosts, only those are chosen where a claim and a settle work.
+    pub(super) fn for_records(settings: &Settings) -> Self {
+        Self { is_for_records: true, ..Self::new(settings) }
+    }
+
+    /// A connection to the host in use, on which a commit has gone through, which holds the store that this process uses,
+    /// and which has what `calls` need.
     ///
     /// Only that shows that claims would work: a standby that was promoted away, a full disk or a synchronous standby that
     /// is gone lets everybody log in.
@@ -183,6 +181,9 @@ impl Connector {
         let mut session = self.connect_unproven().await?;
         let proving = async {
             session.commit().await.map_err(Failed::into_open_error)?;
+            let lineage =
+                self.recognise(&session).await.inspect_err(|_| self.hosts.doubt(session.host, Doubt::Silent))?;
+            self.hosts.used.add(&lineage, &self.name(session.host));
             session.prepare(calls).await.map_err(|error| OpenError::of(&error))
         };
         match timeout(GREETING, proving).await {
@@ -195,11 +196,18 @@ impl Connector {
         }
     }
 
-    /// A connection for the pool.
-    pub(super) async fn connect_plainly(&self) -> Result<(Client, JoinHandle<()>), SqlError> {
+    /// What the other end of a connection holds. An error where that is not what this process uses.
+    pub(super) async fn recognise(&self, session: &Session) -> Result<Lineage, OpenError> {
+        let lineage = Lineage::of(session.client()).await?;
+        self.hosts.used.check(&lineage, &self.name(session.host))?;
+        Ok(lineage)
+    }
+
+    /// A connection for the pool. What the server says goes to `news`.
+    pub(super) async fn connect_plainly(&self, news: Arc<News>) -> Result<(Client, JoinHandle<()>), SqlError> {
         let host = self.hosts.chosen().unwrap_or_default();
         let (ending, _) = watch::channel(false);
-        let dialled = self.dial(&self.servers, host, Arc::default(), ending, false).await;
+        let dialled = self.dial(&self.servers, host, news, ending, false).await;
         dialled.inspect_err(|_| self.hosts.doubt(host, Doubt::Silent))
     }
 
@@ -207,8 +215,17 @@ impl Connector {
         &self.servers
     }
 
-    pub(super) fn hosts(&self) -> &Hosts {
+    pub(super) fn hosts(&self) -> &Arc<Hosts> {
         &self.hosts
+    }
+
+    pub(super) fn is_for_records(&self) -> bool {
+        self.is_for_records
+    }
+
+    /// A host's name and port.
+    pub(super) fn name(&self, host: usize) -> String {
+        hosts::name(&self.servers, host)
     }
 
     /// How long it may take until a connection is made.
@@ -244,7 +261,7 @@ impl Connector {
     }
 
     async fn greet(&self, host: usize, purpose: &Purpose) -> Result<Session, OpenError> {
-        let opened = if self.is_pooled.load(Ordering::Relaxed) {
+        let opened = if self.hosts.is_pooled(host) {
             None
         } else {
             let mark = mark()?;
@@ -264,7 +281,7 @@ impl Connector {
         };
         session.is_direct = session.knows(mark.as_deref()).await.map_err(|error| OpenError::of(&error))?;
         if !session.is_direct {
-            self.is_pooled.store(true, Ordering::Relaxed);
+            self.hosts.set_pooled(host);
         }
         Ok(session)
     }
@@ -275,7 +292,7 @@ impl Connector {
             Purpose::Use(told) => (told.clone(), false),
             Purpose::Trial => (None, true),
         };
-        let news = Arc::new(News { told, ..News::default() });
+        let news = Arc::new(News::with_notifications(told));
         let (client, driver) = self.dial(servers, host, Arc::clone(&news), ending, is_trial).await?;
         let (tls, hosts) = (self.tls.clone(), Arc::clone(&self.hosts));
         let _driver = AbortOnDrop(driver);
@@ -292,53 +309,33 @@ impl Connector {
         is_trial: bool,
     ) -> Result<(Client, JoinHandle<()>), SqlError> {
         let settings = hosts::one(servers, host, self.reach());
-        let connecting = timeout(self.reach() + LOGIN, settings.connect(self.tls.clone()));
-        let (client, driven) = connecting.await.unwrap_or_else(|_| Err(SqlError::__private_api_timeout()))?;
+        let hosts = Arc::clone(&self.hosts);
+        let left = (!is_trial).then(|| self.hosts.left(host));
+        let mut left = Box::pin(async move {
+            match left {
+                Some(left) => left.await,
+                None => pending().await,
+            }
+        });
+        let late = SqlError::__private_api_timeout;
+        let (client, driven) = tokio::select! {
+            connected = timeout(self.reach() + LOGIN, settings.connect(self.tls.clone())) => {
+                connected.unwrap_or_else(|_| Err(late()))?
+            }
+            () = left.as_mut() => return Err(late()),
+        };
         let cancel = Cancel { token: client.cancel_token(), tls: self.tls.clone() };
-        let left = (!is_trial && hosts::count(servers) > 1).then(|| self.hosts.left(host));
         let driver = tokio::spawn(async move {
-            let left = async {
-                match left {
-                    Some(left) => left.await,
-                    None => pending().await,
-                }
-            };
             tokio::select! {
                 biased;
-                () = drive(driven, &news) => {}
+                is_lost = drive(driven, &news) => if is_lost && !is_trial {
+                    hosts.doubt(host, Doubt::Silent);
+                },
                 () = left => drop(tokio::spawn(cancel.send())),
             }
             ending.send_replace(true);
         });
         Ok((client, driver))
-    }
-}
-
-/// Moves a connection's bytes until it ends. In the order in which the server sends: by the time that a statement is
-/// answered, its notices were seen.
-async fn drive<S, T>(mut driven: Connection<S, T>, news: &News)
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-    T: AsyncRead + AsyncWrite + Unpin,
-{
-    while let Some(Ok(message)) = poll_fn(|context| driven.poll_message(context)).await {
-        match message {
-            AsyncMessage::Notice(notice) => {
-                let is_warning = notice.parsed_severity() == Some(Severity::Warning);
-                let is_wait =
-                    notice.routine() == Some("SyncRepWaitForLSN") || *notice.code() == SqlState::ADMIN_SHUTDOWN;
-                if is_warning && is_wait {
-                    news.doubts.fetch_add(1, Ordering::SeqCst);
-                }
-            }
-            AsyncMessage::Notification(notification) => {
-                if let Some(told) = &news.told {
-                    // The other end goes with its session.
-                    let _ = told.send(notification.payload().to_owned());
-                }
-            }
-            _ => {}
-        }
     }
 }
 
@@ -385,7 +382,7 @@ impl Session {
         if self.client.is_closed() {
             return Err(Failed::Unsent("the connection to the database was lost".to_owned()));
         }
-        let doubts = self.news.doubts.load(Ordering::SeqCst);
+        let doubts = self.news.doubts();
         let patience = ANSWER + Duration::from_millis((bytes / SLOWEST) as u64);
         let mut calling = pin!(self.call(call, values));
         let answered = match timeout(SLOW, calling.as_mut()).await {
@@ -401,7 +398,7 @@ impl Session {
             }
             Failed::Sql(error)
         })?;
-        if self.news.doubts.load(Ordering::SeqCst) == doubts { Ok(rows) } else { Err(Failed::Unreplicated) }
+        if self.news.doubts() == doubts { Ok(rows) } else { Err(Failed::Unreplicated) }
     }
 
     async fn call(&self, call: &Call, values: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, SqlError> {

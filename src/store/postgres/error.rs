@@ -55,6 +55,34 @@ pub enum OpenError {
     /// This user may not do what is needed.
     #[error("the database denies it: {0}; see \"PostgreSQL\" in the README for what the gate's role needs")]
     Denied(String),
+    /// The server holds another store than the one that this process uses.
+    #[error(
+        "{server} holds another store than {first}: it has none of the records, and every key would run again; remove it \
+         from [store] url, or make it a standby of the server that has them (to use it on purpose, restart the gate with \
+         this server only)"
+    )]
+    OtherStore {
+        /// The server that is refused.
+        server: String,
+        /// A server that holds the store in use.
+        first: String,
+    },
+    /// The server is on a lower timeline than one that this process has used.
+    #[error(
+        "{server} is on timeline {timeline}, and {promoted} was on timeline {newest}: it is an old primary or a restored \
+         copy, and lacks the latest records; make it a standby of the new primary (to use it on purpose, restart the gate \
+         with this server only)"
+    )]
+    LeftBehind {
+        /// The server that is refused.
+        server: String,
+        /// Its timeline.
+        timeline: u32,
+        /// The server that was on the highest timeline.
+        promoted: String,
+        /// That timeline.
+        newest: u32,
+    },
     /// Transactions of this user see the database as it was when they began.
     #[error(
         "transactions of this user begin as `{0}`, and the gate's need `read committed`: ALTER ROLE ... SET \

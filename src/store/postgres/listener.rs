@@ -16,12 +16,12 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// What comes before the id in the notification of a removal.
 const REMOVED: &str = "removed ";
 
-/// Listens, and begins again where the connection is lost. Ends where it cannot be listened to.
+/// Listens, and begins again where the connection is lost. Where a host cannot be listened to, it waits for another one.
 pub(super) async fn run(connector: Connector, waiters: Arc<Waiters>) {
     loop {
         let (tell, mut told) = mpsc::unbounded_channel();
         match listen(&connector, tell).await {
-            Ok(Some(session)) => {
+            Ok(Listening::Hears(session)) => {
                 waiters.begin();
                 loop {
                     let payload = tokio::select! {
@@ -34,7 +34,7 @@ pub(super) async fn run(connector: Connector, waiters: Arc<Waiters>) {
                 drop(session);
                 waiters.tell_all();
             }
-            Ok(None) => return,
+            Ok(Listening::CannotAt(host)) => connector.hosts().left(host).await,
             Err(error) => tracing::debug!(%error, "nobody listens for the ends of attempts; waiters ask instead"),
         }
         sleep(PAUSE).await;
@@ -50,15 +50,18 @@ fn hear(waiters: &Waiters, payload: &str) {
     }
 }
 
-/// A connection that listens; nothing where what comes in would go to somebody else.
-async fn listen(
-    connector: &Connector,
-    tell: mpsc::UnboundedSender<String>,
-) -> Result<Option<Session>, super::OpenError> {
+/// What became of a try to listen.
+enum Listening {
+    Hears(Session),
+    /// A pooler stands before this host: what comes in would go to somebody else.
+    CannotAt(usize),
+}
+
+async fn listen(connector: &Connector, tell: mpsc::UnboundedSender<String>) -> Result<Listening, super::OpenError> {
     let session = connector.connect_to_listen(tell).await?;
     if !session.is_direct {
-        return Ok(None);
+        return Ok(Listening::CannotAt(session.host));
     }
     session.client().batch_execute("LISTEN oncegate").await.map_err(|error| super::OpenError::of(&error))?;
-    Ok(Some(session))
+    Ok(Listening::Hears(session))
 }

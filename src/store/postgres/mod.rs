@@ -11,7 +11,8 @@
 //! - A statement that came back with an error of level ERROR did nothing; after anything else that is not an answer, it
 //!   may have. So may one whose wait for a synchronous standby was broken off, of which the server tells in a warning.
 //! - A completed record that is visible may not be durable: its commit may be on the primary only. The store hands one out
-//!   only after it has seen it durable, see `durable`.
+//!   only after it has seen it durable, see `durable`. A record that is unknown here, or whose lease is past, may be renewed
+//!   or completed elsewhere, where this server was left behind: it is handed out after a commit that returns as well.
 //! - A record that an upstream's transaction holds is left alone by all that could make others wait.
 //! - Where endings fail, nothing is claimed until one works; see `proof`.
 
@@ -20,11 +21,13 @@ mod asking;
 mod choosing;
 mod connect;
 mod description;
+mod driver;
 mod durable;
 mod ending;
 mod error;
 mod hosts;
 mod lane;
+mod lineage;
 mod listener;
 mod listing;
 mod pool;
@@ -48,6 +51,7 @@ use tokio::time::{Instant, sleep};
 use tokio_postgres::types::{ToSql, Type};
 
 use self::asking::Asking;
+use self::choosing::Hosts;
 use self::connect::{Connector, Failed};
 pub use self::description::{Description, Standby};
 use self::durable::Durable;
@@ -110,6 +114,7 @@ pub struct Postgres {
     swept_to: AtomicI64,
     /// What need not be flushed before it is handed out.
     durable: Durable,
+    hosts: Arc<Hosts>,
     is_closing: AtomicBool,
     description: Description,
     opened: Opened,
@@ -156,7 +161,7 @@ impl Postgres {
     /// # Errors
     /// See [`OpenError`]; only after [`OpenError::Unreachable`] it may help to try again.
     pub async fn open(settings: &Settings) -> Result<Self, OpenError> {
-        let connector = Connector::new(settings);
+        let connector = Connector::for_records(settings);
         let unproven = connector.connect_unproven().await?;
         schema::check(unproven.client()).await?;
         let description = Description::of(&unproven, settings).await?;
@@ -178,6 +183,7 @@ impl Postgres {
         tasks.spawn(connector.clone().keep_choosing());
         let proving = (Arc::clone(&proofs), Arc::clone(&claims), Arc::clone(&endings));
         tasks.spawn(async move { proving.0.keep_proving(&proving.1, &proving.2).await });
+        let hosts = Arc::clone(connector.hosts());
         Ok(Self {
             claims,
             endings,
@@ -188,6 +194,7 @@ impl Postgres {
             _tasks: tasks,
             swept_to: AtomicI64::new(0),
             durable: Durable::default(),
+            hosts,
             is_closing: AtomicBool::new(false),
             description,
             opened,
@@ -223,13 +230,39 @@ impl Postgres {
         if self.is_closing.load(Ordering::Relaxed) { Err(closed()) } else { Ok(()) }
     }
 
-    /// Returns once a completed record that was read is known to be durable. One flush serves all that wait for one.
-    async fn make_durable(&self, id: RecordId, record: &Record) -> Result<(), Error> {
-        if record.state == State::Completed && !self.durable.knows(record.attempt) {
-            self.claims.ask(Asking::Flush { id }).await?;
+    /// Returns once a record that was read on a host can be relied on, and says whether the host was left meanwhile, so that
+    /// it is to be read again. One flush serves all that wait for one.
+    ///
+    /// A flush on an old primary, whose standby was promoted away, does not return.
+    async fn make_sure(
+        &self,
+        id: RecordId,
+        record: &Record,
+        now: Timestamp,
+        host: Option<usize>,
+    ) -> Result<bool, Error> {
+        let is_sure = match record.state {
+            State::Completed => self.durable.knows(record.attempt),
+            State::InFlight => record.until > now,
+            State::Unknown => false,
+        };
+        if !is_sure {
+            let asking::Said::Flushed { host: flushed } = self.claims.ask(Asking::Flush { id }).await? else {
+                return Err(confused());
+            };
+            if host != Some(flushed) {
+                return Ok(true);
+            }
+        }
+        self.remember(record);
+        Ok(false)
+    }
+
+    /// Notes that a record was seen durable.
+    fn remember(&self, record: &Record) {
+        if record.state == State::Completed {
             self.durable.remember(record.attempt);
         }
-        Ok(())
     }
 }
 
@@ -241,25 +274,25 @@ impl Store for Postgres {
 
     async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
         loop {
-            let (claim, is_flushed) = match self.ask(Asking::Claim { id, fresh: fresh.clone() }).await? {
-                asking::Said::Claim { claim, is_flushed } => (claim, is_flushed),
-                asking::Said::Superseded(_) | asking::Said::Flushed | asking::Said::Proven => return Err(confused()),
+            let asking::Said::Claim { claim, is_flushed, host } =
+                self.ask(Asking::Claim { id, fresh: fresh.clone() }).await?
+            else {
+                return Err(confused());
             };
             let Claim::Exists { record, now } = claim else {
                 self.proofs.claimed();
                 return Ok(claim);
             };
-            if record.state == State::Completed {
-                if is_flushed {
-                    self.durable.remember(record.attempt);
-                }
-                self.make_durable(id, &record).await?;
-                if record.answer.is_none() {
-                    // The answer is large, and was left out.
-                    match self.get(id).await? {
-                        Some(Listed { record, now, .. }) => return Ok(Claim::Exists { record, now }),
-                        None => continue,
-                    }
+            if is_flushed {
+                self.remember(&record);
+            } else if self.make_sure(id, &record, now, Some(host)).await? {
+                continue;
+            }
+            if record.state == State::Completed && record.answer.is_none() {
+                // The answer is large, and was left out.
+                match self.get(id).await? {
+                    Some(Listed { record, now, .. }) => return Ok(Claim::Exists { record, now }),
+                    None => continue,
                 }
             }
             return Ok(Claim::Exists { record, now });
@@ -269,7 +302,7 @@ impl Store for Postgres {
     async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
         match self.ask(Asking::Supersede { id, seen, fresh }).await? {
             asking::Said::Superseded(superseded) => Ok(superseded),
-            asking::Said::Claim { .. } | asking::Said::Flushed | asking::Said::Proven => Err(confused()),
+            asking::Said::Claim { .. } | asking::Said::Flushed { .. } | asking::Said::Proven => Err(confused()),
         }
     }
 
@@ -352,11 +385,14 @@ impl Store for Postgres {
 
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
         self.still_open()?;
-        let listed = listing::get(&self.pool, id).await?;
-        if let Some(listed) = &listed {
-            self.make_durable(id, &listed.record).await?;
+        loop {
+            let host = self.hosts.chosen();
+            let listed = listing::get(&self.pool, id).await?;
+            match &listed {
+                Some(Listed { record, now, .. }) if self.make_sure(id, record, *now, host).await? => {}
+                _ => return Ok(listed),
+            }
         }
-        Ok(listed)
     }
 
     async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {

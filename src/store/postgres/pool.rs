@@ -1,5 +1,6 @@
 //! A few connections for what is rare, or may take long: it holds up no claim and no ending.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use deadpool_postgres::{
@@ -10,7 +11,8 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_postgres::{Client, Config, Error as SqlError, Row};
 
-use super::connect::{Connector, Parameter};
+use super::connect::{Connector, Failed, Parameter};
+use super::driver::News;
 use super::error;
 use crate::store::{Error, ErrorKind};
 
@@ -22,13 +24,21 @@ const ANSWER: Duration = Duration::from_secs(10);
 
 /// The connections.
 #[derive(Clone)]
-pub(super) struct Pool(Connections);
+pub(super) struct Pool {
+    connections: Connections,
+    /// What the servers say on all of them: which one said it is not known, so a write counts as in doubt where the wait of
+    /// another one was broken off meanwhile.
+    news: Arc<News>,
+}
 
 impl Pool {
     pub(super) fn new(connector: Connector, connections: usize) -> Result<Self, super::OpenError> {
         let patience = connector.patience();
         let manager_config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-        let manager = Manager::from_connect(connector.servers().clone(), Dial(connector), manager_config);
+        let news = Arc::<News>::default();
+        let servers = connector.servers().clone();
+        let dial = Dial { connector, news: Arc::clone(&news) };
+        let manager = Manager::from_connect(servers, dial, manager_config);
         let pool = Connections::builder(manager)
             .max_size(connections)
             .wait_timeout(Some(TURN))
@@ -36,12 +46,12 @@ impl Pool {
             .recycle_timeout(Some(TURN))
             .runtime(Runtime::Tokio1)
             .build();
-        pool.map(Self).map_err(|error| super::OpenError::Failed(error.to_string()))
+        pool.map(|connections| Self { connections, news }).map_err(|error| super::OpenError::Failed(error.to_string()))
     }
 
     /// A connection for one caller. An error says that nothing was asked.
     pub(super) async fn get(&self) -> Result<Object, Error> {
-        self.0.get().await.map_err(|error| match error {
+        self.connections.get().await.map_err(|error| match error {
             PoolError::Backend(error) => error::of_question(&error),
             PoolError::Closed => Error::determinate(ErrorKind::Unavailable, "the store is closed"),
             PoolError::Timeout(_) => {
@@ -61,10 +71,24 @@ impl Pool {
 
     /// The rows of a statement that writes.
     pub(super) async fn write(&self, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
+        let doubts = self.doubts();
         match self.ask(sql, values).await? {
-            Some(answer) => answer.map_err(|error| error::of_statement(&error)),
+            Some(answer) => answer.map_err(|error| error::of_statement(&error)).and_then(|rows| {
+                self.expect_replicated(doubts)?;
+                Ok(rows)
+            }),
             None => Err(Error::indeterminate(ErrorKind::Timeout, "the database did not answer in time")),
         }
+    }
+
+    /// How often the wait for a standby was broken off so far.
+    pub(super) fn doubts(&self) -> u64 {
+        self.news.doubts()
+    }
+
+    /// An error where that has happened since: what was written may be on the primary only.
+    pub(super) fn expect_replicated(&self, doubts: u64) -> Result<(), Error> {
+        if self.doubts() == doubts { Ok(()) } else { Err(Failed::Unreplicated.into_error()) }
     }
 
     async fn ask(&self, sql: &str, values: &[Parameter<'_>]) -> Result<Option<Result<Vec<Row>, SqlError>>, Error> {
@@ -79,7 +103,7 @@ impl Pool {
     }
 
     pub(super) fn close(&self) {
-        self.0.close();
+        self.connections.close();
     }
 }
 
@@ -96,10 +120,13 @@ impl Drop for InUse {
 }
 
 /// Makes connections as the lanes do.
-struct Dial(Connector);
+struct Dial {
+    connector: Connector,
+    news: Arc<News>,
+}
 
 impl Connect for Dial {
     fn connect(&self, _: &Config) -> BoxFuture<'_, Result<(Client, JoinHandle<()>), SqlError>> {
-        Box::pin(self.0.connect_plainly())
+        Box::pin(self.connector.connect_plainly(Arc::clone(&self.news)))
     }
 }

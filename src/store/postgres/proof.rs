@@ -59,7 +59,7 @@ pub(super) async fn prove_all(claims: &Lane<Asking>, endings: &Lane<Work>) -> Re
     let (proven, renewed) = tokio::join!(claims.ask(Asking::Prove), endings.ask(Work::Renew(Vec::new())));
     match proven? {
         Said::Proven => renewed.map(drop),
-        Said::Claim { .. } | Said::Superseded(_) | Said::Flushed => Err(confused()),
+        Said::Claim { .. } | Said::Superseded(_) | Said::Flushed { .. } => Err(confused()),
     }
 }
 

@@ -309,16 +309,16 @@ impl Store for Redis {
     }
 
     async fn ping(&self) -> Result<(), Error> {
-        // A script that writes is let through only where writes are.
         self.still_open()?;
-        // It writes nothing, and is let through only where claims are: in a cluster at each node that has records.
-        let tries = Partition::all().map(|partition| {
-            let mut command = redis::cmd("SETRANGE");
-            command.arg(partition.nobody()).arg(0).arg("");
-            command
+        // In a cluster at each node that has records.
+        let count = if self.caller.is_partitioned { usize::MAX } else { 1 };
+        let proofs = Partition::all().take(count).map(|partition| {
+            let mut call = self.caller.scripts.prove.call(1);
+            call.arg(partition.nobody());
+            call
         });
-        let tries: Vec<Cmd> = if self.caller.is_partitioned { tries.collect() } else { tries.take(1).collect() };
-        let answers = self.caller.send(&tries).await.map_err(|error| error::of_question(&error))?;
+        let answers =
+            self.caller.send(&proofs.collect::<Vec<_>>()).await.map_err(|error| error::of_question(&error))?;
         answers.into_iter().try_for_each(|answer| answer.map(drop).map_err(|error| error::of_question(&error)))
     }
 

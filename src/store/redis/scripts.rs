@@ -24,6 +24,7 @@ pub(super) struct Scripts {
     pub(super) lock: Script,
     pub(super) adopt: Script,
     pub(super) try_all: Script,
+    pub(super) prove: Script,
     pub(super) release: Script,
 }
 
@@ -51,6 +52,7 @@ impl Scripts {
             lock: script(include_str!("scripts/lock.lua")),
             adopt: script(include_str!("scripts/adopt.lua")),
             try_all: script(include_str!("scripts/try.lua")),
+            prove: script(include_str!("scripts/prove.lua")),
             release: script(include_str!("scripts/release.lua")),
         }
     }
@@ -84,7 +86,7 @@ impl Scripts {
         command
     }
 
-    fn all(&self) -> [&Script; 15] {
+    fn all(&self) -> [&Script; 16] {
         [
             &self.claim,
             &self.supersede,
@@ -100,6 +102,7 @@ impl Scripts {
             &self.lock,
             &self.adopt,
             &self.try_all,
+            &self.prove,
             &self.release,
         ]
     }

@@ -41,9 +41,9 @@ impl Replicated {
     /// Has clients ask for new keys through two gates, with one failover in the middle, and holds that no key ran twice and
     /// that no answer was lost.
     fn expect_a_right_failover(&self, fail_over: impl Fn(&Self)) {
-        // Nobody dies but the server, so a lease need not be short. The old primary knows nothing of what is renewed
-        // elsewhere: with a short one, a gate that has not left it yet would say that attempts are lost that go on.
-        let storm = Storm::before(&self.second_url()).with_lease(20);
+        // Only the server dies, and an attempt is lost only where a failover takes longer than its lease: a gate moves to the
+        // new primary within about three seconds, and says nothing of leases that are past on the old one.
+        let storm = Storm::before(&self.second_url()).with_lease(10);
         let gates = storm.start(2, |plan| plan.store_url(&self.url()));
         let mut has_failed_over = false;
         storm.rage(TIME, || {

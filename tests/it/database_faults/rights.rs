@@ -21,8 +21,8 @@ fn a_gate_that_may_not_settle_forwards_nothing() {
     database.run(&format!("REVOKE EXECUTE ON FUNCTION oncegate.settle_v1 FROM {role}"));
     // It finds out by the first that it cannot settle.
     gate.post("/charges", "first", "{}").expect(200, "unrecorded");
+    eventually("it is not ready", || (gate.admin("GET", "/readyz", None).status == 503).then_some(()));
     gate.post("/charges", "second", "{}").expect_problem(503, "store-unavailable");
-    assert_eq!(gate.admin("GET", "/readyz", None).status, 503);
     assert_eq!(upstream.runs_of("second"), 0);
 
     database.run(&format!("GRANT EXECUTE ON FUNCTION oncegate.settle_v1 TO {role}"));

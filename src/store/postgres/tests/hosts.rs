@@ -1,10 +1,13 @@
 //! Several hosts, of which the one in use fails.
 
+use tokio::time::timeout;
+
 use super::faults::{attempt, complete, fresh, id, own_server, until_up};
 use super::servers::{Postgres as Server, Proxy};
 use super::*;
 
-/// Two servers that know nothing of each other, with a database of the same name, and the URL that names both.
+/// Two servers that know nothing of each other, with a database of the same name that holds the same store, and the URL that
+/// names both.
 struct Two {
     first: Server,
     second: Server,
@@ -23,6 +26,8 @@ impl Two {
         let other = servers::Session::open(&two.second.url(&two.name));
         other.run(&schema::all());
         other.run("INSERT INTO oncegate.migration (version, compatible_with) VALUES (1000, 1)");
+        let id = two.first().value("SELECT encode(id, 'hex') FROM oncegate.store");
+        other.run(&format!("UPDATE oncegate.store SET id = decode('{id}', 'hex')"));
         Some(two)
     }
 
@@ -149,6 +154,191 @@ async fn a_host_whose_disk_is_full_is_left_once_another_takes_writes() {
     two.make_second_read_only(false);
     until_up(|| store.claim(id(2), fresh(2))).await;
     assert_eq!(two.second().value(RECORDS), "1");
+
+    // One that begins now passes the first by: small commits still return there.
+    let other = open(&two.url()).await;
+    other.claim(id(3), fresh(3)).await.unwrap();
+    assert_eq!(two.second().value(RECORDS), "2");
+    store.close().await;
+    other.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_that_holds_another_store_is_never_used() {
+    let Some(two) = Two::start() else { return };
+    two.second().run("UPDATE oncegate.store SET id = decode(repeat('07', 16), 'hex')");
+    // As a standby is: it cannot be looked at, and is not needed.
+    two.make_second_read_only(true);
+    let store = open(&two.url()).await;
+    store.claim(id(1), fresh(1)).await.unwrap();
+    two.make_second_read_only(false);
+    hang_commits(&two.first, true);
+    let hung = store.claim(id(2), fresh(2)).await;
+    assert!(hung.is_err(), "{hung:?}");
+    // Each trial of the second host finds the other store. It is given the time of several.
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(4) {
+        let refused = timeout(Duration::from_secs(1), store.claim(id(2), fresh(2))).await;
+        assert!(!matches!(refused, Ok(Ok(_))), "{refused:?}");
+        sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(two.second().value(RECORDS), "0");
+    hang_commits(&two.first, false);
+    until_up(|| store.claim(id(2), fresh(2))).await;
+    assert_eq!((&*two.first().value(RECORDS), &*two.second().value(RECORDS)), ("2", "0"));
+
+    // A start that finds both refuses: either may have the keys that ran.
+    let refused = Postgres::open(&settings(&two.url())).await.unwrap_err();
+    let told = refused.to_string();
+    let both = [two.first.address(), two.second.address()].map(|address| address.to_string());
+    assert!(matches!(refused, OpenError::OtherStore { .. }) && both.iter().all(|host| told.contains(host)), "{told}");
+    store.close().await;
+}
+
+/// As behind an address that another server takes over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_whose_store_becomes_another_is_used_no_longer() {
+    let Some((server, database)) = own_server(&[]) else { return };
+    let store = open(&database.url).await;
+    store.claim(id(1), fresh(1)).await.unwrap();
+    let before = database.value("SELECT encode(id, 'hex') FROM oncegate.store");
+    database.run("UPDATE oncegate.store SET id = decode(repeat('07', 16), 'hex')");
+    server.stop_fast();
+    server.start_again();
+    let began = Instant::now();
+    let told = loop {
+        let refused = store.claim(id(2), fresh(2)).await.unwrap_err().to_string();
+        if refused.contains("holds another store") {
+            break refused;
+        }
+        assert!(began.elapsed() < Duration::from_secs(20), "{refused}");
+        sleep(Duration::from_millis(20)).await;
+    };
+    assert!(told.contains(&database.address().to_string()), "{told}");
+    assert_eq!(database.value(RECORDS), "1");
+    database.run(&format!("UPDATE oncegate.store SET id = decode('{before}', 'hex')"));
+    until_up(|| store.claim(id(2), fresh(2))).await;
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_old_primary_that_commits_again_is_not_used_after_a_failover() {
+    let Some((first, second)) = Server::pair() else { return };
+    let database = first.database();
+    database.run(&schema::all());
+    database.run("INSERT INTO oncegate.migration (version, compatible_with) VALUES (1000, 1)");
+    let name = database.name.clone();
+    // It goes with its server.
+    std::mem::forget(database);
+    let url = format!("postgres://postgres@{},{}/{name}?connect_timeout=1", first.address(), second.address());
+    let store = open(&url).await;
+    store.claim(id(1), fresh(1)).await.unwrap();
+    first.kill9();
+    second.promote();
+    until_up(|| store.claim(id(2), fresh(2))).await;
+    first.start_again();
+    // It waits for no standby any more, so it commits.
+    first.session().run("ALTER SYSTEM SET synchronous_standby_names = ''");
+    first.session().run("SELECT pg_reload_conf()");
+    first.session().run("SELECT pg_logical_emit_message(true, 'test', '')");
+    let on = |server: &Server| servers::Session::open(&server.url(&name)).value(RECORDS);
+    assert_eq!((&*on(&first), &*on(&second)), ("1", "2"));
+
+    // One that begins now finds both, the old one first.
+    let other = open(&url).await;
+    other.claim(id(3), fresh(3)).await.unwrap();
+    assert_eq!((&*on(&first), &*on(&second)), ("1", "3"));
+
+    second.stop_immediate();
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(4) {
+        for store in [&store, &other] {
+            let refused = timeout(Duration::from_secs(1), store.claim(id(4), fresh(4))).await;
+            assert!(!matches!(refused, Ok(Ok(_))), "{refused:?}");
+        }
+        sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(on(&first), "1");
+    second.start_again();
+    for (number, store) in (4..).zip([&store, &other]) {
+        until_up(|| store.claim(id(number), fresh(number))).await;
+    }
+    assert_eq!((&*on(&first), &*on(&second)), ("1", "5"));
+    store.close().await;
+    other.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_purge_whose_wait_for_a_standby_is_broken_off_is_in_doubt() {
+    let Some((server, database)) = own_server(&[]) else { return };
+    let store = open(&database.url).await;
+    store.claim(id(1), fresh(1)).await.unwrap();
+    hang_commits(&server, true);
+    let session = server.session();
+    let breaking_off = async {
+        loop {
+            session.run("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'");
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let removed = tokio::select! {
+        removed = store.remove(id(1)) => removed,
+        () = breaking_off => return,
+    };
+    assert!(matches!(removed, Err(Error::Indeterminate(_))), "{removed:?}");
+    assert_eq!(database.value(RECORDS), "0", "here it is gone");
+    hang_commits(&server, false);
+    assert!(!until_up(|| store.remove(id(1))).await);
+    store.close().await;
+}
+
+/// What is unknown on a server that was left behind may be completed elsewhere.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_unknown_or_past_is_said_only_by_a_host_that_commits() {
+    let Some(two) = Two::start() else { return };
+    two.make_second_read_only(true);
+    let store = open(&two.url()).await;
+    for number in [1, 2] {
+        store.claim(id(number), Fresh { lease: Duration::from_secs(2), ..fresh(number) }).await.unwrap();
+    }
+    let settled = store.settle(id(1), attempt(1), End::Hold).await.unwrap();
+    assert!(matches!(settled, Settled::Done { .. }), "{settled:?}");
+    sleep(Duration::from_millis(2_100)).await;
+    let stands = store.claim(id(1), fresh(9)).await.unwrap();
+    assert!(matches!(&stands, Claim::Exists { record, .. } if record.state == State::Unknown), "{stands:?}");
+    hang_commits(&two.first, true);
+    for number in [1, 2] {
+        let said = timeout(Duration::from_millis(700), store.claim(id(number), fresh(9))).await;
+        assert!(!matches!(said, Ok(Ok(_))), "{said:?}");
+        let read = timeout(Duration::from_millis(700), store.get(id(number))).await;
+        assert!(!matches!(read, Ok(Ok(_))), "{read:?}");
+    }
+    hang_commits(&two.first, false);
+    for number in [1, 2] {
+        let said = until_up(|| store.claim(id(number), fresh(9))).await;
+        assert!(matches!(said, Claim::Exists { .. }), "{said:?}");
+    }
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_without_a_pooler_is_listened_to_whatever_stands_before_others() {
+    let Some(two) = Two::start() else { return };
+    let Some(pooler) = servers::PgBouncer::before(two.first.address()) else { return };
+    let store = open(&two.url_by(pooler.address()).replace("&target_session_attrs=read-write", "")).await;
+    assert!(!store.description().is_direct);
+    store.claim(id(1), fresh(1)).await.unwrap();
+    assert_eq!(two.first().value(RECORDS), "1");
+    assert!(store.waiters.join(id(1)).is_none());
+    pooler.kill9();
+    until_up(|| store.claim(id(2), fresh(2))).await;
+    assert_eq!(two.second().value(RECORDS), "1");
+    let listens = async {
+        while store.waiters.join(id(2)).is_none() {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(Duration::from_secs(20), listens).await.expect("it listens");
     store.close().await;
 }
 

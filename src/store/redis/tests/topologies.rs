@@ -280,6 +280,47 @@ async fn who_lacks_rights_is_told_which() {
     assert_eq!(server.names(), Vec::<Vec<u8>>::new(), "nothing is left of it");
 }
 
+/// What is taken away after the start.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_who_may_not_claim_or_settle_any_more_is_not_ready() {
+    let (Some(server), Some(cluster)) = (servers::Redis::start(), Cluster::start()) else { return };
+    let nodes: Vec<&servers::Redis> = cluster.nodes().chain([&server]).collect();
+    let set = |rights: &str| {
+        nodes.iter().for_each(|node| drop(node.run(&format!("ACL SETUSER gate {rights}")).unwrap()));
+    };
+    set("reset on >secret ~oncegate* &oncegate* +@all");
+    let mut stores = Vec::new();
+    for mut settings in [settings(&server), settings_of(Topology::Cluster, cluster.nodes())] {
+        (settings.servers.user, settings.servers.password) = (Some("gate".to_owned()), Some("secret".to_owned()));
+        stores.push(Redis::open(&settings).await.unwrap());
+    }
+    for (lose, regain) in [
+        ("-evalsha", "+evalsha"),
+        ("-@write", "+@write"),
+        ("-zadd", "+zadd"),
+        ("-zrem", "+zrem"),
+        ("-del", "+del"),
+        ("-getrange", "+getrange"),
+        ("resetkeys %R~oncegate*", "resetkeys ~oncegate*"),
+    ] {
+        for store in &stores {
+            store.ping().await.unwrap();
+        }
+        set(lose);
+        for store in &stores {
+            assert!(store.ping().await.is_err(), "ready with {lose}");
+        }
+        set(regain);
+    }
+    for store in &stores {
+        store.ping().await.unwrap();
+        assert_eq!(store.count().await.unwrap(), [0, 0, 0]);
+    }
+    for node in cluster.nodes().chain([&server]) {
+        assert_eq!(node.names(), Vec::<Vec<u8>>::new(), "nothing is left of it");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_user_may_not_see_is_said_to_be_unseen() {
     let Some(server) = servers::Redis::start() else { return };

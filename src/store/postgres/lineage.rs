@@ -1,0 +1,121 @@
+//! Which store a server holds, and how many promotions its log has been through.
+//!
+//! A host that commits may still be the wrong one: an empty or another database, on which every key would run again, or an
+//! old primary that came back after its standby was promoted, which lacks all records since.
+
+use std::sync::{Mutex, PoisonError};
+
+use tokio_postgres::Client;
+
+use super::error::did_nothing;
+use super::{OpenError, schema};
+
+/// Fails on a standby, where a role lacks the right, and on servers without a log of their own.
+const TIMELINE: &str = "SELECT ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int";
+
+/// What a server holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lineage {
+    /// The id of its store.
+    pub(super) store: [u8; 16],
+    /// The timeline of its log, which every promotion makes higher; nothing where the server does not say.
+    pub(super) timeline: Option<u32>,
+}
+
+/// What this process has used. A server that holds another store, or is on a lower timeline, is refused from then on.
+#[derive(Default)]
+pub(super) struct Used(Mutex<Option<Seen>>);
+
+#[derive(Debug)]
+struct Seen {
+    store: [u8; 16],
+    /// The server where the store was first seen.
+    first: String,
+    /// The highest timeline, and the server that was on it.
+    newest: Option<(u32, String)>,
+}
+
+impl Lineage {
+    pub(super) async fn of(client: &Client) -> Result<Self, OpenError> {
+        let store = schema::store(client).await?.id;
+        let timeline = match client.query_typed_one(TIMELINE, &[]).await {
+            Ok(row) => row.get::<_, Option<i32>>(0).and_then(|timeline| u32::try_from(timeline).ok()),
+            Err(error) if did_nothing(&error) => None,
+            Err(error) => return Err(OpenError::of(&error)),
+        };
+        Ok(Self { store, timeline })
+    }
+
+    /// Whether its log went through more promotions, as far as both are known.
+    pub(super) fn is_newer_than(&self, other: &Self) -> bool {
+        matches!((self.timeline, other.timeline), (Some(one), Some(other)) if one > other)
+    }
+}
+
+impl Used {
+    /// Refuses a server that lacks what was recorded on others.
+    pub(super) fn check(&self, found: &Lineage, server: &str) -> Result<(), OpenError> {
+        let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(seen) = &*seen else { return Ok(()) };
+        if found.store != seen.store {
+            return Err(OpenError::OtherStore { server: server.to_owned(), first: seen.first.clone() });
+        }
+        match (&seen.newest, found.timeline) {
+            (Some((newest, promoted)), Some(timeline)) if timeline < *newest => Err(OpenError::LeftBehind {
+                server: server.to_owned(),
+                timeline,
+                promoted: promoted.clone(),
+                newest: *newest,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Notes that a server is used.
+    pub(super) fn add(&self, found: &Lineage, server: &str) {
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = seen.get_or_insert_with(|| Seen { store: found.store, first: server.to_owned(), newest: None });
+        if let Some(timeline) = found.timeline
+            && seen.newest.as_ref().is_none_or(|(newest, _)| timeline > *newest)
+        {
+            seen.newest = Some((timeline, server.to_owned()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on(store: u8, timeline: Option<u32>) -> Lineage {
+        Lineage { store: [store; 16], timeline }
+    }
+
+    #[test]
+    fn a_server_with_another_store_or_a_lower_timeline_is_refused() {
+        let used = Used::default();
+        assert!(used.check(&on(1, Some(1)), "one").is_ok(), "nothing was used yet");
+        used.add(&on(1, None), "one");
+        for timeline in [None, Some(1), Some(7)] {
+            assert!(used.check(&on(1, timeline), "two").is_ok(), "no timeline is known");
+        }
+        used.add(&on(1, Some(2)), "two");
+        used.add(&on(1, Some(1)), "one");
+        for timeline in [None, Some(2), Some(3)] {
+            assert!(used.check(&on(1, timeline), "one").is_ok(), "{timeline:?}");
+        }
+        let behind = used.check(&on(1, Some(1)), "one").unwrap_err().to_string();
+        assert!(behind.contains("one is on timeline 1") && behind.contains("two was on timeline 2"), "{behind}");
+        let other = used.check(&on(2, Some(3)), "two").unwrap_err().to_string();
+        assert!(other.contains("two holds another store than one"), "{other}");
+    }
+
+    #[test]
+    fn only_timelines_that_are_known_are_compared() {
+        let cases =
+            [(Some(2), Some(1), true), (Some(1), Some(1), false), (Some(1), None, false), (None, Some(1), false)];
+        for (one, other, is_newer) in cases {
+            assert_eq!(on(1, one).is_newer_than(&on(1, other)), is_newer, "{one:?} {other:?}");
+        }
+    }
+}
