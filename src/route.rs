@@ -154,6 +154,19 @@ impl Route {
         self.policy.mode == Mode::Protect
     }
 
+    /// Whether some request that matches both is this route's.
+    #[must_use]
+    pub fn takes_from(&self, other: &Self) -> bool {
+        let share_a_host = match (&self.host, &other.host) {
+            (Some(own), Some(other)) => own.eq_ignore_ascii_case(other),
+            _ => true,
+        };
+        share_a_host
+            && self.claim(other).is_lt()
+            && self.methods.iter().any(|method| other.methods.contains(method))
+            && self.path.intersects(&other.path)
+    }
+
     fn matches_host(&self, host: Option<&str>) -> bool {
         match (&self.host, host) {
             (None, _) => true,
@@ -393,6 +406,17 @@ mod tests {
                 claim.is_some() && claim == naive_claim(&other, method, *host, path)
             });
             prop_assert_eq!(Router::new(vec![one, other]).is_err(), ties);
+        }
+
+        #[test]
+        fn a_route_takes_from_another_what_both_match_and_it_gets(one in any_route(), other in any_route()) {
+            let takes = one.takes_from(&other);
+            let Ok(router) = Router::new(vec![one.clone(), other.clone()]) else { return Ok(()) };
+            let is_taken = |(method, host, path): &(Method, Option<&str>, String)| {
+                other.fit(method, *host, path).is_whole()
+                    && router.find(method, *host, path).is_some_and(|found| Arc::ptr_eq(found, &router.routes()[0]))
+            };
+            prop_assert_eq!(takes, requests().iter().any(is_taken), "{} {}", one.path, other.path);
         }
 
         #[test]

@@ -1,14 +1,20 @@
 //! What a start refuses because it would forget keys, for the operator who has to decide what to do about it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use self::advice::{how_to_keep, how_to_take};
+use crate::config::{Place, Resolved};
+use crate::gate::coverage::{Coverage, Instead, LostKeys};
 use crate::gate::identities::{Former, IdentityRules};
 use crate::idempotency::description::{FingerprintDescription, RulesDescription};
 use crate::idempotency::policy::Policy;
 use crate::idempotency::record::Timestamp;
-use crate::store::{IdentityChange, NamespaceRules};
+use crate::store::{self, Filter, IdentityChange, NamespaceRules, Store};
+
+mod advice;
 
 /// The flag that forgets them.
 pub(super) const ACCEPT: &str = "--accept-identity-change";
@@ -16,12 +22,45 @@ pub(super) const ACCEPT: &str = "--accept-identity-change";
 /// The last millisecond of the year 9999, the last that RFC 3339 can write.
 const LAST: Timestamp = Timestamp(253_402_300_799_999);
 
+/// How many records are asked for at once.
+const PAGE: usize = 1000;
+
+/// What adopting a configuration would forget.
+#[derive(Debug, Default)]
+pub(super) struct Forgotten {
+    /// Namespaces whose rules change, or that are gone: all their keys.
+    pub(super) changes: Vec<IdentityChange>,
+    /// Keys of namespaces that keep their rules, whose requests their routes no longer take.
+    pub(super) lost: Vec<LostKeys>,
+}
+
+/// What an operator can do about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Occasion {
+    /// Start the process again.
+    Start,
+    /// Reload the configuration again, or restart the process.
+    Reload,
+}
+
+/// How a configuration is written, for advice that can be pasted into it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Written {
+    /// See [`Resolved::route_places`].
+    places: Vec<Place>,
+    upstreams: Vec<String>,
+}
+
 /// What the present configuration has.
 struct Present<'a> {
     service: &'a str,
     /// The scope of a route that names none.
     default_scope: Vec<String>,
     routes: Vec<PresentRoute<'a>>,
+    /// The names that are taken, and where the routes stand.
+    places: BTreeMap<&'a str, Option<String>>,
+    /// The upstream that a new route must name, where there are several.
+    upstream: Option<&'a str>,
 }
 
 /// A route that makes records.
@@ -33,10 +72,53 @@ struct PresentRoute<'a> {
     rules: RulesDescription,
 }
 
+impl Forgotten {
+    pub(super) fn is_nothing(&self) -> bool {
+        self.changes.is_empty() && self.lost.is_empty()
+    }
+
+    pub(super) fn keys(&self) -> u64 {
+        let changes = self.changes.iter().map(IdentityChange::keys);
+        changes.chain(self.lost.iter().map(|lost| lost.keys)).sum()
+    }
+}
+
+impl Written {
+    pub(super) fn of(config: &Resolved) -> Self {
+        let upstreams = config.upstreams.iter().map(|upstream| upstream.name.to_string()).collect();
+        Self { places: config.route_places.clone(), upstreams }
+    }
+}
+
+/// Looks for live keys whose requests the routes of their namespace no longer take: at every record, where routes changed.
+pub(super) async fn look_for_lost(store: &dyn Store, rules: IdentityRules<'_>) -> Result<Vec<LostKeys>, store::Error> {
+    let mut coverage = Coverage::of(rules, &store.identities().await?);
+    if coverage.is_changed() {
+        tracing::debug!("the routes changed: looking for live keys whose requests they no longer take");
+        let filter = Filter { service: Some(Arc::clone(rules.service())), ..Filter::default() };
+        let mut after = None;
+        loop {
+            let page = store.list(filter.clone(), after, PAGE).await?;
+            page.records.iter().for_each(|listed| coverage.look_at(listed));
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+    }
+    Ok(coverage.finish())
+}
+
 /// What would be forgotten, why, and what to do instead, best first. Several lines, without a line break at the end.
 ///
 /// `on_file` is what the store has of all namespaces.
-pub(super) fn report(changes: &[IdentityChange], rules: IdentityRules<'_>, on_file: &[NamespaceRules]) -> String {
+pub(super) fn report(
+    forgotten: &Forgotten,
+    rules: IdentityRules<'_>,
+    on_file: &[NamespaceRules],
+    written: &Written,
+    occasion: Occasion,
+) -> String {
     let service = rules.service();
     let is_on_file = |namespace: &str| {
         let of = |found: &NamespaceRules| found.service == *service && *found.namespace == *namespace;
@@ -50,13 +132,28 @@ pub(super) fn report(changes: &[IdentityChange], rules: IdentityRules<'_>, on_fi
     });
     let Policy { scope, key, fingerprint, .. } = Policy::default();
     let default_scope = RulesDescription::of(&scope, &key, &fingerprint, "", false).scope;
-    let present = Present { service, default_scope, routes: routes.collect() };
-    let formers: Vec<Former> = changes.iter().map(|change| rules.former(change)).collect();
-    text(&present, &changes.iter().zip(&formers).collect::<Vec<_>>())
+    let places = rules.router().routes().iter().enumerate();
+    let places = places.map(|(index, route)| (&*route.name, written.places.get(index).map(Place::to_string)));
+    let upstream = written.upstreams.get(rules.default_upstream().unwrap_or_default());
+    let present = Present {
+        service,
+        default_scope,
+        routes: routes.collect(),
+        places: places.collect(),
+        upstream: upstream.filter(|_| written.upstreams.len() > 1).map(String::as_str),
+    };
+    let formers: Vec<Former> = forgotten.changes.iter().map(|change| rules.former(change)).collect();
+    let changes: Vec<_> = forgotten.changes.iter().zip(&formers).collect();
+    text(&present, &changes, &forgotten.lost, occasion)
 }
 
-fn text(present: &Present<'_>, changes: &[(&IdentityChange, &Former)]) -> String {
-    let total = changes.iter().map(|(change, _)| change.keys()).sum();
+fn text(
+    present: &Present<'_>,
+    changes: &[(&IdentityChange, &Former)],
+    lost: &[LostKeys],
+    occasion: Occasion,
+) -> String {
+    let total = changes.iter().map(|(change, _)| change.keys()).chain(lost.iter().map(|lost| lost.keys)).sum();
     let mut text = format!(
         "this configuration would forget {}: a retry with one of them would run its request again\n",
         keys(total)
@@ -68,28 +165,60 @@ fn text(present: &Present<'_>, changes: &[(&IdentityChange, &Former)]) -> String
         }
         let _ = writeln!(text, "  {}: {}", keys(change.keys()), by_route(change));
     }
+    for (index, of_namespace) in lost.iter().enumerate() {
+        let namespace = &of_namespace.namespace;
+        if index == 0 || lost[index - 1].namespace != *namespace {
+            let _ = writeln!(text, "\nnamespace `{namespace}`: its routes no longer take requests that have keys");
+        }
+        let _ = writeln!(text, "  {}", what_is_lost(present, of_namespace));
+    }
     text.push_str("\nWhat you can do, best first:\n  1. Keep the keys.\n");
     let mut said: BTreeSet<String> = BTreeSet::new();
-    for (change, former) in changes {
-        let advice = how_to_keep(present, change, former);
+    let advice = changes.iter().map(|(change, former)| how_to_keep(present, change, former));
+    for advice in advice.chain(lost.iter().map(|lost| how_to_take(present, lost))) {
         // Once for all namespaces of a service that is gone.
         if said.insert(advice.clone()) {
             text.push_str(&advice);
         }
     }
+    let (then, forget) = match occasion {
+        Occasion::Start => ("", format!("start once with {ACCEPT}")),
+        Occasion::Reload => {
+            (" Then reload again.", format!("restart the process, once with {ACCEPT}. A reload never forgets keys"))
+        }
+    };
     let _ = write!(
         text,
         "  2. Wait until the keys have expired: {}.\n     \
-         Until then, let no request claim a key under the former rules.\n  \
-         3. Forget the keys: start once with {ACCEPT}.\n     \
+         Until then, let no request claim a key under the former rules.{then}\n  \
+         3. Forget the keys: {forget}.\n     \
          {} forgotten: a retry with a forgotten key runs its request again.",
-        expiry(changes),
+        expiry(changes, lost),
         match total {
             1 => "1 key is".to_owned(),
             total => format!("{total} keys are"),
         },
     );
     text
+}
+
+/// Which requests, and what would become of them.
+fn what_is_lost(present: &Present<'_>, lost: &LostKeys) -> String {
+    let in_flight = if lost.in_flight > 0 { format!(" ({} in flight)", lost.in_flight) } else { String::new() };
+    let why = match &lost.instead {
+        Instead::NoRoute => "no route takes".to_owned(),
+        Instead::Pass(route) => format!("{}, which has mode = \"pass\", takes", present.named(route)),
+        Instead::Other(route) => {
+            let namespace = present.routes.iter().find(|known| known.name == &**route).map(|route| route.namespace);
+            let namespace = namespace.unwrap_or_default();
+            format!("{}, which has the namespace `{namespace}`, takes", present.named(route))
+        }
+        Instead::Unreadable => {
+            return format!("{}{in_flight}: this version of oncegate cannot read their requests", keys(lost.keys));
+        }
+    };
+    let more = if lost.keys > lost.examples.len() as u64 { " and others" } else { "" };
+    format!("{}{in_flight}: {why} {}{more}", keys(lost.keys), lost.examples.join(", "))
 }
 
 /// Which rule, with its old value and its new one.
@@ -159,167 +288,12 @@ fn by_route(change: &IdentityChange) -> String {
     routes.collect::<Vec<_>>().join(", ")
 }
 
-/// What to write into the configuration, in lines.
-fn how_to_keep(present: &Present<'_>, change: &IdentityChange, former: &Former) -> String {
-    let IdentityChange { service, namespace, .. } = change;
-    if **service != *present.service {
-        return advice("Write the former name of the service:", &[&["[store]", &setting("service", service)]], "");
-    }
-    let same: Vec<&PresentRoute<'_>> = present.of(namespace).collect();
-    if !same.is_empty() {
-        let Some(rules) = former.rules() else {
-            return "     Restore the former scope, key.from, server.trusted_proxies and store.id_secret_file.\n"
-                .to_owned();
-        };
-        return restoring(present, &same, (former, rules), None);
-    }
-    match present.newcomers().collect::<Vec<_>>().as_slice() {
-        [] => format!(
-            "     Restore the route `{namespace}`, or write this into the route that takes its requests now:\n{}",
-            indented(&[&["[[routes]]", &setting("namespace", namespace)]])
-        ),
-        new => match former.rules() {
-            Some(rules) => restoring(present, new, (former, rules), Some(namespace)),
-            None => {
-                let tables: Vec<[String; 2]> =
-                    new.iter().map(|route| [heading(route.name), setting("namespace", namespace)]).collect();
-                let tables: Vec<Vec<&str>> = tables.iter().map(|table| lines(table)).collect();
-                advice(
-                    &format!("Write this into each route that takes requests of `{namespace}` now:"),
-                    &tables.iter().map(Vec::as_slice).collect::<Vec<_>>(),
-                    "     These routes need the scope and key.from that the former one had. An earlier version of oncegate \
-                     adopted\n     those, and recorded only their digest.\n",
-                )
-            }
-        },
-    }
-}
-
-/// The lines that give these routes the former rules, and the former namespace where that is gone.
-fn restoring(
-    present: &Present<'_>,
-    routes: &[&PresentRoute<'_>],
-    (former, rules): (&Former, &RulesDescription),
-    namespace: Option<&str>,
-) -> String {
-    let (mut tables, mut others) = (Vec::new(), BTreeSet::new());
-    for route in routes {
-        let mut table = vec![heading(route.name)];
-        table.extend(namespace.map(|namespace| setting("namespace", namespace)));
-        let now = &route.rules;
-        if now.scope != rules.scope {
-            let words = rules.scope.iter().map(|part| scope_word(part, former));
-            table.push(format!("scope = {}", list(&words.collect::<Vec<_>>())));
-        }
-        if now.key != rules.key {
-            let words: Vec<String> = rules.key.iter().map(|place| word(place)).collect();
-            table.push(format!("key.from = {}", list(&words)));
-        }
-        if let Some(was) = rules.fingerprint.as_ref().filter(|was| now.fingerprint.as_ref() != Some(was)) {
-            table.push(format!("fingerprint = {}", fingerprint(was)));
-        }
-        // It counts only where the address does; where that comes back with the scope, the next start says whether it is right.
-        if now.scope == rules.scope && now.trusted_proxies != rules.trusted_proxies {
-            others.insert("     Restore server.trusted_proxies and server.forwarded.\n");
-        }
-        match (rules.id_secret, now.id_secret) {
-            (true, false) => drop(others.insert("     Restore store.id_secret_file.\n")),
-            (false, true) => drop(others.insert("     Remove store.id_secret_file.\n")),
-            (true, true) if namespace.is_none() && table.len() == 1 && now == rules => {
-                others.insert("     Restore the former secret in store.id_secret_file.\n");
-            }
-            _ => {}
-        }
-        tables.push(table);
-    }
-    // It is not written down where there are no [[routes]]; nor is a scope that was the default, and is another one now.
-    let is_only_default = matches!(routes, [route] if route.name == "default");
-    let has_default_scope = |route: &&PresentRoute<'_>| route.rules.scope == present.default_scope;
-    let is_upgrade = matches!(former, Former::Recognised(_)) && routes.iter().all(has_default_scope);
-    if namespace.is_none() && (is_only_default || is_upgrade && tables.iter().all(|table| table.len() == 2)) {
-        tables.truncate(1);
-        tables[0][0] = "[defaults]".to_owned();
-    }
-    tables.retain(|table| table.len() > 1);
-    let others: String = others.into_iter().collect();
-    if tables.is_empty() {
-        return match others.is_empty() {
-            true => "     Restore the former settings.\n".to_owned(),
-            false => others,
-        };
-    }
-    let tables: Vec<Vec<&str>> = tables.iter().map(|table| lines(table)).collect();
-    let tables: Vec<&[&str]> = tables.iter().map(Vec::as_slice).collect();
-    match (namespace, tables.len()) {
-        (Some(gone), 1) => {
-            let lead = format!(
-                "Write this into the route that takes the requests of `{gone}` now. A key whose request no route of this \
-                 namespace\n     takes is not found:"
-            );
-            advice(&lead, &tables, &others)
-        }
-        (Some(gone), _) => {
-            let lead = format!(
-                "Write this into each of these routes that takes requests of `{gone}` now; routes that share a namespace \
-                 need the\n     same rules:"
-            );
-            advice(&lead, &tables, &others)
-        }
-        (None, _) => advice("Write the former value:", &tables, &others),
-    }
-}
-
-fn advice(lead: &str, tables: &[&[&str]], more: &str) -> String {
-    format!("     {lead}\n{}{more}", indented(tables))
-}
-
-fn indented(tables: &[&[&str]]) -> String {
-    tables.iter().flat_map(|table| table.iter()).fold(String::new(), |mut text, line| {
-        let _ = writeln!(text, "         {line}");
-        text
-    })
-}
-
-fn lines(table: &[String]) -> Vec<&str> {
-    table.iter().map(String::as_str).collect()
-}
-
-fn heading(route: &str) -> String {
-    format!("[[routes]] # the one with name = {}", string(route))
-}
-
-fn setting(key: &str, value: &str) -> String {
-    format!("{key} = {}", string(value))
-}
-
-/// A part of a former scope as it is to be written. Earlier versions took a request without it: now that needs a `?`.
-fn scope_word(part: &str, former: &Former) -> String {
-    let kind = part.split_once(':').map_or(part, |(kind, _)| kind);
-    let may_be_absent = matches!(kind, "header" | "cookie" | "basic" | "client-cert");
-    if may_be_absent && matches!(former, Former::Recognised(_)) { word(part) + "?" } else { word(part) }
-}
-
-/// A part of a scope or a place of a key as people write it.
-fn word(text: &str) -> String {
-    match text.strip_prefix("header:") {
-        Some(name) => format!("header:{}", title_case(name)),
-        None => text.to_owned(),
-    }
-}
-
-fn title_case(name: &str) -> String {
-    let words = name.split('-').map(|word| {
-        let mut letters = word.chars();
-        letters.next().map(|first| first.to_ascii_uppercase()).into_iter().chain(letters).collect::<String>()
-    });
-    words.collect::<Vec<_>>().join("-")
-}
-
 /// When the last of them has gone.
-fn expiry(changes: &[(&IdentityChange, &Former)]) -> String {
-    let live = || changes.iter().flat_map(|(change, _)| &change.live);
-    let in_flight: u64 = live().map(|live| live.in_flight).sum();
-    let last = live().filter_map(|live| live.until).max().map(|last| format!("the last expires {}", rfc3339(last)));
+fn expiry(changes: &[(&IdentityChange, &Former)], lost: &[LostKeys]) -> String {
+    let of_changes = || changes.iter().flat_map(|(change, _)| &change.live).map(|live| (live.in_flight, live.until));
+    let live = || of_changes().chain(lost.iter().map(|lost| (lost.in_flight, lost.until)));
+    let in_flight: u64 = live().map(|(in_flight, _)| in_flight).sum();
+    let last = live().filter_map(|(_, until)| until).max().map(|last| format!("the last expires {}", rfc3339(last)));
     match (last, in_flight) {
         (Some(last), 0) => last,
         (Some(last), running) => format!("{last}; {running} in flight expire some time after their attempts end"),
@@ -372,6 +346,19 @@ impl<'a> Present<'a> {
     /// The routes of a namespace.
     fn of(&self, namespace: &str) -> impl Iterator<Item = &PresentRoute<'a>> {
         self.routes.iter().filter(move |route| route.namespace == namespace)
+    }
+
+    /// A route and where it stands, to begin a line.
+    fn place(&self, route: &str) -> String {
+        match self.places.get(route) {
+            Some(Some(place)) => format!("route `{route}` ({place})"),
+            _ => format!("route `{route}`"),
+        }
+    }
+
+    /// The same in a sentence.
+    fn named(&self, route: &str) -> String {
+        format!("the {}", self.place(route))
     }
 
     /// The routes whose namespace is new to the store: one of them may have taken the place of one that is gone.

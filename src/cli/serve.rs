@@ -17,6 +17,7 @@ pub(super) use self::signals::Signals;
 use self::signals::Told;
 use self::summary::Summary;
 use crate::admin::{self, Phase, Readiness, RouteInfo};
+use crate::cli::identity_changes::Written;
 use crate::config::{Resolved, Sources};
 use crate::gate::Gate;
 use crate::http::memory::keep_giving_back;
@@ -159,24 +160,26 @@ impl Serving {
         let Some(opened) = opening::open(&config.store, &readiness, signals).await? else { return Ok(None) };
         let upkeep = if opened.is_shared { worker::Settings::beside_callers() } else { worker::Settings::default() };
         let (summary, log_format) = (Summary::of(&config, opened.durability.clone()), config.log.format);
+        let written = Written::of(&config);
         let store = remembering::before(opened, &config, &metrics)?;
         let (fixed, drain_timeout) = (Fixed::of(&config), config.server.drain_timeout);
         let usage = Usage::new(&config.server.limits, &metrics);
         let upstream = |settings| Upstream::new(settings, Arc::clone(&usage));
         let upstreams = config.upstreams.into_iter().map(upstream).collect();
         let gate = Gate::new(config.gate, config.router, upstreams, Arc::clone(&store), Arc::clone(&usage), &metrics);
-        if !adopting::at_start(&gate, &*store, accept_identity_change, signals).await? {
-            return Ok(None);
-        }
-        admin_state.set_store(Arc::clone(&store));
-
-        let current = server::Serving::current(Arc::clone(&gate), config.server.limits, config.server.door, usage);
-        // All of them, before the first request: it must not be cut off because another address is taken.
+        // All of them, before the first request: it must not be cut off because another address is taken. And before the
+        // store adopts other rules: what they forget is forgotten also where this gate never serves.
         let mut listeners = Vec::new();
         for source in sources {
             let Some(bound) = bind_server(source, config.server.socket_mode, signals).await? else { return Ok(None) };
             listeners.push(bound);
         }
+        if !adopting::at_start(&gate, &*store, &written, accept_identity_change, signals).await? {
+            return Ok(None);
+        }
+        admin_state.set_store(Arc::clone(&store));
+
+        let current = server::Serving::current(Arc::clone(&gate), config.server.limits, config.server.door, usage);
         let work_stop = watch::Sender::new(false);
         let workers = worker::spawn(Arc::clone(&store), metrics.clone(), upkeep, work_stop.subscribe());
         let renewing = tokio::spawn(keep_renewing(Arc::clone(&current), work_stop.subscribe()));

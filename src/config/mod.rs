@@ -74,6 +74,8 @@ pub struct Resolved {
     pub upstreams: Vec<http::upstream::Settings>,
     /// `[[routes]]`. Never empty.
     pub router: Router,
+    /// Where each of them stands, in the same order; empty where there are no `[[routes]]`.
+    pub route_places: Vec<Place>,
     /// `[log]`
     pub log: logs::Settings,
     /// What is accepted, but better known.
@@ -113,7 +115,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     let headers = headers::read(&root);
     let log = logging::read(&root);
     let default_upstream = upstreams::default(&root, &upstreams);
-    let router = routes::read(&root, &upstreams);
+    let (router, route_places) = routes::read(&root, &upstreams);
     listeners::check_scopes(&root, &server);
     drop(root);
 
@@ -143,6 +145,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
         },
         upstreams: upstreams.settings,
         router,
+        route_places,
         log,
         advice,
         effective: DocumentMut::new(),

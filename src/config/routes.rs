@@ -24,13 +24,14 @@ mod tests;
 /// Routes that could be read, each with the table that it was read from.
 type Read<'a> = Vec<(Table<'a>, Route)>;
 
-/// Reads `[defaults]` and `[[routes]]`. Where there are no routes, one protects every POST and PATCH.
-pub(super) fn read(root: &Table<'_>, upstreams: &Upstreams) -> Router {
+/// Reads `[defaults]` and `[[routes]]`, with the place of each route. Where there are no routes, one protects every POST
+/// and PATCH, and stands nowhere.
+pub(super) fn read(root: &Table<'_>, upstreams: &Upstreams) -> (Router, Vec<Place>) {
     let table = root.table("defaults", &keys::DEFAULTS);
     let defaults = policy::read(&table, &Draft::default());
     let tables = root.tables("routes", &keys::ROUTE).unwrap_or_default();
     if tables.is_empty() {
-        return only_route(root, &table, defaults, upstreams);
+        return (only_route(root, &table, defaults, upstreams), Vec::new());
     }
     let read: Read<'_> = tables
         .into_iter()
@@ -49,11 +50,11 @@ pub(super) fn read(root: &Table<'_>, upstreams: &Upstreams) -> Router {
             let is_forwarded = upstreams::default(root, upstreams).is_some();
             advise_on_the_rest(root, &router, is_forwarded);
             advice::on_collections(&tables, router.routes(), is_forwarded);
-            router
+            (router, tables.iter().map(Table::place).collect())
         }
         Err(overlaps) => {
             overlaps.into_iter().for_each(|overlap| report_overlap(&tables, &names, overlap));
-            Router::default()
+            (Router::default(), Vec::new())
         }
     }
 }

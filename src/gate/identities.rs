@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::work::Rules;
-use super::{Settings, origin};
-use crate::idempotency::description::RulesDescription;
+use super::{Settings, coverage, origin};
+use crate::idempotency::description::{NamespaceDescription, RulesDescription};
 use crate::idempotency::fingerprint::Recipe;
 use crate::idempotency::identity::Identifier;
 use crate::idempotency::key::{KeyRule, KeySource};
@@ -36,6 +36,18 @@ impl<'a> IdentityRules<'a> {
         &self.settings.service
     }
 
+    /// All routes.
+    #[must_use]
+    pub fn router(&self) -> &'a Router {
+        self.router
+    }
+
+    /// Index of the upstream for what matches no route.
+    #[must_use]
+    pub fn default_upstream(&self) -> Option<usize> {
+        self.settings.default_upstream
+    }
+
     /// The routes that make records, each with its rules.
     pub fn routes(&self) -> impl Iterator<Item = (&'a Arc<Route>, RulesDescription)> {
         let (trusted, id_secret) = (self.settings.forwarding.rule(), self.settings.id_secret.is_some());
@@ -54,14 +66,15 @@ impl<'a> IdentityRules<'a> {
         let origins = self.router.routes().iter().map(|route| origin(service, &route.namespace, &route.name)).collect();
         let (identifier, trusted) = (identifier(self.settings, service), self.settings.forwarding.rule());
         let mut identities: Vec<Identity> = Vec::new();
-        for (route, description) in self.routes() {
+        for (route, rules) in self.routes() {
             // Routes that share a namespace share its rules; the configuration sees to that.
             if !identities.iter().any(|known| known.namespace == route.namespace) {
+                let coverage = Some(coverage::describe(self.router, &route.namespace));
                 identities.push(Identity {
                     service: Arc::clone(service),
                     namespace: Arc::clone(&route.namespace),
                     digest: digest(&identifier, route, &trusted),
-                    description: Some(description.to_text().into()),
+                    description: Some(NamespaceDescription { rules, coverage }.to_text().into()),
                 });
             }
         }
@@ -71,8 +84,8 @@ impl<'a> IdentityRules<'a> {
     /// The rules that a change gives up: as they are described, or else those among the usual ones that have their digest.
     #[must_use]
     pub fn former(&self, change: &IdentityChange) -> Former {
-        match change.description.as_deref().and_then(RulesDescription::parse) {
-            Some(described) => Former::Described(described),
+        match change.description.as_deref().and_then(NamespaceDescription::parse) {
+            Some(described) => Former::Described(described.rules),
             None => self.recognised(change).map_or(Former::Unknown, Former::Recognised),
         }
     }

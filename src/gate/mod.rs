@@ -9,6 +9,7 @@ mod admit;
 mod answer;
 mod attempt;
 mod cors;
+pub mod coverage;
 mod driver;
 mod estimate;
 pub mod explain;

@@ -107,6 +107,13 @@ impl Head {
         Self { fingerprint, proof: None, method, path: path[..end].to_owned(), key: key.shortened() }
     }
 
+    /// Whether the request's path may have been longer than what is kept of it.
+    #[must_use]
+    pub fn is_path_cut(&self) -> bool {
+        // A character is not cut in two.
+        self.path.len() > MAX_PATH - 4
+    }
+
     /// The same with a proof, or without one.
     #[must_use]
     pub fn with_proof(self, proof: Option<Proof>) -> Self {

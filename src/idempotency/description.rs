@@ -10,6 +10,44 @@ use super::fingerprint::{BodyForm, Recipe};
 use super::key::{KeyRule, KeySource};
 use super::scope::ScopePart;
 
+/// What a store keeps of a namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NamespaceDescription {
+    /// The rules of its ids.
+    #[serde(flatten)]
+    pub rules: RulesDescription,
+    /// The requests that find its records; nothing where an earlier version of oncegate wrote the description.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub coverage: Option<CoverageDescription>,
+}
+
+/// The requests that find the records of a namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CoverageDescription {
+    /// The routes of the namespace.
+    pub routes: Vec<RouteDescription>,
+    /// Other routes, which take requests from them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub except: Vec<RouteDescription>,
+}
+
+/// The requests of a route.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RouteDescription {
+    /// Its name.
+    pub name: String,
+    /// Its methods.
+    pub methods: Vec<String>,
+    /// Its host; nothing for any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// Its path.
+    pub path: String,
+}
+
 /// The rules of a namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -57,8 +95,10 @@ impl RulesDescription {
             id_secret,
         }
     }
+}
 
-    /// Reads what [`RulesDescription::to_text`] wrote, perhaps in a later version; nothing where it is no description.
+impl NamespaceDescription {
+    /// Reads what [`NamespaceDescription::to_text`] wrote, perhaps in a later version; nothing where it is no description.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         serde_json::from_str(text).ok()
@@ -127,7 +167,8 @@ mod tests {
                 (digest, RulesDescription::of(&scope, &key, &recipe, trusted, secret))
             });
             prop_assert_eq!(both[0].0 == both[1].0, both[0].1 == both[1].1, "{:?}", both);
-            prop_assert_eq!(RulesDescription::parse(&both[0].1.to_text()), Some(both[0].1.clone()));
+            let described = NamespaceDescription { rules: both[0].1.clone(), coverage: None };
+            prop_assert_eq!(NamespaceDescription::parse(&described.to_text()), Some(described));
         }
     }
 
@@ -135,10 +176,23 @@ mod tests {
     fn a_description_is_read_by_other_versions() {
         let Policy { scope, key, fingerprint, .. } = Policy::default();
         let scope = &scope[..1];
-        let text = RulesDescription::of(scope, &key, &fingerprint, "", false).to_text();
+        let rules = RulesDescription::of(scope, &key, &fingerprint, "", false);
+        let mut described = NamespaceDescription { rules, coverage: None };
+        let text = described.to_text();
         assert_eq!(text, r#"{"scope":["host"],"key":["header:idempotency-key"],"id_secret":false}"#);
         let later = r#"{"scope":["host"],"key":["header:idempotency-key"],"id_secret":false,"moon":"full"}"#;
-        assert_eq!(RulesDescription::parse(later), RulesDescription::parse(&text));
-        assert_eq!(RulesDescription::parse("none"), None);
+        assert_eq!(NamespaceDescription::parse(later).as_ref(), Some(&described));
+        let route = RouteDescription {
+            name: "charge".to_owned(),
+            methods: vec!["POST".to_owned()],
+            host: None,
+            path: "/charges".to_owned(),
+        };
+        described.coverage = Some(CoverageDescription { routes: vec![route], except: Vec::new() });
+        let text = described.to_text();
+        let coverage = r#""coverage":{"routes":[{"name":"charge","methods":["POST"],"path":"/charges"}]}}"#;
+        assert!(text.ends_with(coverage), "{text}");
+        assert_eq!(NamespaceDescription::parse(&text), Some(described));
+        assert_eq!(NamespaceDescription::parse("none"), None);
     }
 }

@@ -179,6 +179,32 @@ impl Pattern {
         }
     }
 
+    /// Whether it takes whatever follows its segments.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.segments.last() == Some(&Segment::Rest)
+    }
+
+    /// Whether some path matches both.
+    pub(super) fn intersects(&self, other: &Self) -> bool {
+        let (mut own, mut others) = (self.segments.iter(), other.segments.iter());
+        loop {
+            match (own.next(), others.next()) {
+                (None, None) | (Some(Segment::Rest), _) | (_, Some(Segment::Rest)) => return true,
+                (None, Some(_)) | (Some(_), None) => return false,
+                (Some(Segment::Literal(own)), Some(Segment::Literal(other))) if own != other => return false,
+                // A parameter is never empty.
+                (Some(Segment::Literal(literal)), Some(Segment::One))
+                | (Some(Segment::One), Some(Segment::Literal(literal)))
+                    if literal.is_empty() =>
+                {
+                    return false;
+                }
+                _ => {}
+            }
+        }
+    }
+
     /// Whether it matches every path.
     pub(super) fn is_everything(&self) -> bool {
         self.segments.first() == Some(&Segment::Rest)
@@ -199,8 +225,7 @@ impl Pattern {
 
     /// How specific each segment is, and the end.
     fn claims(&self) -> impl Iterator<Item = Kind> {
-        let is_open = self.segments.last() == Some(&Segment::Rest);
-        self.specificity().chain((!is_open).then_some(Kind::Literal))
+        self.specificity().chain((!self.is_open()).then_some(Kind::Literal))
     }
 
     /// How specific each segment is. Where two patterns match one path, the lesser is the more specific: `/a` is less than

@@ -389,6 +389,14 @@ impl Error {
     }
 }
 
+impl Listed {
+    /// Whether it counts as live where identities change: in flight, or not yet expired.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        rules::is_live(self.record.state, self.record.until, self.now)
+    }
+}
+
 impl Page {
     /// The page of `found`, which holds one record more than `limit` where there are more.
     fn of(mut found: Vec<Listed>, limit: usize) -> Self {

@@ -1,11 +1,20 @@
 //! Logs by `tracing`, to standard error.
 
+use std::fmt;
 use std::io::IsTerminal;
 use std::panic::PanicHookInfo;
 
+use serde_json::Value;
+use tracing::{Event, Subscriber};
 use tracing_subscriber::filter::ParseError;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 use tracing_subscriber::{EnvFilter, reload};
+
+/// The target of events with a field that holds a JSON array of objects. Where lines are JSON it stands in them as it is.
+pub const STRUCTURED: &str = "oncegate::structured";
 
 /// `[log]`
 #[derive(Clone, Debug)]
@@ -67,7 +76,8 @@ pub fn init(settings: &Settings) -> Result<Filter, Error> {
             Filter(Box::new(move |filter| handle.reload(filter)))
         }
         Format::Json => {
-            let lines = lines.json().flatten_event(true).with_span_list(false).with_filter_reloading();
+            let lines = lines.json().flatten_event(true).with_span_list(false).map_event_format(Structured);
+            let lines = lines.with_filter_reloading();
             let handle = lines.reload_handle();
             lines.finish().try_init()?;
             Filter(Box::new(move |filter| handle.reload(filter)))
@@ -75,6 +85,38 @@ pub fn init(settings: &Settings) -> Result<Filter, Error> {
     };
     std::panic::set_hook(Box::new(log_panic));
     Ok(changed)
+}
+
+/// A format of JSON lines, in which arrays of objects are no strings.
+struct Structured<F>(F);
+
+impl<S, N, F> FormatEvent<S, N> for Structured<F>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+    F: FormatEvent<S, N>,
+{
+    fn format_event(&self, ctx: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        if event.metadata().target() != STRUCTURED {
+            return self.0.format_event(ctx, writer, event);
+        }
+        let mut line = String::new();
+        self.0.format_event(ctx, Writer::new(&mut line), event)?;
+        writeln!(writer, "{}", unquoted(&line).as_deref().unwrap_or(line.trim_end()))
+    }
+}
+
+/// A line of JSON with the arrays of objects that its strings hold in their place.
+fn unquoted(line: &str) -> Option<String> {
+    let Value::Object(mut fields) = serde_json::from_str(line).ok()? else { return None };
+    for value in fields.values_mut() {
+        if let Some(array) = value.as_str().filter(|text| text.starts_with("[{") || *text == "[]")
+            && let Ok(array) = serde_json::from_str(array)
+        {
+            *value = array;
+        }
+    }
+    Some(Value::Object(fields).to_string())
 }
 
 fn filter(level: &str) -> Result<EnvFilter, Error> {
@@ -94,6 +136,14 @@ fn log_panic(panic: &PanicHookInfo<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn arrays_of_objects_are_not_quoted() {
+        let line = r#"{"a":"[{\"b\":[\"c\"]}]","d":"[]","e":"[::1]:80","f":"[{","g":1}"#;
+        let expected = r#"{"a":[{"b":["c"]}],"d":[],"e":"[::1]:80","f":"[{","g":1}"#;
+        assert_eq!(unquoted(line).as_deref(), Some(expected));
+        assert_eq!(unquoted("no JSON"), None);
+    }
 
     #[test]
     fn a_bad_level_is_named() {

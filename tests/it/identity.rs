@@ -168,6 +168,64 @@ fn keys_that_are_forgotten_are_counted_and_their_records_marked() {
 }
 
 #[test]
+fn requests_that_no_route_takes_any_more_keep_their_keys() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = Gate::before(&upstream).routes("");
+    let gate = plan.start();
+    send(&gate, "/charges", "k-1").expect(200, "executed");
+    send(&gate, "/refunds", "k-2").expect(200, "executed");
+    send(&gate, "/refunds", "k-3").expect(200, "executed");
+    let named = [CHARGE, "namespace = \"default\"\n"].concat();
+    let charges = plan.clone().routes(&named);
+    let said = checked(&charges, 78);
+    gate.stop();
+    let log = refusal(&charges);
+    for text in [&said, &log] {
+        line(text, "2 live keys: no route takes POST /refunds");
+        line(text, "3. Forget the keys: start once with --accept-identity-change.");
+    }
+    // A route with another namespace takes them away as well.
+    let log_of_other = refusal(&plan.clone().routes(&[&*named, REFUND].concat()));
+    line(&log_of_other, "2 live keys: the route `refund` (");
+    // The block that is printed stands for itself.
+    let block = log.lines().skip_while(|line| line.trim() != "[[routes]]");
+    let block: String =
+        block.take_while(|line| line.starts_with("         ")).map(|line| format!("{line}\n")).collect();
+    let whole = plan.clone().routes(&format!("{named}{block}"));
+    checked(&whole, 0);
+    let gate = whole.start();
+    send(&gate, "/charges", "k-1").expect(200, "replayed");
+    send(&gate, "/refunds", "k-2").expect(200, "replayed");
+    gate.stop();
+    let gate = charges.clone().arg("--accept-identity-change").start();
+    let log = gate.log();
+    let mut told = log.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let forgotten = told.find(|line| line["namespace"] == "default" && line["keys"] == 2).expect("a count");
+    assert_eq!((&forgotten["level"], &forgotten["examples"]), (&"WARN".into(), &"POST /refunds".into()), "{log}");
+    gate.stop();
+    // What was forgotten stands in no one's way.
+    checked(&charges, 0);
+    charges.start().stop();
+    assert_eq!(upstream.runs(), 3);
+}
+
+#[test]
+fn a_start_that_cannot_listen_changes_no_rules() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = Gate::before(&upstream).defaults("scope = [\"host\"]");
+    let gate = plan.start();
+    send(&gate, "/charges", "k-1").expect(200, "executed");
+    gate.stop();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let listen = format!("listen = \"{}\"", taken.local_addr().unwrap());
+    let changed = plan.clone().defaults("scope = [\"header:Authorization\"]").server(&listen);
+    let log = refusal(&changed.arg("--accept-identity-change"));
+    assert!(log.contains("cannot listen on") && !log.contains("forgotten"), "{log}");
+    send(&plan.start(), "/charges", "k-1").expect(200, "replayed");
+    assert_eq!(upstream.runs(), 1);
+}
+
+#[test]
 fn check_says_what_it_cannot_ask() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
     let plan = Gate::before(&upstream).store_url("memory:");

@@ -36,6 +36,13 @@ fn signalled(gate: &Gate) -> bool {
     eventually("the end of the reload", || ended().get(before).cloned()) == ENDED[0]
 }
 
+/// The log's lines that say this.
+fn lines_of(gate: &Gate, message: &str) -> Vec<Value> {
+    let log = gate.log();
+    let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    lines.filter(|line| line["message"] == message).collect()
+}
+
 /// What the log says, without the rest of its lines.
 fn messages(gate: &Gate) -> Vec<String> {
     let log = gate.log();
@@ -125,6 +132,50 @@ fn rules_of_identities_change_only_where_no_record_lives() {
     assert!(reload(&gate, &plan.clone().defaults("ttl = \"7d\"\nlease = \"10s\"")), "{}", gate.log());
     gate.post("/charges", "k-1", "{}").expect(200, "replayed");
     assert_eq!(upstream.runs(), 2);
+}
+
+#[test]
+fn routes_that_no_longer_take_requests_with_live_keys_are_refused() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = Gate::before(&upstream);
+    let gate = plan.start();
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    let route = |path: &str| {
+        let route = format!("[[routes]]\nname = \"all\"\nmethods = [\"POST\", \"PATCH\"]\npath = {path:?}\n");
+        plan.clone().routes(&route)
+    };
+    assert!(!reload(&gate, &route("/refunds")));
+    let refused = lines_of(&gate, ENDED[1]);
+    let [line] = &refused[..] else { panic!("{}", gate.log()) };
+    let said = line["error"].as_str().expect("a text");
+    assert_eq!(line["keys"], 1, "{line}");
+    assert!(said.contains("no route takes POST /charges") && said.contains("Then reload again."), "{said}");
+    assert!(said.contains("restart the process, once with --accept-identity-change"), "{said}");
+    gate.post("/charges", "k-1", "{}").expect(200, "replayed");
+    assert!(reload(&gate, &route("/charges")), "{}", gate.log());
+    gate.post("/charges", "k-1", "{}").expect(200, "replayed");
+    assert_eq!(upstream.runs(), 1);
+}
+
+#[test]
+fn in_logs_for_people_a_refusal_is_a_block() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = Gate::before(&upstream);
+    let gate = plan.start();
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    gate.stop();
+    let mut process = plan.clone().env("ONCEGATE_LOG__FORMAT", "text").spawn();
+    let said = |part: &str| process.wait_for_log(|line| line.contains(part).then_some(())).is_some();
+    assert!(said(": listening "), "{}", process.log());
+    plan.clone().defaults("scope = [\"header:X-Tenant?\"]").config();
+    process.signal(rustix::process::Signal::HUP);
+    assert!(said("a retry with a forgotten key"), "{}", process.log());
+    let log = process.log();
+    process.signal(rustix::process::Signal::TERM);
+    process.wait();
+    let block = log.lines().skip_while(|line| !line.contains(ENDED[1])).skip(1).collect::<Vec<_>>();
+    assert!(block[0].starts_with("this configuration would forget 1 live key"), "{log}");
+    assert!(block.contains(&"What you can do, best first:"), "{log}");
 }
 
 #[test]

@@ -5,12 +5,13 @@ use std::path::Path;
 
 use anyhow::Context as _;
 
-use crate::cli::identity_changes;
+use crate::cli::identity_changes::{self, Forgotten, Occasion, Written};
 use crate::cli::serve::durability::Durability;
 use crate::config::{self, Resolved, Store as Settings};
+use crate::gate::coverage::Coverage;
 use crate::gate::identities::IdentityRules;
 use crate::store::postgres::Postgres;
-use crate::store::{IdentityChange, NamespaceRules, Store, redis, sqlite};
+use crate::store::{NamespaceRules, Store, redis, sqlite};
 
 /// What the store said.
 pub(super) struct Found {
@@ -23,7 +24,7 @@ pub(super) struct Found {
 /// What a store has on file, and what it risks.
 #[derive(Default)]
 struct Looked {
-    changes: Vec<IdentityChange>,
+    forgotten: Forgotten,
     on_file: Vec<NamespaceRules>,
     risks: Vec<String>,
 }
@@ -47,7 +48,7 @@ pub(super) fn ask(config: &Resolved) -> anyhow::Result<Found> {
         }
     };
     Ok(match looked {
-        Some(looked) => said(&name, looked, rules),
+        Some(looked) => said(&name, looked, rules, &Written::of(config)),
         None => {
             let text = format!("{name}: there is no store yet; the first start makes it\n");
             Found { text, is_refused: false }
@@ -55,10 +56,14 @@ pub(super) fn ask(config: &Resolved) -> anyhow::Result<Found> {
     })
 }
 
-fn said(name: &str, Looked { changes, on_file, risks }: Looked, rules: IdentityRules<'_>) -> Found {
-    let is_refused = !changes.is_empty();
+fn said(name: &str, looked: Looked, rules: IdentityRules<'_>, written: &Written) -> Found {
+    let Looked { forgotten, on_file, risks } = looked;
+    let is_refused = !forgotten.is_nothing();
     let mut text = match is_refused {
-        true => format!("{name}: a start would be refused: {}\n", identity_changes::report(&changes, rules, &on_file)),
+        true => {
+            let report = identity_changes::report(&forgotten, rules, &on_file, written, Occasion::Start);
+            format!("{name}: a start would be refused: {report}\n")
+        }
         false => format!("{name}: ok, a start with this configuration forgets no live key\n"),
     };
     for risk in risks {
@@ -70,7 +75,13 @@ fn said(name: &str, Looked { changes, on_file, risks }: Looked, rules: IdentityR
 fn of_sqlite(path: &Path, rules: IdentityRules<'_>) -> anyhow::Result<Option<Looked>> {
     let preview = sqlite::preview(path, &rules.adoption().1).context("[store] url")?;
     let risks = Durability::sqlite(path, sqlite::filesystem_warning(path)).warnings;
-    Ok(preview.map(|sqlite::Preview { changes, on_file }| Looked { changes, on_file, risks }))
+    let Some(preview) = preview else { return Ok(None) };
+    let mut coverage = Coverage::of(rules, &preview.on_file);
+    if coverage.is_changed() {
+        preview.for_each(|listed| coverage.look_at(listed)).context("[store] url")?;
+    }
+    let forgotten = Forgotten { changes: preview.changes, lost: coverage.finish() };
+    Ok(Some(Looked { forgotten, on_file: preview.on_file, risks }))
 }
 
 async fn of_postgres(settings: &config::Postgres, rules: IdentityRules<'_>) -> anyhow::Result<Looked> {
@@ -88,9 +99,10 @@ async fn of_redis(settings: &config::Redis, rules: IdentityRules<'_>) -> anyhow:
 async fn look(store: &dyn Store, rules: IdentityRules<'_>) -> anyhow::Result<Looked> {
     let (origins, identities) = rules.adoption();
     let changes = store.changes(origins, identities).await?;
+    let lost = identity_changes::look_for_lost(store, rules).await?;
     let on_file = store.identities().await?;
     store.close().await;
-    Ok(Looked { changes, on_file, risks: Vec::new() })
+    Ok(Looked { forgotten: Forgotten { changes, lost }, on_file, risks: Vec::new() })
 }
 
 fn waited_for(looking: impl Future<Output = anyhow::Result<Looked>>, servers: &str) -> anyhow::Result<Option<Looked>> {

@@ -1,10 +1,12 @@
 use std::sync::Arc;
 
+use super::advice::scope_word;
 use super::*;
 use crate::config;
+use crate::idempotency::description::NamespaceDescription;
 use crate::idempotency::policy::Policy;
 use crate::idempotency::scope::ScopePart;
-use crate::store::LiveKeys;
+use crate::store::{Identity, LiveKeys};
 
 /// 2026-11-23T14:00:00Z
 const UNTIL: u64 = 1_795_442_400_000;
@@ -28,15 +30,7 @@ fn said(former: &str, next: &str, lives: &[(&str, &[LiveKeys])], with_descriptio
     let (_, identities) = IdentityRules::of(&former.gate, &former.router).adoption();
     let rules = IdentityRules::of(&next.gate, &next.router);
     let (_, adopting) = rules.adoption();
-    let on_file: Vec<NamespaceRules> = identities
-        .iter()
-        .map(|rule| NamespaceRules {
-            service: Arc::clone(&rule.service),
-            namespace: Arc::clone(&rule.namespace),
-            digest: Some(rule.digest),
-            periods: Vec::new(),
-        })
-        .collect();
+    let on_file: Vec<NamespaceRules> = identities.iter().cloned().map(on_file).collect();
     let changes: Vec<IdentityChange> = identities
         .into_iter()
         .filter(|rule| !adopting.iter().any(|next| next.digest == rule.digest && next.namespace == rule.namespace))
@@ -52,7 +46,8 @@ fn said(former: &str, next: &str, lives: &[(&str, &[LiveKeys])], with_descriptio
         })
         .collect();
     assert!(!changes.is_empty(), "nothing changed");
-    report(&changes, rules, &on_file)
+    let forgotten = Forgotten { changes, lost: Vec::new() };
+    report(&forgotten, rules, &on_file, &Written::of(&next), Occasion::Start)
 }
 
 const CHARGE: &str = "[[routes]]\nname = \"create-charge\"\nmethods = [\"POST\"]\npath = \"/v1/charges\"\n";
@@ -122,9 +117,38 @@ fn each_change_is_told_with_what_to_do() {
             run(&former, &next, &lives, true)
         }),
     ];
+    let other = |name| Instead::Other(Arc::from(name));
+    let open = "[[routes]]\nname = \"open\"\npath = \"/v1/open\"\nmode = \"pass\"\n";
+    let named = [CHARGE, "namespace = \"default\"\n"].concat();
+    let kept = [
+        ("a route that takes less", lost("", &named, &[(Instead::NoRoute, 1, true)], Occasion::Start)),
+        ("a route that takes less, after an earlier version", {
+            lost("", &named, &[(Instead::NoRoute, 7, false)], Occasion::Start)
+        }),
+        ("routes that take requests away", {
+            let next = [&*named, open, REFUND].concat();
+            let instead = [(Instead::Pass("open".into()), 2, true), (other("refund"), 9, true)];
+            lost("", &next, &instead, Occasion::Start)
+        }),
+        ("a route that takes requests away, and has keys", {
+            let former = [&*named, CHARGE.replace("charge", "refund").as_str()].concat();
+            let next = format!("{former}[[routes]]\nname = \"all\"\npath = \"/{{*rest}}\"\n");
+            lost(&former, &next, &[(other("create-refund"), 1, true)], Occasion::Start)
+        }),
+        (
+            "a reload",
+            lost("", &named, &[(Instead::NoRoute, 2, true), (Instead::Unreadable, 1, true)], Occasion::Reload),
+        ),
+        ("several upstreams", {
+            let next = format!(
+                "default_upstream = \"other\"\n{named}upstream = \"app\"\n[upstreams.other]\nurl = \"http://127.0.0.1:2\"\n"
+            );
+            lost("", &next, &[(Instead::NoRoute, 1, true)], Occasion::Start)
+        }),
+    ];
     let upgrade = [("an upgrade, where the default scope is another one now", upgraded())];
     let mut told = String::new();
-    for (case, said) in cases.into_iter().chain(upgrade) {
+    for (case, said) in cases.into_iter().chain(kept).chain(upgrade) {
         assert!(!said.contains("s3cret") && !said.contains("more than thirty-two"), "{said}");
         assert!(said.lines().all(|line| line.trim_end() == line), "{said}");
         told.push_str(&format!("# {case}\n\n{said}\n\n\n"));
@@ -134,6 +158,34 @@ fn each_change_is_told_with_what_to_do() {
         std::fs::write(golden, &told).unwrap();
     }
     assert_eq!(std::fs::read_to_string(golden).unwrap_or_default(), told, "run with ONCEGATE_BLESS=1 if this is meant");
+}
+
+/// What is said with `next` where `former` was adopted, and so many keys of the namespace `default` are lost like this;
+/// with or without the former routes.
+fn lost(former: &str, next: &str, instead: &[(Instead, u64, bool)], occasion: Occasion) -> String {
+    let (former, next) = (config(former), config(next));
+    let (_, identities) = IdentityRules::of(&former.gate, &former.router).adoption();
+    let found = identities.iter().find(|rule| &*rule.namespace == "default").unwrap();
+    let described = NamespaceDescription::parse(found.description.as_deref().unwrap()).unwrap();
+    let routes = described.coverage.unwrap().routes;
+    let lost = instead.iter().map(|(instead, keys, is_known)| LostKeys {
+        namespace: "default".into(),
+        instead: instead.clone(),
+        keys: *keys,
+        in_flight: keys / 5,
+        until: Some(Timestamp(UNTIL)),
+        examples: (0..*keys).take(3).map(|number| format!("POST /v1/things/{number}")).collect(),
+        methods: ["POST".to_owned()].into(),
+        former: routes.iter().filter(|_| *is_known).cloned().collect(),
+    });
+    let forgotten = Forgotten { changes: Vec::new(), lost: lost.collect() };
+    let on_file: Vec<NamespaceRules> = identities.into_iter().map(on_file).collect();
+    report(&forgotten, IdentityRules::of(&next.gate, &next.router), &on_file, &Written::of(&next), occasion)
+}
+
+fn on_file(rule: Identity) -> NamespaceRules {
+    let Identity { service, namespace, digest, .. } = rule;
+    NamespaceRules { service, namespace, digest: Some(digest), periods: Vec::new() }
 }
 
 /// What a start says with other routes than the default one, and with a default scope that is not what it was.
@@ -146,7 +198,9 @@ fn upgraded() -> String {
     let now = || rules(&["host", "credential"]);
     let names = ["create-charge", "refund"];
     let routes = names.map(|name| PresentRoute { name, namespace: name, is_on_file: true, rules: now() });
-    let present = Present { service: "default", default_scope: now().scope, routes: routes.into() };
+    let places = names.map(|name| (name, Some("gate.toml:1".to_owned()))).into();
+    let present =
+        Present { service: "default", default_scope: now().scope, routes: routes.into(), places, upstream: None };
     let former = Former::Recognised(rules(&["host", "header:authorization", "header:x-api-key"]));
     let changes = names.map(|name| IdentityChange {
         service: "default".into(),
@@ -155,7 +209,7 @@ fn upgraded() -> String {
         description: None,
         live: vec![live(name, 7, 0)],
     });
-    text(&present, &changes.each_ref().map(|change| (change, &former)))
+    text(&present, &changes.each_ref().map(|change| (change, &former)), &[], Occasion::Start)
 }
 
 /// The word for a part that earlier versions let a request lack.

@@ -6,8 +6,9 @@ use anyhow::{Context as _, bail};
 use tokio::time::{sleep, timeout};
 
 use super::Signals;
-use crate::cli::identity_changes::{ACCEPT, report};
+use crate::cli::identity_changes::{ACCEPT, Forgotten, Occasion, Written, look_for_lost, report};
 use crate::gate::Gate;
+use crate::gate::coverage::LostKeys;
 use crate::store::{ErrorKind, IdentityChange, LiveKeys, Store};
 
 /// Between two tries to prepare a store that has gone away.
@@ -20,20 +21,29 @@ const LOOK: Duration = Duration::from_secs(2);
 pub(super) async fn at_start(
     gate: &Gate,
     store: &dyn Store,
+    written: &Written,
     accept_change: bool,
     signals: &mut Signals,
 ) -> anyhow::Result<bool> {
     let (origins, identities) = gate.identities();
-    // Asked for until it is known, and then no more: of what may have been adopted nothing is left to ask.
-    let mut forgotten = None;
+    // Looked for until it is known, and then no more: of what may have been adopted nothing is left to ask.
+    let mut found: Option<Forgotten> = None;
     let changes = loop {
         let adopt = async {
-            if accept_change && forgotten.is_none() {
-                forgotten = Some(store.changes(origins.clone(), identities.clone()).await?);
+            if found.is_none() {
+                let lost = look_for_lost(store, gate.identity_rules()).await?;
+                let changes = match accept_change || !lost.is_empty() {
+                    true => store.changes(origins.clone(), identities.clone()).await?,
+                    false => Vec::new(),
+                };
+                found = Some(Forgotten { changes, lost });
             }
-            store.adopt(origins.clone(), identities.clone(), accept_change).await
+            match &found {
+                Some(found) if !accept_change && !found.lost.is_empty() => Ok(Vec::new()),
+                _ => store.adopt(origins.clone(), identities.clone(), accept_change).await,
+            }
         };
-        // Another process may adopt, and where rules changed that takes as long as there are records.
+        // Another process may adopt, and where rules or routes changed that takes as long as there are records.
         let adopted = tokio::select! {
             adopted = adopt => adopted,
             () = signals.stop() => return Ok(false),
@@ -50,10 +60,26 @@ pub(super) async fn at_start(
             return Ok(false);
         }
     };
-    if let Some(forgotten) = forgotten {
-        tell_forgotten(&forgotten);
+    let found = found.unwrap_or_default();
+    if accept_change {
+        tell_forgotten(&found);
+        return Ok(true);
     }
-    refuse(&changes, gate, store).await.map(|()| true)
+    let changes = if found.lost.is_empty() { changes } else { found.changes };
+    let forgotten = Forgotten { changes, lost: found.lost };
+    refuse(&forgotten, gate, store, written, Occasion::Start).await.map(|()| true)
+}
+
+/// Refuses a reload after which routes would no longer take requests that have live keys. Claims go on meanwhile: a request
+/// that came before the reload is dealt with as it was then.
+pub(super) async fn look_before_reload(next: &Gate, store: &dyn Store, written: &Written) -> anyhow::Result<()> {
+    let lost = look_for_lost(store, next.identity_rules()).await.context("cannot look for live keys in the store")?;
+    if lost.is_empty() {
+        return Ok(());
+    }
+    let (origins, identities) = next.identities();
+    let changes = store.changes(origins, identities).await.context("cannot look for live keys in the store")?;
+    refuse(&Forgotten { changes, lost }, next, store, written, Occasion::Reload).await
 }
 
 /// Makes the store know the configuration of `next`, which is to take the place of `current`, within `patience`. Meanwhile
@@ -62,11 +88,15 @@ pub(super) async fn at_reload(
     current: &Gate,
     next: &Gate,
     store: &dyn Store,
+    written: &Written,
     patience: Duration,
 ) -> anyhow::Result<()> {
     let (origins, identities) = next.identities();
     let failure = match timeout(patience, store.adopt(origins, identities, false)).await {
-        Ok(Ok(changes)) => return refuse(&changes, next, store).await,
+        Ok(Ok(changes)) => {
+            let forgotten = Forgotten { changes, lost: Vec::new() };
+            return refuse(&forgotten, next, store, written, Occasion::Reload).await;
+        }
         Ok(Err(error)) => error.to_string(),
         Err(_) => "it did not answer in time".to_owned(),
     };
@@ -86,19 +116,36 @@ pub(super) async fn at_reload(
     }
 }
 
+/// A configuration is refused because it would forget keys.
+#[derive(Debug, thiserror::Error)]
+#[error("{report}")]
+pub(super) struct Refused {
+    /// What would be forgotten, and what to do about it, in lines.
+    pub(super) report: String,
+    /// How many keys.
+    pub(super) keys: u64,
+}
+
 /// Says what would be forgotten and what to do about it, if anything would be.
-async fn refuse(changes: &[IdentityChange], gate: &Gate, store: &dyn Store) -> anyhow::Result<()> {
-    if changes.is_empty() {
+async fn refuse(
+    forgotten: &Forgotten,
+    gate: &Gate,
+    store: &dyn Store,
+    written: &Written,
+    occasion: Occasion,
+) -> anyhow::Result<()> {
+    if forgotten.is_nothing() {
         return Ok(());
     }
     // It only makes the advice better.
     let on_file = timeout(LOOK, store.identities()).await.ok().and_then(Result::ok).unwrap_or_default();
-    bail!("{}", report(changes, gate.identity_rules(), &on_file))
+    let report = report(forgotten, gate.identity_rules(), &on_file, written, occasion);
+    bail!(Refused { report, keys: forgotten.keys() })
 }
 
 /// Says what is forgotten, as was asked for.
-fn tell_forgotten(forgotten: &[IdentityChange]) {
-    for IdentityChange { service, namespace, live, .. } in forgotten {
+fn tell_forgotten(forgotten: &Forgotten) {
+    for IdentityChange { service, namespace, live, .. } in &forgotten.changes {
         for LiveKeys { route, keys, in_flight, .. } in live {
             tracing::warn!(
                 %service,
@@ -110,7 +157,17 @@ fn tell_forgotten(forgotten: &[IdentityChange]) {
             );
         }
     }
-    let keys: u64 = forgotten.iter().map(IdentityChange::keys).sum();
+    for LostKeys { namespace, keys, in_flight, examples, .. } in &forgotten.lost {
+        tracing::warn!(
+            %namespace,
+            keys,
+            in_flight,
+            examples = examples.join(", "),
+            "{ACCEPT}: the keys of requests that no route of their namespace takes any more are forgotten, and a retry with \
+             one of them runs its request again"
+        );
+    }
+    let keys = forgotten.keys();
     if keys == 0 {
         tracing::info!("{ACCEPT}: no key is forgotten; start without it from now on");
     } else {
@@ -145,7 +202,7 @@ mod tests {
             store.adopt(origins, identities, false).await.unwrap();
             // The one that goes on is told once more until it is heard.
             store.script_for(Operation::Adopt, [fault, Fault::Refuse]);
-            let error = at_reload(&current, &next, &store, PATIENCE).await.unwrap_err();
+            let error = at_reload(&current, &next, &store, &Written::default(), PATIENCE).await.unwrap_err();
             assert!(error.to_string().starts_with("cannot prepare the store"), "{fault:?}: {error}");
             let span = Duration::from_secs(60);
             let (attempt, head) = (Attempt([1; 16]), Bytes::new());

@@ -10,8 +10,10 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use toml_edit::DocumentMut;
 
+use super::adopting::{self, Refused};
 use super::listening::admin_is_guarded;
-use super::{Serving, admin_routes, adopting, files};
+use super::{Serving, admin_routes, files};
+use crate::cli::identity_changes::Written;
 use crate::config::{self, Problems, Resolved, Sources, Store};
 use crate::http::server;
 use crate::telemetry::logs;
@@ -19,6 +21,9 @@ use crate::telemetry::logs;
 /// How long claims may be held up, where the rules of identities change: until those under way are answered, and then
 /// until the store knows.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What is said of a reload that changes nothing.
+const NOT_RELOADED: &str = "the configuration is not reloaded: the gate goes on with the former one";
 
 /// What the records are found by: a configuration that changes it is refused.
 const IDENTITY: [&str; 2] = ["store.url", "store.service"];
@@ -98,19 +103,20 @@ impl Serving {
         self.metrics.config_reloaded(reloaded.is_ok());
         self.notices.reloaded(reloaded.is_ok());
         let Err(error) = reloaded else { return };
-        match error.downcast_ref::<Problems>() {
-            Some(problems) => {
-                for problem in problems.iter() {
-                    let (place, key, hint) = (&problem.place, &*problem.key, problem.hint.as_deref());
-                    tracing::error!(%place, key, hint, "{}", problem.message);
-                }
-                let problems = problems.count();
-                tracing::error!(problems, "the configuration is not reloaded: the gate goes on with the former one");
+        let format = self.log_format;
+        if let Some(problems) = error.downcast_ref::<Problems>() {
+            for problem in problems.iter() {
+                let (place, key, hint) = (&problem.place, &*problem.key, problem.hint.as_deref());
+                tracing::error!(%place, key, hint, "{}", problem.message);
             }
-            None => tracing::error!(
-                error = format!("{error:#}"),
-                "the configuration is not reloaded: the gate goes on with the former one"
-            ),
+            tracing::error!(problems = problems.count(), "{NOT_RELOADED}");
+        } else if format == logs::Format::Text {
+            // A block to read, as at a start.
+            tracing::error!("{NOT_RELOADED}\n{error:#}");
+        } else if let Some(Refused { report, keys }) = error.downcast_ref::<Refused>() {
+            tracing::error!(keys, error = report, "{NOT_RELOADED}");
+        } else {
+            tracing::error!(error = format!("{error:#}"), "{NOT_RELOADED}");
         }
     }
 
@@ -129,11 +135,12 @@ impl Serving {
         admin_is_guarded(self.admin, &config.admin)?;
         files::share_out(&mut config);
         let (gate, routes) = (Arc::clone(&self.current.load().handler), admin_routes(&config));
-        let summary = self.summary.reloaded(&config);
+        let (summary, written) = (self.summary.reloaded(&config), Written::of(&config));
         let upstreams = config.upstreams.into_iter().map(|settings| gate.upstream(settings)).collect();
         let next = gate.successor(config.gate, config.router, upstreams, &self.metrics);
+        adopting::look_before_reload(&next, &*self.store, &written).await?;
         let hand_over = gate.hand_over(&next, PATIENCE).await.context("cannot change the rules of identities")?;
-        adopting::at_reload(&gate, &next, &*self.store, PATIENCE).await?;
+        adopting::at_reload(&gate, &next, &*self.store, &written, PATIENCE).await?;
 
         server::Serving::replace(&self.current, next, config.server.limits, config.server.door);
         hand_over.done();

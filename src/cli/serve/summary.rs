@@ -1,7 +1,9 @@
 //! What a gate does, in one block at its start: where it listens and forwards, what its store survives, what it protects
 //! and what it does not.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
+
+use serde_json::{Map, Value, json};
 
 use super::durability::Durability;
 use crate::config::{Resolved, show_duration};
@@ -12,13 +14,16 @@ use crate::idempotency::policy::{Mode, Policy, Recovery, StoreFailure};
 use crate::idempotency::scope::Scope;
 use crate::idempotency::settle::{Action, Ending, Outcomes};
 use crate::route::Route;
-use crate::telemetry::logs::Format;
+use crate::telemetry::logs::{Format, STRUCTURED};
 
 /// The most routes or upstreams that are listed.
 const MOST: usize = 50;
 
 /// The most statuses that are listed of those whose outcome is not that of their class.
 const MOST_STATUSES: usize = 8;
+
+/// The most routes that are named behind a value that not all have.
+const MOST_NAMES: usize = 8;
 
 /// Where the second column of the block begins, in characters.
 const COLUMN: usize = 15;
@@ -43,11 +48,24 @@ pub(super) struct Summary {
     unprotected: Vec<String>,
 }
 
-/// Routes that protect in the same way.
+/// A route that protects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Protected {
-    routes: Vec<String>,
+    route: Shown,
     policy: Vec<(&'static str, String)>,
+}
+
+/// A value, and the names of the routes that have it.
+type Named<'a> = (&'a str, Vec<&'a str>);
+
+/// The requests of a route, and where they go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Shown {
+    name: String,
+    methods: Vec<String>,
+    host: Option<String>,
+    path: String,
+    upstream: String,
 }
 
 impl Summary {
@@ -55,16 +73,10 @@ impl Summary {
     pub(super) fn of(config: &Resolved, store: Durability) -> Self {
         let routes = config.router.routes();
         let mut protecting = routes.iter().filter(|route| route.policy.mode == Mode::Protect);
-        let mut protected: Vec<Protected> = Vec::new();
-        for route in protecting.by_ref().take(MOST) {
-            let (shown, policy) = (show_route(config, route), show_policy(&route.policy));
-            match protected.iter_mut().find(|other| other.policy == policy) {
-                Some(alike) => alike.routes.push(shown),
-                None => protected.push(Protected { routes: vec![shown], policy }),
-            }
-        }
+        let shown = |route| Protected { route: Shown::of(config, route), policy: show_policy(&route.policy) };
+        let protected = protecting.by_ref().take(MOST).map(|route| shown(route)).collect();
         let passing = routes.iter().filter(|route| route.policy.mode == Mode::Pass);
-        let mut unprotected = bounded(passing.map(|route| format!("{} (mode = \"pass\")", show_route(config, route))));
+        let mut unprotected = bounded(passing.map(|route| format!("{} (mode = \"pass\")", Shown::of(config, route))));
         unprotected.push(show_rest(config));
         Self {
             is_secure: config.server.door.tls.is_some(),
@@ -96,6 +108,7 @@ impl Summary {
         match format {
             Format::Text => tracing::info!("{}", self.text()),
             Format::Json => tracing::info!(
+                target: STRUCTURED,
                 version = VERSION,
                 listen = self.listening().join(", "),
                 admin = self.admin(),
@@ -104,7 +117,8 @@ impl Summary {
                 cache = self.cache,
                 survives = self.store.survives,
                 risks = self.risks().join("; "),
-                protected = self.protected().join("\n"),
+                protected = self.protected_json().to_string(),
+                more_protected = (self.more_protected > 0).then_some(self.more_protected),
                 unprotected = self.unprotected.join("; "),
                 "serving"
             ),
@@ -129,13 +143,10 @@ impl Summary {
         lines("  survives", &[self.store.survives.to_owned()]);
         lines("  risks", &self.risks());
         lines("cache", self.cache.as_slice());
-        for Protected { routes, policy } in &self.protected {
-            lines("protected", routes);
-            policy.iter().for_each(|(label, text)| lines(&format!("  {label}"), std::slice::from_ref(text)));
-        }
-        if self.more_protected > 0 {
-            lines("", &[more(self.more_protected)]);
-        }
+        let mut protected: Vec<String> = self.protected.iter().map(|known| known.route.to_string()).collect();
+        protected.extend((self.more_protected > 0).then(|| more(self.more_protected)));
+        lines("protected", &protected);
+        self.policies().iter().for_each(|(label, texts)| lines(&format!("  {label}"), texts));
         lines("unprotected", &self.unprotected);
         block
     }
@@ -158,14 +169,64 @@ impl Summary {
         std::iter::once(self.store.risk.to_owned()).chain(self.store.warnings.iter().cloned()).collect()
     }
 
-    /// What is protected, routes that are alike in one line.
-    fn protected(&self) -> Vec<String> {
-        let line = |Protected { routes, policy }: &Protected| {
-            let policy = policy.iter().map(|(label, text)| format!("{label}: {text}"));
-            routes.iter().cloned().chain(policy).collect::<Vec<_>>().join("; ")
+    /// What the policies of the protected routes say, each value once: one that not all routes have names those that do.
+    fn policies(&self) -> Vec<(&'static str, Vec<String>)> {
+        let mut labels: Vec<(&'static str, Vec<Named<'_>>)> = Vec::new();
+        for Protected { route, policy } in &self.protected {
+            for (label, text) in policy {
+                let at = labels.iter().position(|(known, _)| known == label).unwrap_or_else(|| {
+                    labels.push((*label, Vec::new()));
+                    labels.len() - 1
+                });
+                let texts = &mut labels[at].1;
+                match texts.iter_mut().find(|(known, _)| known == text) {
+                    Some((_, names)) => names.push(&route.name),
+                    None => texts.push((text, vec![&route.name])),
+                }
+            }
+        }
+        let shown = |(text, names): Named<'_>| match names.len().checked_sub(MOST_NAMES) {
+            _ if names.len() == self.protected.len() => text.to_owned(),
+            None | Some(0) => format!("{text} ({})", names.join(", ")),
+            Some(others) => format!("{text} ({} and {others} more)", names[..MOST_NAMES].join(", ")),
         };
-        let more = (self.more_protected > 0).then(|| more(self.more_protected));
-        self.protected.iter().map(line).chain(more).collect()
+        labels.into_iter().map(|(label, texts)| (label, texts.into_iter().map(shown).collect())).collect()
+    }
+
+    /// The protected routes as JSON: an array of objects.
+    fn protected_json(&self) -> Value {
+        let object = |Protected { route, policy }: &Protected| {
+            let Shown { name, methods, host, path, upstream } = route;
+            let mut object = Map::new();
+            object.insert("route".to_owned(), json!(name));
+            object.insert("methods".to_owned(), json!(methods));
+            object.extend(host.as_ref().map(|host| ("host".to_owned(), json!(host))));
+            object.insert("path".to_owned(), json!(path));
+            object.insert("upstream".to_owned(), json!(upstream));
+            object.extend(policy.iter().map(|(label, text)| (label.replace(' ', "_"), json!(text))));
+            Value::Object(object)
+        };
+        self.protected.iter().map(object).collect()
+    }
+}
+
+impl Shown {
+    fn of(config: &Resolved, route: &Route) -> Self {
+        Self {
+            name: route.name.to_string(),
+            methods: route.methods.iter().map(ToString::to_string).collect(),
+            host: route.host.clone(),
+            path: route.path.to_string(),
+            upstream: config.upstreams[route.upstream].name.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, methods, host, path, upstream } = self;
+        let host = host.as_deref().unwrap_or_default();
+        write!(f, "{name}: {} {host}{path} to {upstream}", methods.join(", "))
     }
 }
 
@@ -200,13 +261,6 @@ fn show_upstream(settings: &upstream::Settings) -> String {
         let _ = write!(shown, ", client_timeout {client}");
     }
     shown
-}
-
-fn show_route(config: &Resolved, route: &Route) -> String {
-    let methods: Vec<&str> = route.methods.iter().map(http::Method::as_str).collect();
-    let host = route.host.as_deref().unwrap_or_default();
-    let upstream = &config.upstreams[route.upstream].name;
-    format!("{}: {} {host}{} to {upstream}", route.name, methods.join(", "), route.path)
 }
 
 /// What becomes of requests that no route matches.

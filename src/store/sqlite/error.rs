@@ -2,10 +2,12 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
 
 use rusqlite::{Error as SqlError, ErrorCode, ffi};
 
 use super::lock::{self, with_suffix};
+use crate::idempotency::record::Timestamp;
 use crate::store::{Error, ErrorKind};
 
 /// The file could not be opened.
@@ -129,6 +131,24 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
     },
+    /// It is an older copy: the lock file knows of a later end.
+    #[error(
+        "cannot open {}: it is an older copy of the store that was last closed here: its last entry is of {}, and that \
+         store was closed at {}. The keys claimed in between are not in it, and would run again. Put the later file back; \
+         or, to go on with this one, run `rm -f {}`",
+        path.display(),
+        rfc3339(*at),
+        rfc3339(*closed),
+        removed(path, &[lock::LOCK])
+    )]
+    Older {
+        /// The file.
+        path: PathBuf,
+        /// The last time that it has.
+        at: Timestamp,
+        /// When the store was closed.
+        closed: Timestamp,
+    },
     /// SQLite cannot keep a write-ahead log for it.
     #[error(
         "cannot open {}: no write-ahead log can be kept beside it (its journal mode stays `{mode}`): put it on a \
@@ -160,6 +180,12 @@ impl OpenError {
             _ => Self::Sqlite { path, source },
         }
     }
+}
+
+fn rfc3339(time: Timestamp) -> String {
+    /// The last millisecond of the year 9999, the last that can be written.
+    const LAST: u64 = 253_402_300_799_999;
+    humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(time.0.min(LAST))).to_string()
 }
 
 /// Paths in a sentence.

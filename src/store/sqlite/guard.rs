@@ -9,18 +9,28 @@ use std::fmt;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use rusqlite::Connection;
 
-use super::mark::{Mark, Marks, State};
+use super::lock::{LOCK, LOG, with_suffix};
+use super::mark::{CLOSED_AT, Mark, Marks, State};
 use super::wal::{self, Frame, Header, INDEX_HEADER, Index, IndexHeader, Salts};
 use super::{Lock, OpenError};
+use crate::idempotency::record::Timestamp;
 
 /// How often to look at the index's header before it counts as damaged: another program may be writing it.
 const LOOKS: u32 = 50;
+
+/// After how many looks to give that program time: it writes the header in less than a microsecond, unless it is
+/// interrupted.
+const QUICK_LOOKS: u32 = 10;
+
+/// How long to wait between two looks then.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// What happened to the store's files.
 #[derive(Debug)]
@@ -31,6 +41,8 @@ pub(super) enum Damage {
     LogGone(PathBuf),
     /// A file does not hold what it did.
     Changed(PathBuf),
+    /// The database is smaller than it was.
+    Shrunk(PathBuf),
     /// A file cannot be read.
     Unreadable(PathBuf, io::Error),
 }
@@ -74,6 +86,12 @@ impl fmt::Display for Damage {
                 write!(f, "{} was removed or replaced while it was in use", path.display())
             }
             Self::Changed(path) => write!(f, "{} was cut or overwritten while it was in use", path.display()),
+            Self::Shrunk(path) => write!(
+                f,
+                "{} became smaller while it was in use: another program cut it, or ran VACUUM on it; end oncegate before \
+                 you run VACUUM",
+                path.display()
+            ),
             Self::Unreadable(path, error) => write!(f, "{} cannot be read: {error}", path.display()),
         }
     }
@@ -164,7 +182,7 @@ impl Guard {
 
     /// Notes that the database is not where it was, and how to tell it from another: the log is of no use to that.
     pub(super) fn database_gone(&mut self) -> io::Result<()> {
-        let content = inode(self.lock.database())?;
+        let content = inode(self.lock.path())?;
         let Known { salts, frames, .. } = self.known;
         self.marks.write(self.lock.lock_file(), Mark { state: State::Taken, salts, frames, page: 0, content })?;
         self.lock.lock_file().sync_data()
@@ -176,10 +194,18 @@ impl Guard {
         self.lock.lock_file().sync_data()
     }
 
+    /// Notes that everything is in the database, which was closed at this time of its own clock.
+    pub(super) fn closed(&mut self, at: Timestamp) -> io::Result<()> {
+        let Known { salts, frames, .. } = self.known;
+        let mark = Mark { state: State::Closed, salts, frames, page: CLOSED_AT, content: words(at.0) };
+        self.marks.write(self.lock.lock_file(), mark)?;
+        self.lock.lock_file().sync_data()
+    }
+
     fn look_for_database(&mut self) -> Result<(), Damage> {
         let size = self.lock.in_place().map_err(|path| Damage::Gone(path.to_owned()))?;
         if size < self.database_size {
-            return Err(Damage::Changed(self.lock.path().to_owned()));
+            return Err(Damage::Shrunk(self.lock.path().to_owned()));
         }
         self.database_size = size;
         Ok(())
@@ -245,12 +271,12 @@ impl Guard {
 
     fn index_header(&self) -> Result<IndexHeader, Damage> {
         let mut bytes = [0; INDEX_HEADER];
-        for _ in 0..LOOKS {
+        for look in 0..LOOKS {
             self.index.file.read_exact_at(&mut bytes, 0).map_err(|error| self.index.unreadable(error))?;
             if let Some(header) = IndexHeader::parse(&bytes) {
                 return Ok(header);
             }
-            thread::yield_now();
+            if look < QUICK_LOOKS { thread::yield_now() } else { thread::sleep(PAUSE) }
         }
         Err(self.index.changed())
     }
@@ -302,41 +328,110 @@ pub(super) fn leave_log(conn: &Connection) {
 /// How many times the log may have started over since the note: a power failure leaves an older note.
 const GENERATIONS: std::ops::RangeInclusive<i32> = 1..=4096;
 
+/// The files of a store that is not open.
+struct Files<'a> {
+    path: &'a Path,
+    marks: Marks,
+    /// Nothing where another process may have it: it is opened only if it must be read.
+    database: Option<&'a File>,
+}
+
 /// Checks, before SQLite opens the store, that its log has everything that was acknowledged. SQLite itself accepts a log
 /// that was cut, and an older one.
 pub(super) fn look_at_log(lock: &Lock) -> Result<(), OpenError> {
     let failed = |source| OpenError::Io { path: lock.path().to_owned(), source };
     let marks = Marks::read(lock.lock_file()).map_err(failed)?;
-    let Some(mark) = marks.last().filter(|mark| mark.state != State::Closed) else { return Ok(()) };
-    let stray = || OpenError::StrayLog { path: lock.path().to_owned() };
-    if mark.state == State::Taken && inode(lock.database()).map_err(failed)? != mark.content {
-        return Err(stray());
+    Files { path: lock.path(), marks, database: Some(lock.database()) }.look()
+}
+
+/// Checks the same of a store that another process may have in use, which then changes its files meanwhile.
+pub(super) fn look_at_log_of(path: &Path) -> Result<(), OpenError> {
+    match read_marks(path)? {
+        Some((path, marks)) => Files { path: &path, marks, database: None }.look(),
+        None => Ok(()),
     }
-    let log = match File::open(lock.log_path()) {
-        Ok(file) => Some(file),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(source) => return Err(OpenError::Io { path: lock.log_path(), source }),
+}
+
+/// The resolved path of a store, and its notes; nothing where it has no lock file.
+fn read_marks(path: &Path) -> Result<Option<(PathBuf, Marks)>, OpenError> {
+    let failed = |source| OpenError::Io { path: path.to_owned(), source };
+    let path = fs::canonicalize(path).map_err(failed)?;
+    match File::open(with_suffix(&path, LOCK)) {
+        Ok(file) => Ok(Some((path, Marks::read(&file).map_err(failed)?))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// Checks that the database is not older than when it was last closed: `at` is the last time that it has itself.
+pub(super) fn look_at_time(lock: &Lock, at: Timestamp) -> Result<(), OpenError> {
+    let failed = |source| OpenError::Io { path: lock.path().to_owned(), source };
+    is_current(lock.path(), &Marks::read(lock.lock_file()).map_err(failed)?, at)
+}
+
+/// Checks the same of a store that another process may have in use.
+pub(super) fn look_at_time_of(path: &Path, at: Timestamp) -> Result<(), OpenError> {
+    match read_marks(path)? {
+        Some((path, marks)) => is_current(&path, &marks, at),
+        None => Ok(()),
+    }
+}
+
+fn is_current(path: &Path, marks: &Marks, at: Timestamp) -> Result<(), OpenError> {
+    let Some(Mark { state: State::Closed, page: CLOSED_AT, content: [first, second], .. }) = marks.last() else {
+        return Ok(());
     };
-    let found = match &log {
-        Some(file) => contents(file).map_err(failed)?,
-        None => None,
-    };
-    match (mark.state, found) {
-        (State::Saved, Some((_, 1..))) => Err(stray()),
-        (State::Open | State::Taken, Some((salts, frames))) if salts == mark.salts && frames >= mark.frames => Ok(()),
-        // A log starts over once all of it is in the database. It may have no more than its new header yet.
-        (State::Open | State::Taken, Some((salts, _)))
-            if GENERATIONS.contains(&wal::generations(mark.salts, salts)) =>
-        {
-            Ok(())
+    let closed = Timestamp(u64::from(*first) << 32 | u64::from(*second));
+    if at < closed { Err(OpenError::Older { path: path.to_owned(), at, closed }) } else { Ok(()) }
+}
+
+impl Files<'_> {
+    fn look(&self) -> Result<(), OpenError> {
+        let path = self.path;
+        let failed = |source| OpenError::Io { path: path.to_owned(), source };
+        let Some(mark) = self.marks.last().filter(|mark| mark.state != State::Closed) else { return Ok(()) };
+        let stray = || OpenError::StrayLog { path: path.to_owned() };
+        let lost = |left| OpenError::LogLost { path: path.to_owned(), left, acknowledged: mark.frames };
+        if mark.state == State::Taken && inode(path).map_err(failed)? != mark.content {
+            return Err(stray());
         }
-        (State::Open | State::Taken, Some((salts, frames @ 1..))) => {
-            Err(if salts == mark.salts { lost(lock, mark, Some(frames)) } else { stray() })
+        let log_path = with_suffix(path, LOG);
+        let log = match File::open(&log_path) {
+            Ok(file) => Some(file),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(source) => return Err(OpenError::Io { path: log_path, source }),
+        };
+        let found = match &log {
+            Some(file) => contents(file).map_err(failed)?,
+            None => None,
+        };
+        match (mark.state, found) {
+            (State::Saved, Some((_, 1..))) => Err(stray()),
+            (State::Open | State::Taken, Some((salts, frames))) if salts == mark.salts && frames >= mark.frames => {
+                Ok(())
+            }
+            // A log starts over once all of it is in the database. It may have no more than its new header yet.
+            (State::Open | State::Taken, Some((salts, _)))
+                if GENERATIONS.contains(&wal::generations(mark.salts, salts)) =>
+            {
+                Ok(())
+            }
+            (State::Open | State::Taken, Some((salts, frames @ 1..))) => {
+                Err(if salts == mark.salts { lost(Some(frames)) } else { stray() })
+            }
+            // Another program may have copied it into the database, as SQLite's shell does at its end.
+            (State::Open, _) if self.is_in_database(mark).map_err(failed)? => Ok(()),
+            (State::Open | State::Taken, _) => Err(lost(log.is_some().then_some(0))),
+            (State::Saved | State::Closed, _) => Ok(()),
         }
-        // Another program may have copied it into the database, as SQLite's shell does at its end.
-        (State::Open, _) if is_in_database(lock, mark).map_err(failed)? => Ok(()),
-        (State::Open | State::Taken, _) => Err(lost(lock, mark, log.is_some().then_some(0))),
-        (State::Saved | State::Closed, _) => Ok(()),
+    }
+
+    /// Whether the database has the page that the noted frame is a version of, in this version.
+    fn is_in_database(&self, mark: &Mark) -> io::Result<bool> {
+        match self.database {
+            Some(database) => is_in_database(database, mark),
+            None => is_in_database(&File::open(self.path)?, mark),
+        }
     }
 }
 
@@ -361,26 +456,25 @@ fn contents(log: &File) -> io::Result<Option<(Salts, u32)>> {
 }
 
 /// What tells a file from others of its name, in the words of a note.
-fn inode(file: &File) -> io::Result<[u32; 2]> {
-    let inode = file.metadata()?.ino();
-    Ok([(inode >> 32) as u32, inode as u32])
+fn inode(path: &Path) -> io::Result<[u32; 2]> {
+    Ok(words(fs::metadata(path)?.ino()))
 }
 
-fn lost(lock: &Lock, mark: &Mark, left: Option<u32>) -> OpenError {
-    OpenError::LogLost { path: lock.path().to_owned(), left, acknowledged: mark.frames }
+fn words(number: u64) -> [u32; 2] {
+    [(number >> 32) as u32, number as u32]
 }
 
 /// Whether the database has the page that the noted frame is a version of, in this version.
-fn is_in_database(lock: &Lock, mark: &Mark) -> io::Result<bool> {
+fn is_in_database(database: &File, mark: &Mark) -> io::Result<bool> {
     let mut header = [0; 18];
     let mut read = || {
-        lock.database().read_exact_at(&mut header, 0)?;
+        database.read_exact_at(&mut header, 0)?;
         let page_size = match u16::from_be_bytes([header[16], header[17]]) {
             1 => 65_536,
             size => usize::from(size),
         };
         let mut page = vec![0; page_size];
-        lock.database().read_exact_at(&mut page, u64::from(mark.page.saturating_sub(1)) * page_size as u64)?;
+        database.read_exact_at(&mut page, u64::from(mark.page.saturating_sub(1)) * page_size as u64)?;
         Ok::<_, io::Error>(wal::checksum(&page, [0, 0], true) == mark.content)
     };
     match read() {

@@ -1,15 +1,24 @@
 //! Looking into a file that another process may have in use, without its lock: nothing in it or beside it is changed.
 
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, OpenFlags, params};
 
 use super::OpenError;
+use super::guard;
 use super::lock::{self, Found};
-use super::{adopt, schema};
-use crate::idempotency::record::Timestamp;
-use crate::store::{Identity, IdentityChange, NamespaceRules};
+use super::{adopt, row, schema};
+use crate::idempotency::record::{RecordId, Timestamp};
+use crate::store::{Identity, IdentityChange, Listed, NamespaceRules};
+
+/// How often to look at a log that seems to be damaged: the gate that uses it may be writing it, or ending.
+const LOOKS: u32 = 5;
+
+/// How long to wait before another look.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// What a start with some rules would find in a file.
 #[derive(Debug)]
@@ -18,6 +27,9 @@ pub struct Preview {
     pub changes: Vec<IdentityChange>,
     /// See [`crate::store::Store::identities`].
     pub on_file: Vec<NamespaceRules>,
+    conn: Connection,
+    path: std::path::PathBuf,
+    now: Timestamp,
 }
 
 /// What a start with `rules` would find; nothing where there is no store in the file yet. Blocks on the disk.
@@ -30,6 +42,7 @@ pub fn preview(path: &Path, rules: &[Identity]) -> Result<Option<Preview>, OpenE
     if lock::look_for_database(path)? != Found::Database {
         return Ok(None);
     }
+    look_at_log(path)?;
     let fail = |error| OpenError::from_sql(path.to_owned(), error);
     let conn = schema::connect(path, OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(fail)?;
     // What the log holds is the gate's to copy.
@@ -37,13 +50,51 @@ pub fn preview(path: &Path, rules: &[Identity]) -> Result<Option<Preview>, OpenE
     match schema::check(&conn, path)? {
         0 => Ok(None),
         version => {
+            guard::look_at_time_of(path, schema::last_time(&conn).map_err(fail)?)?;
+            let now = schema::start(&conn).map_err(fail)?;
             let has_periods = version >= schema::WITH_PERIODS;
-            compare(&conn, has_periods, schema::start(&conn).map_err(fail)?, rules).map(Some).map_err(fail)
+            let on_file = if has_periods { adopt::on_file(&conn) } else { adopt::on_former_file(&conn) };
+            let on_file = on_file.map_err(fail)?;
+            let changes = adopt::changes(&conn, &on_file, rules, now).map_err(fail)?;
+            Ok(Some(Preview { changes, on_file, conn, path: path.to_owned(), now }))
         }
     }
 }
 
-fn compare(conn: &Connection, has_periods: bool, now: Timestamp, rules: &[Identity]) -> rusqlite::Result<Preview> {
-    let on_file = if has_periods { adopt::on_file(conn)? } else { adopt::on_former_file(conn)? };
-    Ok(Preview { changes: adopt::changes(conn, &on_file, rules, now)?, on_file })
+/// Looks as a start does whether the log has what was acknowledged. A gate that uses it changes it meanwhile, so that
+/// only damage that stays is believed.
+fn look_at_log(path: &Path) -> Result<(), OpenError> {
+    for _ in 1..LOOKS {
+        if guard::look_at_log_of(path).is_ok() {
+            return Ok(());
+        }
+        thread::sleep(PAUSE);
+    }
+    guard::look_at_log_of(path)
+}
+
+impl Preview {
+    /// Shows every record, without its answer. Blocks on the disk.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn for_each(&self, mut visit: impl FnMut(&Listed)) -> Result<(), OpenError> {
+        let mut read = || {
+            let mut all = self.conn.prepare(
+                "SELECT record.id, attempt, state, claimed_at, until, head, NULL, service, namespace, route
+                 FROM record LEFT JOIN origin ON origin.id = record.origin",
+            )?;
+            let mut rows = all.query(params![])?;
+            while let Some(found) = rows.next()? {
+                visit(&Listed {
+                    id: RecordId(found.get(0)?),
+                    origin: row::origin(found, 7)?,
+                    record: row::record(found, 1)?,
+                    now: self.now,
+                });
+            }
+            Ok(())
+        };
+        read().map_err(|error| OpenError::from_sql(self.path.clone(), error))
+    }
 }

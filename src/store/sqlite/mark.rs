@@ -14,12 +14,16 @@ const BODY: usize = 88;
 
 const LENGTH: usize = BODY + 17;
 
+/// No database has a page of this number.
+pub(super) const CLOSED_AT: u32 = u32::MAX;
+
 /// How the store stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     /// It is in use: the log belongs to it.
     Open,
-    /// Everything is in the database.
+    /// Everything is in the database. Where `page` is [`CLOSED_AT`], `content` is the time at which it was closed, by the
+    /// database's own clock.
     Closed,
     /// The database was taken away while it was in use; `content` is its inode.
     Taken,

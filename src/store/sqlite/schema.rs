@@ -54,6 +54,9 @@ pub(super) fn open(lock: &Arc<Lock>) -> Result<Opened, OpenError> {
     let fail = |error| OpenError::from_sql(path.to_owned(), error);
     guard::look_at_log(lock)?;
     let mut conn = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE).map_err(fail)?;
+    if check(&conn, path)? > 0 {
+        guard::look_at_time(lock, last_time(&conn).map_err(fail)?)?;
+    }
     migrate(&mut conn, path)?;
     if let Some(pages) = lock.settings.max_pages {
         conn.pragma_update(None, "max_page_count", pages).map_err(fail)?;
@@ -152,11 +155,7 @@ pub(super) fn check(conn: &Connection, path: &Path) -> Result<usize, OpenError> 
 
 /// Where the clock starts: at the wall clock, but never behind what the file has seen.
 pub(super) fn start(conn: &Connection) -> rusqlite::Result<Timestamp> {
-    let stamp = conn.query_row("SELECT at FROM clock", [], |row| row.get::<_, i64>(0)).optional()?;
-    let last_claim = conn
-        .query_row("SELECT claimed_at FROM record ORDER BY seq DESC LIMIT 1", [], |row| row.get::<_, i64>(0))
-        .optional()?;
-    let seen = Timestamp(stamp.max(last_claim).map_or(0, |at| u64::try_from(at).unwrap_or(0)));
+    let seen = last_time(conn)?;
     let wall = clock::wall();
     let ahead = seen.since(wall);
     if ahead > Duration::from_secs(60) {
@@ -166,6 +165,15 @@ pub(super) fn start(conn: &Connection) -> rusqlite::Result<Timestamp> {
         );
     }
     Ok(seen.max(wall))
+}
+
+/// The last time that the file has seen, by its own clock.
+pub(super) fn last_time(conn: &Connection) -> rusqlite::Result<Timestamp> {
+    let stamp = conn.query_row("SELECT at FROM clock", [], |row| row.get::<_, i64>(0)).optional()?;
+    let last_claim = conn
+        .query_row("SELECT claimed_at FROM record ORDER BY seq DESC LIMIT 1", [], |row| row.get::<_, i64>(0))
+        .optional()?;
+    Ok(Timestamp(stamp.max(last_claim).map_or(0, |at| u64::try_from(at).unwrap_or(0))))
 }
 
 /// Turns the in-flight records that a dead process left into unknown ones: nobody knows how far their attempts came.

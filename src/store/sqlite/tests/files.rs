@@ -186,6 +186,25 @@ async fn a_log_without_its_index_is_still_saved() {
     assert_eq!(state_of(&open(&path), 1).await, Some(State::Unknown));
 }
 
+/// It rewrites the database, and the process could not tell it from damage.
+#[tokio::test]
+async fn a_vacuum_of_a_store_in_use_ends_the_process_and_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.db");
+    let (store, told) = sabotaged(&path);
+    let other = Connection::open(&path).unwrap();
+    other.execute_batch("CREATE TABLE filler AS SELECT randomblob(1000000); DROP TABLE filler").unwrap();
+    other.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
+    claim(&store, 1).await;
+    other.execute_batch("VACUUM").unwrap();
+    other.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())).unwrap();
+    drop(other);
+    store.claim(id(2), fresh(2)).await.unwrap_err();
+    store.close().await;
+    assert!(told.lock().unwrap()[0].contains("end oncegate before you run VACUUM"), "{told:?}");
+    assert_eq!(state_of(&open(&path), 1).await, Some(State::Unknown), "nothing is lost");
+}
+
 #[tokio::test]
 async fn a_database_that_is_cut_is_noticed() {
     let dir = tempfile::tempdir().unwrap();
@@ -195,7 +214,7 @@ async fn a_database_that_is_cut_is_noticed() {
     empty(&path);
     store.claim(id(2), fresh(2)).await.unwrap_err();
     store.close().await;
-    assert!(told.lock().unwrap()[0].contains("a.db was cut"), "{told:?}");
+    assert!(told.lock().unwrap()[0].contains("a.db became smaller while it was in use"), "{told:?}");
     let refused = refusal(&image(&path).1);
     assert!(matches!(refused, OpenError::NoDatabase { is_missing: false, .. }), "{refused}");
 }
@@ -251,6 +270,84 @@ async fn a_start_finds_what_was_acknowledged_or_refuses() {
     fs::copy(beside(&other, "-wal"), beside(&mixed, "-wal")).unwrap();
     let refused = refusal(&mixed);
     assert!(matches!(refused, OpenError::StrayLog { .. }), "{refused}");
+}
+
+/// A log starts over with a new header, and a process may be killed before it writes the first frame.
+#[tokio::test]
+async fn a_log_that_has_only_started_over_is_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.db");
+    let store = open(&path);
+    claim(&store, 1).await;
+    let (_dir, killed) = image(&path);
+    let log = beside(&killed, "-wal");
+    let whole = fs::read(&log).unwrap();
+    let with_generation = |ahead: i32| {
+        let word = |at: usize| u32::from_be_bytes([whole[at], whole[at + 1], whole[at + 2], whole[at + 3]]);
+        let mut header = whole[..32].to_vec();
+        header[16..20].copy_from_slice(&word(16).wrapping_add_signed(ahead).to_be_bytes());
+        let [first, second] = wal::checksum(&header[..24], [0, 0], word(0) & 1 == 1);
+        header[24..28].copy_from_slice(&first.to_be_bytes());
+        header[28..32].copy_from_slice(&second.to_be_bytes());
+        fs::write(&log, header).unwrap();
+        guard::look_at_log_of(&killed)
+    };
+    with_generation(1).unwrap();
+    for ahead in [0, -1] {
+        let refused = with_generation(ahead).unwrap_err();
+        assert!(matches!(refused, OpenError::LogLost { left: Some(0), .. }), "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn a_damaged_log_is_noticed_by_a_look() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.db");
+    let store = open(&path);
+    claim(&store, 1).await;
+    let (_dir, killed) = image(&path);
+    assert!(preview(&killed, &[]).unwrap().is_some());
+    hole(&beside(&killed, "-wal"));
+    let refused = preview(&killed, &[]).unwrap_err();
+    assert!(matches!(refused, OpenError::LogLost { .. } | OpenError::StrayLog { .. }), "{refused}");
+    remove(&beside(&killed, "-wal"));
+    let refused = preview(&killed, &[]).unwrap_err();
+    assert!(matches!(refused, OpenError::LogLost { left: None, .. }), "{refused}");
+    assert_eq!(refused.to_string(), refusal(&killed).to_string(), "as a start does");
+}
+
+#[tokio::test]
+async fn an_older_copy_of_a_closed_store_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.db");
+    let ticks = Arc::new(std::sync::atomic::AtomicU64::new(1_000));
+    let settings = || {
+        let ticks = Arc::clone(&ticks);
+        let clock: Clock =
+            Arc::new(move || crate::idempotency::record::Timestamp(ticks.fetch_add(1, Ordering::Relaxed)));
+        Settings { clock: Some(clock), ..Settings::new(&path) }
+    };
+    let run = async |number: u16| {
+        let store = Sqlite::open(acquire(&settings())).unwrap();
+        claim(&store, number).await;
+        store.close().await;
+    };
+    run(1).await;
+    let backup = dir.path().join("backup.db");
+    fs::copy(&path, &backup).unwrap();
+    run(2).await;
+    let latest = fs::read(&path).unwrap();
+    fs::copy(&backup, &path).unwrap();
+    for refused in [refusal(&path), preview(&path, &[]).unwrap_err()] {
+        assert!(matches!(refused, OpenError::Older { .. }), "{refused}");
+        assert!(refused.to_string().contains("a.db.lock'"), "{refused}");
+    }
+    fs::write(&path, latest).unwrap();
+    run(3).await;
+    // As the refusal says.
+    fs::copy(&backup, &path).unwrap();
+    remove(&beside(&path, ".lock"));
+    run(4).await;
 }
 
 #[test]
