@@ -182,7 +182,8 @@ impl Guard {
 
     /// Notes that the database is not where it was, and how to tell it from another: the log is of no use to that.
     pub(super) fn database_gone(&mut self) -> io::Result<()> {
-        let content = inode(self.lock.path())?;
+        // Of the database that it has open: another may stand in its place by now.
+        let content = words(self.lock.database().metadata()?.ino());
         let Known { salts, frames, .. } = self.known;
         self.marks.write(self.lock.lock_file(), Mark { state: State::Taken, salts, frames, page: 0, content })?;
         self.lock.lock_file().sync_data()
