@@ -12,8 +12,8 @@ use super::Gate;
 use super::answer::Reply;
 use super::attempt::{self, Attempted};
 use super::protected::{Client, ProtectedRequest};
+use super::shared::IdentityDigest;
 use super::single_flight::{Follower, Leader, Progress, Released, Role, Running};
-use super::work::Rules;
 use crate::http::budget::Taken;
 use crate::http::problem::Problem;
 use crate::idempotency::decide::Decision;
@@ -35,7 +35,7 @@ enum Done {
 }
 
 /// The configuration does not change while it is held; it lists the identity rules that are no longer in force.
-type Permission = OwnedRwLockReadGuard<Vec<Rules>>;
+type Permission = OwnedRwLockReadGuard<Vec<IdentityDigest>>;
 
 /// Carries out the actions of one request's claim protocol.
 pub(super) struct Driver {
@@ -99,9 +99,9 @@ impl Driver {
 
     /// Begins an action. Returns the event that follows at once, if one does.
     pub(super) fn begin(&mut self, action: Action) -> Option<Event> {
-        let work = &self.gate.work;
+        let shared = &self.gate.shared;
         match action {
-            Action::Join => match work.single_flight.join(self.id) {
+            Action::Join => match shared.single_flight.join(self.id) {
                 Role::Leader(leader) => {
                     self.leader = Some(leader);
                     return Some(Event::Leads);
@@ -124,15 +124,15 @@ impl Driver {
             }
             Action::Permit => return self.permit(),
             Action::Claim => {
-                let (store, id, fresh) = (Arc::clone(&work.store), self.id, self.fresh.clone()?);
+                let (store, id, fresh) = (Arc::clone(&shared.store), self.id, self.fresh.clone()?);
                 self.operate(async move { Done::Claimed(store.claim(id, fresh).await) });
             }
             Action::Supersede(seen) => {
-                let (store, id, fresh) = (Arc::clone(&work.store), self.id, self.fresh.clone()?);
+                let (store, id, fresh) = (Arc::clone(&shared.store), self.id, self.fresh.clone()?);
                 self.operate(async move { Done::Superseded(store.supersede(id, seen, fresh).await) });
             }
             Action::Look => {
-                let (store, id) = (Arc::clone(&work.store), self.id);
+                let (store, id) = (Arc::clone(&shared.store), self.id);
                 self.operate(async move { Done::Looked(store.get(id).await) });
             }
             Action::Run => {
@@ -149,11 +149,11 @@ impl Driver {
                 self.settle(End::Release)?;
             }
             Action::TakePlace => {
-                self.place = work.usage.waiting.take(1);
+                self.place = shared.usage.waiting.take(1);
                 return Some(if self.place.is_some() { Event::PlaceTaken } else { Event::NoPlace });
             }
             Action::Watch => {
-                let (store, id) = (Arc::clone(&work.store), self.id);
+                let (store, id) = (Arc::clone(&shared.store), self.id);
                 self.operate(async move {
                     store.changed(id).await;
                     Done::Changed
@@ -190,7 +190,7 @@ impl Driver {
             let left = async { if let Some(client) = client { client.gone().await } else { pending().await } };
             let due = async { if let Some(at) = deadline { sleep_until(at).await } else { pending().await } };
             let is_told = self.is_told_of_shutdown;
-            let abandon = (waits && !is_told).then(|| self.gate.work.abandon.subscribe());
+            let abandon = (waits && !is_told).then(|| self.gate.shared.abandon.subscribe());
             let shutdown = async {
                 match abandon {
                     Some(mut abandon) => drop(abandon.wait_for(|abandon| *abandon).await),
@@ -283,7 +283,7 @@ impl Driver {
             }
         }
         self.permission = None;
-        let retired = Arc::clone(&self.gate.work.retired);
+        let retired = Arc::clone(&self.gate.shared.retired);
         match Arc::clone(&retired).try_read_owned() {
             Ok(permission) => Some(self.permitted(permission)),
             Err(_) => {
@@ -294,7 +294,7 @@ impl Driver {
     }
 
     fn permitted(&mut self, permission: Permission) -> Event {
-        let rules = self.request.as_ref().map(|request| request.lane.rules);
+        let rules = self.request.as_ref().map(|request| request.state.rules);
         if rules.is_none_or(|rules| permission.contains(&rules)) {
             return Event::Retired;
         }
@@ -313,7 +313,7 @@ impl Driver {
     }
 
     fn settle(&mut self, end: End) -> Option<()> {
-        let (store, id, attempt) = (Arc::clone(&self.gate.work.store), self.id, self.fresh.as_ref()?.attempt);
+        let (store, id, attempt) = (Arc::clone(&self.gate.shared.store), self.id, self.fresh.as_ref()?.attempt);
         self.operate(async move { Done::Settled(store.settle(id, attempt, end).await) });
         Some(())
     }
@@ -383,7 +383,7 @@ impl Driver {
         }
         let (request, client) = (self.request.take()?, self.client.take()?);
         self.place = None;
-        let work = &self.gate.work;
+        let shared = &self.gate.shared;
         let reply = match outcome {
             Outcome::Decided { decision, until } => request.reply(decision, until),
             Outcome::Released => attempt::released(&request, self.released.as_deref()?),
@@ -394,16 +394,16 @@ impl Driver {
                 tracing::warn!(record = %self.id, "the store took too long for a claim, which is given up");
                 request.store_away()
             }
-            Outcome::LeaderUnanswered if work.retired.try_read().is_err() => request.retired(),
+            Outcome::LeaderUnanswered if shared.retired.try_read().is_err() => request.retired(),
             Outcome::LeaderUnanswered => return without_store(request, client),
             Outcome::ClaimFailed => {
-                if let (Some(error), Some(others)) = (self.error.take(), work.unclaimed.due()) {
+                if let (Some(error), Some(others)) = (self.error.take(), shared.unclaimed.due()) {
                     tracing::warn!(%error, record = %self.id, others, "a claim failed");
                 }
                 return without_store(request, client);
             }
             Outcome::ClaimUnanswered => {
-                if let Some(others) = work.unclaimed.due() {
+                if let Some(others) = shared.unclaimed.due() {
                     tracing::warn!(record = %self.id, others, "the store did not answer a claim in time");
                 }
                 return without_store(request, client);

@@ -119,13 +119,13 @@ impl Ended {
 pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client: Client) -> Attempted {
     let request = &*request;
     let began = Instant::now();
-    let counted = request.lane.metrics.attempt_began();
+    let counted = request.state.metrics.attempt_began();
     let mut recipient = Recipient { client: Some(client), flow: Flow::default() };
     let exchanged = exchange(request, attempt, &mut recipient).await;
     let took = began.elapsed();
     if !matches!(exchanged, Exchanged::Failed(Ending::Unreachable, _)) {
-        request.lane.estimator.took(took);
-        request.lane.metrics.upstream_took(took);
+        request.state.estimator.took(took);
+        request.state.metrics.upstream_took(took);
     }
     let (mut record, mut rest) = (None, None);
     let ended = match exchanged {
@@ -170,7 +170,7 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
 /// Sends the request once and takes in the answer.
 async fn exchange(request: &ProtectedRequest, attempt: Attempt, recipient: &mut Recipient) -> Exchanged {
     let limit = request.upstream().settings().timeout;
-    let mut abandon = request.gate.work.abandon.subscribe();
+    let mut abandon = request.gate.shared.abandon.subscribe();
     if abandon.get() {
         return Exchanged::Failed(Ending::Unreachable, pass::unreachable());
     }
@@ -226,8 +226,8 @@ async fn send(request: &ProtectedRequest, attempt: Attempt, sending: &Sending, r
     let version = parts.version;
     let control = Control::read(&parts.headers);
     if control.invalid > 0 {
-        request.lane.metrics.control_invalid(control.invalid);
-        tracing::debug!(route = &*request.lane.name, "Idempotency-Control has directives that are invalid: ignored");
+        request.state.metrics.control_invalid(control.invalid);
+        tracing::debug!(route = &*request.state.name, "Idempotency-Control has directives that are invalid: ignored");
     }
     let answer = head_of_answer(parts, &request.gate.added);
     if answer.status.is_informational() {
@@ -241,7 +241,7 @@ async fn send(request: &ProtectedRequest, attempt: Attempt, sending: &Sending, r
         }
     };
     let flowing = may_stream(request, &answer, &control).then_some(Flowing { flow, begin: &mut begin });
-    let memory = request.head.memory(&request.gate.work.usage);
+    let memory = request.head.memory(&request.gate.shared.usage);
     let captured = capture(body, version, request.policy().max_response_body, memory, flowing).await;
     match captured {
         Ok(Captured::Whole { body, trailers, record }) => {
@@ -279,7 +279,7 @@ fn has_length(answer: &Answer) -> bool {
 }
 
 fn forwarded(request: &ProtectedRequest, attempt: Attempt) -> Request<Body> {
-    let mut forwarded = pass::buffered_request(request.upstream(), &request.head, &request.body, &request.lane.kept);
+    let mut forwarded = pass::buffered_request(request.upstream(), &request.head, &request.body, &request.state.kept);
     if let Ok(mut token) = HeaderValue::from_str(&attempt.expose()) {
         token.set_sensitive(true);
         forwarded.headers_mut().insert(ATTEMPT, token);
@@ -326,7 +326,7 @@ fn answered(request: &ProtectedRequest, answer: Answer, control: &Control) -> En
 }
 
 fn hold(request: &ProtectedRequest, why: &str) -> End {
-    let (route, key, upstream) = (&*request.lane.name, request.key_shortened(), &*request.upstream().settings().name);
+    let (route, key, upstream) = (&*request.state.name, request.key_shortened(), &*request.upstream().settings().name);
     tracing::warn!(record = %request.id, route, upstream, key, why, "the outcome of an attempt is unknown");
     End::Hold
 }

@@ -13,12 +13,12 @@ use tokio::time::{Instant, timeout};
 use super::actions::Driver;
 use super::admit::{Admission, Candidate, Refusal, Step};
 use super::answer::Reply;
-use super::cors::Asked;
+use super::cors::CrossOrigin;
 use super::identify::{body_problem, identify, read_back};
-use super::pass::{self, Manner};
+use super::pass::{self, ForwardOptions};
 use super::protected::{Client, ProtectedRequest};
 use super::request::{self, Head};
-use super::{Gate, Lane, OVERLOADED_RETRY};
+use super::{Gate, OVERLOADED_RETRY, RouteState};
 use crate::http::budget::Taken;
 use crate::http::buffer::Buffered;
 use crate::http::inbound::Inbound;
@@ -38,9 +38,9 @@ impl Gate {
         request: Request<Inbound>,
         peer: Peer,
         permit: Result<&Arc<Taken>, &'static str>,
-    ) -> (Arc<Lane>, Reply) {
+    ) -> (Arc<RouteState>, Reply) {
         // 1. Read the head. Where it is malformed, the rest of the connection may be desynchronised.
-        let (head, body) = match Head::read(request, peer, &self.road) {
+        let (head, body) = match Head::read(request, peer, &self.context) {
             Ok(read) => read,
             Err(problem) => return (Arc::clone(&self.unrouted), Reply::problem(problem, None).last()),
         };
@@ -60,33 +60,33 @@ impl Gate {
                 return self.refused_early(&head, Admission::Ambiguous(ambiguous), problem);
             }
             Admission::Unrouted => {
-                let manner = Manner::unrouted(self, &head);
+                let options = ForwardOptions::unrouted(self, &head);
                 let reply = match self.settings.default_upstream {
-                    Some(index) => pass::forward(self, &self.upstreams[index], head, body, manner).await,
-                    None => manner.problem(pass::no_route(&head)),
+                    Some(index) => pass::forward(self, &self.upstreams[index], head, body, options).await,
+                    None => options.problem(pass::no_route(&head)),
                 };
                 return (Arc::clone(&self.unrouted), reply);
             }
         };
         // 3. Do what the route does with it.
-        let (lane, asked) = (Arc::clone(&self.lanes[&route.name]), Asked::of(route, &head));
+        let (state, asked) = (Arc::clone(&self.states[&route.name]), CrossOrigin::of(route, &head));
         let reply = match step {
             Step::Refuse(refusal) => self.refused(route, refusal),
             Step::Forward(_) => {
-                let manner = Manner::of(self, &lane, route, &head);
-                pass::forward(self, &self.upstreams[route.upstream], head, body, manner).await
+                let options = ForwardOptions::of(self, &state, route, &head);
+                pass::forward(self, &self.upstreams[route.upstream], head, body, options).await
             }
-            Step::Protect(found) => self.protect(route, &lane, head, body, Some(found), permit).await,
-            Step::NeedBody => self.protect(route, &lane, head, body, None, permit).await,
+            Step::Protect(found) => self.protect(route, &state, head, body, Some(found), permit).await,
+            Step::NeedBody => self.protect(route, &state, head, body, None, permit).await,
         };
-        (lane, self.shared(reply, asked))
+        (state, self.share(reply, asked))
     }
 
     /// Answers a request that its route protects, whose key is `found` in its head or may be in its body.
     async fn protect(
         self: &Arc<Self>,
         route: &Arc<Route>,
-        lane: &Arc<Lane>,
+        state: &Arc<RouteState>,
         head: Head,
         body: Inbound,
         found: Option<Found>,
@@ -96,12 +96,13 @@ impl Gate {
         // 4. Read the whole body: nothing is claimed for a request that may not arrive.
         let has_key = found.is_some();
         let refuse = |problem, has_key| self.refused(route, Refusal { problem, has_key });
-        let body = match Buffered::read(body, policy.max_request_body, head.memory(&self.work.usage), &self.work.usage)
-            .await
-        {
-            Ok(body) => body,
-            Err(error) => return refuse(body_problem(self, error), has_key),
-        };
+        let body =
+            match Buffered::read(body, policy.max_request_body, head.memory(&self.shared.usage), &self.shared.usage)
+                .await
+            {
+                Ok(body) => body,
+                Err(error) => return refuse(body_problem(self, error), has_key),
+            };
         // 5. Find the key in the body, where it is not in the head.
         let found = match found {
             Some(found) => found,
@@ -111,10 +112,10 @@ impl Gate {
                     Step::Protect(found) => found,
                     Step::Refuse(refusal) => return self.refused(route, refusal),
                     Step::Forward(_) | Step::NeedBody => {
-                        let (upstream, manner) =
-                            (&self.upstreams[route.upstream], Manner::of(self, lane, route, &head));
+                        let (upstream, options) =
+                            (&self.upstreams[route.upstream], ForwardOptions::of(self, state, route, &head));
                         let outcome = Outcome::Passed;
-                        return Box::pin(pass::forward_buffered(upstream, &head, &body, manner, outcome)).await;
+                        return Box::pin(pass::forward_buffered(upstream, &head, &body, options, outcome)).await;
                     }
                 },
             },
@@ -128,7 +129,7 @@ impl Gate {
         let request = ProtectedRequest {
             gate: Arc::clone(self),
             route: Arc::clone(route),
-            lane: Arc::clone(lane),
+            state: Arc::clone(state),
             head,
             body,
             id,
@@ -136,7 +137,7 @@ impl Gate {
             fingerprint,
             proof,
             began: Instant::now(),
-            going: Arc::new(self.work.errands.subscribe()),
+            going: Arc::new(self.shared.requests.subscribe()),
             _permit: Arc::clone(permit),
         };
         // 7. Replay from memory, where the answer is at hand.
@@ -160,7 +161,7 @@ impl Gate {
             Ok(reply) => reply.unwrap_or_else(failed),
             Err(_) => {
                 let detail = "the request runs on; send it again with the same key for its answer";
-                let wait = lane.estimator.remaining(*client_timeout, *whole);
+                let wait = state.estimator.remaining(*client_timeout, *whole);
                 refuse(Problem::new(Code::StillRunning, detail).retry_after(wait), true)
             }
         }
@@ -187,3 +188,6 @@ async fn drive(request: ProtectedRequest, client: Client) {
         };
     }
 }
+
+#[cfg(test)]
+mod waiting;

@@ -10,7 +10,7 @@ pub use super::admit::Unprotected;
 use super::admit::{Admission, Candidate, Step};
 use super::identify::too_large;
 use super::ignored::KeyPlaces;
-use super::request::{self, Head, Road};
+use super::request::{self, ForwardingContext, Head};
 use super::{Settings, pass};
 use crate::http::problem::Problem;
 use crate::http::server::Peer;
@@ -126,21 +126,22 @@ pub fn explain(settings: &Settings, router: &Router, question: Question<'_>) -> 
     // An address that nobody has stands for one that is not known; it is not looked at then.
     let address = SocketAddr::from((client_ip.unwrap_or(Ipv4Addr::UNSPECIFIED.into()), 0));
     let peer = Peer { certificate, is_secure, ..Peer::new(address) };
-    let road = Arc::new(Road { forwarding: settings.forwarding.clone(), ..Road::default() });
-    let head = match Head::of(head, peer, &road) {
+    let context =
+        Arc::new(ForwardingContext { forwarding: settings.forwarding.clone(), ..ForwardingContext::default() });
+    let head = match Head::of(head, peer, &context) {
         Ok(head) => head,
         Err(problem) => return Explanation { authority: None, ignores_key: false, fate: Fate::Malformed(problem) },
     };
     let authority = head.authority().map(Arc::from);
     let has_key = KeyPlaces::of(router).has_key(&head.method, &head.uri, &head.headers);
-    let asked = Asked { settings, head: &head, upgrades, body, client_ip, lacks_certificate };
+    let asked = Inquiry { settings, head: &head, upgrades, body, client_ip, lacks_certificate };
     let fate = asked.fate(router);
     let is_unprotected = matches!(fate, Fate::Unrouted(_) | Fate::Routed(_, Handling::Passed(Unprotected::NoKey)));
     Explanation { authority, ignores_key: has_key && is_unprotected, fate }
 }
 
 /// A request that is asked about.
-struct Asked<'a> {
+struct Inquiry<'a> {
     settings: &'a Settings,
     head: &'a Head,
     upgrades: bool,
@@ -150,7 +151,7 @@ struct Asked<'a> {
     lacks_certificate: bool,
 }
 
-impl Asked<'_> {
+impl Inquiry<'_> {
     /// What becomes of the request, by the rules that serving asks too.
     fn fate(&self, router: &Router) -> Fate {
         let lacks = |part: &ScopePart| self.value(part) == Value::Absent;

@@ -64,7 +64,7 @@ async fn large_body<'a>(gate: &'a Gate, body: &Buffered) -> Option<tokio::sync::
     match body.in_memory() {
         Some(_) => None,
         // It is never closed.
-        None => gate.work.large_bodies.acquire().await.ok(),
+        None => gate.shared.large_bodies.acquire().await.ok(),
     }
 }
 
@@ -85,7 +85,7 @@ pub(super) fn too_large(limit: u64) -> Problem {
 
 /// The temporary file failed.
 pub(super) fn spool_problem(gate: &Gate, error: &io::Error) -> Problem {
-    if let Some(others) = gate.work.unspooled.due() {
+    if let Some(others) = gate.shared.unspooled.due() {
         tracing::error!(%error, others, "the temporary file of a request body failed");
     }
     no_room()

@@ -9,9 +9,9 @@ use tokio::time::Instant;
 
 use super::answer::Reply;
 use super::identify::{digest, spool_problem};
-use super::pass::{self, Manner};
+use super::pass::{self, ForwardOptions};
 use super::request::Head;
-use super::{Gate, Lane, attempt};
+use super::{Gate, RouteState, attempt};
 use crate::http::budget::Taken;
 use crate::http::buffer::Buffered;
 use crate::http::prefer;
@@ -37,7 +37,7 @@ const RETRY_SOON: Duration = Duration::from_secs(1);
 pub(super) struct ProtectedRequest {
     pub(super) gate: Arc<Gate>,
     pub(super) route: Arc<Route>,
-    pub(super) lane: Arc<Lane>,
+    pub(super) state: Arc<RouteState>,
     pub(super) head: Head,
     pub(super) body: Buffered,
     /// The id of its record.
@@ -110,7 +110,7 @@ impl ProtectedRequest {
             .with_proof(self.proof);
         Ok(Fresh {
             attempt,
-            origin: self.lane.origin,
+            origin: self.state.origin,
             lease: self.policy().lease,
             ttl: self.policy().ttl,
             unknown_ttl: self.policy().unknown_ttl,
@@ -120,7 +120,7 @@ impl ProtectedRequest {
 
     /// The reply where the store has the record at hand, without asking anyone.
     pub(super) async fn recalled(&self) -> Option<Reply> {
-        let (record, now) = self.gate.work.store.recall(self.id)?;
+        let (record, now) = self.gate.shared.store.recall(self.id)?;
         match self.decide(&record, now).await {
             Ok(Decision::Supersede) => None,
             Ok(decision) => Some(self.reply(decision, Some(record.until))),
@@ -176,7 +176,7 @@ impl ProtectedRequest {
         match decision {
             Decision::Replay(mut answer) => {
                 if let Some(content) = &mut answer.content {
-                    let memory = self.head.memory(&self.gate.work.usage);
+                    let memory = self.head.memory(&self.gate.shared.usage);
                     match Usage::hold(memory, std::mem::take(&mut content.body)) {
                         Some(body) => content.body = body,
                         None => return self.problem(no_room()),
@@ -191,7 +191,7 @@ impl ProtectedRequest {
                 kept(self.problem(problem))
             }
             Decision::InFlight { elapsed } => {
-                let wait = self.lane.estimator.remaining(elapsed, self.upstream().settings().timeout);
+                let wait = self.state.estimator.remaining(elapsed, self.upstream().settings().timeout);
                 let detail = "an earlier request with this key is still running; send this one again later";
                 self.problem(Problem::new(Code::InFlight, detail).retry_after(wait))
             }
@@ -210,7 +210,7 @@ impl ProtectedRequest {
                 "an earlier attempt may or may not have taken effect; find out before you act again",
             ),
             Decision::Unreadable => {
-                tracing::error!(route = &*self.lane.name, "a record is in a format that this version cannot read");
+                tracing::error!(route = &*self.state.name, "a record is in a format that this version cannot read");
                 self.problem(
                     Problem::new(Code::StoreUnavailable, "the record of this key cannot be read by this version")
                         .retry_after(Duration::from_secs(60)),
@@ -247,11 +247,11 @@ impl ProtectedRequest {
         if self.needs_store() {
             return self.store_away();
         }
-        tracing::warn!(route = &*self.lane.name, "forwarding without protection: the store is away");
+        tracing::warn!(route = &*self.state.name, "forwarding without protection: the store is away");
         let docs = self.policy().docs.as_deref();
-        let manner = Manner { kept: &self.lane.kept, dropped: &self.gate.added, docs, ignored: None };
+        let options = ForwardOptions { kept: &self.state.kept, dropped: &self.gate.added, docs, ignored: None };
         let (upstream, outcome) = (self.upstream(), Outcome::Unprotected);
-        self.gate.keyed(pass::forward_buffered(upstream, &self.head, &self.body, manner, outcome).await)
+        self.gate.keyed(pass::forward_buffered(upstream, &self.head, &self.body, options, outcome).await)
     }
 }
 

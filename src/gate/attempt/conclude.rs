@@ -67,7 +67,7 @@ fn end_of_flow(
         (_, Err(_)) | (None, _) => false,
     };
     if !stands {
-        let (route, key) = (&*request.lane.name, request.key_shortened());
+        let (route, key) = (&*request.state.name, request.key_shortened());
         tracing::warn!(route, key, "an answer broke off on its way to the client: it is not in its record");
         return None;
     }
@@ -88,7 +88,7 @@ fn is_same(one: &Answer, other: &Answer) -> bool {
 
 async fn relay(request: &ProtectedRequest, following: Following, sender: Option<Sender>) {
     let Following { rest, limits, carrier } = following;
-    let mut abandon = request.gate.work.abandon.subscribe();
+    let mut abandon = request.gate.shared.abandon.subscribe();
     let relayed = tokio::select! {
         biased;
         _ = abandon.wait_for(|abandon| *abandon) => Relayed::Cut,
@@ -96,7 +96,7 @@ async fn relay(request: &ProtectedRequest, following: Following, sender: Option<
     };
     match relayed {
         Relayed::Whole => carrier.give_back_relayed(),
-        Relayed::Cut => tracing::warn!(route = &*request.lane.name, "a large answer was cut off in the middle"),
+        Relayed::Cut => tracing::warn!(route = &*request.state.name, "a large answer was cut off in the middle"),
     }
 }
 
@@ -118,7 +118,7 @@ fn recorded(
             if let Some((until, recorded)) = own(record.as_ref(), attempt).and_then(recorded_answer) {
                 // Somebody who knew better has completed it meanwhile: that is the answer now.
                 tracing::info!(
-                    route = &*request.lane.name,
+                    route = &*request.state.name,
                     key = request.key_shortened(),
                     "the attempt was completed in the store while it ran, as by its upstream: that is its outcome"
                 );
@@ -126,7 +126,7 @@ fn recorded(
                     .with_expiry(&request.gate.settings.headers, until);
             }
             tracing::warn!(
-                route = &*request.lane.name,
+                route = &*request.state.name,
                 key = request.key_shortened(),
                 "the record of an attempt was removed or taken over while it ran: its answer is not kept"
             );
