@@ -15,13 +15,13 @@ use crate::route::{Ambiguous, Route};
 use crate::telemetry::outcome::Outcome;
 
 /// A request on a route that shares its answers.
-pub(super) struct Asked {
+pub(super) struct CrossOrigin {
     route: Arc<Route>,
     /// The origin whose script asks.
     origin: Option<HeaderValue>,
 }
 
-impl Asked {
+impl CrossOrigin {
     /// Nothing where the route does not share.
     pub(super) fn of(route: &Arc<Route>, head: &Head) -> Option<Self> {
         if route.policy.cors.origins.is_empty() {

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use http::request::Parts;
 use sha2::{Digest as _, Sha256};
 
+pub use super::admit::Unprotected;
+use super::admit::{Admission, Candidate, Step};
 use super::identify::too_large;
 use super::ignored::KeyPlaces;
-use super::request::{self, Head, Road};
+use super::request::{self, ForwardingContext, Head};
 use super::{Settings, pass};
 use crate::http::problem::Problem;
 use crate::http::server::Peer;
@@ -16,11 +18,9 @@ use crate::idempotency::credential::{Credential, Kind};
 use crate::idempotency::fingerprint::{Body, Counted, Fingerprint, Subject};
 use crate::idempotency::identity::Identifier;
 use crate::idempotency::key::{Found, Key};
-use crate::idempotency::policy::{Mode, Policy};
 use crate::idempotency::record::RecordId;
 use crate::idempotency::scope::{Caller, ClientCertificate, ScopePart, ScopeWord};
 use crate::route::{Ambiguous, Route, Router};
-use crate::telemetry::outcome::Code;
 
 /// A request as it would come. Without a host in its target or its headers, and without an address of its client, what
 /// depends on them stays unknown.
@@ -75,15 +75,6 @@ pub enum Handling {
     Protected(Box<Identified>),
 }
 
-/// Why a request is forwarded without protection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unprotected {
-    /// `mode = "pass"`
-    Mode,
-    /// It carries no key, and needs none.
-    NoKey,
-}
-
 /// What makes a protected request's record.
 #[derive(Debug)]
 pub struct Identified {
@@ -135,33 +126,24 @@ pub fn explain(settings: &Settings, router: &Router, question: Question<'_>) -> 
     // An address that nobody has stands for one that is not known; it is not looked at then.
     let address = SocketAddr::from((client_ip.unwrap_or(Ipv4Addr::UNSPECIFIED.into()), 0));
     let peer = Peer { certificate, is_secure, ..Peer::new(address) };
-    let road = Arc::new(Road { forwarding: settings.forwarding.clone(), ..Road::default() });
-    let head = match Head::of(head, peer, &road) {
+    let context =
+        Arc::new(ForwardingContext { forwarding: settings.forwarding.clone(), ..ForwardingContext::default() });
+    let head = match Head::of(head, peer, &context) {
         Ok(head) => head,
         Err(problem) => return Explanation { authority: None, ignores_key: false, fate: Fate::Malformed(problem) },
     };
     let authority = head.authority().map(Arc::from);
     let has_key = KeyPlaces::of(router).has_key(&head.method, &head.uri, &head.headers);
-    let fate = match router.choose(&head.method, head.authority(), head.uri.path()) {
-        Err(ambiguous) => {
-            let problem = request::ambiguous(&ambiguous);
-            Fate::Ambiguous(ambiguous, problem)
-        }
-        Ok(None) => Fate::Unrouted(settings.default_upstream.ok_or_else(|| pass::no_route(&head))),
-        Ok(Some(route)) => {
-            let asked = Asked { settings, route, head, upgrades, body, client_ip, lacks_certificate };
-            Fate::Routed(Arc::clone(route), asked.handling())
-        }
-    };
+    let asked = Inquiry { settings, head: &head, upgrades, body, client_ip, lacks_certificate };
+    let fate = asked.fate(router);
     let is_unprotected = matches!(fate, Fate::Unrouted(_) | Fate::Routed(_, Handling::Passed(Unprotected::NoKey)));
     Explanation { authority, ignores_key: has_key && is_unprotected, fate }
 }
 
-/// A request that has a route.
-struct Asked<'a> {
+/// A request that is asked about.
+struct Inquiry<'a> {
     settings: &'a Settings,
-    route: &'a Route,
-    head: Head,
+    head: &'a Head,
     upgrades: bool,
     body: &'a [u8],
     client_ip: Option<IpAddr>,
@@ -169,51 +151,48 @@ struct Asked<'a> {
     lacks_certificate: bool,
 }
 
-impl Asked<'_> {
-    fn handling(&self) -> Handling {
-        match self.route.policy.mode {
-            Mode::Pass => Handling::Passed(Unprotected::Mode),
-            Mode::Protect => match self.identify() {
-                Ok(Some(identified)) => Handling::Protected(Box::new(identified)),
-                Ok(None) if self.policy().key.required => Handling::Refused(request::key_missing(&self.policy().key)),
-                Ok(None) => Handling::Passed(Unprotected::NoKey),
-                Err(problem) => Handling::Refused(problem),
+impl Inquiry<'_> {
+    /// What becomes of the request, by the rules that serving asks too.
+    fn fate(&self, router: &Router) -> Fate {
+        let lacks = |part: &ScopePart| self.value(part) == Value::Absent;
+        let candidate = Candidate::asked_about(self.head, self.upgrades, &lacks);
+        match candidate.admit(router) {
+            Admission::Ambiguous(ambiguous) => {
+                let problem = request::ambiguous(&ambiguous);
+                Fate::Ambiguous(ambiguous, problem)
+            }
+            Admission::Unrouted => {
+                Fate::Unrouted(self.settings.default_upstream.ok_or_else(|| pass::no_route(self.head)))
+            }
+            Admission::Routed(route, step) => Fate::Routed(Arc::clone(route), self.handling(&candidate, route, step)),
+        }
+    }
+
+    fn handling(&self, candidate: &Candidate<'_>, route: &Route, step: Step) -> Handling {
+        let longest = route.policy.max_request_body;
+        match step {
+            Step::Refuse(refusal) => Handling::Refused(refusal.problem),
+            Step::Forward(why) => Handling::Passed(why),
+            Step::NeedBody | Step::Protect(_) if self.body.len() as u64 > longest => {
+                Handling::Refused(too_large(longest))
+            }
+            Step::Protect(found) => Handling::Protected(Box::new(self.identify(route, found))),
+            Step::NeedBody => match candidate.with_body(route, self.body) {
+                // The body was all that was missing.
+                Step::NeedBody => Handling::Passed(Unprotected::NoKey),
+                step => self.handling(candidate, route, step),
             },
         }
     }
 
-    /// The steps of `Gate::protect` and `errand::begin`, in their order.
-    fn identify(&self) -> Result<Option<Identified>, Problem> {
-        let Head { method, uri, headers, .. } = &self.head;
-        let policy = self.policy();
-        let find = |body| {
-            let found = policy.key.find(uri, headers, body);
-            found.map_err(|invalid| Problem::new(Code::KeyInvalid, invalid.to_string()))
-        };
-        let found = find(None)?;
-        if found == Found::Absent || self.upgrades && found == Found::NeedsBody && !policy.key.required {
-            return Ok(None);
-        }
-        if self.upgrades {
-            return Err(request::upgrade_with_key());
-        }
-        if found != Found::NeedsBody {
-            self.check_scope()?;
-        }
-        if self.body.len() as u64 > policy.max_request_body {
-            return Err(too_large(policy.max_request_body));
-        }
-        let needs_body = found == Found::NeedsBody;
-        let found = if needs_body { find(Some(self.body))? } else { found };
-        if needs_body && found != Found::Absent {
-            self.check_scope()?;
-        }
+    fn identify(&self, route: &Route, found: Found) -> Identified {
+        let Head { method, uri, headers, .. } = self.head;
+        let policy = &route.policy;
         let subject = Subject { method, uri, headers, body: Body::Whole(self.body) };
         let digest = policy.fingerprint.digest(subject);
         let key = match found {
             Found::Key(key) => key,
-            Found::Fingerprint => Key::from_fingerprint(&digest),
-            Found::Absent | Found::NeedsBody => return Ok(None),
+            Found::Fingerprint | Found::Absent | Found::NeedsBody => Key::from_fingerprint(&digest),
         };
         let scope = policy.scope.words().map(|word| {
             let value = self.value(&word.part);
@@ -221,28 +200,19 @@ impl Asked<'_> {
         });
         let scope: Vec<_> = scope.collect();
         let is_known = scope.iter().all(|(_, value)| *value != Value::Unknown);
-        Ok(Some(Identified {
-            id: is_known.then(|| self.id(&key)),
+        Identified {
+            id: is_known.then(|| self.id(route, &key)),
             counted: policy.fingerprint.counted(headers, self.body),
             fingerprint: Fingerprint { recipe: policy.fingerprint.clone(), digest },
             key,
             scope,
-        }))
-    }
-
-    /// Holds that nothing is missing of what the question tells.
-    fn check_scope(&self) -> Result<(), Problem> {
-        let mut missing = self.policy().scope.missing(self.caller());
-        match missing.find(|part| self.value(part) == Value::Absent) {
-            Some(part) => Err(request::scope_missing(part)),
-            None => Ok(()),
         }
     }
 
-    fn id(&self, key: &Key) -> RecordId {
+    fn id(&self, route: &Route, key: &Key) -> RecordId {
         let secret = self.settings.id_secret.as_ref().map(|secret| Arc::clone(&secret.0));
         let identifier = Identifier::new(Arc::clone(&self.settings.service), secret);
-        identifier.id(&self.route.namespace, &self.policy().scope, self.caller(), key)
+        identifier.id(&route.namespace, &route.policy.scope, self.caller(), key)
     }
 
     fn value(&self, part: &ScopePart) -> Value {
@@ -281,9 +251,5 @@ impl Asked<'_> {
     fn caller(&self) -> Caller<'_> {
         let caller = self.head.caller();
         Caller { client_ip: caller.client_ip.filter(|_| self.client_ip.is_some()), ..caller }
-    }
-
-    fn policy(&self) -> &Policy {
-        &self.route.policy
     }
 }

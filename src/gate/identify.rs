@@ -3,6 +3,8 @@
 use std::io;
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use super::request::Head;
 use super::{Gate, pass};
 use crate::http::buffer::{self, Buffered};
@@ -12,36 +14,28 @@ use crate::idempotency::key::{Found, Key};
 use crate::idempotency::policy::Policy;
 use crate::telemetry::outcome::Code;
 
-/// Looks further for a key of which `found` is known so far. Nothing if there is none.
-pub(super) async fn find_key(
+/// The key that was found, and the fingerprint.
+pub(super) async fn identify(
     gate: &Gate,
     policy: &Policy,
     head: &Head,
     body: &Buffered,
     found: Found,
-) -> Result<Option<(Key, Fingerprint)>, Problem> {
-    let found = match found {
-        Found::NeedsBody => {
-            let _permit = large_body(gate, body).await;
-            let whole = body.whole().await.map_err(|error| spool_problem(gate, &error))?;
-            policy
-                .key
-                .find(&head.uri, &head.headers, Some(&whole))
-                .map_err(|invalid| Problem::new(Code::KeyInvalid, invalid.to_string()))?
-        }
-        found => found,
-    };
-    if found == Found::Absent {
-        return Ok(None);
-    }
+) -> Result<(Key, Fingerprint), Problem> {
     let recipe = policy.fingerprint.clone();
     let digest = digest(gate, &recipe, head, body).await.map_err(|error| spool_problem(gate, &error))?;
     let key = match found {
         Found::Key(key) => key,
-        Found::Fingerprint => Key::from_fingerprint(&digest),
-        Found::Absent | Found::NeedsBody => return Ok(None),
+        // Nothing is protected without a key.
+        Found::Fingerprint | Found::Absent | Found::NeedsBody => Key::from_fingerprint(&digest),
     };
-    Ok(Some((key, Fingerprint { recipe, digest })))
+    Ok((key, Fingerprint { recipe, digest }))
+}
+
+/// The whole body, to look for a key in it.
+pub(super) async fn read_back(gate: &Gate, body: &Buffered) -> Result<Bytes, Problem> {
+    let _permit = large_body(gate, body).await;
+    body.whole().await.map_err(|error| spool_problem(gate, &error))
 }
 
 /// The digest of a request by a recipe.
@@ -70,7 +64,7 @@ async fn large_body<'a>(gate: &'a Gate, body: &Buffered) -> Option<tokio::sync::
     match body.in_memory() {
         Some(_) => None,
         // It is never closed.
-        None => gate.work.large_bodies.acquire().await.ok(),
+        None => gate.shared.large_bodies.acquire().await.ok(),
     }
 }
 
@@ -91,7 +85,7 @@ pub(super) fn too_large(limit: u64) -> Problem {
 
 /// The temporary file failed.
 pub(super) fn spool_problem(gate: &Gate, error: &io::Error) -> Problem {
-    if let Some(others) = gate.work.unspooled.due() {
+    if let Some(others) = gate.shared.unspooled.due() {
         tracing::error!(%error, others, "the temporary file of a request body failed");
     }
     no_room()

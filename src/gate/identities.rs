@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::work::Rules;
+use super::shared::IdentityDigest;
 use super::{Settings, coverage, origin};
 use crate::idempotency::description::{NamespaceDescription, RulesDescription};
 use crate::idempotency::fingerprint::Recipe;
@@ -135,7 +135,7 @@ pub enum Former {
 }
 
 /// The digest of the rules of a route.
-pub(super) fn digest(identifier: &Identifier, route: &Route, trusted: &str) -> Rules {
+pub(super) fn digest(identifier: &Identifier, route: &Route, trusted: &str) -> IdentityDigest {
     let policy = &route.policy;
     identifier.rules_digest(&route.namespace, &policy.scope, &policy.key, &policy.fingerprint, trusted)
 }

@@ -8,7 +8,7 @@ use http::{HeaderMap, Method, Uri};
 
 use super::answer::{HeaderNames, Reply};
 use super::request::Head;
-use super::{Gate, Lane};
+use super::{Gate, RouteState};
 use crate::idempotency::key::{Found, KeyRule, KeySource};
 use crate::idempotency::policy::Mode;
 use crate::route::Router;
@@ -87,26 +87,26 @@ impl IgnoredLog {
 /// A key that does nothing, and the request that carries it.
 pub(super) struct IgnoredKey<'a> {
     names: &'a HeaderNames,
-    lane: &'a Lane,
+    state: &'a RouteState,
     method: Method,
     path: Box<str>,
 }
 
 impl<'a> IgnoredKey<'a> {
-    /// The key of a request that is not protected, if it carries one. `lane` is its route's, or that of requests without a
+    /// The key of a request that is not protected, if it carries one. `state` is its route's, or that of requests without a
     /// route.
-    pub(super) fn of(gate: &'a Gate, lane: &'a Lane, head: &Head) -> Option<Self> {
+    pub(super) fn of(gate: &'a Gate, state: &'a RouteState, head: &Head) -> Option<Self> {
         gate.key_places.has_key(&head.method, &head.uri, &head.headers).then(|| {
             let (method, path) = (head.method.clone(), head.uri.path());
-            Self { names: &gate.settings.headers, lane, method, path: shortened(path).into() }
+            Self { names: &gate.settings.headers, state, method, path: shortened(path).into() }
         })
     }
 
     /// Says so: in the reply, whatever it is, and in the log.
     pub(super) fn tell(self, reply: Reply) -> Reply {
-        if let Some(others) = self.lane.ignored.of(&self.method).due() {
+        if let Some(others) = self.state.ignored.of(&self.method).due() {
             tracing::warn!(
-                route = &*self.lane.name,
+                route = &*self.state.name,
                 method = self.method.as_str(),
                 path = &*self.path,
                 others,

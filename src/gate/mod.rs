@@ -1,30 +1,30 @@
-//! The story of one request: route, key, fingerprint, claim, decide, act.
+//! The gate: what becomes of a request.
 //!
-//! `Gate::answer` is the first half, on the client's connection: it finds the route and the key, and holds the body
-//! whole. From there on an errand of its own goes on, whatever becomes of the client: it claims the key, decides,
-//! and runs the attempt.
+//! `driver.rs` is the page to begin with: it says in order what happens to a request. `admit.rs` has the rules by which a
+//! request is refused, forwarded or protected, and `attempt.rs` the one forward under a claim. The order of claims, waits and
+//! settlements is decided in [`crate::idempotency::protocol`], which `actions.rs` connects to the store and the upstream.
 
+mod actions;
+mod admit;
 mod answer;
 mod attempt;
-mod claiming;
 mod cors;
 pub mod coverage;
-mod errand;
+mod driver;
 mod estimate;
 pub mod explain;
-mod flights;
 mod identify;
 pub mod identities;
 mod ignored;
 mod pass;
+mod protected;
+mod reload;
 mod renewal;
 mod request;
-mod settling;
-mod succession;
+mod shared;
+mod single_flight;
 mod tokens;
-mod wait;
 mod watch;
-mod work;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -34,19 +34,19 @@ use http::request::Parts;
 use http::{HeaderName, HeaderValue, Request, Response};
 use tokio::time::Instant;
 
+use self::admit::{Admission, Refusal, Step};
 pub use self::answer::HeaderNames;
 use self::answer::Reply;
-use self::cors::Asked;
+use self::cors::CrossOrigin;
 use self::estimate::Estimator;
 use self::identities::IdentityRules;
 use self::ignored::{IgnoredLog, KeyPlaces};
-use self::pass::Manner;
-use self::request::Road;
-pub use self::succession::{HandOver, Stuck};
+use self::pass::ForwardOptions;
+pub use self::reload::{Reload, Stuck};
+use self::request::ForwardingContext;
+use self::shared::{IdentityDigest, Shared};
 pub use self::tokens::Tokens;
-use self::work::{Rules, Work};
 use crate::http::body::Body;
-use crate::http::budget::Taken;
 use crate::http::forwarding::Forwarding;
 use crate::http::inbound::Inbound;
 use crate::http::problem::Problem;
@@ -57,13 +57,11 @@ use crate::http::usage::Usage;
 use crate::http::wire::Fault;
 use crate::idempotency::grpc;
 use crate::idempotency::identity::Identifier;
-use crate::idempotency::key::Found;
-use crate::idempotency::policy::{Mode, Policy};
 use crate::route::{Route, Router};
 use crate::store::{Identity, Origin, OriginId, Store};
 use crate::telemetry::limits::Limit;
 use crate::telemetry::metrics::{Metrics, RouteMetrics};
-use crate::telemetry::outcome::{Code, Outcome};
+use crate::telemetry::outcome::Outcome;
 
 /// What the gate is told.
 #[derive(Clone, Debug)]
@@ -102,8 +100,8 @@ pub struct Gate {
     router: Router,
     upstreams: Vec<Upstream>,
     identifier: Identifier,
-    lanes: HashMap<Arc<str>, Arc<Lane>>,
-    unrouted: Arc<Lane>,
+    states: HashMap<Arc<str>, Arc<RouteState>>,
+    unrouted: Arc<RouteState>,
     /// The headers that the gate adds to answers, which an upstream's own do not pass for.
     added: Vec<HeaderName>,
     /// Where clients put keys.
@@ -111,19 +109,19 @@ pub struct Gate {
     /// What scripts may read of them.
     exposed: HeaderValue,
     /// How it sees where requests come from.
-    road: Arc<Road>,
+    context: Arc<ForwardingContext>,
     /// What goes on when another gate takes the place of this one.
-    work: Arc<Work>,
+    shared: Arc<Shared>,
 }
 
 /// What the gate keeps for a route besides its policy.
-struct Lane {
+struct RouteState {
     name: Arc<str>,
     origin: OriginId,
     metrics: Arc<RouteMetrics>,
     estimator: Arc<Estimator>,
     /// What the identities of its records are made by.
-    rules: Rules,
+    rules: IdentityDigest,
     /// Headers that must reach the upstream, whatever `Connection` lists.
     kept: Vec<HeaderName>,
     /// Who is told of keys that do nothing, and how often.
@@ -148,12 +146,12 @@ impl Gate {
         usage: Arc<Usage>,
         metrics: &Metrics,
     ) -> Arc<Self> {
-        Self::beside(Arc::new(Work::new(store, usage)), settings, router, upstreams, metrics, |_| Arc::default())
+        Self::beside(Arc::new(Shared::new(store, usage)), settings, router, upstreams, metrics, |_| Arc::default())
     }
 
     /// A gate that shares `work` with others. `estimator` is that of a route by its name.
     fn beside(
-        work: Arc<Work>,
+        shared: Arc<Shared>,
         settings: Settings,
         router: Router,
         upstreams: Vec<Upstream>,
@@ -163,8 +161,8 @@ impl Gate {
         let secret = settings.id_secret.as_ref().map(|secret| Arc::clone(&secret.0));
         let identifier = Identifier::new(Arc::clone(&settings.service), secret);
         let trusted = settings.forwarding.rule();
-        let lane = |name: &Arc<str>, namespace: &Arc<str>, rules, kept| {
-            Arc::new(Lane {
+        let state = |name: &Arc<str>, namespace: &Arc<str>, rules, kept| {
+            Arc::new(RouteState {
                 rules,
                 kept,
                 ignored: IgnoredLog::default(),
@@ -174,27 +172,27 @@ impl Gate {
                 estimator: estimator(name),
             })
         };
-        let lanes = router.routes().iter().map(|route| {
+        let states = router.routes().iter().map(|route| {
             let rules = identities::digest(&identifier, route, &trusted);
-            (Arc::clone(&route.name), lane(&route.name, &route.namespace, rules, kept_headers(route)))
+            (Arc::clone(&route.name), state(&route.name, &route.namespace, rules, kept_headers(route)))
         });
         let nowhere: Arc<str> = "-".into();
-        work.expect_leases_of(&router);
+        shared.expect_leases_of(&router);
         Arc::new(Self {
-            lanes: lanes.collect(),
-            unrouted: lane(&nowhere, &nowhere, Rules::default(), Vec::new()),
+            states: states.collect(),
+            unrouted: state(&nowhere, &nowhere, IdentityDigest::default(), Vec::new()),
             key_places: KeyPlaces::of(&router),
             exposed: cors::exposed(&settings.headers),
             added: settings.headers.all(),
-            road: Arc::new(Road {
+            context: Arc::new(ForwardingContext {
                 forwarding: settings.forwarding.clone(),
                 upgrades: settings.upgrades.clone(),
-                via: work.via.clone(),
+                via: shared.via.clone(),
             }),
             identifier,
             router,
             upstreams,
-            work,
+            shared,
             settings,
         })
     }
@@ -214,123 +212,64 @@ impl Gate {
     /// Renews the leases of running attempts until `stop` turns true: those of this gate, of the gates that it has taken
     /// the place of, and of those that will take its own. Nothing else does.
     pub fn renew_leases(&self, stop: tokio::sync::watch::Receiver<bool>) -> impl Future<Output = ()> + Send + use<> {
-        renewal::run(Arc::clone(&self.work), stop)
+        renewal::run(Arc::clone(&self.shared), stop)
     }
 
     /// How many protected requests are being dealt with, by former gates too.
     #[must_use]
     pub fn running(&self) -> usize {
-        self.work.errands.receiver_count()
+        self.shared.requests.receiver_count()
     }
 
     /// Waits until every errand has ended, for `patience` at most. Then attempts that still run are given up: their
     /// records turn unknown. Returns whether all had ended by themselves.
     pub async fn drain(&self, patience: Duration) -> bool {
-        let ended = tokio::time::timeout(patience, self.work.errands.closed()).await.is_ok();
+        let ended = tokio::time::timeout(patience, self.shared.requests.closed()).await.is_ok();
         // Whatever is still to come must not begin an attempt.
-        self.work.abandon.send_replace(true);
+        self.shared.abandon.send_replace(true);
         if !ended {
             // What remains is to write that, and a store that is away may never come back.
-            let _ = tokio::time::timeout(self.settings.settle_timeout, self.work.errands.closed()).await;
+            let _ = tokio::time::timeout(self.settings.settle_timeout, self.shared.requests.closed()).await;
         }
         ended
     }
 
-    async fn answer(
-        self: &Arc<Self>,
-        request: Request<Inbound>,
-        peer: Peer,
-        taken: Result<&Arc<Taken>, &'static str>,
-    ) -> (Arc<Lane>, Reply) {
-        let (head, body) = match request::Head::read(request, peer, &self.road) {
-            Ok(taken) => taken,
-            Err(problem) => {
-                // Whom the rest of the connection is for is in doubt too.
-                return (Arc::clone(&self.unrouted), Reply::problem(problem, None).last());
-            }
-        };
-        let taken = match taken {
-            Ok(taken) => taken,
-            Err(why) => return self.refused(&head, Problem::new(Code::Overloaded, why).retry_after(OVERLOADED_RETRY)),
-        };
-        let route = match self.router.choose(&head.method, head.authority(), head.uri.path()) {
-            Ok(route) => route,
-            Err(ambiguous) => return self.refused(&head, request::ambiguous(&ambiguous)),
-        };
-        let Some(route) = route else {
-            let manner = Manner::unrouted(self, &head);
-            let reply = match self.settings.default_upstream {
-                Some(index) => pass::forward(self, &self.upstreams[index], head, body, manner).await,
-                None => manner.problem(pass::no_route(&head)),
-            };
-            return (Arc::clone(&self.unrouted), reply);
-        };
-        let lane = Arc::clone(&self.lanes[&route.name]);
-        let asked = Asked::of(route, &head);
-        let reply = match route.policy.mode {
-            Mode::Pass => {
-                let manner = Manner::of(self, &lane, route, &head);
-                pass::forward(self, &self.upstreams[route.upstream], head, body, manner).await
-            }
-            Mode::Protect => self.protect(route, &lane, head, body, taken).await,
-        };
-        (lane, self.shared(reply, asked))
+    /// The answer to a request that its route refuses.
+    fn refused(&self, route: &Route, Refusal { problem, has_key }: Refusal) -> Reply {
+        let reply = Reply::problem(problem, route.policy.docs.as_deref());
+        if has_key { self.keyed(reply) } else { reply }
     }
 
-    async fn protect(
-        self: &Arc<Self>,
-        route: &Arc<Route>,
-        lane: &Arc<Lane>,
-        head: request::Head,
-        body: Inbound,
-        taken: &Arc<Taken>,
-    ) -> Reply {
-        let policy = &route.policy;
-        match policy.key.find(&head.uri, &head.headers, None) {
-            Ok(Found::Absent) if policy.key.required => {
-                Reply::problem(request::key_missing(&policy.key), policy.docs.as_deref())
+    /// The answer to a request that is refused whatever its route does with it, with all that the route adds to it.
+    fn refused_early(
+        &self,
+        head: &request::Head,
+        admission: Admission<'_>,
+        problem: Problem,
+    ) -> (Arc<RouteState>, Reply) {
+        let (route, step) = match admission {
+            Admission::Routed(route, step) => (route, step),
+            Admission::Unrouted => {
+                return (Arc::clone(&self.unrouted), ForwardOptions::unrouted(self, head).problem(problem));
             }
-            Ok(Found::Absent) => {
-                let manner = Manner::of(self, lane, route, &head);
-                pass::forward(self, &self.upstreams[route.upstream], head, body, manner).await
-            }
-            Ok(found) => errand::begin(self, route, lane, (head, body), found, taken).await,
-            Err(invalid) => {
-                let problem = Problem::new(Code::KeyInvalid, invalid.to_string());
-                self.keyed(Reply::problem(problem, policy.docs.as_deref()))
-            }
-        }
-    }
-
-    /// The reply to a request that is refused by its head alone, with all that its route, or the lack of one, adds to it.
-    fn refused(&self, head: &request::Head, problem: Problem) -> (Arc<Lane>, Reply) {
-        let route = match self.router.choose(&head.method, head.authority(), head.uri.path()) {
-            Ok(Some(route)) => route,
-            Ok(None) => return (Arc::clone(&self.unrouted), Manner::unrouted(self, head).problem(problem)),
-            Err(ambiguous) => {
+            Admission::Ambiguous(ambiguous) => {
                 // One of its readings is protected.
                 let is_keyed = self.key_places.has_key(&head.method, &head.uri, &head.headers);
                 let reply = Reply::problem(problem, None);
                 let reply = if is_keyed { self.keyed(reply) } else { reply };
-                return (Arc::clone(&self.unrouted), self.shared(reply, Asked::of_either(&ambiguous, head)));
+                return (Arc::clone(&self.unrouted), self.share(reply, CrossOrigin::of_either(&ambiguous, head)));
             }
         };
-        let lane = Arc::clone(&self.lanes[&route.name]);
-        let Policy { mode, key, docs, .. } = &route.policy;
-        let reply = match (mode, key.find(&head.uri, &head.headers, None)) {
-            (Mode::Pass, _) | (Mode::Protect, Ok(Found::Absent)) => {
-                Manner::of(self, &lane, route, head).problem(problem)
-            }
-            // Only the body would tell whether the request carries a key.
-            (Mode::Protect, Ok(Found::NeedsBody)) => Reply::problem(problem, docs.as_deref()),
-            (Mode::Protect, Ok(_) | Err(_)) => self.keyed(Reply::problem(problem, docs.as_deref())),
+        let state = Arc::clone(&self.states[&route.name]);
+        let reply = match step {
+            Step::Forward(_) => ForwardOptions::of(self, &state, route, head).problem(problem),
+            step => self.refused(route, Refusal { problem, has_key: step.has_key() }),
         };
-        let reply = self.shared(reply, Asked::of(route, head));
-        (lane, reply)
+        (state, self.share(reply, CrossOrigin::of(route, head)))
     }
 
     /// A reply as it goes to a script of the origin that asked.
-    fn shared(&self, reply: Reply, asked: Option<Asked>) -> Reply {
+    fn share(&self, reply: Reply, asked: Option<CrossOrigin>) -> Reply {
         match asked {
             Some(asked) => asked.share(reply, &self.exposed),
             None => reply,
@@ -347,17 +286,17 @@ impl Handler for Gate {
     async fn handle(self: Arc<Self>, request: Request<Inbound>, peer: Peer) -> Response<Body> {
         let began = Instant::now();
         let is_call = grpc::is_call(request.method(), request.headers());
-        let usage = &self.work.usage;
+        let usage = &self.shared.usage;
         let taken = if peer.share.as_ref().is_some_and(|share| share.is_unread()) {
             usage.exceeded(Limit::MaxBufferedMemory);
             Err(UNREAD)
         } else {
             usage.requests.take(1).map(Arc::new).ok_or(TOO_MANY)
         };
-        let (lane, reply) = self.answer(request, peer, taken.as_ref().map_err(|why| *why)).await;
+        let (state, reply) = self.answer(request, peer, taken.as_ref().map_err(|why| *why)).await;
         let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };
-        log(&lane, outcome, &response, began);
-        let timer = lane.metrics.answered(outcome, began);
+        log(&state, outcome, &response, began);
+        let timer = state.metrics.answered(outcome, began);
         response.map(|body| body.of_request(taken.ok(), timer))
     }
 
@@ -373,8 +312,8 @@ impl Handler for Gate {
 }
 
 /// Logs an answer as it begins.
-fn log(lane: &Lane, outcome: Outcome, response: &Response<Body>, began: Instant) {
-    let (route, status, outcome_word) = (&*lane.name, response.status().as_u16(), outcome.as_str());
+fn log(state: &RouteState, outcome: Outcome, response: &Response<Body>, began: Instant) {
+    let (route, status, outcome_word) = (&*state.name, response.status().as_u16(), outcome.as_str());
     let micros = || began.elapsed().as_micros();
     match outcome {
         Outcome::Unrecorded | Outcome::Unprotected => {
@@ -413,6 +352,7 @@ fn kept_headers(route: &Route) -> Vec<HeaderName> {
 pub(crate) mod tests {
     use super::*;
     use crate::http::limits::Limits;
+    use crate::idempotency::policy::{Mode, Policy};
     use crate::idempotency::scope::ScopePart;
     use crate::route::Pattern;
     use crate::store::memory::Memory;

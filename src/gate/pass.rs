@@ -13,7 +13,7 @@ use super::answer::Reply;
 use super::identify::body_problem;
 use super::ignored::IgnoredKey;
 use super::request::Head;
-use super::{Gate, Lane};
+use super::{Gate, RouteState};
 use crate::http::body::{Body, Progress};
 use crate::http::buffer::Buffered;
 use crate::http::headers::{announce_trailers, to_client, to_upstream};
@@ -35,7 +35,7 @@ const UNREACHABLE_RETRY: Duration = Duration::from_secs(1);
 
 /// What an unprotected request needs on its way besides itself.
 #[derive(Default)]
-pub(super) struct Manner<'a> {
+pub(super) struct ForwardOptions<'a> {
     /// Headers that no `Connection` can strip.
     pub(super) kept: &'a [HeaderName],
     /// Headers that the answer loses.
@@ -46,12 +46,12 @@ pub(super) struct Manner<'a> {
     pub(super) ignored: Option<IgnoredKey<'a>>,
 }
 
-impl<'a> Manner<'a> {
+impl<'a> ForwardOptions<'a> {
     /// For a request of this route that is not protected: the route protects nothing, or found no key.
-    pub(super) fn of(gate: &'a Gate, lane: &'a Lane, route: &'a Route, head: &Head) -> Self {
+    pub(super) fn of(gate: &'a Gate, state: &'a RouteState, route: &'a Route, head: &Head) -> Self {
         let ignored = match route.policy.mode {
             Mode::Pass => None,
-            Mode::Protect => IgnoredKey::of(gate, lane, head),
+            Mode::Protect => IgnoredKey::of(gate, state, head),
         };
         Self { docs: route.policy.docs.as_deref(), ignored, ..Self::default() }
     }
@@ -84,14 +84,14 @@ pub(super) async fn forward(
     upstream: &Upstream,
     mut head: Head,
     body: Inbound,
-    manner: Manner<'_>,
+    options: ForwardOptions<'_>,
 ) -> Reply {
     let (body, progress) = match body.size_hint().exact() {
         Some(1..=AWAITED) if head.upgrade.is_none() => {
-            let usage = &gate.work.usage;
+            let usage = &gate.shared.usage;
             match Buffered::read(body, AWAITED, head.memory(usage), usage).await {
                 Ok(body) => (body.body(), None),
-                Err(error) => return manner.problem(body_problem(gate, error)),
+                Err(error) => return options.problem(body_problem(gate, error)),
             }
         }
         _ if body.is_end_stream() => (Body::empty(), None),
@@ -101,7 +101,7 @@ pub(super) async fn forward(
         }
     };
     let is_chunked = head.headers.contains_key(TRANSFER_ENCODING);
-    let mut headers = to_upstream(std::mem::take(&mut head.headers), manner.kept, head.way());
+    let mut headers = to_upstream(std::mem::take(&mut head.headers), options.kept, head.way());
     if is_chunked {
         headers.remove(CONTENT_LENGTH);
         headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
@@ -116,17 +116,17 @@ pub(super) async fn forward(
         Ok((response, carrier)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
             match upgrade.filter(|upgrade| upgrade.is_granted(response.headers())) {
                 Some(upgrade) => {
-                    let switched = switch(response, carrier, upgrade, manner.dropped);
-                    manner.finish(Reply::new(Outcome::Passed, switched))
+                    let switched = switch(response, carrier, upgrade, options.dropped);
+                    options.finish(Reply::new(Outcome::Passed, switched))
                 }
-                None => manner.problem(unasked_switch()),
+                None => options.problem(unasked_switch()),
             }
         }
         Ok((response, carrier)) => {
-            let answer = answer(response, carrier, manner.dropped);
-            manner.finish(Reply::new(Outcome::Passed, answer))
+            let answer = answer(response, carrier, options.dropped);
+            options.finish(Reply::new(Outcome::Passed, answer))
         }
-        Err(problem) => manner.problem(problem),
+        Err(problem) => options.problem(problem),
     }
 }
 
@@ -135,17 +135,17 @@ pub(super) async fn forward_buffered(
     upstream: &Upstream,
     head: &Head,
     body: &Buffered,
-    manner: Manner<'_>,
+    options: ForwardOptions<'_>,
     outcome: Outcome,
 ) -> Reply {
-    let request = buffered_request(upstream, head, body, manner.kept);
+    let request = buffered_request(upstream, head, body, options.kept);
     match exchange(upstream, request, Reuse::Unprotected, Sending::of(head.interim()), None).await {
-        Ok((response, _)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => manner.problem(unasked_switch()),
+        Ok((response, _)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => options.problem(unasked_switch()),
         Ok((response, carrier)) => {
-            let answer = answer(response, carrier, manner.dropped);
-            manner.finish(Reply::new(outcome, answer))
+            let answer = answer(response, carrier, options.dropped);
+            options.finish(Reply::new(outcome, answer))
         }
-        Err(problem) => manner.problem(problem),
+        Err(problem) => options.problem(problem),
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, timeout};
 
-use super::work::Work;
+use super::shared::Shared;
 use crate::http::server::stopped;
 
 /// The longest time between two looks for leases to renew.
@@ -20,8 +20,8 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// they are past, for the first who looks.
 const SOON: Duration = Duration::from_millis(200);
 
-pub(super) async fn run(work: Arc<Work>, mut stop: watch::Receiver<bool>) {
-    let mut shortest = work.shortest_lease.subscribe();
+pub(super) async fn run(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
+    let mut shortest = shared.shortest_lease.subscribe();
     let mut tick = looks(*shortest.borrow_and_update());
     let (mut failing, mut is_left) = (false, false);
     loop {
@@ -36,13 +36,13 @@ pub(super) async fn run(work: Arc<Work>, mut stop: watch::Receiver<bool>) {
             () = sleep(SOON), if is_left => {}
         }
         is_left = false;
-        let (held, running): (Vec<_>, Vec<_>) = work.flights.due().into_iter().unzip();
+        let (held, running): (Vec<_>, Vec<_>) = shared.single_flight.due().into_iter().unzip();
         if held.is_empty() {
             continue;
         }
         let asked = Instant::now();
         let ids: Vec<_> = held.iter().map(|held| held.id).collect();
-        let failure = match timeout(ANSWER, work.store.renew(held)).await {
+        let failure = match timeout(ANSWER, shared.store.renew(held)).await {
             Ok(Ok(renewed)) => {
                 let renewed: HashSet<_> = renewed.into_iter().collect();
                 let each = ids.iter().zip(&running).filter(|(id, _)| renewed.contains(id));

@@ -21,13 +21,13 @@ use crate::http::via::Via;
 use crate::http::wire::Interim;
 use crate::idempotency::grpc;
 use crate::idempotency::key::KeyRule;
-use crate::idempotency::scope::{Caller, Scope, ScopePart};
+use crate::idempotency::scope::{Caller, ScopePart};
 use crate::route::{Ambiguous, Route};
 use crate::telemetry::outcome::Code;
 
 /// How a gate sees where requests come from, and where they came by.
 #[derive(Debug, Default)]
-pub(super) struct Road {
+pub(super) struct ForwardingContext {
     pub(super) forwarding: Forwarding,
     pub(super) upgrades: Upgrades,
     pub(super) via: Via,
@@ -44,7 +44,7 @@ pub(super) struct Head {
     peer: Peer,
     /// The address of the client, which may be behind trusted proxies.
     client: IpAddr,
-    road: Arc<Road>,
+    context: Arc<ForwardingContext>,
     /// The upgrade that it asks for.
     pub(super) upgrade: Option<Upgrade>,
 }
@@ -54,33 +54,38 @@ impl Head {
     pub(super) fn read(
         mut request: Request<Inbound>,
         peer: Peer,
-        road: &Arc<Road>,
+        context: &Arc<ForwardingContext>,
     ) -> Result<(Self, Inbound), Problem> {
-        let upgrade = Upgrade::of(&mut request, &road.upgrades);
+        let upgrade = Upgrade::of(&mut request, &context.upgrades);
         let (parts, body) = request.into_parts();
-        Ok((Self::framed(parts, upgrade, peer, road)?, body))
+        Ok((Self::framed(parts, upgrade, peer, context)?, body))
     }
 
     /// Of a head alone, which no connection has brought.
     ///
     /// # Errors
     /// Nobody should see a request like this.
-    pub(super) fn of(parts: Parts, peer: Peer, road: &Arc<Road>) -> Result<Self, Problem> {
+    pub(super) fn of(parts: Parts, peer: Peer, context: &Arc<ForwardingContext>) -> Result<Self, Problem> {
         if !framing_is_plain(&parts.headers) {
             return Err(bad("where the request ends is in doubt (RFC 9112, 6)"));
         }
-        Self::framed(parts, None, peer, road)
+        Self::framed(parts, None, peer, context)
     }
 
     /// Of a head whose framing is beyond doubt, as [`crate::http::wire`] sees to.
-    fn framed(parts: Parts, upgrade: Option<Upgrade>, peer: Peer, road: &Arc<Road>) -> Result<Self, Problem> {
-        if road.via.is_loop(&parts.headers) {
+    fn framed(
+        parts: Parts,
+        upgrade: Option<Upgrade>,
+        peer: Peer,
+        context: &Arc<ForwardingContext>,
+    ) -> Result<Self, Problem> {
+        if context.via.is_loop(&parts.headers) {
             let detail = "the request came by here before: the gate is its own upstream, or that of another (see Via)";
             return Err(Problem::new(Code::LoopDetected, detail));
         }
         check_target(&parts)?;
         let host = host(&parts, peer.is_secure)?;
-        let client = if peer.is_believed { road.forwarding.client(peer.ip, &parts.headers) } else { peer.ip };
+        let client = if peer.is_believed { context.forwarding.client(peer.ip, &parts.headers) } else { peer.ip };
         Ok(Self {
             method: parts.method,
             uri: parts.uri,
@@ -89,7 +94,7 @@ impl Head {
             host,
             client,
             peer,
-            road: Arc::clone(road),
+            context: Arc::clone(context),
             upgrade,
         })
     }
@@ -114,8 +119,8 @@ impl Head {
                 is_secure: self.peer.is_secure,
                 host: self.host.as_ref().map(|host| &host.written),
             },
-            forwarding: &self.road.forwarding,
-            via: self.road.via.line(self.version),
+            forwarding: &self.context.forwarding,
+            via: self.context.via.line(self.version),
         }
     }
 
@@ -234,14 +239,6 @@ pub(super) fn ambiguous(ambiguous: &Ambiguous) -> Problem {
 /// The request carries a key, and asks to switch protocols.
 pub(super) fn upgrade_with_key() -> Problem {
     bad("an upgrade cannot be retried, so it cannot carry a key here")
-}
-
-/// Holds that the request has every part of its scope that it must have.
-///
-/// # Errors
-/// The problem that names the first one that it lacks.
-pub(super) fn check_scope(scope: &Scope, head: &Head) -> Result<(), Problem> {
-    scope.missing(head.caller()).next().map_or(Ok(()), |part| Err(scope_missing(part)))
 }
 
 /// The request lacks a part of its scope.

@@ -8,16 +8,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
 /// Changes the value. Dropped, it ends every wait.
-pub(super) struct Sender<T>(Arc<Shared<T>>);
+pub(super) struct Sender<T>(Arc<Channel<T>>);
 
 /// Sees the value change.
-pub(super) struct Receiver<T>(Arc<Shared<T>>);
+pub(super) struct Receiver<T>(Arc<Channel<T>>);
 
 /// The sender is gone, and the value never became what was waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Gone;
 
-struct Shared<T> {
+struct Channel<T> {
     state: Mutex<State<T>>,
     changed: Notify,
 }
@@ -30,7 +30,7 @@ struct State<T> {
 impl<T> Sender<T> {
     pub(super) fn new(value: T) -> Self {
         let state = Mutex::new(State { value, is_gone: false });
-        Self(Arc::new(Shared { state, changed: Notify::new() }))
+        Self(Arc::new(Channel { state, changed: Notify::new() }))
     }
 
     pub(super) fn subscribe(&self) -> Receiver<T> {
@@ -82,7 +82,7 @@ impl<T: Clone> Receiver<T> {
     }
 }
 
-impl<T> Shared<T> {
+impl<T> Channel<T> {
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         // Nothing that is done under it can leave the value half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

@@ -6,7 +6,6 @@ use http::StatusCode;
 
 use super::codec::{Answer, Head};
 use super::credential::Proof;
-use super::fingerprint::Fingerprint;
 use super::policy::{Policy, Recovery};
 use super::record::{Record, State, Timestamp};
 
@@ -34,8 +33,8 @@ pub enum Decision {
     Unreadable,
 }
 
-/// Decides what a request gets. `same` compares the request with a record's fingerprint; `proof` is the proof of its
-/// caller.
+/// Decides what a request gets. `head` is the record's, decoded, where it can be read; `is_same` says whether the request's
+/// fingerprint is the one in it; `proof` is the proof of the request's caller.
 ///
 /// The first that holds decides:
 /// 1. A completed or unknown record past its time does not count, whatever it holds.
@@ -50,15 +49,16 @@ pub fn decide(
     now: Timestamp,
     policy: &Policy,
     record: &Record,
+    head: Option<&Head>,
     proof: Option<&Proof>,
-    same: impl FnOnce(&Fingerprint) -> bool,
+    is_same: bool,
 ) -> Decision {
     let past = record.until <= now;
     if past && record.state != State::InFlight {
         return Decision::Supersede;
     }
-    let Ok(head) = Head::decode(&record.head) else { return Decision::Unreadable };
-    if let Some(differs) = difference(same(&head.fingerprint), head.proof.as_ref(), proof) {
+    let Some(head) = head else { return Decision::Unreadable };
+    if let Some(differs) = difference(is_same, head.proof.as_ref(), proof) {
         return differs;
     }
     match record.state {
@@ -84,4 +84,16 @@ pub fn difference(same: bool, first: Option<&Proof>, own: Option<&Proof>) -> Opt
         return Some(Decision::Reused);
     }
     (first != own).then_some(Decision::CallerDiffers)
+}
+
+/// [`decide`], with the head decoded from the record.
+#[cfg(test)]
+pub(crate) fn decide_read(
+    now: Timestamp,
+    policy: &Policy,
+    record: &Record,
+    proof: Option<&Proof>,
+    is_same: bool,
+) -> Decision {
+    decide(now, policy, record, Head::decode(&record.head).ok().as_ref(), proof, is_same)
 }

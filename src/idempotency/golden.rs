@@ -10,7 +10,7 @@ use http::{Method, StatusCode};
 
 use super::codec::{Answer, Content, Head};
 use super::credential::Proof;
-use super::decide::{Decision, decide};
+use super::decide::{Decision, decide_read};
 use super::fingerprint::{Fingerprint, Recipe};
 use super::grpc::Status;
 use super::key::Key;
@@ -114,7 +114,7 @@ fn requests(out: &mut String, title: &str, time: &str, make: fn() -> Record) {
         let gets = |same: bool, proof: Option<Proof>| {
             let [hold, retry] = [Recovery::Hold, Recovery::Retry].map(|recovery| {
                 let policy = Policy { recovery, ..Policy::default() };
-                describe(&decide(now, &policy, &make(), proof.as_ref(), |_| same))
+                describe(&decide_read(now, &policy, &make(), proof.as_ref(), same))
             });
             format!("{hold} | {retry}")
         };

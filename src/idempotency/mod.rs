@@ -23,6 +23,7 @@ mod pointer;
 pub mod policy;
 #[cfg(test)]
 mod properties;
+pub mod protocol;
 pub mod record;
 pub mod scope;
 pub mod settle;

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::codec::{Answer, Content, Head};
 use super::credential::Proof;
-use super::decide::{Decision, decide};
+use super::decide::{Decision, decide_read};
 use super::fingerprint::{Fingerprint, Recipe};
 use super::grpc::Status;
 use super::key::Key;
@@ -109,7 +109,7 @@ proptest! {
         policy in policy(), record in record(), now in 0..50u64, proof in proof(), same: bool,
     ) {
         let now = Timestamp(now);
-        let decision = decide(now, &policy, &record, proof.as_ref(), |_| same);
+        let decision = decide_read(now, &policy, &record, proof.as_ref(), same);
         let is_retry = same && is_of(&record, proof);
         let past = record.until <= now;
         let is_readable = Head::decode(&record.head).is_ok();
@@ -132,7 +132,7 @@ proptest! {
         policy in policy(), record in record(), now in 0..50u64, proof in proof(), same: bool,
     ) {
         let now = Timestamp(now);
-        let decision = decide(now, &policy, &record, proof.as_ref(), |_| same);
+        let decision = decide_read(now, &policy, &record, proof.as_ref(), same);
         let is_retry = same && is_of(&record, proof);
         let may_tell = record.state == State::Completed && record.until > now && is_retry;
         match &decision {
@@ -151,7 +151,7 @@ proptest! {
             Decision::Supersede => {}
         }
         // Nothing but the record, the time and the policy counts.
-        prop_assert_eq!(decide(now, &policy, &record, proof.as_ref(), |_| same), decision);
+        prop_assert_eq!(decide_read(now, &policy, &record, proof.as_ref(), same), decision);
     }
 
     #[test]
@@ -159,7 +159,7 @@ proptest! {
         policy in policy(), record in record(), one in 0..50u64, other in 0..50u64, proof in proof(), same: bool,
     ) {
         let [one, other] = [one, other].map(Timestamp);
-        let kind = |now| std::mem::discriminant(&decide(now, &policy, &record, proof.as_ref(), |_| same));
+        let kind = |now| std::mem::discriminant(&decide_read(now, &policy, &record, proof.as_ref(), same));
         if (record.until <= one) == (record.until <= other) {
             prop_assert_eq!(kind(one), kind(other));
         }

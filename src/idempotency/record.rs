@@ -128,7 +128,7 @@ impl Record {
 }
 
 /// The part of a record that every change changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Version {
     /// See [`Record::attempt`].
     pub attempt: Attempt,

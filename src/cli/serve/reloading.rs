@@ -139,11 +139,11 @@ impl Serving {
         let upstreams = config.upstreams.into_iter().map(|settings| gate.upstream(settings)).collect();
         let next = gate.successor(config.gate, config.router, upstreams, &self.metrics);
         adopting::look_before_reload(&next, &*self.store, &written).await?;
-        let hand_over = gate.hand_over(&next, PATIENCE).await.context("cannot change the rules of identities")?;
+        let reload = gate.begin_reload(&next, PATIENCE).await.context("cannot change the rules of identities")?;
         adopting::at_reload(&gate, &next, &*self.store, &written, PATIENCE).await?;
 
         server::Serving::replace(&self.current, next, config.server.limits, config.server.door);
-        hand_over.done();
+        reload.done();
         self.drain_timeout = config.server.drain_timeout;
         let count = routes.len();
         self.admin_state.reload(config.admin.token.as_ref(), routes);

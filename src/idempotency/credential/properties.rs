@@ -4,7 +4,7 @@ use http::{HeaderMap, HeaderValue};
 use proptest::prelude::*;
 
 use super::super::codec::{Answer, Content, Head};
-use super::super::decide::{Decision, decide};
+use super::super::decide::{Decision, decide_read};
 use super::super::fingerprint::{Fingerprint, Recipe};
 use super::super::identity::Identifier;
 use super::super::key::Key;
@@ -136,7 +136,7 @@ proptest! {
                 if now == record.until && state != State::InFlight {
                     continue;
                 }
-                let decision = decide(now, &policy, &record, other_proof.as_ref(), |_| true);
+                let decision = decide_read(now, &policy, &record, other_proof.as_ref(), true);
                 prop_assert_eq!(decision != Decision::CallerDiffers, is_same_caller, "{:?} {:?}", one, other);
             }
         }

@@ -21,13 +21,13 @@ const STRIPES: usize = 32;
 
 /// The keys that are being dealt with.
 #[derive(Default)]
-pub(super) struct Flights {
-    stripes: [Mutex<HashMap<RecordId, watch::Sender<Stage>>>; STRIPES],
+pub(super) struct SingleFlight {
+    stripes: [Mutex<HashMap<RecordId, watch::Sender<Progress>>>; STRIPES],
 }
 
 /// How far the leader has come.
 #[derive(Clone)]
-pub(super) enum Stage {
+pub(super) enum Progress {
     /// It is asking the store.
     Asking,
     /// It runs an attempt.
@@ -62,30 +62,30 @@ pub(super) struct Released {
 /// What a request is for a key.
 pub(super) enum Role {
     /// It leads.
-    Lead(Lead),
+    Leader(Leader),
     /// It follows another.
-    Follow(Follow),
+    Follower(Follower),
 }
 
 /// The right to ask the store for a key. Dropped, it lets the next one lead.
-pub(super) struct Lead {
-    flights: Arc<Flights>,
+pub(super) struct Leader {
+    single_flight: Arc<SingleFlight>,
     id: RecordId,
     /// What those who follow hear in the end.
-    last: Option<Stage>,
+    last: Option<Progress>,
 }
 
 /// Waits for a leader.
-pub(super) struct Follow(watch::Receiver<Stage>);
+pub(super) struct Follower(watch::Receiver<Progress>);
 
-impl Flights {
+impl SingleFlight {
     pub(super) fn join(self: &Arc<Self>, id: RecordId) -> Role {
         use std::collections::hash_map::Entry;
         match self.stripe(id).entry(id) {
-            Entry::Occupied(entry) => Role::Follow(Follow(entry.get().subscribe())),
+            Entry::Occupied(entry) => Role::Follower(Follower(entry.get().subscribe())),
             Entry::Vacant(entry) => {
-                entry.insert(watch::Sender::new(Stage::Asking));
-                Role::Lead(Lead { flights: Arc::clone(self), id, last: None })
+                entry.insert(watch::Sender::new(Progress::Asking));
+                Role::Leader(Leader { single_flight: Arc::clone(self), id, last: None })
             }
         }
     }
@@ -94,9 +94,9 @@ impl Flights {
     pub(super) fn due(&self) -> Vec<(Held, Arc<Running>)> {
         let mut due = Vec::new();
         for stripe in &self.stripes {
-            for (id, stage) in lock(stripe).iter() {
-                stage.with(|stage| {
-                    if let Stage::Running(running) = stage
+            for (id, progress) in lock(stripe).iter() {
+                progress.with(|progress| {
+                    if let Progress::Running(running) = progress
                         && lock(&running.renewed).elapsed() >= running.lease / 3
                     {
                         let held = Held { id: *id, attempt: running.attempt, lease: running.lease };
@@ -110,7 +110,7 @@ impl Flights {
         due
     }
 
-    fn stripe(&self, id: RecordId) -> MutexGuard<'_, HashMap<RecordId, watch::Sender<Stage>>> {
+    fn stripe(&self, id: RecordId) -> MutexGuard<'_, HashMap<RecordId, watch::Sender<Progress>>> {
         // Any byte of a digest is as good as another; the first eight are those of the key alone.
         lock(&self.stripes[usize::from(id.0[31]) % STRIPES])
     }
@@ -134,56 +134,52 @@ impl Running {
     }
 }
 
-impl Lead {
-    pub(super) fn id(&self) -> RecordId {
-        self.id
-    }
-
+impl Leader {
     /// Tells those who follow that an attempt runs.
     pub(super) fn running(&self, running: Running) {
-        if let Some(sender) = self.flights.stripe(self.id).get(&self.id) {
-            sender.send_replace(Stage::Running(Arc::new(running)));
+        if let Some(sender) = self.single_flight.stripe(self.id).get(&self.id) {
+            sender.send_replace(Progress::Running(Arc::new(running)));
         }
     }
 
     /// Hands those who follow what the store had.
     pub(super) fn found(mut self, record: Record, now: Timestamp) {
-        self.last = Some(Stage::Found(Arc::new((record, now))));
+        self.last = Some(Progress::Found(Arc::new((record, now))));
     }
 
     /// Tells those who follow that the store had nothing.
     pub(super) fn absent(mut self) {
-        self.last = Some(Stage::Absent);
+        self.last = Some(Progress::Absent);
     }
 
     /// Hands those who follow the answer of a release.
     pub(super) fn released(mut self, released: Released) {
-        self.last = Some(Stage::Released(Arc::new(released)));
+        self.last = Some(Progress::Released(Arc::new(released)));
     }
 }
 
-impl Drop for Lead {
+impl Drop for Leader {
     fn drop(&mut self) {
         // Nobody joins any more once the last word is said.
-        let sender = self.flights.stripe(self.id).remove(&self.id);
+        let sender = self.single_flight.stripe(self.id).remove(&self.id);
         if let (Some(sender), Some(last)) = (sender, self.last.take()) {
             sender.send_replace(last);
         }
     }
 }
 
-impl Follow {
+impl Follower {
     /// How the leader's question to the store ended; nothing if it led to nothing, and another may lead.
-    pub(super) async fn joined(&mut self) -> Option<Stage> {
-        self.wait_for(|stage| !matches!(stage, Stage::Asking)).await
+    pub(super) async fn joined(&mut self) -> Option<Progress> {
+        self.wait_for(|progress| !matches!(progress, Progress::Asking)).await
     }
 
     /// How the leader's attempt ended; nothing if the store has to tell, or another may lead.
-    pub(super) async fn ended(&mut self) -> Option<Stage> {
-        self.wait_for(|stage| !matches!(stage, Stage::Asking | Stage::Running(_))).await
+    pub(super) async fn ended(&mut self) -> Option<Progress> {
+        self.wait_for(|progress| !matches!(progress, Progress::Asking | Progress::Running(_))).await
     }
 
-    async fn wait_for(&mut self, is_it: impl FnMut(&Stage) -> bool) -> Option<Stage> {
+    async fn wait_for(&mut self, is_it: impl FnMut(&Progress) -> bool) -> Option<Progress> {
         self.0.wait_for(is_it).await.ok()
     }
 }
@@ -203,24 +199,24 @@ mod tests {
 
     const ID: RecordId = RecordId([7; 32]);
 
-    fn lead(flights: &Arc<Flights>) -> Lead {
-        match flights.join(ID) {
-            Role::Lead(lead) => lead,
-            Role::Follow(_) => panic!("somebody leads already"),
+    fn lead(single_flight: &Arc<SingleFlight>) -> Leader {
+        match single_flight.join(ID) {
+            Role::Leader(lead) => lead,
+            Role::Follower(_) => panic!("somebody leads already"),
         }
     }
 
-    fn follow(flights: &Arc<Flights>) -> Follow {
-        match flights.join(ID) {
-            Role::Follow(follow) => follow,
-            Role::Lead(_) => panic!("nobody leads"),
+    fn follow(single_flight: &Arc<SingleFlight>) -> Follower {
+        match single_flight.join(ID) {
+            Role::Follower(follow) => follow,
+            Role::Leader(_) => panic!("nobody leads"),
         }
     }
 
     #[tokio::test]
     async fn followers_get_what_the_leader_found() {
-        let flights = Arc::new(Flights::default());
-        let (lead, mut follower) = (lead(&flights), follow(&flights));
+        let single_flight = Arc::new(SingleFlight::default());
+        let (lead, mut follower) = (lead(&single_flight), follow(&single_flight));
         let record = Record {
             attempt: Attempt([1; 16]),
             state: State::Unknown,
@@ -230,34 +226,34 @@ mod tests {
             answer: None,
         };
         lead.found(record.clone(), Timestamp(3));
-        let Some(Stage::Found(found)) = follower.joined().await else { panic!("nothing found") };
+        let Some(Progress::Found(found)) = follower.joined().await else { panic!("nothing found") };
         assert_eq!(*found, (record, Timestamp(3)));
     }
 
     #[tokio::test]
     async fn followers_get_the_answer_of_a_release_and_nobody_after_them() {
-        let flights = Arc::new(Flights::default());
-        let (first, mut follower) = (lead(&flights), follow(&flights));
+        let single_flight = Arc::new(SingleFlight::default());
+        let (first, mut follower) = (lead(&single_flight), follow(&single_flight));
         let fingerprint = Fingerprint { recipe: Recipe::default(), digest: [3; 32] };
         let attempt = Attempt([1; 16]);
         first.running(Running::new(attempt, fingerprint.clone(), None, Duration::from_secs(1), Instant::now()));
-        assert!(matches!(follower.joined().await, Some(Stage::Running(_))));
+        assert!(matches!(follower.joined().await, Some(Progress::Running(_))));
         let answer = Err(Problem::new(Code::UpstreamUnreachable, "away"));
         first.released(Released { fingerprint, proof: None, answer });
-        let next = lead(&flights);
-        let Some(Stage::Released(released)) = follower.ended().await else { panic!("nothing released") };
+        let next = lead(&single_flight);
+        let Some(Progress::Released(released)) = follower.ended().await else { panic!("nothing released") };
         assert_eq!(released.answer.as_ref().unwrap_err().detail, "away");
-        let mut late = follow(&flights);
+        let mut late = follow(&single_flight);
         drop(next);
         assert!(late.ended().await.is_none());
     }
 
     #[tokio::test]
     async fn a_leader_that_vanishes_lets_another_lead() {
-        let flights = Arc::new(Flights::default());
-        let (first, mut follower) = (lead(&flights), follow(&flights));
+        let single_flight = Arc::new(SingleFlight::default());
+        let (first, mut follower) = (lead(&single_flight), follow(&single_flight));
         drop(first);
         assert!(follower.joined().await.is_none());
-        drop(lead(&flights));
+        drop(lead(&single_flight));
     }
 }

@@ -1,22 +1,24 @@
 //! Two gates on one store: the attempt runs in the one, and requests wait in the other.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
-use super::*;
 use crate::gate::{Gate, HeaderNames, Settings, Tokens};
 use crate::http::door::Door;
 use crate::http::forwarding::Forwarding;
 use crate::http::limits::Limits;
 use crate::http::server;
-use crate::http::upstream::{Dial, Io, Upstream};
+use crate::http::upstream::{self, Dial, Io, Upstream};
 use crate::http::usage::Usage;
-use crate::idempotency::policy::{Policy, Recovery};
+use crate::idempotency::policy::{InFlight, Policy, Recovery};
+use crate::idempotency::record::Timestamp;
 use crate::route::{Pattern, Route, Router};
 use crate::store::memory::Memory;
 use crate::store::unreliable::{Fault, Operation, Unreliable};
@@ -24,6 +26,8 @@ use crate::store::{Filter, Store};
 use crate::telemetry::metrics::Metrics;
 
 const WAIT: Duration = Duration::from_secs(20);
+/// The longest time between two looks at a record of another process.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const LEASE: Duration = Duration::from_secs(5);
 
 /// An upstream that answers each request when it is told what.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::{RwLock, Semaphore};
 
-use super::flights::Flights;
+use super::single_flight::SingleFlight;
 use super::watch;
 use crate::http::usage::Usage;
 use crate::http::via::Via;
@@ -17,17 +17,17 @@ use crate::telemetry::seldom::Seldom;
 const LARGE_BODIES: usize = 2;
 
 /// The digest of the rules that a namespace's identities are made by.
-pub(super) type Rules = [u8; 32];
+pub(super) type IdentityDigest = [u8; 32];
 
 /// The attempts of this process, and what all of its gates need for them.
-pub(super) struct Work {
+pub(super) struct Shared {
     pub(super) store: Arc<dyn Store>,
     pub(super) usage: Arc<Usage>,
-    pub(super) flights: Arc<Flights>,
+    pub(super) single_flight: Arc<SingleFlight>,
     /// Turned true when attempts must end.
     pub(super) abandon: watch::Sender<bool>,
     /// Each errand holds a receiver while it goes on.
-    pub(super) errands: tokio::sync::watch::Sender<()>,
+    pub(super) requests: tokio::sync::watch::Sender<()>,
     /// How many large bodies may be read back into memory at a time.
     pub(super) large_bodies: Semaphore,
     /// Claims that failed: while the store is away, as many as there are requests.
@@ -36,21 +36,21 @@ pub(super) struct Work {
     pub(super) unspooled: Seldom,
     /// The rules that former gates made identities by and the present one does not: nothing is claimed by them any more.
     /// Held for reading while the store is asked for a claim.
-    pub(super) retired: Arc<RwLock<Vec<Rules>>>,
+    pub(super) retired: Arc<RwLock<Vec<IdentityDigest>>>,
     /// The name of this process on the way of a request.
     pub(super) via: Via,
     /// The shortest lease that any of the gates ever gave.
     pub(super) shortest_lease: tokio::sync::watch::Sender<Duration>,
 }
 
-impl Work {
+impl Shared {
     pub(super) fn new(store: Arc<dyn Store>, usage: Arc<Usage>) -> Self {
         Self {
             store,
             usage,
-            flights: Arc::default(),
+            single_flight: Arc::default(),
             abandon: watch::Sender::new(false),
-            errands: tokio::sync::watch::Sender::new(()),
+            requests: tokio::sync::watch::Sender::new(()),
             large_bodies: Semaphore::new(LARGE_BODIES),
             unclaimed: Seldom::default(),
             unspooled: Seldom::default(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::OwnedRwLockWriteGuard;
 use tokio::time::timeout;
 
-use super::work::Rules;
+use super::shared::IdentityDigest;
 use super::{Gate, Settings};
 use crate::http::upstream::{self, Upstream};
 use crate::route::Router;
@@ -14,15 +14,15 @@ use crate::telemetry::metrics::Metrics;
 
 /// A change of gates that is under way. Where the rules of identities change with it, nothing is claimed meanwhile.
 /// Dropped, it changes nothing.
-pub struct HandOver {
+pub struct Reload {
     /// The rules that end with it, and those that go on or are new.
     changing: Option<Changing>,
 }
 
 struct Changing {
-    retired: OwnedRwLockWriteGuard<Vec<Rules>>,
-    retiring: Vec<Rules>,
-    current: Vec<Rules>,
+    retired: OwnedRwLockWriteGuard<Vec<IdentityDigest>>,
+    retiring: Vec<IdentityDigest>,
+    current: Vec<IdentityDigest>,
 }
 
 /// Claims are under way that the store does not answer.
@@ -43,8 +43,8 @@ impl Gate {
     ) -> Arc<Self> {
         let Settings { service, id_secret, tokens, .. } = self.settings.clone();
         let settings = Settings { service, id_secret, tokens, ..settings };
-        Self::beside(Arc::clone(&self.work), settings, router, upstreams, metrics, |name| {
-            self.lanes.get(name).map(|lane| Arc::clone(&lane.estimator)).unwrap_or_default()
+        Self::beside(Arc::clone(&self.shared), settings, router, upstreams, metrics, |name| {
+            self.states.get(name).map(|state| Arc::clone(&state.estimator)).unwrap_or_default()
         })
     }
 
@@ -52,7 +52,7 @@ impl Gate {
     #[must_use]
     pub fn upstream(&self, settings: upstream::Settings) -> Upstream {
         let same = self.upstreams.iter().find(|upstream| *upstream.settings() == settings);
-        same.cloned().unwrap_or_else(|| Upstream::new(settings, Arc::clone(&self.work.usage)))
+        same.cloned().unwrap_or_else(|| Upstream::new(settings, Arc::clone(&self.shared.usage)))
     }
 
     /// Begins to put `next` in the place of this gate: before [`crate::store::Store::adopt`] with its identities.
@@ -60,20 +60,21 @@ impl Gate {
     /// Where rules change by which identities are made, it waits until the store has answered the claims under way, for
     /// `patience` at most, and lets nobody claim until it is done. What is live then under the old rules, the store tells;
     /// and nothing can come to it unseen.
-    pub async fn hand_over(&self, next: &Self, patience: Duration) -> Result<HandOver, Stuck> {
-        let rules = |gate: &Self| gate.identities().1.into_iter().map(|rule| rule.digest).collect::<Vec<Rules>>();
+    pub async fn begin_reload(&self, next: &Self, patience: Duration) -> Result<Reload, Stuck> {
+        let rules =
+            |gate: &Self| gate.identities().1.into_iter().map(|rule| rule.digest).collect::<Vec<IdentityDigest>>();
         let current = rules(next);
         let retiring: Vec<_> = rules(self).into_iter().filter(|rules| !current.contains(rules)).collect();
-        let comes_back = self.work.retired.read().await.iter().any(|rules| current.contains(rules));
+        let comes_back = self.shared.retired.read().await.iter().any(|rules| current.contains(rules));
         if retiring.is_empty() && !comes_back {
-            return Ok(HandOver { changing: None });
+            return Ok(Reload { changing: None });
         }
-        let retired = timeout(patience, Arc::clone(&self.work.retired).write_owned()).await.map_err(|_| Stuck)?;
-        Ok(HandOver { changing: Some(Changing { retired, retiring, current }) })
+        let retired = timeout(patience, Arc::clone(&self.shared.retired).write_owned()).await.map_err(|_| Stuck)?;
+        Ok(Reload { changing: Some(Changing { retired, retiring, current }) })
     }
 }
 
-impl HandOver {
+impl Reload {
     /// The next gate answers now: a request that came to a former one and has not claimed yet can do so only where the
     /// rules are the same.
     pub fn done(self) {
@@ -98,25 +99,25 @@ mod tests {
     }
 
     async fn retired(gate: &Gate) -> usize {
-        gate.work.retired.read().await.len()
+        gate.shared.retired.read().await.len()
     }
 
     #[tokio::test(start_paused = true)]
     async fn rules_that_change_are_retired_and_may_come_back() {
         let first = gate_of(vec![route("all", Mode::Protect, "host")]);
         let same = next(&first, "host");
-        first.hand_over(&same, PATIENCE).await.unwrap().done();
+        first.begin_reload(&same, PATIENCE).await.unwrap().done();
         assert_eq!(retired(&same).await, 0);
         let other = next(&same, "client-ip");
         // Given up, it changes nothing.
-        drop(same.hand_over(&other, PATIENCE).await.unwrap());
+        drop(same.begin_reload(&other, PATIENCE).await.unwrap());
         assert_eq!(retired(&same).await, 0);
-        same.hand_over(&other, PATIENCE).await.unwrap().done();
-        let rules = |gate: &Gate| gate.lanes["all"].rules;
-        assert!(first.work.retired.read().await.contains(&rules(&first)), "of all gates before it");
+        same.begin_reload(&other, PATIENCE).await.unwrap().done();
+        let rules = |gate: &Gate| gate.states["all"].rules;
+        assert!(first.shared.retired.read().await.contains(&rules(&first)), "of all gates before it");
         let again = next(&other, "host");
-        other.hand_over(&again, PATIENCE).await.unwrap().done();
-        assert_eq!(*first.work.retired.read().await, [rules(&other)]);
+        other.begin_reload(&again, PATIENCE).await.unwrap().done();
+        assert_eq!(*first.shared.retired.read().await, [rules(&other)]);
     }
 
     #[tokio::test(start_paused = true)]
@@ -127,7 +128,7 @@ mod tests {
             settings.forwarding.trusted = vec!["10.0.0.0/8".parse().unwrap()];
             let router = Router::new(vec![route("all", Mode::Protect, scope)]).unwrap();
             let second = first.successor(settings, router, Vec::new(), &Metrics::new());
-            first.hand_over(&second, PATIENCE).await.unwrap().done();
+            first.begin_reload(&second, PATIENCE).await.unwrap().done();
             assert_eq!(retired(&second).await, changes, "{scope}");
         }
     }
@@ -135,19 +136,19 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_claim_under_way_is_waited_for_only_where_rules_change() {
         let gate = gate_of(vec![route("all", Mode::Protect, "host")]);
-        let claim = Arc::clone(&gate.work.retired).read_owned().await;
-        gate.hand_over(&next(&gate, "host"), PATIENCE).await.unwrap();
+        let claim = Arc::clone(&gate.shared.retired).read_owned().await;
+        gate.begin_reload(&next(&gate, "host"), PATIENCE).await.unwrap();
         let other = next(&gate, "client-ip");
-        assert!(gate.hand_over(&other, PATIENCE).await.is_err());
-        let handed_over = gate.hand_over(&other, PATIENCE);
-        let (handed_over, ()) = tokio::join!(handed_over, async {
+        assert!(gate.begin_reload(&other, PATIENCE).await.is_err());
+        let reload = gate.begin_reload(&other, PATIENCE);
+        let (reload, ()) = tokio::join!(reload, async {
             tokio::time::sleep(PATIENCE / 2).await;
             drop(claim);
         });
         // And nobody claims until it is done.
-        let handed_over = handed_over.unwrap();
-        assert!(timeout(PATIENCE, gate.work.retired.read()).await.is_err());
-        handed_over.done();
+        let reload = reload.unwrap();
+        assert!(timeout(PATIENCE, gate.shared.retired.read()).await.is_err());
+        reload.done();
         assert_eq!(retired(&gate).await, 1);
     }
 }

@@ -1,0 +1,140 @@
+//! Admission: what becomes of a request, by its head and, where its key is in its body, by its body.
+//!
+//! The rules of admission have this one home. Serving, the refusal under overload and `explain` all ask [`Candidate`].
+
+use std::sync::Arc;
+
+use super::request::{self, Head};
+use crate::http::problem::Problem;
+use crate::idempotency::key::Found;
+use crate::idempotency::policy::Mode;
+use crate::idempotency::scope::ScopePart;
+use crate::route::{Ambiguous, Route, Router};
+use crate::telemetry::outcome::Code;
+
+/// What becomes of a request.
+pub(super) enum Admission<'a> {
+    /// Its path can be read in two ways that are protected differently: it is refused.
+    Ambiguous(Box<Ambiguous>),
+    /// No route matches it.
+    Unrouted,
+    /// It has a route, which does this with it.
+    Routed(&'a Arc<Route>, Step),
+}
+
+/// What a route does with a request.
+pub(super) enum Step {
+    /// It is refused; nothing is forwarded.
+    Refuse(Refusal),
+    /// It is forwarded without protection.
+    Forward(Unprotected),
+    /// The key may be in the body: [`Candidate::with_body`] decides.
+    NeedBody,
+    /// The key is claimed before the request is forwarded.
+    Protect(Found),
+}
+
+/// Why a request is refused.
+pub(super) struct Refusal {
+    pub(super) problem: Problem,
+    /// Whether the request is known to carry a key, be it a malformed one.
+    pub(super) has_key: bool,
+}
+
+/// Why a request is forwarded without protection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unprotected {
+    /// `mode = "pass"`
+    Mode,
+    /// It carries no key, and needs none.
+    NoKey,
+}
+
+/// A request to be admitted.
+pub(super) struct Candidate<'a> {
+    head: &'a Head,
+    /// Whether it asks for an upgrade that is allowed.
+    asks_upgrade: bool,
+    /// Whether it lacks a part of a scope that it must have. Where a question does not tell, the request does not lack it.
+    lacks: &'a (dyn Fn(&ScopePart) -> bool + Sync),
+}
+
+impl<'a> Candidate<'a> {
+    /// A request that a connection has brought.
+    pub(super) fn new(head: &'a Head) -> Self {
+        Self { head, asks_upgrade: head.upgrade.is_some(), lacks: &|_| true }
+    }
+
+    /// A request that somebody asks about.
+    pub(super) fn asked_about(
+        head: &'a Head,
+        asks_upgrade: bool,
+        lacks: &'a (dyn Fn(&ScopePart) -> bool + Sync),
+    ) -> Self {
+        Self { head, asks_upgrade, lacks }
+    }
+
+    /// What becomes of the request, by its head.
+    pub(super) fn admit<'r>(&self, router: &'r Router) -> Admission<'r> {
+        match router.choose(&self.head.method, self.head.authority(), self.head.uri.path()) {
+            Err(ambiguous) => Admission::Ambiguous(ambiguous),
+            Ok(None) => Admission::Unrouted,
+            Ok(Some(route)) => Admission::Routed(route, self.step(route)),
+        }
+    }
+
+    /// What its route does with the request, by its head.
+    pub(super) fn step(&self, route: &Route) -> Step {
+        let key = &route.policy.key;
+        if route.policy.mode == Mode::Pass {
+            return Step::Forward(Unprotected::Mode);
+        }
+        match key.find(&self.head.uri, &self.head.headers, None) {
+            Err(invalid) => refuse(Problem::new(Code::KeyInvalid, invalid.to_string()), true),
+            Ok(Found::Absent) => without_key(route),
+            // An upgrade has no body to look at.
+            Ok(Found::NeedsBody) if self.asks_upgrade && !key.required => Step::Forward(Unprotected::NoKey),
+            Ok(found) if self.asks_upgrade => refuse(request::upgrade_with_key(), found != Found::NeedsBody),
+            Ok(Found::NeedsBody) => Step::NeedBody,
+            Ok(found) => self.protect(route, found),
+        }
+    }
+
+    /// What its route does with the request, by the body that it needed.
+    pub(super) fn with_body(&self, route: &Route, body: &[u8]) -> Step {
+        match route.policy.key.find(&self.head.uri, &self.head.headers, Some(body)) {
+            Err(invalid) => refuse(Problem::new(Code::KeyInvalid, invalid.to_string()), true),
+            Ok(Found::Absent | Found::NeedsBody) => without_key(route),
+            Ok(found) => self.protect(route, found),
+        }
+    }
+
+    fn protect(&self, route: &Route, found: Found) -> Step {
+        match route.policy.scope.missing(self.head.caller()).find(|part| (self.lacks)(part)) {
+            Some(part) => refuse(request::scope_missing(part), true),
+            None => Step::Protect(found),
+        }
+    }
+}
+
+impl Step {
+    /// Whether the request is known to carry a key for a route that protects it.
+    pub(super) fn has_key(&self) -> bool {
+        match self {
+            Self::Refuse(refusal) => refusal.has_key,
+            Self::Protect(_) => true,
+            Self::Forward(_) | Self::NeedBody => false,
+        }
+    }
+}
+
+fn without_key(route: &Route) -> Step {
+    if route.policy.key.required {
+        return refuse(request::key_missing(&route.policy.key), false);
+    }
+    Step::Forward(Unprotected::NoKey)
+}
+
+fn refuse(problem: Problem, has_key: bool) -> Step {
+    Step::Refuse(Refusal { problem, has_key })
+}

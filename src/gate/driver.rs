@@ -1,0 +1,193 @@
+//! One request, from its head to its answer: what oncegate does, in order.
+//!
+//! [`Gate::answer`] admits the request and reads its body. From there the claim protocol decides, as a pure state machine
+//! ([`Protocol`]): [`drive`] carries out its actions on the store and the upstream, and reports what they came to. It goes on
+//! in a task of its own, whatever becomes of the client.
+
+use std::sync::Arc;
+
+use http::Request;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout};
+
+use super::actions::Driver;
+use super::admit::{Admission, Candidate, Refusal, Step};
+use super::answer::Reply;
+use super::cors::CrossOrigin;
+use super::identify::{body_problem, identify, read_back};
+use super::pass::{self, ForwardOptions};
+use super::protected::{Client, ProtectedRequest};
+use super::request::{self, Head};
+use super::{Gate, OVERLOADED_RETRY, RouteState};
+use crate::http::budget::Taken;
+use crate::http::buffer::Buffered;
+use crate::http::inbound::Inbound;
+use crate::http::problem::Problem;
+use crate::http::server::Peer;
+use crate::http::upstream;
+use crate::idempotency::key::Found;
+use crate::idempotency::protocol::{Event, Protocol};
+use crate::route::Route;
+use crate::telemetry::outcome::{Code, Outcome};
+
+impl Gate {
+    /// Answers a request. Where it has no `permit`, too many are in flight, or its connection holds too much: it is refused
+    /// with the reason.
+    pub(super) async fn answer(
+        self: &Arc<Self>,
+        request: Request<Inbound>,
+        peer: Peer,
+        permit: Result<&Arc<Taken>, &'static str>,
+    ) -> (Arc<RouteState>, Reply) {
+        // 1. Read the head. Where it is malformed, the rest of the connection may be desynchronised.
+        let (head, body) = match Head::read(request, peer, &self.context) {
+            Ok(read) => read,
+            Err(problem) => return (Arc::clone(&self.unrouted), Reply::problem(problem, None).last()),
+        };
+        // 2. Admit: find the route and the key.
+        let admission = Candidate::new(&head).admit(&self.router);
+        let permit = match permit {
+            Ok(permit) => permit,
+            Err(why) => {
+                let problem = Problem::new(Code::Overloaded, why).retry_after(OVERLOADED_RETRY);
+                return self.refused_early(&head, admission, problem);
+            }
+        };
+        let (route, step) = match admission {
+            Admission::Routed(route, step) => (route, step),
+            Admission::Ambiguous(ambiguous) => {
+                let problem = request::ambiguous(&ambiguous);
+                return self.refused_early(&head, Admission::Ambiguous(ambiguous), problem);
+            }
+            Admission::Unrouted => {
+                let options = ForwardOptions::unrouted(self, &head);
+                let reply = match self.settings.default_upstream {
+                    Some(index) => pass::forward(self, &self.upstreams[index], head, body, options).await,
+                    None => options.problem(pass::no_route(&head)),
+                };
+                return (Arc::clone(&self.unrouted), reply);
+            }
+        };
+        // 3. Do what the route does with it.
+        let (state, asked) = (Arc::clone(&self.states[&route.name]), CrossOrigin::of(route, &head));
+        let reply = match step {
+            Step::Refuse(refusal) => self.refused(route, refusal),
+            Step::Forward(_) => {
+                let options = ForwardOptions::of(self, &state, route, &head);
+                pass::forward(self, &self.upstreams[route.upstream], head, body, options).await
+            }
+            Step::Protect(found) => self.protect(route, &state, head, body, Some(found), permit).await,
+            Step::NeedBody => self.protect(route, &state, head, body, None, permit).await,
+        };
+        (state, self.share(reply, asked))
+    }
+
+    /// Answers a request that its route protects, whose key is `found` in its head or may be in its body.
+    async fn protect(
+        self: &Arc<Self>,
+        route: &Arc<Route>,
+        state: &Arc<RouteState>,
+        head: Head,
+        body: Inbound,
+        found: Option<Found>,
+        permit: &Arc<Taken>,
+    ) -> Reply {
+        let policy = &route.policy;
+        // 4. Read the whole body: nothing is claimed for a request that may not arrive.
+        let has_key = found.is_some();
+        let refuse = |problem, has_key| self.refused(route, Refusal { problem, has_key });
+        let body =
+            match Buffered::read(body, policy.max_request_body, head.memory(&self.shared.usage), &self.shared.usage)
+                .await
+            {
+                Ok(body) => body,
+                Err(error) => return refuse(body_problem(self, error), has_key),
+            };
+        // 5. Find the key in the body, where it is not in the head.
+        let found = match found {
+            Some(found) => found,
+            None => match read_back(self, &body).await {
+                Err(problem) => return refuse(problem, false),
+                Ok(whole) => match Candidate::new(&head).with_body(route, &whole) {
+                    Step::Protect(found) => found,
+                    Step::Refuse(refusal) => return self.refused(route, refusal),
+                    Step::Forward(_) | Step::NeedBody => {
+                        let (upstream, options) =
+                            (&self.upstreams[route.upstream], ForwardOptions::of(self, state, route, &head));
+                        let outcome = Outcome::Passed;
+                        return Box::pin(pass::forward_buffered(upstream, &head, &body, options, outcome)).await;
+                    }
+                },
+            },
+        };
+        // 6. Identify the record: service, namespace, caller, key. And take the fingerprint.
+        let (key, fingerprint) = match identify(self, policy, &head, &body, found).await {
+            Ok(identified) => identified,
+            Err(problem) => return refuse(problem, true),
+        };
+        let (id, proof) = self.identifier.identify(&route.namespace, &policy.scope, head.caller(), &key);
+        let request = ProtectedRequest {
+            gate: Arc::clone(self),
+            route: Arc::clone(route),
+            state: Arc::clone(state),
+            head,
+            body,
+            id,
+            key,
+            fingerprint,
+            proof,
+            began: Instant::now(),
+            going: Arc::new(self.shared.requests.subscribe()),
+            _permit: Arc::clone(permit),
+        };
+        // 7. Replay from memory, where the answer is at hand.
+        if let Some(reply) = request.recalled().await {
+            return reply;
+        }
+        // 8. Else claim the key, run, settle and reply: see `drive`.
+        let (client, reply) = oneshot::channel();
+        // In a box: a future of this size would be copied several times on its way into the task.
+        tokio::spawn(Box::pin(drive(request, Client(client))));
+        let failed = |_| {
+            // The task is gone without a reply. Only a bug does that, and how far it came is unknown.
+            refuse(Problem::new(Code::OutcomeUnknown, "the gate failed at this request"), true)
+        };
+        let upstream::Settings { client_timeout, timeout: whole, .. } = self.upstreams[route.upstream].settings();
+        if client_timeout >= whole {
+            // The attempt's own end comes first.
+            return reply.await.unwrap_or_else(failed);
+        }
+        match timeout(*client_timeout, reply).await {
+            Ok(reply) => reply.unwrap_or_else(failed),
+            Err(_) => {
+                let detail = "the request runs on; send it again with the same key for its answer";
+                let wait = state.estimator.remaining(*client_timeout, *whole);
+                refuse(Problem::new(Code::StillRunning, detail).retry_after(wait), true)
+            }
+        }
+    }
+}
+
+/// Drives the claim protocol of one request to its end: it claims the key, runs the attempt, settles and replies; or waits
+/// for another's attempt, or replies what the record says.
+async fn drive(request: ProtectedRequest, client: Client) {
+    let mut protocol = Protocol::new(request.limits());
+    let mut driver = Driver::new(request, client);
+    let mut event = Event::Begin;
+    loop {
+        let mut at_once = None;
+        for action in protocol.handle(driver.age(), event) {
+            at_once = driver.begin(action).or(at_once);
+        }
+        if protocol.is_done() {
+            return;
+        }
+        event = match at_once {
+            Some(event) => event,
+            None => driver.next(&protocol).await,
+        };
+    }
+}
+
+#[cfg(test)]
+mod waiting;

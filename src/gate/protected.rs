@@ -1,0 +1,262 @@
+//! A protected request: its body, its identity, and what decisions about it mean as replies.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{oneshot, watch};
+use tokio::time::Instant;
+
+use super::answer::Reply;
+use super::identify::{digest, spool_problem};
+use super::pass::{self, ForwardOptions};
+use super::request::Head;
+use super::{Gate, RouteState, attempt};
+use crate::http::budget::Taken;
+use crate::http::buffer::Buffered;
+use crate::http::prefer;
+use crate::http::problem::Problem;
+use crate::http::upstream::{self, Upstream};
+use crate::http::usage::Usage;
+use crate::idempotency::codec;
+use crate::idempotency::credential::Proof;
+use crate::idempotency::decide::{Decision, decide, difference};
+use crate::idempotency::fingerprint::{Fingerprint, Recipe};
+use crate::idempotency::key::Key;
+use crate::idempotency::policy::{InFlight, Policy, StoreFailure};
+use crate::idempotency::protocol::Limits;
+use crate::idempotency::record::{Record, RecordId, Timestamp};
+use crate::route::Route;
+use crate::store::Fresh;
+use crate::telemetry::outcome::{Code, Outcome};
+
+/// When a client is to send its request again that was not sent on for want of something that comes back soon.
+const RETRY_SOON: Duration = Duration::from_secs(1);
+
+/// A protected request with its whole body.
+pub(super) struct ProtectedRequest {
+    pub(super) gate: Arc<Gate>,
+    pub(super) route: Arc<Route>,
+    pub(super) state: Arc<RouteState>,
+    pub(super) head: Head,
+    pub(super) body: Buffered,
+    /// The id of its record.
+    pub(super) id: RecordId,
+    pub(super) key: Key,
+    pub(super) fingerprint: Fingerprint,
+    /// The proof of its caller, where its scope asks for one.
+    pub(super) proof: Option<Proof>,
+    /// When the request was whole.
+    pub(super) began: Instant,
+    /// A shutdown waits for it.
+    pub(super) going: Arc<watch::Receiver<()>>,
+    /// It is one of the requests in flight, also after its client has left.
+    pub(super) _permit: Arc<Taken>,
+}
+
+/// The client of a protected request, which waits for its reply or has left.
+pub(super) struct Client(pub(super) oneshot::Sender<Reply>);
+
+impl Client {
+    pub(super) fn reply(self, reply: Reply) {
+        // The reply of a client that has left is dropped; the record has it.
+        let _ = self.0.send(reply);
+    }
+
+    /// Returns when the client has left.
+    pub(super) async fn gone(&mut self) {
+        self.0.closed().await;
+    }
+}
+
+impl ProtectedRequest {
+    pub(super) fn policy(&self) -> &Policy {
+        &self.route.policy
+    }
+
+    pub(super) fn upstream(&self) -> &Upstream {
+        &self.gate.upstreams[self.route.upstream]
+    }
+
+    pub(super) fn key_shortened(&self) -> String {
+        self.key.shortened()
+    }
+
+    /// The times that bound it.
+    pub(super) fn limits(&self) -> Limits {
+        let settle_timeout = self.gate.settings.settle_timeout;
+        Limits { settle_timeout, lease: self.policy().lease, patience: self.patience() }
+    }
+
+    /// How long the request may wait for another's attempt; zero where it is to be answered at once.
+    fn patience(&self) -> Duration {
+        let InFlight::Wait(longest) = self.policy().in_flight else { return Duration::ZERO };
+        let upstream::Settings { client_timeout, timeout, .. } = self.upstream().settings();
+        // A client's timeout that is shorter than the attempt's ends this by itself, with `still-running`.
+        let limit = longest.min(*client_timeout.max(timeout));
+        prefer::wait(&self.head.headers).map_or(limit, |preferred| preferred.min(limit))
+    }
+
+    /// A record for a new attempt.
+    pub(super) fn fresh(&self) -> Result<Fresh, Problem> {
+        let attempt = self
+            .gate
+            .settings
+            .tokens
+            .next()
+            .map_err(|_| Problem::new(Code::Overloaded, "no randomness to be had").retry_after(RETRY_SOON))?;
+        let path = self.head.uri.path();
+        let head = codec::Head::new(self.fingerprint.clone(), self.head.method.clone(), path, &self.key)
+            .with_proof(self.proof);
+        Ok(Fresh {
+            attempt,
+            origin: self.state.origin,
+            lease: self.policy().lease,
+            ttl: self.policy().ttl,
+            unknown_ttl: self.policy().unknown_ttl,
+            head: head.encode(),
+        })
+    }
+
+    /// The reply where the store has the record at hand, without asking anyone.
+    pub(super) async fn recalled(&self) -> Option<Reply> {
+        let (record, now) = self.gate.shared.store.recall(self.id)?;
+        match self.decide(&record, now).await {
+            Ok(Decision::Supersede) => None,
+            Ok(decision) => Some(self.reply(decision, Some(record.until))),
+            Err(problem) => Some(self.problem(problem)),
+        }
+    }
+
+    /// What a record means for this request.
+    pub(super) async fn decide(&self, record: &Record, now: Timestamp) -> Result<Decision, Problem> {
+        let head = codec::Head::decode(&record.head);
+        let is_same = match &head {
+            Ok(head) => self.is_for(&head.fingerprint).await?,
+            Err(codec::Unreadable) => false,
+        };
+        Ok(decide(now, self.policy(), record, head.as_ref().ok(), self.proof.as_ref(), is_same))
+    }
+
+    /// What this request gets where it differs from another with its key; nothing where it is a retry of it.
+    pub(super) async fn difference(
+        &self,
+        fingerprint: &Fingerprint,
+        proof: Option<&Proof>,
+    ) -> Result<Option<Decision>, Problem> {
+        Ok(difference(self.is_for(fingerprint).await?, proof, self.proof.as_ref()))
+    }
+
+    /// Whether a fingerprint is of this request.
+    async fn is_for(&self, fingerprint: &Fingerprint) -> Result<bool, Problem> {
+        let digest = self.digest(&fingerprint.recipe).await.map_err(|error| spool_problem(&self.gate, &error))?;
+        Ok(digest == fingerprint.digest)
+    }
+
+    async fn digest(&self, recipe: &Recipe) -> io::Result<[u8; 32]> {
+        if *recipe == self.fingerprint.recipe {
+            return Ok(self.fingerprint.digest);
+        }
+        digest(&self.gate, recipe, &self.head, &self.body).await
+    }
+
+    /// A problem as the reply to this request.
+    pub(super) fn problem(&self, problem: Problem) -> Reply {
+        self.gate.keyed(Reply::problem(problem, self.policy().docs.as_deref()))
+    }
+
+    /// The reply that a decision means, by a record that stands until then.
+    pub(super) fn reply(&self, decision: Decision, until: Option<Timestamp>) -> Reply {
+        let names = &self.gate.settings.headers;
+        let kept = |reply: Reply| match until {
+            Some(until) => reply.with_expiry(names, until),
+            None => reply,
+        };
+        let problem = |code, detail: &str| self.problem(Problem::new(code, detail));
+        match decision {
+            Decision::Replay(mut answer) => {
+                if let Some(content) = &mut answer.content {
+                    let memory = self.head.memory(&self.gate.shared.usage);
+                    match Usage::hold(memory, std::mem::take(&mut content.body)) {
+                        Some(body) => content.body = body,
+                        None => return self.problem(no_room()),
+                    }
+                }
+                kept(attempt::reply(self, Outcome::Replayed, Ok(answer), None))
+            }
+            Decision::NotStored(status) => {
+                let detail = "the request ran, and its response was not kept; do not send it again under another key";
+                let mut problem = Problem::new(Code::ResponseNotStored, detail);
+                problem.original_status = Some(status.as_u16());
+                kept(self.problem(problem))
+            }
+            Decision::InFlight { elapsed } => {
+                let wait = self.state.estimator.remaining(elapsed, self.upstream().settings().timeout);
+                let detail = "an earlier request with this key is still running; send this one again later";
+                self.problem(Problem::new(Code::InFlight, detail).retry_after(wait))
+            }
+            // The key is free: only a request that does not claim gets this.
+            Decision::Supersede => self.nothing_left(),
+            Decision::Reused => {
+                problem(Code::KeyReused, "this key was used for a different request; use a new key for a new request")
+            }
+            Decision::CallerDiffers => problem(
+                Code::CallerDiffers,
+                "this key was used with another password, token or session; if yours was renewed, find out what became \
+                 of the first request before you send it under a new key",
+            ),
+            Decision::Unknown => problem(
+                Code::OutcomeUnknown,
+                "an earlier attempt may or may not have taken effect; find out before you act again",
+            ),
+            Decision::Unreadable => {
+                tracing::error!(route = &*self.state.name, "a record is in a format that this version cannot read");
+                self.problem(
+                    Problem::new(Code::StoreUnavailable, "the record of this key cannot be read by this version")
+                        .retry_after(Duration::from_secs(60)),
+                )
+            }
+        }
+    }
+
+    /// The reply where the next request with this key runs.
+    pub(super) fn nothing_left(&self) -> Reply {
+        let detail = "the earlier request with this key has ended and left no answer; send this one again";
+        self.problem(Problem::new(Code::InFlight, detail).retry_after(RETRY_SOON))
+    }
+
+    /// The reply where the claim came too late to be used.
+    pub(super) fn store_away(&self) -> Reply {
+        let detail = "the key could not be claimed; nothing was sent";
+        self.problem(Problem::new(Code::StoreUnavailable, detail).retry_after(RETRY_SOON))
+    }
+
+    /// The reply where the rules changed by which the request's identity was made: its key would not be known again.
+    pub(super) fn retired(&self) -> Reply {
+        let detail = "the configuration changed while the request came in; nothing was sent";
+        self.problem(Problem::new(Code::Overloaded, detail).retry_after(RETRY_SOON))
+    }
+
+    /// Whether the request is forwarded while the store is away.
+    pub(super) fn needs_store(&self) -> bool {
+        self.policy().store_failure == StoreFailure::Reject
+    }
+
+    /// What the request gets while the store is away.
+    pub(super) async fn without_store(&self) -> Reply {
+        if self.needs_store() {
+            return self.store_away();
+        }
+        tracing::warn!(route = &*self.state.name, "forwarding without protection: the store is away");
+        let docs = self.policy().docs.as_deref();
+        let options = ForwardOptions { kept: &self.state.kept, dropped: &self.gate.added, docs, ignored: None };
+        let (upstream, outcome) = (self.upstream(), Outcome::Unprotected);
+        self.gate.keyed(pass::forward_buffered(upstream, &self.head, &self.body, options, outcome).await)
+    }
+}
+
+/// A replay that is held as long as its client takes to read it finds no room.
+fn no_room() -> Problem {
+    Problem::new(Code::Overloaded, "there is no room for the recorded answer now; nothing was sent")
+        .retry_after(RETRY_SOON)
+}

@@ -1,0 +1,217 @@
+//! The claim protocol: what one protected request does about its key, from the key to the reply, without any I/O.
+//!
+//! [`Protocol`] is a state machine. Its driver reports what happened as an [`Event`] and carries out the [`Action`]s that
+//! [`Protocol::handle`] returns, in their order. At most one action is under way at a time whose end is an event (each says
+//! which); a second one is begun only after that event. The machine reads no clock: `now` is the age of the request, and
+//! [`Protocol::timeout`] says at what age it is to have [`Event::Timeout`].
+//!
+//! The machine holds these rules, whatever the order of events; `protocol/properties.rs` and `protocol/exhaustive.rs` look
+//! for an order that breaks one:
+//! - An attempt runs once, and only under a claim that the store has acknowledged.
+//! - A claim that does not lead to an attempt is withdrawn, also where its client has long been answered.
+//! - A claim or a settlement whose outcome is in doubt is repeated, with the same attempt, until the store is certain.
+//! - A reply says `executed` only after the record is durable; else it says `unrecorded`.
+//! - A request that waits never claims.
+//!
+//! `protocol.golden.md` shows every transition.
+
+#[cfg(test)]
+mod exhaustive;
+#[cfg(test)]
+mod golden;
+mod machine;
+#[cfg(test)]
+mod mutants;
+#[cfg(test)]
+mod properties;
+
+use std::time::Duration;
+
+use super::decide::Decision;
+use super::record::{Timestamp, Version};
+
+pub use self::machine::Protocol;
+
+/// The times that bound a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Limits {
+    /// How long a client waits for the store: for a claim, and for the settlement of its attempt.
+    pub settle_timeout: Duration,
+    /// How long a claim stands without being renewed.
+    pub lease: Duration,
+    /// How long the request may wait for another's attempt; zero where it is to be answered at once.
+    pub patience: Duration,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The request is whole, and has a key. The first event.
+    Begin,
+    /// After [`Action::Join`]: this request is the leader of its key in this process.
+    Leads,
+    /// After [`Action::Join`]: another request is the leader.
+    Follows,
+    /// After [`Action::Follow`] and [`Action::FollowToEnd`]: how far the leader has come.
+    Followed(Followed),
+    /// After [`Action::Permit`]: records may be claimed under this request's configuration.
+    Permitted,
+    /// After [`Action::Permit`]: the rules by which the request's identity was made are no longer in force.
+    Retired,
+    /// After [`Action::Claim`] or [`Action::Supersede`]: the store has acknowledged the claim.
+    Claimed,
+    /// After [`Action::Supersede`]: the record had changed, and the claim was not written.
+    NotSuperseded,
+    /// After [`Action::Claim`]: a record stands, and nothing was written.
+    Exists(Standing),
+    /// After [`Action::Look`]: the record of the key, or none.
+    Looked(Option<Standing>),
+    /// After an action on the store: it failed.
+    StoreFailed {
+        /// Whether the operation may have happened, or may happen yet.
+        in_doubt: bool,
+    },
+    /// Instead of what an action ends with: the gate cannot go on with the request. Its body cannot be read back to be
+    /// compared, or the system has no randomness for a token.
+    Failed,
+    /// After [`Action::Run`]: the attempt has ended.
+    AttemptEnded,
+    /// After [`Action::Settle`] and [`Action::Withdraw`]: the store has answered.
+    Settled(Settlement),
+    /// After [`Action::TakePlace`]: the request is among those that may wait.
+    PlaceTaken,
+    /// After [`Action::TakePlace`]: too many wait already.
+    NoPlace,
+    /// After [`Action::Watch`]: the attempt may have ended.
+    Changed,
+    /// The request has reached the age that [`Protocol::timeout`] gave.
+    Timeout,
+    /// The client no longer waits for a reply.
+    ClientLeft,
+    /// The process waits no longer for attempts.
+    ShuttingDown,
+}
+
+/// A record, as it concerns this request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// What the request gets by it.
+    pub decision: Decision,
+    /// Until when it stands.
+    pub until: Option<Timestamp>,
+    /// Its version, for [`Action::Supersede`].
+    pub version: Version,
+    /// Whether it is this request's own claim, which turned unknown before the store acknowledged it.
+    pub is_own: bool,
+}
+
+/// How far the leader of a key has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Followed {
+    /// It runs an attempt.
+    Running {
+        /// What this request gets where it is not a retry of the leader's.
+        difference: Option<Decision>,
+        /// How long the attempt has been running.
+        elapsed: Duration,
+    },
+    /// It found a record.
+    Found {
+        /// What this request gets by it.
+        decision: Decision,
+        /// Until when the record stands.
+        until: Option<Timestamp>,
+    },
+    /// It found no record.
+    Absent,
+    /// Its attempt ended in a release, and its answer can be shared.
+    Released {
+        /// Whether this request is a retry of it.
+        is_same: bool,
+    },
+    /// It has left without a word.
+    Gone,
+}
+
+/// What became of a settlement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Settlement {
+    /// It is durable.
+    Done,
+    /// The record was completed otherwise, as by the upstream's own transaction; that is the answer.
+    CompletedOtherwise,
+    /// The record is no longer the attempt's: it was purged, or superseded.
+    Lost,
+}
+
+/// What the driver does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Become the leader of the key in this process, or find out who is.
+    Join,
+    /// Wait until the leader knows what the store has.
+    Follow,
+    /// Wait until the leader's attempt has ended.
+    FollowToEnd,
+    /// Hold the configuration's permission to claim, until the claim is certain.
+    Permit,
+    /// Ask the store for a new record.
+    Claim,
+    /// Ask the store to replace a record.
+    Supersede(Version),
+    /// Read the record, and write nothing.
+    Look,
+    /// Tell followers that the attempt runs. Its lease began no earlier than at the age of `since`.
+    ShareRunning {
+        /// That.
+        since: Duration,
+    },
+    /// Tell followers what the store had, and stop leading.
+    ShareFound,
+    /// Give followers the attempt's answer, where it was released whole, and stop leading.
+    ShareEnd,
+    /// Stop leading.
+    Leave,
+    /// Forward the request to the upstream, once.
+    Run,
+    /// Ask the store to end the attempt as it ended.
+    Settle,
+    /// Ask the store to release a claim under which nothing was sent.
+    Withdraw,
+    /// Take a place among those that wait.
+    TakePlace,
+    /// Wait for a sign that the attempt in another process has ended.
+    Watch,
+    /// Answer the client.
+    Reply(Reply),
+}
+
+/// What the client gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// What a record means for the request.
+    Decided {
+        /// That.
+        decision: Decision,
+        /// Until when the record stands.
+        until: Option<Timestamp>,
+    },
+    /// The released answer of the leader's attempt.
+    Released,
+    /// The attempt has ended and left no answer.
+    NothingLeft,
+    /// The configuration changed while the request came in.
+    Retired,
+    /// The store refused the claim.
+    ClaimFailed,
+    /// The store did not answer the claim in time.
+    ClaimUnanswered,
+    /// The store acknowledged the claim when most of its lease had passed.
+    ClaimTooLate,
+    /// The leader did not learn in time what the store has.
+    LeaderUnanswered,
+    /// The gate could not go on with the request.
+    Failed,
+    /// The attempt's outcome, and what the store says; nothing where it has not answered in time.
+    Attempted(Option<Settlement>),
+}

@@ -1,0 +1,452 @@
+//! Every order of events, tried: two gates, their clients, an operator and one key.
+//!
+//! A breadth-first search over all states that machines, gates and store can reach while a few things go wrong: a gate is
+//! killed, a store call fails with or without its effect or happens late, time passes, a lease runs out, the record is purged,
+//! the upstream completes the record itself. [`World`] asserts the promise at each step.
+
+use std::collections::{HashSet, VecDeque};
+use std::time::Duration;
+
+use http::StatusCode;
+
+use super::mutants::Mutant;
+use super::*;
+use crate::idempotency::record::{Attempt, State};
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Record {
+    /// The request that claimed it.
+    attempt: usize,
+    state: State,
+    /// Its lease has run out.
+    is_past: bool,
+    by_upstream: bool,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Request {
+    gate: usize,
+    protocol: Protocol,
+    age: Duration,
+    operation: Option<Operation>,
+    /// The store call that ends with the event at hand.
+    asked: Option<Operation>,
+    leads: bool,
+    is_running: bool,
+    has_waited: bool,
+    is_answered: bool,
+    ended: Option<Ended>,
+    /// What the store had when it was asked last.
+    found: Option<bool>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Ended {
+    Completes,
+    Releases,
+    Holds,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Operation {
+    Claim,
+    Supersede(Version),
+    Look,
+    Settle,
+    Withdraw,
+    Run,
+    Follow { to_end: bool },
+}
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct World {
+    requests: Vec<Option<Request>>,
+    record: Option<Record>,
+    /// Calls that failed, and may happen yet.
+    late: Vec<(usize, Operation, Option<Ended>)>,
+    /// Runs since the key was last free by right: unclaimed, purged, released unsent, or retried by policy.
+    runs: usize,
+    faults_left: u8,
+    retries: bool,
+    /// A claim may be left behind: a gate was killed, or a call happened late.
+    may_leave: bool,
+    mutant: Mutant,
+}
+
+impl World {
+    fn new(gates: &[usize], limits: Limits, faults_left: u8, retries: bool) -> Self {
+        let request = |&gate: &usize| {
+            let (protocol, age) = (Protocol::new(limits), Duration::ZERO);
+            let (operation, asked, ended, found) = (None, None, None, None);
+            let (leads, is_running, has_waited, is_answered) = (false, false, false, false);
+            Some(Request {
+                gate,
+                protocol,
+                age,
+                operation,
+                asked,
+                leads,
+                is_running,
+                has_waited,
+                is_answered,
+                ended,
+                found,
+            })
+        };
+        let requests = gates.iter().map(request).collect();
+        let (record, late, runs, may_leave) = (None, Vec::new(), 0, false);
+        let mutant = Mutant::None;
+        let mut world = Self { requests, record, late, runs, faults_left, retries, may_leave, mutant };
+        (0..gates.len()).for_each(|index| world.handle(index, Event::Begin));
+        world
+    }
+
+    fn request(&mut self, index: usize) -> &mut Request {
+        self.requests[index].as_mut().expect("it was not killed")
+    }
+
+    /// Hands an event to a request, and carries out what follows.
+    fn handle(&mut self, index: usize, event: Event) {
+        let mutant = self.mutant;
+        let mut events = VecDeque::from([event]);
+        while let Some(event) = events.pop_front() {
+            let request = self.request(index);
+            let (now, operation) = (request.age, request.asked);
+            let actions = mutant.handle(&mut request.protocol, now, event, operation);
+            for action in actions {
+                events.extend(self.begin(index, action));
+            }
+        }
+        let request = self.request(index);
+        if request.protocol.is_done() {
+            assert!(!request.leads, "it lets others lead");
+            request.operation = None;
+        } else {
+            assert!(request.operation.is_some() || request.protocol.timeout().is_some(), "it waits for something");
+        }
+    }
+
+    fn begin(&mut self, index: usize, action: Action) -> Option<Event> {
+        let gate = self.request(index).gate;
+        let leader = self.requests.iter().flatten().find(|other| other.gate == gate && other.leads);
+        let leader = leader.map(|leader| leader.is_running);
+        let is_executed = self.record.as_ref().is_some_and(|it| it.attempt == index && it.state == State::Completed);
+        let request = self.request(index);
+        match action {
+            Action::Join if leader.is_some() => return Some(Event::Follows),
+            Action::Join => {
+                request.leads = true;
+                return Some(Event::Leads);
+            }
+            Action::Permit => return Some(Event::Permitted),
+            Action::Follow if leader.is_none() => return Some(Event::Followed(Followed::Gone)),
+            Action::Follow if leader == Some(true) => return Some(running()),
+            Action::FollowToEnd if leader.is_none() => return Some(Event::Followed(Followed::Gone)),
+            Action::TakePlace => {
+                request.has_waited = true;
+                return Some(Event::PlaceTaken);
+            }
+            Action::Follow => request.operation = Some(Operation::Follow { to_end: false }),
+            Action::FollowToEnd => request.operation = Some(Operation::Follow { to_end: true }),
+            Action::Claim => request.operation = Some(Operation::Claim),
+            Action::Supersede(seen) => request.operation = Some(Operation::Supersede(seen)),
+            Action::Look => request.operation = Some(Operation::Look),
+            Action::Settle => request.operation = Some(Operation::Settle),
+            Action::Withdraw => {
+                assert!(!request.is_running, "a claim under which something may have been sent is not withdrawn");
+                request.operation = Some(Operation::Withdraw);
+            }
+            Action::Run => {
+                request.operation = Some(Operation::Run);
+                self.runs += 1;
+                assert!(self.runs == 1, "two runs for one claim");
+            }
+            Action::ShareRunning { .. } => {
+                assert!(request.leads && !request.has_waited && !request.is_running && !request.is_answered);
+                request.is_running = true;
+                self.followers_hear(gate, &running());
+            }
+            Action::ShareFound | Action::ShareEnd | Action::Leave => {
+                assert!(request.leads);
+                request.leads = false;
+                let followed = match (action, request.found, request.ended) {
+                    (Action::ShareFound, Some(false), _) => Followed::Absent,
+                    (Action::ShareEnd, _, Some(Ended::Releases)) => Followed::Released { is_same: true },
+                    // What the leader found, its followers could as well have found themselves.
+                    _ => Followed::Gone,
+                };
+                self.followers_hear(gate, &Event::Followed(followed));
+            }
+            Action::Watch => request.operation = None,
+            Action::Reply(reply) => {
+                assert!(!request.is_answered, "one reply");
+                request.is_answered = true;
+                let says_executed =
+                    reply == Reply::Attempted(Some(Settlement::Done)) && request.ended == Some(Ended::Completes);
+                assert!(!says_executed || is_executed, "`executed` is said of what is durable");
+            }
+        }
+        None
+    }
+
+    fn followers_hear(&mut self, gate: usize, event: &Event) {
+        for index in 0..self.requests.len() {
+            let Some(request) = &mut self.requests[index] else { continue };
+            let hears = match request.operation {
+                Some(Operation::Follow { to_end }) => !to_end || *event != running(),
+                _ => false,
+            };
+            if request.gate == gate && hears {
+                request.operation = None;
+                self.handle(index, event.clone());
+            }
+        }
+    }
+
+    /// A store call happens. Returns what the store says.
+    fn happens(&mut self, index: usize, operation: Operation, ended: Option<Ended>) -> Event {
+        let standing = self.record.as_ref().map(|record| Standing {
+            decision: match record.state {
+                State::InFlight if !record.is_past => Decision::InFlight { elapsed: Duration::ZERO },
+                State::Completed => Decision::NotStored(StatusCode::OK),
+                State::InFlight | State::Unknown if self.retries => Decision::Supersede,
+                State::InFlight | State::Unknown => Decision::Unknown,
+            },
+            until: None,
+            version: record.version(),
+            is_own: record.attempt == index && record.state == State::Unknown,
+        });
+        let fresh = Record { attempt: index, state: State::InFlight, is_past: false, by_upstream: false };
+        match (operation, &mut self.record, standing) {
+            (Operation::Look, _, standing) => Event::Looked(standing),
+            (Operation::Claim, record @ None, _) => {
+                *record = Some(fresh);
+                Event::Claimed
+            }
+            (Operation::Claim | Operation::Supersede(_), Some(record), _)
+                if record.attempt == index && record.state == State::InFlight =>
+            {
+                Event::Claimed
+            }
+            (Operation::Claim, Some(_), Some(standing)) => Event::Exists(standing),
+            (Operation::Supersede(seen), Some(record), _) if record.version() == seen => {
+                assert!(self.retries && (record.is_past || record.state == State::Unknown), "it is not alive");
+                *record = fresh;
+                self.runs = 0;
+                Event::Claimed
+            }
+            (Operation::Supersede(_), ..) => Event::NotSuperseded,
+            (Operation::Settle | Operation::Withdraw, stands, _) => {
+                let ended = if operation == Operation::Withdraw { Ended::Releases } else { ended.expect("it ended") };
+                let is_its = stands.as_ref().is_some_and(|record| record.attempt == index);
+                let state = stands.as_ref().map(|record| (record.state, record.by_upstream));
+                Event::Settled(match (ended, state) {
+                    (Ended::Releases, None) => Settlement::Done,
+                    (Ended::Completes, Some((State::Completed, false))) if is_its => Settlement::Done,
+                    (_, Some((State::Completed, _))) if is_its => Settlement::CompletedOtherwise,
+                    (Ended::Releases, Some(_)) if is_its => {
+                        (self.record, self.runs) = (None, 0);
+                        Settlement::Done
+                    }
+                    (_, Some(_)) if is_its => {
+                        let state = if ended == Ended::Completes { State::Completed } else { State::Unknown };
+                        *stands = Some(Record { state, ..fresh });
+                        Settlement::Done
+                    }
+                    _ => Settlement::Lost,
+                })
+            }
+            (Operation::Claim | Operation::Run | Operation::Follow { .. }, ..) => unreachable!("no store call"),
+        }
+    }
+
+    /// Every state that can follow.
+    fn next(&self) -> Vec<Self> {
+        let mut next = Vec::new();
+        for (index, request) in self.requests.iter().enumerate() {
+            let Some(request) = request.as_ref().filter(|request| !request.protocol.is_done()) else { continue };
+            match request.operation {
+                None | Some(Operation::Follow { .. }) => {}
+                Some(Operation::Run) => [Ended::Completes, Ended::Releases, Ended::Holds]
+                    .map(|ended| {
+                        let is_sent = self.record.as_ref().is_some_and(|it| it.attempt == index && it.by_upstream);
+                        if ended != Ended::Releases || !is_sent {
+                            next.push(self.ends(index, |world| {
+                                world.request(index).ended = Some(ended);
+                                Event::AttemptEnded
+                            }));
+                        }
+                        next.extend(self.goes_wrong(|world| {
+                            let it = world.record.as_mut().filter(|it| it.attempt == index)?;
+                            (it.state, it.by_upstream) = (State::Completed, true);
+                            Some(())
+                        }));
+                    })
+                    .into_iter()
+                    .collect(),
+                Some(call) => {
+                    let ended = request.ended;
+                    next.push(self.ends(index, |world| world.happens(index, call, ended)));
+                    let lost = |world: &mut Self| {
+                        world.happens(index, call, ended);
+                    };
+                    let late = |world: &mut Self| {
+                        world.late.push((index, call, ended));
+                    };
+                    let effects: [(&dyn Fn(&mut Self), bool); 3] = [(&lost, true), (&late, true), (&|_| {}, false)];
+                    for (effect, in_doubt) in effects {
+                        next.extend(self.goes_wrong(|world| {
+                            effect(world);
+                            *world = world.ends(index, |_| Event::StoreFailed { in_doubt });
+                            Some(())
+                        }));
+                    }
+                }
+            }
+            if let Some(at) = request.protocol.timeout() {
+                let mut later = self.clone();
+                later.request(index).age = at.max(request.age);
+                later.handle(index, Event::Timeout);
+                next.push(later);
+            }
+            if request.protocol.is_waiting() {
+                for event in [Event::ClientLeft, Event::ShuttingDown, Event::Changed] {
+                    next.extend(self.goes_wrong(|world| {
+                        world.handle(index, event);
+                        Some(())
+                    }));
+                }
+            }
+            next.extend(self.goes_wrong(|world| {
+                world.request(index).age += Duration::from_secs(21);
+                Some(())
+            }));
+            next.extend(self.goes_wrong(|world| world.is_killed(request.gate)));
+        }
+        for (nth, &(index, call, ended)) in self.late.iter().enumerate() {
+            let mut world = self.clone();
+            world.late.remove(nth);
+            world.happens(index, call, ended);
+            world.may_leave = true;
+            next.push(world);
+        }
+        next.extend(self.goes_wrong(|world| {
+            world.record.take()?;
+            world.runs = 0;
+            Some(())
+        }));
+        if let Some(record) = self.record.as_ref().filter(|record| record.state == State::InFlight) {
+            next.extend(self.goes_wrong(|world| {
+                world.record.as_mut().filter(|record| !record.is_past)?.is_past = true;
+                Some(())
+            }));
+            if record.is_past {
+                let mut world = self.clone();
+                world.record = Some(Record { state: State::Unknown, is_past: false, ..record.clone() });
+                next.push(world);
+            }
+        }
+        next
+    }
+
+    /// An operation ends with an event.
+    fn ends(&self, index: usize, event: impl FnOnce(&mut Self) -> Event) -> Self {
+        let mut world = self.clone();
+        world.request(index).asked = world.request(index).operation.take();
+        let event = event(&mut world);
+        if let Event::Exists(_) | Event::Looked(_) = event {
+            world.request(index).found = Some(event != Event::Looked(None));
+        }
+        world.handle(index, event);
+        world.request(index).asked = None;
+        world
+    }
+
+    fn goes_wrong(&self, how: impl FnOnce(&mut Self) -> Option<()>) -> Option<Self> {
+        let mut world = self.clone();
+        world.faults_left = world.faults_left.checked_sub(1)?;
+        how(&mut world).map(|()| world)
+    }
+
+    /// A gate is killed; its store calls may happen yet.
+    fn is_killed(&mut self, gate: usize) -> Option<()> {
+        for index in 0..self.requests.len() {
+            let Some(request) = self.requests[index].take_if(|request| request.gate == gate) else { continue };
+            let is_call = !matches!(request.operation, None | Some(Operation::Run | Operation::Follow { .. }));
+            self.late.extend(request.operation.filter(|_| is_call).map(|call| (index, call, request.ended)));
+        }
+        self.may_leave = true;
+        Some(())
+    }
+
+    fn check(&self) {
+        if self.requests.iter().flatten().all(|request| request.protocol.is_done())
+            && !self.may_leave
+            && self.late.is_empty()
+        {
+            let is_left = self.record.as_ref().is_some_and(|record| record.state == State::InFlight);
+            assert!(!is_left, "every claim is ended");
+        }
+    }
+}
+
+impl Record {
+    fn version(&self) -> Version {
+        let attempt = Attempt([u8::try_from(self.attempt).unwrap(); 16]);
+        Version { attempt, state: self.state, until: Timestamp(u64::from(self.is_past)) }
+    }
+}
+
+fn running() -> Event {
+    Event::Followed(Followed::Running { difference: None, elapsed: Duration::ZERO })
+}
+
+/// Visits every state, and returns how many there are.
+fn search(first: World) -> usize {
+    let mut seen = HashSet::from([first.clone()]);
+    let mut queue = VecDeque::from([first]);
+    while let Some(world) = queue.pop_front() {
+        world.check();
+        for next in world.next() {
+            if seen.insert(next.clone()) {
+                queue.push_back(next);
+            }
+        }
+    }
+    seen.len()
+}
+
+#[test]
+fn every_reachable_state_keeps_the_promise() {
+    let limits = |patience| Limits {
+        settle_timeout: Duration::from_secs(5),
+        lease: Duration::from_secs(30),
+        patience: Duration::from_millis(patience),
+    };
+    let mut states = 0;
+    for retries in [false, true] {
+        for patience in [0, 100] {
+            for gates in [[0, 1], [0, 0]] {
+                states += search(World::new(&gates, limits(patience), 2, retries));
+            }
+        }
+    }
+    println!("{states} states");
+    assert!(states > 10_000, "{states} states");
+}
+
+#[test]
+fn each_mutant_is_found() {
+    let limits = Limits {
+        settle_timeout: Duration::from_secs(5),
+        lease: Duration::from_secs(30),
+        patience: Duration::from_millis(100),
+    };
+    for mutant in Mutant::ALL {
+        let is_found = [false, true].into_iter().any(|retries| {
+            let world = World { mutant, ..World::new(&[0, 1], limits, 2, retries) };
+            std::panic::catch_unwind(|| search(world)).is_err()
+        });
+        assert!(is_found, "no state shows what {mutant:?} does");
+    }
+}

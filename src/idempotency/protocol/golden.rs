@@ -1,0 +1,266 @@
+//! The transitions as a table that anybody can read: `protocol.golden.md`, written from what [`Protocol`] does.
+//!
+//! A test compares. To accept a change: `ONCEGATE_BLESS=1 cargo test golden`, then read the difference.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use http::StatusCode;
+
+use super::*;
+use crate::idempotency::record::{Attempt, State};
+
+const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/idempotency/protocol.golden.md");
+
+const SECOND: Duration = Duration::from_secs(1);
+
+const WAITS: Limits = Limits {
+    settle_timeout: Duration::from_secs(5),
+    lease: Duration::from_secs(30),
+    patience: Duration::from_secs(20),
+};
+const DOES_NOT_WAIT: Limits = Limits { patience: Duration::ZERO, ..WAITS };
+
+/// A situation: its title, and the events that lead there, each with the request's age.
+type Situation = (&'static str, Limits, fn() -> Vec<(Duration, Event)>);
+
+const START: Duration = Duration::ZERO;
+
+const SITUATIONS: &[Situation] = &[
+    ("The request is whole", WAITS, Vec::new),
+    ("It asks who leads for the key in its process", WAITS, || vec![(START, Event::Begin)]),
+    ("It follows the leader, and may wait", WAITS, following),
+    ("It follows the leader, and must not wait", DOES_NOT_WAIT, following),
+    ("It leads, and asks whether its configuration is still in force", WAITS, || leading(&[])),
+    ("It has asked the store for the claim, and may wait", WAITS, || leading(&[Event::Permitted])),
+    ("It has asked the store for the claim, and must not wait", DOES_NOT_WAIT, || leading(&[Event::Permitted])),
+    ("A claim failed, and may have been written", WAITS, || {
+        leading(&[Event::Permitted, Event::StoreFailed { in_doubt: true }])
+    }),
+    ("The client has been answered, and the claim may still be written", WAITS, || {
+        let mut events = leading(&[Event::Permitted]);
+        events.push((WAITS.settle_timeout, Event::Timeout));
+        events
+    }),
+    ("It has asked the store to take over a record", WAITS, taking_over),
+    ("The client has been answered, and the takeover may still be written", WAITS, || {
+        let mut events = taking_over();
+        events.push((WAITS.settle_timeout, Event::Timeout));
+        events
+    }),
+    ("It releases its own claim, which turned unknown before it was acknowledged", WAITS, || {
+        leading(&[Event::Permitted, Event::Exists(Standing { is_own: true, ..standing(Decision::Unknown) })])
+    }),
+    ("It releases a claim that it does not use", WAITS, || {
+        let mut events = leading(&[Event::Permitted]);
+        events.push((Duration::from_secs(21), Event::Claimed));
+        events
+    }),
+    ("Its attempt runs", WAITS, || leading(&[Event::Permitted, Event::Claimed])),
+    ("It settles its attempt", WAITS, || leading(&[Event::Permitted, Event::Claimed, Event::AttemptEnded])),
+    ("A settlement failed", WAITS, || {
+        leading(&[Event::Permitted, Event::Claimed, Event::AttemptEnded, Event::StoreFailed { in_doubt: true }])
+    }),
+    ("The client has its answer, marked `unrecorded`, and the attempt is being settled", WAITS, || {
+        let mut events = leading(&[Event::Permitted, Event::Claimed, Event::AttemptEnded]);
+        events.push((WAITS.settle_timeout, Event::Timeout));
+        events
+    }),
+    ("It asks for a place among those that wait", WAITS, || waiting(false, &[])),
+    ("It waits for an attempt in its process", WAITS, || waiting(true, &[Event::PlaceTaken])),
+    ("It waits for an attempt elsewhere", WAITS, || waiting(false, &[Event::PlaceTaken])),
+    ("The attempt that it waits for may have ended, and it asks who leads", WAITS, || {
+        waiting(false, &[Event::PlaceTaken, Event::Changed])
+    }),
+    ("It leads, and reads the record that it waits for", WAITS, || {
+        waiting(false, &[Event::PlaceTaken, Event::Changed, Event::Leads])
+    }),
+];
+
+fn at_once(events: &[Event]) -> Vec<(Duration, Event)> {
+    events.iter().map(|event| (START, event.clone())).collect()
+}
+
+fn following() -> Vec<(Duration, Event)> {
+    at_once(&[Event::Begin, Event::Follows])
+}
+
+fn leading(events: &[Event]) -> Vec<(Duration, Event)> {
+    at_once(&[&[Event::Begin, Event::Leads], events].concat())
+}
+
+fn taking_over() -> Vec<(Duration, Event)> {
+    leading(&[Event::Permitted, Event::Exists(standing(Decision::Supersede)), Event::Permitted])
+}
+
+fn waiting(here: bool, events: &[Event]) -> Vec<(Duration, Event)> {
+    let elapsed = SECOND;
+    let met = match here {
+        true => Followed::Running { difference: None, elapsed },
+        false => Followed::Found { decision: Decision::InFlight { elapsed }, until: None },
+    };
+    at_once(&[&[Event::Begin, Event::Follows, Event::Followed(met)], events].concat())
+}
+
+fn standing(decision: Decision) -> Standing {
+    let version = Version { attempt: Attempt([1; 16]), state: State::Unknown, until: Timestamp(0) };
+    Standing { decision, until: None, version, is_own: false }
+}
+
+/// Every event, in words.
+fn events() -> Vec<(&'static str, Event)> {
+    let in_flight = || Decision::InFlight { elapsed: SECOND };
+    let found = |decision| Event::Followed(Followed::Found { decision, until: None });
+    let exists = |decision| Event::Exists(standing(decision));
+    let looked = |decision| Event::Looked(Some(standing(decision)));
+    let completed = || Decision::NotStored(StatusCode::CREATED);
+    let running = |difference| Event::Followed(Followed::Running { difference, elapsed: SECOND });
+    vec![
+        ("the request begins", Event::Begin),
+        ("it is the leader", Event::Leads),
+        ("another is the leader", Event::Follows),
+        ("the leader runs the same request", running(None)),
+        ("the leader runs another request", running(Some(Decision::Reused))),
+        ("the leader found an attempt in flight", found(in_flight())),
+        ("the leader found an answer", found(completed())),
+        ("the leader found a record that does not count", found(Decision::Supersede)),
+        ("the leader found no record", Event::Followed(Followed::Absent)),
+        (
+            "the leader's attempt released the key, and was of the same request",
+            Event::Followed(Followed::Released { is_same: true }),
+        ),
+        (
+            "the leader's attempt released the key, and was of another request",
+            Event::Followed(Followed::Released { is_same: false }),
+        ),
+        ("the leader is gone", Event::Followed(Followed::Gone)),
+        ("the configuration is in force", Event::Permitted),
+        ("the configuration has changed", Event::Retired),
+        ("the store acknowledges the claim", Event::Claimed),
+        ("the record had changed meanwhile", Event::NotSuperseded),
+        ("the store has an attempt in flight", exists(in_flight())),
+        ("the store has an answer", exists(completed())),
+        ("the store has a record that does not count", exists(Decision::Supersede)),
+        (
+            "the store has this very claim, unknown by now",
+            Event::Exists(Standing { is_own: true, ..standing(Decision::Unknown) }),
+        ),
+        ("the record is in flight", looked(in_flight())),
+        ("the record has an answer", looked(completed())),
+        ("the record does not count", looked(Decision::Supersede)),
+        ("there is no record", Event::Looked(None)),
+        ("the store fails, and nothing happened", Event::StoreFailed { in_doubt: false }),
+        ("the store fails, and it may have happened", Event::StoreFailed { in_doubt: true }),
+        ("the gate cannot go on with the request", Event::Failed),
+        ("the attempt ends", Event::AttemptEnded),
+        ("the settlement is durable", Event::Settled(Settlement::Done)),
+        ("the upstream completed the record itself", Event::Settled(Settlement::CompletedOtherwise)),
+        ("the record was purged or taken over", Event::Settled(Settlement::Lost)),
+        ("there is a place", Event::PlaceTaken),
+        ("there is no place", Event::NoPlace),
+        ("the attempt may have ended", Event::Changed),
+        ("the client leaves", Event::ClientLeft),
+        ("the process shuts down", Event::ShuttingDown),
+    ]
+}
+
+fn table() -> String {
+    let mut out = String::from(
+        "# What a protected request does about its key\n\n\
+         This file is written by a test from what the program does. Each heading is a situation of one request; each line \
+         says what can happen then, and what oncegate does in this order. What is not listed changes nothing. Times count \
+         from when the request was whole, with `settle_timeout` 5 s, `lease` 30 s, and where a request may wait, for 20 s.\n",
+    );
+    for (title, limits, events_before) in SITUATIONS {
+        let mut before = Protocol::new(*limits);
+        let mut now = Duration::ZERO;
+        for (at, event) in events_before() {
+            now = at;
+            before.handle(now, event);
+        }
+        let _ = write!(out, "\n## {title}\n\n| what happens | what oncegate does | next |\n|---|---|---|\n");
+        let due = before.timeout().map(|at| (at, Event::Timeout));
+        let all = events().into_iter().map(|(words, event)| (words.to_owned(), now + SECOND, event));
+        let timeout = due.map(|(at, event)| (format!("{} have passed", seconds(at)), at, event));
+        for (words, at, event) in all.chain(timeout) {
+            let mut protocol = before.clone();
+            let actions = protocol.handle(at, event);
+            if actions.is_empty() && protocol == before {
+                continue;
+            }
+            let does: Vec<String> = actions.iter().map(describe).collect();
+            let does = if does.is_empty() { "-".to_owned() } else { does.join("; ") };
+            let _ = writeln!(out, "| {words} | {does} | {} |", what_is_next(&protocol));
+        }
+    }
+    out
+}
+
+fn what_is_next(protocol: &Protocol) -> String {
+    match protocol.timeout() {
+        _ if protocol.is_done() => "done".to_owned(),
+        Some(at) => format!("goes on; acts by itself at {}", seconds(at)),
+        None => "goes on".to_owned(),
+    }
+}
+
+fn seconds(at: Duration) -> String {
+    format!("{} s", at.as_secs_f64())
+}
+
+fn describe(action: &Action) -> String {
+    match action {
+        Action::Join => "asks who leads for the key in its process",
+        Action::Follow => "waits until the leader knows what the store has",
+        Action::FollowToEnd => "waits until the leader's attempt has ended",
+        Action::Permit => "asks whether its configuration is still in force",
+        Action::Claim => "asks the store for a new record",
+        Action::Supersede(_) => "asks the store to take over the record",
+        Action::Look => "reads the record",
+        Action::ShareRunning { .. } => "tells its followers that the attempt runs",
+        Action::ShareFound => "tells its followers what the store has, and stops leading",
+        Action::ShareEnd => "gives its followers a released answer, and stops leading",
+        Action::Leave => "stops leading",
+        Action::Run => "**forwards the request**",
+        Action::Settle => "settles the attempt",
+        Action::Withdraw => "releases the claim",
+        Action::TakePlace => "asks for a place among those that wait",
+        Action::Watch => "waits for a sign",
+        Action::Reply(reply) => return format!("replies {}", reply_in_words(reply)),
+    }
+    .to_owned()
+}
+
+fn reply_in_words(reply: &Reply) -> String {
+    match reply {
+        Reply::Decided { decision: Decision::InFlight { elapsed }, .. } => {
+            format!("409 `in-flight` ({} so far)", seconds(*elapsed))
+        }
+        Reply::Decided { decision: Decision::Reused, .. } => "422 `key-reused`".to_owned(),
+        Reply::Decided { .. } => "what the record says".to_owned(),
+        Reply::Released => "with the released answer".to_owned(),
+        Reply::NothingLeft => "409 `in-flight`, to be sent again at once".to_owned(),
+        Reply::Retired => "503 `overloaded`: the configuration changed".to_owned(),
+        Reply::ClaimFailed | Reply::ClaimUnanswered | Reply::LeaderUnanswered => {
+            "503 `store-unavailable`, or forwards it unprotected where the route says so".to_owned()
+        }
+        Reply::ClaimTooLate => "503 `store-unavailable`".to_owned(),
+        Reply::Failed => "503 `overloaded`".to_owned(),
+        Reply::Attempted(Some(Settlement::Done)) => "with the attempt's outcome".to_owned(),
+        Reply::Attempted(Some(Settlement::CompletedOtherwise)) => "with the recorded answer".to_owned(),
+        Reply::Attempted(Some(Settlement::Lost) | None) => "with the upstream's answer, `unrecorded`".to_owned(),
+    }
+}
+
+#[test]
+fn the_transitions_are_as_agreed() {
+    let table = table();
+    if std::env::var_os("ONCEGATE_BLESS").is_some() {
+        std::fs::write(FILE, &table).unwrap();
+    }
+    let agreed = std::fs::read_to_string(FILE).unwrap_or_default();
+    for (line, (now, then)) in table.lines().zip(agreed.lines()).enumerate() {
+        assert_eq!(now, then, "line {} of {FILE}; ONCEGATE_BLESS=1 accepts the change", line + 1);
+    }
+    assert_eq!(table, agreed);
+}

@@ -1,0 +1,494 @@
+//! The state machine of the claim protocol.
+
+use std::time::Duration;
+
+use super::super::decide::Decision;
+use super::super::record::Version;
+use super::{Action, Event, Followed, Limits, Reply, Settlement, Standing};
+
+/// The first pause before a store call is repeated; each one after it is twice as long, up to [`LONGEST_RETRY`].
+const FIRST_RETRY: Duration = Duration::from_millis(10);
+const LONGEST_RETRY: Duration = Duration::from_secs(1);
+
+/// The first pause between two looks at a record that an attempt of another process holds; each one after it is twice as
+/// long, up to [`LONGEST_LOOK`].
+const FIRST_LOOK: Duration = Duration::from_millis(50);
+const LONGEST_LOOK: Duration = Duration::from_secs(1);
+
+/// Where a protected request stands. See the module.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Protocol {
+    limits: Limits,
+    phase: Phase,
+    /// How often the store call that is under way has failed.
+    failures: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Phase {
+    New,
+    /// Finds out whether it leads.
+    Joining,
+    /// Another leads, who is to say what the store has before the request is so old.
+    Following {
+        deadline: Duration,
+    },
+    /// It leads, and needs the permission to claim.
+    Permitting(Claiming),
+    /// The store is asked for the claim; after a failure again at the age of `retry`.
+    Asking {
+        claiming: Claiming,
+        in_doubt: bool,
+        retry: Option<Duration>,
+    },
+    /// A claim under which nothing was sent is released. Where `again`, the key is then claimed anew.
+    Withdrawing {
+        again: Option<Claiming>,
+        retry: Option<Duration>,
+    },
+    /// The attempt runs.
+    Running,
+    /// The store is asked to end the attempt. The client is answered at the age of `deadline` at the latest.
+    Settling {
+        deadline: Option<Duration>,
+        retry: Option<Duration>,
+    },
+    /// An attempt is in flight, and this request asks whether it may wait.
+    TakingPlace(Waiting),
+    /// It waits.
+    Waiting(Waiting),
+    Done,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Claiming {
+    /// When the request began to ask: its lease began no earlier.
+    since: Duration,
+    /// The record that it replaces.
+    seen: Option<Version>,
+    /// Whether the client was answered in the meantime.
+    is_given_up: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Waiting {
+    place: Place,
+    /// For how long the attempt had been running at the age of `at`.
+    elapsed: Duration,
+    at: Duration,
+    /// When the client is answered at the latest.
+    deadline: Duration,
+    /// The pause before the next look at a record of another process.
+    pause: Duration,
+}
+
+/// Where the attempt is that a request waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Place {
+    /// In this process: its leader is followed.
+    Here,
+    /// In another process, or in none. The record is looked at again at this age.
+    Elsewhere { look: Duration },
+    /// It may have ended: the request finds out, following another or leading.
+    Looking { leads: bool },
+}
+
+impl Protocol {
+    /// A request that has not begun.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self { limits, phase: Phase::New, failures: 0 }
+    }
+
+    /// The times that bound the request.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// The age at which the machine is to have [`Event::Timeout`], unless another event comes first.
+    #[must_use]
+    pub fn timeout(&self) -> Option<Duration> {
+        match &self.phase {
+            Phase::Following { deadline } => Some(*deadline),
+            Phase::Permitting(claiming) => self.claim_deadline(claiming),
+            Phase::Asking { claiming, retry, .. } => earlier(self.claim_deadline(claiming), *retry),
+            Phase::Withdrawing { again, retry } => {
+                earlier(again.as_ref().and_then(|claiming| self.claim_deadline(claiming)), *retry)
+            }
+            Phase::Settling { deadline, retry } => earlier(*deadline, *retry),
+            Phase::Waiting(Waiting { place: Place::Elsewhere { look }, deadline, .. }) => Some(*look.min(deadline)),
+            Phase::Waiting(waiting) => Some(waiting.deadline),
+            Phase::New | Phase::Joining | Phase::Running | Phase::TakingPlace(_) | Phase::Done => None,
+        }
+    }
+
+    /// Whether nothing is left to do.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.phase == Phase::Done
+    }
+
+    /// Whether it waits for another's attempt: its driver reports [`Event::ClientLeft`] and [`Event::ShuttingDown`].
+    #[must_use]
+    pub fn is_waiting(&self) -> bool {
+        matches!(self.phase, Phase::Waiting(_))
+    }
+
+    /// How often the store call that is under way has failed.
+    #[must_use]
+    pub fn failures(&self) -> u32 {
+        self.failures
+    }
+
+    /// Takes an event, and returns what follows from it. An event that the machine does not wait for changes nothing.
+    pub fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
+        let phase = std::mem::replace(&mut self.phase, Phase::Done);
+        match phase {
+            Phase::New if event == Event::Begin => self.join(),
+            Phase::Joining => self.joined(now, event),
+            Phase::Following { deadline } => self.followed(now, deadline, event),
+            Phase::Permitting(claiming) => self.permitted(claiming, event),
+            Phase::Asking { claiming, in_doubt, retry } => self.asked(now, (claiming, in_doubt, retry), event),
+            Phase::Withdrawing { again, retry } => self.withdrawn(now, again, retry, event),
+            Phase::Running if event == Event::AttemptEnded => {
+                let deadline = Some(now + self.limits.settle_timeout);
+                self.call(Phase::Settling { deadline, retry: None }, Action::Settle)
+            }
+            Phase::Settling { deadline, retry } => self.settled(now, deadline, retry, event),
+            Phase::TakingPlace(waiting) => self.placed(now, waiting, event),
+            Phase::Waiting(waiting) => self.waited(now, waiting, event),
+            phase @ (Phase::New | Phase::Running | Phase::Done) => self.stay(phase),
+        }
+    }
+
+    /// Finds out who leads.
+    fn join(&mut self) -> Vec<Action> {
+        self.go(Phase::Joining, [Action::Join])
+    }
+
+    fn joined(&mut self, now: Duration, event: Event) -> Vec<Action> {
+        match event {
+            Event::Leads => {
+                let claiming = Claiming { since: now, seen: None, is_given_up: false };
+                self.go(Phase::Permitting(claiming), [Action::Permit])
+            }
+            Event::Follows => {
+                self.go(Phase::Following { deadline: now + self.limits.settle_timeout }, [Action::Follow])
+            }
+            _ => self.stay(Phase::Joining),
+        }
+    }
+
+    fn followed(&mut self, now: Duration, deadline: Duration, event: Event) -> Vec<Action> {
+        match event {
+            Event::Followed(Followed::Running { difference: None, elapsed }) => {
+                self.in_flight(now, Place::Here, elapsed, None)
+            }
+            Event::Followed(Followed::Found { decision: Decision::InFlight { elapsed }, .. }) => {
+                self.in_flight(now, Place::Elsewhere { look: now + FIRST_LOOK }, elapsed, None)
+            }
+            Event::Followed(Followed::Released { is_same: true }) if self.may_wait() => self.reply(Reply::Released),
+            // A retry that does not wait runs; and one that differs finds the key free.
+            Event::Followed(Followed::Released { .. } | Followed::Absent | Followed::Gone)
+            | Event::Followed(Followed::Found { decision: Decision::Supersede, .. }) => self.join(),
+            Event::Followed(Followed::Found { decision, until }) => self.reply(Reply::Decided { decision, until }),
+            Event::Followed(Followed::Running { difference: Some(decision), .. }) => {
+                self.reply(Reply::Decided { decision, until: None })
+            }
+            Event::Failed => self.reply(Reply::Failed),
+            Event::Timeout if now >= deadline => self.reply(Reply::LeaderUnanswered),
+            _ => self.stay(Phase::Following { deadline }),
+        }
+    }
+
+    fn permitted(&mut self, claiming: Claiming, event: Event) -> Vec<Action> {
+        match event {
+            Event::Permitted => {
+                let action = claiming.action();
+                self.call(Phase::Asking { claiming, in_doubt: false, retry: None }, action)
+            }
+            Event::Retired | Event::Timeout => self.end(claiming, Reply::Retired),
+            Event::Failed => self.end(claiming, Reply::Failed),
+            _ => self.stay(Phase::Permitting(claiming)),
+        }
+    }
+
+    fn asked(
+        &mut self,
+        now: Duration,
+        (claiming, in_doubt, retry): (Claiming, bool, Option<Duration>),
+        event: Event,
+    ) -> Vec<Action> {
+        match event {
+            Event::Claimed if claiming.is_given_up => self.withdraw(None, []),
+            // The lease is renewed after a third, and looked at every sixth: what is left here could pass before that.
+            Event::Claimed if now - claiming.since > self.limits.lease * 2 / 3 => {
+                self.withdraw(None, [Action::Reply(Reply::ClaimTooLate)])
+            }
+            Event::Claimed => self.go(Phase::Running, [Action::ShareRunning { since: claiming.since }, Action::Run]),
+            // What was replaced may be this very claim, turned unknown; another attempt's record is not released by it.
+            Event::NotSuperseded if claiming.is_given_up => self.withdraw(None, []),
+            Event::NotSuperseded => self.ask_again(Claiming { seen: None, ..claiming }),
+            Event::Exists(Standing { is_own: true, .. }) => self.withdraw(Some(claiming), []),
+            Event::Exists(_) if claiming.is_given_up => self.go(Phase::Done, [Action::Leave]),
+            Event::Exists(Standing { decision: Decision::Supersede, version, .. }) => {
+                self.ask_again(Claiming { seen: Some(version), ..claiming })
+            }
+            Event::Exists(Standing { decision: Decision::InFlight { elapsed }, .. }) => {
+                let place = Place::Elsewhere { look: now + FIRST_LOOK };
+                self.in_flight(now, place, elapsed, Some(Action::ShareFound))
+            }
+            Event::Exists(Standing { decision, until, .. }) => {
+                self.go(Phase::Done, [Action::ShareFound, Action::Reply(Reply::Decided { decision, until })])
+            }
+            Event::Failed => self.end(claiming, Reply::Failed),
+            Event::StoreFailed { in_doubt: false } if !in_doubt => self.end(claiming, Reply::ClaimFailed),
+            Event::StoreFailed { .. } => {
+                let retry = self.retry_at(now);
+                self.go(Phase::Asking { claiming, in_doubt: true, retry }, [])
+            }
+            Event::Timeout if retry.is_some_and(|at| now >= at) => {
+                self.go(Phase::Asking { claiming, in_doubt, retry: None }, [claiming.action()])
+            }
+            Event::Timeout if self.is_past(&claiming, now) => {
+                let claiming = Claiming { is_given_up: true, ..claiming };
+                self.go(Phase::Asking { claiming, in_doubt, retry }, [Action::Reply(Reply::ClaimUnanswered)])
+            }
+            _ => self.stay(Phase::Asking { claiming, in_doubt, retry }),
+        }
+    }
+
+    fn withdrawn(
+        &mut self,
+        now: Duration,
+        again: Option<Claiming>,
+        retry: Option<Duration>,
+        event: Event,
+    ) -> Vec<Action> {
+        match (event, again) {
+            (Event::Settled(_), Some(claiming)) if !claiming.is_given_up => {
+                self.ask_again(Claiming { seen: None, ..claiming })
+            }
+            (Event::Settled(_), _) => self.go(Phase::Done, [Action::Leave]),
+            (Event::StoreFailed { .. }, again) => {
+                let retry = self.retry_at(now);
+                self.go(Phase::Withdrawing { again, retry }, [])
+            }
+            (Event::Timeout, again) if retry.is_some_and(|at| now >= at) => {
+                self.go(Phase::Withdrawing { again, retry: None }, [Action::Withdraw])
+            }
+            (Event::Timeout, Some(claiming)) if self.is_past(&claiming, now) => {
+                let again = Some(Claiming { is_given_up: true, ..claiming });
+                self.go(Phase::Withdrawing { again, retry }, [Action::Reply(Reply::ClaimUnanswered)])
+            }
+            (_, again) => self.stay(Phase::Withdrawing { again, retry }),
+        }
+    }
+
+    fn settled(
+        &mut self,
+        now: Duration,
+        deadline: Option<Duration>,
+        retry: Option<Duration>,
+        event: Event,
+    ) -> Vec<Action> {
+        let is_unanswered = deadline.is_some();
+        match event {
+            Event::Settled(settlement) => {
+                // Before the client hears of it: it may be back at once.
+                let share = if settlement == Settlement::Done { Action::ShareEnd } else { Action::Leave };
+                let reply = is_unanswered.then_some(Action::Reply(Reply::Attempted(Some(settlement))));
+                self.go(Phase::Done, [share].into_iter().chain(reply))
+            }
+            Event::StoreFailed { .. } => {
+                let retry = self.retry_at(now);
+                self.go(Phase::Settling { deadline, retry }, [])
+            }
+            Event::Timeout if retry.is_some_and(|at| now >= at) => {
+                self.go(Phase::Settling { deadline, retry: None }, [Action::Settle])
+            }
+            Event::Timeout if deadline.is_some_and(|at| now >= at) => {
+                self.go(Phase::Settling { deadline: None, retry }, [Action::Reply(Reply::Attempted(None))])
+            }
+            _ => self.stay(Phase::Settling { deadline, retry }),
+        }
+    }
+
+    fn placed(&mut self, now: Duration, waiting: Waiting, event: Event) -> Vec<Action> {
+        match event {
+            Event::PlaceTaken => {
+                let action = if waiting.place == Place::Here { Action::FollowToEnd } else { Action::Watch };
+                self.go(Phase::Waiting(waiting), [action])
+            }
+            Event::NoPlace => self.reply(waiting.in_flight(now)),
+            _ => self.stay(Phase::TakingPlace(waiting)),
+        }
+    }
+
+    fn waited(&mut self, now: Duration, waiting: Waiting, event: Event) -> Vec<Action> {
+        let leads = waiting.place == (Place::Looking { leads: true });
+        match event {
+            Event::ClientLeft => self.stop_waiting(leads, None),
+            Event::Timeout if now >= waiting.deadline => self.stop_waiting(leads, Some(waiting.in_flight(now))),
+            Event::ShuttingDown => {
+                // By then the attempts of this process have ended, and no other is waited for.
+                let deadline = waiting.deadline.min(now + self.limits.settle_timeout);
+                self.stay(Phase::Waiting(Waiting { deadline, ..waiting }))
+            }
+            event => match waiting.place {
+                Place::Here => self.waited_here(waiting, event),
+                Place::Elsewhere { look } => self.waited_elsewhere(now, waiting, look, event),
+                Place::Looking { .. } => self.looked(now, waiting, leads, event),
+            },
+        }
+    }
+
+    fn waited_here(&mut self, waiting: Waiting, event: Event) -> Vec<Action> {
+        match event {
+            Event::Followed(Followed::Released { .. }) => self.reply(Reply::Released),
+            Event::Followed(_) => self.look(Waiting { pause: FIRST_LOOK, ..waiting }),
+            _ => self.stay(Phase::Waiting(waiting)),
+        }
+    }
+
+    fn waited_elsewhere(&mut self, now: Duration, waiting: Waiting, look: Duration, event: Event) -> Vec<Action> {
+        let is_due = event == Event::Changed || event == Event::Timeout && now >= look;
+        if !is_due {
+            return self.stay(Phase::Waiting(waiting));
+        }
+        self.look(Waiting { pause: (waiting.pause * 2).min(LONGEST_LOOK), ..waiting })
+    }
+
+    /// What became of the attempt that the request waits for?
+    fn looked(&mut self, now: Duration, waiting: Waiting, leads: bool, event: Event) -> Vec<Action> {
+        let share = leads.then_some(Action::ShareFound);
+        let (decision, until) = match event {
+            Event::Leads => {
+                let waiting = Waiting { place: Place::Looking { leads: true }, ..waiting };
+                return self.call(Phase::Waiting(waiting), Action::Look);
+            }
+            Event::Follows => return self.go(Phase::Waiting(waiting), [Action::Follow]),
+            Event::Followed(Followed::Running { difference: None, elapsed }) => {
+                let waiting = Waiting { place: Place::Here, elapsed, at: now, ..waiting };
+                return self.go(Phase::Waiting(waiting), [Action::FollowToEnd]);
+            }
+            Event::Followed(Followed::Released { is_same: true }) => return self.reply(Reply::Released),
+            // The store is away, and may be back in time; or the leader says nothing about this request.
+            Event::StoreFailed { .. } | Event::Followed(Followed::Released { is_same: false } | Followed::Gone) => {
+                return self.wait_elsewhere(now, waiting, leads.then_some(Action::Leave));
+            }
+            Event::Failed => return self.stop_waiting(leads, Some(Reply::Failed)),
+            Event::Looked(None) | Event::Followed(Followed::Absent) => (Decision::Supersede, None),
+            Event::Looked(Some(Standing { decision, until, .. }))
+            | Event::Followed(Followed::Found { decision, until }) => (decision, until),
+            Event::Followed(Followed::Running { difference: Some(decision), .. }) => (decision, None),
+            _ => return self.stay(Phase::Waiting(waiting)),
+        };
+        match decision {
+            Decision::InFlight { elapsed } => self.wait_elsewhere(now, Waiting { elapsed, at: now, ..waiting }, share),
+            // A new attempt would be due, and a request that waits starts none.
+            Decision::Supersede => self.go(Phase::Done, share.into_iter().chain([Action::Reply(Reply::NothingLeft)])),
+            decision => {
+                let reply = Action::Reply(Reply::Decided { decision, until });
+                self.go(Phase::Done, share.into_iter().chain([reply]))
+            }
+        }
+    }
+
+    /// An attempt is in flight: the request waits where it may. `share` comes first.
+    fn in_flight(&mut self, now: Duration, place: Place, elapsed: Duration, share: Option<Action>) -> Vec<Action> {
+        let deadline = self.limits.patience;
+        let waiting = Waiting { place, elapsed, at: now, deadline, pause: FIRST_LOOK };
+        if self.may_wait() {
+            return self.go(Phase::TakingPlace(waiting), share.into_iter().chain([Action::TakePlace]));
+        }
+        self.go(Phase::Done, share.into_iter().chain([Action::Reply(waiting.in_flight(now))]))
+    }
+
+    fn look(&mut self, waiting: Waiting) -> Vec<Action> {
+        self.go(Phase::Waiting(Waiting { place: Place::Looking { leads: false }, ..waiting }), [Action::Join])
+    }
+
+    fn wait_elsewhere(&mut self, now: Duration, waiting: Waiting, first: Option<Action>) -> Vec<Action> {
+        let place = Place::Elsewhere { look: now + waiting.pause };
+        self.go(Phase::Waiting(Waiting { place, ..waiting }), first.into_iter().chain([Action::Watch]))
+    }
+
+    fn stop_waiting(&mut self, leads: bool, reply: Option<Reply>) -> Vec<Action> {
+        self.go(Phase::Done, leads.then_some(Action::Leave).into_iter().chain(reply.map(Action::Reply)))
+    }
+
+    /// Asks the store once more, if the configuration still permits it.
+    fn ask_again(&mut self, claiming: Claiming) -> Vec<Action> {
+        self.go(Phase::Permitting(claiming), [Action::Permit])
+    }
+
+    /// The claim is certain not to stand.
+    fn end(&mut self, claiming: Claiming, reply: Reply) -> Vec<Action> {
+        let reply = (!claiming.is_given_up).then_some(Action::Reply(reply));
+        self.go(Phase::Done, [Action::Leave].into_iter().chain(reply))
+    }
+
+    fn withdraw(&mut self, again: Option<Claiming>, first: impl IntoIterator<Item = Action>) -> Vec<Action> {
+        self.failures = 0;
+        let actions = first.into_iter().chain([Action::Withdraw]);
+        self.go(Phase::Withdrawing { again, retry: None }, actions)
+    }
+
+    fn reply(&mut self, reply: Reply) -> Vec<Action> {
+        self.go(Phase::Done, [Action::Reply(reply)])
+    }
+
+    /// Begins a store call, which has not failed yet.
+    fn call(&mut self, phase: Phase, action: Action) -> Vec<Action> {
+        self.failures = 0;
+        self.go(phase, [action])
+    }
+
+    fn go(&mut self, phase: Phase, actions: impl IntoIterator<Item = Action>) -> Vec<Action> {
+        self.phase = phase;
+        actions.into_iter().collect()
+    }
+
+    fn stay(&mut self, phase: Phase) -> Vec<Action> {
+        self.go(phase, [])
+    }
+
+    fn may_wait(&self) -> bool {
+        !self.limits.patience.is_zero()
+    }
+
+    fn retry_at(&mut self, now: Duration) -> Option<Duration> {
+        let pause = FIRST_RETRY * 2u32.saturating_pow(self.failures.min(16));
+        self.failures = self.failures.saturating_add(1);
+        Some(now + pause.min(LONGEST_RETRY))
+    }
+
+    /// When the client of a claim is answered at the latest; nothing once it is.
+    fn claim_deadline(&self, claiming: &Claiming) -> Option<Duration> {
+        (!claiming.is_given_up).then_some(claiming.since + self.limits.settle_timeout)
+    }
+
+    fn is_past(&self, claiming: &Claiming, now: Duration) -> bool {
+        self.claim_deadline(claiming).is_some_and(|deadline| now >= deadline)
+    }
+}
+
+impl Claiming {
+    fn action(&self) -> Action {
+        self.seen.map_or(Action::Claim, Action::Supersede)
+    }
+}
+
+impl Waiting {
+    /// The reply that does not wait.
+    fn in_flight(&self, now: Duration) -> Reply {
+        let elapsed = self.elapsed + now.saturating_sub(self.at);
+        Reply::Decided { decision: Decision::InFlight { elapsed }, until: None }
+    }
+}
+
+fn earlier(one: Option<Duration>, other: Option<Duration>) -> Option<Duration> {
+    [one, other].into_iter().flatten().min()
+}

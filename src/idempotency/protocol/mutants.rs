@@ -1,0 +1,72 @@
+//! The machine with faults that the exhaustive search must find.
+
+use std::time::Duration;
+
+use super::exhaustive::Operation;
+use super::*;
+
+/// The machine as it is, or with a fault that a search must find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Mutant {
+    None,
+    /// Takes a claim in doubt for an acknowledged one.
+    BelievesDoubt,
+    /// Takes a claim in doubt for one that failed.
+    ForgetsDoubt,
+    /// Leaves a claim that it does not use.
+    DoesNotWithdraw,
+    /// Takes over a record whose attempt runs.
+    TakesOverTheLiving,
+    /// Replies before the settlement is durable.
+    RepliesEarly,
+    /// Gives up a settlement that fails.
+    SettlesOnce,
+    /// Claims after it has waited.
+    ClaimsAfterWaiting,
+}
+
+impl Mutant {
+    pub(super) const ALL: [Self; 7] = [
+        Self::BelievesDoubt,
+        Self::ForgetsDoubt,
+        Self::DoesNotWithdraw,
+        Self::TakesOverTheLiving,
+        Self::RepliesEarly,
+        Self::SettlesOnce,
+        Self::ClaimsAfterWaiting,
+    ];
+
+    /// What [`Protocol::handle`] would return, but for the fault. `asked` is the store call that ends with the event.
+    pub(super) fn handle(
+        self,
+        protocol: &mut Protocol,
+        now: Duration,
+        event: Event,
+        asked: Option<Operation>,
+    ) -> Vec<Action> {
+        let claims = matches!(asked, Some(Operation::Claim | Operation::Supersede(_)));
+        let event = match (self, event) {
+            (Self::BelievesDoubt, Event::StoreFailed { in_doubt: true }) if claims => Event::Claimed,
+            (Self::ForgetsDoubt, Event::StoreFailed { in_doubt: true }) if claims => {
+                Event::StoreFailed { in_doubt: false }
+            }
+            (Self::SettlesOnce, Event::StoreFailed { .. }) if asked == Some(Operation::Settle) => {
+                Event::Settled(Settlement::Done)
+            }
+            (Self::TakesOverTheLiving, Event::Exists(standing)) => {
+                Event::Exists(Standing { decision: Decision::Supersede, ..standing })
+            }
+            (_, event) => event,
+        };
+        let actions = protocol.handle(now, event);
+        match (self, actions.last()) {
+            (Self::DoesNotWithdraw, Some(Action::Withdraw)) => protocol.handle(now, Event::Settled(Settlement::Done)),
+            (Self::RepliesEarly, Some(Action::Settle)) => protocol.handle(now, Event::Settled(Settlement::Done)),
+            (Self::ClaimsAfterWaiting, Some(Action::Reply(Reply::NothingLeft))) => {
+                *protocol = Protocol::new(protocol.limits());
+                protocol.handle(now, Event::Begin)
+            }
+            _ => actions,
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Properties of the machine over random sequences of events, also such as no driver reports.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+use crate::idempotency::record::{Attempt, State};
+
+fn limits() -> impl Strategy<Value = Limits> {
+    (prop_oneof![Just(0u64), Just(20)], 1..40u64, 1..40u64).prop_map(|(patience, lease, settle_timeout)| Limits {
+        settle_timeout: Duration::from_secs(settle_timeout),
+        lease: Duration::from_secs(lease),
+        patience: Duration::from_secs(patience),
+    })
+}
+
+fn decision() -> impl Strategy<Value = Decision> {
+    prop_oneof![
+        Just(Decision::Supersede),
+        Just(Decision::InFlight { elapsed: Duration::from_secs(1) }),
+        Just(Decision::NotStored(StatusCode::OK)),
+        Just(Decision::Unknown),
+        Just(Decision::Reused),
+    ]
+}
+
+fn standing() -> impl Strategy<Value = Standing> {
+    (decision(), any::<bool>(), 0..3u64).prop_map(|(decision, is_own, until)| {
+        let version = Version { attempt: Attempt([1; 16]), state: State::Unknown, until: Timestamp(until) };
+        Standing { decision, until: None, version, is_own }
+    })
+}
+
+fn followed() -> impl Strategy<Value = Followed> {
+    let elapsed = Duration::from_secs(1);
+    prop_oneof![
+        prop::option::of(Just(Decision::Reused)).prop_map(move |difference| Followed::Running { difference, elapsed }),
+        decision().prop_map(|decision| Followed::Found { decision, until: None }),
+        Just(Followed::Absent),
+        any::<bool>().prop_map(|is_same| Followed::Released { is_same }),
+        Just(Followed::Gone),
+    ]
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    use Settlement::{CompletedOtherwise, Done, Lost};
+    prop_oneof![
+        4 => Just(Event::Leads),
+        1 => Just(Event::Follows),
+        2 => followed().prop_map(Event::Followed),
+        4 => Just(Event::Permitted),
+        1 => Just(Event::Retired),
+        3 => Just(Event::Claimed),
+        1 => Just(Event::NotSuperseded),
+        3 => standing().prop_map(Event::Exists),
+        2 => prop::option::of(standing()).prop_map(Event::Looked),
+        2 => any::<bool>().prop_map(|in_doubt| Event::StoreFailed { in_doubt }),
+        1 => Just(Event::Failed),
+        3 => Just(Event::AttemptEnded),
+        3 => prop::sample::select(vec![Done, CompletedOtherwise, Lost]).prop_map(Event::Settled),
+        2 => Just(Event::PlaceTaken),
+        1 => Just(Event::NoPlace),
+        1 => Just(Event::Changed),
+        3 => Just(Event::Timeout),
+        1 => Just(Event::ClientLeft),
+        1 => Just(Event::ShuttingDown),
+    ]
+}
+
+/// What a driver knows of a request.
+#[derive(Default)]
+struct Seen {
+    leads: bool,
+    runs: usize,
+    replies: usize,
+    waits: bool,
+    is_left: bool,
+    /// The store has acknowledged a claim that has not ended.
+    holds: bool,
+    /// A claim may have been written.
+    may_hold: bool,
+    settled: Option<Settlement>,
+    ended: bool,
+}
+
+impl Seen {
+    fn event(&mut self, event: &Event, protocol: &Protocol) {
+        match event {
+            Event::Claimed => (self.holds, self.may_hold) = (true, true),
+            Event::StoreFailed { in_doubt: true } if !self.waits => self.may_hold = true,
+            Event::Settled(settlement) => (self.settled, self.holds, self.may_hold) = (Some(*settlement), false, false),
+            Event::ClientLeft => self.is_left |= protocol.is_waiting(),
+            Event::AttemptEnded => self.ended = true,
+            _ => {}
+        }
+    }
+
+    fn action(&mut self, action: &Action, event: &Event) -> Result<(), TestCaseError> {
+        match action {
+            Action::Run => {
+                self.runs += 1;
+                prop_assert_eq!(self.runs, 1, "an attempt runs once");
+                prop_assert_eq!(event, &Event::Claimed, "under an acknowledged claim");
+                prop_assert!(self.leads && !self.waits && self.replies == 0);
+            }
+            Action::Claim | Action::Supersede(_) => prop_assert!(self.leads && !self.waits && self.runs == 0),
+            Action::Look => prop_assert!(self.waits),
+            Action::Withdraw => prop_assert_eq!(self.runs, 0, "what ran is settled, not withdrawn"),
+            Action::Settle => prop_assert!(self.ended && self.runs == 1),
+            Action::TakePlace => self.waits = true,
+            Action::ShareRunning { .. } => prop_assert!(self.leads),
+            Action::ShareFound | Action::ShareEnd | Action::Leave => {
+                prop_assert!(self.leads, "it leads");
+                self.leads = false;
+            }
+            Action::Reply(reply) => {
+                self.replies += 1;
+                prop_assert_eq!(self.replies, 1, "one reply");
+                if let Reply::Attempted(settlement) = reply {
+                    prop_assert_eq!(*settlement, self.settled, "what the store has said");
+                }
+            }
+            Action::Join | Action::Follow | Action::FollowToEnd | Action::Permit | Action::Watch => {}
+        }
+        Ok(())
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_order_of_events_breaks_a_rule(limits in limits(), events in vec((event(), 0..8000u64), 1..40)) {
+        let mut protocol = Protocol::new(limits);
+        let mut seen = Seen::default();
+        let mut now = Duration::ZERO;
+        let first = (Event::Begin, 0);
+        for (event, millis) in [first].into_iter().chain(events) {
+            now += Duration::from_millis(millis);
+            if event == Event::Timeout {
+                let Some(at) = protocol.timeout() else { continue };
+                now = at.max(now);
+            }
+            let before = protocol.clone();
+            let actions = protocol.handle(now, event.clone());
+            if actions.is_empty() && protocol == before {
+                // Nothing waits for it.
+                continue;
+            }
+            seen.event(&event, &before);
+            if event == Event::Leads {
+                seen.leads = true;
+            }
+            for action in &actions {
+                seen.action(action, &event)?;
+            }
+            if protocol.is_done() {
+                prop_assert!(!seen.leads, "it lets others lead");
+                prop_assert!(!seen.holds, "a claim that the store has acknowledged is ended");
+                prop_assert!(seen.replies == 1 || seen.is_left, "its client has a reply");
+            }
+        }
+    }
+
+    /// Whatever happened before, a store that answers from now on brings the request to its end.
+    #[test]
+    fn every_request_ends(limits in limits(), events in vec((event(), 0..8000u64), 0..30)) {
+        let mut protocol = Protocol::new(limits);
+        let mut now = Duration::ZERO;
+        let mut pending = protocol.handle(now, Event::Begin);
+        let mut scripted = events.into_iter();
+        for _ in 0..500 {
+            if protocol.is_done() {
+                return Ok(());
+            }
+            // The action that is under way, if there is one.
+            let event = match scripted.next() {
+                Some((event, millis)) => {
+                    now += Duration::from_millis(millis);
+                    event
+                }
+                None => match pending.last() {
+                    Some(Action::Join) => Event::Leads,
+                    Some(Action::Permit) => Event::Permitted,
+                    Some(Action::Claim | Action::Supersede(_)) => Event::Claimed,
+                    Some(Action::Look) => Event::Looked(None),
+                    Some(Action::Run) => Event::AttemptEnded,
+                    Some(Action::Settle | Action::Withdraw) => Event::Settled(Settlement::Done),
+                    Some(Action::TakePlace) => Event::PlaceTaken,
+                    Some(Action::Follow | Action::FollowToEnd) => Event::Followed(Followed::Gone),
+                    _ => {
+                        now = protocol.timeout().expect("else it waits for nothing").max(now);
+                        Event::Timeout
+                    }
+                },
+            };
+            let before = protocol.clone();
+            let actions = protocol.handle(now, event);
+            let operations = actions.into_iter().filter(|action| !matches!(action, Action::Reply(_)));
+            let operations: Vec<_> = operations.collect();
+            if !operations.is_empty() || protocol != before {
+                // A reply in the middle leaves what is under way.
+                if !operations.is_empty() || protocol.is_waiting() != before.is_waiting() {
+                    pending = operations;
+                }
+            }
+        }
+        prop_assert!(false, "it has not ended: {protocol:?}");
+    }
+}
+
+/// The answer to a takeover was lost, and nobody waits for it any more: it may stand, turned unknown by now.
+#[test]
+fn a_takeover_that_is_given_up_is_released_though_it_turned_unknown() {
+    let second = Duration::from_secs(1);
+    let limits = Limits { settle_timeout: second, lease: second * 30, patience: Duration::ZERO };
+    let mut protocol = Protocol::new(limits);
+    let version = Version { attempt: Attempt([1; 16]), state: State::Unknown, until: Timestamp(0) };
+    let stands = Standing { decision: Decision::Supersede, until: None, version, is_own: false };
+    for event in [Event::Begin, Event::Leads, Event::Permitted, Event::Exists(stands), Event::Permitted] {
+        protocol.handle(Duration::ZERO, event);
+    }
+    assert_eq!(protocol.handle(Duration::ZERO, Event::StoreFailed { in_doubt: true }), []);
+    let retry = protocol.timeout().unwrap();
+    assert_eq!(protocol.handle(retry, Event::Timeout), [Action::Supersede(version)]);
+    assert_eq!(protocol.handle(second, Event::Timeout), [Action::Reply(Reply::ClaimUnanswered)]);
+    assert_eq!(protocol.handle(second, Event::NotSuperseded), [Action::Withdraw]);
+    assert_eq!(protocol.handle(second, Event::Settled(Settlement::Done)), [Action::Leave]);
+    assert!(protocol.is_done());
+}
