@@ -231,6 +231,8 @@ impl Driver {
                 match claim {
                     Claim::Inserted(_) => Event::Claimed,
                     Claim::Exists { record, now } => {
+                        // It is certain that nothing is claimed: a reload need not wait for the comparison.
+                        self.permission = None;
                         self.stands(record, now).await.map_or_else(|problem| self.failed(problem), Event::Exists)
                     }
                 }
@@ -303,7 +305,8 @@ impl Driver {
     }
 
     fn share_running(&mut self, since: Duration) -> Option<()> {
-        self.permission = None;
+        // What it met before it ran is not needed any more.
+        (self.permission, self.found, self.released) = (None, None, None);
         let request = self.request.as_ref()?;
         let (attempt, lease) = (self.fresh.as_ref()?.attempt, request.policy().lease);
         let asked = self.began + since;

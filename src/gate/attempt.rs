@@ -82,7 +82,7 @@ pub(super) struct Attempted {
     pub(super) record: Option<Taken>,
     /// What the client gets, until it has it.
     delivery: Option<ForClient>,
-    _counted: AttemptGuard,
+    _counted: Arc<AttemptGuard>,
 }
 
 struct ForClient {
@@ -99,6 +99,8 @@ struct Following {
     rest: Rest,
     limits: Limits,
     carrier: Carrier,
+    /// The attempt goes on until then.
+    counted: Arc<AttemptGuard>,
 }
 
 /// How an attempt ends, and what its client gets.
@@ -119,7 +121,7 @@ impl Ended {
 pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client: Client) -> Attempted {
     let request = &*request;
     let began = Instant::now();
-    let counted = request.state.metrics.attempt_began();
+    let counted = Arc::new(request.state.metrics.attempt_began());
     let mut recipient = Recipient { client: Some(client), flow: Flow::default() };
     let exchanged = exchange(request, attempt, &mut recipient).await;
     let took = began.elapsed();
@@ -137,7 +139,7 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
         Exchanged::Large(large) => {
             let limit = request.upstream().settings().timeout;
             let limits = Limits { stall: limit, client: CLIENT_STALL, deadline: began + limit };
-            rest = Some(Following { rest: large.rest, limits, carrier: large.carrier });
+            rest = Some(Following { rest: large.rest, limits, carrier: large.carrier, counted: Arc::clone(&counted) });
             answered(request, large.tombstone, &large.control)
         }
         Exchanged::Failed(ending, problem) => {

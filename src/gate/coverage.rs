@@ -202,6 +202,8 @@ impl<'a> Coverage<'a> {
     /// request is refused.
     fn instead(&self, namespace: &str, method: &Method, host: Option<&str>, head: &Head) -> Option<Instead> {
         match self.present.choose(method, host, &head.path) {
+            // What follows a path that was cut may make it another.
+            Err(_) if head.is_path_cut() => Some(Instead::NoRoute),
             Err(_) => None,
             Ok(None) => Some(Instead::NoRoute),
             Ok(Some(route)) if route.policy.mode == Mode::Pass => Some(Instead::Pass(Arc::clone(&route.name))),

@@ -106,9 +106,13 @@ impl Gate {
         // 5. Find the key in the body, where it is not in the head.
         let found = match found {
             Some(found) => found,
-            None => match read_back(self, &body).await {
-                Err(problem) => return refuse(problem, false),
-                Ok(whole) => match Candidate::new(&head).with_body(route, &whole) {
+            None => {
+                // The body that was read back is gone again before anything is awaited.
+                let step = match read_back(self, &body).await {
+                    Ok((whole, _permit)) => Candidate::new(&head).with_body(route, &whole),
+                    Err(problem) => return refuse(problem, true),
+                };
+                match step {
                     Step::Protect(found) => found,
                     Step::Refuse(refusal) => return self.refused(route, refusal),
                     Step::Forward(_) | Step::NeedBody => {
@@ -117,8 +121,8 @@ impl Gate {
                         let outcome = Outcome::Passed;
                         return Box::pin(pass::forward_buffered(upstream, &head, &body, options, outcome)).await;
                     }
-                },
-            },
+                }
+            }
         };
         // 6. Identify the record: service, namespace, caller, key. And take the fingerprint.
         let (key, fingerprint) = match identify(self, policy, &head, &body, found).await {
@@ -173,10 +177,10 @@ impl Gate {
 async fn drive(request: ProtectedRequest, client: Client) {
     let mut protocol = Protocol::new(request.limits());
     let mut driver = Driver::new(request, client);
-    let mut event = Event::Begin;
+    let (mut event, mut age) = (Event::Begin, driver.age());
     loop {
         let mut at_once = None;
-        for action in protocol.handle(driver.age(), event) {
+        for action in protocol.handle(age, event) {
             at_once = driver.begin(action).or(at_once);
         }
         if protocol.is_done() {
@@ -184,7 +188,11 @@ async fn drive(request: ProtectedRequest, client: Client) {
         }
         event = match at_once {
             Some(event) => event,
-            None => driver.next(&protocol).await,
+            None => {
+                let event = driver.next(&protocol).await;
+                age = driver.age();
+                event
+            }
         };
     }
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::sync::SemaphorePermit;
 
 use super::request::Head;
 use super::{Gate, pass};
@@ -32,10 +33,14 @@ pub(super) async fn identify(
     Ok((key, Fingerprint { recipe, digest }))
 }
 
-/// The whole body, to look for a key in it.
-pub(super) async fn read_back(gate: &Gate, body: &Buffered) -> Result<Bytes, Problem> {
-    let _permit = large_body(gate, body).await;
-    body.whole().await.map_err(|error| spool_problem(gate, &error))
+/// The whole body, to look for a key in it, and the right to have it in memory.
+pub(super) async fn read_back<'a>(
+    gate: &'a Gate,
+    body: &Buffered,
+) -> Result<(Bytes, Option<SemaphorePermit<'a>>), Problem> {
+    let permit = large_body(gate, body).await;
+    let whole = body.whole().await.map_err(|error| spool_problem(gate, &error))?;
+    Ok((whole, permit))
 }
 
 /// The digest of a request by a recipe.
@@ -60,7 +65,7 @@ pub(super) async fn digest(gate: &Gate, recipe: &Recipe, head: &Head, body: &Buf
 }
 
 /// Waits for the right to read a spooled body back into memory.
-async fn large_body<'a>(gate: &'a Gate, body: &Buffered) -> Option<tokio::sync::SemaphorePermit<'a>> {
+async fn large_body<'a>(gate: &'a Gate, body: &Buffered) -> Option<SemaphorePermit<'a>> {
     match body.in_memory() {
         Some(_) => None,
         // It is never closed.

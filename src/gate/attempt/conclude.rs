@@ -87,7 +87,7 @@ fn is_same(one: &Answer, other: &Answer) -> bool {
 }
 
 async fn relay(request: &ProtectedRequest, following: Following, sender: Option<Sender>) {
-    let Following { rest, limits, carrier } = following;
+    let Following { rest, limits, carrier, counted: _counted } = following;
     let mut abandon = request.gate.shared.abandon.subscribe();
     let relayed = tokio::select! {
         biased;

@@ -148,6 +148,10 @@ fn what_cannot_be_told_counts_as_lost() {
     assert_eq!(end(&["all n /{*rest}"], &["some n /v1/{*rest}"], &long), None);
     let exact = format!("exact n {long}b");
     assert_eq!(end(&["all n /{*rest}"], &["few n /v1/x", &exact], &long), Some(Instead::NoRoute));
+    // Cut behind a slash, it could be read as the path of another route.
+    let content = format!("/v1/files/{}/content", "i".repeat(245));
+    let (keep, file) = ("keep n /v1/x", "file m /v1/files/{id}");
+    assert_eq!(end(&[keep, "down n /v1/files/{id}/content"], &[keep, file], &content), Some(Instead::NoRoute));
     let mut sealed = record("n", Method::POST, "/x");
     sealed.record.head = Bytes::from_static(&[9]);
     let unreadable = lost(&[sealed], (&["all n /{*rest}"], true), &["some n /v1/{*rest}"]).unwrap();

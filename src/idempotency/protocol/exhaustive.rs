@@ -73,6 +73,9 @@ struct World {
     mutant: Mutant,
 }
 
+/// What a store call that fails does all the same.
+type Effect<'a> = &'a dyn Fn(&mut World);
+
 impl World {
     fn new(gates: &[usize], limits: Limits, faults_left: u8, retries: bool) -> Self {
         let request = |&gate: &usize| {
@@ -293,7 +296,7 @@ impl World {
                     let late = |world: &mut Self| {
                         world.late.push((index, call, ended));
                     };
-                    let effects: [(&dyn Fn(&mut Self), bool); 3] = [(&lost, true), (&late, true), (&|_| {}, false)];
+                    let effects: [(Effect<'_>, bool); 3] = [(&lost, true), (&late, true), (&|_| {}, false)];
                     for (effect, in_doubt) in effects {
                         next.extend(self.goes_wrong(|world| {
                             effect(world);

@@ -5,7 +5,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use tokio_postgres::Client;
+use tokio_postgres::{Client, Error as SqlError};
 
 use super::error::did_nothing;
 use super::{OpenError, schema};
@@ -40,7 +40,9 @@ impl Lineage {
         let store = schema::store(client).await?.id;
         let timeline = match client.query_typed_one(TIMELINE, &[]).await {
             Ok(row) => row.get::<_, Option<i32>>(0).and_then(|timeline| u32::try_from(timeline).ok()),
-            Err(error) if did_nothing(&error) => None,
+            Err(error) if did_nothing(&error) && !is_passing(&error) => None,
+            // An old primary that is only too busy to say it is still an old primary.
+            Err(error) if is_passing(&error) => return Err(OpenError::Unreachable(error.to_string())),
             Err(error) => return Err(OpenError::of(&error)),
         };
         Ok(Self { store, timeline })
@@ -50,6 +52,12 @@ impl Lineage {
     pub(super) fn is_newer_than(&self, other: &Self) -> bool {
         matches!((self.timeline, other.timeline), (Some(one), Some(other)) if one > other)
     }
+}
+
+/// Whether a server fails for reasons that pass: it has too few resources, or an operator or a timeout intervened (classes
+/// 53 and 57 of SQLSTATE).
+fn is_passing(error: &SqlError) -> bool {
+    error.code().is_some_and(|code| code.code().starts_with("53") || code.code().starts_with("57"))
 }
 
 impl Used {

@@ -51,6 +51,7 @@ fn hear(waiters: &Waiters, payload: &str) {
 }
 
 /// What became of a try to listen.
+#[expect(clippy::large_enum_variant, reason = "there is one of it for a store, and it is taken apart at once")]
 enum Listening {
     Hears(Session),
     /// A pooler stands before this host: what comes in would go to somebody else.

@@ -367,22 +367,24 @@ fn read_marks(path: &Path) -> Result<Option<(PathBuf, Marks)>, OpenError> {
 /// Checks that the database is not older than when it was last closed: `at` is the last time that it has itself.
 pub(super) fn look_at_time(lock: &Lock, at: Timestamp) -> Result<(), OpenError> {
     let failed = |source| OpenError::Io { path: lock.path().to_owned(), source };
-    is_current(lock.path(), &Marks::read(lock.lock_file()).map_err(failed)?, at)
+    let closed = closed_at(&Marks::read(lock.lock_file()).map_err(failed)?);
+    closed.map_or(Ok(()), |closed| is_current(lock.path(), closed, at))
 }
 
-/// Checks the same of a store that another process may have in use.
-pub(super) fn look_at_time_of(path: &Path, at: Timestamp) -> Result<(), OpenError> {
-    match read_marks(path)? {
-        Some((path, marks)) => is_current(&path, &marks, at),
-        None => Ok(()),
-    }
+/// When a store that another process may have in use was closed, where that is the last that was noted.
+pub(super) fn last_closed(path: &Path) -> Result<Option<Timestamp>, OpenError> {
+    Ok(read_marks(path)?.and_then(|(_, marks)| closed_at(&marks)))
 }
 
-fn is_current(path: &Path, marks: &Marks, at: Timestamp) -> Result<(), OpenError> {
+fn closed_at(marks: &Marks) -> Option<Timestamp> {
     let Some(Mark { state: State::Closed, page: CLOSED_AT, content: [first, second], .. }) = marks.last() else {
-        return Ok(());
+        return None;
     };
-    let closed = Timestamp(u64::from(*first) << 32 | u64::from(*second));
+    Some(Timestamp(u64::from(*first) << 32 | u64::from(*second)))
+}
+
+/// Refuses a database whose last time is before the one at which it was closed.
+pub(super) fn is_current(path: &Path, closed: Timestamp, at: Timestamp) -> Result<(), OpenError> {
     if at < closed { Err(OpenError::Older { path: path.to_owned(), at, closed }) } else { Ok(()) }
 }
 

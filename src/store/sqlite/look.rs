@@ -50,7 +50,10 @@ pub fn preview(path: &Path, rules: &[Identity]) -> Result<Option<Preview>, OpenE
     match schema::check(&conn, path)? {
         0 => Ok(None),
         version => {
-            guard::look_at_time_of(path, schema::last_time(&conn).map_err(fail)?)?;
+            // A gate that ends meanwhile notes the time in the database first, and then beside it.
+            let closed = guard::last_closed(path)?;
+            let at = schema::last_time(&conn).map_err(fail)?;
+            closed.map_or(Ok(()), |closed| guard::is_current(path, closed, at))?;
             let now = schema::start(&conn).map_err(fail)?;
             let has_periods = version >= schema::WITH_PERIODS;
             let on_file = if has_periods { adopt::on_file(&conn) } else { adopt::on_former_file(&conn) };

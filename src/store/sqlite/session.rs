@@ -152,15 +152,16 @@ impl Session {
 
     /// Leaves everything in the database, where that can be done at once.
     pub(super) fn finish(&mut self) {
-        if self.look_at_files().is_ok() {
+        // Another program that writes is not waited for.
+        let is_quick = self.conn.busy_timeout(Duration::ZERO);
+        if is_quick.is_ok() && self.look_at_files().is_ok() {
             // A full disk may have no room for it; an older time will do.
             let _ = self.write_time();
         }
         let Self { conn, guard, .. } = self;
         let path = conn.path().map(PathBuf::from).unwrap_or_default();
         let finished = guard.check().map_err(|damage| damage.to_string()).and_then(|()| {
-            let copied = conn.busy_timeout(Duration::ZERO).map_err(|error| error.to_string());
-            copied.and_then(|()| {
+            is_quick.map_err(|error| error.to_string()).and_then(|()| {
                 schema::make_durable(conn, &path, Duration::ZERO).map_err(|error| error.to_string())?;
                 let at = schema::last_time(conn).map_err(|error| error.to_string())?;
                 guard.closed(at).map_err(|error| error.to_string())
