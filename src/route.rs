@@ -14,18 +14,18 @@ use http::Method;
 
 use crate::idempotency::policy::{Mode, Policy};
 
+mod ambiguity;
 mod pattern;
-mod readings;
 
+pub use ambiguity::{Ambiguity, Ambiguous};
 pub use pattern::Pattern;
-pub use readings::{Ambiguous, Twist};
 
 /// One route, resolved.
 #[derive(Clone, Debug)]
 pub struct Route {
     /// Its name.
     pub name: Arc<str>,
-    /// What its records are kept under: `namespace`, else its name.
+    /// The namespace of its records: `namespace`, else its name.
     pub namespace: Arc<str>,
     /// Methods it matches.
     pub methods: Vec<Method>,
@@ -39,9 +39,9 @@ pub struct Route {
     pub policy: Policy,
 }
 
-/// What of a request a route matches.
+/// Which parts of a request a route matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fit {
+pub struct RouteMatch {
     /// Whether it has the request's method.
     pub method: bool,
     /// Whether it has the request's host.
@@ -50,7 +50,7 @@ pub struct Fit {
     pub path: bool,
 }
 
-impl Fit {
+impl RouteMatch {
     /// Whether it matches the request.
     #[must_use]
     pub fn is_whole(self) -> bool {
@@ -93,7 +93,7 @@ impl Router {
             return Err(overlaps);
         }
         let mut order: Vec<usize> = (0..routes.len()).collect();
-        order.sort_by(|&a, &b| routes[a].claim(&routes[b]));
+        order.sort_by(|&a, &b| routes[a].precedence(&routes[b]));
         Ok(Self {
             order,
             paths_matter: routes.iter().any(Route::protects) && !routes.iter().all(|route| route.path.is_everything()),
@@ -134,11 +134,11 @@ impl Router {
 }
 
 impl Route {
-    /// What of a request it matches. `host` and `path` are as [`Router::find`] takes them.
+    /// Which parts of a request it matches. `host` and `path` are as in [`Router::find`].
     #[must_use]
-    pub fn fit(&self, method: &Method, host: Option<&str>, path: &str) -> Fit {
+    pub fn match_parts(&self, method: &Method, host: Option<&str>, path: &str) -> RouteMatch {
         let host = self.matches_host(host.map(host_of));
-        Fit { method: self.methods.contains(method), host, path: self.path.matches(path) }
+        RouteMatch { method: self.methods.contains(method), host, path: self.path.matches(path) }
     }
 
     fn matches(&self, method: &Method, host: Option<&str>, path: &str) -> bool {
@@ -162,7 +162,7 @@ impl Route {
             _ => true,
         };
         share_a_host
-            && self.claim(other).is_lt()
+            && self.precedence(other).is_lt()
             && self.methods.iter().any(|method| other.methods.contains(method))
             && self.path.intersects(&other.path)
     }
@@ -175,12 +175,12 @@ impl Route {
         }
     }
 
-    /// Less is the stronger claim. Where both match one request, equal is a tie.
-    fn claim(&self, other: &Self) -> Ordering {
+    /// Orders routes by precedence: the lesser one wins. Equal routes that match one request are a tie.
+    fn precedence(&self, other: &Self) -> Ordering {
         self.path.specificity().cmp(other.path.specificity()).then(self.host.is_none().cmp(&other.host.is_none()))
     }
 
-    /// Whether some request matches both with equal claim.
+    /// Whether both match some request with equal specificity.
     ///
     /// Two paths that can match the same request and are equally specific have the same literals in the same places.
     fn overlaps(&self, other: &Self) -> bool {
@@ -270,22 +270,22 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_a_route_from_a_request_is_told() {
+    fn a_match_reports_its_parts() {
         let router = Router::new(vec![post("rest", None, "/{*rest}"), post("named", Some("a.example"), "/a")]).unwrap();
         let names: Vec<&str> = router.ranked().map(|route| &*route.name).collect();
         assert_eq!(names, ["named", "rest"]);
-        let fit = |method: Method, host, path| {
-            let Fit { method, host, path } = router.ranked().next().unwrap().fit(&method, host, path);
+        let match_parts = |method: Method, host, path| {
+            let RouteMatch { method, host, path } = router.ranked().next().unwrap().match_parts(&method, host, path);
             (method, host, path)
         };
-        assert_eq!(fit(Method::POST, Some("A.example:80"), "/a"), (true, true, true));
-        assert_eq!(fit(Method::PUT, Some("a.example"), "/a"), (false, true, true));
-        assert_eq!(fit(Method::POST, Some("b.example"), "/a"), (true, false, true));
-        assert_eq!(fit(Method::POST, None, "/a/"), (true, false, false));
+        assert_eq!(match_parts(Method::POST, Some("A.example:80"), "/a"), (true, true, true));
+        assert_eq!(match_parts(Method::PUT, Some("a.example"), "/a"), (false, true, true));
+        assert_eq!(match_parts(Method::POST, Some("b.example"), "/a"), (true, false, true));
+        assert_eq!(match_parts(Method::POST, None, "/a/"), (true, false, false));
     }
 
     #[test]
-    fn every_overlap_is_told() {
+    fn every_overlap_is_reported() {
         let overlaps = Router::new(vec![
             post("a", None, "/v1/{x}"),
             post("b", Some("a.example"), "/v1/{x}"),
@@ -362,38 +362,38 @@ mod tests {
         heads.flat_map(|(method, host)| paths.iter().map(move |path| (method.clone(), host, path.clone()))).collect()
     }
 
-    /// The claim of a pattern on a path, by their texts alone: per segment, then the end. More is stronger.
-    fn naive_path_claim(pattern: &str, path: &str) -> Option<Vec<u8>> {
+    /// The precedence of a pattern for a path, from their texts: per segment, then the end. More is stronger.
+    fn naive_path_precedence(pattern: &str, path: &str) -> Option<Vec<u8>> {
         // The part before a rest matches the path, or what stands before some slash of it.
         if let Some(root) = pattern.strip_suffix("/{*rest}") {
             let ends = path.match_indices('/').map(|(at, _)| at).chain([path.len()]);
             let mut heads = ends.map(|end| &path[..end]);
-            let mut claim = match root {
+            let mut precedence = match root {
                 "" => path.starts_with('/').then(Vec::new)?,
-                _ => heads.find_map(|head| naive_path_claim(root, head))?,
+                _ => heads.find_map(|head| naive_path_precedence(root, head))?,
             };
-            claim.truncate(root.matches('/').count());
-            claim.push(0);
-            return Some(claim);
+            precedence.truncate(root.matches('/').count());
+            precedence.push(0);
+            return Some(precedence);
         }
         if pattern.matches('/').count() != path.matches('/').count() {
             return None;
         }
         let pairs = pattern.split('/').zip(path.split('/')).skip(1);
-        let claims = pairs.map(|(segment, piece)| match segment {
+        let precedences = pairs.map(|(segment, piece)| match segment {
             _ if segment.starts_with('{') && !piece.is_empty() => Some(1),
             _ if segment == piece => Some(2),
             _ => None,
         });
-        claims.chain([Some(2)]).collect()
+        precedences.chain([Some(2)]).collect()
     }
 
-    /// The claim of a route on a request: of its path, then of its host. More is stronger.
-    fn naive_claim(route: &Route, method: &Method, host: Option<&str>, path: &str) -> Option<Vec<u8>> {
-        let mut claim = naive_path_claim(&route.path.to_string(), path)?;
-        claim.push(u8::from(route.host.is_some()));
+    /// The precedence of a route for a request: of its path, then of its host. More is stronger.
+    fn naive_precedence(route: &Route, method: &Method, host: Option<&str>, path: &str) -> Option<Vec<u8>> {
+        let mut precedence = naive_path_precedence(&route.path.to_string(), path)?;
+        precedence.push(u8::from(route.host.is_some()));
         let host_matches = route.host.is_none() || route.host.as_deref() == host;
-        (host_matches && route.methods.contains(method)).then_some(claim)
+        (host_matches && route.methods.contains(method)).then_some(precedence)
     }
 
     proptest! {
@@ -402,8 +402,8 @@ mod tests {
         #[test]
         fn exactly_those_that_tie_on_some_request_overlap(one in any_route(), other in any_route()) {
             let ties = requests().iter().any(|(method, host, path)| {
-                let claim = naive_claim(&one, method, *host, path);
-                claim.is_some() && claim == naive_claim(&other, method, *host, path)
+                let precedence = naive_precedence(&one, method, *host, path);
+                precedence.is_some() && precedence == naive_precedence(&other, method, *host, path)
             });
             prop_assert_eq!(Router::new(vec![one, other]).is_err(), ties);
         }
@@ -413,7 +413,7 @@ mod tests {
             let takes = one.takes_from(&other);
             let Ok(router) = Router::new(vec![one.clone(), other.clone()]) else { return Ok(()) };
             let is_taken = |(method, host, path): &(Method, Option<&str>, String)| {
-                other.fit(method, *host, path).is_whole()
+                other.match_parts(method, *host, path).is_whole()
                     && router.find(method, *host, path).is_some_and(|found| Arc::ptr_eq(found, &router.routes()[0]))
             };
             prop_assert_eq!(takes, requests().iter().any(is_taken), "{} {}", one.path, other.path);
@@ -423,12 +423,12 @@ mod tests {
         fn a_pattern_matches_what_the_reference_says(route in any_route()) {
             let text = route.path.to_string();
             for (_, _, path) in requests() {
-                prop_assert_eq!(route.path.matches(&path), naive_path_claim(&text, &path).is_some(), "{} {}", text, path);
+                prop_assert_eq!(route.path.matches(&path), naive_path_precedence(&text, &path).is_some(), "{} {}", text, path);
             }
         }
 
         #[test]
-        fn the_strongest_claim_is_found(mut routes in prop::collection::vec(any_route(), 1..6)) {
+        fn the_route_of_highest_precedence_is_found(mut routes in prop::collection::vec(any_route(), 1..6)) {
             // Without those that overlap an earlier one.
             let mut kept: Vec<Route> = Vec::new();
             for route in routes.drain(..) {
@@ -438,8 +438,8 @@ mod tests {
             }
             let router = Router::new(kept.clone()).unwrap();
             for (method, host, path) in requests() {
-                let claims = kept.iter().map(|route| naive_claim(route, &method, host, &path));
-                let expected = claims.enumerate().filter(|(_, claim)| claim.is_some()).max_by_key(|(_, claim)| claim.clone());
+                let precedences = kept.iter().map(|route| naive_precedence(route, &method, host, &path));
+                let expected = precedences.enumerate().filter(|(_, precedence)| precedence.is_some()).max_by_key(|(_, precedence)| precedence.clone());
                 let found = router.find(&method, host, &path);
                 let place = found.and_then(|found| router.routes().iter().position(|route| Arc::ptr_eq(route, found)));
                 prop_assert_eq!(place, expected.map(|(place, _)| place), "{} {:?} {}", method, host, path);

@@ -1,8 +1,9 @@
-//! Rules of the house that no compiler holds: who may import whom, what stays pure, how long a file may be.
+//! Rules of the house that no compiler holds: who may import whom, what stays pure, how long a file
+//! may be, and what `docs/architecture.md` says of it.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// What each room may import. Between rooms imports go one way: there is no cycle in here.
@@ -51,6 +52,42 @@ fn the_edges_have_no_cycle() {
     }
 }
 
+/// Modules of `http` that accept and serve connections. They depend on each other, and count as one.
+const HTTP_SERVER: [&str; 3] = ["accept", "http2", "server"];
+
+#[test]
+fn the_modules_of_http_have_no_cycle() {
+    let sources = sources();
+    let files: Vec<_> =
+        sources.iter().filter(|(path, _)| path.starts_with("http") && path.components().count() > 1).collect();
+    let merged = |module: String| if HTTP_SERVER.contains(&&*module) { "server".to_owned() } else { module };
+    let module_of = |path: &Path| room_of(path.strip_prefix("http").unwrap());
+    let modules: BTreeSet<String> = files.iter().map(|(path, _)| merged(module_of(path))).collect();
+    let mut edges: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (path, text) in files {
+        if is_test(path, &sources) {
+            continue;
+        }
+        let (own, code) = (merged(module_of(path)), code_before_tests(text));
+        // `mod.rs` of a directory is one level above the other files in it.
+        let is_root = path.file_stem().is_some_and(|stem| stem == "mod");
+        let up = "super::".repeat(path.components().count() - 1 - usize::from(is_root));
+        let mut found = names_after(&code, "crate::http::");
+        if !up.is_empty() {
+            found.extend(names_after(&code, &up));
+        }
+        let others = found.into_iter().map(merged).filter(|module| modules.contains(module) && *module != own);
+        edges.entry(own.clone()).or_default().extend(others);
+    }
+    assert!(edges["body"].contains("headers") && edges["upstream"].contains("body"), "imports are found: {edges:?}");
+    let mut placed: BTreeSet<String> = BTreeSet::new();
+    while let Some(ready) = edges.iter().find(|(module, to)| !placed.contains(*module) && to.is_subset(&placed)) {
+        placed.insert(ready.0.clone());
+    }
+    let left: Vec<_> = edges.iter().filter(|(module, _)| !placed.contains(*module)).collect();
+    assert!(left.is_empty(), "a cycle among these, or they import it: {left:#?}");
+}
+
 #[test]
 fn the_rules_are_pure() {
     const BANNED: [&str; 9] = [
@@ -70,7 +107,7 @@ fn the_rules_are_pure() {
         if is_test(path, &sources) {
             continue;
         }
-        let code = code(&text.lines().take(lines_before_tests(text)).collect::<Vec<_>>().join("\n"));
+        let code = code_before_tests(text);
         wrong.extend(
             BANNED.iter().filter(|word| code.contains(*word)).map(|word| format!("{}: {word}", path.display())),
         );
@@ -126,6 +163,124 @@ fn no_text_has_a_run_of_spaces() {
         wrong.extend(runs.map(|literal| format!("{}: {literal:?}", path.display())));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The page that says where things are. Names in backticks that end like a file or a folder are paths; a name behind a path
+/// and a colon stands in that file.
+#[test]
+fn the_architecture_page_names_what_exists() {
+    let page = architecture();
+    let mut wrong = Vec::new();
+    let mut spans = backticked(&page);
+    while let Some((span, rest)) = spans {
+        spans = backticked(rest);
+        if !is_path(span) {
+            continue;
+        }
+        let Some(found) = resolve(span) else {
+            wrong.push(format!("{span} does not exist"));
+            continue;
+        };
+        if let Some((name, _)) = spans.filter(|(name, _)| rest.starts_with(&format!(": `{name}`"))) {
+            let is_name = name.chars().all(|char| char.is_alphanumeric() || char == '_');
+            if is_name && !has_word(&std::fs::read_to_string(&found).unwrap(), name) {
+                wrong.push(format!("{span} has no {name}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(page.lines().count() <= 400, "a page that is too long is not read");
+}
+
+/// The most that a change may leave: lower them as the walk gets shorter.
+const MOST_FILES: usize = 87;
+const MOST_CROSSINGS: usize = 49;
+const MOST_FILE_CHANGES: usize = 12;
+
+#[test]
+fn the_walk_of_a_request_is_as_long_as_the_page_says() {
+    let page = architecture();
+    let walk = section(&page, "## The walk");
+    let mut lines = Vec::new();
+    for line in walk.lines().filter(|line| line.starts_with(|char: char| char.is_ascii_digit())) {
+        let (number, text) = line.split_once(". ").unwrap_or_else(|| panic!("{line}"));
+        assert_eq!(number, (lines.len() + 1).to_string(), "{line}");
+        let path = backticked(text).filter(|_| text.starts_with('`')).map(|(path, _)| path);
+        let path = path.filter(|path| is_path(path)).unwrap_or_else(|| panic!("{line} names no file"));
+        assert!(root().join("src").join(path).is_file(), "{path} is no file of src");
+        lines.push(Path::new(path));
+    }
+    let files = lines.iter().collect::<BTreeSet<_>>().len();
+    let steps = || lines.windows(2).map(|pair| (pair[0], pair[1]));
+    let crossings = steps().filter(|(from, to)| room_of(from) != room_of(to)).count();
+    let is_inside = |path: &Path| room_of(path) == "gate";
+    let changes = steps().filter(|(from, to)| from != to && is_inside(from) && is_inside(to)).count();
+    let said = format!("**{files} files, {crossings} crossings of rooms, {changes} file changes inside `gate/`.**");
+    assert!(walk.contains(&said), "the list comes to: {said}");
+    assert!(files <= MOST_FILES && crossings <= MOST_CROSSINGS && changes <= MOST_FILE_CHANGES, "{said}");
+}
+
+#[test]
+fn the_architecture_page_has_the_rooms_and_their_imports() {
+    let page = architecture();
+    let rooms: Vec<(String, BTreeSet<String>)> = rows(section(&page, "## The map"))
+        .map(|row| {
+            let imports = row[2].split(", ").filter(|import| *import != "-").map(str::to_owned);
+            (row[0].trim_matches('`').to_owned(), imports.collect())
+        })
+        .collect();
+    let edges: BTreeSet<_> =
+        EDGES.iter().filter(|(room, _)| *room != "lib").map(|(room, _)| (*room).to_owned()).collect();
+    assert_eq!(rooms.iter().map(|(room, _)| room.clone()).collect::<BTreeSet<_>>(), edges);
+    for (room, imports) in rooms {
+        let allowed = EDGES.iter().find(|(name, _)| *name == room).unwrap().1;
+        assert_eq!(imports, allowed.iter().map(|name| (*name).to_owned()).collect(), "{room}");
+    }
+}
+
+#[test]
+fn the_glossary_is_short_and_its_words_are_used() {
+    let page = architecture();
+    let words: Vec<String> = rows(section(&page, "## Glossary")).map(|row| row[0].to_lowercase()).collect();
+    assert!((1..=30).contains(&words.len()), "{} words", words.len());
+    let sources: Vec<String> = sources().into_iter().map(|(_, text)| text.to_lowercase()).collect();
+    let unused: Vec<_> = words.iter().filter(|word| !sources.iter().any(|text| text.contains(*word))).collect();
+    assert!(unused.is_empty(), "not in the code: {unused:?}");
+}
+
+fn architecture() -> String {
+    std::fs::read_to_string(root().join("docs/architecture.md")).unwrap()
+}
+
+/// The text from a heading to the next of its kind.
+fn section<'a>(page: &'a str, heading: &str) -> &'a str {
+    let begin = page.find(&format!("\n{heading}")).unwrap_or_else(|| panic!("{heading} is gone")) + 1;
+    let length = page[begin..].find("\n## ").unwrap_or(page.len() - begin);
+    &page[begin..begin + length]
+}
+
+/// The rows of a table, without its head.
+fn rows(section: &str) -> impl Iterator<Item = Vec<&str>> {
+    let lines = section.lines().filter(|line| line.starts_with("| ")).skip(1);
+    lines.map(|line| line.trim_matches(['|', ' ']).split(" | ").collect())
+}
+
+/// The next text in backticks, and what follows it.
+fn backticked(text: &str) -> Option<(&str, &str)> {
+    text.split_once('`')?.1.split_once('`')
+}
+
+fn is_path(text: &str) -> bool {
+    [".rs", ".md", ".sql", ".toml", "/"].iter().any(|end| text.ends_with(end)) && !text.contains(' ')
+}
+
+/// A path of the repository, or of its `src`.
+fn resolve(path: &str) -> Option<PathBuf> {
+    [root().join(path), root().join("src").join(path)].into_iter().find(|path| path.exists())
+}
+
+fn has_word(text: &str, word: &str) -> bool {
+    text.split(|char: char| !char.is_alphanumeric() && char != '_').any(|found| found == word)
 }
 
 fn root() -> &'static Path {
@@ -188,10 +343,19 @@ fn code(text: &str) -> String {
     text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
 }
 
+fn code_before_tests(text: &str) -> String {
+    code(&text.lines().take(lines_before_tests(text)).collect::<Vec<_>>().join("\n"))
+}
+
 /// The rooms named after `crate::`, in groups too.
 fn imports(code: &str) -> BTreeSet<String> {
+    names_after(code, "crate::")
+}
+
+/// The names that paths go on with behind `prefix`, in groups too.
+fn names_after(code: &str, prefix: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
-    for (at, prefix) in code.match_indices("crate::") {
+    for (at, prefix) in code.match_indices(prefix).filter(|(at, _)| !code[..*at].ends_with(':')) {
         let rest = &code[at + prefix.len()..];
         match rest.strip_prefix('{') {
             Some(group) => found.extend(first_words(group)),

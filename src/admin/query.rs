@@ -25,7 +25,7 @@ pub(super) struct Query {
 }
 
 impl Query {
-    /// Reads the query of a target. What is unknown, empty, repeated or not valid is an error: a filter that is
+    /// Reads the query of a target. An unknown, empty, repeated or invalid parameter is an error: a filter that is
     /// ignored would show an operator's script more records than it asked for.
     pub(super) fn parse(query: Option<&str>) -> Result<Self, Problem> {
         let mut parsed =

@@ -93,7 +93,7 @@ pub(super) struct Ping {
 
 impl Ping {
     async fn answers(&self, store: &dyn Store) -> bool {
-        // Held while asking: who comes meanwhile gets the same answer.
+        // Held during the probe: concurrent requests get the same answer.
         let mut last = self.last.lock().await;
         if let Some((asked, answered)) = *last
             && asked.elapsed() < PING_AGE

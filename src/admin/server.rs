@@ -152,7 +152,7 @@ async fn connection(
     }
 }
 
-/// Runs as a task of its own: a client that goes away must not separate what is done from its audit line.
+/// Runs as a task of its own: a client that goes away must not separate a change from its audit line.
 async fn detached(answer: impl Future<Output = Answer> + Send + 'static) -> Answer {
     tokio::spawn(answer).await.unwrap_or_else(|_| defect())
 }

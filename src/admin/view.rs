@@ -11,7 +11,7 @@ use crate::store::{Listed, NamespaceRules, Origin, is_orphaned};
 /// The last millisecond of the year 9999, the last that RFC 3339 can write.
 const LAST: Timestamp = Timestamp(253_402_300_799_999);
 
-/// A record, without what is secret: no attempt, no whole key, no header, no body.
+/// A record without its secrets: no attempt, no whole key, no header, no body.
 #[derive(Debug, Serialize)]
 pub(super) struct RecordView {
     id: String,

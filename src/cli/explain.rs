@@ -14,7 +14,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, Version};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
-use self::report::Asked;
+use self::report::ExplainedRequest;
 use super::{FileArgs, complain, configured, print};
 use crate::config::{Flags, Sources};
 use crate::gate::explain::{Question, explain};
@@ -46,7 +46,7 @@ pub(super) struct ExplainArgs {
     /// The client's address, where a scope has `client-ip`
     #[arg(long, value_name = "IP")]
     client_ip: Option<IpAddr>,
-    /// The client's certificate in PEM, where a scope has `client-cert` or `credential`; nobody checks here who signed it
+    /// The client's certificate in PEM, where a scope has `client-cert` or `credential`; its issuer is not verified here
     #[arg(long, value_name = "FILE")]
     client_cert: Option<PathBuf>,
     /// The path with its query, or a whole URL, which names the host too
@@ -72,7 +72,7 @@ pub(super) fn run(args: ExplainArgs) -> anyhow::Result<ExitCode> {
     let method = args.method.unwrap_or(if body.is_some() { Method::POST } else { Method::GET });
     let type_is_ours = body.is_some() && args.headers.iter().all(|(name, _)| *name != CONTENT_TYPE);
     let head = head(method, args.target, args.headers, type_is_ours)?;
-    let asked = Asked {
+    let request = ExplainedRequest {
         head: head.clone(),
         body: body.as_deref().unwrap_or_default(),
         type_is_ours,
@@ -80,14 +80,14 @@ pub(super) fn run(args: ExplainArgs) -> anyhow::Result<ExitCode> {
     };
     let question = Question {
         head,
-        body: asked.body,
+        body: request.body,
         client_ip: args.client_ip,
         certificate: args.client_cert.as_deref().map(read_certificate).transpose()?.map(Arc::new),
-        asks_certificate: config.server.door.tls.as_ref().is_some_and(|tls| tls.files.client_ca.is_some()),
-        is_secure: config.server.door.tls.is_some(),
+        asks_certificate: config.server.accept.tls.as_ref().is_some_and(|tls| tls.files.client_ca.is_some()),
+        is_secure: config.server.accept.tls.is_some(),
     };
     let explanation = explain(&config.gate, &config.router, question);
-    print(&report::write(&config, &asked, &explanation))?;
+    print(&report::write(&config, &request, &explanation))?;
     Ok(ExitCode::SUCCESS)
 }
 

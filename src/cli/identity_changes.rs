@@ -92,7 +92,8 @@ impl Written {
 
 /// Looks for live keys whose requests the routes of their namespace no longer take: at every record, where routes changed.
 pub(super) async fn look_for_lost(store: &dyn Store, rules: IdentityRules<'_>) -> Result<Vec<LostKeys>, store::Error> {
-    let mut coverage = Coverage::of(rules, &store.identities().await?);
+    let on_file = store.identities().await?;
+    let mut coverage = Coverage::of(rules, &on_file);
     if coverage.is_changed() {
         tracing::debug!("the routes changed: looking for live keys whose requests they no longer take");
         let filter = Filter { service: Some(Arc::clone(rules.service())), ..Filter::default() };

@@ -86,7 +86,7 @@ fn explained(store: &Postgres, error: &OpenError) -> anyhow::Error {
         }
         OpenError::Denied(_) => {
             "\n  hint: run it as a role that may create the schema (GRANT CREATE ON DATABASE ... TO ...), or as the \
-             owner of the schema where there is one; or give somebody who may what --dry-run prints"
+             owner of the schema where there is one; or pass the output of --dry-run to a role that may"
         }
         _ => "",
     };

@@ -82,7 +82,7 @@ pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version come here too. Where there is nobody to tell, there is nothing to do.
+            // Help and version come here too. A closed standard output is no error.
             let _ = error.print();
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
         }
@@ -116,7 +116,7 @@ fn run_serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The configuration of this process; or, when what is wrong with it is said, what to end with.
+/// The configuration of this process; or, once its problems are printed, the exit code.
 fn configured(sources: Sources) -> Result<Resolved, ExitCode> {
     let file = sources.file.clone();
     load(sources).map_err(|problems| {
@@ -125,9 +125,9 @@ fn configured(sources: Sources) -> Result<Resolved, ExitCode> {
     })
 }
 
-/// What is wrong with a configuration, read from `file` if that was named.
+/// The problems of a configuration, read from `file` if that was named.
 fn report(problems: &Problems, file: Option<&Path>) -> String {
-    // It has the name that the README gives it, and nobody said that it should be read.
+    // It has the name that the README gives it, and no flag or variable names it.
     let unread = Path::new("oncegate.toml");
     match file.is_none() && unread.exists() {
         true => {
@@ -146,7 +146,7 @@ fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Writes a line to standard error. Where nobody can be told, there is nothing to do.
+/// Writes a line to standard error. A closed one is no error.
 fn complain(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
 }

@@ -12,15 +12,15 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use self::listening::{Bound, Inherited, SocketFile, admin_is_guarded, bind, bind_server};
 use self::notices::Notices;
-use self::reloading::Fixed;
+use self::reloading::StartSettings;
+use self::signals::Instruction;
 pub(super) use self::signals::Signals;
-use self::signals::Told;
 use self::summary::Summary;
 use crate::admin::{self, Phase, Readiness, RouteInfo};
 use crate::cli::identity_changes::Written;
 use crate::config::{Resolved, Sources};
 use crate::gate::Gate;
-use crate::http::memory::keep_giving_back;
+use crate::http::memory::release_when_idle;
 use crate::http::server::{self, Current};
 use crate::http::shards::Shards;
 use crate::http::upstream::Upstream;
@@ -52,9 +52,9 @@ pub fn run(mut config: Resolved, sources: Sources, accept_identity_change: bool)
     files::share_out(&mut config);
     let inherited = Inherited::take();
     let shards = Arc::new(Shards::start().context("cannot start the threads that serve")?);
-    let surroundings = Surroundings { shards, inherited, notices: Notices::of_process() };
+    let environment = Environment { shards, inherited, notices: Notices::of_process() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let served = runtime.block_on(serve(config, sources, log_filter, surroundings, accept_identity_change));
+    let served = runtime.block_on(serve(config, sources, log_filter, environment, accept_identity_change));
     // Whatever still runs by now was given up on.
     runtime.shutdown_timeout(Duration::from_secs(1));
     served
@@ -64,15 +64,15 @@ async fn serve(
     config: Resolved,
     sources: Sources,
     log_filter: logs::Filter,
-    surroundings: Surroundings,
+    environment: Environment,
     accept_identity_change: bool,
 ) -> anyhow::Result<ExitCode> {
     let metrics = Metrics::new();
     metrics.config_reloaded(true);
     let mut signals = Signals::install()?;
-    let serving = Serving::start(config, surroundings, accept_identity_change, metrics, &mut signals).await?;
+    let serving = Serving::start(config, environment, accept_identity_change, metrics, &mut signals).await?;
     if let Some(mut serving) = serving {
-        while signals.next().await == Told::Reload {
+        while signals.next().await == Instruction::Reload {
             tokio::select! {
                 () = serving.reload(&sources, &log_filter) => {}
                 () = signals.stop() => break,
@@ -86,14 +86,14 @@ async fn serve(
 }
 
 /// What a process has besides its configuration.
-pub(super) struct Surroundings {
+pub(super) struct Environment {
     shards: Arc<Shards>,
     inherited: Inherited,
     notices: Notices,
 }
 
-impl Surroundings {
-    /// With nobody who passes sockets or is told anything.
+impl Environment {
+    /// Without inherited sockets and notifications.
     pub(super) fn alone(shards: Arc<Shards>) -> Self {
         Self { shards, inherited: Inherited::default(), notices: Notices::default() }
     }
@@ -105,9 +105,9 @@ pub(super) struct Serving {
     pub(super) addresses: Vec<SocketAddr>,
     /// Where its admin listener is.
     pub(super) admin: SocketAddr,
-    /// What answers, and what is replaced when the configuration is read again.
+    /// The serving gate, which a reload replaces.
     current: Current<Gate>,
-    fixed: Fixed,
+    start_settings: StartSettings,
     /// What the gate does, as it was last logged.
     summary: Summary,
     log_format: logs::Format,
@@ -130,17 +130,17 @@ pub(super) struct Serving {
 }
 
 impl Serving {
-    /// Composes a gate and lets it serve; nothing if the process was told to stop while it waited for its store.
+    /// Composes a gate and lets it serve; nothing if the process was stopped while it waited for its store.
     pub(super) async fn start(
         config: Resolved,
-        surroundings: Surroundings,
+        environment: Environment,
         accept_identity_change: bool,
         metrics: Metrics,
         signals: &mut Signals,
     ) -> anyhow::Result<Option<Self>> {
-        let Surroundings { shards, inherited, notices } = surroundings;
+        let Environment { shards, inherited, notices } = environment;
         // The threads that serve do so by themselves.
-        tokio::spawn(keep_giving_back());
+        tokio::spawn(release_when_idle());
         let readiness = Readiness::default();
         notices.go_on(readiness.clone(), &shards);
         let (admin_source, sources) = inherited.share_out(&config.admin.listen, &config.server.listen)?;
@@ -162,7 +162,7 @@ impl Serving {
         let (summary, log_format) = (Summary::of(&config, opened.durability.clone()), config.log.format);
         let written = Written::of(&config);
         let store = remembering::before(opened, &config, &metrics)?;
-        let (fixed, drain_timeout) = (Fixed::of(&config), config.server.drain_timeout);
+        let (start_settings, drain_timeout) = (StartSettings::of(&config), config.server.drain_timeout);
         let usage = Usage::new(&config.server.limits, &metrics);
         let upstream = |settings| Upstream::new(settings, Arc::clone(&usage));
         let upstreams = config.upstreams.into_iter().map(upstream).collect();
@@ -179,7 +179,8 @@ impl Serving {
         }
         admin_state.set_store(Arc::clone(&store));
 
-        let current = server::Serving::current(Arc::clone(&gate), config.server.limits, config.server.door, usage);
+        let current =
+            server::ServerState::current(Arc::clone(&gate), config.server.limits, config.server.accept, usage);
         let work_stop = watch::Sender::new(false);
         let workers = worker::spawn(Arc::clone(&store), metrics.clone(), upkeep, work_stop.subscribe());
         let renewing = tokio::spawn(keep_renewing(Arc::clone(&current), work_stop.subscribe()));
@@ -201,7 +202,7 @@ impl Serving {
             addresses,
             admin: admin_address,
             current,
-            fixed,
+            start_settings,
             summary,
             log_format,
             drain_timeout,
@@ -245,7 +246,7 @@ impl Serving {
     }
 }
 
-/// Renews leases until told to stop, come what may.
+/// Renews leases until it is stopped, even after a panic.
 async fn keep_renewing(current: Current<Gate>, stop: watch::Receiver<bool>) {
     loop {
         let renewing = current.load().handler.renew_leases(stop.clone());
@@ -266,12 +267,12 @@ async fn drain(gate: &Gate, servers: &mut JoinSet<()>, patience: Duration, signa
         () = signals.stop() => true,
     };
     if hurried {
-        tracing::warn!(running = gate.running(), "told to stop again: waiting no longer");
+        tracing::warn!(running = gate.running(), "second stop signal: exiting now");
     }
     let patience = if hurried { Duration::ZERO } else { deadline.saturating_duration_since(Instant::now()) };
     if !gate.drain(patience).await {
         tracing::warn!("attempts that did not end in time are recorded as unknown");
-        // Their clients are still to be told.
+        // Their clients still wait for an answer.
         let _ = timeout(LAST_WORDS, all_ended(servers)).await;
     }
 }

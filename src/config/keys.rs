@@ -24,7 +24,7 @@ pub(super) const ROOT: &Section = &Section {
         " Environment variables set keys too: ONCEGATE_ and the key in capitals, with two underscores between levels, as in",
         " ONCEGATE_SERVER__LISTEN. Flags override the environment, which overrides this file.",
         "",
-        " `oncegate check --config FILE` reports what is wrong with a file, with lines and hints. SIGHUP makes a running gate",
+        " `oncegate check --config FILE` reports every problem of a file, with lines and hints. SIGHUP makes a running gate",
         " read the file again: a file with any problem changes nothing. `listen`, log.format and [store], except",
         " store.settle_timeout, only change at a restart; if store.url, store.service or the id secret changed, nothing is",
         " applied.",

@@ -52,7 +52,7 @@ const PREFIX: &str = "ONCEGATE_";
 /// The password of a PostgreSQL store, as for every other client of it.
 const PASSWORD: &str = "PGPASSWORD";
 
-/// Variables of ours that are not keys: the file itself, and what tests are told by.
+/// Variables of oncegate that are not keys: the path of the file, and those of its tests.
 const NOT_KEYS: [&str; 7] = [
     "ONCEGATE_CONFIG",
     "ONCEGATE_BLESS",
@@ -150,7 +150,7 @@ fn environment(
     file: &Dict,
     problems: &mut Vec<Problem>,
 ) -> (Dict, BTreeMap<Path, Variable>) {
-    let is_setting = |(name, value): &&(String, String)| origin(name, value) == Some(Origin::Setting);
+    let is_setting = |(name, value): &&(String, String)| purpose(name, value) == Some(Purpose::Setting);
     let mut ours: Vec<&(String, String)> = environment.iter().filter(is_setting).collect();
     ours.sort();
     let mut values = Dict::new();
@@ -183,7 +183,7 @@ fn environment(
 
 /// What a variable that begins with [`PREFIX`] is there for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Origin {
+enum Purpose {
     /// It sets a key, or tries to.
     Setting,
     /// A container platform set it, for a service named `oncegate` or `oncegate-NAME`.
@@ -193,11 +193,11 @@ enum Origin {
 }
 
 /// What a variable is there for; nothing where it is none of ours.
-fn origin(name: &str, value: &str) -> Option<Origin> {
+fn purpose(name: &str, value: &str) -> Option<Purpose> {
     let key = name.strip_prefix(PREFIX).filter(|_| !NOT_KEYS.contains(&name))?;
     // Two underscores are ours alone.
-    let origin = if key.contains("__") { Origin::Setting } else { of_service(key, value) };
-    Some(origin)
+    let purpose = if key.contains("__") { Purpose::Setting } else { of_service(key, value) };
+    Some(purpose)
 }
 
 /// Tells what Kubernetes and links of Docker set for the services beside a container from attempts at a setting. `key` is
@@ -206,13 +206,13 @@ fn origin(name: &str, value: &str) -> Option<Origin> {
 /// Both set `NAME_PORT` and `NAME_PORT_80_TCP` with `_ADDR`, `_PORT` and `_PROTO`; Kubernetes sets `NAME_SERVICE_HOST`,
 /// `NAME_SERVICE_PORT` and `NAME_SERVICE_PORT_PORTNAME`; Docker sets `_START` and `_END` for ranges of ports, `NAME_NAME`,
 /// and `NAME_ENV_VARIABLE` for each variable of the other container.
-fn of_service(key: &str, value: &str) -> Origin {
+fn of_service(key: &str, value: &str) -> Purpose {
     // A service's name that goes on behind the prefix ends with an underscore.
     let key = format!("_{key}");
     let has_number = key.match_indices("_PORT_").any(|(at, word)| is_port_and_protocol(&key[at + word.len()..]));
     if key.ends_with("_PORT") && !key.ends_with("_SERVICE_PORT") && !has_number {
         // A URL such as tcp://10.0.0.1:8080
-        return if value.contains("://") { Origin::Platform } else { Origin::Doubtful };
+        return if value.contains("://") { Purpose::Platform } else { Purpose::Doubtful };
     }
     let is_service = key.ends_with("_SERVICE_HOST")
         || key.ends_with("_SERVICE_PORT")
@@ -221,7 +221,7 @@ fn of_service(key: &str, value: &str) -> Origin {
         || key.contains("_ENV_")
         // The path of a link: /gate/oncegate
         || key.ends_with("_NAME") && value.starts_with('/');
-    if is_service { Origin::Platform } else { Origin::Setting }
+    if is_service { Purpose::Platform } else { Purpose::Setting }
 }
 
 /// Whether it is `80_TCP`, alone or with one of the ends that such variables have.
@@ -236,7 +236,7 @@ fn is_port_and_protocol(text: &str) -> bool {
 
 /// What to know of a variable that is ignored and may have been meant as a setting.
 fn on_ignored(name: &str, value: &str) -> Option<Advice> {
-    let is_doubtful = origin(name, value) == Some(Origin::Doubtful);
+    let is_doubtful = purpose(name, value) == Some(Purpose::Doubtful);
     is_doubtful.then(|| Advice {
         place: Place::Environment(name.to_owned()),
         key: String::new(),
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn what_a_platform_sets_is_told_from_settings() {
-        use Origin::{Doubtful, Platform, Setting};
+        use Purpose::{Doubtful, Platform, Setting};
         for (key, value, expected) in [
             // Kubernetes, of a service `oncegate`
             ("SERVICE_HOST", "10.0.0.1", Platform),
@@ -342,7 +342,7 @@ mod tests {
             ("ADMIN_NAME", "/shop/oncegate-admin", Platform),
             ("ENV_PATH_INFO", "/", Platform),
             ("ADMIN_ENV_RUST_LOG", "info", Platform),
-            // Somebody may mean them as settings, and they are none.
+            // An operator may mean them as settings, and they are none.
             ("PORT", "8080", Doubtful),
             ("SERVER_PORT", "8080", Doubtful),
             ("ADMIN_PORT", "", Doubtful),
@@ -368,10 +368,10 @@ mod tests {
             ("PORT_99999_TCP", "x", Setting),
             ("PORT_8080_TCP_HOST", "x", Setting),
         ] {
-            assert_eq!(origin(&format!("{PREFIX}{key}"), value), Some(expected), "{key} {value}");
+            assert_eq!(purpose(&format!("{PREFIX}{key}"), value), Some(expected), "{key} {value}");
         }
         for name in ["PATH", "PORT", "ONCEGATE", "ONCEGATE_CONFIG", "XONCEGATE_PORT"] {
-            assert_eq!(origin(name, "x"), None, "{name}");
+            assert_eq!(purpose(name, "x"), None, "{name}");
         }
     }
 
@@ -383,7 +383,7 @@ mod tests {
             let path: Vec<String> = section.into_iter().chain([key]).map(str::to_uppercase).collect();
             let name = format!("{PREFIX}{}", path.join("__"));
             for value in ["x", "8080", "tcp://10.0.0.1:80", "/a/b"] {
-                assert_eq!(origin(&name, value), Some(Origin::Setting), "{name}");
+                assert_eq!(purpose(&name, value), Some(Purpose::Setting), "{name}");
             }
             count += 1;
         }

@@ -13,7 +13,7 @@ use super::tls::Files;
 use super::{routes, secrets, tls};
 use crate::admin::{self, Token};
 use crate::http;
-use crate::http::door::Door;
+use crate::http::accept::AcceptSettings;
 use crate::http::forwarding::{Forwarding, Style};
 use crate::http::limits::Limits;
 use crate::http::listen::Listen;
@@ -118,22 +118,22 @@ pub(super) fn server(root: &Table<'_>, longest: Duration, limits: Limits) -> Ser
             table.report("listen", Wrong::new(format!("{one} is taken twice")).hint("remove one of them"));
         }
     }
-    if let Some(everybody) = server.trusted_proxies.iter().find(|network| network.prefix_len() == 0) {
+    if let Some(network) = server.trusted_proxies.iter().find(|network| network.prefix_len() == 0) {
         let advice = "is every address: any client can claim any address, unless only a proxy can connect";
-        table.advise("trusted_proxies", format!("{everybody} {advice}"));
+        table.advise("trusted_proxies", format!("{network} {advice}"));
     }
     if server.proxy_protocol && table.get("trusted_proxies").is_none() {
         let closed = Wrong::new("no client could connect: only trusted proxies may send this header");
         table.report("proxy_protocol", closed.hint("name them in `trusted_proxies`"));
     }
     let proxies = server.proxy_protocol.then(|| server.trusted_proxies.clone());
-    let door = Door { tls: tls::read(&table, server.tls), proxies };
+    let accept = AcceptSettings { tls: tls::read(&table, server.tls), proxies };
     Serving {
         settings: http::server::Settings {
             listen: server.listen,
             drain_timeout,
             limits,
-            door,
+            accept,
             socket_mode: server.socket_mode,
         },
         forwarding: Forwarding {
@@ -166,7 +166,7 @@ fn protocol(node: &Node<'_>) -> Result<Protocol, Wrong> {
 
 /// Holds that nothing is scoped by the certificates of clients that are not asked for any.
 pub(super) fn check_scopes(root: &Table<'_>, server: &http::server::Settings) {
-    if server.door.tls.as_ref().is_some_and(|secure| secure.files.client_ca.is_some()) {
+    if server.accept.tls.as_ref().is_some_and(|secure| secure.files.client_ca.is_some()) {
         return;
     }
     let routes = root.tables("routes", routes::SECTION).unwrap_or_default();
@@ -253,7 +253,7 @@ fn network(node: &Node<'_>) -> Result<IpNet, Wrong> {
     let Ok(network) = network else {
         let wrong = Wrong::new(format!("`{text}` is neither an address nor a network"));
         if text == "*" {
-            return Err(wrong.hint("write \"0.0.0.0/0\" and \"::/0\" to believe everybody"));
+            return Err(wrong.hint("write \"0.0.0.0/0\" and \"::/0\" to trust every address"));
         }
         if text.parse::<SocketAddr>().is_ok() {
             return Err(wrong.hint("leave out the port: a proxy connects from any"));

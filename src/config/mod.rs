@@ -76,7 +76,7 @@ pub struct Resolved {
     pub cache_max_bytes: u64,
     /// `[store] cache_max_entries`. Never 0.
     pub cache_max_entries: usize,
-    /// What the gate is told, from `[store]`, `[headers]` and `default_upstream`.
+    /// The settings of the gate, from `[store]`, `[headers]` and `default_upstream`.
     pub gate: gate::Settings,
     /// `[upstreams]`, in the order of their names. Never empty.
     pub upstreams: Vec<http::upstream::Settings>,
@@ -100,7 +100,7 @@ pub fn load(sources: Sources) -> Result<Resolved, Problems> {
 }
 
 /// Does the same with a configuration that is at hand as text, as if that were all that there is. Its problems are
-/// told as those of `file`, which is not read; files of secrets that it names are.
+/// reported as those of `file`, which is not read; files of secrets that it names are.
 pub fn load_text(file: PathBuf, text: &str) -> Result<Resolved, Problems> {
     resolve(layers::only(file, text)?)
 }

@@ -43,18 +43,18 @@ pub(super) fn roots(parameter: &str, file: &str, wrong: &mut Vec<Wrong>) -> Opti
     Some((roots?, pem))
 }
 
-/// Whom those who vouched for them do not vouch for any more, from a file; and what it holds.
+/// Revoked certificates, from the lists in a file; and the content of the file.
 pub(super) fn lists(parameter: &str, file: &str, wrong: &mut Vec<Wrong>) -> Option<(Lists, Vec<u8>)> {
     let pem = read_most(LARGEST_LISTS, parameter, file, wrong)?;
     // One that cannot be read may be the one that a certificate is on.
     let lists: Result<Lists, _> = CertificateRevocationListDer::pem_slice_iter(&pem).collect();
-    let told = match lists {
+    let problem = match lists {
         Ok(lists) if !lists.is_empty() => return Some((lists, pem)),
         Ok(_) => Wrong::new(format!("`{parameter}`: {file} holds no list of revoked certificates"))
             .hint("name a file in PEM (openssl crl -inform DER -in LIST -out FILE writes one)"),
         Err(error) => unusable_lists(parameter, file, &error),
     };
-    wrong.push(told);
+    wrong.push(problem);
     None
 }
 

@@ -128,19 +128,19 @@ const ORIGIN: &str = r"^(\*|https://(?!.*:443$)[^\sA-Z/?#@]+|http://(?!.*:80$)[^
 
 /// A policy, and whether its scope was written down.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Draft {
+pub(super) struct PartialPolicy {
     pub policy: Policy,
     pub scope_is_explicit: bool,
 }
 
 /// Reads what a table says of a policy; `base` applies where it says nothing. The parts of `key`, `fingerprint`,
 /// `outcomes` and `cors` apply one by one.
-pub(super) fn read(table: &Table<'_>, base: &Draft) -> Draft {
+pub(super) fn read(table: &Table<'_>, base: &PartialPolicy) -> PartialPolicy {
     let policy = Policy::read(table, base.policy.clone());
     check_key(&table.table("key", KeyRule::SECTION), &policy.key);
     fingerprint::check(&table.table("fingerprint", Fingerprint::SECTION), &policy.fingerprint);
     check_cors(&table.table("cors", Cors::SECTION), &policy.cors);
-    Draft { policy, scope_is_explicit: base.scope_is_explicit || table.get("scope").is_some() }
+    PartialPolicy { policy, scope_is_explicit: base.scope_is_explicit || table.get("scope").is_some() }
 }
 
 /// Every request has a fingerprint.
@@ -216,7 +216,7 @@ fn scope() -> Kind<Scope> {
 
 fn source(node: &Node<'_>) -> Result<KeySource, Wrong> {
     let hint = "such as \"header:Idempotency-Key\", \"query:request_id\" or \"json:/request/id\"";
-    KeySource::parse(node.filled()?).map_err(|message| told(&message, hint))
+    KeySource::parse(node.filled()?).map_err(|message| hinted(&message, hint))
 }
 
 fn part(node: &Node<'_>) -> Result<ScopeWord, Wrong> {
@@ -224,11 +224,11 @@ fn part(node: &Node<'_>) -> Result<ScopeWord, Wrong> {
     if text.starts_with("jwt:") {
         return Err(Wrong::later("`jwt:` in a scope").hint("write \"credential\" for now"));
     }
-    ScopeWord::parse(text).map_err(|message| told(&message, "such as \"header:X-Tenant\" or \"cookie:session?\""))
+    ScopeWord::parse(text).map_err(|message| hinted(&message, "such as \"header:X-Tenant\" or \"cookie:session?\""))
 }
 
 /// What the pure core says of a word: what follows "use" is what to do, and `hint` where it does not say.
-fn told(message: &str, hint: &str) -> Wrong {
+fn hinted(message: &str, hint: &str) -> Wrong {
     match message.split_once(": use ") {
         Some((message, choice)) => Wrong::new(message).hint(format!("use {choice}")),
         None => Wrong::new(message).hint(hint),

@@ -11,7 +11,7 @@ use super::declare::Shown::{Example, Required};
 use super::declare::{Keys as _, Section, keys};
 use super::kinds::{Shape, filled, raw, text, text_as};
 use super::node::{Node, Table, Wrong};
-use super::policy::{self, Draft};
+use super::policy::{self, PartialPolicy};
 use super::problem::Place;
 use super::store::{NAME, name, parse_name};
 use super::units;
@@ -26,7 +26,7 @@ mod advice;
 mod tests;
 
 keys! {
-    /// What is protected. Without any route, one named "default" takes every POST and PATCH. Otherwise, of the routes that
+    /// The routes that protect. Without any route, one named "default" takes every POST and PATCH. Otherwise, of the routes that
     /// match, the one with the most specific path wins, then the one with a named host; two that overlap with equal
     /// specificity are an error.
     pub(super) struct Keys "[[routes]]" {
@@ -84,7 +84,7 @@ type Read<'a> = Vec<(Table<'a>, Route)>;
 /// and PATCH, and stands nowhere.
 pub(super) fn read(root: &Table<'_>, upstreams: &Upstreams) -> (Router, Vec<Place>) {
     let table = root.table("defaults", Policy::SECTION);
-    let defaults = policy::read(&table, &Draft::default());
+    let defaults = policy::read(&table, &PartialPolicy::default());
     let tables = root.tables("routes", SECTION).unwrap_or_default();
     if tables.is_empty() {
         return (only_route(root, &table, defaults, upstreams), Vec::new());
@@ -144,7 +144,7 @@ fn advise_on_credential<'a>(policies: impl IntoIterator<Item = (&'a Table<'a>, &
 }
 
 /// The route of a gate that has none configured.
-fn only_route(root: &Table<'_>, table: &Table<'_>, defaults: Draft, upstreams: &Upstreams) -> Router {
+fn only_route(root: &Table<'_>, table: &Table<'_>, defaults: PartialPolicy, upstreams: &Upstreams) -> Router {
     let upstream = match root.get("default_upstream") {
         Some(_) => upstreams::default(root, upstreams),
         None => upstreams.only(),
@@ -163,7 +163,12 @@ fn only_route(root: &Table<'_>, table: &Table<'_>, defaults: Draft, upstreams: &
     Router::new(route.into_iter().collect()).unwrap_or_default()
 }
 
-fn one(table: &Table<'_>, defaults: &Draft, upstreams: &Upstreams, printed: &mut ArrayOfTables) -> Option<Route> {
+fn one(
+    table: &Table<'_>,
+    defaults: &PartialPolicy,
+    upstreams: &Upstreams,
+    printed: &mut ArrayOfTables,
+) -> Option<Route> {
     for (key, hint) in [("name", "write name = \"create-charge\""), ("path", "write path = \"/v1/charges\"")] {
         if table.get(key).is_none() {
             table.report(key, Wrong::new(format!("the route has no {key}")).hint(hint));
@@ -257,8 +262,8 @@ fn path(node: &Node<'_>) -> Result<Pattern, Wrong> {
 }
 
 /// What only the whole policy shows. `timeout` is the upstream's.
-fn check_policy(table: &Table<'_>, route: &str, draft: &Draft, timeout: Option<Duration>) {
-    let Draft { policy, scope_is_explicit } = draft;
+fn check_policy(table: &Table<'_>, route: &str, draft: &PartialPolicy, timeout: Option<Duration>) {
+    let PartialPolicy { policy, scope_is_explicit } = draft;
     if policy.mode == Mode::Pass {
         return;
     }

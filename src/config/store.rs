@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use self::location::{Dialect, Location};
+use self::location::{Location, UrlGrammar};
 use super::declare::{Keys as _, Shown::Example, keys};
 use super::kinds::{Kind, Toml, file, number, size, text, time};
 use super::node::{Node, Table, Wrong};
@@ -257,10 +257,10 @@ fn password(path: &Path) -> Result<Vec<u8>, Wrong> {
 }
 
 /// Reports a file of a password that stands in the URL already.
-fn only_one_password(table: &Table<'_>, dialect: &Dialect, location: &Location) {
-    if location.password.is_some() && table.get(dialect.password_file).is_some() {
+fn only_one_password(table: &Table<'_>, grammar: &UrlGrammar, location: &Location) {
+    if location.password.is_some() && table.get(grammar.password_file).is_some() {
         let twice = Wrong::new("the password stands in the URL as well");
-        table.report(dialect.password_file, twice.hint("remove one of them"));
+        table.report(grammar.password_file, twice.hint("remove one of them"));
     }
 }
 

@@ -343,7 +343,7 @@ fn the_example_of_an_edge_is_accepted_and_printed() {
         text = text.replace(&there, &format!("{own:?}"));
     }
     let resolved = Case::new(&text).load();
-    assert!(resolved.server.door.tls.is_some());
+    assert!(resolved.server.accept.tls.is_some());
     let names: Vec<_> = resolved.router.routes().iter().map(|route| &*route.name).collect();
     assert_eq!(names, ["checkout", "charge", "payments", "create-report"]);
     let printed = resolved.effective.to_string();
@@ -380,7 +380,7 @@ fn the_examples_in_the_annotated_default_are_accepted() {
         text = text.replace(&name, own.to_str().unwrap());
     }
     let resolved = Case::new(&text).load();
-    assert!(resolved.server.door.tls.is_some());
+    assert!(resolved.server.accept.tls.is_some());
     assert_eq!(resolved.router.routes().len(), 1);
     let policy = &resolved.router.routes()[0].policy;
     assert_eq!(policy.ttl, Duration::from_secs(7 * 24 * 60 * 60));

@@ -15,7 +15,7 @@ use super::declare::{
 use super::kinds::file;
 use super::node::{Table, Wrong};
 use super::pem;
-use crate::http::door::{self, Secure};
+use crate::http::accept::{ServerTls, TlsFiles};
 use crate::tls::{self, Roots};
 
 keys! {
@@ -33,7 +33,7 @@ keys! {
 }
 
 /// Reads the files that `tls` names.
-pub(super) fn read(server: &Table<'_>, files: Files) -> Option<Secure> {
+pub(super) fn read(server: &Table<'_>, files: Files) -> Option<ServerTls> {
     server.get("tls")?;
     let table = server.table("tls", Files::SECTION);
     for key in ["cert", "key"] {
@@ -50,13 +50,13 @@ pub(super) fn read(server: &Table<'_>, files: Files) -> Option<Secure> {
         return None;
     }
     let Files { cert, key, client_ca, client_crl } = files;
-    let files = door::Files { cert: cert?, key: key?, client_ca, client_crl };
+    let files = TlsFiles { cert: cert?, key: key?, client_ca, client_crl };
     match config(&files) {
         Ok((config, have_run_out)) => {
             if have_run_out {
                 table.advise("client_crl", pem::RUN_OUT.to_owned());
             }
-            Some(Secure { files, config })
+            Some(ServerTls { files, config })
         }
         Err(wrong) => {
             wrong.into_iter().for_each(|wrong| server.report("tls", wrong));
@@ -69,14 +69,14 @@ pub(super) fn read(server: &Table<'_>, files: Files) -> Option<Secure> {
 ///
 /// # Errors
 /// They cannot be used, for this reason.
-pub fn reread(files: &door::Files) -> Result<Arc<ServerConfig>, String> {
+pub fn reread(files: &TlsFiles) -> Result<Arc<ServerConfig>, String> {
     config(files)
         .map(|(config, _)| config)
         .map_err(|wrong| wrong.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
 }
 
 /// What the files come to, and whether a list of revoked certificates is past its time.
-fn config(files: &door::Files) -> Result<(Arc<ServerConfig>, bool), Vec<Wrong>> {
+fn config(files: &TlsFiles) -> Result<(Arc<ServerConfig>, bool), Vec<Wrong>> {
     let mut wrong = Vec::new();
     let text = |path: &PathBuf| Some(path.display().to_string());
     let identity = pem::identity(("cert", text(&files.cert)), ("key", text(&files.key)), &mut wrong);

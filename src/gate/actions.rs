@@ -1,4 +1,4 @@
-//! What the claim protocol asks for, done: the store asked, the leader followed, the attempt run, the client answered.
+//! Carries out the actions of the claim protocol: calls the store, follows the leader, runs the attempt, answers the client.
 
 use std::future::{Future, pending};
 use std::pin::Pin;
@@ -8,20 +8,18 @@ use std::time::Duration;
 use tokio::sync::{OwnedRwLockReadGuard, watch};
 use tokio::time::{Instant, sleep_until};
 
-use super::Gate;
-use super::answer::Reply;
 use super::attempt::{self, Attempted};
 use super::protected::{Client, ProtectedRequest};
-use super::shared::IdentityDigest;
+use super::shared::{IdentityDigest, Shared};
 use super::single_flight::{Follower, Leader, Progress, Released, Role, Running};
-use crate::http::budget::Taken;
+use crate::http::budget::Permit;
 use crate::http::problem::Problem;
 use crate::idempotency::decide::Decision;
-use crate::idempotency::protocol::{Action, Event, Followed, Protocol, Reply as Outcome, Settlement, Standing};
-use crate::idempotency::record::{Record, RecordId, State, Timestamp, Version};
+use crate::idempotency::protocol::{Action, Event, Followed, Protocol, RecordView, Reply as Outcome, Settlement};
+use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 use crate::store::{Claim, End, Error, Fresh, Listed, Settled};
 
-/// What an operation came to.
+/// The result of an operation.
 enum Done {
     Followed(Follower, Option<Progress>),
     FollowedToEnd(Option<Progress>),
@@ -37,15 +35,19 @@ enum Done {
 /// The configuration does not change while it is held; it lists the identity rules that are no longer in force.
 type Permission = OwnedRwLockReadGuard<Vec<IdentityDigest>>;
 
+/// An action needs what no action before it has left: a bug. Nothing more can be done for the request.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Missing(&'static str);
+
 /// Carries out the actions of one request's claim protocol.
 pub(super) struct Driver {
-    gate: Arc<Gate>,
+    shared: Arc<Shared>,
     id: RecordId,
     began: Instant,
     /// Until it is answered, or its attempt is settled. A claim that is given up goes on without it.
     request: Option<Arc<ProtectedRequest>>,
     client: Option<Client>,
-    /// What is under way, whose end is an event.
+    /// The operation under way. Its end is an event.
     operation: Pin<Box<dyn Future<Output = Done> + Send>>,
     leader: Option<Leader>,
     follower: Option<Follower>,
@@ -53,7 +55,7 @@ pub(super) struct Driver {
     /// The record that it claims.
     fresh: Option<Fresh>,
     /// Its place among those that wait.
-    place: Option<Taken>,
+    place: Option<Permit>,
     /// What the store had, or that it had nothing.
     found: Option<(Record, Timestamp)>,
     /// What the leader's attempt left.
@@ -71,7 +73,7 @@ pub(super) struct Driver {
 impl Driver {
     pub(super) fn new(request: ProtectedRequest, client: Client) -> Self {
         Self {
-            gate: Arc::clone(&request.gate),
+            shared: Arc::clone(&request.gate.shared),
             id: request.id,
             began: request.began,
             _going: Arc::clone(&request.going),
@@ -98,37 +100,41 @@ impl Driver {
     }
 
     /// Begins an action. Returns the event that follows at once, if one does.
-    pub(super) fn begin(&mut self, action: Action) -> Option<Event> {
-        let shared = &self.gate.shared;
+    pub(super) fn begin(&mut self, action: Action) -> Result<Option<Event>, Missing> {
+        let shared = &self.shared;
         match action {
-            Action::Join => match shared.single_flight.join(self.id) {
-                Role::Leader(leader) => {
-                    self.leader = Some(leader);
-                    return Some(Event::Leads);
-                }
-                Role::Follower(follower) => {
-                    self.follower = Some(follower);
-                    return Some(Event::Follows);
-                }
-            },
+            Action::Join => {
+                return Ok(Some(match shared.single_flight.join(self.id) {
+                    Role::Leader(leader) => {
+                        self.leader = Some(leader);
+                        Event::Leads
+                    }
+                    Role::Follower(follower) => {
+                        self.follower = Some(follower);
+                        Event::Follows
+                    }
+                }));
+            }
             Action::Follow => {
-                let mut follower = self.follower.take()?;
+                let mut follower = needed(self.follower.take(), FOLLOWER)?;
                 self.operate(async move {
                     let progress = follower.joined().await;
                     Done::Followed(follower, progress)
                 });
             }
             Action::FollowToEnd => {
-                let mut follower = self.follower.take()?;
+                let mut follower = needed(self.follower.take(), FOLLOWER)?;
                 self.operate(async move { Done::FollowedToEnd(follower.ended().await) });
             }
             Action::Permit => return self.permit(),
             Action::Claim => {
-                let (store, id, fresh) = (Arc::clone(&shared.store), self.id, self.fresh.clone()?);
+                let (store, id) = (Arc::clone(&shared.store), self.id);
+                let fresh = needed(self.fresh.clone(), FRESH)?;
                 self.operate(async move { Done::Claimed(store.claim(id, fresh).await) });
             }
             Action::Supersede(seen) => {
-                let (store, id, fresh) = (Arc::clone(&shared.store), self.id, self.fresh.clone()?);
+                let (store, id) = (Arc::clone(&shared.store), self.id);
+                let fresh = needed(self.fresh.clone(), FRESH)?;
                 self.operate(async move { Done::Superseded(store.supersede(id, seen, fresh).await) });
             }
             Action::Look => {
@@ -136,12 +142,12 @@ impl Driver {
                 self.operate(async move { Done::Looked(store.get(id).await) });
             }
             Action::Run => {
-                let (request, attempt) = (Arc::clone(self.request.as_ref()?), self.fresh.as_ref()?.attempt);
-                let client = self.client.take()?;
+                let (request, attempt) = (Arc::clone(needed(self.request.as_ref(), REQUEST)?), self.attempt()?);
+                let client = needed(self.client.take(), CLIENT)?;
                 self.operate(async move { Done::Attempted(Box::new(attempt::run(request, attempt, client).await)) });
             }
             Action::Settle => {
-                let end = self.attempted.as_ref()?.end.clone();
+                let end = needed(self.attempted.as_ref(), ATTEMPTED)?.end.clone();
                 self.settle(end)?;
             }
             Action::Withdraw => {
@@ -149,8 +155,8 @@ impl Driver {
                 self.settle(End::Release)?;
             }
             Action::TakePlace => {
-                self.place = shared.usage.waiting.take(1);
-                return Some(if self.place.is_some() { Event::PlaceTaken } else { Event::NoPlace });
+                self.place = shared.usage.waiting.acquire(1);
+                return Ok(Some(if self.place.is_some() { Event::PlaceTaken } else { Event::NoPlace }));
             }
             Action::Watch => {
                 let (store, id) = (Arc::clone(&shared.store), self.id);
@@ -162,14 +168,14 @@ impl Driver {
             Action::ShareRunning { since } => self.share_running(since)?,
             Action::ShareFound => {
                 self.permission = None;
-                let leader = self.leader.take()?;
+                let leader = needed(self.leader.take(), LEADER)?;
                 match self.found.take() {
                     Some((record, now)) => leader.found(record, now),
                     None => leader.absent(),
                 }
             }
             Action::ShareEnd => {
-                let leader = self.leader.take()?;
+                let leader = needed(self.leader.take(), LEADER)?;
                 match self.attempted.as_mut().and_then(|attempted| attempted.released.take()) {
                     Some(released) => leader.released(released),
                     None => drop(leader),
@@ -178,7 +184,17 @@ impl Driver {
             Action::Leave => (self.permission, self.leader) = (None, None),
             Action::Reply(outcome) => self.reply(outcome)?,
         }
-        None
+        Ok(None)
+    }
+
+    /// Logs that the request cannot go on. Its client gets `outcome-unknown`, and so does a retry once the lease of the claim
+    /// has passed.
+    pub(super) fn give_up(self, Missing(what): &Missing) {
+        tracing::error!(record = %self.id, what, "a request cannot go on: this is a bug in oncegate");
+    }
+
+    fn attempt(&self) -> Result<Attempt, Missing> {
+        needed(self.fresh.as_ref(), FRESH).map(|fresh| fresh.attempt)
     }
 
     /// The next event.
@@ -190,7 +206,7 @@ impl Driver {
             let left = async { if let Some(client) = client { client.gone().await } else { pending().await } };
             let due = async { if let Some(at) = deadline { sleep_until(at).await } else { pending().await } };
             let is_told = self.is_told_of_shutdown;
-            let abandon = (waits && !is_told).then(|| self.gate.shared.abandon.subscribe());
+            let abandon = (waits && !is_told).then(|| self.shared.abandon.subscribe());
             let shutdown = async {
                 match abandon {
                     Some(mut abandon) => drop(abandon.wait_for(|abandon| *abandon).await),
@@ -233,7 +249,7 @@ impl Driver {
                     Claim::Exists { record, now } => {
                         // It is certain that nothing is claimed: a reload need not wait for the comparison.
                         self.permission = None;
-                        self.stands(record, now).await.map_or_else(|problem| self.failed(problem), Event::Exists)
+                        self.view(record, now).await.map_or_else(|problem| self.failed(problem), Event::Exists)
                     }
                 }
             }
@@ -244,8 +260,8 @@ impl Driver {
             Done::Claimed(Err(error)) => self.claim_failed(error, "claim", failures),
             Done::Superseded(Err(error)) => self.claim_failed(error, "supersede", failures),
             Done::Looked(Ok(None)) => Event::Looked(None),
-            Done::Looked(Ok(Some(Listed { record, now, .. }))) => match self.stands(record, now).await {
-                Ok(standing) => Event::Looked(Some(standing)),
+            Done::Looked(Ok(Some(Listed { record, now, .. }))) => match self.view(record, now).await {
+                Ok(view) => Event::Looked(Some(view)),
                 Err(problem) => self.failed(problem),
             },
             Done::Looked(Err(error)) => {
@@ -277,48 +293,50 @@ impl Driver {
     }
 
     /// Makes the record to claim, and holds the configuration.
-    fn permit(&mut self) -> Option<Event> {
+    fn permit(&mut self) -> Result<Option<Event>, Missing> {
         if self.fresh.is_none() {
-            match self.request.as_ref()?.fresh() {
+            match needed(self.request.as_ref(), REQUEST)?.fresh() {
                 Ok(fresh) => self.fresh = Some(fresh),
-                Err(problem) => return Some(self.failed(problem)),
+                Err(problem) => return Ok(Some(self.failed(problem))),
             }
         }
         self.permission = None;
-        let retired = Arc::clone(&self.gate.shared.retired);
-        match Arc::clone(&retired).try_read_owned() {
+        let retired = Arc::clone(&self.shared.retired);
+        Ok(match Arc::clone(&retired).try_read_owned() {
             Ok(permission) => Some(self.permitted(permission)),
             Err(_) => {
                 self.operate(async move { Done::Permitted(retired.read_owned().await) });
                 None
             }
-        }
+        })
     }
 
     fn permitted(&mut self, permission: Permission) -> Event {
-        let rules = self.request.as_ref().map(|request| request.state.rules);
-        if rules.is_none_or(|rules| permission.contains(&rules)) {
+        let stays = |request: &Arc<ProtectedRequest>| {
+            !permission.contains(&request.state.rules) && request.is_found_after_reload()
+        };
+        if !self.request.as_ref().is_some_and(stays) {
             return Event::Retired;
         }
         self.permission = Some(permission);
         Event::Permitted
     }
 
-    fn share_running(&mut self, since: Duration) -> Option<()> {
+    fn share_running(&mut self, since: Duration) -> Result<(), Missing> {
         // What it met before it ran is not needed any more.
         (self.permission, self.found, self.released) = (None, None, None);
-        let request = self.request.as_ref()?;
-        let (attempt, lease) = (self.fresh.as_ref()?.attempt, request.policy().lease);
+        let request = needed(self.request.as_ref(), REQUEST)?;
+        let (attempt, lease) = (self.attempt()?, request.policy().lease);
         let asked = self.began + since;
         let running = Running::new(attempt, request.fingerprint.clone(), request.proof, lease, asked);
-        self.leader.as_ref()?.running(running);
-        Some(())
+        needed(self.leader.as_ref(), LEADER)?.running(running);
+        Ok(())
     }
 
-    fn settle(&mut self, end: End) -> Option<()> {
-        let (store, id, attempt) = (Arc::clone(&self.gate.shared.store), self.id, self.fresh.as_ref()?.attempt);
+    fn settle(&mut self, end: End) -> Result<(), Missing> {
+        let (store, id, attempt) = (Arc::clone(&self.shared.store), self.id, self.attempt()?);
         self.operate(async move { Done::Settled(store.settle(id, attempt, end).await) });
-        Some(())
+        Ok(())
     }
 
     fn failed(&mut self, problem: Problem) -> Event {
@@ -350,7 +368,7 @@ impl Driver {
     }
 
     /// A record that stands, as it concerns this request.
-    async fn stands(&mut self, record: Record, now: Timestamp) -> Result<Standing, Problem> {
+    async fn view(&mut self, record: Record, now: Timestamp) -> Result<RecordView, Problem> {
         let decision = match &self.request {
             Some(request) => request.decide(&record, now).await?,
             // Its client has been answered: nothing depends on it.
@@ -359,62 +377,63 @@ impl Driver {
         let version @ Version { attempt, state, until } = record.version();
         let is_own = state == State::Unknown && self.fresh.as_ref().is_some_and(|fresh| fresh.attempt == attempt);
         self.found = Some((record, now));
-        Ok(Standing { decision, until: Some(until), version, is_own })
+        Ok(RecordView { decision, until: Some(until), version, is_own })
     }
 
     fn settlement(&self, settled: &Settled) -> Settlement {
         match settled {
             Settled::Done { .. } => Settlement::Done,
             Settled::Superseded { record } => {
-                let attempt = self.fresh.as_ref().map(|fresh| fresh.attempt);
-                let is_completed =
-                    |record: &Record| record.state == State::Completed && Some(record.attempt) == attempt;
-                if record.as_ref().is_some_and(is_completed) {
-                    Settlement::CompletedOtherwise
-                } else {
-                    Settlement::Lost
-                }
+                let is_its =
+                    |record: &Record| self.fresh.as_ref().is_some_and(|fresh| record.is_completed_by(fresh.attempt));
+                if record.as_ref().is_some_and(is_its) { Settlement::CompletedOtherwise } else { Settlement::Lost }
             }
         }
     }
 
     /// Answers the client.
-    fn reply(&mut self, outcome: Outcome) -> Option<()> {
+    fn reply(&mut self, outcome: Outcome) -> Result<(), Missing> {
         if let Outcome::Attempted(_) = outcome {
-            attempt::conclude(self.request.as_ref()?, self.attempted.as_mut()?, self.settled.as_ref());
-            return Some(());
+            let (request, attempted) = (self.request.as_ref(), self.attempted.as_mut());
+            attempt::conclude(needed(request, REQUEST)?, needed(attempted, ATTEMPTED)?, self.settled.as_ref());
+            return Ok(());
         }
-        let (request, client) = (self.request.take()?, self.client.take()?);
+        let (request, client) = (needed(self.request.take(), REQUEST)?, needed(self.client.take(), CLIENT)?);
         self.place = None;
-        let shared = &self.gate.shared;
+        let shared = &self.shared;
         let reply = match outcome {
             Outcome::Decided { decision, until } => request.reply(decision, until),
-            Outcome::Released => attempt::released(&request, self.released.as_deref()?),
+            Outcome::Released => attempt::released(&request, needed(self.released.as_deref(), "a released answer")?),
             Outcome::NothingLeft => request.nothing_left(),
             Outcome::Retired => request.retired(),
-            Outcome::Failed => request.problem(self.problem.take()?),
+            Outcome::Failed => request.problem(needed(self.problem.take(), "a problem")?),
             Outcome::ClaimTooLate => {
                 tracing::warn!(record = %self.id, "the store took too long for a claim, which is given up");
                 request.store_away()
             }
             Outcome::LeaderUnanswered if shared.retired.try_read().is_err() => request.retired(),
-            Outcome::LeaderUnanswered => return without_store(request, client),
+            Outcome::LeaderUnanswered => {
+                without_store(request, client);
+                return Ok(());
+            }
             Outcome::ClaimFailed => {
                 if let (Some(error), Some(others)) = (self.error.take(), shared.unclaimed.due()) {
                     tracing::warn!(%error, record = %self.id, others, "a claim failed");
                 }
-                return without_store(request, client);
+                without_store(request, client);
+                return Ok(());
             }
             Outcome::ClaimUnanswered => {
                 if let Some(others) = shared.unclaimed.due() {
                     tracing::warn!(record = %self.id, others, "the store did not answer a claim in time");
                 }
-                return without_store(request, client);
+                without_store(request, client);
+                return Ok(());
             }
-            Outcome::Attempted(_) => return None,
+            Outcome::Attempted(_) => return Ok(()),
         };
         client.reply(reply);
-        Some(())
+        Ok(())
     }
 
     /// A claim failed. Where it is certain not to stand, that is logged with the reply.
@@ -445,14 +464,21 @@ impl Driver {
 
 /// Answers a client whose claim failed, which may take as long as the upstream does. What the claim comes to is seen to
 /// meanwhile.
-fn without_store(request: Arc<ProtectedRequest>, client: Client) -> Option<()> {
+fn without_store(request: Arc<ProtectedRequest>, client: Client) {
     if request.needs_store() {
         client.reply(request.store_away());
     } else {
-        tokio::spawn(Box::pin(async move {
-            let reply: Reply = request.without_store().await;
-            client.reply(reply);
-        }));
+        tokio::spawn(Box::pin(async move { client.reply(request.forward_unprotected().await) }));
     }
-    Some(())
 }
+
+fn needed<T>(piece: Option<T>, name: &'static str) -> Result<T, Missing> {
+    piece.ok_or(Missing(name))
+}
+
+const REQUEST: &str = "a request that is not answered";
+const CLIENT: &str = "a client that is not answered";
+const FRESH: &str = "a record to claim";
+const LEADER: &str = "the leadership of the key";
+const FOLLOWER: &str = "a leader to follow";
+const ATTEMPTED: &str = "an attempt that has ended";

@@ -65,7 +65,7 @@ impl<'a> Candidate<'a> {
         Self { head, asks_upgrade: head.upgrade.is_some(), lacks: &|_| true }
     }
 
-    /// A request that somebody asks about.
+    /// A request that `explain` describes.
     pub(super) fn asked_about(
         head: &'a Head,
         asks_upgrade: bool,

@@ -10,7 +10,7 @@ use crate::http::problem::Problem;
 use crate::idempotency::record::Timestamp;
 use crate::telemetry::outcome::Outcome;
 
-/// The names of the headers that the gate adds; what is `None` is not added.
+/// The names of the headers that the gate adds. `None` adds no header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeaderNames {
     /// `Idempotency-Status`
@@ -42,7 +42,7 @@ impl Reply {
     }
 
     pub(super) fn problem(problem: Problem, docs: Option<&str>) -> Self {
-        let response = problem.response(docs);
+        let response = problem.response(docs).map(Body::full);
         Self { outcome: Outcome::Problem(problem.code), response, problem: Some(Box::new(problem)) }
     }
 
@@ -51,10 +51,10 @@ impl Reply {
         self.problem.is_some()
     }
 
-    /// As the answer to a gRPC call: a problem is told in its words.
+    /// As the answer to a gRPC call: a problem becomes a gRPC status.
     pub(super) fn into_call(mut self) -> Self {
         if let Some(problem) = &self.problem {
-            problem.tell_call(&mut self.response);
+            problem.to_grpc(&mut self.response);
         }
         self
     }

@@ -17,13 +17,13 @@ use super::pass;
 use super::protected::{Client, ProtectedRequest};
 use super::single_flight::Released;
 use crate::http::body::Body;
-use crate::http::budget::Taken;
-use crate::http::capture::{Captured, Limits, Rest, capture};
-use crate::http::flow::{Flow, Flowing};
+use crate::http::budget::Permit;
+use crate::http::capture::{Captured, Limits, PartialBody, capture};
 use crate::http::headers::{ATTEMPT, to_client};
 use crate::http::problem::Problem;
 use crate::http::replay;
-use crate::http::upstream::{Carrier, Error, Reuse, Sending, Sharing};
+use crate::http::tee::{ResponseTee, TeeHandle};
+use crate::http::upstream::{Error, PooledConnection, Reuse, SendContext, Sharing};
 use crate::idempotency::codec::{Answer, Content};
 use crate::idempotency::key::Key;
 use crate::idempotency::policy::Delivery;
@@ -51,24 +51,24 @@ enum Exchanged {
 struct Whole {
     answer: Answer,
     /// The memory of its record, where it is not small.
-    record: Option<Taken>,
+    record: Option<Permit>,
     control: Control,
-    carrier: Carrier,
+    connection: PooledConnection,
 }
 
 struct Large {
     tombstone: Answer,
     control: Control,
-    rest: Rest,
-    carrier: Carrier,
+    rest: PartialBody,
+    connection: PooledConnection,
 }
 
-/// Whom the answer is for.
+/// The recipient of the answer.
 struct Recipient {
     /// The client, until it has a reply, or the head of one.
     client: Option<Client>,
     /// The rest of a reply whose head it has.
-    flow: Flow,
+    tee: ResponseTee,
 }
 
 /// What an attempt came to.
@@ -79,7 +79,7 @@ pub(super) struct Attempted {
     /// What followers get of it, where it was released.
     pub(super) released: Option<Released>,
     /// The memory that the record takes until it is settled.
-    pub(super) record: Option<Taken>,
+    pub(super) record: Option<Permit>,
     /// What the client gets, until it has it.
     delivery: Option<ForClient>,
     _counted: Arc<AttemptGuard>,
@@ -96,9 +96,9 @@ struct ForClient {
 
 /// The rest of a large answer: it is read to its end whatever becomes of the client.
 struct Following {
-    rest: Rest,
+    rest: PartialBody,
     limits: Limits,
-    carrier: Carrier,
+    connection: PooledConnection,
     /// The attempt goes on until then.
     counted: Arc<AttemptGuard>,
 }
@@ -122,7 +122,7 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
     let request = &*request;
     let began = Instant::now();
     let counted = Arc::new(request.state.metrics.attempt_began());
-    let mut recipient = Recipient { client: Some(client), flow: Flow::default() };
+    let mut recipient = Recipient { client: Some(client), tee: ResponseTee::default() };
     let exchanged = exchange(request, attempt, &mut recipient).await;
     let took = began.elapsed();
     if !matches!(exchanged, Exchanged::Failed(Ending::Unreachable, _)) {
@@ -132,14 +132,19 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
     let (mut record, mut rest) = (None, None);
     let ended = match exchanged {
         Exchanged::Whole(whole) => {
-            whole.carrier.give_back();
+            whole.connection.return_to_pool();
             record = whole.record;
             answered(request, whole.answer, &whole.control)
         }
         Exchanged::Large(large) => {
             let limit = request.upstream().settings().timeout;
             let limits = Limits { stall: limit, client: CLIENT_STALL, deadline: began + limit };
-            rest = Some(Following { rest: large.rest, limits, carrier: large.carrier, counted: Arc::clone(&counted) });
+            rest = Some(Following {
+                rest: large.rest,
+                limits,
+                connection: large.connection,
+                counted: Arc::clone(&counted),
+            });
             answered(request, large.tombstone, &large.control)
         }
         Exchanged::Failed(ending, problem) => {
@@ -176,7 +181,7 @@ async fn exchange(request: &ProtectedRequest, attempt: Attempt, recipient: &mut 
     if abandon.get() {
         return Exchanged::Failed(Ending::Unreachable, pass::unreachable());
     }
-    let mut sending = Sending::of(request.head.interim());
+    let mut sending = SendContext::of(request.head.interim());
     if request.upstream().settings().reuse == Sharing::Caller {
         sending = sending.in_scope(scope_digest(request));
     }
@@ -205,9 +210,14 @@ fn scope_digest(request: &ProtectedRequest) -> [u8; 32] {
     proof.map_or(id.0, |proof| proof.0)
 }
 
-async fn send(request: &ProtectedRequest, attempt: Attempt, sending: &Sending, recipient: &mut Recipient) -> Exchanged {
+async fn send(
+    request: &ProtectedRequest,
+    attempt: Attempt,
+    sending: &SendContext,
+    recipient: &mut Recipient,
+) -> Exchanged {
     let upstream = request.upstream();
-    let (response, carrier) = match upstream.send(forwarded(request, attempt), Reuse::Protected, sending).await {
+    let (response, connection) = match upstream.send(forwarded(request, attempt), Reuse::Protected, sending).await {
         Ok(answered) => answered,
         Err(error) => {
             let ending = match &error {
@@ -236,24 +246,26 @@ async fn send(request: &ProtectedRequest, attempt: Attempt, sending: &Sending, r
         let detail = "the upstream switched protocols without being asked";
         return Exchanged::Failed(Ending::Broken, Problem::new(Code::UpstreamBroken, detail));
     }
-    let Recipient { client, flow } = recipient;
+    let Recipient { client, tee } = recipient;
     let mut begin = |body| {
         if let Some(client) = client.take() {
             client.reply(reply(request, Outcome::Executed, Ok(answer.clone()), Some(body)));
         }
     };
-    let flowing = may_stream(request, &answer, &control).then_some(Flowing { flow, begin: &mut begin });
+    let tee_handle = may_stream(request, &answer, &control).then_some(TeeHandle { tee, begin: &mut begin });
     let memory = request.head.memory(&request.gate.shared.usage);
-    let captured = capture(body, version, request.policy().max_response_body, memory, flowing).await;
+    let captured = capture(body, version, request.policy().max_response_body, memory, tee_handle).await;
     match captured {
         Ok(Captured::Whole { body, trailers, record }) => {
             let trailers = trailers.filter(|_| recipient.client.is_some() || trailers_may_follow(request, &answer));
             let content = Content { body, trailers: trailers.iter().flat_map(lines).collect() };
             let answer = Answer { content: Some(content), ..answer };
-            Exchanged::Whole(Box::new(Whole { answer, record, control, carrier }))
+            Exchanged::Whole(Box::new(Whole { answer, record, control, connection }))
         }
-        Ok(Captured::Cut) => Exchanged::Failed(Ending::Broken, pass::problem(upstream, &Error::Framing)),
-        Ok(Captured::TooLarge(rest)) => Exchanged::Large(Box::new(Large { tombstone: answer, control, rest, carrier })),
+        Ok(Captured::Truncated) => Exchanged::Failed(Ending::Broken, pass::problem(upstream, &Error::Framing)),
+        Ok(Captured::TooLarge(rest)) => {
+            Exchanged::Large(Box::new(Large { tombstone: answer, control, rest, connection }))
+        }
         Err(error) => Exchanged::Failed(Ending::Broken, pass::problem(upstream, &Error::Unknown(error))),
     }
 }

@@ -16,7 +16,7 @@ use crate::idempotency::description::{CoverageDescription, NamespaceDescription,
 use crate::idempotency::policy::{Mode, Policy};
 use crate::idempotency::record::{State, Timestamp};
 use crate::route::{Pattern, Route, Router};
-use crate::store::{Listed, NamespaceRules};
+use crate::store::{Listed, NamespaceRules, is_orphaned};
 
 /// How many requests are named of those that are alike.
 const EXAMPLES: usize = 3;
@@ -28,6 +28,7 @@ const METHODS: usize = 16;
 pub struct Coverage<'a> {
     service: Arc<str>,
     present: &'a Router,
+    on_file: &'a [NamespaceRules],
     /// The namespaces that keep their rules and have other routes now.
     changed: BTreeMap<Arc<str>, Former>,
     lost: BTreeMap<(Arc<str>, Instead), LostKeys>,
@@ -107,7 +108,7 @@ fn describe_route(route: &Arc<Route>) -> RouteDescription {
 impl<'a> Coverage<'a> {
     /// Compares the routes on file with those of a configuration.
     #[must_use]
-    pub fn of(rules: IdentityRules<'a>, on_file: &[NamespaceRules]) -> Self {
+    pub fn of(rules: IdentityRules<'a>, on_file: &'a [NamespaceRules]) -> Self {
         let (service, present) = (Arc::clone(rules.service()), rules.router());
         let mut changed = BTreeMap::new();
         for adopting in rules.adoption().1 {
@@ -124,7 +125,7 @@ impl<'a> Coverage<'a> {
                 changed.insert(adopting.namespace, Former::of(former.as_ref(), present));
             }
         }
-        Self { service, present, changed, lost: BTreeMap::new() }
+        Self { service, present, on_file, changed, lost: BTreeMap::new() }
     }
 
     /// Whether the records must be looked at.
@@ -140,6 +141,10 @@ impl<'a> Coverage<'a> {
         else {
             return;
         };
+        // No request finds it, whatever the routes are.
+        if is_orphaned(self.on_file, origin, listed.record.claimed_at) {
+            return;
+        }
         let (example, method, (instead, found_by)) = match Head::decode(&listed.record.head) {
             Ok(head) => {
                 let Some(lost) = self.end_of(namespace, former, &head) else { return };

@@ -19,10 +19,10 @@ use super::pass::{self, ForwardOptions};
 use super::protected::{Client, ProtectedRequest};
 use super::request::{self, Head};
 use super::{Gate, OVERLOADED_RETRY, RouteState};
-use crate::http::budget::Taken;
+use crate::http::budget::Permit;
 use crate::http::buffer::Buffered;
-use crate::http::inbound::Inbound;
 use crate::http::problem::Problem;
+use crate::http::request_body::RequestBody;
 use crate::http::server::Peer;
 use crate::http::upstream;
 use crate::idempotency::key::Found;
@@ -35,9 +35,9 @@ impl Gate {
     /// with the reason.
     pub(super) async fn answer(
         self: &Arc<Self>,
-        request: Request<Inbound>,
+        request: Request<RequestBody>,
         peer: Peer,
-        permit: Result<&Arc<Taken>, &'static str>,
+        permit: Result<&Arc<Permit>, &'static str>,
     ) -> (Arc<RouteState>, Reply) {
         // 1. Read the head. Where it is malformed, the rest of the connection may be desynchronised.
         let (head, body) = match Head::read(request, peer, &self.context) {
@@ -88,9 +88,9 @@ impl Gate {
         route: &Arc<Route>,
         state: &Arc<RouteState>,
         head: Head,
-        body: Inbound,
+        body: RequestBody,
         found: Option<Found>,
-        permit: &Arc<Taken>,
+        permit: &Arc<Permit>,
     ) -> Reply {
         let policy = &route.policy;
         // 4. Read the whole body: nothing is claimed for a request that may not arrive.
@@ -181,7 +181,10 @@ async fn drive(request: ProtectedRequest, client: Client) {
     loop {
         let mut at_once = None;
         for action in protocol.handle(age, event) {
-            at_once = driver.begin(action).or(at_once);
+            at_once = match driver.begin(action) {
+                Ok(event) => event.or(at_once),
+                Err(missing) => return driver.give_up(&missing),
+            };
         }
         if protocol.is_done() {
             return;

@@ -123,7 +123,7 @@ pub fn explain(settings: &Settings, router: &Router, question: Question<'_>) -> 
     let Question { head, body, client_ip, certificate, asks_certificate, is_secure } = question;
     let lacks_certificate = asks_certificate && certificate.is_none();
     let upgrades = settings.upgrades.asked(head.version, &head.headers).is_some();
-    // An address that nobody has stands for one that is not known; it is not looked at then.
+    // An unused address stands for an unknown one; it is not read then.
     let address = SocketAddr::from((client_ip.unwrap_or(Ipv4Addr::UNSPECIFIED.into()), 0));
     let peer = Peer { certificate, is_secure, ..Peer::new(address) };
     let context =
@@ -190,10 +190,7 @@ impl Inquiry<'_> {
         let policy = &route.policy;
         let subject = Subject { method, uri, headers, body: Body::Whole(self.body) };
         let digest = policy.fingerprint.digest(subject);
-        let key = match found {
-            Found::Key(key) => key,
-            Found::Fingerprint | Found::Absent | Found::NeedsBody => Key::from_fingerprint(&digest),
-        };
+        let key = found.into_key(&digest);
         let scope = policy.scope.words().map(|word| {
             let value = self.value(&word.part);
             (word, value)

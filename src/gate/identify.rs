@@ -25,12 +25,7 @@ pub(super) async fn identify(
 ) -> Result<(Key, Fingerprint), Problem> {
     let recipe = policy.fingerprint.clone();
     let digest = digest(gate, &recipe, head, body).await.map_err(|error| spool_problem(gate, &error))?;
-    let key = match found {
-        Found::Key(key) => key,
-        // Nothing is protected without a key.
-        Found::Fingerprint | Found::Absent | Found::NeedsBody => Key::from_fingerprint(&digest),
-    };
-    Ok((key, Fingerprint { recipe, digest }))
+    Ok((found.into_key(&digest), Fingerprint { recipe, digest }))
 }
 
 /// The whole body, to look for a key in it, and the right to have it in memory.

@@ -123,7 +123,7 @@ impl<'a> IdentityRules<'a> {
     }
 }
 
-/// What is known of rules that are given up.
+/// The former rules, as far as they are known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Former {
     /// The store has their description.

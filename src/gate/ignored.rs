@@ -12,7 +12,7 @@ use super::{Gate, RouteState};
 use crate::idempotency::key::{Found, KeyRule, KeySource};
 use crate::idempotency::policy::Mode;
 use crate::route::Router;
-use crate::telemetry::seldom::Seldom;
+use crate::telemetry::log_throttle::LogThrottle;
 
 /// The shortest time between two log lines on one method and route.
 const APART: Duration = Duration::from_secs(60);
@@ -70,16 +70,16 @@ impl KeyPlaces {
 }
 
 /// The log of a route's ignored keys: one line a minute for each method.
-pub(super) struct IgnoredLog([Seldom; METHODS.len() + 1]);
+pub(super) struct IgnoredLog([LogThrottle; METHODS.len() + 1]);
 
 impl Default for IgnoredLog {
     fn default() -> Self {
-        Self(std::array::from_fn(|_| Seldom::every(APART)))
+        Self(std::array::from_fn(|_| LogThrottle::every(APART)))
     }
 }
 
 impl IgnoredLog {
-    fn of(&self, method: &Method) -> &Seldom {
+    fn of(&self, method: &Method) -> &LogThrottle {
         &self.0[METHODS.iter().position(|known| known == method).unwrap_or(METHODS.len())]
     }
 }

@@ -47,14 +47,14 @@ use self::request::ForwardingContext;
 use self::shared::{IdentityDigest, Shared};
 pub use self::tokens::Tokens;
 use crate::http::body::Body;
+use crate::http::fault::Fault;
 use crate::http::forwarding::Forwarding;
-use crate::http::inbound::Inbound;
 use crate::http::problem::Problem;
+use crate::http::request_body::RequestBody;
 use crate::http::server::{Handler, Peer};
 use crate::http::upgrade::Upgrades;
 use crate::http::upstream::Upstream;
 use crate::http::usage::Usage;
-use crate::http::wire::Fault;
 use crate::idempotency::grpc;
 use crate::idempotency::identity::Identifier;
 use crate::route::{Route, Router};
@@ -63,7 +63,7 @@ use crate::telemetry::limits::Limit;
 use crate::telemetry::metrics::{Metrics, RouteMetrics};
 use crate::telemetry::outcome::Outcome;
 
-/// What the gate is told.
+/// The settings of the gate.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// `[store] service`
@@ -97,7 +97,7 @@ impl std::fmt::Debug for Secret {
 /// The gate: answers requests.
 pub struct Gate {
     settings: Settings,
-    router: Router,
+    router: Arc<Router>,
     upstreams: Vec<Upstream>,
     identifier: Identifier,
     states: HashMap<Arc<str>, Arc<RouteState>>,
@@ -124,15 +124,15 @@ struct RouteState {
     rules: IdentityDigest,
     /// Headers that must reach the upstream, whatever `Connection` lists.
     kept: Vec<HeaderName>,
-    /// Who is told of keys that do nothing, and how often.
+    /// Logs keys that have no effect, at a limited rate.
     ignored: IgnoredLog,
 }
 
-/// When a client is to come back whose request was one too many.
+/// How long a client waits before it repeats a request that was one too many.
 const OVERLOADED_RETRY: Duration = Duration::from_secs(1);
 
 /// Why a request is refused before anything is done about it.
-const TOO_MANY: &str = "the gate has as much to do as it may; nothing was sent";
+const TOO_MANY: &str = "too many requests in flight; nothing was sent";
 const UNREAD: &str = "too many bytes of earlier answers wait to be read on this connection; nothing was sent";
 
 impl Gate {
@@ -190,7 +190,7 @@ impl Gate {
                 via: shared.via.clone(),
             }),
             identifier,
-            router,
+            router: Arc::new(router),
             upstreams,
             shared,
             settings,
@@ -283,21 +283,21 @@ impl Gate {
 }
 
 impl Handler for Gate {
-    async fn handle(self: Arc<Self>, request: Request<Inbound>, peer: Peer) -> Response<Body> {
+    async fn handle(self: Arc<Self>, request: Request<RequestBody>, peer: Peer) -> Response<Body> {
         let began = Instant::now();
         let is_call = grpc::is_call(request.method(), request.headers());
         let usage = &self.shared.usage;
-        let taken = if peer.share.as_ref().is_some_and(|share| share.is_unread()) {
+        let permit = if peer.connection_memory.as_ref().is_some_and(|memory| memory.is_backlogged()) {
             usage.exceeded(Limit::MaxBufferedMemory);
             Err(UNREAD)
         } else {
-            usage.requests.take(1).map(Arc::new).ok_or(TOO_MANY)
+            usage.requests.acquire(1).map(Arc::new).ok_or(TOO_MANY)
         };
-        let (state, reply) = self.answer(request, peer, taken.as_ref().map_err(|why| *why)).await;
+        let (state, reply) = self.answer(request, peer, permit.as_ref().map_err(|why| *why)).await;
         let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };
         log(&state, outcome, &response, began);
         let timer = state.metrics.answered(outcome, began);
-        response.map(|body| body.of_request(taken.ok(), timer))
+        response.map(|body| body.with_request_guard(permit.ok(), timer))
     }
 
     fn refuse(&self, fault: Fault, head: Option<&Parts>) -> Response<Body> {
@@ -307,7 +307,7 @@ impl Handler for Gate {
         let now = Instant::now();
         log(&self.unrouted, outcome, &response, now);
         let timer = self.unrouted.metrics.answered(outcome, now);
-        response.map(|body| body.of_request(None, timer))
+        response.map(|body| body.with_request_guard(None, timer))
     }
 }
 

@@ -16,13 +16,13 @@ use super::request::Head;
 use super::{Gate, RouteState};
 use crate::http::body::{Body, Progress};
 use crate::http::buffer::Buffered;
+use crate::http::fault::fault_of;
 use crate::http::headers::{announce_trailers, to_client, to_upstream};
-use crate::http::inbound::Inbound;
 use crate::http::problem::Problem;
 use crate::http::replay::announced_length;
+use crate::http::request_body::RequestBody;
 use crate::http::upgrade::Upgrade;
-use crate::http::upstream::{Carrier, Error, NotSent, Reuse, Sending, Upstream};
-use crate::http::wire::fault_of;
+use crate::http::upstream::{Error, NotSent, PooledConnection, Reuse, SendContext, Upstream};
 use crate::idempotency::policy::Mode;
 use crate::route::Route;
 use crate::telemetry::outcome::{Code, Outcome};
@@ -83,7 +83,7 @@ pub(super) async fn forward(
     gate: &Gate,
     upstream: &Upstream,
     mut head: Head,
-    body: Inbound,
+    body: RequestBody,
     options: ForwardOptions<'_>,
 ) -> Reply {
     let (body, progress) = match body.size_hint().exact() {
@@ -97,11 +97,11 @@ pub(super) async fn forward(
         _ if body.is_end_stream() => (Body::empty(), None),
         _ => {
             let progress = Arc::new(Progress::default());
-            (Body::from_client(body, Arc::clone(&progress)), Some(progress))
+            (body.relay(Arc::clone(&progress)), Some(progress))
         }
     };
     let is_chunked = head.headers.contains_key(TRANSFER_ENCODING);
-    let mut headers = to_upstream(std::mem::take(&mut head.headers), options.kept, head.way());
+    let mut headers = to_upstream(std::mem::take(&mut head.headers), options.kept, head.forwarding_info());
     if is_chunked {
         headers.remove(CONTENT_LENGTH);
         headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
@@ -112,18 +112,18 @@ pub(super) async fn forward(
     }
     let request = request(upstream, &head, headers, body);
     let reuse = if upgrade.is_some() { Reuse::Never } else { Reuse::Unprotected };
-    match exchange(upstream, request, reuse, Sending::of(head.interim()), progress.as_deref()).await {
-        Ok((response, carrier)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+    match exchange(upstream, request, reuse, SendContext::of(head.interim()), progress.as_deref()).await {
+        Ok((response, connection)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
             match upgrade.filter(|upgrade| upgrade.is_granted(response.headers())) {
                 Some(upgrade) => {
-                    let switched = switch(response, carrier, upgrade, options.dropped);
+                    let switched = switch(response, connection, upgrade, options.dropped);
                     options.finish(Reply::new(Outcome::Passed, switched))
                 }
                 None => options.problem(unasked_switch()),
             }
         }
-        Ok((response, carrier)) => {
-            let answer = answer(response, carrier, options.dropped);
+        Ok((response, connection)) => {
+            let answer = answer(response, connection, options.dropped);
             options.finish(Reply::new(Outcome::Passed, answer))
         }
         Err(problem) => options.problem(problem),
@@ -139,10 +139,10 @@ pub(super) async fn forward_buffered(
     outcome: Outcome,
 ) -> Reply {
     let request = buffered_request(upstream, head, body, options.kept);
-    match exchange(upstream, request, Reuse::Unprotected, Sending::of(head.interim()), None).await {
+    match exchange(upstream, request, Reuse::Unprotected, SendContext::of(head.interim()), None).await {
         Ok((response, _)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => options.problem(unasked_switch()),
-        Ok((response, carrier)) => {
-            let answer = answer(response, carrier, options.dropped);
+        Ok((response, connection)) => {
+            let answer = answer(response, connection, options.dropped);
             options.finish(Reply::new(outcome, answer))
         }
         Err(problem) => options.problem(problem),
@@ -156,7 +156,7 @@ pub(super) fn buffered_request(
     body: &Buffered,
     kept: &[HeaderName],
 ) -> Request<Body> {
-    let mut headers = to_upstream(head.headers.clone(), kept, head.way());
+    let mut headers = to_upstream(head.headers.clone(), kept, head.forwarding_info());
     if let Some(trailers) = body.trailers() {
         headers.remove(CONTENT_LENGTH);
         headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
@@ -190,9 +190,9 @@ async fn exchange(
     upstream: &Upstream,
     request: Request<Body>,
     reuse: Reuse,
-    sending: Sending,
+    sending: SendContext,
     progress: Option<&Progress>,
-) -> Result<(Response<Incoming>, Carrier), Problem> {
+) -> Result<(Response<Incoming>, PooledConnection), Problem> {
     let limit = upstream.settings().timeout;
     let here = Progress::default();
     let progress = progress.unwrap_or(&here);
@@ -202,7 +202,7 @@ async fn exchange(
         match timeout_at(deadline, answering.as_mut()).await {
             Ok(ended) => return ended.map_err(|error| problem(upstream, &error)),
             Err(_) if progress.last() + limit > Instant::now() => {}
-            Err(_) if progress.waits() => {
+            Err(_) if progress.is_waiting() => {
                 return Err(Problem::new(Code::BadRequest, "the request's body did not arrive in time"));
             }
             Err(_) if !sending.has_begun() => return Err(unreachable()),
@@ -211,11 +211,11 @@ async fn exchange(
     }
 }
 
-fn answer(response: Response<Incoming>, carrier: Carrier, dropped: &[HeaderName]) -> Response<Body> {
+fn answer(response: Response<Incoming>, connection: PooledConnection, dropped: &[HeaderName]) -> Response<Body> {
     let (mut parts, body) = response.into_parts();
     let headers = to_client(std::mem::take(&mut parts.headers), dropped);
     let announced = announced_length(parts.status, &headers).filter(|_| body.is_end_stream());
-    let body = Body::from_upstream(body, carrier);
+    let body = connection.relay(body);
     let mut out = Response::new(announced.map_or(body, Body::announced));
     *out.status_mut() = parts.status;
     *out.headers_mut() = headers;
@@ -226,7 +226,7 @@ fn answer(response: Response<Incoming>, carrier: Carrier, dropped: &[HeaderName]
 
 fn switch(
     mut response: Response<Incoming>,
-    carrier: Carrier,
+    connection: PooledConnection,
     upgrade: Upgrade,
     dropped: &[HeaderName],
 ) -> Response<Body> {
@@ -236,7 +236,7 @@ fn switch(
         headers.insert(UPGRADE, protocol);
     }
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-    carrier.detach();
+    connection.detach();
     upgrade.join(&mut response);
     let mut out = Response::new(Body::empty());
     *out.status_mut() = response.status();
@@ -259,7 +259,7 @@ pub(super) fn problem(upstream: &Upstream, error: &Error) -> Problem {
         // Sent again, it would be none either.
         Error::NotSent(NotSent::Host) => Problem::new(Code::BadRequest, NotSent::Host.to_string()),
         Error::NotSent(cause) => {
-            if upstream.is_to_be_told() {
+            if upstream.should_warn() {
                 let address = upstream.places();
                 tracing::warn!(upstream = name, address, %cause, "the upstream cannot be reached");
             }

@@ -12,7 +12,7 @@ use super::identify::{digest, spool_problem};
 use super::pass::{self, ForwardOptions};
 use super::request::Head;
 use super::{Gate, RouteState, attempt};
-use crate::http::budget::Taken;
+use crate::http::budget::Permit;
 use crate::http::buffer::Buffered;
 use crate::http::prefer;
 use crate::http::problem::Problem;
@@ -23,10 +23,10 @@ use crate::idempotency::credential::Proof;
 use crate::idempotency::decide::{Decision, decide, difference};
 use crate::idempotency::fingerprint::{Fingerprint, Recipe};
 use crate::idempotency::key::Key;
-use crate::idempotency::policy::{InFlight, Policy, StoreFailure};
+use crate::idempotency::policy::{InFlight, Mode, Policy, StoreFailure};
 use crate::idempotency::protocol::Limits;
 use crate::idempotency::record::{Record, RecordId, Timestamp};
-use crate::route::Route;
+use crate::route::{Route, Router};
 use crate::store::Fresh;
 use crate::telemetry::outcome::{Code, Outcome};
 
@@ -51,7 +51,7 @@ pub(super) struct ProtectedRequest {
     /// A shutdown waits for it.
     pub(super) going: Arc<watch::Receiver<()>>,
     /// It is one of the requests in flight, also after its client has left.
-    pub(super) _permit: Arc<Taken>,
+    pub(super) _permit: Arc<Permit>,
 }
 
 /// The client of a protected request, which waits for its reply or has left.
@@ -99,12 +99,9 @@ impl ProtectedRequest {
 
     /// A record for a new attempt.
     pub(super) fn fresh(&self) -> Result<Fresh, Problem> {
-        let attempt = self
-            .gate
-            .settings
-            .tokens
-            .next()
-            .map_err(|_| Problem::new(Code::Overloaded, "no randomness to be had").retry_after(RETRY_SOON))?;
+        let attempt = self.gate.settings.tokens.next().map_err(|_| {
+            Problem::new(Code::Overloaded, "the system's random number generator failed").retry_after(RETRY_SOON)
+        })?;
         let path = self.head.uri.path();
         let head = codec::Head::new(self.fingerprint.clone(), self.head.method.clone(), path, &self.key)
             .with_proof(self.proof);
@@ -177,7 +174,7 @@ impl ProtectedRequest {
             Decision::Replay(mut answer) => {
                 if let Some(content) = &mut answer.content {
                     let memory = self.head.memory(&self.gate.shared.usage);
-                    match Usage::hold(memory, std::mem::take(&mut content.body)) {
+                    match Usage::count_body(memory, std::mem::take(&mut content.body)) {
                         Some(body) => content.body = body,
                         None => return self.problem(no_room()),
                     }
@@ -225,28 +222,41 @@ impl ProtectedRequest {
         self.problem(Problem::new(Code::InFlight, detail).retry_after(RETRY_SOON))
     }
 
-    /// The reply where the claim came too late to be used.
+    /// The reply where the key could not be claimed, or too late to be used.
     pub(super) fn store_away(&self) -> Reply {
         let detail = "the key could not be claimed; nothing was sent";
         self.problem(Problem::new(Code::StoreUnavailable, detail).retry_after(RETRY_SOON))
     }
 
-    /// The reply where the rules changed by which the request's identity was made: its key would not be known again.
+    /// Whether a retry finds the record that this request would claim, by the routes to which retries come.
+    pub(super) fn is_found_after_reload(&self) -> bool {
+        let finds = |router: &Arc<Router>| {
+            if Arc::ptr_eq(router, &self.gate.router) {
+                return true;
+            }
+            match router.choose(&self.head.method, self.head.authority(), self.head.uri.path()) {
+                Ok(Some(route)) => route.policy.mode == Mode::Protect && route.namespace == self.route.namespace,
+                Ok(None) => false,
+                // A retry is refused.
+                Err(_) => true,
+            }
+        };
+        self.gate.shared.newest.load().iter().all(finds)
+    }
+
+    /// The reply where the rules or the routes changed by which the request's key is found: it would not be found again.
     pub(super) fn retired(&self) -> Reply {
         let detail = "the configuration changed while the request came in; nothing was sent";
         self.problem(Problem::new(Code::Overloaded, detail).retry_after(RETRY_SOON))
     }
 
-    /// Whether the request is forwarded while the store is away.
+    /// Whether the request is refused while the store is away.
     pub(super) fn needs_store(&self) -> bool {
         self.policy().store_failure == StoreFailure::Reject
     }
 
-    /// What the request gets while the store is away.
-    pub(super) async fn without_store(&self) -> Reply {
-        if self.needs_store() {
-            return self.store_away();
-        }
+    /// Forwards the request without protection, since the store is away.
+    pub(super) async fn forward_unprotected(&self) -> Reply {
         tracing::warn!(route = &*self.state.name, "forwarding without protection: the store is away");
         let docs = self.policy().docs.as_deref();
         let options = ForwardOptions { kept: &self.state.kept, dropped: &self.gate.added, docs, ignored: None };

@@ -1,4 +1,4 @@
-//! One gate takes the place of another, and nothing that goes on is lost.
+//! One gate replaces another, and no request under way is lost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,23 +6,34 @@ use std::time::Duration;
 use tokio::sync::OwnedRwLockWriteGuard;
 use tokio::time::timeout;
 
-use super::shared::IdentityDigest;
+use super::shared::{IdentityDigest, Shared};
 use super::{Gate, Settings};
 use crate::http::upstream::{self, Upstream};
 use crate::route::Router;
 use crate::telemetry::metrics::Metrics;
 
-/// A change of gates that is under way. Where the rules of identities change with it, nothing is claimed meanwhile.
-/// Dropped, it changes nothing.
+/// A change of gates that is under way. Dropped before [`Reload::adopt`], it changes nothing. If it is dropped after that,
+/// the store may or may not have adopted the next gate: from then on, requests claim only keys that both gates find.
 pub struct Reload {
+    shared: Arc<Shared>,
+    /// The routes from before, and those of the next gate.
+    former: Arc<Vec<Arc<Router>>>,
+    next: Arc<Router>,
     /// The rules that end with it, and those that go on or are new.
-    changing: Option<Changing>,
-}
-
-struct Changing {
-    retired: OwnedRwLockWriteGuard<Vec<IdentityDigest>>,
     retiring: Vec<IdentityDigest>,
     current: Vec<IdentityDigest>,
+    /// Held where the rules of identities change: nothing is claimed meanwhile.
+    retired: Option<OwnedRwLockWriteGuard<Vec<IdentityDigest>>>,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The store knows nothing of it.
+    Looking,
+    /// The store may have adopted the next gate.
+    Adopting,
+    Done,
 }
 
 /// Claims are under way that the store does not answer.
@@ -55,32 +66,72 @@ impl Gate {
         same.cloned().unwrap_or_else(|| Upstream::new(settings, Arc::clone(&self.shared.usage)))
     }
 
-    /// Begins to put `next` in the place of this gate: before [`crate::store::Store::adopt`] with its identities.
+    /// Begins to replace this gate by `next`. From here on, requests claim only keys that the routes of both gates find. All
+    /// earlier claims are in the store, where the caller can look for them.
     ///
-    /// Where rules change by which identities are made, it waits until the store has answered the claims under way, for
-    /// `patience` at most, and lets nobody claim until it is done. What is live then under the old rules, the store tells;
-    /// and nothing can come to it unseen.
+    /// If `next` finds keys by other rules or routes, waits until the store has answered the claims under way, for
+    /// `patience` at most.
     pub async fn begin_reload(&self, next: &Self, patience: Duration) -> Result<Reload, Stuck> {
-        let rules =
-            |gate: &Self| gate.identities().1.into_iter().map(|rule| rule.digest).collect::<Vec<IdentityDigest>>();
-        let current = rules(next);
-        let retiring: Vec<_> = rules(self).into_iter().filter(|rules| !current.contains(rules)).collect();
-        let comes_back = self.shared.retired.read().await.iter().any(|rules| current.contains(rules));
-        if retiring.is_empty() && !comes_back {
-            return Ok(Reload { changing: None });
+        let (before, after) = (self.identities().1, next.identities().1);
+        let changes = !before.iter().all(|rules| after.contains(rules));
+        let current: Vec<IdentityDigest> = after.into_iter().map(|rules| rules.digest).collect();
+        let before = before.into_iter().map(|rules| rules.digest);
+        let retiring = before.filter(|rules| !current.contains(rules)).collect();
+        let shared = Arc::clone(&self.shared);
+        let next = Arc::clone(&next.router);
+        let former = shared.newest.swap(Arc::new(vec![Arc::clone(&self.router), Arc::clone(&next)]));
+        let reload = Reload { shared, former, next, retiring, current, retired: None, stage: Stage::Looking };
+        if changes {
+            drop(reload.stop_claims(patience).await?);
         }
-        let retired = timeout(patience, Arc::clone(&self.shared.retired).write_owned()).await.map_err(|_| Stuck)?;
-        Ok(Reload { changing: Some(Changing { retired, retiring, current }) })
+        Ok(reload)
     }
 }
 
 impl Reload {
-    /// The next gate answers now: a request that came to a former one and has not claimed yet can do so only where the
-    /// rules are the same.
-    pub fn done(self) {
-        if let Some(Changing { mut retired, retiring, current }) = self.changing {
-            retired.extend(retiring);
-            retired.retain(|rules| !current.contains(rules));
+    /// Lets nothing be claimed until this has ended, where the rules of identities change: right before
+    /// [`crate::store::Store::adopt`] with those of the next gate. The store then knows every key that is live under the
+    /// former rules.
+    pub async fn adopt(&mut self, patience: Duration) -> Result<(), Stuck> {
+        let comes_back = self.shared.retired.read().await.iter().any(|rules| self.current.contains(rules));
+        if !self.retiring.is_empty() || comes_back {
+            self.retired = Some(self.stop_claims(patience).await?);
+        }
+        self.stage = Stage::Adopting;
+        Ok(())
+    }
+
+    /// The store has not adopted the next gate: everything is as before.
+    pub fn cancel(mut self) {
+        self.stage = Stage::Looking;
+    }
+
+    async fn stop_claims(&self, patience: Duration) -> Result<OwnedRwLockWriteGuard<Vec<IdentityDigest>>, Stuck> {
+        timeout(patience, Arc::clone(&self.shared.retired).write_owned()).await.map_err(|_| Stuck)
+    }
+
+    /// The next gate answers now: a request that came to a former one and has not claimed yet can do so only where a retry
+    /// finds the record.
+    pub fn done(mut self) {
+        self.stage = Stage::Done;
+        self.shared.newest.store(Arc::new(vec![Arc::clone(&self.next)]));
+        if let Some(mut retired) = self.retired.take() {
+            retired.append(&mut self.retiring);
+            retired.retain(|rules| !self.current.contains(rules));
+        }
+    }
+}
+
+impl Drop for Reload {
+    fn drop(&mut self) {
+        match self.stage {
+            Stage::Looking => self.shared.newest.store(Arc::clone(&self.former)),
+            Stage::Adopting => {
+                if let Some(retired) = &mut self.retired {
+                    retired.append(&mut self.retiring);
+                }
+            }
+            Stage::Done => {}
         }
     }
 }
@@ -102,21 +153,37 @@ mod tests {
         gate.shared.retired.read().await.len()
     }
 
+    /// Whether retries come to the routes of these gates.
+    fn has_routes(gate: &Gate, gates: &[&Gate]) -> bool {
+        let newest = gate.shared.newest.load();
+        newest.len() == gates.len() && newest.iter().zip(gates).all(|(router, gate)| Arc::ptr_eq(router, &gate.router))
+    }
+
+    async fn replace(gate: &Gate, next: &Gate) {
+        let mut reload = gate.begin_reload(next, PATIENCE).await.unwrap();
+        reload.adopt(PATIENCE).await.unwrap();
+        reload.done();
+    }
+
     #[tokio::test(start_paused = true)]
     async fn rules_that_change_are_retired_and_may_come_back() {
         let first = gate_of(vec![route("all", Mode::Protect, "host")]);
         let same = next(&first, "host");
-        first.begin_reload(&same, PATIENCE).await.unwrap().done();
+        replace(&first, &same).await;
         assert_eq!(retired(&same).await, 0);
         let other = next(&same, "client-ip");
-        // Given up, it changes nothing.
+        // Refused before the store is asked, or by the store, it changes nothing.
         drop(same.begin_reload(&other, PATIENCE).await.unwrap());
+        let mut refused = same.begin_reload(&other, PATIENCE).await.unwrap();
+        refused.adopt(PATIENCE).await.unwrap();
+        refused.cancel();
         assert_eq!(retired(&same).await, 0);
-        same.begin_reload(&other, PATIENCE).await.unwrap().done();
+        assert!(has_routes(&same, &[&same]));
+        replace(&same, &other).await;
         let rules = |gate: &Gate| gate.states["all"].rules;
         assert!(first.shared.retired.read().await.contains(&rules(&first)), "of all gates before it");
         let again = next(&other, "host");
-        other.begin_reload(&again, PATIENCE).await.unwrap().done();
+        replace(&other, &again).await;
         assert_eq!(*first.shared.retired.read().await, [rules(&other)]);
     }
 
@@ -128,27 +195,55 @@ mod tests {
             settings.forwarding.trusted = vec!["10.0.0.0/8".parse().unwrap()];
             let router = Router::new(vec![route("all", Mode::Protect, scope)]).unwrap();
             let second = first.successor(settings, router, Vec::new(), &Metrics::new());
-            first.begin_reload(&second, PATIENCE).await.unwrap().done();
+            replace(&first, &second).await;
             assert_eq!(retired(&second).await, changes, "{scope}");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_claim_under_way_is_waited_for_only_where_rules_change() {
+    async fn a_claim_under_way_is_waited_for_only_where_keys_are_found_otherwise() {
         let gate = gate_of(vec![route("all", Mode::Protect, "host")]);
         let claim = Arc::clone(&gate.shared.retired).read_owned().await;
-        gate.begin_reload(&next(&gate, "host"), PATIENCE).await.unwrap();
+        let mut same = gate.begin_reload(&next(&gate, "host"), PATIENCE).await.unwrap();
+        same.adopt(PATIENCE).await.unwrap();
+        same.cancel();
         let other = next(&gate, "client-ip");
         assert!(gate.begin_reload(&other, PATIENCE).await.is_err());
+        assert!(has_routes(&gate, &[]), "given up, it changes nothing");
         let reload = gate.begin_reload(&other, PATIENCE);
         let (reload, ()) = tokio::join!(reload, async {
             tokio::time::sleep(PATIENCE / 2).await;
             drop(claim);
         });
-        // And nobody claims until it is done.
-        let reload = reload.unwrap();
+        let mut reload = reload.unwrap();
+        // Keys are looked for, and claims go on; and none until it is done.
+        drop(timeout(PATIENCE, gate.shared.retired.read()).await.unwrap());
+        reload.adopt(PATIENCE).await.unwrap();
         assert!(timeout(PATIENCE, gate.shared.retired.read()).await.is_err());
         reload.done();
         assert_eq!(retired(&gate).await, 1);
+    }
+
+    /// The process ends while the store is asked.
+    #[tokio::test(start_paused = true)]
+    async fn where_the_store_may_have_adopted_the_next_gate_nothing_is_claimed_that_either_would_not_find() {
+        let first = gate_of(vec![route("all", Mode::Protect, "host")]);
+        let other = next(&first, "client-ip");
+        let mut reload = first.begin_reload(&other, PATIENCE).await.unwrap();
+        assert!(has_routes(&first, &[&first, &other]), "retries come to the former until the next answers");
+        reload.adopt(PATIENCE).await.unwrap();
+        drop(reload);
+        assert_eq!(*first.shared.retired.read().await, [first.states["all"].rules]);
+        assert!(has_routes(&first, &[&first, &other]));
+    }
+
+    /// A route that goes, or takes other requests, has the same rules.
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_under_way_is_waited_for_where_a_route_goes() {
+        let gate = gate_of(vec![route("all", Mode::Protect, "host"), route("other", Mode::Protect, "host")]);
+        let claim = Arc::clone(&gate.shared.retired).read_owned().await;
+        assert!(gate.begin_reload(&next(&gate, "host"), PATIENCE).await.is_err());
+        drop(claim);
+        assert!(gate.begin_reload(&next(&gate, "host"), PATIENCE).await.is_ok());
     }
 }

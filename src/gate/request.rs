@@ -8,17 +8,17 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
 
 use crate::http::budget::Budget;
-use crate::http::forwarding::{Forwarding, Hop};
-use crate::http::headers::{Way, framing_is_plain};
+use crate::http::connection_memory::ConnectionMemory;
+use crate::http::forwarding::{Forwarding, PeerInfo};
+use crate::http::headers::{ForwardingInfo, has_unambiguous_framing};
 use crate::http::host::{is_host, is_usual, normal};
-use crate::http::inbound::Inbound;
+use crate::http::http1::Interim;
 use crate::http::problem::Problem;
+use crate::http::request_body::RequestBody;
 use crate::http::server::Peer;
-use crate::http::share::Share;
 use crate::http::upgrade::{Upgrade, Upgrades};
 use crate::http::usage::Usage;
 use crate::http::via::Via;
-use crate::http::wire::Interim;
 use crate::idempotency::grpc;
 use crate::idempotency::key::KeyRule;
 use crate::idempotency::scope::{Caller, ScopePart};
@@ -50,12 +50,12 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// Takes a request apart, unless it is one that nobody should see.
+    /// Parses a request, unless no upstream may see it.
     pub(super) fn read(
-        mut request: Request<Inbound>,
+        mut request: Request<RequestBody>,
         peer: Peer,
         context: &Arc<ForwardingContext>,
-    ) -> Result<(Self, Inbound), Problem> {
+    ) -> Result<(Self, RequestBody), Problem> {
         let upgrade = Upgrade::of(&mut request, &context.upgrades);
         let (parts, body) = request.into_parts();
         Ok((Self::framed(parts, upgrade, peer, context)?, body))
@@ -64,15 +64,15 @@ impl Head {
     /// Of a head alone, which no connection has brought.
     ///
     /// # Errors
-    /// Nobody should see a request like this.
+    /// No upstream may see this request.
     pub(super) fn of(parts: Parts, peer: Peer, context: &Arc<ForwardingContext>) -> Result<Self, Problem> {
-        if !framing_is_plain(&parts.headers) {
+        if !has_unambiguous_framing(&parts.headers) {
             return Err(bad("where the request ends is in doubt (RFC 9112, 6)"));
         }
         Self::framed(parts, None, peer, context)
     }
 
-    /// Of a head whose framing is beyond doubt, as [`crate::http::wire`] sees to.
+    /// Of a head whose framing is beyond doubt, as [`crate::http::http1`] sees to.
     fn framed(
         parts: Parts,
         upgrade: Option<Upgrade>,
@@ -85,7 +85,7 @@ impl Head {
         }
         check_target(&parts)?;
         let host = host(&parts, peer.is_secure)?;
-        let client = if peer.is_believed { context.forwarding.client(peer.ip, &parts.headers) } else { peer.ip };
+        let client = if peer.may_be_trusted { context.forwarding.client(peer.ip, &parts.headers) } else { peer.ip };
         Ok(Self {
             method: parts.method,
             uri: parts.uri,
@@ -101,7 +101,7 @@ impl Head {
 
     /// What its body and its answer are counted in while they are in memory.
     pub(super) fn memory<'a>(&'a self, usage: &'a Usage) -> &'a Arc<Budget> {
-        self.peer.share.as_deref().map_or(&usage.memory, Share::memory)
+        self.peer.connection_memory.as_deref().map_or(&usage.memory, ConnectionMemory::memory)
     }
 
     /// The way of interim answers to the client, where it understands them.
@@ -110,12 +110,12 @@ impl Head {
     }
 
     /// The way that it came, for the upstream.
-    pub(super) fn way(&self) -> Way<'_> {
-        Way {
-            hop: Hop {
-                peer: self.peer.ip,
-                is_believed: self.peer.is_believed,
-                address: &self.peer.address,
+    pub(super) fn forwarding_info(&self) -> ForwardingInfo<'_> {
+        ForwardingInfo {
+            peer: PeerInfo {
+                ip: self.peer.ip,
+                may_be_trusted: self.peer.may_be_trusted,
+                header_value: &self.peer.header_value,
                 is_secure: self.peer.is_secure,
                 host: self.host.as_ref().map(|host| &host.written),
             },
@@ -185,9 +185,9 @@ fn host(parts: &Parts, is_secure: bool) -> Result<Option<Host>, Problem> {
         None => None,
     };
     let Some(authority) = parts.uri.authority() else { return Ok(host) };
-    // It counts before the Host header (RFC 9112, 3.2.2). A user in it is somebody's deception (RFC 9110, 4.2.4).
+    // It counts before the Host header (RFC 9112, 3.2.2). User information in it is deceptive (RFC 9110, 4.2.4).
     match HeaderValue::from_str(authority.as_str()).ok().and_then(|host| Host::of(host, is_secure)) {
-        // By HTTP/2 nobody who means well sends two (RFC 9113, 8.3.1).
+        // HTTP/2 clients send one of them (RFC 9113, 8.3.1).
         Some(asked)
             if parts.version == Version::HTTP_2
                 && host.as_ref().is_some_and(|host| host.authority() != asked.authority()) =>

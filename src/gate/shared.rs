@@ -1,8 +1,9 @@
-//! What goes on whatever becomes of the configuration: a gate shares it with those that take its place.
+//! State that outlives a configuration: a gate shares it with its successors.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use tokio::sync::{RwLock, Semaphore};
 
 use super::single_flight::SingleFlight;
@@ -11,7 +12,7 @@ use crate::http::usage::Usage;
 use crate::http::via::Via;
 use crate::route::Router;
 use crate::store::Store;
-use crate::telemetry::seldom::Seldom;
+use crate::telemetry::log_throttle::LogThrottle;
 
 /// How many large bodies may be read back into memory at a time, to be compared as JSON.
 const LARGE_BODIES: usize = 2;
@@ -26,17 +27,20 @@ pub(super) struct Shared {
     pub(super) single_flight: Arc<SingleFlight>,
     /// Turned true when attempts must end.
     pub(super) abandon: watch::Sender<bool>,
-    /// Each errand holds a receiver while it goes on.
+    /// Each protected request holds a receiver until it has ended.
     pub(super) requests: tokio::sync::watch::Sender<()>,
     /// How many large bodies may be read back into memory at a time.
     pub(super) large_bodies: Semaphore,
     /// Claims that failed: while the store is away, as many as there are requests.
-    pub(super) unclaimed: Seldom,
+    pub(super) unclaimed: LogThrottle,
     /// Temporary files that failed: while a disk is full, as many as there are large requests.
-    pub(super) unspooled: Seldom,
+    pub(super) unspooled: LogThrottle,
     /// The rules that former gates made identities by and the present one does not: nothing is claimed by them any more.
     /// Held for reading while the store is asked for a claim.
     pub(super) retired: Arc<RwLock<Vec<IdentityDigest>>>,
+    /// The routes to which retries come: those of the newest gate, and during a reload those of its successor too. Nothing
+    /// is claimed that one of them would not find. Empty before the first reload.
+    pub(super) newest: ArcSwap<Vec<Arc<Router>>>,
     /// The name of this process on the way of a request.
     pub(super) via: Via,
     /// The shortest lease that any of the gates ever gave.
@@ -52,9 +56,10 @@ impl Shared {
             abandon: watch::Sender::new(false),
             requests: tokio::sync::watch::Sender::new(()),
             large_bodies: Semaphore::new(LARGE_BODIES),
-            unclaimed: Seldom::default(),
-            unspooled: Seldom::default(),
+            unclaimed: LogThrottle::default(),
+            unspooled: LogThrottle::default(),
             retired: Arc::default(),
+            newest: ArcSwap::default(),
             via: Via::new(),
             shortest_lease: tokio::sync::watch::Sender::new(Duration::MAX),
         }

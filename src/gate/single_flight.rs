@@ -15,7 +15,7 @@ use crate::idempotency::codec::Answer;
 use crate::idempotency::credential::Proof;
 use crate::idempotency::fingerprint::Fingerprint;
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp};
-use crate::store::Held;
+use crate::store::LeaseRenewal;
 
 const STRIPES: usize = 32;
 
@@ -91,7 +91,7 @@ impl SingleFlight {
     }
 
     /// The leases that have run for a third of their length since they were last renewed.
-    pub(super) fn due(&self) -> Vec<(Held, Arc<Running>)> {
+    pub(super) fn due(&self) -> Vec<(LeaseRenewal, Arc<Running>)> {
         let mut due = Vec::new();
         for stripe in &self.stripes {
             for (id, progress) in lock(stripe).iter() {
@@ -99,7 +99,7 @@ impl SingleFlight {
                     if let Progress::Running(running) = progress
                         && lock(&running.renewed).elapsed() >= running.lease / 3
                     {
-                        let held = Held { id: *id, attempt: running.attempt, lease: running.lease };
+                        let held = LeaseRenewal { id: *id, attempt: running.attempt, lease: running.lease };
                         due.push((held, Arc::clone(running)));
                     }
                 });
@@ -160,7 +160,7 @@ impl Leader {
 
 impl Drop for Leader {
     fn drop(&mut self) {
-        // Nobody joins any more once the last word is said.
+        // No request joins after the final progress.
         let sender = self.single_flight.stripe(self.id).remove(&self.id);
         if let (Some(sender), Some(last)) = (sender, self.last.take()) {
             sender.send_replace(last);
@@ -202,14 +202,14 @@ mod tests {
     fn lead(single_flight: &Arc<SingleFlight>) -> Leader {
         match single_flight.join(ID) {
             Role::Leader(lead) => lead,
-            Role::Follower(_) => panic!("somebody leads already"),
+            Role::Follower(_) => panic!("the key has a leader already"),
         }
     }
 
     fn follow(single_flight: &Arc<SingleFlight>) -> Follower {
         match single_flight.join(ID) {
             Role::Follower(follow) => follow,
-            Role::Leader(_) => panic!("nobody leads"),
+            Role::Leader(_) => panic!("the key has no leader"),
         }
     }
 

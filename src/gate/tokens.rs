@@ -16,7 +16,7 @@ enum Source {
 }
 
 impl Tokens {
-    /// Tokens that nobody can guess, from the operating system.
+    /// Unguessable tokens, from the random source of the operating system.
     ///
     /// Each is asked for anew. A generator in this process would be copied with a snapshot of its machine, and two
     /// attempts with one token would both believe that the claim is theirs.

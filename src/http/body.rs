@@ -8,35 +8,32 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Body as HttpBody, Frame, SizeHint};
-use hyper::body::Incoming;
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio::time::Instant;
 
-use super::budget::Taken;
-use super::buffer::SpooledReader;
-use super::headers::without_ours;
-use super::inbound::{self, Inbound};
-use super::upstream::Carrier;
-use super::wire::{Exchange, Fault};
+use super::budget::Permit;
+use super::exchange::ExchangeGuard;
+use super::fault::Fault;
+use super::headers::without_forbidden_fields;
 use crate::telemetry::metrics::RequestTimer;
 
-/// How many bytes of a body that is whole are handed on at a time: hyper takes what it is given at once, and a body has
-/// ended only when the other side has read nearly all of it.
-const PIECE: usize = 64 << 10;
+/// How many bytes of a complete body are handed to hyper at a time. hyper accepts a frame of any size at once; with
+/// small frames, the body ends only when the peer has read nearly all of it.
+const CHUNK: usize = 64 << 10;
 
 /// A body to send.
 #[derive(Default)]
 pub struct Body {
     kind: Kind,
-    /// The request that it answers goes on for as long as it is there.
-    _request: Option<Ongoing>,
-    /// The exchange that ends with it.
-    _exchange: Option<Exchange>,
+    /// The request that this body answers stays in flight while this exists.
+    _request: Option<RequestGuard>,
+    /// The exchange ends with the body.
+    _exchange: Option<ExchangeGuard>,
 }
 
-/// A request that is being dealt with.
-struct Ongoing {
-    _taken: Option<Arc<Taken>>,
+/// Keeps a request in flight.
+struct RequestGuard {
+    _permit: Option<Arc<Permit>>,
     _timer: RequestTimer,
 }
 
@@ -47,38 +44,27 @@ enum Kind {
     Full(Bytes),
     /// Chunked: data if any, then trailers.
     Trailed(Option<Bytes>, Option<HeaderMap>),
-    /// Announces a length and sends nothing: for the `Content-Length` of a 304.
+    /// Announces a length without sending data: for the `Content-Length` of a 304.
     Announced(u64),
-    Incoming(Box<Relay<Incoming>>),
-    Inbound(Box<Relay<Inbound>>),
+    Relayed(Box<dyn Relayed>),
     Channel(Box<Channel>),
-    Spooled(Box<SpooledReader>),
 }
 
-/// Why a body broke off while it was sent.
+/// Why sending a body failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The other side's message broke off.
     #[error("the message broke off: {0}")]
     Broken(#[from] hyper::Error),
-    /// The client's message is not waited for any longer, or says what it may not.
+    /// The client's message timed out or is malformed.
     #[error("the request is refused: {0}")]
     Refused(#[source] Fault),
-    /// The rest cannot be had any more.
+    /// The rest of the body is not available any more.
     #[error("the sender gave up")]
     Abandoned,
     /// The temporary file failed.
     #[error("reading back the request body failed: {0}")]
     Spool(#[from] io::Error),
-}
-
-impl From<inbound::Error> for Error {
-    fn from(error: inbound::Error) -> Self {
-        match error {
-            inbound::Error::Broken(error) => Self::Broken(error),
-            inbound::Error::Refused(fault) => Self::Refused(fault),
-        }
-    }
 }
 
 impl Body {
@@ -100,54 +86,44 @@ impl Body {
         Kind::Trailed(Some(bytes).filter(|bytes| !bytes.is_empty()), Some(trailers)).into()
     }
 
-    /// Nothing, while announcing `length`: what a 304 says of the answer that it stands for (RFC 9110, 8.6).
+    /// No data, with `length` announced: a 304 carries the length of the response that it stands for (RFC 9110, 8.6).
     #[must_use]
     pub fn announced(length: u64) -> Self {
         Kind::Announced(length).into()
     }
 
-    /// Whether it sends nothing, and announces a length.
+    /// Whether it announces a length without sending data.
     pub(super) fn is_announced(&self) -> bool {
         matches!(self.kind, Kind::Announced(_))
     }
 
-    /// How many bytes of it are in memory already, and wait to be sent.
-    pub(super) fn held(&self) -> usize {
+    /// How many bytes are in memory and wait to be sent.
+    pub(super) fn buffered_len(&self) -> usize {
         match &self.kind {
             Kind::Full(bytes) | Kind::Trailed(Some(bytes), _) => bytes.len(),
             _ => 0,
         }
     }
 
-    /// What arrives from an upstream, as it arrives. When it has ended well, its connection is given back.
+    /// Passes on the frames of another body as they arrive, and reports them to `observer`.
     #[must_use]
-    pub fn from_upstream(incoming: Incoming, carrier: Carrier) -> Self {
-        // A body that has ended is not polled any more.
-        if incoming.is_end_stream() {
-            carrier.give_back();
-            return Self::empty();
-        }
-        Kind::Incoming(Box::new(Relay { incoming, end: End::GiveBack(Some(carrier)) })).into()
-    }
-
-    /// What arrives from a client, as it arrives. `progress` is told of every frame, and of the end.
-    #[must_use]
-    pub fn from_client(incoming: Inbound, progress: Arc<Progress>) -> Self {
-        if incoming.is_end_stream() {
-            return Self::empty();
-        }
-        Kind::Inbound(Box::new(Relay { incoming, end: End::Tell(progress) })).into()
+    pub fn relay<B, O>(source: B, observer: O) -> Self
+    where
+        B: HttpBody<Data = Bytes, Error: Into<Error>> + Send + Unpin + 'static,
+        O: Observer,
+    {
+        Kind::Relayed(Box::new(Relay { source, observer })).into()
     }
 
     /// A body that is fed through the sender. It ends well only by [`Sender::finish`].
     #[must_use]
     pub fn channel() -> (Sender, Self) {
-        // One piece waits while another is written: a slow reader is to hold no more.
+        // One frame waits while another is written: a slow reader must not buffer more.
         let (tx, rx) = mpsc::channel(1);
         (Sender(tx), Kind::Channel(Box::new(Channel { rx, ended: false })).into())
     }
 
-    /// The same, without saying how long it is: in chunks.
+    /// The same body without a known length: it is sent in chunks.
     #[must_use]
     pub fn without_length(self) -> Self {
         match self.kind {
@@ -156,23 +132,17 @@ impl Body {
         }
     }
 
-    /// The same, as the answer to a request, which ends when this is gone: all of it was given to the connection, or the
-    /// client has left.
+    /// The same body as the answer to a request, which stays in flight until the body is dropped: the connection has
+    /// taken all of it, or the client has left.
     #[must_use]
-    pub fn of_request(self, taken: Option<Arc<Taken>>, timer: RequestTimer) -> Self {
-        Self { _request: Some(Ongoing { _taken: taken, _timer: timer }), ..self }
+    pub fn with_request_guard(self, permit: Option<Arc<Permit>>, timer: RequestTimer) -> Self {
+        Self { _request: Some(RequestGuard { _permit: permit, _timer: timer }), ..self }
     }
 
-    /// The same, in whose exchange the client waits for it.
+    /// The same body, which ends the client's exchange when it is dropped.
     #[must_use]
-    pub fn of_exchange(self, exchange: Exchange) -> Self {
+    pub fn with_exchange_guard(self, exchange: ExchangeGuard) -> Self {
         Self { _exchange: Some(exchange), ..self }
-    }
-
-    /// What was spooled to a temporary file.
-    #[must_use]
-    pub(super) fn spooled(reader: SpooledReader) -> Self {
-        Kind::Spooled(Box::new(reader)).into()
     }
 }
 
@@ -182,7 +152,7 @@ impl From<Kind> for Body {
     }
 }
 
-/// Feeds a channel body. Dropped before [`Sender::finish`], it breaks the message off.
+/// Feeds a channel body. Dropping it before [`Sender::finish`] aborts the message.
 pub struct Sender(mpsc::Sender<Item>);
 
 enum Item {
@@ -192,18 +162,18 @@ enum Item {
 
 /// The receiver of a channel body is gone.
 #[derive(Clone, Copy, Debug)]
-pub struct Gone;
+pub struct Closed;
 
 impl Sender {
     /// Sends a frame; waits while the receiver is behind.
-    pub async fn send(&self, frame: Frame<Bytes>) -> Result<(), Gone> {
-        self.0.send(Item::Frame(frame)).await.map_err(|_| Gone)
+    pub async fn send(&self, frame: Frame<Bytes>) -> Result<(), Closed> {
+        self.0.send(Item::Frame(frame)).await.map_err(|_| Closed)
     }
 
     /// Ends the body well, when the receiver has taken what was sent.
     pub fn finish(self) {
         match self.0.try_send(Item::Finished) {
-            // A receiver that is gone does not need the end.
+            // A dropped receiver does not need the end.
             Ok(()) | Err(TrySendError::Closed(_)) => {}
             Err(TrySendError::Full(end)) => {
                 // It waits as long as the receiver's connection lasts, and for nothing else.
@@ -215,8 +185,8 @@ impl Sender {
 
 impl Sender {
     /// Waits until the receiver has room for a frame.
-    pub(super) async fn room(&self) -> Result<Room<'_>, Gone> {
-        self.0.reserve().await.map(Room).map_err(|_| Gone)
+    pub(super) async fn reserve(&self) -> Result<SendPermit<'_>, Closed> {
+        self.0.reserve().await.map(SendPermit).map_err(|_| Closed)
     }
 
     /// Ends the body well behind these frames, as the receiver takes them.
@@ -233,10 +203,10 @@ impl Sender {
     }
 }
 
-/// Room for a frame.
-pub(super) struct Room<'a>(mpsc::Permit<'a, Item>);
+/// The right to send one frame without waiting.
+pub(super) struct SendPermit<'a>(mpsc::Permit<'a, Item>);
 
-impl Room<'_> {
+impl SendPermit<'_> {
     pub(super) fn send(self, data: Bytes) {
         self.0.send(Item::Frame(Frame::data(data)));
     }
@@ -247,7 +217,7 @@ struct Channel {
     ended: bool,
 }
 
-/// How far a body has come.
+/// How far a body has been transferred.
 pub struct Progress(Mutex<(Instant, bool)>);
 
 impl Default for Progress {
@@ -257,15 +227,15 @@ impl Default for Progress {
 }
 
 impl Progress {
-    /// When it last moved.
+    /// When the last frame arrived.
     #[must_use]
     pub fn last(&self) -> Instant {
         self.get().0
     }
 
-    /// Whether more of it was asked for and has not come.
+    /// Whether the next frame was requested and has not arrived.
     #[must_use]
-    pub fn waits(&self) -> bool {
+    pub fn is_waiting(&self) -> bool {
         self.get().1
     }
 
@@ -282,46 +252,66 @@ impl Progress {
     }
 }
 
-struct Relay<B> {
-    incoming: B,
-    end: End,
+impl Observer for Arc<Progress> {
+    fn pending(&mut self) {
+        self.wait();
+    }
+
+    fn received(&mut self, _is_end: bool) {
+        self.moved();
+    }
 }
 
-/// What moving a body on means to somebody.
-enum End {
-    GiveBack(Option<Carrier>),
-    Tell(Arc<Progress>),
+/// Learns how a relayed body proceeds.
+pub trait Observer: Send + 'static {
+    /// The next frame was requested and has not arrived.
+    fn pending(&mut self) {}
+
+    /// A frame arrived, or the body ended well.
+    fn received(&mut self, is_end: bool);
 }
 
-impl<B: HttpBody<Data = Bytes, Error: Into<Error>> + Unpin> Relay<B> {
+impl Observer for () {
+    fn received(&mut self, _is_end: bool) {}
+}
+
+struct Relay<B, O> {
+    source: B,
+    observer: O,
+}
+
+/// A relay whose source and observer are erased, so that a body knows neither.
+trait Relayed: Send {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>>;
+
+    fn is_end_stream(&self) -> bool;
+
+    fn size_hint(&self) -> SizeHint;
+}
+
+impl<B, O> Relayed for Relay<B, O>
+where
+    B: HttpBody<Data = Bytes, Error: Into<Error>> + Send + Unpin,
+    O: Observer,
+{
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
-        let Poll::Ready(frame) = Pin::new(&mut self.incoming).poll_frame(cx) else {
-            self.wait();
+        let Poll::Ready(frame) = Pin::new(&mut self.source).poll_frame(cx) else {
+            self.observer.pending();
             return Poll::Pending;
         };
         if !matches!(frame, Some(Err(_))) {
-            let ended = frame.is_none() || self.incoming.is_end_stream();
-            self.moved(ended);
+            let is_end = frame.is_none() || self.source.is_end_stream();
+            self.observer.received(is_end);
         }
         Poll::Ready(frame.map(|frame| frame.map(end_to_end).map_err(Into::into)))
     }
 
-    fn wait(&self) {
-        if let End::Tell(progress) = &self.end {
-            progress.wait();
-        }
+    fn is_end_stream(&self) -> bool {
+        self.source.is_end_stream()
     }
 
-    fn moved(&mut self, ended: bool) {
-        match &mut self.end {
-            End::GiveBack(carrier) if ended => {
-                if let Some(carrier) = carrier.take() {
-                    carrier.give_back_relayed();
-                }
-            }
-            End::GiveBack(_) => {}
-            End::Tell(progress) => progress.moved(),
-        }
+    fn size_hint(&self) -> SizeHint {
+        self.source.size_hint()
     }
 }
 
@@ -333,22 +323,21 @@ impl HttpBody for Body {
         match &mut self.kind {
             Kind::Empty | Kind::Announced(_) => Poll::Ready(None),
             Kind::Full(bytes) => {
-                if bytes.len() > PIECE {
-                    return Poll::Ready(Some(Ok(Frame::data(bytes.split_to(PIECE)))));
+                if bytes.len() > CHUNK {
+                    return Poll::Ready(Some(Ok(Frame::data(bytes.split_to(CHUNK)))));
                 }
                 let bytes = std::mem::take(bytes);
                 self.kind = Kind::Empty;
                 Poll::Ready(Some(Ok(Frame::data(bytes))))
             }
-            Kind::Trailed(Some(data), _) if data.len() > PIECE => {
-                Poll::Ready(Some(Ok(Frame::data(data.split_to(PIECE)))))
+            Kind::Trailed(Some(data), _) if data.len() > CHUNK => {
+                Poll::Ready(Some(Ok(Frame::data(data.split_to(CHUNK)))))
             }
             Kind::Trailed(data, trailers) => Poll::Ready(match (data.take(), trailers) {
                 (Some(data), _) => Some(Ok(Frame::data(data))),
                 (None, trailers) => trailers.take().map(|trailers| Ok(Frame::trailers(trailers))),
             }),
-            Kind::Incoming(relay) => relay.poll(cx),
-            Kind::Inbound(relay) => relay.poll(cx),
+            Kind::Relayed(relay) => relay.poll(cx),
             Kind::Channel(channel) => {
                 if channel.ended {
                     return Poll::Ready(None);
@@ -362,10 +351,6 @@ impl HttpBody for Body {
                     None => Poll::Ready(Some(Err(Error::Abandoned))),
                 }
             }
-            Kind::Spooled(reader) => {
-                let chunk = ready!(reader.poll_next(cx))?;
-                Poll::Ready(chunk.map(|bytes| Ok(Frame::data(bytes))))
-            }
         }
     }
 
@@ -373,9 +358,7 @@ impl HttpBody for Body {
         match &self.kind {
             Kind::Empty => true,
             Kind::Trailed(data, trailers) => data.is_none() && trailers.is_none(),
-            Kind::Incoming(relay) => relay.incoming.is_end_stream(),
-            Kind::Inbound(relay) => relay.incoming.is_end_stream(),
-            Kind::Spooled(reader) => reader.remaining() == 0,
+            Kind::Relayed(relay) => relay.is_end_stream(),
             Kind::Full(_) | Kind::Announced(_) | Kind::Channel(_) => false,
         }
     }
@@ -385,18 +368,16 @@ impl HttpBody for Body {
             Kind::Empty => SizeHint::with_exact(0),
             Kind::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Kind::Announced(length) => SizeHint::with_exact(*length),
-            Kind::Incoming(relay) => relay.incoming.size_hint(),
-            Kind::Inbound(relay) => relay.incoming.size_hint(),
-            Kind::Spooled(reader) => SizeHint::with_exact(reader.remaining()),
+            Kind::Relayed(relay) => relay.size_hint(),
             Kind::Trailed(..) | Kind::Channel(_) => SizeHint::new(),
         }
     }
 }
 
-/// Trailers lose what no header may smuggle past the gate either.
+/// Removes trailers that the gate does not let pass as headers either.
 pub(super) fn end_to_end(frame: Frame<Bytes>) -> Frame<Bytes> {
     match frame.into_trailers() {
-        Ok(trailers) => Frame::trailers(without_ours(trailers)),
+        Ok(trailers) => Frame::trailers(without_forbidden_fields(trailers)),
         Err(data) => data,
     }
 }
@@ -427,8 +408,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_large_body_is_handed_on_in_pieces() {
-        let whole: Bytes = (0..=255).cycle().take(2 * PIECE + 1).collect();
+    async fn a_large_body_is_sent_in_chunks() {
+        let whole: Bytes = (0..=255).cycle().take(2 * CHUNK + 1).collect();
         let mut body = Body::full(whole.clone());
         let (mut taken, mut lengths) = (Vec::new(), Vec::new());
         while let Some(frame) = body.frame().await {
@@ -437,7 +418,7 @@ mod tests {
             lengths.push(data.len());
             assert_eq!(body.size_hint().exact(), Some((whole.len() - taken.len()) as u64));
         }
-        assert_eq!((taken == whole, lengths, body.is_end_stream()), (true, vec![PIECE, PIECE, 1], true));
+        assert_eq!((taken == whole, lengths, body.is_end_stream()), (true, vec![CHUNK, CHUNK, 1], true));
     }
 
     #[tokio::test(start_paused = true)]
@@ -452,7 +433,7 @@ mod tests {
             };
             (of("count"), of("sum"))
         };
-        let answer = |body: Body| body.of_request(None, route.answered(Outcome::Executed, Instant::now()));
+        let answer = |body: Body| body.with_request_guard(None, route.answered(Outcome::Executed, Instant::now()));
 
         let (tx, body) = Body::channel();
         let mut body = answer(body);

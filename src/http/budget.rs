@@ -1,104 +1,104 @@
-//! What many share the most of: each takes its part, and gives it back when it is done. Nobody waits.
+//! Budgets for shared resources: a caller acquires a permit and returns it when it is done. No caller waits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::telemetry::limits::{Level, Limit, LimitMetrics};
 
-/// So much there may be of something, and so much there is.
+/// A limited amount of a resource, and how much of it is in use.
 pub struct Budget {
     limit: Limit,
-    most: AtomicU64,
-    taken: Level,
+    max: AtomicU64,
+    used: Level,
     metrics: Arc<LimitMetrics>,
-    /// The budget that it is a share of.
-    whole: Option<Arc<Budget>>,
+    /// The budget that this is a child of.
+    parent: Option<Arc<Budget>>,
 }
 
-/// A part of a budget. Dropped, it is given back.
-pub struct Taken {
+/// The right to use an amount of a budget. Dropping it returns the amount.
+pub struct Permit {
     budget: Arc<Budget>,
     amount: u64,
 }
 
 impl Budget {
-    /// Nothing of it is taken yet.
+    /// An unused budget.
     #[must_use]
-    pub fn new(limit: Limit, most: u64, metrics: &Arc<LimitMetrics>) -> Arc<Self> {
+    pub fn new(limit: Limit, max: u64, metrics: &Arc<LimitMetrics>) -> Arc<Self> {
         Arc::new(Self {
             limit,
-            most: AtomicU64::new(most),
-            taken: metrics.level(limit),
+            max: AtomicU64::new(max),
+            used: metrics.level(limit),
             metrics: Arc::clone(metrics),
-            whole: None,
+            parent: None,
         })
     }
 
-    /// A share of this budget: whatever is taken of the share is also taken of the whole. A share has room for `most`, or for
-    /// a single part of any size that the whole has room for.
+    /// A child of this budget. An amount acquired from the child also counts against the parent. A child has room for
+    /// `max`, or for a single permit of any size that the parent has room for.
     #[must_use]
-    pub fn share(self: &Arc<Self>, most: u64) -> Arc<Self> {
+    pub fn child(self: &Arc<Self>, max: u64) -> Arc<Self> {
         Arc::new(Self {
             limit: self.limit,
-            most: AtomicU64::new(most),
-            taken: Level::default(),
+            max: AtomicU64::new(max),
+            used: Level::default(),
             metrics: Arc::clone(&self.metrics),
-            whole: Some(Arc::clone(self)),
+            parent: Some(Arc::clone(self)),
         })
     }
 
-    /// Changes how much there may be. What was taken stays taken.
-    pub fn allow(&self, most: u64) {
-        self.most.store(most, Ordering::Relaxed);
+    /// Changes the maximum. Existing permits keep their amounts.
+    pub fn set_max(&self, max: u64) {
+        self.max.store(max, Ordering::Relaxed);
     }
 
-    /// Takes a part; nothing where there is too little left, which is counted.
+    /// Acquires a permit. Where too little is left, returns `None` and counts the refusal.
     #[must_use]
-    pub fn take(self: &Arc<Self>, amount: u64) -> Option<Taken> {
-        let mut taken = self.nothing();
-        taken.grow(amount).then_some(taken)
+    pub fn acquire(self: &Arc<Self>, amount: u64) -> Option<Permit> {
+        let mut permit = self.empty_permit();
+        permit.grow(amount).then_some(permit)
     }
 
-    /// A part that is to grow.
+    /// A permit for nothing, which can grow.
     #[must_use]
-    pub fn nothing(self: &Arc<Self>) -> Taken {
-        Taken { budget: Arc::clone(self), amount: 0 }
+    pub fn empty_permit(self: &Arc<Self>) -> Permit {
+        Permit { budget: Arc::clone(self), amount: 0 }
     }
 
-    /// How much is taken.
+    /// The amount in use.
     #[must_use]
-    pub fn taken(&self) -> u64 {
-        self.taken.load(Ordering::Relaxed)
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
     }
 
-    /// Adds to what is taken, where there is enough left for a part that has `own` so far; or without a limit, where `own`
-    /// is `None`.
-    fn add(&self, amount: u64, own: Option<u64>) -> bool {
-        let most = self.most.load(Ordering::Relaxed);
+    /// Adds to the amount in use if enough is left for a permit that has `own` so far. Without `own` there is no
+    /// limit.
+    fn charge(&self, amount: u64, own: Option<u64>) -> bool {
+        let max = self.max.load(Ordering::Relaxed);
         let fits =
-            |before: u64, after: u64| own.is_none_or(|own| after <= most || (self.whole.is_some() && before == own));
+            |before: u64, after: u64| own.is_none_or(|own| after <= max || (self.parent.is_some() && before == own));
         let added = |before: u64| before.checked_add(amount).filter(|after| fits(before, *after));
-        // It guards no other memory: only the sum has to be right.
-        if self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, added).is_err() {
+        // It orders no other memory access: only the sum has to be right.
+        if self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, added).is_err() {
             return false;
         }
-        let is_added = self.whole.as_ref().is_none_or(|whole| whole.add(amount, own));
+        let is_added = self.parent.as_ref().is_none_or(|parent| parent.charge(amount, own));
         if !is_added {
-            self.taken.fetch_sub(amount, Ordering::Relaxed);
+            self.used.fetch_sub(amount, Ordering::Relaxed);
         }
         is_added
     }
 
-    fn remove(&self, amount: u64) {
-        self.taken.fetch_sub(amount, Ordering::Relaxed);
-        if let Some(whole) = &self.whole {
-            whole.remove(amount);
+    fn refund(&self, amount: u64) {
+        self.used.fetch_sub(amount, Ordering::Relaxed);
+        if let Some(parent) = &self.parent {
+            parent.refund(amount);
         }
     }
 }
 
-impl Taken {
-    /// Takes more; false where there is too little left, which is counted.
+impl Permit {
+    /// Acquires more. Where too little is left, returns false and counts the refusal.
     #[must_use]
     pub fn grow(&mut self, amount: u64) -> bool {
         let is_added = self.try_grow(amount);
@@ -108,22 +108,22 @@ impl Taken {
         is_added
     }
 
-    /// Takes more where there is enough left: for what can do with less.
+    /// Acquires more if enough is left: for callers that can do with less.
     #[must_use]
     pub fn try_grow(&mut self, amount: u64) -> bool {
-        let is_added = self.budget.add(amount, Some(self.amount));
+        let is_added = self.budget.charge(amount, Some(self.amount));
         self.amount += if is_added { amount } else { 0 };
         is_added
     }
 
-    /// Takes more, whatever is left: for what is bounded by something else.
-    pub fn grow_anyway(&mut self, amount: u64) {
-        if self.budget.add(amount, None) {
+    /// Acquires more, whatever is left: for uses with another bound.
+    pub fn force_grow(&mut self, amount: u64) {
+        if self.budget.charge(amount, None) {
             self.amount += amount;
         }
     }
 
-    /// Parts with some of it, or with all.
+    /// Splits off some of the amount, at most all of it.
     #[must_use]
     pub fn split(&mut self, amount: u64) -> Self {
         let amount = amount.min(self.amount);
@@ -131,17 +131,17 @@ impl Taken {
         Self { budget: Arc::clone(&self.budget), amount }
     }
 
-    /// How much it is.
+    /// Its amount.
     #[must_use]
     pub fn amount(&self) -> u64 {
         self.amount
     }
 }
 
-impl Drop for Taken {
+impl Drop for Permit {
     fn drop(&mut self) {
         if self.amount > 0 {
-            self.budget.remove(self.amount);
+            self.budget.refund(self.amount);
         }
     }
 }
@@ -152,64 +152,64 @@ mod tests {
     use crate::telemetry::metrics::Metrics;
 
     #[test]
-    fn what_is_taken_is_missing_until_it_is_given_back() {
+    fn permits_reduce_the_budget_until_they_are_dropped() {
         let metrics = Metrics::new();
         let budget = Budget::new(Limit::MaxRequests, 3, &metrics.limits());
-        let mut first = budget.take(1).unwrap();
-        let second = budget.take(2).unwrap();
-        assert!(budget.take(1).is_none() && !first.grow(1));
-        assert_eq!(budget.taken(), 3);
+        let mut first = budget.acquire(1).unwrap();
+        let second = budget.acquire(2).unwrap();
+        assert!(budget.acquire(1).is_none() && !first.grow(1));
+        assert_eq!(budget.used(), 3);
         assert!(metrics.encode().contains("oncegate_requests_in_flight 3\n"), "{}", metrics.encode());
         assert!(metrics.encode().contains("oncegate_limit_exceeded_total{limit=\"max_requests\"} 2\n"));
         drop(second);
         assert!(first.grow(2));
         drop(first);
-        assert_eq!(budget.taken(), 0);
+        assert_eq!(budget.used(), 0);
         assert!(metrics.encode().contains("oncegate_requests_in_flight 0\n"));
     }
 
     #[test]
     fn a_share_takes_of_the_whole_and_leaves_the_rest_to_others() {
         let metrics = Metrics::new();
-        let whole = Budget::new(Limit::MaxBufferedMemory, 100, &metrics.limits());
-        let share = whole.share(25);
-        let mut parts = [(); 3].map(|()| share.take(8).unwrap());
-        assert_eq!((share.taken(), whole.taken()), (24, 24));
-        assert!(!parts[0].grow(2) && parts[0].grow(1) && share.take(1).is_none());
+        let parent = Budget::new(Limit::MaxBufferedMemory, 100, &metrics.limits());
+        let child = parent.child(25);
+        let mut parts = [(); 3].map(|()| child.acquire(8).unwrap());
+        assert_eq!((child.used(), parent.used()), (24, 24));
+        assert!(!parts[0].grow(2) && parts[0].grow(1) && child.acquire(1).is_none());
         assert!(metrics.encode().contains("oncegate_limit_exceeded_total{limit=\"max_buffered_memory\"} 2\n"));
-        let mut other = whole.take(75).unwrap();
-        other.grow_anyway(1);
+        let mut other = parent.acquire(75).unwrap();
+        other.force_grow(1);
         drop(parts);
-        assert_eq!((share.taken(), whole.taken()), (0, 76));
-        assert!(share.take(25).is_none(), "the whole has no room for it");
-        assert_eq!((share.taken(), whole.taken()), (0, 76));
+        assert_eq!((child.used(), parent.used()), (0, 76));
+        assert!(child.acquire(25).is_none(), "the whole has no room for it");
+        assert_eq!((child.used(), parent.used()), (0, 76));
     }
 
     #[test]
     fn a_single_part_may_be_larger_than_its_share() {
-        let whole = Budget::new(Limit::MaxBufferedMemory, 100, &Metrics::new().limits());
-        let share = whole.share(25);
-        let mut large = share.take(60).unwrap();
+        let parent = Budget::new(Limit::MaxBufferedMemory, 100, &Metrics::new().limits());
+        let child = parent.child(25);
+        let mut large = child.acquire(60).unwrap();
         assert!(large.grow(40) && !large.grow(1), "as far as the whole has room");
-        assert!(share.take(1).is_none());
+        assert!(child.acquire(1).is_none());
         let half = large.split(50);
         drop(large);
-        let mut second = share.nothing();
+        let mut second = child.empty_permit();
         assert!(!second.grow(1), "another part is there");
         drop(half);
         assert!(second.grow(60));
         drop(second);
-        assert_eq!((share.taken(), whole.taken()), (0, 0));
+        assert_eq!((child.used(), parent.used()), (0, 0));
     }
 
     #[test]
     fn a_smaller_budget_waits_for_what_was_taken_of_the_larger() {
         let budget = Budget::new(Limit::MaxRequests, 3, &Metrics::new().limits());
-        let [first, second, third] = [(); 3].map(|()| budget.take(1).unwrap());
-        budget.allow(1);
+        let [first, second, third] = [(); 3].map(|()| budget.acquire(1).unwrap());
+        budget.set_max(1);
         drop((first, second));
-        assert!(budget.take(1).is_none());
+        assert!(budget.acquire(1).is_none());
         drop(third);
-        assert!(budget.take(1).is_some());
+        assert!(budget.acquire(1).is_some());
     }
 }

@@ -1,4 +1,4 @@
-//! Holds a request body whole before its key is claimed: in memory while it is small, else in an unlinked temporary
+//! Buffers a whole request body before its key is claimed: in memory while it is small, else in an unlinked temporary
 //! file.
 
 use std::fs::File;
@@ -11,16 +11,16 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::HeaderMap;
-use http_body::Body as _;
+use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use sha2::{Digest as _, Sha256};
 use tokio::task::JoinHandle;
 
 use super::body::Body;
-use super::budget::{Budget, Taken};
-use super::gathered::{Gathered, counted};
-use super::headers::without_ours;
-use super::inbound::{self, Inbound};
+use super::budget::{Budget, Permit};
+use super::counted_buffer::{CountedBuffer, counted};
+use super::headers::without_forbidden_fields;
+use super::request_body::{self, RequestBody};
 use super::usage::Usage;
 
 /// Bodies up to this size, in bytes, stay in memory.
@@ -29,7 +29,7 @@ pub const IN_MEMORY: u64 = 256 * 1024;
 /// How much of a spooled body is written or read at a time, in bytes.
 const SPOOL_CHUNK: usize = 256 * 1024;
 
-/// How much of it is read at a time where there is no room for more, in bytes.
+/// The chunk size in bytes where the memory budget has no room for a full chunk.
 const SMALL_CHUNK: usize = 16 * 1024;
 
 /// A whole request body.
@@ -43,10 +43,10 @@ pub struct Buffered {
 #[derive(Clone)]
 enum Content {
     Memory(Bytes),
-    Spooled { file: Arc<Spooled>, length: u64, sha256: [u8; 32] },
+    Spooled { file: Arc<SpoolFile>, length: u64, sha256: [u8; 32] },
 }
 
-/// Why a body could not be held.
+/// Why a body could not be buffered.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// It is larger than the limit.
@@ -57,7 +57,7 @@ pub enum Error {
     },
     /// It is malformed, or the client went away before its end.
     #[error("the body is malformed or incomplete")]
-    Malformed(#[source] inbound::Error),
+    Malformed(#[source] request_body::Error),
     /// There is no room for it, neither in memory nor in a temporary file.
     #[error("there is no room for the body")]
     NoRoom,
@@ -68,13 +68,13 @@ pub enum Error {
 
 impl Buffered {
     /// Reads a body to its end, at most `limit` bytes of it, into `memory` or a file.
-    pub async fn read(incoming: Inbound, limit: u64, memory: &Arc<Budget>, usage: &Usage) -> Result<Self, Error> {
-        // A length that is announced is refused before a byte of it is read.
+    pub async fn read(incoming: RequestBody, limit: u64, memory: &Arc<Budget>, usage: &Usage) -> Result<Self, Error> {
+        // An announced length is refused before a byte of the body is read.
         if incoming.size_hint().lower() > limit {
             return Err(Error::TooLarge { limit });
         }
-        let gathered = Gathered::new(memory);
-        Reader { gathered, spool: None, length: 0, limit, memory, usage }.run(incoming).await
+        let buffer = CountedBuffer::new(memory);
+        Reader { buffer, spool: None, length: 0, limit, memory, usage }.run(incoming).await
     }
 
     /// Its length in bytes.
@@ -132,10 +132,10 @@ impl Buffered {
         match (&self.content, &self.trailers) {
             (Content::Memory(bytes), None) => Body::full(bytes.clone()),
             (Content::Memory(bytes), Some(trailers)) => Body::with_trailers(bytes.clone(), trailers.clone()),
-            // Trailers are seldom, and with a spooled body seldom twice over: they are dropped, as any recipient may
-            // (RFC 9110, 6.5.1).
+            // Trailers are rare, and rarer still with a spooled body. They are dropped, as any recipient may (RFC
+            // 9110, 6.5.1).
             (Content::Spooled { file, length, .. }, _) => {
-                Body::spooled(SpooledReader { file: Arc::clone(file), offset: 0, length: *length, reading: None })
+                Body::relay(SpoolReader { file: Arc::clone(file), offset: 0, length: *length, reading: None }, ())
             }
         }
     }
@@ -157,8 +157,8 @@ impl std::fmt::Debug for Content {
 }
 
 struct Reader<'a> {
-    gathered: Gathered<'a>,
-    spool: Option<Spool>,
+    buffer: CountedBuffer<'a>,
+    spool: Option<SpoolWriter>,
     length: u64,
     limit: u64,
     memory: &'a Arc<Budget>,
@@ -166,20 +166,20 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    async fn run(mut self, mut incoming: Inbound) -> Result<Buffered, Error> {
+    async fn run(mut self, mut incoming: RequestBody) -> Result<Buffered, Error> {
         let mut trailers = None;
         while let Some(frame) = incoming.frame().await {
             match frame.map_err(Error::Malformed)?.into_data() {
                 Ok(data) => self.take(data).await?,
-                Err(frame) => trailers = frame.into_trailers().ok().map(without_ours),
+                Err(frame) => trailers = frame.into_trailers().ok().map(without_forbidden_fields),
             }
         }
-        let (last, _) = self.gathered.take();
+        let (last, _) = self.buffer.take();
         let content = match self.spool {
             None => Content::Memory(last),
             Some(spool) => {
-                let Spool { file, hash, taken } = spool.write(last).await?;
-                let file = Spooled { file, _taken: taken, memory: Arc::clone(self.memory) };
+                let SpoolWriter { file, hash, permit } = spool.write(last).await?;
+                let file = SpoolFile { file, _permit: permit, memory: Arc::clone(self.memory) };
                 Content::Spooled { file: Arc::new(file), length: self.length, sha256: hash.finalize().into() }
             }
         };
@@ -191,16 +191,16 @@ impl Reader<'_> {
         if self.length > self.limit {
             return Err(Error::TooLarge { limit: self.limit });
         }
-        // What finds no room in memory goes to the file at once, and what is there before it.
-        let homeless = self.gathered.push(data).err();
-        let full = if self.spool.is_some() { self.gathered.len() >= SPOOL_CHUNK } else { self.length > IN_MEMORY };
-        if full || homeless.is_some() {
+        // Data without room in memory goes to the file at once, after the data that is already buffered.
+        let unplaced = self.buffer.push(data).err();
+        let full = if self.spool.is_some() { self.buffer.len() >= SPOOL_CHUNK } else { self.length > IN_MEMORY };
+        if full || unplaced.is_some() {
             let mut spool = match self.spool.take() {
                 Some(spool) => spool,
-                None => Spool::create(self.usage).await?,
+                None => SpoolWriter::create(self.usage).await?,
             };
-            let (gathered, _) = self.gathered.take();
-            for chunk in [gathered].into_iter().chain(homeless) {
+            let (buffer, _) = self.buffer.take();
+            for chunk in [buffer].into_iter().chain(unplaced) {
                 spool = spool.write(chunk).await?;
             }
             self.spool = Some(spool);
@@ -209,31 +209,31 @@ impl Reader<'_> {
     }
 }
 
-/// A temporary file, which is gone with the last that refers to it.
-struct Spooled {
+/// A temporary file. It disappears with its last reference.
+struct SpoolFile {
     file: File,
-    _taken: Taken,
-    /// What it takes to read it back.
+    _permit: Permit,
+    /// The budget for reading it back.
     memory: Arc<Budget>,
 }
 
-struct Spool {
+struct SpoolWriter {
     file: File,
     hash: Sha256,
-    taken: Taken,
+    permit: Permit,
 }
 
-impl Spool {
+impl SpoolWriter {
     async fn create(usage: &Usage) -> Result<Self, Error> {
         let file = blocking(tempfile::tempfile).await.map_err(Error::Spool)?;
-        Ok(Self { file, hash: Sha256::new(), taken: usage.disk.nothing() })
+        Ok(Self { file, hash: Sha256::new(), permit: usage.disk.empty_permit() })
     }
 
     async fn write(mut self, chunk: Bytes) -> Result<Self, Error> {
-        if !self.taken.grow(chunk.len() as u64) {
+        if !self.permit.grow(chunk.len() as u64) {
             return Err(Error::NoRoom);
         }
-        // The chunk comes back and goes where it came from: what one thread frees for another is not at hand for either.
+        // The chunk returns to the thread that allocated it: the allocator caches freed memory by thread.
         let written = blocking(move || {
             self.file.write_all(&chunk)?;
             self.hash.update(&chunk);
@@ -245,42 +245,57 @@ impl Spool {
 }
 
 /// Reads a spooled body back, a chunk at a time.
-pub(super) struct SpooledReader {
-    file: Arc<Spooled>,
+struct SpoolReader {
+    file: Arc<SpoolFile>,
     offset: u64,
     length: u64,
     reading: Option<JoinHandle<io::Result<Bytes>>>,
 }
 
-impl SpooledReader {
+impl SpoolReader {
     /// Bytes still to be read.
-    pub(super) fn remaining(&self) -> u64 {
+    fn remaining(&self) -> u64 {
         self.length - self.offset
     }
+}
 
-    /// The next chunk; nothing at the end.
-    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
-        if self.remaining() == 0 {
-            return Poll::Ready(Ok(None));
+impl http_body::Body for SpoolReader {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        let this = &mut *self;
+        if this.remaining() == 0 {
+            return Poll::Ready(None);
         }
-        let reading = self.reading.get_or_insert_with(|| {
-            let (file, offset) = (Arc::clone(&self.file), self.offset);
-            let mut taken = file.memory.nothing();
-            // In small steps where there is little room.
-            let step = if taken.try_grow(SPOOL_CHUNK as u64) { SPOOL_CHUNK } else { SMALL_CHUNK };
-            let size = usize::try_from(self.length - offset).map_or(step, |left| left.min(step));
-            // Here, where it is freed: what one thread frees for another is not at hand for either.
+        let reading = this.reading.get_or_insert_with(|| {
+            let (file, offset) = (Arc::clone(&this.file), this.offset);
+            let mut permit = file.memory.empty_permit();
+            // A large chunk is read only where the memory budget allows it.
+            let step = if permit.try_grow(SPOOL_CHUNK as u64) { SPOOL_CHUNK } else { SMALL_CHUNK };
+            let size = usize::try_from(this.length - offset).map_or(step, |left| left.min(step));
+            // The buffer is allocated on the thread that frees it: the allocator caches freed memory by thread.
             let mut bytes = vec![0; size];
             tokio::task::spawn_blocking(move || {
                 file.file.read_exact_at(&mut bytes, offset)?;
-                Ok(counted(Bytes::from(bytes), taken))
+                Ok(counted(Bytes::from(bytes), permit))
             })
         });
         let done = ready!(Pin::new(reading).poll(cx));
-        self.reading = None;
-        let bytes = done.map_err(io::Error::other)??;
-        self.offset += bytes.len() as u64;
-        Poll::Ready(Ok(Some(bytes)))
+        this.reading = None;
+        let bytes = done.map_err(io::Error::other).flatten();
+        Poll::Ready(Some(bytes.map(|bytes| {
+            this.offset += bytes.len() as u64;
+            Frame::data(bytes)
+        })))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.remaining() == 0
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.remaining())
     }
 }
 
@@ -295,28 +310,28 @@ mod tests {
     use crate::telemetry::metrics::Metrics;
 
     #[tokio::test]
-    async fn a_disk_that_is_full_is_told_from_a_budget_that_is_spent() {
+    async fn a_full_disk_differs_from_an_exhausted_budget() {
         let usage = Usage::new(&Limits { max_buffered_disk: 8, ..Limits::default() }, &Metrics::new());
         let full = File::options().write(true).open("/dev/full").unwrap();
-        let on_full_disk = Spool { file: full, hash: Sha256::new(), taken: usage.disk.nothing() };
+        let on_full_disk = SpoolWriter { file: full, hash: Sha256::new(), permit: usage.disk.empty_permit() };
         let failed = on_full_disk.write(Bytes::from_static(b"12345678")).await.err();
         let Some(Error::Spool(error)) = failed else { panic!("{failed:?}") };
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
-        assert_eq!(usage.disk.taken(), 0);
+        assert_eq!(usage.disk.used(), 0);
 
-        let spool = Spool::create(&usage).await.unwrap().write(Bytes::from_static(b"12345678")).await.unwrap();
-        assert_eq!(usage.disk.taken(), 8);
+        let spool = SpoolWriter::create(&usage).await.unwrap().write(Bytes::from_static(b"12345678")).await.unwrap();
+        assert_eq!(usage.disk.used(), 8);
         assert!(matches!(spool.write(Bytes::from_static(b"9")).await, Err(Error::NoRoom)));
-        assert_eq!(usage.disk.taken(), 0);
+        assert_eq!(usage.disk.used(), 0);
     }
 
     #[tokio::test]
     async fn a_spooled_body_reads_back_the_same_twice() {
         let bytes: Vec<u8> = (0..700_000u32).map(|i| (i % 251) as u8).collect();
         let usage = Usage::new(&Limits::default(), &Metrics::new());
-        let spool = Spool::create(&usage).await.unwrap().write(Bytes::from(bytes.clone())).await.unwrap();
-        let Spool { file, hash, taken } = spool;
-        let file = Arc::new(Spooled { file, _taken: taken, memory: Arc::clone(&usage.memory) });
+        let spool = SpoolWriter::create(&usage).await.unwrap().write(Bytes::from(bytes.clone())).await.unwrap();
+        let SpoolWriter { file, hash, permit } = spool;
+        let file = Arc::new(SpoolFile { file, _permit: permit, memory: Arc::clone(&usage.memory) });
         let content = Content::Spooled { file, length: bytes.len() as u64, sha256: hash.finalize().into() };
         let buffered = Buffered { content, trailers: None };
         for _ in 0..2 {

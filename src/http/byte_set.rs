@@ -1,10 +1,10 @@
 //! Sets of bytes.
 
-/// Some of the 256 bytes: to ask about one is one look.
+/// A set of bytes, as a lookup table.
 pub struct ByteSet([bool; 256]);
 
 impl ByteSet {
-    /// Letters of ASCII in lower case, digits, and these.
+    /// Lower-case ASCII letters, digits, and `others`.
     #[must_use]
     pub const fn lower_case_and(others: &[u8]) -> Self {
         let mut set = [false; 256];
@@ -28,7 +28,7 @@ impl ByteSet {
         self.0[usize::from(byte)]
     }
 
-    /// How many bytes there are before the first that is not in it.
+    /// The number of bytes before the first that is not in the set.
     #[must_use]
     pub fn span(&self, text: &str) -> usize {
         text.bytes().position(|byte| !self.has(byte)).unwrap_or(text.len())
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_has_what_it_was_told() {
+    fn a_set_contains_its_bytes() {
         const SET: ByteSet = ByteSet::lower_case_and(b"-.");
         for byte in 0..=u8::MAX {
             assert_eq!(SET.has(byte), matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.'), "{byte}");

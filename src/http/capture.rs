@@ -1,4 +1,4 @@
-//! Takes in an upstream's answer whole, as far as it may be kept.
+//! Buffers an upstream's whole response, up to the size that may be stored.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::body::{Sender, end_to_end};
-use super::budget::{Budget, Taken};
-use super::flow::Flowing;
-use super::gathered::Gathered;
-use super::headers::without_ours;
-use super::usage::HELD_ANYWAY;
+use super::budget::{Budget, Permit};
+use super::counted_buffer::CountedBuffer;
+use super::headers::without_forbidden_fields;
+use super::tee::TeeHandle;
+use super::usage::UNCOUNTED_BODY;
 
-/// An answer's body as far as it was taken in.
+/// The body of a response, as far as it was buffered.
 pub enum Captured {
     /// All of it.
     Whole {
@@ -25,98 +25,98 @@ pub enum Captured {
         body: Bytes,
         /// The trailers that followed it.
         trailers: Option<HeaderMap>,
-        /// As much memory again, for its record, where it is not small.
-        record: Option<Taken>,
+        /// A permit for the same amount of memory, for its record. Small bodies have none.
+        record: Option<Permit>,
     },
-    /// It is larger than may be kept, or than there is room for.
-    TooLarge(Rest),
-    /// It ended before its end.
-    Cut,
+    /// It is larger than the limit or than the memory budget.
+    TooLarge(PartialBody),
+    /// It was truncated.
+    Truncated,
 }
 
-/// A body that was taken in in part.
-pub struct Rest {
-    /// What was read of it.
+/// A body that was buffered in part.
+pub struct PartialBody {
+    /// The bytes that were read.
     read: [Bytes; 2],
     incoming: Incoming,
 }
 
-/// Reads a body to its end, or until it is larger than `limit` bytes or than there is room for.
+/// Reads a body to its end, or until it exceeds `limit` bytes or the memory budget.
 ///
-/// With a `flow`, its client gets what comes meanwhile.
+/// With a `tee`, its client gets what comes meanwhile.
 pub async fn capture(
     mut incoming: Incoming,
     version: Version,
     limit: u64,
     memory: &Arc<Budget>,
-    mut flow: Option<Flowing<'_>>,
+    mut tee: Option<TeeHandle<'_>>,
 ) -> hyper::Result<Captured> {
     // To HEAD, a length is announced that does not come.
     let announced = if incoming.is_end_stream() { 0 } else { incoming.size_hint().lower() };
     if announced > limit {
-        return Ok(Captured::TooLarge(Rest { read: Default::default(), incoming }));
+        return Ok(Captured::TooLarge(PartialBody { read: Default::default(), incoming }));
     }
-    // Once as the answer that the client gets, and once in the record.
-    let gathered = Gathered::new(memory).copied(2).at_least(HELD_ANYWAY);
-    let mut gathered = gathered.expecting(usize::try_from(announced).unwrap_or(0));
+    // One copy goes to the client, one to the record.
+    let buffer = CountedBuffer::new(memory).with_copies(2).with_floor(UNCOUNTED_BODY);
+    let mut buffer = buffer.with_expected_len(usize::try_from(announced).unwrap_or(0));
     let mut trailers = None;
-    while let Some(frame) = next(&mut incoming, &gathered, &mut flow).await {
+    while let Some(frame) = next(&mut incoming, &buffer, &mut tee).await {
         let data = match frame?.into_data() {
             Ok(data) => data,
             Err(frame) => {
-                trailers = frame.into_trailers().ok().map(without_ours);
+                trailers = frame.into_trailers().ok().map(without_forbidden_fields);
                 continue;
             }
         };
         if data.is_empty() {
             continue;
         }
-        if let Some(flowing) = &mut flow {
-            flowing.comes_behind(gathered.len());
+        if let Some(handle) = &mut tee {
+            handle.advance(buffer.len());
         }
-        let is_larger = (gathered.len() + data.len()) as u64 > limit;
-        let homeless = if is_larger { Some(data) } else { gathered.push(data).err() };
-        if let Some(data) = homeless {
-            let gathered = gathered.take().0;
-            let sent = flow.map_or(0, |flowing| flowing.flow.sent);
-            return Ok(Captured::TooLarge(Rest { read: [gathered.slice(sent..), data], incoming }));
+        let is_larger = (buffer.len() + data.len()) as u64 > limit;
+        let unplaced = if is_larger { Some(data) } else { buffer.push(data).err() };
+        if let Some(data) = unplaced {
+            let buffer = buffer.take().0;
+            let sent = tee.map_or(0, |handle| handle.tee.sent);
+            return Ok(Captured::TooLarge(PartialBody { read: [buffer.slice(sent..), data], incoming }));
         }
     }
-    // hyper takes a stream of HTTP/2 that is reset without an error for one that has ended.
+    // hyper reports an HTTP/2 stream that is reset without an error as ended.
     if version == Version::HTTP_2 && !incoming.is_end_stream() {
-        return Ok(Captured::Cut);
+        return Ok(Captured::Truncated);
     }
-    let (body, record) = gathered.take();
+    let (body, record) = buffer.take();
     Ok(Captured::Whole { body, trailers, record })
 }
 
-/// The next frame. While it is awaited, the client gets what it may have.
+/// The next frame. While it is awaited, the client gets the data that is available.
 async fn next(
     incoming: &mut Incoming,
-    gathered: &Gathered<'_>,
-    flow: &mut Option<Flowing<'_>>,
+    buffer: &CountedBuffer<'_>,
+    tee: &mut Option<TeeHandle<'_>>,
 ) -> Option<hyper::Result<Frame<Bytes>>> {
-    let Some(Flowing { flow, .. }) = flow else { return incoming.frame().await };
-    while flow.has_more() {
+    let Some(TeeHandle { tee, .. }) = tee else { return incoming.frame().await };
+    while tee.has_more() {
         tokio::select! {
             biased;
-            () = flow.pass(gathered) => {}
+            () = tee.send_next(buffer) => {}
             frame = incoming.frame() => return frame,
         }
     }
     incoming.frame().await
 }
 
-/// How moving a large answer on ended.
+/// How relaying a large response ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relayed {
-    /// At its end.
+    /// Completely.
     Whole,
-    /// In the middle: the upstream broke off or stalled, or the time was up with nobody left to read.
-    Cut,
+    /// Before the end: the upstream failed or stalled, or the deadline passed after the client had left.
+    Truncated,
 }
 
-/// How long a large answer may take.
+/// Time limits for relaying a large response.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Longest pause of the upstream.
@@ -127,9 +127,9 @@ pub struct Limits {
     pub deadline: Instant,
 }
 
-impl Rest {
-    /// Sends all of the body on: to `client` while that is there, then nowhere, so that the upstream is not cut off for
-    /// want of a reader.
+impl PartialBody {
+    /// Relays all of the body to `client`. After the client has left, reads on and discards the data, so that the
+    /// upstream can finish.
     pub async fn relay(mut self, mut client: Option<Sender>, limits: Limits) -> Relayed {
         for read in std::mem::take(&mut self.read).into_iter().filter(|read| !read.is_empty()) {
             deliver(&mut client, Frame::data(read), limits.client).await;
@@ -140,7 +140,7 @@ impl Rest {
             match timeout_at(until, self.incoming.frame()).await {
                 Ok(Some(Ok(frame))) => deliver(&mut client, end_to_end(frame), limits.client).await,
                 Ok(None) => break,
-                Ok(Some(Err(_))) | Err(_) => return Relayed::Cut,
+                Ok(Some(Err(_))) | Err(_) => return Relayed::Truncated,
             }
         }
         if let Some(client) = client {

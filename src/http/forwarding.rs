@@ -1,8 +1,7 @@
-//! Who forwarded a request, and for whom: `X-Forwarded-*` and `Forwarded` (RFC 7239).
+//! Forwarding headers: `X-Forwarded-*` and `Forwarded` (RFC 7239).
 //!
-//! Anybody can write these headers. They are believed where the connection is one of a trusted proxy, and of what such a
-//! proxy passes on, only as far as trusted proxies wrote it themselves. To the upstream go only those that the gate
-//! answers for.
+//! Any client can write these headers. The gate trusts them only on connections from trusted proxies, and only the
+//! entries that trusted proxies wrote. The upstream gets only headers that the gate vouches for.
 
 use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
@@ -18,21 +17,21 @@ pub const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-p
 /// `X-Forwarded-Host`
 pub const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 
-/// All of them: none passes as it comes.
+/// All of them: none is forwarded unchanged.
 pub const NAMES: [HeaderName; 4] = [X_FORWARDED_FOR, X_FORWARDED_PROTO, X_FORWARDED_HOST, FORWARDED];
 
-/// Whose forwarding headers are believed, and which the gate writes.
+/// Which forwarding headers are trusted and written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Forwarding {
     /// `[server] trusted_proxies`
     pub trusted: Vec<IpNet>,
     /// `[server] forwarded`
     pub style: Style,
-    /// `[server] proxy_protocol`: whose connection it is, proxies say.
+    /// Whether `[server] proxy_protocol` is set: proxies name the client.
     pub is_proxied: bool,
 }
 
-/// Which headers say for whom a request is forwarded: those that are believed, and those that are written.
+/// Which forwarding headers are read and written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Style {
     /// `X-Forwarded-For`, `-Proto` and `-Host`.
@@ -40,12 +39,12 @@ pub enum Style {
     XForwarded,
     /// `Forwarded` (RFC 7239).
     Rfc7239,
-    /// All of them. Where they disagree about the client, none is believed.
+    /// All of them. If they disagree about the client, none is trusted.
     Both,
 }
 
 impl Forwarding {
-    /// Whose word counts for the address of a client, in one line; nothing where nobody's does.
+    /// The rule for client addresses in one line; empty if no proxy is trusted.
     #[must_use]
     pub fn rule(&self) -> String {
         let is_proxied = if self.is_proxied { " by the PROXY protocol" } else { "" };
@@ -69,22 +68,22 @@ impl Style {
     }
 }
 
-/// A request as it came, for the headers that say so.
+/// The peer of a request, for the forwarding headers.
 #[derive(Clone, Copy, Debug)]
-pub struct Hop<'a> {
-    /// The address that the connection is from.
-    pub peer: IpAddr,
-    /// Whether its word may count at all.
-    pub is_believed: bool,
-    /// The same, for a header.
-    pub address: &'a HeaderValue,
+pub struct PeerInfo<'a> {
+    /// Its address.
+    pub ip: IpAddr,
+    /// Whether its forwarding headers may be trusted.
+    pub may_be_trusted: bool,
+    /// Its address as a header value.
+    pub header_value: &'a HeaderValue,
     /// Whether the connection is encrypted.
     pub is_secure: bool,
     /// The host that the request names, as it was written.
     pub host: Option<&'a HeaderValue>,
 }
 
-impl Hop<'_> {
+impl PeerInfo<'_> {
     /// The scheme of the request.
     fn proto(self) -> &'static str {
         if self.is_secure { "https" } else { "http" }
@@ -92,7 +91,7 @@ impl Hop<'_> {
 }
 
 impl Forwarding {
-    /// Whether what stands at this address is believed.
+    /// Whether this address is a trusted proxy's.
     #[must_use]
     pub fn trusts(&self, address: IpAddr) -> bool {
         self.trusted.iter().any(|network| network.contains(&address))
@@ -105,11 +104,11 @@ impl Forwarding {
         if self.trusted.is_empty() || !self.trusts(peer) {
             return peer;
         }
-        let told = |name: HeaderName, read: fn(&str) -> Option<Vec<Cow<'_, str>>>| {
+        let client_of = |name: HeaderName, read: fn(&str) -> Option<Vec<Cow<'_, str>>>| {
             headers.contains_key(&name).then(|| self.nearest(peer, headers, &name, read))
         };
-        let x_forwarded = self.style.has_x_forwarded().then(|| told(X_FORWARDED_FOR, addresses)).flatten();
-        let rfc_7239 = self.style.has_rfc_7239().then(|| told(FORWARDED, forwarded_for)).flatten();
+        let x_forwarded = self.style.has_x_forwarded().then(|| client_of(X_FORWARDED_FOR, addresses)).flatten();
+        let rfc_7239 = self.style.has_rfc_7239().then(|| client_of(FORWARDED, forwarded_for)).flatten();
         match (x_forwarded, rfc_7239) {
             (Some(one), Some(other)) if one != other => peer,
             (Some(client), _) | (None, Some(client)) => client,
@@ -128,7 +127,7 @@ impl Forwarding {
         let mut last = peer;
         let lines: Vec<_> = headers.get_all(name).iter().collect();
         for line in lines.into_iter().rev() {
-            // What cannot be read was not written by a proxy that is worth its trust.
+            // A trusted proxy would not have written a malformed line.
             let Some(entries) = line.to_str().ok().and_then(read) else { return last };
             for entry in entries.iter().rev() {
                 let Some(address) = address(entry) else { return last };
@@ -141,49 +140,49 @@ impl Forwarding {
         last
     }
 
-    /// Writes to `out` who forwards the request: what trusted proxies said before, and this hop. `was` holds the headers as
-    /// they came; `out` has none of [`NAMES`].
-    pub fn write(&self, was: &Told, hop: Hop<'_>, out: &mut HeaderMap) {
+    /// Writes the forwarding headers to `out`: the trusted entries of `was`, then this hop. `out` has none of
+    /// [`NAMES`] before.
+    pub fn write(&self, was: &ForwardedHeaders, peer_info: PeerInfo<'_>, out: &mut HeaderMap) {
         if self.style.has_x_forwarded() {
             let before = was.lines.iter().filter(|(name, _)| *name == X_FORWARDED_FOR).map(|(_, value)| value);
-            out.insert(X_FORWARDED_FOR, joined(before, hop.address));
-            let proto = HeaderValue::from_static(hop.proto());
-            for (name, own) in [(X_FORWARDED_PROTO, Some(&proto)), (X_FORWARDED_HOST, hop.host)] {
-                let mut is_told = false;
-                for (_, value) in was.lines.iter().filter(|(told, _)| *told == name) {
+            out.insert(X_FORWARDED_FOR, joined(before, peer_info.header_value));
+            let proto = HeaderValue::from_static(peer_info.proto());
+            for (name, own) in [(X_FORWARDED_PROTO, Some(&proto)), (X_FORWARDED_HOST, peer_info.host)] {
+                let mut is_present = false;
+                for (_, value) in was.lines.iter().filter(|(field, _)| *field == name) {
                     out.append(name.clone(), value.clone());
-                    is_told = true;
+                    is_present = true;
                 }
-                if let (false, Some(own)) = (is_told, own) {
+                if let (false, Some(own)) = (is_present, own) {
                     out.insert(name, own.clone());
                 }
             }
         }
         if self.style.has_rfc_7239()
-            && let Some(own) = element(hop)
+            && let Some(own) = element(peer_info)
         {
             let before = was.lines.iter().filter(|(name, _)| *name == FORWARDED).map(|(_, value)| value);
             out.insert(FORWARDED, joined(before, &own));
         }
     }
 
-    /// What the forwarding headers of a request say, if its peer is believed; nothing otherwise.
+    /// The forwarding headers of a request if its peer is trusted; else none.
     #[must_use]
-    pub fn told(&self, peer: IpAddr, headers: &HeaderMap) -> Told {
+    pub fn trusted_headers(&self, peer: IpAddr, headers: &HeaderMap) -> ForwardedHeaders {
         if self.trusted.is_empty() || !self.trusts(peer) {
-            return Told::default();
+            return ForwardedHeaders::default();
         }
         let lines = |name: HeaderName| {
             let values: Vec<_> = headers.get_all(&name).iter().cloned().collect();
             values.into_iter().map(move |value| (name.clone(), value))
         };
-        Told { lines: NAMES.into_iter().flat_map(lines).collect() }
+        ForwardedHeaders { lines: NAMES.into_iter().flat_map(lines).collect() }
     }
 }
 
-/// What a trusted proxy said.
+/// Forwarding headers from a trusted proxy.
 #[derive(Clone, Debug, Default)]
-pub struct Told {
+pub struct ForwardedHeaders {
     lines: Vec<(HeaderName, HeaderValue)>,
 }
 
@@ -202,14 +201,14 @@ fn joined<'a>(before: impl Iterator<Item = &'a HeaderValue>, own: &HeaderValue) 
 }
 
 /// This hop as a `Forwarded` element (RFC 7239, section 4).
-fn element(hop: Hop<'_>) -> Option<HeaderValue> {
-    let node = match hop.peer {
+fn element(peer_info: PeerInfo<'_>) -> Option<HeaderValue> {
+    let node = match peer_info.ip {
         IpAddr::V4(address) => address.to_string(),
         IpAddr::V6(address) => format!("\"[{address}]\""),
     };
-    let host = hop.host.and_then(|host| host.to_str().ok()).filter(|host| !host.contains(['"', '\\']));
+    let host = peer_info.host.and_then(|host| host.to_str().ok()).filter(|host| !host.contains(['"', '\\']));
     let host = host.map_or_else(String::new, |host| format!(";host=\"{host}\""));
-    HeaderValue::from_str(&format!("for={node}{host};proto={}", hop.proto())).ok()
+    HeaderValue::from_str(&format!("for={node}{host};proto={}", peer_info.proto())).ok()
 }
 
 /// The entries of `X-Forwarded-For`.
@@ -227,20 +226,20 @@ fn address(entry: &str) -> Option<IpAddr> {
     Some(address.to_canonical())
 }
 
-/// Whom each element of a `Forwarded` line is for; empty where one does not say. Nothing where the line is not as RFC
-/// 7239, section 4, has it: a quotation mark that a client left open must not swallow what a proxy wrote behind it.
+/// The `for` of each element of a `Forwarded` line; empty where an element has none. `None` where the line violates
+/// RFC 7239, section 4: an unclosed quote from a client must not swallow an element that a proxy appended.
 fn forwarded_for(line: &str) -> Option<Vec<Cow<'_, str>>> {
     let mut found = Vec::new();
     let mut rest = line.trim_matches([' ', '\t']);
     loop {
-        let (mut node, mut is_told) = (Cow::Borrowed(""), false);
+        let (mut node, mut is_present) = (Cow::Borrowed(""), false);
         // Empty list members and pairs count for nothing, as RFC 9110, section 5.6.1, has it.
         loop {
             let end = rest.find(|next: char| !is_token(next)).unwrap_or(rest.len());
             let name = &rest[..end];
             if !name.is_empty() {
                 let (value, after) = value(rest[end..].strip_prefix('=')?)?;
-                is_told = true;
+                is_present = true;
                 if name.eq_ignore_ascii_case("for") {
                     if !node.is_empty() {
                         return None;
@@ -255,7 +254,7 @@ fn forwarded_for(line: &str) -> Option<Vec<Cow<'_, str>>> {
                 None => break,
             }
         }
-        if is_told {
+        if is_present {
             found.push(node);
         }
         if rest.is_empty() {
@@ -330,7 +329,7 @@ mod tests {
             ("fd00::1", "[2001:db8::7]:443, fd12::1", "2001:db8::7"),
             ("10.0.0.1", "::ffff:198.51.100.7", "198.51.100.7"),
             ("10.0.0.1", "198.51.100.7, ::ffff:10.1.1.1", "198.51.100.7"),
-            // What follows on the left of no address is not looked at.
+            // Entries to the left of an invalid address are ignored.
             ("10.0.0.1", "198.51.100.7, unknown", "10.0.0.1"),
             ("10.0.0.1", "198.51.100.7, unknown, 10.2.3.4", "10.2.3.4"),
             ("10.0.0.1", "198.51.100.7, _hidden", "10.0.0.1"),
@@ -390,8 +389,9 @@ mod tests {
         let peer = peer.parse().unwrap();
         let (address, host) = (HeaderValue::from_str(&format!("{peer}")).unwrap(), HeaderValue::from_static("a:8"));
         let mut out = HeaderMap::new();
-        let hop = Hop { peer, is_believed: true, address: &address, is_secure: false, host: Some(&host) };
-        forwarding.write(&forwarding.told(peer, &headers), hop, &mut out);
+        let peer_info =
+            PeerInfo { ip: peer, may_be_trusted: true, header_value: &address, is_secure: false, host: Some(&host) };
+        forwarding.write(&forwarding.trusted_headers(peer, &headers), peer_info, &mut out);
         out.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect()
     }
 

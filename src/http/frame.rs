@@ -1,4 +1,4 @@
-//! What frames of HTTP/2 begin with (RFC 9113, 4.1 and 6), for those that look at them as they pass.
+//! HTTP/2 frame headers (RFC 9113, 4.1 and 6).
 
 /// The length of a frame's header.
 pub(super) const HEADER: usize = 9;
@@ -18,7 +18,7 @@ pub(super) const END_HEADERS: u8 = 4;
 pub(super) const PADDED: u8 = 8;
 pub(super) const PRIORITY: u8 = 0x20;
 
-/// How many bytes follow a header.
+/// The payload length in a frame header.
 pub(super) fn length([a, b, c, ..]: [u8; HEADER]) -> u32 {
     u32::from_be_bytes([0, a, b, c])
 }

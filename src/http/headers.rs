@@ -1,21 +1,21 @@
-//! Which headers pass, and which the gate adds on the way to the upstream.
+//! Filters headers in both directions, and adds the gate's headers for the upstream.
 
 use http::header::{self, CONNECTION, CONTENT_LENGTH, HOST, TE, TRAILER, TRANSFER_ENCODING, VIA};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::byte_set::ByteSet;
-use super::forwarding::{self, Forwarding, Hop, Told};
+use super::forwarding::{self, ForwardedHeaders, Forwarding, PeerInfo};
 use super::trace;
 
 /// The token of an attempt, for the upstream.
 pub const ATTEMPT: HeaderName = HeaderName::from_static("idempotency-attempt");
-/// What an upstream says of its answer.
+/// Instructions of an upstream about its response.
 pub const CONTROL: HeaderName = HeaderName::from_static("idempotency-control");
 
-/// Headers that an upstream acts upon, or that the gate answers for. What counts for everybody on the way is no matter
-/// between two of them, so that no `Connection` can list it (RFC 9110, 7.6.1). Together with the headers of a route's
-/// keys, scopes and fingerprint.
-const COUNTS: [&str; 16] = [
+/// Headers that `Connection` cannot strip, because an upstream acts upon them or the gate vouches for them. They are
+/// meant for all recipients and are no connection options (RFC 9110, 7.6.1). The headers of a route's keys, scopes and
+/// fingerprint are protected too.
+const NEVER_STRIPPED: [&str; 16] = [
     "authorization",
     "content-encoding",
     "content-length",
@@ -43,7 +43,7 @@ fn is_alias(name: &HeaderName, kept: &[HeaderName]) -> bool {
         return false;
     }
     let others = ["transfer-encoding", "idempotency-control", "x-forwarded-port", "x-real-ip"];
-    let meant = COUNTS.into_iter().chain(others).chain(kept.iter().map(HeaderName::as_str));
+    let meant = NEVER_STRIPPED.into_iter().chain(others).chain(kept.iter().map(HeaderName::as_str));
     let folds_to = |meant: &str| {
         let mut bytes = name.bytes().zip(meant.bytes());
         name != meant
@@ -53,7 +53,7 @@ fn is_alias(name: &HeaderName, kept: &[HeaderName]) -> bool {
     meant.into_iter().any(folds_to)
 }
 
-/// What no trailer may say.
+/// Fields that are not allowed as trailers.
 const NO_TRAILERS: [HeaderName; 16] = [
     HeaderName::from_static("x-api-key"),
     HeaderName::from_static("idempotency-key"),
@@ -81,14 +81,14 @@ fn is_hop_by_hop(name: &HeaderName) -> bool {
     )
 }
 
-/// The headers that `Connection` lists.
-struct Listed(Vec<Box<[u8]>>);
+/// The header names that `Connection` lists.
+struct ConnectionOptions(Vec<Box<[u8]>>);
 
-impl Listed {
+impl ConnectionOptions {
     fn of(headers: &HeaderMap) -> Self {
         let mut lines = headers.get_all(CONNECTION).iter();
         let (Some(first), second) = (lines.next(), lines.next()) else { return Self(Vec::new()) };
-        // Nearly always this is all that it says; and that header goes no further anyway.
+        // The usual value. `Keep-Alive` is hop-by-hop and never forwarded.
         if second.is_none() && first.as_bytes().eq_ignore_ascii_case(b"keep-alive") {
             return Self(Vec::new());
         }
@@ -96,7 +96,7 @@ impl Listed {
     }
 
     fn contains(&self, name: &HeaderName) -> bool {
-        self.0.iter().any(|listed| listed.eq_ignore_ascii_case(name.as_ref()))
+        self.0.iter().any(|options| options.eq_ignore_ascii_case(name.as_ref()))
     }
 }
 
@@ -105,7 +105,7 @@ pub(super) fn tokens(value: &HeaderValue) -> impl Iterator<Item = &[u8]> {
     members(value.as_bytes())
 }
 
-/// The same, of the bytes of a sound value: the only white space in those are spaces and tabs.
+/// The same for the bytes of a valid value, whose only white space is spaces and tabs.
 pub(super) fn members(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii)
 }
@@ -116,10 +116,10 @@ pub fn has_token(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool {
     headers.get_all(name).iter().flat_map(tokens).any(|member| member.eq_ignore_ascii_case(token.as_bytes()))
 }
 
-/// Whether a message says beyond doubt where it ends: by one length, or by `chunked` and no other transfer coding, not by
-/// both (RFC 9112, 6.1 and 6.3). hyper would take one for the other, and would leave a coding without its label.
+/// Whether the end of a message is unambiguous: one length, or `chunked` as the only transfer coding, but not both
+/// (RFC 9112, 6.1 and 6.3). hyper would prefer one of the two, and would drop the name of another coding.
 #[must_use]
-pub fn framing_is_plain(headers: &HeaderMap) -> bool {
+pub fn has_unambiguous_framing(headers: &HeaderMap) -> bool {
     let (mut codings, mut lengths) =
         (headers.get_all(TRANSFER_ENCODING).iter(), headers.get_all(CONTENT_LENGTH).iter());
     match (codings.next(), lengths.next()) {
@@ -132,11 +132,11 @@ pub fn framing_is_plain(headers: &HeaderMap) -> bool {
     }
 }
 
-/// Trailers without the names that only the gate and the upstream say to each other, without those that say who forwards a
-/// message, and without those by which a message is judged before its body comes (RFC 9110, 6.5.1): an upstream that
-/// makes headers of trailers would see a key, or a caller, that the gate has not.
+/// Removes trailers that the gate reserves: the fields between gate and upstream, forwarding fields, and fields that
+/// must be known before the body (RFC 9110, 6.5.1). An upstream that merges trailers into headers would otherwise see
+/// a key, or a caller, that the gate did not check.
 #[must_use]
-pub fn without_ours(mut trailers: HeaderMap) -> HeaderMap {
+pub fn without_forbidden_fields(mut trailers: HeaderMap) -> HeaderMap {
     trailers.remove(ATTEMPT);
     trailers.remove(CONTROL);
     for name in forwarding::NAMES.iter().chain(&NO_TRAILERS) {
@@ -145,7 +145,7 @@ pub fn without_ours(mut trailers: HeaderMap) -> HeaderMap {
     trailers
 }
 
-/// Announces `trailers` where nothing does: hyper sends only what was announced (RFC 9110, 6.6.2).
+/// Announces `trailers` in `Trailer` if it is missing: hyper sends only announced trailers (RFC 9110, 6.6.2).
 pub fn announce_trailers(headers: &mut HeaderMap, trailers: &HeaderMap) {
     if !headers.contains_key(TRAILER) {
         let names: Vec<_> = trailers.keys().map(HeaderName::as_str).collect();
@@ -155,35 +155,35 @@ pub fn announce_trailers(headers: &mut HeaderMap, trailers: &HeaderMap) {
     }
 }
 
-/// What the gate knows of a request besides its headers.
+/// The data that the gate adds to forwarded requests.
 #[derive(Clone, Copy, Debug)]
-pub struct Way<'a> {
-    /// Where it came from.
-    pub hop: Hop<'a>,
-    /// Whose word is taken for where it came from before.
+pub struct ForwardingInfo<'a> {
+    /// The peer that sent it.
+    pub peer: PeerInfo<'a>,
+    /// Which forwarding headers are trusted and written.
     pub forwarding: &'a Forwarding,
-    /// What the gate adds to `Via`.
+    /// The gate's entry in `Via`.
     pub via: &'a HeaderValue,
 }
 
 /// The headers of a request as they go to the upstream: the end-to-end ones in their order, then the gate's.
 ///
-/// `kept` are names that no `Connection` can strip, besides those that always count. The attempt's token and the framing
-/// are the caller's to add.
+/// `kept` are further names that `Connection` cannot strip. The attempt's token and the framing are the caller's to
+/// add.
 #[must_use]
-pub fn to_upstream(headers: HeaderMap, kept: &[HeaderName], way: Way<'_>) -> HeaderMap {
-    let listed = Listed::of(&headers);
+pub fn to_upstream(headers: HeaderMap, kept: &[HeaderName], info: ForwardingInfo<'_>) -> HeaderMap {
+    let options = ConnectionOptions::of(&headers);
     let strippable =
-        |name: &HeaderName| listed.contains(name) && !COUNTS.contains(&name.as_str()) && !kept.contains(name);
-    let told = match way.hop.is_believed {
-        true => way.forwarding.told(way.hop.peer, &headers),
-        false => Told::default(),
+        |name: &HeaderName| options.contains(name) && !NEVER_STRIPPED.contains(&name.as_str()) && !kept.contains(name);
+    let forwarded = match info.peer.may_be_trusted {
+        true => info.forwarding.trusted_headers(info.peer.ip, &headers),
+        false => ForwardedHeaders::default(),
     };
-    // Only this much of TE means anything beyond this connection.
+    // Only `trailers` has a meaning beyond this connection.
     let takes_trailers = has_token(&headers, &TE, "trailers");
     let mut out = without(headers, |name| {
         is_hop_by_hop(name)
-            // A comparison of text: this is asked about every header of every request.
+            // A text comparison, because this runs for every header of every request.
             || matches!(
                 name.as_str(),
                 "idempotency-attempt" | "forwarded" | "x-forwarded-for" | "x-forwarded-host" | "x-forwarded-proto"
@@ -191,14 +191,14 @@ pub fn to_upstream(headers: HeaderMap, kept: &[HeaderName], way: Way<'_>) -> Hea
             || strippable(name)
             || is_alias(name, kept)
     });
-    if let Some(host) = way.hop.host {
+    if let Some(host) = info.peer.host {
         out.insert(HOST, host.clone());
     }
-    way.forwarding.write(&told, way.hop, &mut out);
-    out.append(VIA, way.via.clone());
-    trace::go_on_or_begin(&mut out);
+    info.forwarding.write(&forwarded, info.peer, &mut out);
+    out.append(VIA, info.via.clone());
+    trace::continue_or_start(&mut out);
     if takes_trailers {
-        // It is announced as what it is.
+        // `TE` must be listed in `Connection` (RFC 9110, 10.1.4).
         out.insert(TE, HeaderValue::from_static("trailers"));
         out.insert(CONNECTION, HeaderValue::from_static("te"));
     }
@@ -208,11 +208,11 @@ pub fn to_upstream(headers: HeaderMap, kept: &[HeaderName], way: Way<'_>) -> Hea
 /// The headers of an answer that go on to the client, in their order: the end-to-end ones without `dropped`.
 #[must_use]
 pub fn to_client(headers: HeaderMap, dropped: &[HeaderName]) -> HeaderMap {
-    let listed = Listed::of(&headers);
+    let options = ConnectionOptions::of(&headers);
     // Beside chunks a length means nothing, and must not be passed on (RFC 9112, 6.3).
     let chunked = headers.contains_key(TRANSFER_ENCODING);
     without(headers, |name| {
-        let strippable = if *name == CONTENT_LENGTH { chunked } else { listed.contains(name) };
+        let strippable = if *name == CONTENT_LENGTH { chunked } else { options.contains(name) };
         is_hop_by_hop(name) || *name == CONTROL || dropped.contains(name) || strippable
     })
 }
@@ -261,27 +261,27 @@ mod tests {
     /// The headers as they go to the upstream, from a client at 127.0.0.9.
     fn onward(headers: HeaderMap, kept: &[HeaderName]) -> HeaderMap {
         let (address, via) = (HeaderValue::from_static("127.0.0.9"), HeaderValue::from_static("1.1 gate"));
-        let hop = Hop {
-            peer: std::net::Ipv4Addr::new(127, 0, 0, 9).into(),
-            is_believed: true,
-            address: &address,
+        let peer = PeerInfo {
+            ip: std::net::Ipv4Addr::new(127, 0, 0, 9).into(),
+            may_be_trusted: true,
+            header_value: &address,
             is_secure: false,
             host: None,
         };
-        to_upstream(headers, kept, Way { hop, forwarding: &Forwarding::default(), via: &via })
+        to_upstream(headers, kept, ForwardingInfo { peer, forwarding: &Forwarding::default(), via: &via })
     }
 
     #[test]
     fn connection_strips_what_it_lists_but_not_what_counts() {
         let kept = ["x-tenant"].map(HeaderName::from_static);
         let mut headers = map(&[("connection", "x-private, X-Tenant"), ("x-private", "1"), ("x-tenant", "t")]);
-        for name in COUNTS {
+        for name in NEVER_STRIPPED {
             headers.append(CONNECTION, HeaderValue::from_static(name));
             headers.append(name, HeaderValue::from_static("given"));
         }
         let out = onward(headers, &kept);
         assert!(!out.contains_key("x-private") && !out.contains_key("connection"));
-        for name in COUNTS.into_iter().chain(["x-tenant"]) {
+        for name in NEVER_STRIPPED.into_iter().chain(["x-tenant"]) {
             let is_dropped = matches!(name, "forwarded" | "idempotency-attempt" | "tracestate" | "x-forwarded-host");
             assert_eq!(out.contains_key(name), !is_dropped, "{name}");
         }
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cgi_takes_for_another_header_is_dropped() {
+    fn cgi_aliases_of_headers_are_dropped() {
         let kept = ["x-tenant"].map(HeaderName::from_static);
         let lines = [
             "x_forwarded_for",

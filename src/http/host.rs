@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_are_told_from_what_is_none() {
+    fn hosts_are_recognised() {
         for host in ["", "a", "a.example:8080", "127.0.0.1:1", "[::1]", "[::1]:80", "a:"] {
             assert!(is_host(host), "{host}");
         }

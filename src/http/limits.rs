@@ -1,10 +1,10 @@
-//! What clients may take.
+//! Limits on clients.
 
 use std::time::Duration;
 
-use super::wire::Fault;
+use super::fault::Fault;
 
-/// How long they may take, how much they may send, and how many there may be.
+/// Limits on the time, size and number of requests and connections.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// How long the head of a request may take, from its first byte; and how long a new connection may stay silent.
@@ -34,9 +34,9 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// How long the rest of a body is waited for at most, of which so many bytes have come in so long a wait; and what is
-    /// wrong then.
-    pub(super) fn patience_in_body(&self, waited: Duration, bytes: u64) -> (Duration, Fault) {
+    /// How long to wait for more of a body of which `bytes` have arrived after waiting for `waited`, and the fault
+    /// when that is over.
+    pub(super) fn body_wait(&self, waited: Duration, bytes: u64) -> (Duration, Fault) {
         let earned = Duration::from_secs(bytes / self.min_body_rate.max(1));
         let left = (self.body_timeout + earned).saturating_sub(waited);
         let fault = if left < self.body_timeout { Fault::BodyTooSlow } else { Fault::BodyPaused };

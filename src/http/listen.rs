@@ -7,8 +7,7 @@ use std::{fmt, io};
 
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
-use super::door::of_unix;
-use super::socket::watch_over;
+use super::socket::configure_tcp;
 
 /// Where a listener has its socket from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,35 +49,35 @@ impl fmt::Display for Listen {
     }
 }
 
-/// A socket that listens.
+/// A listening socket.
 #[derive(Debug)]
-pub enum Socket {
-    /// For those who come over a network.
+pub enum Listener {
+    /// A TCP socket.
     Tcp(TcpListener),
-    /// For those on this machine.
+    /// A Unix domain socket.
     Unix(UnixListener),
 }
 
-/// The same, to empty its queue.
-pub(super) enum Last {
+/// The same outside the runtime, to accept the rest of its backlog.
+pub(super) enum BacklogListener {
     Tcp(StdTcpListener),
     Unix(StdUnixListener),
 }
 
-/// A connection that was accepted.
+/// An accepted connection.
 pub(super) enum Accepted {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
 
-/// The same, watched over, and yet to be given to a thread.
-pub(super) enum Watched {
+/// An accepted connection with its socket options set, to be moved to a thread.
+pub(super) enum ConfiguredStream {
     Tcp(StdTcpStream),
     Unix(StdUnixStream),
 }
 
-impl Socket {
-    /// Where it listens, for people.
+impl Listener {
+    /// Where it listens, for messages.
     #[must_use]
     pub fn place(&self) -> String {
         match self {
@@ -99,49 +98,53 @@ impl Socket {
         }
     }
 
-    /// The next connection, and where it is from.
+    /// The next connection, and its peer address.
     pub(super) async fn accept(&self) -> io::Result<(Accepted, SocketAddr)> {
         match self {
             Self::Tcp(listener) => listener.accept().await.map(|(stream, peer)| (Accepted::Tcp(stream), peer)),
-            Self::Unix(listener) => listener.accept().await.map(|(stream, _)| (Accepted::Unix(stream), of_unix())),
+            Self::Unix(listener) => {
+                listener.accept().await.map(|(stream, _)| (Accepted::Unix(stream), unix_peer_address()))
+            }
         }
     }
 
-    /// The same without a runtime that waits for more.
-    pub(super) fn into_last(self) -> io::Result<Last> {
+    /// Detaches it from the runtime.
+    pub(super) fn into_backlog(self) -> io::Result<BacklogListener> {
         match self {
-            Self::Tcp(listener) => listener.into_std().map(Last::Tcp),
-            Self::Unix(listener) => listener.into_std().map(Last::Unix),
+            Self::Tcp(listener) => listener.into_std().map(BacklogListener::Tcp),
+            Self::Unix(listener) => listener.into_std().map(BacklogListener::Unix),
         }
     }
 }
 
-impl Last {
-    /// The next connection, if there is one.
-    pub(super) fn accept(&self) -> io::Result<(Watched, SocketAddr)> {
+impl BacklogListener {
+    /// The next connection in the backlog, if any.
+    pub(super) fn accept(&self) -> io::Result<(ConfiguredStream, SocketAddr)> {
         match self {
-            Self::Tcp(listener) => listener.accept().map(|(stream, peer)| (Watched::Tcp(stream), peer)),
-            Self::Unix(listener) => listener.accept().map(|(stream, _)| (Watched::Unix(stream), of_unix())),
+            Self::Tcp(listener) => listener.accept().map(|(stream, peer)| (ConfiguredStream::Tcp(stream), peer)),
+            Self::Unix(listener) => {
+                listener.accept().map(|(stream, _)| (ConfiguredStream::Unix(stream), unix_peer_address()))
+            }
         }
     }
 }
 
 impl Accepted {
-    /// To be given to another thread.
-    pub(super) fn watched(self) -> io::Result<Watched> {
+    /// Sets the socket options and detaches the connection from this thread's runtime.
+    pub(super) fn configure(self) -> io::Result<ConfiguredStream> {
         match self {
-            Self::Tcp(stream) => stream.into_std().map(Watched::Tcp),
-            Self::Unix(stream) => stream.into_std().map(Watched::Unix),
+            Self::Tcp(stream) => stream.into_std().map(ConfiguredStream::Tcp),
+            Self::Unix(stream) => stream.into_std().map(ConfiguredStream::Unix),
         }
-        .and_then(Watched::watched)
+        .and_then(ConfiguredStream::configure)
     }
 }
 
-impl Watched {
-    /// The same, once the system watches over it.
-    pub(super) fn watched(self) -> io::Result<Self> {
+impl ConfiguredStream {
+    /// Sets the socket options.
+    pub(super) fn configure(self) -> io::Result<Self> {
         match &self {
-            Self::Tcp(stream) => stream.set_nonblocking(true).and_then(|()| watch_over(stream))?,
+            Self::Tcp(stream) => stream.set_nonblocking(true).and_then(|()| configure_tcp(stream))?,
             Self::Unix(stream) => stream.set_nonblocking(true)?,
         }
         Ok(self)
@@ -152,4 +155,9 @@ impl From<SocketAddr> for Listen {
     fn from(address: SocketAddr) -> Self {
         Self::Address(address)
     }
+}
+
+/// The peer address of Unix socket connections: this machine.
+fn unix_peer_address() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 0))
 }

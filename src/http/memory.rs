@@ -1,4 +1,4 @@
-//! Memory that nothing uses any more goes back to the system.
+//! Returns unused memory to the system.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -7,74 +7,75 @@ use std::time::Duration;
 use tokio::runtime::{Handle, RuntimeMetrics};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
-/// How often a thread looks whether it has memory to give back.
-const EVERY: Duration = Duration::from_secs(10);
+/// How often a thread checks whether to release memory.
+const INTERVAL: Duration = Duration::from_secs(10);
 
-/// How many of these turns a thread looks back at. The last memory of a crowd is freed when the idle connections to upstreams
-/// close, 30 s after the crowd has gone.
-const REMEMBERED: usize = 6;
+/// How many samples a thread compares. The last memory of a load peak is freed when idle upstream connections close,
+/// 30 s after the peak.
+const SAMPLES: usize = 6;
 
-/// A thread gives memory back when its load is this many times below the highest that it remembers.
-const FALL: u64 = 4;
+/// A thread releases memory when its load is this many times below the highest of the samples.
+const DROP_FACTOR: u64 = 4;
 
-/// More than any address space has, and than a machine could promise.
+/// More than any address space has.
 const IMPOSSIBLE: usize = isize::MAX as usize / 2;
 
-/// Gives back what this thread, and those that have ended, do not use.
+/// Releases memory that this thread, and threads that have ended, do not use.
 ///
-/// An allocator keeps what is freed for what is allocated next, and looks at what it keeps as it allocates: where nothing
-/// is left to do it never looks again. Before mimalloc says that there is no memory, it gives back all that it can, and so
-/// it is asked for more than there can be.
-fn give_back() {
+/// An allocator caches freed memory and trims the cache only while it allocates, so an idle thread keeps its cache.
+/// mimalloc releases all it can before it reports an allocation failure. A request for an impossible amount triggers
+/// this.
+fn release_unused() {
     let mut none = Vec::<u8>::new();
     let _ = black_box(black_box(&mut none).try_reserve_exact(IMPOSSIBLE));
 }
 
-/// Does so for the thread that this runs on, whenever its load has fallen. A thread under a steady load reuses what it frees,
-/// and would only have to ask the system for it again.
-pub async fn keep_giving_back() {
+/// Releases the memory of the current thread whenever its load has dropped. Under a steady load a thread reuses the
+/// memory that it frees.
+pub async fn release_when_idle() {
     let metrics = Handle::current().metrics();
-    let mut turns = interval_at(Instant::now() + EVERY, EVERY);
+    let mut turns = interval_at(Instant::now() + INTERVAL, INTERVAL);
     turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut history, mut busy) = (History::default(), busy_time(&metrics));
+    let (mut history, mut busy) = (LoadHistory::default(), busy_time(&metrics));
     loop {
         turns.tick().await;
         let now = busy_time(&metrics);
         let was_busy = now.saturating_sub(std::mem::replace(&mut busy, now));
-        let load = Load {
+        let load = LoadSample {
             tasks: metrics.num_alive_tasks() as u64,
             busy: u64::try_from(was_busy.as_micros()).unwrap_or(u64::MAX),
         };
         if history.has_fallen(load) {
-            give_back();
+            release_unused();
         }
     }
 }
 
-/// How long the workers of a runtime have worked so far.
+/// The total busy time of a runtime's workers.
 fn busy_time(metrics: &RuntimeMetrics) -> Duration {
     (0..metrics.num_workers()).map(|worker| metrics.worker_total_busy_duration(worker)).sum()
 }
 
-/// What a thread had to do in a turn.
+/// The load of a thread in one interval.
 #[derive(Clone, Copy, Debug)]
-struct Load {
+struct LoadSample {
     /// Connections, requests and attempts, at its end.
     tasks: u64,
-    /// How long it worked, in microseconds.
+    /// Busy time in microseconds.
     busy: u64,
 }
 
-/// The load of the last turns.
+/// The latest samples.
 #[derive(Default)]
-struct History(VecDeque<Load>);
+struct LoadHistory(VecDeque<LoadSample>);
 
-impl History {
-    /// Takes in the load of another turn; whether it is far below that of those before.
-    fn has_fallen(&mut self, now: Load) -> bool {
-        let is_far_below = |of: fn(&Load) -> u64| self.0.iter().map(of).max().unwrap_or(0) >= of(&now) * FALL;
+impl LoadHistory {
+    /// Adds a sample. Returns whether it is far below the earlier ones.
+    fn has_fallen(&mut self, now: LoadSample) -> bool {
+        let is_far_below =
+            |of: fn(&LoadSample) -> u64| self.0.iter().map(of).max().unwrap_or(0) >= of(&now) * DROP_FACTOR;
         let has_fallen = !self.0.is_empty() && (is_far_below(|load| load.tasks) || is_far_below(|load| load.busy));
-        if self.0.len() == REMEMBERED {
+        if self.0.len() == SAMPLES {
             self.0.pop_front();
         }
         self.0.push_back(now);
@@ -87,34 +88,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_has_so_much() {
+    fn an_impossible_reservation_fails() {
         assert!(Vec::<u8>::new().try_reserve_exact(black_box(IMPOSSIBLE)).is_err());
-        give_back();
+        release_unused();
     }
 
     /// In which turns memory is given back, under these loads.
-    fn given_back(loads: &[(u64, u64)]) -> Vec<usize> {
-        let mut history = History::default();
-        let mut given_back = Vec::new();
+    fn releases(loads: &[(u64, u64)]) -> Vec<usize> {
+        let mut history = LoadHistory::default();
+        let mut releases = Vec::new();
         for (turn, &(tasks, busy)) in loads.iter().enumerate() {
-            if history.has_fallen(Load { tasks, busy }) {
-                given_back.push(turn);
+            if history.has_fallen(LoadSample { tasks, busy }) {
+                releases.push(turn);
             }
         }
-        given_back
+        releases
     }
 
     #[test]
     fn memory_is_given_back_when_the_load_has_fallen_and_not_under_it() {
         let idle = (3, 1_000);
-        assert_eq!(given_back(&[idle, (3, 900), (4, 2_000), idle]), [] as [usize; 0]);
+        assert_eq!(releases(&[idle, (3, 900), (4, 2_000), idle]), [] as [usize; 0]);
         let steady = [(200, 9_000_000), (130, 8_000_000), (180, 9_900_000)].repeat(10);
-        assert_eq!(given_back(&steady), [] as [usize; 0]);
+        assert_eq!(releases(&steady), [] as [usize; 0]);
         // Often enough for what is freed in the minute after that.
         let over = [&steady[..3], &[idle; 20]].concat();
-        assert_eq!(given_back(&over), (3..3 + REMEMBERED).collect::<Vec<_>>());
+        assert_eq!(releases(&over), (3..3 + SAMPLES).collect::<Vec<_>>());
         // A crowd that leaves while others stay, and others that pause while they stay connected.
-        assert_eq!(given_back(&[(5_000, 9_000_000), (100, 9_000_000)]), [1]);
-        assert_eq!(given_back(&[(200, 9_000_000), (200, 1_000)]), [1]);
+        assert_eq!(releases(&[(5_000, 9_000_000), (100, 9_000_000)]), [1]);
+        assert_eq!(releases(&[(200, 9_000_000), (200, 1_000)]), [1]);
     }
 }

@@ -1,39 +1,41 @@
 //! Listeners, upstream connections, bodies, headers and problems.
 //!
-//! Nothing in here knows about records or policies: it moves messages, and says exactly how moving them ended.
+//! No module in here knows records or policies: they transfer messages, and report exactly how a transfer ended.
 
+pub mod accept;
 pub mod body;
 pub mod budget;
 pub mod buffer;
 pub mod byte_set;
 pub mod capture;
-pub mod door;
-pub mod flow;
+pub mod connection_memory;
+mod counted_buffer;
+mod detect;
+mod exchange;
+pub mod fault;
 pub mod forwarding;
 mod frame;
-mod gathered;
+mod guarded_io;
 pub mod headers;
-mod held;
 pub mod host;
+pub mod http1;
 mod http2;
-pub mod inbound;
 pub mod limits;
 pub mod listen;
 pub mod memory;
-mod opening;
 pub mod prefer;
 pub mod problem;
 mod proxy_protocol;
 mod refusal;
 pub mod replay;
-mod rewound;
+pub mod request_body;
+mod rewind;
 pub mod server;
 pub mod shards;
-pub mod share;
 mod socket;
+pub mod tee;
 pub mod trace;
 pub mod upgrade;
 pub mod upstream;
 pub mod usage;
 pub mod via;
-pub mod wire;

@@ -1,4 +1,4 @@
-//! What a client would rather have: `Prefer` (RFC 7240).
+//! The `Prefer` header (RFC 7240).
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderName};
 
 const PREFER: HeaderName = HeaderName::from_static("prefer");
 
-/// The longest time that is told apart from longer ones, in seconds: 2^31, as for ages of caches (RFC 9111, 1.2.2).
+/// The maximum, in seconds, to which longer times are clamped: 2^31, as for cache ages (RFC 9111, 1.2.2).
 const LONGEST: u64 = 1 << 31;
 
 /// How long a client is ready to wait for its answer: `wait` (RFC 7240, 4.3), in whole seconds.
@@ -40,7 +40,7 @@ fn members(line: &[u8]) -> impl Iterator<Item = &[u8]> {
 /// The name and the value of a preference, without its parameters. A value that is absent is empty, which is the same
 /// (RFC 7240, 2).
 fn preference(member: &[u8]) -> (&[u8], &[u8]) {
-    // What is looked for has no quoted string before its first semicolon, unless that is all of its value.
+    // `wait` has no quoted string before its first semicolon, unless the string is its whole value.
     let end = member.iter().position(|byte| *byte == b';').unwrap_or(member.len());
     let own = &member[..end];
     match own.iter().position(|byte| *byte == b'=') {
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_of_seconds_is_ignored() {
+    fn a_wait_that_is_not_a_number_is_ignored() {
         for value in ["", "-1", "+1", "1.5", "1s", "0x1", "1 2", "one", "\u{661}"] {
             check(&[&format!("wait={value}")], None);
         }

@@ -1,6 +1,6 @@
-//! Answers that the gate makes itself: RFC 9457 problems.
+//! Responses of the gate itself: RFC 9457 problems.
 
-mod call;
+mod grpc;
 
 use std::time::{Duration, SystemTime};
 
@@ -9,7 +9,6 @@ use http::header::{CONNECTION, CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_TYPE, D
 use http::{HeaderValue, Response};
 use serde::Serialize;
 
-use super::body::Body;
 use super::headers::CONTROL;
 use crate::telemetry::outcome::Code;
 
@@ -18,11 +17,11 @@ use crate::telemetry::outcome::Code;
 pub struct Problem {
     /// Which.
     pub code: Code,
-    /// What happened to this request. Never a secret, a body or a whole key.
+    /// A description for this request. It never has a secret, a body or a whole key.
     pub detail: String,
-    /// How long to wait before the same request is sent again.
+    /// The value of `Retry-After`.
     pub retry_after: Option<Duration>,
-    /// The status of the answer whose body was not kept.
+    /// The status of the upstream's response, if its body was not stored.
     pub original_status: Option<u16>,
 }
 
@@ -39,23 +38,23 @@ struct Document<'a> {
 }
 
 impl Problem {
-    /// A problem without more to it.
+    /// A problem without optional members.
     #[must_use]
     pub fn new(code: Code, detail: impl Into<String>) -> Self {
         Self { code, detail: detail.into(), retry_after: None, original_status: None }
     }
 
-    /// Says when to come back.
+    /// Sets `Retry-After`.
     #[must_use]
     pub fn retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
         self
     }
 
-    /// The answer. `docs` is the route's page on its problems.
+    /// The response. `docs` is the route's documentation of its problems.
     #[must_use]
-    pub fn response(&self, docs: Option<&str>) -> Response<Body> {
-        let mut response = Response::new(Body::full(Bytes::from(self.document(docs))));
+    pub fn response(&self, docs: Option<&str>) -> Response<Bytes> {
+        let mut response = Response::new(Bytes::from(self.document(docs)));
         *response.status_mut() = self.code.status();
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
@@ -70,29 +69,30 @@ impl Problem {
             headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(wait)));
         }
         if self.code == Code::LoopDetected {
-            // Another gate on the way, which may be this one, has nothing to keep: the key is free again.
+            // A gate earlier in the loop, perhaps this one, must release its key.
             headers.insert(CONTROL, HeaderValue::from_static("release"));
         }
         response
     }
 
-    /// The answer, whole, as it is written to a connection that it ends. Without a date: it may be kept.
+    /// The response as HTTP/1.1 bytes, with `Connection: close`. It has no date, so that it can be prepared in
+    /// advance.
     #[must_use]
-    pub fn into_last_words(self) -> Bytes {
+    pub fn into_http1_bytes(self) -> Bytes {
         let (status, body) = (self.code.status(), self.document(None));
-        let mut words = format!("HTTP/1.1 {status}\r\n");
+        let mut message = format!("HTTP/1.1 {status}\r\n");
         let length = body.len().to_string();
         let wait = self.retry_after.map(|wait| whole_seconds(wait).to_string());
         let headers =
             [(CONTENT_TYPE, MEDIA_TYPE), (CONTENT_LANGUAGE, "en"), (CONTENT_LENGTH, &*length), (CONNECTION, "close")];
         let wait = wait.as_deref().map(|wait| (RETRY_AFTER, wait));
         for (name, value) in headers.into_iter().chain(wait) {
-            words.extend([name.as_str(), ": ", value, "\r\n"]);
+            message.extend([name.as_str(), ": ", value, "\r\n"]);
         }
-        words.push_str("\r\n");
-        let mut words = words.into_bytes();
-        words.extend(body);
-        words.into()
+        message.push_str("\r\n");
+        let mut message = message.into_bytes();
+        message.extend(body);
+        message.into()
     }
 
     fn document(&self, docs: Option<&str>) -> Vec<u8> {
@@ -110,7 +110,7 @@ impl Problem {
     }
 }
 
-/// What a problem's body is (RFC 9457).
+/// The media type of problems (RFC 9457).
 const MEDIA_TYPE: &str = "application/problem+json";
 
 /// Whole seconds, at least 1.
@@ -148,7 +148,6 @@ fn title(code: Code) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use http_body_util::BodyExt as _;
 
     #[test]
     fn seconds_are_whole_and_at_least_one() {
@@ -157,14 +156,14 @@ mod tests {
         assert_eq!(whole_seconds(Duration::from_secs(3)), 3);
     }
 
-    #[tokio::test]
-    async fn a_problem_has_its_members_and_headers() {
+    #[test]
+    fn a_problem_has_its_members_and_headers() {
         let problem = Problem::new(Code::InFlight, "wait").retry_after(Duration::from_millis(1500));
         let response = problem.response(Some("https://docs.example/retries"));
         assert_eq!(response.status(), 409);
         assert_eq!(response.headers()["retry-after"], "2");
         assert_eq!(response.headers()["link"], "<https://docs.example/retries>; rel=\"describedby\"");
-        let body = response.into_body().collect().await.unwrap().to_bytes();
+        let body = response.into_body();
         let json: serde_json::Value = serde_json::from_slice(&body).unwrap();
         assert_eq!(json["type"], "https://docs.example/retries");
         assert_eq!(json["code"], "in-flight");

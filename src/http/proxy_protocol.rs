@@ -1,13 +1,13 @@
-//! The PROXY protocol, versions 1 and 2: a proxy that only passes bytes on says whose they are.
+//! The PROXY protocol, versions 1 and 2: a TCP proxy names the client of a connection.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use bytes::{Buf as _, BytesMut};
 
-/// What version 2 begins with.
+/// The start of a version 2 header.
 const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
 
-/// What version 1 begins with, and the longest line of it.
+/// The start of a version 1 header, and the length of the longest one.
 const WORD: &[u8] = b"PROXY ";
 const LONGEST_LINE: usize = 107;
 
@@ -20,21 +20,21 @@ pub(super) struct Header {
     pub(super) client: Client,
 }
 
-/// Whom a proxy connects for.
+/// The client of a proxied connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Client {
-    /// One at this address.
+    /// A client at this address.
     At(SocketAddr),
-    /// One without an address, or with one that the proxy does not know.
+    /// A client without an address, or with one that the proxy does not know.
     Unknown,
-    /// Itself, as to see whether anybody is there.
+    /// The proxy itself, for a health check.
     Proxy,
 }
 
-/// Takes a header from the beginning of what has come; nothing where more of it is to come.
+/// Consumes a header from the start of the input; `None` where it is incomplete.
 ///
 /// # Errors
-/// It is none: what follows must not be taken for a request.
+/// The input is not a header. The rest must not be read as a request.
 pub(super) fn take(read: &mut BytesMut) -> Result<Option<Header>, &'static str> {
     let taken = if read.first() == SIGNATURE.first() { version_2(read)? } else { version_1(read)? };
     Ok(taken.map(|(header, length)| {
@@ -44,7 +44,7 @@ pub(super) fn take(read: &mut BytesMut) -> Result<Option<Header>, &'static str> 
 }
 
 fn version_1(read: &[u8]) -> Result<Option<(Header, usize)>, &'static str> {
-    const NONE: &str = "what it begins with is no header of the PROXY protocol";
+    const NONE: &str = "it does not start with a PROXY protocol header";
     let seen = read.len().min(WORD.len());
     if read[..seen] != WORD[..seen] {
         return Err(NONE);
@@ -58,7 +58,7 @@ fn version_1(read: &[u8]) -> Result<Option<(Header, usize)>, &'static str> {
     let port =
         |text: &str| (text.len() <= 5 && text.bytes().all(|byte| byte.is_ascii_digit())).then(|| text.parse().ok());
     let client = match words[..] {
-        // What follows is to be ignored.
+        // A recipient must ignore the rest of the line.
         ["PROXY", "UNKNOWN", ..] => Client::Unknown,
         ["PROXY", family @ ("TCP4" | "TCP6"), source, destination, from, to] => {
             let address = |text: &str| -> Option<IpAddr> {
@@ -78,7 +78,7 @@ fn version_1(read: &[u8]) -> Result<Option<(Header, usize)>, &'static str> {
 }
 
 fn version_2(read: &[u8]) -> Result<Option<(Header, usize)>, &'static str> {
-    const NONE: &str = "what it begins with is no header of version 2 of the PROXY protocol";
+    const NONE: &str = "it does not start with a PROXY protocol v2 header";
     let seen = read.len().min(SIGNATURE.len());
     if read[..seen] != SIGNATURE[..seen] {
         return Err(NONE);
@@ -91,13 +91,13 @@ fn version_2(read: &[u8]) -> Result<Option<(Header, usize)>, &'static str> {
     if command >> 4 != 2 || 16 + length > LONGEST {
         return Err(NONE);
     }
-    // What comes behind the addresses (a checksum, names, certificates) is passed over.
+    // TLVs behind the addresses (a checksum, names, certificates) are ignored.
     let Some(body) = read.get(16..16 + length) else { return Ok(None) };
     let port = |at: usize| body.get(at..at + 2).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]));
     let client = match (command & 0x0F, kind) {
         // A check of the proxy's own.
         (0, _) => Client::Proxy,
-        // Whoever comes by a unix socket, say.
+        // A client on a Unix socket, for example.
         (1, 0x00 | 0x31) => Client::Unknown,
         (1, 0x11) => {
             let address = body.get(..4).and_then(|bytes| <[u8; 4]>::try_from(bytes).ok()).ok_or(NONE)?;
@@ -118,7 +118,7 @@ mod tests {
 
     use super::*;
 
-    /// Whom the header is for, and what is left behind it; `None` where there is more to come.
+    /// The client in the header, and the bytes behind it; `None` where the header is incomplete.
     fn taken(bytes: &[u8]) -> Result<Option<(String, Vec<u8>)>, &'static str> {
         let mut read = BytesMut::from(bytes);
         let header = take(&mut read)?;
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_taken_whole_and_nothing_behind_them() {
+    fn complete_headers_are_consumed_exactly() {
         for (header, client) in headers() {
             for end in 0..header.len() {
                 assert_eq!(taken(&header[..end]), Ok(None), "{end} of {header:?}");
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_header_is_refused() {
+    fn malformed_headers_are_refused() {
         let long = format!("PROXY UNKNOWN {}", "x".repeat(LONGEST_LINE));
         for bytes in [
             &b"GET / HTTP/1.1\r\n"[..],
@@ -196,7 +196,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_are_too_much(at in 0..11usize, change in any::<prop::sample::Index>(), byte in any::<u8>()) {
+        fn arbitrary_input_is_decided_within_bounds(at in 0..11usize, change in any::<prop::sample::Index>(), byte in any::<u8>()) {
             let mut header = headers().swap_remove(at).0;
             let place = change.index(header.len());
             header[place] = byte;

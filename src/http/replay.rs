@@ -1,5 +1,5 @@
-//! A kept answer as a response: the one way in which a protected answer reaches a client, the first time and every
-//! time after.
+//! Turns a stored answer into a response. Every protected answer reaches its client this way, the first time and on
+//! replays.
 
 use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, Method, Response, StatusCode, Version};

@@ -24,30 +24,30 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
+use super::accept::{AcceptSettings, SocketKind, accept};
 use super::body::Body;
-use super::door::{Carrier, Door, enter};
+use super::connection_memory::ConnectionMemory;
+use super::detect::{self, DetectError, Detected, HttpVersion};
+use super::fault::Fault;
+use super::http1::{ClientIo, ConnectionState, Interim, StartedExchange};
 use super::http2;
-use super::inbound::Inbound;
 use super::limits::Limits;
-use super::listen::{Accepted, Listen, Socket, Watched};
-use super::opening::{self, Nothing, Opening, Protocol};
+use super::listen::{Accepted, ConfiguredStream, Listen, Listener};
+use super::request_body::RequestBody;
 use super::shards::Shards;
-use super::share::Share;
-use super::usage::{Place, Usage};
-use super::wire::{Begun, Fault, Interim, Line, Stream};
+use super::usage::{ConnectionPermit, Usage};
 use crate::idempotency::scope::ClientCertificate;
 use crate::telemetry::limits::Limit;
-use crate::telemetry::seldom::Seldom;
+use crate::telemetry::log_throttle::LogThrottle;
 
-/// So many header lines hyper reads without being told to.
-const HYPERS_HEADERS: usize = 100;
+/// The number of header lines that hyper accepts by default.
+const HYPER_MAX_HEADERS: usize = 100;
 
-/// How many bytes of a client's messages hyper reads ahead, and about as many of the answers it holds, where no head is
-/// larger.
-const LARGEST_BUFFER: usize = 64 << 10;
+/// The size of hyper's read buffer in bytes, and about that of its write buffer, unless heads may be larger.
+const MIN_READ_BUFFER: usize = 64 << 10;
 
-/// What a head needs beside itself, in bytes.
-const SPARE: usize = 8 << 10;
+/// Room in the buffer beside a head, in bytes.
+const HEAD_OVERHEAD: usize = 8 << 10;
 
 /// How many connections are taken from the queue of a listener when it ends.
 const BACKLOG: usize = 4096;
@@ -55,8 +55,8 @@ const BACKLOG: usize = 4096;
 /// How long to wait after the listener failed, for example for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// How long the first request of a connection may take to come when the process is told to end.
-pub(super) const FIRST_REQUEST: Duration = Duration::from_millis(200);
+/// How long the first request of a connection may take to arrive during shutdown.
+pub(super) const FIRST_REQUEST_GRACE: Duration = Duration::from_millis(200);
 
 /// `[server]`
 #[derive(Clone, Debug)]
@@ -65,71 +65,75 @@ pub struct Settings {
     pub listen: Vec<Listen>,
     /// How long SIGTERM waits for attempts.
     pub drain_timeout: Duration,
-    /// What clients may take.
+    /// The limits on clients.
     pub limits: Limits,
-    /// What is asked of connections before their first request.
-    pub door: Door,
-    /// The rights to each unix socket that is bound: who may connect.
+    /// The requirements on connections before their first request.
+    pub accept: AcceptSettings,
+    /// The file mode of each bound Unix socket.
     pub socket_mode: u32,
 }
 
-/// What answers, and what clients may take of it. Replaced as a whole when the configuration is loaded again: a request
-/// is answered by what is current when its head has come, and a connection keeps the limits that it began with.
-pub struct Serving<H> {
+/// The handler and its limits. A reload replaces them as a whole: a request is answered by the handler that is current
+/// when its head has arrived, and a connection keeps the limits that it started with.
+pub struct ServerState<H> {
     /// Answers requests.
     pub handler: Arc<H>,
-    /// What clients may take.
+    /// The limits on clients.
     pub limits: Limits,
-    /// What is asked of connections before their first request.
-    pub door: Arc<Door>,
-    /// What they take, which goes on when the others are replaced.
+    /// The requirements on connections before their first request.
+    pub accept: Arc<AcceptSettings>,
+    /// Their current usage, which a reload keeps.
     pub usage: Arc<Usage>,
 }
 
-/// What serves at the moment.
-pub type Current<H> = Arc<ArcSwap<Serving<H>>>;
+/// The current state.
+pub type Current<H> = Arc<ArcSwap<ServerState<H>>>;
 
-impl<H> Serving<H> {
-    /// To begin with.
+impl<H> ServerState<H> {
+    /// The initial state.
     #[must_use]
-    pub fn current(handler: Arc<H>, limits: Limits, door: Door, usage: Arc<Usage>) -> Current<H> {
-        Arc::new(ArcSwap::from_pointee(Self { handler, limits, door: Arc::new(door), usage }))
+    pub fn current(handler: Arc<H>, limits: Limits, accept: AcceptSettings, usage: Arc<Usage>) -> Current<H> {
+        Arc::new(ArcSwap::from_pointee(Self { handler, limits, accept: Arc::new(accept), usage }))
     }
 
-    /// To go on with.
-    pub fn replace(current: &Current<H>, handler: Arc<H>, limits: Limits, door: Door) {
+    /// Replaces the state.
+    pub fn replace(current: &Current<H>, handler: Arc<H>, limits: Limits, accept: AcceptSettings) {
         let usage = Arc::clone(&current.load().usage);
-        usage.allow(&limits);
-        current.store(Arc::new(Self { handler, limits, door: Arc::new(door), usage }));
+        usage.set_limits(&limits);
+        current.store(Arc::new(Self { handler, limits, accept: Arc::new(accept), usage }));
     }
 }
 
 /// Answers requests.
 pub trait Handler: Send + Sync + 'static {
     /// Answers one request of a client at `peer`. Dropped when the client goes away.
-    fn handle(self: Arc<Self>, request: Request<Inbound>, peer: Peer) -> impl Future<Output = Response<Body>> + Send;
+    fn handle(
+        self: Arc<Self>,
+        request: Request<RequestBody>,
+        peer: Peer,
+    ) -> impl Future<Output = Response<Body>> + Send;
 
-    /// Answers what is no request; with its `head`, where that could be read.
+    /// Answers a malformed request; with its `head`, if that could be read.
     fn refuse(&self, fault: Fault, head: Option<&Parts>) -> Response<Body>;
 }
 
-/// A client, as its connection shows it.
+/// The peer of a client connection.
 #[derive(Clone, Debug)]
 pub struct Peer {
     /// Its address.
     pub ip: IpAddr,
-    /// The same, for a header.
-    pub address: HeaderValue,
-    /// Whether what it says of where requests come from may count, if it is a trusted proxy.
-    pub is_believed: bool,
-    /// Whether what it says is encrypted on its way here.
+    /// Its address as a header value.
+    pub header_value: HeaderValue,
+    /// Whether its forwarding headers may be trusted, if it is a trusted proxy.
+    pub may_be_trusted: bool,
+    /// Whether its connection is encrypted.
     pub is_secure: bool,
-    /// What it proved who it is with, if that was asked for.
+    /// Its certificate, if one was requested and presented.
     pub certificate: Option<Arc<ClientCertificate>>,
-    /// The way of interim answers to it, for the request at hand, where it understands them.
+    /// Sends interim responses for the current request, if the client understands them.
     pub interim: Option<Interim>,
     /// The memory that the bodies of its connection may fill, where many requests share the connection.
-    pub share: Option<Arc<Share>>,
+    pub connection_memory: Option<Arc<ConnectionMemory>>,
 }
 
 impl Peer {
@@ -138,21 +142,30 @@ impl Peer {
     pub fn new(socket: SocketAddr) -> Self {
         let ip = socket.ip().to_canonical();
         // An address is nothing but visible ASCII.
-        let address = HeaderValue::from_str(&ip.to_string()).unwrap_or_else(|_| HeaderValue::from_static("unknown"));
-        Self { ip, address, is_believed: true, is_secure: false, certificate: None, interim: None, share: None }
+        let header_value =
+            HeaderValue::from_str(&ip.to_string()).unwrap_or_else(|_| HeaderValue::from_static("unknown"));
+        Self {
+            ip,
+            header_value,
+            may_be_trusted: true,
+            is_secure: false,
+            certificate: None,
+            interim: None,
+            connection_memory: None,
+        }
     }
 }
 
 /// Serves a listener until `stop` turns true; then takes no more connections, lets each finish the exchange that it is
 /// in, and returns when all have ended.
 pub async fn serve<H: Handler>(
-    listener: Socket,
+    listener: Listener,
     shards: Arc<Shards>,
     current: Current<H>,
     mut stop: watch::Receiver<bool>,
 ) {
     let mut connections = JoinSet::new();
-    let failures = Seldom::default();
+    let failures = LogThrottle::default();
     loop {
         tokio::select! {
             biased;
@@ -161,13 +174,13 @@ pub async fn serve<H: Handler>(
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok((client, peer)) => {
-                    match place(&current, peer.ip()) {
-                        Ok(place) => match client.watched() {
+                    match acquire_permit(&current, peer.ip()) {
+                        Ok(permit) => match client.configure() {
                             Ok(client) => {
-                                let connection = adopted((client, peer), place, Arc::clone(&current), stop.clone());
+                                let connection = serve_on_shard((client, peer), permit, Arc::clone(&current), stop.clone());
                                 shards.spawn(&mut connections, connection);
                             }
-                            Err(error) => tracing::debug!(%error, "a connection was lost at once"),
+                            Err(error) => tracing::debug!(%error, "an accepted connection failed"),
                         },
                         Err(why) => refuse(client, why, &current, &mut connections),
                     }
@@ -176,37 +189,40 @@ pub async fn serve<H: Handler>(
             },
         }
     }
-    // Whoever has connected by now is served: the system would reset them.
-    if let Ok(listener) = listener.into_last() {
+    // Connections that are already in the backlog are served: closing the listener would reset them.
+    if let Ok(listener) = listener.into_backlog() {
         for _ in 0..BACKLOG {
             let Ok((client, peer)) = listener.accept() else { break };
-            let place = place(&current, peer.ip());
-            if let (Ok(place), Ok(client)) = (place, client.watched()) {
-                shards.spawn(&mut connections, adopted((client, peer), place, Arc::clone(&current), stop.clone()));
+            let permit = acquire_permit(&current, peer.ip());
+            if let (Ok(permit), Ok(client)) = (permit, client.configure()) {
+                shards.spawn(
+                    &mut connections,
+                    serve_on_shard((client, peer), permit, Arc::clone(&current), stop.clone()),
+                );
             }
         }
     }
     while connections.join_next().await.is_some() {}
 }
 
-/// A place for who has connected from this address.
-fn place<H>(current: &Current<H>, ip: IpAddr) -> Result<Place, Limit> {
+/// A permit for a connection from this address.
+fn acquire_permit<H>(current: &Current<H>, ip: IpAddr) -> Result<ConnectionPermit, Limit> {
     let serving = current.load();
-    if serving.door.is_proxy(ip) { serving.usage.proxied() } else { serving.usage.connection(ip) }
+    if serving.accept.is_proxy(ip) { serving.usage.proxied_connection() } else { serving.usage.connection(ip) }
 }
 
-/// Tells a client that there is no place for it, if it understands what it is told.
+/// Answers a client that exceeds a connection limit, unless it expects TLS.
 fn refuse<H>(client: Accepted, why: Limit, current: &Current<H>, connections: &mut JoinSet<()>) {
     let serving = current.load();
     let refusals = &serving.usage.refusals;
     match client {
-        // Who is to encrypt would take it for nonsense.
-        Accepted::Tcp(stream) if serving.door.tls.is_none() => {
-            refusals.tell(stream, why).map(|telling| connections.spawn(telling));
+        // A TLS client could not read the answer.
+        Accepted::Tcp(stream) if serving.accept.tls.is_none() => {
+            refusals.respond(stream, why).map(|responding| connections.spawn(responding));
         }
         Accepted::Tcp(_) => {}
         Accepted::Unix(stream) => {
-            refusals.tell(stream, why).map(|telling| connections.spawn(telling));
+            refusals.respond(stream, why).map(|responding| connections.spawn(responding));
         }
     }
 }
@@ -217,7 +233,7 @@ pub async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-async fn pause_after(error: &io::Error, failures: &Seldom) {
+async fn pause_after(error: &io::Error, failures: &LogThrottle) {
     // A client that went away before it was accepted is no reason to pause.
     if !matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset) {
         if let Some(others) = failures.due() {
@@ -228,19 +244,19 @@ async fn pause_after(error: &io::Error, failures: &Seldom) {
 }
 
 /// Serves a connection on the thread that this runs on.
-async fn adopted<H: Handler>(
-    (client, peer): (Watched, SocketAddr),
-    place: Place,
+async fn serve_on_shard<H: Handler>(
+    (client, peer): (ConfiguredStream, SocketAddr),
+    permit: ConnectionPermit,
     current: Current<H>,
     stop: watch::Receiver<bool>,
 ) {
     let lost = match client {
-        Watched::Tcp(stream) => match TcpStream::from_std(stream) {
-            Ok(stream) => return enter(stream, (Carrier::Tcp, peer), place, current, stop).await,
+        ConfiguredStream::Tcp(stream) => match TcpStream::from_std(stream) {
+            Ok(stream) => return accept(stream, (SocketKind::Tcp, peer), permit, current, stop).await,
             Err(error) => error,
         },
-        Watched::Unix(stream) => match UnixStream::from_std(stream) {
-            Ok(stream) => return enter(stream, (Carrier::Unix, peer), place, current, stop).await,
+        ConfiguredStream::Unix(stream) => match UnixStream::from_std(stream) {
+            Ok(stream) => return accept(stream, (SocketKind::Unix, peer), permit, current, stop).await,
             Err(error) => error,
         },
     };
@@ -253,24 +269,24 @@ where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     H: Handler,
 {
-    let beginning = Beginning { read: BytesMut::new(), since: Instant::now(), protocol: None };
-    begin(stream, beginning, Peer::new(peer), current, stop).await;
+    let new = NewConnection { read: BytesMut::new(), since: Instant::now(), version: None };
+    serve_connection(stream, new, Peer::new(peer), current, stop).await;
 }
 
-/// What is known of a connection before its first request.
-pub(super) struct Beginning {
-    /// What was read of it.
+/// A connection before its first request.
+pub(super) struct NewConnection {
+    /// The bytes that were read from it.
     pub(super) read: BytesMut,
-    /// Since when it is there.
+    /// When it was accepted.
     pub(super) since: Instant,
-    /// What both sides have agreed on, if they have.
-    pub(super) protocol: Option<Protocol>,
+    /// The version that both sides have negotiated, if any.
+    pub(super) version: Option<HttpVersion>,
 }
 
 /// Serves a connection from its first request on.
-pub(super) async fn begin<S, H>(
+pub(super) async fn serve_connection<S, H>(
     mut stream: S,
-    Beginning { read, since, protocol }: Beginning,
+    NewConnection { read, since, version }: NewConnection,
     peer: Peer,
     current: Current<H>,
     mut stop: watch::Receiver<bool>,
@@ -282,33 +298,33 @@ pub(super) async fn begin<S, H>(
         let current = current.load();
         (current.limits.clone(), Arc::clone(&current.usage))
     };
-    if protocol == Some(Protocol::Http1) {
+    if version == Some(HttpVersion::Http1) {
         return http1(stream, (read, since), peer, current, (limits, usage), stop).await;
     }
-    let opening = {
-        let mut opening = pin!(opening::open(&mut stream, read, since + limits.header_timeout));
-        match until_stopped(opening.as_mut(), &mut stop).await {
-            Some(opening) => opening,
-            // Who has just connected is on the way with a request.
-            None => timeout(FIRST_REQUEST, opening).await.unwrap_or(Err(Nothing::Left)),
+    let detected = {
+        let mut detected = pin!(detect::detect(&mut stream, read, since + limits.header_timeout));
+        match until_stopped(detected.as_mut(), &mut stop).await {
+            Some(detected) => detected,
+            // A client that has just connected is about to send a request.
+            None => timeout(FIRST_REQUEST_GRACE, detected).await.unwrap_or(Err(DetectError::Closed)),
         }
     };
-    match opening {
-        Ok(Opening { protocol: Protocol::Http2, read }) => {
-            // In a box: connections of HTTP/1.1 are not to have the room for it.
+    match detected {
+        Ok(Detected { version: HttpVersion::Http2, read }) => {
+            // Boxed, so that HTTP/1.1 connections do not carry its size.
             Box::pin(http2::serve(stream, read, peer, current, (limits, usage), stop)).await;
         }
-        // It agreed on HTTP/2, and speaks something else.
-        Ok(_) if protocol.is_some() => {}
-        Ok(Opening { protocol: Protocol::Http1, read }) => {
+        // The client negotiated HTTP/2 and sends something else.
+        Ok(_) if version.is_some() => {}
+        Ok(Detected { version: HttpVersion::Http1, read }) => {
             http1(stream, (read, since), peer, current, (limits, usage), stop).await;
         }
-        Err(Nothing::Silent) => usage.exceeded(Limit::HeaderTimeout),
-        Err(Nothing::Left) => {}
+        Err(DetectError::TimedOut) => usage.exceeded(Limit::HeaderTimeout),
+        Err(DetectError::Closed) => {}
     }
 }
 
-/// Serves a connection of HTTP/1.1, of which this was read since then.
+/// Serves an HTTP/1.1 connection. `read` was read from it since `since`.
 async fn http1<S, H>(
     stream: S,
     (read, since): (BytesMut, Instant),
@@ -320,34 +336,35 @@ async fn http1<S, H>(
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     H: Handler,
 {
-    let (largest_buffer, most_headers) = (LARGEST_BUFFER.max(limits.max_header_size + SPARE), limits.max_headers);
-    let line = Line::new();
-    let stream = Stream::new(stream, (read, since), limits, usage, Arc::clone(&line));
-    let answering = Arc::clone(&line);
+    let (largest_buffer, most_headers) =
+        (MIN_READ_BUFFER.max(limits.max_header_size + HEAD_OVERHEAD), limits.max_headers);
+    let state = ConnectionState::new();
+    let stream = ClientIo::new(stream, (read, since), limits, usage, Arc::clone(&state));
+    let answering = Arc::clone(&state);
     let service = service_fn(move |request: Request<Incoming>| {
-        let (handler, line, mut peer) = (Arc::clone(&current.load().handler), Arc::clone(&answering), peer.clone());
-        let Begun { number, request: begun, exchange } = line.begin();
+        let (handler, state, mut peer) = (Arc::clone(&current.load().handler), Arc::clone(&answering), peer.clone());
+        let StartedExchange { number, request: started, exchange } = state.start_exchange();
         async move {
-            let mut response = match begun {
+            let mut response = match started {
                 Ok(interim) => {
                     peer.interim = Some(interim).filter(|_| request.version() == Version::HTTP_11);
-                    handler.handle(request.map(Inbound::from), peer).await
+                    handler.handle(request.map(RequestBody::from), peer).await
                 }
                 Err(fault) => handler.refuse(fault, None),
             };
-            if !line.answer(number, response.status() == StatusCode::SWITCHING_PROTOCOLS) {
+            if !state.answer(number, response.status() == StatusCode::SWITCHING_PROTOCOLS) {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
-            Ok::<_, Infallible>(response.map(|body| body.of_exchange(exchange)))
+            Ok::<_, Infallible>(response.map(|body| body.with_exchange_guard(exchange)))
         }
     });
     let mut builder = http1::Builder::new();
-    if most_headers > HYPERS_HEADERS {
+    if most_headers > HYPER_MAX_HEADERS {
         builder.max_headers(most_headers);
     }
     {
         let connection = builder
-            // The stream waits for a client no longer than it may.
+            // `ClientIo` holds the read timeouts.
             .header_read_timeout(None)
             // An answer is the upstream's: a date that it does not have is not made up.
             .auto_date_header(false)
@@ -358,8 +375,8 @@ async fn http1<S, H>(
         let ended = match until_stopped(connection.as_mut(), &mut stop).await {
             Some(ended) => ended,
             None => {
-                // Who has just connected is on the way with a request, and hyper would close on him.
-                let first = if line.has_begun() { Duration::ZERO } else { FIRST_REQUEST };
+                // A client that has just connected is about to send a request; hyper would close the connection.
+                let first = if state.has_begun() { Duration::ZERO } else { FIRST_REQUEST_GRACE };
                 match timeout(first, connection.as_mut()).await {
                     Ok(ended) => ended,
                     Err(_) => {
@@ -370,14 +387,14 @@ async fn http1<S, H>(
             }
         };
         if let Err(error) = ended {
-            tracing::debug!(%error, "a client connection ended badly");
+            tracing::debug!(%error, "a client connection failed");
         }
     }
     let is_stopping = *stop.borrow();
-    line.linger(is_stopping).await;
+    state.linger(is_stopping).await;
 }
 
-/// What `connection` comes to, if it does before `stop` turns true.
+/// The output of `connection`, unless `stop` turns true before.
 pub(super) async fn until_stopped<F: Future>(
     mut connection: Pin<&mut F>,
     stop: &mut watch::Receiver<bool>,
@@ -389,7 +406,8 @@ pub(super) async fn until_stopped<F: Future>(
         if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
             return Poll::Ready(Some(ended));
         }
-        // Each poll of what waits takes a lock that all connections share: once is enough while there is no news.
+        // Each poll of the stop signal takes a lock that all connections share: once is enough while the signal is
+        // unchanged.
         if waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) && matches!(news.has_changed(), Ok(false)) {
             return Poll::Pending;
         }

@@ -18,23 +18,23 @@ use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::interval;
 
-use super::memory::keep_giving_back;
+use super::memory::release_when_idle;
 
-/// How many threads may wait for the disk and for names in all.
-const BLOCKING: usize = 512;
+/// The maximum number of threads for blocking calls: files and name resolution.
+const MAX_BLOCKING_THREADS: usize = 512;
 
-/// How long the blocking calls of a thread may go on when it ends.
-const LAST_CALLS: Duration = Duration::from_secs(1);
+/// How long a thread waits for its blocking calls when it ends.
+const BLOCKING_SHUTDOWN: Duration = Duration::from_secs(1);
 
 /// How often a thread wakes at least. A timer that is due before all others interrupts its thread, with a system call for
 /// each request where few are under way; this one is due before nearly all of them.
-const BEAT: Duration = Duration::from_millis(250);
+const TICK: Duration = Duration::from_millis(250);
 
 thread_local! {
     static INDEX: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Threads that serve connections. Dropped, they end, whatever they are in the middle of.
+/// Threads that serve connections. Dropping this ends them without waiting for their tasks.
 pub struct Shards(Vec<Shard>);
 
 struct Shard {
@@ -56,7 +56,7 @@ impl Shards {
     /// Returns when each of them has done something since the call.
     pub async fn answer(&self) {
         for shard in &self.0 {
-            // A thread that has ended is told of elsewhere.
+            // A thread that has ended is reported elsewhere.
             let _ = shard.runtime.spawn(async {}).await;
         }
     }
@@ -67,10 +67,10 @@ impl Shards {
         F: Future<Output = ()> + Send + 'static,
     {
         let shard = self.0.iter().min_by_key(|shard| shard.load.load(Ordering::Relaxed))?;
-        let counted = Counted::new(&shard.load);
+        let guard = LoadGuard::new(&shard.load);
         let task = async move {
             connection.await;
-            drop(counted);
+            drop(guard);
         };
         Some(connections.spawn_on(task, &shard.runtime))
     }
@@ -78,7 +78,7 @@ impl Shards {
 
 /// How many there are.
 pub(super) fn count() -> usize {
-    // Once and for all: a process can be given fewer cores while it runs.
+    // Read once: the number of available cores can change at run time.
     static COUNT: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, usize::from));
     *COUNT
 }
@@ -90,16 +90,18 @@ pub(super) fn index() -> usize {
 
 impl Shard {
     fn start(index: usize) -> io::Result<Self> {
-        let runtime =
-            Builder::new_current_thread().enable_all().max_blocking_threads((BLOCKING / count()).max(8)).build()?;
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .max_blocking_threads((MAX_BLOCKING_THREADS / count()).max(8))
+            .build()?;
         let (stop, stopped) = oneshot::channel::<()>();
         let handle = runtime.handle().clone();
         let (ending, ended) = channel();
         thread::Builder::new().name(format!("shard-{index}")).spawn(move || {
             INDEX.set(index);
-            runtime.spawn(keep_giving_back());
-            runtime.block_on(beat_until(stopped));
-            runtime.shutdown_timeout(LAST_CALLS);
+            runtime.spawn(release_when_idle());
+            runtime.block_on(tick_until(stopped));
+            runtime.shutdown_timeout(BLOCKING_SHUTDOWN);
             drop::<Sender<()>>(ending);
         })?;
         Ok(Self { runtime: handle, load: Arc::default(), stop: Some(stop), ended: Mutex::new(ended) })
@@ -107,9 +109,9 @@ impl Shard {
 }
 
 /// Waits for the sender, which is only ever dropped.
-async fn beat_until(mut stopped: oneshot::Receiver<()>) {
-    let mut beat = interval(BEAT);
-    while tokio::select! { _ = &mut stopped => false, _ = beat.tick() => true } {}
+async fn tick_until(mut stopped: oneshot::Receiver<()>) {
+    let mut tick = interval(TICK);
+    while tokio::select! { _ = &mut stopped => false, _ = tick.tick() => true } {}
 }
 
 impl Drop for Shards {
@@ -120,22 +122,22 @@ impl Drop for Shards {
         for shard in &mut self.0 {
             // One that does not come to an end is left behind; the process ends all the same.
             if let Ok(ended) = shard.ended.get_mut() {
-                let _ = ended.recv_timeout(2 * LAST_CALLS);
+                let _ = ended.recv_timeout(2 * BLOCKING_SHUTDOWN);
             }
         }
     }
 }
 
-struct Counted(Arc<AtomicUsize>);
+struct LoadGuard(Arc<AtomicUsize>);
 
-impl Counted {
+impl LoadGuard {
     fn new(load: &Arc<AtomicUsize>) -> Self {
         load.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(load))
     }
 }
 
-impl Drop for Counted {
+impl Drop for LoadGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -170,7 +172,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_does_nothing_does_not_answer() {
+    async fn a_blocked_shard_does_not_answer() {
         let shards = Shards::start().unwrap();
         shards.answer().await;
         let (go_on, blocked) = channel::<()>();
@@ -182,7 +184,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn they_end_in_the_middle_of_things() {
+    async fn dropping_the_shards_cancels_their_tasks() {
         let shards = Shards::start().unwrap();
         let mut connections = JoinSet::new();
         shards.spawn(&mut connections, std::future::pending());

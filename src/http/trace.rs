@@ -6,12 +6,12 @@ use crate::idempotency::hex;
 
 /// Names the trace of a request and the span that it comes from.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-/// What tracing systems know of it besides.
+/// Vendor-specific trace data.
 pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// Lets a trace go on, or begins one: where there is no `traceparent`, more than one, or one that is not valid (sections
-/// 3.2.2 and 4.3). The state of a trace that does not go on is dropped with it.
-pub fn go_on_or_begin(headers: &mut HeaderMap) {
+/// Continues a trace, or starts one if `traceparent` is missing, repeated or invalid (sections 3.2.2 and 4.3). A new
+/// trace drops the `tracestate` of the old one.
+pub fn continue_or_start(headers: &mut HeaderMap) {
     let mut given = headers.get_all(TRACEPARENT).iter();
     if let (Some(only), None) = (given.next(), given.next())
         && is_valid(only.as_bytes())
@@ -41,7 +41,7 @@ fn is_valid(value: &[u8]) -> bool {
         && !is_zero(parent)
 }
 
-/// A trace that begins here (section 3.2): sampling is left to others.
+/// A new trace (section 3.2). The sampled flag is off.
 fn begun() -> Option<HeaderValue> {
     // Neither id may be all zeroes. They are to be unique, not secret.
     let (trace, span) = (fastrand::u128(1..), fastrand::u64(1..));
@@ -62,7 +62,7 @@ mod tests {
         for parent in parents {
             headers.append(TRACEPARENT, HeaderValue::from_str(parent).unwrap());
         }
-        go_on_or_begin(&mut headers);
+        continue_or_start(&mut headers);
         assert_eq!(headers.get_all(TRACEPARENT).iter().count(), 1);
         (headers[TRACEPARENT].to_str().unwrap().to_owned(), headers.contains_key(TRACESTATE))
     }

@@ -1,7 +1,7 @@
 //! Upgrades: once both sides have switched protocols, bytes pass both ways until either closes.
 //!
-//! What a client says behind an upgrade passes the gate unseen, so only named protocols may be switched to. An upgrade to
-//! any other is ignored, as any server may (RFC 9110, 7.8): the request is forwarded without it.
+//! The gate does not inspect the bytes after an upgrade, so only configured protocols are allowed. An upgrade to any
+//! other protocol is ignored, as RFC 9110, 7.8, permits: the request is forwarded without it.
 
 use http::header::{CONNECTION, UPGRADE};
 use http::{HeaderMap, HeaderValue, Request, Response, Version};
@@ -27,7 +27,7 @@ impl Default for Upgrades {
 }
 
 impl Upgrades {
-    /// These and no others.
+    /// Allows these protocols only.
     #[must_use]
     pub fn new(protocols: Vec<Protocol>) -> Self {
         Self(protocols)
@@ -44,7 +44,7 @@ impl Upgrades {
     pub fn asked(&self, version: Version, headers: &HeaderMap) -> Option<HeaderValue> {
         let asks =
             version == Version::HTTP_11 && headers.contains_key(UPGRADE) && has_token(headers, &CONNECTION, "upgrade");
-        // A client that offers `h2c` speaks HTTP on, whatever else it offers; so the reader of its messages takes it.
+        // A client that offers `h2c` continues with HTTP, whatever else it offers. The strict reader assumes the same.
         if !asks || has_token(headers, &UPGRADE, "h2c") {
             return None;
         }
@@ -130,7 +130,7 @@ impl Upgrade {
                     // Either side may end it in whatever way; the other side then sees the end.
                     let _ = tokio::io::copy_bidirectional(&mut client, &mut upstream).await;
                 }
-                Err(error) => tracing::debug!(%error, "an upgrade did not come about"),
+                Err(error) => tracing::debug!(%error, "an upgrade failed"),
             }
         });
     }
@@ -148,7 +148,7 @@ mod tests {
         Upgrades::new(protocols.iter().map(|text| Protocol::parse(text).unwrap()).collect())
     }
 
-    /// What is asked for of these lines of `Upgrade`; nothing is an empty text.
+    /// The protocols requested by these lines of `Upgrade`, or an empty string.
     fn asked(allowed: &Upgrades, lines: &[&'static str]) -> String {
         let mut headers = headers(&[("connection", "keep-alive, Upgrade")]);
         for line in lines {

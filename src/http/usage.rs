@@ -1,4 +1,4 @@
-//! What is taken of the limits.
+//! How much of the limits is in use.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -8,19 +8,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
-use super::budget::{Budget, Taken};
-use super::gathered::counted;
+use super::budget::{Budget, Permit};
+use super::counted_buffer::counted;
 use super::limits::Limits;
 use super::refusal::Refusals;
 use crate::telemetry::limits::{Limit, LimitMetrics};
 use crate::telemetry::metrics::Metrics;
 
-/// So many bytes of an answer are held though there be no room: as often as there are requests.
-pub(super) const HELD_ANYWAY: usize = 64 << 10;
+/// This many bytes of each response are buffered even if the budget is exhausted: the number of requests bounds them.
+pub(super) const UNCOUNTED_BODY: usize = 64 << 10;
 
-/// What is taken of the limits at the moment: one for a process, whatever is loaded again meanwhile.
+/// The current usage of the limits: one for the process, kept across reloads.
 pub struct Usage {
-    /// Requests that are being dealt with.
+    /// Requests in flight.
     pub requests: Arc<Budget>,
     /// Requests that wait for another's attempt.
     pub waiting: Arc<Budget>,
@@ -29,42 +29,42 @@ pub struct Usage {
     /// Bytes of bodies in temporary files.
     pub disk: Arc<Budget>,
     connections: Arc<Budget>,
-    addresses: Arc<Addresses>,
-    /// Connections that have no place are told so.
+    addresses: Arc<NetworkConnections>,
+    /// Answers connections that exceed a limit.
     pub(super) refusals: Refusals,
     metrics: Arc<LimitMetrics>,
 }
 
-/// A place among the connections. Dropped, it is free.
-pub struct Place {
-    _taken: Taken,
-    addresses: Arc<Addresses>,
-    /// Nothing while nobody knows whose it is.
+/// The right to one client connection. Dropping it returns the right.
+pub struct ConnectionPermit {
+    _permit: Permit,
+    addresses: Arc<NetworkConnections>,
+    /// `None` until the client's address is known.
     network: Option<Network>,
 }
 
-struct Addresses {
-    most: AtomicU64,
+struct NetworkConnections {
+    max: AtomicU64,
     connections: Mutex<HashMap<Network, u64>>,
 }
 
-/// What one client may be expected to have: an IPv4 address, or 64 bits of an IPv6 address.
+/// The addresses that count as one client: an IPv4 address, or an IPv6 /64.
 type Network = u64;
 
 impl Usage {
-    /// Nothing is taken yet.
+    /// No usage yet.
     #[must_use]
     pub fn new(limits: &Limits, metrics: &Metrics) -> Arc<Self> {
         let metrics = metrics.limits();
-        let budget = |limit, most| Budget::new(limit, most, &metrics);
+        let budget = |limit, max| Budget::new(limit, max, &metrics);
         Arc::new(Self {
             requests: budget(Limit::MaxRequests, limits.max_requests),
             waiting: budget(Limit::MaxWaiting, limits.max_waiting),
             memory: budget(Limit::MaxBufferedMemory, limits.max_buffered_memory),
             disk: budget(Limit::MaxBufferedDisk, limits.max_buffered_disk),
             connections: budget(Limit::MaxConnections, limits.max_connections),
-            addresses: Arc::new(Addresses {
-                most: AtomicU64::new(limits.max_connections_per_address),
+            addresses: Arc::new(NetworkConnections {
+                max: AtomicU64::new(limits.max_connections_per_address),
                 connections: Mutex::default(),
             }),
             refusals: Refusals::new(),
@@ -72,25 +72,25 @@ impl Usage {
         })
     }
 
-    /// Changes how much there may be of everything. What was taken stays taken.
-    pub fn allow(&self, limits: &Limits) {
-        self.requests.allow(limits.max_requests);
-        self.waiting.allow(limits.max_waiting);
-        self.memory.allow(limits.max_buffered_memory);
-        self.disk.allow(limits.max_buffered_disk);
-        self.connections.allow(limits.max_connections);
-        self.addresses.most.store(limits.max_connections_per_address, Ordering::Relaxed);
+    /// Changes all limits. Existing permits stay valid.
+    pub fn set_limits(&self, limits: &Limits) {
+        self.requests.set_max(limits.max_requests);
+        self.waiting.set_max(limits.max_waiting);
+        self.memory.set_max(limits.max_buffered_memory);
+        self.disk.set_max(limits.max_buffered_disk);
+        self.connections.set_max(limits.max_connections);
+        self.addresses.max.store(limits.max_connections_per_address, Ordering::Relaxed);
     }
 
-    /// Counts the bytes of a body that is there already in `memory` until nothing refers to them; nothing where there is no
-    /// room for them. What is small is not counted: there are as many as requests at most.
+    /// Counts the bytes of a body against `memory` until their last reference is dropped. Returns `None` where the
+    /// budget has no room. Small bodies are not counted: the number of requests bounds them.
     #[must_use]
-    pub fn hold(memory: &Arc<Budget>, body: Bytes) -> Option<Bytes> {
-        if body.len() <= HELD_ANYWAY {
+    pub fn count_body(memory: &Arc<Budget>, body: Bytes) -> Option<Bytes> {
+        if body.len() <= UNCOUNTED_BODY {
             return Some(body);
         }
-        let taken = memory.take(body.len() as u64)?;
-        Some(counted(body, taken))
+        let permit = memory.acquire(body.len() as u64)?;
+        Some(counted(body, permit))
     }
 
     /// Counts that a limit was reached.
@@ -98,12 +98,16 @@ impl Usage {
         self.metrics.exceeded(limit);
     }
 
-    /// Takes a place for a connection from this address, or says what stands against it.
-    pub fn connection(&self, ip: IpAddr) -> Result<Place, Limit> {
-        let Some(taken) = self.connections.take(1) else { return Err(Limit::MaxConnections) };
+    /// Acquires a permit for a connection from this address, or returns the limit that is reached.
+    pub fn connection(&self, ip: IpAddr) -> Result<ConnectionPermit, Limit> {
+        let Some(permit) = self.connections.acquire(1) else { return Err(Limit::MaxConnections) };
         let network = network(ip);
-        if self.addresses.enter(network) {
-            return Ok(Place { _taken: taken, addresses: Arc::clone(&self.addresses), network: Some(network) });
+        if self.addresses.acquire(network) {
+            return Ok(ConnectionPermit {
+                _permit: permit,
+                addresses: Arc::clone(&self.addresses),
+                network: Some(network),
+            });
         }
         self.exceeded(Limit::MaxConnectionsPerAddress);
         Err(Limit::MaxConnectionsPerAddress)
@@ -111,31 +115,32 @@ impl Usage {
 }
 
 impl Usage {
-    /// Takes a place for a connection of which a proxy is about to say whose it is, or says what stands against it.
-    pub(super) fn proxied(&self) -> Result<Place, Limit> {
-        let Some(taken) = self.connections.take(1) else { return Err(Limit::MaxConnections) };
-        Ok(Place { _taken: taken, addresses: Arc::clone(&self.addresses), network: None })
+    /// Acquires a permit for a connection whose PROXY header has yet to name the client, or returns the limit that is
+    /// reached.
+    pub(super) fn proxied_connection(&self) -> Result<ConnectionPermit, Limit> {
+        let Some(permit) = self.connections.acquire(1) else { return Err(Limit::MaxConnections) };
+        Ok(ConnectionPermit { _permit: permit, addresses: Arc::clone(&self.addresses), network: None })
     }
 
-    /// The same place, for who turns out to be at this address; or says what stands against it.
-    pub(super) fn known(&self, mut place: Place, ip: IpAddr) -> Result<Place, Limit> {
+    /// Counts the permit's connection for the client at this address, or returns the limit that is reached.
+    pub(super) fn identify(&self, mut permit: ConnectionPermit, ip: IpAddr) -> Result<ConnectionPermit, Limit> {
         let network = network(ip);
-        if place.network.is_none() {
-            if !self.addresses.enter(network) {
+        if permit.network.is_none() {
+            if !self.addresses.acquire(network) {
                 self.exceeded(Limit::MaxConnectionsPerAddress);
                 return Err(Limit::MaxConnectionsPerAddress);
             }
-            place.network = Some(network);
+            permit.network = Some(network);
         }
-        Ok(place)
+        Ok(permit)
     }
 }
 
-impl Addresses {
-    fn enter(&self, network: Network) -> bool {
-        let most = self.most.load(Ordering::Relaxed);
+impl NetworkConnections {
+    fn acquire(&self, network: Network) -> bool {
+        let max = self.max.load(Ordering::Relaxed);
         match self.connections().entry(network) {
-            Entry::Occupied(entry) if *entry.get() >= most => false,
+            Entry::Occupied(entry) if *entry.get() >= max => false,
             Entry::Occupied(mut entry) => {
                 *entry.get_mut() += 1;
                 true
@@ -147,7 +152,7 @@ impl Addresses {
         }
     }
 
-    fn leave(&self, network: Network) {
+    fn release(&self, network: Network) {
         if let Entry::Occupied(mut entry) = self.connections().entry(network) {
             *entry.get_mut() -= 1;
             if *entry.get() == 0 {
@@ -157,22 +162,22 @@ impl Addresses {
     }
 
     fn connections(&self) -> MutexGuard<'_, HashMap<Network, u64>> {
-        // Nothing that is done under this lock can leave it half done.
+        // No operation under this lock can leave the state inconsistent.
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         if let Some(network) = self.network {
-            self.addresses.leave(network);
+            self.addresses.release(network);
         }
     }
 }
 
 fn network(ip: IpAddr) -> Network {
     match ip.to_canonical() {
-        // As if in ::/64, where no other address is a client's.
+        // Mapped into ::/64, which has no other client addresses.
         IpAddr::V4(ip) => u64::from(ip.to_bits()),
         IpAddr::V6(ip) => match (ip.to_bits() >> 64) as u64 {
             0 => u64::MAX,
@@ -195,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_has_its_places_and_no_other_ones() {
+    fn each_network_has_its_own_permits() {
         let usage = usage(10, 2);
         let first = usage.connection(ip("2001:db8::1")).unwrap();
         let _second = usage.connection(ip("2001:db8::ffff:2")).unwrap();
@@ -211,13 +216,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_and_what_has_ended_leaves_nothing_behind() {
+    fn refused_and_closed_connections_leave_no_entries() {
         let usage = usage(2, 2);
-        let places = [usage.connection(ip("10.0.0.1")).unwrap(), usage.connection(ip("10.0.0.2")).unwrap()];
+        let permits = [usage.connection(ip("10.0.0.1")).unwrap(), usage.connection(ip("10.0.0.2")).unwrap()];
         assert_eq!(usage.connection(ip("10.0.0.3")).err(), Some(Limit::MaxConnections));
         assert_eq!(usage.addresses.connections().len(), 2);
-        drop(places);
+        drop(permits);
         assert!(usage.addresses.connections().is_empty());
-        assert_eq!(usage.connections.taken(), 0);
+        assert_eq!(usage.connections.used(), 0);
     }
 }

@@ -1,20 +1,20 @@
-//! `Via` (RFC 9110, section 7.6.3): which way a request came, and whether it goes round in circles.
+//! The `Via` header (RFC 9110, 7.6.3), and loop detection.
 
 use http::header::VIA;
 use http::{HeaderMap, HeaderValue, Version};
 
 use super::headers::tokens;
 
-/// What every gate's pseudonym begins with.
+/// The prefix of every gate's pseudonym.
 const GATE: &[u8] = b"oncegate";
 
-/// The most gates that a request may have passed.
+/// The maximum number of gates on the path of a request.
 const MOST_GATES: usize = 10;
 
-/// The name that a process of the gate has on the way of a request. No other has it: it knows what came by before.
+/// The unique pseudonym of this process in `Via`, by which it recognises its own requests.
 #[derive(Clone, Debug)]
 pub struct Via {
-    /// For what came as HTTP/1.1, as HTTP/1.0, and as HTTP/2.
+    /// For HTTP/1.1, HTTP/1.0 and HTTP/2.
     lines: [HeaderValue; 3],
 }
 
@@ -31,7 +31,7 @@ impl Via {
         Self { lines: ["1.1", "1.0", "2.0"].map(line) }
     }
 
-    /// The line that says that a request of this version came by here.
+    /// The entry for a request of this version.
     #[must_use]
     pub fn line(&self, version: Version) -> &HeaderValue {
         match version {
@@ -41,7 +41,7 @@ impl Via {
         }
     }
 
-    /// Whether a request came by here before, or by more gates than anybody has in a row.
+    /// Whether a request passed this gate before, or too many gates.
     #[must_use]
     pub fn is_loop(&self, headers: &HeaderMap) -> bool {
         let own = received_by(self.lines[0].as_bytes());
@@ -62,7 +62,7 @@ impl Default for Via {
     }
 }
 
-/// Whom a member of the list names: what stands behind the protocol.
+/// The `received-by` part of a list member.
 fn received_by(member: &[u8]) -> &[u8] {
     let mut words = member.split(|byte| matches!(byte, b' ' | b'\t')).filter(|word| !word.is_empty());
     words.nth(1).unwrap_or_default()
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_has_this_many_gates_in_a_row() {
+    fn too_many_gates_are_a_loop() {
         let line = |gates: usize| (0..gates).map(|gate| format!("1.1 oncegate-{gate}")).collect::<Vec<_>>().join(", ");
         assert!(!Via::new().is_loop(&headers(&[&line(MOST_GATES)])));
         assert!(Via::new().is_loop(&headers(&[&line(4), &line(MOST_GATES - 3)])));

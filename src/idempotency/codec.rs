@@ -48,7 +48,7 @@ use super::key::Key;
 const VERSION: u8 = 1;
 /// The version of a head with a proof. Others are written as version 1, which gates of older releases read.
 const WITH_PROOF: u8 = 2;
-/// The envelope of what is stored as it is.
+/// The envelope of values that are stored verbatim.
 const PLAIN: u8 = 0;
 /// The version of recipes.
 const RECIPE_VERSION: u8 = 1;
@@ -60,7 +60,7 @@ const MAX_PATH: usize = 256;
 /// What a claim writes about its request; fixed for the record's life.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// How the request was told apart, and what that gave.
+    /// The fingerprint recipe of the request, and its digest.
     pub fingerprint: Fingerprint,
     /// What its caller proved its identity with, where the scope asks for a proof.
     pub proof: Option<Proof>,
@@ -107,7 +107,7 @@ impl Head {
         Self { fingerprint, proof: None, method, path: path[..end].to_owned(), key: key.shortened() }
     }
 
-    /// Whether the request's path may have been longer than what is kept of it.
+    /// Whether the request's path may have been longer than the stored part.
     #[must_use]
     pub fn is_path_cut(&self) -> bool {
         // A character is not cut in two.
@@ -259,7 +259,7 @@ fn fields(reader: &mut Reader<'_>) -> Result<Vec<(HeaderName, HeaderValue)>, Unr
     if fields.len() <= MAX_FIELDS { Ok(fields) } else { Err(Unreadable) }
 }
 
-/// Reads a list. Memory grows with what is read, not with what the length claims.
+/// Reads a list. Memory grows with the bytes read, not with the claimed length.
 fn list<T>(
     reader: &mut Reader<'_>,
     mut item: impl FnMut(&mut Reader<'_>) -> Result<T, Unreadable>,

@@ -65,7 +65,7 @@ pub enum Kind {
 pub struct Credential {
     /// Which row of the table applies.
     pub kind: Kind,
-    /// Whom it names: values with their count and their lengths.
+    /// The identity: values with their count and their lengths.
     identity: Vec<u8>,
     /// What it proves that with, in the same form. Its presence follows from `kind`.
     pub(super) proof: Option<Vec<u8>>,
@@ -114,7 +114,7 @@ impl Credential {
         let keys = lines(X_API_KEY);
         let authorization = Some(lines(AUTHORIZATION)).filter(|lines| lines.iter().any(|line| says_something(line)));
         if keys.iter().any(|line| says_something(line)) {
-            // An application's key may be shared by its users, whom `Authorization` then tells apart. Cookies do not count:
+            // An application's key may be shared by its users, which `Authorization` then distinguishes. Cookies do not count:
             // a load balancer's change with each answer.
             return Self::new(Kind::ApiKey, &keys, Some(&authorization.unwrap_or_default()));
         }
@@ -202,7 +202,7 @@ fn cookies(caller: Caller<'_>) -> Option<Vec<u8>> {
     says_something.then_some(joined)
 }
 
-/// Whom a JWT is about (RFC 7519, 4.1).
+/// The subject of a JWT (RFC 7519, 4.1).
 struct Claims {
     subject: Vec<u8>,
     issuer: Option<Vec<u8>>,

@@ -27,7 +27,7 @@ pub enum Decision {
     Replay(Answer),
     /// The record has an answer whose body was not kept.
     NotStored(StatusCode),
-    /// Nobody knows how the attempt ended.
+    /// How the attempt ended is unknown.
     Unknown,
     /// The record is in a format that this version cannot read.
     Unreadable,

@@ -59,7 +59,7 @@ pub struct RulesDescription {
     /// How fingerprints are made, where a key may be one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<FingerprintDescription>,
-    /// Whose word counts for the address of a client, where that address is part of the scope; nothing for nobody's.
+    /// The proxies that are trusted for the address of a client, where that address is part of the scope.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trusted_proxies: Option<String>,
     /// Whether ids are made with a secret.

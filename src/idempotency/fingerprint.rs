@@ -15,7 +15,7 @@ pub enum BodyForm {
     Auto,
     /// Byte for byte.
     Bytes,
-    /// Canonical JSON; what is not JSON counts byte for byte.
+    /// Canonical JSON; a body that is not JSON counts byte for byte.
     Json,
     /// Not at all.
     None,
@@ -77,7 +77,7 @@ pub enum Body<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counted {
     /// Not at all.
-    No,
+    None,
     /// By the content of its JSON.
     Json,
     /// By the parts of its JSON that are included.
@@ -182,16 +182,16 @@ impl Recipe {
     #[must_use]
     pub fn counted(&self, headers: &HeaderMap, body: &[u8]) -> Counted {
         if !self.body {
-            return Counted::No;
+            return Counted::None;
         }
         match self.take(headers, body) {
-            Taken::No => Counted::No,
-            Taken::Json(canonical) => match self.parts(&canonical) {
+            Content::None => Counted::None,
+            Content::Json(canonical) => match self.parts(&canonical) {
                 Some(_) => Counted::JsonParts,
                 None => Counted::Json,
             },
-            Taken::Multipart(_) => Counted::Multipart,
-            Taken::Bytes(why) => Counted::Bytes(why),
+            Content::Multipart(_) => Counted::Multipart,
+            Content::Bytes(why) => Counted::Bytes(why),
         }
     }
 
@@ -199,14 +199,14 @@ impl Recipe {
     fn put_body(&self, out: &mut Vec<u8>, headers: &HeaderMap, body: Body<'_>) {
         let digest = match body {
             Body::Whole(bytes) => match self.take(headers, bytes) {
-                Taken::No => return,
-                Taken::Json(canonical) => return self.put_json(out, &canonical),
-                Taken::Multipart(pieces) => {
+                Content::None => return,
+                Content::Json(canonical) => return self.put_json(out, &canonical),
+                Content::Multipart(pieces) => {
                     put(out, b"multipart");
                     put_count(out, pieces.len());
                     return pieces.into_iter().for_each(|piece| put(out, &sha256(piece)));
                 }
-                Taken::Bytes(_) => sha256(bytes),
+                Content::Bytes(_) => sha256(bytes),
             },
             Body::Digest(_) if matches!(self.read(headers), Reading::None) => return,
             Body::Digest(digest) => digest,
@@ -215,20 +215,20 @@ impl Recipe {
         put(out, &digest);
     }
 
-    /// Reads a body as its headers say; what is not of that form counts byte for byte.
-    fn take<'b>(&self, headers: &HeaderMap, body: &'b [u8]) -> Taken<'b> {
+    /// Reads a body as its headers say; a body of another form counts byte for byte.
+    fn take<'b>(&self, headers: &HeaderMap, body: &'b [u8]) -> Content<'b> {
         match self.read(headers) {
-            Reading::None => Taken::No,
-            Reading::Bytes(why) => Taken::Bytes(why),
+            Reading::None => Content::None,
+            Reading::Bytes(why) => Content::Bytes(why),
             Reading::Json => match json::canonical(body, &self.exclude) {
-                Ok(canonical) => Taken::Json(canonical),
-                Err(Fault::Syntax) => Taken::Bytes(Because::Malformed),
-                Err(Fault::TooDeep) => Taken::Bytes(Because::TooDeep),
-                Err(Fault::Ambiguous) => Taken::Bytes(Because::Ambiguous),
+                Ok(canonical) => Content::Json(canonical),
+                Err(Fault::Syntax) => Content::Bytes(Because::Malformed),
+                Err(Fault::TooDeep) => Content::Bytes(Because::TooDeep),
+                Err(Fault::Ambiguous) => Content::Bytes(Because::Ambiguous),
             },
             Reading::Multipart { boundary } => match multipart::split(body, &boundary) {
-                Some(pieces) => Taken::Multipart(pieces),
-                None => Taken::Bytes(Because::Malformed),
+                Some(pieces) => Content::Multipart(pieces),
+                None => Content::Bytes(Because::Malformed),
             },
         }
     }
@@ -296,7 +296,7 @@ impl BodyForm {
     /// Reads what [`BodyForm::as_str`] writes.
     ///
     /// # Errors
-    /// Names the words that there are, for whoever wrote the configuration.
+    /// Lists the valid words, for the author of the configuration.
     pub fn parse(text: &str) -> Result<Self, String> {
         Self::ALL
             .into_iter()
@@ -305,9 +305,9 @@ impl BodyForm {
     }
 }
 
-/// What a body turned out to be.
-enum Taken<'b> {
-    No,
+/// The parsed form of a body.
+enum Content<'b> {
+    None,
     /// In canonical form.
     Json(Vec<u8>),
     /// Its parts.

@@ -24,7 +24,7 @@ pub(super) fn sha256(bytes: &[u8]) -> [u8; 32] {
     Sha256::digest(bytes).into()
 }
 
-/// Reads a stored form from its beginning. Takes memory only for what is there, whatever a length claims.
+/// Reads a stored form from its beginning. Allocates only for bytes that are present, whatever a length claims.
 pub(super) struct Reader<'a> {
     source: &'a Bytes,
     at: usize,

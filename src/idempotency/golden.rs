@@ -24,17 +24,21 @@ const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/idempotency/decide.
 const CLAIMED: Timestamp = Timestamp(1_000_000);
 const UNTIL: Timestamp = Timestamp(1_030_000);
 
+/// Holds that a file has this text. With `ONCEGATE_BLESS=1` the file is written instead.
+pub(super) fn compare(file: &str, text: &str) {
+    if std::env::var_os("ONCEGATE_BLESS").is_some() {
+        std::fs::write(file, text).unwrap();
+    }
+    let agreed = std::fs::read_to_string(file).unwrap_or_default();
+    for (line, (now, then)) in text.lines().zip(agreed.lines()).enumerate() {
+        assert_eq!(now, then, "line {} of {file}; ONCEGATE_BLESS=1 accepts the change", line + 1);
+    }
+    assert_eq!(text, agreed);
+}
+
 #[test]
 fn the_tables_are_as_agreed() {
-    let tables = tables();
-    if std::env::var_os("ONCEGATE_BLESS").is_some() {
-        std::fs::write(FILE, &tables).unwrap();
-    }
-    let agreed = std::fs::read_to_string(FILE).unwrap_or_default();
-    for (line, (now, then)) in tables.lines().zip(agreed.lines()).enumerate() {
-        assert_eq!(now, then, "line {} of {FILE}; ONCEGATE_BLESS=1 accepts the change", line + 1);
-    }
-    assert_eq!(tables, agreed);
+    compare(FILE, &tables());
 }
 
 fn tables() -> String {

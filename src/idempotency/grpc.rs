@@ -118,7 +118,7 @@ impl Status {
     ///
     /// As the HTTP status does that it stands for (`google.rpc.Code` names one for each): what was refused before it had
     /// an effect is released, and what is an answer is stored. But statuses that libraries and proxies give of themselves
-    /// hold, for nobody can tell those from a server's own (`statuscodes.md`): a call that was cut off in the middle
+    /// hold, because the gate cannot tell those from a server's own (`statuscodes.md`): a call that was cut off in the middle
     /// (`UNAVAILABLE` too), and an answer that was too large to be sent when its effect was there (`RESOURCE_EXHAUSTED`).
     pub(super) fn default_action(self) -> Action {
         match self {
@@ -160,7 +160,7 @@ pub fn is_call(method: &Method, headers: &HeaderMap) -> bool {
         && matches!(media.get(TYPE.len()), None | Some(b'+' | b';' | b' ' | b'\t'))
 }
 
-/// How a call ended, by one value of `grpc-status`. A number that nobody knows counts as `UNKNOWN`; what is no number is
+/// How a call ended, by one value of `grpc-status`. An unknown number counts as `UNKNOWN`; a value that is not a number is
 /// no status.
 #[must_use]
 pub fn status(value: &HeaderValue) -> Option<Status> {

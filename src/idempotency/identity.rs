@@ -78,7 +78,7 @@ impl Identifier {
     /// give a request the same id.
     ///
     /// `fingerprint` counts only where a key may be a request's own fingerprint. `trusted` says whose word counts for the
-    /// address of a client, empty for nobody's; it counts only where that address is part of the scope. The secret counts
+    /// address of a client, empty for none; it counts only where that address is part of the scope. The secret counts
     /// by making the digest, as it makes the ids.
     #[must_use]
     pub fn rules_digest(

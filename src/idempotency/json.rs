@@ -101,7 +101,7 @@ fn push_unit(out: &mut Vec<u8>, unit: u32) {
     }
 }
 
-/// A member of an object whose canonical form is being written: places in what is written.
+/// A member of an object whose canonical form is being written: positions in the output.
 struct Member {
     /// Its opening quote.
     start: usize,

@@ -38,7 +38,18 @@ pub enum Found {
     NeedsBody,
 }
 
-/// A key that is present and not well-formed. Says what is wrong without showing the key.
+impl Found {
+    /// The key that was found, or else the request's own fingerprint as its key.
+    #[must_use]
+    pub fn into_key(self, fingerprint: &[u8; 32]) -> Key {
+        match self {
+            Self::Key(key) => key,
+            Self::Fingerprint | Self::Absent | Self::NeedsBody => Key::from_fingerprint(fingerprint),
+        }
+    }
+}
+
+/// A malformed key. The message describes the problem without the key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Invalid(pub String);

@@ -37,7 +37,7 @@ impl KeySource {
     /// Reads the configuration's word for a place.
     ///
     /// # Errors
-    /// Says what is wrong, for whoever wrote the configuration.
+    /// The problem, for the author of the configuration.
     pub fn parse(text: &str) -> Result<Self, String> {
         match text.split_once(':') {
             Some(("header", name)) => match HeaderName::from_bytes(name.as_bytes()) {

@@ -10,7 +10,7 @@ impl Pointer {
     /// Reads a pointer: empty for the whole document, else `/` before each step, with `~0` for `~` and `~1` for `/`.
     ///
     /// # Errors
-    /// Says what is wrong, for whoever wrote the configuration.
+    /// The problem, for the author of the configuration.
     pub fn parse(text: &str) -> Result<Self, String> {
         if !text.is_empty() && !text.starts_with('/') {
             return Err(format!("a JSON pointer starts with `/`: `/{text}`?"));

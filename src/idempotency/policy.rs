@@ -18,7 +18,7 @@ pub struct Policy {
     pub key: KeyRule,
     /// Who a key belongs to.
     pub scope: Scope,
-    /// How two requests are told apart.
+    /// How two requests are distinguished.
     pub fingerprint: Recipe,
     /// What an attempt's ending does to its record.
     pub outcomes: Outcomes,

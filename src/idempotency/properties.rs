@@ -182,7 +182,7 @@ proptest! {
             Verdict::Hold => prop_assert!(by_policy == Action::Hold && !(answered && (control.release || control.no_store))),
         }
         if !answered {
-            prop_assert_eq!(verdict, settle(&policy, ending, &Control::default()), "nobody said anything");
+            prop_assert_eq!(verdict, settle(&policy, ending, &Control::default()), "no control header was present");
         }
         if policy.outcomes == Outcomes::default() && !answered {
             let nothing_was_sent = ending == Ending::Unreachable;

@@ -63,9 +63,9 @@ pub enum Event {
     /// After [`Action::Supersede`]: the record had changed, and the claim was not written.
     NotSuperseded,
     /// After [`Action::Claim`]: a record stands, and nothing was written.
-    Exists(Standing),
+    Exists(RecordView),
     /// After [`Action::Look`]: the record of the key, or none.
-    Looked(Option<Standing>),
+    Looked(Option<RecordView>),
     /// After an action on the store: it failed.
     StoreFailed {
         /// Whether the operation may have happened, or may happen yet.
@@ -94,7 +94,7 @@ pub enum Event {
 
 /// A record, as it concerns this request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct RecordView {
     /// What the request gets by it.
     pub decision: Decision,
     /// Until when it stands.

@@ -125,6 +125,12 @@ impl Record {
     pub fn version(&self) -> Version {
         Version { attempt: self.attempt, state: self.state, until: self.until }
     }
+
+    /// Whether an attempt has completed it.
+    #[must_use]
+    pub fn is_completed_by(&self, attempt: Attempt) -> bool {
+        self.attempt == attempt && self.state == State::Completed
+    }
 }
 
 /// The part of a record that every change changes.

@@ -152,7 +152,7 @@ impl ScopeWord {
     /// Reads the configuration's word for a part, with or without a `?`.
     ///
     /// # Errors
-    /// Says what is wrong, for whoever wrote the configuration.
+    /// The problem, for the author of the configuration.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (word, is_optional) = match text.strip_suffix('?') {
             // A constant is any text.
@@ -177,7 +177,7 @@ impl ScopePart {
     /// Reads the configuration's word for a part, without a `?`.
     ///
     /// # Errors
-    /// Says what is wrong, for whoever wrote the configuration.
+    /// The problem, for the author of the configuration.
     pub fn parse(text: &str) -> Result<Self, String> {
         match text.split_once(':') {
             Some(("header", name)) => match HeaderName::from_bytes(name.as_bytes()) {
@@ -394,7 +394,7 @@ mod tests {
         let all = ["credential", "host", "client-ip", "const:", "header:a", "cookie:s", "basic:user"];
         assert_eq!(missing(&all, &[]), ["header:a", "cookie:s", "basic:user"]);
         let there = [("a", ""), ("cookie", "s="), ("authorization", "Basic")];
-        assert_eq!(missing(&all, &there), [""; 0], "what is empty is there");
+        assert_eq!(missing(&all, &there), [""; 0], "an empty value is present");
         assert_eq!(missing(&all, &[("a", "1"), ("cookie", "S=1"), ("authorization", "Bearer")]).len(), 2);
         assert_eq!(missing(&["client-cert:subject", "client-cert:san?"], &[]), ["client-cert:subject"]);
         assert_eq!(missing(&["header:a?", "cookie:s?", "basic:user?"], &[]), [""; 0]);

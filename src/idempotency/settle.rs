@@ -103,7 +103,7 @@ impl Ending {
     /// How an answer ends a gRPC call, by its HTTP status, its headers and its trailers.
     ///
     /// Its own status stands in the trailers, or else in the headers, where there is nothing but those. Without one, any
-    /// HTTP status but 200 is the answer of somebody on the way, and is judged by that. A 200 without one broke off.
+    /// HTTP status but 200 is the answer of an intermediary, and is judged by that. A 200 without one broke off.
     #[must_use]
     pub fn of_call<'a, Lines>(status: u16, headers: Lines, trailers: Lines) -> Self
     where
@@ -141,7 +141,7 @@ impl Outcomes {
     /// Takes an entry of the configuration's `outcomes`.
     ///
     /// # Errors
-    /// Says what is wrong, for whoever wrote the configuration.
+    /// The problem, for the author of the configuration.
     pub fn insert(&mut self, entry: &str, action: &str) -> Result<(), String> {
         let action = Action::parse(action)?;
         let transport = match entry {
@@ -164,7 +164,7 @@ impl Outcomes {
         Ok(())
     }
 
-    /// What is done: the most specific entry decides, and where two are equally specific, the configured one before
+    /// The rule: the most specific entry decides, and where two are equally specific, the configured one before
     /// the default. So `429` stays released under `"4xx" = "store"`, and is stored under `"429" = "store"`.
     #[must_use]
     pub fn action(&self, ending: Ending) -> Action {

@@ -17,7 +17,7 @@ pub struct Pattern {
     segments: Box<[Segment]>,
 }
 
-/// One segment of a pattern. The order of kinds is that of their claim.
+/// One segment of a pattern. Kinds are ordered by specificity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Segment {
     Literal(Box<str>),
@@ -25,7 +25,7 @@ enum Segment {
     Rest,
 }
 
-/// How specific a segment is, the strongest claim first.
+/// How specific a segment is, the most specific kind first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Literal,
@@ -33,9 +33,9 @@ pub(super) enum Kind {
     Rest,
 }
 
-/// A path as a request has it, or as somebody may read it.
+/// A path as a request has it, or a variant that a server may take it for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Spelling<'a> {
+pub(super) struct PathVariant<'a> {
     /// Its bytes.
     pub(super) path: &'a [u8],
     /// Whether one more slash follows them.
@@ -44,7 +44,7 @@ pub(super) struct Spelling<'a> {
     pub(super) any_case: bool,
 }
 
-impl<'a> Spelling<'a> {
+impl<'a> PathVariant<'a> {
     /// Byte for byte.
     pub(super) fn raw(path: &'a [u8]) -> Self {
         Self { path, slash: false, any_case: false }
@@ -72,7 +72,7 @@ pub enum Invalid {
     /// A percent-encoding that is usually written otherwise.
     #[error("`{found}` is usually written `{normal}`, and paths are compared byte for byte")]
     NotNormal {
-        /// What stands in the pattern.
+        /// The encoding in the pattern.
         found: String,
         /// The normal form (RFC 3986, section 6.2.2).
         normal: String,
@@ -128,19 +128,19 @@ impl Pattern {
     /// Whether the raw path of a request matches.
     #[must_use]
     pub fn matches(&self, path: &str) -> bool {
-        self.reads(Spelling::raw(path.as_bytes()))
+        self.matches_variant(PathVariant::raw(path.as_bytes()))
     }
 
-    /// Whether a path matches, spelled like this.
-    pub(super) fn reads(&self, spelling: Spelling<'_>) -> bool {
-        let Some((b'/', path)) = spelling.path.split_first() else { return false };
-        let slash = spelling.slash.then_some(&b""[..]);
+    /// Whether a variant of a path matches.
+    pub(super) fn matches_variant(&self, variant: PathVariant<'_>) -> bool {
+        let Some((b'/', path)) = variant.path.split_first() else { return false };
+        let slash = variant.slash.then_some(&b""[..]);
         let mut pieces = path.split(|byte| *byte == b'/').chain(slash);
         for segment in &self.segments {
             let fits = match (segment, pieces.next()) {
                 (Segment::Rest, _) => return true,
                 (_, None) => false,
-                (Segment::Literal(literal), Some(piece)) if spelling.any_case => {
+                (Segment::Literal(literal), Some(piece)) if variant.any_case => {
                     literal.as_bytes().eq_ignore_ascii_case(piece)
                 }
                 (Segment::Literal(literal), Some(piece)) => literal.as_bytes() == piece,
@@ -153,14 +153,14 @@ impl Pattern {
         pieces.next().is_none()
     }
 
-    /// Whether parameters stand for a segment of the path, which matches, that is `odd`: what a literal stands for was
-    /// written like this on purpose. `odd` is told a segment and whether it is the last.
-    pub(super) fn takes_odd(&self, path: &str, odd: impl Fn(&[u8], bool) -> bool) -> bool {
+    /// Whether a parameter matches a segment of the path for which `is_unusual` is true. Literals do not count: they
+    /// were written on purpose. `is_unusual` gets a segment and whether it is the last. The path must match.
+    pub(super) fn has_parameter_where(&self, path: &str, is_unusual: impl Fn(&[u8], bool) -> bool) -> bool {
         let mut own = self.segments.iter();
         let mut pieces = path.as_bytes().split(|byte| *byte == b'/').skip(1).peekable();
         while let Some(piece) = pieces.next() {
             let is_literal = matches!(own.next(), Some(Segment::Literal(_)));
-            if !is_literal && odd(piece, pieces.peek().is_none()) {
+            if !is_literal && is_unusual(piece, pieces.peek().is_none()) {
                 return true;
             }
         }
@@ -216,15 +216,15 @@ impl Pattern {
         self.segments.iter().any(|segment| matches!(segment, Segment::Literal(literal) if capital(literal)))
     }
 
-    /// Whether it says more of a path than `other` does, where both are asked about spellings of one path: at the first
-    /// place where they differ in kind, its kind is the stronger one. The end of a pattern counts as a literal.
-    pub(super) fn outranks(&self, other: &Self) -> bool {
-        let mut places = self.claims().zip(other.claims());
+    /// Whether it is more specific than `other` for variants of one path: at the first segment where their kinds
+    /// differ, its kind is the more specific one. The end of a pattern counts as a literal.
+    pub(super) fn is_more_specific(&self, other: &Self) -> bool {
+        let mut places = self.specificity_with_end().zip(other.specificity_with_end());
         places.find(|(own, other)| own != other).is_some_and(|(own, other)| own < other)
     }
 
     /// How specific each segment is, and the end.
-    fn claims(&self) -> impl Iterator<Item = Kind> {
+    fn specificity_with_end(&self) -> impl Iterator<Item = Kind> {
         self.specificity().chain((!self.is_open()).then_some(Kind::Literal))
     }
 

@@ -1,5 +1,4 @@
-//! What a store keeps of the rules that identities are made by, and what adopting others changes: written once, for
-//! every store.
+//! The rules of identities that a store keeps, and the effect of adopting others: written once, for every store.
 //!
 //! Two things are on file. The *identities* are the digests that the last start adopted, one for each namespace. The
 //! *periods* are the rules that held before, each with the time from which on it did and its description. Periods are
@@ -18,7 +17,7 @@ pub struct NamespaceRules {
     pub service: Arc<str>,
     /// The namespace.
     pub namespace: Arc<str>,
-    /// The digest that the last start adopted; nothing where that start did not have this namespace.
+    /// The digest that the last start adopted; `None` if that start did not have this namespace.
     pub digest: Option<[u8; 32]>,
     /// The rules that held, in the order of time. An earlier version of oncegate kept none.
     pub periods: Vec<RulesPeriod>,
@@ -50,7 +49,8 @@ impl NamespaceRules {
         self.periods.iter().rev().find(|period| Some(period.digest) == self.digest)?.description.as_ref()
     }
 
-    /// Whether no request can find a record any more that was claimed at this time, because the rules were changed since.
+    /// Whether a record that was claimed at this time is out of reach of all requests, because the rules have changed
+    /// since.
     fn is_orphaned(&self, claimed_at: Timestamp) -> bool {
         let claimed_by = self.periods.iter().rev().find(|period| period.since <= claimed_at);
         match (self.digest, claimed_by) {
@@ -81,15 +81,15 @@ impl LiveKeys {
     }
 }
 
-/// Whether no request can find a record of this origin any more that was claimed at this time: its namespace is not
-/// among the rules that are on file, or has other rules now.
+/// Whether a record of this origin that was claimed at this time is out of reach of all requests: its namespace is
+/// not among the rules on file, or has other rules now.
 #[must_use]
 pub fn is_orphaned(on_file: &[NamespaceRules], origin: &Origin, claimed_at: Timestamp) -> bool {
     let rules = on_file.iter().find(|rules| rules.service == origin.service && rules.namespace == origin.namespace);
     rules.is_none_or(|rules| rules.is_orphaned(claimed_at))
 }
 
-/// Puts together what is on file, in the order of service and namespace.
+/// Combines the rules on file, in the order of service and namespace.
 pub(super) fn on_file(
     identities: impl IntoIterator<Item = (Arc<str>, Arc<str>, [u8; 32])>,
     periods: impl IntoIterator<Item = NamespacePeriod>,
@@ -119,14 +119,14 @@ pub(super) fn services<'a>(origins: &'a [Origin], rules: &'a [Identity]) -> BTre
     services.chain(rules.iter().map(|rule| &*rule.service)).collect()
 }
 
-/// What is on file and not among `rules`.
+/// The rules on file that are not among `rules`.
 pub(super) fn stale(on_file: &[NamespaceRules], rules: &[Identity]) -> Vec<NamespaceRules> {
     let is_known =
         |found: &NamespaceRules| rules.iter().any(|rule| found.is_for(rule) && found.digest == Some(rule.digest));
     on_file.iter().filter(|found| found.digest.is_some() && !is_known(found)).cloned().collect()
 }
 
-/// What giving up `stale` would forget, if it has live records.
+/// The records that giving up `stale` would forget, if it has live ones.
 pub(super) fn change(stale: &NamespaceRules, mut live: Vec<LiveKeys>) -> Option<IdentityChange> {
     live.retain(|live| live.keys > 0);
     live.sort_by(|one, other| one.route.cmp(&other.route));
@@ -149,7 +149,7 @@ pub(super) fn new_periods(on_file: &[NamespaceRules], rules: &[Identity], now: T
         new.push(NamespacePeriod { service, namespace, period });
     };
     let begin = |last: Option<&RulesPeriod>| if last.is_some() { now } else { Timestamp(0) };
-    // What an earlier version of oncegate adopted, which writes no periods.
+    // Rules adopted by an earlier version of oncegate, which writes no periods.
     let unwritten = |found: &NamespaceRules| {
         let digest = found.digest.filter(|digest| found.periods.last().is_none_or(|last| last.digest != *digest))?;
         Some(RulesPeriod { since: begin(found.periods.last()), digest, description: None })
@@ -204,7 +204,7 @@ mod tests {
             on_file(identity, self.periods.clone())
         }
 
-        /// Nothing: the namespace goes.
+        /// `None`: the namespace is removed.
         fn adopt(&mut self, digest: Option<u8>, now: u64) {
             let rules: Vec<Identity> = digest.map(rule).into_iter().collect();
             for new in new_periods(&self.on_file(), &rules, Timestamp(now)) {

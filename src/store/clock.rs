@@ -1,14 +1,14 @@
-//! The time that a store lives by.
+//! The clocks of stores.
 
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::idempotency::record::Timestamp;
 
-/// Where a store reads its time. Tests and simulations bring one that they step.
+/// The clock of a store. Tests and simulations use one that they step.
 pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
-/// The wall clock as it stands now.
+/// The current wall clock time.
 #[must_use]
 pub fn wall() -> Timestamp {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_steady_clock_starts_where_it_is_told_and_never_runs_back() {
+    fn a_steady_clock_starts_at_the_given_time_and_never_runs_back() {
         let clock = steady(Timestamp(1_000));
         let first = clock();
         assert!(first >= Timestamp(1_000) && first < Timestamp(61_000));

@@ -12,10 +12,10 @@ use tokio::sync::broadcast;
 use super::adoption::{self, NamespacePeriod};
 use super::clock::{self, Clock};
 use super::removals::{Removal, Removals};
-use super::rules::{self, Change, Standing};
+use super::rules::{self, RecordView, Transition};
 use super::{
-    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, LiveKeys, NamespaceRules,
-    Origin, OriginId, Page, Settled, Store,
+    Claim, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, LiveKeys,
+    NamespaceRules, Origin, OriginId, Page, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -23,13 +23,13 @@ use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Ve
 pub struct Memory {
     clock: Clock,
     /// `None` once it is closed.
-    shelf: Mutex<Option<Shelf>>,
+    tables: Mutex<Option<Tables>>,
     removals: Removals,
 }
 
-/// Everything that is kept.
+/// The data of the store.
 #[derive(Default)]
-struct Shelf {
+struct Tables {
     entries: BTreeMap<RecordId, Entry>,
     /// The in-flight records by the end of their lease.
     leases: BTreeSet<(Timestamp, RecordId)>,
@@ -55,32 +55,32 @@ impl Memory {
         Self::with_clock(clock::steady(clock::wall()))
     }
 
-    /// Tells of removals what there is to tell, as a store does that others write to.
+    /// Publishes an event of the removal feed, as a shared store does.
     #[cfg(test)]
-    pub(super) fn tell(&self, removal: Removal) {
-        self.removals.tell(removal);
+    pub(super) fn publish(&self, removal: Removal) {
+        self.removals.publish(removal);
     }
 
-    /// An empty store whose time is what `clock` says.
+    /// An empty store on the given clock.
     #[must_use]
     pub fn with_clock(clock: Clock) -> Self {
-        Self { clock, shelf: Mutex::new(Some(Shelf::default())), removals: Removals::default() }
+        Self { clock, tables: Mutex::new(Some(Tables::default())), removals: Removals::default() }
     }
 
     /// Runs one operation at one instant.
-    fn with<T>(&self, operation: impl FnOnce(&mut Shelf, Timestamp) -> T) -> Result<T, Error> {
-        let mut shelf = self.lock();
+    fn with<T>(&self, operation: impl FnOnce(&mut Tables, Timestamp) -> T) -> Result<T, Error> {
+        let mut tables = self.lock();
         // The time is read under the lock: operations that follow one another never see it run back.
         let now = (self.clock)();
-        match shelf.as_mut() {
-            Some(shelf) => Ok(operation(shelf, now)),
+        match tables.as_mut() {
+            Some(tables) => Ok(operation(tables, now)),
             None => Err(Error::determinate(ErrorKind::Unavailable, "the store is closed")),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Shelf>> {
-        // Operations leave the shelf consistent at every point where they could panic.
-        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Option<Tables>> {
+        // Operations leave the tables consistent at every point where they could panic.
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -103,9 +103,9 @@ impl Store for Memory {
     }
 
     async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
-        self.with(|shelf, now| match shelf.entries.get(&id) {
+        self.with(|tables, now| match tables.entries.get(&id) {
             None => {
-                shelf.put(id, fresh.into_entry(now));
+                tables.put(id, fresh.into_entry(now));
                 Claim::Inserted(now)
             }
             Some(entry) if entry.is_held_by(fresh.attempt) => Claim::Inserted(entry.record.claimed_at),
@@ -114,10 +114,10 @@ impl Store for Memory {
     }
 
     async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
-        self.with(|shelf, now| match shelf.entries.get(&id) {
+        self.with(|tables, now| match tables.entries.get(&id) {
             Some(entry) if entry.is_held_by(fresh.attempt) => true,
             Some(entry) if entry.record.version() == seen => {
-                shelf.put(id, fresh.into_entry(now));
+                tables.put(id, fresh.into_entry(now));
                 true
             }
             Some(_) | None => false,
@@ -125,14 +125,14 @@ impl Store for Memory {
     }
 
     async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
-        self.with(|shelf, now| shelf.settle(id, attempt, end, now))
+        self.with(|tables, now| tables.settle(id, attempt, end, now))
     }
 
-    async fn renew(&self, held: Vec<Held>) -> Result<Vec<RecordId>, Error> {
-        self.with(|shelf, now| {
+    async fn renew(&self, held: Vec<LeaseRenewal>) -> Result<Vec<RecordId>, Error> {
+        self.with(|tables, now| {
             let mut renewed = Vec::new();
             for held in held {
-                shelf.change(held.id, |entry| {
+                tables.change(held.id, |entry| {
                     if entry.is_held_by(held.attempt) {
                         entry.record.until = now.plus(held.lease);
                         renewed.push(held.id);
@@ -144,10 +144,10 @@ impl Store for Memory {
     }
 
     async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
-        self.with(|shelf, now| {
-            let past = due(&shelf.leases, now, limit);
+        self.with(|tables, now| {
+            let past = due(&tables.leases, now, limit);
             for id in &past {
-                shelf.change(*id, |entry| {
+                tables.change(*id, |entry| {
                     entry.record.state = State::Unknown;
                     entry.record.until = now.plus(entry.unknown_ttl);
                 });
@@ -157,27 +157,27 @@ impl Store for Memory {
     }
 
     async fn sweep(&self, limit: usize) -> Result<usize, Error> {
-        self.with(|shelf, now| {
-            let past = due(&shelf.expiries, now, limit);
+        self.with(|tables, now| {
+            let past = due(&tables.expiries, now, limit);
             for id in &past {
-                shelf.take(*id);
+                tables.take(*id);
             }
             past.len()
         })
     }
 
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
-        self.with(|shelf, now| {
-            let entry = shelf.entries.get(&id)?;
-            Some(Listed { id, origin: shelf.origins.get(&entry.origin.0).cloned(), record: entry.record.clone(), now })
+        self.with(|tables, now| {
+            let entry = tables.entries.get(&id)?;
+            Some(Listed { id, origin: tables.origins.get(&entry.origin.0).cloned(), record: entry.record.clone(), now })
         })
     }
 
     async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
-        self.with(|shelf, now| {
+        self.with(|tables, now| {
             let start = after.map_or(Bound::Unbounded, Bound::Excluded);
-            let found = shelf.entries.range((start, Bound::Unbounded)).filter_map(|(id, entry)| {
-                let origin = shelf.origins.get(&entry.origin.0);
+            let found = tables.entries.range((start, Bound::Unbounded)).filter_map(|(id, entry)| {
+                let origin = tables.origins.get(&entry.origin.0);
                 passes(&filter, *id, entry, origin, now).then(|| Listed {
                     id: *id,
                     origin: origin.cloned(),
@@ -185,15 +185,15 @@ impl Store for Memory {
                     now,
                 })
             });
-            // One more tells whether there are more.
+            // One extra record shows whether there are more.
             Page::of(found.take(limit.saturating_add(1)).collect(), limit)
         })
     }
 
     async fn remove(&self, id: RecordId) -> Result<bool, Error> {
-        let removed = self.with(|shelf, _| shelf.take(id).is_some())?;
+        let removed = self.with(|tables, _| tables.take(id).is_some())?;
         if removed {
-            self.removals.tell(Removal::Of(id));
+            self.removals.publish(Removal::Of(id));
         }
         Ok(removed)
     }
@@ -203,11 +203,11 @@ impl Store for Memory {
     }
 
     async fn count(&self) -> Result<[u64; 3], Error> {
-        self.with(|shelf, _| shelf.counts)
+        self.with(|tables, _| tables.counts)
     }
 
     async fn changes(&self, _: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
-        self.with(|shelf, now| shelf.identity_changes(&shelf.on_file(), &rules, now))
+        self.with(|tables, now| tables.identity_changes(&tables.on_file(), &rules, now))
     }
 
     async fn adopt(
@@ -216,20 +216,20 @@ impl Store for Memory {
         rules: Vec<Identity>,
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error> {
-        self.with(|shelf, now| {
-            let on_file = shelf.on_file();
-            let changes = if accept_change { Vec::new() } else { shelf.identity_changes(&on_file, &rules, now) };
+        self.with(|tables, now| {
+            let on_file = tables.on_file();
+            let changes = if accept_change { Vec::new() } else { tables.identity_changes(&on_file, &rules, now) };
             if changes.is_empty() {
-                shelf.origins.extend(origins.into_iter().map(|origin| (origin.id().0, origin)));
-                adoption::new_periods(&on_file, &rules, now).into_iter().for_each(|new| shelf.begin(new));
-                shelf.identities = rules;
+                tables.origins.extend(origins.into_iter().map(|origin| (origin.id().0, origin)));
+                adoption::new_periods(&on_file, &rules, now).into_iter().for_each(|new| tables.begin(new));
+                tables.identities = rules;
             }
             changes
         })
     }
 
     async fn identities(&self) -> Result<Vec<NamespaceRules>, Error> {
-        self.with(|shelf, _| shelf.on_file())
+        self.with(|tables, _| tables.on_file())
     }
 
     async fn ping(&self) -> Result<(), Error> {
@@ -241,18 +241,18 @@ impl Store for Memory {
     }
 }
 
-impl Shelf {
-    /// Puts an entry in the place of what stands, if anything does.
+impl Tables {
+    /// Inserts an entry, replacing the current one.
     fn put(&mut self, id: RecordId, entry: Entry) {
         self.take(id);
-        self.counts[rules::place(entry.record.state)] += 1;
+        self.counts[rules::state_index(entry.record.state)] += 1;
         self.due_set(entry.record.state).insert((entry.record.until, id));
         self.entries.insert(id, entry);
     }
 
     fn take(&mut self, id: RecordId) -> Option<Entry> {
         let entry = self.entries.remove(&id)?;
-        self.counts[rules::place(entry.record.state)] -= 1;
+        self.counts[rules::state_index(entry.record.state)] -= 1;
         self.due_set(entry.record.state).remove(&(entry.record.until, id));
         Some(entry)
     }
@@ -273,40 +273,40 @@ impl Shelf {
 
     fn settle(&mut self, id: RecordId, attempt: Attempt, end: End, now: Timestamp) -> Settled {
         let entry = self.entries.get(&id);
-        let change = rules::settle(entry.map(Entry::standing), attempt, &end, now);
+        let transition = rules::settle(entry.map(Entry::current), attempt, &end, now);
         let answer = match end {
             End::Complete { answer, .. } => Some(answer),
             End::Release | End::Hold => None,
         };
-        match change {
-            Change::Complete { until } => {
+        match transition {
+            Transition::Complete { until } => {
                 self.change(id, |entry| {
                     entry.record = Record { state: State::Completed, until, answer, ..entry.record.clone() };
                 });
                 Settled::Done { until }
             }
-            Change::TurnUnknown { until } => {
+            Transition::TurnUnknown { until } => {
                 self.change(id, |entry| {
                     entry.record.state = State::Unknown;
                     entry.record.until = until;
                 });
                 Settled::Done { until }
             }
-            Change::Remove => {
+            Transition::Remove => {
                 self.take(id);
                 Settled::Done { until: now }
             }
-            Change::Repeated { until } => Settled::Done { until },
-            Change::RepeatedIfSame { until } if entry.is_some_and(|entry| entry.record.answer == answer) => {
+            Transition::Repeated { until } => Settled::Done { until },
+            Transition::RepeatedIfSame { until } if entry.is_some_and(|entry| entry.record.answer == answer) => {
                 Settled::Done { until }
             }
-            Change::RepeatedIfSame { .. } | Change::Superseded => {
+            Transition::RepeatedIfSame { .. } | Transition::Superseded => {
                 Settled::Superseded { record: entry.map(|entry| entry.record.clone()) }
             }
         }
     }
 
-    /// The rules that are on file, and those that were.
+    /// The current and the former rules on file.
     fn on_file(&self) -> Vec<NamespaceRules> {
         let identities = self.identities.iter().cloned();
         adoption::on_file(identities.map(|rule| (rule.service, rule.namespace, rule.digest)), self.periods.clone())
@@ -345,8 +345,8 @@ impl Entry {
         self.record.state == State::InFlight && self.record.attempt == attempt
     }
 
-    fn standing(&self) -> Standing {
-        Standing {
+    fn current(&self) -> RecordView {
+        RecordView {
             attempt: self.record.attempt,
             state: self.record.state,
             claimed_at: self.record.claimed_at,
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn it_says_what_a_plain_map_says() {
+    fn it_behaves_like_a_plain_map() {
         model::check(ProptestConfig::default().cases, async || {
             let (clock, step) = model::stopped_clock();
             model::Subject { harness: Harness::stepped(Memory::with_clock(clock), step), reopen: None }

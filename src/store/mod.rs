@@ -1,13 +1,12 @@
 //! Durable conditional storage of records.
 //!
 //! A store knows bytes, tokens and time. It does not know what a lease or a fingerprint means, and it decides
-//! nothing: it says what stands, and writes on condition.
+//! nothing: it returns the current record, and writes on condition.
 //!
 //! Every backend runs the one suite in [`contract`].
 
 mod adoption;
 pub mod cached;
-mod callers;
 pub mod clock;
 pub mod contract;
 pub mod memory;
@@ -21,6 +20,7 @@ pub(crate) mod servers;
 pub mod sqlite;
 pub mod unreliable;
 mod waiters;
+mod wakeups;
 
 pub use adoption::{NamespaceRules, RulesPeriod, is_orphaned};
 pub use removals::Removal;
@@ -42,16 +42,15 @@ pub trait Store: Send + Sync + 'static {
     /// The word for this kind of store in metrics: `memory`, `sqlite`.
     fn kind(&self) -> &'static str;
 
-    /// A completed record that stands and has not expired, and the store's time, where that is known without asking
-    /// anybody.
+    /// A completed record that has not expired, and the store's time, if both are known without asking the store.
     fn recall(&self, _id: RecordId) -> Option<(Record, Timestamp)> {
         None
     }
 
-    /// Writes a fresh in-flight record unless one stands, in one round trip. Durable when it returns.
+    /// Writes a fresh in-flight record unless there is a record, in one round trip. Durable when it returns.
     ///
-    /// Asking again with the same attempt after an indeterminate error is safe: where the record that stands is in
-    /// flight under `fresh.attempt`, the answer is `Inserted`.
+    /// Retrying with the same attempt after an indeterminate error is safe: if the current record is in flight under
+    /// `fresh.attempt`, the answer is `Inserted`.
     async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error>;
 
     /// Replaces the record by a fresh in-flight one if its version is still `seen`. Durable when it returns.
@@ -67,7 +66,7 @@ pub trait Store: Send + Sync + 'static {
 
     /// Extends the lease of each in-flight record that is still its attempt's to `now + lease`, and returns the ids of
     /// these, in no order. Skips the others, and may skip one that something else in the store holds at the moment.
-    async fn renew(&self, held: Vec<Held>) -> Result<Vec<RecordId>, Error>;
+    async fn renew(&self, held: Vec<LeaseRenewal>) -> Result<Vec<RecordId>, Error>;
 
     /// Turns up to `limit` in-flight records whose lease is past into unknown ones that keep their attempt and
     /// expire after their unknown ttl. Returns how many.
@@ -76,14 +75,14 @@ pub trait Store: Send + Sync + 'static {
     /// Removes up to `limit` completed and unknown records that have expired. Returns how many.
     async fn sweep(&self, limit: usize) -> Result<usize, Error>;
 
-    /// Returns when the attempt of an id may have ended, in whatever process; never where the store cannot tell. Whoever
-    /// waits looks again by itself now and then.
+    /// Returns when the attempt of an id may have ended, in any process; never returns if the store has no
+    /// notifications. Callers must also poll from time to time.
     async fn changed(&self, _id: RecordId) {
         std::future::pending().await
     }
 
-    /// The records that are removed from now on, in whatever process: most of them, and soon; and since when that is told.
-    /// Nothing where the store cannot tell.
+    /// The removals of records from now on, in any process: most of them, soon after they happen; and the starts and
+    /// ends of the feed. `None` if the store has no notifications.
     fn removals(&self) -> Option<broadcast::Receiver<Removal>> {
         None
     }
@@ -102,17 +101,19 @@ pub trait Store: Send + Sync + 'static {
     /// How many records stand in each state, in the order of [`State::ALL`].
     async fn count(&self) -> Result<[u64; 3], Error>;
 
-    /// What [`Store::adopt`] would refuse, and so what accepting the change forgets. Changes nothing, and holds up nobody.
+    /// The changes that [`Store::adopt`] would refuse, and whose records are forgotten if they are accepted. Changes
+    /// nothing, and delays no other call.
     ///
     /// An identity on file that is not among `rules` is one whose rules changed, or whose namespace or service is gone
     /// or has another name. Each that has live records (not expired) is returned, in the order of service and namespace.
     ///
-    /// A store that is one gate's alone compares all that is on file. One that services share compares what is on file
-    /// of the services in `origins` and `rules`, and leaves all others alone.
+    /// A store that is one gate's alone compares all rules on file. One that services share compares the rules on
+    /// file of the services in `origins` and `rules`, and leaves all others alone.
     async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error>;
 
-    /// Makes `origins` known, and `rules` what is on file from now on, with their descriptions; all others are forgotten.
-    /// Where there are [`Store::changes`] nothing is changed at all and they are returned, unless `accept_change`.
+    /// Makes `origins` known, and `rules` the rules on file from now on, with their descriptions; all others are
+    /// forgotten. Where there are [`Store::changes`] nothing is changed at all and they are returned, unless
+    /// `accept_change`.
     async fn adopt(
         &self,
         origins: Vec<Origin>,
@@ -161,18 +162,18 @@ pub struct Fresh {
     pub ttl: Duration,
     /// How long it is kept, counted from when it turns unknown, if it does.
     pub unknown_ttl: Duration,
-    /// What was claimed.
+    /// The encoded head of the record.
     pub head: Bytes,
 }
 
-/// What a claim found.
+/// The result of a claim.
 #[derive(Clone, Debug)]
 pub enum Claim {
-    /// Nothing: the fresh record stands, claimed at this time.
+    /// There was no record: the fresh one is inserted, claimed at this time.
     Inserted(Timestamp),
-    /// This record.
+    /// There is a record.
     Exists {
-        /// What stands.
+        /// The current record.
         record: Record,
         /// The store's time.
         now: Timestamp,
@@ -205,7 +206,7 @@ pub enum Expiry {
     FromNow(Duration),
 }
 
-/// What settling did.
+/// The result of a settlement.
 #[derive(Clone, Debug)]
 pub enum Settled {
     /// It is written.
@@ -215,14 +216,14 @@ pub enum Settled {
     },
     /// The record is no longer this attempt's to end: superseded, removed, or already ended otherwise.
     Superseded {
-        /// What stands instead.
+        /// The current record.
         record: Option<Record>,
     },
 }
 
 /// A lease to renew.
 #[derive(Clone, Copy, Debug)]
-pub struct Held {
+pub struct LeaseRenewal {
     /// The record.
     pub id: RecordId,
     /// Its attempt.
@@ -249,9 +250,9 @@ pub struct Filter {
 /// A part of a listing.
 #[derive(Clone, Debug)]
 pub struct Page {
-    /// What was found, in the order of ids.
+    /// The records, in the order of ids.
     pub records: Vec<Listed>,
-    /// After which id the next page starts; nothing where no record that passes is left.
+    /// After which id the next page starts; `None` if no record is left.
     pub next: Option<RecordId>,
 }
 
@@ -260,7 +261,7 @@ pub struct Page {
 pub struct Listed {
     /// Its id.
     pub id: RecordId,
-    /// Where it comes from; nothing if the store does not know its origin any more.
+    /// Where it comes from; `None` if the store no longer knows its origin.
     pub origin: Option<Origin>,
     /// The record.
     pub record: Record,
@@ -277,7 +278,7 @@ pub struct Identity {
     pub namespace: Arc<str>,
     /// Their digest, which alone tells whether rules are the same. See [`crate::idempotency::identity`].
     pub digest: [u8; 32],
-    /// What they are, in a text that the store keeps and does not read. See [`crate::idempotency::description`].
+    /// Their description, which the store keeps and does not read. See [`crate::idempotency::description`].
     pub description: Option<Arc<str>>,
 }
 
@@ -290,7 +291,7 @@ pub struct IdentityChange {
     pub namespace: Arc<str>,
     /// The digest of the rules on file.
     pub digest: [u8; 32],
-    /// Their description; nothing where a version of oncegate adopted them that kept none.
+    /// Their description; `None` if an older version of oncegate adopted them without one.
     pub description: Option<Arc<str>>,
     /// The live records of each route that has any, in the order of the routes' names.
     pub live: Vec<LiveKeys>,
@@ -332,13 +333,13 @@ pub enum Error {
 #[derive(Debug, thiserror::Error)]
 #[error("{kind}: {source}", kind = self.kind.as_str())]
 pub struct Cause {
-    /// What sort of failure.
+    /// The kind of the failure.
     pub kind: ErrorKind,
     /// The detail; never a secret, a body or a key.
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
 
-/// What sort of failure: the `kind` label of `oncegate_store_errors_total`.
+/// The kind of a failure: the `kind` label of `oncegate_store_errors_total`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
     /// It is closed or cannot be reached.
@@ -347,7 +348,7 @@ pub enum ErrorKind {
     Full,
     /// It did not answer in time.
     Timeout,
-    /// What it holds makes no sense.
+    /// Its data cannot be decoded.
     Corrupt,
     /// Anything else.
     Other,

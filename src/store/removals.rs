@@ -1,40 +1,40 @@
-//! Removals, told to whoever keeps records in mind.
+//! Removals of records, published to caches.
 
 use tokio::sync::broadcast::{Receiver, Sender};
 
 use crate::idempotency::record::RecordId;
 
-/// How many may wait to be heard of. Who is slower hears that there were some.
-const WAITING: usize = 1024;
+/// How many events a slow receiver may lag behind before it misses some.
+const CAPACITY: usize = 1024;
 
-/// What is heard of removals.
+/// An event of the feed of removals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removal {
     /// This record was removed.
     Of(RecordId),
-    /// Removals are told from now on. Of those before this, nobody may have heard.
-    Begin,
-    /// Removals are not told from now on.
-    End,
+    /// Removals are published from now on. Earlier ones may have been missed.
+    Subscribed,
+    /// Removals are no longer published.
+    Lost,
 }
 
-/// Tells of removals.
+/// Publishes removals.
 pub(super) struct Removals(Sender<Removal>);
 
 impl Default for Removals {
     fn default() -> Self {
-        Self(Sender::new(WAITING))
+        Self(Sender::new(CAPACITY))
     }
 }
 
 impl Removals {
-    /// What is removed from now on.
+    /// A receiver of the removals from now on.
     pub(super) fn subscribe(&self) -> Receiver<Removal> {
         self.0.subscribe()
     }
 
-    pub(super) fn tell(&self, removal: Removal) {
-        // Nobody may keep any in mind.
+    pub(super) fn publish(&self, removal: Removal) {
+        // There may be no receiver.
         let _ = self.0.send(removal);
     }
 }

@@ -1,13 +1,13 @@
-//! What a conditional write does to the record that stands: written once, for every store that decides in Rust.
+//! The effect of a conditional write on the current record, for every store that decides in Rust.
 
 use std::time::Duration;
 
 use super::{End, Expiry};
 use crate::idempotency::record::{Attempt, State, Timestamp};
 
-/// What the rules look at in a record.
+/// The fields of a record that the rules depend on.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Standing {
+pub(super) struct RecordView {
     pub(super) attempt: Attempt,
     pub(super) state: State,
     pub(super) claimed_at: Timestamp,
@@ -15,43 +15,44 @@ pub(super) struct Standing {
     pub(super) unknown_ttl: Duration,
 }
 
-/// What settling does.
+/// The transition of a record that a settlement causes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum Transition {
     /// The record completes, and expires at `until`.
     Complete { until: Timestamp },
     /// The record turns unknown, and expires at `until`.
     TurnUnknown { until: Timestamp },
-    /// The record goes.
+    /// The record is removed.
     Remove,
-    /// Nothing: it was done before.
+    /// None: the settlement was applied before.
     Repeated { until: Timestamp },
-    /// Nothing: it was done before if the answer on file is the same, else the record is no longer the attempt's.
+    /// None: the settlement was applied before if the answer on file is the same; otherwise the record is no longer
+    /// the attempt's.
     RepeatedIfSame { until: Timestamp },
-    /// Nothing: the record is no longer the attempt's to end.
+    /// None: the record no longer belongs to the attempt.
     Superseded,
 }
 
-/// What `attempt` ending by `end` does to what stands.
-pub(super) fn settle(standing: Option<Standing>, attempt: Attempt, end: &End, now: Timestamp) -> Change {
-    let Some(standing) = standing else {
+/// The transition of the current record when `attempt` ends by `end`.
+pub(super) fn settle(current: Option<RecordView>, attempt: Attempt, end: &End, now: Timestamp) -> Transition {
+    let Some(current) = current else {
         return match end {
-            End::Release => Change::Repeated { until: now },
-            End::Complete { .. } | End::Hold => Change::Superseded,
+            End::Release => Transition::Repeated { until: now },
+            End::Complete { .. } | End::Hold => Transition::Superseded,
         };
     };
-    if standing.attempt != attempt {
-        return Change::Superseded;
+    if current.attempt != attempt {
+        return Transition::Superseded;
     }
-    match (standing.state, end) {
+    match (current.state, end) {
         (State::InFlight | State::Unknown, End::Complete { expiry, .. }) => {
-            Change::Complete { until: expires(*expiry, standing.claimed_at, now) }
+            Transition::Complete { until: expires(*expiry, current.claimed_at, now) }
         }
-        (State::InFlight | State::Unknown, End::Release) => Change::Remove,
-        (State::InFlight, End::Hold) => Change::TurnUnknown { until: now.plus(standing.unknown_ttl) },
-        (State::Unknown, End::Hold) => Change::Repeated { until: standing.until },
-        (State::Completed, End::Complete { .. }) => Change::RepeatedIfSame { until: standing.until },
-        (State::Completed, End::Release | End::Hold) => Change::Superseded,
+        (State::InFlight | State::Unknown, End::Release) => Transition::Remove,
+        (State::InFlight, End::Hold) => Transition::TurnUnknown { until: now.plus(current.unknown_ttl) },
+        (State::Unknown, End::Hold) => Transition::Repeated { until: current.until },
+        (State::Completed, End::Complete { .. }) => Transition::RepeatedIfSame { until: current.until },
+        (State::Completed, End::Release | End::Hold) => Transition::Superseded,
     }
 }
 
@@ -66,7 +67,7 @@ pub(super) fn is_live(state: State, until: Timestamp, now: Timestamp) -> bool {
 }
 
 /// The place of a state in [`State::ALL`].
-pub(super) fn place(state: State) -> usize {
+pub(super) fn state_index(state: State) -> usize {
     match state {
         State::InFlight => 0,
         State::Completed => 1,

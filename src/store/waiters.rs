@@ -1,4 +1,4 @@
-//! Who waits for the end of an attempt, or keeps records in mind, and is told where a store tells.
+//! Wakes the waiters for ends of attempts, and publishes removals, for stores that receive notifications.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,89 +9,90 @@ use tokio::sync::{Notify, broadcast};
 use super::removals::{Removal, Removals};
 use crate::idempotency::record::RecordId;
 
-/// Those who wait in this process.
+/// The waiters of this process.
 #[derive(Default)]
 pub(super) struct Waiters {
-    /// Whether somebody listens for them.
-    is_live: AtomicBool,
-    waiting: Mutex<HashMap<RecordId, Waiting>>,
+    /// Whether notifications arrive.
+    is_connected: AtomicBool,
+    waiting: Mutex<HashMap<RecordId, WaitedRecord>>,
     removals: Removals,
 }
 
-/// How many wait for a record, and how they are told.
+/// The waiters for one record.
 #[derive(Default)]
-struct Waiting {
+struct WaitedRecord {
     callers: usize,
-    told: Arc<Notify>,
+    notified: Arc<Notify>,
 }
 
-/// One who waits.
+/// A registration for the end of an attempt.
 pub(super) struct Waiter {
     waiters: Arc<Waiters>,
     id: RecordId,
-    told: Arc<Notify>,
+    notified: Arc<Notify>,
 }
 
 impl Waiters {
-    /// Somebody waits for a record; nothing where nobody would tell.
+    /// Registers a waiter for a record; `None` if no notifications arrive.
     pub(super) fn join(self: &Arc<Self>, id: RecordId) -> Option<Waiter> {
-        if !self.is_live.load(Ordering::SeqCst) {
+        if !self.is_connected.load(Ordering::SeqCst) {
             return None;
         }
         let mut waiting = self.lock();
-        let here = waiting.entry(id).or_default();
-        here.callers += 1;
-        let told = Arc::clone(&here.told);
+        let entry = waiting.entry(id).or_default();
+        entry.callers += 1;
+        let notified = Arc::clone(&entry.notified);
         drop(waiting);
-        Some(Waiter { waiters: Arc::clone(self), id, told })
+        Some(Waiter { waiters: Arc::clone(self), id, notified })
     }
 
-    /// What is removed from now on.
+    /// A receiver of the removals from now on.
     pub(super) fn removals(&self) -> broadcast::Receiver<Removal> {
         self.removals.subscribe()
     }
 
-    /// Somebody tells from now on. What was removed before that, nobody has heard of.
-    pub(super) fn begin(&self) {
-        self.is_live.store(true, Ordering::SeqCst);
-        self.removals.tell(Removal::Begin);
+    /// Notifications arrive from now on. Earlier removals may have been missed.
+    pub(super) fn connected(&self) {
+        self.is_connected.store(true, Ordering::SeqCst);
+        self.removals.publish(Removal::Subscribed);
     }
 
     /// A record was removed.
     pub(super) fn removed(&self, id: RecordId) {
-        self.removals.tell(Removal::Of(id));
-        self.tell(id);
+        self.removals.publish(Removal::Of(id));
+        self.notify(id);
     }
 
     /// An attempt has ended.
-    pub(super) fn tell(&self, id: RecordId) {
+    pub(super) fn notify(&self, id: RecordId) {
         if let Some(waiting) = self.lock().get(&id) {
-            waiting.told.notify_waiters();
+            waiting.notified.notify_waiters();
         }
     }
 
-    /// Nobody tells any more what happens: all are to look for themselves.
-    pub(super) fn tell_all(&self) {
-        self.is_live.store(false, Ordering::SeqCst);
-        self.removals.tell(Removal::End);
-        self.lock().values().for_each(|waiting| waiting.told.notify_waiters());
+    /// Notifications no longer arrive: wakes all waiters, which then poll on their own.
+    pub(super) fn disconnected(&self) {
+        self.is_connected.store(false, Ordering::SeqCst);
+        self.removals.publish(Removal::Lost);
+        self.lock().values().for_each(|waiting| waiting.notified.notify_waiters());
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<RecordId, Waiting>> {
-        // Nothing that is done under it can leave the map half changed.
+    fn lock(&self) -> MutexGuard<'_, HashMap<RecordId, WaitedRecord>> {
+        // No operation under the lock can leave the map half changed.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Waiter {
-    /// Does `first`, and returns when the record's attempt has ended since this was called.
-    pub(super) async fn told_after(&self, first: impl Future<Output = bool>) {
-        let told = self.told.notified();
-        tokio::pin!(told);
-        // From here on it is woken, also by what comes before it waits.
-        told.as_mut().enable();
+    /// Runs `first`, and returns once the record's attempt has ended after this call. Returns at once if `first` is
+    /// false.
+    pub(super) async fn notified_after(&self, first: impl Future<Output = bool>) {
+        let notified = self.notified.notified();
+        tokio::pin!(notified);
+        // From here on it is woken, also by a notification before it is awaited.
+        notified.as_mut().enable();
         if first.await {
-            told.await;
+            notified.await;
         }
     }
 }
@@ -99,9 +100,9 @@ impl Waiter {
 impl Drop for Waiter {
     fn drop(&mut self) {
         let mut waiting = self.waiters.lock();
-        if let Some(here) = waiting.get_mut(&self.id) {
-            here.callers -= 1;
-            if here.callers == 0 {
+        if let Some(entry) = waiting.get_mut(&self.id) {
+            entry.callers -= 1;
+            if entry.callers == 0 {
                 waiting.remove(&self.id);
             }
         }

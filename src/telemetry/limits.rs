@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 
 use prometheus::IntCounter;
 
-use super::seldom::Seldom;
+use super::log_throttle::LogThrottle;
 
 /// What was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -99,7 +99,7 @@ impl Limit {
 /// How often each limit was reached, and how much is taken of those that are shared.
 pub struct LimitMetrics {
     pub(super) exceeded: [IntCounter; Limit::ALL.len()],
-    pub(super) warned: [Seldom; Limit::ALL.len()],
+    pub(super) warned: [LogThrottle; Limit::ALL.len()],
     pub(super) levels: [Level; Limit::ALL.len()],
 }
 

@@ -21,7 +21,7 @@ pub const STRUCTURED: &str = "oncegate::structured";
 pub struct Settings {
     /// How lines are written.
     pub format: Format,
-    /// What is written: a `tracing` filter such as `info` or `oncegate=debug`.
+    /// The filter: a `tracing` filter such as `info` or `oncegate=debug`.
     pub level: String,
 }
 
@@ -42,18 +42,18 @@ pub enum Error {
     Level {
         /// What was given.
         level: String,
-        /// What is wrong with it.
+        /// The problem.
         source: ParseError,
     },
     /// This process has set up its logs before.
     #[error("the logs are set up already: {0}")]
     Again(#[from] TryInitError),
-    /// What is written could not be changed.
-    #[error("what is logged cannot be changed: {0}")]
+    /// The filter could not be changed.
+    #[error("cannot change the log filter: {0}")]
     Reload(#[from] reload::Error),
 }
 
-/// What is written, while the process runs.
+/// The filter of a running process.
 pub struct Filter(Box<dyn Fn(EnvFilter) -> Result<(), reload::Error> + Send + Sync>);
 
 impl Filter {
@@ -120,7 +120,7 @@ fn unquoted(line: &str) -> Option<String> {
 }
 
 fn filter(level: &str) -> Result<EnvFilter, Error> {
-    // A library's word for a connection that is made anew is told of elsewhere. Settings that name the library count more.
+    // A library's message about a new connection is logged elsewhere. Settings that name the library count more.
     EnvFilter::try_new(format!("deadpool=error,{level}"))
         .map_err(|source| Error::Level { level: level.to_owned(), source })
 }

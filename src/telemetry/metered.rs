@@ -10,8 +10,8 @@ use tokio::sync::broadcast;
 use super::metrics::{Metrics, StoreOpMetrics};
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 use crate::store::{
-    Claim, End, Error, Filter, Fresh, Held, Identity, IdentityChange, Listed, NamespaceRules, Origin, Page, Removal,
-    Settled, Store,
+    Claim, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules, Origin, Page,
+    Removal, Settled, Store,
 };
 
 /// Counts and times every call of the store inside it. Calls that are cancelled are not counted.
@@ -80,7 +80,7 @@ impl Store for Metered {
         timed(&self.settle, self.store.settle(id, attempt, end)).await
     }
 
-    async fn renew(&self, held: Vec<Held>) -> Result<Vec<RecordId>, Error> {
+    async fn renew(&self, held: Vec<LeaseRenewal>) -> Result<Vec<RecordId>, Error> {
         timed(&self.renew, self.store.renew(held)).await
     }
 
@@ -93,7 +93,7 @@ impl Store for Metered {
     }
 
     async fn changed(&self, id: RecordId) {
-        // How long somebody waits says nothing about the store.
+        // How long a caller waits says nothing about the store.
         self.store.changed(id).await;
     }
 

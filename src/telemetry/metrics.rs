@@ -1,4 +1,4 @@
-//! The metrics registry: what is counted, under which name.
+//! The metrics registry: the metrics and their names.
 //!
 //! Handles are looked up once, when a route or a store is set up. What runs per request only adds to atomics: no
 //! label is looked up, nothing is allocated. Series that belong to an outcome or a store operation appear with the
@@ -17,11 +17,11 @@ use prometheus::{
 };
 
 use super::limits::{Level, Limit, LimitMetrics};
+use super::log_throttle::LogThrottle;
 use super::outcome::Outcome;
-use super::seldom::Seldom;
 use crate::idempotency::record::State;
 use crate::store::ErrorKind;
-use crate::store::cached::Answered;
+use crate::store::cached::CacheResult;
 
 /// Upper bounds of request and upstream durations, in seconds.
 const REQUEST_BUCKETS: &[f64] =
@@ -58,7 +58,7 @@ pub struct StoreOpMetrics {
 /// What came of questions to the caches.
 #[derive(Clone)]
 pub struct CacheMetrics {
-    results: [IntCounter; Answered::ALL.len()],
+    results: [IntCounter; CacheResult::ALL.len()],
 }
 
 /// Measures a request from its head to the end of its answer, which is when this is dropped.
@@ -130,8 +130,8 @@ impl Metrics {
     /// What comes of questions to the caches.
     #[must_use]
     pub fn cache(&self) -> CacheMetrics {
-        let result = |answered: Answered| self.families.cache_requests.with_label_values(&[answered.as_str()]);
-        CacheMetrics { results: Answered::ALL.map(result) }
+        let result = |answered: CacheResult| self.families.cache_requests.with_label_values(&[answered.as_str()]);
+        CacheMetrics { results: CacheResult::ALL.map(result) }
     }
 
     /// How often limits were reached, and how much is taken of them.
@@ -141,7 +141,7 @@ impl Metrics {
         let exceeded = |limit: Limit| families.limit_exceeded.with_label_values(&[limit.as_str()]);
         Arc::new(LimitMetrics {
             exceeded: Limit::ALL.map(exceeded),
-            warned: Limit::ALL.map(|_| Seldom::default()),
+            warned: Limit::ALL.map(|_| LogThrottle::default()),
             levels: families.levels.clone(),
         })
     }
@@ -241,7 +241,7 @@ impl StoreOpMetrics {
 
 impl CacheMetrics {
     /// This came of a question.
-    pub fn count(&self, answered: Answered) {
+    pub fn count(&self, answered: CacheResult) {
         self.results[answered as usize].inc();
     }
 }

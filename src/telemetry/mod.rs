@@ -1,8 +1,8 @@
 //! Outcomes, metrics and logs.
 
 pub mod limits;
+pub mod log_throttle;
 pub mod logs;
 pub mod metered;
 pub mod metrics;
 pub mod outcome;
-pub mod seldom;

@@ -38,7 +38,7 @@ pub enum Code {
     NoRoute,
     /// Another attempt runs for this key.
     InFlight,
-    /// Nobody knows how the attempt ended.
+    /// How the attempt ended is unknown.
     OutcomeUnknown,
     /// The recorded answer has no body kept.
     ResponseNotStored,
@@ -64,7 +64,7 @@ pub enum Code {
     RequestTimeout,
     /// The request's head is larger than is allowed.
     HeadersTooLarge,
-    /// The request expects what is not understood here.
+    /// The request has an `Expect` that is not supported.
     ExpectationFailed,
     /// One client takes more than its part.
     QuotaExceeded,

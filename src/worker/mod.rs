@@ -1,7 +1,7 @@
-//! Reaper and sweeper: what happens to records that nobody asks about.
+//! Reaper and sweeper: upkeep of records that no request meets.
 //!
 //! Correctness does not wait for either: a request that meets a record whose lease is past, or that has expired, is
-//! decided by the record's times. The workers keep the store small, and tell operators what is unknown.
+//! decided by the record's times. The workers keep the store small, and report unknown outcomes to operators.
 
 mod reaper;
 mod sweeper;
@@ -57,8 +57,8 @@ impl Settings {
     }
 }
 
-/// Starts reaper and sweeper. The task ends when `shutdown` turns true or its sender goes; it finishes the store
-/// operation that it is in.
+/// Starts reaper and sweeper. The task ends when `shutdown` turns true or its sender is dropped; it finishes the
+/// store operation that it is in.
 #[must_use]
 pub fn spawn(
     store: Arc<dyn Store>,
@@ -75,7 +75,7 @@ pub fn spawn(
     })
 }
 
-/// What both workers need.
+/// The state that both workers share.
 #[derive(Clone)]
 struct Worker {
     store: Arc<dyn Store>,
@@ -95,7 +95,7 @@ impl Worker {
     }
 }
 
-/// Whether an operation works, so that its failure is logged when it begins and when it is over, not at every tick.
+/// Tracks whether an operation works, so that a failure is logged when it begins and when it ends, not at every tick.
 struct Health {
     operation: &'static str,
     failing: Option<ErrorKind>,
@@ -106,7 +106,7 @@ impl Health {
         Self { operation, failing: None }
     }
 
-    /// Notes how a call ended, and gives what it returned.
+    /// Notes the result of a call, and returns its value.
     fn note<T>(&mut self, result: Result<T, Error>) -> Option<T> {
         let operation = self.operation;
         match result {

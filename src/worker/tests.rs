@@ -8,7 +8,8 @@ use tokio::time::{Instant, sleep};
 use super::*;
 use crate::idempotency::record::{Attempt, RecordId, Version};
 use crate::store::{
-    Cause, Claim, End, Filter, Fresh, Held, Identity, IdentityChange, Listed, NamespaceRules, Origin, Page, Settled,
+    Cause, Claim, End, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules, Origin, Page,
+    Settled,
 };
 
 /// What the next calls return: `Ok` for nothing left to do, `Err` for a failure, a number for that many records.
@@ -62,7 +63,7 @@ impl Store for Fake {
     async fn settle(&self, _: RecordId, _: Attempt, _: End) -> Result<Settled, Error> {
         unreachable!()
     }
-    async fn renew(&self, _: Vec<Held>) -> Result<Vec<RecordId>, Error> {
+    async fn renew(&self, _: Vec<LeaseRenewal>) -> Result<Vec<RecordId>, Error> {
         unreachable!()
     }
     async fn get(&self, _: RecordId) -> Result<Option<Listed>, Error> {

@@ -217,7 +217,7 @@ fn unix_sockets_are_made_taken_over_and_removed() {
     let other = Gate::before(&upstream).server(&lines);
     let mut refused = other.spawn();
     assert!(!refused.wait().success());
-    assert!(refused.log().contains("somebody else does"), "{}", refused.log());
+    assert!(refused.log().contains("another process does"), "{}", refused.log());
     assert!(path.exists());
     // Nobody does any more.
     drop(client);

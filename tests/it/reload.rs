@@ -196,6 +196,48 @@ fn a_request_that_came_under_rules_that_are_gone_is_not_run() {
     gate.post("/charges", "k-1", "{}").expect(200, "executed");
 }
 
+/// A request whose body comes after a reload with these routes, in the place of one that protects everything.
+#[track_caller]
+fn sent_across_a_reload(routes: &str) -> (Response, Gate, Upstream) {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = Gate::before(&upstream);
+    let all = "[[routes]]\nname = \"all\"\nmethods = [\"POST\"]\npath = \"/{*rest}\"\n";
+    let gate = plan.clone().routes(all).start();
+    let mut client = Client::connect(gate.address);
+    let request = Request::post("/charges").key("k-1").header("Expect", "100-continue").body("{}").bytes();
+    let (head, body) = request.split_at(request.len() - 2);
+    client.send(head);
+    assert_eq!(client.head().start, b"HTTP/1.1 100 Continue");
+    assert!(reload(&gate, &plan.routes(routes)), "{}", gate.log());
+    client.send(body);
+    (client.response(), gate, upstream)
+}
+
+#[test]
+fn a_key_that_a_retry_would_not_find_is_not_claimed() {
+    for routes in [
+        // No route takes it, one passes it on, one has its keys elsewhere.
+        "[[routes]]\nname = \"all\"\nmethods = [\"POST\"]\npath = \"/refunds\"\n",
+        "[[routes]]\nname = \"all\"\nmethods = [\"POST\"]\npath = \"/{*rest}\"\n\n\
+         [[routes]]\nname = \"open\"\nmethods = [\"POST\"]\npath = \"/charges\"\nmode = \"pass\"\n",
+        "[[routes]]\nname = \"all\"\nmethods = [\"POST\"]\npath = \"/{*rest}\"\n\n\
+         [[routes]]\nname = \"charges\"\nmethods = [\"POST\"]\npath = \"/charges\"\n",
+    ] {
+        let (response, _gate, upstream) = sent_across_a_reload(routes);
+        response.expect_problem(503, "overloaded");
+        assert_eq!(upstream.runs(), 0, "{routes}");
+    }
+}
+
+#[test]
+fn a_key_that_a_retry_finds_under_another_route_is_claimed() {
+    let routes = "[[routes]]\nname = \"charges\"\nnamespace = \"all\"\nmethods = [\"POST\"]\npath = \"/charges\"\n";
+    let (response, gate, upstream) = sent_across_a_reload(routes);
+    response.expect(200, "executed");
+    gate.post("/charges", "k-1", "{}").expect(200, "replayed");
+    assert_eq!(upstream.runs(), 1);
+}
+
 #[test]
 fn where_records_are_and_whose_they_are_does_not_change() {
     let upstream = Upstream::start(|_| Reply::ok("x"));

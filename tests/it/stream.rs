@@ -1,6 +1,6 @@
 //! `body = "stream"`: an answer goes to its client while the upstream gives it, and is complete there only once it is durable.
 
-mod http2;
+mod h2;
 
 use crate::support::faults::Fault;
 use crate::support::wire::{Framing, Head, values};

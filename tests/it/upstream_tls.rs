@@ -93,7 +93,7 @@ fn an_upstream_that_is_not_believed_gets_nothing() {
         conn.rest();
     });
     let gate = Gate::before_url(&format!("https://{}", plain.address)).env("SSL_CERT_FILE", file("ca")).start();
-    refused(&gate, "k", "no encrypted connection");
+    refused(&gate, "k", "TLS handshake failed");
 }
 
 #[test]

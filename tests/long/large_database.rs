@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use oncegate::store::postgres::{self, Settings, migrate};
-use oncegate::store::{Held, Store};
+use oncegate::store::{LeaseRenewal, Store};
 use oncegate::telemetry::metrics::Metrics;
 use oncegate::worker;
 use tokio::sync::watch;
@@ -113,7 +113,7 @@ async fn churned(server: &Postgres, has_autovacuum: bool) -> u64 {
     let mut held = Vec::new();
     for _ in 0..HELD {
         let (id, attempt) = claim(&*store, &sizes).await;
-        held.push(Held { id, attempt, lease: Duration::from_secs(30) });
+        held.push(LeaseRenewal { id, attempt, lease: Duration::from_secs(30) });
     }
     let is_over = Arc::new(AtomicBool::new(false));
     let renewing = tokio::spawn({

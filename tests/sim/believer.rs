@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use oncegate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 use oncegate::store::{
-    Claim, End, Error, Filter, Fresh, Held, Identity, IdentityChange, Listed, NamespaceRules, Origin, Page, Removal,
-    Settled, Store,
+    Claim, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules, Origin, Page,
+    Removal, Settled, Store,
 };
 use tokio::sync::broadcast;
 
@@ -100,7 +100,7 @@ impl Store for Believer {
         self.inner.settle(id, attempt, end).await
     }
 
-    async fn renew(&self, held: Vec<Held>) -> Result<Vec<RecordId>, Error> {
+    async fn renew(&self, held: Vec<LeaseRenewal>) -> Result<Vec<RecordId>, Error> {
         self.inner.renew(held).await
     }
 

@@ -8,8 +8,8 @@ use oncegate::idempotency::record::{Attempt, Record, RecordId, Version};
 use oncegate::store::memory::Memory;
 use oncegate::store::unreliable::Operation;
 use oncegate::store::{
-    Claim, End, Error, Filter, Fresh, Held, Identity, IdentityChange, Listed, NamespaceRules, Origin, Page, Settled,
-    Store,
+    Claim, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules, Origin, Page,
+    Settled, Store,
 };
 
 use crate::history::{EPOCH, Event, History, Standing, Token, Told};
@@ -141,7 +141,7 @@ impl Store for Recorded {
         Ok(settled)
     }
 
-    async fn renew(&self, held: Vec<Held>) -> Result<Vec<RecordId>, Error> {
+    async fn renew(&self, held: Vec<LeaseRenewal>) -> Result<Vec<RecordId>, Error> {
         let attempts: Vec<_> = held.iter().map(|held| (held.id, held.attempt)).collect();
         let call = Call::Renew(held.clone());
         let renewed = self.shelf.renew(held).await?;

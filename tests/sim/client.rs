@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use oncegate::http::door::Door;
+use oncegate::http::accept::AcceptSettings;
 use oncegate::http::limits::Limits;
-use oncegate::http::server::{Serving, connection};
+use oncegate::http::server::{ServerState, connection};
 use oncegate::http::usage::Usage;
 use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
@@ -76,7 +76,7 @@ pub async fn ask(
     life.holds_client(&cable);
     let peer = ([127, 0, 0, 1], 1).into();
     let usage = Usage::new(&Limits::default(), &METRICS);
-    let current = Serving::current(life.gate(), Limits::default(), Door::default(), usage);
+    let current = ServerState::current(life.gate(), Limits::default(), AcceptSettings::default(), usage);
     tokio::spawn(connection(near, peer, current, life.stop()));
     let Errand { label, variant, .. } = errand;
     world.history.add(Event::Sent { request, life: life.number, label, variant, is_probe });

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use oncegate::idempotency::codec;
 use oncegate::idempotency::record::{Attempt, State};
-use oncegate::store::cached::Answered;
+use oncegate::store::cached::CacheResult;
 use oncegate::store::unreliable::Operation;
 use tokio::time::Instant;
 
@@ -103,7 +103,7 @@ pub enum Event {
     /// Something happens to the cache that gates share; the word is for readers.
     Cache { what: String },
     /// What came of asking the cache of a gate.
-    Recalled { life: LifeNumber, answered: Answered },
+    Recalled { life: LifeNumber, answered: CacheResult },
     /// The connections of a gate to the upstream are reset.
     Cut { life: LifeNumber },
     /// A client sends a request.

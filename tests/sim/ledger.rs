@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use oncegate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 use oncegate::store::{
-    Claim, End, Error, Filter, Fresh, Held, Identity, IdentityChange, Listed, Origin, Page, Settled, Store,
+    Claim, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, Origin, Page, Settled, Store,
 };
 
 use crate::books::standing;
@@ -32,7 +32,7 @@ pub enum Call {
     Claim(RecordId, Fresh),
     Supersede(RecordId, Version, Fresh),
     Settle(RecordId, Attempt, End),
-    Renew(Vec<Held>),
+    Renew(Vec<LeaseRenewal>),
     ExpireLeases(usize),
     Sweep(usize),
     Get(RecordId),
@@ -180,7 +180,7 @@ impl fmt::Display for Call {
             }
             Self::Renew(held) => {
                 write!(f, "renew")?;
-                held.iter().try_for_each(|Held { id, attempt, lease }| {
+                held.iter().try_for_each(|LeaseRenewal { id, attempt, lease }| {
                     write!(f, " {} of {} by {lease:?}", Id(*id), Token::of(*attempt))
                 })
             }

@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use oncegate::idempotency::record::{Attempt, RecordId, Version};
 use oncegate::store::unreliable::Side;
 use oncegate::store::{
-    Claim, End, Error, Filter, Fresh, Held, Identity, IdentityChange, Listed, NamespaceRules, Origin, Page, Settled,
-    Store,
+    Claim, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules, Origin, Page,
+    Settled, Store,
 };
 use tokio::time::sleep;
 
@@ -107,7 +107,7 @@ impl Store for Link {
         self.carry(|store| async move { store.settle(id, attempt, end).await }).await
     }
 
-    async fn renew(&self, held: Vec<Held>) -> Result<Vec<RecordId>, Error> {
+    async fn renew(&self, held: Vec<LeaseRenewal>) -> Result<Vec<RecordId>, Error> {
         self.carry(|store| async move { store.renew(held).await }).await
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use oncegate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 use oncegate::store::memory::Memory;
 use oncegate::store::unreliable::Operation;
-use oncegate::store::{Claim, End, Error, Expiry, Filter, Fresh, Held, Listed, OriginId, Settled, Store};
+use oncegate::store::{Claim, End, Error, Expiry, Filter, Fresh, LeaseRenewal, Listed, OriginId, Settled, Store};
 
 use crate::believer::Seen;
 use crate::books::{Asked, Books};
@@ -159,7 +159,7 @@ impl Shelf {
         self.memory.settle(id, attempt, end).await
     }
 
-    pub async fn renew(&self, mut held: Vec<Held>) -> Result<Vec<RecordId>, Error> {
+    pub async fn renew(&self, mut held: Vec<LeaseRenewal>) -> Result<Vec<RecordId>, Error> {
         if self.is(Mutant::RenewUnfenced) {
             for held in &mut held {
                 if let Some(standing) = self.memory.get(held.id).await? {

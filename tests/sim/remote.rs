@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use oncegate::idempotency::record::RecordId;
 use oncegate::store::Removal;
-use oncegate::store::cached::{Failure, Operation, Remote};
+use oncegate::store::cached::{CacheOperation, RemoteCache, RemoteError};
 use tokio::sync::{Notify, broadcast};
 use tokio::time::{Instant, sleep};
 
@@ -171,21 +171,21 @@ impl Held {
     }
 
     /// Carries out the operations that pass, and gives what each question found.
-    fn carry_out(&mut self, batch: &[Operation], mut passes: impl FnMut() -> bool) -> Vec<Option<Bytes>> {
+    fn execute(&mut self, batch: &[CacheOperation], mut passes: impl FnMut() -> bool) -> Vec<Option<Bytes>> {
         let mut found = Vec::new();
         for operation in batch {
             match operation {
-                Operation::Get(id) => {
+                CacheOperation::Get(id) => {
                     let stands =
                         |(_, until): &&(Bytes, Option<Instant>)| until.is_none_or(|until| Instant::now() < until);
                     found.push(self.values.get(id).filter(stands).map(|(value, _)| value.clone()));
                 }
                 _ if !passes() => {}
-                Operation::Put(id, value, life) => {
+                CacheOperation::Put(id, value, life) => {
                     self.values.insert(*id, (value.clone(), Instant::now().checked_add(*life)));
                 }
-                Operation::Drop(id) => drop(self.values.remove(id)),
-                Operation::Forget(id) => {
+                CacheOperation::Delete(id) => drop(self.values.remove(id)),
+                CacheOperation::Invalidate(id) => {
                     self.values.remove(id);
                     self.notify(*id);
                 }
@@ -262,28 +262,28 @@ impl Wire {
         }
     }
 
-    async fn carry(&self, batch: &[Operation]) -> Result<Vec<Option<Bytes>>, Failure> {
+    async fn carry(&self, batch: &[CacheOperation]) -> Result<Vec<Option<Bytes>>, RemoteError> {
         let (there, back, course, arrives) = self.journey();
         if self.mood() == Mood::Away {
-            return Err(Failure("it is away".to_owned()));
+            return Err(RemoteError("it is away".to_owned()));
         }
         self.travel(there).await;
         if self.life.is_dead() && !arrives {
             return pending().await;
         }
         let found = match course {
-            Course::NotDone => return Err(Failure("it failed".to_owned())),
-            Course::Done | Course::DoneAndFailed => self.cache.held().carry_out(batch, || true),
+            Course::NotDone => return Err(RemoteError("it failed".to_owned())),
+            Course::Done | Course::DoneAndFailed => self.cache.held().execute(batch, || true),
             Course::DoneInParts => {
                 let dice = &mut self.state.lock().unwrap().0;
-                self.cache.held().carry_out(batch, || dice.percent(50))
+                self.cache.held().execute(batch, || dice.percent(50))
             }
         };
         self.travel(back).await;
         if self.life.is_dead() {
             return pending().await;
         }
-        if course == Course::DoneAndFailed { Err(Failure("it failed".to_owned())) } else { Ok(found) }
+        if course == Course::DoneAndFailed { Err(RemoteError("it failed".to_owned())) } else { Ok(found) }
     }
 }
 
@@ -291,8 +291,8 @@ impl Wire {
 pub struct Sender(pub Arc<Wire>);
 
 #[async_trait]
-impl Remote for Sender {
-    async fn carry_out(&self, batch: &[Operation]) -> Result<Vec<Option<Bytes>>, Failure> {
+impl RemoteCache for Sender {
+    async fn execute(&self, batch: &[CacheOperation]) -> Result<Vec<Option<Bytes>>, RemoteError> {
         if self.0.life.is_dead() {
             return pending().await;
         }

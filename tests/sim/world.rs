@@ -14,7 +14,7 @@ use oncegate::http::upstream::{self, Upstream};
 use oncegate::http::usage::Usage;
 use oncegate::idempotency::record::Timestamp;
 use oncegate::store::Store;
-use oncegate::store::cached::{self, Cached, Shared};
+use oncegate::store::cached::{self, Cached, SharedSettings};
 use oncegate::store::memory::Memory;
 use oncegate::store::unreliable::{Rates, Side, Unreliable};
 use oncegate::telemetry::metrics::Metrics;
@@ -230,7 +230,7 @@ impl World {
             assert!(life.wire.set(Arc::downgrade(&wire)).is_ok());
             let time = (Timestamp(EPOCH + self.history.now()), Instant::now());
             let secrets = [b"the id secret".as_slice(), b"the store's own"].map(Arc::from);
-            Shared { remote: Arc::new(Sender(wire)), secrets, time }
+            SharedSettings { remote: Arc::new(Sender(wire)), secrets, time }
         });
         let (history, number) = (self.history.clone(), life.number);
         let tell = move |answered| history.add(Event::Recalled { life: number, answered });

@@ -30,7 +30,7 @@ use self::screen::Screen;
 use self::shop::Shop;
 use self::story::Story;
 use self::wire::Server;
-use super::serve::{Serving, Signals, Surroundings};
+use super::serve::{Environment, Serving, Signals};
 use crate::config::{self, Resolved, Sources};
 use crate::http::shards::Shards;
 use crate::telemetry::logs;
@@ -89,7 +89,7 @@ async fn show(args: DemoArgs, shards: Arc<Shards>) -> anyhow::Result<ExitCode> {
         format!("cannot make a directory in {}: set TMPDIR to one that is writable", std::env::temp_dir().display())
     })?;
     let config = configuration(&directory, behind.address)?;
-    let Some(serving) = Serving::start(config, Surroundings::alone(shards), false, metrics, &mut signals).await? else {
+    let Some(serving) = Serving::start(config, Environment::alone(shards), false, metrics, &mut signals).await? else {
         bail!("interrupted")
     };
     let gate = *serving.addresses.first().context("the gate listens nowhere")?;

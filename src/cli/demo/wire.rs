@@ -12,7 +12,7 @@ use http_body_util::{BodyExt as _, Limited};
 
 use crate::http::body::Body;
 use crate::http::limits::Limits;
-use crate::http::upstream::{Place, Protocol, Reuse, Sending, Settings, Sharing, Upstream};
+use crate::http::upstream::{Place, Protocol, Reuse, SendContext, Settings, Sharing, Upstream};
 use crate::http::usage::Usage;
 use crate::telemetry::metrics::Metrics;
 
@@ -59,11 +59,11 @@ impl Server {
     /// Sends a request, once, and takes in its answer. Dropped, it closes the connection.
     pub(super) async fn send(&self, mut request: Request<Body>) -> Result<(response::Parts, Bytes), Failure> {
         request.headers_mut().insert(HOST, self.host.clone());
-        let sent = self.upstream.send(request, Reuse::Protected, &Sending::default()).await;
-        let (response, carrier) = sent.map_err(|error| Failure::of(&error))?;
+        let sent = self.upstream.send(request, Reuse::Protected, &SendContext::default()).await;
+        let (response, connection) = sent.map_err(|error| Failure::of(&error))?;
         let (head, body) = response.into_parts();
         let body = Limited::new(body, MAX_ANSWER).collect().await.map_err(|error| Failure::of(&*error))?;
-        carrier.give_back();
+        connection.return_to_pool();
         Ok((head, body.to_bytes()))
     }
 

@@ -8,7 +8,7 @@ use crate::config::{self, Flags, Resolved, Sources};
 use crate::idempotency::grpc::Status;
 use crate::idempotency::settle::{Ending, Outcomes};
 
-/// How long a line of what is as by default may be.
+/// How long a line of defaults may be.
 const WIDTH: usize = 85;
 
 /// Keys of a route that are no policy.

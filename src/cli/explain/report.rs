@@ -16,21 +16,21 @@ use crate::idempotency::key::{Found, KeyRule, KeySource};
 use crate::idempotency::policy::Mode;
 use crate::idempotency::record::RecordId;
 use crate::idempotency::scope::ScopePart;
-use crate::route::{Ambiguous, Fit, Route};
+use crate::route::{Ambiguous, Route, RouteMatch};
 
 /// The request that was asked about.
-pub(super) struct Asked<'a> {
+pub(super) struct ExplainedRequest<'a> {
     pub(super) head: Parts,
     pub(super) body: &'a [u8],
-    /// Whether nobody gave the `Content-Type`.
+    /// Whether `Content-Type` is a default of `explain`.
     pub(super) type_is_ours: bool,
     /// Whether the body was read from a file.
     pub(super) from_file: bool,
 }
 
 /// Writes the whole.
-pub(super) fn write(config: &Resolved, asked: &Asked<'_>, explanation: &Explanation) -> String {
-    let mut report = Report { out: String::new(), config, asked, explanation };
+pub(super) fn write(config: &Resolved, request: &ExplainedRequest<'_>, explanation: &Explanation) -> String {
+    let mut report = Report { out: String::new(), config, request, explanation };
     report.request();
     match &explanation.fate {
         Fate::Malformed(problem) => report.answer(problem, None),
@@ -52,7 +52,7 @@ pub(super) fn write(config: &Resolved, asked: &Asked<'_>, explanation: &Explanat
 struct Report<'a> {
     out: String,
     config: &'a Resolved,
-    asked: &'a Asked<'a>,
+    request: &'a ExplainedRequest<'a>,
     explanation: &'a Explanation,
 }
 
@@ -76,7 +76,7 @@ impl Report<'_> {
     }
 
     fn request(&mut self) {
-        let (head, body) = (&self.asked.head, self.asked.body);
+        let (head, body) = (&self.request.head, self.request.body);
         let target = head.uri.path_and_query().map_or_else(|| head.uri.to_string(), ToString::to_string);
         self.line("request", format!("{} {target}", head.method));
         match &self.explanation.authority {
@@ -87,7 +87,7 @@ impl Report<'_> {
         let bytes = if body.len() == 1 { "1 byte".to_owned() } else { format!("{} bytes", body.len()) };
         match head.headers.get(CONTENT_TYPE) {
             _ if body.is_empty() => self.more("no body"),
-            Some(_) if self.asked.type_is_ours => {
+            Some(_) if self.request.type_is_ours => {
                 self.more(format!(
                     "body of {bytes}, application/x-www-form-urlencoded: no Content-Type was given, and"
                 ));
@@ -96,7 +96,7 @@ impl Report<'_> {
             Some(media) => self.more(format!("body of {bytes}, {}", media.as_bytes().escape_ascii())),
             None => self.more(format!("body of {bytes}, without a Content-Type")),
         }
-        if self.asked.from_file && body.iter().any(|byte| matches!(byte, b'\r' | b'\n')) {
+        if self.request.from_file && body.iter().any(|byte| matches!(byte, b'\r' | b'\n')) {
             self.more("its lines are kept as the file has them, as curl --data-binary does; curl -d joins them");
         }
         self.gap();
@@ -150,7 +150,7 @@ impl Report<'_> {
         self.line("route", format!("{}: {}", route.name, pattern(route)));
         let others: Vec<String> = self
             .fits()
-            .filter(|(other, fit)| fit.is_whole() && other.name != route.name)
+            .filter(|(other, parts)| parts.is_whole() && other.name != route.name)
             .map(|(other, _)| format!("{} ({})", other.name, other.path))
             .collect();
         if others.is_empty() {
@@ -166,22 +166,24 @@ impl Report<'_> {
     /// Routes that would match but for one thing, and would count before `found`.
     fn near_misses(&mut self, found: Option<&Route>) {
         let stronger = self.fits().take_while(|(other, _)| found.is_none_or(|found| other.name != found.name));
-        let misses: Vec<String> = stronger.filter_map(|(other, fit)| self.near_miss(other, fit)).collect();
+        let misses: Vec<String> = stronger.filter_map(|(other, parts)| self.near_miss(other, parts)).collect();
         for miss in misses {
             self.more(miss);
         }
     }
 
-    fn near_miss(&self, route: &Route, fit: Fit) -> Option<String> {
+    fn near_miss(&self, route: &Route, parts: RouteMatch) -> Option<String> {
         let (name, shape) = (&route.name, pattern(route));
-        let why = match fit {
-            Fit { path: true, method: false, host: true } => format!("its method is not {}", self.asked.head.method),
-            Fit { path: true, method: true, host: false } => match &self.explanation.authority {
+        let why = match parts {
+            RouteMatch { path: true, method: false, host: true } => {
+                format!("its method is not {}", self.request.head.method)
+            }
+            RouteMatch { path: true, method: true, host: false } => match &self.explanation.authority {
                 Some(host) => format!("its host is not {host}"),
                 None => "a client that names this host gets it".to_owned(),
             },
-            Fit { path: false, method: true, host: true } => {
-                let path = self.asked.head.uri.path();
+            RouteMatch { path: false, method: true, host: true } => {
+                let path = self.request.head.uri.path();
                 let other = path.strip_suffix('/').map_or_else(|| format!("{path}/"), ToOwned::to_owned);
                 let slash = if route.path.matches(&other) { "the slash at the end counts" } else { return None };
                 slash.to_owned()
@@ -192,10 +194,10 @@ impl Report<'_> {
     }
 
     /// Every route, the most specific first, and what of the request it matches.
-    fn fits(&self) -> impl Iterator<Item = (&Route, Fit)> {
-        let (method, path) = (&self.asked.head.method, self.asked.head.uri.path());
+    fn fits(&self) -> impl Iterator<Item = (&Route, RouteMatch)> {
+        let (method, path) = (&self.request.head.method, self.request.head.uri.path());
         let host = self.explanation.authority.as_deref();
-        self.config.router.ranked().map(move |route| (&**route, route.fit(method, host, path)))
+        self.config.router.ranked().map(move |route| (&**route, route.match_parts(method, host, path)))
     }
 
     fn upstream(&mut self, index: usize) {
@@ -251,7 +253,7 @@ impl Report<'_> {
         let (mut label, mut decided) = (label, false);
         for source in &rule.from {
             let alone = KeyRule { from: vec![source.clone()], ..rule.clone() };
-            let found = alone.find(&self.asked.head.uri, &self.asked.head.headers, Some(self.asked.body));
+            let found = alone.find(&self.request.head.uri, &self.request.head.headers, Some(self.request.body));
             let what = match found {
                 _ if decided => "not looked at",
                 Ok(Found::Absent) => "nothing there",
@@ -298,9 +300,9 @@ impl Report<'_> {
         let recipe = &identified.fingerprint.recipe;
         self.line("fingerprint", hex(&identified.fingerprint.digest));
         self.more(format!("of {}", self.ingredients(recipe).join(", ")));
-        let body = self.asked.body;
+        let body = self.request.body;
         let how = match identified.counted {
-            Counted::No => return,
+            Counted::None => return,
             _ if body.is_empty() => return self.more("body: there is none, which is one of its own"),
             Counted::Json => "by the content of its JSON: white space and the order of members do not count",
             Counted::JsonParts => "by the included parts of its JSON",
@@ -326,13 +328,13 @@ impl Report<'_> {
     }
 
     fn ingredients(&self, recipe: &Recipe) -> Vec<String> {
-        let query = match self.asked.head.uri.query() {
+        let query = match self.request.head.uri.query() {
             Some(_) => "query",
             None => "query (there is none)",
         };
         let parts = [(recipe.method, "method"), (recipe.path, "path"), (recipe.query, query), (recipe.body, "body")];
         let parts = parts.into_iter().filter(|(counts, _)| *counts).map(|(_, part)| part.to_owned());
-        let headers = recipe.headers.iter().map(|name| match self.asked.head.headers.contains_key(name) {
+        let headers = recipe.headers.iter().map(|name| match self.request.head.headers.contains_key(name) {
             true => format!("header:{name} (present)"),
             false => format!("header:{name} (absent)"),
         });
@@ -387,8 +389,8 @@ impl Report<'_> {
 
     fn on_body(&self, identified: &Identified) -> Option<String> {
         let by_bytes = matches!(identified.counted, Counted::Bytes(Because::Type));
-        let is_json = matches!(self.asked.body.trim_ascii_start().first(), Some(b'{' | b'['))
-            && serde_json::from_slice::<serde::de::IgnoredAny>(self.asked.body).is_ok();
+        let is_json = matches!(self.request.body.trim_ascii_start().first(), Some(b'{' | b'['))
+            && serde_json::from_slice::<serde::de::IgnoredAny>(self.request.body).is_ok();
         let advice = "the body is JSON, and its Content-Type does not say so: it counts byte for byte, so that a retry \
                       with other white space is another request; give -H 'Content-Type: application/json' if the \
                       client does";

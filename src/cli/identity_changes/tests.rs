@@ -160,7 +160,7 @@ fn each_change_is_told_with_what_to_do() {
     assert_eq!(std::fs::read_to_string(golden).unwrap_or_default(), told, "run with ONCEGATE_BLESS=1 if this is meant");
 }
 
-/// What is said with `next` where `former` was adopted, and so many keys of the namespace `default` are lost like this;
+/// The report for `next` where `former` was adopted, and where so many keys of the namespace `default` are lost like this;
 /// with or without the former routes.
 fn lost(former: &str, next: &str, instead: &[(Instead, u64, bool)], occasion: Occasion) -> String {
     let (former, next) = (config(former), config(next));

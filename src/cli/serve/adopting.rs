@@ -17,7 +17,9 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// How long a store is asked for what only makes an advice better: at a reload, claims wait meanwhile.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Makes the store know this configuration; false if the process was told to stop while it waited for that.
+const NO_ANSWER: &str = "it did not answer in time";
+
+/// Makes the store know this configuration; false if the process was stopped while it waited for that.
 pub(super) async fn at_start(
     gate: &Gate,
     store: &dyn Store,
@@ -70,8 +72,8 @@ pub(super) async fn at_start(
     refuse(&forgotten, gate, store, written, Occasion::Start).await.map(|()| true)
 }
 
-/// Refuses a reload after which routes would no longer take requests that have live keys. Claims go on meanwhile: a request
-/// that came before the reload is dealt with as it was then.
+/// Refuses a reload after which routes would no longer take requests that have live keys. Claims that the next routes find
+/// go on meanwhile.
 pub(super) async fn look_before_reload(next: &Gate, store: &dyn Store, written: &Written) -> anyhow::Result<()> {
     let lost = look_for_lost(store, next.identity_rules()).await.context("cannot look for live keys in the store")?;
     if lost.is_empty() {
@@ -98,7 +100,7 @@ pub(super) async fn at_reload(
             return refuse(&forgotten, next, store, written, Occasion::Reload).await;
         }
         Ok(Err(error)) => error.to_string(),
-        Err(_) => "it did not answer in time".to_owned(),
+        Err(_) => NO_ANSWER.to_owned(),
     };
     // It may come to the store all the same. A gate that went on by other rules than the store knows would have its
     // records forgotten at the next start without a word.
@@ -108,10 +110,12 @@ pub(super) async fn at_reload(
     );
     loop {
         let (origins, identities) = current.identities();
-        match store.adopt(origins, identities, true).await {
-            Ok(_) => bail!("cannot prepare the store: {failure}"),
-            Err(error) => tracing::warn!(%error, "the store cannot be told of the former configuration; trying again"),
-        }
+        let error = match timeout(patience, store.adopt(origins, identities, true)).await {
+            Ok(Ok(_)) => bail!("cannot prepare the store: {failure}"),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => NO_ANSWER.to_owned(),
+        };
+        tracing::warn!(error, "the store cannot be set back to the former configuration; trying again");
         sleep(AGAIN).await;
     }
 }
@@ -143,7 +147,7 @@ async fn refuse(
     bail!(Refused { report, keys: forgotten.keys() })
 }
 
-/// Says what is forgotten, as was asked for.
+/// Logs which keys are forgotten.
 fn tell_forgotten(forgotten: &Forgotten) {
     for IdentityChange { service, namespace, live, .. } in &forgotten.changes {
         for LiveKeys { route, keys, in_flight, .. } in live {
@@ -200,7 +204,7 @@ mod tests {
             let (origins, identities) = current.identities();
             let origin = origins[0].id();
             store.adopt(origins, identities, false).await.unwrap();
-            // The one that goes on is told once more until it is heard.
+            // The former configuration is adopted again until that succeeds.
             store.script_for(Operation::Adopt, [fault, Fault::Refuse]);
             let error = at_reload(&current, &next, &store, &Written::default(), PATIENCE).await.unwrap_err();
             assert!(error.to_string().starts_with("cannot prepare the store"), "{fault:?}: {error}");

@@ -8,8 +8,8 @@ use tokio::time::sleep;
 
 use crate::config::reread_tls;
 use crate::gate::Gate;
-use crate::http::door::{Door, Files, Secure};
-use crate::http::server::{Current, Serving};
+use crate::http::accept::{AcceptSettings, ServerTls, TlsFiles};
+use crate::http::server::{Current, ServerState};
 
 /// How often to look whether a file has changed.
 const LOOK: Duration = Duration::from_secs(1);
@@ -20,7 +20,7 @@ type State = Vec<Option<(u64, u64, i64, i64)>>;
 /// Takes up new certificates when their files change, for connections that are opened from then on. Those of files that
 /// cannot be used are left, and that is said once.
 pub(super) async fn follow(current: Current<Gate>) {
-    let files = || current.load().door.tls.as_ref().map(|secure| secure.files.clone());
+    let files = || current.load().accept.tls.as_ref().map(|secure| secure.files.clone());
     // Those in use were read before the gate waited for its store, perhaps for days: they are read once more.
     let (mut known, mut seen) = (None, files().map(|files| (state(&files), files)));
     loop {
@@ -37,7 +37,7 @@ pub(super) async fn follow(current: Current<Gate>) {
         let reading = files.clone();
         match tokio::task::spawn_blocking(move || reread_tls(&reading)).await {
             Ok(Ok(config)) => {
-                replace(&current, Secure { files, config });
+                replace(&current, ServerTls { files, config });
                 if !is_first {
                     tracing::info!("new certificates are in use");
                 }
@@ -50,22 +50,22 @@ pub(super) async fn follow(current: Current<Gate>) {
     }
 }
 
-fn replace(current: &Current<Gate>, secure: Secure) {
-    current.rcu(|serving| Serving {
+fn replace(current: &Current<Gate>, secure: ServerTls) {
+    current.rcu(|serving| ServerState {
         handler: Arc::clone(&serving.handler),
         limits: serving.limits.clone(),
         usage: Arc::clone(&serving.usage),
-        door: match &serving.door.tls {
+        accept: match &serving.accept.tls {
             // A configuration that names others came first.
             Some(named) if named.files == secure.files => {
-                Arc::new(Door { tls: Some(secure.clone()), ..Door::clone(&serving.door) })
+                Arc::new(AcceptSettings { tls: Some(secure.clone()), ..AcceptSettings::clone(&serving.accept) })
             }
-            _ => Arc::clone(&serving.door),
+            _ => Arc::clone(&serving.accept),
         },
     });
 }
 
-fn state(files: &Files) -> State {
+fn state(files: &TlsFiles) -> State {
     let files = [Some(&files.cert), Some(&files.key), files.client_ca.as_ref(), files.client_crl.as_ref()];
     let of = |file: &std::path::PathBuf| {
         let metadata = std::fs::metadata(file).ok()?;

@@ -50,7 +50,7 @@ struct Needs {
 }
 
 impl Needs {
-    /// How many clients may be connected where so many files are allowed: what is left by others, of which there are never
+    /// How many clients may be connected where so many files are allowed: the rest, after other uses, of which there are never
     /// too few, they share with upstreams in proportion.
     fn clients_of(&self, allowed: u64) -> u64 {
         let connections = self.clients + self.upstreams;

@@ -17,11 +17,11 @@ pub(super) use self::unix::SocketFile;
 use super::Signals;
 use crate::admin;
 use crate::cli::http_client::AdminClient;
-use crate::http::listen::{Listen, Socket};
+use crate::http::listen::{Listen, Listener};
 
 mod unix;
 
-/// How long an address may be taken by somebody else: a process that was told to end may be about to.
+/// How long another process may hold the address: one that is stopping may be about to release it.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// How often to look whether an address is free again.
@@ -30,7 +30,7 @@ const POLL: Duration = Duration::from_millis(200);
 /// How often to say that it is waited for.
 const REMINDER: Duration = Duration::from_secs(10);
 
-/// How long whoever has the address may take to say what it is.
+/// How long the holder of the address may take to identify itself.
 const ANSWER: Duration = Duration::from_secs(1);
 
 /// Sockets that the process inherited (sd_listen_fds(3)), with their names.
@@ -57,7 +57,7 @@ pub(super) enum Source {
 
 /// A listener of `[server]`, and the file of its socket, where it was made for it.
 pub(super) struct Bound {
-    pub(super) listener: Socket,
+    pub(super) listener: Listener,
     pub(super) path: Option<SocketFile>,
 }
 
@@ -144,25 +144,25 @@ impl Passed {
     }
 }
 
-/// The socket of a listener of `[server]`; nothing if the process was told to stop while it waited for its address.
+/// The socket of a listener of `[server]`; nothing if the process was stopped while it waited for its address.
 pub(super) async fn bind_server(source: Source, mode: u32, signals: &mut Signals) -> anyhow::Result<Option<Bound>> {
     match source {
         Source::Socket(Passed::Unix(socket)) => {
             socket.set_nonblocking(true)?;
-            Ok(Some(Bound { listener: Socket::Unix(UnixListener::from_std(socket)?), path: None }))
+            Ok(Some(Bound { listener: Listener::Unix(UnixListener::from_std(socket)?), path: None }))
         }
         Source::Unix(path) => {
             let (listener, file) = unix::bind(&path, mode, signals).await?.unzip();
-            Ok(listener.map(|listener| Bound { listener: Socket::Unix(listener), path: file }))
+            Ok(listener.map(|listener| Bound { listener: Listener::Unix(listener), path: file }))
         }
         source => {
             let bound = bind(source, "server", signals).await?;
-            Ok(bound.map(|listener| Bound { listener: Socket::Tcp(listener), path: None }))
+            Ok(bound.map(|listener| Bound { listener: Listener::Tcp(listener), path: None }))
         }
     }
 }
 
-/// The TCP socket of a listener; nothing if the process was told to stop while it waited for its address.
+/// The TCP socket of a listener; nothing if the process was stopped while it waited for its address.
 pub(super) async fn bind(source: Source, section: &str, signals: &mut Signals) -> anyhow::Result<Option<TcpListener>> {
     let address = match source {
         Source::Socket(Passed::Tcp(socket)) => {

@@ -1,4 +1,4 @@
-//! What the service manager is told (sd_notify(3)), where one listens.
+//! Notifications to the service manager (sd_notify(3)), where one listens.
 //!
 //! The protocol is a datagram of lines, so nothing more than a socket is needed for it.
 
@@ -40,7 +40,7 @@ impl Notices {
         match connected(&path) {
             Ok(socket) => Self(Some(Arc::new(socket))),
             Err(error) => {
-                tracing::warn!(%error, "NOTIFY_SOCKET: the service manager cannot be told how this process does");
+                tracing::warn!(%error, "NOTIFY_SOCKET: cannot notify the service manager");
                 Self::default()
             }
         }
@@ -73,7 +73,7 @@ impl Notices {
         if let Some(socket) = &self.0
             && let Err(error) = socket.send(lines.as_bytes())
         {
-            tracing::debug!(%error, "the service manager was not told");
+            tracing::debug!(%error, "a notification to the service manager failed");
         }
     }
 
@@ -116,7 +116,7 @@ impl Notices {
             match timeout(limit / 4, shards.answer()).await {
                 Ok(()) => self.tell("WATCHDOG=1"),
                 Err(_) => {
-                    tracing::error!("a thread that serves does nothing: the watchdog is not told that all is well")
+                    tracing::error!("a serving thread does not respond: the watchdog is not notified")
                 }
             }
         }

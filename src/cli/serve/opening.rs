@@ -38,7 +38,7 @@ pub(super) struct Opened {
     pub(super) durability: Durability,
 }
 
-/// Opens the store; nothing if the process was told to stop while it waited.
+/// Opens the store; nothing if the process was stopped while it waited.
 pub(super) async fn open(
     settings: &StoreSettings,
     readiness: &Readiness,
@@ -141,7 +141,7 @@ async fn open_redis(
     Ok(Some(Opened { store: Arc::new(store), is_shared: true, bound_to: None, durability }))
 }
 
-/// Opens a store on other machines as soon as it can be reached; nothing if the process was told to stop while it waited.
+/// Opens a store on other machines as soon as it can be reached; nothing if the process was stopped while it waited.
 async fn reach<S, E: std::error::Error + Send + Sync + 'static>(
     what: &str,
     servers: &str,

@@ -22,7 +22,7 @@ use crate::telemetry::logs;
 /// until the store knows.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What is said of a reload that changes nothing.
+/// The log message of a reload that changes nothing.
 const NOT_RELOADED: &str = "the configuration is not reloaded: the gate goes on with the former one";
 
 /// What the records are found by: a configuration that changes it is refused.
@@ -42,14 +42,14 @@ const AT_START: [&str; 9] = [
 ];
 
 /// What the process was started with and cannot change.
-pub(super) struct Fixed {
+pub(super) struct StartSettings {
     effective: DocumentMut,
     id_secret: Option<Arc<[u8]>>,
     password: Option<Vec<u8>>,
     cache_password: Option<Vec<u8>>,
 }
 
-impl Fixed {
+impl StartSettings {
     pub(super) fn of(config: &Resolved) -> Self {
         let password = match &config.store {
             Store::Memory | Store::Sqlite { .. } => None,
@@ -122,8 +122,8 @@ impl Serving {
 
     async fn try_reload(&mut self, sources: Sources, log_filter: &logs::Filter) -> anyhow::Result<()> {
         let mut config = tokio::task::spawn_blocking(move || config::load(sources)).await??;
-        let asked = Fixed::of(&config);
-        let changes = self.fixed.identity_changes(&asked);
+        let asked = StartSettings::of(&config);
+        let changes = self.start_settings.identity_changes(&asked);
         if !changes.is_empty() {
             bail!(
                 "{} cannot change while the gate serves: its records would be looked for elsewhere, or by other ids\n  \
@@ -138,18 +138,24 @@ impl Serving {
         let (summary, written) = (self.summary.reloaded(&config), Written::of(&config));
         let upstreams = config.upstreams.into_iter().map(|settings| gate.upstream(settings)).collect();
         let next = gate.successor(config.gate, config.router, upstreams, &self.metrics);
+        let stuck = "cannot change what keys are found by";
+        let mut reload = gate.begin_reload(&next, PATIENCE).await.context(stuck)?;
         adopting::look_before_reload(&next, &*self.store, &written).await?;
-        let reload = gate.begin_reload(&next, PATIENCE).await.context("cannot change the rules of identities")?;
-        adopting::at_reload(&gate, &next, &*self.store, &written, PATIENCE).await?;
+        reload.adopt(PATIENCE).await.context(stuck)?;
+        // The process may be stopped meanwhile: then it is not known what the store has adopted.
+        if let Err(error) = adopting::at_reload(&gate, &next, &*self.store, &written, PATIENCE).await {
+            reload.cancel();
+            return Err(error);
+        }
 
-        server::Serving::replace(&self.current, next, config.server.limits, config.server.door);
+        server::ServerState::replace(&self.current, next, config.server.limits, config.server.accept);
         reload.done();
         self.drain_timeout = config.server.drain_timeout;
         let count = routes.len();
         self.admin_state.reload(config.admin.token.as_ref(), routes);
         // The configuration saw that it is a filter.
         log_filter.set(&config.log.level)?;
-        let changes = self.fixed.start_changes(&asked);
+        let changes = self.start_settings.start_changes(&asked);
         if !changes.is_empty() {
             tracing::warn!(
                 keys = changes.join(", "),
@@ -169,16 +175,16 @@ impl Serving {
 mod tests {
     use super::*;
 
-    fn fixed(text: &str) -> Fixed {
+    fn start_settings(text: &str) -> StartSettings {
         let text = format!("{text}\n[upstreams]\napp = \"http://127.0.0.1:3000\"\n");
-        Fixed::of(&config::load_text("gate.toml".into(), &text).unwrap())
+        StartSettings::of(&config::load_text("gate.toml".into(), &text).unwrap())
     }
 
     #[test]
     fn what_stays_is_named() {
-        let before = fixed("");
+        let before = start_settings("");
         assert!(before.identity_changes(&before).is_empty() && before.start_changes(&before).is_empty());
-        let after = fixed(
+        let after = start_settings(
             "[server]\nlisten = \"127.0.0.1:1\"\ndrain_timeout = \"1s\"\n[admin]\nlisten = \"127.0.0.1:2\"\n\
              [store]\nurl = \"memory:\"\nservice = \"other\"\nsettle_timeout = \"1s\"\ncache_max_entries = 5\n\
              [log]\nformat = \"json\"",
@@ -195,7 +201,7 @@ mod tests {
         let with = |secret: &str| {
             std::fs::write(&file, secret).unwrap();
             let url = "postgres://gate@127.0.0.1/gate";
-            fixed(&format!("[store]\nurl = {url:?}\npassword_file = {file:?}\nid_secret_file = {file:?}"))
+            start_settings(&format!("[store]\nurl = {url:?}\npassword_file = {file:?}\nid_secret_file = {file:?}"))
         };
         let before = with("a secret of more than thirty-two bytes");
         let after = with("another secret of more than thirty-two bytes");
@@ -209,9 +215,9 @@ mod tests {
         let cached = "[store]\nurl = \"postgres://gate@127.0.0.1/gate\"\ncache = \"redis://127.0.0.1\"";
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "a secret of more than thirty-two bytes").unwrap();
-        let fixed = fixed(&format!("{cached}\nid_secret_file = {:?}", file.path()));
+        let settings = start_settings(&format!("{cached}\nid_secret_file = {:?}", file.path()));
         for key in IDENTITY.iter().chain(&AT_START) {
-            assert!(value(&fixed.effective, key).is_some(), "{key}");
+            assert!(value(&settings.effective, key).is_some(), "{key}");
         }
     }
 }

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 
 use super::opening::Opened;
 use crate::config::Resolved;
-use crate::store::cached::{Cached, Settings, Shared};
+use crate::store::cached::{Cached, Settings, SharedSettings};
 use crate::store::{Store, redis};
 use crate::telemetry::metered::Metered;
 use crate::telemetry::metrics::Metrics;
@@ -21,11 +21,11 @@ pub(super) fn before(opened: Opened, config: &Resolved, metrics: &Metrics) -> an
     let shared = match (&config.cache, opened.bound_to) {
         (Some(cache), Some(store)) => {
             let servers = cache.servers();
-            let remote = redis::Shared::begin(&cache.servers, store.id);
+            let remote = redis::RedisCache::connect_lazily(&cache.servers, store.id);
             let remote = remote.with_context(|| format!("[store] cache: {servers}"))?;
             let id_secret = config.gate.id_secret.as_ref().map_or_else(|| [].into(), |secret| Arc::clone(&secret.0));
             let secrets = [id_secret, store.secret.into()];
-            Some(Shared { remote: Arc::new(remote), secrets, time: (store.time, store.asked) })
+            Some(SharedSettings { remote: Arc::new(remote), secrets, time: (store.time, store.asked) })
         }
         _ => None,
     };

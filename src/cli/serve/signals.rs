@@ -7,13 +7,13 @@ pub(in crate::cli) struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
-    /// Whether it was told to reload when nobody could.
+    /// Whether SIGHUP came while a reload was not possible.
     is_reload_due: bool,
 }
 
-/// What the process was told.
+/// The instruction of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum Instruction {
     /// To end: SIGTERM or SIGINT.
     Stop,
     /// To read its configuration again: SIGHUP.
@@ -30,20 +30,20 @@ impl Signals {
         })
     }
 
-    /// Waits until the process is told something.
-    pub(super) async fn next(&mut self) -> Told {
+    /// Waits for the next instruction.
+    pub(super) async fn next(&mut self) -> Instruction {
         if std::mem::take(&mut self.is_reload_due) {
-            return Told::Reload;
+            return Instruction::Reload;
         }
         tokio::select! {
             biased;
-            _ = self.terminate.recv() => Told::Stop,
-            _ = self.interrupt.recv() => Told::Stop,
-            _ = self.hangup.recv() => Told::Reload,
+            _ = self.terminate.recv() => Instruction::Stop,
+            _ = self.interrupt.recv() => Instruction::Stop,
+            _ = self.hangup.recv() => Instruction::Reload,
         }
     }
 
-    /// Waits until the process is told to stop. What else it is told meanwhile is for later.
+    /// Waits for the instruction to stop. A reload that is due meanwhile is left for later.
     pub(in crate::cli) async fn stop(&mut self) {
         loop {
             tokio::select! {

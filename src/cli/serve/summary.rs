@@ -79,7 +79,7 @@ impl Summary {
         let mut unprotected = bounded(passing.map(|route| format!("{} (mode = \"pass\")", Shown::of(config, route))));
         unprotected.push(show_rest(config));
         Self {
-            is_secure: config.server.door.tls.is_some(),
+            is_secure: config.server.accept.tls.is_some(),
             listen: config.server.listen.iter().map(Listen::to_string).collect(),
             admin: config.admin.listen.to_string(),
             has_token: config.admin.token.is_some(),

@@ -2,7 +2,7 @@
 
 use http::HeaderName;
 
-use super::{STEPS, TOKEN, told};
+use super::{STEPS, TOKEN, hinted};
 use crate::config::declare::{Keys as _, keys};
 use crate::config::kinds::{Kind, list, nested, set, text, words};
 use crate::config::node::{Node, Table, Wrong};
@@ -135,5 +135,5 @@ fn ingredient(node: &Node<'_>) -> Result<Ingredient, Wrong> {
 
 fn pointer(node: &Node<'_>) -> Result<Pointer, Wrong> {
     let hint = "write a JSON pointer (RFC 6901) such as \"/payment/amount\"";
-    Pointer::parse(node.text()?).map_err(|message| told(&message, hint))
+    Pointer::parse(node.text()?).map_err(|message| hinted(&message, hint))
 }

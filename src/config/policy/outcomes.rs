@@ -2,7 +2,7 @@
 
 use serde_json::{Map, json};
 
-use super::told;
+use super::hinted;
 use crate::config::declare::{Inner, Section};
 use crate::config::kinds::{Kind, Shape, Toml};
 use crate::config::node::{Node, Table, Wrong};
@@ -96,5 +96,5 @@ fn read(node: &Node<'_>, base: Outcomes) -> Outcomes {
 fn outcome(outcomes: &mut Outcomes, entry: &str, node: &Node<'_>) -> Result<(), Wrong> {
     let action = node.text()?;
     let hint = "such as \"429\" = \"store\", \"4xx\" = \"release\" or \"timeout\" = \"hold\"";
-    outcomes.insert(entry, action).map_err(|message| told(&message, hint))
+    outcomes.insert(entry, action).map_err(|message| hinted(&message, hint))
 }

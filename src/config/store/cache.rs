@@ -16,7 +16,7 @@ pub(super) fn read(table: &Table<'_>, keys: &Keys, engine: Option<Engine>) -> Op
         None => {
             // Nothing of it is shown: it may hold a password.
             let other = Wrong::new("the URL of a cache starts with `redis://` or `rediss://`");
-            table.report("cache", other.hint(redis::CACHE.dialect.form));
+            table.report("cache", other.hint(redis::CACHE.grammar.form));
             None
         }
     }

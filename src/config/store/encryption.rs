@@ -70,22 +70,22 @@ pub(super) fn read(location: &mut Location, servers: &mut Config, wrong: &mut Ve
 
 /// What to know of a server that need not prove who it is; nothing where it is on this machine.
 pub(super) fn advice(servers: &Config, encryption: &Encryption) -> Option<String> {
-    let told = match encryption.mode {
+    let advice = match encryption.mode {
         Mode::VerifyCa | Mode::VerifyFull => return None,
         Mode::Disable => "nothing is encrypted on the way to",
-        Mode::Prefer => "connections are encrypted only if the server offers it, and nobody checks that it is",
-        Mode::Require => "connections are encrypted, but nobody checks that the server is",
+        Mode::Prefer => "connections are encrypted only if the server offers it, and without proof that the server is",
+        Mode::Require => "connections are encrypted, but without proof that the server is",
     };
     let far = servers.get_hosts().iter().find_map(|host| match host {
         Host::Tcp(host) if !is_loopback(host) => Some(host),
         _ => None,
     })?;
-    Some(format!("{told} {far}: write sslmode=verify-full, with sslrootcert=FILE unless the system knows its root"))
+    Some(format!("{advice} {far}: write sslmode=verify-full, with sslrootcert=FILE unless the system knows its root"))
 }
 
 fn mode(word: Option<&str>, root: Option<&str>, wrong: &mut Vec<Wrong>) -> Mode {
     let Some(word) = word else {
-        // Whoever says by whom servers are vouched for wants that checked.
+        // A configured root means that certificates are to be verified.
         return if root.is_some() { Mode::VerifyFull } else { Mode::Prefer };
     };
     let Some((_, mode)) = MODES.iter().find(|(known, _)| *known == word) else {

@@ -8,7 +8,7 @@ use super::Wrong;
 use crate::config::suggest::nearest;
 
 /// What differs from one kind of URL to another.
-pub(super) struct Dialect {
+pub(super) struct UrlGrammar {
     /// What it is called.
     pub kind: &'static str,
     /// What it looks like.
@@ -45,42 +45,42 @@ pub(super) struct Location {
 }
 
 /// Takes apart what stands behind the colon of `scheme`.
-pub(super) fn take_apart(dialect: &Dialect, scheme: &str, text: &str) -> Result<Location, Wrong> {
+pub(super) fn take_apart(grammar: &UrlGrammar, scheme: &str, text: &str) -> Result<Location, Wrong> {
     let Some(rest) = text.strip_prefix("//") else {
-        return Err(Wrong::new(format!("two slashes follow `{scheme}:`")).hint(dialect.form));
+        return Err(Wrong::new(format!("two slashes follow `{scheme}:`")).hint(grammar.form));
     };
     if rest.chars().any(|char| char.is_whitespace() || char.is_control() || char == '#') {
-        return Err(dialect.encoded("white space, control characters and `#`"));
+        return Err(grammar.encoded("white space, control characters and `#`"));
     }
     let (rest, query) = rest.split_once('?').map_or((rest, None), |(rest, query)| (rest, Some(query)));
     let (authority, path) = rest.split_once('/').map_or((rest, None), |(authority, path)| (authority, Some(path)));
     // Behind the hosts it is most likely that of a password with a slash or a question mark in it.
     if authority.matches('@').count() > 1 || path.is_some_and(has_at) || query.is_some_and(has_at) {
-        return Err(dialect.encoded("an `@` but the one before the hosts"));
+        return Err(grammar.encoded("an `@` but the one before the hosts"));
     }
     let (userinfo, hosts) = authority.split_once('@').map_or((None, authority), |(user, hosts)| (Some(user), hosts));
     let (user, password) = match userinfo.map(|userinfo| userinfo.split_once(':').unwrap_or((userinfo, ""))) {
         Some((user, password)) => (Some(user), Some(password).filter(|password| !password.is_empty())),
         None => (None, None),
     };
-    let host = |text| dialect.host(text);
+    let host = |text| grammar.host(text);
     let mut location = Location {
-        user: user.filter(|user| !user.is_empty()).map(|user| dialect.decoded("the user", user)).transpose()?,
-        password: password.map(|password| dialect.decoded_bytes("the password", password)).transpose()?,
+        user: user.filter(|user| !user.is_empty()).map(|user| grammar.decoded("the user", user)).transpose()?,
+        password: password.map(|password| grammar.decoded_bytes("the password", password)).transpose()?,
         is_user_alone: userinfo.is_some_and(|userinfo| !userinfo.is_empty() && !userinfo.contains(':')),
         hosts: if hosts.is_empty() { Vec::new() } else { hosts.split(',').map(host).collect::<Result<_, _>>()? },
-        database: path.filter(|path| !path.is_empty()).map(|path| dialect.database(path)).transpose()?,
+        database: path.filter(|path| !path.is_empty()).map(|path| grammar.database(path)).transpose()?,
         parameters: Vec::new(),
         is_password_among_them: false,
         shown: String::new(),
     };
     let mut written = Vec::new();
     for pair in query.into_iter().flat_map(|query| query.split('&')).filter(|pair| !pair.is_empty()) {
-        if location.read_parameter(dialect, pair)? {
+        if location.read_parameter(grammar, pair)? {
             written.push(pair);
         }
     }
-    let user = user.map_or_else(String::new, |user| format!("{user}{}@", dialect.hidden_password));
+    let user = user.map_or_else(String::new, |user| format!("{user}{}@", grammar.hidden_password));
     let path = path.map_or_else(String::new, |path| format!("/{path}"));
     let query = if written.is_empty() { String::new() } else { format!("?{}", written.join("&")) };
     location.shown = format!("{scheme}://{user}{hosts}{path}{query}");
@@ -89,13 +89,13 @@ pub(super) fn take_apart(dialect: &Dialect, scheme: &str, text: &str) -> Result<
 
 impl Location {
     /// Reads `NAME=VALUE`; false where it is the password.
-    fn read_parameter(&mut self, dialect: &Dialect, pair: &str) -> Result<bool, Wrong> {
+    fn read_parameter(&mut self, grammar: &UrlGrammar, pair: &str) -> Result<bool, Wrong> {
         let Some((name, value)) = pair.split_once('=') else {
             return Err(Wrong::new("a parameter has no `=`").hint("write ?NAME=VALUE, and & before each other one"));
         };
-        let name = dialect.decoded("the name of a parameter", name)?;
+        let name = grammar.decoded("the name of a parameter", name)?;
         if name == "password" {
-            let value = dialect.decoded_bytes("the password", value)?;
+            let value = grammar.decoded_bytes("the password", value)?;
             if std::mem::replace(&mut self.is_password_among_them, true) || self.password.is_some() {
                 return Err(Wrong::new("the password stands twice").hint("remove one of them"));
             }
@@ -104,12 +104,12 @@ impl Location {
         }
         if !name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_') {
             let wrong = Wrong::new("a parameter's name has small letters and `_` only");
-            return Err(wrong.hint(dialect.how_to_encode()));
+            return Err(wrong.hint(grammar.how_to_encode()));
         }
         if self.parameters.iter().any(|(known, _)| *known == name) {
             return Err(Wrong::new(format!("the parameter `{name}` stands twice")).hint("remove one of them"));
         }
-        let value = dialect.decoded(&format!("the parameter `{name}`"), value)?;
+        let value = grammar.decoded(&format!("the parameter `{name}`"), value)?;
         self.parameters.push((name, value));
         Ok(true)
     }
@@ -133,24 +133,24 @@ impl Location {
         chosen
     }
 
-    /// What is wrong with the parameters that nobody took out.
-    pub(super) fn unknown(&self, dialect: &Dialect) -> impl Iterator<Item = Wrong> {
+    /// The problems of the parameters that were not read.
+    pub(super) fn unknown(&self, grammar: &UrlGrammar) -> impl Iterator<Item = Wrong> {
         self.parameters.iter().map(|(name, _)| {
             if self.is_password_among_them {
                 let wrong = Wrong::new("a parameter beside the password is unknown");
-                let file = dialect.password_file;
+                let file = grammar.password_file;
                 return wrong.hint(format!("in a password, write & as %26; or keep it in a file that {file} names"));
             }
-            let wrong = Wrong::new(format!("`{name}` is not a parameter of a `{}` URL here", dialect.kind));
-            match nearest(name, dialect.parameters.split(' ')) {
+            let wrong = Wrong::new(format!("`{name}` is not a parameter of a `{}` URL here", grammar.kind));
+            match nearest(name, grammar.parameters.split(' ')) {
                 Some(near) => wrong.hint(format!("did you mean `{near}`?")),
-                None => wrong.hint(dialect.otherwise),
+                None => wrong.hint(grammar.otherwise),
             }
         })
     }
 }
 
-impl Dialect {
+impl UrlGrammar {
     fn how_to_encode(&self) -> String {
         format!(
             "in a password and elsewhere, write @ as %40, : as %3A, / as %2F, ? as %3F, # as %23, & as %26, % as %25; or \
@@ -250,8 +250,8 @@ mod tests {
 
     fn parts(text: &str) -> Result<Location, Wrong> {
         let (scheme, rest) = text.split_once(':').unwrap();
-        let dialect = if scheme.starts_with("redis") { &redis::STORE.dialect } else { &postgres::DIALECT };
-        take_apart(dialect, scheme, rest)
+        let grammar = if scheme.starts_with("redis") { &redis::STORE.grammar } else { &postgres::GRAMMAR };
+        take_apart(grammar, scheme, rest)
     }
 
     #[test]

@@ -9,7 +9,7 @@ use tokio_postgres::Config;
 use tokio_postgres::config::{ChannelBinding, Host, LoadBalanceHosts, TargetSessionAttrs};
 
 use super::encryption::{self, Encryption};
-use super::location::{Dialect, Location, port_number, shown_address, take_apart};
+use super::location::{Location, UrlGrammar, port_number, shown_address, take_apart};
 use super::{Keys, Node, Table, Wrong};
 use crate::store::postgres::Settings;
 
@@ -56,12 +56,12 @@ const KEEPALIVES: (Duration, Duration, u32) = (Duration::from_secs(30), Duration
 
 /// Reads the URL behind its scheme, which says PostgreSQL; reports what is wrong with it.
 pub(super) fn read(table: &Table<'_>, node: &Node<'_>, keys: &Keys, (scheme, rest): (&str, &str)) -> Option<Postgres> {
-    let from_file = table.read_file(DIALECT.password_file, keys.password_file.as_deref(), super::password);
-    let mut location = take_apart(&DIALECT, scheme, rest).map_err(|wrong| node.report(wrong)).ok()?;
+    let from_file = table.read_file(GRAMMAR.password_file, keys.password_file.as_deref(), super::password);
+    let mut location = take_apart(&GRAMMAR, scheme, rest).map_err(|wrong| node.report(wrong)).ok()?;
     let mut wrong = Vec::new();
     let (mut servers, encryption) = servers(&mut location, &mut wrong);
-    wrong.extend(location.unknown(&DIALECT));
-    super::only_one_password(table, &DIALECT, &location);
+    wrong.extend(location.unknown(&GRAMMAR));
+    super::only_one_password(table, &GRAMMAR, &location);
     if !wrong.is_empty() {
         wrong.into_iter().for_each(|wrong| node.report(wrong));
         return None;
@@ -79,7 +79,7 @@ pub(super) fn read(table: &Table<'_>, node: &Node<'_>, keys: &Keys, (scheme, res
 }
 
 /// What is particular to these URLs.
-pub(super) const DIALECT: Dialect = Dialect {
+pub(super) const GRAMMAR: UrlGrammar = UrlGrammar {
     kind: "postgres:",
     form: "write \"postgres://USER@HOST:PORT/DATABASE\"",
     hidden_password: "",

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::location::{Dialect, Location, is_loopback, shown_address, take_apart};
+use super::location::{Location, UrlGrammar, is_loopback, shown_address, take_apart};
 use super::{Table, Wrong};
 use crate::config::pem;
 use crate::store::redis::{Certificates, Servers, Topology};
@@ -12,7 +12,7 @@ use crate::tls::Trust;
 /// Redis, as a store or as a cache.
 #[derive(Clone)]
 pub struct Redis {
-    /// Where it is, and as whom to connect.
+    /// The address, and the user to connect as.
     pub servers: Servers,
     /// Its URL without the password.
     pub url: String,
@@ -49,17 +49,17 @@ pub(super) struct Key {
     /// Its name.
     pub name: &'static str,
     /// What is particular to these URLs.
-    pub dialect: Dialect,
+    pub grammar: UrlGrammar,
 }
 
 /// `url`
-pub(super) const STORE: Key = Key { name: "url", dialect: dialect("password_file") };
+pub(super) const STORE: Key = Key { name: "url", grammar: grammar("password_file") };
 
 /// `cache`
-pub(super) const CACHE: Key = Key { name: "cache", dialect: dialect("cache_password_file") };
+pub(super) const CACHE: Key = Key { name: "cache", grammar: grammar("cache_password_file") };
 
-const fn dialect(password_file: &'static str) -> Dialect {
-    Dialect {
+const fn grammar(password_file: &'static str) -> UrlGrammar {
+    UrlGrammar {
         kind: "redis:",
         form: "write \"redis://HOST:PORT\" or \"redis://USER:PASSWORD@HOST:PORT/DATABASE\"",
         hidden_password: ":",
@@ -70,7 +70,7 @@ const fn dialect(password_file: &'static str) -> Dialect {
     }
 }
 
-/// Where Redis listens unless told otherwise, and where its Sentinels do.
+/// The default ports of Redis and of its Sentinels.
 const PORTS: (u16, u16) = (6379, 26379);
 
 /// The words for yes and no.
@@ -88,16 +88,16 @@ pub(super) fn read(
     password_file: Option<&Path>,
     (scheme, rest): (&str, &str),
 ) -> Option<Redis> {
-    let dialect = &key.dialect;
-    let from_file = table.read_file(dialect.password_file, password_file, |path| {
+    let grammar = &key.grammar;
+    let from_file = table.read_file(grammar.password_file, password_file, |path| {
         text(super::password(path)?, &path.display().to_string())
     });
     let report = |wrong| table.report(key.name, wrong);
-    let mut location = take_apart(dialect, scheme, rest).map_err(report).ok()?;
-    super::only_one_password(table, dialect, &location);
+    let mut location = take_apart(grammar, scheme, rest).map_err(report).ok()?;
+    super::only_one_password(table, grammar, &location);
     let is_encrypted = scheme == "rediss";
     let mut wrong = Vec::new();
-    if location.is_user_alone && location.password.is_none() && table.get(dialect.password_file).is_none() {
+    if location.is_user_alone && location.password.is_none() && table.get(grammar.password_file).is_none() {
         // As other clients of Redis have it, that is a password; it is not to be shown as a user.
         let either = Wrong::new("what stands before the `@` has no colon: it could be a user or a password");
         wrong.push(either.hint("write USER:PASSWORD@, or :PASSWORD@ for the default user"));
@@ -105,7 +105,7 @@ pub(super) fn read(
     let password = location.password.take().map(|password| text(password, "the password"));
     let password = password.and_then(|password| password.map_err(|error| wrong.push(error)).ok());
     let mut servers = servers(&mut location, is_encrypted, &mut wrong);
-    wrong.extend(location.unknown(dialect));
+    wrong.extend(location.unknown(grammar));
     if !wrong.is_empty() {
         wrong.into_iter().for_each(report);
         return None;
@@ -219,16 +219,16 @@ fn certificates(location: &mut Location, is_encrypted: bool, wrong: &mut Vec<Wro
 
 /// Says what is better known of servers that are as they should be.
 fn advise(table: &Table<'_>, key: &Key, servers: &Servers) {
-    let file = key.dialect.password_file;
+    let file = key.grammar.password_file;
     let far = servers.hosts.iter().find(|(host, _)| !is_loopback(host));
     if let (Some((host, _)), None, Some(_)) = (far, &servers.tls, &servers.password) {
-        let told = format!("the password goes to {host} unencrypted, and so does all that is kept there");
-        table.advise(key.name, format!("{told}: write rediss://, with cacert=FILE unless the system knows its root"));
+        let advice = format!("the password goes to {host} unencrypted, and so does all that is kept there");
+        table.advise(key.name, format!("{advice}: write rediss://, with cacert=FILE unless the system knows its root"));
     }
     let is_guarded = matches!(servers.topology, Topology::Sentinel { is_guarded: true, .. });
     if servers.password.is_none() && (servers.user.is_some() || is_guarded) {
-        let told = "without a password, connections are those of the default user, to Sentinels too";
-        table.advise(key.name, format!("{told}: name a file with the password, {file} = \"...\", if there is one"));
+        let advice = "without a password, connections are those of the default user, to Sentinels too";
+        table.advise(key.name, format!("{advice}: name a file with the password, {file} = \"...\", if there is one"));
     }
 }
 

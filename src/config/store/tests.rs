@@ -170,7 +170,7 @@ fn a_far_server_that_proves_nothing_is_advised_against() {
         ("postgres://gate:s3cret@db", "connections are encrypted only if the server offers it"),
         (
             "postgres://localhost,db?sslmode=require",
-            "connections are encrypted, but nobody checks that the server is db",
+            "connections are encrypted, but without proof that the server is db",
         ),
         ("postgres://10.0.0.1?sslmode=disable", "nothing is encrypted on the way to 10.0.0.1"),
     ] {

@@ -8,10 +8,10 @@ use super::super::single_flight::Released;
 use super::{Attempted, Following, ForClient, Recipient, reply};
 use crate::http::body::{Body, Sender};
 use crate::http::capture::Relayed;
-use crate::http::flow::Flow;
 use crate::http::problem::Problem;
+use crate::http::tee::ResponseTee;
 use crate::idempotency::codec::Answer;
-use crate::idempotency::record::{Attempt, Record, State, Timestamp};
+use crate::idempotency::record::{Attempt, Record, Timestamp};
 use crate::store::Settled;
 use crate::telemetry::outcome::Outcome;
 
@@ -23,7 +23,7 @@ pub(in super::super) fn conclude(
     settled: Option<&Settled>,
 ) {
     let attempt = attempted.attempt;
-    let Some(ForClient { outcome, answer, recipient: Recipient { client, flow }, rest }) = attempted.delivery.take()
+    let Some(ForClient { outcome, answer, recipient: Recipient { client, tee }, rest }) = attempted.delivery.take()
     else {
         return;
     };
@@ -36,7 +36,7 @@ pub(in super::super) fn conclude(
             });
             sender
         }
-        None => end_of_flow(request, attempt, settled, answer, flow),
+        None => end_of_tee(request, attempt, settled, answer, tee),
     };
     if let Some(following) = rest {
         let request = Arc::clone(request);
@@ -51,17 +51,17 @@ pub(in super::super) fn released(request: &ProtectedRequest, released: &Released
 
 /// Gives the client the end of an answer that it has in part, if that is what retries will get; else the answer breaks off,
 /// and a retry tells. Returns the way to the client where there is more to come.
-fn end_of_flow(
+fn end_of_tee(
     request: &ProtectedRequest,
     attempt: Attempt,
     settled: Option<&Settled>,
     answer: Result<Answer, Problem>,
-    flow: Flow,
+    tee: ResponseTee,
 ) -> Option<Sender> {
     let stands = match (settled, &answer) {
         (Some(Settled::Done { .. }), Ok(_)) => true,
         (Some(Settled::Superseded { record }), Ok(answer)) => {
-            let recorded = own(record.as_ref(), attempt).and_then(recorded_answer);
+            let recorded = record.as_ref().and_then(|record| recorded_answer(record, attempt));
             recorded.is_some_and(|(_, recorded)| is_same(&recorded, answer))
         }
         (_, Err(_)) | (None, _) => false,
@@ -73,10 +73,10 @@ fn end_of_flow(
     }
     match answer.ok().and_then(|answer| answer.content) {
         Some(content) => {
-            flow.finish(&content.body, (!content.trailers.is_empty()).then(|| content.trailers.into_iter().collect()));
+            tee.finish(&content.body, (!content.trailers.is_empty()).then(|| content.trailers.into_iter().collect()));
             None
         }
-        None => flow.into_sender(),
+        None => tee.into_sender(),
     }
 }
 
@@ -87,16 +87,16 @@ fn is_same(one: &Answer, other: &Answer) -> bool {
 }
 
 async fn relay(request: &ProtectedRequest, following: Following, sender: Option<Sender>) {
-    let Following { rest, limits, carrier, counted: _counted } = following;
+    let Following { rest, limits, connection, counted: _counted } = following;
     let mut abandon = request.gate.shared.abandon.subscribe();
     let relayed = tokio::select! {
         biased;
-        _ = abandon.wait_for(|abandon| *abandon) => Relayed::Cut,
+        _ = abandon.wait_for(|abandon| *abandon) => Relayed::Truncated,
         relayed = rest.relay(sender, limits) => relayed,
     };
     match relayed {
-        Relayed::Whole => carrier.give_back_relayed(),
-        Relayed::Cut => tracing::warn!(route = &*request.state.name, "a large answer was cut off in the middle"),
+        Relayed::Whole => connection.return_after_relay(),
+        Relayed::Truncated => tracing::warn!(route = &*request.state.name, "a large answer was cut off in the middle"),
     }
 }
 
@@ -115,8 +115,8 @@ fn recorded(
             if outcome == Outcome::Executed { reply.with_expiry(&request.gate.settings.headers, *until) } else { reply }
         }
         Settled::Superseded { record } => {
-            if let Some((until, recorded)) = own(record.as_ref(), attempt).and_then(recorded_answer) {
-                // Somebody who knew better has completed it meanwhile: that is the answer now.
+            if let Some((until, recorded)) = record.as_ref().and_then(|record| recorded_answer(record, attempt)) {
+                // The upstream or an operator has completed it in the meantime: that answer counts.
                 tracing::info!(
                     route = &*request.state.name,
                     key = request.key_shortened(),
@@ -135,12 +135,11 @@ fn recorded(
     }
 }
 
-/// The record, where it is this attempt's and completed.
-fn own(record: Option<&Record>, attempt: Attempt) -> Option<&Record> {
-    record.filter(|record| record.attempt == attempt && record.state == State::Completed)
-}
-
-fn recorded_answer(record: &Record) -> Option<(Timestamp, Answer)> {
+/// The answer with which the attempt was completed in the store.
+fn recorded_answer(record: &Record, attempt: Attempt) -> Option<(Timestamp, Answer)> {
+    if !record.is_completed_by(attempt) {
+        return None;
+    }
     let answer = Answer::decode(record.answer.as_ref()?).ok()?;
     answer.content.is_some().then_some((record.until, answer))
 }

@@ -8,7 +8,7 @@ use super::*;
 
 type Line = (String, Vec<u8>);
 
-/// What is for one connection only, and what is said between the gate and the upstream alone.
+/// Headers of one connection, and headers between the gate and the upstream alone.
 const NEVER: [&str; 8] = [
     "connection",
     "keep-alive",

@@ -69,7 +69,8 @@ fn record(namespace: &str, method: Method, path: &str) -> Listed {
 /// What would be forgotten of records of POST requests, each `NAMESPACE /path`; nothing where none is looked at.
 fn lost(former: &[Listed], (was, has_routes): (&[&str], bool), is: &[&str]) -> Option<Vec<LostKeys>> {
     let (was, is) = (gate(was), gate(is));
-    let mut coverage = Coverage::of(is.identity_rules(), &on_file(&was, has_routes));
+    let on_file = on_file(&was, has_routes);
+    let mut coverage = Coverage::of(is.identity_rules(), &on_file);
     coverage.is_changed().then(|| {
         former.iter().for_each(|listed| coverage.look_at(listed));
         coverage.finish()
@@ -138,8 +139,24 @@ fn a_host_is_not_known_of_a_record() {
 #[test]
 fn a_key_that_was_lost_before_is_not_lost_again() {
     let (orders, refunds) = ("orders n /v1/orders", "refunds n /v1/refunds");
-    // Its owner has accepted that, or there would be no such routes on file.
+    // An operator has accepted that, or these routes would not be on file.
     assert_eq!(end(&[orders], &[orders, refunds], "/v1/charges"), None);
+}
+
+#[test]
+fn a_key_from_before_its_rules_changed_is_not_lost_again() {
+    let (was, is) = (gate(&["all n /{*rest}"]), gate(&["some n /v1/{*rest}"]));
+    let mut on_file = on_file(&was, true);
+    let present = on_file[0].periods[0].clone();
+    on_file[0].periods.push(crate::store::RulesPeriod { since: Timestamp(500), ..present });
+    on_file[0].periods[0].digest = [9; 32];
+    let mut coverage = Coverage::of(is.identity_rules(), &on_file);
+    for claimed_at in [499, 500] {
+        let mut claimed = record("n", Method::POST, "/x");
+        claimed.record.claimed_at = Timestamp(claimed_at);
+        coverage.look_at(&claimed);
+    }
+    assert_eq!(coverage.finish()[0].keys, 1);
 }
 
 #[test]

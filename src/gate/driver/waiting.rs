@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::gate::{Gate, HeaderNames, Settings, Tokens};
-use crate::http::door::Door;
+use crate::http::accept::AcceptSettings;
 use crate::http::forwarding::Forwarding;
 use crate::http::limits::Limits;
 use crate::http::server;
@@ -30,7 +30,7 @@ const WAIT: Duration = Duration::from_secs(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const LEASE: Duration = Duration::from_secs(5);
 
-/// An upstream that answers each request when it is told what.
+/// An upstream that answers each request once a test has set the answer.
 struct Backend {
     runs: AtomicUsize,
     answer: watch::Sender<&'static str>,
@@ -130,14 +130,14 @@ fn post(gate: &Arc<Gate>) -> JoinHandle<String> {
     post_as("ann", gate)
 }
 
-/// The same with somebody's session.
+/// The same with a session.
 fn post_as(session: &'static str, gate: &Arc<Gate>) -> JoinHandle<String> {
     let (mut client, stream) = duplex(64 * 1024);
     let (never, stop) = watch::channel(false);
-    let current = server::Serving::current(
+    let current = server::ServerState::current(
         Arc::clone(gate),
         Limits::default(),
-        Door::default(),
+        AcceptSettings::default(),
         Usage::new(&Limits::default(), &Metrics::new()),
     );
     tokio::spawn(server::connection(stream, SocketAddr::from(([127, 0, 0, 1], 1)), current, stop));
@@ -220,7 +220,7 @@ async fn refused(gate: &Arc<Gate>) -> String {
     refused.lines().filter(|line| !line.starts_with("date: ")).collect()
 }
 
-/// Whoever has other credentials hears at once that the key is not theirs, in each of the gates, and nothing of how the
+/// A caller with other credentials learns at once that the key is not theirs, in each of the gates, and nothing of how the
 /// attempt goes on.
 #[tokio::test(start_paused = true)]
 async fn another_caller_does_not_wait() {

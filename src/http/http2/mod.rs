@@ -1,17 +1,17 @@
 //! Serves connections of HTTP/2 (RFC 9113).
 //!
-//! The frames are the h2 crate's, which refuses what the standard refuses. `strict` judges what a request of HTTP/2 may
-//! say and one of HTTP/1.1 may not, for the upstream may speak that. `exchanges` knows what goes on in the streams of a
-//! connection, and gives up those whose client takes nothing. `socket` lies between the crate and the client. `frames` takes
-//! apart what comes there: `floods` counts what leads nowhere, and `targets` has those refused that the crates would change.
+//! The h2 crate parses frames and enforces the standard. `strict` refuses what HTTP/2 allows in a request and HTTP/1.1 does
+//! not, because the upstream may speak HTTP/1.1. `stream_tracker` tracks the streams of a connection, and resets those whose
+//! client accepts no data. `client_io` sits between h2 and the client's socket. There, `frame_parser` parses the input:
+//! `frame_rate` limits useless frames, and `path_filter` refuses targets that the crates would change.
 
-mod exchanges;
-mod floods;
-mod frames;
-mod pieces;
-mod socket;
+mod chunked_body;
+mod client_io;
+mod frame_parser;
+mod frame_rate;
+mod path_filter;
+mod stream_tracker;
 mod strict;
-mod targets;
 
 use std::convert::Infallible;
 use std::pin::pin;
@@ -28,46 +28,46 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use self::exchanges::{Exchanges, Over};
-use self::pieces::Pieces;
-use self::socket::{End, Socket};
+use self::chunked_body::ChunkedBody;
+use self::client_io::{ClientIo, ClosedSocket};
+use self::stream_tracker::{CloseReason, StreamTracker};
 use super::body::Body;
-use super::inbound::Inbound;
+use super::connection_memory::{ConnectionMemory, UnreadResponse};
 use super::limits::Limits;
-use super::rewound::Rewound;
-use super::server::{Current, FIRST_REQUEST, Handler, Peer, until_stopped};
-use super::share::{Share, Waiting};
+use super::request_body::RequestBody;
+use super::rewind::Rewind;
+use super::server::{Current, FIRST_REQUEST_GRACE, Handler, Peer, until_stopped};
 use super::usage::Usage;
 
-/// How many requests of a connection are dealt with at a time.
-const STREAMS: u32 = 100;
+/// The maximum number of concurrent streams of a connection.
+const MAX_STREAMS: u32 = 100;
 
-/// How many bytes of a body a client may send ahead, in a stream and in all streams of a connection.
+/// The flow control windows of a stream and of a connection, in bytes.
 ///
-/// By the second h2 bounds what small pieces that wait cost beside their bytes, at half as many, and ends the connection
-/// beyond: it leaves room for a stream that is full of messages of 5 bytes each, the least of gRPC.
+/// h2 derives from the second its limit on the overhead of small buffered frames, half of it, and closes the
+/// connection above the limit. This leaves room for a stream full of 5-byte messages, the smallest of gRPC.
 const STREAM_WINDOW: u32 = 128 << 10;
 const CONNECTION_WINDOW: u32 = 16 << 20;
 
-/// How many bytes of an answer wait to be written, in a stream.
+/// The send buffer of a stream, in bytes.
 const SEND_BUFFER: usize = 16 << 10;
 
-/// How many streams a client may reset before anybody has looked at them, and how many the gate resets for what is wrong
-/// with them. Then the connection ends.
-const RESETS_UNSEEN: usize = 20;
-const RESETS_FOR_FAULTS: usize = 100;
+/// How many streams a client may reset before they are accepted, and how many the gate may reset for errors, before
+/// the connection ends.
+const MAX_PENDING_RESETS: usize = 20;
+const MAX_ERROR_RESETS: usize = 100;
 
-/// How often a client is asked whether it is still there, and how long it may take to say so.
-const PING: Duration = Duration::from_secs(30);
-const PONG: Duration = Duration::from_secs(20);
+/// The interval of keepalive pings, and the timeout for the reply.
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How long a client that was told to leave may take, once nothing more is on its way to it.
-const LEAVING: Duration = Duration::from_secs(2);
+/// How long a connection may stay open after GOAWAY without output.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Serves one connection of a client, which has sent the preface and perhaps more (`read`), until it ends, is idle for too
-/// long, or `stop` turns true and its exchanges have ended.
+/// Serves a connection until it ends, is idle for too long, or `stop` turns true and its streams have ended. `read`
+/// holds the preface and any further input.
 pub(super) async fn serve<S, H>(
-    socket: S,
+    io: S,
     read: BytesMut,
     peer: Peer,
     current: Current<H>,
@@ -78,51 +78,55 @@ pub(super) async fn serve<S, H>(
     H: Handler,
 {
     let limits = Arc::new(limits);
-    let exchanges = Exchanges::new(&limits, &usage);
-    let share = Share::new(&limits, &usage);
-    let peer = Peer { share: Some(Arc::clone(&share)), ..peer };
-    let end = End::new();
-    let socket = Rewound::new(socket, read);
-    let socket = Socket::new(socket, &limits, Arc::clone(&usage), Arc::clone(&exchanges), end.share());
-    let moved = socket.moved();
+    let streams = StreamTracker::new(&limits, &usage);
+    let memory = ConnectionMemory::new(&limits, &usage);
+    let peer = Peer { connection_memory: Some(Arc::clone(&memory)), ..peer };
+    let end = ClosedSocket::new();
+    let io = Rewind::new(io, read);
+    let io = ClientIo::new(io, &limits, Arc::clone(&usage), Arc::clone(&streams), end.share());
+    let last_write = io.last_write();
     {
-        let (own_limits, own_usage, beginning) = (Arc::clone(&limits), Arc::clone(&usage), Arc::clone(&exchanges));
+        let (own_limits, own_usage, starting) = (Arc::clone(&limits), Arc::clone(&usage), Arc::clone(&streams));
         let service = service_fn(move |request: Request<Incoming>| {
             let handler = Arc::clone(&current.load().handler);
-            let (taking, peer) = (beginning.begin(), peer.clone());
+            let (progress, peer) = (starting.start_stream(), peer.clone());
             let (limits, usage) = (Arc::clone(&own_limits), Arc::clone(&own_usage));
-            let waiting = Waiting::new(Arc::clone(&share));
-            // In a box: it is large, and moved from hand to hand until it is a task of its own.
+            let unread = UnreadResponse::new(Arc::clone(&memory));
+            // Boxed, because it is large and moved several times before it is spawned.
             Box::pin(async move {
                 let is_head = request.method() == Method::HEAD;
                 let response = answer(handler, request, peer, (limits, usage)).await;
                 let response = if is_head { without_body(response) } else { response };
-                Ok::<_, Infallible>(response.map(|body| Pieces::new(body, taking, waiting)))
+                Ok::<_, Infallible>(response.map(|body| ChunkedBody::new(body, progress, unread)))
             })
         });
-        let connection = builder(&limits, Arc::clone(&exchanges)).serve_connection(TokioIo::new(socket), service);
+        let connection = builder(&limits, Arc::clone(&streams)).serve_connection(TokioIo::new(io), service);
         let mut connection = pin!(connection);
-        let over = {
-            let mut going = pin!(exchanges.or_over(connection.as_mut()));
+        let reason = {
+            let mut going = pin!(streams.run_until_close(connection.as_mut()));
             match until_stopped(going.as_mut(), &mut stop).await {
-                Some(over) => over,
-                // Who has just connected is on the way with a request.
-                None if !exchanges.has_begun() => timeout(FIRST_REQUEST, going).await.unwrap_or(Over::Stopped),
-                None => Over::Stopped,
+                Some(reason) => reason,
+                // A client that has just connected is about to send a request.
+                None if !streams.has_begun() => {
+                    timeout(FIRST_REQUEST_GRACE, going).await.unwrap_or(CloseReason::Stopped)
+                }
+                None => CloseReason::Stopped,
             }
         };
-        match over {
-            Over::Ended | Over::Stopped => {}
-            Over::Idle(limit) => usage.exceeded(limit),
-            Over::Flooded => tracing::debug!("a client sent so much that led nowhere that its connection ends"),
+        match reason {
+            CloseReason::Ended | CloseReason::Stopped => {}
+            CloseReason::Idle(limit) => usage.exceeded(limit),
+            CloseReason::Flooded => {
+                tracing::debug!("closing a connection: too many useless frames or cancelled requests")
+            }
         }
-        if over != Over::Ended {
-            // It is told to leave, and all that has begun goes on to its end.
+        if reason != CloseReason::Ended {
+            // The client gets a GOAWAY. Open streams continue to their end.
             connection.as_mut().graceful_shutdown();
-            exchanges.or_left(connection, &moved, LEAVING).await;
+            streams.drain(connection, &last_write, DRAIN_TIMEOUT).await;
         }
     }
-    end.linger(LEAVING).await;
+    end.linger(DRAIN_TIMEOUT).await;
 }
 
 async fn answer<H: Handler>(
@@ -134,7 +138,7 @@ async fn answer<H: Handler>(
     let (mut parts, body) = request.into_parts();
     match strict::judge(&mut parts, &limits) {
         Ok(()) => {
-            let body = Inbound::of_stream(body, limits, usage);
+            let body = RequestBody::of_stream(body, limits, usage);
             handler.handle(Request::from_parts(parts, body), peer).await
         }
         Err(fault) => {
@@ -144,26 +148,26 @@ async fn answer<H: Handler>(
     }
 }
 
-/// The answer to HEAD, of which hyper would send the body.
+/// Removes the body of a response to HEAD, which hyper would send.
 fn without_body(response: Response<Body>) -> Response<Body> {
     use http_body::Body as _;
     response.map(|body| body.size_hint().exact().map_or_else(Body::empty, Body::announced))
 }
 
-fn builder(limits: &Limits, exchanges: Arc<Exchanges>) -> http2::Builder<exchanges::Streams> {
-    let mut builder = http2::Builder::new(exchanges::Streams(exchanges));
+fn builder(limits: &Limits, streams: Arc<StreamTracker>) -> http2::Builder<stream_tracker::StreamExecutor> {
+    let mut builder = http2::Builder::new(stream_tracker::StreamExecutor(streams));
     builder
         .timer(TokioTimer::new())
         // An answer is the upstream's: a date that it does not have is not made up.
         .auto_date_header(false)
-        .max_concurrent_streams(STREAMS)
+        .max_concurrent_streams(MAX_STREAMS)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_send_buf_size(SEND_BUFFER)
-        .max_pending_accept_reset_streams(RESETS_UNSEEN)
-        .max_local_error_reset_streams(RESETS_FOR_FAULTS)
+        .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
+        .max_local_error_reset_streams(MAX_ERROR_RESETS)
         .max_header_list_size(u32::try_from(limits.max_header_size).unwrap_or(u32::MAX))
-        .keep_alive_interval(PING)
-        .keep_alive_timeout(PONG.max(limits.body_timeout));
+        .keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT.max(limits.body_timeout));
     builder
 }

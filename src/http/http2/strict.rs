@@ -1,17 +1,18 @@
-//! What a request of HTTP/2 may say.
+//! Checks HTTP/2 requests.
 //!
-//! It may go on as HTTP/1.1, and must be the same request there: what a head of HTTP/1.1 is refused for, its own is too
-//! (RFC 9113, 8.2 and 10.3). Names in capitals, headers of the connection, `te` other than `trailers`, and pseudo-headers
-//! that are missing, repeated or out of place, the h2 crate has refused by now, and control characters with them.
+//! A request may be forwarded as HTTP/1.1 and must be the same request there, so the rules for HTTP/1.1 heads apply
+//! (RFC 9113, 8.2 and 10.3). h2 has already refused upper-case names, connection headers, `te` other than `trailers`,
+//! control characters, and missing, repeated or misplaced pseudo-headers.
 
 use http::header::{CONTENT_LENGTH, COOKIE, EXPECT};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method};
 
+use crate::http::fault::Fault;
+use crate::http::http1::check_target;
 use crate::http::limits::Limits;
-use crate::http::wire::{Fault, check_target};
 
-/// Judges a head, and joins its cookies.
+/// Checks a head, and joins its cookies.
 pub(super) fn judge(parts: &mut Parts, limits: &Limits) -> Result<(), Fault> {
     if parts.method == Method::CONNECT {
         return Err(Fault::Malformed("CONNECT is not served here"));
@@ -47,7 +48,7 @@ fn check_length(headers: &HeaderMap) -> Result<(), Fault> {
     Ok(())
 }
 
-/// A client may send each cookie in a header of its own, to compress them better. Elsewhere they are one (RFC 9113,
+/// A client may split cookies into several headers for better compression. HTTP/1.1 needs a single one (RFC 9113,
 /// 8.2.3).
 fn join_cookies(headers: &mut HeaderMap) {
     let mut crumbs = headers.get_all(COOKIE).iter();
@@ -55,7 +56,7 @@ fn join_cookies(headers: &mut HeaderMap) {
         return;
     }
     let crumbs: Vec<_> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
-    // Sound values with sound text between them are one.
+    // Valid values joined by valid text are a valid value.
     if let Ok(cookies) = HeaderValue::from_bytes(&crumbs.join(&b"; "[..])) {
         headers.insert(COOKIE, cookies);
     }
@@ -77,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_would_read_otherwise_is_refused() {
+    fn ambiguous_requests_are_refused() {
         let of = |lines: &[(&'static str, &'static str)]| judged("POST", "http://a/x?y", lines);
         assert!(of(&[("content-length", "5"), ("expect", "100-Continue"), ("empty", "")]).is_ok());
         for lines in [

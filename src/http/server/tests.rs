@@ -7,7 +7,7 @@ use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep};
 
 use super::*;
-use crate::http::wire::fault_of;
+use crate::http::fault::fault_of;
 use crate::telemetry::metrics::Metrics;
 
 struct Echo;
@@ -15,7 +15,7 @@ struct Echo;
 impl Handler for Echo {
     /// `/unread` leaves the body where it is; `/hints` says something before, `/flood` a lot; `/late` takes a minute;
     /// `/switch` becomes an echo of bytes.
-    async fn handle(self: Arc<Self>, mut request: Request<Inbound>, peer: Peer) -> Response<Body> {
+    async fn handle(self: Arc<Self>, mut request: Request<RequestBody>, peer: Peer) -> Response<Body> {
         let path = request.uri().path().to_owned();
         match &path[..] {
             "/hints" => {
@@ -90,7 +90,7 @@ fn connect_by(
         ..Limits::default()
     };
     let usage = Usage::new(&limits, metrics);
-    let current = Serving::current(Arc::new(Echo), limits, Door::default(), usage);
+    let current = ServerState::current(Arc::new(Echo), limits, AcceptSettings::default(), usage);
     tokio::spawn(connection(stream, SocketAddr::from(([127, 0, 0, 1], 1)), current, stopped));
     (client, stop)
 }
@@ -120,7 +120,7 @@ async fn until(client: &mut DuplexStream, end: &str) -> String {
 const GOOD: &str = "POST /good HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc";
 
 #[tokio::test(start_paused = true)]
-async fn what_is_refused_is_answered_in_its_turn() {
+async fn refused_requests_are_answered_in_order() {
     for bad in [
         "POST /bad HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         "POST /bad HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n",
@@ -135,7 +135,7 @@ async fn what_is_refused_is_answered_in_its_turn() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_goes_wrong_is_told_to_its_reader() {
+async fn a_malformed_body_is_an_error_for_its_reader() {
     let (mut client, _stop) = connect();
     client.write_all(b"POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n").await.unwrap();
     sleep(Duration::from_millis(10)).await;
@@ -145,7 +145,7 @@ async fn a_body_that_goes_wrong_is_told_to_its_reader() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_is_waited_for_longer_than_is_allowed() {
+async fn slow_clients_time_out() {
     let metrics = Metrics::new();
     let after = async |sent: &str, pieces: &[&str], pause: u64| {
         let (mut client, _stop) = connect_counted(&metrics);
@@ -221,7 +221,7 @@ async fn only_between_two_requests_is_a_connection_idle() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_takes_nothing_of_what_comes_before_an_answer_is_given_up() {
+async fn a_client_that_reads_no_interim_responses_is_disconnected() {
     let (mut client, _stop) = connect();
     client.write_all(b"GET /flood HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
     sleep(Duration::from_secs(9)).await;
@@ -233,7 +233,7 @@ async fn whoever_takes_nothing_of_what_comes_before_an_answer_is_given_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_reaches_whoever_still_sends() {
+async fn a_response_reaches_a_client_that_still_sends() {
     let (mut client, _stop) = connect();
     client.write_all(b"POST /unread HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n").await.unwrap();
     for _ in 0..100 {
@@ -244,7 +244,7 @@ async fn an_answer_reaches_whoever_still_sends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_takes_nothing_of_an_answer_is_given_up() {
+async fn a_client_that_reads_no_response_is_disconnected() {
     let (mut client, _stop) = connect();
     let began = Instant::now();
     // Its answer is larger than what can be on the way.
@@ -295,7 +295,7 @@ async fn an_upgrade_that_does_not_come_about_ends_the_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_expected_is_said_when_the_body_is_asked_for() {
+async fn continue_is_sent_when_the_body_is_read() {
     let expecting =
         |path: &str| format!("POST {path} HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n");
     let (mut client, _stop) = connect();
@@ -316,9 +316,9 @@ async fn a_request_that_is_on_its_way_when_all_ends_is_answered() {
     let serve = |stream: TcpStream, peer: SocketAddr, stop| {
         let usage = Usage::new(&Limits::default(), &Metrics::new());
         let place = usage.connection(peer.ip()).unwrap();
-        let current = Serving::current(Arc::new(Echo), Limits::default(), Door::default(), usage);
-        let stream = Accepted::Tcp(stream).watched().unwrap();
-        adopted((stream, peer), place, current, stop)
+        let current = ServerState::current(Arc::new(Echo), Limits::default(), AcceptSettings::default(), usage);
+        let stream = Accepted::Tcp(stream).configure().unwrap();
+        serve_on_shard((stream, peer), place, current, stop)
     };
     let (_stopping, stop) = watch::channel(true);
     let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
@@ -341,7 +341,7 @@ async fn a_request_that_is_on_its_way_when_all_ends_is_answered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waits_to_be_accepted_when_all_ends_is_answered() {
+async fn connections_in_the_backlog_are_answered_at_shutdown() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let mut clients = Vec::new();
@@ -352,8 +352,8 @@ async fn who_waits_to_be_accepted_when_all_ends_is_answered() {
     }
     let (_stopping, stop) = watch::channel(true);
     let usage = Usage::new(&Limits::default(), &Metrics::new());
-    let current = Serving::current(Arc::new(Echo), Limits::default(), Door::default(), usage);
-    let served = serve(Socket::Tcp(listener), Arc::new(Shards::start().unwrap()), current, stop);
+    let current = ServerState::current(Arc::new(Echo), Limits::default(), AcceptSettings::default(), usage);
+    let served = serve(Listener::Tcp(listener), Arc::new(Shards::start().unwrap()), current, stop);
     let answers = async {
         for client in &mut clients {
             let mut came = String::new();
@@ -366,7 +366,7 @@ async fn who_waits_to_be_accepted_when_all_ends_is_answered() {
 
 /// All of it has come by the time that the gate looks, and would be read at one go.
 #[tokio::test]
-async fn whoever_floods_is_told_to_leave_before_it_is_left() {
+async fn a_flooding_client_gets_a_goaway_before_it_is_disconnected() {
     use crate::http::frame::{GOAWAY, HEADER, SETTINGS, WINDOW_UPDATE};
 
     let window = [0, 0, 4, WINDOW_UPDATE, 0, 0, 0, 0, 0, 0, 0, 0, 1];

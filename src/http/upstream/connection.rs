@@ -14,57 +14,57 @@ use hyper_util::rt::TokioIo;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
-use super::head::{LARGEST_HEAD, StrictHeads};
-use super::origin::Origin;
+use super::endpoint::Endpoint;
+use super::head::{HeadFilter, MAX_HEAD};
+use super::http2::ReservedStream;
+use super::io::SocketState;
 use super::owner::Owner;
-use super::shared::Ticket;
-use super::stream::Wire;
 use super::{Io, NotSent, Upstream};
-use crate::http::body::{self, Body};
-use crate::http::wire::Interim;
+use crate::http::body::{self, Body, Observer};
+use crate::http::http1::Interim;
 
-/// Most interim answers before an answer.
-pub(super) const MOST_INTERIM: usize = 100;
+/// The maximum number of interim responses to a request.
+pub(super) const MAX_INTERIM: usize = 100;
 
-/// Most header lines of an answer.
+/// The maximum number of header lines of a response.
 pub(super) const MAX_HEADERS: usize = 256;
 
-/// How many bytes of an answer are read ahead. A head that hyper would find too large for that is refused before.
-const LARGEST_BUFFER: usize = LARGEST_HEAD;
+/// The size of hyper's read buffer. `HeadFilter` refuses larger heads before hyper does.
+const MAX_READ_BUFFER: usize = MAX_HEAD;
 
-/// An open connection. Dropped, it closes at once, whatever it is in the middle of.
-pub(super) struct Connection {
-    /// Nothing once it has ended.
+/// An open HTTP/1.1 connection. Dropping it closes it at once, even during an exchange.
+pub(super) struct Http1Connection {
+    /// `None` once it has ended.
     sender: Option<SendRequest<Body>>,
-    pub(super) wire: Arc<Wire>,
-    pub(super) origin: Option<Arc<Origin>>,
+    pub(super) socket: Arc<SocketState>,
+    pub(super) endpoint: Option<Arc<Endpoint>>,
     pub(super) owner: Owner,
     task: Task,
 }
 
-/// The task that moves the bytes. Dropped, it ends at once.
+/// The task that drives the connection. Dropping it aborts the task.
 struct Task(Option<JoinHandle<()>>);
 
-impl Connection {
-    /// Speaks HTTP/1.1 over `stream`, whose bytes `wire` knows of.
-    pub(super) async fn over<T: Io>(
+impl Http1Connection {
+    /// Performs the HTTP/1.1 handshake over `stream`, whose state is `socket`.
+    pub(super) async fn handshake<T: Io>(
         stream: T,
-        wire: Arc<Wire>,
-        origin: Option<Arc<Origin>>,
+        socket: Arc<SocketState>,
+        endpoint: Option<Arc<Endpoint>>,
         owner: Owner,
     ) -> Result<Self, NotSent> {
         let mut builder = http1::Builder::new();
         let (sender, connection) = builder
             .max_headers(MAX_HEADERS)
-            .max_buf_size(LARGEST_BUFFER)
-            .handshake(TokioIo::new(StrictHeads::new(stream, Arc::clone(&wire))))
+            .max_buf_size(MAX_READ_BUFFER)
+            .handshake(TokioIo::new(HeadFilter::new(stream, Arc::clone(&socket))))
             .await
             .map_err(NotSent::Closed)?;
         let task = tokio::spawn(async {
-            // How it ended shows at the sender.
+            // The sender reports errors.
             let _ = connection.with_upgrades().await;
         });
-        Ok(Self { sender: Some(sender), wire, origin, owner, task: Task(Some(task)) })
+        Ok(Self { sender: Some(sender), socket, endpoint, owner, task: Task(Some(task)) })
     }
 
     /// Sends a request, and waits for the head of the answer.
@@ -72,38 +72,38 @@ impl Connection {
         &mut self,
         mut request: Request<Body>,
         interim: Option<Interim>,
-    ) -> Result<Response<Incoming>, Refused> {
-        self.wire.begin();
+    ) -> Result<Response<Incoming>, SendError> {
+        self.socket.start_request();
         self.pass_on(interim, &mut request);
-        let Some(sender) = &mut self.sender else { return Err(Refused::Unsent(Box::new(request), NotSent::Ended)) };
+        let Some(sender) = &mut self.sender else { return Err(SendError::Unsent(Box::new(request), NotSent::Ended)) };
         let mut sending = pin!(sender.try_send_request(request));
         let answered = tokio::select! {
             biased;
             answered = sending.as_mut() => answered,
             () = self.task.ended() => {
-                // A request that enters the queue while its reader closes it can be left lying there, and nobody would
-                // ever answer it. It comes back when the last way into the queue is gone.
+                // A request that enters hyper's queue while the queue closes can stay in it unanswered. Dropping the
+                // last sender returns the request.
                 self.sender = None;
                 sending.await
             }
         };
         answered.map_err(|mut refused| match refused.take_message() {
-            Some(whole) => Refused::Unsent(Box::new(whole), NotSent::Closed(refused.into_error())),
-            // No byte of it has left, and none can any more.
-            None if self.wire.has_refused() => Refused::FirstWrite(refused.into_error()),
-            None => Refused::BrokenOff(refused.into_error()),
+            Some(whole) => SendError::Unsent(Box::new(whole), NotSent::Closed(refused.into_error())),
+            // No byte of it was sent, and none can be sent any more.
+            None if self.socket.has_refused() => SendError::FirstWrite(refused.into_error()),
+            None => SendError::BrokenOff(refused.into_error()),
         })
     }
 
-    /// Has interim answers passed on; so many that no end is in sight break the exchange off.
+    /// Relays interim responses, and aborts the exchange after [`MAX_INTERIM`] of them.
     fn pass_on(&self, interim: Option<Interim>, request: &mut Request<Body>) {
-        let (wire, count) = (Arc::clone(&self.wire), AtomicUsize::new(0));
+        let (socket, count) = (Arc::clone(&self.socket), AtomicUsize::new(0));
         on_informational(request, move |said| {
-            if count.fetch_add(1, Ordering::Relaxed) == MOST_INTERIM {
-                wire.give_up();
+            if count.fetch_add(1, Ordering::Relaxed) == MAX_INTERIM {
+                socket.abort();
             }
-            if says_it_has_a_body(said.headers()) {
-                wire.doubt();
+            if announces_body(said.headers()) {
+                socket.mark_ambiguous();
             }
             if let Some(interim) = &interim {
                 interim.send(said.status(), said.headers());
@@ -111,9 +111,9 @@ impl Connection {
         });
     }
 
-    /// Whether it can carry another request right away.
+    /// Whether it can carry another request now.
     pub(super) fn is_idle(&self) -> bool {
-        self.is_ready() && !self.wire.is_spent()
+        self.is_ready() && !self.socket.is_spent()
     }
 
     fn is_ready(&self) -> bool {
@@ -124,7 +124,7 @@ impl Connection {
         self.sender.as_ref().is_none_or(SendRequest::is_closed)
     }
 
-    /// Waits until it can carry another request. False if it never will.
+    /// Waits until it can carry another request. Returns false if it never will.
     async fn ready(&mut self) -> bool {
         match &mut self.sender {
             Some(sender) => sender.ready().await.is_ok(),
@@ -133,30 +133,30 @@ impl Connection {
     }
 }
 
-/// Whether what an answer says of its body leaves no doubt about where it ends. One that may have none (RFC 9112, 6.3; a 205
-/// by RFC 9110, 15.3.6) leaves doubt where it says that it has one, though a length is legal in answers to HEAD and in 304:
-/// some upstreams send what they announce, and those bytes would be the next request's answer.
-pub(super) fn ends_beyond_doubt(method: &Method, status: StatusCode, headers: &HeaderMap) -> bool {
+/// Whether the end of a response is unambiguous. A response without a body by definition (RFC 9112, 6.3; a 205 by RFC
+/// 9110, 15.3.6) is ambiguous if it announces one. A length is legal in responses to HEAD and in 304, but some
+/// upstreams send the announced bytes, which would become the next request's response.
+pub(super) fn has_unambiguous_end(method: &Method, status: StatusCode, headers: &HeaderMap) -> bool {
     const WITHOUT_BODY: [StatusCode; 3] = [StatusCode::NO_CONTENT, StatusCode::RESET_CONTENT, StatusCode::NOT_MODIFIED];
     let may_have_none = method == Method::HEAD || WITHOUT_BODY.contains(&status);
-    !(may_have_none && says_it_has_a_body(headers))
+    !(may_have_none && announces_body(headers))
 }
 
-fn says_it_has_a_body(headers: &HeaderMap) -> bool {
+fn announces_body(headers: &HeaderMap) -> bool {
     let is_zero = |length: &[u8]| !length.is_empty() && length.iter().all(|digit| *digit == b'0');
     headers.contains_key(TRANSFER_ENCODING)
         || headers.get_all(CONTENT_LENGTH).iter().any(|length| !is_zero(length.as_bytes()))
 }
 
-/// Why a connection did not answer.
-pub(super) enum Refused {
-    /// The request was not sent: here it is.
+/// Why a request got no response.
+pub(super) enum SendError {
+    /// The request was not sent and is returned.
     Unsent(Box<Request<Body>>, NotSent),
     /// Its first write failed, or bytes came before it: nothing of it was sent.
     FirstWrite(hyper::Error),
-    /// The upstream says that it did nothing about it.
+    /// The upstream refused it unprocessed.
     Unprocessed(hyper::Error),
-    /// It cannot be sent on such a connection.
+    /// It cannot be represented in HTTP/2.
     Unfit(NotSent),
     /// The client's own body broke off.
     ClientBody(body::Error),
@@ -183,18 +183,19 @@ impl Drop for Task {
     }
 }
 
-/// What carries an exchange.
-pub(super) enum Line {
-    /// A connection of its own.
-    Single(Connection),
-    /// Room on one that others share.
-    Shared(Ticket),
+/// The connection or stream that carries an exchange.
+pub(super) enum Transport {
+    /// An HTTP/1.1 connection of its own.
+    Http1(Http1Connection),
+    /// A stream on an HTTP/2 connection.
+    Http2(ReservedStream),
 }
 
-impl Line {
-    /// A request once more, where it may come to nothing on such a connection, and there is no body that would be gone.
+impl Transport {
+    /// A copy of a request without a body, for a retry. HTTP/1.1 needs none: it has no way to refuse a request
+    /// unprocessed.
     pub(super) fn copy_of(&self, request: &Request<Body>) -> Option<Request<Body>> {
-        if matches!(self, Self::Single(_)) || !request.body().is_end_stream() {
+        if matches!(self, Self::Http1(_)) || !request.body().is_end_stream() {
             return None;
         }
         let mut copy = Request::new(Body::empty());
@@ -204,17 +205,18 @@ impl Line {
         Some(copy)
     }
 
-    pub(super) fn origin(&self) -> Option<&Origin> {
+    pub(super) fn endpoint(&self) -> Option<&Endpoint> {
         match self {
-            Self::Single(connection) => connection.origin.as_deref(),
-            Self::Shared(ticket) => ticket.origin(),
+            Self::Http1(connection) => connection.endpoint.as_deref(),
+            Self::Http2(stream) => stream.endpoint(),
         }
     }
 }
 
-/// A connection that carries an exchange. Give it back when the answer has ended; dropped, it closes.
-pub struct Carrier {
-    pub(super) line: Line,
+/// A pooled connection that carries an exchange. Return it to the pool when the response has ended; dropping it closes
+/// it.
+pub struct PooledConnection {
+    pub(super) transport: Transport,
     pub(super) upstream: Upstream,
     /// Whether it may carry another request after this one.
     pub(super) reusable: bool,
@@ -222,31 +224,42 @@ pub struct Carrier {
     pub(super) answered: Instant,
 }
 
-impl Carrier {
-    /// The answer has ended, and was read as it came: the connection may carry another request.
-    pub fn give_back(self) {
-        self.give_back_since(Instant::now());
+impl PooledConnection {
+    /// Returns the connection after a response that was read as it arrived.
+    pub fn return_to_pool(self) {
+        self.return_idle_since(Instant::now());
     }
 
-    /// The answer has ended, and was read as fast as its reader could: the upstream may have been done with it since
-    /// its head came, and the connection is idle for that long.
-    pub fn give_back_relayed(self) {
+    /// Returns the connection after a response that was read at the client's pace: the upstream may have finished when
+    /// the head arrived, so the connection counts as idle since then.
+    pub fn return_after_relay(self) {
         let answered = self.answered;
-        self.give_back_since(answered);
+        self.return_idle_since(answered);
     }
 
-    /// The connection has another use now.
+    /// Sends the answer on as it arrives. When it has ended well, the connection returns to the pool.
+    #[must_use]
+    pub fn relay(self, incoming: Incoming) -> Body {
+        // A body that has ended is not polled again.
+        if incoming.is_end_stream() {
+            self.return_to_pool();
+            return Body::empty();
+        }
+        Body::relay(incoming, ReturnAtEnd(Some(self)))
+    }
+
+    /// Detaches the connection for another protocol.
     pub fn detach(self) {
-        if let Line::Single(mut connection) = self.line {
-            connection.wire.become_plain();
+        if let Transport::Http1(mut connection) = self.transport {
+            connection.socket.become_plain();
             connection.task.0 = None;
         }
     }
 
-    fn give_back_since(self, idle_since: Instant) {
-        // Room on a shared connection is free as soon as it is dropped.
-        let Self { line: Line::Single(mut connection), upstream, reusable, .. } = self else { return };
-        let put_idle = move |upstream: &Upstream, connection: Connection| {
+    fn return_idle_since(self, idle_since: Instant) {
+        // A stream on an HTTP/2 connection is freed on drop.
+        let Self { transport: Transport::Http1(mut connection), upstream, reusable, .. } = self else { return };
+        let put_idle = move |upstream: &Upstream, connection: Http1Connection| {
             if reusable && connection.is_idle() {
                 upstream.put_idle(connection, idle_since);
             }
@@ -254,8 +267,8 @@ impl Carrier {
         if connection.is_ready() || connection.is_closed() {
             return put_idle(&upstream, connection);
         }
-        // Its task has yet to see the end of the exchange; or the upstream has answered early and still reads the
-        // request, all of which it is to get.
+        // Its task has yet to see the end of the exchange, or the upstream has answered early and still reads the
+        // request.
         tokio::spawn(async move {
             let patience = upstream.settings().timeout;
             if let Ok(true) = timeout(patience, connection.ready()).await {
@@ -265,11 +278,22 @@ impl Carrier {
     }
 }
 
+/// Returns a connection to its pool at the end of the body that it carries.
+struct ReturnAtEnd(Option<PooledConnection>);
+
+impl Observer for ReturnAtEnd {
+    fn received(&mut self, is_end: bool) {
+        if is_end && let Some(connection) = self.0.take() {
+            connection.return_after_relay();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use http::HeaderValue;
 
-    use super::super::stream::Stream;
+    use super::super::io::UpstreamIo;
     use super::*;
 
     /// An upstream that has stopped reading keeps the first write of a request waiting. What it says then is no answer.
@@ -279,10 +303,10 @@ mod tests {
 
         let (ours, mut upstream) = tokio::io::duplex(64);
         let mut ours: Box<dyn Io> = Box::new(ours);
-        let wire = Arc::new(Wire::default());
+        let socket = Arc::new(SocketState::default());
         ours.write_all(&[b'x'; 64]).await.unwrap();
-        let stream = Stream::new(ours, Arc::clone(&wire));
-        let mut connection = Connection::over(stream, wire, None, Owner::AnyCaller).await.unwrap();
+        let stream = UpstreamIo::new(ours, Arc::clone(&socket));
+        let mut connection = Http1Connection::handshake(stream, socket, None, Owner::AnyCaller).await.unwrap();
         let request = Request::get("/").header("host", "a").body(Body::empty()).unwrap();
         let (answered, ()) = tokio::join!(connection.send(request, None), async {
             // hyper takes the request, and finds no room to write it.
@@ -291,7 +315,7 @@ mod tests {
             }
             upstream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nEVIL").await.unwrap();
         });
-        assert!(matches!(answered, Err(Refused::FirstWrite(_))));
+        assert!(matches!(answered, Err(SendError::FirstWrite(_))));
         drop(connection);
         let mut sent = Vec::new();
         upstream.read_to_end(&mut sent).await.unwrap();
@@ -299,11 +323,11 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_may_have_no_body_and_says_it_has_one_leaves_doubt() {
+    fn a_bodyless_response_that_announces_a_body_is_ambiguous() {
         let length = |value| HeaderMap::from_iter([(CONTENT_LENGTH, HeaderValue::from_static(value))]);
         let chunks = HeaderMap::from_iter([(TRANSFER_ENCODING, HeaderValue::from_static("chunked"))]);
         let leaves = |method: &Method, status: u16, headers: &HeaderMap| {
-            !ends_beyond_doubt(method, StatusCode::from_u16(status).unwrap(), headers)
+            !has_unambiguous_end(method, StatusCode::from_u16(status).unwrap(), headers)
         };
         for (method, status) in [(Method::POST, 204), (Method::GET, 205), (Method::GET, 304), (Method::HEAD, 200)] {
             for headers in [length("39"), length("039"), length(""), chunks.clone()] {

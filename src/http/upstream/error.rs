@@ -1,4 +1,4 @@
-//! What is known of a request that failed.
+//! Errors of sending a request.
 
 use std::io;
 use std::time::Duration;
@@ -18,8 +18,8 @@ pub enum Error {
     /// Bytes may have been sent.
     #[error("the exchange broke off: {0}")]
     Unknown(#[source] hyper::Error),
-    /// The answer leaves in doubt where it ends, or has a transfer coding that the gate does not understand (RFC 9112, 6).
-    #[error("the answer leaves in doubt where it ends, or has a transfer coding other than chunked")]
+    /// The end of the answer is ambiguous, or it has an unsupported transfer coding (RFC 9112, 6).
+    #[error("the end of the answer is ambiguous, or it has a transfer coding other than chunked")]
     Framing,
     /// The answer's head is refused as it comes.
     #[error("{0}")]
@@ -35,25 +35,25 @@ pub enum NotSent {
     /// Its name did not resolve, or no address took the connection.
     #[error("cannot connect: {0}")]
     Connect(#[source] io::Error),
-    /// Both sides did not agree on encryption: one of them does not believe the other, or it is not spoken there.
-    #[error("no encrypted connection: {0}")]
+    /// The TLS handshake failed: one side does not trust the other, or the upstream does not speak TLS.
+    #[error("TLS handshake failed: {0}")]
     Tls(#[source] io::Error),
-    /// What its certificate should name is no name.
-    #[error("no encrypted connection: its host is no name of a certificate")]
+    /// The configured server name is not a valid TLS server name.
+    #[error("TLS: the host is not a valid TLS server name")]
     Name,
     /// It was asked to speak HTTP/2, and does not.
     #[error("it does not speak HTTP/2")]
     NoH2,
-    /// The host of the request cannot be told in HTTP/2.
-    #[error("the request's Host is none that HTTP/2 can carry")]
+    /// The host of the request is not valid in HTTP/2.
+    #[error("the request's Host is not valid in HTTP/2")]
     Host,
-    /// It says that it did nothing about the request.
+    /// It refused the request unprocessed.
     #[error("it refused the request unprocessed: {0}")]
     Refused(#[source] hyper::Error),
     /// No connection opened in time.
     #[error("no connection within {0:?}")]
     ConnectTimeout(Duration),
-    /// There are as many connections as there may be, and none became free in time.
+    /// The connection limit is reached, and no connection became free in time.
     #[error("no connection became free within {0:?}")]
     NoneFree(Duration),
     /// The connection closed before the request was written to it.

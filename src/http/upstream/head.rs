@@ -1,4 +1,4 @@
-//! The heads of answers by HTTP/1.1, beneath hyper.
+//! Checks the heads of HTTP/1.1 responses beneath hyper.
 //!
 //! hyper takes a line that ends in LF alone, and compares what it holds of a head with its limit only when a read has left
 //! the head incomplete: whether it refuses a head would depend on how the bytes arrive. Here every byte of a head is judged
@@ -11,28 +11,28 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf, Take};
 
-use super::stream::Wire;
+use super::io::SocketState;
 
 /// The size that a head must stay below, in bytes, its last empty line included. Interim answers count one by one.
-pub(super) const LARGEST_HEAD: usize = 256 << 10;
+pub(super) const MAX_HEAD: usize = 256 << 10;
 
 /// How many bytes are read at a time.
 ///
 /// hyper makes room for twice as much as a read has filled, up to what the head of an answer may be, and a client that
 /// takes nothing of an answer keeps that room taken three times over.
-const PORTION: u64 = 32 << 10;
+const MAX_READ: u64 = 32 << 10;
 
 /// How many bytes of a status line are kept: `HTTP/1.1 200`.
-const START: usize = 12;
+const STATUS_PREFIX: usize = 12;
 
-/// What is wrong with the head of an answer.
+/// Why the head of a response is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeadFault {
     /// A line ends in LF alone (RFC 9112, 2.2).
     #[error("the answer's head has a line that ends in LF alone")]
     BareLf,
     /// It is too large.
-    #[error("the answer's head is not below {} KiB", LARGEST_HEAD >> 10)]
+    #[error("the answer's head is not below {} KiB", MAX_HEAD >> 10)]
     TooLarge,
 }
 
@@ -44,7 +44,7 @@ impl From<HeadFault> for io::Error {
 
 /// Follows the heads of one exchange: of the interim answers, and of the answer.
 #[derive(Debug)]
-struct Heads {
+struct HeadChecker {
     is_over: bool,
     /// How much of the head has come, with empty lines before it.
     length: usize,
@@ -54,18 +54,27 @@ struct Heads {
     line: usize,
     /// The last byte that came.
     last: u8,
-    /// The status line's first bytes.
-    start: [u8; START],
+    /// The first bytes of the status line.
+    start: [u8; STATUS_PREFIX],
     /// How many of them have come.
     started: usize,
     /// Whether an empty line came before a status line.
     has_doubt: bool,
 }
 
-impl Heads {
+impl HeadChecker {
     /// Before the first byte of an answer.
     fn new() -> Self {
-        Self { is_over: false, length: 0, lines: 0, line: 0, last: 0, start: [0; START], started: 0, has_doubt: false }
+        Self {
+            is_over: false,
+            length: 0,
+            lines: 0,
+            line: 0,
+            last: 0,
+            start: [0; STATUS_PREFIX],
+            started: 0,
+            has_doubt: false,
+        }
     }
 
     /// Between exchanges: nothing is judged.
@@ -73,17 +82,17 @@ impl Heads {
         Self { is_over: true, ..Self::new() }
     }
 
-    /// These bytes have come. What follows the head of the answer is not looked at.
+    /// Checks input. Bytes behind the head of the final response are not checked.
     fn follow(&mut self, mut bytes: &[u8]) -> Result<(), HeadFault> {
         while !self.is_over && !bytes.is_empty() {
             let end = memchr::memchr(b'\n', bytes);
             let (line, rest) = bytes.split_at(end.map_or(bytes.len(), |at| at + 1));
             self.length += line.len();
-            if self.length >= LARGEST_HEAD {
+            if self.length >= MAX_HEAD {
                 return Err(HeadFault::TooLarge);
             }
             if self.lines == 0 {
-                let count = line.len().min(START - self.started);
+                let count = line.len().min(STATUS_PREFIX - self.started);
                 self.start[self.started..self.started + count].copy_from_slice(&line[..count]);
                 self.started += count;
             }
@@ -119,45 +128,45 @@ impl Heads {
 /// A stream on which the heads of answers are judged, and that is read a little at a time.
 ///
 /// Bytes that come before any byte of a request has left are not its answer: they end the connection.
-pub(super) struct StrictHeads<T> {
+pub(super) struct HeadFilter<T> {
     /// Its limit is that of a single read.
     inner: Take<T>,
-    wire: Arc<Wire>,
-    /// Of which exchange, of those that `wire` counts.
+    socket: Arc<SocketState>,
+    /// The exchange being checked, as counted by `socket`.
     exchange: u64,
-    heads: Heads,
+    checker: HeadChecker,
 }
 
-impl<T: AsyncRead> StrictHeads<T> {
-    pub(super) fn new(inner: T, wire: Arc<Wire>) -> Self {
-        Self { inner: inner.take(PORTION), wire, exchange: 0, heads: Heads::none() }
+impl<T: AsyncRead> HeadFilter<T> {
+    pub(super) fn new(inner: T, socket: Arc<SocketState>) -> Self {
+        Self { inner: inner.take(MAX_READ), socket, exchange: 0, checker: HeadChecker::none() }
     }
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for StrictHeads<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for HeadFilter<T> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
-        self.inner.set_limit(PORTION);
+        self.inner.set_limit(MAX_READ);
         ready!(Pin::new(&mut self.inner).poll_read(cx, buf))?;
-        if buf.filled().len() > before && self.wire.is_asked() {
-            self.wire.refuse();
+        if buf.filled().len() > before && self.socket.is_asked() {
+            self.socket.refuse();
             return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
         }
-        let begun = self.wire.begun();
+        let begun = self.socket.requests();
         if self.exchange != begun {
-            (self.exchange, self.heads) = (begun, Heads::new());
+            (self.exchange, self.checker) = (begun, HeadChecker::new());
         }
-        if !self.heads.is_over {
-            self.heads.follow(&buf.filled()[before..])?;
-            if self.heads.has_doubt {
-                self.wire.doubt();
+        if !self.checker.is_over {
+            self.checker.follow(&buf.filled()[before..])?;
+            if self.checker.has_doubt {
+                self.socket.mark_ambiguous();
             }
         }
         Poll::Ready(Ok(()))
     }
 }
 
-impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for StrictHeads<T> {
+impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for HeadFilter<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(self.inner.get_mut()).poll_write(cx, bytes)
     }
@@ -189,7 +198,7 @@ mod tests {
 
     const OK: &str = "HTTP/1.1 200 OK\r\nA: b\r\n\r\n";
 
-    /// What is found in these bytes when they come in two pieces, cut at every position, and one by one.
+    /// The verdict on these bytes, which must be the same when they are split in two at any position, or into single bytes.
     #[track_caller]
     fn judge(bytes: &[u8]) -> Result<(bool, bool), HeadFault> {
         let whole = in_pieces(&[bytes]);
@@ -202,18 +211,18 @@ mod tests {
     }
 
     fn in_pieces(pieces: &[&[u8]]) -> Result<(bool, bool), HeadFault> {
-        let mut heads = Heads::new();
+        let mut checker = HeadChecker::new();
         for piece in pieces {
-            heads.follow(piece)?;
+            checker.follow(piece)?;
         }
-        Ok((heads.is_over, heads.has_doubt))
+        Ok((checker.is_over, checker.has_doubt))
     }
 
     #[tokio::test]
     async fn no_read_takes_more_than_a_portion() {
-        let portion = usize::try_from(PORTION).unwrap();
+        let portion = usize::try_from(MAX_READ).unwrap();
         let sent = vec![b'x'; 5 * portion / 2];
-        let mut stream = StrictHeads::new(&sent[..], Arc::default());
+        let mut stream = HeadFilter::new(&sent[..], Arc::default());
         let mut room = Vec::with_capacity(8 * portion);
         let mut reads = Vec::new();
         while let read @ 1.. = stream.read_buf(&mut room).await.unwrap() {
@@ -253,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_line_before_an_answer_leaves_doubt() {
+    fn an_empty_line_before_a_response_is_ambiguous() {
         assert_eq!(judge(format!("\r\n\r\n{OK}").as_bytes()), Ok((true, true)));
     }
 
@@ -263,13 +272,13 @@ mod tests {
             let frame = "HTTP/1.1 200 OK\r\nA: \r\n\r\n".len();
             format!("HTTP/1.1 200 OK\r\nA: {}\r\n\r\n", "x".repeat(length - frame)).into_bytes()
         };
-        let interim = b"HTTP/1.1 103 Early Hints\r\n\r\n".repeat(LARGEST_HEAD / 20);
-        for size in [1, 1000, 65536, LARGEST_HEAD, 1 << 20] {
+        let interim = b"HTTP/1.1 103 Early Hints\r\n\r\n".repeat(MAX_HEAD / 20);
+        for size in [1, 1000, 65536, MAX_HEAD, 1 << 20] {
             let judge = |bytes: &[u8]| in_pieces(&bytes.chunks(size).collect::<Vec<_>>());
-            assert_eq!(judge(&head(LARGEST_HEAD - 1)), Ok((true, false)), "{size}");
-            assert_eq!(judge(&head(LARGEST_HEAD)), Err(HeadFault::TooLarge), "{size}");
+            assert_eq!(judge(&head(MAX_HEAD - 1)), Ok((true, false)), "{size}");
+            assert_eq!(judge(&head(MAX_HEAD)), Err(HeadFault::TooLarge), "{size}");
             assert_eq!(judge(&head(300 << 10)), Err(HeadFault::TooLarge), "{size}");
-            assert_eq!(judge(&b"\r\n".repeat(LARGEST_HEAD)), Err(HeadFault::TooLarge), "{size}");
+            assert_eq!(judge(&b"\r\n".repeat(MAX_HEAD)), Err(HeadFault::TooLarge), "{size}");
             assert_eq!(judge(&[&interim[..], &head(1000)].concat()), Ok((true, false)), "{size}");
         }
     }

@@ -1,28 +1,28 @@
-//! Connections to an upstream, and what is known when sending over one fails.
+//! Connections to an upstream, and the outcome of a failed send.
 //!
 //! A request is sent at most once. Where a failure provably happened before the first byte, the error says so
 //! ([`Error::NotSent`]); everything else is [`Error::Unknown`].
 
 mod connection;
+mod endpoint;
 mod error;
-mod frames;
+mod frame_filter;
 mod head;
-mod heard;
-mod lines;
-mod load;
-mod origin;
+mod http2;
+mod http2_pool;
+mod io;
 mod owner;
-mod records;
-mod secure;
+mod pool_limit;
+mod remote_state;
+mod send_context;
 mod settings;
-mod shared;
-mod slots;
-mod stream;
+mod stream_slots;
 mod sweep;
 #[cfg(test)]
 mod tests;
+mod tls;
+mod tls_records;
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -32,26 +32,26 @@ use hyper::body::Incoming;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout};
 
-pub use self::connection::Carrier;
-use self::connection::{Connection, Line, MAX_HEADERS, Refused, ends_beyond_doubt};
+pub use self::connection::PooledConnection;
+use self::connection::{Http1Connection, MAX_HEADERS, SendError, Transport, has_unambiguous_end};
+use self::endpoint::{Connected, ConnectedIo, Endpoint, Endpoints};
 use self::error::broke_off;
 pub use self::error::{Error, NotSent};
 pub use self::head::HeadFault;
-use self::lines::Lines;
-use self::origin::{Opened, Origin, Origins, Ready};
+use self::http2::{Http2Connection, ReservedStream};
+use self::http2_pool::Http2Pool;
+use self::io::{SocketState, UpstreamIo};
 use self::owner::{Owner, Purpose};
-use self::secure::Secure;
+use self::pool_limit::{Checkout, PoolLimit, PoolPermit};
+pub use self::send_context::SendContext;
 pub use self::settings::{Place, Protocol, Settings, Sharing, Tls, can_be_named};
-use self::shared::Shared;
-use self::slots::{Grant, Slot, Slots};
-use self::stream::{Stream, Wire};
-use self::sweep::Swept;
+use self::sweep::Sweepers;
+use self::tls::TlsConnectors;
 use super::body::Body;
-use super::headers::framing_is_plain;
-use super::held::Held;
+use super::guarded_io::GuardedIo;
+use super::headers::has_unambiguous_framing;
 use super::shards;
 use super::usage::Usage;
-use super::wire::Interim;
 use crate::telemetry::limits::Limit;
 
 /// Idle connections kept for each upstream, in equal parts on the threads that serve.
@@ -64,16 +64,16 @@ const UNPROTECTED_IDLE: Duration = Duration::from_secs(30);
 /// would do so at the moment of sending, and the outcome would be unknown.
 const PROTECTED_IDLE: Duration = Duration::from_secs(1);
 
-/// How often an unprotected request is sent again that the upstream says it did nothing about.
-const MOST_REFUSALS: u32 = 3;
+/// How often an unprotected request is retried that the upstream refused unprocessed.
+const MAX_RETRIES: u32 = 3;
 
-/// How long nobody is told again that an upstream cannot be reached.
-const TOLD_AGAIN: Duration = Duration::from_secs(1);
+/// The minimum interval between warnings that an upstream is unreachable.
+const WARN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Which idle connections may carry a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reuse {
-    /// Those that were idle for less than a second.
+    /// Connections that were idle for less than a second.
     Protected,
     /// Any that look open.
     Unprotected,
@@ -91,40 +91,7 @@ impl Reuse {
     }
 }
 
-/// How far sending a request has come, where interim answers go, and the scope of its record.
-#[derive(Default)]
-pub struct Sending {
-    has_begun: AtomicBool,
-    interim: Option<Interim>,
-    scope: Option<[u8; 32]>,
-}
-
-impl Sending {
-    /// Of a request whose client hears interim answers, where it understands them.
-    #[must_use]
-    pub fn of(interim: Option<Interim>) -> Self {
-        Self { interim, ..Self::default() }
-    }
-
-    /// Of a request whose record has the scope with this digest, which tells callers apart where each has its own connections.
-    #[must_use]
-    pub fn in_scope(self, digest: [u8; 32]) -> Self {
-        Self { scope: Some(digest), ..self }
-    }
-
-    /// Whether the request was handed to a connection: from then on a byte of it may have left.
-    #[must_use]
-    pub fn has_begun(&self) -> bool {
-        self.has_begun.load(Ordering::Acquire)
-    }
-
-    /// The request is handed to a connection, or else was handed back: nothing of it was sent, or processed.
-    fn set_begun(&self, has_begun: bool) {
-        self.has_begun.store(has_begun, Ordering::Release);
-    }
-}
-
-/// A stream of bytes both ways.
+/// A bidirectional byte stream.
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Io for T {}
@@ -143,21 +110,21 @@ pub struct Upstream(Arc<Inner>);
 struct Inner {
     settings: Settings,
     dial: Option<Arc<dyn Dial>>,
-    origins: Origins,
+    endpoints: Endpoints,
     usage: Arc<Usage>,
-    /// When somebody was last told that it cannot be reached.
-    told: Mutex<Option<Instant>>,
-    /// All of its connections count, idle or not.
-    slots: Arc<Slots>,
-    /// For each of the threads that serve: a connection lives on the thread that opened it.
-    idle: Box<[Mutex<Vec<Idle>>]>,
-    swept: Swept,
-    /// Those that carry many requests at a time.
-    lines: Option<Lines>,
+    /// When the last warning that it is unreachable was logged.
+    last_warned: Mutex<Option<Instant>>,
+    /// The limit on its connections, idle ones included.
+    pool_limit: Arc<PoolLimit>,
+    /// Idle connections by shard: a connection lives on the thread that opened it.
+    idle: Box<[Mutex<Vec<IdleConnection>>]>,
+    sweepers: Sweepers,
+    /// Its HTTP/2 connections.
+    http2_pool: Option<Http2Pool>,
 }
 
-struct Idle {
-    connection: Connection,
+struct IdleConnection {
+    connection: Http1Connection,
     since: Instant,
 }
 
@@ -175,21 +142,21 @@ impl Upstream {
     }
 
     fn with(settings: Settings, usage: Arc<Usage>, dial: Option<Arc<dyn Dial>>) -> Self {
-        let slots = Slots::new(settings.max_connections);
+        let pool_limit = PoolLimit::new(settings.max_connections);
         let idle = (0..shards::count()).map(|_| Mutex::default()).collect();
-        let lines = Lines::of(&settings);
-        let secure = settings.tls.as_ref().map(|tls| Secure::new(tls, settings.protocol));
-        let origins = Origins::new(settings.places.clone(), secure);
+        let http2_pool = Http2Pool::of(&settings);
+        let secure = settings.tls.as_ref().map(|tls| TlsConnectors::new(tls, settings.protocol));
+        let endpoints = Endpoints::new(settings.places.clone(), secure);
         Self(Arc::new(Inner {
             settings,
             dial,
-            origins,
+            endpoints,
             usage,
-            told: Mutex::default(),
-            slots,
+            last_warned: Mutex::default(),
+            pool_limit,
             idle,
-            swept: Swept::new(),
-            lines,
+            sweepers: Sweepers::new(),
+            http2_pool,
         }))
     }
 
@@ -205,18 +172,18 @@ impl Upstream {
         self.0.settings.authority()
     }
 
-    /// Where it is, for people.
+    /// Its addresses, for messages.
     #[must_use]
     pub fn places(&self) -> String {
         self.0.settings.places.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
     }
 
-    /// Whether to tell now that it cannot be reached: once a second at most.
-    pub(crate) fn is_to_be_told(&self) -> bool {
-        let mut told = self.0.told.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_due = told.is_none_or(|told| told.elapsed() >= TOLD_AGAIN);
+    /// Whether to log now that it is unreachable: once a second at most.
+    pub(crate) fn should_warn(&self) -> bool {
+        let mut last_warned = self.0.last_warned.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = last_warned.is_none_or(|last_warned| last_warned.elapsed() >= WARN_INTERVAL);
         if is_due {
-            *told = Some(Instant::now());
+            *last_warned = Some(Instant::now());
         }
         is_due
     }
@@ -227,122 +194,132 @@ impl Upstream {
         self.0.settings.protocol != Protocol::H2
     }
 
-    /// Sends a request, once, and returns the head of its answer. `sending` tells somebody who stops waiting whether
-    /// anything had left.
+    /// Sends a request once and returns the head of its response. A caller that cancels the future learns from
+    /// `context` whether a byte may have been sent.
     ///
-    /// A connection that turns out closed before the request was written to it is passed over for another: the
-    /// request was handed back whole, and nothing was sent. An unprotected request without a body goes to another, too, where
-    /// the upstream says that it did nothing about it: it says so of what crosses with its goodbye.
+    /// If a connection turns out to be closed before the request was written, another one is used: hyper returned the
+    /// request, and nothing was sent. An unprotected request without a body is also retried where the upstream refused
+    /// it unprocessed, as it does for requests that cross with its GOAWAY.
     pub async fn send(
         &self,
         mut request: Request<Body>,
         reuse: Reuse,
-        sending: &Sending,
-    ) -> Result<(Response<Incoming>, Carrier), Error> {
+        context: &SendContext,
+    ) -> Result<(Response<Incoming>, PooledConnection), Error> {
         let mut tries = 0;
         let method = request.method().clone();
-        let owner = Owner::of(self.0.settings.reuse, sending.scope.as_ref(), request.headers());
+        let owner = Owner::of(self.0.settings.reuse, context.scope.as_ref(), request.headers());
         let purpose = Purpose { reuse, owner };
         loop {
-            let (mut line, reused) = match self.take_open(purpose) {
-                Some(line) => (line, true),
-                // In a box: most requests have no need of its size.
+            let (mut transport, reused) = match self.take_open(purpose) {
+                Some(transport) => (transport, true),
+                // Boxed, because most requests do not need it.
                 None => Box::pin(self.connect(purpose)).await.map_err(Error::NotSent)?,
             };
-            sending.set_begun(true);
-            let copy = if reuse == Reuse::Unprotected { line.copy_of(&request) } else { None };
-            let answered = match &mut line {
-                Line::Single(connection) => connection.send(request, sending.interim.clone()).await,
-                Line::Shared(ticket) => ticket.send(request).await,
+            context.set_begun(true);
+            let copy = if reuse == Reuse::Unprotected { transport.copy_of(&request) } else { None };
+            let answered = match &mut transport {
+                Transport::Http1(connection) => connection.send(request, context.interim.clone()).await,
+                Transport::Http2(stream) => stream.send(request).await,
             };
             match answered {
-                Ok(response) => return self.answered(&method, response, line),
-                Err(Refused::Unsent(whole, _)) if reused => request = *whole,
-                Err(Refused::Unsent(_, why) | Refused::Unfit(why)) => return Err(Error::NotSent(why)),
-                Err(Refused::FirstWrite(error)) => return Err(Error::NotSent(NotSent::Closed(error))),
-                Err(Refused::Unprocessed(error)) => match copy.filter(|_| tries < MOST_REFUSALS) {
+                Ok(response) => return self.answered(&method, response, transport),
+                Err(SendError::Unsent(whole, _)) if reused => request = *whole,
+                Err(SendError::Unsent(_, why) | SendError::Unfit(why)) => return Err(Error::NotSent(why)),
+                Err(SendError::FirstWrite(error)) => return Err(Error::NotSent(NotSent::Closed(error))),
+                Err(SendError::Unprocessed(error)) => match copy.filter(|_| tries < MAX_RETRIES) {
                     Some(copy) => (request, tries) = (copy, tries + 1),
                     None => return Err(Error::NotSent(NotSent::Refused(error))),
                 },
-                Err(Refused::ClientBody(error)) => return Err(Error::ClientBody(error.into())),
-                Err(Refused::BrokenOff(error)) => {
+                Err(SendError::ClientBody(error)) => return Err(Error::ClientBody(error.into())),
+                Err(SendError::BrokenOff(error)) => {
                     let error = broke_off(error);
-                    if let (Error::Unknown(_), Some(origin)) = (&error, line.origin()) {
-                        origin.broke_off();
+                    if let (Error::Unknown(_), Some(endpoint)) = (&error, transport.endpoint()) {
+                        endpoint.broke_off();
                     }
                     return Err(error);
                 }
             }
-            sending.set_begun(false);
+            context.set_begun(false);
         }
     }
 
-    /// A connection that is open and has room.
-    fn take_open(&self, purpose: Purpose) -> Option<Line> {
-        if let Some(lines) = &self.0.lines
-            && let Some(ticket) = lines.join(purpose)
+    /// An open connection with capacity.
+    fn take_open(&self, purpose: Purpose) -> Option<Transport> {
+        if let Some(http2_pool) = &self.0.http2_pool
+            && let Some(stream) = http2_pool.reserve(purpose)
         {
-            return Some(Line::Shared(ticket));
+            return Some(Transport::Http2(stream));
         }
-        self.take_idle(shards::index(), purpose).map(Line::Single)
+        self.take_idle(shards::index(), purpose).map(Transport::Http1)
     }
 
-    /// A connection that is new, or one that became free while it waited for its turn: then it is reused.
-    async fn connect(&self, purpose: Purpose) -> Result<(Line, bool), NotSent> {
-        let Inner { settings, slots, lines, .. } = &*self.0;
-        let Some(lines) = lines.as_ref().filter(|lines| lines.are_likely() && purpose.reuse != Reuse::Never) else {
-            let slot = match slots.take() {
-                Some(slot) => slot,
-                None => match self.turn(purpose).await? {
-                    Grant::Slot(slot) => slot,
-                    Grant::Connection(connection) => return Ok((Line::Single(*connection), true)),
+    /// A new connection, or one that became free while this waited; the flag says whether it is reused.
+    async fn connect(&self, purpose: Purpose) -> Result<(Transport, bool), NotSent> {
+        let Inner { settings, pool_limit, http2_pool, .. } = &*self.0;
+        let Some(http2_pool) =
+            http2_pool.as_ref().filter(|http2_pool| http2_pool.is_http2_likely() && purpose.reuse != Reuse::Never)
+        else {
+            let permit = match pool_limit.try_acquire() {
+                Some(permit) => permit,
+                None => match self.wait_for_permit(purpose).await? {
+                    Checkout::Permit(permit) => permit,
+                    Checkout::Connection(connection) => return Ok((Transport::Http1(*connection), true)),
                 },
             };
-            return Ok((self.open(slot, purpose).await?, false));
+            return Ok((self.open(permit, purpose).await?, false));
         };
         let mut turn = None;
-        // Only a connection that all callers share is worth waiting for while another request opens it.
+        // Only a connection for all callers is worth waiting for while another request opens it.
         if purpose.owner == Owner::AnyCaller {
             // No longer than opening one may take.
             let limit = settings.connect_timeout;
-            let waited = timeout(limit, lines.turn(purpose.reuse)).await.map_err(|_| NotSent::ConnectTimeout(limit))?;
-            if let Some(line) = self.take_open(purpose) {
-                return Ok((line, true));
+            let waited = timeout(limit, http2_pool.lock_opening(purpose.reuse))
+                .await
+                .map_err(|_| NotSent::ConnectTimeout(limit))?;
+            if let Some(transport) = self.take_open(purpose) {
+                return Ok((transport, true));
             }
-            // The connection before may have shown that each carries one request at a time.
-            turn = Some(waited).filter(|_| lines.are_likely());
+            // The previous connection may have negotiated HTTP/1.1, which carries one request at a time.
+            turn = Some(waited).filter(|_| http2_pool.is_http2_likely());
         }
-        let slot = match slots.take() {
-            Some(slot) => slot,
+        let permit = match pool_limit.try_acquire() {
+            Some(permit) => permit,
             None => {
                 turn = None;
-                match self.turn_or_room(lines, purpose).await? {
-                    Ok(Grant::Slot(slot)) => slot,
-                    Ok(Grant::Connection(connection)) => return Ok((Line::Single(*connection), true)),
-                    Err(ticket) => return Ok((Line::Shared(ticket), true)),
+                match self.wait_for_permit_or_stream(http2_pool, purpose).await? {
+                    Ok(Checkout::Permit(permit)) => permit,
+                    Ok(Checkout::Connection(connection)) => return Ok((Transport::Http1(*connection), true)),
+                    Err(stream) => return Ok((Transport::Http2(stream), true)),
                 }
             }
         };
-        let opened = self.open(slot, purpose).await;
+        let opened = self.open(permit, purpose).await;
         drop(turn);
         Ok((opened?, false))
     }
 
-    /// Opens a connection, which keeps its slot for as long as it is open, in whatever hands. An error means that nothing was
-    /// sent.
-    async fn open(&self, slot: Slot, purpose: Purpose) -> Result<Line, NotSent> {
-        let Inner { settings, dial, origins, .. } = &*self.0;
+    /// Opens a connection, which owns its permit until it closes. An error means that nothing was sent.
+    async fn open(&self, permit: PoolPermit, purpose: Purpose) -> Result<Transport, NotSent> {
+        let Inner { settings, dial, endpoints, .. } = &*self.0;
         let limit = settings.connect_timeout;
         let opening = async {
             if let Some(dial) = dial {
-                let wire = Arc::new(Wire::default());
-                let stream = Stream::new(dial.dial().await.map_err(NotSent::Connect)?, Arc::clone(&wire));
-                return Connection::over(Held::new(stream, slot), wire, None, purpose.owner).await.map(Line::Single);
+                let socket = Arc::new(SocketState::default());
+                let stream = UpstreamIo::new(dial.dial().await.map_err(NotSent::Connect)?, Arc::clone(&socket));
+                return Http1Connection::handshake(GuardedIo::new(stream, permit), socket, None, purpose.owner)
+                    .await
+                    .map(Transport::Http1);
             }
-            let Opened { stream, wire, origin, chose_h2 } = origins.open(purpose.reuse != Reuse::Never).await?;
+            let Connected { stream, socket, endpoint, chose_h2 } =
+                endpoints.open(purpose.reuse != Reuse::Never).await?;
             match stream {
-                Ready::Tcp(stream) => self.begin(Held::new(stream, slot), wire, origin, chose_h2, purpose).await,
-                Ready::Other(stream) => self.begin(Held::new(stream, slot), wire, origin, chose_h2, purpose).await,
+                ConnectedIo::Tcp(stream) => {
+                    self.begin(GuardedIo::new(stream, permit), socket, endpoint, chose_h2, purpose).await
+                }
+                ConnectedIo::Other(stream) => {
+                    self.begin(GuardedIo::new(stream, permit), socket, endpoint, chose_h2, purpose).await
+                }
             }
         };
         timeout(limit, opening).await.unwrap_or(Err(NotSent::ConnectTimeout(limit)))
@@ -351,40 +328,45 @@ impl Upstream {
     async fn begin<T: Io>(
         &self,
         stream: T,
-        wire: Arc<Wire>,
-        origin: Option<Arc<Origin>>,
+        socket: Arc<SocketState>,
+        endpoint: Option<Arc<Endpoint>>,
         chose_h2: bool,
         purpose: Purpose,
-    ) -> Result<Line, NotSent> {
-        let Inner { settings, lines, .. } = &*self.0;
+    ) -> Result<Transport, NotSent> {
+        let Inner { settings, http2_pool, .. } = &*self.0;
         let is_h2 = chose_h2 || settings.protocol == Protocol::H2;
-        let Some(lines) = lines.as_ref().filter(|_| purpose.reuse != Reuse::Never) else {
-            return Connection::over(stream, wire, origin, purpose.owner).await.map(Line::Single);
+        let Some(http2_pool) = http2_pool.as_ref().filter(|_| purpose.reuse != Reuse::Never) else {
+            return Http1Connection::handshake(stream, socket, endpoint, purpose.owner).await.map(Transport::Http1);
         };
-        lines.learn(is_h2);
+        http2_pool.observe_protocol(is_h2);
         if !is_h2 {
-            return Connection::over(stream, wire, origin, purpose.owner).await.map(Line::Single);
+            return Http1Connection::handshake(stream, socket, endpoint, purpose.owner).await.map(Transport::Http1);
         }
-        let carries = (purpose, Arc::clone(&lines.freed));
-        let trial = origin.as_deref().map(Origin::trial);
-        let shared = Shared::over(stream, wire, origin.clone(), carries, settings).await;
-        let shared = match trial {
-            Some(trial) => trial.ended(shared)?,
-            None => shared?,
+        let purpose_and_freed = (purpose, Arc::clone(&http2_pool.freed));
+        let probe = endpoint.as_deref().map(Endpoint::probe);
+        let connection =
+            Http2Connection::handshake(stream, socket, endpoint.clone(), purpose_and_freed, settings).await;
+        let connection = match probe {
+            Some(probe) => probe.finish(connection)?,
+            None => connection?,
         };
-        // One that takes no request at all is as good as none.
-        lines.take_in(shared).map(Line::Shared).ok_or(NotSent::Ended)
+        // A connection that accepts no stream at all is unusable.
+        http2_pool.insert(connection).map(Transport::Http2).ok_or(NotSent::Ended)
     }
 
-    /// Waits until a connection may be opened, or there is room on one.
-    async fn turn_or_room(&self, lines: &Lines, purpose: Purpose) -> Result<Result<Grant, shared::Ticket>, NotSent> {
-        let mut turn = std::pin::pin!(self.turn(purpose));
+    /// Waits until a connection may be opened, or a stream on one is free.
+    async fn wait_for_permit_or_stream(
+        &self,
+        http2_pool: &Http2Pool,
+        purpose: Purpose,
+    ) -> Result<Result<Checkout, ReservedStream>, NotSent> {
+        let mut turn = std::pin::pin!(self.wait_for_permit(purpose));
         loop {
-            // Before it is looked: what becomes free meanwhile is heard of too.
-            let freed = lines.freed.notified();
-            lines.give_up_one(purpose);
-            if let Some(ticket) = lines.join_any(purpose) {
-                return Ok(Err(ticket));
+            // Registered before the check, so that no notification is missed.
+            let freed = http2_pool.freed.notified();
+            http2_pool.evict_unused(purpose);
+            if let Some(stream) = http2_pool.reserve_any(purpose) {
+                return Ok(Err(stream));
             }
             tokio::select! {
                 biased;
@@ -395,15 +377,15 @@ impl Upstream {
     }
 
     /// Waits until one of the connections is free, or may be opened.
-    async fn turn(&self, purpose: Purpose) -> Result<Grant, NotSent> {
-        let Inner { settings, usage, slots, .. } = &*self.0;
+    async fn wait_for_permit(&self, purpose: Purpose) -> Result<Checkout, NotSent> {
+        let Inner { settings, usage, pool_limit, .. } = &*self.0;
         let all = (0..self.0.idle.len()).map(|place| (shards::index() + place) % self.0.idle.len());
         if let Some(connection) = all.clone().find_map(|shard| self.take_idle(shard, purpose)) {
-            return Ok(Grant::Connection(Box::new(connection)));
+            return Ok(Checkout::Connection(Box::new(connection)));
         }
-        let granted = slots.queue(purpose);
-        // One that is idle and cannot be used stands in the way of one that can. Only now that somebody waits, so that its
-        // place goes to them in their order.
+        let granted = pool_limit.enqueue(purpose);
+        // An idle connection that this request cannot use is closed to make room. This happens after queueing, so that
+        // its permit goes to the first in the queue.
         let unusable = all.into_iter().find_map(|shard| {
             let mut idle = self.idle(shard);
             (!idle.is_empty()).then(|| idle.remove(0))
@@ -422,27 +404,28 @@ impl Upstream {
         &self,
         method: &Method,
         response: Response<Incoming>,
-        line: Line,
-    ) -> Result<(Response<Incoming>, Carrier), Error> {
+        transport: Transport,
+    ) -> Result<(Response<Incoming>, PooledConnection), Error> {
         let headers = response.headers();
-        if !framing_is_plain(headers) {
+        if !has_unambiguous_framing(headers) {
             return Err(Error::Framing);
         }
         if headers.len() > MAX_HEADERS {
             return Err(Error::TooManyHeaders);
         }
-        if let Some(origin) = line.origin() {
-            origin.answered();
+        if let Some(endpoint) = transport.endpoint() {
+            endpoint.answered();
         }
-        // hyper goes on in the version of the last answer, and 1.0 has no chunks to send a body in.
-        let reusable = response.version() == Version::HTTP_11 && ends_beyond_doubt(method, response.status(), headers);
-        let carrier = Carrier { line, upstream: self.clone(), reusable, answered: Instant::now() };
-        Ok((response, carrier))
+        // hyper continues in the version of the last response, and HTTP/1.0 has no chunked coding for request bodies.
+        let reusable =
+            response.version() == Version::HTTP_11 && has_unambiguous_end(method, response.status(), headers);
+        let pooled = PooledConnection { transport, upstream: self.clone(), reusable, answered: Instant::now() };
+        Ok((response, pooled))
     }
 
-    fn take_idle(&self, shard: usize, purpose: Purpose) -> Option<Connection> {
+    fn take_idle(&self, shard: usize, purpose: Purpose) -> Option<Http1Connection> {
         let mut idle = self.idle(shard);
-        // The last one has been idle for the shortest time: where that is too long, it is for all.
+        // The last connection has been idle for the shortest time: if that is too long, all are.
         let mut left = idle.len();
         while let Some(place) = left.checked_sub(1) {
             let entry = &idle[place];
@@ -450,7 +433,7 @@ impl Upstream {
                 return None;
             }
             if purpose.may_use(entry.connection.owner) {
-                let Idle { connection, .. } = idle.remove(place);
+                let IdleConnection { connection, .. } = idle.remove(place);
                 if connection.is_idle() {
                     return Some(connection);
                 }
@@ -460,34 +443,34 @@ impl Upstream {
         None
     }
 
-    fn idle(&self, shard: usize) -> MutexGuard<'_, Vec<Idle>> {
+    fn idle(&self, shard: usize) -> MutexGuard<'_, Vec<IdleConnection>> {
         self.0.idle[shard].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn put_idle(&self, connection: Connection, since: Instant) {
+    fn put_idle(&self, connection: Http1Connection, since: Instant) {
         if connection.owner == Owner::OneRequest {
             return;
         }
-        let Some(connection) = self.0.slots.offer(connection, since) else { return };
-        self.keep_swept();
+        let Some(connection) = self.0.pool_limit.hand_over(connection, since) else { return };
+        self.ensure_sweeper();
         {
             let mut idle = self.idle(shards::index());
             if idle.first().is_some_and(|oldest| oldest.since.elapsed() >= UNPROTECTED_IDLE) {
                 idle.retain(|entry| entry.since.elapsed() < UNPROTECTED_IDLE);
             }
             if idle.len() >= MAX_IDLE.div_ceil(shards::count()) {
-                // The oldest, which may be of a caller that does not come back.
+                // The oldest one may belong to a caller that never returns.
                 idle.remove(0);
             }
             // In the order of their age, the youngest last.
             let place = idle.partition_point(|entry| entry.since <= since);
-            idle.insert(place, Idle { connection, since });
+            idle.insert(place, IdleConnection { connection, since });
         }
-        // Who began to wait after it was offered has not found it idle either.
-        if self.0.slots.is_awaited() {
+        // A request may have queued after the connection was offered and before it was idle.
+        if self.0.pool_limit.has_waiters() {
             let last = self.idle(shards::index()).pop();
-            if let Some(Idle { connection, since }) = last {
-                self.0.slots.offer(connection, since);
+            if let Some(IdleConnection { connection, since }) = last {
+                self.0.pool_limit.hand_over(connection, since);
             }
         }
     }

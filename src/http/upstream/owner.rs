@@ -48,7 +48,7 @@ impl Owner {
     }
 }
 
-/// What a request needs of a connection.
+/// The requirements of a request on its connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Purpose {
     pub(super) reuse: Reuse,

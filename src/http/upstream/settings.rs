@@ -1,4 +1,4 @@
-//! How an upstream is set up.
+//! Settings of an upstream.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -13,17 +13,17 @@ use rustls::ClientConfig;
 pub struct Settings {
     /// Its name.
     pub name: Arc<str>,
-    /// Where it is. Never empty; several take connections in turn.
+    /// Its addresses, at least one. Several are used in turn.
     pub places: Vec<Place>,
     /// How connections to it are encrypted, where they are.
     pub tls: Option<Tls>,
-    /// What is spoken with it.
+    /// The protocol.
     pub protocol: Protocol,
     /// Longest time for a whole attempt.
     pub timeout: Duration,
     /// Longest time for a connection to open: until a request can be written to it.
     pub connect_timeout: Duration,
-    /// How many connections there may be to it.
+    /// The maximum number of connections.
     pub max_connections: u64,
     /// Which requests may share a connection.
     pub reuse: Sharing,
@@ -47,7 +47,7 @@ impl Settings {
 pub enum Place {
     /// A host, which is a name or an address, and a port.
     Tcp {
-        /// What is connected to, and what a certificate must name.
+        /// The host to connect to, which its certificate must name.
         host: String,
         /// Its port.
         port: u16,
@@ -69,23 +69,23 @@ fn authority(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
-/// What is spoken with an upstream.
+/// The protocol of connections to an upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// What it chooses of both where connections are encrypted (ALPN), else HTTP/1.1.
+    /// Negotiated by ALPN on TLS connections, else HTTP/1.1.
     Auto,
     /// HTTP/1.1.
     Http1,
-    /// HTTP/2; where nothing is encrypted, by prior knowledge (RFC 9113, 3.3).
+    /// HTTP/2; without TLS, with prior knowledge (RFC 9113, 3.3).
     H2,
 }
 
 /// Which requests may share a connection to an upstream, one after the other or at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
-    /// Those of all callers.
+    /// Requests of all callers.
     Always,
-    /// Those of one caller.
+    /// Requests of one caller.
     Caller,
     /// None: each has a connection of its own.
     Never,
@@ -94,9 +94,9 @@ pub enum Sharing {
 /// How connections to an upstream are encrypted.
 #[derive(Clone)]
 pub struct Tls {
-    /// Who is believed, and what this side proves.
+    /// The trusted CAs, and the client certificate.
     pub client: Arc<ClientConfig>,
-    /// What its certificate must name, where that is not the host.
+    /// The name that its certificate must have, if it is not the host.
     pub name: Option<String>,
     /// The files that were named: CA, certificate, key and lists of revoked certificates.
     pub files: [Option<String>; 4],

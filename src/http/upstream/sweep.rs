@@ -1,4 +1,4 @@
-//! Closes idle connections in time: they take memory and files, and requests look at no more than the youngest.
+//! Closes connections that were idle for too long: they take memory and file descriptors.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -6,43 +6,43 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::{Idle, Inner, UNPROTECTED_IDLE, Upstream};
+use super::{IdleConnection, Inner, UNPROTECTED_IDLE, Upstream};
 use crate::http::shards;
 
-/// How often to look for those that were idle for too long.
-const EVERY: Duration = Duration::from_secs(10);
+/// How often to look for expired connections.
+const INTERVAL: Duration = Duration::from_secs(10);
 
-/// For each of the threads that serve, whether a task closes the connections there that are idle for too long.
-pub(super) struct Swept(Box<[AtomicBool]>);
+/// Whether a sweeper task runs, for each shard.
+pub(super) struct Sweepers(Box<[AtomicBool]>);
 
-impl Swept {
+impl Sweepers {
     pub(super) fn new() -> Self {
         Self((0..shards::count()).map(|_| AtomicBool::new(false)).collect())
     }
 }
 
 impl Upstream {
-    /// A connection of this thread is about to be idle: has it closed when it was for too long.
-    pub(super) fn keep_swept(&self) {
+    /// Starts the sweeper of this thread if it is not running.
+    pub(super) fn ensure_sweeper(&self) {
         let shard = shards::index();
-        let is_swept = &self.0.swept.0[shard];
-        if !is_swept.load(Ordering::Relaxed) {
-            is_swept.store(true, Ordering::Relaxed);
+        let is_running = &self.0.sweepers.0[shard];
+        if !is_running.load(Ordering::Relaxed) {
+            is_running.store(true, Ordering::Relaxed);
             tokio::spawn(sweep(Arc::downgrade(&self.0), shard));
         }
     }
 }
 
-/// Goes on until the thread has none that is idle.
+/// Runs until the thread has no idle connections.
 async fn sweep(upstream: Weak<Inner>, shard: usize) {
     loop {
-        sleep(EVERY).await;
+        sleep(INTERVAL).await;
         let Some(upstream) = upstream.upgrade().map(Upstream) else { return };
         let mut idle = upstream.idle(shard);
         let old = idle.partition_point(|entry| entry.since.elapsed() >= UNPROTECTED_IDLE);
-        let old: Vec<Idle> = idle.drain(..old).collect();
+        let old: Vec<IdleConnection> = idle.drain(..old).collect();
         if idle.is_empty() {
-            upstream.0.swept.0[shard].store(false, Ordering::Relaxed);
+            upstream.0.sweepers.0[shard].store(false, Ordering::Relaxed);
             return;
         }
         drop(idle);

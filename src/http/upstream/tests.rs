@@ -57,12 +57,12 @@ async fn exchange(
         answer(&connection, said);
         connection
     });
-    let (response, carrier) = upstream.send(request(), Reuse::Protected, &Sending::default()).await.unwrap();
+    let (response, pooled) = upstream.send(request(), Reuse::Protected, &SendContext::default()).await.unwrap();
     let body = response.into_body().collect().await.unwrap().to_bytes();
     // Otherwise the thread that accepts would wait for ever.
     assert_ne!(body, "EVIL");
     let before = upstream.idle(shards::index()).len();
-    carrier.give_back();
+    pooled.return_to_pool();
     for turn in 0.. {
         let idle = upstream.idle(shards::index()).len() - before;
         assert!(idle == 0 || is_kept, "{said:?}");
@@ -102,14 +102,14 @@ async fn a_request_that_is_handed_back_has_not_begun() {
     // The pooled connection hands the request back, and no other can be opened.
     connection.shutdown(std::net::Shutdown::Write).unwrap();
     drop(listener);
-    let sending = Sending::default();
-    let error = upstream.send(request(), Reuse::Protected, &sending).await.err().unwrap();
+    let context = SendContext::default();
+    let error = upstream.send(request(), Reuse::Protected, &context).await.err().unwrap();
     assert!(matches!(error, Error::NotSent(NotSent::Connect(_))), "{error}");
-    assert!(!sending.has_begun(), "who stops waiting while a connection opens knows that nothing was sent");
+    assert!(!context.has_begun(), "who stops waiting while a connection opens knows that nothing was sent");
 }
 
 #[tokio::test]
-async fn an_answer_that_leaves_doubt_gives_no_connection_back() {
+async fn an_ambiguous_response_returns_no_connection_to_the_pool() {
     for said in [
         "HTTP/1.1 204 No Content\r\nContent-Length: 39\r\n\r\n",
         "HTTP/1.1 204 No Content\r\nTransfer-Encoding: chunked\r\n\r\n",
@@ -139,7 +139,7 @@ async fn a_head_that_is_refused_says_why() {
     ] {
         let (upstream, listener) = upstream();
         let answered = std::thread::spawn(move || answer(&listener.accept().unwrap().0, &said));
-        let error = upstream.send(request(), Reuse::Protected, &Sending::default()).await.err().unwrap();
+        let error = upstream.send(request(), Reuse::Protected, &SendContext::default()).await.err().unwrap();
         assert!(matches!(&error, Error::Head(is) if *is == fault), "{error}");
         answered.join().unwrap();
     }

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::super::frame::Reader;
+use super::super::golden::compare;
 use super::super::scope::ClientCertificate;
 use super::*;
 
@@ -166,15 +167,7 @@ const SECTIONS: &[(&str, &[Case])] = &[
 
 #[test]
 fn the_table_is_as_agreed() {
-    let table = table();
-    if std::env::var_os("ONCEGATE_BLESS").is_some() {
-        std::fs::write(FILE, &table).unwrap();
-    }
-    let agreed = std::fs::read_to_string(FILE).unwrap_or_default();
-    for (line, (now, then)) in table.lines().zip(agreed.lines()).enumerate() {
-        assert_eq!(now, then, "line {} of {FILE}; ONCEGATE_BLESS=1 accepts the change", line + 1);
-    }
-    assert_eq!(table, agreed);
+    compare(FILE, &table());
 }
 
 #[test]

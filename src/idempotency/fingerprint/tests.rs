@@ -267,8 +267,8 @@ fn how_a_body_counts_is_told() {
         (&auto, &[("content-type", "multipart/mixed")], "", Counted::Bytes(Because::NoBoundary)),
         (&recipe(BodyForm::Json, &[]), &[], "{}", Counted::Json),
         (&recipe(BodyForm::Bytes, &[]), JSON, "{}", Counted::Bytes(Because::Asked)),
-        (&recipe(BodyForm::None, &[]), JSON, "{}", Counted::No),
-        (&Recipe { body: false, ..Recipe::default() }, JSON, "{}", Counted::No),
+        (&recipe(BodyForm::None, &[]), JSON, "{}", Counted::None),
+        (&Recipe { body: false, ..Recipe::default() }, JSON, "{}", Counted::None),
         (&recipe(BodyForm::Auto, &["/a", "/b"]), JSON, "{\"b\":1}", Counted::JsonParts),
         (&recipe(BodyForm::Auto, &["/a"]), JSON, "{\"b\":1}", Counted::Json),
     ] {

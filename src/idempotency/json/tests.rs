@@ -231,7 +231,7 @@ proptest! {
     #[test]
     fn values_count((one, _) in written_twice(), (other, _) in written_twice()) {
         let (one, other) = (format!("[{one}]"), format!("[{other}]"));
-        // Numbers are told by their literals in both.
+        // Numbers are compared by their literals in both.
         let equal = serde_json::from_str::<Value>(&one).unwrap() == serde_json::from_str::<Value>(&other).unwrap();
         if form(&one) == form(&other) {
             prop_assert!(equal);
@@ -276,7 +276,7 @@ proptest! {
             prop_assert_eq!(form(&super::tests::at(text, pointer).unwrap().unwrap()), Ok(found.clone()), "{}", text);
         }
 
-        // What is left out is as if it had never been there.
+        // Excluded members are as if they had never been present.
         leave_out(&mut value, pointer);
         let left = form(&value.to_string());
         for text in [&one, &other, &form(&one).unwrap()] {

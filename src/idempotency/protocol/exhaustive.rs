@@ -2,7 +2,8 @@
 //!
 //! A breadth-first search over all states that machines, gates and store can reach while a few things go wrong: a gate is
 //! killed, a store call fails with or without its effect or happens late, time passes, a lease runs out, the record is purged,
-//! the upstream completes the record itself. [`World`] asserts the promise at each step.
+//! the upstream completes the record itself, the configuration changes, no place is left to wait. [`World`] asserts the promise
+//! at each step.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
@@ -34,6 +35,7 @@ struct Request {
     leads: bool,
     is_running: bool,
     has_waited: bool,
+    /// Its client has its answer, or has left.
     is_answered: bool,
     ended: Option<Ended>,
     /// What the store had when it was asked last.
@@ -68,6 +70,10 @@ struct World {
     runs: usize,
     faults_left: u8,
     retries: bool,
+    /// The configuration changed, and retries would not find what these requests claim.
+    is_reloaded: bool,
+    /// As many wait as may.
+    is_full: bool,
     /// A claim may be left behind: a gate was killed, or a call happened late.
     may_leave: bool,
     mutant: Mutant,
@@ -99,7 +105,9 @@ impl World {
         let requests = gates.iter().map(request).collect();
         let (record, late, runs, may_leave) = (None, Vec::new(), 0, false);
         let mutant = Mutant::None;
-        let mut world = Self { requests, record, late, runs, faults_left, retries, may_leave, mutant };
+        let (is_reloaded, is_full) = (false, false);
+        let mut world =
+            Self { requests, record, late, runs, faults_left, retries, is_reloaded, is_full, may_leave, mutant };
         (0..gates.len()).for_each(|index| world.handle(index, Event::Begin));
         world
     }
@@ -123,6 +131,7 @@ impl World {
         let request = self.request(index);
         if request.protocol.is_done() {
             assert!(!request.leads, "it lets others lead");
+            assert!(request.is_answered, "its client is answered");
             request.operation = None;
         } else {
             assert!(request.operation.is_some() || request.protocol.timeout().is_some(), "it waits for something");
@@ -130,7 +139,7 @@ impl World {
     }
 
     fn begin(&mut self, index: usize, action: Action) -> Option<Event> {
-        let gate = self.request(index).gate;
+        let (gate, is_reloaded, is_full) = (self.request(index).gate, self.is_reloaded, self.is_full);
         let leader = self.requests.iter().flatten().find(|other| other.gate == gate && other.leads);
         let leader = leader.map(|leader| leader.is_running);
         let is_executed = self.record.as_ref().is_some_and(|it| it.attempt == index && it.state == State::Completed);
@@ -141,10 +150,11 @@ impl World {
                 request.leads = true;
                 return Some(Event::Leads);
             }
-            Action::Permit => return Some(Event::Permitted),
+            Action::Permit => return Some(if is_reloaded { Event::Retired } else { Event::Permitted }),
             Action::Follow if leader.is_none() => return Some(Event::Followed(Followed::Gone)),
             Action::Follow if leader == Some(true) => return Some(running()),
             Action::FollowToEnd if leader.is_none() => return Some(Event::Followed(Followed::Gone)),
+            Action::TakePlace if is_full => return Some(Event::NoPlace),
             Action::TakePlace => {
                 request.has_waited = true;
                 return Some(Event::PlaceTaken);
@@ -186,7 +196,7 @@ impl World {
                 request.is_answered = true;
                 let says_executed =
                     reply == Reply::Attempted(Some(Settlement::Done)) && request.ended == Some(Ended::Completes);
-                assert!(!says_executed || is_executed, "`executed` is said of what is durable");
+                assert!(!says_executed || is_executed, "a reply says `executed` only of a durable record");
             }
         }
         None
@@ -208,7 +218,7 @@ impl World {
 
     /// A store call happens. Returns what the store says.
     fn happens(&mut self, index: usize, operation: Operation, ended: Option<Ended>) -> Event {
-        let standing = self.record.as_ref().map(|record| Standing {
+        let view = self.record.as_ref().map(|record| RecordView {
             decision: match record.state {
                 State::InFlight if !record.is_past => Decision::InFlight { elapsed: Duration::ZERO },
                 State::Completed => Decision::NotStored(StatusCode::OK),
@@ -220,8 +230,8 @@ impl World {
             is_own: record.attempt == index && record.state == State::Unknown,
         });
         let fresh = Record { attempt: index, state: State::InFlight, is_past: false, by_upstream: false };
-        match (operation, &mut self.record, standing) {
-            (Operation::Look, _, standing) => Event::Looked(standing),
+        match (operation, &mut self.record, view) {
+            (Operation::Look, _, view) => Event::Looked(view),
             (Operation::Claim, record @ None, _) => {
                 *record = Some(fresh);
                 Event::Claimed
@@ -231,7 +241,7 @@ impl World {
             {
                 Event::Claimed
             }
-            (Operation::Claim, Some(_), Some(standing)) => Event::Exists(standing),
+            (Operation::Claim, Some(_), Some(view)) => Event::Exists(view),
             (Operation::Supersede(seen), Some(record), _) if record.version() == seen => {
                 assert!(self.retries && (record.is_past || record.state == State::Unknown), "it is not alive");
                 *record = fresh;
@@ -270,23 +280,23 @@ impl World {
             let Some(request) = request.as_ref().filter(|request| !request.protocol.is_done()) else { continue };
             match request.operation {
                 None | Some(Operation::Follow { .. }) => {}
-                Some(Operation::Run) => [Ended::Completes, Ended::Releases, Ended::Holds]
-                    .map(|ended| {
-                        let is_sent = self.record.as_ref().is_some_and(|it| it.attempt == index && it.by_upstream);
+                Some(Operation::Run) => {
+                    let is_sent = self.record.as_ref().is_some_and(|it| it.attempt == index && it.by_upstream);
+                    for ended in [Ended::Completes, Ended::Releases, Ended::Holds] {
+                        // What the upstream has completed was sent.
                         if ended != Ended::Releases || !is_sent {
                             next.push(self.ends(index, |world| {
                                 world.request(index).ended = Some(ended);
                                 Event::AttemptEnded
                             }));
                         }
-                        next.extend(self.goes_wrong(|world| {
-                            let it = world.record.as_mut().filter(|it| it.attempt == index)?;
-                            (it.state, it.by_upstream) = (State::Completed, true);
-                            Some(())
-                        }));
-                    })
-                    .into_iter()
-                    .collect(),
+                    }
+                    next.extend(self.goes_wrong(|world| {
+                        let it = world.record.as_mut().filter(|it| it.attempt == index)?;
+                        (it.state, it.by_upstream) = (State::Completed, true);
+                        Some(())
+                    }));
+                }
                 Some(call) => {
                     let ended = request.ended;
                     next.push(self.ends(index, |world| world.happens(index, call, ended)));
@@ -315,6 +325,7 @@ impl World {
             if request.protocol.is_waiting() {
                 for event in [Event::ClientLeft, Event::ShuttingDown, Event::Changed] {
                     next.extend(self.goes_wrong(|world| {
+                        world.request(index).is_answered |= event == Event::ClientLeft;
                         world.handle(index, event);
                         Some(())
                     }));
@@ -338,6 +349,8 @@ impl World {
             world.runs = 0;
             Some(())
         }));
+        next.extend(self.goes_wrong(|world| (!std::mem::replace(&mut world.is_reloaded, true)).then_some(())));
+        next.extend(self.goes_wrong(|world| (!std::mem::replace(&mut world.is_full, true)).then_some(())));
         if let Some(record) = self.record.as_ref().filter(|record| record.state == State::InFlight) {
             next.extend(self.goes_wrong(|world| {
                 world.record.as_mut().filter(|record| !record.is_past)?.is_past = true;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 
+use super::super::golden::compare;
 use super::*;
 use crate::idempotency::record::{Attempt, State};
 
@@ -49,7 +50,7 @@ const SITUATIONS: &[Situation] = &[
         events
     }),
     ("It releases its own claim, which turned unknown before it was acknowledged", WAITS, || {
-        leading(&[Event::Permitted, Event::Exists(Standing { is_own: true, ..standing(Decision::Unknown) })])
+        leading(&[Event::Permitted, Event::Exists(RecordView { is_own: true, ..view(Decision::Unknown) })])
     }),
     ("It releases a claim that it does not use", WAITS, || {
         let mut events = leading(&[Event::Permitted]);
@@ -90,7 +91,7 @@ fn leading(events: &[Event]) -> Vec<(Duration, Event)> {
 }
 
 fn taking_over() -> Vec<(Duration, Event)> {
-    leading(&[Event::Permitted, Event::Exists(standing(Decision::Supersede)), Event::Permitted])
+    leading(&[Event::Permitted, Event::Exists(view(Decision::Supersede)), Event::Permitted])
 }
 
 fn waiting(here: bool, events: &[Event]) -> Vec<(Duration, Event)> {
@@ -102,17 +103,17 @@ fn waiting(here: bool, events: &[Event]) -> Vec<(Duration, Event)> {
     at_once(&[&[Event::Begin, Event::Follows, Event::Followed(met)], events].concat())
 }
 
-fn standing(decision: Decision) -> Standing {
+fn view(decision: Decision) -> RecordView {
     let version = Version { attempt: Attempt([1; 16]), state: State::Unknown, until: Timestamp(0) };
-    Standing { decision, until: None, version, is_own: false }
+    RecordView { decision, until: None, version, is_own: false }
 }
 
 /// Every event, in words.
 fn events() -> Vec<(&'static str, Event)> {
     let in_flight = || Decision::InFlight { elapsed: SECOND };
     let found = |decision| Event::Followed(Followed::Found { decision, until: None });
-    let exists = |decision| Event::Exists(standing(decision));
-    let looked = |decision| Event::Looked(Some(standing(decision)));
+    let exists = |decision| Event::Exists(view(decision));
+    let looked = |decision| Event::Looked(Some(view(decision)));
     let completed = || Decision::NotStored(StatusCode::CREATED);
     let running = |difference| Event::Followed(Followed::Running { difference, elapsed: SECOND });
     vec![
@@ -143,7 +144,7 @@ fn events() -> Vec<(&'static str, Event)> {
         ("the store has a record that does not count", exists(Decision::Supersede)),
         (
             "the store has this very claim, unknown by now",
-            Event::Exists(Standing { is_own: true, ..standing(Decision::Unknown) }),
+            Event::Exists(RecordView { is_own: true, ..view(Decision::Unknown) }),
         ),
         ("the record is in flight", looked(in_flight())),
         ("the record has an answer", looked(completed())),
@@ -254,13 +255,5 @@ fn reply_in_words(reply: &Reply) -> String {
 
 #[test]
 fn the_transitions_are_as_agreed() {
-    let table = table();
-    if std::env::var_os("ONCEGATE_BLESS").is_some() {
-        std::fs::write(FILE, &table).unwrap();
-    }
-    let agreed = std::fs::read_to_string(FILE).unwrap_or_default();
-    for (line, (now, then)) in table.lines().zip(agreed.lines()).enumerate() {
-        assert_eq!(now, then, "line {} of {FILE}; ONCEGATE_BLESS=1 accepts the change", line + 1);
-    }
-    assert_eq!(table, agreed);
+    compare(FILE, &table());
 }

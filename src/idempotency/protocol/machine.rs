@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::super::decide::Decision;
 use super::super::record::Version;
-use super::{Action, Event, Followed, Limits, Reply, Settlement, Standing};
+use super::{Action, Event, Followed, Limits, RecordView, Reply, Settlement};
 
 /// The first pause before a store call is repeated; each one after it is twice as long, up to [`LONGEST_RETRY`].
 const FIRST_RETRY: Duration = Duration::from_millis(10);
@@ -101,8 +101,8 @@ impl Protocol {
     }
 
     /// The times that bound the request.
-    #[must_use]
-    pub fn limits(&self) -> Limits {
+    #[cfg(test)]
+    pub(super) fn limits(&self) -> Limits {
         self.limits
     }
 
@@ -222,7 +222,7 @@ impl Protocol {
     ) -> Vec<Action> {
         match event {
             Event::Claimed if claiming.is_given_up => self.withdraw(None, []),
-            // The lease is renewed after a third, and looked at every sixth: what is left here could pass before that.
+            // The lease is renewed after a third, and checked every sixth of it: the rest could pass before that.
             Event::Claimed if now - claiming.since > self.limits.lease * 2 / 3 => {
                 self.withdraw(None, [Action::Reply(Reply::ClaimTooLate)])
             }
@@ -230,16 +230,16 @@ impl Protocol {
             // What was replaced may be this very claim, turned unknown; another attempt's record is not released by it.
             Event::NotSuperseded if claiming.is_given_up => self.withdraw(None, []),
             Event::NotSuperseded => self.ask_again(Claiming { seen: None, ..claiming }),
-            Event::Exists(Standing { is_own: true, .. }) => self.withdraw(Some(claiming), []),
+            Event::Exists(RecordView { is_own: true, .. }) => self.withdraw(Some(claiming), []),
             Event::Exists(_) if claiming.is_given_up => self.go(Phase::Done, [Action::Leave]),
-            Event::Exists(Standing { decision: Decision::Supersede, version, .. }) => {
+            Event::Exists(RecordView { decision: Decision::Supersede, version, .. }) => {
                 self.ask_again(Claiming { seen: Some(version), ..claiming })
             }
-            Event::Exists(Standing { decision: Decision::InFlight { elapsed }, .. }) => {
+            Event::Exists(RecordView { decision: Decision::InFlight { elapsed }, .. }) => {
                 let place = Place::Elsewhere { look: now + FIRST_LOOK };
                 self.in_flight(now, place, elapsed, Some(Action::ShareFound))
             }
-            Event::Exists(Standing { decision, until, .. }) => {
+            Event::Exists(RecordView { decision, until, .. }) => {
                 self.go(Phase::Done, [Action::ShareFound, Action::Reply(Reply::Decided { decision, until })])
             }
             Event::Failed => self.end(claiming, Reply::Failed),
@@ -380,7 +380,7 @@ impl Protocol {
             }
             Event::Failed => return self.stop_waiting(leads, Some(Reply::Failed)),
             Event::Looked(None) | Event::Followed(Followed::Absent) => (Decision::Supersede, None),
-            Event::Looked(Some(Standing { decision, until, .. }))
+            Event::Looked(Some(RecordView { decision, until, .. }))
             | Event::Followed(Followed::Found { decision, until }) => (decision, until),
             Event::Followed(Followed::Running { difference: Some(decision), .. }) => (decision, None),
             _ => return self.stay(Phase::Waiting(waiting)),

@@ -23,10 +23,12 @@ pub(super) enum Mutant {
     SettlesOnce,
     /// Claims after it has waited.
     ClaimsAfterWaiting,
+    /// Ends without the last reply.
+    DropsReply,
 }
 
 impl Mutant {
-    pub(super) const ALL: [Self; 7] = [
+    pub(super) const ALL: [Self; 8] = [
         Self::BelievesDoubt,
         Self::ForgetsDoubt,
         Self::DoesNotWithdraw,
@@ -34,6 +36,7 @@ impl Mutant {
         Self::RepliesEarly,
         Self::SettlesOnce,
         Self::ClaimsAfterWaiting,
+        Self::DropsReply,
     ];
 
     /// What [`Protocol::handle`] would return, but for the fault. `asked` is the store call that ends with the event.
@@ -53,13 +56,17 @@ impl Mutant {
             (Self::SettlesOnce, Event::StoreFailed { .. }) if asked == Some(Operation::Settle) => {
                 Event::Settled(Settlement::Done)
             }
-            (Self::TakesOverTheLiving, Event::Exists(standing)) => {
-                Event::Exists(Standing { decision: Decision::Supersede, ..standing })
+            (Self::TakesOverTheLiving, Event::Exists(view)) => {
+                Event::Exists(RecordView { decision: Decision::Supersede, ..view })
             }
             (_, event) => event,
         };
-        let actions = protocol.handle(now, event);
+        let mut actions = protocol.handle(now, event);
         match (self, actions.last()) {
+            (Self::DropsReply, Some(Action::Reply(_))) if protocol.is_done() => {
+                actions.pop();
+                actions
+            }
             (Self::DoesNotWithdraw, Some(Action::Withdraw)) => protocol.handle(now, Event::Settled(Settlement::Done)),
             (Self::RepliesEarly, Some(Action::Settle)) => protocol.handle(now, Event::Settled(Settlement::Done)),
             (Self::ClaimsAfterWaiting, Some(Action::Reply(Reply::NothingLeft))) => {

@@ -1,4 +1,4 @@
-//! Properties of the machine over random sequences of events, also such as no driver reports.
+//! Properties of the machine over random sequences of events, including sequences that no driver reports.
 
 use std::time::Duration;
 
@@ -27,10 +27,10 @@ fn decision() -> impl Strategy<Value = Decision> {
     ]
 }
 
-fn standing() -> impl Strategy<Value = Standing> {
+fn view() -> impl Strategy<Value = RecordView> {
     (decision(), any::<bool>(), 0..3u64).prop_map(|(decision, is_own, until)| {
         let version = Version { attempt: Attempt([1; 16]), state: State::Unknown, until: Timestamp(until) };
-        Standing { decision, until: None, version, is_own }
+        RecordView { decision, until: None, version, is_own }
     })
 }
 
@@ -55,8 +55,8 @@ fn event() -> impl Strategy<Value = Event> {
         1 => Just(Event::Retired),
         3 => Just(Event::Claimed),
         1 => Just(Event::NotSuperseded),
-        3 => standing().prop_map(Event::Exists),
-        2 => prop::option::of(standing()).prop_map(Event::Looked),
+        3 => view().prop_map(Event::Exists),
+        2 => prop::option::of(view()).prop_map(Event::Looked),
         2 => any::<bool>().prop_map(|in_doubt| Event::StoreFailed { in_doubt }),
         1 => Just(Event::Failed),
         3 => Just(Event::AttemptEnded),
@@ -200,7 +200,7 @@ proptest! {
             let operations = actions.into_iter().filter(|action| !matches!(action, Action::Reply(_)));
             let operations: Vec<_> = operations.collect();
             if !operations.is_empty() || protocol != before {
-                // A reply in the middle leaves what is under way.
+                // A reply in the middle leaves the operation under way.
                 if !operations.is_empty() || protocol.is_waiting() != before.is_waiting() {
                     pending = operations;
                 }
@@ -210,14 +210,14 @@ proptest! {
     }
 }
 
-/// The answer to a takeover was lost, and nobody waits for it any more: it may stand, turned unknown by now.
+/// The answer to a takeover was lost, and no client waits for it any more: the claim may stand, and be unknown by now.
 #[test]
 fn a_takeover_that_is_given_up_is_released_though_it_turned_unknown() {
     let second = Duration::from_secs(1);
     let limits = Limits { settle_timeout: second, lease: second * 30, patience: Duration::ZERO };
     let mut protocol = Protocol::new(limits);
     let version = Version { attempt: Attempt([1; 16]), state: State::Unknown, until: Timestamp(0) };
-    let stands = Standing { decision: Decision::Supersede, until: None, version, is_own: false };
+    let stands = RecordView { decision: Decision::Supersede, until: None, version, is_own: false };
     for event in [Event::Begin, Event::Leads, Event::Permitted, Event::Exists(stands), Event::Permitted] {
         protocol.handle(Duration::ZERO, event);
     }

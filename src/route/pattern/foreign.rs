@@ -129,10 +129,10 @@ fn is_unbalanced(segment: &str) -> bool {
     segment.matches('(').count() != segment.matches(')').count()
 }
 
-/// What a parameter of another router is called, and whether it takes more than one segment.
+/// The name of a parameter of another router, and whether it takes more than one segment.
 type Parameter<'a> = (&'a str, bool);
 
-/// What stands between the braces of a segment.
+/// The text between the braces of a segment.
 fn braced(segment: &str) -> Option<&str> {
     let inner = segment.strip_prefix('{')?.strip_suffix('}')?;
     (!inner.contains(['{', '}'])).then_some(inner)
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_other_routers_take_has_a_path_that_says_the_same() {
+    fn foreign_syntax_has_an_equivalent_path() {
         use Syntax::{Glob, Parameter, Regex};
         for (path, syntax, instead) in [
             ("/v1/orders/*", Glob, "/v1/orders/{*rest}"),
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_path_may_have_is_taken_as_it_is() {
+    fn valid_path_characters_are_literal() {
         for path in [
             "/v1/charges:capture",
             "/v1/:",

@@ -1,9 +1,10 @@
 //! The oldest value of the shared cache that this process still believes, record by record.
 //!
-//! A sealed value stays authentic for as long as it is young enough. Somebody who can write to the cache can put one back
-//! that a purge removed, and it would be replayed in the place of what ran since. So a process remembers for
-//! `cache_max_age` what it purged, heard to be purged, or settled, and believes nothing older of these records. Its memory
-//! is bounded: what it drops too early becomes a floor for all records, which costs questions to the store and no more.
+//! A sealed value stays authentic for as long as it is young enough. An attacker who can write to the cache can put
+//! one back that a purge removed, and it would be replayed in the place of what ran since. So a process remembers for
+//! `cache_max_age` which records it purged or settled, or learned to be purged, and trusts no older value of these.
+//! Its memory is bounded: what it drops too early becomes a floor for all records, which costs lookups in the store
+//! and no more.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -52,7 +53,7 @@ impl Floors {
             self.turn(now);
         }
         let floor = self.young.entry(short(id)).or_insert(Floor { at, attempt });
-        // A purge that was heard of before its record's attempt was seen to end counts on.
+        // A purge that was noted before the end of its record's attempt stays in force.
         if floor.at <= at {
             *floor = Floor { at, attempt };
         }
@@ -75,7 +76,7 @@ impl Floors {
     }
 }
 
-/// Two records that share these bytes share a floor: a value more is not believed.
+/// Two records that share these bytes share a floor, which refuses more values than needed.
 fn short(id: RecordId) -> u64 {
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&id.0[24..]);
@@ -130,7 +131,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn memory_is_bounded_and_what_is_dropped_too_early_is_still_refused() {
+    async fn memory_is_bounded_and_dropped_floors_still_refuse() {
         let mut floors = Floors::new(MAX_AGE, BEGAN);
         let many = 3 * GENERATION as u64;
         for number in 0..many {

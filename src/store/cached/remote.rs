@@ -1,7 +1,7 @@
-//! The cache that gates share, and how much is asked of it.
+//! A client for the cache that gates share, which limits the load on it.
 //!
-//! It is never waited for longer than [`PATIENCE`]. Where it fails to answer, it is left alone until it answers again,
-//! which a task of its own finds out. Where it hardly ever has what it is asked for, it is asked now and then only.
+//! It is never waited for longer than [`GET_TIMEOUT`]. After a failure it is not asked until a background task finds
+//! that it answers again. While its hit rate is low, only a sample of lookups is sent.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,77 +17,77 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::idempotency::record::RecordId;
 use crate::store::Removal;
-use crate::store::callers::finish_where_they_wait;
+use crate::store::wakeups::finish_on_caller_runtimes;
 
 /// How long a request waits for the cache.
-const PATIENCE: Duration = Duration::from_millis(3);
+const GET_TIMEOUT: Duration = Duration::from_millis(3);
 
-/// How long a batch may take. After that, or once one fails, the cache is left alone.
-const BATCH_PATIENCE: Duration = Duration::from_millis(25);
+/// How long a batch may take. After a timeout or an error, the cache counts as down.
+const BATCH_TIMEOUT: Duration = Duration::from_millis(25);
 
-/// Between two looks whether it answers again, at first and at most.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// The delay between two probes of a cache that is down, at first and at most.
+const MIN_BACKOFF: Duration = Duration::from_millis(50);
+const MAX_BACKOFF: Duration = Duration::from_secs(1);
 
-/// How long what is to be written waits for more, where nothing is urgent: a round trip costs as much as many writes. A
-/// retry that meets another gate before that asks the store.
-const GATHERING: Duration = Duration::from_millis(10);
+/// How long a write waits for more writes, if nothing is urgent: a round trip costs as much as many writes. A retry
+/// that meets another gate before that asks the store.
+const LINGER: Duration = Duration::from_millis(10);
 
-/// How much may wait. What comes then is not asked, or not written.
-const WAITING: usize = 8192;
-const WAITING_BYTES: usize = 16 << 20;
+/// How much may be queued. Further gets and writes are dropped.
+const MAX_QUEUED: usize = 8192;
+const MAX_QUEUED_BYTES: usize = 16 << 20;
 
 /// How many operations one batch carries, and how many bytes, give or take one.
-const BATCH: usize = 512;
-const BATCH_BYTES: usize = 256 << 10;
+const MAX_BATCH: usize = 512;
+const MAX_BATCH_BYTES: usize = 256 << 10;
 
-/// How many bytes of writes go with questions.
-const BATCH_BYTES_ASKED: usize = 64 << 10;
+/// The most bytes of writes in a batch with lookups.
+const MAX_BATCH_BYTES_WITH_GETS: usize = 64 << 10;
 
-/// How often it must have what it is asked for, of [`ALWAYS`], to be asked first each time.
-const OFTEN: u32 = ALWAYS / 8;
-const ALWAYS: u32 = 1 << 20;
+/// The hit rate, of [`FULL_RATE`], from which on every lookup is sent.
+const MIN_HIT_RATE: u32 = FULL_RATE / 8;
+const FULL_RATE: u32 = 1 << 20;
 
-/// Of how many questions the share of hits is made, about.
-const MEMORY: u32 = 64;
+/// The approximate number of lookups that the hit rate averages.
+const HIT_WINDOW: u32 = 64;
 
-/// One of so many questions is asked where it hardly ever has the answer.
-const NOW_AND_THEN: u32 = 16;
+/// One of this many lookups is sent while the hit rate is low.
+const SAMPLE_EVERY: u32 = 16;
 
-/// A cache that gates share. It may lose, keep, change or invent what it likes.
+/// A cache that gates share. It may lose, keep, change or invent values.
 #[async_trait]
-pub trait Remote: Send + Sync + 'static {
-    /// Carries out a batch in order, and gives for each [`Operation::Get`] what stands there.
-    async fn carry_out(&self, batch: &[Operation]) -> Result<Vec<Option<Bytes>>, Failure>;
+pub trait RemoteCache: Send + Sync + 'static {
+    /// Executes a batch in order. Returns the value of each [`CacheOperation::Get`].
+    async fn execute(&self, batch: &[CacheOperation]) -> Result<Vec<Option<Bytes>>, RemoteError>;
 
-    /// What gates have had forgotten, from now on: most of it, and soon; and since when that is told.
+    /// The invalidations by all gates from now on: most of them, soon after they happen; and the starts of the feed.
     fn removals(&self) -> broadcast::Receiver<Removal>;
 }
 
-/// What a [`Remote`] is asked for.
+/// An operation of a [`RemoteCache`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Operation {
+pub enum CacheOperation {
     /// The value of a record.
     Get(RecordId),
     /// Keep a value, for so long at most.
     Put(RecordId, Bytes, Duration),
     /// Forget a value.
-    Drop(RecordId),
+    Delete(RecordId),
     /// Forget a value, and tell the other gates to.
-    Forget(RecordId),
+    Invalidate(RecordId),
 }
 
 /// The cache could not be asked, or did not answer. The detail holds no value.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct Failure(pub String);
+pub struct RemoteError(pub String);
 
-/// What asking came to.
+/// The result of a get.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum Lookup {
     Value(Bytes),
     Nothing,
-    /// It was not asked, because it hardly ever has the answer.
+    /// It was not asked, because its hit rate is low.
     NotAsked,
     /// It was not asked, because it does not answer.
     Away,
@@ -97,131 +97,126 @@ pub(super) enum Found {
     Failed,
 }
 
-/// The way to the cache.
-pub(super) struct Way {
+/// A client of the cache.
+pub(super) struct RemoteClient {
     shared: Arc<Shared>,
-    /// The task that asks; ends with this.
-    _asking: JoinSet<()>,
+    /// The worker task; ends with this.
+    _worker: JoinSet<()>,
 }
 
 struct Shared {
-    remote: Arc<dyn Remote>,
+    remote: Arc<dyn RemoteCache>,
     queue: Mutex<Queue>,
     /// Something is to be done.
-    filled: Notify,
+    not_empty: Notify,
     /// Something is to be done at once.
-    urged: Notify,
-    /// The share of hits, of [`ALWAYS`].
+    urgent: Notify,
+    /// The share of hits, of [`FULL_RATE`].
     hits: AtomicU32,
-    questions: AtomicU32,
+    gets: AtomicU32,
 }
 
 #[derive(Default)]
 struct Queue {
-    questions: VecDeque<Question>,
-    writes: VecDeque<Operation>,
+    gets: VecDeque<PendingGet>,
+    writes: VecDeque<CacheOperation>,
     bytes: usize,
-    /// What is being forgotten, and how often. Until it is, what stands there is not believed.
-    forgetting: HashMap<RecordId, u32>,
-    is_away: bool,
-    /// Somebody waits for an answer, or for something to be forgotten.
+    /// The pending deletions by record. Until they are done, values of these records are not trusted.
+    deleting: HashMap<RecordId, u32>,
+    is_down: bool,
+    /// A caller waits for an answer or an invalidation.
     is_urgent: bool,
 }
 
-struct Question {
+struct PendingGet {
     id: RecordId,
-    /// Nothing where it is only asked to know whether it would have had the answer.
+    /// `None` for a sampled lookup, which only measures the hit rate.
     reply: Option<oneshot::Sender<Option<Option<Bytes>>>>,
     runtime: Option<Handle>,
     asked: Instant,
 }
 
-impl Way {
-    /// The way to `remote`. Its task runs on the runtime that this is called on.
-    pub(super) fn to(remote: Arc<dyn Remote>) -> Self {
+impl RemoteClient {
+    /// A client of `remote`. Its task runs on the runtime that this is called on.
+    pub(super) fn new(remote: Arc<dyn RemoteCache>) -> Self {
         let shared = Arc::new(Shared {
             remote,
             queue: Mutex::default(),
-            filled: Notify::new(),
-            urged: Notify::new(),
+            not_empty: Notify::new(),
+            urgent: Notify::new(),
             // A process that has just started has everything still to ask for.
-            hits: AtomicU32::new(ALWAYS),
-            questions: AtomicU32::new(0),
+            hits: AtomicU32::new(FULL_RATE),
+            gets: AtomicU32::new(0),
         });
-        let mut asking = JoinSet::new();
-        asking.spawn(run(Arc::clone(&shared)));
-        Self { shared, _asking: asking }
+        let mut worker = JoinSet::new();
+        worker.spawn(run(Arc::clone(&shared)));
+        Self { shared, _worker: worker }
     }
 
-    /// What the cache has of a record.
-    pub(super) async fn get(&self, id: RecordId) -> Found {
-        let is_asked_first = self.shared.hits.load(Ordering::Relaxed) >= OFTEN;
-        if !is_asked_first && !self.shared.questions.fetch_add(1, Ordering::Relaxed).is_multiple_of(NOW_AND_THEN) {
-            return Found::NotAsked;
+    /// Looks up the value of a record.
+    pub(super) async fn get(&self, id: RecordId) -> Lookup {
+        let is_asked_first = self.shared.hits.load(Ordering::Relaxed) >= MIN_HIT_RATE;
+        if !is_asked_first && !self.shared.gets.fetch_add(1, Ordering::Relaxed).is_multiple_of(SAMPLE_EVERY) {
+            return Lookup::NotAsked;
         }
         let (reply, answer) = oneshot::channel();
         let reply = is_asked_first.then_some(reply);
         {
             let mut queue = self.shared.lock();
-            if queue.is_away || queue.questions.len() >= WAITING {
-                return Found::Away;
+            if queue.is_down || queue.gets.len() >= MAX_QUEUED {
+                return Lookup::Away;
             }
-            if queue.forgetting.contains_key(&id) {
-                return Found::Nothing;
+            if queue.deleting.contains_key(&id) {
+                return Lookup::Nothing;
             }
             queue.is_urgent |= is_asked_first;
-            queue.questions.push_back(Question {
-                id,
-                reply,
-                runtime: Handle::try_current().ok(),
-                asked: Instant::now(),
-            });
+            queue.gets.push_back(PendingGet { id, reply, runtime: Handle::try_current().ok(), asked: Instant::now() });
         }
         if !is_asked_first {
-            self.shared.filled.notify_one();
-            return Found::NotAsked;
+            self.shared.not_empty.notify_one();
+            return Lookup::NotAsked;
         }
-        self.shared.urged.notify_one();
-        match timeout(PATIENCE, answer).await {
-            Ok(Ok(Some(Some(value)))) => Found::Value(value),
-            Ok(Ok(Some(None))) => Found::Nothing,
-            Ok(Ok(None) | Err(_)) => Found::Failed,
-            Err(_) => Found::Late,
+        self.shared.urgent.notify_one();
+        match timeout(GET_TIMEOUT, answer).await {
+            Ok(Ok(Some(Some(value)))) => Lookup::Value(value),
+            Ok(Ok(Some(None))) => Lookup::Nothing,
+            Ok(Ok(None) | Err(_)) => Lookup::Failed,
+            Err(_) => Lookup::Late,
         }
     }
 
-    /// Has a value kept, unless too much waits to be.
+    /// Queues a write, unless too many are queued.
     pub(super) fn put(&self, id: RecordId, value: Bytes, life: Duration) {
         {
             let mut queue = self.shared.lock();
-            if queue.is_away || queue.writes.len() >= WAITING || queue.bytes >= WAITING_BYTES {
+            if queue.is_down || queue.writes.len() >= MAX_QUEUED || queue.bytes >= MAX_QUEUED_BYTES {
                 return;
             }
-            queue.push(Operation::Put(id, value, life));
+            queue.push(CacheOperation::Put(id, value, life));
         }
-        self.shared.filled.notify_one();
+        self.shared.not_empty.notify_one();
     }
 
-    /// Has a value forgotten: here only, by a hint that is no longer true.
-    pub(super) fn drop(&self, id: RecordId) {
-        self.forget_by(id, Operation::Drop(id));
-        self.shared.filled.notify_one();
+    /// Deletes a value that is no longer true, without notifying the other gates.
+    pub(super) fn delete(&self, id: RecordId) {
+        self.push_delete(id, CacheOperation::Delete(id));
+        self.shared.not_empty.notify_one();
     }
 
-    /// Has a value forgotten, by all gates, also where the cache is away: then as soon as it is back.
-    pub(super) fn forget(&self, id: RecordId) {
-        self.forget_by(id, Operation::Forget(id));
-        self.shared.urged.notify_one();
+    /// Invalidates a value in all gates. If the cache is down, this happens as soon as it is back.
+    pub(super) fn invalidate(&self, id: RecordId) {
+        self.push_delete(id, CacheOperation::Invalidate(id));
+        self.shared.urgent.notify_one();
     }
 
-    /// Returns when all that is to be forgotten is, or when the cache takes too long for it.
-    pub(super) async fn forgets(&self) {
-        let forgets = async {
-            while !self.shared.lock().forgetting.is_empty() {
-                sleep(GATHERING).await;
+    /// Returns when all pending deletions are done, or take too long.
+    pub(super) async fn flush_invalidations(&self) {
+        let flush_invalidations = async {
+            while !self.shared.lock().deleting.is_empty() {
+                sleep(LINGER).await;
             }
         };
-        let _ = timeout(4 * BATCH_PATIENCE, forgets).await;
+        let _ = timeout(4 * BATCH_TIMEOUT, flush_invalidations).await;
     }
 
     /// How many operations wait to be written, and their bytes.
@@ -231,135 +226,136 @@ impl Way {
         (queue.writes.len(), queue.bytes)
     }
 
-    fn forget_by(&self, id: RecordId, operation: Operation) {
+    fn push_delete(&self, id: RecordId, operation: CacheOperation) {
         let mut queue = self.shared.lock();
-        // The oldest go first: by then they are hardly believed any more.
-        if queue.writes.len() >= WAITING
+        // The oldest are dropped first: their values have nearly expired.
+        if queue.writes.len() >= MAX_QUEUED
             && let Some(oldest) = queue.writes.pop_front()
         {
             queue.bytes -= size(&oldest);
-            queue.forgotten(&oldest);
+            queue.deleted(&oldest);
         }
-        *queue.forgetting.entry(id).or_default() += 1;
-        queue.is_urgent |= is_to_forget(&operation);
+        *queue.deleting.entry(id).or_default() += 1;
+        queue.is_urgent |= is_invalidation(&operation);
         queue.push(operation);
     }
 }
 
 impl Queue {
-    fn push(&mut self, operation: Operation) {
+    fn push(&mut self, operation: CacheOperation) {
         self.bytes += size(&operation);
         self.writes.push_back(operation);
     }
 
-    /// Nobody is about to forget it any more.
-    fn forgotten(&mut self, operation: &Operation) {
-        let (Operation::Drop(id) | Operation::Forget(id)) = operation else { return };
-        if let Some(times) = self.forgetting.get_mut(id) {
+    /// Notes that a deletion is no longer pending.
+    fn deleted(&mut self, operation: &CacheOperation) {
+        let (CacheOperation::Delete(id) | CacheOperation::Invalidate(id)) = operation else { return };
+        if let Some(times) = self.deleting.get_mut(id) {
             *times -= 1;
             if *times == 0 {
-                self.forgetting.remove(id);
+                self.deleting.remove(id);
             }
         }
     }
 
-    /// All that waits, as far as one batch carries it: questions first, whose askers wait.
-    fn take(&mut self) -> (Vec<Question>, Vec<Operation>) {
-        let questions: Vec<_> = self.questions.drain(..self.questions.len().min(BATCH)).collect();
-        let most = if questions.is_empty() { BATCH_BYTES } else { BATCH_BYTES_ASKED };
+    /// Takes the next batch: lookups first, since callers wait for them.
+    fn take(&mut self) -> (Vec<PendingGet>, Vec<CacheOperation>) {
+        let gets: Vec<_> = self.gets.drain(..self.gets.len().min(MAX_BATCH)).collect();
+        let most = if gets.is_empty() { MAX_BATCH_BYTES } else { MAX_BATCH_BYTES_WITH_GETS };
         let (mut writes, mut bytes) = (Vec::new(), 0);
-        while questions.len() + writes.len() < BATCH && bytes < most {
+        while gets.len() + writes.len() < MAX_BATCH && bytes < most {
             let Some(write) = self.writes.pop_front() else { break };
             bytes += size(&write);
             writes.push(write);
         }
         self.bytes -= bytes;
-        self.is_urgent &= !(self.questions.is_empty() && self.writes.is_empty());
-        (questions, writes)
+        self.is_urgent &= !(self.gets.is_empty() && self.writes.is_empty());
+        (gets, writes)
     }
 }
 
-fn size(operation: &Operation) -> usize {
+fn size(operation: &CacheOperation) -> usize {
     match operation {
-        Operation::Put(_, value, _) => value.len(),
-        Operation::Get(_) | Operation::Drop(_) | Operation::Forget(_) => 0,
+        CacheOperation::Put(_, value, _) => value.len(),
+        CacheOperation::Get(_) | CacheOperation::Delete(_) | CacheOperation::Invalidate(_) => 0,
     }
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        // Nothing that is done under it can leave the queue half changed.
+        // No operation under the lock can leave the queue half changed.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It failed to answer: nobody waits for it any more.
+    /// The cache failed to answer: marks it as down.
     fn failed(&self, why: &str) {
         let mut queue = self.lock();
-        queue.is_away = true;
-        let (to_forget, lost) = std::mem::take(&mut queue.writes).into_iter().partition(is_to_forget);
-        // What is to be forgotten by all still is.
-        (queue.writes, queue.bytes) = (to_forget, 0);
-        let lost: VecDeque<Operation> = lost;
-        lost.iter().for_each(|write| queue.forgotten(write));
+        queue.is_down = true;
+        let (invalidations, lost) = std::mem::take(&mut queue.writes).into_iter().partition(is_invalidation);
+        // Invalidations stay queued.
+        (queue.writes, queue.bytes) = (invalidations, 0);
+        let lost: VecDeque<CacheOperation> = lost;
+        lost.iter().for_each(|write| queue.deleted(write));
         drop(queue);
         tracing::warn!(error = why, "the cache does not answer: the store is asked instead, until it does");
     }
 
     fn answered(&self) {
-        self.lock().is_away = false;
+        self.lock().is_down = false;
         tracing::info!("the cache answers again");
     }
 
-    /// Whether one more question had an answer.
+    /// Counts a lookup as a hit or a miss.
     fn count(&self, is_hit: bool) {
-        let add = if is_hit { ALWAYS / MEMORY } else { 0 };
-        let _ = self.hits.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |hits| Some(hits - hits / MEMORY + add));
+        let add = if is_hit { FULL_RATE / HIT_WINDOW } else { 0 };
+        let _ =
+            self.hits.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |hits| Some(hits - hits / HIT_WINDOW + add));
     }
 }
 
-/// Asks and writes, for as long as this is wanted.
+/// Runs the worker.
 async fn run(shared: Arc<Shared>) {
-    let (mut pause, mut back) = (FIRST_PAUSE, Instant::now());
+    let (mut pause, mut back) = (MIN_BACKOFF, Instant::now());
     loop {
         tokio::select! {
             biased;
-            () = shared.urged.notified() => {}
-            () = shared.filled.notified() => {}
+            () = shared.urgent.notified() => {}
+            () = shared.not_empty.notified() => {}
         }
         loop {
-            let is_away = shared.lock().is_away;
-            if is_away {
-                // One that goes again and again is looked at no oftener than one that stays away.
-                if back.elapsed() > LONGEST_PAUSE {
-                    pause = FIRST_PAUSE;
+            let is_down = shared.lock().is_down;
+            if is_down {
+                // A flapping cache is probed no more often than one that stays down.
+                if back.elapsed() > MAX_BACKOFF {
+                    pause = MIN_BACKOFF;
                 }
-                pause = until_back(&shared, pause).await;
+                pause = wait_until_up(&shared, pause).await;
                 back = Instant::now();
             }
             let is_urgent = shared.lock().is_urgent;
             if !is_urgent {
                 // More may come with it.
-                let _ = timeout(GATHERING, shared.urged.notified()).await;
+                let _ = timeout(LINGER, shared.urgent.notified()).await;
             }
-            let (questions, writes) = shared.lock().take();
-            if questions.is_empty() && writes.is_empty() {
+            let (gets, writes) = shared.lock().take();
+            if gets.is_empty() && writes.is_empty() {
                 break;
             }
-            carry_out(&shared, questions, writes).await;
+            execute(&shared, gets, writes).await;
         }
     }
 }
 
-async fn carry_out(shared: &Shared, questions: Vec<Question>, writes: Vec<Operation>) {
-    let mut batch: Vec<Operation> = questions.iter().map(|question| Operation::Get(question.id)).collect();
+async fn execute(shared: &Shared, gets: Vec<PendingGet>, writes: Vec<CacheOperation>) {
+    let mut batch: Vec<CacheOperation> = gets.iter().map(|get| CacheOperation::Get(get.id)).collect();
     batch.extend(writes);
     let began = Instant::now();
-    let carried = timeout(BATCH_PATIENCE, shared.remote.carry_out(&batch)).await;
-    let carried = carried.unwrap_or_else(|_| Err(Failure("it does not answer in time".to_owned())));
+    let carried = timeout(BATCH_TIMEOUT, shared.remote.execute(&batch)).await;
+    let carried = carried.unwrap_or_else(|_| Err(RemoteError("it does not answer in time".to_owned())));
     let found: Vec<Option<Option<Bytes>>> = match carried {
         Ok(found) => {
             let mut queue = shared.lock();
-            batch.iter().for_each(|write| queue.forgotten(write));
+            batch.iter().for_each(|write| queue.deleted(write));
             drop(queue);
             found.into_iter().map(Some).collect()
         }
@@ -371,53 +367,53 @@ async fn carry_out(shared: &Shared, questions: Vec<Question>, writes: Vec<Operat
     };
     let mut found = found.into_iter();
     let mut answered = Vec::new();
-    for Question { reply, runtime, asked, .. } in questions {
+    for PendingGet { reply, runtime, asked, .. } in gets {
         let found = found.next().flatten();
-        // An answer that comes too late is none; and would be, where nobody waits.
+        // A late answer counts as a miss, also for a sampled get without a caller.
         let since = if reply.is_some() { asked } else { began };
-        shared.count(matches!(found, Some(Some(_))) && since.elapsed() < PATIENCE);
+        shared.count(matches!(found, Some(Some(_))) && since.elapsed() < GET_TIMEOUT);
         answered.extend(reply.map(|reply| (reply, runtime, found)));
     }
-    finish_where_they_wait(
+    finish_on_caller_runtimes(
         answered,
         |(_, runtime, _)| runtime.as_ref(),
         |(reply, _, found)| {
-            // Nobody may wait any more.
+            // The caller may have gone.
             let _ = reply.send(found);
         },
     );
 }
 
-/// What is to be forgotten everywhere is not given up.
-fn put_back(shared: &Shared, batch: Vec<Operation>) {
+/// Requeues invalidations, and drops the other operations.
+fn put_back(shared: &Shared, batch: Vec<CacheOperation>) {
     let mut queue = shared.lock();
     for operation in batch.into_iter().rev() {
-        if is_to_forget(&operation) && queue.writes.len() < WAITING {
+        if is_invalidation(&operation) && queue.writes.len() < MAX_QUEUED {
             queue.writes.push_front(operation);
         } else {
-            queue.forgotten(&operation);
+            queue.deleted(&operation);
         }
     }
 }
 
 /// Whether all gates are to forget it.
-fn is_to_forget(operation: &Operation) -> bool {
-    matches!(operation, Operation::Forget(_))
+fn is_invalidation(operation: &CacheOperation) -> bool {
+    matches!(operation, CacheOperation::Invalidate(_))
 }
 
-/// Returns when the cache answers again, and how long to wait before the next look if it goes again.
-async fn until_back(shared: &Shared, first: Duration) -> Duration {
+/// Returns when the cache answers again, with the delay to begin with if it goes down again.
+async fn wait_until_up(shared: &Shared, first: Duration) -> Duration {
     let mut pause = first;
     loop {
-        // Whoever asked before it was known.
-        let asked = std::mem::take(&mut shared.lock().questions);
+        // Fails the gets that were queued before it was down.
+        let asked = std::mem::take(&mut shared.lock().gets);
         drop(asked);
         sleep(pause).await;
-        let probe = [Operation::Get(RecordId([0; 32]))];
-        if matches!(timeout(BATCH_PATIENCE, shared.remote.carry_out(&probe)).await, Ok(Ok(_))) {
+        let probe = [CacheOperation::Get(RecordId([0; 32]))];
+        if matches!(timeout(BATCH_TIMEOUT, shared.remote.execute(&probe)).await, Ok(Ok(_))) {
             shared.answered();
-            return (pause * 2).min(LONGEST_PAUSE);
+            return (pause * 2).min(MAX_BACKOFF);
         }
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        pause = (pause * 2).min(MAX_BACKOFF);
     }
 }

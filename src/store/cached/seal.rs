@@ -1,7 +1,8 @@
-//! Values as they stand in the cache, which nobody is trusted with.
+//! The authenticated encoding of cached values: the shared cache is not trusted.
 //!
-//! A value is authenticated with HMAC-SHA256 (RFC 2104), under a key that is derived for this one use from the id secret and
-//! a secret of the store, where each is set. The id of the record goes into it and is not written: a value that stands under another key is none.
+//! A value is authenticated with HMAC-SHA256 (RFC 2104), under a key that is derived for this one use from the id
+//! secret and a secret of the store, where each is set. The id of the record goes into it and is not written: a value
+//! under another key is invalid.
 //!
 //! ```text
 //! version 1 | tag 32 | state 1 | read at 8 | claimed at 8 | until 8 | attempt 16 | length of the head 4 | head | answer
@@ -31,7 +32,7 @@ pub(super) struct Seal {
 
 /// It is not a value that a gate with this secret wrote for this record of this store.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Foreign;
+pub(super) struct InvalidValue;
 
 impl fmt::Debug for Seal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -70,13 +71,13 @@ impl Seal {
     }
 
     /// The record of a value, and as of when.
-    pub(super) fn open(&self, id: RecordId, value: &Bytes) -> Result<(Record, Timestamp), Foreign> {
+    pub(super) fn open(&self, id: RecordId, value: &Bytes) -> Result<(Record, Timestamp), InvalidValue> {
         if value.len() < BODY || value[0] != VERSION {
-            return Err(Foreign);
+            return Err(InvalidValue);
         }
         // In constant time.
-        self.tag(id, &value[BODY..]).verify_slice(&value[1..BODY]).map_err(|_| Foreign)?;
-        read(value.slice(BODY..)).map_err(|_| Foreign)
+        self.tag(id, &value[BODY..]).verify_slice(&value[1..BODY]).map_err(|_| InvalidValue)?;
+        read(value.slice(BODY..)).map_err(|_| InvalidValue)
     }
 
     fn tag(&self, id: RecordId, body: &[u8]) -> Hmac<Sha256> {
@@ -132,7 +133,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_closed_is_opened(head: Vec<u8>, answer: Vec<u8>, is_completed: bool, at: u64) {
+        fn a_sealed_value_opens(head: Vec<u8>, answer: Vec<u8>, is_completed: bool, at: u64) {
             let seal = Seal::new(&["secret", "store"]);
             let state = if is_completed { State::Completed } else { State::InFlight };
             let record = record(state, head, answer);
@@ -141,32 +142,32 @@ mod tests {
         }
 
         #[test]
-        fn what_was_changed_is_foreign(place in 0..value().len(), change in 1u8..) {
+        fn a_changed_value_is_invalid(place in 0..value().len(), change in 1u8..) {
             let mut changed = value().to_vec();
             changed[place] ^= change;
-            prop_assert_eq!(Seal::new(&["secret", "store"]).open(ID, &changed.into()), Err(Foreign));
+            prop_assert_eq!(Seal::new(&["secret", "store"]).open(ID, &changed.into()), Err(InvalidValue));
         }
 
         #[test]
-        fn what_was_cut_or_made_longer_is_foreign(length in 0..value().len(), more in 1usize..20) {
+        fn a_truncated_or_extended_value_is_invalid(length in 0..value().len(), more in 1usize..20) {
             let seal = Seal::new(&["secret", "store"]);
-            prop_assert_eq!(seal.open(ID, &value().slice(..length)), Err(Foreign));
+            prop_assert_eq!(seal.open(ID, &value().slice(..length)), Err(InvalidValue));
             let longer = [&value()[..], &vec![0; more]].concat();
-            prop_assert_eq!(seal.open(ID, &longer.into()), Err(Foreign));
+            prop_assert_eq!(seal.open(ID, &longer.into()), Err(InvalidValue));
         }
 
         #[test]
-        fn junk_is_foreign(junk: Vec<u8>) {
-            prop_assert_eq!(Seal::new(&["secret", "store"]).open(ID, &junk.into()), Err(Foreign));
+        fn random_bytes_are_invalid(junk: Vec<u8>) {
+            prop_assert_eq!(Seal::new(&["secret", "store"]).open(ID, &junk.into()), Err(InvalidValue));
         }
     }
 
     #[test]
-    fn what_belongs_elsewhere_is_foreign() {
+    fn a_value_of_another_record_or_store_is_invalid() {
         let value = value();
         assert!(Seal::new(&["secret", "store"]).open(ID, &value).is_ok());
-        assert_eq!(Seal::new(&["secret", "store"]).open(RecordId([8; 32]), &value), Err(Foreign));
-        assert_eq!(Seal::new(&["secret", "another"]).open(ID, &value), Err(Foreign));
-        assert_eq!(Seal::new(&["another", "store"]).open(ID, &value), Err(Foreign));
+        assert_eq!(Seal::new(&["secret", "store"]).open(RecordId([8; 32]), &value), Err(InvalidValue));
+        assert_eq!(Seal::new(&["secret", "another"]).open(ID, &value), Err(InvalidValue));
+        assert_eq!(Seal::new(&["another", "store"]).open(ID, &value), Err(InvalidValue));
     }
 }

@@ -15,7 +15,7 @@ fn origins() -> Vec<Origin> {
 /// A change: the service, the namespace and how many of its records live.
 type Change = (String, String, u64);
 
-/// What adopting changes; before, the same is asked for without adopting.
+/// The changes of adopting, after asking for them without adopting.
 async fn adopt(harness: &Harness, rules: Vec<Identity>, accept_change: bool) -> Vec<Change> {
     let seen = harness.store.changes(origins(), rules.clone()).await.expect("changes works");
     let changes = harness.store.adopt(origins(), rules, accept_change).await.expect("adopt works");
@@ -200,7 +200,7 @@ pub(super) async fn records_are_orphaned_while_other_rules_are_on_file(harness: 
     assert_eq!(adopt(&harness, vec![rule("charges", 1)], false).await, []);
     record_of(&harness, 1, "shop", "charges").await;
     assert_eq!(orphans().await, [false]);
-    // Which of two things was first that happen in one millisecond, nobody can tell.
+    // The order of two events in one millisecond is undefined.
     short_passes(&harness).await;
     assert_eq!(adopt(&harness, vec![rule("charges", 2)], true).await, []);
     short_passes(&harness).await;

@@ -5,7 +5,7 @@ use crate::idempotency::record::Version;
 
 pub(super) async fn a_free_id_is_claimed(harness: Harness) {
     let at = claim(&harness, id(1), fresh(7)).await;
-    let record = standing(&harness, id(1)).await;
+    let record = current(&harness, id(1)).await;
     let expected = Record {
         attempt: attempt(7),
         state: State::InFlight,
@@ -33,8 +33,8 @@ pub(super) async fn a_claim_that_stands_is_shown(harness: Harness) {
 pub(super) async fn the_same_attempt_claims_again(harness: Harness) {
     let at = claim(&harness, id(1), fresh(7)).await;
     short_passes(&harness).await;
-    assert_eq!(claim(&harness, id(1), fresh(7)).await, at, "the claim that stands is told");
-    assert_eq!(standing(&harness, id(1)).await.until, at.plus(LONG));
+    assert_eq!(claim(&harness, id(1), fresh(7)).await, at, "the time of the current claim is returned");
+    assert_eq!(current(&harness, id(1)).await.until, at.plus(LONG));
     assert_eq!(harness.store.count().await.expect("count works"), [1, 0, 0]);
 }
 
@@ -59,7 +59,7 @@ pub(super) async fn an_expired_record_still_stands(harness: Harness) {
     for (number, state) in [(1, State::InFlight), (2, State::Completed), (3, State::Unknown)] {
         match harness.store.claim(id(number), fresh(9)).await {
             Ok(Claim::Exists { record, now }) => {
-                assert_eq!(record.state, state, "what is past is for the caller to judge");
+                assert_eq!(record.state, state, "expired records are returned too");
                 assert!(record.until <= now);
             }
             other => panic!("{other:?}"),
@@ -73,7 +73,7 @@ pub(super) async fn supersede_replaces_what_was_seen(harness: Harness) {
         short_passes(&harness).await;
         let next = Fresh { lease: LONG * 3, ..fresh(8) };
         assert!(harness.store.supersede(id(number), record.version(), next).await.expect("supersede works"));
-        let new = standing(&harness, id(number)).await;
+        let new = current(&harness, id(number)).await;
         assert_eq!((new.attempt, new.state, new.answer), (attempt(8), State::InFlight, None));
         assert!(new.claimed_at > record.claimed_at, "it is claimed now");
         assert_eq!(new.until, new.claimed_at.plus(LONG * 3));
@@ -81,11 +81,11 @@ pub(super) async fn supersede_replaces_what_was_seen(harness: Harness) {
     }
     assert_eq!(harness.store.count().await.expect("count works"), [3, 0, 0]);
     // The fresh unknown ttl holds, not the old one.
-    let record = standing(&harness, id(1)).await;
+    let record = current(&harness, id(1)).await;
     let next = Fresh { unknown_ttl: LONG * 9, ..fresh(10) };
     assert!(harness.store.supersede(id(1), record.version(), next).await.expect("supersede works"));
     let until = settle(&harness, id(1), attempt(10), End::Hold).await;
-    assert!(until >= standing(&harness, id(1)).await.claimed_at.plus(LONG * 9));
+    assert!(until >= current(&harness, id(1)).await.claimed_at.plus(LONG * 9));
 }
 
 pub(super) async fn supersede_needs_the_version_that_was_seen(harness: Harness) {
@@ -100,20 +100,20 @@ pub(super) async fn supersede_needs_the_version_that_was_seen(harness: Harness) 
     for other in others {
         assert!(!harness.store.supersede(id(1), other, fresh(8)).await.expect("supersede works"), "{other:?}");
     }
-    assert_eq!(standing(&harness, id(1)).await, record);
+    assert_eq!(current(&harness, id(1)).await, record);
     // The attempt completes in between: the version is another one.
     settle(&harness, id(1), attempt(1), complete("late")).await;
     assert!(!harness.store.supersede(id(1), seen, fresh(8)).await.expect("supersede works"));
-    assert_eq!(standing(&harness, id(1)).await.state, State::Completed);
+    assert_eq!(current(&harness, id(1)).await.state, State::Completed);
 }
 
 pub(super) async fn supersede_repeats_for_the_same_attempt(harness: Harness) {
     let seen = put(&harness, id(1), 1, State::Completed).await.version();
     assert!(harness.store.supersede(id(1), seen, fresh(8)).await.expect("supersede works"));
-    let record = standing(&harness, id(1)).await;
+    let record = current(&harness, id(1)).await;
     short_passes(&harness).await;
     assert!(harness.store.supersede(id(1), seen, fresh(8)).await.expect("supersede works"));
-    assert_eq!(standing(&harness, id(1)).await, record);
+    assert_eq!(current(&harness, id(1)).await, record);
     assert!(!harness.store.supersede(id(1), seen, fresh(9)).await.expect("supersede works"));
     settle(&harness, id(1), attempt(8), End::Hold).await;
     assert!(!harness.store.supersede(id(1), seen, fresh(8)).await.expect("supersede works"), "not in flight any more");

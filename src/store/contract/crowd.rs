@@ -11,7 +11,7 @@ pub(super) async fn one_of_many_claims_of_one_id_wins(harness: Harness) {
         tokio::spawn(async move { store.claim(id(1), fresh(number)).await.expect("claim works") })
     });
     let claims = join_all(claims).await.into_iter().map(|claim| claim.expect("no panic")).collect::<Vec<_>>();
-    let winner = standing(&harness, id(1)).await.attempt;
+    let winner = current(&harness, id(1)).await.attempt;
     let mut inserted = 0;
     for (number, claim) in (0..).zip(claims) {
         match claim {
@@ -34,10 +34,10 @@ pub(super) async fn one_of_many_supersedes_wins(harness: Harness) {
     let won = join_all(supersedes).await.into_iter().map(|won| won.expect("no panic")).collect::<Vec<_>>();
     assert_eq!(won.iter().filter(|won| **won).count(), 1);
     let winner = won.iter().position(|won| *won).expect("one won");
-    assert_eq!(standing(&harness, id(1)).await.attempt, attempt(winner as u8));
+    assert_eq!(current(&harness, id(1)).await.attempt, attempt(winner as u8));
 }
 
-pub(super) async fn everybody_is_answered(harness: Harness) {
+pub(super) async fn every_caller_is_answered(harness: Harness) {
     let attempts = (0..=199).map(|number| {
         let store = harness.store.clone();
         tokio::spawn(async move {

@@ -33,7 +33,7 @@ pub(super) async fn a_record_is_found_by_its_id(harness: Harness) {
     claim(&harness, id(2), Fresh { origin: origin("never adopted").id(), ..fresh(2) }).await;
     let found = get(&harness, id(1)).await.expect("it stands");
     assert_eq!((found.id, found.origin), (id(1), Some(known)));
-    assert_eq!(found.record, standing(&harness, id(1)).await);
+    assert_eq!(found.record, current(&harness, id(1)).await);
     assert!(found.now >= found.record.claimed_at && found.now < found.record.until);
     assert_eq!(get(&harness, id(2)).await.expect("it stands").origin, None);
     assert!(get(&harness, id(3)).await.is_none());

@@ -28,7 +28,7 @@ pub struct Harness {
     /// The store.
     pub store: Arc<dyn Store>,
     advance: Box<dyn Fn(Duration) -> BoxFuture<'static, ()> + Send + Sync>,
-    kept: Vec<Box<dyn Any + Send>>,
+    records: Vec<Box<dyn Any + Send>>,
     is_shared: bool,
 }
 
@@ -39,13 +39,13 @@ impl Harness {
             step(duration);
             Box::pin(std::future::ready(()))
         };
-        Self { store: Arc::new(store), advance: Box::new(advance), kept: Vec::new(), is_shared: false }
+        Self { store: Arc::new(store), advance: Box::new(advance), records: Vec::new(), is_shared: false }
     }
 
     /// A store whose clock runs by itself.
     pub fn waiting(store: impl Store) -> Self {
         let advance = |duration| -> BoxFuture<'static, ()> { Box::pin(tokio::time::sleep(duration)) };
-        Self { store: Arc::new(store), advance: Box::new(advance), kept: Vec::new(), is_shared: false }
+        Self { store: Arc::new(store), advance: Box::new(advance), records: Vec::new(), is_shared: false }
     }
 
     /// It is a store that services share.
@@ -60,13 +60,13 @@ impl Harness {
         store: impl Store,
         advance: impl Fn(Duration) -> BoxFuture<'static, ()> + Send + Sync + 'static,
     ) -> Self {
-        Self { store: Arc::new(store), advance: Box::new(advance), kept: Vec::new(), is_shared: false }
+        Self { store: Arc::new(store), advance: Box::new(advance), records: Vec::new(), is_shared: false }
     }
 
     /// Keeps something, such as a directory, for as long as the store is under test.
     #[must_use]
     pub fn keeping(mut self, thing: impl Any + Send) -> Self {
-        self.kept.push(Box::new(thing));
+        self.records.push(Box::new(thing));
         self
     }
 
@@ -145,7 +145,7 @@ where
         adoption::records_are_orphaned_while_other_rules_are_on_file
         crowd::one_of_many_claims_of_one_id_wins
         crowd::one_of_many_supersedes_wins
-        crowd::everybody_is_answered
+        crowd::every_caller_is_answered
         crowd::a_store_that_closes_finishes_what_it_accepted
     }
 }
@@ -204,7 +204,7 @@ async fn claim(harness: &Harness, id: RecordId, fresh: Fresh) -> Timestamp {
 }
 
 /// The record that a claim finds.
-async fn standing(harness: &Harness, id: RecordId) -> Record {
+async fn current(harness: &Harness, id: RecordId) -> Record {
     match harness.store.claim(id, fresh(0xee)).await {
         Ok(Claim::Exists { record, .. }) => record,
         other => panic!("no record stands: {other:?}"),
@@ -239,5 +239,5 @@ async fn put(harness: &Harness, id: RecordId, number: u8, state: State) -> Recor
         State::Completed => drop(settle(harness, id, attempt(number), complete("done")).await),
         State::Unknown => drop(settle(harness, id, attempt(number), End::Hold).await),
     }
-    standing(harness, id).await
+    current(harness, id).await
 }

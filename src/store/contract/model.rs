@@ -1,7 +1,7 @@
-//! Random histories: every store says at each step what a plain map says, which knows nothing of how stores are made.
+//! Random histories: at each step, every store must reply as a plain map does.
 //!
-//! The map is written from the words of [`Store`], not from the rules that stores share. A history that fails is shrunk
-//! to a short one.
+//! The map is written from the documentation of [`Store`], not from the rules that stores share. A history that fails
+//! is shrunk to a short one.
 
 mod reference;
 
@@ -15,11 +15,11 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseError, TestRunner};
 
-use self::reference::{Reference, Said};
+use self::reference::{Reference, Reply};
 use super::*;
 use crate::idempotency::record::Version;
 use crate::store::clock::Clock;
-use crate::store::{Filter, Held, Identity};
+use crate::store::{Filter, Identity, LeaseRenewal};
 
 /// How many ids and attempts histories know: few, so that they meet.
 const IDS: u8 = 4;
@@ -29,7 +29,7 @@ const ATTEMPTS: u8 = 3;
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Wait(u64),
-    /// Somebody sees the versions that stand, and will act on them when they are stale.
+    /// Remembers the current versions, for calls that act on stale ones.
     Look,
     Call(Call),
     /// Calls at once. Each has an id of its own: what they do does not depend on their order.
@@ -40,10 +40,10 @@ pub(crate) enum Step {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Call {
-    Claim(u8, Novel),
+    Claim(u8, ClaimSpec),
     Supersede {
         id: u8,
-        by: Novel,
+        by: ClaimSpec,
         is_stale: bool,
     },
     /// By this attempt, or by the one that the record belongs to.
@@ -56,9 +56,9 @@ pub(crate) enum Call {
     Adopt(Vec<u8>, bool),
 }
 
-/// What is claimed: by which attempt, and how long its lease and its time as an unknown record are, in milliseconds.
+/// A claim: by which attempt, and how long its lease and its time as an unknown record are, in milliseconds.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Novel {
+pub(crate) struct ClaimSpec {
     by: u8,
     lease: u64,
     unknown_ttl: u64,
@@ -77,7 +77,7 @@ pub(crate) struct Subject {
 /// Plays `cases` histories, each on a fresh store whose clock stands until it is stepped.
 ///
 /// # Panics
-/// Where a store says something else than the map; tells the shortest history that was found.
+/// If a store replies differently; prints the shortest history found.
 pub(crate) fn check<M, F>(cases: u32, make: M)
 where
     M: Fn() -> F,
@@ -144,8 +144,9 @@ fn history() -> impl Strategy<Value = Vec<Step>> {
 
 /// A call on one id.
 fn on_one(id: u8) -> impl Strategy<Value = Call> {
-    let novel =
-        || (0..ATTEMPTS, 0..40_u64, 0..60_u64).prop_map(|(by, lease, unknown_ttl)| Novel { by, lease, unknown_ttl });
+    let novel = || {
+        (0..ATTEMPTS, 0..40_u64, 0..60_u64).prop_map(|(by, lease, unknown_ttl)| ClaimSpec { by, lease, unknown_ttl })
+    };
     let expiry = prop_oneof![
         (0..50_u64).prop_map(|millis| Expiry::FromClaim(Duration::from_millis(millis))),
         (0..50_u64).prop_map(|millis| Expiry::FromNow(Duration::from_millis(millis))),
@@ -169,10 +170,10 @@ fn on_one(id: u8) -> impl Strategy<Value = Call> {
 /// Plays a history on a store and on the map.
 async fn play(subject: &mut Subject, history: Vec<Step>) -> Result<(), TestCaseError> {
     let mut reference = Reference::new(now(&subject.harness).await, subject.harness.is_shared);
-    // What a caller may have seen a while ago.
+    // The versions that a caller may have seen earlier.
     let mut stale = [None; IDS as usize];
     for (at, step) in history.into_iter().enumerate() {
-        let told = || format!("step {at}: {step:?}");
+        let context = || format!("step {at}: {step:?}");
         match &step {
             Step::Wait(millis) => {
                 let time = Duration::from_millis(*millis);
@@ -183,7 +184,7 @@ async fn play(subject: &mut Subject, history: Vec<Step>) -> Result<(), TestCaseE
             Step::Call(call) => {
                 let seen = reference.versions();
                 let found = ask(&*subject.harness.store, call, &seen, &stale).await;
-                prop_assert_eq!(found, reference.say(call, &seen, &stale), "{}", told());
+                prop_assert_eq!(found, reference.apply(call, &seen, &stale), "{}", context());
                 reference.learn(call, &*subject.harness.store).await?;
             }
             Step::Together(calls) => {
@@ -191,7 +192,7 @@ async fn play(subject: &mut Subject, history: Vec<Step>) -> Result<(), TestCaseE
                 let store = &*subject.harness.store;
                 let found = join_all(calls.iter().map(|call| ask(store, call, &seen, &stale))).await;
                 for (call, found) in calls.iter().zip(found) {
-                    prop_assert_eq!(found, reference.say(call, &seen, &stale), "{:?} in {}", call, told());
+                    prop_assert_eq!(found, reference.apply(call, &seen, &stale), "{:?} in {}", call, context());
                 }
             }
             Step::Reopen => {
@@ -202,43 +203,43 @@ async fn play(subject: &mut Subject, history: Vec<Step>) -> Result<(), TestCaseE
                 }
             }
         }
-        reference.compare(&*subject.harness.store, &told()).await?;
+        reference.compare(&*subject.harness.store, &context()).await?;
     }
     Ok(())
 }
 
-/// What the versions of the ids were at some time.
-type Seen = [Option<Version>; IDS as usize];
+/// The versions of the ids at some time.
+type Versions = [Option<Version>; IDS as usize];
 
-async fn ask(store: &dyn Store, call: &Call, seen: &Seen, stale: &Seen) -> Said {
+async fn ask(store: &dyn Store, call: &Call, seen: &Versions, stale: &Versions) -> Reply {
     match call.clone() {
         Call::Claim(of, by) => match store.claim(id(of), by.fresh()).await.expect("claim works") {
-            Claim::Inserted(at) => Said::Inserted(at),
-            Claim::Exists { record, now } => Said::Exists(record, now),
+            Claim::Inserted(at) => Reply::Inserted(at),
+            Claim::Exists { record, now } => Reply::Exists(record, now),
         },
         Call::Supersede { id: of, by, is_stale } => match version_of(of, is_stale, seen, stale) {
-            Some(version) => Said::Yes(store.supersede(id(of), version, by.fresh()).await.expect("supersede works")),
-            None => Said::Nothing,
+            Some(version) => Reply::Yes(store.supersede(id(of), version, by.fresh()).await.expect("supersede works")),
+            None => Reply::Nothing,
         },
         Call::Settle(of, by, end) => {
             match store.settle(id(of), attempt_of(of, by, seen), end).await.expect("settle works") {
-                Settled::Done { until } => Said::Done(until),
-                Settled::Superseded { record } => Said::Fenced(record),
+                Settled::Done { until } => Reply::Done(until),
+                Settled::Superseded { record } => Reply::Fenced(record),
             }
         }
         Call::Renew(held, lease) => {
             let lease = Duration::from_millis(lease);
-            let held = held.into_iter().map(|(of, by)| Held { id: id(of), attempt: attempt(by), lease });
+            let held = held.into_iter().map(|(of, by)| LeaseRenewal { id: id(of), attempt: attempt(by), lease });
             store.renew(held.collect()).await.expect("renew works");
-            Said::Nothing
+            Reply::Nothing
         }
-        Call::ExpireLeases(limit) => Said::Count(store.expire_leases(limit).await.expect("expire_leases works")),
-        Call::Sweep(limit) => Said::Count(store.sweep(limit).await.expect("sweep works")),
-        Call::Remove(of) => Said::Yes(store.remove(id(of)).await.expect("remove works")),
-        Call::List(filter, after, limit) => Said::Listed(pages(store, &filter, after.map(id), limit).await),
+        Call::ExpireLeases(limit) => Reply::Count(store.expire_leases(limit).await.expect("expire_leases works")),
+        Call::Sweep(limit) => Reply::Count(store.sweep(limit).await.expect("sweep works")),
+        Call::Remove(of) => Reply::Yes(store.remove(id(of)).await.expect("remove works")),
+        Call::List(filter, after, limit) => Reply::Listed(pages(store, &filter, after.map(id), limit).await),
         Call::Adopt(digests, accept_change) => {
             let (origins, rules) = rules(&digests);
-            Said::Changes(store.adopt(origins, rules, accept_change).await.expect("adopt works"))
+            Reply::Changes(store.adopt(origins, rules, accept_change).await.expect("adopt works"))
         }
     }
 }
@@ -268,16 +269,16 @@ async fn now(harness: &Harness) -> Timestamp {
     at
 }
 
-fn version_of(id: u8, is_stale: bool, seen: &Seen, stale: &Seen) -> Option<Version> {
+fn version_of(id: u8, is_stale: bool, seen: &Versions, stale: &Versions) -> Option<Version> {
     if is_stale { stale[usize::from(id)] } else { seen[usize::from(id)] }
 }
 
-fn attempt_of(id: u8, by: Option<u8>, seen: &Seen) -> Attempt {
+fn attempt_of(id: u8, by: Option<u8>, seen: &Versions) -> Attempt {
     let own = || seen[usize::from(id)].map_or(attempt(0), |version| version.attempt);
     by.map_or_else(own, attempt)
 }
 
-impl Novel {
+impl ClaimSpec {
     fn fresh(self) -> Fresh {
         Fresh {
             lease: Duration::from_millis(self.lease),

@@ -5,7 +5,7 @@ use super::*;
 pub(super) async fn an_attempt_completes(harness: Harness) {
     let at = claim(&harness, id(1), fresh(1)).await;
     let until = settle(&harness, id(1), attempt(1), complete("created")).await;
-    let record = standing(&harness, id(1)).await;
+    let record = current(&harness, id(1)).await;
     let expected = Record {
         attempt: attempt(1),
         state: State::Completed,
@@ -26,8 +26,8 @@ pub(super) async fn an_expiry_counts_from_the_claim_or_from_now(harness: Harness
     let from_now = settle(&harness, id(2), attempt(2), expiring(Expiry::FromNow(LONG))).await;
     assert_eq!(from_claim, first.plus(LONG));
     assert!(from_now > second.plus(LONG));
-    assert_eq!(standing(&harness, id(1)).await.until, from_claim);
-    assert_eq!(standing(&harness, id(2)).await.until, from_now);
+    assert_eq!(current(&harness, id(1)).await.until, from_claim);
+    assert_eq!(current(&harness, id(2)).await.until, from_now);
 }
 
 pub(super) async fn an_answer_is_never_dead_on_arrival(harness: Harness) {
@@ -38,7 +38,7 @@ pub(super) async fn an_answer_is_never_dead_on_arrival(harness: Harness) {
         let until = settle(&harness, id(number), attempt(number), expiring(ttl)).await;
         assert!(until >= at.plus(SHORT * 2 + ttl), "counted from now");
         assert_eq!(settle(&harness, id(number), attempt(number), expiring(ttl)).await, until, "as it stands");
-        assert_eq!(standing(&harness, id(number)).await.until, until);
+        assert_eq!(current(&harness, id(number)).await.until, until);
     }
 }
 
@@ -58,7 +58,7 @@ pub(super) async fn an_attempt_holds(harness: Harness) {
     short_passes(&harness).await;
     let until = settle(&harness, id(1), attempt(1), End::Hold).await;
     assert!(until > at.plus(LONG * 2), "the unknown ttl counts from now");
-    let record = standing(&harness, id(1)).await;
+    let record = current(&harness, id(1)).await;
     assert_eq!((record.state, record.attempt, record.until), (State::Unknown, attempt(1), until));
     assert_eq!((record.claimed_at, record.answer), (at, None));
 }
@@ -66,7 +66,7 @@ pub(super) async fn an_attempt_holds(harness: Harness) {
 pub(super) async fn an_attempt_completes_late(harness: Harness) {
     put(&harness, id(1), 1, State::Unknown).await;
     let until = settle(&harness, id(1), attempt(1), complete("late")).await;
-    let record = standing(&harness, id(1)).await;
+    let record = current(&harness, id(1)).await;
     assert_eq!((record.state, record.until, record.answer), (State::Completed, until, Some(answer("late"))));
 }
 
@@ -91,7 +91,7 @@ pub(super) async fn another_attempt_ends_nothing(harness: Harness) {
             let stands = settle_in_vain(&harness, id(number), attempt(9), end).await;
             assert_eq!(stands.as_ref(), Some(&record));
         }
-        assert_eq!(standing(&harness, id(number)).await, record);
+        assert_eq!(current(&harness, id(number)).await, record);
     }
 }
 
@@ -101,7 +101,7 @@ pub(super) async fn a_completed_record_never_regresses(harness: Harness) {
         let stands = settle_in_vain(&harness, id(1), attempt(1), end).await;
         assert_eq!(stands.as_ref(), Some(&record));
     }
-    assert_eq!(standing(&harness, id(1)).await, record);
+    assert_eq!(current(&harness, id(1)).await, record);
 }
 
 pub(super) async fn nothing_stands(harness: Harness) {
@@ -119,7 +119,7 @@ pub(super) async fn a_superseded_attempt_ends_nothing(harness: Harness) {
         assert_eq!((stands.attempt, stands.state), (attempt(2), State::InFlight));
     }
     settle(&harness, id(1), attempt(2), complete("new")).await;
-    assert_eq!(standing(&harness, id(1)).await.answer, Some(answer("new")));
+    assert_eq!(current(&harness, id(1)).await.answer, Some(answer("new")));
 }
 
 pub(super) async fn large_answers_come_back(harness: Harness) {
@@ -128,7 +128,7 @@ pub(super) async fn large_answers_come_back(harness: Harness) {
     let end = End::Complete { answer: large.clone(), expiry: Expiry::FromNow(LONG) };
     settle(&harness, id(1), attempt(1), end.clone()).await;
     settle(&harness, id(1), attempt(1), end).await;
-    assert!(standing(&harness, id(1)).await.answer.is_some_and(|found| found == large));
+    assert!(current(&harness, id(1)).await.answer.is_some_and(|found| found == large));
     let listed = get(&harness, id(1)).await.expect("it stands");
     assert!(listed.record.answer.is_some_and(|found| found == large));
     assert!(harness.store.remove(id(1)).await.expect("remove works"));
@@ -138,6 +138,6 @@ pub(super) async fn empty_answers_are_answers(harness: Harness) {
     claim(&harness, id(1), Fresh { head: Bytes::new(), ..fresh(1) }).await;
     settle(&harness, id(1), attempt(1), complete("")).await;
     settle(&harness, id(1), attempt(1), complete("")).await;
-    let record = standing(&harness, id(1)).await;
+    let record = current(&harness, id(1)).await;
     assert_eq!((record.head, record.answer), (Bytes::new(), Some(Bytes::new())));
 }

@@ -1,10 +1,10 @@
 //! renew, expire_leases, sweep and remove.
 
 use super::*;
-use crate::store::Held;
+use crate::store::LeaseRenewal;
 
 pub(super) async fn leases_are_renewed_for_their_attempts_only(harness: Harness) {
-    let held = |id, number| Held { id, attempt: attempt(number), lease: LONG * 5 };
+    let held = |id, number| LeaseRenewal { id, attempt: attempt(number), lease: LONG * 5 };
     let at = claim(&harness, id(1), fresh(1)).await;
     let foreign = put(&harness, id(2), 2, State::InFlight).await;
     let unknown = put(&harness, id(3), 3, State::Unknown).await;
@@ -13,11 +13,11 @@ pub(super) async fn leases_are_renewed_for_their_attempts_only(harness: Harness)
     let all = vec![held(id(9), 9), held(id(2), 1), held(id(3), 3), held(id(4), 4), held(id(1), 1)];
     assert_eq!(harness.store.renew(all).await.expect("renew works"), [id(1)]);
     assert_eq!(harness.store.renew(Vec::new()).await.expect("renew works"), []);
-    assert!(standing(&harness, id(1)).await.until > at.plus(LONG * 5), "from now");
-    assert_eq!(standing(&harness, id(1)).await.claimed_at, at);
-    assert_eq!(standing(&harness, id(2)).await, foreign);
-    assert_eq!(standing(&harness, id(3)).await, unknown);
-    assert_eq!(standing(&harness, id(4)).await, completed);
+    assert!(current(&harness, id(1)).await.until > at.plus(LONG * 5), "from now");
+    assert_eq!(current(&harness, id(1)).await.claimed_at, at);
+    assert_eq!(current(&harness, id(2)).await, foreign);
+    assert_eq!(current(&harness, id(3)).await, unknown);
+    assert_eq!(current(&harness, id(4)).await, completed);
     assert!(get(&harness, id(9)).await.is_none());
 }
 
@@ -25,19 +25,19 @@ pub(super) async fn leases_that_are_past_turn_unknown(harness: Harness) {
     let at = claim(&harness, id(1), Fresh { lease: SHORT, ..fresh(1) }).await;
     let live = put(&harness, id(2), 2, State::InFlight).await;
     claim(&harness, id(3), Fresh { lease: SHORT, ..fresh(3) }).await;
-    let renewed = Held { id: id(3), attempt: attempt(3), lease: LONG };
+    let renewed = LeaseRenewal { id: id(3), attempt: attempt(3), lease: LONG };
     harness.store.renew(vec![renewed]).await.expect("renew works");
     short_passes(&harness).await;
     assert_eq!(harness.store.expire_leases(10).await.expect("expire works"), 1);
     assert_eq!(harness.store.expire_leases(10).await.expect("expire works"), 0);
-    let record = standing(&harness, id(1)).await;
+    let record = current(&harness, id(1)).await;
     assert_eq!((record.state, record.attempt, record.claimed_at), (State::Unknown, attempt(1), at));
     assert!(record.until > at.plus(LONG * 2), "the unknown ttl counts from when it turned unknown");
-    assert_eq!(standing(&harness, id(2)).await, live);
-    assert_eq!(standing(&harness, id(3)).await.state, State::InFlight);
+    assert_eq!(current(&harness, id(2)).await, live);
+    assert_eq!(current(&harness, id(3)).await.state, State::InFlight);
     // The attempt was only late.
     settle(&harness, id(1), attempt(1), complete("late")).await;
-    assert_eq!(standing(&harness, id(1)).await.answer, Some(answer("late")));
+    assert_eq!(current(&harness, id(1)).await.answer, Some(answer("late")));
 }
 
 pub(super) async fn leases_expire_up_to_a_limit(harness: Harness) {
@@ -106,7 +106,7 @@ pub(super) async fn the_longest_durations_saturate(harness: Harness) {
     short_passes(&harness).await;
     assert_eq!(harness.store.expire_leases(10).await.expect("expire works"), 1);
     for number in 1..=3 {
-        assert_eq!(standing(&harness, id(number)).await.until, forever);
+        assert_eq!(current(&harness, id(number)).await.until, forever);
     }
     let end = End::Complete { answer: answer("x"), expiry: Expiry::FromClaim(Duration::MAX) };
     assert_eq!(settle(&harness, id(3), attempt(3), end).await, forever);

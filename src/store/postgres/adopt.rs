@@ -15,9 +15,9 @@ use crate::store::adoption::{self, NamespacePeriod};
 use crate::store::{Error, ErrorKind, Identity, IdentityChange, LiveKeys, NamespaceRules, Origin, RulesPeriod};
 
 /// How long it may take: where rules changed, every record is looked at.
-const PATIENCE: Duration = Duration::from_secs(600);
+const ADOPT_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// How long it may take to look at what is on file.
+/// How long reading the rules on file may take.
 const LOOK: Duration = Duration::from_secs(10);
 
 /// One gate at a time.
@@ -30,7 +30,7 @@ enum Failure {
     Unreadable(Unreadable),
 }
 
-/// What adopting `rules` would forget. Takes no lock that a gate waits for.
+/// The changes whose records adopting `rules` would forget. Takes no lock that a gate waits for.
 pub(super) async fn changes(pool: &Pool, origins: &[Origin], rules: &[Identity]) -> Result<Vec<IdentityChange>, Error> {
     let mut connection = pool.get().await?;
     let looking = async {
@@ -40,8 +40,8 @@ pub(super) async fn changes(pool: &Pool, origins: &[Origin], rules: &[Identity])
         transaction.commit().await?;
         Ok(changes)
     };
-    match timeout(PATIENCE, looking).await {
-        Ok(found) => found.map_err(of_question),
+    match timeout(ADOPT_TIMEOUT, looking).await {
+        Ok(found) => found.map_err(of_read),
         Err(_) => Err(Error::determinate(ErrorKind::Timeout, "the database did not answer in time")),
     }
 }
@@ -56,7 +56,7 @@ pub(super) async fn identities(pool: &Pool) -> Result<Vec<NamespaceRules>, Error
         Ok(on_file)
     };
     match timeout(LOOK, looking).await {
-        Ok(found) => found.map_err(of_question),
+        Ok(found) => found.map_err(of_read),
         Err(_) => Err(Error::determinate(ErrorKind::Timeout, "the database did not answer in time")),
     }
 }
@@ -67,7 +67,7 @@ pub(super) async fn adopt(
     rules: &[Identity],
     accept_change: bool,
 ) -> Result<Vec<IdentityChange>, Error> {
-    let doubts = pool.doubts();
+    let interrupted_waits = pool.interrupted_waits();
     let mut connection = pool.get().await?;
     let adopting = async {
         let transaction = connection.transaction().await?;
@@ -77,9 +77,9 @@ pub(super) async fn adopt(
         transaction.commit().await?;
         Ok(changes)
     };
-    match timeout(PATIENCE, adopting).await {
-        Ok(Ok(changes)) => pool.expect_replicated(doubts).map(|()| changes),
-        Ok(Err(Failure::Sql(error))) => Err(error::of_statement(&error)),
+    match timeout(ADOPT_TIMEOUT, adopting).await {
+        Ok(Ok(changes)) => pool.expect_replicated(interrupted_waits).map(|()| changes),
+        Ok(Err(Failure::Sql(error))) => Err(error::of_write(&error)),
         Ok(Err(Failure::Unreadable(unreadable))) => Err(Error::indeterminate(ErrorKind::Corrupt, unreadable)),
         Err(_) => Err(Error::indeterminate(ErrorKind::Timeout, "the database did not answer in time")),
     }
@@ -156,7 +156,7 @@ fn services<'a>(origins: &'a [Origin], rules: &'a [Identity]) -> Vec<&'a str> {
     adoption::services(origins, rules).into_iter().collect()
 }
 
-/// What is on file of these services, or of all.
+/// The rules on file of these services, or of all.
 async fn on_file(transaction: &Transaction<'_>, of: Option<&[&str]>) -> Result<Vec<NamespaceRules>, Failure> {
     let identities = "SELECT service, namespace, digest FROM oncegate.identity \
                       WHERE $1::text[] IS NULL OR service = ANY ($1)";
@@ -197,9 +197,9 @@ async fn now(transaction: &Transaction<'_>) -> Result<Timestamp, Failure> {
     Ok(row::time(&row, 0)?)
 }
 
-fn of_question(failure: Failure) -> Error {
+fn of_read(failure: Failure) -> Error {
     match failure {
-        Failure::Sql(error) => error::of_question(&error),
+        Failure::Sql(error) => error::of_read(&error),
         Failure::Unreadable(unreadable) => Error::determinate(ErrorKind::Corrupt, unreadable),
     }
 }

@@ -1,4 +1,4 @@
-//! Connections: made and proven.
+//! Makes connections and checks that they work.
 
 use std::future::pending;
 use std::pin::pin;
@@ -12,40 +12,40 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{CancelToken, Client, Config, Error as SqlError, Row, Statement};
 
-use super::choosing::{Doubt, Hosts};
-use super::driver::{News, drive};
+use super::driver::{ServerMessages, drive};
 use super::error::{self, OpenError};
+use super::host_selection::{Hosts, Suspicion};
 use super::lineage::Lineage;
 use super::tls::Encryptor;
 use super::{Settings, hosts, row};
 use crate::store::{Error, ErrorKind};
 
 /// How long a connection may take from its beginning until it is known to work, besides the time to reach the server.
-const GREETING: Duration = Duration::from_secs(5);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a host that was reached may take to let somebody in: a server that hangs takes connections too.
-const LOGIN: Duration = Duration::from_secs(3);
+/// How long a login may take once the host was reached: a server that hangs accepts connections too.
+const LOGIN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long a statement may take. Beyond it the connection is given up: whoever asked has given up already, and nobody
-/// knows whether the server is there.
-pub(super) const ANSWER: Duration = Duration::from_secs(5);
+/// How long a statement may take. After that the connection is closed: the caller has timed out already, and the
+/// server may be gone.
+pub(super) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// From this time on a statement that is not answered casts doubt on the server: others are tried beside it. So a client
 /// that waits for `settle_timeout` gets its answer from the next server.
-const SLOW: Duration = Duration::from_secs(1);
+const SUSPECT_AFTER: Duration = Duration::from_secs(1);
 
 /// How many bytes a connection carries in a millisecond at least: 1 MiB in about a second.
-const SLOWEST: usize = 1024;
+const MIN_BYTES_PER_MS: usize = 1024;
 
 /// How long a server may take to be reached, unless the settings say.
-const REACH: Duration = Duration::from_secs(2);
+const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The setting by which a session is recognised.
 const SESSION: &str = "oncegate.session";
 
 /// Writes to the log that a commit waits for, and to no table: `migrate` connects where there is none yet. The commit waits
 /// as those of claims do, whatever the session is set to.
-const COMMIT: Call = Call {
+const COMMIT: Query = Query {
     sql: "SELECT pg_logical_emit_message(true, 'oncegate', ''), set_config('client_min_messages', 'warning', true), \
           CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') \
           THEN set_config('synchronous_commit', 'on', true) END",
@@ -58,16 +58,16 @@ pub(super) struct Connector {
     servers: Config,
     tls: Encryptor,
     hosts: Arc<Hosts>,
-    /// Whether records are to be kept there, for which a commit is not enough.
+    /// Whether the servers must be able to keep records, beyond committing.
     is_for_records: bool,
 }
 
 /// A parameter of a statement with its type.
 pub(super) type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 
-/// A statement that is asked again and again.
+/// A statement that is executed repeatedly, with the types of its parameters.
 #[derive(Clone, Copy)]
-pub(super) struct Call {
+pub(super) struct Query {
     pub(super) sql: &'static str,
     pub(super) types: &'static [Type],
 }
@@ -75,9 +75,9 @@ pub(super) struct Call {
 /// A connection that works.
 pub(super) struct Session {
     client: Client,
-    /// What was prepared: only where the other end is always the same server process.
+    /// The prepared statements, if there is no pooler in between.
     prepared: Option<Vec<(&'static str, Statement)>>,
-    news: Arc<News>,
+    messages: Arc<ServerMessages>,
     /// Ends with the session: a server that does not answer would keep the task, and the task the connection.
     _driver: AbortOnDrop,
     ended: watch::Receiver<bool>,
@@ -89,72 +89,72 @@ pub(super) struct Session {
     pub(super) is_direct: bool,
 }
 
-/// What a connection is for.
+/// The purpose of a connection.
 enum Purpose {
     /// To be used for as long as its host is; notifications go to the other end of this.
     Use(Option<mpsc::UnboundedSender<String>>),
     /// To find out whether the host is to be used.
-    Trial,
+    Probe,
 }
 
-/// Tells the server to give up the statement that a connection waits for.
+/// Cancels the statement that a connection waits for.
 struct Cancel {
     token: CancelToken,
     tls: Encryptor,
 }
 
-/// Why a call failed.
-pub(super) enum Failed {
+/// The error of a call.
+pub(super) enum CallError {
     /// It was not sent.
     Unsent(String),
     /// The server said so, or the connection broke.
     Sql(SqlError),
-    /// It is done, and what came back makes no sense.
+    /// It is done, and its rows cannot be decoded.
     Unreadable(row::Unreadable),
     /// There was no answer in time.
     Late,
     /// It is done, but perhaps on this server only.
     Unreplicated,
     /// Nothing of it is done, since a step of it had no effect.
-    Unproven,
+    NoEffect,
 }
 
-/// What to say where a step of a proof had no effect.
-const UNPROVEN: &str = "a record that this user claims cannot be renewed and released, though no statement fails: look for \
+/// The message for a check whose steps had no effect.
+const NO_EFFECT: &str = "a record that this user claims cannot be renewed and released, though no statement fails: look for \
                         row security and triggers on oncegate.record";
 
-impl Failed {
-    /// The error for whoever asked for a write.
+impl CallError {
+    /// The error for the caller of a write.
     pub(super) fn into_error(self) -> Error {
         match self {
-            Self::Unsent(told) => Error::determinate(ErrorKind::Unavailable, told),
-            Self::Sql(error) => error::of_statement(&error),
+            Self::Unsent(message) => Error::determinate(ErrorKind::Unavailable, message),
+            Self::Sql(error) => error::of_write(&error),
             Self::Unreadable(unreadable) => Error::indeterminate(ErrorKind::Corrupt, unreadable),
             Self::Late => Error::indeterminate(ErrorKind::Timeout, "the database did not answer in time"),
             Self::Unreplicated => Error::indeterminate(
                 ErrorKind::Unavailable,
-                "the wait for the standby was broken off: the write may be on the primary only",
+                "the wait for the standby was cancelled: the write may be on the primary only",
             ),
-            Self::Unproven => Error::determinate(ErrorKind::Other, UNPROVEN),
+            Self::NoEffect => Error::determinate(ErrorKind::Other, NO_EFFECT),
         }
     }
 
-    /// The error for whoever wants to use the store.
+    /// The error for opening the store.
     pub(super) fn into_open_error(self) -> OpenError {
         match self {
             Self::Sql(error) => OpenError::of(&error),
             Self::Late => OpenError::late(),
-            Self::Unproven => OpenError::Denied(UNPROVEN.to_owned()),
+            Self::NoEffect => OpenError::Denied(NO_EFFECT.to_owned()),
             other => OpenError::Unreachable(other.into_error().cause().source.to_string()),
         }
     }
 
-    /// Whether the connection can be used no longer.
-    pub(super) fn is_last(&self) -> bool {
+    /// Whether the connection must be closed.
+    pub(super) fn is_fatal(&self) -> bool {
         match self {
             Self::Unsent(_) | Self::Late => true,
-            Self::Sql(error) => error::is_last(error),
-            Self::Unreadable(_) | Self::Unreplicated | Self::Unproven => false,
+            Self::Sql(error) => error::is_fatal(error),
+            Self::Unreadable(_) | Self::Unreplicated | Self::NoEffect => false,
         }
     }
 }
@@ -175,18 +175,18 @@ impl Connector {
     /// A connection to the host in use, on which a commit has gone through, which holds the store that this process uses,
     /// and which has what `calls` need.
     ///
-    /// Only that shows that claims would work: a standby that was promoted away, a full disk or a synchronous standby that
-    /// is gone lets everybody log in.
-    pub(super) async fn connect(&self, calls: &[Call]) -> Result<Session, OpenError> {
-        let mut session = self.connect_unproven().await?;
+    /// Only that shows that claims would work: a standby that was promoted away, a full disk or a synchronous standby
+    /// that is gone still accepts logins.
+    pub(super) async fn connect(&self, calls: &[Query]) -> Result<Session, OpenError> {
+        let mut session = self.connect_unchecked().await?;
         let proving = async {
-            session.commit().await.map_err(Failed::into_open_error)?;
+            session.commit().await.map_err(CallError::into_open_error)?;
             let lineage =
-                self.recognise(&session).await.inspect_err(|_| self.hosts.doubt(session.host, Doubt::Silent))?;
-            self.hosts.used.add(&lineage, &self.name(session.host));
+                self.recognise(&session).await.inspect_err(|_| self.hosts.suspect(session.host, Suspicion::Silent))?;
+            self.hosts.lineage_guard.add(&lineage, &self.name(session.host));
             session.prepare(calls).await.map_err(|error| OpenError::of(&error))
         };
-        match timeout(GREETING, proving).await {
+        match timeout(HANDSHAKE_TIMEOUT, proving).await {
             Ok(Ok(())) => Ok(session),
             Ok(Err(error)) => Err(error),
             Err(_) => {
@@ -196,19 +196,40 @@ impl Connector {
         }
     }
 
-    /// What the other end of a connection holds. An error where that is not what this process uses.
+    /// The lineage of the server of a connection. An error if it is not the one that this process uses.
     pub(super) async fn recognise(&self, session: &Session) -> Result<Lineage, OpenError> {
-        let lineage = Lineage::of(session.client()).await?;
-        self.hosts.used.check(&lineage, &self.name(session.host))?;
+        self.recognise_at(session.client(), session.host).await
+    }
+
+    /// The same for a connection of the pool to the host in use, for a store of records.
+    pub(super) async fn recognise_in_use(&self, client: &Client) -> Result<(), OpenError> {
+        if !self.is_for_records {
+            return Ok(());
+        }
+        let host = self.hosts.chosen().unwrap_or_default();
+        // The pool has no time limit of its own for this.
+        let recognised = timeout(HANDSHAKE_TIMEOUT, self.recognise_at(client, host)).await;
+        recognised
+            .unwrap_or_else(|_| Err(OpenError::late()))
+            .map(drop)
+            .inspect_err(|_| self.hosts.suspect(host, Suspicion::Silent))
+    }
+
+    async fn recognise_at(&self, client: &Client, host: usize) -> Result<Lineage, OpenError> {
+        let lineage = Lineage::of(client).await?;
+        self.hosts.lineage_guard.check(&lineage, &self.name(host))?;
         Ok(lineage)
     }
 
-    /// A connection for the pool. What the server says goes to `news`.
-    pub(super) async fn connect_plainly(&self, news: Arc<News>) -> Result<(Client, JoinHandle<()>), SqlError> {
+    /// A connection for the pool. Its notices go to `messages`.
+    pub(super) async fn connect_plainly(
+        &self,
+        messages: Arc<ServerMessages>,
+    ) -> Result<(Client, JoinHandle<()>), SqlError> {
         let host = self.hosts.chosen().unwrap_or_default();
-        let (ending, _) = watch::channel(false);
-        let dialled = self.dial(&self.servers, host, news, ending, false).await;
-        dialled.inspect_err(|_| self.hosts.doubt(host, Doubt::Silent))
+        let (end, _) = watch::channel(false);
+        let dialled = self.connect_to(&self.servers, host, messages, end, false).await;
+        dialled.inspect_err(|_| self.hosts.suspect(host, Suspicion::Silent))
     }
 
     pub(super) fn servers(&self) -> &Config {
@@ -230,37 +251,43 @@ impl Connector {
 
     /// How long it may take until a connection is made.
     pub(super) fn patience(&self) -> Duration {
-        self.reach() + LOGIN + GREETING
+        self.connect_timeout() + LOGIN_TIMEOUT + HANDSHAKE_TIMEOUT
     }
 
     /// How long a server may take to be reached.
-    pub(super) fn reach(&self) -> Duration {
-        self.servers.get_connect_timeout().copied().unwrap_or(REACH)
+    pub(super) fn connect_timeout(&self) -> Duration {
+        self.servers.get_connect_timeout().copied().unwrap_or(DEFAULT_CONNECT_TIMEOUT)
     }
 
     /// A connection to the host in use, whatever it is good for. Tells whether it is direct.
-    pub(super) async fn connect_unproven(&self) -> Result<Session, OpenError> {
+    pub(super) async fn connect_unchecked(&self) -> Result<Session, OpenError> {
         self.connect_for_use(None).await
     }
 
-    /// As [`Connector::connect_unproven`]; notifications go to `told`.
-    pub(super) async fn connect_to_listen(&self, told: mpsc::UnboundedSender<String>) -> Result<Session, OpenError> {
-        self.connect_for_use(Some(told)).await
+    /// As [`Connector::connect_unchecked`]; notifications go to `notifications`.
+    pub(super) async fn connect_to_listen(
+        &self,
+        notifications: mpsc::UnboundedSender<String>,
+    ) -> Result<Session, OpenError> {
+        self.connect_for_use(Some(notifications)).await
     }
 
     /// A connection to a host that may come to be used.
-    pub(super) async fn connect_on_trial(&self, host: usize) -> Result<Session, OpenError> {
-        self.greet(host, &Purpose::Trial).await
+    pub(super) async fn connect_probe(&self, host: usize) -> Result<Session, OpenError> {
+        self.handshake(host, &Purpose::Probe).await
     }
 
-    async fn connect_for_use(&self, told: Option<mpsc::UnboundedSender<String>>) -> Result<Session, OpenError> {
+    async fn connect_for_use(
+        &self,
+        notifications: Option<mpsc::UnboundedSender<String>>,
+    ) -> Result<Session, OpenError> {
         let host = self.host().await?;
-        let greeted = timeout(self.patience(), self.greet(host, &Purpose::Use(told))).await;
+        let greeted = timeout(self.patience(), self.handshake(host, &Purpose::Use(notifications))).await;
         let greeted = greeted.unwrap_or_else(|_| Err(OpenError::late()));
-        greeted.inspect_err(|_| self.hosts.doubt(host, Doubt::Silent))
+        greeted.inspect_err(|_| self.hosts.suspect(host, Suspicion::Silent))
     }
 
-    async fn greet(&self, host: usize, purpose: &Purpose) -> Result<Session, OpenError> {
+    async fn handshake(&self, host: usize, purpose: &Purpose) -> Result<Session, OpenError> {
         let opened = if self.hosts.is_pooled(host) {
             None
         } else {
@@ -270,7 +297,7 @@ impl Connector {
             servers.options(format!("{options} -c {SESSION}={mark}").trim());
             match self.open(&servers, host, purpose).await {
                 Ok(session) => Some((session, mark)),
-                // What a pooler says to start-up parameters that it does not know.
+                // The answer of a pooler to unknown start-up parameters.
                 Err(error) if error.code() == Some(&SqlState::PROTOCOL_VIOLATION) => None,
                 Err(error) => return Err(OpenError::of(&error)),
             }
@@ -279,7 +306,7 @@ impl Connector {
             Some((session, mark)) => (session, Some(mark)),
             None => (self.open(&self.servers, host, purpose).await.map_err(|error| OpenError::of(&error))?, None),
         };
-        session.is_direct = session.knows(mark.as_deref()).await.map_err(|error| OpenError::of(&error))?;
+        session.is_direct = session.has_mark(mark.as_deref()).await.map_err(|error| OpenError::of(&error))?;
         if !session.is_direct {
             self.hosts.set_pooled(host);
         }
@@ -287,30 +314,30 @@ impl Connector {
     }
 
     async fn open(&self, servers: &Config, host: usize, purpose: &Purpose) -> Result<Session, SqlError> {
-        let (ending, ended) = watch::channel(false);
-        let (told, is_trial) = match purpose {
-            Purpose::Use(told) => (told.clone(), false),
-            Purpose::Trial => (None, true),
+        let (end, ended) = watch::channel(false);
+        let (notifications, is_probe) = match purpose {
+            Purpose::Use(notifications) => (notifications.clone(), false),
+            Purpose::Probe => (None, true),
         };
-        let news = Arc::new(News::with_notifications(told));
-        let (client, driver) = self.dial(servers, host, Arc::clone(&news), ending, is_trial).await?;
+        let messages = Arc::new(ServerMessages::with_notifications(notifications));
+        let (client, driver) = self.connect_to(servers, host, Arc::clone(&messages), end, is_probe).await?;
         let (tls, hosts) = (self.tls.clone(), Arc::clone(&self.hosts));
         let _driver = AbortOnDrop(driver);
-        Ok(Session { client, prepared: None, news, _driver, ended, tls, hosts, host, is_direct: false })
+        Ok(Session { client, prepared: None, messages, _driver, ended, tls, hosts, host, is_direct: false })
     }
 
     /// A connection, and the task that moves its bytes: until it ends, or until another host is in use, unless it is on trial.
-    async fn dial(
+    async fn connect_to(
         &self,
         servers: &Config,
         host: usize,
-        news: Arc<News>,
-        ending: watch::Sender<bool>,
-        is_trial: bool,
+        messages: Arc<ServerMessages>,
+        end: watch::Sender<bool>,
+        is_probe: bool,
     ) -> Result<(Client, JoinHandle<()>), SqlError> {
-        let settings = hosts::one(servers, host, self.reach());
+        let settings = hosts::one(servers, host, self.connect_timeout());
         let hosts = Arc::clone(&self.hosts);
-        let left = (!is_trial).then(|| self.hosts.left(host));
+        let left = (!is_probe).then(|| self.hosts.left(host));
         let mut left = Box::pin(async move {
             match left {
                 Some(left) => left.await,
@@ -319,7 +346,7 @@ impl Connector {
         });
         let late = SqlError::__private_api_timeout;
         let (client, driven) = tokio::select! {
-            connected = timeout(self.reach() + LOGIN, settings.connect(self.tls.clone())) => {
+            connected = timeout(self.connect_timeout() + LOGIN_TIMEOUT, settings.connect(self.tls.clone())) => {
                 connected.unwrap_or_else(|_| Err(late()))?
             }
             () = left.as_mut() => return Err(late()),
@@ -328,12 +355,12 @@ impl Connector {
         let driver = tokio::spawn(async move {
             tokio::select! {
                 biased;
-                is_lost = drive(driven, &news) => if is_lost && !is_trial {
-                    hosts.doubt(host, Doubt::Silent);
+                is_lost = drive(driven, &messages) => if is_lost && !is_probe {
+                    hosts.suspect(host, Suspicion::Silent);
                 },
                 () = left => drop(tokio::spawn(cancel.send())),
             }
-            ending.send_replace(true);
+            end.send_replace(true);
         });
         Ok((client, driver))
     }
@@ -367,7 +394,7 @@ impl Session {
     }
 
     /// Commits, and waits until that is durable.
-    pub(super) async fn commit(&self) -> Result<(), Failed> {
+    pub(super) async fn commit(&self) -> Result<(), CallError> {
         self.write(&COMMIT, &[], 0).await.map(drop)
     }
 
@@ -375,33 +402,33 @@ impl Session {
     /// `bytes` is about how much it carries.
     pub(super) async fn write(
         &self,
-        call: &Call,
+        call: &Query,
         values: &[&(dyn ToSql + Sync)],
         bytes: usize,
-    ) -> Result<Vec<Row>, Failed> {
+    ) -> Result<Vec<Row>, CallError> {
         if self.client.is_closed() {
-            return Err(Failed::Unsent("the connection to the database was lost".to_owned()));
+            return Err(CallError::Unsent("the connection to the database was lost".to_owned()));
         }
-        let doubts = self.news.doubts();
-        let patience = ANSWER + Duration::from_millis((bytes / SLOWEST) as u64);
+        let interrupted_waits = self.messages.interrupted_waits();
+        let patience = STATEMENT_TIMEOUT + Duration::from_millis((bytes / MIN_BYTES_PER_MS) as u64);
         let mut calling = pin!(self.call(call, values));
-        let answered = match timeout(SLOW, calling.as_mut()).await {
+        let answered = match timeout(SUSPECT_AFTER, calling.as_mut()).await {
             Ok(answered) => answered,
             Err(_) => {
-                self.hosts.doubt(self.host, Doubt::Silent);
-                timeout(patience - SLOW, calling).await.map_err(|_| Failed::Late)?
+                self.hosts.suspect(self.host, Suspicion::Silent);
+                timeout(patience - SUSPECT_AFTER, calling).await.map_err(|_| CallError::Late)?
             }
         };
         let rows = answered.map_err(|error| {
             if error::refuses_writes(&error) {
-                self.hosts.doubt(self.host, Doubt::Refuses);
+                self.hosts.suspect(self.host, Suspicion::Refuses);
             }
-            Failed::Sql(error)
+            CallError::Sql(error)
         })?;
-        if self.news.doubts() == doubts { Ok(rows) } else { Err(Failed::Unreplicated) }
+        if self.messages.interrupted_waits() == interrupted_waits { Ok(rows) } else { Err(CallError::Unreplicated) }
     }
 
-    async fn call(&self, call: &Call, values: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, SqlError> {
+    async fn call(&self, call: &Query, values: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, SqlError> {
         let known = self.prepared.iter().flatten().find(|(sql, _)| *sql == call.sql);
         if let Some((_, statement)) = known {
             return self.client.query(statement, values).await;
@@ -411,7 +438,7 @@ impl Session {
     }
 
     /// Prepares calls, where the server will know them the next time.
-    async fn prepare(&mut self, calls: &[Call]) -> Result<(), SqlError> {
+    async fn prepare(&mut self, calls: &[Query]) -> Result<(), SqlError> {
         if !self.is_direct {
             return Ok(());
         }
@@ -423,8 +450,8 @@ impl Session {
         Ok(())
     }
 
-    /// Whether the session has the mark that it was begun with: a pooler gives it to another one.
-    async fn knows(&self, mark: Option<&str>) -> Result<bool, SqlError> {
+    /// Whether the session has the mark that it was started with. Behind a pooler it does not.
+    async fn has_mark(&self, mark: Option<&str>) -> Result<bool, SqlError> {
         let question = "SELECT current_setting('oncegate.session', true)";
         let row = self.client.query_typed_one(question, &[]).await?;
         let found: Option<&str> = row.get(0);
@@ -435,7 +462,7 @@ impl Session {
 impl Cancel {
     async fn send(self) {
         // Nothing depends on it.
-        let _ = timeout(GREETING, self.token.cancel_query(self.tls)).await;
+        let _ = timeout(HANDSHAKE_TIMEOUT, self.token.cancel_query(self.tls)).await;
     }
 }
 
@@ -447,9 +474,10 @@ impl Drop for AbortOnDrop {
     }
 }
 
-/// A random word that only the session knows that was begun with it.
+/// A random mark that identifies a session.
 fn mark() -> Result<String, OpenError> {
     let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(|_| OpenError::Failed("no randomness to be had".to_owned()))?;
+    getrandom::fill(&mut bytes)
+        .map_err(|_| OpenError::Failed("the system's random number generator failed".to_owned()))?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -1,11 +1,11 @@
-//! What the server is, and what it risks.
+//! Describes the server and its durability risks.
 
 use tokio_postgres::error::SqlState;
 
 use super::connect::Session;
 use super::{OpenError, Settings, hosts};
 
-/// What answers at the other end, as of the start.
+/// The server, as of the start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Description {
     /// Whether it is the server itself, and not a pooler before it.
@@ -20,11 +20,11 @@ pub struct Description {
     pub has_fsync: bool,
     /// Whether it survives pages that are half written.
     pub has_full_page_writes: bool,
-    /// What commits of this user wait for, unless they say otherwise.
+    /// The default of `synchronous_commit` for this user.
     pub synchronous_commit: String,
     /// The standbys that commits wait for; empty where they wait for none.
     pub synchronous_standby_names: String,
-    /// The standbys that are connected; nothing where this user may not see them.
+    /// The standbys that are connected; `None` if this user may not see them.
     pub standbys: Option<Vec<Standby>>,
 }
 
@@ -74,7 +74,7 @@ impl Description {
         })
     }
 
-    /// What may be lost and what to change, each in a line.
+    /// The data that may be lost and the setting to change, one line each.
     #[must_use]
     pub fn risks(&self) -> Vec<String> {
         let mut risks = Vec::new();
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn each_risk_is_told_in_a_line_with_what_to_change() {
+    fn each_risk_is_one_line_with_the_setting_to_change() {
         let level = |level: &str| Description { synchronous_commit: level.to_owned(), ..safe() };
         let cases = [
             (Description { has_fsync: false, ..safe() }, "fsync is off", "set fsync to on"),

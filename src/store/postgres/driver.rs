@@ -1,4 +1,4 @@
-//! What moves a connection's bytes, and what the server says on it without being asked.
+//! Drives a connection, and receives the server's notices and notifications.
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,30 +8,30 @@ use tokio::sync::mpsc;
 use tokio_postgres::error::{Severity, SqlState};
 use tokio_postgres::{AsyncMessage, Connection};
 
-/// What the server says without being asked.
+/// Notices and notifications of the server.
 #[derive(Default)]
-pub(super) struct News {
-    /// How often the wait for a standby was broken off: the transaction stands here, and perhaps nowhere else.
-    doubts: AtomicU64,
+pub(super) struct ServerMessages {
+    /// How often the wait for a standby was cancelled: the transaction is committed here, and perhaps nowhere else.
+    interrupted_waits: AtomicU64,
     /// The receiver of notifications.
-    told: Option<mpsc::UnboundedSender<String>>,
+    notifications: Option<mpsc::UnboundedSender<String>>,
 }
 
-impl News {
+impl ServerMessages {
     /// With where notifications go.
-    pub(super) fn with_notifications(told: Option<mpsc::UnboundedSender<String>>) -> Self {
-        Self { told, ..Self::default() }
+    pub(super) fn with_notifications(notifications: Option<mpsc::UnboundedSender<String>>) -> Self {
+        Self { notifications, ..Self::default() }
     }
 
-    /// How often the wait for a standby was broken off so far.
-    pub(super) fn doubts(&self) -> u64 {
-        self.doubts.load(Ordering::SeqCst)
+    /// How often the wait for a standby was cancelled so far.
+    pub(super) fn interrupted_waits(&self) -> u64 {
+        self.interrupted_waits.load(Ordering::SeqCst)
     }
 }
 
 /// Moves a connection's bytes until it ends, and says whether it was lost. In the order in which the server sends: by the
 /// time that a statement is answered, its notices were seen.
-pub(super) async fn drive<S, T>(mut driven: Connection<S, T>, news: &News) -> bool
+pub(super) async fn drive<S, T>(mut driven: Connection<S, T>, messages: &ServerMessages) -> bool
 where
     S: AsyncRead + AsyncWrite + Unpin,
     T: AsyncRead + AsyncWrite + Unpin,
@@ -48,13 +48,13 @@ where
                 let is_wait =
                     notice.routine() == Some("SyncRepWaitForLSN") || *notice.code() == SqlState::ADMIN_SHUTDOWN;
                 if is_warning && is_wait {
-                    news.doubts.fetch_add(1, Ordering::SeqCst);
+                    messages.interrupted_waits.fetch_add(1, Ordering::SeqCst);
                 }
             }
             AsyncMessage::Notification(notification) => {
-                if let Some(told) = &news.told {
-                    // The other end goes with its session.
-                    let _ = told.send(notification.payload().to_owned());
+                if let Some(notifications) = &messages.notifications {
+                    // The receiver ends with its session.
+                    let _ = notifications.send(notification.payload().to_owned());
                 }
             }
             _ => {}

@@ -1,4 +1,4 @@
-//! What PostgreSQL's errors mean.
+//! Maps errors of PostgreSQL to those of the store.
 
 use std::error::Error as _;
 use std::io;
@@ -22,8 +22,8 @@ pub enum OpenError {
     /// The database is not there.
     #[error("{0}; create it, or name another one in [store] url")]
     NoDatabase(String),
-    /// TLS is asked for and cannot be had, or the other way round.
-    #[error("no connection that is as safe as asked for: {0}; see sslmode in [store] url")]
+    /// The TLS requirements of the client and the server do not match.
+    #[error("the TLS requirements were not met: {0}; see sslmode in [store] url")]
     Tls(String),
     /// The schema is not there.
     #[error("the database has no schema `oncegate` (or this user may not see it): run `oncegate migrate` first")]
@@ -52,8 +52,8 @@ pub enum OpenError {
         /// The latest version that this program knows.
         known: u32,
     },
-    /// This user may not do what is needed.
-    #[error("the database denies it: {0}; see \"PostgreSQL\" in the README for what the gate's role needs")]
+    /// The user lacks a right that the store needs.
+    #[error("the database denies it: {0}; see \"PostgreSQL\" in the README for the privileges of the gate's role")]
     Denied(String),
     /// The server holds another store than the one that this process uses.
     #[error(
@@ -100,34 +100,36 @@ impl OpenError {
     }
 
     pub(super) fn of(error: &SqlError) -> Self {
-        let told = told(error);
+        let message = message(error);
         match error.code() {
-            Some(&SqlState::INVALID_PASSWORD | &SqlState::INVALID_AUTHORIZATION_SPECIFICATION) => Self::Refused(told),
-            Some(&SqlState::INVALID_CATALOG_NAME) => Self::NoDatabase(told),
-            Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Self::Denied(told),
+            Some(&SqlState::INVALID_PASSWORD | &SqlState::INVALID_AUTHORIZATION_SPECIFICATION) => {
+                Self::Refused(message)
+            }
+            Some(&SqlState::INVALID_CATALOG_NAME) => Self::NoDatabase(message),
+            Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Self::Denied(message),
             Some(&(SqlState::INVALID_SCHEMA_NAME | SqlState::UNDEFINED_TABLE | SqlState::UNDEFINED_FUNCTION)) => {
                 Self::NoSchema
             }
-            None => Self::without_code(error, told),
+            None => Self::without_code(error, message),
             _ if matches!(kind(error), ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::Full) => {
-                Self::Unreachable(told)
+                Self::Unreachable(message)
             }
-            _ => Self::Failed(told),
+            _ => Self::Failed(message),
         }
     }
 
-    /// What the driver found by itself. It tells its kinds apart in words only, which tests hold.
-    fn without_code(error: &SqlError, told: String) -> Self {
+    /// An error of the driver itself. Its kinds differ in their messages only, which tests pin.
+    fn without_code(error: &SqlError, message: String) -> Self {
         let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
         // An alert of the server may come behind the handshake.
         let is_refused = source.and_then(io::Error::get_ref).is_some_and(|inner| inner.is::<rustls::Error>());
         match error.to_string().as_str() {
-            _ if is_refused => Self::Tls(told),
+            _ if is_refused => Self::Tls(message),
             // A server that goes away in the middle of it is away; it said no, or there is nothing to agree on.
-            "error performing TLS handshake" if source.is_none() => Self::Tls(told),
+            "error performing TLS handshake" if source.is_none() => Self::Tls(message),
             // The server wants a password and there is none, or it did not prove that it knows it.
-            "invalid configuration" | "authentication error" => Self::Refused(told),
-            _ => Self::Unreachable(told),
+            "invalid configuration" | "authentication error" => Self::Refused(message),
+            _ => Self::Unreachable(message),
         }
     }
 }
@@ -135,12 +137,12 @@ impl OpenError {
 /// In the driver's words.
 const LATE: &str = "timeout waiting for server";
 
-/// What an error says, without what it shows of values.
-pub(super) fn told(error: &SqlError) -> String {
+/// The message of an error, without values.
+pub(super) fn message(error: &SqlError) -> String {
     if let Some(error) = error.as_db_error() {
-        return told_by_server(error);
+        return server_message(error);
     }
-    // What the driver says where this program has waited for long enough.
+    // The driver's error for a timeout of this program.
     if error.to_string() == LATE {
         return "it did not answer in time".to_owned();
     }
@@ -150,11 +152,11 @@ pub(super) fn told(error: &SqlError) -> String {
     }
 }
 
-fn told_by_server(error: &DbError) -> String {
+fn server_message(error: &DbError) -> String {
     format!("{} (SQLSTATE {})", error.message(), error.code().code())
 }
 
-/// What sort of failure an error is.
+/// The kind of an error.
 pub(super) fn kind(error: &SqlError) -> ErrorKind {
     let Some(code) = error.code() else { return ErrorKind::Unavailable };
     match *code {
@@ -172,29 +174,29 @@ pub(super) fn kind(error: &SqlError) -> ErrorKind {
     }
 }
 
-/// Whether a statement that failed so did nothing and never will.
+/// Whether a statement with this error had no effect and never will.
 ///
-/// An error of level ERROR comes with the end of its transaction: it is taken back before the error is sent. What ends
-/// the session (FATAL, PANIC) may come after the commit: where a wait for a standby is broken off by a shutdown, the
-/// transaction stands. And a connection that is lost tells nothing.
-pub(super) fn did_nothing(error: &SqlError) -> bool {
+/// An error of level ERROR comes with the end of its transaction: it is taken back before the error is sent. What
+/// ends the session (FATAL, PANIC) may come after the commit: where a wait for a standby is broken off by a shutdown,
+/// the transaction stands. A lost connection leaves the outcome unknown.
+pub(super) fn had_no_effect(error: &SqlError) -> bool {
     error.as_db_error().is_some_and(|error| error.parsed_severity() == Some(Severity::Error))
 }
 
-/// Whether it helps to ask the same at once again.
-pub(super) fn is_passing(error: &SqlError) -> bool {
+/// Whether an immediate retry may succeed.
+pub(super) fn is_transient(error: &SqlError) -> bool {
     let passing = [SqlState::T_R_SERIALIZATION_FAILURE, SqlState::T_R_DEADLOCK_DETECTED, SqlState::LOCK_NOT_AVAILABLE];
     error.code().is_some_and(|code| passing.contains(code))
 }
 
-/// Whether a statement waited in vain for what another transaction holds.
-pub(super) fn is_held(error: &SqlError) -> bool {
+/// Whether a statement timed out waiting for a lock.
+pub(super) fn is_lock_timeout(error: &SqlError) -> bool {
     error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)
 }
 
-/// Whether the connection can be used no longer for what it is for.
-pub(super) fn is_last(error: &SqlError) -> bool {
-    !did_nothing(error) || error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION)
+/// Whether the connection must be closed.
+pub(super) fn is_fatal(error: &SqlError) -> bool {
+    !had_no_effect(error) || error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION)
 }
 
 /// Whether the server says that it takes no writes, which another host may do.
@@ -204,12 +206,12 @@ pub(super) fn refuses_writes(error: &SqlError) -> bool {
 }
 
 /// The error of a statement that was sent.
-pub(super) fn of_statement(error: &SqlError) -> Error {
-    let (kind, told) = (kind(error), told(error));
-    if did_nothing(error) { Error::determinate(kind, told) } else { Error::indeterminate(kind, told) }
+pub(super) fn of_write(error: &SqlError) -> Error {
+    let (kind, message) = (kind(error), message(error));
+    if had_no_effect(error) { Error::determinate(kind, message) } else { Error::indeterminate(kind, message) }
 }
 
-/// The error of a question: it changes nothing, however it ends.
-pub(super) fn of_question(error: &SqlError) -> Error {
-    Error::determinate(kind(error), told(error))
+/// The error of a read: it changes nothing, however it ends.
+pub(super) fn of_read(error: &SqlError) -> Error {
+    Error::determinate(kind(error), message(error))
 }

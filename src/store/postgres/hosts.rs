@@ -1,7 +1,7 @@
 //! The hosts of a database, one by one.
 //!
-//! The driver goes through them by itself, but waits for as long as it takes where one lets itself be reached and then says
-//! nothing, and takes one that lets it in though nothing can be committed there.
+//! The driver tries them by itself, but waits without limit for a host that accepts a connection and then hangs, and
+//! uses a host that accepts a login but cannot commit.
 
 use std::time::Duration;
 
@@ -42,8 +42,8 @@ fn port(servers: &Config, place: usize) -> Option<u16> {
     servers.get_ports().get(place).or_else(|| servers.get_ports().first()).copied()
 }
 
-/// The settings for one. Each of its addresses may take `reach` to be reached.
-pub(super) fn one(servers: &Config, place: usize, reach: Duration) -> Config {
+/// The settings for one. Each of its addresses may take `connect_timeout` to be reached.
+pub(super) fn one(servers: &Config, place: usize, connect_timeout: Duration) -> Config {
     let mut one = Config::new();
     match servers.get_hosts().get(place) {
         Some(Host::Tcp(name)) => drop(one.host(name)),
@@ -83,7 +83,7 @@ pub(super) fn one(servers: &Config, place: usize, reach: Duration) -> Config {
     }
     one.ssl_mode(servers.get_ssl_mode())
         .ssl_negotiation(servers.get_ssl_negotiation())
-        .connect_timeout(reach)
+        .connect_timeout(connect_timeout)
         .keepalives(servers.get_keepalives())
         .keepalives_idle(servers.get_keepalives_idle())
         .target_session_attrs(servers.get_target_session_attrs())

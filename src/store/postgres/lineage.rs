@@ -1,4 +1,4 @@
-//! Which store a server holds, and how many promotions its log has been through.
+//! The identity of the store on a server, and the timeline of its log.
 //!
 //! A host that commits may still be the wrong one: an empty or another database, on which every key would run again, or an
 //! old primary that came back after its standby was promoted, which lacks all records since.
@@ -7,27 +7,28 @@ use std::sync::{Mutex, PoisonError};
 
 use tokio_postgres::{Client, Error as SqlError};
 
-use super::error::did_nothing;
+use super::error::had_no_effect;
 use super::{OpenError, schema};
 
 /// Fails on a standby, where a role lacks the right, and on servers without a log of their own.
 const TIMELINE: &str = "SELECT ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int";
 
-/// What a server holds.
+/// The store and the timeline of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lineage {
     /// The id of its store.
     pub(super) store: [u8; 16],
-    /// The timeline of its log, which every promotion makes higher; nothing where the server does not say.
+    /// The timeline of its log, which increases with every promotion; `None` if the server does not report it.
     pub(super) timeline: Option<u32>,
 }
 
-/// What this process has used. A server that holds another store, or is on a lower timeline, is refused from then on.
+/// The stores and timelines that this process has used. A server that holds another store, or is on a lower timeline,
+/// is refused from then on.
 #[derive(Default)]
-pub(super) struct Used(Mutex<Option<Seen>>);
+pub(super) struct LineageGuard(Mutex<Option<KnownLineage>>);
 
 #[derive(Debug)]
-struct Seen {
+struct KnownLineage {
     store: [u8; 16],
     /// The server where the store was first seen.
     first: String,
@@ -40,9 +41,9 @@ impl Lineage {
         let store = schema::store(client).await?.id;
         let timeline = match client.query_typed_one(TIMELINE, &[]).await {
             Ok(row) => row.get::<_, Option<i32>>(0).and_then(|timeline| u32::try_from(timeline).ok()),
-            Err(error) if did_nothing(&error) && !is_passing(&error) => None,
-            // An old primary that is only too busy to say it is still an old primary.
-            Err(error) if is_passing(&error) => return Err(OpenError::Unreachable(error.to_string())),
+            Err(error) if had_no_effect(&error) && !is_transient(&error) => None,
+            // An old primary may merely be too busy to answer.
+            Err(error) if is_transient(&error) => return Err(OpenError::Unreachable(error.to_string())),
             Err(error) => return Err(OpenError::of(&error)),
         };
         Ok(Self { store, timeline })
@@ -56,19 +57,19 @@ impl Lineage {
 
 /// Whether a server fails for reasons that pass: it has too few resources, or an operator or a timeout intervened (classes
 /// 53 and 57 of SQLSTATE).
-fn is_passing(error: &SqlError) -> bool {
+fn is_transient(error: &SqlError) -> bool {
     error.code().is_some_and(|code| code.code().starts_with("53") || code.code().starts_with("57"))
 }
 
-impl Used {
+impl LineageGuard {
     /// Refuses a server that lacks what was recorded on others.
     pub(super) fn check(&self, found: &Lineage, server: &str) -> Result<(), OpenError> {
-        let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(seen) = &*seen else { return Ok(()) };
-        if found.store != seen.store {
-            return Err(OpenError::OtherStore { server: server.to_owned(), first: seen.first.clone() });
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(known) = &*known else { return Ok(()) };
+        if found.store != known.store {
+            return Err(OpenError::OtherStore { server: server.to_owned(), first: known.first.clone() });
         }
-        match (&seen.newest, found.timeline) {
+        match (&known.newest, found.timeline) {
             (Some((newest, promoted)), Some(timeline)) if timeline < *newest => Err(OpenError::LeftBehind {
                 server: server.to_owned(),
                 timeline,
@@ -81,12 +82,13 @@ impl Used {
 
     /// Notes that a server is used.
     pub(super) fn add(&self, found: &Lineage, server: &str) {
-        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let seen = seen.get_or_insert_with(|| Seen { store: found.store, first: server.to_owned(), newest: None });
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known =
+            known.get_or_insert_with(|| KnownLineage { store: found.store, first: server.to_owned(), newest: None });
         if let Some(timeline) = found.timeline
-            && seen.newest.as_ref().is_none_or(|(newest, _)| timeline > *newest)
+            && known.newest.as_ref().is_none_or(|(newest, _)| timeline > *newest)
         {
-            seen.newest = Some((timeline, server.to_owned()));
+            known.newest = Some((timeline, server.to_owned()));
         }
     }
 }
@@ -101,7 +103,7 @@ mod tests {
 
     #[test]
     fn a_server_with_another_store_or_a_lower_timeline_is_refused() {
-        let used = Used::default();
+        let used = LineageGuard::default();
         assert!(used.check(&on(1, Some(1)), "one").is_ok(), "nothing was used yet");
         used.add(&on(1, None), "one");
         for timeline in [None, Some(1), Some(7)] {

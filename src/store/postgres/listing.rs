@@ -1,4 +1,4 @@
-//! Looking at records.
+//! Reads and lists records.
 
 use std::time::{Duration, Instant};
 
@@ -10,25 +10,25 @@ use super::row::{self, Unreadable};
 use crate::idempotency::record::{RecordId, State};
 use crate::store::{Error, ErrorKind, Filter, Listed, Page};
 
-/// How many records one statement looks at.
+/// How many records one statement reads.
 const CHUNK: i64 = 4096;
 
-/// How long a listing looks before it gives what it found.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a listing runs before it returns a partial page.
+const LIST_TIMEOUT: Duration = Duration::from_secs(5);
 
 const GET: &str = "SELECT id, now, attempt, state, claimed_at, until, head, answer, service, namespace, route \
                    FROM oncegate.get_v1($1)";
 
 pub(super) async fn get(pool: &Pool, id: RecordId) -> Result<Option<Listed>, Error> {
-    let rows = pool.look(GET, &[(&&id.0[..], Type::BYTEA)]).await?;
+    let rows = pool.query(GET, &[(&&id.0[..], Type::BYTEA)]).await?;
     rows.first().map(listed).transpose().map_err(unreadable)
 }
 
 pub(super) async fn list(pool: &Pool, filter: &Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
     let started = Instant::now();
-    let walk = Walk::of(filter);
+    let walk = Scan::of(filter);
     let (mut after, before) = bounds(filter, after);
-    // One more than asked for tells whether there are more.
+    // One extra record shows whether there are more.
     let wanted = limit.saturating_add(1);
     let mut found = Vec::new();
     loop {
@@ -36,7 +36,7 @@ pub(super) async fn list(pool: &Pool, filter: &Filter, after: Option<RecordId>, 
         let upto = end.as_ref().map_or(&before[..], |end| &end.0[..]);
         found.extend(walk.between(pool, filter, &after, upto, wanted - found.len()).await?);
         match end {
-            Some(end) if found.len() < wanted && started.elapsed() < PATIENCE => after = end.0.to_vec(),
+            Some(end) if found.len() < wanted && started.elapsed() < LIST_TIMEOUT => after = end.0.to_vec(),
             Some(end) if found.len() < wanted => return Ok(Page { records: found, next: Some(end) }),
             _ => return Ok(Page::of(found, limit)),
         }
@@ -45,9 +45,9 @@ pub(super) async fn list(pool: &Pool, filter: &Filter, after: Option<RecordId>, 
 
 /// Which records a listing walks past. The state is written out: only so its index serves.
 #[derive(Clone, Copy)]
-struct Walk(&'static str);
+struct Scan(&'static str);
 
-impl Walk {
+impl Scan {
     fn of(filter: &Filter) -> Self {
         match filter.state {
             Some(State::InFlight) => Self("r.state = 0"),
@@ -56,13 +56,13 @@ impl Walk {
         }
     }
 
-    /// The last id of the chunk after `after` and before `before`; nothing where fewer are left.
+    /// The last id of the chunk after `after` and before `before`; `None` if fewer are left.
     async fn end_of_chunk(self, pool: &Pool, after: &[u8], before: &[u8]) -> Result<Option<RecordId>, Error> {
         let sql = format!(
             "SELECT r.id FROM oncegate.record r WHERE {} AND r.id > $1 AND r.id < $2 ORDER BY r.id OFFSET $3 - 1 LIMIT 1",
             self.0
         );
-        let rows = pool.look(&sql, &[(&after, Type::BYTEA), (&before, Type::BYTEA), (&CHUNK, Type::INT8)]).await?;
+        let rows = pool.query(&sql, &[(&after, Type::BYTEA), (&before, Type::BYTEA), (&CHUNK, Type::INT8)]).await?;
         rows.first().map(|found| row::id(found, 0)).transpose().map_err(unreadable)
     }
 
@@ -98,7 +98,7 @@ impl Walk {
             (&age, Type::INT8),
             (&missing, Type::INT8),
         ];
-        let rows = pool.look(&sql, &values).await?;
+        let rows = pool.query(&sql, &values).await?;
         rows.iter().map(listed).collect::<Result<_, _>>().map_err(unreadable)
     }
 }

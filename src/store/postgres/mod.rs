@@ -1,43 +1,44 @@
 //! Records in PostgreSQL, for any number of gates at once.
 //!
-//! What runs for every request goes through two lanes, one for claims and one for endings, so that neither waits for
-//! the other; each statement carries all that waits. What is rare goes through a small pool.
+//! Operations of every request go through two batchers, one for claims and one for settlements, so that neither waits
+//! for the other; each statement carries all queued operations. Rare operations go through a small pool.
 //!
-//! - Everything is one call of a function of the schema, see `migrations/postgres`. It holds behind poolers that hand out
-//!   another server connection for each transaction too.
+//! - Every operation is one call of a function of the schema, see `migrations/postgres`. So it also works behind
+//!   poolers in transaction mode.
 //! - Of several hosts, the one in use is the first on which a commit returned, and it is left when commits do not return any
-//!   more; see `choosing`. All connections are to this one.
+//!   more; see `host_selection`. All connections are to this one.
 //! - All times are the server's.
-//! - A statement that came back with an error of level ERROR did nothing; after anything else that is not an answer, it
-//!   may have. So may one whose wait for a synchronous standby was broken off, of which the server tells in a warning.
+//! - A statement that came back with an error of level ERROR did nothing; after anything else that is not an answer,
+//!   it may have. So may one whose wait for a synchronous standby was cancelled, which the server reports in a
+//!   warning.
 //! - A completed record that is visible may not be durable: its commit may be on the primary only. The store hands one out
 //!   only after it has seen it durable, see `durable`. A record that is unknown here, or whose lease is past, may be renewed
 //!   or completed elsewhere, where this server was left behind: it is handed out after a commit that returns as well.
-//! - A record that an upstream's transaction holds is left alone by all that could make others wait.
-//! - Where endings fail, nothing is claimed until one works; see `proof`.
+//! - A record that an upstream's transaction holds is skipped by every operation that could make others wait.
+//! - While settlements fail, claims are refused; see `write_check`.
 
 mod adopt;
-mod asking;
-mod choosing;
+mod batcher;
+mod claims;
 mod connect;
 mod description;
 mod driver;
 mod durable;
-mod ending;
 mod error;
+mod host_selection;
 mod hosts;
-mod lane;
 mod lineage;
 mod listener;
 mod listing;
 mod pool;
-mod proof;
 mod queue;
 mod row;
 mod schema;
+mod settlements;
 #[cfg(test)]
 mod tests;
 pub mod tls;
+mod write_check;
 
 use std::fmt;
 use std::sync::Arc;
@@ -50,69 +51,69 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tokio_postgres::types::{ToSql, Type};
 
-use self::asking::Asking;
-use self::choosing::Hosts;
-use self::connect::{Connector, Failed};
+use self::batcher::Batcher;
+use self::claims::{ClaimOperation, ClaimReply};
+use self::connect::{CallError, Connector};
 pub use self::description::{Description, Standby};
 use self::durable::Durable;
-use self::ending::{Ending, Work};
 pub use self::error::OpenError;
-use self::lane::Lane;
+use self::host_selection::Hosts;
 use self::pool::Pool;
-use self::proof::Proofs;
 use self::queue::{Operation, closed};
 pub use self::schema::{Migration, migrate, pending};
+use self::settlements::{SettleOperation, SettleReply, Settlement};
+use self::write_check::WriteHealth;
 use super::waiters::Waiters;
 use super::{
-    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, NamespaceRules, Origin, Page,
-    Removal, Settled, Store,
+    Claim, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules,
+    Origin, Page, Removal, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
 /// How long a record that another transaction holds is left alone, at first and at most.
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+const MIN_BACKOFF: Duration = Duration::from_millis(20);
+const MAX_BACKOFF: Duration = Duration::from_millis(500);
 
-/// Which database, and how much of it to use.
+/// The settings of a PostgreSQL store.
 #[derive(Clone)]
 pub struct Settings {
-    /// Where the servers are, as whom to connect and to which database. The primary is looked for among the hosts unless
-    /// this says otherwise.
+    /// The servers, the credentials and the database. The primary is looked for among the hosts unless this says
+    /// otherwise.
     pub servers: tokio_postgres::Config,
-    /// With what to encrypt connections; nothing where `servers` has TLS off.
+    /// The TLS configuration; `None` if `servers` has TLS off.
     pub tls: Option<rustls::ClientConfig>,
     /// The most connections that this process opens. At least [`Settings::FEWEST_CONNECTIONS`].
     pub connections: usize,
 }
 
-/// What tells a store from all others, and its time when it was opened.
+/// The identity of a store, and its time when it was opened.
 #[derive(Clone, Copy)]
 pub struct Opened {
     /// Its id.
     pub id: [u8; 16],
-    /// What its gates have in common, and nobody else knows.
+    /// A secret that only its gates know.
     pub secret: [u8; 32],
     /// Its time.
     pub time: Timestamp,
-    /// When it was asked for its time.
+    /// When the request for its time was sent.
     pub asked: Instant,
 }
 
 /// A store in a PostgreSQL database.
 pub struct Postgres {
-    claims: Arc<Lane<Asking>>,
-    endings: Arc<Lane<Work>>,
+    claims: Arc<Batcher<ClaimOperation>>,
+    settlements: Arc<Batcher<SettleOperation>>,
     pool: Pool,
-    proofs: Arc<Proofs>,
+    write_health: Arc<WriteHealth>,
     waiters: Arc<Waiters>,
-    /// Whose turn it is to ask to be told.
-    asking: Semaphore,
+    /// Serialises registrations for notifications.
+    registering: Semaphore,
     /// The tasks that listen, choose the host and find out what works; they end with the store.
     _tasks: JoinSet<()>,
-    /// Up to where this process has swept in this round: what was removed stays in the index for a while, and would be
-    /// walked past again by each batch.
+    /// Up to where this process has swept in this round: what was removed stays in the index for a while, and would
+    /// be scanned again by each batch.
     swept_to: AtomicI64,
-    /// What need not be flushed before it is handed out.
+    /// The completions that are known to be durable.
     durable: Durable,
     hosts: Arc<Hosts>,
     is_closing: AtomicBool,
@@ -121,10 +122,10 @@ pub struct Postgres {
 }
 
 impl Settings {
-    /// How few connections a gate works with: for claims, for endings, to be told of endings, and for all else.
+    /// How few connections a gate works with: for claims, for settlements, for notifications, and for all else.
     pub const FEWEST_CONNECTIONS: usize = 4;
 
-    /// How many connections a gate opens unless it is told.
+    /// How many connections a gate opens by default.
     pub const USUAL_CONNECTIONS: usize = 8;
 }
 
@@ -146,12 +147,12 @@ impl fmt::Debug for Postgres {
     }
 }
 
-/// What answers at the other end, and what it risks.
+/// Describes the server and its durability risks.
 ///
 /// # Errors
 /// See [`OpenError`].
 pub async fn describe(settings: &Settings) -> Result<Description, OpenError> {
-    let session = Connector::new(settings).connect_unproven().await?;
+    let session = Connector::new(settings).connect_unchecked().await?;
     Description::of(&session, settings).await
 }
 
@@ -162,35 +163,35 @@ impl Postgres {
     /// See [`OpenError`]; only after [`OpenError::Unreachable`] it may help to try again.
     pub async fn open(settings: &Settings) -> Result<Self, OpenError> {
         let connector = Connector::for_records(settings);
-        let unproven = connector.connect_unproven().await?;
-        schema::check(unproven.client()).await?;
-        let description = Description::of(&unproven, settings).await?;
-        let opened = schema::store(unproven.client()).await?;
-        drop(unproven);
-        let claiming = connector.connect(Asking::CALLS).await?;
-        proof::prove(&claiming).await.map_err(Failed::into_open_error)?;
-        let ending = connector.connect(Work::CALLS).await?;
+        let unchecked = connector.connect_unchecked().await?;
+        schema::check(unchecked.client()).await?;
+        let description = Description::of(&unchecked, settings).await?;
+        let opened = schema::store(unchecked.client()).await?;
+        drop(unchecked);
+        let claiming = connector.connect(ClaimOperation::QUERIES).await?;
+        write_check::check_writes(&claiming).await.map_err(CallError::into_open_error)?;
+        let settling = connector.connect(SettleOperation::QUERIES).await?;
 
-        // A quarter for claims, a quarter for endings, one to listen, and the rest.
+        // A quarter for claims, a quarter for settlements, one to listen, and the rest.
         let quarter = (settings.connections / 4).max(1);
         let rest = settings.connections.saturating_sub(2 * quarter + 1).max(1);
         let waiters = Arc::<Waiters>::default();
-        let claims = Arc::new(Lane::open(connector.clone(), claiming, quarter));
-        let endings = Arc::new(Lane::open(connector.clone(), ending, quarter));
-        let proofs = Arc::new(Proofs::new());
+        let claims = Arc::new(Batcher::open(connector.clone(), claiming, quarter));
+        let settlements = Arc::new(Batcher::open(connector.clone(), settling, quarter));
+        let write_health = Arc::new(WriteHealth::new());
         let mut tasks = JoinSet::new();
         tasks.spawn(listener::run(connector.clone(), Arc::clone(&waiters)));
-        tasks.spawn(connector.clone().keep_choosing());
-        let proving = (Arc::clone(&proofs), Arc::clone(&claims), Arc::clone(&endings));
-        tasks.spawn(async move { proving.0.keep_proving(&proving.1, &proving.2).await });
+        tasks.spawn(connector.clone().run_host_selection());
+        let proving = (Arc::clone(&write_health), Arc::clone(&claims), Arc::clone(&settlements));
+        tasks.spawn(async move { proving.0.run(&proving.1, &proving.2).await });
         let hosts = Arc::clone(connector.hosts());
         Ok(Self {
             claims,
-            endings,
+            settlements,
             pool: Pool::new(connector, rest)?,
-            proofs,
+            write_health,
             waiters,
-            asking: Semaphore::new(1),
+            registering: Semaphore::new(1),
             _tasks: tasks,
             swept_to: AtomicI64::new(0),
             durable: Durable::default(),
@@ -201,54 +202,54 @@ impl Postgres {
         })
     }
 
-    /// What answers at the other end, as of the start.
+    /// The server, as of the start.
     #[must_use]
     pub fn description(&self) -> &Description {
         &self.description
     }
 
-    /// What tells this store from all others, and its time when it was opened.
+    /// The identity of this store, and its time when it was opened.
     #[must_use]
     pub fn opened(&self) -> Opened {
         self.opened
     }
 
-    /// Why nothing is to be claimed, though claims may work: it could not be settled.
-    fn cannot_settle(&self) -> Option<Error> {
-        self.proofs.refusal().or_else(|| self.endings.refusal())
+    /// The error for claims while settlements fail.
+    fn settle_refusal(&self) -> Option<Error> {
+        self.write_health.refusal().or_else(|| self.settlements.refusal())
     }
 
-    /// Has something carried out that makes a claim.
-    async fn ask(&self, asking: Asking) -> Result<asking::Said, Error> {
-        match self.cannot_settle() {
+    /// Submits an operation that makes a claim.
+    async fn submit_claim(&self, operation: ClaimOperation) -> Result<ClaimReply, Error> {
+        match self.settle_refusal() {
             Some(refusal) => Err(refusal),
-            None => self.claims.ask(asking).await,
+            None => self.claims.submit(operation).await,
         }
     }
 
-    fn still_open(&self) -> Result<(), Error> {
+    fn ensure_open(&self) -> Result<(), Error> {
         if self.is_closing.load(Ordering::Relaxed) { Err(closed()) } else { Ok(()) }
     }
 
-    /// Returns once a record that was read on a host can be relied on, and says whether the host was left meanwhile, so that
-    /// it is to be read again. One flush serves all that wait for one.
+    /// Returns once a record that was read on a host is durable. True if another host is in use by then, so that it
+    /// must be read again. One flush serves all that wait for one.
     ///
     /// A flush on an old primary, whose standby was promoted away, does not return.
-    async fn make_sure(
+    async fn ensure_durable(
         &self,
         id: RecordId,
         record: &Record,
         now: Timestamp,
         host: Option<usize>,
     ) -> Result<bool, Error> {
-        let is_sure = match record.state {
+        let is_durable = match record.state {
             State::Completed => self.durable.knows(record.attempt),
             State::InFlight => record.until > now,
             State::Unknown => false,
         };
-        if !is_sure {
-            let asking::Said::Flushed { host: flushed } = self.claims.ask(Asking::Flush { id }).await? else {
-                return Err(confused());
+        if !is_durable {
+            let ClaimReply::Flushed { host: flushed } = self.claims.submit(ClaimOperation::Flush { id }).await? else {
+                return Err(unexpected_reply());
             };
             if host != Some(flushed) {
                 return Ok(true);
@@ -274,18 +275,18 @@ impl Store for Postgres {
 
     async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
         loop {
-            let asking::Said::Claim { claim, is_flushed, host } =
-                self.ask(Asking::Claim { id, fresh: fresh.clone() }).await?
+            let ClaimReply::Claim { claim, is_flushed, host } =
+                self.submit_claim(ClaimOperation::Claim { id, fresh: fresh.clone() }).await?
             else {
-                return Err(confused());
+                return Err(unexpected_reply());
             };
             let Claim::Exists { record, now } = claim else {
-                self.proofs.claimed();
+                self.write_health.record_claim();
                 return Ok(claim);
             };
             if is_flushed {
                 self.remember(&record);
-            } else if self.make_sure(id, &record, now, Some(host)).await? {
+            } else if self.ensure_durable(id, &record, now, Some(host)).await? {
                 continue;
             }
             if record.state == State::Completed && record.answer.is_none() {
@@ -300,22 +301,27 @@ impl Store for Postgres {
     }
 
     async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
-        match self.ask(Asking::Supersede { id, seen, fresh }).await? {
-            asking::Said::Superseded(superseded) => Ok(superseded),
-            asking::Said::Claim { .. } | asking::Said::Flushed { .. } | asking::Said::Proven => Err(confused()),
+        match self.submit_claim(ClaimOperation::Supersede { id, seen, fresh }).await? {
+            ClaimReply::Superseded(superseded) => Ok(superseded),
+            ClaimReply::Claim { .. } | ClaimReply::Flushed { .. } | ClaimReply::WritesChecked => {
+                Err(unexpected_reply())
+            }
         }
     }
 
     async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
-        let (mut pause, mut is_careful) = (FIRST_PAUSE, false);
+        let (mut pause, mut skips_locked) = (MIN_BACKOFF, false);
         loop {
-            let ended = self.endings.ask(Work::End(Ending { id, attempt, end: end.clone(), is_careful })).await;
-            match ended.inspect_err(|_| self.proofs.doubt())? {
-                ending::Said::Settled(settled) => {
+            let ended = self
+                .settlements
+                .submit(SettleOperation::Settle(Settlement { id, attempt, end: end.clone(), skips_locked }))
+                .await;
+            match ended.inspect_err(|_| self.write_health.suspect())? {
+                SettleReply::Settled(settled) => {
                     if let Settled::Done { .. } = settled {
-                        self.proofs.settled();
+                        self.write_health.record_settle();
                     }
-                    // What the statement wrote or saw is durable: see `settle_v1`.
+                    // All that the statement wrote or read is durable: see `settle_v1`.
                     match &settled {
                         Settled::Done { .. } if matches!(end, End::Complete { .. }) => self.durable.remember(attempt),
                         Settled::Superseded { record: Some(record) } if record.state == State::Completed => {
@@ -325,41 +331,41 @@ impl Store for Postgres {
                     }
                     return Ok(settled);
                 }
-                ending::Said::Renewed(_) => return Err(confused()),
-                ending::Said::Held => {
-                    is_careful = true;
+                SettleReply::Renewed(_) => return Err(unexpected_reply()),
+                SettleReply::Locked => {
+                    skips_locked = true;
                     sleep(pause).await;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    pause = (pause * 2).min(MAX_BACKOFF);
                 }
             }
         }
     }
 
-    async fn renew(&self, held: Vec<Held>) -> Result<Vec<RecordId>, Error> {
+    async fn renew(&self, held: Vec<LeaseRenewal>) -> Result<Vec<RecordId>, Error> {
         if held.is_empty() {
-            return self.still_open().map(|()| Vec::new());
+            return self.ensure_open().map(|()| Vec::new());
         }
-        match self.endings.ask(Work::Renew(held)).await? {
-            ending::Said::Renewed(renewed) => Ok(renewed),
-            ending::Said::Settled(_) | ending::Said::Held => Err(confused()),
+        match self.settlements.submit(SettleOperation::Renew(held)).await? {
+            SettleReply::Renewed(renewed) => Ok(renewed),
+            SettleReply::Settled(_) | SettleReply::Locked => Err(unexpected_reply()),
         }
     }
 
     async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
-        self.still_open()?;
+        self.ensure_open()?;
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let rows = self.pool.write("SELECT oncegate.expire_leases_v1($1)", &[(&limit, Type::INT8)]).await?;
         count_of(&rows, 0)
     }
 
     async fn sweep(&self, limit: usize) -> Result<usize, Error> {
-        self.still_open()?;
+        self.ensure_open()?;
         let begin = self.swept_to.load(Ordering::Relaxed);
         let most = i64::try_from(limit).unwrap_or(i64::MAX);
         let values: [(&(dyn ToSql + Sync), Type); 2] = [(&begin, Type::INT8), (&most, Type::INT8)];
         let rows = self.pool.write("SELECT swept, reached FROM oncegate.sweep_v1($1, $2)", &values).await?;
         let swept = count_of(&rows, 0)?;
-        // A round that has come to its end begins at the beginning the next time: what was held then is due still.
+        // A finished round starts over next time: records that were locked are still due.
         let reached = if swept < limit { 0 } else { rows[0].get::<_, Option<i64>>(1).unwrap_or_default() };
         self.swept_to.store(reached, Ordering::Relaxed);
         Ok(swept)
@@ -368,15 +374,15 @@ impl Store for Postgres {
     async fn changed(&self, id: RecordId) {
         let Some(waiter) = self.waiters.join(id) else { return std::future::pending().await };
         let ask = async {
-            // One at a time: however many wait, others find a connection.
-            let Ok(_turn) = self.asking.acquire().await else { return std::future::pending().await };
+            // One at a time, so that many waiters do not occupy the whole pool.
+            let Ok(_turn) = self.registering.acquire().await else { return std::future::pending().await };
             match self.pool.write("SELECT oncegate.await_v1($1)", &[(&&id.0[..], Type::BYTEA)]).await {
                 Ok(rows) => rows.first().is_some_and(|row| row.get(0)),
-                // Whoever waits looks again by itself.
+                // Waiters poll on their own.
                 Err(_) => std::future::pending().await,
             }
         };
-        waiter.told_after(ask).await;
+        waiter.notified_after(ask).await;
     }
 
     fn removals(&self) -> Option<broadcast::Receiver<Removal>> {
@@ -384,37 +390,37 @@ impl Store for Postgres {
     }
 
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
-        self.still_open()?;
+        self.ensure_open()?;
         loop {
             let host = self.hosts.chosen();
             let listed = listing::get(&self.pool, id).await?;
             match &listed {
-                Some(Listed { record, now, .. }) if self.make_sure(id, record, *now, host).await? => {}
+                Some(Listed { record, now, .. }) if self.ensure_durable(id, record, *now, host).await? => {}
                 _ => return Ok(listed),
             }
         }
     }
 
     async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
-        self.still_open()?;
+        self.ensure_open()?;
         listing::list(&self.pool, &filter, after, limit).await
     }
 
     async fn remove(&self, id: RecordId) -> Result<bool, Error> {
-        self.still_open()?;
+        self.ensure_open()?;
         let rows = self.pool.write("SELECT oncegate.remove_v1($1)", &[(&&id.0[..], Type::BYTEA)]).await?;
         Ok(rows.first().is_some_and(|row| row.get(0)))
     }
 
     async fn count(&self) -> Result<[u64; 3], Error> {
-        self.still_open()?;
+        self.ensure_open()?;
         let rows = self.pool.write("SELECT in_flight, completed, unknown FROM oncegate.count_v1()", &[]).await?;
         let count = |column| count_of(&rows, column).map(|count| count as u64);
         Ok([count(0)?, count(1)?, count(2)?])
     }
 
     async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
-        self.still_open()?;
+        self.ensure_open()?;
         adopt::changes(&self.pool, &origins, &rules).await
     }
 
@@ -424,35 +430,35 @@ impl Store for Postgres {
         rules: Vec<Identity>,
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error> {
-        self.still_open()?;
+        self.ensure_open()?;
         adopt::adopt(&self.pool, &origins, &rules, accept_change).await
     }
 
     async fn identities(&self) -> Result<Vec<NamespaceRules>, Error> {
-        self.still_open()?;
+        self.ensure_open()?;
         adopt::identities(&self.pool).await
     }
 
     async fn ping(&self) -> Result<(), Error> {
-        self.still_open()?;
-        if let Some(refusal) = self.cannot_settle().or_else(|| self.claims.refusal()) {
+        self.ensure_open()?;
+        if let Some(refusal) = self.settle_refusal().or_else(|| self.claims.refusal()) {
             return Err(refusal);
         }
-        if self.proofs.are_recent() {
+        if self.write_health.is_recent_success() {
             return Ok(());
         }
-        let proven = proof::prove_all(&self.claims, &self.endings).await;
+        let proven = write_check::check_all(&self.claims, &self.settlements).await;
         match &proven {
-            Ok(()) => self.proofs.works(),
-            // Claims are refused too where it turns out that nothing can be settled.
-            Err(_) => self.proofs.doubt(),
+            Ok(()) => self.write_health.record_success(),
+            // Claims are also refused if nothing can be settled.
+            Err(_) => self.write_health.suspect(),
         }
         proven
     }
 
     async fn close(&self) {
         self.is_closing.store(true, Ordering::Relaxed);
-        tokio::join!(self.claims.close(), self.endings.close());
+        tokio::join!(self.claims.close(), self.settlements.close());
         self.pool.close();
     }
 }
@@ -463,6 +469,6 @@ fn count_of(rows: &[tokio_postgres::Row], column: usize) -> Result<usize, Error>
     Ok(counted.and_then(|counted| usize::try_from(counted).ok()).unwrap_or_default())
 }
 
-fn confused() -> Error {
-    Error::indeterminate(ErrorKind::Other, "the answer belongs to another question")
+fn unexpected_reply() -> Error {
+    Error::indeterminate(ErrorKind::Other, "the reply does not belong to the request")
 }

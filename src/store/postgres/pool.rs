@@ -1,102 +1,113 @@
-//! A few connections for what is rare, or may take long: it holds up no claim and no ending.
+//! A pool for operations that are rare or may take long, so that they delay no claim and no settlement.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use deadpool_postgres::{
-    Connect, Manager, ManagerConfig, Object, Pool as Connections, PoolError, RecyclingMethod, Runtime,
+    Connect, Hook, HookError, Manager, ManagerConfig, Object, Pool as Connections, PoolError, RecyclingMethod, Runtime,
 };
 use futures_util::future::BoxFuture;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_postgres::{Client, Config, Error as SqlError, Row};
 
-use super::connect::{Connector, Failed, Parameter};
-use super::driver::News;
+use super::connect::{CallError, Connector, Parameter};
+use super::driver::ServerMessages;
 use super::error;
 use crate::store::{Error, ErrorKind};
 
 /// How long a caller waits for a connection.
-const TURN: Duration = Duration::from_secs(2);
+const CHECKOUT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long an answer may take.
-const ANSWER: Duration = Duration::from_secs(10);
+const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The connections.
 #[derive(Clone)]
 pub(super) struct Pool {
     connections: Connections,
-    /// What the servers say on all of them: which one said it is not known, so a write counts as in doubt where the wait of
-    /// another one was broken off meanwhile.
-    news: Arc<News>,
+    /// The messages of the servers on all of them. They do not name the connection, so a write counts as uncertain if
+    /// the standby wait of any of them was cancelled meanwhile.
+    messages: Arc<ServerMessages>,
 }
 
 impl Pool {
     pub(super) fn new(connector: Connector, connections: usize) -> Result<Self, super::OpenError> {
         let patience = connector.patience();
         let manager_config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-        let news = Arc::<News>::default();
+        let messages = Arc::<ServerMessages>::default();
         let servers = connector.servers().clone();
-        let dial = Dial { connector, news: Arc::clone(&news) };
-        let manager = Manager::from_connect(servers, dial, manager_config);
+        let connect_to = PoolConnect { connector: connector.clone(), messages: Arc::clone(&messages) };
+        let manager = Manager::from_connect(servers, connect_to, manager_config);
         let pool = Connections::builder(manager)
             .max_size(connections)
-            .wait_timeout(Some(TURN))
+            .wait_timeout(Some(CHECKOUT_TIMEOUT))
             .create_timeout(Some(patience))
-            .recycle_timeout(Some(TURN))
+            .recycle_timeout(Some(CHECKOUT_TIMEOUT))
+            .post_create(Hook::async_fn(move |client, _| {
+                let connector = connector.clone();
+                Box::pin(async move {
+                    let recognised = connector.recognise_in_use(client).await;
+                    recognised.map_err(|error| HookError::message(error.to_string()))
+                })
+            }))
             .runtime(Runtime::Tokio1)
             .build();
-        pool.map(|connections| Self { connections, news }).map_err(|error| super::OpenError::Failed(error.to_string()))
+        pool.map(|connections| Self { connections, messages })
+            .map_err(|error| super::OpenError::Failed(error.to_string()))
     }
 
-    /// A connection for one caller. An error says that nothing was asked.
+    /// A connection for one caller. On an error, no statement was sent.
     pub(super) async fn get(&self) -> Result<Object, Error> {
         self.connections.get().await.map_err(|error| match error {
-            PoolError::Backend(error) => error::of_question(&error),
+            PoolError::Backend(error) => error::of_read(&error),
             PoolError::Closed => Error::determinate(ErrorKind::Unavailable, "the store is closed"),
             PoolError::Timeout(_) => {
-                Error::determinate(ErrorKind::Unavailable, "no connection to the database came free in time")
+                Error::determinate(ErrorKind::Unavailable, "timed out waiting for a database connection")
+            }
+            PoolError::PostCreateHook(HookError::Message(message)) => {
+                Error::determinate(ErrorKind::Unavailable, message.to_string())
             }
             other => Error::determinate(ErrorKind::Other, other.to_string()),
         })
     }
 
-    /// The rows of a question.
-    pub(super) async fn look(&self, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
-        match self.ask(sql, values).await? {
-            Some(answer) => answer.map_err(|error| error::of_question(&error)),
+    /// The rows of a read.
+    pub(super) async fn query(&self, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
+        match self.run(sql, values).await? {
+            Some(answer) => answer.map_err(|error| error::of_read(&error)),
             None => Err(Error::determinate(ErrorKind::Timeout, "the database did not answer in time")),
         }
     }
 
     /// The rows of a statement that writes.
     pub(super) async fn write(&self, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
-        let doubts = self.doubts();
-        match self.ask(sql, values).await? {
-            Some(answer) => answer.map_err(|error| error::of_statement(&error)).and_then(|rows| {
-                self.expect_replicated(doubts)?;
+        let interrupted_waits = self.interrupted_waits();
+        match self.run(sql, values).await? {
+            Some(answer) => answer.map_err(|error| error::of_write(&error)).and_then(|rows| {
+                self.expect_replicated(interrupted_waits)?;
                 Ok(rows)
             }),
             None => Err(Error::indeterminate(ErrorKind::Timeout, "the database did not answer in time")),
         }
     }
 
-    /// How often the wait for a standby was broken off so far.
-    pub(super) fn doubts(&self) -> u64 {
-        self.news.doubts()
+    /// How often the wait for a standby was cancelled so far.
+    pub(super) fn interrupted_waits(&self) -> u64 {
+        self.messages.interrupted_waits()
     }
 
-    /// An error where that has happened since: what was written may be on the primary only.
-    pub(super) fn expect_replicated(&self, doubts: u64) -> Result<(), Error> {
-        if self.doubts() == doubts { Ok(()) } else { Err(Failed::Unreplicated.into_error()) }
+    /// An error if that has happened since: the write may be on the primary only.
+    pub(super) fn expect_replicated(&self, interrupted_waits: u64) -> Result<(), Error> {
+        if self.interrupted_waits() == interrupted_waits { Ok(()) } else { Err(CallError::Unreplicated.into_error()) }
     }
 
-    async fn ask(&self, sql: &str, values: &[Parameter<'_>]) -> Result<Option<Result<Vec<Row>, SqlError>>, Error> {
-        let mut connection = InUse(Some(self.get().await?));
+    async fn run(&self, sql: &str, values: &[Parameter<'_>]) -> Result<Option<Result<Vec<Row>, SqlError>>, Error> {
+        let mut connection = CheckedOut(Some(self.get().await?));
         let Some(client) = connection.0.as_ref() else { return Ok(None) };
-        let Ok(answer) = timeout(ANSWER, client.query_typed(sql, values)).await else { return Ok(None) };
-        // It can be another's again, unless it is at its end.
-        if !answer.as_ref().is_err_and(error::is_last) {
+        let Ok(answer) = timeout(QUERY_TIMEOUT, client.query_typed(sql, values)).await else { return Ok(None) };
+        // Returns the connection to the pool, unless it is broken.
+        if !answer.as_ref().is_err_and(error::is_fatal) {
             drop(connection.0.take());
         }
         Ok(Some(answer))
@@ -107,11 +118,11 @@ impl Pool {
     }
 }
 
-/// A connection that is asked something. Where the answer is not waited for to its end it is given up: what it is at is
-/// unknown, and nobody else is to wait behind it.
-struct InUse(Option<Object>);
+/// A connection in use. If its answer is not awaited to the end, the connection is closed: its state is unknown, and
+/// no other caller should wait behind its statement.
+struct CheckedOut(Option<Object>);
 
-impl Drop for InUse {
+impl Drop for CheckedOut {
     fn drop(&mut self) {
         if let Some(connection) = self.0.take() {
             drop(Object::take(connection));
@@ -119,14 +130,14 @@ impl Drop for InUse {
     }
 }
 
-/// Makes connections as the lanes do.
-struct Dial {
+/// Makes connections as the batchers do.
+struct PoolConnect {
     connector: Connector,
-    news: Arc<News>,
+    messages: Arc<ServerMessages>,
 }
 
-impl Connect for Dial {
+impl Connect for PoolConnect {
     fn connect(&self, _: &Config) -> BoxFuture<'_, Result<(Client, JoinHandle<()>), SqlError>> {
-        Box::pin(self.connector.connect_plainly(Arc::clone(&self.news)))
+        Box::pin(self.connector.connect_plainly(Arc::clone(&self.messages)))
     }
 }

@@ -1,4 +1,4 @@
-//! What waits for a connection, and when it is worth one.
+//! The queue of a batcher: decides when a batch is due, and what it carries.
 
 use std::collections::VecDeque;
 
@@ -6,32 +6,32 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::connect::{Call, Failed, Session};
+use super::connect::{CallError, Query, Session};
 use crate::idempotency::record::RecordId;
 use crate::store::{Error, ErrorKind};
 
-/// How many operations may wait. More are refused at once.
-const WAITING: usize = 8192;
+/// How many operations may be queued. More are refused at once.
+const MAX_QUEUED: usize = 8192;
 
 /// How many operations one statement carries.
-const BATCH: usize = 256;
+const MAX_BATCH: usize = 256;
 
 /// How many bytes one statement carries, give or take one operation.
-const BATCH_BYTES: usize = 16 << 20;
+const MAX_BATCH_BYTES: usize = 16 << 20;
 
-/// So many that wait are worth another connection, while a statement is under way.
-const WORTH_ANOTHER: usize = 64;
+/// From this many queued operations on, a second connection joins in while a statement is in flight.
+const SECOND_WORKER_THRESHOLD: usize = 64;
 
-/// What a lane carries.
+/// An operation that a batcher executes.
 pub(super) trait Operation: Send + Sync + Sized + 'static {
-    /// What the caller gets.
+    /// The reply to the caller.
     type Reply: Send + 'static;
 
-    /// What they are, for the log.
+    /// The operations' name in the log.
     const WHAT: &'static str;
 
     /// The statements that carry them.
-    const CALLS: &'static [Call];
+    const QUERIES: &'static [Query];
 
     /// The record that it is about.
     fn id(&self) -> RecordId;
@@ -39,17 +39,17 @@ pub(super) trait Operation: Send + Sync + Sized + 'static {
     /// How many bytes it writes, where they may be many.
     fn size(&self) -> usize;
 
-    /// Whether it is left undone where its caller has gone before it was sent.
+    /// Whether it is dropped if its caller has gone before it was sent.
     fn is_abandoned_with_caller(&self) -> bool;
 
-    /// Whether a statement of its own carries it.
-    fn goes_alone(&self) -> bool;
+    /// Whether it needs a statement of its own.
+    fn is_exclusive(&self) -> bool;
 
-    /// Carries out a batch, which is in the order of ids, each once. Nothing in the place of a reply means to ask again.
-    fn carry_out(
+    /// Executes a batch, which is in the order of ids, each once. `None` in place of a reply means to retry.
+    fn execute(
         session: &Session,
         batch: &[&Self],
-    ) -> impl Future<Output = Result<Vec<Option<Self::Reply>>, Failed>> + Send;
+    ) -> impl Future<Output = Result<Vec<Option<Self::Reply>>, CallError>> + Send;
 }
 
 /// An operation whose caller waits.
@@ -60,13 +60,13 @@ pub(super) struct Pending<O: Operation> {
     pub(super) since: Instant,
 }
 
-/// Operations in the order in which they came, and what is known of the connections.
+/// Operations in the order of arrival, and the state of the connections.
 pub(super) struct Queue<O: Operation> {
     pub(super) waiting: VecDeque<Pending<O>>,
     /// How many connections work.
-    pub(super) working: usize,
-    /// How many statements are under way that may soon have been answered.
-    pub(super) prompt: usize,
+    pub(super) connected: usize,
+    /// How many statements are in flight and not slow yet.
+    pub(super) in_flight: usize,
     /// Why the last try to connect failed, if it did.
     pub(super) failure: Option<(ErrorKind, String)>,
     pub(super) is_closing: bool,
@@ -74,7 +74,7 @@ pub(super) struct Queue<O: Operation> {
 
 impl<O: Operation> Queue<O> {
     pub(super) fn new() -> Self {
-        Self { waiting: VecDeque::new(), working: 0, prompt: 0, failure: None, is_closing: false }
+        Self { waiting: VecDeque::new(), connected: 0, in_flight: 0, failure: None, is_closing: false }
     }
 
     /// Adds an operation, unless they are refused.
@@ -82,21 +82,21 @@ impl<O: Operation> Queue<O> {
         if let Some(refusal) = self.refusal() {
             return Err(refusal);
         }
-        if self.waiting.len() >= WAITING {
-            return Err(Error::determinate(ErrorKind::Unavailable, "too many operations wait for the database"));
+        if self.waiting.len() >= MAX_QUEUED {
+            return Err(Error::determinate(ErrorKind::Unavailable, "too many operations are queued for the database"));
         }
         self.waiting.push_back(pending);
         Ok(())
     }
 
-    /// Puts back what is to be asked again, before all others.
+    /// Puts back operations to retry, ahead of all others.
     pub(super) fn put_back(&mut self, again: Vec<Pending<O>>) {
         again.into_iter().rev().for_each(|pending| self.waiting.push_front(pending));
     }
 
     /// Why what waits is refused: no connection works that would carry it out.
-    pub(super) fn loss(&self) -> Option<Error> {
-        self.refusal().filter(|_| self.working == 0)
+    pub(super) fn outage(&self) -> Option<Error> {
+        self.refusal().filter(|_| self.connected == 0)
     }
 
     /// Why operations are refused at this moment, if they are.
@@ -104,28 +104,28 @@ impl<O: Operation> Queue<O> {
         if self.is_closing {
             return Some(closed());
         }
-        let (kind, told) = self.failure.as_ref().filter(|_| self.working == 0)?;
-        Some(Error::determinate(*kind, told.clone()))
+        let (kind, message) = self.failure.as_ref().filter(|_| self.connected == 0)?;
+        Some(Error::determinate(*kind, message.clone()))
     }
 
     /// Whether a connection is to take up what waits.
     pub(super) fn is_due(&self) -> bool {
-        // What goes alone is not carried by the next statement either way.
-        let is_alone = self.waiting.front().is_some_and(|first| first.operation.goes_alone());
-        let enough = if self.prompt == 0 || is_alone || self.is_closing { 1 } else { WORTH_ANOTHER };
+        // An exclusive operation needs a statement of its own in any case.
+        let is_alone = self.waiting.front().is_some_and(|first| first.operation.is_exclusive());
+        let enough = if self.in_flight == 0 || is_alone || self.is_closing { 1 } else { SECOND_WORKER_THRESHOLD };
         self.waiting.len() >= enough
     }
 
-    /// What one statement carries of it, in the order of ids and each id once.
+    /// Takes the next batch from the queue, in the order of ids and each id once.
     pub(super) fn batch(&mut self) -> Vec<Pending<O>> {
-        let mut batch: Vec<Pending<O>> = Vec::with_capacity(self.waiting.len().min(BATCH));
+        let mut batch: Vec<Pending<O>> = Vec::with_capacity(self.waiting.len().min(MAX_BATCH));
         let mut bytes = 0;
-        while batch.len() < BATCH && bytes < BATCH_BYTES {
+        while batch.len() < MAX_BATCH && bytes < MAX_BATCH_BYTES {
             let Some(pending) = self.waiting.pop_front() else { break };
             if pending.operation.is_abandoned_with_caller() && pending.reply.is_closed() {
                 continue;
             }
-            let is_alone = pending.operation.goes_alone();
+            let is_alone = pending.operation.is_exclusive();
             if is_alone && !batch.is_empty() {
                 self.waiting.push_front(pending);
                 break;
@@ -156,7 +156,7 @@ pub(super) fn closed() -> Error {
 mod tests {
     use super::*;
 
-    /// An operation on a record: whether it goes alone, and whether its caller may go.
+    /// An operation on a record: whether it is exclusive, and whether it is abandoned with its caller.
     struct Act(u8, bool, bool);
 
     type Answer = oneshot::Receiver<Result<(), Error>>;
@@ -164,25 +164,25 @@ mod tests {
     impl Operation for Act {
         type Reply = ();
         const WHAT: &'static str = "acts";
-        const CALLS: &'static [Call] = &[];
+        const QUERIES: &'static [Query] = &[];
 
         fn id(&self) -> RecordId {
             RecordId([self.0; 32])
         }
 
         fn size(&self) -> usize {
-            BATCH_BYTES / 4
+            MAX_BATCH_BYTES / 4
         }
 
         fn is_abandoned_with_caller(&self) -> bool {
             self.2
         }
 
-        fn goes_alone(&self) -> bool {
+        fn is_exclusive(&self) -> bool {
             self.1
         }
 
-        async fn carry_out(_: &Session, batch: &[&Self]) -> Result<Vec<Option<()>>, Failed> {
+        async fn execute(_: &Session, batch: &[&Self]) -> Result<Vec<Option<()>>, CallError> {
             Ok(batch.iter().map(|_| Some(())).collect())
         }
     }
@@ -214,37 +214,37 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_alone_goes_when_it_is_its_turn() {
+    fn exclusive_operations_run_in_order() {
         let (mut waiting, _answers) = queue([act(2), Act(1, true, false), act(3)]);
         assert_eq!(batches(&mut waiting), [vec![2], vec![1], vec![3]]);
     }
 
     #[test]
-    fn what_nobody_waits_for_is_left_out_where_it_may() {
+    fn abandoned_operations_are_dropped_where_that_is_safe() {
         let (mut waiting, answers) = queue([Act(1, false, true), act(2), Act(3, false, true)]);
         drop(answers);
         assert_eq!(batches(&mut waiting), [vec![2]]);
     }
 
     #[test]
-    fn while_a_statement_is_under_way_few_are_not_worth_another() {
+    fn few_operations_do_not_start_a_second_statement() {
         let (mut waiting, _answers) = queue([act(1)]);
-        assert!(waiting.is_due(), "nobody is waited for");
-        waiting.prompt = 1;
+        assert!(waiting.is_due(), "an idle connection takes it at once");
+        waiting.in_flight = 1;
         assert!(!waiting.is_due());
         waiting.is_closing = true;
         assert!(waiting.is_due(), "nothing more will come");
         let (mut waiting, _answers) = queue((0..64).map(act));
-        waiting.prompt = 1;
+        waiting.in_flight = 1;
         assert!(waiting.is_due());
         let (mut waiting, _answers) = queue([Act(1, true, false)]);
-        waiting.prompt = 1;
-        assert!(waiting.is_due(), "it gathers with nobody");
+        waiting.in_flight = 1;
+        assert!(waiting.is_due(), "an exclusive operation is due at once");
     }
 
     #[test]
-    fn more_than_may_wait_are_refused() {
-        let (mut waiting, _answers) = queue((0..WAITING).map(|_| act(1)));
+    fn operations_beyond_the_queue_limit_are_refused() {
+        let (mut waiting, _answers) = queue((0..MAX_QUEUED).map(|_| act(1)));
         let (reply, _answer) = oneshot::channel();
         let refused = waiting.push(Pending { operation: act(1), reply, runtime: None, since: Instant::now() });
         assert!(matches!(refused, Err(Error::Determinate(_))));

@@ -11,7 +11,7 @@ use crate::store::{Origin, rules};
 
 /// A row holds what no gate writes.
 #[derive(Debug, thiserror::Error)]
-#[error("column {column} of a row makes no sense")]
+#[error("column {column} of a row cannot be decoded")]
 pub(super) struct Unreadable {
     column: usize,
 }
@@ -25,11 +25,11 @@ pub(super) fn span(span: Duration) -> i64 {
 }
 
 pub(super) fn state(state: State) -> i16 {
-    rules::place(state) as i16
+    rules::state_index(state) as i16
 }
 
 /// Room for a reply to each of a batch.
-pub(super) fn nothing_for<O, R>(batch: &[O]) -> Vec<Option<R>> {
+pub(super) fn empty_replies<O, R>(batch: &[O]) -> Vec<Option<R>> {
     let mut replies = Vec::new();
     replies.resize_with(batch.len(), || None);
     replies

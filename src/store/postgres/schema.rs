@@ -1,4 +1,4 @@
-//! The schema `oncegate`, and how it gets there.
+//! The schema `oncegate` and its migrations.
 
 use tokio::time::Instant;
 use tokio_postgres::Client;
@@ -13,7 +13,7 @@ use crate::idempotency::record::Timestamp;
 pub struct Migration {
     /// Its number, from 1.
     pub version: u32,
-    /// What it is about.
+    /// The subject of the migration.
     pub name: &'static str,
     /// The statements, which run in one transaction.
     pub sql: &'static str,
@@ -62,21 +62,21 @@ const NEEDED: u32 = MIGRATIONS[MIGRATIONS.len() - 1].version;
 const LOCK: &str =
     "SELECT pg_advisory_xact_lock(('x' || left(encode(sha256('oncegate migrate'), 'hex'), 16))::bit(64)::bigint)";
 
-/// What [`migrate`] would apply, in order.
+/// The migrations that [`migrate`] would apply, in order.
 ///
 /// # Errors
 /// See [`OpenError`].
 pub async fn pending(settings: &Settings) -> Result<Vec<Migration>, OpenError> {
-    let session = Connector::new(settings).connect_unproven().await?;
+    let session = Connector::new(settings).connect_unchecked().await?;
     missing(session.client()).await
 }
 
-/// Applies what is missing, in one transaction and one process at a time, and says what that was.
+/// Applies the missing migrations, in one transaction and one process at a time, and returns them.
 ///
 /// # Errors
 /// See [`OpenError`].
 pub async fn migrate(settings: &Settings) -> Result<Vec<Migration>, OpenError> {
-    let mut session = Connector::new(settings).connect_unproven().await?;
+    let mut session = Connector::new(settings).connect_unchecked().await?;
     let sql = |error: tokio_postgres::Error| OpenError::of(&error);
     let transaction = session.client_mut().transaction().await.map_err(sql)?;
     transaction.batch_execute(LOCK).await.map_err(sql)?;
@@ -116,7 +116,7 @@ pub(super) async fn check(client: &Client) -> Result<(), OpenError> {
     fitting(client).await
 }
 
-/// What tells the store from all others, what its gates have in common, and its time.
+/// The store's identity, the secret of its gates, and its time.
 pub(super) async fn store(client: &Client) -> Result<Opened, OpenError> {
     let asked = Instant::now();
     let row = client.query_typed_one("SELECT id, secret, at FROM oncegate.store_v1()", &[]).await;

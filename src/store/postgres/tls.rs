@@ -1,7 +1,7 @@
 //! Encrypted connections.
 //!
-//! The crates that bring rustls to tokio-postgres bind no channels (what they hash is not the certificate) and cannot
-//! connect to a socket of the file system. It takes little to do both.
+//! The crates that bring rustls to tokio-postgres do not support channel binding (they do not hash the certificate)
+//! and cannot connect to a socket of the file system. It takes little to do both.
 
 use std::fmt;
 use std::future::Future;
@@ -57,7 +57,7 @@ where
     }
 }
 
-/// What is to encrypt one connection.
+/// Encrypts one connection.
 #[derive(Clone)]
 pub struct Handshake {
     connector: Option<TlsConnector>,
@@ -100,7 +100,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream for Encrypted<S> {
     }
 }
 
-/// The digest of a server's certificate that a login is bound to (RFC 5929, section 4.1); nothing where its signature
+/// The digest of a server's certificate that a login is bound to (RFC 5929, section 4.1); `None` if its signature
 /// does not say by which algorithm.
 fn end_point(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
     let algorithm = Certificate::from_der(certificate).ok()?.signature_algorithm.oid.to_string();

@@ -8,29 +8,29 @@ use redis::{Cmd, Value};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 
-use super::listing::{self, Walk};
+use super::listing::{self, Scan};
 use super::record::{self, Unreadable};
-use super::{Redis, confused, error, keys, number};
+use super::{Redis, error, keys, number, unexpected_reply};
 use crate::idempotency::hex;
 use crate::idempotency::record::{RecordId, Timestamp};
 use crate::store::adoption::{self, NamespacePeriod};
 use crate::store::{Error, ErrorKind, Identity, IdentityChange, LiveKeys, NamespaceRules, Origin, RulesPeriod, rules};
 
 /// How long another is waited for: where rules changed, it looks at every record.
-const PATIENCE: Duration = Duration::from_secs(600);
+const ADOPT_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// How long the lock outlives whoever holds it.
-pub(super) const HOLD: Duration = Duration::from_secs(30);
+/// How long the lock lasts if its holder dies.
+pub(super) const LOCK_TTL: Duration = Duration::from_secs(30);
 
-/// How long another is waited for without a word, and how often that is told.
-const WORDLESS: Duration = Duration::from_secs(1);
+/// How long to wait for another process before logging it, and how often to log it again.
+const QUIET: Duration = Duration::from_secs(1);
 const REMINDER: Duration = Duration::from_secs(10);
 
 /// Between two looks whether another has done.
-const PAUSE: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Between a service and its namespace, which have no control characters.
-const BETWEEN: char = '\n';
+const SEPARATOR: char = '\n';
 
 pub(super) async fn adopt(
     store: &Redis,
@@ -40,18 +40,18 @@ pub(super) async fn adopt(
 ) -> Result<Vec<IdentityChange>, Error> {
     // One at a time in this process too: the token is the same.
     let token = store.token.lock().await;
-    let lock = Lock { store, token: *token, hold: HOLD };
+    let lock = Lock { store, token: *token, hold: LOCK_TTL };
     lock.take().await?;
     let adopted = lock.keep(adopt_alone(&lock, origins, rules, accept_change)).await;
     // Where this fails it ends by itself.
-    let mut release = store.caller.scripts.release.call(1);
+    let mut release = store.client.scripts.release.call(1);
     release.arg(keys::ADOPTING).arg(&token[..]);
     drop(store.call(release).await);
     adopted
 }
 
-/// The lock of whoever adopts. Its token is that of the process: one that was not told that it has the lock finds that it
-/// does.
+/// The adoption lock. Its token is the process's: a process that lost the acknowledgement of taking the lock finds
+/// that it holds it.
 pub(super) struct Lock<'a> {
     pub(super) store: &'a Redis,
     pub(super) token: [u8; 16],
@@ -61,21 +61,26 @@ pub(super) struct Lock<'a> {
 impl Lock<'_> {
     /// Waits for it.
     pub(super) async fn take(&self) -> Result<(), Error> {
-        let (began, mut told) = (Instant::now(), None);
+        let (began, mut last_logged) = (Instant::now(), None);
         while !self.extend(false).await? {
-            if began.elapsed() >= PATIENCE {
-                return Err(Error::determinate(ErrorKind::Timeout, "another gate does not end to adopt its rules"));
+            if began.elapsed() >= ADOPT_TIMEOUT {
+                return Err(Error::determinate(
+                    ErrorKind::Timeout,
+                    "timed out waiting for another gate to adopt its rules",
+                ));
             }
-            if began.elapsed() >= WORDLESS && told.is_none_or(|told: Instant| told.elapsed() >= REMINDER) {
-                told = Some(Instant::now());
-                tracing::info!("waiting for another gate, which adopts its rules");
+            if began.elapsed() >= QUIET
+                && last_logged.is_none_or(|last_logged: Instant| last_logged.elapsed() >= REMINDER)
+            {
+                last_logged = Some(Instant::now());
+                tracing::info!("waiting for another gate to adopt its rules");
             }
-            sleep(PAUSE).await;
+            sleep(POLL_INTERVAL).await;
         }
         Ok(())
     }
 
-    /// Holds it while something is done, which is given up where it cannot be held.
+    /// Extends the lock while a future runs. The future is dropped if the lock is lost.
     pub(super) async fn keep<T>(&self, doing: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
         let mut until = Instant::now() + self.hold;
         let keeping = async {
@@ -98,17 +103,17 @@ impl Lock<'_> {
 
     /// Whether it is held from now on.
     async fn extend(&self, must_be_held: bool) -> Result<bool, Error> {
-        let mut call = self.store.caller.scripts.lock.call(1);
+        let mut call = self.store.client.scripts.lock.call(1);
         call.arg(keys::ADOPTING).arg(&self.token[..]).arg(self.hold.as_millis() as u64).arg(u8::from(must_be_held));
         Ok(number(&self.store.write(call).await?)? == 1)
     }
 }
 
 fn lost() -> Error {
-    Error::indeterminate(ErrorKind::Timeout, "another gate began to adopt its rules before this one had done")
+    Error::indeterminate(ErrorKind::Timeout, "another gate began to adopt its rules before this one had finished")
 }
 
-/// What adopting `rules` would forget. Waits for nobody who adopts.
+/// The changes whose records adopting `rules` would forget. Does not wait for the adoption lock.
 pub(super) async fn changes(
     store: &Redis,
     origins: &[Origin],
@@ -137,7 +142,7 @@ pub(super) async fn adopt_alone(
         store.write(command).await?;
     }
     let periods = periods_to_write(&on_file, rules, now(store).await?);
-    let mut call = store.caller.scripts.adopt.call(3);
+    let mut call = store.client.scripts.adopt.call(3);
     call.arg(keys::ADOPTING).arg(keys::IDENTITIES).arg(keys::PERIODS);
     call.arg(&lock.token[..]).arg(rules.len()).arg(periods.len());
     for rule in rules {
@@ -155,24 +160,24 @@ pub(super) async fn adopt_alone(
     if number(&store.write(call).await?)? == 1 { Ok(Vec::new()) } else { Err(lost()) }
 }
 
-/// What is on file of these services, or of all.
+/// The rules on file of these services, or of all.
 pub(super) async fn on_file(store: &Redis, of: Option<&BTreeSet<&str>>) -> Result<Vec<NamespaceRules>, Error> {
     let is_asked = |service: &str| of.is_none_or(|services| services.contains(service));
     let found: Vec<(String, Vec<u8>)> = ask(store, redis::cmd("HGETALL").arg(keys::IDENTITIES).to_owned()).await?;
     let identities = found.into_iter().filter_map(|(name, digest)| {
-        let (service, namespace) = name.split_once(BETWEEN).filter(|(service, _)| is_asked(service))?;
+        let (service, namespace) = name.split_once(SEPARATOR).filter(|(service, _)| is_asked(service))?;
         Some((service.into(), namespace.into(), digest.try_into().ok()?))
     });
     let found: Vec<(String, Vec<u8>)> = ask(store, redis::cmd("HGETALL").arg(keys::PERIODS).to_owned()).await?;
     let mut periods = Vec::new();
     for (name, written) in found {
-        let Some((service, namespace)) = name.split_once(BETWEEN).filter(|(service, _)| is_asked(service)) else {
+        let Some((service, namespace)) = name.split_once(SEPARATOR).filter(|(service, _)| is_asked(service)) else {
             continue;
         };
         let (service, namespace) = (Arc::<str>::from(service), Arc::<str>::from(namespace));
-        let written: Vec<Written> = serde_json::from_slice(&written).map_err(|_| confused(Unreadable))?;
+        let written: Vec<StoredPeriod> = serde_json::from_slice(&written).map_err(|_| unexpected_reply(Unreadable))?;
         for period in written {
-            let period = period.read().ok_or_else(|| confused(Unreadable))?;
+            let period = period.read().ok_or_else(|| unexpected_reply(Unreadable))?;
             let (service, namespace) = (Arc::clone(&service), Arc::clone(&namespace));
             periods.push(NamespacePeriod { service, namespace, period });
         }
@@ -197,29 +202,29 @@ async fn changes_to(
 async fn live(store: &Redis, stale: &[NamespaceRules]) -> Result<Vec<Vec<LiveKeys>>, Error> {
     let origins = listing::origins(store).await?;
     let mut live: Vec<BTreeMap<Arc<str>, LiveKeys>> = vec![BTreeMap::new(); stale.len()];
-    let mut walk = Walk::after(store, None);
-    while let Some((_, kept, now)) = walk.next().await? {
-        let Some(Origin { service, namespace, route }) = origins.get(&kept.origin.0) else { continue };
+    let mut walk = Scan::after(store, None);
+    while let Some((_, stored, now)) = walk.next().await? {
+        let Some(Origin { service, namespace, route }) = origins.get(&stored.origin.0) else { continue };
         let place = stale.iter().position(|stale| stale.service == *service && stale.namespace == *namespace);
         if let Some(place) = place
-            && rules::is_live(kept.record.state, kept.record.until, now)
+            && rules::is_live(stored.record.state, stored.record.until, now)
         {
-            live[place].entry(Arc::clone(route)).or_insert_with(|| LiveKeys::of(route)).add(&kept.record);
+            live[place].entry(Arc::clone(route)).or_insert_with(|| LiveKeys::of(route)).add(&stored.record);
         }
     }
     Ok(live.into_iter().map(|routes| routes.into_values().collect()).collect())
 }
 
-/// A period as it is kept: all those of a namespace stand in one list.
+/// The stored form of a period. All periods of a namespace are in one list.
 #[derive(Clone, Serialize, Deserialize)]
-struct Written {
+struct StoredPeriod {
     since: u64,
     /// In hexadecimal digits.
     digest: String,
     description: Option<String>,
 }
 
-impl Written {
+impl StoredPeriod {
     fn of(period: &RulesPeriod) -> Self {
         let mut digits = [0; 64];
         hex::write(&period.digest, &mut digits);
@@ -237,7 +242,7 @@ impl Written {
     }
 }
 
-/// The namespaces whose periods change, with all of their periods as they are to be kept.
+/// The namespaces whose periods change, with all of their periods in the stored form.
 fn periods_to_write(on_file: &[NamespaceRules], rules: &[Identity], now: Timestamp) -> Vec<(String, String)> {
     let mut changed: BTreeMap<(Arc<str>, Arc<str>), Vec<RulesPeriod>> = BTreeMap::new();
     for NamespacePeriod { service, namespace, period } in adoption::new_periods(on_file, rules, now) {
@@ -250,7 +255,7 @@ fn periods_to_write(on_file: &[NamespaceRules], rules: &[Identity], now: Timesta
         periods.push(period);
     }
     let write = |((service, namespace), periods): ((Arc<str>, Arc<str>), Vec<RulesPeriod>)| {
-        let written: Vec<Written> = periods.iter().map(Written::of).collect();
+        let written: Vec<StoredPeriod> = periods.iter().map(StoredPeriod::of).collect();
         Some((name(&service, &namespace), serde_json::to_string(&written).ok()?))
     };
     changed.into_iter().filter_map(write).collect()
@@ -258,21 +263,21 @@ fn periods_to_write(on_file: &[NamespaceRules], rules: &[Identity], now: Timesta
 
 /// The time by the store's clock.
 async fn now(store: &Redis) -> Result<Timestamp, Error> {
-    let mut call = store.caller.scripts.look.call(1);
+    let mut call = store.client.scripts.look.call(1);
     call.arg(keys::ADOPTING);
-    let said = store.ask(call).await?;
-    match said {
-        Value::Array(said) => said.first().map(number).transpose()?.map(record::time),
+    let response = store.ask(call).await?;
+    match response {
+        Value::Array(response) => response.first().map(number).transpose()?.map(record::time),
         _ => None,
     }
-    .ok_or_else(|| confused(Unreadable))
+    .ok_or_else(|| unexpected_reply(Unreadable))
 }
 
 fn name(service: &str, namespace: &str) -> String {
-    format!("{service}{BETWEEN}{namespace}")
+    format!("{service}{SEPARATOR}{namespace}")
 }
 
 async fn ask<T: redis::FromRedisValue>(store: &Redis, command: Cmd) -> Result<T, Error> {
-    let said = store.call(command).await.map_err(|error| error::of_question(&error))?;
-    T::from_redis_value(said).map_err(|_| confused(Unreadable))
+    let response = store.call(command).await.map_err(|error| error::of_read(&error))?;
+    T::from_redis_value(response).map_err(|_| unexpected_reply(Unreadable))
 }

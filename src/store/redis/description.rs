@@ -1,4 +1,4 @@
-//! What the servers are, and what they risk.
+//! Describes the servers and their durability risks.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -6,13 +6,13 @@ use std::time::Duration;
 use redis::{Cmd, FromRedisValue, RedisResult, Value};
 use tokio::time::timeout;
 
-use super::link::{Answers, Link};
+use super::manager::{Answers, ConnectionManager};
 use super::{OpenError, Servers, Topology, error};
 
 /// How long the servers have to say what they are.
-const PATIENCE: Duration = Duration::from_secs(5);
+const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What answers at the other end, as of the start.
+/// The server, as of the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
     /// How the servers belong together: `standalone`, `sentinel` or `cluster`.
@@ -38,25 +38,25 @@ pub struct Primary {
     pub save: Option<String>,
     /// How many bytes it may hold; 0 is no bound.
     pub maxmemory: Option<u64>,
-    /// What it does when it is full.
+    /// The risk of its eviction policy.
     pub maxmemory_policy: Option<String>,
     /// With how few replicas it still takes writes.
     pub min_replicas_to_write: Option<u64>,
 }
 
 impl Description {
-    pub(super) async fn of(servers: &Servers, link: &Link) -> Result<Self, OpenError> {
+    pub(super) async fn of(servers: &Servers, manager: &ConnectionManager) -> Result<Self, OpenError> {
         let question = |name: &str, part: &str| redis::cmd(name).arg(part).to_owned();
         let mut questions: Vec<Cmd> =
             ["replication", "persistence", "memory"].map(|part| question("INFO", part)).into();
         let settings = ["appendonly", "appendfsync", "save", "maxmemory", "maxmemory-policy", "min-replicas-to-write"];
         questions.extend(settings.map(|setting| redis::cmd("CONFIG").arg("GET").arg(setting).to_owned()));
-        let said = timeout(PATIENCE, link.ask_each(&questions)).await;
-        let said = said.map_err(|_| OpenError::Unreachable("it did not answer in time".to_owned()))?;
+        let response = timeout(DESCRIBE_TIMEOUT, manager.ask_each(&questions)).await;
+        let response = response.map_err(|_| OpenError::Unreachable("it did not answer in time".to_owned()))?;
         let mut primaries = Vec::new();
-        for (address, answers) in said.map_err(|error| OpenError::of(&error))? {
+        for (address, answers) in response.map_err(|error| OpenError::of(&error))? {
             let answers =
-                answers.map_err(|error| OpenError::Unreachable(format!("{address}: {}", error::told(&error))))?;
+                answers.map_err(|error| OpenError::Unreachable(format!("{address}: {}", error::message(&error))))?;
             primaries.push(Primary::read(address, &answers));
         }
         let topology = match servers.topology {
@@ -64,7 +64,7 @@ impl Description {
             Topology::Sentinel { .. } => "sentinel",
             Topology::Cluster => "cluster",
         };
-        Ok(Self { topology, versions: link.versions(), primaries })
+        Ok(Self { topology, versions: manager.versions(), primaries })
     }
 
     /// How many replicas are connected to them all, as far as it can be seen.
@@ -73,7 +73,7 @@ impl Description {
         self.primaries.iter().filter_map(|primary| primary.replicas).sum()
     }
 
-    /// What may be lost and what to change, each once, for whoever runs it.
+    /// The data that may be lost and the setting to change, each once, for the operator.
     #[must_use]
     pub fn risks(&self) -> Vec<String> {
         let mut risks: Vec<(String, BTreeSet<&str>)> = Vec::new();
@@ -85,11 +85,11 @@ impl Description {
                 }
             }
         }
-        let shown = |(risk, servers): (String, BTreeSet<&str>)| {
+        let format_address = |(risk, servers): (String, BTreeSet<&str>)| {
             let servers: Vec<&str> = servers.into_iter().collect();
             format!("{}: {risk}", servers.join(", "))
         };
-        risks.into_iter().map(shown).collect()
+        risks.into_iter().map(format_address).collect()
     }
 }
 
@@ -101,15 +101,15 @@ impl Primary {
             answers.iter().filter_map(|answer| pairs(answer.as_ref().ok()?)).flatten().collect();
         let setting = |name: &str| settings.get(name).cloned();
         let counted = |name: &str| setting(name).and_then(|value| value.parse().ok());
-        let told = |name: &str| info.get(name).map(|value| (*value).trim().to_owned());
+        let field = |name: &str| info.get(name).map(|value| (*value).trim().to_owned());
         Self {
             address,
-            replicas: told("connected_slaves").and_then(|count| count.parse().ok()),
-            appends: told("aof_enabled").or(setting("appendonly")).map(|value| value == "1" || value == "yes"),
+            replicas: field("connected_slaves").and_then(|count| count.parse().ok()),
+            appends: field("aof_enabled").or(setting("appendonly")).map(|value| value == "1" || value == "yes"),
             appendfsync: setting("appendfsync"),
             save: setting("save"),
-            maxmemory: told("maxmemory").and_then(|bytes| bytes.parse().ok()).or(counted("maxmemory")),
-            maxmemory_policy: told("maxmemory_policy").or(setting("maxmemory-policy")),
+            maxmemory: field("maxmemory").and_then(|bytes| bytes.parse().ok()).or(counted("maxmemory")),
+            maxmemory_policy: field("maxmemory_policy").or(setting("maxmemory-policy")),
             min_replicas_to_write: counted("min-replicas-to-write"),
         }
     }
@@ -140,7 +140,7 @@ impl Primary {
     }
 
     fn persistence(&self) -> Option<String> {
-        let told = match (self.appends, self.appendfsync.as_deref(), self.save.as_deref()) {
+        let risk = match (self.appends, self.appendfsync.as_deref(), self.save.as_deref()) {
             (None, ..) => {
                 "this user may not see how writes are kept (INFO and CONFIG are denied): what Redis acknowledged and did \
                  not keep is lost with it, and those requests may run twice; make sure that appendonly is yes"
@@ -171,7 +171,7 @@ impl Primary {
                  or every record where there is none, and those requests may run twice; set appendonly to yes"
             }
         };
-        Some(told.to_owned())
+        Some(risk.to_owned())
     }
 
     fn replication(&self) -> Option<String> {
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn each_risk_is_told_with_what_to_change() {
+    fn each_risk_names_the_setting_to_change() {
         let set = |text: &str| Some(text.to_owned());
         let cases = [
             (Primary { appends: Some(false), ..primary() }, "nothing is written to a disk", "appendonly to yes"),
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_throws_nothing_away_is_no_risk() {
+    fn a_policy_without_eviction_is_no_risk() {
         for policy in ["noeviction", "volatile-lru", "volatile-ttl"] {
             let primary = Primary { maxmemory_policy: Some(policy.to_owned()), ..primary() };
             assert_eq!(primary.risks(), self::primary().risks());
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_several_servers_risk_is_told_once() {
+    fn a_risk_of_several_servers_is_reported_once() {
         let other = Primary { address: "b:2".to_owned(), ..primary() };
         let versions = vec!["7.0.15".to_owned()];
         let description = Description { topology: "cluster", versions, primaries: vec![primary(), other] };

@@ -1,4 +1,4 @@
-//! What Redis's errors mean.
+//! Maps errors of Redis to those of the store.
 
 use std::error::Error as StdError;
 use std::io;
@@ -14,13 +14,13 @@ pub enum OpenError {
     /// No server can be reached, or it takes no writes at this moment. Trying again may help.
     #[error("Redis cannot be reached: {0}")]
     Unreachable(String),
-    /// It does not let this user in, or denies what is needed.
+    /// It does not let this user in, or denies a right that the store needs.
     #[error("Redis refuses: {0}; see the user and the password in [store] url or password_file")]
     Refused(String),
     /// One of both sides does not trust the other's certificate, or they agree on no encryption.
-    #[error("no connection that is as safe as asked for: {0}; see cacert, cert and key in [store] url")]
+    #[error("the TLS requirements were not met: {0}; see cacert, cert and key in [store] url")]
     Tls(String),
-    /// It is older than what is needed.
+    /// It is older than the oldest supported version.
     #[error("Redis {0} is too old: it is to be 6.2 or later")]
     Old(String),
     /// It is not the kind of server that the settings say.
@@ -33,13 +33,13 @@ pub enum OpenError {
 
 impl OpenError {
     pub(super) fn of(error: &RedisError) -> Self {
-        let told = told(error);
+        let message = message(error);
         match error.kind() {
-            RedisKind::AuthenticationFailed | RedisKind::Server(ServerErrorKind::NoPerm) => Self::Refused(told),
-            _ if [Some("NOAUTH"), Some("WRONGPASS")].contains(&code(error)) => Self::Refused(told),
-            _ if is_distrust(error) => Self::Tls(told),
-            _ if kind(error) == ErrorKind::Other => Self::Failed(told),
-            _ => Self::Unreachable(told),
+            RedisKind::AuthenticationFailed | RedisKind::Server(ServerErrorKind::NoPerm) => Self::Refused(message),
+            _ if [Some("NOAUTH"), Some("WRONGPASS")].contains(&code(error)) => Self::Refused(message),
+            _ if is_distrust(error) => Self::Tls(message),
+            _ if kind(error) == ErrorKind::Other => Self::Failed(message),
+            _ => Self::Unreachable(message),
         }
     }
 }
@@ -51,14 +51,14 @@ fn is_distrust(error: &RedisError) -> bool {
     failure.is_some_and(|failure| failure.is::<rustls::Error>())
 }
 
-/// What sort of failure an error is.
+/// The kind of an error.
 fn kind(error: &RedisError) -> ErrorKind {
     if error.is_timeout() {
         return ErrorKind::Timeout;
     }
     match (code(error), error.kind()) {
         (Some("OOM" | "MISCONF"), _) => ErrorKind::Full,
-        // Somebody else's, under a name of ours.
+        // Written by another program under one of our keys.
         (Some("WRONGTYPE"), _) => ErrorKind::Corrupt,
         (
             Some(
@@ -72,8 +72,8 @@ fn kind(error: &RedisError) -> ErrorKind {
     }
 }
 
-/// What an error says. Servers quote commands in theirs, but never the values that these carry.
-pub(super) fn told(error: &RedisError) -> String {
+/// The message of an error. Servers quote commands in theirs, but never their values.
+pub(super) fn message(error: &RedisError) -> String {
     match (code(error), error.detail()) {
         (Some(code), _) => format!("it says {code}"),
         (None, Some(detail)) => detail.to_owned(),
@@ -81,7 +81,7 @@ pub(super) fn told(error: &RedisError) -> String {
     }
 }
 
-/// The word that a server's error begins with. Before 7.0 one that a script met stands within another.
+/// The code of a server's error. Before 7.0, an error within a script is wrapped in another.
 pub(super) fn code(error: &RedisError) -> Option<&str> {
     let code = error.code()?;
     if code != "ERR" && !code.starts_with('@') {
@@ -91,9 +91,9 @@ pub(super) fn code(error: &RedisError) -> Option<&str> {
     words.filter_map(|word| word.strip_prefix('-')).find(|word| REFUSALS.contains(word)).or(Some(code))
 }
 
-/// Whether what was asked did nothing and never will: the server said so before it began, or a script at its first write.
-/// One that fails in the middle leaves what it did.
-fn did_nothing(error: &RedisError) -> bool {
+/// Whether the command had no effect and never will: the server said so before it began, or a script at its first
+/// write. A script that fails in the middle leaves the writes that it made.
+fn had_no_effect(error: &RedisError) -> bool {
     match code(error) {
         Some(code) => REFUSALS.contains(&code),
         None => {
@@ -103,7 +103,7 @@ fn did_nothing(error: &RedisError) -> bool {
     }
 }
 
-/// What servers say instead of doing anything.
+/// Error codes of commands that had no effect.
 const REFUSALS: [&str; 20] = [
     "OOM",
     "MISCONF",
@@ -129,13 +129,13 @@ const REFUSALS: [&str; 20] = [
 
 /// The error of what may write.
 pub(super) fn of_write(error: &RedisError) -> Error {
-    let (kind, told) = (kind(error), told(error));
-    if did_nothing(error) { Error::determinate(kind, told) } else { Error::indeterminate(kind, told) }
+    let (kind, message) = (kind(error), message(error));
+    if had_no_effect(error) { Error::determinate(kind, message) } else { Error::indeterminate(kind, message) }
 }
 
-/// The error of a question: it changes nothing, however it ends.
-pub(super) fn of_question(error: &RedisError) -> Error {
-    Error::determinate(kind(error), told(error))
+/// The error of a read: it changes nothing, however it ends.
+pub(super) fn of_read(error: &RedisError) -> Error {
+    Error::determinate(kind(error), message(error))
 }
 
 #[cfg(test)]
@@ -145,14 +145,14 @@ mod tests {
     use super::*;
 
     /// What a server says.
-    fn said(line: &str) -> RedisError {
+    fn response(line: &str) -> RedisError {
         let value = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).unwrap();
         let Value::ServerError(error) = value else { panic!("it is an error") };
         error.into()
     }
 
     #[test]
-    fn what_servers_refuse_did_nothing() {
+    fn refusals_of_the_server_had_no_effect() {
         let refusals = [
             ("OOM command not allowed when used memory > 'maxmemory'.", ErrorKind::Full),
             ("MISCONF Redis is configured to save RDB snapshots", ErrorKind::Full),
@@ -171,18 +171,19 @@ mod tests {
             ("ERR Error running script (call to f_0): @user_script:1: @user_script: 1: -OOM no", ErrorKind::Full),
         ];
         for (line, kind) in refusals {
-            let error = of_write(&said(line));
+            let error = of_write(&response(line));
             assert!(matches!(&error, Error::Determinate(cause) if cause.kind == kind), "{line}: {error:?}");
         }
     }
 
     #[test]
-    fn what_may_have_happened_is_not_called_undone() {
-        let late = std::io::Error::from(std::io::ErrorKind::TimedOut);
+    fn uncertain_writes_are_indeterminate() {
+        let timed_out = std::io::Error::from(std::io::ErrorKind::TimedOut);
         let lost = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
-        for error in [said("ERR Error running script: attempt to index a nil value"), late.into(), lost.into()] {
+        for error in [response("ERR Error running script: attempt to index a nil value"), timed_out.into(), lost.into()]
+        {
             assert!(matches!(of_write(&error), Error::Indeterminate(_)), "{error}");
-            assert!(matches!(of_question(&error), Error::Determinate(_)));
+            assert!(matches!(of_read(&error), Error::Determinate(_)));
         }
     }
 }

@@ -1,6 +1,6 @@
-//! What is kept under which key.
+//! The layout of keys.
 //!
-//! Records are kept in partitions, each on one node of a cluster: what stands in braces decides which (Redis Cluster
+//! Records are kept in partitions, each on one node of a cluster: the part in braces decides which (Redis Cluster
 //! specification, "Hash tags"). A partition is a range of ids, so that partitions follow one another as ids do.
 
 use crate::idempotency::record::RecordId;
@@ -30,15 +30,15 @@ impl Partition {
         key
     }
 
-    /// What the key of each record begins with; its id follows.
+    /// The prefix of the key of each record; its id follows.
     pub(super) fn records(self) -> [u8; 15] {
         let mut key = *b"oncegate{00}:r:";
         self.write_number(&mut key);
         key
     }
 
-    /// A key beside its records under which nothing is kept.
-    pub(super) fn nobody(self) -> String {
+    /// A key in the slot of its records that never exists.
+    pub(super) fn absent_key(self) -> String {
         format!("oncegate{{{:02}}}:-", self.0)
     }
 
@@ -65,7 +65,7 @@ pub(super) const IDENTITIES: &str = "oncegate{identities}";
 /// The hash of the periods of rules by service and namespace. It has the hash tag of the identities, with which it is written.
 pub(super) const PERIODS: &str = "oncegate{identities}:periods";
 
-/// Whoever adopts holds it.
+/// Held by the process that adopts rules.
 pub(super) const ADOPTING: &str = "oncegate{identities}:lock";
 
 #[cfg(test)]
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_together_has_one_hash_tag() {
+    fn keys_of_one_partition_share_a_hash_tag() {
         let id = RecordId([0xff; 32]);
         let partition = Partition::of(id);
         let tag = |key: &[u8]| {

@@ -1,50 +1,50 @@
-//! What is told of ends and removals is heard here.
+//! Listens to the channel on which ends of attempts and removals of records are published.
 
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use tokio::time::sleep;
 
-use super::link::Link;
+use super::manager::ConnectionManager;
 
-/// Between two tries to listen again.
-const PAUSE: Duration = Duration::from_secs(1);
+/// Delay before subscribing again.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// What whoever listens hears.
-pub(super) enum Heard<'a> {
-    /// From now on it hears.
-    Begin,
-    /// This was told.
+/// An event of a subscription.
+pub(super) enum ListenerEvent<'a> {
+    /// The subscription is active.
+    Subscribed,
+    /// A message was published.
     Message(&'a [u8]),
-    /// From now on it hears nothing.
+    /// The subscription is lost.
     Lost,
 }
 
-/// Listens to a channel, and begins again where a connection is lost: the one that listens would not notice by itself that
-/// nobody tells it anything any more.
-pub(super) async fn run(link: Link, channel: String, hear: impl Fn(Heard<'_>)) {
-    let mut losses = link.losses();
+/// Subscribes to a channel, and again whenever a connection is lost: a subscriber alone would not notice that
+/// messages no longer arrive.
+pub(super) async fn run(manager: ConnectionManager, channel: String, on_event: impl Fn(ListenerEvent<'_>)) {
+    let mut losses = manager.losses();
     loop {
         losses.mark_unchanged();
-        match link.subscribe(&channel).await {
+        match manager.subscribe(&channel).await {
             Ok(mut listening) => {
-                hear(Heard::Begin);
-                let mut told = listening.on_message();
+                on_event(ListenerEvent::Subscribed);
+                let mut messages = listening.on_message();
                 loop {
                     let message = tokio::select! {
-                        message = told.next() => message,
+                        message = messages.next() => message,
                         _ = losses.changed() => None,
                     };
                     let Some(message) = message else { break };
-                    hear(Heard::Message(message.get_payload_bytes()));
+                    on_event(ListenerEvent::Message(message.get_payload_bytes()));
                 }
-                hear(Heard::Lost);
+                on_event(ListenerEvent::Lost);
             }
             Err(error) => {
-                let error = super::error::told(&error);
-                tracing::debug!(error, "nobody listens to what Redis tells");
+                let error = super::error::message(&error);
+                tracing::debug!(error, "cannot subscribe to notifications; waiters poll");
             }
         }
-        sleep(PAUSE).await;
+        sleep(RETRY_DELAY).await;
     }
 }

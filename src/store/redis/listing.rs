@@ -1,4 +1,4 @@
-//! Looking at records.
+//! Reads and lists records.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::RangeInclusive;
@@ -8,40 +8,40 @@ use std::time::{Duration, Instant};
 use redis::{FromRedisValue, Value};
 
 use super::keys::{self, Partition};
-use super::record::{self, Kept, Unreadable};
-use super::{Redis, confused, number, parts};
+use super::record::{self, StoredRecord, Unreadable};
+use super::{Redis, number, parts, unexpected_reply};
 use crate::idempotency::record::{RecordId, Timestamp};
 use crate::store::{Error, Filter, Listed, Origin, OriginId, Page};
 
-/// How many records one call looks at.
+/// How many records one call reads.
 const CHUNK: usize = 256;
 
 /// How many ids one call fetches.
 const SCAN: usize = 1000;
 
-/// How long a listing looks before it gives what it found.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a listing runs before it returns a partial page.
+const LIST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Records one after another, in the order of their ids, without their answers.
 ///
 /// The ids of a partition are in no order on the server: they are fetched together, 32 bytes each, when it is its turn.
-pub(super) struct Walk<'a> {
+pub(super) struct Scan<'a> {
     store: &'a Redis,
     after: Option<RecordId>,
     partitions: RangeInclusive<u8>,
     ids: VecDeque<RecordId>,
-    found: VecDeque<(RecordId, Kept, Timestamp)>,
+    found: VecDeque<(RecordId, StoredRecord, Timestamp)>,
 }
 
-impl<'a> Walk<'a> {
+impl<'a> Scan<'a> {
     /// Begins after an id.
     pub(super) fn after(store: &'a Redis, after: Option<RecordId>) -> Self {
         let first = after.map_or(0, |after| Partition::of(after).0);
         Self { store, after, partitions: first..=keys::PARTITIONS - 1, ids: VecDeque::new(), found: VecDeque::new() }
     }
 
-    /// The next record with the time by the store's clock; nothing where there are no more.
-    pub(super) async fn next(&mut self) -> Result<Option<(RecordId, Kept, Timestamp)>, Error> {
+    /// The next record with the time by the store's clock; `None` if there are no more.
+    pub(super) async fn next(&mut self) -> Result<Option<(RecordId, StoredRecord, Timestamp)>, Error> {
         while self.found.is_empty() {
             if self.ids.is_empty() {
                 let Some(partition) = self.partitions.next() else { return Ok(None) };
@@ -49,23 +49,24 @@ impl<'a> Walk<'a> {
                 continue;
             }
             let chunk: Vec<RecordId> = self.ids.drain(..self.ids.len().min(CHUNK)).collect();
-            self.found = look(self.store, &chunk).await?;
+            self.found = read(self.store, &chunk).await?;
         }
         Ok(self.found.pop_front())
     }
 }
 
-/// The ids of a partition that come after one, in order. Whatever stands during all of it is among them.
+/// The ids of a partition that come after one, in order. A record that exists throughout the scan is among them.
 async fn ids(store: &Redis, partition: Partition, after: Option<RecordId>) -> Result<Vec<RecordId>, Error> {
     let mut ids = Vec::new();
     let mut cursor = 0_u64;
     loop {
         let mut command = redis::cmd("ZSCAN");
         command.arg(&partition.times()[..]).arg(cursor).arg("COUNT").arg(SCAN);
-        let said = store.ask(command).await?;
-        let (next, found) = <(u64, Vec<(Vec<u8>, f64)>)>::from_redis_value(said).map_err(|_| confused(Unreadable))?;
+        let response = store.ask(command).await?;
+        let (next, found) =
+            <(u64, Vec<(Vec<u8>, f64)>)>::from_redis_value(response).map_err(|_| unexpected_reply(Unreadable))?;
         for (id, _) in found {
-            let id = id.try_into().map(RecordId).map_err(|_| confused(Unreadable))?;
+            let id = id.try_into().map(RecordId).map_err(|_| unexpected_reply(Unreadable))?;
             if after.is_none_or(|after| id > after) {
                 ids.push(id);
             }
@@ -80,50 +81,56 @@ async fn ids(store: &Redis, partition: Partition, after: Option<RecordId>) -> Re
     Ok(ids)
 }
 
-async fn look(store: &Redis, ids: &[RecordId]) -> Result<VecDeque<(RecordId, Kept, Timestamp)>, Error> {
-    let mut call = store.caller.scripts.look.call(ids.len());
+async fn read(store: &Redis, ids: &[RecordId]) -> Result<VecDeque<(RecordId, StoredRecord, Timestamp)>, Error> {
+    let mut call = store.client.scripts.look.call(ids.len());
     for id in ids {
         call.arg(&keys::record(*id)[..]);
     }
-    let Value::Array(said) = store.ask(call).await? else { return Err(confused(Unreadable)) };
-    let mut said = said.into_iter();
-    let now = said.next().as_ref().map(number).transpose()?.map(record::time).ok_or_else(|| confused(Unreadable))?;
+    let Value::Array(response) = store.ask(call).await? else { return Err(unexpected_reply(Unreadable)) };
+    let mut response = response.into_iter();
+    let now = response
+        .next()
+        .as_ref()
+        .map(number)
+        .transpose()?
+        .map(record::time)
+        .ok_or_else(|| unexpected_reply(Unreadable))?;
     let mut found = VecDeque::new();
-    for (id, value) in ids.iter().zip(said) {
+    for (id, value) in ids.iter().zip(response) {
         // It may have gone meanwhile.
         let Value::BulkString(value) = value else { continue };
         match record::read(value, false) {
-            Ok(kept) => found.push_back((*id, kept, now)),
-            Err(error) => tracing::warn!(%error, %id, "it is left out of the listing"),
+            Ok(stored) => found.push_back((*id, stored, now)),
+            Err(error) => tracing::warn!(%error, %id, "a record was left out of the listing"),
         }
     }
     Ok(found)
 }
 
 pub(super) async fn get(store: &Redis, id: RecordId) -> Result<Option<Listed>, Error> {
-    let mut call = store.caller.scripts.get.call(1);
+    let mut call = store.client.scripts.get.call(1);
     call.arg(&keys::record(id)[..]);
-    let (now, Some(standing)) = parts(store.ask(call).await?)? else { return Ok(None) };
-    let kept = record::read(standing, true).map_err(confused)?;
-    let origin = origins(store).await?.remove(&kept.origin.0);
-    Ok(Some(Listed { id, origin, record: kept.record, now }))
+    let (now, Some(current)) = parts(store.ask(call).await?)? else { return Ok(None) };
+    let stored = record::read(current, true).map_err(unexpected_reply)?;
+    let origin = origins(store).await?.remove(&stored.origin.0);
+    Ok(Some(Listed { id, origin, record: stored.record, now }))
 }
 
 pub(super) async fn list(store: &Redis, filter: &Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
     let started = Instant::now();
     let origins = origins(store).await?;
-    let mut walk = Walk::after(store, begin(filter, after));
+    let mut walk = Scan::after(store, begin(filter, after));
     let mut found: Vec<Listed> = Vec::new();
     while found.len() <= limit {
-        let Some((id, kept, now)) = walk.next().await? else { break };
+        let Some((id, stored, now)) = walk.next().await? else { break };
         if filter.prefix.is_some_and(|prefix| !id.0.starts_with(&prefix)) {
             // Behind those that begin with it.
             break;
         }
-        let origin = origins.get(&kept.origin.0);
-        if passes(filter, &kept, origin, now) {
-            found.push(Listed { id, origin: origin.cloned(), record: kept.record, now });
-        } else if started.elapsed() > PATIENCE {
+        let origin = origins.get(&stored.origin.0);
+        if passes(filter, &stored, origin, now) {
+            found.push(Listed { id, origin: origin.cloned(), record: stored.record, now });
+        } else if started.elapsed() > LIST_TIMEOUT {
             return Ok(Page { records: found, next: Some(id) });
         }
     }
@@ -142,8 +149,8 @@ fn begin(filter: &Filter, after: Option<RecordId>) -> Option<RecordId> {
     after.max(below)
 }
 
-fn passes(filter: &Filter, kept: &Kept, origin: Option<&Origin>, now: Timestamp) -> bool {
-    let record = &kept.record;
+fn passes(filter: &Filter, stored: &StoredRecord, origin: Option<&Origin>, now: Timestamp) -> bool {
+    let record = &stored.record;
     filter.service.as_ref().is_none_or(|service| origin.is_some_and(|origin| origin.service == *service))
         && filter.route.as_ref().is_none_or(|route| origin.is_some_and(|origin| *origin.route == **route))
         && filter.state.is_none_or(|state| record.state == state)
@@ -153,22 +160,22 @@ fn passes(filter: &Filter, kept: &Kept, origin: Option<&Origin>, now: Timestamp)
 /// All origins that are known.
 pub(super) async fn origins(store: &Redis) -> Result<HashMap<i64, Origin>, Error> {
     let command = redis::cmd("HVALS").arg(keys::ORIGINS).to_owned();
-    let said = store.ask(command).await?;
-    let found = Vec::<Vec<u8>>::from_redis_value(said).map_err(|_| confused(Unreadable))?;
+    let response = store.ask(command).await?;
+    let found = Vec::<Vec<u8>>::from_redis_value(response).map_err(|_| unexpected_reply(Unreadable))?;
     found.iter().map(|origin| read_origin(origin).map(|origin| (origin.id().0, origin))).collect()
 }
 
-/// An origin as it is kept: its parts, with a character between that none has.
+/// The stored form of an origin: its parts, with a separator that none contains.
 pub(super) fn write_origin(origin: &Origin) -> String {
     [&*origin.service, &*origin.namespace, &*origin.route].join("\n")
 }
 
 fn read_origin(value: &[u8]) -> Result<Origin, Error> {
-    let text = std::str::from_utf8(value).map_err(|_| confused(Unreadable))?;
+    let text = std::str::from_utf8(value).map_err(|_| unexpected_reply(Unreadable))?;
     let mut parts = text.split('\n').map(Arc::<str>::from);
     match (parts.next(), parts.next(), parts.next(), parts.next()) {
         (Some(service), Some(namespace), Some(route), None) => Ok(Origin { service, namespace, route }),
-        _ => Err(confused(Unreadable)),
+        _ => Err(unexpected_reply(Unreadable)),
     }
 }
 

@@ -1,17 +1,17 @@
-//! What attempts do to their records: many in one call, each for itself.
+//! The operations of attempts on their records. One script call carries many.
 
 use redis::{Cmd, RedisResult, Value};
 
-use super::caller::Caller;
 use super::keys::{self, Partition};
 use super::record::{self, Unreadable, millis, span};
+use super::script_client::ScriptClient;
 use super::scripts::Scripts;
-use super::{confused, error};
+use super::{error, unexpected_reply};
 use crate::idempotency::record::{Attempt, RecordId, Timestamp, Version};
-use crate::store::rules::{self, Change, Standing};
-use crate::store::{Claim, End, Error, Expiry, Fresh, Held, Settled};
+use crate::store::rules::{self, RecordView, Transition};
+use crate::store::{Claim, End, Error, Expiry, Fresh, LeaseRenewal, Settled};
 
-/// What the lane carries.
+/// An operation of the batcher.
 pub(super) enum Operation {
     Claim {
         id: RecordId,
@@ -28,18 +28,18 @@ pub(super) enum Operation {
         end: End,
     },
     /// Of one partition, where calls are.
-    Renew(Vec<Held>),
+    Renew(Vec<LeaseRenewal>),
     Await(RecordId),
 }
 
-/// What it says.
-pub(super) enum Said {
+/// The reply to an [`Operation`].
+pub(super) enum Reply {
     Claim(Claim),
     Superseded(bool),
     Settled(Settled),
     /// The leases of these were extended.
     Renewed(Vec<RecordId>),
-    /// Whether its end will be told.
+    /// Whether the end of the attempt will be published.
     Awaited(bool),
 }
 
@@ -51,7 +51,7 @@ enum Kind {
 }
 
 /// A call, and which of the operations it carries.
-struct Call {
+struct ScriptCall {
     kind: Option<Kind>,
     partition: Option<Partition>,
     places: Vec<usize>,
@@ -85,8 +85,8 @@ impl Operation {
         }
     }
 
-    /// Whether it is left undone where its caller has gone before it was sent: of a claim nobody would know, and it would
-    /// only block its key until its lease is past.
+    /// Whether it is dropped if its caller has gone before it was sent. An orphaned claim would only block its key
+    /// until its lease expires.
     pub(super) fn is_abandoned_with_caller(&self) -> bool {
         !matches!(self, Self::Settle { .. })
     }
@@ -100,39 +100,39 @@ impl Operation {
     }
 }
 
-/// Carries out operations in one round trip, and says of each what came of it.
-pub(super) async fn carry_out(caller: &Caller, batch: &[&Operation]) -> Vec<Result<Said, Error>> {
-    let calls = calls(batch, caller.is_partitioned);
-    let commands: Vec<Cmd> = calls.iter().map(|call| call.command(&caller.scripts, batch)).collect();
-    let mut said: Vec<Result<Said, Error>> = Vec::with_capacity(batch.len());
-    said.resize_with(batch.len(), || Err(confused(Unreadable)));
-    match caller.send(&commands).await {
+/// Executes operations in one round trip. Returns the reply to each.
+pub(super) async fn execute(client: &ScriptClient, batch: &[&Operation]) -> Vec<Result<Reply, Error>> {
+    let calls = calls(batch, client.is_partitioned);
+    let commands: Vec<Cmd> = calls.iter().map(|call| call.command(&client.scripts, batch)).collect();
+    let mut replies: Vec<Result<Reply, Error>> = Vec::with_capacity(batch.len());
+    replies.resize_with(batch.len(), || Err(unexpected_reply(Unreadable)));
+    match client.send(&commands).await {
         Ok(answers) => {
             for (call, answer) in calls.iter().zip(answers) {
-                call.read(batch, answer, &mut said);
+                call.read(batch, answer, &mut replies);
             }
         }
-        Err(error) => said.iter_mut().for_each(|said| *said = Err(error::of_write(&error))),
+        Err(error) => replies.iter_mut().for_each(|reply| *reply = Err(error::of_write(&error))),
     }
-    said
+    replies
 }
 
 /// As few calls as carry all of them.
-fn calls(batch: &[&Operation], is_partitioned: bool) -> Vec<Call> {
-    let mut calls: Vec<Call> = Vec::new();
+fn calls(batch: &[&Operation], is_partitioned: bool) -> Vec<ScriptCall> {
+    let mut calls: Vec<ScriptCall> = Vec::new();
     for (place, operation) in batch.iter().enumerate() {
         let kind = operation.kind();
         let partition = operation.id().filter(|_| is_partitioned).map(Partition::of);
-        let fits = |call: &&mut Call| kind.is_some() && call.kind == kind && call.partition == partition;
+        let fits = |call: &&mut ScriptCall| kind.is_some() && call.kind == kind && call.partition == partition;
         match calls.iter_mut().find(fits) {
             Some(call) => call.places.push(place),
-            None => calls.push(Call { kind, partition, places: vec![place] }),
+            None => calls.push(ScriptCall { kind, partition, places: vec![place] }),
         }
     }
     calls
 }
 
-impl Call {
+impl ScriptCall {
     fn command(&self, scripts: &Scripts, batch: &[&Operation]) -> Cmd {
         let operations = self.places.iter().map(|place| batch[*place]);
         let script = match batch[self.places[0]] {
@@ -159,14 +159,14 @@ impl Call {
             match operation {
                 Operation::Claim { fresh, .. } => add_fresh(&mut command, fresh),
                 Operation::Supersede { seen, fresh, .. } => {
-                    command.arg(&seen.attempt.0[..]).arg(rules::place(seen.state)).arg(millis(seen.until));
+                    command.arg(&seen.attempt.0[..]).arg(rules::state_index(seen.state)).arg(millis(seen.until));
                     add_fresh(&mut command, fresh);
                 }
                 Operation::Settle { attempt, end, .. } => {
-                    let (how, lasts, answer) = told(end);
-                    command.arg(&attempt.0[..]).arg(how).arg(lasts).arg(answer);
+                    let (kind, lasts, answer) = encoded_end(end);
+                    command.arg(&attempt.0[..]).arg(kind).arg(lasts).arg(answer);
                 }
-                // They go alone.
+                // Each has a call of its own.
                 Operation::Renew(_) | Operation::Await(_) => {}
             }
         }
@@ -174,99 +174,106 @@ impl Call {
     }
 
     /// Puts what was answered in the places of the operations.
-    fn read(&self, batch: &[&Operation], answer: RedisResult<Value>, said: &mut [Result<Said, Error>]) {
+    fn read(&self, batch: &[&Operation], answer: RedisResult<Value>, replies: &mut [Result<Reply, Error>]) {
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => {
-                self.places.iter().for_each(|place| said[*place] = Err(error::of_write(&error)));
+                self.places.iter().for_each(|place| replies[*place] = Err(error::of_write(&error)));
                 return;
             }
         };
         if self.kind.is_none() {
             let place = self.places[0];
-            said[place] = read_alone(batch[place], answer);
+            replies[place] = read_alone(batch[place], answer);
             return;
         }
         let Value::Array(answers) = answer else { return };
         let mut answers = answers.into_iter();
         let Some(now) = answers.next().and_then(|now| number(&now).ok()).map(record::time) else { return };
         for (place, answer) in self.places.iter().zip(answers) {
-            said[*place] = match (batch[*place], answer) {
+            replies[*place] = match (batch[*place], answer) {
                 (_, Value::ServerError(error)) => Err(error::of_write(&error.into())),
-                (Operation::Claim { .. }, answer) => read_claim(answer, now).map(Said::Claim),
+                (Operation::Claim { .. }, answer) => read_claim(answer, now).map(Reply::Claim),
                 (Operation::Settle { attempt, end, .. }, answer) => {
-                    read_settled(answer, *attempt, end, now).map(Said::Settled)
+                    read_settled(answer, *attempt, end, now).map(Reply::Settled)
                 }
-                _ => Err(confused(Unreadable)),
+                _ => Err(unexpected_reply(Unreadable)),
             };
         }
     }
 }
 
-fn read_alone(operation: &Operation, answer: Value) -> Result<Said, Error> {
+fn read_alone(operation: &Operation, answer: Value) -> Result<Reply, Error> {
     match operation {
-        Operation::Supersede { .. } => Ok(Said::Superseded(number(&answer)? == 1)),
-        Operation::Await(_) => Ok(Said::Awaited(number(&answer)? == 1)),
+        Operation::Supersede { .. } => Ok(Reply::Superseded(number(&answer)? == 1)),
+        Operation::Await(_) => Ok(Reply::Awaited(number(&answer)? == 1)),
         Operation::Renew(held) => {
-            let Value::Array(answers) = answer else { return Err(confused(Unreadable)) };
+            let Value::Array(answers) = answer else { return Err(unexpected_reply(Unreadable)) };
             let renewed = held.iter().zip(answers).filter(|(_, answer)| *answer == Value::Int(1));
-            Ok(Said::Renewed(renewed.map(|(held, _)| held.id).collect()))
+            Ok(Reply::Renewed(renewed.map(|(held, _)| held.id).collect()))
         }
-        Operation::Claim { .. } | Operation::Settle { .. } => Err(confused(Unreadable)),
+        Operation::Claim { .. } | Operation::Settle { .. } => Err(unexpected_reply(Unreadable)),
     }
 }
 
 fn read_claim(answer: Value, now: Timestamp) -> Result<Claim, Error> {
     match answer {
         Value::Int(_) => Ok(Claim::Inserted(record::time(number(&answer)?))),
-        answer => match read_standing(answer)? {
-            Some(kept) => Ok(Claim::Exists { record: kept.record, now }),
-            None => Err(confused(Unreadable)),
+        answer => match read_current(answer)? {
+            Some(stored) => Ok(Claim::Exists { record: stored.record, now }),
+            None => Err(unexpected_reply(Unreadable)),
         },
     }
 }
 
-/// What stands, if anything does. What stands alone in a list lacks its answer, which is large.
-fn read_standing(said: Value) -> Result<Option<record::Kept>, Error> {
-    match said {
-        Value::BulkString(standing) => record::read(standing, true).map(Some).map_err(confused),
-        Value::Array(standing) => match <[Value; 1]>::try_from(standing) {
-            Ok([Value::BulkString(standing)]) => record::read(standing, false).map(Some).map_err(confused),
-            _ => Err(confused(Unreadable)),
+/// The current record, if there is one. A record alone in a list lacks its answer, which is large.
+fn read_current(response: Value) -> Result<Option<record::StoredRecord>, Error> {
+    match response {
+        Value::BulkString(current) => record::read(current, true).map(Some).map_err(unexpected_reply),
+        Value::Array(current) => match <[Value; 1]>::try_from(current) {
+            Ok([Value::BulkString(current)]) => record::read(current, false).map(Some).map_err(unexpected_reply),
+            _ => Err(unexpected_reply(Unreadable)),
         },
         Value::Nil => Ok(None),
-        _ => Err(confused(Unreadable)),
+        _ => Err(unexpected_reply(Unreadable)),
     }
 }
 
 fn read_settled(answer: Value, attempt: Attempt, end: &End, now: Timestamp) -> Result<Settled, Error> {
     match answer {
         Value::Int(_) => Ok(Settled::Done { until: record::time(number(&answer)?) }),
-        answer => judge(read_standing(answer)?, attempt, end, now),
+        answer => outcome(read_current(answer)?, attempt, end, now),
     }
 }
 
-/// What an ending that the script left alone comes to.
-fn judge(standing: Option<record::Kept>, attempt: Attempt, end: &End, now: Timestamp) -> Result<Settled, Error> {
-    let seen = standing.as_ref().map(|kept| Standing {
-        attempt: kept.record.attempt,
-        state: kept.record.state,
-        claimed_at: kept.record.claimed_at,
-        until: kept.record.until,
-        unknown_ttl: kept.unknown_ttl,
+/// The outcome of a settlement that the script did not apply.
+fn outcome(
+    current: Option<record::StoredRecord>,
+    attempt: Attempt,
+    end: &End,
+    now: Timestamp,
+) -> Result<Settled, Error> {
+    let seen = current.as_ref().map(|stored| RecordView {
+        attempt: stored.record.attempt,
+        state: stored.record.state,
+        claimed_at: stored.record.claimed_at,
+        until: stored.record.until,
+        unknown_ttl: stored.unknown_ttl,
     });
-    let record = standing.map(|kept| kept.record);
+    let record = current.map(|stored| stored.record);
     Ok(match rules::settle(seen, attempt, end, now) {
         // The script would have done it.
-        Change::Complete { .. } | Change::TurnUnknown { .. } | Change::Remove => return Err(confused(Unreadable)),
-        Change::Repeated { until } => Settled::Done { until },
-        Change::RepeatedIfSame { until } => match (record, end) {
+        Transition::Complete { .. } | Transition::TurnUnknown { .. } | Transition::Remove => {
+            return Err(unexpected_reply(Unreadable));
+        }
+        Transition::Repeated { until } => Settled::Done { until },
+        Transition::RepeatedIfSame { until } => match (record, end) {
             (Some(record), End::Complete { answer, .. }) if record.answer.as_ref() == Some(answer) => {
                 Settled::Done { until }
             }
             (record, _) => Settled::Superseded { record },
         },
-        Change::Superseded => Settled::Superseded { record },
+        Transition::Superseded => Settled::Superseded { record },
     })
 }
 
@@ -278,8 +285,8 @@ fn add_fresh(command: &mut Cmd, fresh: &Fresh) {
     command.arg(&record::before_times(fresh.attempt)[..]).arg(span(fresh.lease)).arg(record::after_times(fresh));
 }
 
-/// How an attempt ends, in the words of the script, the span that belongs to it, and the answer.
-fn told(end: &End) -> (u8, u64, &[u8]) {
+/// The end, as the script encodes it, its duration, and the answer.
+fn encoded_end(end: &End) -> (u8, u64, &[u8]) {
     match end {
         End::Complete { expiry: Expiry::FromClaim(ttl), answer } => (1, span(*ttl), answer),
         End::Complete { expiry: Expiry::FromNow(ttl), answer } => (2, span(*ttl), answer),
@@ -288,9 +295,9 @@ fn told(end: &End) -> (u8, u64, &[u8]) {
     }
 }
 
-pub(super) fn number(said: &Value) -> Result<u64, Error> {
-    match said {
-        Value::Int(number) => u64::try_from(*number).map_err(|_| confused(Unreadable)),
-        _ => Err(confused(Unreadable)),
+pub(super) fn number(response: &Value) -> Result<u64, Error> {
+    match response {
+        Value::Int(number) => u64::try_from(*number).map_err(|_| unexpected_reply(Unreadable)),
+        _ => Err(unexpected_reply(Unreadable)),
     }
 }

@@ -1,4 +1,4 @@
-//! What waits for a round trip, and when it is worth one.
+//! The queue of a batcher: decides when a batch is due, and what it carries.
 
 use std::collections::VecDeque;
 
@@ -6,35 +6,35 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::operation::{Operation, Said};
+use super::operation::{Operation, Reply};
 use crate::store::{Error, ErrorKind};
 
-/// How many operations may wait. More are refused at once.
-const WAITING: usize = 8192;
+/// How many operations may be queued. More are refused at once.
+const MAX_QUEUED: usize = 8192;
 
 /// How many operations one batch carries.
-const BATCH: usize = 256;
+const MAX_BATCH: usize = 256;
 
 /// How many bytes one batch carries, give or take one operation: the server does nothing else meanwhile.
-const BATCH_BYTES: usize = 4 << 20;
+const MAX_BATCH_BYTES: usize = 4 << 20;
 
-/// So many that wait are worth another round trip, while one is under way.
-const WORTH_ANOTHER: usize = 64;
+/// From this many queued operations on, a second round trip starts while one is in flight.
+const SECOND_WORKER_THRESHOLD: usize = 64;
 
 /// An operation whose caller waits.
 pub(super) struct Pending {
     pub(super) operation: Operation,
-    pub(super) reply: oneshot::Sender<Result<Said, Error>>,
+    pub(super) reply: oneshot::Sender<Result<Reply, Error>>,
     pub(super) runtime: Option<Handle>,
     pub(super) since: Instant,
 }
 
-/// Operations in the order in which they came.
+/// Operations in the order of arrival.
 #[derive(Default)]
 pub(super) struct Queue {
     waiting: VecDeque<Pending>,
-    /// How many round trips are under way that may soon have been answered.
-    pub(super) prompt: usize,
+    /// How many round trips are in flight and not slow yet.
+    pub(super) in_flight: usize,
     pub(super) is_closing: bool,
 }
 
@@ -44,8 +44,8 @@ impl Queue {
         if self.is_closing {
             return Err(closed());
         }
-        if self.waiting.len() >= WAITING {
-            return Err(Error::determinate(ErrorKind::Unavailable, "too many operations wait for Redis"));
+        if self.waiting.len() >= MAX_QUEUED {
+            return Err(Error::determinate(ErrorKind::Unavailable, "too many operations are queued for Redis"));
         }
         self.waiting.push_back(pending);
         Ok(())
@@ -53,15 +53,15 @@ impl Queue {
 
     /// Whether a worker is to take up what waits.
     pub(super) fn is_due(&self) -> bool {
-        let enough = if self.prompt == 0 || self.is_closing { 1 } else { WORTH_ANOTHER };
+        let enough = if self.in_flight == 0 || self.is_closing { 1 } else { SECOND_WORKER_THRESHOLD };
         self.waiting.len() >= enough
     }
 
-    /// What one batch carries of it.
+    /// Takes the next batch from the queue.
     pub(super) fn batch(&mut self) -> Vec<Pending> {
-        let mut batch: Vec<Pending> = Vec::with_capacity(self.waiting.len().min(BATCH));
+        let mut batch: Vec<Pending> = Vec::with_capacity(self.waiting.len().min(MAX_BATCH));
         let mut bytes = 0;
-        while batch.len() < BATCH && bytes < BATCH_BYTES {
+        while batch.len() < MAX_BATCH && bytes < MAX_BATCH_BYTES {
             let Some(pending) = self.waiting.pop_front() else { break };
             if pending.operation.is_abandoned_with_caller() && pending.reply.is_closed() {
                 continue;
@@ -86,7 +86,7 @@ mod tests {
     fn pending(
         number: u8,
         operation: impl Fn(RecordId) -> Operation,
-    ) -> (Pending, oneshot::Receiver<Result<Said, Error>>) {
+    ) -> (Pending, oneshot::Receiver<Result<Reply, Error>>) {
         let (reply, answer) = oneshot::channel();
         let operation = operation(RecordId([number; 32]));
         (Pending { operation, reply, runtime: None, since: Instant::now() }, answer)
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_waits_for_is_left_out_where_it_may() {
+    fn abandoned_operations_are_dropped_where_that_is_safe() {
         let mut queue = Queue::default();
         for number in 0..3 {
             let (pending, answer) = pending(number, if number == 1 { Operation::Await } else { release });
@@ -109,16 +109,16 @@ mod tests {
     }
 
     #[test]
-    fn while_a_round_trip_is_under_way_few_are_not_worth_another() {
+    fn few_operations_do_not_start_a_second_round_trip() {
         let mut queue = Queue::default();
         let mut answers = Vec::new();
         for number in 0..64 {
             let (pending, answer) = pending(number, release);
             queue.push(pending).unwrap();
             answers.push(answer);
-            queue.prompt = 0;
-            assert!(queue.is_due(), "nobody is waited for");
-            queue.prompt = 1;
+            queue.in_flight = 0;
+            assert!(queue.is_due(), "an idle worker takes it at once");
+            queue.in_flight = 1;
             assert_eq!(queue.is_due(), number == 63);
         }
         assert_eq!(queue.batch().len(), 64);
@@ -126,9 +126,9 @@ mod tests {
     }
 
     #[test]
-    fn more_than_may_wait_are_refused() {
+    fn operations_beyond_the_queue_limit_are_refused() {
         let mut queue = Queue::default();
-        for _ in 0..WAITING {
+        for _ in 0..MAX_QUEUED {
             queue.push(pending(1, release).0).unwrap();
         }
         assert!(matches!(queue.push(pending(1, release).0), Err(Error::Determinate(_))));

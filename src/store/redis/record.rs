@@ -7,24 +7,24 @@ use bytes::{Buf, BufMut, Bytes};
 use crate::idempotency::record::{Attempt, Record, State, Timestamp};
 use crate::store::{Fresh, OriginId};
 
-/// The end of all time, in the numbers that scripts calculate with.
+/// The latest time, in the numbers that scripts calculate with.
 pub(super) const LAST: u64 = 1 << 53;
 
-/// A record with what the gate does not see of it.
+/// A record with the fields that only the store uses.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct StoredRecord {
     pub(super) record: Record,
     pub(super) unknown_ttl: Duration,
     pub(super) origin: OriginId,
 }
 
-/// It is not one that a script wrote.
+/// The value is not a record that a script wrote.
 #[derive(Debug, thiserror::Error)]
-#[error("a record in the store makes no sense")]
+#[error("a record in the store cannot be decoded")]
 pub(super) struct Unreadable;
 
-/// Reads a record; one in the place of which only its head came has no answer.
-pub(super) fn read(value: Vec<u8>, with_answer: bool) -> Result<Kept, Unreadable> {
+/// Decodes a record. Without `with_answer`, the value ends after the head.
+pub(super) fn read(value: Vec<u8>, with_answer: bool) -> Result<StoredRecord, Unreadable> {
     let mut rest = Bytes::from(value);
     let mut attempt = Attempt([0; 16]);
     rest.try_copy_to_slice(&mut attempt.0)?;
@@ -44,17 +44,17 @@ pub(super) fn read(value: Vec<u8>, with_answer: bool) -> Result<Kept, Unreadable
     }
     let head = rest.split_to(head_bytes);
     let answer = (with_answer && state == State::Completed).then_some(rest);
-    Ok(Kept { record: Record { attempt, state, claimed_at, until, head, answer }, unknown_ttl, origin })
+    Ok(StoredRecord { record: Record { attempt, state, claimed_at, until, head, answer }, unknown_ttl, origin })
 }
 
-/// What a claim begins with, up to its times.
+/// The part of a new record before its times.
 pub(super) fn before_times(attempt: Attempt) -> [u8; 17] {
     let mut begin = [0; 17];
     begin[..16].copy_from_slice(&attempt.0);
     begin
 }
 
-/// What follows the times of a claim.
+/// The part of a new record after its times.
 pub(super) fn after_times(fresh: &Fresh) -> Vec<u8> {
     let mut rest = Vec::with_capacity(29 + fresh.head.len());
     rest.put_u64(span(fresh.ttl));

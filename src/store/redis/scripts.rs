@@ -1,4 +1,4 @@
-//! What is done in one step on the server.
+//! The Lua scripts, which run atomically on the server.
 
 use redis::{Arg, Cmd};
 

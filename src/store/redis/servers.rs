@@ -1,11 +1,11 @@
-//! Where Redis is.
+//! The address settings of Redis.
 
 use std::fmt;
 
-/// Which servers there are, and as whom to connect.
+/// The servers and the credentials.
 #[derive(Clone)]
 pub struct Servers {
-    /// How they belong together.
+    /// Their topology.
     pub topology: Topology,
     /// Host and port of each that is named: at least one.
     pub hosts: Vec<(String, u16)>,
@@ -15,11 +15,11 @@ pub struct Servers {
     pub password: Option<String>,
     /// The number of the database; 0 in a cluster.
     pub database: i64,
-    /// With what connections are encrypted, if they are.
+    /// The certificates, if connections are encrypted.
     pub tls: Option<Certificates>,
 }
 
-/// How servers belong together.
+/// The topology of the servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Topology {
     /// One server: the first of the hosts that can be reached and takes writes.
@@ -35,12 +35,12 @@ pub enum Topology {
     Cluster,
 }
 
-/// What encrypted connections rest on, in PEM.
+/// The certificates of encrypted connections, in PEM.
 #[derive(Clone, Default)]
 pub struct Certificates {
-    /// Who vouches for the servers; the system's certificates where it is not set.
+    /// The trusted roots; the system's if not set.
     pub roots: Option<Vec<u8>>,
-    /// The gate's own certificates and their key, where the servers want to know it by them.
+    /// The gate's own certificates and their key, if the servers require client certificates.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 

@@ -75,11 +75,11 @@ async fn eventually<T, E: fmt::Debug>(what: &str, mut trying: impl AsyncFnMut() 
 async fn harness(server: &Arc<servers::Redis>) -> Harness {
     server.run("FLUSHALL").unwrap();
     server.run("SET clock 1700000000000").unwrap();
-    let store = Redis::on_clock(&settings(server), STOPPED).await.unwrap();
+    let store = Redis::with_clock(&settings(server), STOPPED).await.unwrap();
     let clock = Arc::clone(server);
     let step = move |time: Duration| {
-        let said = clock.run(&format!("INCRBY clock {}", time.as_millis())).unwrap();
-        assert!(said.starts_with(':'), "{said}");
+        let response = clock.run(&format!("INCRBY clock {}", time.as_millis())).unwrap();
+        assert!(response.starts_with(':'), "{response}");
     };
     Harness::stepped(store, step).shared()
 }
@@ -91,15 +91,15 @@ async fn it_keeps_the_contract() {
 }
 
 #[test]
-fn it_says_what_a_plain_map_says() {
+fn it_behaves_like_a_plain_map() {
     let Some(server) = servers::Redis::start().map(Arc::new) else { return };
     model::check(Config::default().cases / 4, async || {
         let again = Arc::clone(&server);
         let reopen: model::Reopen = Box::new(move || {
             let server = Arc::clone(&again);
-            Box::pin(
-                async move { Arc::new(Redis::on_clock(&settings(&server), STOPPED).await.unwrap()) as Arc<dyn Store> },
-            )
+            Box::pin(async move {
+                Arc::new(Redis::with_clock(&settings(&server), STOPPED).await.unwrap()) as Arc<dyn Store>
+            })
         });
         model::Subject { harness: harness(&server).await, reopen: Some(reopen) }
     });

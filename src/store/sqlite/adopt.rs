@@ -79,7 +79,7 @@ impl Request for AdoptRequest {
     }
 }
 
-/// What is on file. The file is one gate's alone, so every service counts.
+/// The rules on file. The file is one gate's alone, so every service counts.
 pub(super) fn on_file(conn: &Connection) -> rusqlite::Result<Vec<NamespaceRules>> {
     let mut find = conn.prepare_cached("SELECT service, namespace, since, digest, description FROM rules_period")?;
     let periods = find.query_map([], |row| {
@@ -90,7 +90,7 @@ pub(super) fn on_file(conn: &Connection) -> rusqlite::Result<Vec<NamespaceRules>
     Ok(adoption::on_file(identities(conn)?, periods.collect::<rusqlite::Result<Vec<_>>>()?))
 }
 
-/// What is on file in a file that an earlier version of oncegate wrote last.
+/// The rules on file in a database that an earlier version of oncegate wrote last.
 pub(super) fn on_former_file(conn: &Connection) -> rusqlite::Result<Vec<NamespaceRules>> {
     Ok(adoption::on_file(identities(conn)?, Vec::new()))
 }
@@ -101,7 +101,7 @@ fn identities(conn: &Connection) -> rusqlite::Result<Vec<Adopted>> {
     identities.collect()
 }
 
-/// What adopting `rules` would forget.
+/// The changes whose records adopting `rules` would forget.
 pub(super) fn changes(
     conn: &Connection,
     on_file: &[NamespaceRules],

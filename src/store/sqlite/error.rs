@@ -1,4 +1,4 @@
-//! What SQLite's errors mean.
+//! Maps errors of SQLite to those of the store.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ pub enum OpenError {
     Corrupt {
         /// The file.
         path: PathBuf,
-        /// What SQLite says.
+        /// The error of SQLite.
         source: SqlError,
     },
     /// A later version of oncegate wrote it.
@@ -166,7 +166,7 @@ pub enum OpenError {
     Sqlite {
         /// The file.
         path: PathBuf,
-        /// What SQLite says.
+        /// The error of SQLite.
         source: SqlError,
     },
 }
@@ -221,7 +221,7 @@ impl From<SqlError> for Failure {
     }
 }
 
-/// What sort of failure an error is.
+/// The kind of an error.
 pub(super) fn kind(error: &SqlError) -> ErrorKind {
     use ErrorKind::{Corrupt, Full, Other, Timeout, Unavailable};
     let SqlError::SqliteFailure(failure, _) = error else {

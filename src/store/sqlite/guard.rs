@@ -1,9 +1,9 @@
 //! Whether the log and its index are still the files that SQLite works with, and hold what it wrote.
 //!
 //! SQLite goes on writing to a log that was removed, and leaves a hole in one that was cut. From an index that was
-//! overwritten it reads old pages, and writes new ones that are made from them. So the writer asks here before each
-//! commit, and again before it acknowledges the commit: a log with a hole in it is never acknowledged, and never copied
-//! into the database.
+//! overwritten it reads old pages, and writes new ones that are made from them. So the writer checks before each
+//! commit, and again before it acknowledges the commit: a log with a hole in it is never acknowledged, and never
+//! copied into the database.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -17,31 +17,31 @@ use std::time::Duration;
 use rusqlite::Connection;
 
 use super::lock::{LOCK, LOG, with_suffix};
-use super::mark::{CLOSED_AT, Mark, Marks, State};
+use super::mark::{CLOSED_AT, Mark, MarkState, Marks};
 use super::wal::{self, Frame, Header, INDEX_HEADER, Index, IndexHeader, Salts};
 use super::{Lock, OpenError};
 use crate::idempotency::record::Timestamp;
 
-/// How often to look at the index's header before it counts as damaged: another program may be writing it.
-const LOOKS: u32 = 50;
+/// How often to read the index's header before it counts as damaged: another program may be writing it.
+const MAX_READS: u32 = 50;
 
-/// After how many looks to give that program time: it writes the header in less than a microsecond, unless it is
+/// After how many reads to give that program time: it writes the header in less than a microsecond, unless it is
 /// interrupted.
-const QUICK_LOOKS: u32 = 10;
+const QUICK_READS: u32 = 10;
 
-/// How long to wait between two looks then.
-const PAUSE: Duration = Duration::from_millis(5);
+/// How long to wait between two reads then.
+const READ_DELAY: Duration = Duration::from_millis(5);
 
-/// What happened to the store's files.
+/// The damage to the store's files.
 #[derive(Debug)]
 pub(super) enum Damage {
-    /// A file other than the log is not where it was.
+    /// A file other than the log was removed or replaced.
     Gone(PathBuf),
-    /// The log is not where it was, and whole as far as this process can see.
+    /// The log was removed or replaced. As far as this process can see, it was intact.
     LogGone(PathBuf),
-    /// A file does not hold what it did.
+    /// The content of a file was changed.
     Changed(PathBuf),
-    /// The database is smaller than it was.
+    /// The database has shrunk.
     Shrunk(PathBuf),
     /// A file cannot be read.
     Unreadable(PathBuf, io::Error),
@@ -49,7 +49,7 @@ pub(super) enum Damage {
 
 /// A file and the path that it must keep.
 #[derive(Debug)]
-struct Watched {
+struct WatchedFile {
     path: PathBuf,
     file: File,
     identity: (u64, u64),
@@ -57,26 +57,28 @@ struct Watched {
 
 /// The end of the log.
 #[derive(Debug, Default)]
-struct Known {
+struct LogEnd {
     salts: Salts,
     frames: u32,
     last: Option<Frame>,
 }
 
-/// What guards the files of a store that is open.
+/// Guards the files of an open store.
 ///
 /// Closing any descriptor of the index drops the locks that SQLite has on it, so this must outlive the connections.
 #[derive(Debug)]
 pub(super) struct Guard {
     lock: Arc<Lock>,
-    log: Watched,
-    index: Watched,
-    known: Known,
+    log: WatchedFile,
+    index: WatchedFile,
+    log_end: LogEnd,
     expected: Index,
     /// The database only grows.
     database_size: u64,
     marks: Marks,
-    buffer: Vec<u8>,
+    /// Buffers for reading the index and the log.
+    index_buffer: Vec<u8>,
+    log_buffer: Vec<u8>,
 }
 
 impl fmt::Display for Damage {
@@ -97,7 +99,7 @@ impl fmt::Display for Damage {
     }
 }
 
-impl Watched {
+impl WatchedFile {
     fn open(path: PathBuf) -> Result<Self, OpenError> {
         let open = || {
             let file = File::open(&path)?;
@@ -138,25 +140,26 @@ impl Guard {
         };
         let mut guard = Self {
             lock: lock.clone(),
-            log: Watched::open(lock.log_path())?,
-            index: Watched::open(lock.index_path())?,
-            known: Known::default(),
+            log: WatchedFile::open(lock.log_path())?,
+            index: WatchedFile::open(lock.index_path())?,
+            log_end: LogEnd::default(),
             expected: Index::default(),
             database_size: 0,
             marks: Marks::read(lock.lock_file()).map_err(failed)?,
-            buffer: Vec::new(),
+            index_buffer: Vec::new(),
+            log_buffer: Vec::new(),
         };
         guard.check().map_err(|damage| failed(io::Error::other(damage.to_string())))?;
-        guard.note(State::Open).and_then(|()| lock.lock_file().sync_data()).map_err(failed)?;
+        guard.note(MarkState::Open).and_then(|()| lock.lock_file().sync_data()).map_err(failed)?;
         Ok(guard)
     }
 
     /// Before a commit, a checkpoint, and now and then: whether all files are in place and hold what they must.
     pub(super) fn check(&mut self) -> Result<(), Damage> {
-        self.look_for_database()?;
-        self.settled(|guard| guard.follow().and_then(|()| guard.compare_index()))?;
-        // The log first: what it holds can be saved.
-        self.look_for_log()?;
+        self.check_database()?;
+        self.retry_until_stable(|guard| guard.follow().and_then(|()| guard.compare_index()))?;
+        // The log first: its content can be saved.
+        self.check_log()?;
         if self.index.is_in_place() { Ok(()) } else { Err(Damage::Gone(self.index.path.clone())) }
     }
 
@@ -165,45 +168,45 @@ impl Guard {
     /// The other files count for the next commit only: a start makes do without the index, and refuses without the
     /// database.
     pub(super) fn committed(&mut self) -> Result<(), Damage> {
-        self.settled(Self::follow)?;
-        self.look_for_log()?;
+        self.retry_until_stable(Self::follow)?;
+        self.check_log()?;
         // Where the disk has no room for it, an older note asks for less.
-        let _ = self.note(State::Open);
+        let _ = self.note(MarkState::Open);
         Ok(())
     }
 
     /// Copies a log that is gone into the database, if this process can still read all of it.
     pub(super) fn save(&mut self, copy: impl FnOnce() -> Result<(), OpenError>) -> Result<(), String> {
-        self.settled(|guard| guard.follow().and_then(|()| guard.compare_index()))
+        self.retry_until_stable(|guard| guard.follow().and_then(|()| guard.compare_index()))
             .map_err(|damage| damage.to_string())?;
         copy().map_err(|error| error.to_string())?;
-        self.finish(State::Saved).map_err(|error| error.to_string())
+        self.finish(MarkState::Saved).map_err(|error| error.to_string())
     }
 
     /// Notes that the database is not where it was, and how to tell it from another: the log is of no use to that.
     pub(super) fn database_gone(&mut self) -> io::Result<()> {
-        // Of the database that it has open: another may stand in its place by now.
+        // Of the database that it has open: its path may name another file by now.
         let content = words(self.lock.database().metadata()?.ino());
-        let Known { salts, frames, .. } = self.known;
-        self.marks.write(self.lock.lock_file(), Mark { state: State::Taken, salts, frames, page: 0, content })?;
+        let LogEnd { salts, frames, .. } = self.log_end;
+        self.marks.write(self.lock.lock_file(), Mark { state: MarkState::Taken, salts, frames, page: 0, content })?;
         self.lock.lock_file().sync_data()
     }
 
     /// Notes that everything is in the database.
-    pub(super) fn finish(&mut self, state: State) -> io::Result<()> {
+    pub(super) fn finish(&mut self, state: MarkState) -> io::Result<()> {
         self.note(state)?;
         self.lock.lock_file().sync_data()
     }
 
     /// Notes that everything is in the database, which was closed at this time of its own clock.
     pub(super) fn closed(&mut self, at: Timestamp) -> io::Result<()> {
-        let Known { salts, frames, .. } = self.known;
-        let mark = Mark { state: State::Closed, salts, frames, page: CLOSED_AT, content: words(at.0) };
+        let LogEnd { salts, frames, .. } = self.log_end;
+        let mark = Mark { state: MarkState::Closed, salts, frames, page: CLOSED_AT, content: words(at.0) };
         self.marks.write(self.lock.lock_file(), mark)?;
         self.lock.lock_file().sync_data()
     }
 
-    fn look_for_database(&mut self) -> Result<(), Damage> {
+    fn check_database(&mut self) -> Result<(), Damage> {
         let size = self.lock.in_place().map_err(|path| Damage::Gone(path.to_owned()))?;
         if size < self.database_size {
             return Err(Damage::Shrunk(self.lock.path().to_owned()));
@@ -212,18 +215,23 @@ impl Guard {
         Ok(())
     }
 
-    fn look_for_log(&self) -> Result<(), Damage> {
+    fn check_log(&self) -> Result<(), Damage> {
         if self.log.is_in_place() { Ok(()) } else { Err(Damage::LogGone(self.log.path.clone())) }
     }
 
-    /// Looks again where another program has written meanwhile.
-    fn settled(&mut self, look: impl Fn(&mut Self) -> Result<(), Damage>) -> Result<(), Damage> {
+    /// Repeats a check if another program has written meanwhile.
+    fn retry_until_stable(&mut self, check: impl Fn(&mut Self) -> Result<(), Damage>) -> Result<(), Damage> {
+        let mut before = None;
         loop {
-            let before = self.index_header()?;
-            let looked = look(self);
-            if looked.is_ok() || self.index_header()? == before {
-                return looked;
+            let checked = check(self);
+            if checked.is_ok() {
+                return checked;
             }
+            let now = Some(self.index_header()?);
+            if now == before {
+                return checked;
+            }
+            before = now;
         }
     }
 
@@ -235,7 +243,7 @@ impl Guard {
         let now = self.index_header()?;
         if now.frames == 0 {
             // It starts over, with whatever is written next.
-            self.known = Known { salts: now.salts, ..Known::default() };
+            self.log_end = LogEnd { salts: now.salts, ..LogEnd::default() };
             return Ok(());
         }
         let header = match Header::read(&self.log.file) {
@@ -243,46 +251,45 @@ impl Guard {
             Ok(_) => return Err(self.log.changed()),
             Err(error) => return Err(self.log.unreadable(error)),
         };
-        let is_same = now.salts == self.known.salts;
-        if is_same && let Some(known) = &self.known.last {
-            let found = self.frame(&header, self.known.frames)?;
-            if found.checksum != known.checksum {
+        let is_same = now.salts == self.log_end.salts;
+        if is_same && let Some(log_end) = &self.log_end.last {
+            let is_there = header.has(&self.log.file, self.log_end.frames, log_end, &mut self.log_buffer);
+            if !is_there.map_err(|error| self.log.unreadable(error))? {
                 return Err(self.log.changed());
             }
         }
-        let before = if is_same { self.known.frames } else { 0 };
+        let before = if is_same { self.log_end.frames } else { 0 };
         if now.frames < before {
             return Err(self.index.changed());
         }
         if now.frames > before {
-            let last = self.frame(&header, now.frames)?;
-            if last.checksum != now.checksum {
+            let buffer = std::mem::take(&mut self.log_buffer);
+            let found = header.frame(&self.log.file, now.frames, buffer).map_err(|error| self.log.unreadable(error))?;
+            let Some(last) = found.filter(|last| last.checksum() == now.checksum) else {
                 return Err(self.log.changed());
-            }
+            };
             self.learn(before + 1, now.frames)?;
-            self.known = Known { salts: now.salts, frames: now.frames, last: Some(last) };
+            let former =
+                std::mem::replace(&mut self.log_end, LogEnd { salts: now.salts, frames: now.frames, last: Some(last) });
+            self.log_buffer = former.last.map(Frame::into_buffer).unwrap_or_default();
         }
         Ok(())
     }
 
-    fn frame(&self, header: &Header, number: u32) -> Result<Frame, Damage> {
-        let found = header.frame(&self.log.file, number).map_err(|error| self.log.unreadable(error))?;
-        found.ok_or_else(|| self.log.changed())
-    }
-
     fn index_header(&self) -> Result<IndexHeader, Damage> {
         let mut bytes = [0; INDEX_HEADER];
-        for look in 0..LOOKS {
+        for check in 0..MAX_READS {
             self.index.file.read_exact_at(&mut bytes, 0).map_err(|error| self.index.unreadable(error))?;
             if let Some(header) = IndexHeader::parse(&bytes) {
                 return Ok(header);
             }
-            if look < QUICK_LOOKS { thread::yield_now() } else { thread::sleep(PAUSE) }
+            if check < QUICK_READS { thread::yield_now() } else { thread::sleep(READ_DELAY) }
         }
         Err(self.index.changed())
     }
 
-    /// Takes over what the index says of new frames. It is compared with the rest of the index before the next commit.
+    /// Adds new frames to the expected index, as the index says. It is compared with the rest of the index before the
+    /// next commit.
     fn learn(&mut self, first: u32, last: u32) -> Result<(), Damage> {
         let mut next = first;
         while next <= last {
@@ -301,21 +308,21 @@ impl Guard {
     }
 
     fn compare_index(&mut self) -> Result<(), Damage> {
-        self.buffer.resize(Index::length(self.known.frames), 0);
-        let read = self.index.file.read_exact_at(&mut self.buffer, 0);
+        self.index_buffer.resize(Index::length(self.log_end.frames), 0);
+        let read = self.index.file.read_exact_at(&mut self.index_buffer, 0);
         read.map_err(|error| self.index.unreadable(error))?;
-        if self.expected.matches(&self.buffer, self.known.frames) { Ok(()) } else { Err(self.index.changed()) }
+        if self.expected.matches(&self.index_buffer, self.log_end.frames) { Ok(()) } else { Err(self.index.changed()) }
     }
 
-    fn note(&mut self, state: State) -> io::Result<()> {
-        let Known { salts, frames, last } = &self.known;
+    fn note(&mut self, state: MarkState) -> io::Result<()> {
+        let LogEnd { salts, frames, last } = &self.log_end;
         let mark = match last {
             Some(last) => {
-                let content = wal::checksum(&last.content, [0, 0], true);
-                Mark { state, salts: *salts, frames: *frames, page: last.page, content }
+                let content = wal::checksum(last.content(), [0, 0], true);
+                Mark { state, salts: *salts, frames: *frames, page: last.page(), content }
             }
             // Nothing is in the log, so nothing of it is needed.
-            None => Mark { state: State::Closed, salts: *salts, frames: 0, page: 0, content: [0; 2] },
+            None => Mark { state: MarkState::Closed, salts: *salts, frames: 0, page: 0, content: [0; 2] },
         };
         self.marks.write(self.lock.lock_file(), mark)
     }
@@ -333,27 +340,27 @@ const GENERATIONS: std::ops::RangeInclusive<i32> = 1..=4096;
 struct Files<'a> {
     path: &'a Path,
     marks: Marks,
-    /// Nothing where another process may have it: it is opened only if it must be read.
+    /// `None` if another process may have it open: it is then opened only if it must be read.
     database: Option<&'a File>,
 }
 
 /// Checks, before SQLite opens the store, that its log has everything that was acknowledged. SQLite itself accepts a log
 /// that was cut, and an older one.
-pub(super) fn look_at_log(lock: &Lock) -> Result<(), OpenError> {
+pub(super) fn check_log_at_start(lock: &Lock) -> Result<(), OpenError> {
     let failed = |source| OpenError::Io { path: lock.path().to_owned(), source };
     let marks = Marks::read(lock.lock_file()).map_err(failed)?;
-    Files { path: lock.path(), marks, database: Some(lock.database()) }.look()
+    Files { path: lock.path(), marks, database: Some(lock.database()) }.check()
 }
 
 /// Checks the same of a store that another process may have in use, which then changes its files meanwhile.
-pub(super) fn look_at_log_of(path: &Path) -> Result<(), OpenError> {
+pub(super) fn check_log_of(path: &Path) -> Result<(), OpenError> {
     match read_marks(path)? {
-        Some((path, marks)) => Files { path: &path, marks, database: None }.look(),
+        Some((path, marks)) => Files { path: &path, marks, database: None }.check(),
         None => Ok(()),
     }
 }
 
-/// The resolved path of a store, and its notes; nothing where it has no lock file.
+/// The resolved path of a store, and its notes; `None` if it has no lock file.
 fn read_marks(path: &Path) -> Result<Option<(PathBuf, Marks)>, OpenError> {
     let failed = |source| OpenError::Io { path: path.to_owned(), source };
     let path = fs::canonicalize(path).map_err(failed)?;
@@ -365,7 +372,7 @@ fn read_marks(path: &Path) -> Result<Option<(PathBuf, Marks)>, OpenError> {
 }
 
 /// Checks that the database is not older than when it was last closed: `at` is the last time that it has itself.
-pub(super) fn look_at_time(lock: &Lock, at: Timestamp) -> Result<(), OpenError> {
+pub(super) fn check_time(lock: &Lock, at: Timestamp) -> Result<(), OpenError> {
     let failed = |source| OpenError::Io { path: lock.path().to_owned(), source };
     let closed = closed_at(&Marks::read(lock.lock_file()).map_err(failed)?);
     closed.map_or(Ok(()), |closed| is_current(lock.path(), closed, at))
@@ -377,7 +384,7 @@ pub(super) fn last_closed(path: &Path) -> Result<Option<Timestamp>, OpenError> {
 }
 
 fn closed_at(marks: &Marks) -> Option<Timestamp> {
-    let Some(Mark { state: State::Closed, page: CLOSED_AT, content: [first, second], .. }) = marks.last() else {
+    let Some(Mark { state: MarkState::Closed, page: CLOSED_AT, content: [first, second], .. }) = marks.last() else {
         return None;
     };
     Some(Timestamp(u64::from(*first) << 32 | u64::from(*second)))
@@ -389,13 +396,13 @@ pub(super) fn is_current(path: &Path, closed: Timestamp, at: Timestamp) -> Resul
 }
 
 impl Files<'_> {
-    fn look(&self) -> Result<(), OpenError> {
+    fn check(&self) -> Result<(), OpenError> {
         let path = self.path;
         let failed = |source| OpenError::Io { path: path.to_owned(), source };
-        let Some(mark) = self.marks.last().filter(|mark| mark.state != State::Closed) else { return Ok(()) };
+        let Some(mark) = self.marks.last().filter(|mark| mark.state != MarkState::Closed) else { return Ok(()) };
         let stray = || OpenError::StrayLog { path: path.to_owned() };
         let lost = |left| OpenError::LogLost { path: path.to_owned(), left, acknowledged: mark.frames };
-        if mark.state == State::Taken && inode(path).map_err(failed)? != mark.content {
+        if mark.state == MarkState::Taken && inode(path).map_err(failed)? != mark.content {
             return Err(stray());
         }
         let log_path = with_suffix(path, LOG);
@@ -409,23 +416,25 @@ impl Files<'_> {
             None => None,
         };
         match (mark.state, found) {
-            (State::Saved, Some((_, 1..))) => Err(stray()),
-            (State::Open | State::Taken, Some((salts, frames))) if salts == mark.salts && frames >= mark.frames => {
+            (MarkState::Saved, Some((_, 1..))) => Err(stray()),
+            (MarkState::Open | MarkState::Taken, Some((salts, frames)))
+                if salts == mark.salts && frames >= mark.frames =>
+            {
                 Ok(())
             }
             // A log starts over once all of it is in the database. It may have no more than its new header yet.
-            (State::Open | State::Taken, Some((salts, _)))
+            (MarkState::Open | MarkState::Taken, Some((salts, _)))
                 if GENERATIONS.contains(&wal::generations(mark.salts, salts)) =>
             {
                 Ok(())
             }
-            (State::Open | State::Taken, Some((salts, frames @ 1..))) => {
+            (MarkState::Open | MarkState::Taken, Some((salts, frames @ 1..))) => {
                 Err(if salts == mark.salts { lost(Some(frames)) } else { stray() })
             }
             // Another program may have copied it into the database, as SQLite's shell does at its end.
-            (State::Open, _) if self.is_in_database(mark).map_err(failed)? => Ok(()),
-            (State::Open | State::Taken, _) => Err(lost(log.is_some().then_some(0))),
-            (State::Saved | State::Closed, _) => Ok(()),
+            (MarkState::Open, _) if self.is_in_database(mark).map_err(failed)? => Ok(()),
+            (MarkState::Open | MarkState::Taken, _) => Err(lost(log.is_some().then_some(0))),
+            (MarkState::Saved | MarkState::Closed, _) => Ok(()),
         }
     }
 
@@ -442,8 +451,8 @@ impl Files<'_> {
 pub(super) fn forget_log(lock: &Lock) -> io::Result<()> {
     let mut marks = Marks::read(lock.lock_file())?;
     match marks.last() {
-        Some(mark) if mark.state != State::Closed => {
-            let closed = Mark { state: State::Closed, ..*mark };
+        Some(mark) if mark.state != MarkState::Closed => {
+            let closed = Mark { state: MarkState::Closed, ..*mark };
             marks.write(lock.lock_file(), closed)?;
             lock.lock_file().sync_data()
         }
@@ -451,14 +460,14 @@ pub(super) fn forget_log(lock: &Lock) -> io::Result<()> {
     }
 }
 
-/// Where a log comes from and how many frames a recovery finds in it; nothing where it has no valid header.
+/// The salts of a log and how many frames a recovery finds in it; `None` if it has no valid header.
 fn contents(log: &File) -> io::Result<Option<(Salts, u32)>> {
     let Some(header) = Header::read(log)? else { return Ok(None) };
     let frames = header.committed(log)?;
     Ok(Some((header.salts, frames)))
 }
 
-/// What tells a file from others of its name, in the words of a note.
+/// Identifies a file among others of its name, as encoded in a note.
 fn inode(path: &Path) -> io::Result<[u32; 2]> {
     Ok(words(fs::metadata(path)?.ino()))
 }

@@ -1,16 +1,16 @@
-//! What the writer's last writes say about its disk.
+//! The health of the disk, from the writer's last writes.
 
 use std::time::{Duration, Instant};
 
 use crate::store::{Error, ErrorKind};
 
-/// While the disk is full, what is left of it belongs to the attempts that run: a new claim is tried so often.
-const PAUSE: Duration = Duration::from_millis(250);
+/// While the disk is full, the remaining room belongs to running attempts: a new claim is tried at this interval.
+const RETRY_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A disk that is nearly full is full and is not by turns: it has room again when it had room for so long.
-const LASTING: Duration = Duration::from_secs(10);
+const RECOVERY_TIME: Duration = Duration::from_secs(10);
 
-/// What is wrong with the disk, if anything is.
+/// The state of the disk.
 #[derive(Debug, Default)]
 pub(super) struct Health {
     /// When it was last found full.
@@ -20,7 +20,7 @@ pub(super) struct Health {
     log: Log,
 }
 
-/// What the log says.
+/// The state that was logged last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Log {
     #[default]
@@ -30,19 +30,19 @@ enum Log {
     IsFullUntil(Instant),
 }
 
-/// What to tell whoever reads the log.
+/// A change of health, to be logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum News {
+pub(super) enum HealthChange {
     IsFull,
     HasRoom,
 }
 
 impl Health {
     /// A write found no room.
-    pub(super) fn found_full(&mut self, now: Instant) -> Option<News> {
+    pub(super) fn found_full(&mut self, now: Instant) -> Option<HealthChange> {
         self.full = Some(now);
         let before = std::mem::replace(&mut self.log, Log::IsFull);
-        (before == Log::HasRoom).then_some(News::IsFull)
+        (before == Log::HasRoom).then_some(HealthChange::IsFull)
     }
 
     /// A write failed otherwise.
@@ -58,12 +58,12 @@ impl Health {
         }
     }
 
-    /// What has lasted long enough to be told.
-    pub(super) fn news(&mut self, now: Instant) -> Option<News> {
+    /// A change that has lasted long enough to be logged.
+    pub(super) fn news(&mut self, now: Instant) -> Option<HealthChange> {
         match self.log {
-            Log::IsFullUntil(then) if now.saturating_duration_since(then) >= LASTING => {
+            Log::IsFullUntil(then) if now.saturating_duration_since(then) >= RECOVERY_TIME => {
                 self.log = Log::HasRoom;
-                Some(News::HasRoom)
+                Some(HealthChange::HasRoom)
             }
             _ => None,
         }
@@ -82,12 +82,12 @@ impl Health {
     /// `is_room_back`.
     pub(super) fn may_try(&mut self, now: Instant, is_room_back: impl FnOnce() -> bool) -> Result<(), Error> {
         if let Some(found) = self.full {
-            let is_due = now.saturating_duration_since(found) >= PAUSE;
+            let is_due = now.saturating_duration_since(found) >= RETRY_INTERVAL;
             if !is_due || !is_room_back() {
                 if is_due {
                     self.full = Some(now);
                 }
-                return Err(Error::determinate(ErrorKind::Full, "the disk is full, or its quota exhausted"));
+                return Err(Error::determinate(ErrorKind::Full, "the disk is full, or its quota is exhausted"));
             }
         }
         Ok(())
@@ -106,12 +106,12 @@ mod tests {
         health.found_full(start);
         assert!(!health.is_good() && health.is_full());
         assert!(health.may_try(start, || true).is_err());
-        assert!(health.may_try(start + PAUSE, || false).is_err());
-        assert!(health.may_try(start + PAUSE * 3 / 2, || true).is_err(), "too soon after the last try");
-        assert!(health.may_try(start + PAUSE * 2, || true).is_ok());
-        assert!(health.may_try(start + PAUSE * 2, || true).is_ok(), "whoever else is in the transaction");
-        health.found_full(start + PAUSE * 2);
-        assert!(health.may_try(start + PAUSE * 2, || true).is_err());
+        assert!(health.may_try(start + RETRY_INTERVAL, || false).is_err());
+        assert!(health.may_try(start + RETRY_INTERVAL * 3 / 2, || true).is_err(), "too soon after the last try");
+        assert!(health.may_try(start + RETRY_INTERVAL * 2, || true).is_ok());
+        assert!(health.may_try(start + RETRY_INTERVAL * 2, || true).is_ok(), "also for the others of the transaction");
+        health.found_full(start + RETRY_INTERVAL * 2);
+        assert!(health.may_try(start + RETRY_INTERVAL * 2, || true).is_err());
         health.wrote(false, start);
         assert!(health.is_full(), "the attempts that run have room of their own");
         health.wrote(true, start);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_otherwise_is_good_when_something_is_written() {
+    fn other_failures_end_with_the_next_successful_write() {
         let mut health = Health::default();
         health.found_failing(ErrorKind::Unavailable);
         assert!(!health.is_good() && !health.is_full());
@@ -129,22 +129,22 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_is_nearly_full_is_told_once() {
+    fn a_nearly_full_disk_is_reported_once() {
         let mut health = Health::default();
         let start = Instant::now();
-        assert_eq!(health.found_full(start), Some(News::IsFull));
+        assert_eq!(health.found_full(start), Some(HealthChange::IsFull));
         let mut now = start;
         for _ in 0..20 {
-            now += LASTING / 2;
+            now += RECOVERY_TIME / 2;
             health.wrote(true, now);
-            assert_eq!(health.news(now + LASTING / 3), None);
-            assert_eq!(health.found_full(now + LASTING / 3), None);
+            assert_eq!(health.news(now + RECOVERY_TIME / 3), None);
+            assert_eq!(health.found_full(now + RECOVERY_TIME / 3), None);
         }
-        assert_eq!(health.news(now + LASTING * 2), None, "it is full");
+        assert_eq!(health.news(now + RECOVERY_TIME * 2), None, "it is full");
         health.wrote(true, now);
-        health.wrote(true, now + LASTING / 2);
-        assert_eq!(health.news(now + LASTING), Some(News::HasRoom));
-        assert_eq!(health.news(now + LASTING), None);
-        assert_eq!(health.found_full(now + LASTING), Some(News::IsFull));
+        health.wrote(true, now + RECOVERY_TIME / 2);
+        assert_eq!(health.news(now + RECOVERY_TIME), Some(HealthChange::HasRoom));
+        assert_eq!(health.news(now + RECOVERY_TIME), None);
+        assert_eq!(health.found_full(now + RECOVERY_TIME), Some(HealthChange::IsFull));
     }
 }

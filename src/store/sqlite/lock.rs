@@ -14,18 +14,18 @@ pub struct Lock {
     path: PathBuf,
     /// The database and its lock file, each with the name that it must keep. They stay open as long as SQLite has the
     /// database: closing any descriptor of it drops the locks that SQLite has on it.
-    held: [Held; 2],
+    files: [LockedFile; 2],
 }
 
 #[derive(Debug)]
-struct Held {
+struct LockedFile {
     path: PathBuf,
     file: File,
     /// Device and inode.
     identity: (u64, u64),
 }
 
-impl Held {
+impl LockedFile {
     fn new(path: PathBuf, file: File) -> io::Result<Self> {
         let found = file.metadata()?;
         Ok(Self { path, file, identity: (found.dev(), found.ino()) })
@@ -40,8 +40,8 @@ impl Lock {
     /// stays where it is, since removing it would let two processes lock two files of that name.
     ///
     /// # Errors
-    /// When the files cannot be created or locked, the file has a second name (its log stands beside one name only), or
-    /// it is missing or empty and another file says that a store was here.
+    /// When the files cannot be created or locked, the file has a second name (its log is beside one name
+    /// only), or it is missing or empty and another file says that a store was here.
     pub fn try_acquire(settings: &Settings) -> Result<Option<Self>, OpenError> {
         let fail = |source| OpenError::Io { path: settings.path.clone(), source };
         let path = resolve(&settings.path).map_err(fail)?;
@@ -59,28 +59,29 @@ impl Lock {
         if database.metadata().map_err(fail)?.nlink() > 1 {
             return Err(OpenError::Linked { path });
         }
-        let database = Held::new(path.clone(), database).map_err(fail)?;
-        let held = [database, Held::new(lock_path, lock_file).map_err(fail)?];
-        Ok(Some(Self { settings: settings.clone(), path, held }))
+        let database = LockedFile::new(path.clone(), database).map_err(fail)?;
+        let files = [database, LockedFile::new(lock_path, lock_file).map_err(fail)?];
+        Ok(Some(Self { settings: settings.clone(), path, files }))
     }
 
     /// How large the database is; or the first of the files that are not any more where they were: removed, renamed or
     /// replaced. Another process could take a new file of that name for the store.
     pub(super) fn in_place(&self) -> Result<u64, &Path> {
-        let [database, lock] = self.held.each_ref().map(|Held { path, identity, .. }| match fs::metadata(path) {
-            Ok(there) if (there.dev(), there.ino()) == *identity => Ok(there.len()),
-            _ => Err(path.as_path()),
-        });
+        let [database, lock] =
+            self.files.each_ref().map(|LockedFile { path, identity, .. }| match fs::metadata(path) {
+                Ok(there) if (there.dev(), there.ino()) == *identity => Ok(there.len()),
+                _ => Err(path.as_path()),
+            });
         lock.and(database)
     }
 
     /// The database. Its descriptor must not be closed before SQLite's are.
     pub(super) fn database(&self) -> &File {
-        &self.held[0].file
+        &self.files[0].file
     }
 
     pub(super) fn lock_file(&self) -> &File {
-        &self.held[1].file
+        &self.files[1].file
     }
 
     pub(super) fn log_path(&self) -> PathBuf {
@@ -144,9 +145,9 @@ fn resolve(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// What stands where the database belongs.
+/// The file at the path of the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum DatabasePresence {
     /// A file that is not empty.
     Database,
     /// An empty file, and no trace of a store.
@@ -158,10 +159,10 @@ pub(super) enum Found {
 /// Looks for the database, without opening it. Refuses where there is none and a store was: an empty one in its place would
 /// let all its keys run again. A store that was ever opened has left a note in its lock file; one of an earlier version has at
 /// least one of the other files. A process that is killed before it has made its database has neither.
-pub(super) fn look_for_database(path: &Path) -> Result<Found, OpenError> {
+pub(super) fn find_database(path: &Path) -> Result<DatabasePresence, OpenError> {
     let fail = |source| OpenError::Io { path: path.to_owned(), source };
     let is_missing = match fs::metadata(path) {
-        Ok(found) if found.len() > 0 => return Ok(Found::Database),
+        Ok(found) if found.len() > 0 => return Ok(DatabasePresence::Database),
         Ok(_) => false,
         Err(error) if error.kind() == io::ErrorKind::NotFound => true,
         Err(error) => return Err(fail(error)),
@@ -175,14 +176,14 @@ pub(super) fn look_for_database(path: &Path) -> Result<Found, OpenError> {
     if !traces.is_empty() {
         return Err(OpenError::NoDatabase { path: path.to_owned(), is_missing, traces });
     }
-    Ok(if is_missing { Found::Nothing } else { Found::Empty })
+    Ok(if is_missing { DatabasePresence::Nothing } else { DatabasePresence::Empty })
 }
 
 /// Creates the database where there is none, readable by its owner only: it holds answers.
 fn create(path: &Path) -> Result<(), OpenError> {
     let fail = |source| OpenError::Io { path: path.to_owned(), source };
     // Not opened where it exists: closing any descriptor of a database drops the locks that SQLite has on it.
-    if look_for_database(path)? == Found::Nothing {
+    if find_database(path)? == DatabasePresence::Nothing {
         let created = open_private(OpenOptions::new().write(true).create_new(true), path).map_err(fail)?;
         created.sync_all().and_then(|()| sync_directory(path)).map_err(fail)?;
     }
@@ -271,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn file_systems_that_forget_are_told() {
+    fn volatile_file_systems_are_reported() {
         if Path::new("/dev/shm").exists() {
             assert_eq!(filesystem_warning(Path::new("/dev/shm/not/yet/there.db")), Some("tmpfs"));
         }

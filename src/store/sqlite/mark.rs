@@ -1,4 +1,4 @@
-//! What has been acknowledged, noted in the lock file: a start that finds less of it than this must not go on.
+//! The acknowledged end of the log, noted in the lock file: a start that finds less must not continue.
 //!
 //! The note is written after each commit and before its requests are answered. It is not synced: a process that is
 //! killed leaves it in the kernel, and after a power failure an older one asks for less, never for more than there is.
@@ -17,9 +17,9 @@ const LENGTH: usize = BODY + 17;
 /// No database has a page of this number.
 pub(super) const CLOSED_AT: u32 = u32::MAX;
 
-/// How the store stands.
+/// The state of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum MarkState {
     /// It is in use: the log belongs to it.
     Open,
     /// Everything is in the database. Where `page` is [`CLOSED_AT`], `content` is the time at which it was closed, by the
@@ -34,7 +34,7 @@ pub(super) enum State {
 /// The end of the log as of the last acknowledged commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Mark {
-    pub(super) state: State,
+    pub(super) state: MarkState,
     pub(super) salts: Salts,
     /// How many frames it has.
     pub(super) frames: u32,
@@ -83,10 +83,10 @@ impl Marks {
 
 fn encode(number: u64, mark: &Mark) -> String {
     let state = match mark.state {
-        State::Open => "open",
-        State::Closed => "closed",
-        State::Taken => "taken",
-        State::Saved => "saved",
+        MarkState::Open => "open",
+        MarkState::Closed => "closed",
+        MarkState::Taken => "taken",
+        MarkState::Saved => "saved",
     };
     let [first, second] = mark.content;
     let salts = u64::from_be_bytes(mark.salts);
@@ -105,10 +105,10 @@ fn parse(bytes: &[u8]) -> Option<(u64, Mark)> {
     }
     let mut words = body.split_ascii_whitespace();
     let state = match words.next()? {
-        "open" => State::Open,
-        "closed" => State::Closed,
-        "taken" => State::Taken,
-        "saved" => State::Saved,
+        "open" => MarkState::Open,
+        "closed" => MarkState::Closed,
+        "taken" => MarkState::Taken,
+        "saved" => MarkState::Saved,
         _ => return None,
     };
     let number = words.next()?.parse().ok()?;
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     fn mark(frames: u32) -> Mark {
-        Mark { state: State::Open, salts: [0xff; 8], frames, page: u32::MAX, content: [u32::MAX, 7] }
+        Mark { state: MarkState::Open, salts: [0xff; 8], frames, page: u32::MAX, content: [u32::MAX, 7] }
     }
 
     #[test]
@@ -141,7 +141,7 @@ mod tests {
             marks.write(&file, mark(frames)).unwrap();
             assert_eq!(Marks::read(&file).unwrap().last(), Some(&mark(frames)));
         }
-        for state in [State::Closed, State::Taken, State::Saved] {
+        for state in [MarkState::Closed, MarkState::Taken, MarkState::Saved] {
             marks.write(&file, Mark { state, ..mark(3) }).unwrap();
             assert_eq!(Marks::read(&file).unwrap().last().map(|mark| mark.state), Some(state));
         }

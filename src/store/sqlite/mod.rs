@@ -1,15 +1,15 @@
 //! Records in one SQLite file beside one process.
 //!
-//! One thread writes: it takes all operations that wait into one transaction and answers them when that has reached
-//! the disk, so a lone operation waits for nobody and many share one sync. Another thread looks, on its own
-//! connection, for whatever may take long.
+//! A writer thread executes all queued operations in one transaction and answers them when that has reached the disk,
+//! so a lone operation is not delayed and many share one sync. A reader thread executes long reads on its own
+//! connection.
 //!
-//! - What is acknowledged is in the write-ahead log and synced. The log is copied into the database by the writer
+//! - An acknowledged write is in the write-ahead log and synced. The log is copied into the database by the writer
 //!   whenever it has grown to 16 MiB, so it stays about that size.
 //! - A full disk refuses claims and loses nothing. A little room is held beside the database, in `<path>.reserve`, for
 //!   the attempts that run at that moment; claims are taken again when it can be held again.
 //! - A sync that fails ends the process, see [`Settings::fatal`]: the kernel may have dropped what was written, and
-//!   only what is read back from the disk after a restart can be believed.
+//!   only data that is read back from the disk after a restart can be trusted.
 //! - Before and after each commit the writer checks that the files are still those that SQLite has open and that they hold
 //!   what it wrote (`guard.rs`). If not, the process ends without acknowledging the commit; a log that was removed is
 //!   copied into the database first.
@@ -19,17 +19,17 @@
 
 mod adopt;
 mod error;
+#[cfg(test)]
+mod failpoint;
 mod guard;
 mod health;
 mod lock;
-mod look;
 mod mark;
+mod preview;
 mod reader;
 mod requests;
 mod reserve;
 mod row;
-#[cfg(test)]
-mod sabotage;
 mod schema;
 mod session;
 #[cfg(test)]
@@ -48,27 +48,27 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 pub use self::error::OpenError;
 pub use self::lock::{Lock, filesystem_warning};
-pub use self::look::{Preview, preview};
-use self::reader::{Read, Reader, Search};
+pub use self::preview::{Preview, preview};
+use self::reader::{ListRequest, ReadRequest, Reader};
 use self::reserve::Reserve;
 use self::session::Session;
 use self::writer::{Message, Request, Writer};
 use super::clock::Clock;
 use super::{
-    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, NamespaceRules, Origin, Page,
-    Settled, Store,
+    Claim, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules,
+    Origin, Page, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, RecordId, Version};
 
-/// What to do when nothing that the disk says can be believed any more, given the reason.
+/// Called with the reason when the disk can no longer be trusted.
 pub type Fatal = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// Which file, and what surrounds it.
+/// The settings of a SQLite store.
 #[derive(Clone)]
 pub struct Settings {
     /// The file. It is created where it is missing; its directory is not.
     pub path: PathBuf,
-    /// How many operations may wait. More are refused at once.
+    /// How many operations may be queued. More are refused at once.
     pub queue: usize,
     /// Called after a failed sync. By default it logs the reason and ends the process with status 1. Where it returns,
     /// the store is closed.
@@ -83,7 +83,7 @@ pub struct Settings {
 /// A store in a SQLite file.
 pub struct Sqlite {
     writer: mpsc::Sender<Message>,
-    reader: mpsc::Sender<Read>,
+    reader: mpsc::Sender<ReadRequest>,
     counts: session::Counts,
     is_closing: Arc<AtomicBool>,
     finished: watch::Receiver<bool>,
@@ -149,21 +149,21 @@ impl Sqlite {
     }
 
     async fn ask<R: Request>(&self, request: R) -> Result<R::Reply, Error> {
-        self.still_open()?;
+        self.ensure_open()?;
         let (message, reply) = writer::job(request);
         self.writer.try_send(message).map_err(refused)?;
         // Dropped unanswered only where the writer died.
-        reply.await.unwrap_or_else(|_| Err(Error::indeterminate(ErrorKind::Unavailable, "the writer is gone")))
+        reply.await.unwrap_or_else(|_| Err(Error::indeterminate(ErrorKind::Unavailable, "the writer thread has ended")))
     }
 
-    async fn look<T>(&self, read: impl FnOnce(oneshot::Sender<Result<T, Error>>) -> Read) -> Result<T, Error> {
-        self.still_open()?;
+    async fn read<T>(&self, read: impl FnOnce(oneshot::Sender<Result<T, Error>>) -> ReadRequest) -> Result<T, Error> {
+        self.ensure_open()?;
         let (reply, found) = oneshot::channel();
         self.reader.try_send(read(reply)).map_err(refused)?;
         found.await.unwrap_or_else(|_| Err(closed()))
     }
 
-    fn still_open(&self) -> Result<(), Error> {
+    fn ensure_open(&self) -> Result<(), Error> {
         if self.is_closing.load(Ordering::Relaxed) || self.writer.is_closed() { Err(closed()) } else { Ok(()) }
     }
 }
@@ -186,7 +186,7 @@ impl Store for Sqlite {
         self.ask(requests::SettleRequest { id, attempt, end }).await
     }
 
-    async fn renew(&self, held: Vec<Held>) -> Result<Vec<RecordId>, Error> {
+    async fn renew(&self, held: Vec<LeaseRenewal>) -> Result<Vec<RecordId>, Error> {
         self.ask(requests::RenewRequest(held)).await
     }
 
@@ -199,11 +199,11 @@ impl Store for Sqlite {
     }
 
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
-        self.look(|reply| Read::Get { id, reply }).await
+        self.read(|reply| ReadRequest::Get { id, reply }).await
     }
 
     async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
-        self.look(|reply| Read::List { search: Search { filter, after, limit }, reply }).await
+        self.read(|reply| ReadRequest::List { search: ListRequest { filter, after, limit }, reply }).await
     }
 
     async fn remove(&self, id: RecordId) -> Result<bool, Error> {
@@ -211,7 +211,7 @@ impl Store for Sqlite {
     }
 
     async fn count(&self) -> Result<[u64; 3], Error> {
-        self.still_open()?;
+        self.ensure_open()?;
         Ok(*self.counts.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -229,7 +229,7 @@ impl Store for Sqlite {
     }
 
     async fn identities(&self) -> Result<Vec<NamespaceRules>, Error> {
-        self.look(|reply| Read::Identities { reply }).await
+        self.read(|reply| ReadRequest::Identities { reply }).await
     }
 
     async fn ping(&self) -> Result<(), Error> {
@@ -239,7 +239,7 @@ impl Store for Sqlite {
     async fn close(&self) {
         self.is_closing.store(true, Ordering::Relaxed);
         // Fails only where the thread has ended already.
-        let _ = self.reader.send(Read::Close).await;
+        let _ = self.reader.send(ReadRequest::Close).await;
         let _ = self.writer.send(Message::Close).await;
         let _ = self.finished.clone().wait_for(|finished| *finished).await;
     }
@@ -267,12 +267,14 @@ fn closed() -> Error {
 
 fn refused<T>(error: mpsc::error::TrySendError<T>) -> Error {
     match error {
-        mpsc::error::TrySendError::Full(_) => Error::determinate(ErrorKind::Unavailable, "too many operations wait"),
+        mpsc::error::TrySendError::Full(_) => {
+            Error::determinate(ErrorKind::Unavailable, "too many operations are queued")
+        }
         mpsc::error::TrySendError::Closed(_) => closed(),
     }
 }
 
-/// A failed sync ends the process: what restarts reads back what the disk really has.
+/// A failed sync ends the process: the next start reads back the real content of the disk.
 fn end_process(reason: &str) {
     tracing::error!(reason, "the process ends");
     std::process::exit(1);

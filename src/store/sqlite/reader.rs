@@ -1,4 +1,4 @@
-//! The thread that looks: reads that may be long, on a connection of their own, so that they hold up no write.
+//! The reader thread: long reads on a connection of their own, so that they delay no write.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,22 +15,22 @@ use crate::idempotency::record::{Record, RecordId, Timestamp};
 use crate::store::clock::Clock;
 use crate::store::{Error, ErrorKind, Filter, Listed, NamespaceRules, Page};
 
-/// How many records a listing looks at in one transaction. The log cannot start over while one is open.
+/// How many records a listing reads in one transaction. The log cannot start over while one is open.
 const CHUNK: i64 = 4096;
 
-/// How long a listing looks before it gives what it found.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a listing runs before it returns a partial page.
+const LIST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How many listings wait while another one runs. More are refused.
-pub(super) const WAITING: usize = 8;
+/// How many listings may be queued while another one runs. More are refused.
+pub(super) const MAX_QUEUED: usize = 8;
 
-pub(super) enum Read {
+pub(super) enum ReadRequest {
     Get {
         id: RecordId,
         reply: oneshot::Sender<Result<Option<Listed>, Error>>,
     },
     List {
-        search: Search,
+        search: ListRequest,
         reply: ListReply,
     },
     Identities {
@@ -43,7 +43,7 @@ pub(super) enum Read {
 
 pub(super) type ListReply = oneshot::Sender<Result<Page, Error>>;
 
-pub(super) struct Search {
+pub(super) struct ListRequest {
     pub(super) filter: Filter,
     pub(super) after: Option<RecordId>,
     pub(super) limit: usize,
@@ -53,9 +53,9 @@ pub(super) struct Search {
 pub(super) struct Reader {
     conn: Connection,
     clock: Clock,
-    queue: mpsc::Receiver<Read>,
+    queue: mpsc::Receiver<ReadRequest>,
     /// Taken from the queue during a listing, to be done after it.
-    backlog: VecDeque<Read>,
+    backlog: VecDeque<ReadRequest>,
     is_closing: Arc<AtomicBool>,
     lock: Arc<Lock>,
     pub(super) patience: Duration,
@@ -69,13 +69,13 @@ pub(super) mod sql {
 
     /// Which index a listing walks.
     #[derive(Clone, Copy)]
-    pub(in crate::store::sqlite) enum Walk {
+    pub(in crate::store::sqlite) enum Scan {
         All,
         Unknown,
         InFlight,
     }
 
-    impl Walk {
+    impl Scan {
         fn source(self) -> &'static str {
             match self {
                 Self::All => "record INDEXED BY record_id",
@@ -92,7 +92,7 @@ pub(super) mod sql {
             }
         }
 
-        /// The last id of the chunk after `?1` and before `?2`, `?3` records long; nothing where fewer are left.
+        /// The last id of the chunk after `?1` and before `?2`, `?3` records long; `None` if fewer are left.
         pub(in crate::store::sqlite) fn end_of_chunk(self) -> String {
             let (source, condition) = (self.source(), self.condition());
             format!(
@@ -119,53 +119,53 @@ impl Reader {
     pub(super) fn new(
         conn: Connection,
         clock: Clock,
-        queue: mpsc::Receiver<Read>,
+        queue: mpsc::Receiver<ReadRequest>,
         is_closing: Arc<AtomicBool>,
         lock: Arc<Lock>,
     ) -> Self {
-        Self { conn, clock, queue, backlog: VecDeque::new(), is_closing, lock, patience: PATIENCE }
+        Self { conn, clock, queue, backlog: VecDeque::new(), is_closing, lock, patience: LIST_TIMEOUT }
     }
 
-    /// Works until it is told to close, or everybody who could ask has gone.
+    /// Runs until it receives `Close`, or all senders are gone.
     pub(super) fn run(mut self) {
         let _alarm = PanicAlarm { thread: "reader", fatal: self.lock.settings.fatal.clone() };
         while let Some(read) = self.backlog.pop_front().or_else(|| self.queue.blocking_recv()) {
             match read {
-                Read::Get { id, reply } => drop(reply.send(self.get(id).map_err(determinate))),
-                Read::List { reply, .. } if reply.is_closed() => {}
-                Read::List { search, reply } => {
+                ReadRequest::Get { id, reply } => drop(reply.send(self.get(id).map_err(determinate))),
+                ReadRequest::List { reply, .. } if reply.is_closed() => {}
+                ReadRequest::List { search, reply } => {
                     let page = self.list(&search, &reply).map_err(determinate);
                     drop(reply.send(page));
                 }
-                Read::Identities { reply } => {
+                ReadRequest::Identities { reply } => {
                     let found = adopt::on_file(&self.conn).map_err(Failure::from);
                     drop(reply.send(found.map_err(determinate)));
                 }
-                Read::Close => return,
+                ReadRequest::Close => return,
                 #[cfg(test)]
-                Read::Panic => panic!("told to"),
+                ReadRequest::Panic => panic!("injected panic"),
             }
         }
     }
 
-    /// Answers what is quick and came in during a listing.
+    /// Answers short reads that arrived during a listing.
     pub(super) fn let_through(&mut self) {
         while let Ok(read) = self.queue.try_recv() {
             match read {
-                Read::Get { id, reply } => drop(reply.send(self.get(id).map_err(determinate))),
-                Read::List { search, reply } => self.put_off(search, reply),
+                ReadRequest::Get { id, reply } => drop(reply.send(self.get(id).map_err(determinate))),
+                ReadRequest::List { search, reply } => self.put_off(search, reply),
                 other => self.backlog.push_back(other),
             }
         }
     }
 
     /// Keeps a listing for later, unless too many wait. Those whose callers have gone do not wait any more.
-    fn put_off(&mut self, search: Search, reply: ListReply) {
-        self.backlog.retain(|read| !matches!(read, Read::List { reply, .. } if reply.is_closed()));
-        if self.backlog.len() < WAITING {
-            self.backlog.push_back(Read::List { search, reply });
+    fn put_off(&mut self, search: ListRequest, reply: ListReply) {
+        self.backlog.retain(|read| !matches!(read, ReadRequest::List { reply, .. } if reply.is_closed()));
+        if self.backlog.len() < MAX_QUEUED {
+            self.backlog.push_back(ReadRequest::List { search, reply });
         } else {
-            drop(reply.send(Err(Error::determinate(ErrorKind::Unavailable, "too many listings wait"))));
+            drop(reply.send(Err(Error::determinate(ErrorKind::Unavailable, "too many listings are queued"))));
         }
     }
 
@@ -175,29 +175,29 @@ impl Reader {
         Ok(found.optional()?)
     }
 
-    pub(super) fn list(&mut self, search: &Search, caller: &ListReply) -> Result<Page, Failure> {
+    pub(super) fn list(&mut self, search: &ListRequest, caller: &ListReply) -> Result<Page, Failure> {
         use crate::idempotency::record::State;
         let walk = match search.filter.state {
-            Some(State::Unknown) => sql::Walk::Unknown,
-            Some(State::InFlight) => sql::Walk::InFlight,
-            Some(State::Completed) | None => sql::Walk::All,
+            Some(State::Unknown) => sql::Scan::Unknown,
+            Some(State::InFlight) => sql::Scan::InFlight,
+            Some(State::Completed) | None => sql::Scan::All,
         };
         let started = Instant::now();
         let (mut after, before) = bounds(search);
-        // One more than asked for tells whether there are more.
+        // One extra record shows whether there are more.
         let wanted = search.limit.saturating_add(1);
         let mut found = Vec::new();
         loop {
             if caller.is_closed() || self.is_closing.load(Ordering::Relaxed) {
                 return Err(called_off());
             }
-            // What is in flight is little, and not in the order of its ids: all at once.
+            // In-flight records are few, and not in the order of ids: all are read at once.
             let end = match walk {
-                sql::Walk::InFlight => None,
-                sql::Walk::All | sql::Walk::Unknown => self.end_of_chunk(walk, &after, &before)?,
+                sql::Scan::InFlight => None,
+                sql::Scan::All | sql::Scan::Unknown => self.end_of_chunk(walk, &after, &before)?,
             };
             let upto = end.as_ref().map_or(&before[..], |end| &end.0[..]);
-            found.extend(self.look_between(walk, &search.filter, &after, upto, wanted - found.len())?);
+            found.extend(self.list_between(walk, &search.filter, &after, upto, wanted - found.len())?);
             self.let_through();
             match end {
                 Some(end) if found.len() < wanted && started.elapsed() < self.patience => after = end.0.to_vec(),
@@ -207,14 +207,14 @@ impl Reader {
         }
     }
 
-    fn end_of_chunk(&self, walk: sql::Walk, after: &[u8], before: &[u8]) -> Result<Option<RecordId>, Failure> {
+    fn end_of_chunk(&self, walk: sql::Scan, after: &[u8], before: &[u8]) -> Result<Option<RecordId>, Failure> {
         let mut find = self.conn.prepare_cached(&walk.end_of_chunk())?;
         Ok(find.query_row(params![after, before, CHUNK], |row| row.get(0).map(RecordId)).optional()?)
     }
 
-    fn look_between(
+    fn list_between(
         &self,
-        walk: sql::Walk,
+        walk: sql::Scan,
         filter: &Filter,
         after: &[u8],
         end: &[u8],
@@ -247,7 +247,7 @@ impl Reader {
 
 /// The ids between which a page lies, both excluded. Shorter and longer strings of bytes than an id sort before and
 /// after the ids that they start.
-fn bounds(search: &Search) -> (Vec<u8>, Vec<u8>) {
+fn bounds(search: &ListRequest) -> (Vec<u8>, Vec<u8>) {
     let prefix = search.filter.prefix.map(Vec::from).unwrap_or_default();
     let mut before = prefix.clone();
     before.resize(33, 0xff);
@@ -256,7 +256,7 @@ fn bounds(search: &Search) -> (Vec<u8>, Vec<u8>) {
 }
 
 fn called_off() -> Failure {
-    Failure::Request(Error::determinate(ErrorKind::Unavailable, "the listing was called off"))
+    Failure::Request(Error::determinate(ErrorKind::Unavailable, "the listing was cancelled"))
 }
 
 /// A read that failed did nothing.

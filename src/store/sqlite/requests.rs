@@ -1,4 +1,4 @@
-//! What the writer does for each operation of the contract.
+//! The requests of the writer, one for each operation of the store.
 //!
 //! Each request looks before it writes, and writes with one statement or in a savepoint: one that fails leaves nothing
 //! behind.
@@ -11,8 +11,8 @@ use super::session::Session;
 use super::writer::Request;
 use super::{row, schema};
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
-use crate::store::rules::{self, Change, Standing};
-use crate::store::{Claim, End, Error, ErrorKind, Fresh, Held, Settled};
+use crate::store::rules::{self, RecordView, Transition};
+use crate::store::{Claim, End, Error, ErrorKind, Fresh, LeaseRenewal, Settled};
 
 pub(super) struct ClaimRequest {
     pub(super) id: RecordId,
@@ -31,7 +31,7 @@ pub(super) struct SettleRequest {
     pub(super) end: End,
 }
 
-pub(super) struct RenewRequest(pub(super) Vec<Held>);
+pub(super) struct RenewRequest(pub(super) Vec<LeaseRenewal>);
 
 pub(super) struct ExpireLeasesRequest {
     pub(super) limit: usize,
@@ -50,7 +50,7 @@ pub(super) mod sql {
     pub(in crate::store::sqlite) const CLAIM: &str =
         "INSERT INTO record (id, attempt, state, claimed_at, until, unknown_ttl, origin, head)
          VALUES (?1, ?2, 0, ?3, ?4, ?5, ?6, ?7) ON CONFLICT (id) DO NOTHING";
-    pub(in crate::store::sqlite) const STANDING: &str =
+    pub(in crate::store::sqlite) const CURRENT: &str =
         "SELECT seq, attempt, state, claimed_at, until, unknown_ttl FROM record WHERE id = ?1";
     pub(in crate::store::sqlite) const RECORD: &str =
         "SELECT attempt, state, claimed_at, until, head, answer FROM record WHERE id = ?1";
@@ -74,7 +74,7 @@ pub(super) mod sql {
 
 impl Request for ClaimRequest {
     type Reply = Claim;
-    // Nobody would know of the claim: it would only block its key until its lease is past.
+    // An orphaned claim would only block its key until its lease expires.
     const ABANDONED_WITH_CALLER: bool = true;
 
     fn run(&self, session: &mut Session) -> Result<Claim, Failure> {
@@ -94,17 +94,17 @@ impl Request for ClaimRequest {
         ])?;
         if inserted == 1 {
             session.claimed(None);
-            let standing = Standing {
+            let current = RecordView {
                 attempt: fresh.attempt,
                 state: State::InFlight,
                 claimed_at: now,
                 until: now.plus(fresh.lease),
                 unknown_ttl: fresh.unknown_ttl,
             };
-            session.remember(*id, standing);
+            session.remember(*id, current);
             return Ok(Claim::Inserted(now));
         }
-        let lost = || Error::determinate(ErrorKind::Corrupt, "a record that stands in an index is not in the table");
+        let lost = || Error::determinate(ErrorKind::Corrupt, "a record is in an index but not in the table");
         session.answer_from_record(*id, fresh, now)?.ok_or_else(|| Failure::Request(lost()))
     }
 }
@@ -115,13 +115,13 @@ impl Request for SupersedeRequest {
 
     fn run(&self, session: &mut Session) -> Result<bool, Failure> {
         let Self { id, seen, fresh } = self;
-        let Some((seq, standing)) = session.standing(*id)? else {
+        let Some((seq, current)) = session.current(*id)? else {
             return Ok(false);
         };
-        if standing.attempt == fresh.attempt && standing.state == State::InFlight {
+        if current.attempt == fresh.attempt && current.state == State::InFlight {
             return Ok(true);
         }
-        let version = Version { attempt: standing.attempt, state: standing.state, until: standing.until };
+        let version = Version { attempt: current.attempt, state: current.state, until: current.until };
         if version != *seen {
             return Ok(false);
         }
@@ -137,7 +137,7 @@ impl Request for SupersedeRequest {
             &fresh.head[..],
         ])?;
         session.forget(id);
-        session.claimed(Some(standing.state));
+        session.claimed(Some(current.state));
         Ok(true)
     }
 }
@@ -153,35 +153,35 @@ impl Request for SettleRequest {
         let now = session.now();
         let found = match session.take_remembered(&self.id) {
             Some(found) => Some(found),
-            None => session.standing(self.id)?,
+            None => session.current(self.id)?,
         };
-        let from = found.map(|(_, standing)| standing.state);
+        let from = found.map(|(_, current)| current.state);
         let seq = found.map(|(seq, _)| seq);
         let done = |until| Ok(Settled::Done { until });
-        match rules::settle(found.map(|(_, standing)| standing), self.attempt, &self.end, now) {
-            Change::Complete { until } => {
+        match rules::settle(found.map(|(_, current)| current), self.attempt, &self.end, now) {
+            Transition::Complete { until } => {
                 let answer = self.answer().map(|answer| &answer[..]);
                 let values = params![seq, row::time(until), answer];
                 session.conn.prepare_cached(sql::COMPLETE)?.execute(values)?;
                 session.moved(from, Some(State::Completed), 1);
                 done(until)
             }
-            Change::TurnUnknown { until } => {
+            Transition::TurnUnknown { until } => {
                 session.conn.prepare_cached(sql::HOLD)?.execute(params![seq, row::time(until)])?;
                 session.moved(from, Some(State::Unknown), 1);
                 done(until)
             }
-            Change::Remove => {
+            Transition::Remove => {
                 session.conn.prepare_cached(sql::REMOVE)?.execute(params![seq])?;
                 session.moved(from, None, 1);
                 done(now)
             }
-            Change::Repeated { until } => done(until),
-            Change::RepeatedIfSame { until } => match session.record(self.id)? {
+            Transition::Repeated { until } => done(until),
+            Transition::RepeatedIfSame { until } => match session.record(self.id)? {
                 Some(record) if record.answer.as_ref() == self.answer() => done(until),
                 record => Ok(Settled::Superseded { record }),
             },
-            Change::Superseded => Ok(Settled::Superseded { record: session.record(self.id)? }),
+            Transition::Superseded => Ok(Settled::Superseded { record: session.record(self.id)? }),
         }
     }
 }
@@ -276,7 +276,7 @@ impl Request for PingRequest {
 }
 
 impl Session {
-    /// What a claim finds where it may not or need not insert: nothing, itself, or what stands.
+    /// The result of a claim that may not or need not insert: nothing, itself, or the current record.
     fn answer_from_record(&self, id: RecordId, fresh: &Fresh, now: Timestamp) -> Result<Option<Claim>, Failure> {
         Ok(self.record(id)?.map(|record| {
             if record.state == State::InFlight && record.attempt == fresh.attempt {
@@ -292,18 +292,18 @@ impl Session {
         Ok(get.query_row([id.0], |found| row::record(found, 0)).optional()?)
     }
 
-    /// Where a record is and how it stands, without its bytes.
-    fn standing(&self, id: RecordId) -> Result<Option<(i64, Standing)>, Failure> {
-        let mut get = self.conn.prepare_cached(sql::STANDING)?;
+    /// The row id and the view of the current record, without its bytes.
+    fn current(&self, id: RecordId) -> Result<Option<(i64, RecordView)>, Failure> {
+        let mut get = self.conn.prepare_cached(sql::CURRENT)?;
         let found = get.query_row([id.0], |found| {
-            let standing = Standing {
+            let current = RecordView {
                 attempt: row::read_attempt(found, 1)?,
                 state: row::read_state(found, 2)?,
                 claimed_at: row::read_time(found, 3)?,
                 until: row::read_time(found, 4)?,
                 unknown_ttl: row::read_span(found, 5)?,
             };
-            Ok((found.get(0)?, standing))
+            Ok((found.get(0)?, current))
         });
         Ok(found.optional()?)
     }

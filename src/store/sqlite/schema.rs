@@ -1,4 +1,4 @@
-//! The file: its pragmas, its schema, and what a dead process left in it.
+//! The file: its pragmas, its schema, and recovery after a crash.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use crate::idempotency::record::Timestamp;
 use crate::store::ErrorKind;
 use crate::store::clock::{self, Clock};
 
-/// How long a statement waits for another program that has the file open, such as a backup.
-const BUSY: Duration = Duration::from_secs(5);
+/// How long a statement waits for another program that has the file open, for example a backup.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long the start waits in all for such a program to let the log be copied.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long the start waits in all until that program lets the log be copied.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How long it waits between two tries, besides [`BUSY`].
-const PAUSE: Duration = Duration::from_millis(100);
+/// How long it waits between two tries, besides [`BUSY_TIMEOUT`].
+const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// In the file's header: "once".
 const APPLICATION_ID: i64 = 0x6f6e_6365;
@@ -33,7 +33,7 @@ const MIGRATIONS: [&str; 2] = [
     include_str!("../../../migrations/sqlite/0002_rules.sql"),
 ];
 
-/// The version from which on it is kept since when rules hold.
+/// The first version that stores the periods of rules.
 pub(super) const WITH_PERIODS: usize = 2;
 
 /// A file that is ready for the writer.
@@ -52,10 +52,10 @@ pub(super) struct Opened {
 pub(super) fn open(lock: &Arc<Lock>) -> Result<Opened, OpenError> {
     let path = lock.path();
     let fail = |error| OpenError::from_sql(path.to_owned(), error);
-    guard::look_at_log(lock)?;
+    guard::check_log_at_start(lock)?;
     let mut conn = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE).map_err(fail)?;
     if check(&conn, path)? > 0 {
-        guard::look_at_time(lock, last_time(&conn).map_err(fail)?)?;
+        guard::check_time(lock, last_time(&conn).map_err(fail)?)?;
     }
     migrate(&mut conn, path)?;
     if let Some(pages) = lock.settings.max_pages {
@@ -65,10 +65,10 @@ pub(super) fn open(lock: &Arc<Lock>) -> Result<Opened, OpenError> {
         Some(clock) => clock.clone(),
         None => clock::steady(start(&conn).map_err(fail)?),
     };
-    // What the log holds may have come back from the page cache of a process that ended on a failed sync. Copied into
-    // the database and synced there, it is durable before anything is decided by it; and its room serves again.
-    make_durable(&conn, path, PATIENCE)?;
-    // Where this fails, for want of room, the next start asks for more of the log than it needs.
+    // The content of the log may have come back from the page cache of a process that ended on a failed sync. Copied
+    // into the database and synced there, it is durable before anything is decided by it; and its room serves again.
+    make_durable(&conn, path, START_TIMEOUT)?;
+    // If this fails for want of room, the next start requires more of the log than needed.
     let _ = guard::forget_log(lock);
     let turned_unknown = recover(&mut conn, clock()).map_err(fail)?;
     sync_directory(path).map_err(|source| OpenError::Io { path: path.to_owned(), source })?;
@@ -77,7 +77,7 @@ pub(super) fn open(lock: &Arc<Lock>) -> Result<Opened, OpenError> {
     Ok(Opened { conn, clock, counts, turned_unknown, guard })
 }
 
-/// A second connection, to look at what is committed.
+/// A second connection, which reads committed data.
 pub(super) fn open_reader(lock: &Lock) -> Result<Connection, OpenError> {
     connect(lock.path(), OpenFlags::SQLITE_OPEN_READ_ONLY)
         .map_err(|error| OpenError::from_sql(lock.path().to_owned(), error))
@@ -85,14 +85,14 @@ pub(super) fn open_reader(lock: &Lock) -> Result<Connection, OpenError> {
 
 pub(super) fn connect(path: &Path, mode: OpenFlags) -> rusqlite::Result<Connection> {
     let conn = Connection::open_with_flags(path, mode | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
-    conn.busy_timeout(BUSY)?;
+    conn.busy_timeout(BUSY_TIMEOUT)?;
     conn.set_prepared_statement_cache_capacity(64);
     conn.pragma_update(None, "trusted_schema", false)?;
     conn.pragma_update(None, "temp_store", "memory")?;
     Ok(conn)
 }
 
-/// Turns the write-ahead log on. SQLite says what it does instead where it cannot.
+/// Turns the write-ahead log on. If it cannot, SQLite returns the mode that it uses instead.
 pub(super) fn keep_log(conn: &Connection, path: &Path) -> Result<(), OpenError> {
     let mode = conn.query_row("PRAGMA journal_mode = WAL", [], |row| row.get::<_, String>(0));
     match mode.map_err(|error| OpenError::from_sql(path.to_owned(), error))? {
@@ -117,7 +117,7 @@ fn tune(conn: &Connection) -> rusqlite::Result<()> {
 
 fn migrate(conn: &mut Connection, path: &Path) -> Result<(), OpenError> {
     let fail = |error| OpenError::from_sql(path.to_owned(), error);
-    // Before anything is changed, even the journal mode: the file may be somebody else's.
+    // Before anything is changed, even the journal mode: the file may belong to another program.
     check(conn, path)?;
     keep_log(conn, path)?;
     tune(conn).map_err(fail)?;
@@ -153,7 +153,7 @@ pub(super) fn check(conn: &Connection, path: &Path) -> Result<usize, OpenError> 
     }
 }
 
-/// Where the clock starts: at the wall clock, but never behind what the file has seen.
+/// The start of the clock: the wall clock, but never before the last time in the file.
 pub(super) fn start(conn: &Connection) -> rusqlite::Result<Timestamp> {
     let seen = last_time(conn)?;
     let wall = clock::wall();
@@ -176,7 +176,8 @@ pub(super) fn last_time(conn: &Connection) -> rusqlite::Result<Timestamp> {
     Ok(Timestamp(stamp.max(last_claim).map_or(0, |at| u64::try_from(at).unwrap_or(0))))
 }
 
-/// Turns the in-flight records that a dead process left into unknown ones: nobody knows how far their attempts came.
+/// Turns the in-flight records that a dead process left into unknown ones: the outcome of their attempts is not
+/// known.
 ///
 /// A few at a time: on a full disk the log has little room, and gets it back by a checkpoint.
 fn recover(conn: &mut Connection, now: Timestamp) -> rusqlite::Result<u64> {
@@ -220,7 +221,7 @@ pub(super) fn make_durable(conn: &Connection, path: &Path, patience: Duration) -
             Ok(Checkpoint::HeldUp) if Instant::now() >= deadline => {
                 return Err(OpenError::HeldUp { path: path.to_owned() });
             }
-            Ok(Checkpoint::HeldUp) => thread::sleep(PAUSE),
+            Ok(Checkpoint::HeldUp) => thread::sleep(RETRY_DELAY),
             Err(error) => return Err(OpenError::from_sql(path.to_owned(), error)),
         }
     }

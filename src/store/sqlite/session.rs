@@ -11,13 +11,13 @@ use rusqlite::{Connection, Error as SqlError, ErrorCode, params};
 
 use super::error::{self, Failure};
 use super::guard::{self, Damage, Guard};
-use super::health::{Health, News};
+use super::health::{Health, HealthChange};
 use super::reserve::{self, Reserve};
 use super::{row, schema};
 use crate::idempotency::record::{RecordId, State, Timestamp};
 use crate::store::ErrorKind;
 use crate::store::clock::Clock;
-use crate::store::rules::{self, Standing};
+use crate::store::rules::{self, RecordView};
 
 /// The log is copied into the database when it has this many pages: 16 MiB.
 const CHECKPOINT_PAGES: i32 = 4096;
@@ -25,7 +25,7 @@ const CHECKPOINT_PAGES: i32 = 4096;
 /// How often the time is noted, at most.
 const STAMP_EVERY: Duration = Duration::from_secs(1);
 
-/// What callers of `count` see: what is committed.
+/// The committed counts, which callers of `count` see.
 pub(super) type Counts = Arc<Mutex<[u64; 3]>>;
 
 /// The connection that writes.
@@ -35,8 +35,9 @@ pub(super) struct Session {
     /// As of this transaction.
     counts: [u64; 3],
     committed: Counts,
-    /// Where the claims of this process stand that nothing has touched since, so that their settling need not look.
-    in_flight: HashMap<RecordId, (i64, Standing)>,
+    /// The row ids and views of claims of this process that nothing has changed since, so that settling them needs no
+    /// lookup.
+    in_flight: HashMap<RecordId, (i64, RecordView)>,
     changes_before: u64,
     /// Whether this transaction shows that claims have room.
     takes_claims: bool,
@@ -47,7 +48,7 @@ pub(super) struct Session {
     log_pages: Arc<AtomicI32>,
     checkpoint_at: i32,
     #[cfg(test)]
-    pub(super) sabotage: super::sabotage::Sabotage,
+    pub(super) failpoints: super::failpoint::Failpoints,
     /// After the connection, which it must outlive.
     guard: Guard,
 }
@@ -74,7 +75,7 @@ impl Session {
             log_pages,
             checkpoint_at: CHECKPOINT_PAGES,
             #[cfg(test)]
-            sabotage: super::sabotage::Sabotage::default(),
+            failpoints: super::failpoint::Failpoints::default(),
             guard: opened.guard,
         })
     }
@@ -90,34 +91,34 @@ impl Session {
         Ok(())
     }
 
-    /// Commits. A transaction that only read writes nothing, and waits for no disk.
+    /// Commits. A read-only transaction writes nothing, and does not wait for the disk.
     pub(super) fn commit(&mut self) -> rusqlite::Result<()> {
         #[cfg(test)]
-        self.sabotage.strike(super::sabotage::Spot::Commit)?;
+        self.failpoints.hit(super::failpoint::Failpoint::Commit)?;
         self.conn.prepare_cached("COMMIT")?.execute([])?;
         *self.committed.lock().unwrap_or_else(PoisonError::into_inner) = self.counts;
         let now = Instant::now();
         if self.has_written() {
             self.health.wrote(self.takes_claims, now);
         }
-        if self.health.news(now) == Some(News::HasRoom) {
+        if self.health.news(now) == Some(HealthChange::HasRoom) {
             tracing::info!("the store's disk has room again");
         }
         Ok(())
     }
 
-    /// Whether the files are those that SQLite has open, and hold what it wrote. To be asked before a commit.
-    pub(super) fn look_at_files(&mut self) -> Result<(), Damage> {
+    /// Whether the files are those that SQLite has open, and hold what it wrote. To be called before a commit.
+    pub(super) fn check_files(&mut self) -> Result<(), Damage> {
         self.guard.check()
     }
 
     /// The same of a transaction that is about to be committed; one that wrote nothing needs no log.
-    pub(super) fn look_before_commit(&mut self) -> Result<(), Damage> {
+    pub(super) fn check_before_commit(&mut self) -> Result<(), Damage> {
         if self.has_written() { self.guard.check() } else { Ok(()) }
     }
 
     /// Whether the log has what was just committed, so that it may be acknowledged.
-    pub(super) fn look_after_commit(&mut self) -> Result<(), Damage> {
+    pub(super) fn check_after_commit(&mut self) -> Result<(), Damage> {
         if self.has_written() { self.guard.committed() } else { Ok(()) }
     }
 
@@ -152,9 +153,9 @@ impl Session {
 
     /// Leaves everything in the database, where that can be done at once.
     pub(super) fn finish(&mut self) {
-        // Another program that writes is not waited for.
+        // Does not wait for another program that writes.
         let is_quick = self.conn.busy_timeout(Duration::ZERO);
-        if is_quick.is_ok() && self.look_at_files().is_ok() {
+        if is_quick.is_ok() && self.check_files().is_ok() {
             // A full disk may have no room for it; an older time will do.
             let _ = self.write_time();
         }
@@ -200,13 +201,13 @@ impl Session {
         self.conn.total_changes() != self.changes_before
     }
 
-    /// The record that was inserted last stands like this.
-    pub(super) fn remember(&mut self, id: RecordId, standing: Standing) {
-        self.in_flight.insert(id, (self.conn.last_insert_rowid(), standing));
+    /// Remembers the record that was inserted last.
+    pub(super) fn remember(&mut self, id: RecordId, current: RecordView) {
+        self.in_flight.insert(id, (self.conn.last_insert_rowid(), current));
     }
 
-    /// Where a record is and how it stands, if that is remembered; it is about to change.
-    pub(super) fn take_remembered(&mut self, id: &RecordId) -> Option<(i64, Standing)> {
+    /// Takes the row id and the view of a record that is about to change, if remembered.
+    pub(super) fn take_remembered(&mut self, id: &RecordId) -> Option<(i64, RecordView)> {
         self.in_flight.remove(id)
     }
 
@@ -220,20 +221,21 @@ impl Session {
         self.in_flight.clear();
     }
 
-    /// A new claim stands.
+    /// Counts a new claim.
     pub(super) fn claimed(&mut self, instead_of: Option<State>) {
         self.takes_claims = true;
         self.moved(instead_of, Some(State::InFlight), 1);
     }
 
-    /// Records came into `to`, from `from` or from nothing; or went.
+    /// Counts records that moved from `from` to `to`. `None` stands for records that did not exist before, or no
+    /// longer exist.
     pub(super) fn moved(&mut self, from: Option<State>, to: Option<State>, how_many: u64) {
         if let Some(from) = from {
-            let count = &mut self.counts[rules::place(from)];
+            let count = &mut self.counts[rules::state_index(from)];
             *count = count.saturating_sub(how_many);
         }
         if let Some(to) = to {
-            self.counts[rules::place(to)] += how_many;
+            self.counts[rules::state_index(to)] += how_many;
         }
     }
 
@@ -241,7 +243,7 @@ impl Session {
     pub(super) fn note(&mut self, error: &SqlError) {
         match error::kind(error) {
             _ if error::wants_room(error) => {
-                if self.health.found_full(Instant::now()) == Some(News::IsFull) {
+                if self.health.found_full(Instant::now()) == Some(HealthChange::IsFull) {
                     tracing::warn!(%error, "the store's disk is full: new claims are refused until there is room");
                 }
             }
@@ -251,18 +253,18 @@ impl Session {
         }
     }
 
-    /// Makes room after such a failure. True where what failed may be tried once more.
+    /// Makes room after a failure for want of room. True where what failed may be tried once more.
     pub(super) fn make_room(&mut self, error: &SqlError) -> bool {
         error::wants_room(error) && self.reserve.spend()
     }
 
-    /// Refuses a claim while what room is left belongs to the attempts that run.
+    /// Refuses a claim while the remaining room is reserved for running attempts.
     pub(super) fn room_for_claims(&mut self) -> Result<(), Failure> {
         let Self { health, reserve, .. } = self;
         health.may_try(Instant::now(), || reserve.is_back()).map_err(Failure::Request)
     }
 
-    /// Where the last writes did not go well, tries one: claims that would find out may never come.
+    /// Tries a write if the last ones failed: there may be no claims that would find out.
     pub(super) fn try_to_write(&mut self) -> Result<(), Failure> {
         if self.health.is_good() {
             return Ok(());
@@ -293,12 +295,12 @@ impl Session {
         if self.health.is_full() && self.growth()? > reserve::SIZE / 2 {
             return Ok(());
         }
-        // A log that is damaged must not reach the database. The next look says so.
+        // A damaged log must not reach the database. The next check reports it.
         if self.guard.check().is_err() {
             return Ok(());
         }
         #[cfg(test)]
-        self.sabotage.strike(super::sabotage::Spot::Checkpoint)?;
+        self.failpoints.hit(super::failpoint::Failpoint::Checkpoint)?;
         let busy = |error: &SqlError| error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy);
         match self.conn.wal_checkpoint_v2(None::<&str>, CheckpointMode::PASSIVE) {
             Ok(_) => Ok(()),

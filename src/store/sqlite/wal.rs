@@ -9,8 +9,8 @@ use std::os::unix::fs::FileExt;
 const HEADER: usize = 32;
 const FRAME_HEADER: usize = 24;
 
-/// Where a log comes from: the first four bytes are a number that grows by one whenever the log starts over, the others
-/// are random. They stand in the log's header and in each of its frames.
+/// The salts of a log: the first four bytes are a number that grows by one whenever the log starts over, the others
+/// are random. They are in the log's header and in each of its frames.
 pub(super) type Salts = [u8; 8];
 
 pub(super) type Checksum = [u32; 2];
@@ -36,66 +36,98 @@ pub(super) struct Header {
     checksum: Checksum,
 }
 
-/// A frame whose checksum is right.
-#[derive(Clone, Debug)]
-pub(super) struct Frame {
+/// A frame whose checksum is right: its header, and a version of a page.
+#[derive(Debug)]
+pub(super) struct Frame(Vec<u8>);
+
+impl Frame {
     /// The page that it is a version of.
-    pub(super) page: u32,
-    pub(super) checksum: Checksum,
-    pub(super) content: Vec<u8>,
-    is_commit: bool,
+    pub(super) fn page(&self) -> u32 {
+        big_endian(&self.0)
+    }
+
+    pub(super) fn checksum(&self) -> Checksum {
+        pair(&self.0[16..])
+    }
+
+    pub(super) fn content(&self) -> &[u8] {
+        &self.0[FRAME_HEADER..]
+    }
+
+    fn is_commit(&self) -> bool {
+        big_endian(&self.0[4..]) != 0
+    }
+
+    /// Gives the memory back, for another.
+    pub(super) fn into_buffer(self) -> Vec<u8> {
+        self.0
+    }
 }
 
 impl Header {
     /// The header of a log, if it has a valid one.
     pub(super) fn read(log: &File) -> io::Result<Option<Self>> {
-        let Some(bytes) = read(log, HEADER, 0)? else { return Ok(None) };
+        let mut bytes = [0; HEADER];
+        if !read(log, &mut bytes, 0)? {
+            return Ok(None);
+        }
         let (magic, page_size) = (big_endian(&bytes), big_endian(&bytes[8..]) as usize);
         let is_big_endian = magic & 1 == 1;
         let checksum = checksum(&bytes[..24], [0, 0], is_big_endian);
         let is_valid = magic & !1 == 0x377f_0682
             && (512..=65_536).contains(&page_size)
             && page_size.is_power_of_two()
-            && checksum == [big_endian(&bytes[24..]), big_endian(&bytes[28..])];
+            && checksum == pair(&bytes[24..]);
         Ok(is_valid.then(|| Self { salts: salts(&bytes[16..]), page_size, is_big_endian, checksum }))
     }
 
-    /// A frame that is in place, whole, and of this log.
+    /// A frame that is in place, whole, and of this log, in memory that is given.
     ///
-    /// Its checksum continues that of the frame before it, which is taken as it stands there.
-    pub(super) fn frame(&self, log: &File, number: u32) -> io::Result<Option<Frame>> {
+    /// Its checksum continues that of the frame before it, which is read from the file.
+    pub(super) fn frame(&self, log: &File, number: u32, buffer: Vec<u8>) -> io::Result<Option<Frame>> {
         let before = match number {
             0 => return Ok(None),
             1 => self.checksum,
-            _ => match read(log, 8, self.offset(number - 1) + 16)? {
-                Some(bytes) => [big_endian(&bytes), big_endian(&bytes[4..])],
-                None => return Ok(None),
-            },
+            _ => {
+                let mut bytes = [0; 8];
+                if !read(log, &mut bytes, self.offset(number - 1) + 16)? {
+                    return Ok(None);
+                }
+                pair(&bytes)
+            }
         };
-        self.frame_after(before, log, number)
+        self.frame_after(before, log, number, buffer)
     }
 
-    fn frame_after(&self, before: Checksum, log: &File, number: u32) -> io::Result<Option<Frame>> {
-        let Some(mut bytes) = read(log, FRAME_HEADER + self.page_size, self.offset(number))? else { return Ok(None) };
-        let content = bytes.split_off(FRAME_HEADER);
-        let checksum = checksum(&bytes[..8], before, self.is_big_endian);
-        let checksum = self::checksum(&content, checksum, self.is_big_endian);
-        let page = big_endian(&bytes);
-        let is_valid = page != 0
-            && salts(&bytes[8..]) == self.salts
-            && checksum == [big_endian(&bytes[16..]), big_endian(&bytes[20..])];
-        Ok(is_valid.then(|| Frame { page, checksum, content, is_commit: big_endian(&bytes[4..]) != 0 }))
+    fn frame_after(&self, before: Checksum, log: &File, number: u32, buffer: Vec<u8>) -> io::Result<Option<Frame>> {
+        let mut bytes = buffer;
+        bytes.resize(FRAME_HEADER + self.page_size, 0);
+        if !read(log, &mut bytes, self.offset(number))? {
+            return Ok(None);
+        }
+        let frame = Frame(bytes);
+        let checksum = checksum(&frame.0[..8], before, self.is_big_endian);
+        let checksum = self::checksum(frame.content(), checksum, self.is_big_endian);
+        let is_valid = frame.page() != 0 && salts(&frame.0[8..]) == self.salts && checksum == frame.checksum();
+        Ok(is_valid.then_some(frame))
+    }
+
+    /// Whether a frame is still in place, byte for byte.
+    pub(super) fn has(&self, log: &File, number: u32, frame: &Frame, buffer: &mut Vec<u8>) -> io::Result<bool> {
+        buffer.resize(frame.0.len(), 0);
+        Ok(read(log, buffer, self.offset(number))? && *buffer == frame.0)
     }
 
     /// How many frames up to the end of its last whole transaction: what a recovery finds.
     pub(super) fn committed(&self, log: &File) -> io::Result<u32> {
-        let (mut committed, mut checksum) = (0, self.checksum);
+        let (mut committed, mut checksum, mut buffer) = (0, self.checksum, Vec::new());
         for number in 1.. {
-            let Some(frame) = self.frame_after(checksum, log, number)? else { break };
-            checksum = frame.checksum;
-            if frame.is_commit {
+            let Some(frame) = self.frame_after(checksum, log, number, buffer)? else { break };
+            checksum = frame.checksum();
+            if frame.is_commit() {
                 committed = number;
             }
+            buffer = frame.into_buffer();
         }
         Ok(committed)
     }
@@ -116,7 +148,7 @@ pub(super) const INDEX_HEADER: usize = 136;
 /// How many bytes a table of the index takes, the header included in the first.
 const TABLE: usize = 32_768;
 
-/// Where the slots of the hash table stand in it; before them stand the pages of its frames.
+/// The offset of the slots of the hash table; the pages of its frames precede them.
 const SLOTS: usize = 16_384;
 
 const SLOT_COUNT: usize = (TABLE - SLOTS) / 2;
@@ -145,9 +177,14 @@ impl IndexHeader {
     }
 }
 
-/// What the index must say of the frames that are committed.
+/// The expected content of the index for the committed frames.
 #[derive(Debug, Default)]
-pub(super) struct Index(Vec<u8>);
+pub(super) struct Index {
+    tables: Vec<u8>,
+    /// For each slot of the last table, how many slots from there on are known to be taken. Pages that are written again
+    /// and again would be searched for past all their former versions.
+    taken: Vec<u16>,
+}
 
 impl Index {
     /// The table that a frame is in, and its place there, from 1.
@@ -163,7 +200,7 @@ impl Index {
         (Self::pages(table) + (place - 1) * 4) as u64
     }
 
-    /// How many frames from this one on stand in one row.
+    /// How many frames from this one on are contiguous in the index.
     pub(super) fn run(frame: u32) -> u32 {
         let (table, place) = Self::place(frame);
         let count = if table == 0 { SLOTS / 4 - INDEX_HEADER / 4 } else { SLOTS / 4 };
@@ -183,18 +220,26 @@ impl Index {
     pub(super) fn append(&mut self, frame: u32, page: u32) -> bool {
         let (table, place) = Self::place(frame);
         if place == 1 {
-            self.0.truncate(table * TABLE);
-            self.0.resize((table + 1) * TABLE, 0);
+            self.tables.truncate(table * TABLE);
+            self.tables.resize((table + 1) * TABLE, 0);
+            self.taken.clear();
+            self.taken.resize(SLOT_COUNT, 0);
         }
         let pages = Self::pages(table) + (place - 1) * 4;
-        self.0[pages..pages + 4].copy_from_slice(&page.to_ne_bytes());
-        let slots = &mut self.0[table * TABLE + SLOTS..(table + 1) * TABLE];
-        let first = page.wrapping_mul(383) as usize;
-        let free =
-            (first..first + SLOT_COUNT).map(|slot| slot % SLOT_COUNT * 2).find(|at| slots[*at..*at + 2] == [0; 2]);
+        self.tables[pages..pages + 4].copy_from_slice(&page.to_ne_bytes());
+        let slots = &mut self.tables[table * TABLE + SLOTS..(table + 1) * TABLE];
+        let first = page.wrapping_mul(383) as usize % SLOT_COUNT;
+        let taken = &mut self.taken[first];
+        let mut free = usize::from(*taken)..SLOT_COUNT;
+        let at = |distance| (first + distance) % SLOT_COUNT * 2;
         // A table has twice as many slots as frames, so that a place fits.
-        let (Some(at), Ok(place)) = (free, u16::try_from(place)) else { return false };
-        slots[at..at + 2].copy_from_slice(&place.to_ne_bytes());
+        let (Some(distance), Ok(place)) =
+            (free.find(|distance| slots[at(*distance)..at(*distance) + 2] == [0; 2]), u16::try_from(place))
+        else {
+            return false;
+        };
+        slots[at(distance)..at(distance) + 2].copy_from_slice(&place.to_ne_bytes());
+        *taken = distance as u16 + 1;
         true
     }
 
@@ -208,7 +253,9 @@ impl Index {
         (0..=last).all(|table| {
             let (from, end) = (Self::pages(table), (table + 1) * TABLE);
             let slots = table * TABLE + SLOTS;
-            let (Some(expected), Some(actual)) = (self.0.get(from..end), actual.get(from..end)) else { return false };
+            let (Some(expected), Some(actual)) = (self.tables.get(from..end), actual.get(from..end)) else {
+                return false;
+            };
             if expected == actual {
                 return true;
             }
@@ -222,14 +269,17 @@ impl Index {
     }
 }
 
-/// So many bytes, or nothing where the file ends before.
-fn read(file: &File, length: usize, at: u64) -> io::Result<Option<Vec<u8>>> {
-    let mut bytes = vec![0; length];
-    match file.read_exact_at(&mut bytes, at) {
-        Ok(()) => Ok(Some(bytes)),
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+/// Fills the bytes, or returns false where the file ends before.
+fn read(file: &File, bytes: &mut [u8], at: u64) -> io::Result<bool> {
+    match file.read_exact_at(bytes, at) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+fn pair(bytes: &[u8]) -> Checksum {
+    [big_endian(bytes), big_endian(&bytes[4..])]
 }
 
 fn big_endian(bytes: &[u8]) -> u32 {

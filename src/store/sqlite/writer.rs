@@ -1,4 +1,4 @@
-//! The thread that writes: whatever waits goes into one transaction, and is answered when that is on the disk.
+//! The writer thread: executes all queued requests in one transaction, and answers them once it is durable.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -10,24 +10,24 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::error::{self, Failure};
 use super::session::Session;
 use super::{Fatal, Lock};
-use crate::store::callers::finish_where_they_wait;
+use crate::store::wakeups::finish_on_caller_runtimes;
 use crate::store::{Error, ErrorKind};
 
 /// How many requests one transaction takes.
-const BATCH: usize = 1024;
+const MAX_BATCH: usize = 1024;
 
 /// How many bytes of answers one transaction takes, give or take one answer.
-const BATCH_BYTES: usize = 32 << 20;
+const MAX_BATCH_BYTES: usize = 32 << 20;
 
 /// How often to look whether the files are still there.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Something to be done in a transaction. Run again from the start where that was rolled back.
+/// A request to the writer. It runs again from the start if its transaction was rolled back.
 pub(super) trait Request: Send + 'static {
-    /// What the caller gets.
+    /// The reply to the caller.
     type Reply: Send + 'static;
 
-    /// Whether it is left undone where its caller has gone before it began.
+    /// Whether it is dropped if its caller has gone before it began.
     const ABANDONED_WITH_CALLER: bool = false;
 
     /// How many bytes it writes, where they may be many.
@@ -52,11 +52,11 @@ pub(super) trait Job: Send {
     /// Gives the caller what `run` found, now that it is committed.
     fn finish(self: Box<Self>);
     fn fail(self: Box<Self>, error: Error);
-    /// Where its caller waits, if that is known.
+    /// The runtime of its caller, if known.
     fn runtime(&self) -> Option<&Handle>;
 }
 
-/// What a caller waits for.
+/// The receiver of a reply.
 pub(super) type Reply<T> = oneshot::Receiver<Result<T, Error>>;
 
 /// A job for the queue, and where its answer comes out.
@@ -107,8 +107,8 @@ impl<R: Request> Job for Pending<R> {
     }
 }
 
-/// How a batch failed.
-enum Failed {
+/// The error of a batch.
+enum BatchError {
     /// There was no transaction.
     NotBegun(rusqlite::Error),
     /// Nothing of it happened.
@@ -120,7 +120,7 @@ enum Failed {
 }
 
 /// The fatal handler was called.
-struct Dead;
+struct Terminated;
 
 /// The thread's end of the queue.
 pub(super) struct Writer {
@@ -134,7 +134,7 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// Works until it is told to close, or everybody who could ask has gone.
+    /// Runs until it receives `Close`, or all senders are gone.
     pub(super) fn run(mut self) {
         let alarm = PanicAlarm { thread: "writer", fatal: self.fatal.clone() };
         let is_orderly = self.work().is_ok();
@@ -156,14 +156,14 @@ impl Writer {
         finished.send_replace(true);
     }
 
-    fn work(&mut self) -> Result<(), Dead> {
-        let mut messages = Vec::with_capacity(BATCH);
+    fn work(&mut self) -> Result<(), Terminated> {
+        let mut messages = Vec::with_capacity(MAX_BATCH);
         let mut is_closing = false;
-        let mut looked = Instant::now();
-        while !is_closing && self.queue.blocking_recv_many(&mut messages, BATCH) > 0 {
-            if looked.elapsed() >= LOOK_EVERY {
-                self.look_for_files()?;
-                looked = Instant::now();
+        let mut checked = Instant::now();
+        while !is_closing && self.queue.blocking_recv_many(&mut messages, MAX_BATCH) > 0 {
+            if checked.elapsed() >= CHECK_INTERVAL {
+                self.check_files()?;
+                checked = Instant::now();
             }
             let mut batch = Vec::with_capacity(messages.len());
             let mut bytes = 0;
@@ -176,96 +176,96 @@ impl Writer {
                     }
                     Message::Close => is_closing = true,
                 }
-                if bytes > BATCH_BYTES {
+                if bytes > MAX_BATCH_BYTES {
                     bytes = 0;
-                    self.carry_out(std::mem::take(&mut batch))?;
+                    self.execute(std::mem::take(&mut batch))?;
                 }
             }
-            self.carry_out(batch)?;
+            self.execute(batch)?;
         }
         Ok(())
     }
 
     /// A store whose files were taken away or damaged must not go on: the next process would start with others.
-    fn look_for_files(&mut self) -> Result<(), Dead> {
-        self.session.look_at_files().map_err(|damage| {
+    fn check_files(&mut self) -> Result<(), Terminated> {
+        self.session.check_files().map_err(|damage| {
             (self.fatal)(&self.session.give_up(&damage));
-            Dead
+            Terminated
         })
     }
 
-    fn carry_out(&mut self, mut batch: Vec<Box<dyn Job>>) -> Result<(), Dead> {
+    fn execute(&mut self, mut batch: Vec<Box<dyn Job>>) -> Result<(), Terminated> {
         if batch.is_empty() {
             return Ok(());
         }
         match self.transact(&mut batch) {
             Ok(()) => {
-                finish_where_they_wait(batch, |job| job.runtime(), Job::finish);
+                finish_on_caller_runtimes(batch, |job| job.runtime(), Job::finish);
                 let checkpointed = self.session.checkpoint_if_due();
-                self.look_at(checkpointed)
+                self.handle_checkpoint(checkpointed)
             }
             // There is room now that was held for this.
-            Err(Failed::Undone(error)) if self.session.make_room(&error) => {
+            Err(BatchError::Undone(error)) if self.session.make_room(&error) => {
                 let checkpointed = self.session.checkpoint();
-                self.look_at(checkpointed)?;
+                self.handle_checkpoint(checkpointed)?;
                 self.one_by_one(batch)
             }
-            // One of them is to blame: alone, each finds out by itself.
-            Err(Failed::Undone(_)) if batch.len() > 1 => self.one_by_one(batch),
-            Err(Failed::NotBegun(error) | Failed::Undone(error)) => {
+            // One of them causes the error: runs each alone to find it.
+            Err(BatchError::Undone(_)) if batch.len() > 1 => self.one_by_one(batch),
+            Err(BatchError::NotBegun(error) | BatchError::Undone(error)) => {
                 fail_all(batch, &error, Error::determinate);
                 Ok(())
             }
-            Err(Failed::Doubtful(error)) => {
+            Err(BatchError::Doubtful(error)) => {
                 let has_room = self.session.make_room(&error);
                 fail_all(batch, &error, Error::indeterminate);
                 // For those who ask again.
                 let checkpointed = if has_room { self.session.checkpoint() } else { Ok(()) };
-                self.look_at(checkpointed)
+                self.handle_checkpoint(checkpointed)
             }
-            Err(Failed::Fatal(reason)) => {
-                // First, so that nobody acts on an answer of a process that ends.
+            Err(BatchError::Fatal(reason)) => {
+                // First, so that no caller acts on an answer of a process that ends.
                 (self.fatal)(&reason);
                 for job in batch {
                     job.fail(Error::indeterminate(ErrorKind::Unavailable, reason.clone()));
                 }
-                Err(Dead)
+                Err(Terminated)
             }
         }
     }
 
-    fn transact(&mut self, batch: &mut [Box<dyn Job>]) -> Result<(), Failed> {
+    fn transact(&mut self, batch: &mut [Box<dyn Job>]) -> Result<(), BatchError> {
         let session = &mut self.session;
-        session.begin().map_err(|error| assess(session, error, Failed::NotBegun))?;
+        session.begin().map_err(|error| assess(session, error, BatchError::NotBegun))?;
         for job in batch {
-            job.run(session).map_err(|error| assess(session, error, Failed::Undone))?;
+            job.run(session).map_err(|error| assess(session, error, BatchError::Undone))?;
         }
-        session.stamp().map_err(|error| assess(session, error, Failed::Undone))?;
-        session.look_before_commit().map_err(|damage| Failed::Fatal(session.give_up(&damage)))?;
+        session.stamp().map_err(|error| assess(session, error, BatchError::Undone))?;
+        session.check_before_commit().map_err(|damage| BatchError::Fatal(session.give_up(&damage)))?;
         session.commit().map_err(|error| {
             let left_nothing = error::commit_left_nothing(&error);
-            assess(session, error, if left_nothing { Failed::Undone } else { Failed::Doubtful })
+            assess(session, error, if left_nothing { BatchError::Undone } else { BatchError::Doubtful })
         })?;
-        session.look_after_commit().map_err(|damage| Failed::Fatal(session.give_up(&damage)))
+        session.check_after_commit().map_err(|damage| BatchError::Fatal(session.give_up(&damage)))
     }
 
-    fn one_by_one(&mut self, batch: Vec<Box<dyn Job>>) -> Result<(), Dead> {
-        batch.into_iter().try_for_each(|job| self.carry_out(vec![job]))
+    fn one_by_one(&mut self, batch: Vec<Box<dyn Job>>) -> Result<(), Terminated> {
+        batch.into_iter().try_for_each(|job| self.execute(vec![job]))
     }
 
     /// A checkpoint may fail, but not at a sync.
-    fn look_at(&mut self, checkpointed: rusqlite::Result<()>) -> Result<(), Dead> {
+    fn handle_checkpoint(&mut self, checkpointed: rusqlite::Result<()>) -> Result<(), Terminated> {
         let Err(error) = checkpointed else {
             return Ok(());
         };
         if error::is_failed_sync(&error) {
             (self.fatal)(&sync_failed(&error));
-            return Err(Dead);
+            return Err(Terminated);
         }
         self.session.note(&error);
         if self.session.make_room(&error) {
             let again = self.session.checkpoint();
-            return self.look_at(again);
+            return self.handle_checkpoint(again);
         }
         tracing::warn!(%error, "the store's log could not be copied into its database; it grows until it can");
         Ok(())
@@ -273,19 +273,21 @@ impl Writer {
 }
 
 /// Takes a failed transaction back, and says what that means for its requests.
-fn assess(session: &mut Session, error: rusqlite::Error, meaning: fn(rusqlite::Error) -> Failed) -> Failed {
+fn assess(session: &mut Session, error: rusqlite::Error, meaning: fn(rusqlite::Error) -> BatchError) -> BatchError {
     if error::is_failed_sync(&error) {
-        return Failed::Fatal(sync_failed(&error));
+        return BatchError::Fatal(sync_failed(&error));
     }
     session.note(&error);
     match session.rollback() {
         Ok(()) => meaning(error),
-        Err(second) => Failed::Fatal(format!("a failed transaction cannot be rolled back: {error}; then: {second}")),
+        Err(second) => {
+            BatchError::Fatal(format!("a failed transaction cannot be rolled back: {error}; then: {second}"))
+        }
     }
 }
 
 fn sync_failed(error: &rusqlite::Error) -> String {
-    format!("the store's disk failed to make a write durable ({error}): nothing can be promised on it any more")
+    format!("the store's disk failed to make a write durable ({error}): no write on it is durable any more")
 }
 
 fn fail_all(

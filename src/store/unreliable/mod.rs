@@ -1,4 +1,4 @@
-//! A store that fails as it is told, around one that works. For tests and simulations.
+//! A store with injected faults, around one that works. For tests and simulations.
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -23,21 +23,21 @@ use async_trait::async_trait;
 use tokio::sync::broadcast;
 
 use super::{
-    Claim, End, Error, ErrorKind, Filter, Fresh, Held, Identity, IdentityChange, Listed, NamespaceRules, Origin, Page,
-    Removal, Settled, Store,
+    Claim, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules,
+    Origin, Page, Removal, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 
-/// A store around another one that fails as it is told. It works until it is told something.
+/// A store that wraps another one and injects faults. It injects none until it is configured to.
 ///
-/// What a call meets is decided when it is made (polled first), in this order: the stop, being away, the script of its
-/// operation, the script, chance.
+/// The fault of a call is decided when it is made (polled first), in this order: the stop, being away, the script of
+/// its operation, the script, chance.
 pub struct Unreliable {
     inner: Arc<dyn Store>,
     plan: Mutex<Plan>,
 }
 
-/// What happens to one call.
+/// The fault of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Nothing: it works.
@@ -111,7 +111,7 @@ struct Plan {
     is_stopped: bool,
     script: VecDeque<Fault>,
     scripts: HashMap<Operation, VecDeque<Fault>>,
-    chance: Option<(Chance, Rates)>,
+    chance: Option<(SeededRandom, Rates)>,
     stop: Option<Stop>,
 }
 
@@ -121,9 +121,9 @@ struct Stop {
     then: Arc<dyn Fn() + Send + Sync>,
 }
 
-/// What one call is to do.
-enum Course {
-    Meet(Fault),
+/// The behaviour of one call.
+enum Behaviour {
+    Inject(Fault),
     Stop(Side, Arc<dyn Fn() + Send + Sync>),
 }
 
@@ -152,7 +152,7 @@ impl Unreliable {
         if let Some(Rates { refuse, lose_answer, lose_call, delay, .. }) = rates {
             assert!(u32::from(refuse) + u32::from(lose_answer) + u32::from(lose_call) + u32::from(delay) <= 1000);
         }
-        self.plan().chance = rates.map(|rates| (Chance(seed), rates));
+        self.plan().chance = rates.map(|rates| (SeededRandom(seed), rates));
     }
 
     /// Takes the store away, so that every call is refused, or brings it back. Calls under way are not touched.
@@ -181,10 +181,10 @@ impl Unreliable {
 
     async fn call<T>(&self, operation: Operation, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
         // Not in the match: its guard would be held while the call waits.
-        let course = self.plan().next(operation);
-        match course {
-            Course::Meet(fault) => meet(fault, work).await,
-            Course::Stop(side, then) => {
+        let behaviour = self.plan().next(operation);
+        match behaviour {
+            Behaviour::Inject(fault) => inject(fault, work).await,
+            Behaviour::Stop(side, then) => {
                 if side == Side::After {
                     let _ = work.await;
                 }
@@ -227,7 +227,7 @@ impl Store for Unreliable {
         self.call(Operation::Settle, self.inner.settle(id, attempt, end)).await
     }
 
-    async fn renew(&self, held: Vec<Held>) -> Result<Vec<RecordId>, Error> {
+    async fn renew(&self, held: Vec<LeaseRenewal>) -> Result<Vec<RecordId>, Error> {
         self.call(Operation::Renew, self.inner.renew(held)).await
     }
 
@@ -289,16 +289,16 @@ impl Store for Unreliable {
     }
 }
 
-async fn meet<T>(fault: Fault, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+async fn inject<T>(fault: Fault, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
     match fault {
         Fault::None => work.await,
-        Fault::Refuse => Err(Error::determinate(ErrorKind::Unavailable, "told to refuse")),
-        Fault::Full => Err(Error::determinate(ErrorKind::Full, "told to be full")),
+        Fault::Refuse => Err(Error::determinate(ErrorKind::Unavailable, "injected refusal")),
+        Fault::Full => Err(Error::determinate(ErrorKind::Full, "injected full disk")),
         Fault::LoseAnswer => {
             work.await?;
-            Err(Error::indeterminate(ErrorKind::Timeout, "told to lose the answer"))
+            Err(Error::indeterminate(ErrorKind::Timeout, "injected loss of the answer"))
         }
-        Fault::LoseCall => Err(Error::indeterminate(ErrorKind::Timeout, "told to lose the call")),
+        Fault::LoseCall => Err(Error::indeterminate(ErrorKind::Timeout, "injected loss of the call")),
         Fault::Delay(delay) => {
             tokio::time::sleep(delay).await;
             work.await
@@ -317,29 +317,29 @@ async fn meet<T>(fault: Fault, work: impl Future<Output = Result<T, Error>>) -> 
 }
 
 impl Plan {
-    fn next(&mut self, operation: Operation) -> Course {
+    fn next(&mut self, operation: Operation) -> Behaviour {
         self.calls += 1;
         if self.is_stopped {
-            return Course::Meet(Fault::Hang);
+            return Behaviour::Inject(Fault::Hang);
         }
         if let Some(stop) = self.stop.take_if(|stop| stop.at <= self.calls) {
             self.is_stopped = true;
-            return Course::Stop(stop.side, stop.then);
+            return Behaviour::Stop(stop.side, stop.then);
         }
         if self.is_away {
-            return Course::Meet(Fault::Refuse);
+            return Behaviour::Inject(Fault::Refuse);
         }
         let scripted = self.scripts.get_mut(&operation).and_then(VecDeque::pop_front);
         let fault = scripted.or_else(|| self.script.pop_front());
         let fault = fault.or_else(|| self.chance.as_mut().map(|(chance, rates)| chance.pick(rates)));
-        Course::Meet(fault.unwrap_or(Fault::None))
+        Behaviour::Inject(fault.unwrap_or(Fault::None))
     }
 }
 
 /// Random numbers that a seed fixes (splitmix64).
-struct Chance(u64);
+struct SeededRandom(u64);
 
-impl Chance {
+impl SeededRandom {
     fn pick(&mut self, rates: &Rates) -> Fault {
         let mut draw = self.below(1000);
         let mut strikes = |rate: u16| {

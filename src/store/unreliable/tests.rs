@@ -29,7 +29,7 @@ async fn pends<T>(call: impl Future<Output = T>) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_keeps_the_contract_until_it_is_told_otherwise() {
+async fn it_keeps_the_contract_without_faults() {
     contract::run(async || {
         let (clock, step) = model::stopped_clock();
         Harness::stepped(Unreliable::new(Arc::new(Memory::with_clock(clock))), step)
@@ -83,13 +83,13 @@ async fn it_stops_at_a_call_and_for_good() {
     for side in [Side::Before, Side::After] {
         let store = store();
         store.ping().await.unwrap();
-        let told = Arc::new(AtomicBool::new(false));
-        let listener = told.clone();
+        let stopped = Arc::new(AtomicBool::new(false));
+        let listener = stopped.clone();
         store.stop_at(2, side, move || listener.store(true, Ordering::SeqCst));
         store.ping().await.unwrap();
-        assert!(!store.is_stopped() && !told.load(Ordering::SeqCst));
+        assert!(!store.is_stopped() && !stopped.load(Ordering::SeqCst));
         assert!(pends(store.claim(ID, fresh())).await);
-        assert!(store.is_stopped() && told.load(Ordering::SeqCst));
+        assert!(store.is_stopped() && stopped.load(Ordering::SeqCst));
         assert_eq!(stands(&store).await, side == Side::After);
         assert!(pends(store.ping()).await);
         assert_eq!(store.calls(), 4);

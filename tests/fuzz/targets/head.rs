@@ -6,8 +6,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use oncegate::http::http1::MessageParser;
 use oncegate::http::limits::Limits;
-use oncegate::http::wire::Message;
 
 fuzz_target!(|input: &[u8]| {
     let Some((&length, stream)) = input.split_first() else { return };
@@ -20,7 +20,7 @@ fuzz_target!(|input: &[u8]| {
 /// The requests that are let through whole, and whether something else follows them.
 fn read(stream: &[u8], piece: usize) -> (Vec<Vec<u8>>, bool) {
     let limits = Limits { max_header_size: 1024, max_headers: 16, ..Limits::default() };
-    let (mut message, mut requests) = (Message::new(limits), Vec::new());
+    let (mut message, mut requests) = (MessageParser::new(limits), Vec::new());
     let (mut request, mut held) = (Vec::new(), Vec::new());
     for piece in stream.chunks(piece) {
         held.extend_from_slice(piece);

@@ -6,7 +6,7 @@
 
 #![no_main]
 
-#[path = "../../../src/route/readings/reference.rs"]
+#[path = "../../../src/route/ambiguity/reference.rs"]
 mod reference;
 
 use std::sync::Arc;
@@ -43,10 +43,11 @@ fuzz_target!(|input: &str| {
     };
     assert!(!at_stake(found), "{path} as {reading}");
     for fold in reference::folds(&reading) {
-        let claim = |route: &Arc<Route>| reference::claim(&route.path.to_string(), false);
-        let says_more =
-            |other: &&Arc<Route>| found.is_none_or(|found| reference::says_more(&claim(other), &claim(found)));
-        let other = find(&fold).filter(says_more);
+        let precedence = |route: &Arc<Route>| reference::precedence(&route.path.to_string(), false);
+        let is_more_specific = |other: &&Arc<Route>| {
+            found.is_none_or(|found| reference::is_more_specific(&precedence(other), &precedence(found)))
+        };
+        let other = find(&fold).filter(is_more_specific);
         assert!(other.is_none() || !at_stake(other), "{path} as {fold}");
     }
 });

@@ -8,7 +8,7 @@ use ::tokio::time::{sleep, timeout};
 use bytes::Bytes;
 use oncegate::idempotency::record::{Attempt, RecordId, State};
 use oncegate::store::postgres::Postgres;
-use oncegate::store::{Claim, End, Error, Expiry, Fresh, Held, OriginId, Settled, Store};
+use oncegate::store::{Claim, End, Error, Expiry, Fresh, LeaseRenewal, OriginId, Settled, Store};
 
 use super::{migrated, settings, tokio};
 use crate::servers::{Database, Session};
@@ -70,8 +70,8 @@ fn holding(database: &Database, numbers: &[u8]) -> Session {
 }
 
 #[track_caller]
-fn held(number: u8) -> Held {
-    Held { id: id(number), attempt: attempt(number), lease: Duration::from_secs(60) }
+fn held(number: u8) -> LeaseRenewal {
+    LeaseRenewal { id: id(number), attempt: attempt(number), lease: Duration::from_secs(60) }
 }
 
 #[test]
@@ -276,7 +276,7 @@ fn act(session: &Session, mut random: fastrand::Rng, numbers: impl Iterator<Item
 async fn meddle(store: &Postgres, is_over: &AtomicBool, last: u8) {
     while !is_over.load(Ordering::SeqCst) {
         let all = || 1..=last;
-        let renewing = store.renew(all().rev().map(held).map(|held| Held { lease: PAST, ..held }).collect());
+        let renewing = store.renew(all().rev().map(held).map(|held| LeaseRenewal { lease: PAST, ..held }).collect());
         let holding = futures_util::future::join_all(
             all().map(|number| timeout(PAST, store.settle(id(number), attempt(number), End::Hold))),
         );

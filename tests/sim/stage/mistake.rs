@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use oncegate::idempotency::record::{Attempt, Record, RecordId, State, Version};
 use oncegate::store::{
-    Claim, End, Error, Expiry, Filter, Fresh, Held, Identity, IdentityChange, Listed, NamespaceRules, Origin, Page,
-    Settled, Store,
+    Claim, End, Error, Expiry, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules, Origin,
+    Page, Settled, Store,
 };
 
 use super::Clock;
@@ -191,11 +191,11 @@ impl Store for Mistaken {
         }
     }
 
-    async fn renew(&self, mut held: Vec<Held>) -> Result<Vec<RecordId>, Error> {
+    async fn renew(&self, mut held: Vec<LeaseRenewal>) -> Result<Vec<RecordId>, Error> {
         let asked: Vec<RecordId> = held.iter().map(|held| held.id).collect();
         // What it should renew, and what it will say.
         let mut own = Vec::new();
-        for Held { id, attempt, .. } in &held {
+        for LeaseRenewal { id, attempt, .. } in &held {
             let standing = self.version_of(*id).await?;
             own.extend(standing.filter(|it| it.state == State::InFlight && it.attempt == *attempt).map(|_| *id));
         }

@@ -67,7 +67,7 @@ impl House {
         let server = Arc::new(Redis::start()?);
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         let settings = Settings { servers: servers(&server) };
-        let stores = runtime.block_on(join_all((0..STORES).map(|_| redis::Redis::on_clock(&settings, STOPPED))));
+        let stores = runtime.block_on(join_all((0..STORES).map(|_| redis::Redis::with_clock(&settings, STOPPED))));
         let stores = stores.into_iter().map(|store| Arc::new(store.unwrap()) as _).collect();
         let clock = Arc::clone(&server);
         let clock = Clock::new(move |at| drop(clock.ask(&["SET", "clock", &(EPOCH + at).to_string()])));

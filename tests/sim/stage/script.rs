@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use oncegate::idempotency::record::{Attempt, RecordId, State, Timestamp};
 use oncegate::store::memory::Memory;
-use oncegate::store::{Filter, Held};
+use oncegate::store::{Filter, LeaseRenewal};
 
 use super::STORES;
 use crate::dice::Dice;
@@ -304,7 +304,7 @@ impl Call {
                 attempt(by);
             }
             Self::Renew(held) => {
-                for Held { id: of, attempt: by, .. } in held {
+                for LeaseRenewal { id: of, attempt: by, .. } in held {
                     id(of);
                     attempt(by);
                 }

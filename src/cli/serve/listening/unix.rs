@@ -36,9 +36,9 @@ impl Drop for SocketFile {
     }
 }
 
-/// Binds a socket that those may connect to whom `mode` lets; nothing if the process was told to stop meanwhile.
+/// Binds a socket with the permissions `mode`; nothing if the process was stopped meanwhile.
 ///
-/// One that nobody answers at any more is replaced. Where somebody does, he is waited for for a while: he may be about to
+/// A stale socket is replaced. Where a process still answers, the bind waits for a while: that process may be about to
 /// end.
 pub(super) async fn bind(
     path: &Path,
@@ -48,7 +48,7 @@ pub(super) async fn bind(
     let patience = Instant::now() + GRACE;
     while is_taken(path).await? {
         if Instant::now() >= patience {
-            bail!("[server] listen: cannot listen on unix:{}: somebody else does", path.display());
+            bail!("[server] listen: cannot listen on unix:{}: another process does", path.display());
         }
         if timeout(POLL, signals.stop()).await.is_ok() {
             return Ok(None);
@@ -60,7 +60,7 @@ pub(super) async fn bind(
     Ok(Some((UnixListener::from_std(listener)?, file)))
 }
 
-/// Whether somebody has it: only a socket that refuses is nobody's.
+/// Whether a process has it: only a socket that refuses connections is stale.
 async fn is_taken(path: &Path) -> anyhow::Result<bool> {
     match fs::symlink_metadata(path) {
         Ok(metadata) if !metadata.file_type().is_socket() => {
@@ -74,7 +74,7 @@ async fn is_taken(path: &Path) -> anyhow::Result<bool> {
     }
 }
 
-/// Binds beside the place and moves there: nobody finds the socket before it has its rights, or finds none meanwhile.
+/// Binds beside the path and renames: no client finds the socket before it has its permissions, or finds none meanwhile.
 fn bound(path: &Path, mode: u32) -> io::Result<(StdListener, SocketFile)> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(format!(".{}", std::process::id()));

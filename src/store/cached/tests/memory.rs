@@ -29,7 +29,7 @@ async fn warm() -> Cached {
     store.claim(ID, fresh(1)).await.unwrap();
     let end = End::Complete { answer: Bytes::from_static(b"answer"), expiry: crate::store::Expiry::FromClaim(TTL) };
     store.settle(ID, Attempt([1; 16]), end).await.unwrap();
-    assert!(store.recall(ID).is_none(), "nobody has read it yet");
+    assert!(store.recall(ID).is_none(), "it has not been read yet");
     let Claim::Exists { .. } = store.claim(ID, fresh(2)).await.unwrap() else { panic!("claimed twice") };
     store
 }
@@ -44,7 +44,7 @@ async fn it_keeps_the_contract() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_read_is_recalled_until_it_expires() {
+async fn a_record_is_recalled_until_it_expires() {
     let store = warm().await;
     let (record, now) = store.recall(ID).unwrap();
     assert_eq!(record.answer.as_deref(), Some(&b"answer"[..]));
@@ -56,19 +56,19 @@ async fn what_was_read_is_recalled_until_it_expires() {
 }
 
 #[tokio::test]
-async fn what_is_removed_is_forgotten() {
+async fn a_removed_record_is_not_recalled() {
     let store = warm().await;
     assert!(store.remove(ID).await.unwrap());
     assert!(store.recall(ID).is_none());
 }
 
 #[tokio::test]
-async fn what_was_read_before_a_removal_is_not_kept_after_it() {
+async fn a_read_before_a_removal_is_not_cached_after_it() {
     let store = warm().await;
     let (record, read_at) = store.recall(ID).unwrap();
-    let removals = store.shelf.counted();
+    let removals = store.local.counted();
     store.remove(ID).await.unwrap();
-    store.shelf.keep(ID, Known { record, read_at, asked: Instant::now() }, removals);
+    store.local.keep(ID, CacheEntry { record, read_at, asked: Instant::now() }, removals);
     assert!(store.recall(ID).is_none());
 }
 
@@ -90,11 +90,11 @@ pub(super) async fn until_forgotten(store: &Cached) {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(TTL / 4, forgotten).await.expect("it was told");
+    tokio::time::timeout(TTL / 4, forgotten).await.expect("it was published");
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_what_others_write_to_is_believed_for_a_while() {
+async fn records_of_a_shared_store_are_trusted_for_a_limited_time() {
     let (store, _shared) = warm_and_shared().await;
     tokio::time::advance(TTL / 2 - Duration::from_millis(1)).await;
     assert!(store.recall(ID).is_some());
@@ -110,7 +110,7 @@ async fn others_remove(shared: &Memory, id: RecordId) {
 }
 
 #[tokio::test]
-async fn what_others_remove_is_forgotten_when_that_is_told() {
+async fn a_published_removal_invalidates() {
     let (store, shared) = warm_and_shared().await;
     others_remove(&shared, RecordId([8; 32])).await;
     tokio::task::yield_now().await;
@@ -120,17 +120,17 @@ async fn what_others_remove_is_forgotten_when_that_is_told() {
 }
 
 #[tokio::test]
-async fn what_may_have_been_removed_while_nobody_told_is_forgotten() {
+async fn a_restarted_removal_feed_invalidates_everything() {
     let (store, shared) = warm_and_shared().await;
-    shared.tell(Removal::End);
+    shared.publish(Removal::Lost);
     tokio::task::yield_now().await;
     assert!(store.recall(ID).is_some(), "it is believed for a while");
-    shared.tell(Removal::Begin);
+    shared.publish(Removal::Subscribed);
     until_forgotten(&store).await;
 }
 
 #[tokio::test]
-async fn where_it_is_not_known_what_was_removed_all_is_forgotten() {
+async fn missed_removals_invalidate_everything() {
     let (store, shared) = warm_and_shared().await;
     // More than wait to be heard of.
     for _ in 0..5000 {
@@ -140,7 +140,7 @@ async fn where_it_is_not_known_what_was_removed_all_is_forgotten() {
 }
 
 #[tokio::test]
-async fn what_is_in_flight_or_large_is_not_kept() {
+async fn in_flight_and_large_records_are_not_cached() {
     let store = alone(Arc::new(Memory::new()));
     store.claim(ID, fresh(1)).await.unwrap();
     store.claim(ID, fresh(2)).await.unwrap();
@@ -158,7 +158,7 @@ async fn what_is_in_flight_or_large_is_not_kept() {
 async fn a_million_distinct_replays_stay_within_bounds() {
     let settings = Settings { most_entries: 500, most_bytes: 1 << 20, max_age: None };
     for (replays, size, most) in [(1_000_000_u64, 10, 500), (100_000, 20_000, 52)] {
-        let shelf = Shelf::new(&settings);
+        let local = LocalTier::new(&settings);
         let answer = Some(Bytes::from(vec![0; size]));
         for number in 0..replays {
             let mut id = [0; 32];
@@ -166,12 +166,12 @@ async fn a_million_distinct_replays_stay_within_bounds() {
             let (claimed_at, until) = (Timestamp(0), Timestamp(1 << 40));
             let (attempt, head, answer) = (Attempt([1; 16]), Bytes::new(), answer.clone());
             let record = Record { attempt, state: State::Completed, claimed_at, until, head, answer };
-            shelf.keep(RecordId(id), Known { record, read_at: Timestamp(0), asked: Instant::now() }, 0);
+            local.keep(RecordId(id), CacheEntry { record, read_at: Timestamp(0), asked: Instant::now() }, 0);
             if number % 1000 == 0 {
-                let (entries, bytes) = shelf.load();
+                let (entries, bytes) = local.load();
                 assert!(entries <= most && bytes <= 1 << 20, "{entries} of {bytes} bytes");
             }
         }
-        assert!(shelf.load().0 > most / 2, "it keeps what it has room for");
+        assert!(local.load().0 > most / 2, "it keeps what it has room for");
     }
 }

@@ -1,13 +1,13 @@
-//! What a store says, by the words of its trait alone: a plain map, and one clock.
+//! A reference store, written from the trait's documentation alone: a plain map and one clock.
 
 use std::collections::BTreeMap;
 
 use super::*;
 use crate::store::{IdentityChange, LiveKeys};
 
-/// What came back from a call.
+/// The reply to a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Said {
+pub(super) enum Reply {
     Inserted(Timestamp),
     Exists(Record, Timestamp),
     Yes(bool),
@@ -19,18 +19,18 @@ pub(super) enum Said {
     Nothing,
 }
 
-/// All that a store knows.
+/// The state of the reference store.
 pub(super) struct Reference {
     pub(super) now: Timestamp,
     /// Whether services share the store, and gates.
     is_shared: bool,
-    kept: BTreeMap<u8, Kept>,
+    records: BTreeMap<u8, StoredRecord>,
     origins: Vec<Origin>,
     identities: Vec<Identity>,
 }
 
 #[derive(Clone)]
-struct Kept {
+struct StoredRecord {
     record: Record,
     origin: Origin,
     unknown_ttl: Duration,
@@ -38,59 +38,59 @@ struct Kept {
 
 impl Reference {
     pub(super) fn new(now: Timestamp, is_shared: bool) -> Self {
-        Self { now, is_shared, kept: BTreeMap::new(), origins: Vec::new(), identities: Vec::new() }
+        Self { now, is_shared, records: BTreeMap::new(), origins: Vec::new(), identities: Vec::new() }
     }
 
     /// The versions that stand.
-    pub(super) fn versions(&self) -> Seen {
+    pub(super) fn versions(&self) -> Versions {
         let mut versions = [None; IDS as usize];
-        for (id, kept) in &self.kept {
-            versions[usize::from(*id)] = Some(kept.record.version());
+        for (id, stored) in &self.records {
+            versions[usize::from(*id)] = Some(stored.record.version());
         }
         versions
     }
 
-    /// What a call says, and what it changes; but for what [`Reference::learn`] learns.
-    pub(super) fn say(&mut self, call: &Call, seen: &Seen, stale: &Seen) -> Said {
+    /// Applies a call and returns its reply, except for the part that [`Reference::learn`] learns.
+    pub(super) fn apply(&mut self, call: &Call, seen: &Versions, stale: &Versions) -> Reply {
         match call.clone() {
-            Call::Claim(id, by) => match self.kept.get(&id).map(|kept| kept.record.clone()) {
+            Call::Claim(id, by) => match self.records.get(&id).map(|stored| stored.record.clone()) {
                 None => {
                     self.put(id, by);
-                    Said::Inserted(self.now)
+                    Reply::Inserted(self.now)
                 }
-                Some(record) if is_held(&record, by.by) => Said::Inserted(record.claimed_at),
-                Some(record) => Said::Exists(record, self.now),
+                Some(record) if is_held(&record, by.by) => Reply::Inserted(record.claimed_at),
+                Some(record) => Reply::Exists(record, self.now),
             },
             Call::Supersede { id, by, is_stale } => {
-                let Some(version) = version_of(id, is_stale, seen, stale) else { return Said::Nothing };
-                match self.kept.get(&id).map(|kept| &kept.record) {
-                    None => Said::Yes(false),
-                    Some(record) if is_held(record, by.by) => Said::Yes(true),
-                    Some(record) if record.version() != version => Said::Yes(false),
+                let Some(version) = version_of(id, is_stale, seen, stale) else { return Reply::Nothing };
+                match self.records.get(&id).map(|stored| &stored.record) {
+                    None => Reply::Yes(false),
+                    Some(record) if is_held(record, by.by) => Reply::Yes(true),
+                    Some(record) if record.version() != version => Reply::Yes(false),
                     Some(_) => {
                         self.put(id, by);
-                        Said::Yes(true)
+                        Reply::Yes(true)
                     }
                 }
             }
             Call::Settle(id, by, end) => self.settle(id, attempt_of(id, by, seen), end),
             Call::Renew(held, lease) => {
                 for (id, by) in held {
-                    if let Some(kept) = self.kept.get_mut(&id)
-                        && is_held(&kept.record, by)
+                    if let Some(stored) = self.records.get_mut(&id)
+                        && is_held(&stored.record, by)
                     {
-                        kept.record.until = self.now.plus(Duration::from_millis(lease));
+                        stored.record.until = self.now.plus(Duration::from_millis(lease));
                     }
                 }
-                Said::Nothing
+                Reply::Nothing
             }
-            Call::ExpireLeases(limit) => Said::Count(self.due(true).len().min(limit)),
-            Call::Sweep(limit) => Said::Count(self.due(false).len().min(limit)),
-            Call::Remove(id) => Said::Yes(self.kept.remove(&id).is_some()),
-            Call::List(filter, after, _) => Said::Listed(self.listed(&filter, after)),
+            Call::ExpireLeases(limit) => Reply::Count(self.due(true).len().min(limit)),
+            Call::Sweep(limit) => Reply::Count(self.due(false).len().min(limit)),
+            Call::Remove(id) => Reply::Yes(self.records.remove(&id).is_some()),
+            Call::List(filter, after, _) => Reply::Listed(self.listed(&filter, after)),
             Call::Adopt(digests, accept_change) => {
                 let (origins, rules) = rules(&digests);
-                Said::Changes(self.adopt(origins, rules, accept_change))
+                Reply::Changes(self.adopt(origins, rules, accept_change))
             }
         }
     }
@@ -110,7 +110,7 @@ impl Reference {
                 self.turn_unknown(*number);
                 done += 1;
             } else if !is_lease && stands.is_none() {
-                self.kept.remove(number);
+                self.records.remove(number);
                 done += 1;
             }
         }
@@ -118,7 +118,7 @@ impl Reference {
         Ok(())
     }
 
-    /// What a new start does: the attempts of the process that ended are lost, unless they may be another's.
+    /// Applies a restart: the attempts of the process that ended are lost, unless they may be another's.
     pub(super) fn reopen(&mut self) {
         if self.is_shared {
             return;
@@ -128,44 +128,44 @@ impl Reference {
     }
 
     /// Compares all that can be seen of a store.
-    pub(super) async fn compare(&self, store: &dyn Store, told: &str) -> Result<(), TestCaseError> {
+    pub(super) async fn compare(&self, store: &dyn Store, context: &str) -> Result<(), TestCaseError> {
         for number in 0..IDS {
             let found = store.get(id(number)).await.expect("get works");
             let found = found.map(|listed| (listed.id, listed.origin, listed.record, listed.now));
-            let kept = self.kept.get(&number);
-            let expected = kept.map(|kept| (id(number), self.known(kept), kept.record.clone(), self.now));
-            prop_assert_eq!(found, expected, "record {} after {}", number, told);
+            let records = self.records.get(&number);
+            let expected = records.map(|stored| (id(number), self.known(stored), stored.record.clone(), self.now));
+            prop_assert_eq!(found, expected, "record {} after {}", number, context);
         }
         let all = Filter::default();
-        prop_assert_eq!(pages(store, &all, None, 100).await, self.listed(&all, None), "the list after {}", told);
+        prop_assert_eq!(pages(store, &all, None, 100).await, self.listed(&all, None), "the list after {}", context);
         let counted =
-            State::ALL.map(|state| self.kept.values().filter(|kept| kept.record.state == state).count() as u64);
-        prop_assert_eq!(store.count().await.expect("count works"), counted, "the counts after {}", told);
+            State::ALL.map(|state| self.records.values().filter(|stored| stored.record.state == state).count() as u64);
+        prop_assert_eq!(store.count().await.expect("count works"), counted, "the counts after {}", context);
         Ok(())
     }
 
-    fn put(&mut self, id: u8, by: Novel) {
+    fn put(&mut self, id: u8, by: ClaimSpec) {
         let Fresh { attempt, lease, unknown_ttl, head, .. } = by.fresh();
         let (claimed_at, until) = (self.now, self.now.plus(lease));
         let record = Record { attempt, state: State::InFlight, claimed_at, until, head, answer: None };
-        self.kept.insert(id, Kept { record, origin: origin_of(by.by), unknown_ttl });
+        self.records.insert(id, StoredRecord { record, origin: origin_of(by.by), unknown_ttl });
     }
 
-    fn settle(&mut self, id: u8, attempt: Attempt, end: End) -> Said {
-        let Some(kept) = self.kept.get_mut(&id) else {
-            return if matches!(end, End::Release) { Said::Done(self.now) } else { Said::Fenced(None) };
+    fn settle(&mut self, id: u8, attempt: Attempt, end: End) -> Reply {
+        let Some(stored) = self.records.get_mut(&id) else {
+            return if matches!(end, End::Release) { Reply::Done(self.now) } else { Reply::Fenced(None) };
         };
-        let record = &mut kept.record;
+        let record = &mut stored.record;
         let repeats = match &end {
             End::Complete { answer, .. } => record.state == State::Completed && record.answer.as_ref() == Some(answer),
             End::Hold => record.state == State::Unknown,
             End::Release => false,
         };
         if record.attempt != attempt || (record.state == State::Completed && !repeats) {
-            return Said::Fenced(Some(record.clone()));
+            return Reply::Fenced(Some(record.clone()));
         }
         if repeats {
-            return Said::Done(record.until);
+            return Reply::Done(record.until);
         }
         match end {
             End::Complete { answer, expiry } => {
@@ -175,42 +175,42 @@ impl Reference {
                 };
                 record.state = State::Completed;
                 record.answer = Some(answer);
-                Said::Done(record.until)
+                Reply::Done(record.until)
             }
             End::Hold => {
-                record.until = self.now.plus(kept.unknown_ttl);
+                record.until = self.now.plus(stored.unknown_ttl);
                 record.state = State::Unknown;
-                Said::Done(record.until)
+                Reply::Done(record.until)
             }
             End::Release => {
-                self.kept.remove(&id);
-                Said::Done(self.now)
+                self.records.remove(&id);
+                Reply::Done(self.now)
             }
         }
     }
 
     fn turn_unknown(&mut self, id: u8) {
-        if let Some(kept) = self.kept.get_mut(&id) {
-            kept.record.state = State::Unknown;
-            kept.record.until = self.now.plus(kept.unknown_ttl);
+        if let Some(stored) = self.records.get_mut(&id) {
+            stored.record.state = State::Unknown;
+            stored.record.until = self.now.plus(stored.unknown_ttl);
         }
     }
 
-    fn in_flight(&self) -> impl Iterator<Item = (&u8, &Kept)> {
-        self.kept.iter().filter(|(_, kept)| kept.record.state == State::InFlight)
+    fn in_flight(&self) -> impl Iterator<Item = (&u8, &StoredRecord)> {
+        self.records.iter().filter(|(_, stored)| stored.record.state == State::InFlight)
     }
 
     /// The records whose lease, or else whose life, is past.
     fn due(&self, is_lease: bool) -> Vec<u8> {
-        let due = self.kept.iter().filter(|(_, Kept { record, .. })| {
+        let due = self.records.iter().filter(|(_, StoredRecord { record, .. })| {
             (record.state == State::InFlight) == is_lease && self.now >= record.until
         });
         due.map(|(id, _)| *id).collect()
     }
 
-    /// Where a record comes from, if the store was told of it.
-    fn known(&self, kept: &Kept) -> Option<Origin> {
-        self.origins.contains(&kept.origin).then(|| kept.origin.clone())
+    /// The origin of a record, if the store knows it.
+    fn known(&self, stored: &StoredRecord) -> Option<Origin> {
+        self.origins.contains(&stored.origin).then(|| stored.origin.clone())
     }
 
     fn listed(&self, filter: &Filter, after: Option<u8>) -> Vec<(RecordId, Option<Origin>, Record)> {
@@ -222,7 +222,7 @@ impl Reference {
                 && filter.service.as_ref().is_none_or(|service| origin.is_some_and(|known| known.service == *service))
                 && filter.route.as_ref().is_none_or(|route| origin.is_some_and(|known| *known.route == **route))
         };
-        let all = self.kept.iter().map(|(number, kept)| (*number, self.known(kept), &kept.record));
+        let all = self.records.iter().map(|(number, stored)| (*number, self.known(stored), &stored.record));
         all.filter(|(number, origin, record)| passes(*number, origin.as_ref(), record))
             .map(|(number, origin, record)| (id(number), origin, Record { answer: None, ..record.clone() }))
             .collect()
@@ -231,11 +231,11 @@ impl Reference {
     fn adopt(&mut self, origins: Vec<Origin>, rules: Vec<Identity>, accept_change: bool) -> Vec<IdentityChange> {
         let live = |identity: &Identity| {
             let mut live: BTreeMap<String, LiveKeys> = BTreeMap::new();
-            for kept in self.kept.values() {
-                let Some(Origin { service, namespace, route }) = self.known(kept) else { continue };
-                let is_in_flight = kept.record.state == State::InFlight;
+            for stored in self.records.values() {
+                let Some(Origin { service, namespace, route }) = self.known(stored) else { continue };
+                let is_in_flight = stored.record.state == State::InFlight;
                 if (service, namespace) != (identity.service.clone(), identity.namespace.clone())
-                    || !is_in_flight && kept.record.until <= self.now
+                    || !is_in_flight && stored.record.until <= self.now
                 {
                     continue;
                 }
@@ -244,7 +244,7 @@ impl Reference {
                 live.keys += 1;
                 match is_in_flight {
                     true => live.in_flight += 1,
-                    false => live.until = live.until.max(Some(kept.record.until)),
+                    false => live.until = live.until.max(Some(stored.record.until)),
                 }
             }
             live.into_values().collect::<Vec<_>>()

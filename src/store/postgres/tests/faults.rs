@@ -42,12 +42,12 @@ pub(super) fn own_server(with: &[(&str, &str)]) -> Option<(servers::Postgres, Da
 const ALL_BACK: Duration = Duration::from_millis(1500);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_that_is_lost_is_settled_by_asking_again() {
+async fn a_lost_acknowledgement_is_resolved_by_retrying() {
     let Some(database) = database() else { return };
     let proxy = Proxy::before(database.address());
     let store = open(&proxy.url(&database.url)).await;
     for (number, cut) in (1..).zip([Cut::Answer, Cut::Ready, Cut::Within]) {
-        // All connections are there again: nobody but the store's caller meets the cut.
+        // All connections are up again, so only the store's caller meets the cut.
         sleep(ALL_BACK).await;
         proxy.cut_next(cut);
         let lost = store.claim(id(number), fresh(number)).await;
@@ -94,7 +94,7 @@ async fn a_database_that_is_away_is_refused_at_once_and_comes_back() {
     }
     assert!(
         asked.elapsed() < Duration::from_secs(4),
-        "nobody waits for a database that is away: {:?}",
+        "refused at once while the database is down: {:?}",
         asked.elapsed()
     );
     server.start_again();
@@ -144,7 +144,7 @@ async fn a_claim_that_another_is_about_to_make_fails_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_completion_cannot_be_prepared_whether_anybody_waits_or_not() {
+async fn a_completion_cannot_be_prepared() {
     let Some((_server, database)) = own_server(&[("max_prepared_transactions", "2")]) else { return };
     let store = open(&database.url).await;
     for (number, waits) in [(1, false), (2, true)] {
@@ -176,7 +176,7 @@ fn limited_role(database: &Database, connections: usize) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_that_cannot_be_made_keep_nobody_waiting() {
+async fn failing_connections_do_not_delay_callers() {
     let Some((_server, database)) = own_server(&[]) else { return };
     let store = open(&limited_role(&database, 3)).await;
     for number in 1..=200 {
@@ -205,7 +205,7 @@ async fn a_database_that_hangs_is_given_up_and_comes_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wait_for_a_standby_that_is_broken_off_is_not_the_end() {
     let Some((server, database)) = own_server(&[]) else { return };
-    // Whatever clients are told as a rule.
+    // Whatever `client_min_messages` is by default.
     database.run(&format!("ALTER DATABASE \"{}\" SET client_min_messages = error", database.name));
     let store = open(&database.url).await;
     let session = server.session();
@@ -247,7 +247,7 @@ async fn a_wait_for_a_standby_that_is_broken_off_is_not_the_end() {
     store.close().await;
 }
 
-/// A completion whose wait for the standby was cancelled stands on the primary only: whoever replays it after a failover
+/// A completion whose wait for the standby was cancelled stands on the primary only: a replay of it after a failover
 /// would find its key unknown.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_that_may_be_on_no_standby_is_not_handed_out() {
@@ -348,19 +348,19 @@ async fn a_standby_that_is_missing_does_not_use_up_the_connections_of_the_server
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_first_host_that_says_nothing_is_passed_by() {
+async fn a_silent_first_host_is_skipped() {
     let Some(database) = database() else { return };
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let hosts = format!("{},{}", silent.local_addr().unwrap(), database.address());
     let store = open(&database.url.replace(&database.address().to_string(), &hosts)).await;
     store.claim(id(1), fresh(1)).await.unwrap();
     assert!(store.get(id(1)).await.unwrap().is_some());
-    assert_eq!(store.renew(vec![Held { id: id(1), attempt: attempt(1), lease: HOUR }]).await.unwrap(), [id(1)]);
+    assert_eq!(store.renew(vec![LeaseRenewal { id: id(1), attempt: attempt(1), lease: HOUR }]).await.unwrap(), [id(1)]);
     store.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_record_that_somebody_holds_holds_up_nobody_else() {
+async fn a_locked_record_does_not_delay_other_settlements() {
     let Some(database) = database() else { return };
     let store = Arc::new(open(&database.url).await);
     for number in 1..=20 {
@@ -380,7 +380,7 @@ async fn a_record_that_somebody_holds_holds_up_nobody_else() {
     assert!(seen.record.until > seen.now);
     let superseded = store.supersede(id(1), record.version(), fresh(99)).await;
     assert!(matches!(superseded, Ok(false) | Err(Error::Determinate(_))), "{superseded:?}");
-    let held: Vec<_> = (1..=20).map(|n| Held { id: id(n), attempt: attempt(n), lease: HOUR * 2 }).collect();
+    let held: Vec<_> = (1..=20).map(|n| LeaseRenewal { id: id(n), attempt: attempt(n), lease: HOUR * 2 }).collect();
     let began = Instant::now();
     let mut renewed = store.renew(held).await.unwrap();
     renewed.sort_unstable();
@@ -390,7 +390,7 @@ async fn a_record_that_somebody_holds_holds_up_nobody_else() {
     assert!(renewed.record.until > renewed.now.plus(HOUR + HOUR / 2));
 
     let first = Arc::clone(&store);
-    let ending = tokio::spawn(async move { first.settle(id(1), attempt(1), complete()).await });
+    let settlement = tokio::spawn(async move { first.settle(id(1), attempt(1), complete()).await });
     let began = Instant::now();
     let others = (2..=20).map(|number| store.settle(id(number), attempt(number), complete()));
     for settled in futures_util::future::join_all(others).await {
@@ -401,15 +401,15 @@ async fn a_record_that_somebody_holds_holds_up_nobody_else() {
         assert!(matches!(claimed, Ok(Claim::Inserted(_))), "{claimed:?}");
     }
     assert!(began.elapsed() < Duration::from_secs(4), "others waited {:?}", began.elapsed());
-    assert!(!ending.is_finished());
+    assert!(!settlement.is_finished());
     upstream.run("COMMIT");
-    let settled = timeout(Duration::from_secs(5), ending).await.expect("it is asked again").unwrap();
+    let settled = timeout(Duration::from_secs(5), settlement).await.expect("it is asked again").unwrap();
     assert!(matches!(settled, Ok(Settled::Done { .. })), "{settled:?}");
     store.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn claims_and_endings_wait_for_the_disk_whatever_the_role_says() {
+async fn claims_and_settlements_are_durable_whatever_the_role_sets() {
     let Some(database) = database() else { return };
     database.run(&format!("ALTER DATABASE \"{}\" SET synchronous_commit = off", database.name));
     let store = open(&database.url).await;
@@ -425,7 +425,7 @@ async fn claims_and_endings_wait_for_the_disk_whatever_the_role_says() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_waits_is_told_at_once() {
+async fn waiters_are_notified_at_once() {
     let Some(database) = database() else { return };
     let (store, other) = (open(&database.url).await, Arc::new(open(&database.url).await));
     for store in [&store, &*other] {
@@ -445,28 +445,28 @@ async fn whoever_waits_is_told_at_once() {
         sleep(Duration::from_millis(100)).await;
         assert!(!waiting.is_finished());
         store.settle(id(number), attempt(number), end).await.unwrap();
-        timeout(Duration::from_secs(10), waiting).await.expect("it is told").unwrap();
+        timeout(Duration::from_secs(10), waiting).await.expect("it is notified").unwrap();
     }
     store.claim(id(9), Fresh { lease: Duration::from_millis(1), ..fresh(9) }).await.unwrap();
     let waiting = Arc::clone(&other);
     let waiting = tokio::spawn(async move { waiting.changed(id(9)).await });
     sleep(Duration::from_millis(100)).await;
     assert_eq!(store.expire_leases(10).await.unwrap(), 1);
-    timeout(Duration::from_secs(10), waiting).await.expect("it is told").unwrap();
+    timeout(Duration::from_secs(10), waiting).await.expect("it is notified").unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_one_process_removes_others_hear_of() {
+async fn removals_are_published_to_other_processes() {
     let Some(database) = database() else { return };
     let (one, other) = (open(&database.url).await, open(&database.url).await);
     let mut removals = other.removals().unwrap();
     one.claim(id(1), fresh(1)).await.unwrap();
     assert!(!one.remove(id(2)).await.unwrap());
-    let heard = async {
+    let received = async {
         loop {
             // It may not have begun to listen.
             match timeout(Duration::from_millis(200), removals.recv()).await {
-                Ok(Ok(Removal::Begin | Removal::End)) => continue,
+                Ok(Ok(Removal::Subscribed | Removal::Lost)) => continue,
                 Ok(removed) => return removed,
                 Err(_) => {}
             }
@@ -474,7 +474,7 @@ async fn what_one_process_removes_others_hear_of() {
             assert!(one.remove(id(1)).await.unwrap());
         }
     };
-    assert_eq!(timeout(Duration::from_secs(10), heard).await.expect("it is told"), Ok(Removal::Of(id(1))));
+    assert_eq!(timeout(Duration::from_secs(10), received).await.expect("it is notified"), Ok(Removal::Of(id(1))));
     one.close().await;
     other.close().await;
 }

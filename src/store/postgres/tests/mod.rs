@@ -15,7 +15,7 @@ use super::*;
 use crate::store::contract::{self, Harness, model};
 use crate::store::servers::{self, Database};
 
-/// An empty database with the schema; nothing where PostgreSQL is not installed.
+/// An empty database with the schema; `None` if PostgreSQL is not installed.
 fn database() -> Option<Database> {
     let schema = Sha256::digest(schema::all().as_bytes());
     let name = format!("records_{:02x}{:02x}{:02x}{:02x}", schema[0], schema[1], schema[2], schema[3]);
@@ -56,7 +56,7 @@ async fn it_keeps_the_contract_through_a_pooler() {
 }
 
 #[tokio::test]
-async fn it_is_known_what_is_at_the_other_end() {
+async fn a_pooler_is_detected() {
     let Some(database) = database() else { return };
     let direct = open(&database.url).await;
     let Description { is_direct, version, database: name, .. } = direct.description();
@@ -67,7 +67,7 @@ async fn it_is_known_what_is_at_the_other_end() {
 }
 
 #[tokio::test]
-async fn what_a_server_risks_is_seen_by_every_user_as_far_as_it_may() {
+async fn the_risks_of_a_server_are_read_as_far_as_the_user_may() {
     let Some((primary, standby)) = servers::Postgres::pair() else { return };
     primary.session().run("CREATE ROLE plain LOGIN");
     let as_user = |user: &str| settings(&format!("postgres://{user}@{}/postgres", primary.address()));
@@ -86,7 +86,7 @@ async fn what_a_server_risks_is_seen_by_every_user_as_far_as_it_may() {
     let alone = settings(&standby.url("postgres"));
     let described = describe(&alone).await.unwrap();
     assert_eq!((described.standbys.as_deref(), &*described.synchronous_standby_names), (Some(&[][..]), ""));
-    // `migrate` too passes by a host that lets everybody in and commits nothing.
+    // `migrate` also skips a host that accepts logins and commits nothing.
     let (first, second) = (primary.address(), standby.address());
     let both = settings(&format!("postgres://postgres@{first},{second}/postgres?connect_timeout=1"));
     assert!(!migrate(&both).await.unwrap().is_empty());
@@ -94,7 +94,7 @@ async fn what_a_server_risks_is_seen_by_every_user_as_far_as_it_may() {
 }
 
 #[tokio::test]
-async fn who_may_not_see_what_others_commit_is_told_so() {
+async fn a_snapshot_isolation_default_is_refused() {
     let Some(database) = database() else { return };
     database.run(&format!("ALTER DATABASE \"{}\" SET default_transaction_isolation = serializable", database.name));
     let refused = Postgres::open(&settings(&database.url)).await.unwrap_err();
@@ -102,7 +102,7 @@ async fn who_may_not_see_what_others_commit_is_told_so() {
 }
 
 #[tokio::test]
-async fn who_may_not_do_all_that_the_gate_does_is_told_what_is_missing() {
+async fn missing_privileges_are_named() {
     let Some(database) = database() else { return };
     let role = format!("{}_reader", database.name);
     database.run(&format!(
@@ -159,12 +159,12 @@ fn plays_like_a_map(url: impl Fn(&Database) -> Option<String>) {
 }
 
 #[test]
-fn it_says_what_a_plain_map_says() {
+fn it_behaves_like_a_plain_map() {
     plays_like_a_map(|database| Some(database.url.clone()));
 }
 
 #[test]
-fn it_says_what_a_plain_map_says_through_a_pooler() {
+fn it_behaves_like_a_plain_map_through_a_pooler() {
     plays_like_a_map(Database::pooled_url);
 }
 
@@ -183,7 +183,7 @@ async fn migrating_twice_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_schema_of_another_version_is_told_apart() {
+async fn a_schema_of_another_version_is_refused() {
     let Some(database) = database() else { return };
     let settings = settings(&database.url);
     database.run("INSERT INTO oncegate.migration (version, compatible_with) VALUES (1000, 1)");

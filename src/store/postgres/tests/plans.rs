@@ -28,7 +28,7 @@ const ASKED: &[&str] = &[
     "SELECT oncegate.remove_v1('\\x01')",
 ];
 
-/// A connection that is told how each statement within functions was gone about.
+/// A connection that receives the plan of each statement within functions.
 async fn explained(url: &str) -> (Client, Arc<Mutex<Vec<String>>>) {
     let (client, mut driven) = url.parse::<tokio_postgres::Config>().unwrap().connect(NoTls).await.unwrap();
     let plans = Arc::new(Mutex::new(Vec::new()));

@@ -89,7 +89,7 @@ async fn a_store_on_which_nothing_can_be_claimed_or_settled_is_not_ready() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_could_not_be_settled_is_not_claimed() {
+async fn nothing_is_claimed_that_could_not_be_settled() {
     let Some(database) = database() else { return };
     let gate = Gate::of(&database);
     let store = open(&gate.url()).await;

@@ -1,4 +1,4 @@
-//! The lock of whoever adopts.
+//! The adoption lock.
 
 use tokio::time::{Instant, sleep, timeout};
 
@@ -18,7 +18,7 @@ fn on_file(server: &servers::Redis) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_was_not_told_that_it_has_the_lock_finds_that_it_does() {
+async fn a_lost_acknowledgement_of_the_lock_is_recovered() {
     let Some(server) = servers::Redis::start() else { return };
     let store = Redis::open(&settings(&server)).await.unwrap();
     let token = *store.token.lock().await;
@@ -29,7 +29,7 @@ async fn who_was_not_told_that_it_has_the_lock_finds_that_it_does() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_died_with_the_lock_keeps_others_for_no_longer_than_it_holds() {
+async fn a_lock_whose_holder_died_expires() {
     let Some(server) = servers::Redis::start() else { return };
     let (store, dead) =
         (Redis::open(&settings(&server)).await.unwrap(), Redis::open(&settings(&server)).await.unwrap());
@@ -39,13 +39,13 @@ async fn who_died_with_the_lock_keeps_others_for_no_longer_than_it_holds() {
     adopt(&store).await.unwrap();
     assert!(began.elapsed() > hold / 2 && began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     // And the usual one holds for half a minute.
-    Lock { store: &dead, token: [1; 16], hold: super::adopt::HOLD }.take().await.unwrap();
+    Lock { store: &dead, token: [1; 16], hold: super::adopt::LOCK_TTL }.take().await.unwrap();
     let left = server.ask(&["PTTL", keys::ADOPTING]).number();
     assert!((1..=30_000).contains(&left), "{left}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_lock_is_held_for_as_long_as_it_takes_and_no_longer() {
+async fn the_lock_is_extended_while_in_use_and_then_released() {
     let Some(server) = servers::Redis::start() else { return };
     let store = Redis::open(&settings(&server)).await.unwrap();
     let hold = Duration::from_secs(2);

@@ -16,7 +16,7 @@ async fn a_server_that_was_killed_is_found_again_by_itself() {
     let failed = store.claim(id(2), fresh(2)).await.unwrap_err();
     assert_eq!(failed.cause().kind, ErrorKind::Unavailable, "{failed:?}");
     let refused = store.claim(id(3), fresh(3)).await;
-    // Not for having waited: nobody waits for a server that is away.
+    // Refused at once, without waiting for the server.
     assert!(matches!(&refused, Err(Error::Determinate(cause)) if cause.kind == ErrorKind::Unavailable), "{refused:?}");
     assert!(store.ping().await.is_err());
 
@@ -36,7 +36,7 @@ async fn a_server_that_hangs_is_given_up_once_and_found_again() {
     server.hang();
     let began = Instant::now();
     let asked = join_all((2..300).map(|number| store.claim(id(number), fresh(number)))).await;
-    assert!(began.elapsed() < 2 * ANSWER, "{:?}", began.elapsed());
+    assert!(began.elapsed() < 2 * COMMAND_TIMEOUT, "{:?}", began.elapsed());
     assert!(asked.iter().all(Result::is_err));
     assert!(asked.iter().any(|asked| matches!(asked, Err(Error::Indeterminate(_)))), "some were sent");
     let refused = store.settle(id(1), attempt(1), complete()).await;
@@ -57,29 +57,29 @@ async fn a_server_that_hangs_is_given_up_once_and_found_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_hangs_is_noticed_while_nothing_is_asked_of_it() {
     let Some(server) = servers::Redis::start() else { return };
-    let link = Link::open(&settings(&server).servers, Duration::from_millis(500)).await.unwrap();
-    let mut losses = link.losses();
+    let manager = ConnectionManager::open(&settings(&server).servers, Duration::from_millis(500)).await.unwrap();
+    let mut losses = manager.losses();
     server.hang();
     timeout(Duration::from_secs(5), losses.changed()).await.expect("it is noticed").unwrap();
     // Not for having waited.
-    let refused = link.send(&[redis::cmd("PING")]).await.unwrap_err();
+    let refused = manager.send(&[redis::cmd("PING")]).await.unwrap_err();
     assert_eq!(refused.kind(), redis::ErrorKind::ClusterConnectionNotFound, "{refused}");
     server.go_on();
-    eventually("it is found again", async || link.send(&[redis::cmd("PING")]).await).await;
+    eventually("it is found again", async || manager.send(&[redis::cmd("PING")]).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_link_that_is_lazy_waits_for_its_server() {
     let Some(server) = servers::Redis::start() else { return };
     server.kill9();
-    let link = Link::lazy(&settings(&server).servers, Duration::from_secs(1)).unwrap();
-    assert!(link.send(&[redis::cmd("PING")]).await.is_err());
-    assert!(link.subscribe("somewhere").await.is_err());
+    let manager = ConnectionManager::lazy(&settings(&server).servers, Duration::from_secs(1)).unwrap();
+    assert!(manager.send(&[redis::cmd("PING")]).await.is_err());
+    assert!(manager.subscribe("somewhere").await.is_err());
     server.begin();
-    eventually("it is found", async || link.send(&[redis::cmd("PING")]).await).await;
+    eventually("it is found", async || manager.send(&[redis::cmd("PING")]).await).await;
     let batch = [redis::cmd("SET").arg("a").arg(1).to_owned(), redis::cmd("HGET").arg("a").arg("b").to_owned()];
-    let said = link.send(&batch).await.unwrap();
-    assert!(said[0].is_ok() && said[1].is_err(), "each has its own answer: {said:?}");
+    let response = manager.send(&batch).await.unwrap();
+    assert!(response[0].is_ok() && response[1].is_err(), "each has its own answer: {response:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -179,13 +179,13 @@ async fn a_large_answer_is_fetched_by_itself() {
         Operation::Claim { id: id(2), fresh: fresh(9) },
         Operation::Settle { id: id(1), attempt: attempt(1), end: end(b'b', 1 << 20) },
     ];
-    let said = operation::carry_out(&store.caller, &operations.iter().collect::<Vec<_>>()).await;
+    let response = operation::execute(&store.client, &operations.iter().collect::<Vec<_>>()).await;
     let length = |record: &Record| record.answer.as_ref().map(Bytes::len);
     let [
-        Ok(Said::Claim(Claim::Exists { record: large, .. })),
-        Ok(Said::Claim(Claim::Exists { record: small, .. })),
-        Ok(Said::Settled(Settled::Superseded { record: Some(other) })),
-    ] = &said[..]
+        Ok(Reply::Claim(Claim::Exists { record: large, .. })),
+        Ok(Reply::Claim(Claim::Exists { record: small, .. })),
+        Ok(Reply::Settled(Settled::Superseded { record: Some(other) })),
+    ] = &response[..]
     else {
         panic!("they stand")
     };
@@ -209,14 +209,14 @@ async fn a_server_that_has_become_a_replica_is_left_until_it_is_a_primary_again(
     let refused = store.claim(id(1), fresh(1)).await;
     assert!(matches!(&refused, Err(Error::Determinate(cause)) if cause.kind == ErrorKind::Unavailable), "{refused:?}");
     let refused = Redis::open(&settings(&server)).await.unwrap_err();
-    assert!(matches!(&refused, OpenError::Unreachable(told) if told.contains("replica")), "{refused}");
+    assert!(matches!(&refused, OpenError::Unreachable(message) if message.contains("replica")), "{refused}");
     server.run("REPLICAOF NO ONE").unwrap();
     eventually("it is used again", async || store.claim(id(1), fresh(1)).await).await;
 }
 
 // On one thread: nothing is answered before all have asked.
 #[tokio::test]
-async fn what_was_accepted_is_finished_before_it_closes() {
+async fn accepted_operations_finish_before_it_closes() {
     let Some(server) = servers::Redis::start() else { return };
     let store = Arc::new(Redis::open(&settings(&server)).await.unwrap());
     for number in 0..300 {
@@ -235,7 +235,7 @@ async fn what_was_accepted_is_finished_before_it_closes() {
 
 // On one thread: all of them wait before the first is asked for.
 #[tokio::test]
-async fn callers_who_wait_together_share_calls() {
+async fn concurrent_callers_share_script_calls() {
     let Some(server) = servers::Redis::start() else { return };
     let store = Redis::open(&settings(&server)).await.unwrap();
     // Once, so that the scripts are known.

@@ -1,4 +1,4 @@
-//! What somebody else wrote under the keys of records.
+//! Foreign values under the keys of records.
 
 use futures_util::future::join_all;
 
@@ -17,7 +17,7 @@ fn junk() -> Vec<Vec<u8>> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_no_record_is_never_run_over_and_bothers_nobody_else() {
+async fn a_foreign_value_is_never_overwritten_and_does_not_affect_other_records() {
     let Some(server) = servers::Redis::start() else { return };
     let store = Redis::open(&settings(&server)).await.unwrap();
     let mut session = server.session();
@@ -38,7 +38,8 @@ async fn what_is_no_record_is_never_run_over_and_bothers_nobody_else() {
             other => panic!("{number}: {other:?}"),
         }
     }
-    let held = (1..=100).map(|number| Held { id: id(number), attempt: attempt(1), lease: Duration::from_secs(60) });
+    let held =
+        (1..=100).map(|number| LeaseRenewal { id: id(number), attempt: attempt(1), lease: Duration::from_secs(60) });
     assert_eq!(store.renew(held.collect()).await.unwrap(), Vec::<RecordId>::new());
     let settles = (1..=100).map(async |number| (number, store.settle(id(number), attempt(number), complete()).await));
     for (number, settled) in join_all(settles).await {
@@ -59,7 +60,7 @@ async fn what_is_no_record_is_never_run_over_and_bothers_nobody_else() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_set_that_is_none_keeps_claims_from_being_half_written() {
+async fn a_foreign_value_in_place_of_the_set_prevents_partial_claims() {
     let Some(server) = servers::Redis::start() else { return };
     let store = Redis::open(&settings(&server)).await.unwrap();
     let set = Partition::of(id(1)).times();
@@ -72,7 +73,7 @@ async fn a_set_that_is_none_keeps_claims_from_being_half_written() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_record_that_has_lost_its_place_is_not_run_over_and_gets_it_back() {
+async fn a_record_missing_from_the_set_is_kept_and_reindexed() {
     let Some(server) = servers::Redis::start() else { return };
     let store = Redis::open(&settings(&server)).await.unwrap();
     for number in [1, 2] {
@@ -91,11 +92,14 @@ async fn a_record_that_has_lost_its_place_is_not_run_over_and_gets_it_back() {
     }
     assert_eq!([place(1), place(2)], places);
     server.ask(&[&b"DEL"[..], &keys::record(id(2))]);
-    assert!(matches!(store.claim(id(2), fresh(12)).await, Ok(Claim::Inserted(_))), "a place alone is in nobody's way");
+    assert!(
+        matches!(store.claim(id(2), fresh(12)).await, Ok(Claim::Inserted(_))),
+        "an entry in the set alone does not block a claim"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_stands_in_the_wrong_place_is_put_in_its_own() {
+async fn a_record_with_a_wrong_score_is_corrected() {
     let Some(server) = servers::Redis::start() else { return };
     let store = Redis::open(&settings(&server)).await.unwrap();
     store.claim(id(1), fresh(1)).await.unwrap();

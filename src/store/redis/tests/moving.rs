@@ -32,8 +32,8 @@ impl<'a> Moving<'a> {
 
     fn carry(&self, key: &[u8]) {
         let (ip, port) = (self.to.address().ip().to_string(), self.to.address().port().to_string());
-        let said = self.from.ask(&[&b"MIGRATE"[..], ip.as_bytes(), port.as_bytes(), key, b"0", b"5000"]);
-        assert_eq!(said, Reply::Status("OK".into()));
+        let response = self.from.ask(&[&b"MIGRATE"[..], ip.as_bytes(), port.as_bytes(), key, b"0", b"5000"]);
+        assert_eq!(response, Reply::Status("OK".into()));
     }
 
     fn end(self) {
@@ -101,7 +101,7 @@ async fn newcomer(cluster: &Cluster) -> servers::Redis {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slot_is_followed_to_a_node_that_nobody_knew() {
+async fn a_slot_is_followed_to_an_unknown_node() {
     let Some(cluster) = Cluster::start() else { return };
     let store = Redis::open(&settings_of(Topology::Cluster, cluster.nodes())).await.unwrap();
     store.claim(id(1), fresh(1)).await.unwrap();
@@ -121,7 +121,7 @@ async fn a_slot_is_followed_to_a_node_that_nobody_knew() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_for_a_node_that_hangs_keeps_nobody_from_the_others() {
+async fn a_node_that_hangs_does_not_delay_the_others() {
     let Some(cluster) = Cluster::start() else { return };
     let store = Arc::new(Redis::open(&settings_of(Topology::Cluster, cluster.nodes())).await.unwrap());
     for number in 0..64 {
@@ -138,7 +138,7 @@ async fn who_waits_for_a_node_that_hangs_keeps_nobody_from_the_others() {
         })
         .collect();
     let (settled, held) = elsewhere.split_at(elsewhere.len() / 2);
-    let held_there = there.iter().chain(held).map(|number| Held {
+    let held_there = there.iter().chain(held).map(|number| LeaseRenewal {
         id: id(*number),
         attempt: attempt(*number),
         lease: Duration::from_secs(60),
@@ -149,7 +149,7 @@ async fn who_waits_for_a_node_that_hangs_keeps_nobody_from_the_others() {
             let settled = store.settle(id(*number), attempt(*number), complete()).await;
             assert!(matches!(settled, Ok(Settled::Done { .. })), "{settled:?}");
         }
-        assert!(began.elapsed() < ANSWER, "{:?}", began.elapsed());
+        assert!(began.elapsed() < COMMAND_TIMEOUT, "{:?}", began.elapsed());
         assert!(waiting.iter().any(|waiting| !waiting.is_finished()), "they still wait");
     });
     assert_eq!(renewed.unwrap().len(), held.len(), "and leases are renewed there");

@@ -41,7 +41,7 @@ async fn cluster_harness(cluster: &Arc<Cluster>) -> Harness {
     }
     let clocks = Clocks::of(cluster);
     clocks.step(1_700_000_000_000);
-    let store = Redis::on_clock(&settings_of(Topology::Cluster, cluster.nodes()), STOPPED_APART).await.unwrap();
+    let store = Redis::with_clock(&settings_of(Topology::Cluster, cluster.nodes()), STOPPED_APART).await.unwrap();
     Harness::stepped(store, move |time| clocks.step(time.as_millis())).shared()
 }
 
@@ -52,14 +52,14 @@ async fn a_cluster_keeps_the_contract() {
 }
 
 #[test]
-fn a_cluster_says_what_a_plain_map_says() {
+fn a_cluster_behaves_like_a_plain_map() {
     let Some(cluster) = Cluster::start().map(Arc::new) else { return };
     model::check(Config::default().cases / 16, async || {
         let again = Arc::clone(&cluster);
         let reopen: model::Reopen = Box::new(move || {
             let settings = settings_of(Topology::Cluster, again.nodes());
             Box::pin(
-                async move { Arc::new(Redis::on_clock(&settings, STOPPED_APART).await.unwrap()) as Arc<dyn Store> },
+                async move { Arc::new(Redis::with_clock(&settings, STOPPED_APART).await.unwrap()) as Arc<dyn Store> },
             )
         });
         model::Subject { harness: cluster_harness(&cluster).await, reopen: Some(reopen) }
@@ -92,7 +92,7 @@ async fn a_cluster_that_fails_over_is_followed_and_the_others_go_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sentinels_say_where_to_go_on() {
+async fn a_failover_is_followed_through_the_sentinels() {
     let Some(all) = Sentinels::start() else { return };
     let topology = Topology::Sentinel { primary: "mymaster".to_owned(), is_guarded: false };
     let name = all.sentinels()[0].ask(&["SENTINEL", "MASTERS"]).list().remove(0).list().remove(1).text();
@@ -155,7 +155,7 @@ async fn of_two_primaries_neither_is_taken() {
     let (Some(one), Some(other)) = (servers::Redis::start(), servers::Redis::start()) else { return };
     let both = settings_of(Topology::Standalone, [&one, &other]);
     let refused = Redis::open(&both).await.unwrap_err();
-    assert!(matches!(&refused, OpenError::Unfit(told) if told.contains("both take writes")), "{refused}");
+    assert!(matches!(&refused, OpenError::Unfit(message) if message.contains("both take writes")), "{refused}");
     Redis::open(&settings_of(Topology::Standalone, [&one, &one])).await.expect("it is one server");
     other.kill9();
     let store = Redis::open(&both).await.unwrap();
@@ -197,10 +197,10 @@ fn guarded(server: &servers::Redis) -> (usize, usize) {
 
 #[cfg(target_os = "linux")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_vanished_would_be_noticed_by_who_only_listens() {
+async fn keepalive_notices_a_vanished_server_on_an_idle_subscription() {
     let Some(server) = servers::Redis::start() else { return };
-    let link = Link::open(&settings(&server).servers, ANSWER).await.unwrap();
-    let _listening = link.subscribe(CHANNEL).await.unwrap();
+    let manager = ConnectionManager::open(&settings(&server).servers, COMMAND_TIMEOUT).await.unwrap();
+    let _listening = manager.subscribe(CHANNEL).await.unwrap();
     eventually("both are guarded", async || match guarded(&server) {
         (2, 2) => Ok(()),
         other => Err(other),
@@ -209,7 +209,7 @@ async fn a_server_that_vanished_would_be_noticed_by_who_only_listens() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_wrong_kind_of_server_is_told() {
+async fn the_wrong_kind_of_server_is_refused_with_its_reason() {
     let (Some(server), Some(cluster)) = (servers::Redis::start(), Cluster::start()) else { return };
     let refused = Redis::open(&settings_of(Topology::Cluster, [&server])).await.unwrap_err();
     assert!(matches!(refused, OpenError::Unfit(_)), "{refused}");
@@ -235,7 +235,7 @@ async fn connections_are_encrypted_and_both_ends_known() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_is_not_let_in_is_told() {
+async fn a_refused_login_is_reported() {
     let Some(server) = servers::Redis::with(&[("requirepass", "opensesame")]) else { return };
     let with = |password: Option<&str>| {
         let mut settings = settings(&server);
@@ -251,7 +251,7 @@ async fn who_is_not_let_in_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_lacks_rights_is_told_which() {
+async fn missing_rights_are_named() {
     let (Some(server), Some(cluster)) = (servers::Redis::start(), Cluster::start()) else { return };
     let open = async |rights: &str| {
         let all = cluster.nodes().chain([&server]);
@@ -270,8 +270,11 @@ async fn who_lacks_rights_is_told_which() {
         ("%R~oncegate* &oncegate* +@all", "SET"),
     ] {
         for refused in open(rights).await {
-            let told = refused.unwrap_err();
-            assert!(told.contains(denied) && told.contains("ACL SETUSER gate ~oncegate* &oncegate* +"), "{told}");
+            let message = refused.unwrap_err();
+            assert!(
+                message.contains(denied) && message.contains("ACL SETUSER gate ~oncegate* &oncegate* +"),
+                "{message}"
+            );
         }
     }
     for opened in open("~oncegate* &oncegate* +@all").await {
@@ -322,7 +325,7 @@ async fn a_user_who_may_not_claim_or_settle_any_more_is_not_ready() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_user_may_not_see_is_said_to_be_unseen() {
+async fn settings_that_the_user_may_not_read_are_reported_as_unknown() {
     let Some(server) = servers::Redis::start() else { return };
     let rights = "~oncegate* &oncegate* +@all -config -info";
     server.run(&format!("ACL SETUSER gate on >secret {rights}")).unwrap();
@@ -335,7 +338,7 @@ async fn what_a_user_may_not_see_is_said_to_be_unseen() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_server_risks_is_read_from_it() {
+async fn the_risks_of_a_server_are_read_from_its_settings() {
     let of = async |lines: &[(&str, &str)]| {
         let server = servers::Redis::with(lines)?;
         Some(Redis::open(&settings(&server)).await.unwrap().description().clone())

@@ -6,15 +6,15 @@ use super::*;
 
 /// The process that the next test kills: works on the file that the environment names, and tells what is acknowledged.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "run by a_killed_process_loses_nothing_that_was_acknowledged"]
+#[ignore = "run by a_killed_process_loses_no_acknowledged_write"]
 async fn victim() {
     let Some(path) = std::env::var_os("ONCEGATE_TEST_VICTIM") else { return };
     let store = Arc::new(open(Path::new(&path)));
     let first = store.list(Filter::default(), None, usize::MAX).await.unwrap().records.len() as u16;
-    let lanes = (0..4).map(|lane| {
+    let tasks = (0..4).map(|task| {
         let store = store.clone();
         tokio::spawn(async move {
-            for number in (first + lane..).step_by(4) {
+            for number in (first + task..).step_by(4) {
                 store.claim(id(number), fresh(number)).await.unwrap();
                 println!("claimed {number}");
                 // Large enough that the log is copied into the database now and then.
@@ -24,13 +24,13 @@ async fn victim() {
             }
         })
     });
-    for lane in lanes.collect::<Vec<_>>() {
-        lane.await.unwrap();
+    for task in tasks.collect::<Vec<_>>() {
+        task.await.unwrap();
     }
 }
 
 #[tokio::test]
-async fn a_killed_process_loses_nothing_that_was_acknowledged() {
+async fn a_killed_process_loses_no_acknowledged_write() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.db");
     let (mut claimed, mut settled) = (Vec::new(), Vec::new());

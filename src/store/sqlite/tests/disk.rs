@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use rusqlite::ffi;
 
 use super::*;
-use crate::store::sqlite::sabotage::{SabotageRequest, Spot};
+use crate::store::sqlite::failpoint::{Failpoint, InjectFailures};
 
 #[tokio::test]
 async fn a_full_disk_refuses_claims_and_gets_over_it() {
@@ -48,7 +48,7 @@ async fn a_full_disk_refuses_claims_and_gets_over_it() {
     }
     assert_eq!(store.count().await.unwrap(), [u64::from(kept) - 1, 0, 1]);
 
-    // Room comes back, and nobody restarts anything.
+    // Room comes back, without a restart.
     for number in 1..10.min(kept) {
         store.settle(id(number), attempt(number), End::Release).await.unwrap();
     }
@@ -63,60 +63,60 @@ async fn a_full_disk_refuses_claims_and_gets_over_it() {
     assert_eq!(state_of(&store, 900).await, Some(State::Unknown));
 }
 
-/// A store whose COMMITs and checkpoints fail as told, and what its fatal handler was told.
-pub(super) fn sabotaged(path: &Path) -> (Sqlite, Arc<Mutex<Vec<String>>>) {
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let listener = told.clone();
+/// A store with injected failures of commits and checkpoints, and the reports to its fatal handler.
+pub(super) fn with_failpoints(path: &Path) -> (Sqlite, Arc<Mutex<Vec<String>>>) {
+    let reported = Arc::new(Mutex::new(Vec::new()));
+    let listener = reported.clone();
     let fatal: Fatal = Arc::new(move |reason: &str| listener.lock().unwrap().push(reason.to_owned()));
     let store = Sqlite::open(acquire(&Settings { fatal, ..Settings::new(path) })).unwrap();
-    (store, told)
+    (store, reported)
 }
 
 #[tokio::test]
 async fn a_failed_sync_is_fatal() {
-    for at in [Spot::Commit, Spot::Checkpoint] {
+    for at in [Failpoint::Commit, Failpoint::Checkpoint] {
         let dir = tempfile::tempdir().unwrap();
-        let (store, told) = sabotaged(&dir.path().join("a.db"));
+        let (store, reported) = with_failpoints(&dir.path().join("a.db"));
         store.claim(id(1), fresh(1)).await.unwrap();
-        store.ask(SabotageRequest(at, ffi::SQLITE_IOERR_FSYNC, 1)).await.unwrap();
+        store.ask(InjectFailures(at, ffi::SQLITE_IOERR_FSYNC, 1)).await.unwrap();
         // Enough for a checkpoint.
         let end = complete(Bytes::from(vec![1; 20_000_000]));
         let settled = store.settle(id(1), attempt(1), end).await;
         match at {
-            Spot::Commit => assert!(matches!(settled, Err(Error::Indeterminate(_))), "{settled:?}"),
-            Spot::Checkpoint => assert!(matches!(settled, Ok(Settled::Done { .. })), "{settled:?}"),
+            Failpoint::Commit => assert!(matches!(settled, Err(Error::Indeterminate(_))), "{settled:?}"),
+            Failpoint::Checkpoint => assert!(matches!(settled, Ok(Settled::Done { .. })), "{settled:?}"),
         }
         store.close().await;
-        let told = told.lock().unwrap();
-        assert_eq!(told.len(), 1, "{told:?}");
-        assert!(told[0].contains("durable"), "{told:?}");
+        let reported = reported.lock().unwrap();
+        assert_eq!(reported.len(), 1, "{reported:?}");
+        assert!(reported[0].contains("durable"), "{reported:?}");
     }
 }
 
 #[tokio::test]
 async fn a_commit_that_failed_otherwise_may_have_happened() {
     let dir = tempfile::tempdir().unwrap();
-    let (store, told) = sabotaged(&dir.path().join("a.db"));
-    store.ask(SabotageRequest(Spot::Commit, ffi::SQLITE_IOERR_READ, 1)).await.unwrap();
+    let (store, reported) = with_failpoints(&dir.path().join("a.db"));
+    store.ask(InjectFailures(Failpoint::Commit, ffi::SQLITE_IOERR_READ, 1)).await.unwrap();
     let claim = store.claim(id(1), fresh(1)).await;
     assert!(matches!(&claim, Err(Error::Indeterminate(_))), "{claim:?}");
     // Asking again settles it.
     assert!(matches!(store.claim(id(1), fresh(1)).await.unwrap(), Claim::Inserted(_)));
-    store.ask(SabotageRequest(Spot::Commit, ffi::SQLITE_FULL, 1)).await.unwrap();
+    store.ask(InjectFailures(Failpoint::Commit, ffi::SQLITE_FULL, 1)).await.unwrap();
     let claim = store.claim(id(2), fresh(2)).await;
     assert!(matches!(&claim, Err(Error::Determinate(cause)) if cause.kind == ErrorKind::Full), "{claim:?}");
     assert_eq!(store.count().await.unwrap(), [1, 0, 0]);
-    assert!(told.lock().unwrap().is_empty());
+    assert!(reported.lock().unwrap().is_empty());
 }
 
 #[tokio::test]
 async fn it_is_not_ready_while_writes_fail_and_gets_over_it_without_claims() {
     for code in [ffi::SQLITE_FULL, ffi::SQLITE_IOERR_WRITE, ffi::SQLITE_IOERR_READ] {
         let dir = tempfile::tempdir().unwrap();
-        let (store, _) = sabotaged(&dir.path().join("a.db"));
+        let (store, _) = with_failpoints(&dir.path().join("a.db"));
         store.ping().await.unwrap();
         // The claim may be tried a second time, by the room that is held.
-        store.ask(SabotageRequest(Spot::Commit, code, 5)).await.unwrap();
+        store.ask(InjectFailures(Failpoint::Commit, code, 5)).await.unwrap();
         assert!(store.claim(id(1), fresh(1)).await.is_err());
         let error = store.ping().await.unwrap_err();
         assert!(matches!(error.cause().kind, ErrorKind::Full | ErrorKind::Unavailable), "{error}");
@@ -136,7 +136,7 @@ impl Request for PanicRequest {
     type Reply = ();
 
     fn run(&self, _: &mut Session) -> Result<(), crate::store::sqlite::error::Failure> {
-        panic!("told to")
+        panic!("injected panic")
     }
 }
 
@@ -144,17 +144,17 @@ impl Request for PanicRequest {
 async fn a_panic_of_either_thread_is_fatal() {
     for thread in ["reader", "writer"] {
         let dir = tempfile::tempdir().unwrap();
-        let (store, told) = sabotaged(&dir.path().join("a.db"));
+        let (store, reported) = with_failpoints(&dir.path().join("a.db"));
         match thread {
-            "reader" => store.reader.send(Read::Panic).await.unwrap_or_else(|_| panic!("it reads")),
+            "reader" => store.reader.send(ReadRequest::Panic).await.unwrap_or_else(|_| panic!("it reads")),
             _ => drop(store.ask(PanicRequest).await.unwrap_err()),
         }
         let deadline = Instant::now() + Duration::from_secs(10);
-        while told.lock().unwrap().is_empty() {
+        while reported.lock().unwrap().is_empty() {
             assert!(Instant::now() < deadline, "{thread}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        assert_eq!(*told.lock().unwrap(), [format!("the store's {thread} panicked")]);
+        assert_eq!(*reported.lock().unwrap(), [format!("the store's {thread} panicked")]);
     }
 }
 
@@ -162,11 +162,11 @@ async fn a_panic_of_either_thread_is_fatal() {
 #[tokio::test]
 async fn an_exhausted_quota_is_a_full_disk() {
     let dir = tempfile::tempdir().unwrap();
-    let (store, told) = sabotaged(&dir.path().join("a.db"));
+    let (store, reported) = with_failpoints(&dir.path().join("a.db"));
     let reserve = dir.path().join("a.db.reserve");
     store.claim(id(1), fresh(1)).await.unwrap();
     let had_reserve = reserve.exists();
-    store.ask(SabotageRequest(Spot::Commit, ffi::SQLITE_IOERR_WRITE, 1)).await.unwrap();
+    store.ask(InjectFailures(Failpoint::Commit, ffi::SQLITE_IOERR_WRITE, 1)).await.unwrap();
     let claim = store.claim(id(2), fresh(2)).await;
     assert!(matches!(&claim, Err(Error::Indeterminate(_))), "{claim:?}");
     assert!(!reserve.exists(), "the room is there for the attempts that run");
@@ -178,7 +178,7 @@ async fn an_exhausted_quota_is_a_full_disk() {
     }
     assert_eq!(reserve.exists(), had_reserve);
     assert_eq!(store.count().await.unwrap(), [1, 0, 1]);
-    assert!(told.lock().unwrap().is_empty());
+    assert!(reported.lock().unwrap().is_empty());
 }
 
 #[tokio::test]

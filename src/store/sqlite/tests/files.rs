@@ -4,10 +4,10 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use super::disk::sabotaged;
+use super::disk::with_failpoints;
 use super::*;
 
-fn beside(path: &Path, suffix: &str) -> PathBuf {
+fn sibling(path: &Path, suffix: &str) -> PathBuf {
     lock::with_suffix(path, suffix)
 }
 
@@ -16,8 +16,8 @@ fn image(path: &Path) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let copy = dir.path().join("a.db");
     for suffix in ["", "-wal", "-shm", ".lock", ".reserve"] {
-        if beside(path, suffix).exists() {
-            fs::copy(beside(path, suffix), beside(&copy, suffix)).unwrap();
+        if sibling(path, suffix).exists() {
+            fs::copy(sibling(path, suffix), sibling(&copy, suffix)).unwrap();
         }
     }
     (dir, copy)
@@ -36,7 +36,7 @@ async fn claim(store: &Sqlite, number: u16) {
 
 /// Whatever SQLite does with its files on its own account is no damage.
 #[test]
-fn what_sqlite_does_is_no_damage() {
+fn normal_operation_is_not_damage() {
     let dir = tempfile::tempdir().unwrap();
     let lock = Arc::new(acquire(&Settings::new(dir.path().join("a.db"))));
     let schema::Opened { mut conn, mut guard, .. } = schema::open(&lock).unwrap();
@@ -115,7 +115,7 @@ fn index_of_before(path: &Path) {
 }
 
 #[tokio::test]
-async fn what_is_damaged_is_not_acknowledged() {
+async fn writes_to_damaged_files_are_not_acknowledged() {
     let table: [(&str, Harm, bool); 8] = [
         ("-wal", remove, true),
         ("-wal", empty, false),
@@ -129,18 +129,18 @@ async fn what_is_damaged_is_not_acknowledged() {
     for (nth, (suffix, harm, is_whole)) in table.into_iter().enumerate() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.db");
-        let (store, told) = sabotaged(&path);
+        let (store, reported) = with_failpoints(&path);
         claim(&store, 1).await;
-        let file = beside(&path, suffix);
+        let file = sibling(&path, suffix);
         fs::copy(&file, file.with_extension("before")).unwrap();
         claim(&store, 2).await;
         harm(&file);
         let claimed = store.claim(id(3), fresh(3)).await;
         assert!(matches!(claimed, Err(Error::Indeterminate(_))), "{nth}: {claimed:?}");
         store.close().await;
-        let told = told.lock().unwrap().join("; ");
-        assert!(told.contains(&file.display().to_string()), "{nth}: {told}");
-        assert_eq!(told.contains("nothing is lost"), suffix == "-wal" && is_whole, "{nth}: {told}");
+        let reported = reported.lock().unwrap().join("; ");
+        assert!(reported.contains(&file.display().to_string()), "{nth}: {reported}");
+        assert_eq!(reported.contains("nothing is lost"), suffix == "-wal" && is_whole, "{nth}: {reported}");
         let (_dir, path) = image(&path);
         if is_whole {
             let store = open(&path);
@@ -163,7 +163,7 @@ async fn an_index_without_a_header_is_made_anew() {
     let store = open(&path);
     for number in 0..20 {
         claim(&store, number).await;
-        let index = beside(&path, "-shm");
+        let index = sibling(&path, "-shm");
         let length = usize::try_from(index.metadata().unwrap().len()).unwrap();
         let file = OpenOptions::new().write(true).open(index).unwrap();
         file.write_all_at(&vec![number as u8; if number % 2 == 0 { length } else { 96 }], 0).unwrap();
@@ -176,13 +176,13 @@ async fn an_index_without_a_header_is_made_anew() {
 async fn a_log_without_its_index_is_still_saved() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.db");
-    let (store, told) = sabotaged(&path);
+    let (store, reported) = with_failpoints(&path);
     claim(&store, 1).await;
-    remove(&beside(&path, "-shm"));
-    remove(&beside(&path, "-wal"));
+    remove(&sibling(&path, "-shm"));
+    remove(&sibling(&path, "-wal"));
     store.claim(id(2), fresh(2)).await.unwrap_err();
     store.close().await;
-    assert!(told.lock().unwrap()[0].contains("nothing is lost"), "{told:?}");
+    assert!(reported.lock().unwrap()[0].contains("nothing is lost"), "{reported:?}");
     assert_eq!(state_of(&open(&path), 1).await, Some(State::Unknown));
 }
 
@@ -191,7 +191,7 @@ async fn a_log_without_its_index_is_still_saved() {
 async fn a_vacuum_of_a_store_in_use_ends_the_process_and_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.db");
-    let (store, told) = sabotaged(&path);
+    let (store, reported) = with_failpoints(&path);
     let other = Connection::open(&path).unwrap();
     other.execute_batch("CREATE TABLE filler AS SELECT randomblob(1000000); DROP TABLE filler").unwrap();
     other.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
@@ -201,7 +201,7 @@ async fn a_vacuum_of_a_store_in_use_ends_the_process_and_is_named() {
     drop(other);
     store.claim(id(2), fresh(2)).await.unwrap_err();
     store.close().await;
-    assert!(told.lock().unwrap()[0].contains("end oncegate before you run VACUUM"), "{told:?}");
+    assert!(reported.lock().unwrap()[0].contains("end oncegate before you run VACUUM"), "{reported:?}");
     assert_eq!(state_of(&open(&path), 1).await, Some(State::Unknown), "nothing is lost");
 }
 
@@ -209,12 +209,12 @@ async fn a_vacuum_of_a_store_in_use_ends_the_process_and_is_named() {
 async fn a_database_that_is_cut_is_noticed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.db");
-    let (store, told) = sabotaged(&path);
+    let (store, reported) = with_failpoints(&path);
     claim(&store, 1).await;
     empty(&path);
     store.claim(id(2), fresh(2)).await.unwrap_err();
     store.close().await;
-    assert!(told.lock().unwrap()[0].contains("a.db became smaller while it was in use"), "{told:?}");
+    assert!(reported.lock().unwrap()[0].contains("a.db became smaller while it was in use"), "{reported:?}");
     let refused = refusal(&image(&path).1);
     assert!(matches!(refused, OpenError::NoDatabase { is_missing: false, .. }), "{refused}");
 }
@@ -239,25 +239,25 @@ async fn a_start_finds_what_was_acknowledged_or_refuses() {
     assert_eq!(state_of(&open(&whole), 1002).await, Some(State::Unknown));
 
     let (_dir, bare) = now();
-    remove(&beside(&bare, "-wal"));
+    remove(&sibling(&bare, "-wal"));
     let refused = refusal(&bare);
     assert!(matches!(refused, OpenError::LogLost { left: None, .. }), "{refused}");
     assert!(refused.to_string().contains("-wal is missing"), "{refused}");
     // Refusing changed nothing. Without the lock file, it is as the refusal says.
     refusal(&bare);
-    remove(&beside(&bare, ".lock"));
+    remove(&sibling(&bare, ".lock"));
     assert_eq!(state_of(&open(&bare), 1002).await, None);
 
     // SQLite's shell copies the log into the database, and removes it.
     let (_dir, copied) = now();
     Connection::open(&copied).unwrap().query_row("SELECT count(*) FROM record", [], |_| Ok(())).unwrap();
-    assert!(!beside(&copied, "-wal").exists());
+    assert!(!sibling(&copied, "-wal").exists());
     assert_eq!(state_of(&open(&copied), 1002).await, Some(State::Unknown));
 
     // The same log, as it was before.
     for (_, before) in [&begun, &earlier] {
         let (_dir, old) = now();
-        fs::copy(beside(before, "-wal"), beside(&old, "-wal")).unwrap();
+        fs::copy(sibling(before, "-wal"), sibling(&old, "-wal")).unwrap();
         let refused = refusal(&old);
         assert!(matches!(refused, OpenError::LogLost { left: Some(_), .. }), "{refused}");
     }
@@ -267,7 +267,7 @@ async fn a_start_finds_what_was_acknowledged_or_refuses() {
     let other = other_dir.path().join("a.db");
     let _other_store = open(&other);
     let (_dir, mixed) = now();
-    fs::copy(beside(&other, "-wal"), beside(&mixed, "-wal")).unwrap();
+    fs::copy(sibling(&other, "-wal"), sibling(&mixed, "-wal")).unwrap();
     let refused = refusal(&mixed);
     assert!(matches!(refused, OpenError::StrayLog { .. }), "{refused}");
 }
@@ -280,7 +280,7 @@ async fn a_log_that_has_only_started_over_is_whole() {
     let store = open(&path);
     claim(&store, 1).await;
     let (_dir, killed) = image(&path);
-    let log = beside(&killed, "-wal");
+    let log = sibling(&killed, "-wal");
     let whole = fs::read(&log).unwrap();
     let with_generation = |ahead: i32| {
         let word = |at: usize| u32::from_be_bytes([whole[at], whole[at + 1], whole[at + 2], whole[at + 3]]);
@@ -290,7 +290,7 @@ async fn a_log_that_has_only_started_over_is_whole() {
         header[24..28].copy_from_slice(&first.to_be_bytes());
         header[28..32].copy_from_slice(&second.to_be_bytes());
         fs::write(&log, header).unwrap();
-        guard::look_at_log_of(&killed)
+        guard::check_log_of(&killed)
     };
     with_generation(1).unwrap();
     for ahead in [0, -1] {
@@ -307,10 +307,10 @@ async fn a_damaged_log_is_noticed_by_a_look() {
     claim(&store, 1).await;
     let (_dir, killed) = image(&path);
     assert!(preview(&killed, &[]).unwrap().is_some());
-    hole(&beside(&killed, "-wal"));
+    hole(&sibling(&killed, "-wal"));
     let refused = preview(&killed, &[]).unwrap_err();
     assert!(matches!(refused, OpenError::LogLost { .. } | OpenError::StrayLog { .. }), "{refused}");
-    remove(&beside(&killed, "-wal"));
+    remove(&sibling(&killed, "-wal"));
     let refused = preview(&killed, &[]).unwrap_err();
     assert!(matches!(refused, OpenError::LogLost { left: None, .. }), "{refused}");
     assert_eq!(refused.to_string(), refusal(&killed).to_string(), "as a start does");
@@ -346,12 +346,12 @@ async fn an_older_copy_of_a_closed_store_is_refused() {
     run(3).await;
     // As the refusal says.
     fs::copy(&backup, &path).unwrap();
-    remove(&beside(&path, ".lock"));
+    remove(&sibling(&path, ".lock"));
     run(4).await;
 }
 
 #[test]
-fn a_lost_database_is_told_from_one_that_never_was() {
+fn a_lost_database_is_distinguished_from_a_new_one() {
     for (traces, was_there) in [
         (&[][..], false),
         (&[("", 0)], false),
@@ -367,13 +367,13 @@ fn a_lost_database_is_told_from_one_that_never_was() {
         let dir = tempfile::tempdir().unwrap();
         let path = fs::canonicalize(dir.path()).unwrap().join("o'clock.db");
         for (suffix, length) in traces {
-            fs::write(beside(&path, suffix), vec![1; *length]).unwrap();
+            fs::write(sibling(&path, suffix), vec![1; *length]).unwrap();
         }
         if was_there {
             let refused = refusal(&path).to_string();
             let found = traces.iter().filter(|(suffix, _)| !suffix.is_empty() && (*suffix, 0) != (".lock", 0));
             for (suffix, _) in found {
-                let trace = beside(&path, suffix).display().to_string();
+                let trace = sibling(&path, suffix).display().to_string();
                 assert!(traces == [(".lock", 0), (".reserve", 10)] || refused.contains(&trace), "{refused}");
             }
             assert!(refused.contains("'\\''clock.db' "), "{refused}");
@@ -393,7 +393,7 @@ async fn an_orderly_end_needs_no_log() {
         claim(&store, number).await;
         store.close().await;
         drop(store);
-        assert!(!beside(&path, "-wal").exists());
+        assert!(!sibling(&path, "-wal").exists());
         // What an operator does between two runs is the operator's business.
         Connection::open(&path).unwrap().execute_batch("VACUUM").unwrap();
     }
@@ -405,6 +405,6 @@ fn a_guard_notes_that_the_store_is_in_use() {
     let dir = tempfile::tempdir().unwrap();
     let lock = Arc::new(acquire(&Settings::new(dir.path().join("a.db"))));
     let _opened = schema::open(&lock).unwrap();
-    let note = fs::read_to_string(beside(lock.path(), ".lock")).unwrap();
+    let note = fs::read_to_string(sibling(lock.path(), ".lock")).unwrap();
     assert!(note.contains("open "), "{note}");
 }

@@ -81,7 +81,7 @@ async fn it_keeps_the_contract_by_its_own_clock() {
 }
 
 #[test]
-fn it_says_what_a_plain_map_says() {
+fn it_behaves_like_a_plain_map() {
     // A quarter of what the store in memory plays: here each step waits for the disk.
     model::check(Config::default().cases / 4, async || {
         let dir = tempfile::tempdir().unwrap();
@@ -97,7 +97,7 @@ fn it_says_what_a_plain_map_says() {
 }
 
 #[tokio::test]
-async fn what_is_acknowledged_is_there_after_a_reopen() {
+async fn acknowledged_writes_survive_a_reopen() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.db");
     let store = open(&path);
@@ -114,7 +114,7 @@ async fn what_is_acknowledged_is_there_after_a_reopen() {
     let unknown = store.get(id(1)).await.unwrap().unwrap();
     assert_eq!((unknown.record.state, unknown.record.attempt), (State::Unknown, attempt(1)));
     assert!(unknown.record.until > unknown.now.plus(Duration::from_secs(3500)));
-    // The attempt may have been told to a process that lives on.
+    // Another living process may know the attempt.
     let settled = store.settle(id(1), attempt(1), complete(Bytes::from_static(b"late"))).await.unwrap();
     assert!(matches!(settled, Settled::Done { .. }));
     drop(store);
@@ -227,11 +227,11 @@ fn no_statement_scans_the_table() {
         }
         lines.join("; ")
     };
-    use reader::sql::Walk;
+    use reader::sql::Scan;
     use requests::sql;
     let expire = schema::turn_unknown_sql(sql::LEASE_IS_PAST);
-    let walks = [Walk::All, Walk::Unknown].map(|walk| [walk.end_of_chunk(), walk.page()]).concat();
-    let by_id = [sql::STANDING, sql::RECORD, sql::RENEW, reader::sql::GET].map(str::to_owned);
+    let walks = [Scan::All, Scan::Unknown].map(|walk| [walk.end_of_chunk(), walk.page()]).concat();
+    let by_id = [sql::CURRENT, sql::RECORD, sql::RENEW, reader::sql::GET].map(str::to_owned);
     for (statement, index) in [
         (by_id.to_vec(), "USING INDEX record_id (id=?)"),
         (
@@ -251,7 +251,7 @@ fn no_statement_scans_the_table() {
         assert!(!plan.contains("SCAN") && !plan.contains("TEMP B-TREE"), "{statement}: {plan}");
     }
     assert_eq!(plan(sql::CLAIM), "");
-    assert!(plan(&Walk::InFlight.page()).contains("USING INDEX record_lease"));
+    assert!(plan(&Scan::InFlight.page()).contains("USING INDEX record_lease"));
     for count in schema::COUNTS {
         assert!(plan(count).starts_with("SCAN record USING COVERING INDEX"), "{}", plan(count));
     }
@@ -291,7 +291,7 @@ fn fill(path: &Path) {
         .unwrap();
 }
 
-fn reader(lock: Lock, queue: mpsc::Receiver<Read>) -> Reader {
+fn reader(lock: Lock, queue: mpsc::Receiver<ReadRequest>) -> Reader {
     let conn = schema::open_reader(&lock).unwrap();
     Reader::new(conn, clock::steady(clock::wall()), queue, Arc::default(), Arc::new(lock))
 }
@@ -327,7 +327,7 @@ fn a_listing_that_takes_long_goes_on_where_it_came_to() {
     reader.patience = Duration::ZERO;
     let (caller, _waiting) = oneshot::channel();
     let filter = Filter { older_than: Some(Duration::ZERO), state: Some(State::Completed), ..Filter::default() };
-    let mut search = Search { filter, after: None, limit: 20_000 };
+    let mut search = ListRequest { filter, after: None, limit: 20_000 };
     let mut found = Vec::new();
     let mut pages = 0;
     loop {
@@ -349,7 +349,7 @@ fn a_listing_that_takes_long_goes_on_where_it_came_to() {
 }
 
 #[tokio::test]
-async fn few_listings_wait_and_none_whose_caller_is_gone() {
+async fn few_listings_are_queued_and_abandoned_ones_are_dropped() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.db");
     drop(open(&path));
@@ -357,14 +357,14 @@ async fn few_listings_wait_and_none_whose_caller_is_gone() {
     let mut reader = reader(acquire(&Settings::new(&path)), reads);
     let ask = || {
         let (reply, page) = oneshot::channel();
-        let search = Search { filter: Filter::default(), after: None, limit: 1 };
-        queue.try_send(Read::List { search, reply }).unwrap_or_else(|_| panic!("there is room"));
+        let search = ListRequest { filter: Filter::default(), after: None, limit: 1 };
+        queue.try_send(ReadRequest::List { search, reply }).unwrap_or_else(|_| panic!("there is room"));
         page
     };
-    let abandoned = (0..reader::WAITING).map(|_| ask()).collect::<Vec<_>>();
+    let abandoned = (0..reader::MAX_QUEUED).map(|_| ask()).collect::<Vec<_>>();
     reader.let_through();
     drop(abandoned);
-    let waiting = (0..reader::WAITING + 2).map(|_| ask()).collect::<Vec<_>>();
+    let waiting = (0..reader::MAX_QUEUED + 2).map(|_| ask()).collect::<Vec<_>>();
     reader.let_through();
     drop(queue);
     std::thread::spawn(move || reader.run()).join().unwrap();
@@ -376,7 +376,7 @@ async fn few_listings_wait_and_none_whose_caller_is_gone() {
 }
 
 #[tokio::test]
-async fn more_than_the_queue_holds_is_refused() {
+async fn operations_beyond_the_queue_limit_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let settings = Settings { queue: 2, ..Settings::new(dir.path().join("a.db")) };
     let store = Sqlite::open(acquire(&settings)).unwrap();

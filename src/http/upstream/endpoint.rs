@@ -1,0 +1,289 @@
+//! The endpoints of an upstream, and the order in which they are tried.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use tokio::net::{TcpStream, UnixStream, lookup_host};
+use tokio::time::{Instant, sleep};
+
+use super::io::{SocketState, UpstreamIo};
+use super::settings::Place;
+use super::tls::TlsConnectors;
+use super::{Io, NotSent};
+use crate::http::socket::configure_tcp;
+
+/// How long a failed endpoint is tried after all others.
+const EJECTION: Duration = Duration::from_secs(10);
+
+/// How many consecutive failures eject an endpoint.
+const MAX_CONSECUTIVE_FAILURES: u32 = 3;
+
+/// The connection attempt delay: when the next address is tried in parallel (RFC 8305, 5).
+const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
+
+/// The maximum number of remembered endpoints: a name may resolve to ever new addresses.
+const MAX_ENDPOINTS: usize = 1024;
+
+/// The endpoints of an upstream.
+pub(super) struct Endpoints {
+    places: Vec<Place>,
+    tls: Option<TlsConnectors>,
+    turn: AtomicUsize,
+    /// The endpoints that were tried.
+    known: Mutex<HashMap<Address, Arc<Endpoint>>>,
+}
+
+/// The health of one address.
+#[derive(Default)]
+pub(super) struct Endpoint {
+    /// The number of consecutive failed exchanges.
+    failures: AtomicU32,
+    /// The end of its ejection in milliseconds since [`epoch`]; or 0.
+    ejected_until: AtomicU64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Address {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+/// An address to try, and the index of the configured place that it was resolved from.
+struct Candidate {
+    place: usize,
+    address: Address,
+    endpoint: Arc<Endpoint>,
+}
+
+/// A stream to an upstream that is ready for a request.
+pub(super) struct Connected {
+    pub(super) stream: ConnectedIo,
+    pub(super) socket: Arc<SocketState>,
+    pub(super) endpoint: Option<Arc<Endpoint>>,
+    /// The upstream has chosen HTTP/2.
+    pub(super) chose_h2: bool,
+}
+
+/// The most common kind is not boxed.
+pub(super) enum ConnectedIo {
+    Tcp(UpstreamIo<TcpStream>),
+    Other(Box<dyn Io>),
+}
+
+impl Endpoint {
+    /// It has answered.
+    pub(super) fn answered(&self) {
+        if self.failures.load(Ordering::Relaxed) != 0 {
+            self.failures.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// An exchange with it failed.
+    pub(super) fn broke_off(&self) {
+        if self.failures.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_CONSECUTIVE_FAILURES {
+            self.failures.store(0, Ordering::Relaxed);
+            self.eject();
+        }
+    }
+
+    /// Starts a probe: the endpoint must complete a step before a request can be sent.
+    pub(super) fn probe(&self) -> HealthProbe<'_> {
+        HealthProbe { endpoint: self, since: Instant::now(), is_finished: false }
+    }
+
+    fn eject(&self) {
+        self.ejected_until.store(now() + millis(EJECTION), Ordering::Relaxed);
+    }
+
+    fn is_ejected(&self) -> bool {
+        let until = self.ejected_until.load(Ordering::Relaxed);
+        until != 0 && until > now()
+    }
+}
+
+/// A step that an endpoint must complete. Dropping this before the end ejects the endpoint, unless the step has just
+/// started.
+pub(super) struct HealthProbe<'a> {
+    endpoint: &'a Endpoint,
+    since: Instant,
+    is_finished: bool,
+}
+
+impl HealthProbe<'_> {
+    /// Records the result of the step.
+    pub(super) fn finish<T, E>(mut self, how: Result<T, E>) -> Result<T, E> {
+        self.is_finished = true;
+        match &how {
+            Ok(_) => self.endpoint.ejected_until.store(0, Ordering::Relaxed),
+            Err(_) => self.endpoint.eject(),
+        }
+        how
+    }
+}
+
+impl Drop for HealthProbe<'_> {
+    fn drop(&mut self) {
+        // The request was cancelled, or an endpoint that started later was faster.
+        if !self.is_finished && self.since.elapsed() >= ATTEMPT_DELAY {
+            self.endpoint.eject();
+        }
+    }
+}
+
+fn epoch() -> Instant {
+    static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
+    *EPOCH
+}
+
+fn now() -> u64 {
+    // 0 stands for never.
+    millis(epoch().elapsed()) + 1
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Endpoints {
+    pub(super) fn new(places: Vec<Place>, tls: Option<TlsConnectors>) -> Self {
+        Self { places, tls, turn: AtomicUsize::new(0), known: Mutex::default() }
+    }
+
+    /// Opens a stream to one of the addresses: to the one whose turn it is, and to the others as far as those before them
+    /// fail or are slow. An error is that of the first that failed.
+    pub(super) async fn open(&self, with_h2: bool) -> Result<Connected, NotSent> {
+        let candidates = self.candidates().await?;
+        if let [only] = &*candidates {
+            return self.open_one(only, with_h2).await;
+        }
+        let mut candidates = candidates.iter();
+        let mut opening = FuturesUnordered::new();
+        let mut first_error = None;
+        loop {
+            if let Some(next) = candidates.next() {
+                opening.push(self.open_one(next, with_h2));
+            }
+            let ended = tokio::select! {
+                biased;
+                ended = opening.next() => ended,
+                () = sleep(ATTEMPT_DELAY), if candidates.len() > 0 => continue,
+            };
+            match ended {
+                Some(Ok(opened)) => return Ok(opened),
+                Some(Err(error)) => _ = first_error.get_or_insert(error),
+                None => {
+                    let none = || NotSent::Connect(io::ErrorKind::AddrNotAvailable.into());
+                    return Err(first_error.unwrap_or_else(none));
+                }
+            }
+        }
+    }
+
+    /// All addresses, in the order in which they are to be tried.
+    async fn candidates(&self) -> Result<Vec<Candidate>, NotSent> {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let mut addresses = Vec::new();
+        let mut unknown = None;
+        for (index, place) in self.places.iter().enumerate() {
+            match resolve(place).await {
+                Ok(found) => addresses.extend(found.into_iter().map(|address| (index, address))),
+                Err(error) => unknown = Some(error),
+            }
+        }
+        match unknown {
+            Some(error) if addresses.is_empty() => return Err(NotSent::Connect(error)),
+            Some(_) | None => {}
+        }
+        if addresses.len() > 1 {
+            let turn = turn % addresses.len();
+            addresses.rotate_left(turn);
+        }
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() + addresses.len() > MAX_ENDPOINTS {
+            known.clear();
+        }
+        let candidate = |(place, address): (usize, Address)| {
+            let endpoint = Arc::clone(known.entry(address.clone()).or_default());
+            Candidate { place, address, endpoint }
+        };
+        let mut candidates: Vec<_> = addresses.into_iter().map(candidate).collect();
+        candidates.sort_by_key(|candidate| candidate.endpoint.is_ejected());
+        Ok(candidates)
+    }
+
+    async fn open_one(&self, candidate: &Candidate, with_h2: bool) -> Result<Connected, NotSent> {
+        let Candidate { place, address, endpoint } = candidate;
+        let probe = endpoint.probe();
+        let opened = probe.finish(self.open_at(*place, address, with_h2).await)?;
+        Ok(Connected { endpoint: Some(Arc::clone(endpoint)), ..opened })
+    }
+
+    async fn open_at(&self, place: usize, address: &Address, with_h2: bool) -> Result<Connected, NotSent> {
+        let socket = Arc::new(SocketState::default());
+        let is_secure = self.tls.is_some();
+        let stream = match address {
+            Address::Tcp(address) => {
+                let connected = async {
+                    let stream = TcpStream::connect(address).await?;
+                    configure_tcp(&stream).map(|()| stream)
+                };
+                ConnectedIo::Tcp(stream(connected.await.map_err(NotSent::Connect)?, &socket, is_secure))
+            }
+            Address::Unix(path) => {
+                let connected = UnixStream::connect(path).await.map_err(NotSent::Connect)?;
+                ConnectedIo::Other(Box::new(stream(connected, &socket, is_secure)))
+            }
+        };
+        let Some(tls) = &self.tls else { return Ok(Connected { stream, socket, endpoint: None, chose_h2: false }) };
+        let (stream, chose_h2) = match stream {
+            ConnectedIo::Tcp(stream) => tls.handshake(stream, &self.places[place], with_h2).await?,
+            ConnectedIo::Other(stream) => tls.handshake(stream, &self.places[place], with_h2).await?,
+        };
+        Ok(Connected { stream: ConnectedIo::Other(stream), socket, endpoint: None, chose_h2 })
+    }
+}
+
+fn stream<T>(inner: T, socket: &Arc<SocketState>, is_secure: bool) -> UpstreamIo<T> {
+    let socket = Arc::clone(socket);
+    if is_secure { UpstreamIo::encrypted(inner, socket) } else { UpstreamIo::new(inner, socket) }
+}
+
+async fn resolve(place: &Place) -> io::Result<Vec<Address>> {
+    match place {
+        Place::Unix(path) => Ok(vec![Address::Unix(path.clone())]),
+        Place::Tcp { host, port } => match host.parse::<IpAddr>() {
+            Ok(address) => Ok(vec![Address::Tcp((address, *port).into())]),
+            Err(_) => Ok(lookup_host((host.as_str(), *port)).await?.map(Address::Tcp).collect()),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_endpoint_that_fails_or_is_overtaken_is_ejected() {
+        let endpoint = Endpoint::default();
+        drop(endpoint.probe());
+        assert!(!endpoint.is_ejected());
+        let probe = endpoint.probe();
+        advance(ATTEMPT_DELAY).await;
+        drop(probe);
+        assert!(endpoint.is_ejected());
+        let _ = endpoint.probe().finish::<_, ()>(Ok(()));
+        assert!(!endpoint.is_ejected());
+        let _ = endpoint.probe().finish::<(), _>(Err(()));
+        assert!(endpoint.is_ejected());
+        advance(EJECTION).await;
+        assert!(!endpoint.is_ejected());
+    }
+}

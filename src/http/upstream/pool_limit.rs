@@ -1,0 +1,225 @@
+//! Limits the connections to an upstream on all threads together, and queues requests at the limit.
+
+use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::connection::Http1Connection;
+use super::owner::Purpose;
+
+/// The limit on connections, and its queue.
+pub(super) struct PoolLimit {
+    max: u64,
+    state: Mutex<State>,
+    /// The length of the queue, cancelled waiters included. It is usually 0, and then no lock is taken.
+    queued: AtomicUsize,
+}
+
+/// The right to one connection. Dropping it passes it to the request that has waited longest.
+pub(super) struct PoolPermit(Option<Arc<PoolLimit>>);
+
+/// The result of waiting.
+pub(super) enum Checkout {
+    /// The right to open a connection.
+    Permit(PoolPermit),
+    /// A connection that is idle.
+    Connection(Box<Http1Connection>),
+}
+
+#[derive(Default)]
+struct State {
+    open: u64,
+    waiting: VecDeque<Waiter>,
+}
+
+struct Waiter {
+    purpose: Purpose,
+    sender: oneshot::Sender<Checkout>,
+}
+
+impl PoolLimit {
+    pub(super) fn new(max: u64) -> Arc<Self> {
+        Arc::new(Self { max, state: Mutex::default(), queued: AtomicUsize::new(0) })
+    }
+
+    /// Acquires a free permit. None is free while a request waits.
+    pub(super) fn try_acquire(self: &Arc<Self>) -> Option<PoolPermit> {
+        let mut state = self.state();
+        if state.open >= self.max {
+            return None;
+        }
+        state.open += 1;
+        Some(PoolPermit(Some(Arc::clone(self))))
+    }
+
+    /// Joins the queue. Dropping the receiver leaves it.
+    pub(super) fn enqueue(self: &Arc<Self>, purpose: Purpose) -> oneshot::Receiver<Checkout> {
+        let (sender, receiver) = oneshot::channel();
+        let mut state = self.state();
+        // Cancelled waiters do not accumulate while no permit is released.
+        state.forget_gone();
+        if state.open < self.max && state.waiting.is_empty() {
+            // A permit was released between `try_acquire` and this call.
+            state.open += 1;
+            drop(state);
+            // The receiver exists, so this cannot fail.
+            let _ = sender.send(Checkout::Permit(PoolPermit(Some(Arc::clone(self)))));
+            return receiver;
+        }
+        state.waiting.push_back(Waiter { purpose, sender });
+        receiver
+    }
+
+    /// Hands an idle connection to the first waiter; returns it if the queue is empty. If the waiter cannot use it, it
+    /// is closed, and the waiter gets its permit.
+    pub(super) fn hand_over(&self, connection: Http1Connection, since: Instant) -> Option<Http1Connection> {
+        if self.queued.load(Ordering::SeqCst) == 0 {
+            return Some(connection);
+        }
+        let mut connection = Box::new(connection);
+        loop {
+            // The lock must not be held while a connection is dropped: dropping its permit takes the lock.
+            let waiting = {
+                let mut state = self.state();
+                match state.waiting.front() {
+                    None => return Some(*connection),
+                    Some(Waiter { purpose, .. })
+                        if since.elapsed() < purpose.reuse.longest_idle() && purpose.may_use(connection.owner) =>
+                    {
+                        state.waiting.pop_front()?
+                    }
+                    Some(_) => break,
+                }
+            };
+            match waiting.sender.send(Checkout::Connection(connection)) {
+                Err(Checkout::Connection(back)) => connection = back,
+                Ok(()) | Err(Checkout::Permit(_)) => return None,
+            }
+        }
+        drop(connection);
+        None
+    }
+
+    /// Whether a request waits.
+    pub(super) fn has_waiters(&self) -> bool {
+        if self.queued.load(Ordering::SeqCst) == 0 {
+            return false;
+        }
+        let mut state = self.state();
+        state.forget_gone();
+        !state.waiting.is_empty()
+    }
+
+    fn state(&self) -> StateGuard<'_> {
+        // No operation under this lock can leave the state inconsistent.
+        StateGuard { state: self.state.lock().unwrap_or_else(PoisonError::into_inner), queued: &self.queued }
+    }
+}
+
+/// A lock on the state that updates `queued` when it is released.
+struct StateGuard<'a> {
+    state: MutexGuard<'a, State>,
+    queued: &'a AtomicUsize,
+}
+
+impl Deref for StateGuard<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for StateGuard<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
+}
+
+impl Drop for StateGuard<'_> {
+    fn drop(&mut self) {
+        self.queued.store(self.state.waiting.len(), Ordering::SeqCst);
+    }
+}
+
+impl State {
+    /// Removes cancelled waiters from the front.
+    fn forget_gone(&mut self) {
+        while self.waiting.front().is_some_and(|next| next.sender.is_closed()) {
+            self.waiting.pop_front();
+        }
+    }
+}
+
+impl Drop for PoolPermit {
+    fn drop(&mut self) {
+        let Some(limit) = self.0.take() else { return };
+        let mut state = limit.state();
+        let mut permit = Self(Some(Arc::clone(&limit)));
+        while let Some(next) = state.waiting.pop_front() {
+            match next.sender.send(Checkout::Permit(permit)) {
+                Err(Checkout::Permit(back)) => permit = back,
+                Ok(()) | Err(Checkout::Connection(_)) => return,
+            }
+        }
+        permit.0 = None;
+        state.open -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Reuse;
+    use super::super::owner::Owner;
+    use super::*;
+
+    const NEW: Purpose = Purpose { reuse: Reuse::Never, owner: Owner::AnyCaller };
+
+    fn open(limit: &PoolLimit) -> u64 {
+        limit.state().open
+    }
+
+    #[tokio::test]
+    async fn a_permit_goes_to_the_longest_waiting_request() {
+        let limit = PoolLimit::new(1);
+        let permit = limit.try_acquire().unwrap();
+        assert!(limit.try_acquire().is_none());
+        let (gone, first, second) = (limit.enqueue(NEW), limit.enqueue(NEW), limit.enqueue(NEW));
+        drop(gone);
+        drop(permit);
+        let Ok(Checkout::Permit(permit)) = first.await else { panic!("nothing granted") };
+        assert!(limit.has_waiters());
+        drop(permit);
+        // It was granted, and leaves before it has taken it.
+        drop(second);
+        assert_eq!(open(&limit), 0);
+        assert!(!limit.has_waiters() && limit.try_acquire().is_some());
+    }
+
+    #[tokio::test]
+    async fn a_permit_released_before_queueing_is_acquired_at_once() {
+        let limit = PoolLimit::new(1);
+        // All were taken when it was looked for.
+        let permit = limit.try_acquire().unwrap();
+        assert!(limit.try_acquire().is_none());
+        drop(permit);
+        let Ok(Checkout::Permit(permit)) = limit.enqueue(NEW).await else { panic!("nothing granted") };
+        assert_eq!((open(&limit), limit.has_waiters()), (1, false));
+        drop(permit);
+        assert_eq!(open(&limit), 0);
+    }
+
+    #[tokio::test]
+    async fn cancelled_waiters_do_not_accumulate() {
+        let limit = PoolLimit::new(1);
+        let _slot = limit.try_acquire().unwrap();
+        for _ in 0..100 {
+            drop(limit.enqueue(NEW));
+        }
+        assert!(limit.state().waiting.len() <= 1);
+    }
+}

@@ -1,0 +1,38 @@
+//! Data that accompanies a request while it is sent.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::http::http1::Interim;
+
+/// The progress of sending a request, the sender of interim responses, and the scope of its record.
+#[derive(Default)]
+pub struct SendContext {
+    has_begun: AtomicBool,
+    pub(super) interim: Option<Interim>,
+    pub(super) scope: Option<[u8; 32]>,
+}
+
+impl SendContext {
+    /// For a request whose client gets interim responses, if it understands them.
+    #[must_use]
+    pub fn of(interim: Option<Interim>) -> Self {
+        Self { interim, ..Self::default() }
+    }
+
+    /// Adds the digest of the record's scope, which distinguishes callers where each has its own connections.
+    #[must_use]
+    pub fn in_scope(self, digest: [u8; 32]) -> Self {
+        Self { scope: Some(digest), ..self }
+    }
+
+    /// Whether the request was handed to a connection: from then on a byte of it may have been sent.
+    #[must_use]
+    pub fn has_begun(&self) -> bool {
+        self.has_begun.load(Ordering::Acquire)
+    }
+
+    /// Records that the request is handed to a connection, or was returned unsent or unprocessed.
+    pub(super) fn set_begun(&self, has_begun: bool) {
+        self.has_begun.store(has_begun, Ordering::Release);
+    }
+}
