@@ -34,9 +34,19 @@ fn settings(url: &str) -> Settings {
     Settings { servers: url.parse().unwrap(), tls: None, connections: Settings::USUAL_CONNECTIONS }
 }
 
+/// Opens a store as `serve` does: where the server is too busy to answer in time, it tries again.
 async fn open(url: &str) -> Postgres {
-    Postgres::open(&settings(url)).await.unwrap()
+    let start = Instant::now();
+    loop {
+        match Postgres::open(&settings(url)).await {
+            Err(OpenError::Unreachable(_)) if start.elapsed() < BUSY_FOR => {}
+            opened => return opened.unwrap(),
+        }
+    }
 }
+
+/// How long the server that all tests share may be too busy.
+const BUSY_FOR: Duration = Duration::from_secs(60);
 
 async fn keeps_the_contract(url: impl Fn(&Database) -> Option<String>) {
     let Some(database) = database() else { return };
