@@ -6,14 +6,15 @@
 //! The path of a value: `layers` merges file, environment and flags into one tree that remembers the origin of each
 //! value; `node` walks the tree; the declared keys of a section read its values, and the section resolves them into
 //! settings and prints what is in force. The declarations are also what the annotated default file (`annotated`), the
-//! JSON Schema (`schema`) and the suggestions for misspelt keys (`keys`) are made of.
+//! JSON Schema (`schema`), the suggestions for misspelt keys (`keys`) and the reference chapter of the docs (`reference`)
+//! are made of.
 //!
 //! To add a key:
 //! 1. Declare it in the `keys!` of its section, such as `limits`: name, documentation, default, and one of the kinds of
 //!    `kinds`, which says how values are read, printed and described.
 //! 2. Use it where the section becomes settings. A check that involves other keys belongs there too.
 //! 3. Add a line to `schema/tests/lines.rs`, and run the tests with `ONCEGATE_BLESS=1`, which writes
-//!    `config/oncegate.default.toml`.
+//!    `config/oncegate.default.toml` and `docs/configuration.md`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -42,6 +43,8 @@ mod node;
 mod pem;
 mod policy;
 mod problem;
+#[cfg(test)]
+mod reference;
 mod routes;
 mod schema;
 mod secrets;
