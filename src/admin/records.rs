@@ -58,7 +58,7 @@ pub(super) async fn remove(state: &State, id: RecordId, client: SocketAddr) -> R
         %client,
         %id,
         state = found.record.state.as_str(),
-        key = ?shortened_key(&found.record).as_deref().unwrap_or("-"),
+        key = shortened_key(&found.record).as_deref().unwrap_or("-"),
         "an operator removed a record: its key is free"
     );
     Ok(empty(StatusCode::NO_CONTENT))

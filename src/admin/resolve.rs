@@ -86,10 +86,10 @@ pub(super) async fn resolve(
         target: "oncegate::audit",
         %client,
         %id,
-        key = ?shortened_key(&record).as_deref().unwrap_or("-"),
+        key = shortened_key(&record).as_deref().unwrap_or("-"),
         action,
-        // Quoted and escaped: it must not look like another line.
-        reason = ?reason,
+        // A string, which every format escapes: it must not look like another line.
+        reason = &*reason,
         "an operator resolved a record"
     );
     Ok(empty(StatusCode::NO_CONTENT))

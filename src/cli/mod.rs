@@ -7,7 +7,8 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::{Flags, Problems, Resolved, Sources, load};
+use crate::config::{Flags, Problem, Problems, Resolved, Sources, load};
+use crate::telemetry::logs::{self, Format};
 
 mod check;
 mod completions;
@@ -110,9 +111,15 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
 fn run_serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let flags = Flags { upstream: args.upstream, listen: args.listen, admin: args.admin, store: args.store };
     let sources = Sources::of_process(args.file.config, flags);
-    match configured(sources.clone()) {
+    match load(sources.clone()) {
         Ok(config) => serve::run(config, sources, args.accept_identity_change),
-        Err(status) => Ok(status),
+        Err(problems) => {
+            match problems.log_format {
+                Format::Text => complain(&report(&problems, sources.file.as_deref())),
+                Format::Json => log(&problems)?,
+            }
+            Ok(ExitCode::from(BAD_CONFIGURATION))
+        }
     }
 }
 
@@ -135,6 +142,15 @@ fn report(problems: &Problems, file: Option<&Path>) -> String {
         }
         false => problems.to_string(),
     }
+}
+
+/// Writes the problems of a configuration as lines of JSON, as the gate would have written its logs.
+fn log(problems: &Problems) -> anyhow::Result<()> {
+    logs::init(&logs::Settings { format: Format::Json, level: "error".to_owned() })?;
+    for Problem { place, key, message, hint } in problems.iter() {
+        tracing::error!(%place, key, problem = message, hint, "the configuration is wrong: the gate does not start");
+    }
+    Ok(())
 }
 
 /// Writes what a command was asked for to standard output. A reader that went away wanted no more.

@@ -47,8 +47,24 @@ mod summary;
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Runs a gate until SIGTERM or SIGINT. At SIGHUP it reads `sources` again, of which `config` was made.
-pub fn run(mut config: Resolved, sources: Sources, accept_identity_change: bool) -> anyhow::Result<ExitCode> {
+pub fn run(config: Resolved, sources: Sources, accept_identity_change: bool) -> anyhow::Result<ExitCode> {
     let log_filter = logs::init(&config.log)?;
+    let format = config.log.format;
+    match run_logged(config, sources, log_filter, accept_identity_change) {
+        Err(error) if format == logs::Format::Json => {
+            tracing::error!(error = format!("{error:#}"), "the gate cannot go on");
+            Ok(ExitCode::FAILURE)
+        }
+        ended => ended,
+    }
+}
+
+fn run_logged(
+    mut config: Resolved,
+    sources: Sources,
+    log_filter: logs::Filter,
+    accept_identity_change: bool,
+) -> anyhow::Result<ExitCode> {
     files::share_out(&mut config);
     let inherited = Inherited::take();
     let shards = Arc::new(Shards::start().context("cannot start the threads that serve")?);

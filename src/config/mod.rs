@@ -132,7 +132,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     drop(root);
 
     // From here on nothing is missing: whatever was wrong has been reported.
-    let (advice, mut printed) = context.finish()?;
+    let (advice, mut printed) = context.finish().map_err(|problems| Problems { log_format: log.format, ..problems })?;
     let printed = keys::ROOT.names().filter_map(|name| Some((name, printed.remove(name)?)));
     let effective = DocumentMut::from(printed.collect::<toml_edit::Table>());
     Ok(Resolved {

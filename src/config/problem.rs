@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use crate::telemetry::logs::Format;
+
 /// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
@@ -31,7 +33,11 @@ pub struct Problem {
 
 /// Everything that is wrong with a configuration, by place. Never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problems(pub(super) Vec<Problem>);
+pub struct Problems {
+    pub(super) found: Vec<Problem>,
+    /// How the configuration would have logs written, as far as it can be read.
+    pub log_format: Format,
+}
 
 /// Something that is accepted, but better known.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,18 +55,18 @@ impl Problems {
     pub(super) fn new(mut found: Vec<Problem>) -> Self {
         found.sort();
         found.dedup();
-        Self(found)
+        Self { found, log_format: Format::Text }
     }
 
     /// How many there are.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.0.len()
+        self.found.len()
     }
 
     /// Each of them.
     pub fn iter(&self) -> impl Iterator<Item = &Problem> {
-        self.0.iter()
+        self.found.iter()
     }
 }
 
@@ -68,7 +74,7 @@ impl std::error::Error for Problems {}
 
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for problem in &self.0 {
+        for problem in &self.found {
             writeln!(f, "{problem}")?;
         }
         match self.count() {

@@ -265,7 +265,7 @@ impl Driver {
                 Err(problem) => self.failed(problem),
             },
             Done::Looked(Err(error)) => {
-                tracing::debug!(%error, record = ?self.id, "the store failed a request that waits");
+                tracing::debug!(%error, record = %self.id, "the store failed a request that waits");
                 Event::StoreFailed { in_doubt: false }
             }
             Done::Attempted(attempted) => {
@@ -408,7 +408,9 @@ impl Driver {
             Outcome::Retired => request.retired(),
             Outcome::Failed => request.problem(needed(self.problem.take(), "a problem")?),
             Outcome::ClaimTooLate => {
-                tracing::warn!(record = %self.id, "the store took too long for a claim, which is given up");
+                if let Some(others) = shared.late_claims.due() {
+                    tracing::warn!(record = %self.id, others, "the store took too long for a claim, which is given up");
+                }
                 request.store_away()
             }
             Outcome::LeaderUnanswered if shared.retired.try_read().is_err() => request.retired(),
@@ -417,14 +419,14 @@ impl Driver {
                 return Ok(());
             }
             Outcome::ClaimFailed => {
-                if let (Some(error), Some(others)) = (self.error.take(), shared.unclaimed.due()) {
-                    tracing::warn!(%error, record = %self.id, others, "a claim failed");
+                if let Some(error) = self.error.take() {
+                    tracing::debug!(%error, record = %self.id, "a claim failed");
                 }
                 without_store(request, client);
                 return Ok(());
             }
             Outcome::ClaimUnanswered => {
-                if let Some(others) = shared.unclaimed.due() {
+                if let Some(others) = shared.late_claims.due() {
                     tracing::warn!(record = %self.id, others, "the store did not answer a claim in time");
                 }
                 without_store(request, client);
@@ -447,17 +449,13 @@ impl Driver {
     }
 
     fn failed_again(&self, error: &Error, what: &'static str, failures: u32) {
-        if failures == 0 {
-            tracing::warn!(%error, record = %self.id, what, "the store failed; asking again until it answers");
-        } else {
-            tracing::debug!(%error, record = %self.id, what, "the store still fails");
-        }
+        tracing::debug!(%error, record = %self.id, what, failures, "the store failed; asking again until it answers");
     }
 
     /// The store has answered a claim or a settlement.
     fn answered(&mut self, what: &'static str, failures: u32) {
         if failures > 0 {
-            tracing::info!(record = %self.id, what, "the store has answered after all");
+            tracing::debug!(record = %self.id, what, "the store has answered after all");
         }
     }
 }

@@ -314,13 +314,7 @@ impl Handler for Gate {
 /// Logs an answer as it begins.
 fn log(state: &RouteState, outcome: Outcome, response: &Response<Body>, began: Instant) {
     let (route, status, outcome_word) = (&*state.name, response.status().as_u16(), outcome.as_str());
-    let micros = || began.elapsed().as_micros();
-    match outcome {
-        Outcome::Unrecorded | Outcome::Unprotected => {
-            tracing::warn!(route, outcome = outcome_word, status, micros = micros(), "answered");
-        }
-        _ => tracing::debug!(route, outcome = outcome_word, status, micros = micros(), "answered"),
-    }
+    tracing::debug!(route, outcome = outcome_word, status, micros = began.elapsed().as_micros() as u64, "answered");
 }
 
 fn origin(service: &Arc<str>, namespace: &Arc<str>, route: &Arc<str>) -> Origin {

@@ -257,7 +257,8 @@ impl ProtectedRequest {
 
     /// Forwards the request without protection, since the store is away.
     pub(super) async fn forward_unprotected(&self) -> Reply {
-        tracing::warn!(route = &*self.state.name, "forwarding without protection: the store is away");
+        let (route, key) = (&*self.state.name, self.key_shortened());
+        tracing::warn!(record = %self.id, route, key, "forwarding without protection: the store is away");
         let docs = self.policy().docs.as_deref();
         let options = ForwardOptions { kept: &self.state.kept, dropped: &self.gate.added, docs, ignored: None };
         let (upstream, outcome) = (self.upstream(), Outcome::Unprotected);

@@ -23,7 +23,7 @@ const SOON: Duration = Duration::from_millis(200);
 pub(super) async fn run(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
     let mut shortest = shared.shortest_lease.subscribe();
     let mut tick = looks(*shortest.borrow_and_update());
-    let (mut failing, mut is_left) = (false, false);
+    let mut is_left = false;
     loop {
         tokio::select! {
             biased;
@@ -53,13 +53,8 @@ pub(super) async fn run(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
             Ok(Err(error)) => Some(error.to_string()),
             Err(_) => Some("the store did not answer in time".to_owned()),
         };
-        match failure {
-            None => failing = false,
-            Some(error) if !failing => {
-                failing = true;
-                tracing::warn!(error, leases = running.len(), "renewing leases failed; trying again");
-            }
-            Some(_) => {}
+        if let Some(error) = failure {
+            tracing::debug!(error, leases = running.len(), "renewing leases failed; trying again");
         }
     }
 }

@@ -17,6 +17,9 @@ use crate::telemetry::log_throttle::LogThrottle;
 /// How many large bodies may be read back into memory at a time, to be compared as JSON.
 const LARGE_BODIES: usize = 2;
 
+/// How often late claims are logged: they are as late as long as a store is slow.
+const LATE_CLAIMS: Duration = Duration::from_secs(60);
+
 /// The digest of the rules that a namespace's identities are made by.
 pub(super) type IdentityDigest = [u8; 32];
 
@@ -31,8 +34,8 @@ pub(super) struct Shared {
     pub(super) requests: tokio::sync::watch::Sender<()>,
     /// How many large bodies may be read back into memory at a time.
     pub(super) large_bodies: Semaphore,
-    /// Claims that failed: while the store is away, as many as there are requests.
-    pub(super) unclaimed: LogThrottle,
+    /// Claims that the store was too slow for: while it hangs, as many as there are requests.
+    pub(super) late_claims: LogThrottle,
     /// Temporary files that failed: while a disk is full, as many as there are large requests.
     pub(super) unspooled: LogThrottle,
     /// The rules that former gates made identities by and the present one does not: nothing is claimed by them any more.
@@ -56,7 +59,7 @@ impl Shared {
             abandon: watch::Sender::new(false),
             requests: tokio::sync::watch::Sender::new(()),
             large_bodies: Semaphore::new(LARGE_BODIES),
-            unclaimed: LogThrottle::default(),
+            late_claims: LogThrottle::every(LATE_CLAIMS),
             unspooled: LogThrottle::default(),
             retired: Arc::default(),
             newest: ArcSwap::default(),

@@ -1,4 +1,4 @@
-//! A store that counts and times every call.
+//! A store that counts and times every call, and logs its outages.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -8,53 +8,80 @@ use async_trait::async_trait;
 use tokio::sync::broadcast;
 
 use super::metrics::{Metrics, StoreOpMetrics};
+use super::outage::{OperationHealth, Role, StoreHealth};
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 use crate::store::{
     Claim, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules, Origin, Page,
     Removal, Settled, Store,
 };
 
-/// Counts and times every call of the store inside it. Calls that are cancelled are not counted.
+/// Counts and times every call of the store inside it, and logs when it stops working and when it works again. Calls that
+/// are cancelled are not counted.
 pub struct Metered {
     store: Arc<dyn Store>,
-    claim: StoreOpMetrics,
-    supersede: StoreOpMetrics,
-    settle: StoreOpMetrics,
-    renew: StoreOpMetrics,
-    expire_leases: StoreOpMetrics,
-    sweep: StoreOpMetrics,
-    get: StoreOpMetrics,
-    list: StoreOpMetrics,
-    remove: StoreOpMetrics,
-    count: StoreOpMetrics,
-    changes: StoreOpMetrics,
-    adopt: StoreOpMetrics,
-    identities: StoreOpMetrics,
-    ping: StoreOpMetrics,
+    health: StoreHealth,
+    claim: Operation,
+    supersede: Operation,
+    settle: Operation,
+    renew: Operation,
+    expire_leases: Operation,
+    sweep: Operation,
+    get: Operation,
+    list: Operation,
+    remove: Operation,
+    count: Operation,
+    changes: Operation,
+    adopt: Operation,
+    identities: Operation,
+    ping: Operation,
+}
+
+/// What is kept of one operation.
+struct Operation {
+    metrics: StoreOpMetrics,
+    health: OperationHealth,
 }
 
 impl Metered {
     /// Counts the calls of `store` in `metrics`, under the word for its kind.
     #[must_use]
     pub fn new(store: Arc<dyn Store>, metrics: &Metrics) -> Self {
-        let op = |op| metrics.store_op(store.kind(), op);
+        let op = |name, role| Operation {
+            metrics: metrics.store_op(store.kind(), name),
+            health: OperationHealth::new(name, role),
+        };
         Self {
-            claim: op("claim"),
-            supersede: op("supersede"),
-            settle: op("settle"),
-            renew: op("renew"),
-            expire_leases: op("expire_leases"),
-            sweep: op("sweep"),
-            get: op("get"),
-            list: op("list"),
-            remove: op("remove"),
-            count: op("count"),
-            changes: op("changes"),
-            adopt: op("adopt"),
-            identities: op("identities"),
-            ping: op("ping"),
+            claim: op("claim", Role::Claims),
+            supersede: op("supersede", Role::Claims),
+            settle: op("settle", Role::Background),
+            renew: op("renew", Role::Background),
+            expire_leases: op("expire_leases", Role::Heartbeat),
+            sweep: op("sweep", Role::Background),
+            get: op("get", Role::Foreground),
+            list: op("list", Role::Foreground),
+            remove: op("remove", Role::Foreground),
+            count: op("count", Role::Background),
+            changes: op("changes", Role::Foreground),
+            adopt: op("adopt", Role::Foreground),
+            identities: op("identities", Role::Foreground),
+            ping: op("ping", Role::Foreground),
+            health: StoreHealth::default(),
             store,
         }
+    }
+
+    async fn timed<T>(&self, operation: &Operation, call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        let began = Instant::now();
+        let result = call.await;
+        operation.metrics.took(began.elapsed());
+        match &result {
+            Ok(_) => self.health.worked(&operation.health),
+            Err(error) => {
+                operation.metrics.failed(error.cause().kind);
+                self.health.failed(&operation.health, error);
+            }
+        }
+        result
     }
 }
 
@@ -69,27 +96,27 @@ impl Store for Metered {
     }
 
     async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
-        timed(&self.claim, self.store.claim(id, fresh)).await
+        self.timed(&self.claim, self.store.claim(id, fresh)).await
     }
 
     async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
-        timed(&self.supersede, self.store.supersede(id, seen, fresh)).await
+        self.timed(&self.supersede, self.store.supersede(id, seen, fresh)).await
     }
 
     async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
-        timed(&self.settle, self.store.settle(id, attempt, end)).await
+        self.timed(&self.settle, self.store.settle(id, attempt, end)).await
     }
 
     async fn renew(&self, held: Vec<LeaseRenewal>) -> Result<Vec<RecordId>, Error> {
-        timed(&self.renew, self.store.renew(held)).await
+        self.timed(&self.renew, self.store.renew(held)).await
     }
 
     async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
-        timed(&self.expire_leases, self.store.expire_leases(limit)).await
+        self.timed(&self.expire_leases, self.store.expire_leases(limit)).await
     }
 
     async fn sweep(&self, limit: usize) -> Result<usize, Error> {
-        timed(&self.sweep, self.store.sweep(limit)).await
+        self.timed(&self.sweep, self.store.sweep(limit)).await
     }
 
     async fn changed(&self, id: RecordId) {
@@ -102,23 +129,23 @@ impl Store for Metered {
     }
 
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
-        timed(&self.get, self.store.get(id)).await
+        self.timed(&self.get, self.store.get(id)).await
     }
 
     async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
-        timed(&self.list, self.store.list(filter, after, limit)).await
+        self.timed(&self.list, self.store.list(filter, after, limit)).await
     }
 
     async fn remove(&self, id: RecordId) -> Result<bool, Error> {
-        timed(&self.remove, self.store.remove(id)).await
+        self.timed(&self.remove, self.store.remove(id)).await
     }
 
     async fn count(&self) -> Result<[u64; 3], Error> {
-        timed(&self.count, self.store.count()).await
+        self.timed(&self.count, self.store.count()).await
     }
 
     async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
-        timed(&self.changes, self.store.changes(origins, rules)).await
+        self.timed(&self.changes, self.store.changes(origins, rules)).await
     }
 
     async fn adopt(
@@ -127,28 +154,18 @@ impl Store for Metered {
         rules: Vec<Identity>,
         accept_change: bool,
     ) -> Result<Vec<IdentityChange>, Error> {
-        timed(&self.adopt, self.store.adopt(origins, rules, accept_change)).await
+        self.timed(&self.adopt, self.store.adopt(origins, rules, accept_change)).await
     }
 
     async fn identities(&self) -> Result<Vec<NamespaceRules>, Error> {
-        timed(&self.identities, self.store.identities()).await
+        self.timed(&self.identities, self.store.identities()).await
     }
 
     async fn ping(&self) -> Result<(), Error> {
-        timed(&self.ping, self.store.ping()).await
+        self.timed(&self.ping, self.store.ping()).await
     }
 
     async fn close(&self) {
         self.store.close().await;
     }
-}
-
-async fn timed<T>(op: &StoreOpMetrics, call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-    let began = Instant::now();
-    let result = call.await;
-    op.took(began.elapsed());
-    if let Err(error) = &result {
-        op.failed(error.cause().kind);
-    }
-    result
 }

@@ -5,4 +5,5 @@ pub mod log_throttle;
 pub mod logs;
 pub mod metered;
 pub mod metrics;
+mod outage;
 pub mod outcome;

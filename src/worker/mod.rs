@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Interval, MissedTickBehavior};
 
-use crate::store::{Error, ErrorKind, Store};
+use crate::store::Store;
 use crate::telemetry::metrics::Metrics;
 
 /// How long a worker that panicked waits before it starts again.
@@ -91,38 +91,6 @@ impl Worker {
             biased;
             _ = self.shutdown.wait_for(|down| *down) => false,
             _ = wait => true,
-        }
-    }
-}
-
-/// Tracks whether an operation works, so that a failure is logged when it begins and when it ends, not at every tick.
-struct Health {
-    operation: &'static str,
-    failing: Option<ErrorKind>,
-}
-
-impl Health {
-    fn of(operation: &'static str) -> Self {
-        Self { operation, failing: None }
-    }
-
-    /// Notes the result of a call, and returns its value.
-    fn note<T>(&mut self, result: Result<T, Error>) -> Option<T> {
-        let operation = self.operation;
-        match result {
-            Ok(value) => {
-                if self.failing.take().is_some() {
-                    tracing::info!(operation, "the store works again");
-                }
-                Some(value)
-            }
-            Err(error) => {
-                let kind = error.cause().kind;
-                if self.failing.replace(kind) != Some(kind) {
-                    tracing::warn!(operation, %error, "the store failed; trying again at every tick");
-                }
-                None
-            }
         }
     }
 }

@@ -2,29 +2,29 @@
 
 use tokio::time::Instant;
 
-use super::{Health, Worker, every};
+use super::{Worker, every};
 
 pub(super) async fn run(mut worker: Worker) {
     let mut ticks = every(worker.settings.sweep_every);
-    let (mut sweeping, mut counting) = (Health::of("sweep"), Health::of("count"));
     while worker.unless_shut_down(ticks.tick()).await {
-        sweep(&mut worker, &mut sweeping).await;
+        sweep(&mut worker).await;
         if *worker.shutdown.borrow() {
             return;
         }
-        if let Some(counts) = counting.note(worker.store.count().await) {
+        if let Ok(counts) = worker.store.count().await {
             worker.metrics.records_counted(counts);
         }
     }
 }
 
 /// One batch after another while they come back full, with a pause between. Each is twice as large as the one before, up
-/// to the largest: the more callers write, the longer a batch waits its turn, and the more it must do then.
-async fn sweep(worker: &mut Worker, health: &mut Health) {
+/// to the largest: the more callers write, the longer a batch waits its turn, and the more it must do then. The
+/// store reports its failures.
+async fn sweep(worker: &mut Worker) {
     let mut limit = worker.settings.batch;
     loop {
         let began = Instant::now();
-        let Some(count) = health.note(worker.store.sweep(limit).await) else { return };
+        let Ok(count) = worker.store.sweep(limit).await else { return };
         worker.metrics.records_swept(count);
         let pause = worker.settings.pause.max(2 * began.elapsed());
         if count < limit || !worker.unless_shut_down(tokio::time::sleep(pause)).await {

@@ -8,8 +8,8 @@ use tokio::time::{Instant, sleep};
 use super::*;
 use crate::idempotency::record::{Attempt, RecordId, Version};
 use crate::store::{
-    Cause, Claim, End, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules, Origin, Page,
-    Settled,
+    Cause, Claim, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules,
+    Origin, Page, Settled,
 };
 
 /// What the next calls return: `Ok` for nothing left to do, `Err` for a failure, a number for that many records.
@@ -177,16 +177,4 @@ async fn a_sender_that_goes_is_a_shutdown() {
     let running = start(Fake::default());
     drop(running.stop);
     running.task.await.unwrap();
-}
-
-#[test]
-fn a_failure_is_noted_when_it_begins_and_when_it_is_over() {
-    let fail = |kind| Err::<(), _>(Error::Determinate(Cause { kind, source: "scripted".into() }));
-    let mut health = Health::of("sweep");
-    assert_eq!(health.note(fail(ErrorKind::Full)), None);
-    assert_eq!(health.failing, Some(ErrorKind::Full));
-    assert_eq!(health.note(fail(ErrorKind::Timeout)), None);
-    assert_eq!(health.failing, Some(ErrorKind::Timeout));
-    assert_eq!(health.note(Ok(5)), Some(5));
-    assert_eq!(health.failing, None);
 }

@@ -4,7 +4,8 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use crate::support::Process;
-use crate::support::{Gate, Reply, Request, Upstream};
+use crate::support::{Gate, Plan, Reply, Request, Upstream};
+use serde_json::Value;
 
 fn oncegate(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_oncegate"));
@@ -119,6 +120,30 @@ fn flags_beat_the_environment_which_beats_the_file() {
     assert_eq!(by_environment.start().address, address);
     let by_flag = plan.clone().env("ONCEGATE_SERVER__LISTEN", "192.0.2.1:1").arg("--listen").arg("127.0.0.1:0");
     assert_eq!(by_flag.start().address.ip().to_string(), "127.0.0.1");
+}
+
+/// Where logs are JSON, so is the reason why a gate does not start.
+#[test]
+fn a_start_that_fails_is_logged_as_json() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let lines = |plan: Plan, status: i32| -> Vec<Value> {
+        let mut process = plan.env("ONCEGATE_LOG__FORMAT", "json").spawn();
+        assert_eq!(process.wait().code(), Some(status), "{}", process.log());
+        process
+            .log()
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("no JSON: {line}")))
+            .collect()
+    };
+    let wrong = lines(Gate::before(&upstream).server("listne = \"x\"").defaults("ttl = \"0s\""), 78);
+    assert_eq!(wrong.len(), 2, "{wrong:?}");
+    for line in &wrong {
+        let known = ["place", "key", "problem", "hint"].iter().all(|name| line[name].is_string());
+        assert!(line["level"] == "ERROR" && known, "{line}");
+    }
+    let taken = lines(Gate::before(&upstream).server(&format!("listen = \"{}\"", upstream.address)), 1);
+    let last = taken.last().expect("a line");
+    assert!(last["level"] == "ERROR" && last["error"].is_string(), "{last}");
 }
 
 /// `oncegate serve --upstream URL` alone is a working gate.

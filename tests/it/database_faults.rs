@@ -7,6 +7,8 @@ mod storms;
 
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 use crate::servers::{Postgres, Session};
 use crate::support::store::{migrated, migrated_on};
 use crate::support::{Gate, Reply, Request, Response, Signal, Upstream, eventually};
@@ -63,6 +65,31 @@ fn expect_recovery(gate: &mut Gate, refused: &str, upstream: &Upstream) {
     assert!(gate.is_running());
 }
 
+/// Holds that the log tells of one outage: one error when it began, one line when it was over, and beside them only which
+/// answers went unrecorded.
+#[track_caller]
+fn expect_one_outage(gate: &Gate) {
+    let over = "the store works again";
+    let lines = eventually("the log says that it is over", || {
+        let log = gate.log();
+        let lines: Vec<Value> = log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        lines.iter().any(|line| line["message"] == over).then_some(lines)
+    });
+    let began = lines.iter().position(|line| line["level"] == "ERROR").expect("an error");
+    let told = &lines[began..];
+    let error = &told[0];
+    assert!(error["message"].as_str().is_some_and(|text| text.contains("503 store-unavailable")), "{error}");
+    assert!(error["error"].is_string() && error["operation"].is_string(), "{error}");
+    let end = told.iter().find(|line| line["message"] == over).expect("an end");
+    assert!(end["seconds"].as_f64().is_some_and(|seconds| seconds >= 2.0), "{end}");
+    assert!(end["claims_failed"].as_u64().is_some_and(|claims| claims >= 30), "{end}");
+    for line in &told[1..] {
+        let is_unrecorded = line["message"] == "an answer went to its client unrecorded";
+        assert!(line == end || is_unrecorded || line["message"] == "listening", "{line}");
+        assert!(!is_unrecorded || (line["record"].is_string() && line["route"].is_string()), "{line}");
+    }
+}
+
 #[test]
 fn a_server_that_has_no_connection_left() {
     let Some(server) = Postgres::with(&[("max_connections", "20")]) else { return };
@@ -93,6 +120,7 @@ fn a_server_that_has_no_connection_left() {
     assert!(grown < 64 << 20, "{grown} bytes more");
     drop(others);
     expect_recovery(&mut gate, "full-0-0", &upstream);
+    expect_one_outage(&gate);
     first.expect_repeated_by(&gate.post("/charges", "first", "{}"));
 }
 
@@ -148,6 +176,7 @@ fn a_server_that_hangs() {
         (gate.post("/charges", "running", "{}").word() == "replayed").then_some(())
     });
     assert_eq!(upstream.runs_of("running"), 1);
+    expect_one_outage(&gate);
 }
 
 /// An upstream that answers when the signal is given.

@@ -151,6 +151,13 @@ fn unrecorded(
     answer: Result<Answer, Problem>,
     body: Option<Body>,
 ) -> Reply {
-    let outcome = if answer.is_ok() { Outcome::Unrecorded } else { outcome };
+    let outcome = match &answer {
+        Ok(answer) => {
+            let (route, key, status) = (&*request.state.name, request.key_shortened(), answer.status.as_u16());
+            tracing::warn!(record = %request.id, route, key, status, "an answer went to its client unrecorded");
+            Outcome::Unrecorded
+        }
+        Err(_) => outcome,
+    };
     reply(request, outcome, answer, body)
 }

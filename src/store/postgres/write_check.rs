@@ -146,7 +146,7 @@ impl WriteHealth {
         let cause = error.cause();
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         if failure.is_none() {
-            tracing::error!(%error, "attempts cannot be settled: nothing is claimed until they can");
+            tracing::debug!(%error, "attempts cannot be settled: nothing is claimed until they can");
         }
         *failure = Some((cause.kind, cause.source.to_string()));
         self.is_failing.store(true, Ordering::Relaxed);
@@ -159,7 +159,7 @@ impl WriteHealth {
         if self.is_failing.load(Ordering::Relaxed) {
             *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = None;
             self.is_failing.store(false, Ordering::Relaxed);
-            tracing::info!("attempts can be settled again");
+            tracing::debug!("attempts can be settled again");
         }
     }
 

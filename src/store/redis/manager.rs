@@ -210,7 +210,7 @@ impl Shared {
                 return;
             }
             let (message, server) = (message(error), format_address(&node.address));
-            tracing::warn!(
+            tracing::debug!(
                 error = message,
                 server,
                 "the connection to Redis is lost: operations are refused until it works again"
@@ -263,13 +263,13 @@ impl Shared {
             None if state.is_broken => false,
             None => {
                 if let Some(was) = state.failure.take() {
-                    tracing::info!(was, "Redis answers again");
+                    tracing::debug!(was, "Redis answers again");
                 }
                 true
             }
             Some(failure) => {
                 if state.failure.as_ref() != Some(&failure) {
-                    tracing::warn!(error = failure, "Redis cannot be reached; trying again");
+                    tracing::debug!(error = failure, "Redis cannot be reached; trying again");
                 }
                 state.failure = Some(failure);
                 state.is_broken = true;

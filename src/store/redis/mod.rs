@@ -228,7 +228,7 @@ impl Store for Redis {
         match failure {
             Some(error) if !is_any => Err(error),
             Some(error) => {
-                tracing::warn!(%error, "some leases were not renewed; trying again");
+                tracing::debug!(%error, "some leases were not renewed; trying again");
                 Ok(renewed)
             }
             None => Ok(renewed),

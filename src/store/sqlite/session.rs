@@ -102,7 +102,7 @@ impl Session {
             self.health.wrote(self.takes_claims, now);
         }
         if self.health.news(now) == Some(HealthChange::HasRoom) {
-            tracing::info!("the store's disk has room again");
+            tracing::debug!("the store's disk has room again");
         }
         Ok(())
     }
@@ -244,7 +244,7 @@ impl Session {
         match error::kind(error) {
             _ if error::wants_room(error) => {
                 if self.health.found_full(Instant::now()) == Some(HealthChange::IsFull) {
-                    tracing::warn!(%error, "the store's disk is full: new claims are refused until there is room");
+                    tracing::debug!(%error, "the store's disk is full: new claims are refused until there is room");
                 }
             }
             // What one request asked for, perhaps.

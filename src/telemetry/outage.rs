@@ -1,0 +1,237 @@
+//! The outages of a store as an operator reads them: one line when it begins and one when it is over, however many
+//! requests, leases and workers meet it.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::store::Error;
+
+/// An outage is over when the store works and nothing has failed for this long: one that comes and goes is one outage.
+const QUIET: Duration = Duration::from_secs(2);
+
+/// What an operation of the store is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Requests cannot run without it.
+    Claims,
+    /// A worker calls it every second: it shows an outage, and its end, where there are no requests.
+    Heartbeat,
+    /// It is tried again until it works.
+    Background,
+    /// Its caller reports a failure.
+    Foreground,
+}
+
+/// The recent failures of one operation.
+#[derive(Debug)]
+pub(super) struct OperationHealth {
+    name: &'static str,
+    role: Role,
+    /// How often it has failed since it last worked.
+    failures: AtomicU32,
+    is_reported: AtomicBool,
+}
+
+/// Whether a store is in an outage. All of its operations share it.
+#[derive(Debug, Default)]
+pub(super) struct StoreHealth {
+    is_out: AtomicBool,
+    outage: Mutex<Option<Outage>>,
+    /// Whether a claim has worked since the heartbeat or a claim failed.
+    do_claims_work: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Outage {
+    began: Instant,
+    last_failure: Instant,
+    claims: u64,
+    /// Whether the heartbeat failed too. If not, as on a full disk, it does not show that claims work again.
+    has_stopped_heartbeat: bool,
+}
+
+/// What is logged.
+#[derive(Debug, PartialEq)]
+enum Report {
+    OutageBegan,
+    OutageOver { lasted: Duration, claims: u64 },
+    OperationFails,
+    OperationWorks,
+}
+
+impl OperationHealth {
+    pub(super) fn new(name: &'static str, role: Role) -> Self {
+        Self { name, role, failures: AtomicU32::new(0), is_reported: AtomicBool::new(false) }
+    }
+}
+
+impl StoreHealth {
+    /// An operation worked.
+    pub(super) fn worked(&self, operation: &OperationHealth) {
+        let name = operation.name;
+        match self.after_success(operation) {
+            Some(Report::OutageOver { lasted, claims }) => tracing::info!(
+                seconds = lasted.as_millis() as f64 / 1000.0,
+                claims_failed = claims,
+                "the store works again"
+            ),
+            Some(_) => tracing::info!(operation = name, "an operation of the store works again"),
+            None => {}
+        }
+    }
+
+    /// An operation failed.
+    pub(super) fn failed(&self, operation: &OperationHealth, error: &Error) {
+        let name = operation.name;
+        match self.after_failure(operation) {
+            Some(Report::OutageBegan) => tracing::error!(
+                operation = name,
+                %error,
+                "the store fails: until it works again, requests with a key get 503 store-unavailable, and routes with \
+                 store_failure = `forward` run them unprotected"
+            ),
+            Some(_) => tracing::warn!(operation = name, %error, "an operation of the store fails; trying again"),
+            None => tracing::debug!(operation = name, %error, "the store failed"),
+        }
+    }
+
+    fn after_success(&self, operation: &OperationHealth) -> Option<Report> {
+        if operation.role == Role::Claims && !self.do_claims_work.load(Relaxed) {
+            self.do_claims_work.store(true, Relaxed);
+        }
+        if operation.failures.load(Relaxed) > 0 {
+            operation.failures.store(0, Relaxed);
+            if operation.is_reported.swap(false, Relaxed) {
+                return Some(Report::OperationWorks);
+            }
+        }
+        if !self.is_out.load(Relaxed) {
+            return None;
+        }
+        let mut outage = self.outage.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_over = |outage: &mut Outage| {
+            let shows_claims = match operation.role {
+                Role::Claims => true,
+                Role::Heartbeat => outage.has_stopped_heartbeat,
+                Role::Background | Role::Foreground => false,
+            };
+            shows_claims && outage.last_failure.elapsed() >= QUIET
+        };
+        let Outage { began, claims, .. } = outage.take_if(is_over)?;
+        self.is_out.store(false, Relaxed);
+        Some(Report::OutageOver { lasted: began.elapsed(), claims })
+    }
+
+    fn after_failure(&self, operation: &OperationHealth) -> Option<Report> {
+        let failures = operation.failures.fetch_add(1, Relaxed).saturating_add(1);
+        let is_outage = match operation.role {
+            Role::Foreground => return None,
+            Role::Claims => true,
+            Role::Background => false,
+            // Once is not enough: claims may work all the same.
+            Role::Heartbeat => failures > 1 && !self.do_claims_work.load(Relaxed),
+        };
+        if operation.role == Role::Claims || (operation.role == Role::Heartbeat && failures == 1) {
+            self.do_claims_work.store(false, Relaxed);
+        }
+        let mut outage = self.outage.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let claims = u64::from(operation.role == Role::Claims);
+        let is_heartbeat = operation.role == Role::Heartbeat;
+        match &mut *outage {
+            Some(outage) => {
+                outage.last_failure = now;
+                outage.claims += claims;
+                outage.has_stopped_heartbeat |= is_heartbeat;
+                None
+            }
+            None if is_outage => {
+                *outage = Some(Outage { began: now, last_failure: now, claims, has_stopped_heartbeat: is_heartbeat });
+                self.is_out.store(true, Relaxed);
+                Some(Report::OutageBegan)
+            }
+            None => (failures > 1 && !operation.is_reported.swap(true, Relaxed)).then_some(Report::OperationFails),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Store {
+        health: StoreHealth,
+        claim: OperationHealth,
+        expire_leases: OperationHealth,
+        settle: OperationHealth,
+        get: OperationHealth,
+    }
+
+    fn store() -> Store {
+        Store {
+            health: StoreHealth::default(),
+            claim: OperationHealth::new("claim", Role::Claims),
+            expire_leases: OperationHealth::new("expire_leases", Role::Heartbeat),
+            settle: OperationHealth::new("settle", Role::Background),
+            get: OperationHealth::new("get", Role::Foreground),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_outage_is_two_lines() {
+        let Store { health, claim, expire_leases, settle, .. } = store();
+        assert_eq!(health.after_success(&claim), None);
+        assert_eq!(health.after_failure(&claim), Some(Report::OutageBegan));
+        for _ in 0..10 {
+            tokio::time::advance(Duration::from_secs(1)).await;
+            for operation in [&claim, &expire_leases, &settle] {
+                assert_eq!(health.after_failure(operation), None);
+            }
+        }
+        assert_eq!(health.after_success(&claim), None, "it may fail again at once");
+        assert_eq!(health.after_success(&settle), None);
+        tokio::time::advance(QUIET).await;
+        assert_eq!(health.after_success(&settle), None, "settling alone does not show that claims work");
+        let over = Report::OutageOver { lasted: Duration::from_secs(12), claims: 11 };
+        assert_eq!(health.after_success(&expire_leases), Some(over));
+        assert_eq!(health.after_success(&claim), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_outage_without_requests_shows_at_the_second_heartbeat() {
+        let Store { health, claim, expire_leases, .. } = store();
+        assert_eq!(health.after_success(&claim), None);
+        assert_eq!(health.after_failure(&expire_leases), None);
+        assert_eq!(health.after_failure(&expire_leases), Some(Report::OutageBegan));
+        tokio::time::advance(QUIET).await;
+        let over = Report::OutageOver { lasted: QUIET, claims: 0 };
+        assert_eq!(health.after_success(&expire_leases), Some(over));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_only_claims_fail_a_claim_ends_the_outage() {
+        let Store { health, claim, expire_leases, .. } = store();
+        assert_eq!(health.after_failure(&claim), Some(Report::OutageBegan));
+        tokio::time::advance(QUIET * 10).await;
+        assert_eq!(health.after_success(&expire_leases), None);
+        let over = Report::OutageOver { lasted: QUIET * 10, claims: 1 };
+        assert_eq!(health.after_success(&claim), Some(over));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_operation_that_fails_while_claims_work_is_no_outage() {
+        let Store { health, claim, expire_leases, settle, get } = store();
+        for operation in [&expire_leases, &settle] {
+            assert_eq!(health.after_failure(operation), None, "once is not reported");
+            assert_eq!(health.after_success(&claim), None);
+            assert_eq!(health.after_failure(operation), Some(Report::OperationFails));
+            assert_eq!(health.after_failure(operation), None);
+            assert_eq!(health.after_success(operation), Some(Report::OperationWorks));
+            assert_eq!(health.after_success(operation), None);
+        }
+        assert_eq!((health.after_failure(&get), health.after_failure(&get)), (None, None));
+    }
+}
