@@ -31,10 +31,10 @@ VOLUME /var/lib/oncegate
 # a token (`ONCEGATE_ADMIN__LISTEN`, `ONCEGATE_ADMIN__TOKEN_FILE`).
 EXPOSE 8080
 
-# There is no shell for a probe: the binary asks its own admin API, which also asks the store. It finds the listener by
-# the same two variables; where the configuration file moves it, probe `/readyz` from outside instead.
+# There is no shell for a probe: the binary asks its own admin listener, which also asks the store. It finds the listener by
+# the same variable, or by the configuration file that ONCEGATE_CONFIG names.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10s --retries=3 \
-    CMD ["/usr/local/bin/oncegate", "records", "list", "--limit", "1"]
+    CMD ["/usr/local/bin/oncegate", "health"]
 
 # Settings are arguments here and not in the environment, where they would win over a configuration file.
 ENTRYPOINT ["/usr/local/bin/oncegate"]

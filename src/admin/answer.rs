@@ -34,6 +34,8 @@ pub(super) enum Kind {
     /// As many requests of this sort as there may be are being answered.
     Overloaded,
     StoreUnavailable,
+    /// The process cannot do this while it starts or stops.
+    NotReady,
 }
 
 impl Kind {
@@ -51,6 +53,7 @@ impl Kind {
             Self::Internal => "internal-error",
             Self::Overloaded => "overloaded",
             Self::StoreUnavailable => "store-unavailable",
+            Self::NotReady => "not-ready",
         }
     }
 
@@ -66,7 +69,7 @@ impl Kind {
             Self::RequestTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
-            Self::Overloaded | Self::StoreUnavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Overloaded | Self::StoreUnavailable | Self::NotReady => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
@@ -84,12 +87,13 @@ impl Kind {
             Self::Internal => "The request could not be answered",
             Self::Overloaded => "There are too many requests of this sort",
             Self::StoreUnavailable => "The store cannot be reached",
+            Self::NotReady => "The gate is not ready for this",
         }
     }
 
     /// Whether the same request may be sent again as it is.
     fn retryable(self) -> bool {
-        matches!(self, Self::StoreUnavailable | Self::RequestTimeout | Self::Overloaded)
+        matches!(self, Self::StoreUnavailable | Self::RequestTimeout | Self::Overloaded | Self::NotReady)
     }
 
     pub(super) fn because(self, detail: impl Into<String>) -> Problem {

@@ -7,7 +7,8 @@ use hyper::body::Incoming;
 use serde_json::json;
 
 use super::answer::{Answer, Kind, Problem, json, text};
-use super::{State, access, records, resolve};
+use super::readiness::STORE_UNAVAILABLE;
+use super::{State, access, records, reload, resolve};
 use crate::idempotency::record::RecordId;
 
 /// What a path names.
@@ -19,14 +20,15 @@ enum Resource<'a> {
     Records,
     Record(&'a str),
     Resolve(&'a str),
+    Reload,
 }
 
-/// Whether a request may change a record: only a DELETE, and a POST to resolve one.
+/// Whether a request may change something: only a DELETE, and a POST to resolve a record or to reload.
 pub(super) fn may_change<B>(request: &Request<B>) -> bool {
     let resource = Resource::named(request.uri().path());
     match *request.method() {
         Method::DELETE => matches!(resource, Some(Resource::Record(_))),
-        Method::POST => matches!(resource, Some(Resource::Resolve(_))),
+        Method::POST => matches!(resource, Some(Resource::Resolve(_) | Resource::Reload)),
         _ => false,
     }
 }
@@ -56,7 +58,7 @@ async fn dispatch(state: &State, request: Request<Incoming>, client: SocketAddr)
     }
     match resource {
         Resource::Livez => Ok(json(StatusCode::OK, &json!({ "status": "live" }))),
-        Resource::Readyz => Ok(readyz(state).await),
+        Resource::Readyz => Ok(readyz(state, query).await),
         Resource::Metrics => Ok(metrics(state).await),
         Resource::Routes => Ok(json(StatusCode::OK, &json!({ "routes": state.configured.load().routes }))),
         Resource::Records => records::list(state, query).await,
@@ -65,6 +67,7 @@ async fn dispatch(state: &State, request: Request<Incoming>, client: SocketAddr)
         }
         Resource::Record(id) => records::show(state, parse_id(id)?).await,
         Resource::Resolve(id) => resolve::resolve(state, parse_id(id)?, request.into_body(), client).await,
+        Resource::Reload => reload::reload(state).await,
     }
 }
 
@@ -76,6 +79,7 @@ impl<'a> Resource<'a> {
             "/metrics" => Self::Metrics,
             "/api/v1/routes" => Self::Routes,
             "/api/v1/records" => Self::Records,
+            "/api/v1/reload" => Self::Reload,
             _ => {
                 let rest = path.strip_prefix("/api/v1/records/")?;
                 match rest.split_once('/') {
@@ -91,20 +95,25 @@ impl<'a> Resource<'a> {
     fn methods(&self) -> &'static str {
         match self {
             Self::Record(_) => "GET, HEAD, DELETE",
-            Self::Resolve(_) => "POST",
+            Self::Resolve(_) | Self::Reload => "POST",
             _ => "GET, HEAD",
         }
     }
 
     /// Probes and scrapers may send what they like; a mistyped parameter of the API must not be ignored.
     fn refuses_parameters(&self) -> bool {
-        matches!(self, Self::Routes | Self::Record(_) | Self::Resolve(_))
+        matches!(self, Self::Routes | Self::Record(_) | Self::Resolve(_) | Self::Reload)
     }
 }
 
-async fn readyz(state: &State) -> Answer {
+/// With `store=optional`, a gate whose store is away is ready too: it forwards and replays what it can.
+async fn readyz(state: &State, query: Option<&str>) -> Answer {
+    let is_store_optional = query.is_some_and(|query| query.split('&').any(|part| part == "store=optional"));
     match state.why_not_ready().await {
         None => json(StatusCode::OK, &json!({ "status": "ready" })),
+        Some(reason @ STORE_UNAVAILABLE) if is_store_optional => {
+            json(StatusCode::OK, &json!({ "status": "ready", "reason": reason }))
+        }
         Some(reason) => json(StatusCode::SERVICE_UNAVAILABLE, &json!({ "status": "not-ready", "reason": reason })),
     }
 }

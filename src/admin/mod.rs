@@ -10,6 +10,7 @@ mod clients;
 mod query;
 mod readiness;
 mod records;
+mod reload;
 mod resolve;
 mod server;
 #[cfg(test)]
@@ -23,7 +24,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use http::HeaderMap;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, mpsc};
 
 use crate::http::listen::Listen;
 use crate::idempotency::identity::Identifier;
@@ -31,6 +32,7 @@ use crate::store::Store;
 use crate::telemetry::metrics::Metrics;
 
 pub use readiness::{Phase, Readiness};
+pub use reload::{ReloadProblem, ReloadReport, ReloadRequest};
 pub use server::serve;
 
 /// How long an answer that an operator gives is kept where its record's route is not configured any more.
@@ -91,6 +93,7 @@ pub struct State {
     identifier: Identifier,
     service: Arc<str>,
     store: OnceLock<Arc<dyn Store>>,
+    reloads: OnceLock<mpsc::Sender<ReloadRequest>>,
     ping: readiness::Ping,
     listings: Semaphore,
 }
@@ -125,6 +128,7 @@ impl State {
             identifier,
             service,
             store: OnceLock::new(),
+            reloads: OnceLock::new(),
             ping: readiness::Ping::default(),
             listings: Semaphore::new(MAX_LISTINGS),
         }
@@ -134,6 +138,13 @@ impl State {
     pub fn set_store(&self, store: Arc<dyn Store>) {
         if self.store.set(store).is_err() {
             tracing::debug!("the admin listener has its store already");
+        }
+    }
+
+    /// The process takes requests to read its configuration again. Only the first call counts.
+    pub fn set_reloads(&self, reloads: mpsc::Sender<ReloadRequest>) {
+        if self.reloads.set(reloads).is_err() {
+            tracing::debug!("the admin listener passes on reloads already");
         }
     }
 

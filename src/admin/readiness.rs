@@ -16,6 +16,9 @@ const PING_DEADLINE: Duration = Duration::from_secs(1);
 /// How long an answer of the store stands for the next question, so that probes do not load it.
 const PING_AGE: Duration = Duration::from_secs(1);
 
+/// The reason of a process that serves while its store is away.
+pub(super) const STORE_UNAVAILABLE: &str = "store-unavailable";
+
 /// Where the life of the process stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
@@ -81,7 +84,7 @@ impl State {
             Some(store) => self.ping.answers(&**store).await,
             None => false,
         };
-        (!answers).then_some("store-unavailable")
+        (!answers).then_some(STORE_UNAVAILABLE)
     }
 }
 

@@ -19,6 +19,9 @@ mod store;
 pub(super) struct CheckArgs {
     #[command(flatten)]
     file: FileArgs,
+    /// The configuration file, as --config names it.
+    #[arg(value_name = "FILE", conflicts_with = "config")]
+    only_file: Option<PathBuf>,
     /// The store to ask: sqlite:PATH, postgres://USER@HOST/DATABASE or redis://HOST.
     #[arg(long, value_name = "URL")]
     store: Option<String>,
@@ -26,10 +29,10 @@ pub(super) struct CheckArgs {
 
 /// Reads the configuration and reports on it, and on what the store holds where one is named.
 pub(super) fn run(args: CheckArgs) -> anyhow::Result<ExitCode> {
-    let file: Option<PathBuf> = args.file.config.clone();
+    let file = args.only_file.or(args.file.config);
     let asks_store = args.store.is_some();
     let flags = Flags { store: args.store, ..Flags::default() };
-    let result = config::load(Sources::of_process(args.file.config, flags));
+    let result = config::load(Sources::of_process(file.clone(), flags));
     print(&report(file.as_deref(), &result))?;
     let resolved = match result {
         Ok(resolved) if asks_store => resolved,
@@ -42,7 +45,7 @@ pub(super) fn run(args: CheckArgs) -> anyhow::Result<ExitCode> {
             Ok(if found.is_refused { ExitCode::from(BAD_CONFIGURATION) } else { ExitCode::SUCCESS })
         }
         Err(error) => {
-            complain(&format!("oncegate: {error:#}"));
+            complain(&format!("oncegate: {}", super::describe(&error)));
             Ok(ExitCode::FAILURE)
         }
     }

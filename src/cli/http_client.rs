@@ -1,10 +1,13 @@
-//! A small client of the admin API.
+//! A small client of the admin API, and the options of the commands that use it.
 
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use bytes::Bytes;
+use clap::Args;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
@@ -13,6 +16,9 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use crate::config::{Flags, Sources, load_admin};
+use crate::http::listen::Listen;
+
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Longest time for a request and its whole answer.
@@ -20,6 +26,61 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Largest answer, in bytes: far more than a page of the most records.
 const MAX_ANSWER: usize = 64 * 1024 * 1024;
+
+const DEFAULT_ADDRESS: &str = "127.0.0.1:9090";
+
+/// Where the admin listener of a running gate is.
+#[derive(Args, Debug)]
+pub(super) struct AdminArgs {
+    /// The gate's configuration file, whose `[admin]` names the admin listener and its token
+    #[arg(short, long, global = true, value_name = "FILE", env = "ONCEGATE_CONFIG")]
+    config: Option<PathBuf>,
+    /// Where the admin listener is [default: 127.0.0.1:9090]
+    #[arg(long, global = true, value_name = "ADDR", env = "ONCEGATE_ADMIN__LISTEN")]
+    admin: Option<String>,
+    /// A file with the admin listener's token
+    #[arg(long, global = true, value_name = "FILE", env = "ONCEGATE_ADMIN__TOKEN_FILE")]
+    token_file: Option<PathBuf>,
+}
+
+impl AdminArgs {
+    /// A client of that listener.
+    pub(super) fn client(self) -> anyhow::Result<AdminClient> {
+        let (mut address, mut token) = (self.admin, self.token_file.map(read_token).transpose()?);
+        if self.config.is_some() && (address.is_none() || token.is_none()) {
+            let settings = load_admin(Sources::of_process(self.config, Flags::default()))?;
+            if address.is_none() {
+                address = Some(reachable(&settings.listen)?);
+            }
+            token = token.or(settings.token.map(|token| token.0));
+        }
+        AdminClient::new(address.as_deref().unwrap_or(DEFAULT_ADDRESS), token.as_deref())
+    }
+}
+
+/// The address at which this machine reaches a listener.
+fn reachable(listen: &Listen) -> anyhow::Result<String> {
+    let Listen::Address(mut address) = listen.clone() else {
+        bail!("the configuration does not say where the inherited socket {listen} listens: name it with --admin");
+    };
+    if address.ip().is_unspecified() {
+        address.set_ip(match address {
+            std::net::SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            std::net::SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        });
+    }
+    Ok(address.to_string())
+}
+
+fn read_token(file: PathBuf) -> anyhow::Result<String> {
+    let text =
+        std::fs::read_to_string(&file).with_context(|| format!("cannot read the token of {}", file.display()))?;
+    let token = text.trim();
+    if token.is_empty() {
+        bail!("{} holds no token", file.display());
+    }
+    Ok(token.to_owned())
+}
 
 /// Sends requests to one admin listener, each on a connection of its own.
 pub(super) struct AdminClient {
@@ -95,14 +156,15 @@ impl AdminClient {
             Ok(Ok(stream)) => Ok(stream),
             Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => bail!(
                 "nothing listens at {address}: `oncegate serve` must be running, with this address as its \
-                 `admin.listen`; give another with --admin"
+                 `admin.listen`; name it with --config, or with --admin"
             ),
             Ok(Err(error)) => Err(error).with_context(|| format!("cannot connect to {address}")),
             Err(_) => bail!("cannot connect to {address}: no answer within {} s", CONNECT_TIMEOUT.as_secs()),
         }
     }
 
-    fn refusal(&self, status: StatusCode, body: &[u8]) -> String {
+    /// The message of an answer that is no success.
+    pub(super) fn refusal(&self, status: StatusCode, body: &[u8]) -> String {
         let problem: Value = serde_json::from_slice(body).unwrap_or_default();
         let (Some(code), Some(detail)) = (problem["code"].as_str(), problem["detail"].as_str()) else {
             return self.stranger(status);

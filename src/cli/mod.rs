@@ -15,10 +15,12 @@ mod completions;
 mod config;
 mod demo;
 mod explain;
+mod health;
 mod http_client;
 mod identity_changes;
 mod migrate;
 pub mod records;
+mod reload;
 pub mod serve;
 
 /// What the process ends with where its configuration is wrong (`EX_CONFIG` of sysexits.h).
@@ -43,16 +45,20 @@ enum Command {
     Explain(explain::ExplainArgs),
     Migrate(migrate::MigrateArgs),
     Records(records::RecordsArgs),
+    Health(health::HealthArgs),
+    Reload(reload::ReloadArgs),
     Completions(completions::CompletionsArgs),
     Man(completions::ManArgs),
     Demo(demo::DemoArgs),
+    /// Print the version.
+    Version,
 }
 
 /// Where the configuration file is.
 #[derive(Args, Debug)]
 struct FileArgs {
-    /// The configuration file. Without one, environment and defaults are everything.
-    #[arg(long, value_name = "FILE", env = "ONCEGATE_CONFIG")]
+    /// The configuration file. If omitted, only environment variables and defaults apply.
+    #[arg(short, long, value_name = "FILE", env = "ONCEGATE_CONFIG")]
     config: Option<PathBuf>,
 }
 
@@ -89,7 +95,7 @@ pub fn main() -> ExitCode {
         }
     };
     run(cli.command).unwrap_or_else(|error| {
-        complain(&format!("oncegate: {error:#}"));
+        complain(&format!("oncegate: {}", describe(&error)));
         ExitCode::FAILURE
     })
 }
@@ -102,9 +108,15 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Explain(args) => explain::run(args),
         Command::Migrate(args) => migrate::run(args),
         Command::Records(args) => records::run(args),
+        Command::Health(args) => health::run(args),
+        Command::Reload(args) => reload::run(args),
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => completions::man(args),
         Command::Demo(args) => demo::run(args),
+        Command::Version => {
+            print(concat!("oncegate ", env!("CARGO_PKG_VERSION"), "\n"))?;
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }
 
@@ -162,6 +174,19 @@ fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
+/// An error and its causes, each once: the message of many an error ends with its cause.
+fn describe(error: &anyhow::Error) -> String {
+    let mut description = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if description.is_empty() {
+            description = cause;
+        } else if !description.contains(&cause) {
+            description = format!("{description}: {cause}");
+        }
+    }
+    description
+}
+
 /// Writes a line to standard error. A closed one is no error.
 fn complain(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
@@ -176,6 +201,16 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_cause_is_described_once() {
+        let cause = anyhow::anyhow!("no such file");
+        assert_eq!(
+            describe(&cause.context("cannot read x: no such file").context("start")),
+            "start: cannot read x: no such file"
+        );
+        assert_eq!(describe(&anyhow::anyhow!("b").context("a")), "a: b");
     }
 
     #[test]

@@ -1,10 +1,9 @@
 //! `oncegate records`: what an operator sees and does about records, through the admin API.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use clap::builder::PossibleValuesParser;
@@ -12,7 +11,7 @@ use clap::{ArgGroup, Args, Subcommand};
 use http::Method;
 use serde_json::{Value, json};
 
-use super::http_client::AdminClient;
+use super::http_client::{AdminArgs, AdminClient};
 use crate::idempotency::record::{RecordId, State};
 
 mod table;
@@ -23,12 +22,8 @@ const PAGE: usize = 1000;
 /// List, show, resolve and purge records, through the admin listener of a running `oncegate serve`
 #[derive(Args, Debug)]
 pub struct RecordsArgs {
-    /// Where the admin listener is
-    #[arg(long, global = true, value_name = "ADDR", env = "ONCEGATE_ADMIN__LISTEN", default_value = "127.0.0.1:9090")]
-    admin: String,
-    /// A file with the admin listener's token
-    #[arg(long, global = true, value_name = "FILE", env = "ONCEGATE_ADMIN__TOKEN_FILE")]
-    token_file: Option<PathBuf>,
+    #[command(flatten)]
+    admin: AdminArgs,
     #[command(subcommand)]
     command: Command,
 }
@@ -128,7 +123,7 @@ pub fn run(args: RecordsArgs) -> anyhow::Result<ExitCode> {
 }
 
 async fn execute(args: RecordsArgs, out: &mut Vec<u8>) -> anyhow::Result<()> {
-    let client = AdminClient::new(&args.admin, read_token(args.token_file)?.as_deref())?;
+    let client = args.admin.client()?;
     match args.command {
         Command::List(list) => self::list(&client, list, out).await,
         Command::Show { id, json } => {
@@ -202,17 +197,6 @@ fn print_json(value: &Value, out: &mut Vec<u8>) -> anyhow::Result<()> {
     serde_json::to_writer_pretty(&mut *out, value)?;
     writeln!(out)?;
     Ok(())
-}
-
-fn read_token(file: Option<PathBuf>) -> anyhow::Result<Option<String>> {
-    let Some(file) = file else { return Ok(None) };
-    let text =
-        std::fs::read_to_string(&file).with_context(|| format!("cannot read the token of {}", file.display()))?;
-    let token = text.trim();
-    if token.is_empty() {
-        bail!("{} holds no token", file.display());
-    }
-    Ok(Some(token.to_owned()))
 }
 
 fn read_body(body: Option<String>) -> anyhow::Result<Vec<u8>> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -52,7 +52,7 @@ pub fn run(config: Resolved, sources: Sources, accept_identity_change: bool) -> 
     let format = config.log.format;
     match run_logged(config, sources, log_filter, accept_identity_change) {
         Err(error) if format == logs::Format::Json => {
-            tracing::error!(error = format!("{error:#}"), "the gate cannot go on");
+            tracing::error!(error = super::describe(&error), "the gate cannot go on");
             Ok(ExitCode::FAILURE)
         }
         ended => ended,
@@ -88,14 +88,28 @@ async fn serve(
     let mut signals = Signals::install()?;
     let serving = Serving::start(config, environment, accept_identity_change, metrics, &mut signals).await?;
     if let Some(mut serving) = serving {
-        while signals.next().await == Instruction::Reload {
+        let (sender, mut reloads) = mpsc::channel(1);
+        serving.admin_state.set_reloads(sender);
+        loop {
+            let reply = tokio::select! {
+                biased;
+                instruction = signals.next() => match instruction {
+                    Instruction::Stop => break,
+                    Instruction::Reload => None,
+                },
+                Some(reply) = reloads.recv() => Some(reply),
+            };
             tokio::select! {
-                () = serving.reload(&sources, &log_filter) => {}
+                report = serving.reload(&sources, &log_filter) => {
+                    // Whoever asked may have gone.
+                    let _ = reply.map(|reply| reply.send(report));
+                }
                 () = signals.stop() => break,
             }
         }
-        let drain_timeout = serving.drain_timeout;
-        serving.stop(drain_timeout, &mut signals).await;
+        drop(reloads);
+        let (shutdown_delay, drain_timeout) = (serving.shutdown_delay, serving.drain_timeout);
+        serving.stop(shutdown_delay, drain_timeout, &mut signals).await;
         tracing::info!("stopped");
     }
     Ok(ExitCode::SUCCESS)
@@ -127,6 +141,7 @@ pub(super) struct Serving {
     /// What the gate does, as it was last logged.
     summary: Summary,
     log_format: logs::Format,
+    shutdown_delay: Duration,
     drain_timeout: Duration,
     metrics: Metrics,
     store: Arc<dyn Store>,
@@ -178,7 +193,8 @@ impl Serving {
         let (summary, log_format) = (Summary::of(&config, opened.durability.clone()), config.log.format);
         let written = Written::of(&config);
         let store = remembering::before(opened, &config, &metrics)?;
-        let (start_settings, drain_timeout) = (StartSettings::of(&config), config.server.drain_timeout);
+        let start_settings = StartSettings::of(&config);
+        let (shutdown_delay, drain_timeout) = (config.server.shutdown_delay, config.server.drain_timeout);
         let usage = Usage::new(&config.server.limits, &metrics);
         let upstream = |settings| Upstream::new(settings, Arc::clone(&usage));
         let upstreams = config.upstreams.into_iter().map(upstream).collect();
@@ -221,6 +237,7 @@ impl Serving {
             start_settings,
             summary,
             log_format,
+            shutdown_delay,
             drain_timeout,
             metrics,
             store,
@@ -239,9 +256,14 @@ impl Serving {
         }))
     }
 
-    /// Takes no more requests, finishes what runs within `drain_timeout`, and ends.
-    pub(super) async fn stop(mut self, drain_timeout: Duration, signals: &mut Signals) {
+    /// Takes no more requests after `shutdown_delay`, finishes what runs within `drain_timeout`, and ends. A second signal
+    /// ends the delay, a third the drain.
+    pub(super) async fn stop(mut self, shutdown_delay: Duration, drain_timeout: Duration, signals: &mut Signals) {
         self.readiness.set(Phase::Draining);
+        if !shutdown_delay.is_zero() {
+            tracing::info!(?shutdown_delay, "not ready any more; accepting requests until balancers have noticed");
+            let _ = timeout(shutdown_delay, signals.stop()).await;
+        }
         // It speaks for the attempts of all gates that there were.
         let gate = Arc::clone(&self.current.load().handler);
         let running = gate.running();

@@ -43,6 +43,9 @@ keys! {
         /// Whether each connection begins with a PROXY protocol header (version 1 or 2), which has the client's address.
         /// Only `trusted_proxies` may connect then; connections from other addresses, or without the header, are closed.
         proxy_protocol: bool = false => flag();
+        /// How long requests are still accepted after SIGTERM, while `/readyz` answers 503 already: as long as a balancer
+        /// needs to notice. A second signal ends it. drain_timeout counts from then on.
+        shutdown_delay: Duration = Duration::ZERO => time();
         /// How long SIGTERM waits for attempts in progress; those that do not end in time are recorded as unknown. If
         /// omitted, the longest timeout of an upstream.
         drain_timeout: Option<Duration> = None => time().optional(), Example("\"60s\"");
@@ -131,6 +134,7 @@ pub(super) fn server(root: &Table<'_>, longest: Duration, limits: Limits) -> Ser
     Serving {
         settings: http::server::Settings {
             listen: server.listen,
+            shutdown_delay: server.shutdown_delay,
             drain_timeout,
             limits,
             accept,
@@ -179,6 +183,11 @@ pub(super) fn check_scopes(root: &Table<'_>, server: &http::server::Settings) {
             );
         }
     }
+}
+
+/// Reads `[admin]` alone, for commands that ask a running gate.
+pub(super) fn admin_alone(root: &Table<'_>) -> admin::Settings {
+    admin(root, &[])
 }
 
 /// Reads `[admin]`, and its token. Its address must not be one of `server`.

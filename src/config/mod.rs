@@ -116,6 +116,14 @@ pub fn load_store(sources: Sources) -> Result<Store, Problems> {
     Ok(store)
 }
 
+/// Reads `[admin]` alone, for commands that ask a running gate: whatever else is missing or wrong.
+pub fn load_admin(sources: Sources) -> Result<admin::Settings, Problems> {
+    let context = layers::merge(sources)?;
+    let admin = listeners::admin_alone(&Table::open(context.root(), keys::ROOT));
+    context.finish()?;
+    Ok(admin)
+}
+
 fn resolve(context: Context) -> Result<Resolved, Problems> {
     let root = Table::open(context.root(), keys::ROOT);
     let upstreams = upstreams::read(&root);

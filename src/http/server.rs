@@ -63,6 +63,8 @@ pub(super) const FIRST_REQUEST_GRACE: Duration = Duration::from_millis(200);
 pub struct Settings {
     /// Where it listens.
     pub listen: Vec<Listen>,
+    /// How long requests are still accepted after SIGTERM, by a process that is not ready any more.
+    pub shutdown_delay: Duration,
     /// How long SIGTERM waits for attempts.
     pub drain_timeout: Duration,
     /// The limits on clients.

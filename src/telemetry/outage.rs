@@ -49,7 +49,7 @@ struct Outage {
     began: Instant,
     last_failure: Instant,
     claims: u64,
-    /// Whether the heartbeat failed too. If not, as on a full disk, it does not show that claims work again.
+    /// Whether the heartbeat failed too. If not, as on a full disk, it does not show by itself that claims work again.
     has_stopped_heartbeat: bool,
 }
 
@@ -115,7 +115,7 @@ impl StoreHealth {
         let is_over = |outage: &mut Outage| {
             let shows_claims = match operation.role {
                 Role::Claims => true,
-                Role::Heartbeat => outage.has_stopped_heartbeat,
+                Role::Heartbeat => outage.has_stopped_heartbeat || self.do_claims_work.load(Relaxed),
                 Role::Background | Role::Foreground => false,
             };
             shows_claims && outage.last_failure.elapsed() >= QUIET
@@ -219,6 +219,16 @@ mod tests {
         assert_eq!(health.after_success(&expire_leases), None);
         let over = Report::OutageOver { lasted: QUIET * 10, claims: 1 };
         assert_eq!(health.after_success(&claim), Some(over));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_heartbeat_ends_an_outage_after_the_last_claim_worked() {
+        let Store { health, claim, expire_leases, .. } = store();
+        assert_eq!(health.after_failure(&claim), Some(Report::OutageBegan));
+        assert_eq!(health.after_success(&claim), None, "it may fail again at once");
+        assert_eq!(health.after_success(&expire_leases), None);
+        tokio::time::advance(QUIET).await;
+        assert_eq!(health.after_success(&expire_leases), Some(Report::OutageOver { lasted: QUIET, claims: 1 }));
     }
 
     #[tokio::test(start_paused = true)]

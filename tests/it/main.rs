@@ -32,6 +32,7 @@ mod limits;
 mod listeners;
 mod matrix;
 mod migrate;
+mod operations;
 mod passthrough;
 mod paths;
 mod policy;

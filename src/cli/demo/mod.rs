@@ -117,7 +117,7 @@ async fn show(args: DemoArgs, shards: Arc<Shards>) -> anyhow::Result<ExitCode> {
     };
     // What stood there for a moment only is not the end of it.
     screen.pass("");
-    serving.stop(if ended.is_ok() { DRAIN } else { Duration::ZERO }, &mut signals).await;
+    serving.stop(Duration::ZERO, if ended.is_ok() { DRAIN } else { Duration::ZERO }, &mut signals).await;
     let path = directory.path().to_owned();
     directory.close().with_context(|| format!("cannot remove {}", path.display()))?;
     ended.map(|()| ExitCode::SUCCESS)

@@ -13,6 +13,8 @@ use toml_edit::DocumentMut;
 use super::adopting::{self, Refused};
 use super::listening::admin_is_guarded;
 use super::{Serving, admin_routes, files};
+use crate::admin::{ReloadProblem, ReloadReport};
+use crate::cli::describe;
 use crate::cli::identity_changes::Written;
 use crate::config::{self, Problems, Resolved, Sources, Store};
 use crate::http::server;
@@ -97,12 +99,18 @@ fn value(document: &DocumentMut, key: &str) -> Option<String> {
 
 impl Serving {
     /// Reads the configuration again. Where anything is wrong with it nothing changes, and that is said.
-    pub(super) async fn reload(&mut self, sources: &Sources, log_filter: &logs::Filter) {
+    pub(super) async fn reload(&mut self, sources: &Sources, log_filter: &logs::Filter) -> ReloadReport {
         self.notices.reloading();
         let reloaded = self.try_reload(sources.clone(), log_filter).await;
         self.metrics.config_reloaded(reloaded.is_ok());
         self.notices.reloaded(reloaded.is_ok());
-        let Err(error) = reloaded else { return };
+        reloaded.unwrap_or_else(|error| {
+            self.log_refusal(&error);
+            refusal(&error)
+        })
+    }
+
+    fn log_refusal(&self, error: &anyhow::Error) {
         let format = self.log_format;
         if let Some(problems) = error.downcast_ref::<Problems>() {
             for problem in problems.iter() {
@@ -112,15 +120,15 @@ impl Serving {
             tracing::error!(problems = problems.count(), "{NOT_RELOADED}");
         } else if format == logs::Format::Text {
             // A block to read, as at a start.
-            tracing::error!("{NOT_RELOADED}\n{error:#}");
+            tracing::error!("{NOT_RELOADED}\n{}", describe(error));
         } else if let Some(Refused { report, keys }) = error.downcast_ref::<Refused>() {
             tracing::error!(keys, error = report, "{NOT_RELOADED}");
         } else {
-            tracing::error!(error = format!("{error:#}"), "{NOT_RELOADED}");
+            tracing::error!(error = describe(error), "{NOT_RELOADED}");
         }
     }
 
-    async fn try_reload(&mut self, sources: Sources, log_filter: &logs::Filter) -> anyhow::Result<()> {
+    async fn try_reload(&mut self, sources: Sources, log_filter: &logs::Filter) -> anyhow::Result<ReloadReport> {
         let mut config = tokio::task::spawn_blocking(move || config::load(sources)).await??;
         let asked = StartSettings::of(&config);
         let changes = self.start_settings.identity_changes(&asked);
@@ -150,7 +158,7 @@ impl Serving {
 
         server::ServerState::replace(&self.current, next, config.server.limits, config.server.accept);
         reload.done();
-        self.drain_timeout = config.server.drain_timeout;
+        (self.shutdown_delay, self.drain_timeout) = (config.server.shutdown_delay, config.server.drain_timeout);
         let count = routes.len();
         self.admin_state.reload(config.admin.token.as_ref(), routes);
         // The configuration saw that it is a filter.
@@ -167,8 +175,22 @@ impl Serving {
             summary.log(self.log_format);
             self.summary = summary;
         }
-        Ok(())
+        let needs_restart = changes.into_iter().map(str::to_owned).collect();
+        Ok(ReloadReport::Reloaded { routes: count, needs_restart })
     }
+}
+
+fn refusal(error: &anyhow::Error) -> ReloadReport {
+    let Some(problems) = error.downcast_ref::<Problems>() else {
+        return ReloadReport::Refused { detail: describe(error), problems: Vec::new() };
+    };
+    let each = problems.iter().map(|problem| ReloadProblem {
+        place: problem.place.to_string(),
+        key: problem.key.clone(),
+        message: problem.message.clone(),
+        hint: problem.hint.clone(),
+    });
+    ReloadReport::Refused { detail: "the configuration has problems".to_owned(), problems: each.collect() }
 }
 
 #[cfg(test)]

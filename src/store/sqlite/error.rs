@@ -14,7 +14,7 @@ use crate::store::{Error, ErrorKind};
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// It, its lock or its directory cannot be read or written.
-    #[error("cannot open {}: {source}", path.display())]
+    #[error("cannot open {}: {source}{}", path.display(), missing_directory(path))]
     Io {
         /// The file.
         path: PathBuf,
@@ -179,6 +179,18 @@ impl OpenError {
             _ if kind(&source) == ErrorKind::Full => Self::Full { path },
             _ => Self::Sqlite { path, source },
         }
+    }
+}
+
+/// A command that makes the directory of a store, if that is what is missing.
+fn missing_directory(path: &Path) -> String {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    match absolute.parent() {
+        Some(directory) if !directory.exists() => {
+            let quoted = directory.display().to_string().replace('\'', r"'\''");
+            format!("\n    hint: its directory does not exist: install -d -m 0700 '{quoted}'")
+        }
+        _ => String::new(),
     }
 }
 

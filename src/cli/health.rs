@@ -1,0 +1,35 @@
+//! `oncegate health`
+
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::Args;
+use http::{Method, StatusCode};
+use serde_json::Value;
+
+use super::http_client::AdminArgs;
+use super::print;
+
+/// Ask a running gate whether it is ready: exit status 0 if it is, 1 if not
+///
+/// For probes of containers: it prints one line, and needs no other program.
+#[derive(Args, Debug)]
+pub(super) struct HealthArgs {
+    #[command(flatten)]
+    admin: AdminArgs,
+    /// A gate whose store is away is healthy too: it goes on passing requests and replaying what it remembers
+    #[arg(long)]
+    store_optional: bool,
+}
+
+/// Runs `oncegate health`.
+pub(super) fn run(args: HealthArgs) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let client = args.admin.client()?;
+    let target = if args.store_optional { "/readyz?store=optional" } else { "/readyz" };
+    let (status, body) = runtime.block_on(client.exchange(Method::GET, target, None))?;
+    let body: Value = serde_json::from_slice(&body).context("what answers there is not oncegate's admin listener")?;
+    let (word, reason) = (body["status"].as_str().unwrap_or("not-ready"), body["reason"].as_str());
+    print(&reason.map_or_else(|| format!("{word}\n"), |reason| format!("{word}: {reason}\n")))?;
+    Ok(if status == StatusCode::OK { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -1,0 +1,57 @@
+//! `oncegate reload`
+
+use std::process::ExitCode;
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use http::{Method, StatusCode};
+use serde_json::json;
+
+use super::http_client::AdminArgs;
+use super::{BAD_CONFIGURATION, complain, print};
+use crate::admin::{ReloadProblem, ReloadReport};
+
+/// Have a running gate read its configuration again, and wait for what comes of it
+///
+/// A configuration with a problem changes nothing: its problems are printed, and the exit status is 78. The gate reads the
+/// file that it was started with; --config only tells where its admin listener is.
+#[derive(Args, Debug)]
+pub(super) struct ReloadArgs {
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+/// Runs `oncegate reload`.
+pub(super) fn run(args: ReloadArgs) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let client = args.admin.client()?;
+    let (status, body) = runtime.block_on(client.exchange(Method::POST, "/api/v1/reload", Some(&json!({}))))?;
+    if !matches!(status, StatusCode::OK | StatusCode::UNPROCESSABLE_ENTITY) {
+        bail!(client.refusal(status, &body));
+    }
+    match serde_json::from_slice(&body).context("what answers there is not oncegate's admin listener")? {
+        ReloadReport::Reloaded { routes, needs_restart } => {
+            print(&format!("reloaded; routes: {routes}\n"))?;
+            if !needs_restart.is_empty() {
+                complain(&format!("oncegate: restart the gate to apply {}", needs_restart.join(", ")));
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        ReloadReport::Refused { detail, problems } if problems.is_empty() => {
+            bail!("not reloaded, the gate goes on with the former configuration: {detail}")
+        }
+        ReloadReport::Refused { problems, .. } => {
+            for ReloadProblem { place, key, message, hint } in &problems {
+                let key = if key.is_empty() { String::new() } else { format!("{key}: ") };
+                complain(&format!("{place}: {key}{message}"));
+                if let Some(hint) = hint {
+                    complain(&format!("    hint: {hint}"));
+                }
+            }
+            let count =
+                if problems.len() == 1 { "1 problem".to_owned() } else { format!("{} problems", problems.len()) };
+            complain(&format!("{count}: not reloaded, the gate goes on with the former configuration"));
+            Ok(ExitCode::from(BAD_CONFIGURATION))
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! What operators, probes and service managers ask of a running gate: health, reloads and orderly ends.
+
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use crate::support::{Gate, Plan, Reply, Request, Upstream, eventually};
+
+fn oncegate(args: &[&str]) -> (i32, String, String) {
+    let Output { status, stdout, stderr } =
+        Command::new(env!("CARGO_BIN_EXE_oncegate")).args(args).output().expect("the binary starts");
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    (status.code().expect("an exit status"), text(stdout), text(stderr))
+}
+
+fn config_of(plan: &Plan) -> String {
+    plan.path("oncegate.toml").to_str().expect("UTF-8").to_owned()
+}
+
+#[test]
+fn health_is_one_line_and_an_exit_status() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = Gate::before(&upstream).start();
+    let admin = gate.admin.to_string();
+    assert_eq!(oncegate(&["health", "--admin", &admin]), (0, "ready\n".to_owned(), String::new()));
+    gate.stop();
+    let (status, out, error) = oncegate(&["health", "--admin", &admin]);
+    assert!(status == 1 && out.is_empty() && error.contains("nothing listens"), "{status} {out} {error}");
+}
+
+#[test]
+fn the_admin_listener_is_found_by_the_configuration() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let address = Upstream::free_address();
+    let plan = Gate::before(&upstream);
+    let token = plan.path("token");
+    std::fs::write(&token, "s3cret").expect("written");
+    let gate = plan.admin(&format!("listen = \"{address}\"\ntoken_file = {token:?}")).start();
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    let config = config_of(&gate.plan);
+    assert_eq!(oncegate(&["health", "-c", &config]).0, 0);
+    let (status, out, error) = oncegate(&["records", "list", "--config", &config]);
+    assert!(status == 0 && out.contains("completed"), "{out} {error}");
+}
+
+#[test]
+fn reload_waits_for_what_comes_of_it() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = Gate::before(&upstream).start();
+    let admin = gate.admin.to_string();
+    let path = gate.plan.path("oncegate.toml");
+    let good = std::fs::read_to_string(&path).expect("a configuration");
+    let reload = || oncegate(&["reload", "--admin", &admin]);
+    assert_eq!(reload(), (0, "reloaded; routes: 1\n".to_owned(), String::new()));
+    std::fs::write(&path, good.replace("[log]", "[log]\nlevle = \"info\"")).expect("written");
+    let (status, out, error) = reload();
+    assert!(status == 78 && out.is_empty(), "{status} {out} {error}");
+    let line = good.lines().position(|line| line.trim() == "[log]").expect("a table") + 2;
+    let place = format!("oncegate.toml:{line}: log.levle: ");
+    assert!(error.contains(&place) && error.contains("did you mean `level`?"), "{error}");
+    assert!(error.ends_with("1 problem: not reloaded, the gate goes on with the former configuration\n"), "{error}");
+    std::fs::write(&path, good.replace("[store]", "[store]\nservice = \"another\"")).expect("written");
+    let (status, _, error) = reload();
+    assert!(status == 1 && error.contains("store.service cannot change"), "{status} {error}");
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+}
+
+/// What a balancer needs: it hears that the gate is not ready while that still takes requests.
+#[test]
+fn a_gate_that_stops_takes_requests_until_balancers_have_noticed() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let mut gate = Gate::before(&upstream).server("shutdown_delay = \"2s\"").start();
+    let asked = Instant::now();
+    gate.sigterm();
+    eventually("it is not ready", || (gate.admin("GET", "/readyz", None).status == 503).then_some(()));
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    assert!(gate.wait().success());
+    assert!(asked.elapsed() >= Duration::from_secs(2), "{:?}", asked.elapsed());
+    // A second signal is an order to go on.
+    let mut gate = gate.plan.clone().server("shutdown_delay = \"1h\"").start();
+    gate.sigterm();
+    eventually("it is not ready", || (gate.admin("GET", "/readyz", None).status == 503).then_some(()));
+    gate.sigterm();
+    assert!(gate.wait().success());
+}
+
+#[test]
+fn a_gate_without_its_store_is_ready_where_the_store_is_optional() {
+    let Some(server) = crate::servers::Postgres::start() else { return };
+    let database = crate::support::store::migrated_on(&server);
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = Gate::before(&upstream).store_url(&database.url).start();
+    let admin = gate.admin.to_string();
+    let ready = |target: &str| gate.admin("GET", target, None).status;
+    assert_eq!((ready("/readyz"), ready("/readyz?store=optional")), (200, 200));
+    server.hang();
+    eventually("it is not ready", || (ready("/readyz") == 503).then_some(()));
+    assert_eq!(ready("/readyz?store=optional"), 200);
+    let (status, out, _) = oncegate(&["health", "--admin", &admin]);
+    assert_eq!((status, &*out), (1, "not-ready: store-unavailable\n"));
+    let (status, out, _) = oncegate(&["health", "--admin", &admin, "--store-optional"]);
+    assert_eq!((status, &*out), (0, "ready: store-unavailable\n"));
+    assert_eq!(Request::get("/anything").send(&gate).status, 200);
+    server.go_on();
+    eventually("it is ready", || (ready("/readyz") == 200).then_some(()));
+}
+
+#[test]
+fn what_hands_type_first_works() {
+    let version = format!("oncegate {}\n", env!("CARGO_PKG_VERSION"));
+    assert_eq!(oncegate(&["version"]), (0, version.clone(), String::new()));
+    assert_eq!(oncegate(&["--version"]), (0, version, String::new()));
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = Gate::before(&upstream);
+    let config = plan.config();
+    let file = config.to_str().expect("UTF-8");
+    for args in [&["check", file][..], &["check", "-c", file], &["check", "--config", file]] {
+        let (status, out, error) = oncegate(args);
+        assert!(status == 0 && out.contains("ok (1 route, 1 upstream)"), "{args:?}: {out} {error}");
+    }
+}
+
+#[test]
+fn a_directory_that_is_missing_comes_with_the_command_that_makes_it() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = Gate::before(&upstream);
+    let directory = plan.path("not").join("there");
+    let plan = plan.store_url(&format!("sqlite:{}", directory.join("gate.db").display()));
+    let mut process = plan.env("ONCEGATE_LOG__FORMAT", "text").spawn();
+    assert_eq!(process.wait().code(), Some(1));
+    let hint = format!("hint: its directory does not exist: install -d -m 0700 '{}'", directory.display());
+    let log = process.log();
+    assert!(log.contains(&hint) && log.matches("No such file or directory").count() == 1, "{log}");
+}
