@@ -3,11 +3,16 @@
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
-use super::connect::{CallError, Query, Session};
-use super::queue::Operation;
+use super::connect::Connector;
+use super::error::OpenError;
+use super::session::{CallError, MAX_BATCH_BYTES, Query, Session};
 use super::{row, write_check};
 use crate::idempotency::record::{RecordId, Version};
-use crate::store::{Claim, Fresh};
+use crate::store::batcher::{Backend, Failure, Operation, Replies};
+use crate::store::{Claim, Error, Fresh};
+
+/// Carries out claims.
+pub(super) struct Claims(pub(super) Connector);
 
 /// An operation of the claims batcher.
 pub(super) enum ClaimOperation {
@@ -81,14 +86,11 @@ pub(super) const FLUSH: Query = Query { sql: "SELECT oncegate.durably_v1(), once
 
 impl Operation for ClaimOperation {
     type Reply = ClaimReply;
-    const WHAT: &'static str = "claims";
-    const QUERIES: &'static [Query] = &[CLAIM, SUPERSEDE, FLUSH];
 
-    fn id(&self) -> RecordId {
+    fn id(&self) -> Option<RecordId> {
         match self {
-            Self::Claim { id, .. } | Self::Supersede { id, .. } | Self::Flush { id } => *id,
-            // It is exclusive.
-            Self::CheckWrites => RecordId([0; 32]),
+            Self::Claim { id, .. } | Self::Supersede { id, .. } | Self::Flush { id } => Some(*id),
+            Self::CheckWrites => None,
         }
     }
 
@@ -107,28 +109,32 @@ impl Operation for ClaimOperation {
     fn is_exclusive(&self) -> bool {
         matches!(self, Self::Supersede { .. } | Self::CheckWrites)
     }
+}
 
-    async fn execute(session: &Session, batch: &[&Self]) -> Result<Vec<Option<ClaimReply>>, CallError> {
-        if let [Self::Supersede { id, seen, fresh }] = batch {
-            return Ok(vec![Some(ClaimReply::Superseded(supersede(session, *id, *seen, fresh).await?))]);
-        }
-        if let [Self::CheckWrites] = batch {
-            return write_check::check_writes(session).await.map(|()| vec![Some(ClaimReply::WritesChecked)]);
-        }
-        let claims: Vec<_> = batch.iter().filter_map(|operation| operation.as_claim()).collect();
-        let found = if claims.is_empty() { Vec::new() } else { claim(session, &claims).await? };
-        let is_flushed = found.iter().any(|claim| matches!(claim, Some(Claim::Inserted(_))));
-        if claims.len() < batch.len() && !is_flushed {
-            session.write(&FLUSH, &[], 0).await?;
-        }
-        let mut found = found.into_iter();
-        let replies = batch.iter().map(|operation| match operation {
-            Self::Flush { .. } => Some(ClaimReply::Flushed { host: session.host }),
-            Self::Claim { .. } | Self::Supersede { .. } | Self::CheckWrites => {
-                found.next().flatten().map(|claim| ClaimReply::Claim { claim, is_flushed, host: session.host })
-            }
-        });
-        Ok(replies.collect())
+impl Claims {
+    pub(super) const QUERIES: &[Query] = &[CLAIM, SUPERSEDE, FLUSH];
+}
+
+impl Backend for Claims {
+    type Operation = ClaimOperation;
+    type Connection = Session;
+    const WHAT: &'static str = "claims";
+    const MAX_BATCH_BYTES: usize = MAX_BATCH_BYTES;
+
+    async fn connect(&self) -> Result<Session, Error> {
+        self.0.connect(Self::QUERIES).await.map_err(OpenError::into_error)
+    }
+
+    async fn ended(session: &Session) {
+        session.ended().await;
+    }
+
+    fn give_up(session: Session) {
+        session.give_up();
+    }
+
+    async fn execute(&self, session: &Session, batch: &[&ClaimOperation]) -> Result<Replies<ClaimOperation>, Failure> {
+        execute(session, batch).await.map_err(|error| error.into_failure(batch.len()))
     }
 }
 
@@ -140,6 +146,30 @@ impl ClaimOperation {
             Self::Supersede { .. } | Self::CheckWrites | Self::Flush { .. } => None,
         }
     }
+}
+
+/// Executes a batch, which is in the order of ids, each once.
+async fn execute(session: &Session, batch: &[&ClaimOperation]) -> Result<Replies<ClaimOperation>, CallError> {
+    if let [ClaimOperation::Supersede { id, seen, fresh }] = batch {
+        return Ok(vec![Some(Ok(ClaimReply::Superseded(supersede(session, *id, *seen, fresh).await?)))]);
+    }
+    if let [ClaimOperation::CheckWrites] = batch {
+        return write_check::check_writes(session).await.map(|()| vec![Some(Ok(ClaimReply::WritesChecked))]);
+    }
+    let claims: Vec<_> = batch.iter().filter_map(|operation| operation.as_claim()).collect();
+    let found = if claims.is_empty() { Vec::new() } else { claim(session, &claims).await? };
+    let is_flushed = found.iter().any(|claim| matches!(claim, Some(Claim::Inserted(_))));
+    if claims.len() < batch.len() && !is_flushed {
+        session.write(&FLUSH, &[], 0).await?;
+    }
+    let mut found = found.into_iter();
+    let replies = batch.iter().map(|operation| match operation {
+        ClaimOperation::Flush { .. } => Some(Ok(ClaimReply::Flushed { host: session.host })),
+        ClaimOperation::Claim { .. } | ClaimOperation::Supersede { .. } | ClaimOperation::CheckWrites => {
+            found.next().flatten().map(|claim| Ok(ClaimReply::Claim { claim, is_flushed, host: session.host }))
+        }
+    });
+    Ok(replies.collect())
 }
 
 /// Claims ids, which are in order and single.

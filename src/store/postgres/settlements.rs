@@ -3,13 +3,17 @@
 use bytes::Bytes;
 use tokio_postgres::types::{ToSql, Type};
 
-use super::connect::{CallError, Query, Session};
-use super::error;
-use super::queue::Operation;
+use super::connect::Connector;
+use super::error::{self, OpenError};
 use super::row;
+use super::session::{CallError, MAX_BATCH_BYTES, Query, Session};
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp};
+use crate::store::batcher::{Backend, Failure, Operation, Replies};
 use crate::store::rules::{self, RecordView, Transition};
-use crate::store::{End, Expiry, LeaseRenewal, Settled};
+use crate::store::{End, Error, Expiry, LeaseRenewal, Settled};
+
+/// Carries out settlements and renewals.
+pub(super) struct Settlements(pub(super) Connector);
 
 /// The end of an attempt.
 pub(super) struct Settlement {
@@ -49,15 +53,9 @@ pub(super) enum SettleOperation {
 
 impl Operation for SettleOperation {
     type Reply = SettleReply;
-    const WHAT: &'static str = "answers and renewals";
-    const QUERIES: &'static [Query] = &[SETTLE, RENEW];
 
-    fn id(&self) -> RecordId {
-        match self {
-            Self::Settle(settlement) => settlement.id,
-            // It is exclusive.
-            Self::Renew(_) => RecordId([0; 32]),
-        }
+    fn id(&self) -> Option<RecordId> {
+        self.as_settlement().map(|settlement| settlement.id)
     }
 
     fn size(&self) -> usize {
@@ -77,18 +75,36 @@ impl Operation for SettleOperation {
             Self::Renew(_) => true,
         }
     }
+}
 
-    async fn execute(session: &Session, batch: &[&Self]) -> Result<Vec<Option<SettleReply>>, CallError> {
-        if let [Self::Renew(held)] = batch {
-            return Ok(vec![Some(SettleReply::Renewed(renew(session, held).await?))]);
-        }
-        let settlements: Vec<&Settlement> = batch.iter().filter_map(|operation| operation.as_settlement()).collect();
-        let skips_locked = settlements.iter().any(|settlement| settlement.skips_locked);
-        match settle(session, &settlements, skips_locked).await {
-            // Another transaction holds one of them for longer than the others may wait.
-            Err(CallError::Sql(error)) if error::is_lock_timeout(&error) => settle(session, &settlements, true).await,
-            other => other,
-        }
+impl Settlements {
+    pub(super) const QUERIES: &[Query] = &[SETTLE, RENEW];
+}
+
+impl Backend for Settlements {
+    type Operation = SettleOperation;
+    type Connection = Session;
+    const WHAT: &'static str = "answers and renewals";
+    const MAX_BATCH_BYTES: usize = MAX_BATCH_BYTES;
+
+    async fn connect(&self) -> Result<Session, Error> {
+        self.0.connect(Self::QUERIES).await.map_err(OpenError::into_error)
+    }
+
+    async fn ended(session: &Session) {
+        session.ended().await;
+    }
+
+    fn give_up(session: Session) {
+        session.give_up();
+    }
+
+    async fn execute(
+        &self,
+        session: &Session,
+        batch: &[&SettleOperation],
+    ) -> Result<Replies<SettleOperation>, Failure> {
+        execute(session, batch).await.map_err(|error| error.into_failure(batch.len()))
     }
 }
 
@@ -98,6 +114,20 @@ impl SettleOperation {
             Self::Settle(settlement) => Some(settlement),
             Self::Renew(_) => None,
         }
+    }
+}
+
+/// Executes a batch, which is in the order of ids, each once.
+async fn execute(session: &Session, batch: &[&SettleOperation]) -> Result<Replies<SettleOperation>, CallError> {
+    if let [SettleOperation::Renew(held)] = batch {
+        return Ok(vec![Some(Ok(SettleReply::Renewed(renew(session, held).await?)))]);
+    }
+    let settlements: Vec<&Settlement> = batch.iter().filter_map(|operation| operation.as_settlement()).collect();
+    let skips_locked = settlements.iter().any(|settlement| settlement.skips_locked);
+    match settle(session, &settlements, skips_locked).await {
+        // Another transaction holds one of them for longer than the others may wait.
+        Err(CallError::Sql(error)) if error::is_lock_timeout(&error) => settle(session, &settlements, true).await,
+        other => other,
     }
 }
 
@@ -147,7 +177,7 @@ async fn settle(
     session: &Session,
     batch: &[&Settlement],
     skips_locked: bool,
-) -> Result<Vec<Option<SettleReply>>, CallError> {
+) -> Result<Replies<SettleOperation>, CallError> {
     let ids: Vec<&[u8]> = batch.iter().map(|settlement| &settlement.id.0[..]).collect();
     let attempts: Vec<&[u8]> = batch.iter().map(|settlement| &settlement.attempt.0[..]).collect();
     let (ends, spans): (Vec<i16>, Vec<i64>) = batch.iter().map(|settlement| settlement.encoded_end()).unzip();
@@ -162,7 +192,7 @@ async fn settle(
         let Ok(place) = batch.binary_search_by(|settlement| settlement.id.cmp(&id)) else { continue };
         // An applied settlement comes first, and then again as the current record.
         if replies[place].is_none() {
-            replies[place] = read(batch[place], found).map_err(CallError::Unreadable)?;
+            replies[place] = read(batch[place], found).map_err(CallError::Unreadable)?.map(Ok);
         }
     }
     Ok(replies)
