@@ -11,6 +11,7 @@ pub mod cached;
 pub mod clock;
 pub mod contract;
 pub mod memory;
+pub mod metered;
 pub mod postgres;
 pub mod redis;
 mod removals;

@@ -22,6 +22,7 @@ use super::outcome::Outcome;
 use crate::idempotency::record::State;
 use crate::store::ErrorKind;
 use crate::store::cached::CacheResult;
+use crate::store::metered::StoreOp;
 
 /// Upper bounds of request and upstream durations, in seconds.
 const REQUEST_BUCKETS: &[f64] =
@@ -47,12 +48,11 @@ pub struct RouteMetrics {
     control_invalid: IntCounter,
 }
 
-/// The metrics of one operation of a store, looked up once.
-pub struct StoreOpMetrics {
+/// The metrics of a store, looked up once.
+pub struct StoreMetrics {
     store: &'static str,
-    op: &'static str,
     families: Arc<Families>,
-    duration: OnceLock<Histogram>,
+    durations: [OnceLock<Histogram>; StoreOp::COUNT],
 }
 
 /// What came of questions to the caches.
@@ -121,10 +121,10 @@ impl Metrics {
         })
     }
 
-    /// The metrics of one operation of a store.
+    /// The metrics of a store of this kind.
     #[must_use]
-    pub fn store_op(&self, store: &'static str, op: &'static str) -> StoreOpMetrics {
-        StoreOpMetrics { store, op, families: self.families.clone(), duration: OnceLock::new() }
+    pub fn store(&self, store: &'static str) -> StoreMetrics {
+        StoreMetrics { store, families: self.families.clone(), durations: std::array::from_fn(|_| OnceLock::new()) }
     }
 
     /// What comes of questions to the caches.
@@ -225,17 +225,15 @@ impl RouteMetrics {
     }
 }
 
-impl StoreOpMetrics {
-    /// The operation ended after `took`, well or not.
-    pub fn took(&self, took: Duration) {
-        self.duration
-            .get_or_init(|| self.families.store_duration.with_label_values(&[self.store, self.op]))
+impl StoreMetrics {
+    /// A call ended after `took`, well or not.
+    pub fn took(&self, op: StoreOp, took: Duration, error: Option<ErrorKind>) {
+        self.durations[op as usize]
+            .get_or_init(|| self.families.store_duration.with_label_values(&[self.store, op.as_str()]))
             .observe(took.as_secs_f64());
-    }
-
-    /// The operation failed.
-    pub fn failed(&self, kind: ErrorKind) {
-        self.families.store_errors.with_label_values(&[self.store, self.op, kind.as_str()]).inc();
+        if let Some(kind) = error {
+            self.families.store_errors.with_label_values(&[self.store, op.as_str(), kind.as_str()]).inc();
+        }
     }
 }
 
@@ -438,8 +436,7 @@ mod tests {
         drop(route.answered(Outcome::Problem(Code::InFlight), Instant::now()));
         route.upstream_took(Duration::from_secs(2));
         route.control_invalid(2);
-        metrics.store_op("memory", "claim").took(Duration::from_micros(70));
-        metrics.store_op("memory", "claim").failed(ErrorKind::Full);
+        metrics.store("memory").took(StoreOp::Claim, Duration::from_micros(70), Some(ErrorKind::Full));
         metrics.records_counted([1, 2, 3]);
         metrics.leases_expired(4);
         metrics.records_swept(5);

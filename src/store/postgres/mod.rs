@@ -18,7 +18,6 @@
 //! - While settlements fail, claims are refused; see `write_check`.
 
 mod adopt;
-mod claims;
 mod connect;
 mod description;
 mod error;
@@ -27,11 +26,11 @@ mod hosts;
 mod lineage;
 mod listener;
 mod listing;
+mod operation;
 mod pool;
 mod row;
 mod schema;
 mod session;
-mod settlements;
 #[cfg(test)]
 mod tests;
 pub mod tls;
@@ -49,15 +48,14 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tokio_postgres::types::{ToSql, Type};
 
-use self::claims::{ClaimOperation, ClaimReply, Claims};
 use self::connect::Connector;
 pub use self::description::{Description, Standby};
 pub use self::error::OpenError;
 use self::host_selection::Hosts;
+use self::operation::{ClaimOperation, ClaimReply, Claims, SettleOperation, SettleReply, Settlement, Settlements};
 use self::pool::Pool;
 pub use self::schema::{Migration, migrate, pending};
 use self::session::CallError;
-use self::settlements::{SettleOperation, SettleReply, Settlement, Settlements};
 use self::write_check::WriteHealth;
 use super::batcher::Batcher;
 use super::waiters::Waiters;

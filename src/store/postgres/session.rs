@@ -32,9 +32,6 @@ const SUSPECT_AFTER: Duration = Duration::from_secs(1);
 /// How long a cancellation may take.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How many bytes one statement carries, give or take one operation.
-pub(super) const MAX_BATCH_BYTES: usize = 16 << 20;
-
 /// How many bytes a connection carries in a millisecond at least: 1 MiB in about a second.
 const MIN_BYTES_PER_MS: usize = 1024;
 

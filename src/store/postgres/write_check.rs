@@ -9,9 +9,8 @@ use tokio::time::{Instant, sleep};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 
-use super::claims::{ClaimOperation, ClaimReply, Claims};
+use super::operation::{ClaimOperation, ClaimReply, Claims, SettleOperation, Settlements};
 use super::session::{CallError, Query, Session};
-use super::settlements::{SettleOperation, Settlements};
 use super::unexpected_reply;
 use crate::store::batcher::Batcher;
 use crate::store::{Error, ErrorKind};
