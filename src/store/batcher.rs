@@ -39,6 +39,7 @@ const MAX_BACKOFF: Duration = Duration::from_secs(1);
 
 /// How batches are carried out.
 pub(super) trait Backend: Send + Sync + 'static {
+    /// What callers submit.
     type Operation: Operation;
 
     /// What carries one batch at a time.
@@ -166,7 +167,7 @@ async fn run_worker<B: Backend>(shared: Arc<Shared<B>>, mut first: Option<B::Con
             },
         };
         let connected = Connected(&shared);
-        if shared.run_on(&connection).await.is_none() {
+        if !shared.run_on(&connection).await {
             return;
         }
         drop(connected);
@@ -208,17 +209,18 @@ impl<B: Backend> Shared<B> {
         None
     }
 
-    /// Executes batches on a connection until it fails; `None` if the batcher closes and nothing is left.
-    async fn run_on(&self, connection: &B::Connection) -> Option<()> {
+    /// Executes batches on a connection until it fails. False if the batcher closes and nothing is left.
+    async fn run_on(&self, connection: &B::Connection) -> bool {
         let mut ended = pin!(B::ended(connection));
         loop {
             let batch = tokio::select! {
                 biased;
-                () = ended.as_mut() => return Some(()),
-                batch = self.take() => batch?,
+                () = ended.as_mut() => return true,
+                batch = self.take() => batch,
             };
+            let Some(batch) = batch else { return false };
             if !self.await_batch(self.execute(connection, batch)).await {
-                return Some(());
+                return true;
             }
         }
     }
@@ -290,7 +292,7 @@ impl<B: Backend> Shared<B> {
                 }
                 Failure::Conflict(error) | Failure::OfOne(error) | Failure::OfAll(error) => fail(part, &error),
                 Failure::Lost(ref error) | Failure::Hung(ref error) => {
-                    if let Failure::Hung(error) = &failure {
+                    if matches!(failure, Failure::Hung(_)) {
                         let cause = error.cause();
                         self.lock().failure = Some(Error::determinate(cause.kind, cause.source.to_string()));
                     }

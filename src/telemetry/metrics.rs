@@ -48,19 +48,6 @@ pub struct RouteMetrics {
     control_invalid: IntCounter,
 }
 
-/// The metrics of a store, looked up once.
-pub struct StoreMetrics {
-    store: &'static str,
-    families: Arc<Families>,
-    durations: [OnceLock<Histogram>; StoreOp::COUNT],
-}
-
-/// What came of questions to the caches.
-#[derive(Clone)]
-pub struct CacheMetrics {
-    results: [IntCounter; CacheResult::ALL.len()],
-}
-
 /// Measures a request from its head to the end of its answer, which is when this is dropped.
 #[must_use = "it ends when it is dropped"]
 pub struct RequestTimer {
@@ -121,17 +108,25 @@ impl Metrics {
         })
     }
 
-    /// The metrics of a store of this kind.
-    #[must_use]
-    pub fn store(&self, store: &'static str) -> StoreMetrics {
-        StoreMetrics { store, families: self.families.clone(), durations: std::array::from_fn(|_| OnceLock::new()) }
+    /// Counts the calls of a store of this kind: which ended, how long it took, and why it failed if it did.
+    pub fn store(&self, store: &'static str) -> impl Fn(StoreOp, Duration, Option<ErrorKind>) + Send + Sync + 'static {
+        let families = self.families.clone();
+        let durations: [OnceLock<Histogram>; StoreOp::COUNT] = std::array::from_fn(|_| OnceLock::new());
+        move |op, took, error| {
+            durations[op as usize]
+                .get_or_init(|| families.store_duration.with_label_values(&[store, op.as_str()]))
+                .observe(took.as_secs_f64());
+            if let Some(kind) = error {
+                families.store_errors.with_label_values(&[store, op.as_str(), kind.as_str()]).inc();
+            }
+        }
     }
 
-    /// What comes of questions to the caches.
-    #[must_use]
-    pub fn cache(&self) -> CacheMetrics {
+    /// Counts what comes of questions to the caches.
+    pub fn cache(&self) -> impl Fn(CacheResult) + Send + Sync + 'static {
         let result = |answered: CacheResult| self.families.cache_requests.with_label_values(&[answered.as_str()]);
-        CacheMetrics { results: CacheResult::ALL.map(result) }
+        let results = CacheResult::ALL.map(result);
+        move |answered| results[answered as usize].inc()
     }
 
     /// How often limits were reached, and how much is taken of them.
@@ -222,25 +217,6 @@ impl RouteMetrics {
     /// The upstream sent `Idempotency-Control` directives that were invalid and ignored.
     pub fn control_invalid(&self, count: usize) {
         self.control_invalid.inc_by(count as u64);
-    }
-}
-
-impl StoreMetrics {
-    /// A call ended after `took`, well or not.
-    pub fn took(&self, op: StoreOp, took: Duration, error: Option<ErrorKind>) {
-        self.durations[op as usize]
-            .get_or_init(|| self.families.store_duration.with_label_values(&[self.store, op.as_str()]))
-            .observe(took.as_secs_f64());
-        if let Some(kind) = error {
-            self.families.store_errors.with_label_values(&[self.store, op.as_str(), kind.as_str()]).inc();
-        }
-    }
-}
-
-impl CacheMetrics {
-    /// This came of a question.
-    pub fn count(&self, answered: CacheResult) {
-        self.results[answered as usize].inc();
     }
 }
 
@@ -436,7 +412,7 @@ mod tests {
         drop(route.answered(Outcome::Problem(Code::InFlight), Instant::now()));
         route.upstream_took(Duration::from_secs(2));
         route.control_invalid(2);
-        metrics.store("memory").took(StoreOp::Claim, Duration::from_micros(70), Some(ErrorKind::Full));
+        metrics.store("memory")(StoreOp::Claim, Duration::from_micros(70), Some(ErrorKind::Full));
         metrics.records_counted([1, 2, 3]);
         metrics.leases_expired(4);
         metrics.records_swept(5);

@@ -29,7 +29,7 @@ pub(super) fn before(opened: Opened, config: &Resolved, metrics: &Metrics) -> an
         }
         _ => None,
     };
-    let (calls, counts) = (metrics.store(opened.store.kind()), metrics.cache());
-    let store = Arc::new(Metered::new(opened.store, move |op, took, error| calls.took(op, took, error)));
-    Ok(Arc::new(Cached::new(store, &settings, shared, move |answered| counts.count(answered))))
+    let calls = metrics.store(opened.store.kind());
+    let store = Arc::new(Metered::new(opened.store, calls));
+    Ok(Arc::new(Cached::new(store, &settings, shared, metrics.cache())))
 }

@@ -13,12 +13,14 @@ use crate::store::batcher::Batcher;
 /// How many round trips are under way at most, for each node.
 const WORKERS: usize = 2;
 
+type NodeBatcher = Batcher<Arc<ScriptClient>>;
+
 /// The batchers of the nodes, opened as nodes are found.
 pub(super) struct NodeBatchers {
     client: Arc<ScriptClient>,
     runtime: Handle,
     /// By the places of nodes; nothing once they are closed.
-    batchers: Mutex<Option<Vec<Arc<Batcher<Arc<ScriptClient>>>>>>,
+    batchers: Mutex<Option<Vec<Arc<NodeBatcher>>>>,
 }
 
 impl NodeBatchers {
@@ -41,7 +43,7 @@ impl NodeBatchers {
         futures_util::future::join_all(closing).await;
     }
 
-    fn batcher(&self, place: usize) -> Result<Arc<Batcher<Arc<ScriptClient>>>, Error> {
+    fn batcher(&self, place: usize) -> Result<Arc<NodeBatcher>, Error> {
         let mut batchers = self.batchers.lock().unwrap_or_else(PoisonError::into_inner);
         let batchers = batchers.as_mut().ok_or_else(Error::closed)?;
         if place >= batchers.len() {
