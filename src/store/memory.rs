@@ -14,8 +14,8 @@ use super::clock::{self, Clock};
 use super::removals::{Removal, Removals};
 use super::rules::{self, RecordView, Transition};
 use super::{
-    Claim, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, LiveKeys,
-    NamespaceRules, Origin, OriginId, Page, Settled, Store,
+    Claim, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, LiveKeys, NamespaceRules, Origin,
+    OriginId, Page, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -74,7 +74,7 @@ impl Memory {
         let now = (self.clock)();
         match tables.as_mut() {
             Some(tables) => Ok(operation(tables, now)),
-            None => Err(Error::determinate(ErrorKind::Unavailable, "the store is closed")),
+            None => Err(Error::closed()),
         }
     }
 

@@ -6,10 +6,13 @@
 //! Every backend runs the one suite in [`contract`].
 
 mod adoption;
+mod batcher;
 pub mod cached;
 pub mod clock;
 pub mod contract;
 pub mod memory;
+pub mod metered;
+mod outage;
 pub mod postgres;
 pub mod redis;
 mod removals;
@@ -20,7 +23,6 @@ pub(crate) mod servers;
 pub mod sqlite;
 pub mod unreliable;
 mod waiters;
-mod wakeups;
 
 pub use adoption::{NamespaceRules, RulesPeriod, is_orphaned};
 pub use removals::Removal;
@@ -379,6 +381,11 @@ impl Error {
     #[must_use]
     pub fn indeterminate(kind: ErrorKind, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self::Indeterminate(Cause { kind, source: source.into() })
+    }
+
+    /// The store is closed.
+    fn closed() -> Self {
+        Self::determinate(ErrorKind::Unavailable, "the store is closed")
     }
 
     /// Why.

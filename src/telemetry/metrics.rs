@@ -22,6 +22,7 @@ use super::outcome::Outcome;
 use crate::idempotency::record::State;
 use crate::store::ErrorKind;
 use crate::store::cached::CacheResult;
+use crate::store::metered::StoreOp;
 
 /// Upper bounds of request and upstream durations, in seconds.
 const REQUEST_BUCKETS: &[f64] =
@@ -45,20 +46,6 @@ pub struct RouteMetrics {
     upstream: OnceLock<Histogram>,
     in_flight: IntGauge,
     control_invalid: IntCounter,
-}
-
-/// The metrics of one operation of a store, looked up once.
-pub struct StoreOpMetrics {
-    store: &'static str,
-    op: &'static str,
-    families: Arc<Families>,
-    duration: OnceLock<Histogram>,
-}
-
-/// What came of questions to the caches.
-#[derive(Clone)]
-pub struct CacheMetrics {
-    results: [IntCounter; CacheResult::ALL.len()],
 }
 
 /// Measures a request from its head to the end of its answer, which is when this is dropped.
@@ -121,17 +108,25 @@ impl Metrics {
         })
     }
 
-    /// The metrics of one operation of a store.
-    #[must_use]
-    pub fn store_op(&self, store: &'static str, op: &'static str) -> StoreOpMetrics {
-        StoreOpMetrics { store, op, families: self.families.clone(), duration: OnceLock::new() }
+    /// Counts the calls of a store of this kind: which ended, how long it took, and why it failed if it did.
+    pub fn store(&self, store: &'static str) -> impl Fn(StoreOp, Duration, Option<ErrorKind>) + Send + Sync + 'static {
+        let families = self.families.clone();
+        let durations: [OnceLock<Histogram>; StoreOp::COUNT] = std::array::from_fn(|_| OnceLock::new());
+        move |op, took, error| {
+            durations[op as usize]
+                .get_or_init(|| families.store_duration.with_label_values(&[store, op.as_str()]))
+                .observe(took.as_secs_f64());
+            if let Some(kind) = error {
+                families.store_errors.with_label_values(&[store, op.as_str(), kind.as_str()]).inc();
+            }
+        }
     }
 
-    /// What comes of questions to the caches.
-    #[must_use]
-    pub fn cache(&self) -> CacheMetrics {
+    /// Counts what comes of questions to the caches.
+    pub fn cache(&self) -> impl Fn(CacheResult) + Send + Sync + 'static {
         let result = |answered: CacheResult| self.families.cache_requests.with_label_values(&[answered.as_str()]);
-        CacheMetrics { results: CacheResult::ALL.map(result) }
+        let results = CacheResult::ALL.map(result);
+        move |answered| results[answered as usize].inc()
     }
 
     /// How often limits were reached, and how much is taken of them.
@@ -222,27 +217,6 @@ impl RouteMetrics {
     /// The upstream sent `Idempotency-Control` directives that were invalid and ignored.
     pub fn control_invalid(&self, count: usize) {
         self.control_invalid.inc_by(count as u64);
-    }
-}
-
-impl StoreOpMetrics {
-    /// The operation ended after `took`, well or not.
-    pub fn took(&self, took: Duration) {
-        self.duration
-            .get_or_init(|| self.families.store_duration.with_label_values(&[self.store, self.op]))
-            .observe(took.as_secs_f64());
-    }
-
-    /// The operation failed.
-    pub fn failed(&self, kind: ErrorKind) {
-        self.families.store_errors.with_label_values(&[self.store, self.op, kind.as_str()]).inc();
-    }
-}
-
-impl CacheMetrics {
-    /// This came of a question.
-    pub fn count(&self, answered: CacheResult) {
-        self.results[answered as usize].inc();
     }
 }
 
@@ -438,8 +412,7 @@ mod tests {
         drop(route.answered(Outcome::Problem(Code::InFlight), Instant::now()));
         route.upstream_took(Duration::from_secs(2));
         route.control_invalid(2);
-        metrics.store_op("memory", "claim").took(Duration::from_micros(70));
-        metrics.store_op("memory", "claim").failed(ErrorKind::Full);
+        metrics.store("memory")(StoreOp::Claim, Duration::from_micros(70), Some(ErrorKind::Full));
         metrics.records_counted([1, 2, 3]);
         metrics.leases_expired(4);
         metrics.records_swept(5);

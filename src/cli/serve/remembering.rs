@@ -7,8 +7,8 @@ use anyhow::Context as _;
 use super::opening::Opened;
 use crate::config::Resolved;
 use crate::store::cached::{Cached, Settings, SharedSettings};
+use crate::store::metered::Metered;
 use crate::store::{Store, redis};
-use crate::telemetry::metered::Metered;
 use crate::telemetry::metrics::Metrics;
 
 /// Puts the memory of this process before a store, and the cache that gates share where there is one.
@@ -29,7 +29,7 @@ pub(super) fn before(opened: Opened, config: &Resolved, metrics: &Metrics) -> an
         }
         _ => None,
     };
-    let counts = metrics.cache();
-    let store = Arc::new(Metered::new(opened.store, metrics));
-    Ok(Arc::new(Cached::new(store, &settings, shared, move |answered| counts.count(answered))))
+    let calls = metrics.store(opened.store.kind());
+    let store = Arc::new(Metered::new(opened.store, calls));
+    Ok(Arc::new(Cached::new(store, &settings, shared, metrics.cache())))
 }

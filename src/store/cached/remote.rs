@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::idempotency::record::RecordId;
 use crate::store::Removal;
-use crate::store::wakeups::finish_on_caller_runtimes;
+use crate::store::batcher::finish_on_caller_runtimes;
 
 /// How long a request waits for the cache.
 const GET_TIMEOUT: Duration = Duration::from_millis(3);

@@ -2,7 +2,7 @@
 
 use tokio_postgres::error::SqlState;
 
-use super::connect::Session;
+use super::session::Session;
 use super::{OpenError, Settings, hosts};
 
 /// The server, as of the start.

@@ -118,6 +118,11 @@ impl OpenError {
         }
     }
 
+    /// The error for operations while no connection can be made.
+    pub(super) fn into_error(self) -> Error {
+        Error::determinate(ErrorKind::Unavailable, self)
+    }
+
     /// An error of the driver itself. Its kinds differ in their messages only, which tests pin.
     fn without_code(error: &SqlError, message: String) -> Self {
         let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());

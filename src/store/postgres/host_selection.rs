@@ -17,9 +17,10 @@ use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 
-use super::connect::{CallError, Connector, Session};
+use super::connect::Connector;
 use super::error::OpenError;
 use super::lineage::{Lineage, LineageGuard};
+use super::session::{CallError, Session};
 use super::{hosts, schema, write_check};
 
 /// The delay between two probes of all hosts, or of one that failed while others are awaited.

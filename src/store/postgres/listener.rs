@@ -6,7 +6,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-use super::connect::{Connector, Session};
+use super::connect::Connector;
+use super::session::Session;
 use crate::idempotency::record::RecordId;
 use crate::store::waiters::Waiters;
 

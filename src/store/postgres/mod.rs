@@ -12,29 +12,25 @@
 //!   it may have. So may one whose wait for a synchronous standby was cancelled, which the server reports in a
 //!   warning.
 //! - A completed record that is visible may not be durable: its commit may be on the primary only. The store hands one out
-//!   only after it has seen it durable, see `durable`. A record that is unknown here, or whose lease is past, may be renewed
+//!   only after it has seen it durable. A record that is unknown here, or whose lease is past, may be renewed
 //!   or completed elsewhere, where this server was left behind: it is handed out after a commit that returns as well.
 //! - A record that an upstream's transaction holds is skipped by every operation that could make others wait.
 //! - While settlements fail, claims are refused; see `write_check`.
 
 mod adopt;
-mod batcher;
-mod claims;
 mod connect;
 mod description;
-mod driver;
-mod durable;
 mod error;
 mod host_selection;
 mod hosts;
 mod lineage;
 mod listener;
 mod listing;
+mod operation;
 mod pool;
-mod queue;
 mod row;
 mod schema;
-mod settlements;
+mod session;
 #[cfg(test)]
 mod tests;
 pub mod tls;
@@ -46,23 +42,22 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use quick_cache::sync::Cache;
 use tokio::sync::{Semaphore, broadcast};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tokio_postgres::types::{ToSql, Type};
 
-use self::batcher::Batcher;
-use self::claims::{ClaimOperation, ClaimReply};
-use self::connect::{CallError, Connector};
+use self::connect::Connector;
 pub use self::description::{Description, Standby};
-use self::durable::Durable;
 pub use self::error::OpenError;
 use self::host_selection::Hosts;
+use self::operation::{ClaimOperation, ClaimReply, Claims, SettleOperation, SettleReply, Settlement, Settlements};
 use self::pool::Pool;
-use self::queue::{Operation, closed};
 pub use self::schema::{Migration, migrate, pending};
-use self::settlements::{SettleOperation, SettleReply, Settlement};
+use self::session::CallError;
 use self::write_check::WriteHealth;
+use super::batcher::Batcher;
 use super::waiters::Waiters;
 use super::{
     Claim, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules,
@@ -73,6 +68,9 @@ use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Ve
 /// How long a record that another transaction holds is left alone, at first and at most.
 const MIN_BACKOFF: Duration = Duration::from_millis(20);
 const MAX_BACKOFF: Duration = Duration::from_millis(500);
+
+/// How many completions are remembered as durable. One that is not costs its next reader one more commit.
+const MAX_DURABLE: usize = 1 << 18;
 
 /// The settings of a PostgreSQL store.
 #[derive(Clone)]
@@ -101,8 +99,8 @@ pub struct Opened {
 
 /// A store in a PostgreSQL database.
 pub struct Postgres {
-    claims: Arc<Batcher<ClaimOperation>>,
-    settlements: Arc<Batcher<SettleOperation>>,
+    claims: Arc<Batcher<Claims>>,
+    settlements: Arc<Batcher<Settlements>>,
     pool: Pool,
     write_health: Arc<WriteHealth>,
     waiters: Arc<Waiters>,
@@ -113,8 +111,10 @@ pub struct Postgres {
     /// Up to where this process has swept in this round: what was removed stays in the index for a while, and would
     /// be scanned again by each batch.
     swept_to: AtomicI64,
-    /// The completions that are known to be durable.
-    durable: Durable,
+    /// Attempts whose completion this process has seen durable: it settled them itself, or flushed the log after it read
+    /// them. A commit whose wait for a synchronous standby was cancelled is visible on the primary and may be nowhere else:
+    /// a record that is merely visible may be gone after a failover.
+    durable: Cache<Attempt, ()>,
     hosts: Arc<Hosts>,
     is_closing: AtomicBool,
     description: Description,
@@ -168,16 +168,16 @@ impl Postgres {
         let description = Description::of(&unchecked, settings).await?;
         let opened = schema::store(unchecked.client()).await?;
         drop(unchecked);
-        let claiming = connector.connect(ClaimOperation::QUERIES).await?;
+        let claiming = connector.connect(Claims::QUERIES).await?;
         write_check::check_writes(&claiming).await.map_err(CallError::into_open_error)?;
-        let settling = connector.connect(SettleOperation::QUERIES).await?;
+        let settling = connector.connect(Settlements::QUERIES).await?;
 
         // A quarter for claims, a quarter for settlements, one to listen, and the rest.
         let quarter = (settings.connections / 4).max(1);
         let rest = settings.connections.saturating_sub(2 * quarter + 1).max(1);
         let waiters = Arc::<Waiters>::default();
-        let claims = Arc::new(Batcher::open(connector.clone(), claiming, quarter));
-        let settlements = Arc::new(Batcher::open(connector.clone(), settling, quarter));
+        let claims = Arc::new(Batcher::open(Claims(connector.clone()), Some(claiming), quarter));
+        let settlements = Arc::new(Batcher::open(Settlements(connector.clone()), Some(settling), quarter));
         let write_health = Arc::new(WriteHealth::new());
         let mut tasks = JoinSet::new();
         tasks.spawn(listener::run(connector.clone(), Arc::clone(&waiters)));
@@ -194,7 +194,7 @@ impl Postgres {
             registering: Semaphore::new(1),
             _tasks: tasks,
             swept_to: AtomicI64::new(0),
-            durable: Durable::default(),
+            durable: Cache::new(MAX_DURABLE),
             hosts,
             is_closing: AtomicBool::new(false),
             description,
@@ -228,7 +228,7 @@ impl Postgres {
     }
 
     fn ensure_open(&self) -> Result<(), Error> {
-        if self.is_closing.load(Ordering::Relaxed) { Err(closed()) } else { Ok(()) }
+        if self.is_closing.load(Ordering::Relaxed) { Err(Error::closed()) } else { Ok(()) }
     }
 
     /// Returns once a record that was read on a host is durable. True if another host is in use by then, so that it
@@ -243,7 +243,7 @@ impl Postgres {
         host: Option<usize>,
     ) -> Result<bool, Error> {
         let is_durable = match record.state {
-            State::Completed => self.durable.knows(record.attempt),
+            State::Completed => self.durable.get(&record.attempt).is_some(),
             State::InFlight => record.until > now,
             State::Unknown => false,
         };
@@ -262,7 +262,7 @@ impl Postgres {
     /// Notes that a record was seen durable.
     fn remember(&self, record: &Record) {
         if record.state == State::Completed {
-            self.durable.remember(record.attempt);
+            self.durable.insert(record.attempt, ());
         }
     }
 }
@@ -323,9 +323,9 @@ impl Store for Postgres {
                     }
                     // All that the statement wrote or read is durable: see `settle_v1`.
                     match &settled {
-                        Settled::Done { .. } if matches!(end, End::Complete { .. }) => self.durable.remember(attempt),
+                        Settled::Done { .. } if matches!(end, End::Complete { .. }) => self.durable.insert(attempt, ()),
                         Settled::Superseded { record: Some(record) } if record.state == State::Completed => {
-                            self.durable.remember(record.attempt);
+                            self.durable.insert(record.attempt, ());
                         }
                         Settled::Done { .. } | Settled::Superseded { .. } => {}
                     }

@@ -11,9 +11,9 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_postgres::{Client, Config, Error as SqlError, Row};
 
-use super::connect::{CallError, Connector, Parameter};
-use super::driver::ServerMessages;
+use super::connect::Connector;
 use super::error;
+use super::session::{CallError, Parameter, ServerMessages};
 use crate::store::{Error, ErrorKind};
 
 /// How long a caller waits for a connection.
@@ -61,7 +61,7 @@ impl Pool {
     pub(super) async fn get(&self) -> Result<Object, Error> {
         self.connections.get().await.map_err(|error| match error {
             PoolError::Backend(error) => error::of_read(&error),
-            PoolError::Closed => Error::determinate(ErrorKind::Unavailable, "the store is closed"),
+            PoolError::Closed => Error::closed(),
             PoolError::Timeout(_) => {
                 Error::determinate(ErrorKind::Unavailable, "timed out waiting for a database connection")
             }

@@ -9,11 +9,10 @@ use tokio::time::{Instant, sleep};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 
-use super::batcher::Batcher;
-use super::claims::{ClaimOperation, ClaimReply};
-use super::connect::{CallError, Query, Session};
-use super::settlements::SettleOperation;
+use super::operation::{ClaimOperation, ClaimReply, Claims, SettleOperation, Settlements};
+use super::session::{CallError, Query, Session};
 use super::unexpected_reply;
+use crate::store::batcher::Batcher;
 use crate::store::{Error, ErrorKind};
 
 /// The first half of the ids of these records; the other half is random. Ids of requests are hashes.
@@ -55,10 +54,7 @@ pub(super) async fn check_writes(session: &Session) -> Result<(), CallError> {
 }
 
 /// The same through the connections that requests use.
-pub(super) async fn check_all(
-    claims: &Batcher<ClaimOperation>,
-    settlements: &Batcher<SettleOperation>,
-) -> Result<(), Error> {
+pub(super) async fn check_all(claims: &Batcher<Claims>, settlements: &Batcher<Settlements>) -> Result<(), Error> {
     // Settlements have their own connections; this writes nothing.
     let (proven, renewed) = tokio::join!(
         claims.submit(ClaimOperation::CheckWrites),
@@ -126,7 +122,7 @@ impl WriteHealth {
 
     /// Checks, after every failed settlement, whether claims and settlements work, and repeats that until they do.
     /// Runs for as long as the store does.
-    pub(super) async fn run(&self, claims: &Batcher<ClaimOperation>, settlements: &Batcher<SettleOperation>) {
+    pub(super) async fn run(&self, claims: &Batcher<Claims>, settlements: &Batcher<Settlements>) {
         loop {
             self.suspected.notified().await;
             let mut pause = MIN_BACKOFF;

@@ -6,7 +6,6 @@
 //! stores does not hold here.
 
 mod adopt;
-mod batcher;
 mod description;
 mod error;
 mod keys;
@@ -15,7 +14,6 @@ mod listing;
 mod manager;
 mod node_batchers;
 mod operation;
-mod queue;
 mod record;
 mod rights;
 mod script_client;
@@ -42,7 +40,6 @@ use self::listener::ListenerEvent;
 use self::manager::ConnectionManager;
 use self::node_batchers::NodeBatchers;
 use self::operation::{Operation, Reply, number};
-use self::queue::closed;
 use self::script_client::ScriptClient;
 use self::scripts::Scripts;
 pub use self::servers::{Certificates, Servers, Topology};
@@ -151,7 +148,7 @@ impl Redis {
 
     fn ensure_open(&self) -> Result<(), Error> {
         if self.is_closing.load(Ordering::Relaxed) {
-            return Err(closed());
+            return Err(Error::closed());
         }
         Ok(())
     }

@@ -4,19 +4,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::runtime::Handle;
 
-use super::batcher::Batcher;
 use super::keys;
 use super::operation::{Operation, Reply};
-use super::queue::closed;
 use super::script_client::ScriptClient;
 use crate::store::Error;
+use crate::store::batcher::Batcher;
+
+/// How many round trips are under way at most, for each node.
+const WORKERS: usize = 2;
+
+type NodeBatcher = Batcher<Arc<ScriptClient>>;
 
 /// The batchers of the nodes, opened as nodes are found.
 pub(super) struct NodeBatchers {
     client: Arc<ScriptClient>,
     runtime: Handle,
     /// By the places of nodes; nothing once they are closed.
-    batchers: Mutex<Option<Vec<Arc<Batcher>>>>,
+    batchers: Mutex<Option<Vec<Arc<NodeBatcher>>>>,
 }
 
 impl NodeBatchers {
@@ -39,12 +43,12 @@ impl NodeBatchers {
         futures_util::future::join_all(closing).await;
     }
 
-    fn batcher(&self, place: usize) -> Result<Arc<Batcher>, Error> {
+    fn batcher(&self, place: usize) -> Result<Arc<NodeBatcher>, Error> {
         let mut batchers = self.batchers.lock().unwrap_or_else(PoisonError::into_inner);
-        let batchers = batchers.as_mut().ok_or_else(closed)?;
+        let batchers = batchers.as_mut().ok_or_else(Error::closed)?;
         if place >= batchers.len() {
             let _on_it = self.runtime.enter();
-            batchers.resize_with(place + 1, || Arc::new(Batcher::open(Arc::clone(&self.client))));
+            batchers.resize_with(place + 1, || Arc::new(Batcher::open(Arc::clone(&self.client), None, WORKERS)));
         }
         Ok(Arc::clone(&batchers[place]))
     }

@@ -1,5 +1,8 @@
 //! The operations of attempts on their records. One script call carries many.
 
+use std::future::pending;
+use std::sync::Arc;
+
 use redis::{Cmd, RedisResult, Value};
 
 use super::keys::{self, Partition};
@@ -8,6 +11,7 @@ use super::script_client::ScriptClient;
 use super::scripts::Scripts;
 use super::{error, unexpected_reply};
 use crate::idempotency::record::{Attempt, RecordId, Timestamp, Version};
+use crate::store::batcher::{self, Backend, Failure, Replies};
 use crate::store::rules::{self, RecordView, Transition};
 use crate::store::{Claim, End, Error, Expiry, Fresh, LeaseRenewal, Settled};
 
@@ -59,7 +63,7 @@ struct ScriptCall {
 
 impl Operation {
     /// The record that it is about, if it is about one.
-    pub(super) fn id(&self) -> Option<RecordId> {
+    fn record(&self) -> Option<RecordId> {
         match self {
             Self::Claim { id, .. } | Self::Supersede { id, .. } | Self::Settle { id, .. } | Self::Await(id) => {
                 Some(*id)
@@ -72,23 +76,8 @@ impl Operation {
     pub(super) fn first(&self) -> Option<RecordId> {
         match self {
             Self::Renew(held) => held.first().map(|held| held.id),
-            other => other.id(),
+            other => other.record(),
         }
-    }
-
-    /// How many bytes it writes, where they may be many.
-    pub(super) fn size(&self) -> usize {
-        match self {
-            Self::Claim { fresh, .. } | Self::Supersede { fresh, .. } => fresh.head.len(),
-            Self::Settle { end: End::Complete { answer, .. }, .. } => answer.len(),
-            Self::Settle { .. } | Self::Renew(_) | Self::Await(_) => 0,
-        }
-    }
-
-    /// Whether it is dropped if its caller has gone before it was sent. An orphaned claim would only block its key
-    /// until its lease expires.
-    pub(super) fn is_abandoned_with_caller(&self) -> bool {
-        !matches!(self, Self::Settle { .. })
     }
 
     fn kind(&self) -> Option<Kind> {
@@ -100,21 +89,60 @@ impl Operation {
     }
 }
 
-/// Executes operations in one round trip. Returns the reply to each.
-pub(super) async fn execute(client: &ScriptClient, batch: &[&Operation]) -> Vec<Result<Reply, Error>> {
-    let calls = calls(batch, client.is_partitioned);
-    let commands: Vec<Cmd> = calls.iter().map(|call| call.command(&client.scripts, batch)).collect();
-    let mut replies: Vec<Result<Reply, Error>> = Vec::with_capacity(batch.len());
-    replies.resize_with(batch.len(), || Err(unexpected_reply(Unreadable)));
-    match client.send(&commands).await {
-        Ok(answers) => {
-            for (call, answer) in calls.iter().zip(answers) {
-                call.read(batch, answer, &mut replies);
-            }
+impl batcher::Operation for Operation {
+    type Reply = Reply;
+
+    fn id(&self) -> Option<RecordId> {
+        match self {
+            // Any number of callers may await the end of one attempt.
+            Self::Await(_) => None,
+            other => other.record(),
         }
-        Err(error) => replies.iter_mut().for_each(|reply| *reply = Err(error::of_write(&error))),
     }
-    replies
+
+    fn size(&self) -> usize {
+        match self {
+            Self::Claim { fresh, .. } | Self::Supersede { fresh, .. } => fresh.head.len(),
+            Self::Settle { end: End::Complete { answer, .. }, .. } => answer.len(),
+            Self::Settle { .. } | Self::Renew(_) | Self::Await(_) => 0,
+        }
+    }
+
+    // An orphaned claim would only block its key until its lease expires.
+    fn is_abandoned_with_caller(&self) -> bool {
+        !matches!(self, Self::Settle { .. })
+    }
+}
+
+/// One round trip carries a batch. The client looks after its connections itself, and refuses commands while none works.
+impl Backend for Arc<ScriptClient> {
+    type Operation = Operation;
+    type Connection = ();
+    const WHAT: &'static str = "operations";
+    // The server does nothing else meanwhile.
+    const MAX_BATCH_BYTES: usize = 4 << 20;
+
+    async fn connect(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    async fn ended((): &()) {
+        pending().await
+    }
+
+    fn give_up((): ()) {}
+
+    async fn execute(&self, (): &(), batch: &[&Operation]) -> Result<Replies<Operation>, Failure> {
+        let calls = calls(batch, self.is_partitioned);
+        let commands: Vec<Cmd> = calls.iter().map(|call| call.command(&self.scripts, batch)).collect();
+        let answers = self.send(&commands).await.map_err(|error| Failure::OfAll(error::of_write(&error)))?;
+        let mut replies: Replies<Operation> = Vec::with_capacity(batch.len());
+        replies.resize_with(batch.len(), || Some(Err(unexpected_reply(Unreadable))));
+        for (call, answer) in calls.iter().zip(answers) {
+            call.read(batch, answer, &mut replies);
+        }
+        Ok(replies)
+    }
 }
 
 /// As few calls as carry all of them.
@@ -122,7 +150,7 @@ fn calls(batch: &[&Operation], is_partitioned: bool) -> Vec<ScriptCall> {
     let mut calls: Vec<ScriptCall> = Vec::new();
     for (place, operation) in batch.iter().enumerate() {
         let kind = operation.kind();
-        let partition = operation.id().filter(|_| is_partitioned).map(Partition::of);
+        let partition = operation.record().filter(|_| is_partitioned).map(Partition::of);
         let fits = |call: &&mut ScriptCall| kind.is_some() && call.kind == kind && call.partition == partition;
         match calls.iter_mut().find(fits) {
             Some(call) => call.places.push(place),
@@ -154,7 +182,7 @@ impl ScriptCall {
             }
         };
         let mut command = script.call(2 * self.places.len());
-        operations.clone().filter_map(Operation::id).for_each(|id| add_keys(&mut command, id));
+        operations.clone().filter_map(Operation::record).for_each(|id| add_keys(&mut command, id));
         for operation in operations {
             match operation {
                 Operation::Claim { fresh, .. } => add_fresh(&mut command, fresh),
@@ -174,31 +202,31 @@ impl ScriptCall {
     }
 
     /// Puts what was answered in the places of the operations.
-    fn read(&self, batch: &[&Operation], answer: RedisResult<Value>, replies: &mut [Result<Reply, Error>]) {
+    fn read(&self, batch: &[&Operation], answer: RedisResult<Value>, replies: &mut [Option<Result<Reply, Error>>]) {
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => {
-                self.places.iter().for_each(|place| replies[*place] = Err(error::of_write(&error)));
+                self.places.iter().for_each(|place| replies[*place] = Some(Err(error::of_write(&error))));
                 return;
             }
         };
         if self.kind.is_none() {
             let place = self.places[0];
-            replies[place] = read_alone(batch[place], answer);
+            replies[place] = Some(read_alone(batch[place], answer));
             return;
         }
         let Value::Array(answers) = answer else { return };
         let mut answers = answers.into_iter();
         let Some(now) = answers.next().and_then(|now| number(&now).ok()).map(record::time) else { return };
         for (place, answer) in self.places.iter().zip(answers) {
-            replies[*place] = match (batch[*place], answer) {
+            replies[*place] = Some(match (batch[*place], answer) {
                 (_, Value::ServerError(error)) => Err(error::of_write(&error.into())),
                 (Operation::Claim { .. }, answer) => read_claim(answer, now).map(Reply::Claim),
                 (Operation::Settle { attempt, end, .. }, answer) => {
                     read_settled(answer, *attempt, end, now).map(Reply::Settled)
                 }
                 _ => Err(unexpected_reply(Unreadable)),
-            };
+            });
         }
     }
 }
@@ -299,5 +327,25 @@ pub(super) fn number(response: &Value) -> Result<u64, Error> {
     match response {
         Value::Int(number) => u64::try_from(*number).map_err(|_| unexpected_reply(Unreadable)),
         _ => Err(unexpected_reply(Unreadable)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::batcher::Operation as _;
+
+    #[test]
+    fn only_the_end_of_an_attempt_is_carried_out_without_its_caller() {
+        let id = RecordId([1; 32]);
+        let release = Operation::Settle { id, attempt: Attempt([0; 16]), end: End::Release };
+        assert!(!release.is_abandoned_with_caller());
+        assert!(Operation::Await(id).is_abandoned_with_caller());
+        assert!(Operation::Renew(Vec::new()).is_abandoned_with_caller());
+    }
+
+    #[test]
+    fn any_number_of_callers_await_one_attempt_in_one_batch() {
+        assert_eq!(Operation::Await(RecordId([1; 32])).id(), None);
     }
 }

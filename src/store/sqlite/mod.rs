@@ -160,11 +160,11 @@ impl Sqlite {
         self.ensure_open()?;
         let (reply, found) = oneshot::channel();
         self.reader.try_send(read(reply)).map_err(refused)?;
-        found.await.unwrap_or_else(|_| Err(closed()))
+        found.await.unwrap_or_else(|_| Err(Error::closed()))
     }
 
     fn ensure_open(&self) -> Result<(), Error> {
-        if self.is_closing.load(Ordering::Relaxed) || self.writer.is_closed() { Err(closed()) } else { Ok(()) }
+        if self.is_closing.load(Ordering::Relaxed) || self.writer.is_closed() { Err(Error::closed()) } else { Ok(()) }
     }
 }
 
@@ -261,16 +261,12 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<Jo
     thread::Builder::new().name(name.to_owned()).spawn(work)
 }
 
-fn closed() -> Error {
-    Error::determinate(ErrorKind::Unavailable, "the store is closed")
-}
-
 fn refused<T>(error: mpsc::error::TrySendError<T>) -> Error {
     match error {
         mpsc::error::TrySendError::Full(_) => {
             Error::determinate(ErrorKind::Unavailable, "too many operations are queued")
         }
-        mpsc::error::TrySendError::Closed(_) => closed(),
+        mpsc::error::TrySendError::Closed(_) => Error::closed(),
     }
 }
 

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::error::{self, Failure};
 use super::session::Session;
 use super::{Fatal, Lock};
-use crate::store::wakeups::finish_on_caller_runtimes;
+use crate::store::batcher::finish_on_caller_runtimes;
 use crate::store::{Error, ErrorKind};
 
 /// How many requests one transaction takes.
@@ -141,7 +141,7 @@ impl Writer {
         self.queue.close();
         while let Some(message) = self.queue.blocking_recv() {
             if let Message::Job(job) = message {
-                job.fail(Error::determinate(ErrorKind::Unavailable, "the store is closed"));
+                job.fail(Error::closed());
             }
         }
         drop(alarm);

@@ -6,6 +6,7 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, timeout};
 
 use super::*;
+use crate::store::batcher::Backend as _;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_was_killed_is_found_again_by_itself() {
@@ -179,13 +180,15 @@ async fn a_large_answer_is_fetched_by_itself() {
         Operation::Claim { id: id(2), fresh: fresh(9) },
         Operation::Settle { id: id(1), attempt: attempt(1), end: end(b'b', 1 << 20) },
     ];
-    let response = operation::execute(&store.client, &operations.iter().collect::<Vec<_>>()).await;
+    let Ok(replies) = store.client.execute(&(), &operations.iter().collect::<Vec<_>>()).await else {
+        panic!("the server answers")
+    };
     let length = |record: &Record| record.answer.as_ref().map(Bytes::len);
     let [
-        Ok(Reply::Claim(Claim::Exists { record: large, .. })),
-        Ok(Reply::Claim(Claim::Exists { record: small, .. })),
-        Ok(Reply::Settled(Settled::Superseded { record: Some(other) })),
-    ] = &response[..]
+        Some(Ok(Reply::Claim(Claim::Exists { record: large, .. }))),
+        Some(Ok(Reply::Claim(Claim::Exists { record: small, .. }))),
+        Some(Ok(Reply::Settled(Settled::Superseded { record: Some(other) }))),
+    ] = &replies[..]
     else {
         panic!("they stand")
     };

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::store::Error;
+use super::Error;
 
 /// An outage is over when the store works and nothing has failed for this long: one that comes and goes is one outage.
 const QUIET: Duration = Duration::from_secs(2);
@@ -162,7 +162,7 @@ impl StoreHealth {
 mod tests {
     use super::*;
 
-    struct Store {
+    struct Fake {
         health: StoreHealth,
         claim: OperationHealth,
         expire_leases: OperationHealth,
@@ -170,8 +170,8 @@ mod tests {
         get: OperationHealth,
     }
 
-    fn store() -> Store {
-        Store {
+    fn store() -> Fake {
+        Fake {
             health: StoreHealth::default(),
             claim: OperationHealth::new("claim", Role::Claims),
             expire_leases: OperationHealth::new("expire_leases", Role::Heartbeat),
@@ -182,7 +182,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_outage_is_two_lines() {
-        let Store { health, claim, expire_leases, settle, .. } = store();
+        let Fake { health, claim, expire_leases, settle, .. } = store();
         assert_eq!(health.after_success(&claim), None);
         assert_eq!(health.after_failure(&claim), Some(Report::OutageBegan));
         for _ in 0..10 {
@@ -202,7 +202,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_outage_without_requests_shows_at_the_second_heartbeat() {
-        let Store { health, claim, expire_leases, .. } = store();
+        let Fake { health, claim, expire_leases, .. } = store();
         assert_eq!(health.after_success(&claim), None);
         assert_eq!(health.after_failure(&expire_leases), None);
         assert_eq!(health.after_failure(&expire_leases), Some(Report::OutageBegan));
@@ -213,7 +213,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn where_only_claims_fail_a_claim_ends_the_outage() {
-        let Store { health, claim, expire_leases, .. } = store();
+        let Fake { health, claim, expire_leases, .. } = store();
         assert_eq!(health.after_failure(&claim), Some(Report::OutageBegan));
         tokio::time::advance(QUIET * 10).await;
         assert_eq!(health.after_success(&expire_leases), None);
@@ -223,7 +223,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_heartbeat_ends_an_outage_after_the_last_claim_worked() {
-        let Store { health, claim, expire_leases, .. } = store();
+        let Fake { health, claim, expire_leases, .. } = store();
         assert_eq!(health.after_failure(&claim), Some(Report::OutageBegan));
         assert_eq!(health.after_success(&claim), None, "it may fail again at once");
         assert_eq!(health.after_success(&expire_leases), None);
@@ -233,7 +233,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_operation_that_fails_while_claims_work_is_no_outage() {
-        let Store { health, claim, expire_leases, settle, get } = store();
+        let Fake { health, claim, expire_leases, settle, get } = store();
         for operation in [&expire_leases, &settle] {
             assert_eq!(health.after_failure(operation), None, "once is not reported");
             assert_eq!(health.after_success(&claim), None);

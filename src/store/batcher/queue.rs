@@ -1,0 +1,333 @@
+//! The queue of a batcher: when a batch is due, what it carries, and how its callers are answered.
+
+use std::collections::VecDeque;
+
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::idempotency::record::RecordId;
+use crate::store::{Error, ErrorKind};
+
+/// How many operations may be queued. More are refused at once.
+const MAX_QUEUED: usize = 8192;
+
+/// How many operations one batch carries.
+const MAX_BATCH: usize = 256;
+
+/// From this many queued operations on, a second worker joins in while a batch is in flight.
+const SECOND_WORKER_THRESHOLD: usize = 64;
+
+/// An operation that a batcher carries.
+pub(in crate::store) trait Operation: Send + Sync + 'static {
+    /// The reply to the caller.
+    type Reply: Send + 'static;
+
+    /// The record that no other operation of its batch may be about.
+    fn id(&self) -> Option<RecordId>;
+
+    /// How many bytes it writes, where they may be many.
+    fn size(&self) -> usize;
+
+    /// Whether it is dropped if its caller has gone before it was sent.
+    fn is_abandoned_with_caller(&self) -> bool;
+
+    /// Whether it needs a batch of its own.
+    fn is_exclusive(&self) -> bool {
+        false
+    }
+}
+
+/// What a caller gets.
+pub(in crate::store) type Answer<O> = Result<<O as Operation>::Reply, Error>;
+
+/// An operation whose caller waits.
+pub(super) struct Pending<O: Operation> {
+    pub(super) operation: O,
+    pub(super) reply: oneshot::Sender<Answer<O>>,
+    pub(super) runtime: Option<Handle>,
+    pub(super) since: Instant,
+}
+
+/// Operations in the order of arrival, and the state of the connections.
+pub(super) struct Queue<O: Operation> {
+    pub(super) waiting: VecDeque<Pending<O>>,
+    /// How many connections work.
+    pub(super) connected: usize,
+    /// How many batches are in flight and not slow yet.
+    pub(super) in_flight: usize,
+    /// Why the last try to connect failed, if it did.
+    pub(super) failure: Option<Error>,
+    pub(super) is_closing: bool,
+}
+
+impl<O: Operation> Default for Queue<O> {
+    fn default() -> Self {
+        Self { waiting: VecDeque::new(), connected: 0, in_flight: 0, failure: None, is_closing: false }
+    }
+}
+
+impl<O: Operation> Queue<O> {
+    /// Adds an operation, unless they are refused.
+    pub(super) fn push(&mut self, pending: Pending<O>) -> Result<(), Error> {
+        if let Some(refusal) = self.refusal() {
+            return Err(refusal);
+        }
+        if self.waiting.len() >= MAX_QUEUED {
+            return Err(Error::determinate(ErrorKind::Unavailable, "too many operations are queued for the store"));
+        }
+        self.waiting.push_back(pending);
+        Ok(())
+    }
+
+    /// Puts operations back, ahead of all others.
+    pub(super) fn put_back(&mut self, again: Vec<Pending<O>>) {
+        again.into_iter().rev().for_each(|pending| self.waiting.push_front(pending));
+    }
+
+    /// Why what waits is refused: no connection works that would carry it out.
+    pub(super) fn outage(&self) -> Option<Error> {
+        self.refusal().filter(|_| self.connected == 0)
+    }
+
+    /// Why operations are refused at this moment, if they are.
+    pub(super) fn refusal(&self) -> Option<Error> {
+        if self.is_closing {
+            return Some(Error::closed());
+        }
+        self.failure.as_ref().filter(|_| self.connected == 0).map(copy)
+    }
+
+    /// Whether a worker is to take up what waits.
+    pub(super) fn is_due(&self) -> bool {
+        // An exclusive operation needs a batch of its own in any case.
+        let is_alone = self.waiting.front().is_some_and(|first| first.operation.is_exclusive());
+        let enough = if self.in_flight == 0 || is_alone || self.is_closing { 1 } else { SECOND_WORKER_THRESHOLD };
+        self.waiting.len() >= enough
+    }
+
+    /// Takes the next batch from the queue, in the order of ids and each id once.
+    pub(super) fn batch(&mut self, max_bytes: usize) -> Vec<Pending<O>> {
+        let mut batch: Vec<Pending<O>> = Vec::with_capacity(self.waiting.len().min(MAX_BATCH));
+        let mut bytes = 0;
+        while batch.len() < MAX_BATCH && bytes < max_bytes {
+            let Some(pending) = self.waiting.pop_front() else { break };
+            if pending.operation.is_abandoned_with_caller() && pending.reply.is_closed() {
+                continue;
+            }
+            let is_alone = pending.operation.is_exclusive();
+            if is_alone && !batch.is_empty() {
+                self.waiting.push_front(pending);
+                break;
+            }
+            bytes += pending.operation.size();
+            batch.push(pending);
+            if is_alone {
+                break;
+            }
+        }
+        batch.sort_by_key(|pending| pending.operation.id());
+        let mut single: Vec<Pending<O>> = Vec::with_capacity(batch.len());
+        for pending in batch {
+            let id = pending.operation.id();
+            match single.last() {
+                Some(last) if id.is_some() && last.operation.id() == id => self.waiting.push_front(pending),
+                _ => single.push(pending),
+            }
+        }
+        single
+    }
+}
+
+pub(super) fn fail<O: Operation>(operations: impl IntoIterator<Item = Pending<O>>, error: &Error) {
+    answer(operations.into_iter().map(|pending| (pending, Err(copy(error)))).collect());
+}
+
+pub(super) fn answer<O: Operation>(answered: Vec<(Pending<O>, Answer<O>)>) {
+    finish_on_caller_runtimes(
+        answered,
+        |(pending, _)| pending.runtime.as_ref(),
+        |(pending, answer)| {
+            // The caller may have gone.
+            let _ = pending.reply.send(answer);
+        },
+    );
+}
+
+fn copy(error: &Error) -> Error {
+    let (kind, message) = (error.cause().kind, error.cause().source.to_string());
+    match error {
+        Error::Determinate(_) => Error::determinate(kind, message),
+        Error::Indeterminate(_) => Error::indeterminate(kind, message),
+    }
+}
+
+/// Finishes jobs whose callers wait on several runtimes. To wake another thread is a system call: each runtime is woken
+/// once, and wakes its callers itself.
+pub(in crate::store) fn finish_on_caller_runtimes<J: Send + 'static>(
+    jobs: Vec<J>,
+    runtime: impl Fn(&J) -> Option<&Handle>,
+    finish: fn(J),
+) {
+    let here = Handle::try_current().ok().map(|handle| handle.id());
+    let mut groups: Vec<(Handle, Vec<J>)> = Vec::new();
+    for job in jobs {
+        let Some(waits) = runtime(&job).filter(|handle| Some(handle.id()) != here) else {
+            finish(job);
+            continue;
+        };
+        match groups.iter_mut().find(|(known, _)| known.id() == waits.id()) {
+            Some((_, group)) => group.push(job),
+            None => groups.push((waits.clone(), vec![job])),
+        }
+    }
+    for (handle, mut group) in groups {
+        if group.len() > 1 {
+            handle.spawn(async move { group.into_iter().for_each(finish) });
+        } else if let Some(job) = group.pop() {
+            finish(job);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::{self, ThreadId};
+
+    use super::*;
+
+    const MAX_BATCH_BYTES: usize = 4;
+
+    /// An operation on a record: whether it is exclusive, and whether it is abandoned with its caller.
+    struct Act(Option<u8>, bool, bool);
+
+    type Receiver = oneshot::Receiver<Result<(), Error>>;
+
+    impl Operation for Act {
+        type Reply = ();
+
+        fn id(&self) -> Option<RecordId> {
+            self.0.map(|id| RecordId([id; 32]))
+        }
+
+        fn size(&self) -> usize {
+            MAX_BATCH_BYTES / 4
+        }
+
+        fn is_abandoned_with_caller(&self) -> bool {
+            self.2
+        }
+
+        fn is_exclusive(&self) -> bool {
+            self.1
+        }
+    }
+
+    fn pending(operation: Act) -> (Pending<Act>, Receiver) {
+        let (reply, answer) = oneshot::channel();
+        (Pending { operation, reply, runtime: None, since: Instant::now() }, answer)
+    }
+
+    fn queue(acts: impl IntoIterator<Item = Act>) -> (Queue<Act>, Vec<Receiver>) {
+        let mut queue = Queue::default();
+        let add = |act| {
+            let (pending, answer) = pending(act);
+            queue.push(pending).unwrap();
+            answer
+        };
+        let answers = acts.into_iter().map(add).collect();
+        (queue, answers)
+    }
+
+    fn batches(queue: &mut Queue<Act>) -> Vec<Vec<u8>> {
+        let batches = std::iter::from_fn(|| Some(queue.batch(MAX_BATCH_BYTES)).filter(|batch| !batch.is_empty()));
+        batches.map(|batch| batch.iter().map(|pending| pending.operation.0.unwrap_or_default()).collect()).collect()
+    }
+
+    fn act(id: u8) -> Act {
+        Act(Some(id), false, false)
+    }
+
+    #[test]
+    fn a_batch_is_in_order_has_each_id_once_and_ends_where_it_is_large() {
+        let (mut waiting, _answers) = queue([3, 1, 3, 2, 5, 4].map(act));
+        assert_eq!(batches(&mut waiting), [vec![1, 2, 3], vec![3, 4, 5]]);
+    }
+
+    #[test]
+    fn operations_on_no_record_share_a_batch() {
+        let on_none = || Act(None, false, false);
+        let (mut waiting, _answers) = queue([act(2), on_none(), act(1), on_none()]);
+        assert_eq!(batches(&mut waiting), [vec![0, 0, 1, 2]]);
+    }
+
+    #[test]
+    fn exclusive_operations_run_in_order() {
+        let (mut waiting, _answers) = queue([act(2), Act(Some(1), true, false), act(3)]);
+        assert_eq!(batches(&mut waiting), [vec![2], vec![1], vec![3]]);
+    }
+
+    #[test]
+    fn abandoned_operations_are_dropped_where_that_is_safe() {
+        let (mut waiting, answers) = queue([Act(Some(1), false, true), act(2), Act(Some(3), false, true)]);
+        drop(answers);
+        assert_eq!(batches(&mut waiting), [vec![2]]);
+    }
+
+    #[test]
+    fn operations_put_back_come_before_all_others() {
+        let (mut waiting, _answers) = queue([3, 2, 1].map(act));
+        let again = waiting.batch(1);
+        waiting.put_back(again);
+        assert_eq!(waiting.batch(1)[0].operation.0, Some(3));
+    }
+
+    #[test]
+    fn few_operations_do_not_start_a_second_batch() {
+        let (mut waiting, _answers) = queue([act(1)]);
+        assert!(waiting.is_due(), "an idle worker takes it at once");
+        waiting.in_flight = 1;
+        assert!(!waiting.is_due());
+        waiting.is_closing = true;
+        assert!(waiting.is_due(), "nothing more will come");
+        let (mut waiting, _answers) = queue([Act(Some(1), true, false)]);
+        waiting.in_flight = 1;
+        assert!(waiting.is_due(), "an exclusive operation is due at once");
+        let (mut waiting, mut answers) = queue([]);
+        for number in 1..=SECOND_WORKER_THRESHOLD {
+            let (pending, answer) = pending(act(number as u8));
+            waiting.push(pending).unwrap();
+            answers.push(answer);
+            waiting.in_flight = 0;
+            assert!(waiting.is_due());
+            waiting.in_flight = 1;
+            assert_eq!(waiting.is_due(), number == SECOND_WORKER_THRESHOLD);
+        }
+        assert_eq!(waiting.batch(usize::MAX).len(), SECOND_WORKER_THRESHOLD);
+        assert!(!waiting.is_due());
+    }
+
+    #[test]
+    fn operations_beyond_the_queue_limit_are_refused() {
+        let (mut waiting, _answers) = queue((0..MAX_QUEUED).map(|_| act(1)));
+        assert!(matches!(waiting.push(pending(act(1)).0), Err(Error::Determinate(_))));
+    }
+
+    #[test]
+    fn callers_on_another_runtime_are_woken_by_one_task() {
+        let other = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+        let here = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let finished_on = |runtimes: Vec<Option<Handle>>| {
+            let (finished, threads) = std::sync::mpsc::channel::<ThreadId>();
+            let jobs = runtimes.into_iter().map(|runtime| (runtime, finished.clone())).collect();
+            let finish =
+                |(_, finished): (_, std::sync::mpsc::Sender<_>)| finished.send(thread::current().id()).unwrap();
+            here.block_on(async { finish_on_caller_runtimes(jobs, |(runtime, _)| runtime.as_ref(), finish) });
+            drop(finished);
+            threads.iter().map(|finished| finished == thread::current().id()).collect::<Vec<_>>()
+        };
+        let (theirs, ours) = (|| Some(other.handle().clone()), || Some(here.handle().clone()));
+        assert_eq!(finished_on(vec![theirs()]), [true], "a single one is woken from here");
+        assert_eq!(finished_on(vec![theirs(), ours(), theirs(), None]), [true, true, false, false]);
+    }
+}

@@ -1,0 +1,206 @@
+//! A store that reports how long each call took and whether it failed, and logs its outages.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use tokio::sync::broadcast;
+
+use super::outage::{OperationHealth, Role, StoreHealth};
+use super::{
+    Claim, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules,
+    Origin, Page, Removal, Settled, Store,
+};
+use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
+
+/// A call of a store: the label `op` of `oncegate_store_duration_seconds`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "they are the methods of `Store`")]
+pub enum StoreOp {
+    Claim,
+    Supersede,
+    Settle,
+    Renew,
+    ExpireLeases,
+    Sweep,
+    Get,
+    List,
+    Remove,
+    Count,
+    Changes,
+    Adopt,
+    Identities,
+    Ping,
+}
+
+/// Reports every call of the store inside it. Calls that are cancelled are not reported.
+pub struct Metered {
+    store: Arc<dyn Store>,
+    report: Box<dyn Fn(StoreOp, Duration, Option<ErrorKind>) + Send + Sync>,
+    health: StoreHealth,
+    operations: [OperationHealth; StoreOp::COUNT],
+}
+
+impl StoreOp {
+    /// How many there are.
+    pub const COUNT: usize = Self::Ping as usize + 1;
+
+    const ALL: [Self; Self::COUNT] = [
+        Self::Claim,
+        Self::Supersede,
+        Self::Settle,
+        Self::Renew,
+        Self::ExpireLeases,
+        Self::Sweep,
+        Self::Get,
+        Self::List,
+        Self::Remove,
+        Self::Count,
+        Self::Changes,
+        Self::Adopt,
+        Self::Identities,
+        Self::Ping,
+    ];
+
+    /// What it tells of an outage.
+    fn role(self) -> Role {
+        match self {
+            Self::Claim | Self::Supersede => Role::Claims,
+            Self::ExpireLeases => Role::Heartbeat,
+            Self::Settle | Self::Renew | Self::Sweep | Self::Count => Role::Background,
+            Self::Get | Self::List | Self::Remove | Self::Changes | Self::Adopt | Self::Identities | Self::Ping => {
+                Role::Foreground
+            }
+        }
+    }
+
+    /// The word for it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Claim => "claim",
+            Self::Supersede => "supersede",
+            Self::Settle => "settle",
+            Self::Renew => "renew",
+            Self::ExpireLeases => "expire_leases",
+            Self::Sweep => "sweep",
+            Self::Get => "get",
+            Self::List => "list",
+            Self::Remove => "remove",
+            Self::Count => "count",
+            Self::Changes => "changes",
+            Self::Adopt => "adopt",
+            Self::Identities => "identities",
+            Self::Ping => "ping",
+        }
+    }
+}
+
+impl Metered {
+    /// Tells `report` which call of `store` ended, how long it took, and why it failed if it did.
+    pub fn new(
+        store: Arc<dyn Store>,
+        report: impl Fn(StoreOp, Duration, Option<ErrorKind>) + Send + Sync + 'static,
+    ) -> Self {
+        let operations = StoreOp::ALL.map(|op| OperationHealth::new(op.as_str(), op.role()));
+        Self { store, report: Box::new(report), health: StoreHealth::default(), operations }
+    }
+
+    async fn timed<T>(&self, op: StoreOp, call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        let began = Instant::now();
+        let result = call.await;
+        (self.report)(op, began.elapsed(), result.as_ref().err().map(|error| error.cause().kind));
+        let operation = &self.operations[op as usize];
+        match &result {
+            Ok(_) => self.health.worked(operation),
+            Err(error) => self.health.failed(operation, error),
+        }
+        result
+    }
+}
+
+#[async_trait]
+impl Store for Metered {
+    fn kind(&self) -> &'static str {
+        self.store.kind()
+    }
+
+    fn recall(&self, id: RecordId) -> Option<(Record, Timestamp)> {
+        self.store.recall(id)
+    }
+
+    async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+        self.timed(StoreOp::Claim, self.store.claim(id, fresh)).await
+    }
+
+    async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
+        self.timed(StoreOp::Supersede, self.store.supersede(id, seen, fresh)).await
+    }
+
+    async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
+        self.timed(StoreOp::Settle, self.store.settle(id, attempt, end)).await
+    }
+
+    async fn renew(&self, held: Vec<LeaseRenewal>) -> Result<Vec<RecordId>, Error> {
+        self.timed(StoreOp::Renew, self.store.renew(held)).await
+    }
+
+    async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
+        self.timed(StoreOp::ExpireLeases, self.store.expire_leases(limit)).await
+    }
+
+    async fn sweep(&self, limit: usize) -> Result<usize, Error> {
+        self.timed(StoreOp::Sweep, self.store.sweep(limit)).await
+    }
+
+    async fn changed(&self, id: RecordId) {
+        // How long a caller waits says nothing about the store.
+        self.store.changed(id).await;
+    }
+
+    fn removals(&self) -> Option<broadcast::Receiver<Removal>> {
+        self.store.removals()
+    }
+
+    async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
+        self.timed(StoreOp::Get, self.store.get(id)).await
+    }
+
+    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
+        self.timed(StoreOp::List, self.store.list(filter, after, limit)).await
+    }
+
+    async fn remove(&self, id: RecordId) -> Result<bool, Error> {
+        self.timed(StoreOp::Remove, self.store.remove(id)).await
+    }
+
+    async fn count(&self) -> Result<[u64; 3], Error> {
+        self.timed(StoreOp::Count, self.store.count()).await
+    }
+
+    async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+        self.timed(StoreOp::Changes, self.store.changes(origins, rules)).await
+    }
+
+    async fn adopt(
+        &self,
+        origins: Vec<Origin>,
+        rules: Vec<Identity>,
+        accept_change: bool,
+    ) -> Result<Vec<IdentityChange>, Error> {
+        self.timed(StoreOp::Adopt, self.store.adopt(origins, rules, accept_change)).await
+    }
+
+    async fn identities(&self) -> Result<Vec<NamespaceRules>, Error> {
+        self.timed(StoreOp::Identities, self.store.identities()).await
+    }
+
+    async fn ping(&self) -> Result<(), Error> {
+        self.timed(StoreOp::Ping, self.store.ping()).await
+    }
+
+    async fn close(&self) {
+        self.store.close().await;
+    }
+}
