@@ -23,15 +23,14 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use http::HeaderMap;
+pub use readiness::{Phase, Readiness};
+pub use server::serve;
 use tokio::sync::Semaphore;
 
-use crate::http::listen::Listen;
+use crate::http::socket::Listen;
 use crate::idempotency::identity::Identifier;
 use crate::store::Store;
 use crate::telemetry::metrics::Metrics;
-
-pub use readiness::{Phase, Readiness};
-pub use server::serve;
 
 /// How long an answer that an operator gives is kept where its record's route is not configured any more.
 const DEFAULT_TTL: Duration = Duration::from_secs(24 * 60 * 60);

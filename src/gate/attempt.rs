@@ -16,14 +16,12 @@ use super::answer::Reply;
 use super::pass;
 use super::protected::{Client, ProtectedRequest};
 use super::single_flight::Released;
+use crate::http::answer::{self, Captured, PartialBody, RelayLimits, ResponseTee, TeeHandle, capture};
 use crate::http::body::Body;
-use crate::http::budget::Permit;
-use crate::http::capture::{Captured, Limits, PartialBody, capture};
 use crate::http::headers::{ATTEMPT, to_client};
 use crate::http::problem::Problem;
-use crate::http::replay;
-use crate::http::tee::{ResponseTee, TeeHandle};
 use crate::http::upstream::{Error, PooledConnection, Reuse, SendContext, Sharing};
+use crate::http::usage::Permit;
 use crate::idempotency::codec::{Answer, Content};
 use crate::idempotency::key::Key;
 use crate::idempotency::policy::Delivery;
@@ -97,7 +95,7 @@ struct ForClient {
 /// The rest of a large answer: it is read to its end whatever becomes of the client.
 struct Following {
     rest: PartialBody,
-    limits: Limits,
+    limits: RelayLimits,
     connection: PooledConnection,
     /// The attempt goes on until then.
     counted: Arc<AttemptGuard>,
@@ -138,7 +136,7 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
         }
         Exchanged::Large(large) => {
             let limit = request.upstream().settings().timeout;
-            let limits = Limits { stall: limit, client: CLIENT_STALL, deadline: began + limit };
+            let limits = RelayLimits { stall: limit, client: CLIENT_STALL, deadline: began + limit };
             rest = Some(Following {
                 rest: large.rest,
                 limits,
@@ -354,7 +352,7 @@ pub(super) fn reply(
 ) -> Reply {
     match answer {
         Ok(answer) => {
-            let mut response: Response<Body> = replay::response(&answer, &request.head.method, request.head.version);
+            let mut response: Response<Body> = answer::response(&answer, &request.head.method, request.head.version);
             match body {
                 Some(body) => *response.body_mut() = body,
                 // As it came to one who got it in pieces.

@@ -8,8 +8,8 @@ use tokio::sync::SemaphorePermit;
 
 use super::request::Head;
 use super::{Gate, pass};
-use crate::http::buffer::{self, Buffered};
 use crate::http::problem::Problem;
+use crate::http::request_body::{BufferError, Buffered};
 use crate::idempotency::fingerprint::{Body, Fingerprint, Recipe, Subject};
 use crate::idempotency::key::{Found, Key};
 use crate::idempotency::policy::Policy;
@@ -69,12 +69,12 @@ async fn large_body<'a>(gate: &'a Gate, body: &Buffered) -> Option<SemaphorePerm
 }
 
 /// Why a body could not be held.
-pub(super) fn body_problem(gate: &Gate, error: buffer::Error) -> Problem {
+pub(super) fn body_problem(gate: &Gate, error: BufferError) -> Problem {
     match error {
-        buffer::Error::TooLarge { limit } => too_large(limit),
-        buffer::Error::Malformed(error) => pass::client_body_problem(&error),
-        buffer::Error::NoRoom => no_room(),
-        buffer::Error::Spool(error) => spool_problem(gate, &error),
+        BufferError::TooLarge { limit } => too_large(limit),
+        BufferError::Malformed(error) => pass::client_body_problem(&error),
+        BufferError::NoRoom => no_room(),
+        BufferError::Spool(error) => spool_problem(gate, &error),
     }
 }
 

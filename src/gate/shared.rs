@@ -8,8 +8,8 @@ use tokio::sync::{RwLock, Semaphore};
 
 use super::single_flight::SingleFlight;
 use super::watch;
+use crate::http::headers::Via;
 use crate::http::usage::Usage;
-use crate::http::via::Via;
 use crate::route::Router;
 use crate::store::Store;
 use crate::telemetry::log_throttle::LogThrottle;
