@@ -12,11 +12,9 @@ use tokio::time::{Instant, timeout};
 
 use super::actions::Driver;
 use super::admit::{Admission, Candidate, Refusal, Step};
-use super::answer::Reply;
-use super::cors::CrossOrigin;
-use super::identify::{body_problem, identify, read_back};
-use super::pass::{self, ForwardOptions};
-use super::protected::{Client, ProtectedRequest};
+use super::answer::{CrossOrigin, Reply};
+use super::pass::{self, ForwardOptions, body_problem};
+use super::protected::{Client, ProtectedRequest, identify, read_back};
 use super::request::{self, Head};
 use super::{Gate, OVERLOADED_RETRY, RouteState};
 use crate::http::problem::Problem;

@@ -1,10 +1,11 @@
 //! A replay has the lines of the first answer.
 
-use http::{Method, StatusCode};
+use http::{Method, Response, StatusCode};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
+use crate::http::answer;
 
 type Line = (String, Vec<u8>);
 
