@@ -301,7 +301,7 @@ fn no_room() -> Problem {
 }
 
 /// The client's body is none, or did not come to its end.
-pub(super) fn client_body_problem(error: &(dyn std::error::Error + 'static)) -> Problem {
+fn client_body_problem(error: &(dyn std::error::Error + 'static)) -> Problem {
     match fault_of(error) {
         Some(fault) => Problem::new(fault.code(), fault.to_string()),
         None => Problem::new(Code::BadRequest, "the request's body is malformed or incomplete"),

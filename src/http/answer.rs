@@ -172,7 +172,7 @@ pub struct ResponseTee {
     sender: Option<Sender>,
     has_begun: bool,
     /// How many bytes the client was sent.
-    pub(super) sent: usize,
+    sent: usize,
     /// How many bytes may be sent to it.
     available: usize,
 }
@@ -187,7 +187,7 @@ pub struct TeeHandle<'a> {
 
 impl TeeHandle<'_> {
     /// Another frame arrived behind this many bytes, which may now be sent to the client.
-    pub(super) fn advance(&mut self, buffered: usize) {
+    fn advance(&mut self, buffered: usize) {
         let tee = &mut *self.tee;
         tee.available = buffered;
         if buffered > 0 && !tee.has_begun {
@@ -207,12 +207,12 @@ impl ResponseTee {
     }
 
     /// Whether data is available that the client was not sent.
-    pub(super) fn has_more(&self) -> bool {
+    fn has_more(&self) -> bool {
         self.sender.is_some() && self.sent < self.available
     }
 
     /// Sends the client a chunk when it has room for one. Cancelled while it waits, it has sent nothing.
-    pub(super) async fn send_next(&mut self, buffer: &CountedBuffer<'_>) {
+    async fn send_next(&mut self, buffer: &CountedBuffer<'_>) {
         let Some(sender) = &self.sender else { return };
         let end = self.available.min(self.sent + CHUNK);
         let sent_chunk = sender.reserve().await.map(|permit| permit.send(buffer.copy(self.sent..end)));

@@ -11,7 +11,7 @@ use http::header::FORWARDED;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use ipnet::IpNet;
 
-use crate::idempotency::hex;
+use crate::idempotency::encoding::write_hex;
 
 /// `X-Forwarded-For`
 pub const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -336,8 +336,8 @@ fn new_trace() -> Option<HeaderValue> {
     // Neither id may be all zeroes. They are to be unique, not secret.
     let (trace, span) = (fastrand::u128(1..), fastrand::u64(1..));
     let mut text = *b"00-................................-................-00";
-    hex::write(&trace.to_be_bytes(), &mut text[3..35]);
-    hex::write(&span.to_be_bytes(), &mut text[36..52]);
+    write_hex(&trace.to_be_bytes(), &mut text[3..35]);
+    write_hex(&span.to_be_bytes(), &mut text[36..52]);
     HeaderValue::from_bytes(&text).ok()
 }
 

@@ -164,7 +164,7 @@ impl PoolLimit {
     }
 
     /// Joins the queue. Dropping the receiver leaves it.
-    pub(super) fn enqueue(self: &Arc<Self>, purpose: Purpose) -> oneshot::Receiver<Checkout> {
+    fn enqueue(self: &Arc<Self>, purpose: Purpose) -> oneshot::Receiver<Checkout> {
         let (sender, receiver) = oneshot::channel();
         let mut state = self.state();
         // Cancelled waiters do not accumulate while no permit is released.
@@ -183,7 +183,7 @@ impl PoolLimit {
 
     /// Hands an idle connection to the first waiter; returns it if the queue is empty. If the waiter cannot use it, it
     /// is closed, and the waiter gets its permit.
-    pub(super) fn hand_over(&self, connection: Http1Connection, since: Instant) -> Option<Http1Connection> {
+    fn hand_over(&self, connection: Http1Connection, since: Instant) -> Option<Http1Connection> {
         if self.queued.load(Ordering::SeqCst) == 0 {
             return Some(connection);
         }
@@ -212,7 +212,7 @@ impl PoolLimit {
     }
 
     /// Whether a request waits.
-    pub(super) fn has_waiters(&self) -> bool {
+    fn has_waiters(&self) -> bool {
         if self.queued.load(Ordering::SeqCst) == 0 {
             return false;
         }
