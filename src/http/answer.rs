@@ -19,6 +19,9 @@ use super::headers::{announce_trailers, without_forbidden_fields};
 use super::usage::{Budget, CountedBuffer, Permit, UNCOUNTED_BODY};
 use crate::idempotency::codec::{Answer, Content};
 
+/// The largest chunk that is copied for a client at a time, in bytes.
+const TEE_CHUNK: usize = 64 << 10;
+
 /// The body of a response, as far as it was buffered.
 pub enum Captured {
     /// All of it.
@@ -160,9 +163,6 @@ async fn deliver(client: &mut Option<Sender>, frame: Frame<Bytes>, patience: Dur
     }
 }
 
-/// The largest chunk that is copied for a client at a time, in bytes.
-const CHUNK: usize = 64 << 10;
-
 /// How much of a response its client has received, while more is still to come.
 ///
 /// The client never gets the frame that arrived last, which may be the end. It gets copies of the buffered data at its
@@ -214,7 +214,7 @@ impl ResponseTee {
     /// Sends the client a chunk when it has room for one. Cancelled while it waits, it has sent nothing.
     async fn send_next(&mut self, buffer: &CountedBuffer<'_>) {
         let Some(sender) = &self.sender else { return };
-        let end = self.available.min(self.sent + CHUNK);
+        let end = self.available.min(self.sent + TEE_CHUNK);
         let sent_chunk = sender.reserve().await.map(|permit| permit.send(buffer.copy(self.sent..end)));
         match sent_chunk {
             Ok(()) => self.sent = end,

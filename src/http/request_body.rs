@@ -26,6 +26,15 @@ use super::http1::judge_trailer_fields;
 use super::limits::Limits;
 use super::usage::{Budget, CountedBuffer, Permit, Usage, counted};
 
+/// Bodies up to this size, in bytes, stay in memory.
+pub const IN_MEMORY: u64 = 256 * 1024;
+
+/// How much of a spooled body is written or read at a time, in bytes.
+const SPOOL_CHUNK: usize = 256 * 1024;
+
+/// The chunk size in bytes where the memory budget has no room for a full chunk.
+const SMALL_CHUNK: usize = 16 * 1024;
+
 const RESET: Fault = Fault::Malformed("the request was reset before the end of its body (RFC 9113, 8.1)");
 
 /// A request's body, as it comes from a client.
@@ -151,15 +160,6 @@ impl http_body::Body for RequestBody {
         self.incoming.size_hint()
     }
 }
-
-/// Bodies up to this size, in bytes, stay in memory.
-pub const IN_MEMORY: u64 = 256 * 1024;
-
-/// How much of a spooled body is written or read at a time, in bytes.
-const SPOOL_CHUNK: usize = 256 * 1024;
-
-/// The chunk size in bytes where the memory budget has no room for a full chunk.
-const SMALL_CHUNK: usize = 16 * 1024;
 
 /// A whole request body.
 #[derive(Clone, Debug)]

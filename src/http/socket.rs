@@ -15,6 +15,10 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::time::timeout;
 
+/// The idle time before the first TCP keepalive probe, and the interval between probes.
+const KEEPALIVE: Duration = Duration::from_secs(60);
+const KEEPALIVE_AGAIN: Duration = Duration::from_secs(15);
+
 /// Where a listener has its socket from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listen {
@@ -212,10 +216,6 @@ impl<S: AsyncWrite + Unpin, T: Unpin> AsyncWrite for GuardedIo<S, T> {
         self.stream.is_write_vectored()
     }
 }
-
-/// The idle time before the first TCP keepalive probe, and the interval between probes.
-const KEEPALIVE: Duration = Duration::from_secs(60);
-const KEEPALIVE_AGAIN: Duration = Duration::from_secs(15);
 
 /// Disables Nagle's algorithm and enables keepalive, which detects vanished peers.
 pub(super) fn configure_tcp(stream: &impl AsFd) -> io::Result<()> {

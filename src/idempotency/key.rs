@@ -140,28 +140,6 @@ impl fmt::Debug for Key {
     }
 }
 
-/// The value of a quoted string. Nothing may stand behind it.
-fn unquote(field: &[u8]) -> Result<Vec<u8>, Invalid> {
-    let invalid = |what: &str| Err(Invalid(what.to_owned()));
-    let mut value = Vec::with_capacity(field.len());
-    let mut bytes = field.iter().copied().skip(1);
-    loop {
-        match bytes.next() {
-            None => return invalid("the quoted key does not end"),
-            Some(b'"') => break,
-            Some(b'\\') => match bytes.next() {
-                Some(byte @ (b'"' | b'\\')) => value.push(byte),
-                _ => return invalid("in a quoted key, `\\` stands only before `\"` or `\\`"),
-            },
-            Some(byte) => value.push(byte),
-        }
-    }
-    match bytes.next() {
-        None => Ok(value),
-        Some(_) => invalid("the key has parameters, or there is more than one"),
-    }
-}
-
 /// One place that a key may come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeySource {
@@ -235,6 +213,28 @@ impl fmt::Display for KeySource {
             Self::CloudEvent => f.write_str("cloudevent"),
             Self::Fingerprint => f.write_str("fingerprint"),
         }
+    }
+}
+
+/// The value of a quoted string. Nothing may stand behind it.
+fn unquote(field: &[u8]) -> Result<Vec<u8>, Invalid> {
+    let invalid = |what: &str| Err(Invalid(what.to_owned()));
+    let mut value = Vec::with_capacity(field.len());
+    let mut bytes = field.iter().copied().skip(1);
+    loop {
+        match bytes.next() {
+            None => return invalid("the quoted key does not end"),
+            Some(b'"') => break,
+            Some(b'\\') => match bytes.next() {
+                Some(byte @ (b'"' | b'\\')) => value.push(byte),
+                _ => return invalid("in a quoted key, `\\` stands only before `\"` or `\\`"),
+            },
+            Some(byte) => value.push(byte),
+        }
+    }
+    match bytes.next() {
+        None => Ok(value),
+        Some(_) => invalid("the key has parameters, or there is more than one"),
     }
 }
 

@@ -21,6 +21,9 @@ use crate::http::socket::drain_input;
 const LINGER: Duration = Duration::from_secs(30);
 const LINGER_PAUSE: Duration = Duration::from_secs(2);
 
+/// The length of the queue of interim responses. Further ones are dropped, which is always allowed.
+const MAX_QUEUED: usize = 16;
+
 /// State that the I/O and the service of one connection share.
 #[derive(Debug)]
 pub(in crate::http) struct ConnectionState<S> {
@@ -153,9 +156,6 @@ impl Drop for ExchangeGuard {
         self.0.store(false, Ordering::Release);
     }
 }
-
-/// The length of the queue. Further interim responses are dropped, which is always allowed.
-const MAX_QUEUED: usize = 16;
 
 /// Sends interim responses to one exchange of a connection, until its final response.
 #[derive(Clone, Debug)]
