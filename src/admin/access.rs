@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use super::Token;
 use super::answer::{Kind, Problem};
-use crate::http::host::is_host;
+use crate::http::headers::is_host;
 
 /// The digest of a token: compared instead of it, so that neither length nor content shows in the time taken.
 pub(super) struct TokenDigest([u8; 32]);

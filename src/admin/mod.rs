@@ -26,7 +26,7 @@ use arc_swap::ArcSwap;
 use http::HeaderMap;
 use tokio::sync::{Semaphore, mpsc};
 
-use crate::http::listen::Listen;
+use crate::http::socket::Listen;
 use crate::idempotency::identity::Identifier;
 use crate::store::Store;
 use crate::telemetry::metrics::Metrics;
@@ -34,7 +34,6 @@ use crate::telemetry::metrics::Metrics;
 pub use readiness::{Phase, Readiness};
 pub use reload::{ReloadProblem, ReloadReport, ReloadRequest};
 pub use server::serve;
-
 /// How long an answer that an operator gives is kept where its record's route is not configured any more.
 const DEFAULT_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 

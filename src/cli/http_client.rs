@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::config::{Flags, Sources, load_admin};
-use crate::http::listen::Listen;
+use crate::http::socket::Listen;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 

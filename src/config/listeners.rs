@@ -6,17 +6,18 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-use super::declare::{Keys as _, Shown::Example, keys};
+use super::declare::Shown::Example;
+use super::declare::{Keys as _, keys};
 use super::kinds::{Kind, file, flag, list, nested, one_or_several, text, text_as, time, words};
 use super::node::{Node, Table, Wrong};
-use super::tls::Files;
-use super::{routes, secrets, tls};
+use super::tls::{self, Files};
+use super::{routes, secrets};
 use crate::admin::{self, Token};
 use crate::http;
 use crate::http::accept::AcceptSettings;
 use crate::http::forwarding::{Forwarding, Style};
 use crate::http::limits::Limits;
-use crate::http::listen::Listen;
+use crate::http::socket::Listen;
 use crate::http::upgrade::{Protocol, Upgrades};
 use crate::idempotency::policy::Policy;
 

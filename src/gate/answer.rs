@@ -1,13 +1,21 @@
-//! Replies, and the three headers that tell a client how its key fared.
+//! Replies: the three headers that tell a client how its key fared, what scripts of another origin may read of them, and how
+//! long to wait before a retry.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
-use http::header::CONNECTION;
+use http::header::{
+    ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, CONNECTION, ORIGIN,
+    RETRY_AFTER, VARY,
+};
 use http::{HeaderName, HeaderValue, Response};
 
+use super::request::Head;
 use crate::http::body::Body;
 use crate::http::problem::Problem;
+use crate::idempotency::policy::Cors;
 use crate::idempotency::record::Timestamp;
+use crate::route::{Ambiguous, Route};
 use crate::telemetry::outcome::Outcome;
 
 /// The names of the headers that the gate adds. `None` adds no header.
@@ -106,6 +114,136 @@ fn http_date(at: Timestamp) -> Option<HeaderValue> {
     HeaderValue::from_str(&httpdate::fmt_http_date(time)).ok()
 }
 
+/// A request on a route that shares its answers with scripts in browsers, which may read of another origin only what it shares
+/// (the Fetch standard, 3.3).
+pub(super) struct CrossOrigin {
+    route: Arc<Route>,
+    /// The origin whose script asks.
+    origin: Option<HeaderValue>,
+}
+
+impl CrossOrigin {
+    /// Nothing where the route does not share.
+    pub(super) fn of(route: &Arc<Route>, head: &Head) -> Option<Self> {
+        if route.policy.cors.origins.is_empty() {
+            return None;
+        }
+        Some(Self { route: Arc::clone(route), origin: head.headers.get(ORIGIN).cloned() })
+    }
+
+    /// The same where the path can be read in two ways: as it stands it is of one route, or else it could be of the other.
+    pub(super) fn of_either(ambiguous: &Ambiguous, head: &Head) -> Option<Self> {
+        ambiguous.route.as_ref().or(ambiguous.other.as_ref()).and_then(|route| Self::of(route, head))
+    }
+
+    /// The reply as its script gets it: a problem of the gate is shared with it, and of an answer that the upstream shares
+    /// it may also read what the gate `exposed`.
+    pub(super) fn share(&self, mut reply: Reply, exposed: &HeaderValue) -> Reply {
+        let cors = &self.route.policy.cors;
+        let allowed = self.origin.as_ref().and_then(|origin| allowed(cors, origin));
+        if reply.is_problem() {
+            let headers = reply.response.headers_mut();
+            if !is_any(cors) {
+                // Another origin gets another answer.
+                headers.append(VARY, HeaderValue::from_name(ORIGIN));
+            }
+            let Some(allowed) = allowed else { return reply };
+            headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, allowed);
+            if cors.credentials {
+                headers.insert(ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
+            }
+            headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, exposed.clone());
+            return reply;
+        }
+        let has_ours = reply.outcome != Outcome::Passed;
+        let headers = reply.response.headers_mut();
+        if has_ours && allowed.is_some() && headers.contains_key(ACCESS_CONTROL_ALLOW_ORIGIN) {
+            // A list may stand in several lines; what the upstream exposes stays as it is.
+            headers.append(ACCESS_CONTROL_EXPOSE_HEADERS, exposed.clone());
+        }
+        reply
+    }
+}
+
+/// What scripts may read besides what they may anyway: the gate's headers, and when to come back.
+pub(super) fn exposed(names: &HeaderNames) -> HeaderValue {
+    let names: Vec<HeaderName> = names.all().into_iter().chain([RETRY_AFTER]).collect();
+    let names: Vec<&str> = names.iter().map(HeaderName::as_str).collect();
+    // Names of headers are sound values of others.
+    HeaderValue::try_from(names.join(", ")).unwrap_or(HeaderValue::from_static(""))
+}
+
+fn is_any(cors: &Cors) -> bool {
+    cors.origins.iter().any(|origin| origin == "*")
+}
+
+/// The origin as it is allowed, if it is.
+fn allowed(cors: &Cors, origin: &HeaderValue) -> Option<HeaderValue> {
+    if is_any(cors) {
+        return Some(HeaderValue::from_static("*"));
+    }
+    cors.origins.iter().any(|allowed| allowed.as_bytes() == origin.as_bytes()).then(|| origin.clone())
+}
+
+/// How many recent attempts count.
+const WINDOW: usize = 256;
+
+/// With fewer attempts than this, the longest of them says little about the next.
+const FEW: usize = 20;
+
+/// What to expect of an upstream that has not answered yet.
+const FIRST_GUESS: Duration = Duration::from_secs(5);
+
+/// The durations of a route's recent attempts: how long a client that met an attempt in flight should wait.
+#[derive(Default)]
+pub(super) struct Estimator {
+    recent: Mutex<Recent>,
+}
+
+#[derive(Default)]
+struct Recent {
+    /// In milliseconds, rounded up.
+    durations: Vec<u32>,
+    next: usize,
+}
+
+impl Estimator {
+    /// An attempt took this long.
+    pub(super) fn took(&self, duration: Duration) {
+        let millis = u32::try_from(duration.as_millis() + 1).unwrap_or(u32::MAX);
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        if recent.durations.len() < WINDOW {
+            recent.durations.push(millis);
+        } else {
+            let next = recent.next;
+            recent.durations[next] = millis;
+            recent.next = (next + 1) % WINDOW;
+        }
+    }
+
+    /// How much longer an attempt takes, in 95 of 100 cases, that has run for `elapsed`; at most `limit`.
+    pub(super) fn remaining(&self, elapsed: Duration, limit: Duration) -> Duration {
+        let past = u32::try_from(elapsed.as_millis()).unwrap_or(u32::MAX);
+        let (seen, mut longer) = {
+            let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+            let longer: Vec<u32> = recent.durations.iter().copied().filter(|took| *took > past).collect();
+            (recent.durations.len(), longer)
+        };
+        longer.sort_unstable();
+        let total = match longer.len() {
+            // It has outlasted all that were seen: the longer it took, the longer it takes.
+            0 => (elapsed * 2).max(FIRST_GUESS),
+            few if seen < FEW => millis(longer[few - 1]) * 2,
+            many => millis(longer[(many * 97).div_ceil(100) - 1]),
+        };
+        total.saturating_sub(elapsed).min(limit)
+    }
+}
+
+fn millis(millis: u32) -> Duration {
+    Duration::from_millis(u64::from(millis))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -114,5 +252,40 @@ mod tests {
     fn dates_far_away_do_not_panic() {
         assert_eq!(http_date(Timestamp(0)).unwrap(), "Thu, 01 Jan 1970 00:00:00 GMT");
         assert_eq!(http_date(Timestamp(u64::MAX)).unwrap(), "Fri, 31 Dec 9999 23:59:59 GMT");
+    }
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn nothing_seen_is_a_guess() {
+        assert_eq!(Estimator::default().remaining(Duration::ZERO, LIMIT), FIRST_GUESS);
+    }
+
+    #[test]
+    fn waiting_suffices_in_95_of_100_cases() {
+        // Durations spread evenly over 0 to 10 s.
+        let estimator = Estimator::default();
+        let durations: Vec<u64> = (0..1000).map(|i| (i * 7919) % 10_000).collect();
+        for duration in &durations[..500] {
+            estimator.took(Duration::from_millis(*duration));
+        }
+        for elapsed in [0, 2_000, 8_000] {
+            let wait = estimator.remaining(Duration::from_millis(elapsed), LIMIT).as_millis() as u64;
+            let running: Vec<_> = durations[500..].iter().filter(|took| **took > elapsed).collect();
+            let done = running.iter().filter(|took| ***took <= elapsed + wait).count();
+            assert!(done * 100 >= running.len() * 95, "{done} of {} after {elapsed} ms", running.len());
+        }
+    }
+
+    #[test]
+    fn a_short_history_is_doubted() {
+        let estimator = Estimator::default();
+        estimator.took(Duration::from_millis(999));
+        assert_eq!(estimator.remaining(Duration::from_millis(500), LIMIT), Duration::from_millis(1500));
+    }
+
+    #[test]
+    fn the_limit_holds() {
+        assert_eq!(Estimator::default().remaining(Duration::from_secs(100), LIMIT), LIMIT);
     }
 }

@@ -1,35 +1,31 @@
-//! One forward to the upstream, and how it is settled.
-
-mod conclude;
+//! One forward to the upstream: how it is settled, and what its client gets once its record is settled or the store has not
+//! answered in time.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, TRAILER};
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Version, response};
+use http::header::TRAILER;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Version, response};
 use hyper::ext::ReasonPhrase;
 use tokio::time::{Instant, timeout};
 
-pub(super) use self::conclude::{conclude, released};
 use super::answer::Reply;
 use super::pass;
-use super::protected::{Client, ProtectedRequest};
+use super::protected::{Client, ProtectedRequest, has_length};
 use super::single_flight::Released;
-use crate::http::body::Body;
-use crate::http::budget::Permit;
-use crate::http::capture::{Captured, Limits, PartialBody, capture};
+use crate::http::answer::{Captured, PartialBody, RelayLimits, Relayed, ResponseTee, TeeHandle, capture};
+use crate::http::body::{Body, Sender};
 use crate::http::headers::{ATTEMPT, to_client};
 use crate::http::problem::Problem;
-use crate::http::replay;
-use crate::http::tee::{ResponseTee, TeeHandle};
 use crate::http::upstream::{Error, PooledConnection, Reuse, SendContext, Sharing};
+use crate::http::usage::Permit;
 use crate::idempotency::codec::{Answer, Content};
 use crate::idempotency::key::Key;
 use crate::idempotency::policy::Delivery;
-use crate::idempotency::record::Attempt;
+use crate::idempotency::record::{Attempt, Record, Timestamp};
 use crate::idempotency::settle::{Control, Ending, Verdict, settle};
-use crate::store::{End, Expiry};
+use crate::store::{End, Expiry, Settled};
 use crate::telemetry::metrics::AttemptGuard;
 use crate::telemetry::outcome::{Code, Outcome};
 
@@ -53,7 +49,6 @@ struct Whole {
     /// The memory of its record, where it is not small.
     record: Option<Permit>,
     control: Control,
-    connection: PooledConnection,
 }
 
 struct Large {
@@ -97,7 +92,7 @@ struct ForClient {
 /// The rest of a large answer: it is read to its end whatever becomes of the client.
 struct Following {
     rest: PartialBody,
-    limits: Limits,
+    limits: RelayLimits,
     connection: PooledConnection,
     /// The attempt goes on until then.
     counted: Arc<AttemptGuard>,
@@ -132,13 +127,12 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
     let (mut record, mut rest) = (None, None);
     let ended = match exchanged {
         Exchanged::Whole(whole) => {
-            whole.connection.return_to_pool();
             record = whole.record;
             answered(request, whole.answer, &whole.control)
         }
         Exchanged::Large(large) => {
             let limit = request.upstream().settings().timeout;
-            let limits = Limits { stall: limit, client: CLIENT_STALL, deadline: began + limit };
+            let limits = RelayLimits { stall: limit, client: CLIENT_STALL, deadline: began + limit };
             rest = Some(Following {
                 rest: large.rest,
                 limits,
@@ -249,7 +243,7 @@ async fn send(
     let Recipient { client, tee } = recipient;
     let mut begin = |body| {
         if let Some(client) = client.take() {
-            client.reply(reply(request, Outcome::Executed, Ok(answer.clone()), Some(body)));
+            client.reply(request.reply_with(Outcome::Executed, Ok(answer.clone()), Some(body)));
         }
     };
     let tee_handle = may_stream(request, &answer, &control).then_some(TeeHandle { tee, begin: &mut begin });
@@ -260,7 +254,8 @@ async fn send(
             let trailers = trailers.filter(|_| recipient.client.is_some() || trailers_may_follow(request, &answer));
             let content = Content { body, trailers: trailers.iter().flat_map(lines).collect() };
             let answer = Answer { content: Some(content), ..answer };
-            Exchanged::Whole(Box::new(Whole { answer, record, control, connection }))
+            connection.return_to_pool();
+            Exchanged::Whole(Box::new(Whole { answer, record, control }))
         }
         Ok(Captured::Truncated) => Exchanged::Failed(Ending::Broken, pass::problem(upstream, &Error::Framing)),
         Ok(Captured::TooLarge(rest)) => {
@@ -286,10 +281,6 @@ fn may_stream(request: &ProtectedRequest, answer: &Answer, control: &Control) ->
 fn trailers_may_follow(request: &ProtectedRequest, answer: &Answer) -> bool {
     let announces = |(name, _): &(HeaderName, HeaderValue)| *name == TRAILER;
     request.head.version >= Version::HTTP_2 || answer.headers.iter().any(announces) && !has_length(answer)
-}
-
-fn has_length(answer: &Answer) -> bool {
-    answer.headers.iter().any(|(name, _)| *name == CONTENT_LENGTH)
 }
 
 fn forwarded(request: &ProtectedRequest, attempt: Attempt) -> Request<Body> {
@@ -345,28 +336,148 @@ fn hold(request: &ProtectedRequest, why: &str) -> End {
     End::Hold
 }
 
-/// The reply with an answer of the upstream, or else with a problem.
-pub(super) fn reply(
+/// Gives the client the answer of an attempt, or the end of it, by what the store says of its settlement; nothing where it
+/// has not answered in time. What follows the head of a large answer goes on in a task of its own.
+pub(super) fn conclude(request: &Arc<ProtectedRequest>, attempted: &mut Attempted, settled: Option<&Settled>) {
+    let attempt = attempted.attempt;
+    let Some(ForClient { outcome, answer, recipient: Recipient { client, tee }, rest }) = attempted.delivery.take()
+    else {
+        return;
+    };
+    let sender = match client {
+        Some(client) => {
+            let (sender, body) = rest.is_some().then(Body::channel).unzip();
+            client.reply(match settled {
+                Some(settled) => recorded(request, attempt, settled, outcome, answer, body),
+                None => unrecorded(request, outcome, answer, body),
+            });
+            sender
+        }
+        None => end_of_tee(request, attempt, settled, answer, tee),
+    };
+    if let Some(following) = rest {
+        let request = Arc::clone(request);
+        tokio::spawn(async move { relay(&request, following, sender).await });
+    }
+}
+
+/// Gives a retry that followed a released attempt its answer.
+pub(super) fn released(request: &ProtectedRequest, released: &Released) -> Reply {
+    request.reply_with(Outcome::Released, released.answer.clone(), None)
+}
+
+/// Gives the client the end of an answer that it has in part, if that is what retries will get; else the answer breaks off,
+/// and a retry tells. Returns the way to the client where there is more to come.
+fn end_of_tee(
+    request: &ProtectedRequest,
+    attempt: Attempt,
+    settled: Option<&Settled>,
+    answer: Result<Answer, Problem>,
+    tee: ResponseTee,
+) -> Option<Sender> {
+    let stands = match (settled, &answer) {
+        (Some(Settled::Done { .. }), Ok(_)) => true,
+        (Some(Settled::Superseded { record }), Ok(answer)) => {
+            let recorded = record.as_ref().and_then(|record| recorded_answer(record, attempt));
+            recorded.is_some_and(|(_, recorded)| is_same(&recorded, answer))
+        }
+        (_, Err(_)) | (None, _) => false,
+    };
+    if !stands {
+        let (route, key) = (&*request.state.name, request.key_shortened());
+        tracing::warn!(route, key, "an answer broke off on its way to the client: it is not in its record");
+        return None;
+    }
+    match answer.ok().and_then(|answer| answer.content) {
+        Some(content) => {
+            tee.finish(&content.body, (!content.trailers.is_empty()).then(|| content.trailers.into_iter().collect()));
+            None
+        }
+        None => tee.into_sender(),
+    }
+}
+
+/// Whether two answers tell a client the same.
+fn is_same(one: &Answer, other: &Answer) -> bool {
+    let body = |answer: &Answer| answer.content.as_ref().map(|content| content.body.clone());
+    one.status == other.status && body(one) == body(other)
+}
+
+async fn relay(request: &ProtectedRequest, following: Following, sender: Option<Sender>) {
+    let Following { rest, limits, connection, counted: _counted } = following;
+    let mut abandon = request.gate.shared.abandon.subscribe();
+    let relayed = tokio::select! {
+        biased;
+        _ = abandon.wait_for(|abandon| *abandon) => Relayed::Truncated,
+        relayed = rest.relay(sender, limits) => relayed,
+    };
+    match relayed {
+        Relayed::Whole => connection.return_after_relay(),
+        Relayed::Truncated => tracing::warn!(route = &*request.state.name, "a large answer was cut off in the middle"),
+    }
+}
+
+/// The reply when the store has answered.
+fn recorded(
+    request: &ProtectedRequest,
+    attempt: Attempt,
+    settled: &Settled,
+    outcome: Outcome,
+    answer: Result<Answer, Problem>,
+    body: Option<Body>,
+) -> Reply {
+    match settled {
+        Settled::Done { until } => {
+            let reply = request.reply_with(outcome, answer, body);
+            if outcome == Outcome::Executed { reply.with_expiry(&request.gate.settings.headers, *until) } else { reply }
+        }
+        Settled::Superseded { record } => {
+            if let Some((until, recorded)) = record.as_ref().and_then(|record| recorded_answer(record, attempt)) {
+                // The upstream or an operator has completed it in the meantime: that answer counts.
+                tracing::info!(
+                    route = &*request.state.name,
+                    key = request.key_shortened(),
+                    "the attempt was completed in the store while it ran, as by its upstream: that is its outcome"
+                );
+                return request
+                    .reply_with(Outcome::Executed, Ok(recorded), None)
+                    .with_expiry(&request.gate.settings.headers, until);
+            }
+            tracing::warn!(
+                route = &*request.state.name,
+                key = request.key_shortened(),
+                "the record of an attempt was removed or taken over while it ran: its answer is not kept"
+            );
+            unrecorded(request, outcome, answer, body)
+        }
+    }
+}
+
+/// The answer with which the attempt was completed in the store.
+fn recorded_answer(record: &Record, attempt: Attempt) -> Option<(Timestamp, Answer)> {
+    if !record.is_completed_by(attempt) {
+        return None;
+    }
+    let answer = Answer::decode(record.answer.as_ref()?).ok()?;
+    answer.content.is_some().then_some((record.until, answer))
+}
+
+/// The reply when the store has not answered in time: an upstream's answer is marked for what it is.
+fn unrecorded(
     request: &ProtectedRequest,
     outcome: Outcome,
     answer: Result<Answer, Problem>,
     body: Option<Body>,
 ) -> Reply {
-    match answer {
+    let outcome = match &answer {
         Ok(answer) => {
-            let mut response: Response<Body> = replay::response(&answer, &request.head.method, request.head.version);
-            match body {
-                Some(body) => *response.body_mut() = body,
-                // As it came to one who got it in pieces.
-                None if request.policy().body == Delivery::Stream && !has_length(&answer) => {
-                    response = response.map(Body::without_length);
-                }
-                None => {}
-            }
-            request.gate.keyed(Reply::new(outcome, response))
+            let (route, key, status) = (&*request.state.name, request.key_shortened(), answer.status.as_u16());
+            tracing::warn!(record = %request.id, route, key, status, "an answer went to its client unrecorded");
+            Outcome::Unrecorded
         }
-        Err(problem) => request.problem(problem),
-    }
+        Err(_) => outcome,
+    };
+    request.reply_with(outcome, answer, body)
 }
 
 #[cfg(test)]

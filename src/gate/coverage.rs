@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use http::Method;
 
-use super::identities::IdentityRules;
+use super::identities::{IdentityRules, describe_coverage};
 use crate::idempotency::codec::Head;
 use crate::idempotency::description::{CoverageDescription, NamespaceDescription, RouteDescription};
 use crate::idempotency::policy::{Mode, Policy};
@@ -82,29 +82,6 @@ struct FormerRoutes {
     described: Vec<RouteDescription>,
 }
 
-/// The requests that find the records of a namespace.
-pub(super) fn describe(router: &Router, namespace: &str) -> CoverageDescription {
-    let is_own = |route: &&Arc<Route>| *route.namespace == *namespace && route.policy.mode == Mode::Protect;
-    let own: Vec<&Arc<Route>> = router.routes().iter().filter(is_own).collect();
-    let others = router.routes().iter().filter(|route| !is_own(route));
-    let except = others.filter(|other| own.iter().any(|own| other.takes_from(own)));
-    let mut described = CoverageDescription {
-        routes: own.iter().map(|route| describe_route(route)).collect(),
-        except: except.map(describe_route).collect(),
-    };
-    // Their order never matters.
-    described.routes.sort();
-    described.except.sort();
-    described
-}
-
-fn describe_route(route: &Arc<Route>) -> RouteDescription {
-    let mut methods: Vec<String> = route.methods.iter().map(ToString::to_string).collect();
-    methods.sort();
-    let (name, host, path) = (route.name.to_string(), route.host.clone(), route.path.to_string());
-    RouteDescription { name, methods, host, path }
-}
-
 impl<'a> Coverage<'a> {
     /// Compares the routes on file with those of a configuration.
     #[must_use]
@@ -121,7 +98,7 @@ impl<'a> Coverage<'a> {
             let Some(found) = on_file.iter().find(is_kept) else { continue };
             let described = found.description().and_then(|text| NamespaceDescription::parse(text));
             let former = described.and_then(|described| described.coverage);
-            if former.as_ref() != Some(&describe(present, &adopting.namespace)) {
+            if former.as_ref() != Some(&describe_coverage(present, &adopting.namespace)) {
                 changed.insert(adopting.namespace, Former::of(former.as_ref(), present));
             }
         }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use http::request::Parts;
 use sha2::{Digest as _, Sha256};
 
+use super::Settings;
 pub use super::admit::Unprotected;
 use super::admit::{Admission, Candidate, Step};
-use super::identify::too_large;
 use super::ignored::KeyPlaces;
+use super::pass::{self, too_large};
 use super::request::{self, ForwardingContext, Head};
-use super::{Settings, pass};
 use crate::http::problem::Problem;
 use crate::http::server::Peer;
 use crate::idempotency::credential::{Credential, Kind};

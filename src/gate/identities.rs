@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::shared::IdentityDigest;
-use super::{Settings, coverage, origin};
-use crate::idempotency::description::{NamespaceDescription, RulesDescription};
+use super::{Settings, origin};
+use crate::idempotency::description::{CoverageDescription, NamespaceDescription, RouteDescription, RulesDescription};
 use crate::idempotency::fingerprint::Recipe;
 use crate::idempotency::identity::Identifier;
 use crate::idempotency::key::{KeyRule, KeySource};
@@ -69,7 +69,7 @@ impl<'a> IdentityRules<'a> {
         for (route, rules) in self.routes() {
             // Routes that share a namespace share its rules; the configuration sees to that.
             if !identities.iter().any(|known| known.namespace == route.namespace) {
-                let coverage = Some(coverage::describe(self.router, &route.namespace));
+                let coverage = Some(describe_coverage(self.router, &route.namespace));
                 identities.push(Identity {
                     service: Arc::clone(service),
                     namespace: Arc::clone(&route.namespace),
@@ -132,6 +132,29 @@ pub enum Former {
     Recognised(RulesDescription),
     /// An earlier version adopted them, and their digest is of none that could be thought of.
     Unknown,
+}
+
+/// The requests that find the records of a namespace.
+pub(super) fn describe_coverage(router: &Router, namespace: &str) -> CoverageDescription {
+    let is_own = |route: &&Arc<Route>| *route.namespace == *namespace && route.policy.mode == Mode::Protect;
+    let own: Vec<&Arc<Route>> = router.routes().iter().filter(is_own).collect();
+    let others = router.routes().iter().filter(|route| !is_own(route));
+    let except = others.filter(|other| own.iter().any(|own| other.takes_from(own)));
+    let mut described = CoverageDescription {
+        routes: own.iter().map(|route| describe_route(route)).collect(),
+        except: except.map(describe_route).collect(),
+    };
+    // Their order never matters.
+    described.routes.sort();
+    described.except.sort();
+    described
+}
+
+fn describe_route(route: &Arc<Route>) -> RouteDescription {
+    let mut methods: Vec<String> = route.methods.iter().map(ToString::to_string).collect();
+    methods.sort();
+    let (name, host, path) = (route.name.to_string(), route.host.clone(), route.path.to_string());
+    RouteDescription { name, methods, host, path }
 }
 
 /// The digest of the rules of a route.

@@ -8,12 +8,9 @@ mod actions;
 mod admit;
 mod answer;
 mod attempt;
-mod cors;
 pub mod coverage;
 mod driver;
-mod estimate;
 pub mod explain;
-mod identify;
 pub mod identities;
 mod ignored;
 mod pass;
@@ -23,8 +20,6 @@ mod renewal;
 mod request;
 mod shared;
 mod single_flight;
-mod tokens;
-mod watch;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -36,16 +31,14 @@ use tokio::time::Instant;
 
 use self::admit::{Admission, Refusal, Step};
 pub use self::answer::HeaderNames;
-use self::answer::Reply;
-use self::cors::CrossOrigin;
-use self::estimate::Estimator;
+use self::answer::{CrossOrigin, Estimator, Reply};
 use self::identities::IdentityRules;
 use self::ignored::{IgnoredLog, KeyPlaces};
 use self::pass::ForwardOptions;
+pub use self::protected::Tokens;
 pub use self::reload::{Reload, Stuck};
 use self::request::ForwardingContext;
 use self::shared::{IdentityDigest, Shared};
-pub use self::tokens::Tokens;
 use crate::http::body::Body;
 use crate::http::fault::Fault;
 use crate::http::forwarding::Forwarding;
@@ -182,7 +175,7 @@ impl Gate {
             states: states.collect(),
             unrouted: state(&nowhere, &nowhere, IdentityDigest::default(), Vec::new()),
             key_places: KeyPlaces::of(&router),
-            exposed: cors::exposed(&settings.headers),
+            exposed: answer::exposed(&settings.headers),
             added: settings.headers.all(),
             context: Arc::new(ForwardingContext {
                 forwarding: settings.forwarding.clone(),

@@ -1,5 +1,6 @@
 //! Requests that are not protected: forwarded as they come, streaming both ways.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,17 +11,15 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, timeout_at};
 
 use super::answer::Reply;
-use super::identify::body_problem;
 use super::ignored::IgnoredKey;
 use super::request::Head;
 use super::{Gate, RouteState};
+use crate::http::answer::announced_length;
 use crate::http::body::{Body, Progress};
-use crate::http::buffer::Buffered;
 use crate::http::fault::fault_of;
 use crate::http::headers::{announce_trailers, to_client, to_upstream};
 use crate::http::problem::Problem;
-use crate::http::replay::announced_length;
-use crate::http::request_body::RequestBody;
+use crate::http::request_body::{BufferError, Buffered, RequestBody};
 use crate::http::upgrade::Upgrade;
 use crate::http::upstream::{Error, NotSent, PooledConnection, Reuse, SendContext, Upstream};
 use crate::idempotency::policy::Mode;
@@ -273,8 +272,36 @@ pub(super) fn problem(upstream: &Upstream, error: &Error) -> Problem {
     }
 }
 
+/// Why a body could not be held.
+pub(super) fn body_problem(gate: &Gate, error: BufferError) -> Problem {
+    match error {
+        BufferError::TooLarge { limit } => too_large(limit),
+        BufferError::Malformed(error) => client_body_problem(&error),
+        BufferError::NoRoom => no_room(),
+        BufferError::Spool(error) => spool_problem(gate, &error),
+    }
+}
+
+/// The body is larger than so many bytes.
+pub(super) fn too_large(limit: u64) -> Problem {
+    Problem::new(Code::RequestTooLarge, format!("the body is larger than the {limit} bytes allowed here"))
+}
+
+/// The temporary file failed.
+pub(super) fn spool_problem(gate: &Gate, error: &io::Error) -> Problem {
+    if let Some(others) = gate.shared.unspooled.due() {
+        tracing::error!(%error, others, "the temporary file of a request body failed");
+    }
+    no_room()
+}
+
+fn no_room() -> Problem {
+    Problem::new(Code::Overloaded, "there is no room for the request's body; nothing was sent")
+        .retry_after(Duration::from_secs(1))
+}
+
 /// The client's body is none, or did not come to its end.
-pub(super) fn client_body_problem(error: &(dyn std::error::Error + 'static)) -> Problem {
+fn client_body_problem(error: &(dyn std::error::Error + 'static)) -> Problem {
     match fault_of(error) {
         Some(fault) => Problem::new(fault.code(), fault.to_string()),
         None => Problem::new(Code::BadRequest, "the request's body is malformed or incomplete"),

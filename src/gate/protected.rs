@@ -1,31 +1,34 @@
-//! A protected request: its body, its identity, and what decisions about it mean as replies.
+//! A protected request: its body, its key and fingerprint, its records' tokens, and what decisions about it mean as replies.
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{oneshot, watch};
+use bytes::Bytes;
+use http::Response;
+use http::header::CONTENT_LENGTH;
+use tokio::sync::{SemaphorePermit, oneshot, watch};
 use tokio::time::Instant;
 
 use super::answer::Reply;
-use super::identify::{digest, spool_problem};
-use super::pass::{self, ForwardOptions};
+use super::pass::{self, ForwardOptions, spool_problem};
 use super::request::Head;
-use super::{Gate, RouteState, attempt};
-use crate::http::budget::Permit;
-use crate::http::buffer::Buffered;
-use crate::http::prefer;
+use super::{Gate, RouteState};
+use crate::http::body::Body;
 use crate::http::problem::Problem;
+use crate::http::request_body::Buffered;
 use crate::http::upstream::{self, Upstream};
-use crate::http::usage::Usage;
-use crate::idempotency::codec;
+use crate::http::usage::{Permit, Usage};
+use crate::http::{answer, prefer};
+use crate::idempotency::codec::{self, Answer};
 use crate::idempotency::credential::Proof;
 use crate::idempotency::decide::{Decision, decide, difference};
-use crate::idempotency::fingerprint::{Fingerprint, Recipe};
-use crate::idempotency::key::Key;
-use crate::idempotency::policy::{InFlight, Mode, Policy, StoreFailure};
+use crate::idempotency::fingerprint::{self, Fingerprint, Recipe, Subject};
+use crate::idempotency::key::{Found, Key};
+use crate::idempotency::policy::{Delivery, InFlight, Mode, Policy, StoreFailure};
 use crate::idempotency::protocol::Limits;
-use crate::idempotency::record::{Record, RecordId, Timestamp};
+use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp};
 use crate::route::{Route, Router};
 use crate::store::Fresh;
 use crate::telemetry::outcome::{Code, Outcome};
@@ -162,6 +165,25 @@ impl ProtectedRequest {
         self.gate.keyed(Reply::problem(problem, self.policy().docs.as_deref()))
     }
 
+    /// The reply with an answer of the upstream, or else with a problem.
+    pub(super) fn reply_with(&self, outcome: Outcome, answer: Result<Answer, Problem>, body: Option<Body>) -> Reply {
+        match answer {
+            Ok(answer) => {
+                let mut response: Response<Body> = answer::response(&answer, &self.head.method, self.head.version);
+                match body {
+                    Some(body) => *response.body_mut() = body,
+                    // As it came to one who got it in pieces.
+                    None if self.policy().body == Delivery::Stream && !has_length(&answer) => {
+                        response = response.map(Body::without_length);
+                    }
+                    None => {}
+                }
+                self.gate.keyed(Reply::new(outcome, response))
+            }
+            Err(problem) => self.problem(problem),
+        }
+    }
+
     /// The reply that a decision means, by a record that stands until then.
     pub(super) fn reply(&self, decision: Decision, until: Option<Timestamp>) -> Reply {
         let names = &self.gate.settings.headers;
@@ -179,7 +201,7 @@ impl ProtectedRequest {
                         None => return self.problem(no_room()),
                     }
                 }
-                kept(attempt::reply(self, Outcome::Replayed, Ok(answer), None))
+                kept(self.reply_with(Outcome::Replayed, Ok(answer), None))
             }
             Decision::NotStored(status) => {
                 let detail = "the request ran, and its response was not kept; do not send it again under another key";
@@ -266,8 +288,103 @@ impl ProtectedRequest {
     }
 }
 
+/// Whether an answer announces its length.
+pub(super) fn has_length(answer: &Answer) -> bool {
+    answer.headers.iter().any(|(name, _)| *name == CONTENT_LENGTH)
+}
+
 /// A replay that is held as long as its client takes to read it finds no room.
 fn no_room() -> Problem {
     Problem::new(Code::Overloaded, "there is no room for the recorded answer now; nothing was sent")
         .retry_after(RETRY_SOON)
+}
+
+/// The key that was found, and the fingerprint.
+pub(super) async fn identify(
+    gate: &Gate,
+    policy: &Policy,
+    head: &Head,
+    body: &Buffered,
+    found: Found,
+) -> Result<(Key, Fingerprint), Problem> {
+    let recipe = policy.fingerprint.clone();
+    let digest = digest(gate, &recipe, head, body).await.map_err(|error| spool_problem(gate, &error))?;
+    Ok((found.into_key(&digest), Fingerprint { recipe, digest }))
+}
+
+/// The whole body, to look for a key in it, and the right to have it in memory.
+pub(super) async fn read_back<'a>(
+    gate: &'a Gate,
+    body: &Buffered,
+) -> Result<(Bytes, Option<SemaphorePermit<'a>>), Problem> {
+    let permit = large_body(gate, body).await;
+    let whole = body.whole().await.map_err(|error| spool_problem(gate, &error))?;
+    Ok((whole, permit))
+}
+
+/// The digest of a request by a recipe.
+async fn digest(gate: &Gate, recipe: &Recipe, head: &Head, body: &Buffered) -> io::Result<[u8; 32]> {
+    let Head { method, uri, headers, .. } = head;
+    if let Some(bytes) = body.in_memory() {
+        return Ok(recipe.digest(Subject { method, uri, headers, body: fingerprint::Body::Whole(bytes) }));
+    }
+    if let Some(sha256) = body.spooled_digest()
+        && !recipe.needs_whole_body(headers)
+    {
+        return Ok(recipe.digest(Subject { method, uri, headers, body: fingerprint::Body::Digest(sha256) }));
+    }
+    let _permit = large_body(gate, body).await;
+    let whole = body.whole().await?;
+    let (recipe, method, uri, headers) = (recipe.clone(), method.clone(), uri.clone(), headers.clone());
+    // Large JSON takes its time, which is not to be the other requests'.
+    let digesting = tokio::task::spawn_blocking(move || {
+        recipe.digest(Subject { method: &method, uri: &uri, headers: &headers, body: fingerprint::Body::Whole(&whole) })
+    });
+    digesting.await.map_err(io::Error::other)
+}
+
+/// Waits for the right to read a spooled body back into memory.
+async fn large_body<'a>(gate: &'a Gate, body: &Buffered) -> Option<SemaphorePermit<'a>> {
+    match body.in_memory() {
+        Some(_) => None,
+        // It is never closed.
+        None => gate.shared.large_bodies.acquire().await.ok(),
+    }
+}
+
+/// A source of attempts' tokens.
+#[derive(Clone, Debug)]
+pub struct Tokens(Source);
+
+#[derive(Clone, Debug)]
+enum Source {
+    System,
+    Counted(Arc<AtomicU64>),
+}
+
+impl Tokens {
+    /// Unguessable tokens, from the random source of the operating system.
+    ///
+    /// Each is asked for anew. A generator in this process would be copied with a snapshot of its machine, and two
+    /// attempts with one token would both believe that the claim is theirs.
+    #[must_use]
+    pub fn secret() -> Self {
+        Self(Source::System)
+    }
+
+    /// Tokens in a sequence that is the same each time, for simulations. Clones go on in one sequence.
+    #[must_use]
+    pub fn counted_from(first: u64) -> Self {
+        Self(Source::Counted(Arc::new(AtomicU64::new(first))))
+    }
+
+    /// The next one. Fails where the system has no randomness.
+    pub(super) fn next(&self) -> Result<Attempt, getrandom::Error> {
+        let mut token = [0; 16];
+        match &self.0 {
+            Source::System => getrandom::fill(&mut token)?,
+            Source::Counted(next) => token[8..].copy_from_slice(&next.fetch_add(1, Ordering::Relaxed).to_be_bytes()),
+        }
+        Ok(Attempt(token))
+    }
 }

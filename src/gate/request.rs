@@ -7,18 +7,15 @@ use http::header::HOST;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
 
-use crate::http::budget::Budget;
 use crate::http::connection_memory::ConnectionMemory;
 use crate::http::forwarding::{Forwarding, PeerInfo};
-use crate::http::headers::{ForwardingInfo, has_unambiguous_framing};
-use crate::http::host::{is_host, is_usual, normal};
+use crate::http::headers::{ForwardingInfo, Via, has_unambiguous_framing, is_host, is_usual_host, normal_host};
 use crate::http::http1::Interim;
 use crate::http::problem::Problem;
 use crate::http::request_body::RequestBody;
 use crate::http::server::Peer;
 use crate::http::upgrade::{Upgrade, Upgrades};
-use crate::http::usage::Usage;
-use crate::http::via::Via;
+use crate::http::usage::{Budget, Usage};
 use crate::idempotency::grpc;
 use crate::idempotency::key::KeyRule;
 use crate::idempotency::scope::{Caller, ScopePart};
@@ -203,7 +200,7 @@ fn host(parts: &Parts, is_secure: bool) -> Result<Option<Host>, Problem> {
 struct Host {
     /// As written.
     written: HeaderValue,
-    /// The same, so that two spellings of one host are one, where that differs: see [`normal`].
+    /// The same, so that two spellings of one host are one, where that differs: see [`normal_host`].
     normal: Option<String>,
 }
 
@@ -211,10 +208,10 @@ impl Host {
     /// Nothing where it is none.
     fn of(written: HeaderValue, is_secure: bool) -> Option<Self> {
         let text = written.to_str().ok()?;
-        if is_usual(text) && !(is_secure && text.ends_with(":443")) {
+        if is_usual_host(text) && !(is_secure && text.ends_with(":443")) {
             return Some(Self { written, normal: None });
         }
-        let normal = normal(text, if is_secure { ":443" } else { ":80" });
+        let normal = normal_host(text, if is_secure { ":443" } else { ":80" });
         is_host(text).then_some(Self { written, normal })
     }
 

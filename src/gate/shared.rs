@@ -6,10 +6,9 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use tokio::sync::{RwLock, Semaphore};
 
-use super::single_flight::SingleFlight;
-use super::watch;
+use super::single_flight::{OrderedSender, SingleFlight};
+use crate::http::headers::Via;
 use crate::http::usage::Usage;
-use crate::http::via::Via;
 use crate::route::Router;
 use crate::store::Store;
 use crate::telemetry::log_throttle::LogThrottle;
@@ -29,7 +28,7 @@ pub(super) struct Shared {
     pub(super) usage: Arc<Usage>,
     pub(super) single_flight: Arc<SingleFlight>,
     /// Turned true when attempts must end.
-    pub(super) abandon: watch::Sender<bool>,
+    pub(super) abandon: OrderedSender<bool>,
     /// Each protected request holds a receiver until it has ended.
     pub(super) requests: tokio::sync::watch::Sender<()>,
     /// How many large bodies may be read back into memory at a time.
@@ -56,7 +55,7 @@ impl Shared {
             store,
             usage,
             single_flight: Arc::default(),
-            abandon: watch::Sender::new(false),
+            abandon: OrderedSender::new(false),
             requests: tokio::sync::watch::Sender::new(()),
             large_bodies: Semaphore::new(LARGE_BODIES),
             late_claims: LogThrottle::every(LATE_CLAIMS),

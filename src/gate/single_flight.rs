@@ -7,9 +7,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::watch;
 use crate::http::problem::Problem;
 use crate::idempotency::codec::Answer;
 use crate::idempotency::credential::Proof;
@@ -22,7 +22,7 @@ const STRIPES: usize = 32;
 /// The keys that are being dealt with.
 #[derive(Default)]
 pub(super) struct SingleFlight {
-    stripes: [Mutex<HashMap<RecordId, watch::Sender<Progress>>>; STRIPES],
+    stripes: [Mutex<HashMap<RecordId, OrderedSender<Progress>>>; STRIPES],
 }
 
 /// How far the leader has come.
@@ -76,7 +76,7 @@ pub(super) struct Leader {
 }
 
 /// Waits for a leader.
-pub(super) struct Follower(watch::Receiver<Progress>);
+pub(super) struct Follower(OrderedReceiver<Progress>);
 
 impl SingleFlight {
     pub(super) fn join(self: &Arc<Self>, id: RecordId) -> Role {
@@ -84,7 +84,7 @@ impl SingleFlight {
         match self.stripe(id).entry(id) {
             Entry::Occupied(entry) => Role::Follower(Follower(entry.get().subscribe())),
             Entry::Vacant(entry) => {
-                entry.insert(watch::Sender::new(Progress::Asking));
+                entry.insert(OrderedSender::new(Progress::Asking));
                 Role::Leader(Leader { single_flight: Arc::clone(self), id, last: None })
             }
         }
@@ -110,7 +110,7 @@ impl SingleFlight {
         due
     }
 
-    fn stripe(&self, id: RecordId) -> MutexGuard<'_, HashMap<RecordId, watch::Sender<Progress>>> {
+    fn stripe(&self, id: RecordId) -> MutexGuard<'_, HashMap<RecordId, OrderedSender<Progress>>> {
         // Any byte of a digest is as good as another; the first eight are those of the key alone.
         lock(&self.stripes[usize::from(id.0[31]) % STRIPES])
     }
@@ -189,13 +189,100 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Changes a value that others wait to see change. Those who wait are woken in the order in which they came. Dropped, it ends
+/// every wait.
+///
+/// With its receivers it is what the gate needs of `tokio::sync::watch`, which wakes in an order of chance: then two requests
+/// that wait for the same thing would take turns differently each time, and no simulation could be played again.
+pub(super) struct OrderedSender<T>(Arc<OrderedChannel<T>>);
+
+/// Sees the value change.
+pub(super) struct OrderedReceiver<T>(Arc<OrderedChannel<T>>);
+
+/// The sender is gone, and the value never became what was waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Gone;
+
+struct OrderedChannel<T> {
+    state: Mutex<ChannelState<T>>,
+    changed: Notify,
+}
+
+struct ChannelState<T> {
+    value: T,
+    is_gone: bool,
+}
+
+impl<T> OrderedSender<T> {
+    pub(super) fn new(value: T) -> Self {
+        let state = Mutex::new(ChannelState { value, is_gone: false });
+        Self(Arc::new(OrderedChannel { state, changed: Notify::new() }))
+    }
+
+    pub(super) fn subscribe(&self) -> OrderedReceiver<T> {
+        OrderedReceiver(Arc::clone(&self.0))
+    }
+
+    /// Puts another value in the place of this one, and wakes those who wait.
+    pub(super) fn send_replace(&self, value: T) -> T {
+        let before = std::mem::replace(&mut self.0.lock().value, value);
+        self.0.changed.notify_waiters();
+        before
+    }
+
+    /// Looks at the value.
+    pub(super) fn with<R>(&self, look: impl FnOnce(&T) -> R) -> R {
+        look(&self.0.lock().value)
+    }
+}
+
+impl<T> Drop for OrderedSender<T> {
+    fn drop(&mut self) {
+        self.0.lock().is_gone = true;
+        self.0.changed.notify_waiters();
+    }
+}
+
+impl<T: Clone> OrderedReceiver<T> {
+    /// The value as it is.
+    pub(super) fn get(&self) -> T {
+        self.0.lock().value.clone()
+    }
+
+    /// Waits until `is_it` holds of the value, and returns that. The last value counts, even if its sender is gone.
+    pub(super) async fn wait_for(&mut self, mut is_it: impl FnMut(&T) -> bool) -> Result<T, Gone> {
+        loop {
+            // From its creation on it is woken, also by what changes before it waits.
+            let changed = self.0.changed.notified();
+            {
+                let state = self.0.lock();
+                if is_it(&state.value) {
+                    return Ok(state.value.clone());
+                }
+                if state.is_gone {
+                    return Err(Gone);
+                }
+            }
+            changed.await;
+        }
+    }
+}
+
+impl<T> OrderedChannel<T> {
+    fn lock(&self) -> MutexGuard<'_, ChannelState<T>> {
+        // Nothing that is done under it can leave the value half changed.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
     use crate::idempotency::fingerprint::Recipe;
     use crate::idempotency::record::State;
     use crate::telemetry::outcome::Code;
-    use bytes::Bytes;
 
     const ID: RecordId = RecordId([7; 32]);
 
@@ -255,5 +342,41 @@ mod tests {
         drop(first);
         assert!(follower.joined().await.is_none());
         drop(lead(&single_flight));
+    }
+
+    #[tokio::test]
+    async fn the_first_to_wait_is_the_first_to_wake() {
+        let sender = OrderedSender::new(0);
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let waiters: Vec<_> = (0..20)
+            .map(|number| {
+                let (mut receiver, order) = (sender.subscribe(), Arc::clone(&order));
+                tokio::spawn(async move {
+                    receiver.wait_for(|value| *value == 2).await.unwrap();
+                    order.lock().unwrap().push(number);
+                })
+            })
+            .collect();
+        for value in 1..=2 {
+            tokio::task::yield_now().await;
+            assert_eq!(sender.send_replace(value), value - 1);
+        }
+        for waiter in waiters {
+            waiter.await.unwrap();
+        }
+        assert_eq!(*order.lock().unwrap(), (0..20).collect::<Vec<_>>());
+    }
+
+    #[tokio::test]
+    async fn the_last_value_counts_though_its_sender_is_gone() {
+        let sender = OrderedSender::new(1);
+        let (mut one, mut other) = (sender.subscribe(), sender.subscribe());
+        let waits = tokio::spawn(async move { one.wait_for(|value| *value == 3).await });
+        tokio::task::yield_now().await;
+        sender.send_replace(2);
+        assert_eq!((sender.with(|value| *value), other.get()), (2, 2));
+        drop(sender);
+        assert_eq!(other.wait_for(|value| *value == 2).await, Ok(2));
+        assert_eq!(waits.await.unwrap(), Err(Gone));
     }
 }

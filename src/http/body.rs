@@ -8,13 +8,14 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Body as HttpBody, Frame, SizeHint};
-use tokio::sync::mpsc::{self, error::TrySendError};
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::time::Instant;
 
-use super::budget::Permit;
-use super::exchange::ExchangeGuard;
 use super::fault::Fault;
 use super::headers::without_forbidden_fields;
+use super::http1::ExchangeGuard;
+use super::usage::Permit;
 use crate::telemetry::metrics::RequestTimer;
 
 /// How many bytes of a complete body are handed to hyper at a time. hyper accepts a frame of any size at once; with
@@ -386,10 +387,11 @@ pub(super) fn end_to_end(frame: Frame<Bytes>) -> Frame<Bytes> {
 mod tests {
     use std::time::Duration;
 
+    use http_body_util::BodyExt;
+
     use super::*;
     use crate::telemetry::metrics::Metrics;
     use crate::telemetry::outcome::Outcome;
-    use http_body_util::BodyExt;
 
     #[tokio::test]
     async fn a_channel_that_is_not_finished_breaks_off() {

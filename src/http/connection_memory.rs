@@ -4,9 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::budget::Budget;
 use super::limits::Limits;
-use super::usage::{UNCOUNTED_BODY, Usage};
+use super::usage::{Budget, UNCOUNTED_BODY, Usage};
 
 /// The divisor of `max_buffered_memory` that gives the budget of one connection.
 const SHARE: u64 = 4;

@@ -1,6 +1,7 @@
-//! Forwarding headers: `X-Forwarded-*` and `Forwarded` (RFC 7239).
+//! Forwarding headers, `X-Forwarded-*` and `Forwarded` (RFC 7239), and the trace of a request, `traceparent` and
+//! `tracestate` (W3C Trace Context).
 //!
-//! Any client can write these headers. The gate trusts them only on connections from trusted proxies, and only the
+//! Any client can write the forwarding headers. The gate trusts them only on connections from trusted proxies, and only the
 //! entries that trusted proxies wrote. The upstream gets only headers that the gate vouches for.
 
 use std::borrow::Cow;
@@ -10,6 +11,8 @@ use http::header::FORWARDED;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use ipnet::IpNet;
 
+use crate::idempotency::encoding::write_hex;
+
 /// `X-Forwarded-For`
 pub const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// `X-Forwarded-Proto`
@@ -17,8 +20,13 @@ pub const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-p
 /// `X-Forwarded-Host`
 pub const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 
-/// All of them: none is forwarded unchanged.
+/// All forwarding headers: none is forwarded unchanged.
 pub const NAMES: [HeaderName; 4] = [X_FORWARDED_FOR, X_FORWARDED_PROTO, X_FORWARDED_HOST, FORWARDED];
+
+/// Names the trace of a request and the span that it comes from.
+pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+/// Vendor-specific trace data.
+pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
 /// Which forwarding headers are trusted and written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -291,6 +299,48 @@ fn is_token(char: char) -> bool {
     char.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(char)
 }
 
+/// Continues a trace, or starts one if `traceparent` is missing, repeated or invalid (sections 3.2.2 and 4.3). A new
+/// trace drops the `tracestate` of the old one.
+pub fn continue_or_start_trace(headers: &mut HeaderMap) {
+    let mut given = headers.get_all(TRACEPARENT).iter();
+    if let (Some(only), None) = (given.next(), given.next())
+        && is_valid_traceparent(only.as_bytes())
+    {
+        return;
+    }
+    headers.remove(TRACESTATE);
+    match new_trace() {
+        Some(value) => headers.insert(TRACEPARENT, value),
+        None => headers.remove(TRACEPARENT),
+    };
+}
+
+/// Version, trace, parent and flags. A version to come may have more behind them, after another dash.
+fn is_valid_traceparent(value: &[u8]) -> bool {
+    const LENGTH: usize = 55;
+    let Some((known, rest)) = value.split_at_checked(LENGTH) else { return false };
+    let digits = |from: usize, to: usize| &known[from..to];
+    let is_hex = |digits: &[u8]| digits.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+    let (version, trace, parent, flags) = (digits(0, 2), digits(3, 35), digits(36, 52), digits(53, 55));
+    let is_zero = |digits: &[u8]| digits.iter().all(|digit| *digit == b'0');
+    [2, 35, 52].iter().all(|dash| known[*dash] == b'-')
+        && [version, trace, parent, flags].into_iter().all(is_hex)
+        && version != b"ff"
+        && (rest.is_empty() || version != b"00" && rest[0] == b'-')
+        && !is_zero(trace)
+        && !is_zero(parent)
+}
+
+/// A new trace (section 3.2). The sampled flag is off.
+fn new_trace() -> Option<HeaderValue> {
+    // Neither id may be all zeroes. They are to be unique, not secret.
+    let (trace, span) = (fastrand::u128(1..), fastrand::u64(1..));
+    let mut text = *b"00-................................-................-00";
+    write_hex(&trace.to_be_bytes(), &mut text[3..35]);
+    write_hex(&span.to_be_bytes(), &mut text[36..52]);
+    HeaderValue::from_bytes(&text).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -421,5 +471,49 @@ mod tests {
         );
         assert_eq!(written(Style::Both, "10.0.0.1", &[]).len(), 4);
         assert_eq!(written(Style::XForwarded, "10.0.0.1", &[("x-forwarded-for", "")])[0], "x-forwarded-for: 10.0.0.1");
+    }
+
+    const GIVEN: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+    fn after(parents: &[&str]) -> (String, bool) {
+        let mut headers: HeaderMap = [(TRACESTATE, HeaderValue::from_static("a=1"))].into_iter().collect();
+        for parent in parents {
+            headers.append(TRACEPARENT, HeaderValue::from_str(parent).unwrap());
+        }
+        continue_or_start_trace(&mut headers);
+        assert_eq!(headers.get_all(TRACEPARENT).iter().count(), 1);
+        (headers[TRACEPARENT].to_str().unwrap().to_owned(), headers.contains_key(TRACESTATE))
+    }
+
+    #[test]
+    fn a_valid_trace_goes_on() {
+        let later = |end: &str| format!("cc{}{end}", &GIVEN[2..]);
+        for given in [GIVEN.to_owned(), GIVEN.replace("-01", "-ff"), later(""), later("-what-is-to-come"), later("-")] {
+            assert_eq!(after(&[&given]), (given, true));
+        }
+    }
+
+    #[test]
+    fn another_one_is_begun_anew_without_its_state() {
+        for given in [
+            "",
+            "00",
+            &GIVEN[..54],
+            &format!("{GIVEN}-00"),
+            &format!("{GIVEN}0"),
+            &format!("cc{}0", &GIVEN[2..]),
+            &GIVEN.replacen("00", "ff", 1),
+            &GIVEN.to_uppercase(),
+            &GIVEN.replace("0af7651916cd43dd8448eb211c80319c", &"0".repeat(32)),
+            &GIVEN.replace("b7ad6b7169203331", &"0".repeat(16)),
+            &GIVEN.replace('-', "_"),
+            &GIVEN.replace("af", "ag"),
+        ] {
+            let (begun, has_state) = after(&[given]);
+            assert!(begun != given && !has_state && is_valid_traceparent(begun.as_bytes()), "{given}");
+        }
+        assert!(!after(&[]).1);
+        let (begun, has_state) = after(&[GIVEN, GIVEN]);
+        assert!(begun != GIVEN && !has_state, "two of them");
     }
 }

@@ -1,11 +1,10 @@
-//! Filters headers in both directions, and adds the gate's headers for the upstream.
+//! Headers: what is removed from them and added to them in both directions, `Via` and loops, and hosts.
 
 use http::header::{self, CONNECTION, CONTENT_LENGTH, HOST, TE, TRAILER, TRANSFER_ENCODING, VIA};
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::uri::Authority;
+use http::{HeaderMap, HeaderName, HeaderValue, Version};
 
-use super::byte_set::ByteSet;
-use super::forwarding::{self, ForwardedHeaders, Forwarding, PeerInfo};
-use super::trace;
+use super::forwarding::{self, ForwardedHeaders, Forwarding, PeerInfo, continue_or_start_trace};
 
 /// The token of an attempt, for the upstream.
 pub const ATTEMPT: HeaderName = HeaderName::from_static("idempotency-attempt");
@@ -196,7 +195,7 @@ pub fn to_upstream(headers: HeaderMap, kept: &[HeaderName], info: ForwardingInfo
     }
     info.forwarding.write(&forwarded, info.peer, &mut out);
     out.append(VIA, info.via.clone());
-    trace::continue_or_start(&mut out);
+    continue_or_start_trace(&mut out);
     if takes_trailers {
         // `TE` must be listed in `Connection` (RFC 9110, 10.1.4).
         out.insert(TE, HeaderValue::from_static("trailers"));
@@ -244,8 +243,150 @@ fn without(mut headers: HeaderMap, is_dropped: impl Fn(&HeaderName) -> bool) -> 
     out
 }
 
+/// The prefix of every gate's pseudonym.
+const GATE: &[u8] = b"oncegate";
+
+/// The maximum number of gates on the path of a request.
+const MOST_GATES: usize = 10;
+
+/// The unique pseudonym of this process in `Via` (RFC 9110, 7.6.3), by which it recognises its own requests.
+#[derive(Clone, Debug)]
+pub struct Via {
+    /// For HTTP/1.1, HTTP/1.0 and HTTP/2.
+    lines: [HeaderValue; 3],
+}
+
+impl Via {
+    /// A new one.
+    #[must_use]
+    pub fn new() -> Self {
+        let name = format!("oncegate-{:016x}", fastrand::u64(..));
+        let line = |version: &str| {
+            let line = HeaderValue::from_str(&format!("{version} {name}"));
+            // It is nothing but visible ASCII.
+            line.unwrap_or_else(|_| HeaderValue::from_static("1.1 oncegate"))
+        };
+        Self { lines: ["1.1", "1.0", "2.0"].map(line) }
+    }
+
+    /// The entry for a request of this version.
+    #[must_use]
+    pub fn line(&self, version: Version) -> &HeaderValue {
+        match version {
+            Version::HTTP_2 => &self.lines[2],
+            Version::HTTP_10 => &self.lines[1],
+            _ => &self.lines[0],
+        }
+    }
+
+    /// Whether a request passed this gate before, or too many gates.
+    #[must_use]
+    pub fn is_loop(&self, headers: &HeaderMap) -> bool {
+        let own = received_by(self.lines[0].as_bytes());
+        let mut gates = 0;
+        for by in headers.get_all(VIA).iter().flat_map(tokens).map(received_by) {
+            gates += usize::from(by.starts_with(GATE));
+            if gates > MOST_GATES || by == own {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+impl Default for Via {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The `received-by` part of a list member.
+fn received_by(member: &[u8]) -> &[u8] {
+    let mut words = member.split(|byte| matches!(byte, b' ' | b'\t')).filter(|word| !word.is_empty());
+    words.nth(1).unwrap_or_default()
+}
+
+/// Whether a host is written as nearly all are: a name or an IPv4 address in lower case, with a port that is not the
+/// default one or with none. It is sound, and normal.
+#[must_use]
+pub fn is_usual_host(host: &str) -> bool {
+    static OF_NAMES: ByteSet = ByteSet::lower_case_and(b"-.");
+    let (name, port) = host.split_at(OF_NAMES.span(host));
+    let port_is_usual = |port: &str| {
+        let is_short = (1..=5).contains(&port.len()) && port.bytes().all(|byte| byte.is_ascii_digit());
+        is_short && port != "80" && port.parse::<u16>().is_ok()
+    };
+    !name.is_empty() && !name.ends_with('.') && (port.is_empty() || port.strip_prefix(':').is_some_and(port_is_usual))
+}
+
+/// Whether this is a host with an optional port (`uri-host [ ":" port ]`, RFC 9110, 7.2), without a user. It may be empty, where the target has no authority.
+#[must_use]
+pub fn is_host(host: &str) -> bool {
+    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok();
+    let is_sound = |authority: Authority| {
+        let name = authority.host();
+        // Nothing but a port stands behind an address in brackets.
+        let rest = &authority.as_str()[name.len()..];
+        !name.is_empty()
+            && (rest.is_empty() || rest.strip_prefix(':').is_some_and(|port| port.is_empty() || is_port(port)))
+    };
+    host.is_empty() || !host.contains('@') && host.parse::<Authority>().is_ok_and(is_sound)
+}
+
+/// A host in lower case, without the default port and the final dot of a name (RFC 9110, 4.2.3); nothing where it is
+/// written so already.
+#[must_use]
+pub fn normal_host(host: &str, default_port: &str) -> Option<String> {
+    let written = host;
+    let host = host.strip_suffix(default_port).or_else(|| host.strip_suffix(':')).unwrap_or(host);
+    let (name, port) = match host.rsplit_once(':') {
+        Some((name, port)) if !port.contains(']') => (name, Some(port)),
+        _ => (host, None),
+    };
+    let mut normal = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
+    if let Some(port) = port {
+        normal.push(':');
+        normal.push_str(port);
+    }
+    Some(normal).filter(|normal| normal != written)
+}
+
+/// A set of bytes, as a lookup table.
+struct ByteSet([bool; 256]);
+
+impl ByteSet {
+    /// Lower-case ASCII letters, digits, and `others`.
+    const fn lower_case_and(others: &[u8]) -> Self {
+        let mut set = [false; 256];
+        let mut byte = 0;
+        while byte < set.len() {
+            let char = byte as u8;
+            set[byte] = char.is_ascii_lowercase() || char.is_ascii_digit();
+            byte += 1;
+        }
+        let mut place = 0;
+        while place < others.len() {
+            set[others[place] as usize] = true;
+            place += 1;
+        }
+        Self(set)
+    }
+
+    /// Whether this one is in it.
+    fn has(&self, byte: u8) -> bool {
+        self.0[usize::from(byte)]
+    }
+
+    /// The number of bytes before the first that is not in the set.
+    fn span(&self, text: &str) -> usize {
+        text.bytes().position(|byte| !self.has(byte)).unwrap_or(text.len())
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn map(lines: &[(&'static str, &'static str)]) -> HeaderMap {
@@ -371,5 +512,94 @@ mod tests {
         assert_eq!(out[TE], "trailers");
         assert_eq!(out[CONNECTION], "te");
         assert!(!onward(map(&[("te", "gzip")]), &[]).contains_key(TE));
+    }
+
+    fn headers(lines: &[&str]) -> HeaderMap {
+        lines.iter().map(|line| (VIA, HeaderValue::from_str(line).unwrap())).collect::<Vec<_>>().into_iter().fold(
+            HeaderMap::new(),
+            |mut headers, (name, line)| {
+                headers.append(name, line);
+                headers
+            },
+        )
+    }
+
+    #[test]
+    fn a_gate_knows_itself_and_no_other() {
+        let (via, other) = (Via::new(), Via::new());
+        for version in [Version::HTTP_10, Version::HTTP_11, Version::HTTP_2] {
+            let own = via.line(version).to_str().unwrap();
+            assert!(via.is_loop(&headers(&[own])));
+            assert!(via.is_loop(&headers(&["1.1 a", &format!("1.0 b (x), {own}  (comment) ,1.1 c")])), "{own}");
+            assert!(!other.is_loop(&headers(&[own])));
+            assert!(!via.is_loop(&headers(&[&format!("{own}0"), "1.1 oncegate", "", ","])));
+        }
+    }
+
+    #[test]
+    fn too_many_gates_are_a_loop() {
+        let line = |gates: usize| (0..gates).map(|gate| format!("1.1 oncegate-{gate}")).collect::<Vec<_>>().join(", ");
+        assert!(!Via::new().is_loop(&headers(&[&line(MOST_GATES)])));
+        assert!(Via::new().is_loop(&headers(&[&line(4), &line(MOST_GATES - 3)])));
+    }
+
+    #[test]
+    fn hosts_are_recognised() {
+        for host in ["", "a", "a.example:8080", "127.0.0.1:1", "[::1]", "[::1]:80", "a:"] {
+            assert!(is_host(host), "{host}");
+        }
+        for host in [
+            "a b",
+            "a/c",
+            "u@h",
+            "h:99999",
+            "[::1",
+            "[::1:80",
+            ":80",
+            "h:x",
+            "h:+80",
+            "[::1].evil",
+            "[::1]a:80",
+            "a[::1]",
+        ] {
+            assert!(!is_host(host), "{host}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn usual_hosts_are_sound_and_normal(host in "[a-c.:\\[\\]@A%-]{0,4}(:[0-9]{0,6})?|[a-z0-9.-]{1,9}(:(80|8080|65535|65536|0?80))?") {
+            if is_usual_host(&host) {
+                prop_assert!(is_host(&host));
+                prop_assert_eq!(normal_host(&host, ":80"), None);
+            }
+        }
+    }
+
+    #[test]
+    fn spellings_of_one_host_are_one() {
+        for host in ["api.example", "API.example", "api.example:80", "api.example.", "api.example.:80", "api.example:"]
+        {
+            assert_eq!(normal_host(host, ":80").as_deref().unwrap_or(host), "api.example", "{host}");
+        }
+        for (written, expected) in [
+            ("api.example", None),
+            ("api.example.:8080", Some("api.example:8080")),
+            ("[::1]", None),
+            ("[::1]:80", Some("[::1]")),
+            ("[::1]:8080", None),
+            ("", None),
+        ] {
+            assert_eq!(normal_host(written, ":80").as_deref(), expected, "{written}");
+        }
+    }
+
+    #[test]
+    fn a_set_contains_its_bytes() {
+        const SET: ByteSet = ByteSet::lower_case_and(b"-.");
+        for byte in 0..=u8::MAX {
+            assert_eq!(SET.has(byte), matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.'), "{byte}");
+        }
+        assert_eq!((SET.span("a-9.A"), SET.span("abc"), SET.span("")), (4, 3, 0));
     }
 }

@@ -1,21 +1,39 @@
-//! A request's body, as it comes from a client.
+//! A request's body, as it comes from a client, and held whole before its key is claimed: in memory while it is small,
+//! else in an unlinked temporary file.
 
+use std::fs::File;
+use std::future::Future as _;
+use std::io::{self, Write as _};
+use std::os::unix::fs::FileExt as _;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::HeaderMap;
-use http_body::{Body, Frame, SizeHint};
+use http_body::{Body as _, Frame, SizeHint};
+use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
+use sha2::{Digest as _, Sha256};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::body::{self, Progress};
+use super::body::{self, Body, Progress};
 use super::fault::Fault;
+use super::headers::without_forbidden_fields;
 use super::http1::judge_trailer_fields;
 use super::limits::Limits;
-use super::usage::Usage;
+use super::usage::{Budget, CountedBuffer, Permit, Usage, counted};
+
+/// Bodies up to this size, in bytes, stay in memory.
+pub const IN_MEMORY: u64 = 256 * 1024;
+
+/// How much of a spooled body is written or read at a time, in bytes.
+const SPOOL_CHUNK: usize = 256 * 1024;
+
+/// The chunk size in bytes where the memory budget has no room for a full chunk.
+const SMALL_CHUNK: usize = 16 * 1024;
 
 const RESET: Fault = Fault::Malformed("the request was reset before the end of its body (RFC 9113, 8.1)");
 
@@ -28,7 +46,7 @@ pub struct RequestBody {
 
 /// Why reading a request's body failed.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ReadError {
     /// It was cut off, or is malformed.
     #[error("the request's body broke off: {0}")]
     Broken(#[from] hyper::Error),
@@ -37,11 +55,11 @@ pub enum Error {
     Refused(#[from] Fault),
 }
 
-impl From<Error> for body::Error {
-    fn from(error: Error) -> Self {
+impl From<ReadError> for body::Error {
+    fn from(error: ReadError) -> Self {
         match error {
-            Error::Broken(error) => Self::Broken(error),
-            Error::Refused(fault) => Self::Refused(fault),
+            ReadError::Broken(error) => Self::Broken(error),
+            ReadError::Refused(fault) => Self::Refused(fault),
         }
     }
 }
@@ -56,8 +74,8 @@ impl From<Incoming> for RequestBody {
 impl RequestBody {
     /// Sends it on as it arrives. `progress` records every frame, and the end.
     #[must_use]
-    pub fn relay(self, progress: Arc<Progress>) -> body::Body {
-        if self.is_end_stream() { body::Body::empty() } else { body::Body::relay(self, progress) }
+    pub fn relay(self, progress: Arc<Progress>) -> Body {
+        if self.is_end_stream() { Body::empty() } else { Body::relay(self, progress) }
     }
 
     /// The body of an HTTP/2 stream, with the read timeouts of `limits`.
@@ -101,26 +119,26 @@ impl BodyTimer {
         self.bytes += bytes as u64;
     }
 
-    fn refused(&self, fault: Fault) -> Error {
+    fn refused(&self, fault: Fault) -> ReadError {
         if let Some(limit) = fault.limit() {
             self.usage.exceeded(limit);
         }
         fault.into()
     }
 
-    fn judge(&self, trailers: &HeaderMap) -> Result<(), Error> {
+    fn judge(&self, trailers: &HeaderMap) -> Result<(), ReadError> {
         judge_trailer_fields(trailers, &self.limits).map_err(|fault| self.refused(fault))
     }
 }
 
-impl Body for RequestBody {
+impl http_body::Body for RequestBody {
     type Data = Bytes;
-    type Error = Error;
+    type Error = ReadError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, ReadError>>> {
         let this = &mut *self;
         let polled = Pin::new(&mut this.incoming).poll_frame(cx);
-        let Some(timer) = &mut this.timer else { return polled.map_err(Error::from) };
+        let Some(timer) = &mut this.timer else { return polled.map_err(ReadError::from) };
         match polled {
             Poll::Pending => timer.poll_timeout(cx).map(|fault| Some(Err(timer.refused(fault)))),
             Poll::Ready(Some(Ok(frame))) => {
@@ -130,7 +148,7 @@ impl Body for RequestBody {
             }
             // hyper reports a reset without an error as the end.
             Poll::Ready(None) if !this.incoming.is_end_stream() => Poll::Ready(Some(Err(timer.refused(RESET)))),
-            Poll::Ready(ended) => Poll::Ready(ended.map(|frame| frame.map_err(Error::from))),
+            Poll::Ready(ended) => Poll::Ready(ended.map(|frame| frame.map_err(ReadError::from))),
         }
     }
 
@@ -140,5 +158,320 @@ impl Body for RequestBody {
 
     fn size_hint(&self) -> SizeHint {
         self.incoming.size_hint()
+    }
+}
+
+/// A whole request body.
+#[derive(Clone, Debug)]
+pub struct Buffered {
+    content: Content,
+    /// The trailers that followed it.
+    trailers: Option<HeaderMap>,
+}
+
+#[derive(Clone)]
+enum Content {
+    Memory(Bytes),
+    Spooled { file: Arc<SpoolFile>, length: u64, sha256: [u8; 32] },
+}
+
+/// Why a body could not be buffered.
+#[derive(Debug, thiserror::Error)]
+pub enum BufferError {
+    /// It is larger than the limit.
+    #[error("the body is larger than {limit} bytes")]
+    TooLarge {
+        /// In bytes.
+        limit: u64,
+    },
+    /// It is malformed, or the client went away before its end.
+    #[error("the body is malformed or incomplete")]
+    Malformed(#[source] ReadError),
+    /// There is no room for it, neither in memory nor in a temporary file.
+    #[error("there is no room for the body")]
+    NoRoom,
+    /// The temporary file failed.
+    #[error("the temporary file failed: {0}")]
+    Spool(#[source] io::Error),
+}
+
+impl Buffered {
+    /// Reads a body to its end, at most `limit` bytes of it, into `memory` or a file.
+    pub async fn read(
+        incoming: RequestBody,
+        limit: u64,
+        memory: &Arc<Budget>,
+        usage: &Usage,
+    ) -> Result<Self, BufferError> {
+        // An announced length is refused before a byte of the body is read.
+        if incoming.size_hint().lower() > limit {
+            return Err(BufferError::TooLarge { limit });
+        }
+        let buffer = CountedBuffer::new(memory);
+        Reader { buffer, spool: None, length: 0, limit, memory, usage }.run(incoming).await
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        match &self.content {
+            Content::Memory(bytes) => bytes.len() as u64,
+            Content::Spooled { length, .. } => *length,
+        }
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Its bytes, where they are in memory.
+    #[must_use]
+    pub fn in_memory(&self) -> Option<&Bytes> {
+        match &self.content {
+            Content::Memory(bytes) => Some(bytes),
+            Content::Spooled { .. } => None,
+        }
+    }
+
+    /// The SHA-256 of its bytes, where they are not in memory.
+    #[must_use]
+    pub fn spooled_digest(&self) -> Option<[u8; 32]> {
+        match &self.content {
+            Content::Memory(_) => None,
+            Content::Spooled { sha256, .. } => Some(*sha256),
+        }
+    }
+
+    /// Its bytes, read back from the file where need be.
+    pub async fn whole(&self) -> io::Result<Bytes> {
+        match &self.content {
+            Content::Memory(bytes) => Ok(bytes.clone()),
+            Content::Spooled { file, length, .. } => {
+                let (file, length) = (Arc::clone(file), usize::try_from(*length).unwrap_or(usize::MAX));
+                blocking(move || {
+                    let mut bytes = vec![0; length];
+                    file.file.read_exact_at(&mut bytes, 0)?;
+                    Ok(Bytes::from(bytes))
+                })
+                .await
+            }
+        }
+    }
+
+    /// A body that sends it. May be called again.
+    #[must_use]
+    pub fn body(&self) -> Body {
+        match (&self.content, &self.trailers) {
+            (Content::Memory(bytes), None) => Body::full(bytes.clone()),
+            (Content::Memory(bytes), Some(trailers)) => Body::with_trailers(bytes.clone(), trailers.clone()),
+            // Trailers are rare, and rarer still with a spooled body. They are dropped, as any recipient may (RFC
+            // 9110, 6.5.1).
+            (Content::Spooled { file, length, .. }, _) => {
+                Body::relay(SpoolReader { file: Arc::clone(file), offset: 0, length: *length, reading: None }, ())
+            }
+        }
+    }
+
+    /// The trailers that [`Buffered::body`] ends in: then it must be sent in chunks.
+    #[must_use]
+    pub fn trailers(&self) -> Option<&HeaderMap> {
+        self.trailers.as_ref().filter(|_| self.in_memory().is_some())
+    }
+}
+
+impl std::fmt::Debug for Content {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Memory(bytes) => write!(f, "{} bytes in memory", bytes.len()),
+            Self::Spooled { length, .. } => write!(f, "{length} bytes spooled"),
+        }
+    }
+}
+
+struct Reader<'a> {
+    buffer: CountedBuffer<'a>,
+    spool: Option<SpoolWriter>,
+    length: u64,
+    limit: u64,
+    memory: &'a Arc<Budget>,
+    usage: &'a Usage,
+}
+
+impl Reader<'_> {
+    async fn run(mut self, mut incoming: RequestBody) -> Result<Buffered, BufferError> {
+        let mut trailers = None;
+        while let Some(frame) = incoming.frame().await {
+            match frame.map_err(BufferError::Malformed)?.into_data() {
+                Ok(data) => self.take(data).await?,
+                Err(frame) => trailers = frame.into_trailers().ok().map(without_forbidden_fields),
+            }
+        }
+        let (last, _) = self.buffer.take();
+        let content = match self.spool {
+            None => Content::Memory(last),
+            Some(spool) => {
+                let SpoolWriter { file, hash, permit } = spool.write(last).await?;
+                let file = SpoolFile { file, _permit: permit, memory: Arc::clone(self.memory) };
+                Content::Spooled { file: Arc::new(file), length: self.length, sha256: hash.finalize().into() }
+            }
+        };
+        Ok(Buffered { content, trailers })
+    }
+
+    async fn take(&mut self, data: Bytes) -> Result<(), BufferError> {
+        self.length += data.len() as u64;
+        if self.length > self.limit {
+            return Err(BufferError::TooLarge { limit: self.limit });
+        }
+        // Data without room in memory goes to the file at once, after the data that is already buffered.
+        let unplaced = self.buffer.push(data).err();
+        let full = if self.spool.is_some() { self.buffer.len() >= SPOOL_CHUNK } else { self.length > IN_MEMORY };
+        if full || unplaced.is_some() {
+            let mut spool = match self.spool.take() {
+                Some(spool) => spool,
+                None => SpoolWriter::create(self.usage).await?,
+            };
+            let (buffer, _) = self.buffer.take();
+            for chunk in [buffer].into_iter().chain(unplaced) {
+                spool = spool.write(chunk).await?;
+            }
+            self.spool = Some(spool);
+        }
+        Ok(())
+    }
+}
+
+/// A temporary file. It disappears with its last reference.
+struct SpoolFile {
+    file: File,
+    _permit: Permit,
+    /// The budget for reading it back.
+    memory: Arc<Budget>,
+}
+
+struct SpoolWriter {
+    file: File,
+    hash: Sha256,
+    permit: Permit,
+}
+
+impl SpoolWriter {
+    async fn create(usage: &Usage) -> Result<Self, BufferError> {
+        let file = blocking(tempfile::tempfile).await.map_err(BufferError::Spool)?;
+        Ok(Self { file, hash: Sha256::new(), permit: usage.disk.empty_permit() })
+    }
+
+    async fn write(mut self, chunk: Bytes) -> Result<Self, BufferError> {
+        if !self.permit.grow(chunk.len() as u64) {
+            return Err(BufferError::NoRoom);
+        }
+        // The chunk returns to the thread that allocated it: the allocator caches freed memory by thread.
+        let written = blocking(move || {
+            self.file.write_all(&chunk)?;
+            self.hash.update(&chunk);
+            Ok((self, chunk))
+        });
+        let (spool, _chunk) = written.await.map_err(BufferError::Spool)?;
+        Ok(spool)
+    }
+}
+
+/// Reads a spooled body back, a chunk at a time.
+struct SpoolReader {
+    file: Arc<SpoolFile>,
+    offset: u64,
+    length: u64,
+    reading: Option<JoinHandle<io::Result<Bytes>>>,
+}
+
+impl SpoolReader {
+    /// Bytes still to be read.
+    fn remaining(&self) -> u64 {
+        self.length - self.offset
+    }
+}
+
+impl http_body::Body for SpoolReader {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        let this = &mut *self;
+        if this.remaining() == 0 {
+            return Poll::Ready(None);
+        }
+        let reading = this.reading.get_or_insert_with(|| {
+            let (file, offset) = (Arc::clone(&this.file), this.offset);
+            let mut permit = file.memory.empty_permit();
+            // A large chunk is read only where the memory budget allows it.
+            let step = if permit.try_grow(SPOOL_CHUNK as u64) { SPOOL_CHUNK } else { SMALL_CHUNK };
+            let size = usize::try_from(this.length - offset).map_or(step, |left| left.min(step));
+            // The buffer is allocated on the thread that frees it: the allocator caches freed memory by thread.
+            let mut bytes = vec![0; size];
+            tokio::task::spawn_blocking(move || {
+                file.file.read_exact_at(&mut bytes, offset)?;
+                Ok(counted(Bytes::from(bytes), permit))
+            })
+        });
+        let done = ready!(Pin::new(reading).poll(cx));
+        this.reading = None;
+        let bytes = done.map_err(io::Error::other).flatten();
+        Poll::Ready(Some(bytes.map(|bytes| {
+            this.offset += bytes.len() as u64;
+            Frame::data(bytes)
+        })))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.remaining() == 0
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.remaining())
+    }
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::limits::Limits;
+    use crate::telemetry::metrics::Metrics;
+
+    #[tokio::test]
+    async fn a_full_disk_differs_from_an_exhausted_budget() {
+        let usage = Usage::new(&Limits { max_buffered_disk: 8, ..Limits::default() }, &Metrics::new());
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let on_full_disk = SpoolWriter { file: full, hash: Sha256::new(), permit: usage.disk.empty_permit() };
+        let failed = on_full_disk.write(Bytes::from_static(b"12345678")).await.err();
+        let Some(BufferError::Spool(error)) = failed else { panic!("{failed:?}") };
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        assert_eq!(usage.disk.used(), 0);
+
+        let spool = SpoolWriter::create(&usage).await.unwrap().write(Bytes::from_static(b"12345678")).await.unwrap();
+        assert_eq!(usage.disk.used(), 8);
+        assert!(matches!(spool.write(Bytes::from_static(b"9")).await, Err(BufferError::NoRoom)));
+        assert_eq!(usage.disk.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_spooled_body_reads_back_the_same_twice() {
+        let bytes: Vec<u8> = (0..700_000u32).map(|i| (i % 251) as u8).collect();
+        let usage = Usage::new(&Limits::default(), &Metrics::new());
+        let spool = SpoolWriter::create(&usage).await.unwrap().write(Bytes::from(bytes.clone())).await.unwrap();
+        let SpoolWriter { file, hash, permit } = spool;
+        let file = Arc::new(SpoolFile { file, _permit: permit, memory: Arc::clone(&usage.memory) });
+        let content = Content::Spooled { file, length: bytes.len() as u64, sha256: hash.finalize().into() };
+        let buffered = Buffered { content, trailers: None };
+        for _ in 0..2 {
+            assert_eq!(buffered.body().collect().await.unwrap().to_bytes(), bytes);
+        }
+        assert_eq!(buffered.whole().await.unwrap(), bytes);
+        assert_eq!(buffered.spooled_digest().unwrap(), <[u8; 32]>::from(Sha256::digest(&bytes)));
     }
 }

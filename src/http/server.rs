@@ -24,17 +24,16 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use super::accept::{AcceptSettings, SocketKind, accept};
+use super::accept::{AcceptSettings, DetectError, Detected, HttpVersion, SocketKind, accept, detect};
 use super::body::Body;
 use super::connection_memory::ConnectionMemory;
-use super::detect::{self, DetectError, Detected, HttpVersion};
 use super::fault::Fault;
 use super::http1::{ClientIo, ConnectionState, Interim, StartedExchange};
 use super::http2;
 use super::limits::Limits;
-use super::listen::{Accepted, ConfiguredStream, Listen, Listener};
 use super::request_body::RequestBody;
 use super::shards::Shards;
+use super::socket::{Accepted, ConfiguredStream, Listen, Listener};
 use super::usage::{ConnectionPermit, Usage};
 use crate::idempotency::scope::ClientCertificate;
 use crate::telemetry::limits::Limit;
@@ -304,7 +303,7 @@ pub(super) async fn serve_connection<S, H>(
         return http1(stream, (read, since), peer, current, (limits, usage), stop).await;
     }
     let detected = {
-        let mut detected = pin!(detect::detect(&mut stream, read, since + limits.header_timeout));
+        let mut detected = pin!(detect(&mut stream, read, since + limits.header_timeout));
         match until_stopped(detected.as_mut(), &mut stop).await {
             Some(detected) => detected,
             // A client that has just connected is about to send a request.

@@ -1,22 +1,24 @@
-//! How much of the limits is in use.
+//! How much of the limits is in use: budgets, the permits of those who use them, and the bytes that count against them.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::net::IpAddr;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 
-use super::budget::{Budget, Permit};
-use super::counted_buffer::counted;
 use super::limits::Limits;
 use super::refusal::Refusals;
-use crate::telemetry::limits::{Limit, LimitMetrics};
+use crate::telemetry::limits::{Level, Limit, LimitMetrics};
 use crate::telemetry::metrics::Metrics;
 
 /// This many bytes of each response are buffered even if the budget is exhausted: the number of requests bounds them.
 pub(super) const UNCOUNTED_BODY: usize = 64 << 10;
+
+/// A body of one frame of at most this size, in bytes, is not counted: the number of requests bounds these.
+const UNCOUNTED: usize = 4 << 10;
 
 /// The current usage of the limits: one for the process, kept across reloads.
 pub struct Usage {
@@ -186,9 +188,275 @@ fn network(ip: IpAddr) -> Network {
     }
 }
 
+/// A limited amount of a resource, and how much of it is in use. A caller acquires a permit and returns it when it is done; no
+/// caller waits.
+pub struct Budget {
+    limit: Limit,
+    max: AtomicU64,
+    used: Level,
+    metrics: Arc<LimitMetrics>,
+    /// The budget that this is a child of.
+    parent: Option<Arc<Budget>>,
+}
+
+/// The right to use an amount of a budget. Dropping it returns the amount.
+pub struct Permit {
+    budget: Arc<Budget>,
+    amount: u64,
+}
+
+impl Budget {
+    /// An unused budget.
+    #[must_use]
+    pub fn new(limit: Limit, max: u64, metrics: &Arc<LimitMetrics>) -> Arc<Self> {
+        Arc::new(Self {
+            limit,
+            max: AtomicU64::new(max),
+            used: metrics.level(limit),
+            metrics: Arc::clone(metrics),
+            parent: None,
+        })
+    }
+
+    /// A child of this budget. An amount acquired from the child also counts against the parent. A child has room for
+    /// `max`, or for a single permit of any size that the parent has room for.
+    #[must_use]
+    pub fn child(self: &Arc<Self>, max: u64) -> Arc<Self> {
+        Arc::new(Self {
+            limit: self.limit,
+            max: AtomicU64::new(max),
+            used: Level::default(),
+            metrics: Arc::clone(&self.metrics),
+            parent: Some(Arc::clone(self)),
+        })
+    }
+
+    /// Changes the maximum. Existing permits keep their amounts.
+    pub fn set_max(&self, max: u64) {
+        self.max.store(max, Ordering::Relaxed);
+    }
+
+    /// Acquires a permit. Where too little is left, returns `None` and counts the refusal.
+    #[must_use]
+    pub fn acquire(self: &Arc<Self>, amount: u64) -> Option<Permit> {
+        let mut permit = self.empty_permit();
+        permit.grow(amount).then_some(permit)
+    }
+
+    /// A permit for nothing, which can grow.
+    #[must_use]
+    pub fn empty_permit(self: &Arc<Self>) -> Permit {
+        Permit { budget: Arc::clone(self), amount: 0 }
+    }
+
+    /// The amount in use.
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Adds to the amount in use if enough is left for a permit that has `own` so far. Without `own` there is no
+    /// limit.
+    fn charge(&self, amount: u64, own: Option<u64>) -> bool {
+        let max = self.max.load(Ordering::Relaxed);
+        let fits =
+            |before: u64, after: u64| own.is_none_or(|own| after <= max || (self.parent.is_some() && before == own));
+        let added = |before: u64| before.checked_add(amount).filter(|after| fits(before, *after));
+        // It orders no other memory access: only the sum has to be right.
+        if self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, added).is_err() {
+            return false;
+        }
+        let is_added = self.parent.as_ref().is_none_or(|parent| parent.charge(amount, own));
+        if !is_added {
+            self.used.fetch_sub(amount, Ordering::Relaxed);
+        }
+        is_added
+    }
+
+    fn refund(&self, amount: u64) {
+        self.used.fetch_sub(amount, Ordering::Relaxed);
+        if let Some(parent) = &self.parent {
+            parent.refund(amount);
+        }
+    }
+}
+
+impl Permit {
+    /// Acquires more. Where too little is left, returns false and counts the refusal.
+    #[must_use]
+    pub fn grow(&mut self, amount: u64) -> bool {
+        let is_added = self.try_grow(amount);
+        if !is_added {
+            self.budget.metrics.exceeded(self.budget.limit);
+        }
+        is_added
+    }
+
+    /// Acquires more if enough is left: for callers that can do with less.
+    #[must_use]
+    pub fn try_grow(&mut self, amount: u64) -> bool {
+        let is_added = self.budget.charge(amount, Some(self.amount));
+        self.amount += if is_added { amount } else { 0 };
+        is_added
+    }
+
+    /// Acquires more, whatever is left: for uses with another bound.
+    pub fn force_grow(&mut self, amount: u64) {
+        if self.budget.charge(amount, None) {
+            self.amount += amount;
+        }
+    }
+
+    /// Splits off some of the amount, at most all of it.
+    #[must_use]
+    pub fn split(&mut self, amount: u64) -> Self {
+        let amount = amount.min(self.amount);
+        self.amount -= amount;
+        Self { budget: Arc::clone(&self.budget), amount }
+    }
+
+    /// Its amount.
+    #[must_use]
+    pub fn amount(&self) -> u64 {
+        self.amount
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        if self.amount > 0 {
+            self.budget.refund(self.amount);
+        }
+    }
+}
+
+/// A buffer whose bytes count against a budget.
+pub(super) struct CountedBuffer<'a> {
+    /// The only frame so far: most bodies have one, which needs no copy.
+    first: Option<Bytes>,
+    memory: BytesMut,
+    /// As many bytes as `memory` has room for, times `copies`.
+    permit: Option<Permit>,
+    budget: &'a Arc<Budget>,
+    copies: u64,
+    floor: usize,
+    expected: usize,
+}
+
+impl<'a> CountedBuffer<'a> {
+    pub(super) fn new(budget: &'a Arc<Budget>) -> Self {
+        Self { first: None, memory: BytesMut::new(), permit: None, budget, copies: 1, floor: 0, expected: 0 }
+    }
+
+    /// Counts each byte this many times, for copies that will be made of it.
+    pub(super) fn with_copies(self, copies: u64) -> Self {
+        Self { copies, ..self }
+    }
+
+    /// Accepts up to this many bytes even where the budget has no room.
+    pub(super) fn with_floor(self, floor: usize) -> Self {
+        Self { floor, ..self }
+    }
+
+    /// Reserves room for this many bytes as soon as a second frame arrives.
+    pub(super) fn with_expected_len(self, expected: usize) -> Self {
+        Self { expected, ..self }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.first.as_ref().map_or(self.memory.len(), Bytes::len)
+    }
+
+    /// A copy of a part of the buffer.
+    pub(super) fn copy(&self, part: Range<usize>) -> Bytes {
+        let buffer = self.first.as_deref().unwrap_or(&self.memory);
+        Bytes::copy_from_slice(&buffer[part])
+    }
+
+    /// Adds a frame; returns it where the budget has no room.
+    pub(super) fn push(&mut self, data: Bytes) -> Result<(), Bytes> {
+        if self.len() == 0 && self.memory.capacity() == 0 {
+            if data.len() > UNCOUNTED && !self.reserve(data.len()) {
+                return Err(data);
+            }
+            self.first = Some(data);
+            return Ok(());
+        }
+        let needed = self.len() + data.len();
+        if needed > self.memory.capacity() {
+            let generous = needed.max(self.memory.capacity() * 2).max(self.expected);
+            let capacity = if self.try_reserve(generous) {
+                generous
+            } else if self.reserve(needed) {
+                needed
+            } else {
+                return Err(data);
+            };
+            self.memory.reserve(capacity - self.memory.len());
+        }
+        if let Some(first) = self.first.take() {
+            self.memory.extend_from_slice(&first);
+        }
+        self.memory.extend_from_slice(&data);
+        Ok(())
+    }
+
+    /// Takes the bytes out, which count until their last reference is dropped. Also returns the permit for the copies,
+    /// if any.
+    pub(super) fn take(&mut self) -> (Bytes, Option<Permit>) {
+        let bytes = self.first.take().unwrap_or_else(|| std::mem::take(&mut self.memory).freeze());
+        let Some(mut permit) = self.permit.take() else { return (bytes, None) };
+        let copies = permit.split(permit.amount() / self.copies * (self.copies - 1));
+        (counted(bytes, permit), Some(copies))
+    }
+
+    /// Extends the permit to `capacity` bytes in all.
+    fn reserve(&mut self, capacity: usize) -> bool {
+        let (shortfall, is_below) = (self.shortfall(capacity), capacity <= self.floor);
+        let permit = self.permit();
+        if is_below {
+            permit.force_grow(shortfall);
+            return true;
+        }
+        permit.grow(shortfall)
+    }
+
+    fn try_reserve(&mut self, capacity: usize) -> bool {
+        let shortfall = self.shortfall(capacity);
+        self.permit().try_grow(shortfall)
+    }
+
+    fn permit(&mut self) -> &mut Permit {
+        self.permit.get_or_insert_with(|| self.budget.empty_permit())
+    }
+
+    fn shortfall(&self, capacity: usize) -> u64 {
+        (capacity as u64 * self.copies).saturating_sub(self.permit.as_ref().map_or(0, Permit::amount))
+    }
+}
+
+/// Bytes that count until their last reference is dropped.
+pub(super) fn counted(bytes: Bytes, permit: Permit) -> Bytes {
+    struct Counted {
+        bytes: Bytes,
+        _permit: Permit,
+    }
+    impl AsRef<[u8]> for Counted {
+        fn as_ref(&self) -> &[u8] {
+            &self.bytes
+        }
+    }
+    if permit.amount() == 0 {
+        return bytes;
+    }
+    Bytes::from_owner(Counted { bytes, _permit: permit })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::telemetry::limits::Limit;
+    use crate::telemetry::metrics::Metrics;
 
     fn ip(text: &str) -> IpAddr {
         text.parse().unwrap()
@@ -224,5 +492,135 @@ mod tests {
         drop(permits);
         assert!(usage.addresses.connections().is_empty());
         assert_eq!(usage.connections.used(), 0);
+    }
+
+    #[test]
+    fn permits_reduce_the_budget_until_they_are_dropped() {
+        let metrics = Metrics::new();
+        let budget = Budget::new(Limit::MaxRequests, 3, &metrics.limits());
+        let mut first = budget.acquire(1).unwrap();
+        let second = budget.acquire(2).unwrap();
+        assert!(budget.acquire(1).is_none() && !first.grow(1));
+        assert_eq!(budget.used(), 3);
+        assert!(metrics.encode().contains("oncegate_requests_in_flight 3\n"), "{}", metrics.encode());
+        assert!(metrics.encode().contains("oncegate_limit_exceeded_total{limit=\"max_requests\"} 2\n"));
+        drop(second);
+        assert!(first.grow(2));
+        drop(first);
+        assert_eq!(budget.used(), 0);
+        assert!(metrics.encode().contains("oncegate_requests_in_flight 0\n"));
+    }
+
+    #[test]
+    fn a_share_takes_of_the_whole_and_leaves_the_rest_to_others() {
+        let metrics = Metrics::new();
+        let parent = Budget::new(Limit::MaxBufferedMemory, 100, &metrics.limits());
+        let child = parent.child(25);
+        let mut parts = [(); 3].map(|()| child.acquire(8).unwrap());
+        assert_eq!((child.used(), parent.used()), (24, 24));
+        assert!(!parts[0].grow(2) && parts[0].grow(1) && child.acquire(1).is_none());
+        assert!(metrics.encode().contains("oncegate_limit_exceeded_total{limit=\"max_buffered_memory\"} 2\n"));
+        let mut other = parent.acquire(75).unwrap();
+        other.force_grow(1);
+        drop(parts);
+        assert_eq!((child.used(), parent.used()), (0, 76));
+        assert!(child.acquire(25).is_none(), "the whole has no room for it");
+        assert_eq!((child.used(), parent.used()), (0, 76));
+    }
+
+    #[test]
+    fn a_single_part_may_be_larger_than_its_share() {
+        let parent = Budget::new(Limit::MaxBufferedMemory, 100, &Metrics::new().limits());
+        let child = parent.child(25);
+        let mut large = child.acquire(60).unwrap();
+        assert!(large.grow(40) && !large.grow(1), "as far as the whole has room");
+        assert!(child.acquire(1).is_none());
+        let half = large.split(50);
+        drop(large);
+        let mut second = child.empty_permit();
+        assert!(!second.grow(1), "another part is there");
+        drop(half);
+        assert!(second.grow(60));
+        drop(second);
+        assert_eq!((child.used(), parent.used()), (0, 0));
+    }
+
+    #[test]
+    fn a_smaller_budget_waits_for_what_was_taken_of_the_larger() {
+        let budget = Budget::new(Limit::MaxRequests, 3, &Metrics::new().limits());
+        let [first, second, third] = [(); 3].map(|()| budget.acquire(1).unwrap());
+        budget.set_max(1);
+        drop((first, second));
+        assert!(budget.acquire(1).is_none());
+        drop(third);
+        assert!(budget.acquire(1).is_some());
+    }
+
+    fn budget(most: u64) -> Arc<Budget> {
+        Budget::new(Limit::MaxBufferedMemory, most, &Metrics::new().limits())
+    }
+
+    fn piece(size: usize) -> Bytes {
+        vec![b'x'; size].into()
+    }
+
+    #[test]
+    fn bytes_are_counted_until_nothing_refers_to_them() {
+        let budget = budget(100_000);
+        let mut buffer = CountedBuffer::new(&budget);
+        buffer.push(piece(10_000)).unwrap();
+        assert_eq!(budget.used(), 10_000);
+        for _ in 0..5 {
+            buffer.push(piece(10_000)).unwrap();
+            assert!(budget.used() >= buffer.memory.capacity() as u64, "{}", budget.used());
+        }
+        let (bytes, _) = buffer.take();
+        assert_eq!((bytes.len(), buffer.len()), (60_000, 0));
+        let part = bytes.slice(10..20);
+        drop(bytes);
+        assert!(budget.used() >= 60_000);
+        drop(part);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn a_small_first_frame_is_not_counted() {
+        let budget = budget(UNCOUNTED as u64 + 1);
+        let mut buffer = CountedBuffer::new(&budget);
+        buffer.push(piece(UNCOUNTED)).unwrap();
+        assert_eq!(budget.used(), 0);
+        buffer.push(piece(1)).unwrap();
+        assert_eq!(budget.used(), UNCOUNTED as u64 + 1);
+        assert!(buffer.push(piece(1)).is_err());
+        assert!(CountedBuffer::new(&budget).push(piece(UNCOUNTED + 1)).is_err());
+    }
+
+    #[test]
+    fn a_frame_without_room_is_returned_and_the_buffer_is_kept() {
+        let budget = budget(25_000);
+        let mut buffer = CountedBuffer::new(&budget);
+        buffer.push(piece(10_000)).unwrap();
+        // Not twice as much as there is, but as much as is needed.
+        buffer.push(piece(11_000)).unwrap();
+        assert_eq!(buffer.push(piece(4_100)).unwrap_err().len(), 4_100);
+        assert_eq!(buffer.len(), 21_000);
+        buffer.push(piece(4_000)).unwrap();
+        assert_eq!(buffer.take().0.len(), 25_000);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn copies_are_counted_separately_and_the_floor_is_always_available() {
+        let budget = budget(10);
+        let mut buffer = CountedBuffer::new(&budget).with_copies(2).with_floor(10_000);
+        buffer.push(piece(6_000)).unwrap();
+        buffer.push(piece(4_000)).unwrap();
+        assert_eq!(budget.used(), 20_000);
+        assert!(buffer.push(piece(1)).is_err());
+        let (bytes, copies) = buffer.take();
+        drop(copies);
+        assert_eq!(budget.used(), 10_000);
+        drop(bytes);
+        assert_eq!(budget.used(), 0);
     }
 }

@@ -28,7 +28,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::HeaderName;
 use http::header::{AUTHORIZATION, COOKIE};
 
-use super::frame::{put, put_count};
+use super::encoding::{put, put_count};
 use super::json;
 use super::pointer::Pointer;
 use super::scope::{Caller, ClientCertificate, basic_user, credentials};

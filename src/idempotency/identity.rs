@@ -7,8 +7,8 @@ use sha2::Sha256;
 
 use super::codec::put_recipe;
 use super::credential::Proof;
+use super::encoding::{put, put_count, sha256};
 use super::fingerprint::Recipe;
-use super::frame::{put, put_count, sha256};
 use super::key::{Key, KeyRule, KeySource};
 use super::record::RecordId;
 use super::scope::{Caller, ScopePart};

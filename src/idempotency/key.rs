@@ -1,12 +1,13 @@
-//! The idempotency key: where it comes from and what it may look like.
+//! The idempotency key: the places that it may come from, and what it may look like.
 
 use std::fmt;
 
 use http::{HeaderMap, HeaderName, Uri};
 
-use super::hex::Hex;
-pub use super::key_source::KeySource;
-use super::key_source::Reading;
+use super::encoding::{Hex, put, sha256};
+use super::fingerprint::Pointer;
+use super::json::{self, Fault};
+use super::media::{self, Media};
 
 /// A valid idempotency key: 1 to `max_length` visible ASCII characters, case-sensitive.
 ///
@@ -106,7 +107,7 @@ impl Key {
     }
 
     /// Reads the value of a header field: a bare key, or a quoted one (RFC 9651, section 3.3.3).
-    pub(super) fn from_field(field: &[u8], max_length: usize) -> Result<Self, Invalid> {
+    fn from_field(field: &[u8], max_length: usize) -> Result<Self, Invalid> {
         let field = field.trim_ascii();
         if field.first() == Some(&b'"') {
             return Self::from_value(&unquote(field)?, max_length);
@@ -139,6 +140,82 @@ impl fmt::Debug for Key {
     }
 }
 
+/// One place that a key may come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeySource {
+    /// `header:NAME`
+    Header(HeaderName),
+    /// `query:NAME`
+    Query(String),
+    /// `json:/pointer` (RFC 6901) into a JSON body: a string or an integer.
+    Json(Pointer),
+    /// `cloudevent`: source and id, from `ce-source` and `ce-id` or from a structured JSON event.
+    CloudEvent,
+    /// `fingerprint`: the request's own fingerprint.
+    Fingerprint,
+}
+
+/// What a place has.
+enum Reading {
+    /// Nothing.
+    Absent,
+    /// This ends the search.
+    Found(Found),
+}
+
+impl KeySource {
+    /// Reads the configuration's word for a place.
+    ///
+    /// # Errors
+    /// The problem, for the author of the configuration.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            Some(("header", name)) => match HeaderName::from_bytes(name.as_bytes()) {
+                Ok(name) => Ok(Self::Header(name)),
+                Err(_) => Err(format!("`{name}` is not a header name")),
+            },
+            Some(("query", "")) => Err("`query:` needs the name of a parameter, as `query:request_id`".to_owned()),
+            Some(("query", name)) => Ok(Self::Query(name.to_owned())),
+            Some(("json", "")) => Err("`json:` needs a JSON pointer, as `json:/request/id`".to_owned()),
+            Some(("json", pointer)) => Ok(Self::Json(Pointer::parse(pointer)?)),
+            None if text == "cloudevent" => Ok(Self::CloudEvent),
+            None if text == "fingerprint" => Ok(Self::Fingerprint),
+            _ => Err(format!(
+                "`{text}` is not a place for a key: use `header:NAME`, `query:NAME`, `json:/pointer`, `cloudevent` or \
+                 `fingerprint`"
+            )),
+        }
+    }
+
+    /// Reads what this place has of a request.
+    fn read(&self, uri: &Uri, headers: &HeaderMap, body: Option<&[u8]>, max_length: usize) -> Result<Reading, Invalid> {
+        let reading = match self {
+            Self::Header(name) => from_header(headers, name, max_length),
+            Self::Query(name) => from_query(uri.query().unwrap_or_default(), name, max_length),
+            Self::Json(pointer) => match body {
+                Some(body) => from_json(body, pointer, max_length),
+                None => Ok(Reading::Found(Found::NeedsBody)),
+            },
+            Self::CloudEvent => from_event(headers, body),
+            Self::Fingerprint => Ok(Reading::Found(Found::Fingerprint)),
+        };
+        reading.map_err(|Invalid(what)| Invalid(format!("{self}: {what}")))
+    }
+}
+
+impl fmt::Display for KeySource {
+    /// The configuration's word.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Header(name) => write!(f, "header:{name}"),
+            Self::Query(name) => write!(f, "query:{name}"),
+            Self::Json(pointer) => write!(f, "json:{pointer}"),
+            Self::CloudEvent => f.write_str("cloudevent"),
+            Self::Fingerprint => f.write_str("fingerprint"),
+        }
+    }
+}
+
 /// The value of a quoted string. Nothing may stand behind it.
 fn unquote(field: &[u8]) -> Result<Vec<u8>, Invalid> {
     let invalid = |what: &str| Err(Invalid(what.to_owned()));
@@ -161,12 +238,149 @@ fn unquote(field: &[u8]) -> Result<Vec<u8>, Invalid> {
     }
 }
 
+fn from_header(headers: &HeaderMap, name: &HeaderName, max_length: usize) -> Result<Reading, Invalid> {
+    let mut lines = headers.get_all(name).iter();
+    let Some(line) = lines.next() else { return Ok(Reading::Absent) };
+    if lines.next().is_some() {
+        return invalid("the header stands more than once");
+    }
+    Key::from_field(line.as_bytes(), max_length).map(found)
+}
+
+fn from_query(query: &str, name: &str, max_length: usize) -> Result<Reading, Invalid> {
+    let mut values = query.split('&').filter_map(|pair| {
+        let (this, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (percent_decode(this.as_bytes())? == name.as_bytes()).then_some(value)
+    });
+    let Some(value) = values.next() else { return Ok(Reading::Absent) };
+    if values.next().is_some() {
+        return invalid("the parameter stands more than once");
+    }
+    match percent_decode(value.as_bytes()) {
+        Some(value) => Key::from_value(&value, max_length).map(found),
+        None => invalid("a `%` is not followed by two hexadecimal digits"),
+    }
+}
+
+/// A body that is not JSON has no value; so it is with a coded one.
+fn from_json(body: &[u8], pointer: &Pointer, max_length: usize) -> Result<Reading, Invalid> {
+    let value = match json::locate(without_mark(body), pointer) {
+        Ok(Some(value)) => value,
+        Ok(None) | Err(Fault::Syntax) => return Ok(Reading::Absent),
+        Err(fault) => return invalid(describe(fault)),
+    };
+    if let Some(text) = json::string(value) {
+        return Key::from_value(&text, max_length).map(found);
+    }
+    match value {
+        b"null" => Ok(Reading::Absent),
+        _ if value.iter().all(|byte| matches!(byte, b'-' | b'0'..=b'9')) => {
+            Key::from_value(value, max_length).map(found)
+        }
+        _ => invalid("the value is neither a string nor an integer"),
+    }
+}
+
+/// The key of a CloudEvent, in binary or structured mode (CloudEvents HTTP binding 1.0, sections 3.1 and 3.2): a hash
+/// of its source and id, which together name it, and which may be longer than a key and hold any character.
+fn from_event(headers: &HeaderMap, body: Option<&[u8]>) -> Result<Reading, Invalid> {
+    let source = event_header(headers, "ce-source")?;
+    let id = event_header(headers, "ce-id")?;
+    match (source, id) {
+        (Some(source), Some(id)) => return event_key(&source, &id),
+        (None, None) => {}
+        _ => return invalid("an event has both `ce-source` and `ce-id`"),
+    }
+    if Media::read(headers).is_none_or(|media| media.essence != "application/cloudevents+json") {
+        return Ok(Reading::Absent);
+    }
+    let Some(body) = body else { return Ok(Reading::Found(Found::NeedsBody)) };
+    let member = |pointer| {
+        let pointer = Pointer::parse(pointer).expect("a pointer of this source");
+        match json::locate(without_mark(body), &pointer) {
+            Ok(value) => Ok(value.and_then(json::string).unwrap_or_default()),
+            Err(fault) => Err(Invalid(describe(fault).to_owned())),
+        }
+    };
+    event_key(&member("/source")?, &member("/id")?)
+}
+
+fn event_key(source: &[u8], id: &[u8]) -> Result<Reading, Invalid> {
+    if source.is_empty() || id.is_empty() {
+        return invalid("an event's `source` and `id` are strings and not empty");
+    }
+    let mut joined = Vec::new();
+    put(&mut joined, b"oncegate cloudevent 1");
+    put(&mut joined, source);
+    put(&mut joined, id);
+    Ok(found(Key::from_fingerprint(&sha256(&joined))))
+}
+
+/// An attribute of an event in binary mode, decoded as section 3.1.3.2 of the binding says, so that both modes of one
+/// event give one key.
+fn event_header(headers: &HeaderMap, name: &str) -> Result<Option<Vec<u8>>, Invalid> {
+    let mut lines = headers.get_all(name).iter();
+    let Some(line) = lines.next() else { return Ok(None) };
+    if lines.next().is_some() {
+        return Err(Invalid(format!("the header `{name}` stands more than once")));
+    }
+    let text = line.as_bytes().trim_ascii();
+    let text = match media::quoted(text) {
+        Some((value, [])) if text.starts_with(b"\"") => value,
+        _ => text.to_vec(),
+    };
+    match percent_decode(&text) {
+        Some(value) => Ok(Some(value)),
+        None => Err(Invalid(format!("in `{name}`, a `%` is not followed by two hexadecimal digits"))),
+    }
+}
+
+/// Decodes `%XX` (RFC 3986, section 2.1). Nothing where a `%` is not followed by two hexadecimal digits.
+fn percent_decode(text: &[u8]) -> Option<Vec<u8>> {
+    let mut decoded = Vec::with_capacity(text.len());
+    let mut bytes = text.iter().copied();
+    while let Some(byte) = bytes.next() {
+        if byte != b'%' {
+            decoded.push(byte);
+            continue;
+        }
+        let mut digit = || char::from(bytes.next()?).to_digit(16);
+        let value = digit()? << 4 | digit()?;
+        decoded.push(u8::try_from(value).ok()?);
+    }
+    Some(decoded)
+}
+
+/// The body without the byte order mark that RFC 8259 forbids, some clients send and many services skip.
+fn without_mark(body: &[u8]) -> &[u8] {
+    body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body)
+}
+
+fn describe(fault: Fault) -> &'static str {
+    match fault {
+        Fault::Syntax => "the body is not JSON",
+        Fault::TooDeep => "the body nests too deep",
+        Fault::Ambiguous => "a name stands more than once",
+    }
+}
+
+fn found(key: Key) -> Reading {
+    Reading::Found(Found::Key(key))
+}
+
+fn invalid(what: &str) -> Result<Reading, Invalid> {
+    Err(Invalid(what.to_owned()))
+}
+
 #[cfg(test)]
 mod properties;
 #[cfg(test)]
 mod reference;
+
 #[cfg(test)]
 mod tests {
+    use http::HeaderValue;
+
     use super::*;
 
     fn field(text: &[u8]) -> Option<String> {
@@ -243,5 +457,148 @@ mod tests {
     #[test]
     fn a_fingerprint_is_a_key() {
         assert_eq!(Key::from_fingerprint(&[0x0a; 32]).as_str(), "0a".repeat(32));
+    }
+
+    fn rule(from: &[&str]) -> KeyRule {
+        let from = from.iter().map(|word| KeySource::parse(word).unwrap()).collect();
+        KeyRule { from, ..KeyRule::default() }
+    }
+
+    fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
+        lines.iter().map(|&(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
+    }
+
+    /// What one place gives: a key, `absent`, `invalid` or `needs body`.
+    fn look(word: &str, target: &str, lines: &[(&'static str, &'static str)], body: Option<&str>) -> String {
+        match rule(&[word]).find(&target.parse().unwrap(), &headers(lines), body.map(str::as_bytes)) {
+            Ok(Found::Key(key)) => key.as_str().to_owned(),
+            Ok(Found::Fingerprint) => "fingerprint".to_owned(),
+            Ok(Found::Absent) => "absent".to_owned(),
+            Ok(Found::NeedsBody) => "needs body".to_owned(),
+            Err(_) => "invalid".to_owned(),
+        }
+    }
+
+    #[test]
+    fn words_survive() {
+        for word in ["header:idempotency-key", "query:id", "query:a:b", "json:/a/0", "cloudevent", "fingerprint"] {
+            assert_eq!(KeySource::parse(word).unwrap().to_string(), word);
+        }
+        for word in ["", "header", "header:", "header:a b", "query:", "json:", "json:a", "Header:a", "cloudevent:"] {
+            assert!(KeySource::parse(word).is_err(), "{word}");
+        }
+    }
+
+    #[test]
+    fn headers_come_once() {
+        let look = |lines: &[_]| look("header:Idempotency-Key", "/", lines, None);
+        assert_eq!(look(&[]), "absent");
+        assert_eq!(look(&[("idempotency-key", "\"a\"")]), "a");
+        assert_eq!(look(&[("idempotency-key", "")]), "invalid");
+        assert_eq!(look(&[("idempotency-key", "a"), ("idempotency-key", "a")]), "invalid");
+    }
+
+    #[test]
+    fn parameters_are_decoded_and_come_once() {
+        for (target, key) in [
+            ("/", "absent"),
+            ("/?", "absent"),
+            ("/?other=a&keys=b&Key=c", "absent"),
+            ("/?key=a", "a"),
+            ("/?x=y&key=a%2Fb+c=d", "a/b+c=d"),
+            ("/?%6bey=a", "a"),
+            ("/?key=%22a%22", "\"a\""),
+            ("/?key", "invalid"),
+            ("/?key=", "invalid"),
+            ("/?key=a&key=a", "invalid"),
+            ("/?key=a&k%65y=b", "invalid"),
+            ("/?key=a%20b", "invalid"),
+            ("/?key=a%", "invalid"),
+            ("/?key=a%2", "invalid"),
+            ("/?key=a%+1", "invalid"),
+            ("/?key=%C3%A9", "invalid"),
+        ] {
+            assert_eq!(look("query:key", target, &[], None), key, "{target}");
+        }
+    }
+
+    #[test]
+    fn json_has_strings_and_integers() {
+        for (body, key) in [
+            ("{\"a\":{\"id\":\"x\"}}", "x"),
+            ("\u{feff}{\"a\":{\"id\":\"x\"}}", "x"),
+            ("{\"a\":{\"id\":\"\\u0078\"}, \"emoji\":\"\\ud83d\"}", "x"),
+            ("{\"\\u0061\":{\"id\": 10 }}", "10"),
+            ("{\"a\":{\"id\":-5}}", "-5"),
+            ("{\"a\":{\"id\":123456789012345678901234567890}}", "123456789012345678901234567890"),
+            ("{\"a\":{\"id\":null}}", "absent"),
+            ("{\"a\":{}}", "absent"),
+            ("{\"a\":[]}", "absent"),
+            ("not json", "absent"),
+            ("{\"a\":{\"id\":\"x\"}", "absent"),
+            ("", "absent"),
+            ("{\"a\":{\"id\":\"\"}}", "invalid"),
+            ("{\"a\":{\"id\":\"a b\"}}", "invalid"),
+            ("{\"a\":{\"id\":\"\\ud83d\"}}", "invalid"),
+            ("{\"a\":{\"id\":1.0}}", "invalid"),
+            ("{\"a\":{\"id\":1e3}}", "invalid"),
+            ("{\"a\":{\"id\":true}}", "invalid"),
+            ("{\"a\":{\"id\":[\"x\"]}}", "invalid"),
+            ("{\"a\":{\"id\":\"x\",\"id\":\"x\"}}", "invalid"),
+            ("{\"a\":{\"id\":\"x\"},\"a\":{}}", "invalid"),
+        ] {
+            assert_eq!(look("json:/a/id", "/", &[], Some(body)), key, "{body}");
+        }
+        let deep = format!("{{\"a\":{{\"id\":\"x\"}},\"b\":{}{}}}", "[".repeat(500), "]".repeat(500));
+        assert_eq!(look("json:/a/id", "/", &[], Some(&deep)), "invalid");
+    }
+
+    #[test]
+    fn an_event_is_its_source_and_id() {
+        let binary = |source, id| look("cloudevent", "/", &[("ce-source", source), ("ce-id", id)], None);
+        let structured = |body: &str| {
+            let lines = [("content-type", "application/cloudevents+json; charset=utf-8")];
+            look("cloudevent", "/", &lines, Some(body))
+        };
+        let key = binary("/shop", "7");
+        assert_eq!(key.len(), 64);
+        assert_eq!(binary("\"/shop\"", "%37"), key);
+        assert_eq!(structured("{\"id\":\"7\",\"source\":\"/shop\"}"), key);
+        assert_ne!(binary("/shop7", ""), key);
+        assert_ne!(binary("/sho", "p7"), key);
+        assert_eq!(binary("/shop", "caf%C3%A9"), structured("{\"id\":\"café\",\"source\":\"/shop\"}"));
+        assert_eq!(binary(&*Box::leak("s".repeat(1000).into_boxed_str()), "7").len(), 64);
+
+        assert_eq!(binary("/shop", ""), "invalid");
+        assert_eq!(binary("/shop", "%"), "invalid");
+        assert_eq!(look("cloudevent", "/", &[("ce-id", "7")], None), "invalid");
+        assert_eq!(look("cloudevent", "/", &[("ce-id", "7"), ("ce-id", "7"), ("ce-source", "s")], None), "invalid");
+        assert_eq!(structured("{\"id\":7,\"source\":\"/shop\"}"), "invalid");
+        assert_eq!(structured("{\"id\":\"7\"}"), "invalid");
+        assert_eq!(structured("not json"), "invalid");
+        assert_eq!(look("cloudevent", "/", &[], None), "absent");
+        assert_eq!(look("cloudevent", "/", &[("content-type", "application/json")], Some("{}")), "absent");
+        assert_eq!(look("cloudevent", "/", &[("content-type", "application/cloudevents+json")], None), "needs body");
+    }
+
+    #[test]
+    fn the_first_place_that_has_something_decides() {
+        let rule = rule(&["header:idempotency-key", "json:/id", "query:key", "fingerprint"]);
+        let find = |target: &str, lines: &[_], body| rule.find(&target.parse().unwrap(), &headers(lines), body);
+        let key = |text| Ok(Found::Key(Key::parse(text, 255).unwrap()));
+        assert_eq!(find("/?key=q", &[("idempotency-key", "h")], None), key("h"));
+        assert!(find("/?key=q", &[("idempotency-key", "a b")], Some(b"{\"id\":\"j\"}")).is_err());
+        assert_eq!(find("/?key=q", &[], None), Ok(Found::NeedsBody));
+        assert_eq!(find("/?key=q", &[], Some(b"{\"id\":\"j\"}")), key("j"));
+        assert_eq!(find("/?key=q", &[], Some(b"{}")), key("q"));
+        assert!(find("/?key=q", &[], Some(b"{\"id\":[]}")).is_err());
+        assert_eq!(find("/", &[], Some(b"")), Ok(Found::Fingerprint));
+    }
+
+    #[test]
+    fn an_error_names_the_place_and_not_the_key() {
+        let error =
+            rule(&["query:key"]).find(&"/?key=se%20cret".parse().unwrap(), &HeaderMap::new(), None).unwrap_err();
+        assert_eq!(error.to_string(), "query:key: a key has visible ASCII characters only, and no spaces");
     }
 }

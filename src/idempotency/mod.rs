@@ -7,16 +7,14 @@ pub mod codec;
 pub mod credential;
 pub mod decide;
 pub mod description;
+pub mod encoding;
 pub mod fingerprint;
-mod frame;
 #[cfg(test)]
 mod golden;
 pub mod grpc;
-pub mod hex;
 pub mod identity;
 mod json;
 pub mod key;
-mod key_source;
 mod media;
 mod multipart;
 mod pointer;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::hex::Hex;
+use super::encoding::Hex;
 
 /// Milliseconds since the Unix epoch, by the store's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

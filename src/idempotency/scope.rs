@@ -4,19 +4,17 @@ use std::fmt;
 use std::net::IpAddr;
 use std::ops::Deref;
 
-use base64::Engine;
-use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use base64::{Engine, alphabet};
 use http::header::{AUTHORIZATION, COOKIE};
 use http::{HeaderMap, HeaderName};
-
 use x509_cert::Certificate;
 use x509_cert::der::oid::AssociatedOid as _;
 use x509_cert::der::{Decode as _, Encode as _};
 use x509_cert::ext::pkix::SubjectAltName;
 
 use super::credential::Credential;
-use super::frame::{put, put_count};
+use super::encoding::{put, put_count};
 
 /// A scope: its parts in order, and which of them a request may lack.
 ///

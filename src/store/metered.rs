@@ -110,12 +110,13 @@ impl Metered {
     async fn timed<T>(&self, op: StoreOp, call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
         let began = Instant::now();
         let result = call.await;
-        (self.report)(op, began.elapsed(), result.as_ref().err().map(|error| error.cause().kind));
+        let took = began.elapsed();
         let operation = &self.operations[op as usize];
         match &result {
             Ok(_) => self.health.worked(operation),
             Err(error) => self.health.failed(operation, error),
         }
+        (self.report)(op, took, result.as_ref().err().map(|error| error.cause().kind));
         result
     }
 }

@@ -1,5 +1,7 @@
 //! Where the process listens: at addresses of its own, and on sockets that it inherits.
 
+mod unix;
+
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::os::unix::net::UnixListener as StdUnixListener;
 use std::path::PathBuf;
@@ -17,9 +19,7 @@ pub(super) use self::unix::SocketFile;
 use super::Signals;
 use crate::admin;
 use crate::cli::http_client::AdminClient;
-use crate::http::listen::{Listen, Listener};
-
-mod unix;
+use crate::http::socket::{Listen, Listener};
 
 /// How long another process may hold the address: one that is stopping may be about to release it.
 const GRACE: Duration = Duration::from_secs(2);

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::durability::Durability;
 use crate::config::{Resolved, show_duration};
-use crate::http::listen::Listen;
+use crate::http::socket::Listen;
 use crate::http::upstream::{self, Place};
 use crate::idempotency::key::{KeyRule, KeySource};
 use crate::idempotency::policy::{Mode, Policy, Recovery, StoreFailure};

@@ -1,10 +1,11 @@
 //! A replay has the lines of the first answer.
 
-use http::{Method, StatusCode};
+use http::{Method, Response, StatusCode};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
+use crate::http::answer;
 
 type Line = (String, Vec<u8>);
 
@@ -96,7 +97,7 @@ proptest! {
         let kept = Answer::decode(&first.encode()).unwrap();
         prop_assert_eq!(&kept, &first);
         let method = if is_head { Method::HEAD } else { Method::POST };
-        let (replayed, _) = replay::response(&kept, &method, http::Version::HTTP_11).into_parts();
+        let (replayed, _) = answer::response(&kept, &method, http::Version::HTTP_11).into_parts();
         prop_assert_eq!(replayed.status.as_u16(), status);
 
         let mut expected = expected(&received, "idempotency-status");

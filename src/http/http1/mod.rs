@@ -11,11 +11,10 @@ mod chunked;
 mod client_io;
 mod connection;
 mod head;
-mod interim;
 mod message;
 
 pub(super) use self::client_io::ClientIo;
 pub(super) use self::connection::{ConnectionState, StartedExchange};
+pub use self::connection::{ExchangeGuard, Interim};
 pub(super) use self::head::{check_target, judge_trailer_fields};
-pub use self::interim::Interim;
 pub use self::message::MessageParser;

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use super::head::HeadFault;
+use super::io::HeadFault;
 use crate::http::body;
 
 /// Sending failed.

@@ -16,11 +16,10 @@ use hyper::client::conn::http2::{self, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::sync::{Notify, watch};
 
-use super::connection::SendError;
+use super::connection::{Owner, Purpose, SendError};
 use super::endpoint::Endpoint;
 use super::frame_filter::FrameFilter;
 use super::io::SocketState;
-use super::owner::{Owner, Purpose};
 use super::remote_state::RemoteState;
 use super::stream_slots::{BodyChunk, StreamPermit, StreamSlots};
 use super::{Io, NotSent, Reuse, Settings};

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Mutex as AsyncMutex, MutexGuard as AsyncMutexGuard, Notify};
 
 use super::Reuse;
+use super::connection::{Owner, Purpose};
 use super::http2::{Http2Connection, ReservedStream};
-use super::owner::{Owner, Purpose};
 use super::settings::{Protocol, Settings};
 use crate::http::shards;
 

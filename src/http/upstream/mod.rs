@@ -7,23 +7,20 @@ mod connection;
 mod endpoint;
 mod error;
 mod frame_filter;
-mod head;
 mod http2;
 mod http2_pool;
 mod io;
-mod owner;
-mod pool_limit;
+mod pool;
 mod remote_state;
 mod send_context;
 mod settings;
 mod stream_slots;
-mod sweep;
 #[cfg(test)]
 mod tests;
 mod tls;
 mod tls_records;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -33,29 +30,23 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout};
 
 pub use self::connection::PooledConnection;
-use self::connection::{Http1Connection, MAX_HEADERS, SendError, Transport, has_unambiguous_end};
+use self::connection::{Http1Connection, MAX_HEADERS, Owner, Purpose, SendError, Transport, has_unambiguous_end};
 use self::endpoint::{Connected, ConnectedIo, Endpoint, Endpoints};
 use self::error::broke_off;
 pub use self::error::{Error, NotSent};
-pub use self::head::HeadFault;
 use self::http2::{Http2Connection, ReservedStream};
 use self::http2_pool::Http2Pool;
+pub use self::io::HeadFault;
 use self::io::{SocketState, UpstreamIo};
-use self::owner::{Owner, Purpose};
-use self::pool_limit::{Checkout, PoolLimit, PoolPermit};
+use self::pool::{Checkout, IdleConnection, PoolLimit, PoolPermit, Sweepers};
 pub use self::send_context::SendContext;
 pub use self::settings::{Place, Protocol, Settings, Sharing, Tls, can_be_named};
-use self::sweep::Sweepers;
 use self::tls::TlsConnectors;
 use super::body::Body;
-use super::guarded_io::GuardedIo;
 use super::headers::has_unambiguous_framing;
 use super::shards;
+use super::socket::GuardedIo;
 use super::usage::Usage;
-use crate::telemetry::limits::Limit;
-
-/// Idle connections kept for each upstream, in equal parts on the threads that serve.
-const MAX_IDLE: usize = 1024;
 
 /// How long a connection may have been idle to carry an unprotected request.
 const UNPROTECTED_IDLE: Duration = Duration::from_secs(30);
@@ -121,11 +112,6 @@ struct Inner {
     sweepers: Sweepers,
     /// Its HTTP/2 connections.
     http2_pool: Option<Http2Pool>,
-}
-
-struct IdleConnection {
-    connection: Http1Connection,
-    since: Instant,
 }
 
 impl Upstream {
@@ -376,30 +362,6 @@ impl Upstream {
         }
     }
 
-    /// Waits until one of the connections is free, or may be opened.
-    async fn wait_for_permit(&self, purpose: Purpose) -> Result<Checkout, NotSent> {
-        let Inner { settings, usage, pool_limit, .. } = &*self.0;
-        let all = (0..self.0.idle.len()).map(|place| (shards::index() + place) % self.0.idle.len());
-        if let Some(connection) = all.clone().find_map(|shard| self.take_idle(shard, purpose)) {
-            return Ok(Checkout::Connection(Box::new(connection)));
-        }
-        let granted = pool_limit.enqueue(purpose);
-        // An idle connection that this request cannot use is closed to make room. This happens after queueing, so that
-        // its permit goes to the first in the queue.
-        let unusable = all.into_iter().find_map(|shard| {
-            let mut idle = self.idle(shard);
-            (!idle.is_empty()).then(|| idle.remove(0))
-        });
-        drop(unusable);
-        match timeout(settings.connect_timeout, granted).await {
-            Ok(Ok(grant)) => Ok(grant),
-            Ok(Err(_)) | Err(_) => {
-                usage.exceeded(Limit::UpstreamMaxConnections);
-                Err(NotSent::NoneFree(settings.connect_timeout))
-            }
-        }
-    }
-
     fn answered(
         &self,
         method: &Method,
@@ -421,57 +383,5 @@ impl Upstream {
             response.version() == Version::HTTP_11 && has_unambiguous_end(method, response.status(), headers);
         let pooled = PooledConnection { transport, upstream: self.clone(), reusable, answered: Instant::now() };
         Ok((response, pooled))
-    }
-
-    fn take_idle(&self, shard: usize, purpose: Purpose) -> Option<Http1Connection> {
-        let mut idle = self.idle(shard);
-        // The last connection has been idle for the shortest time: if that is too long, all are.
-        let mut left = idle.len();
-        while let Some(place) = left.checked_sub(1) {
-            let entry = &idle[place];
-            if entry.since.elapsed() >= purpose.reuse.longest_idle() {
-                return None;
-            }
-            if purpose.may_use(entry.connection.owner) {
-                let IdleConnection { connection, .. } = idle.remove(place);
-                if connection.is_idle() {
-                    return Some(connection);
-                }
-            }
-            left = place;
-        }
-        None
-    }
-
-    fn idle(&self, shard: usize) -> MutexGuard<'_, Vec<IdleConnection>> {
-        self.0.idle[shard].lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn put_idle(&self, connection: Http1Connection, since: Instant) {
-        if connection.owner == Owner::OneRequest {
-            return;
-        }
-        let Some(connection) = self.0.pool_limit.hand_over(connection, since) else { return };
-        self.ensure_sweeper();
-        {
-            let mut idle = self.idle(shards::index());
-            if idle.first().is_some_and(|oldest| oldest.since.elapsed() >= UNPROTECTED_IDLE) {
-                idle.retain(|entry| entry.since.elapsed() < UNPROTECTED_IDLE);
-            }
-            if idle.len() >= MAX_IDLE.div_ceil(shards::count()) {
-                // The oldest one may belong to a caller that never returns.
-                idle.remove(0);
-            }
-            // In the order of their age, the youngest last.
-            let place = idle.partition_point(|entry| entry.since <= since);
-            idle.insert(place, IdleConnection { connection, since });
-        }
-        // A request may have queued after the connection was offered and before it was idle.
-        if self.0.pool_limit.has_waiters() {
-            let last = self.idle(shards::index()).pop();
-            if let Some(IdleConnection { connection, since }) = last {
-                self.0.pool_limit.hand_over(connection, since);
-            }
-        }
     }
 }

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::super::frame::Reader;
+use super::super::codec::Reader;
 use super::super::golden::compare;
 use super::super::scope::ClientCertificate;
 use super::*;

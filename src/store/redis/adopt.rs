@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 use super::listing::{self, Scan};
 use super::record::{self, Unreadable};
 use super::{Redis, error, keys, number, unexpected_reply};
-use crate::idempotency::hex;
+use crate::idempotency::encoding::write_hex;
 use crate::idempotency::record::{RecordId, Timestamp};
 use crate::store::adoption::{self, NamespacePeriod};
 use crate::store::{Error, ErrorKind, Identity, IdentityChange, LiveKeys, NamespaceRules, Origin, RulesPeriod, rules};
@@ -227,7 +227,7 @@ struct StoredPeriod {
 impl StoredPeriod {
     fn of(period: &RulesPeriod) -> Self {
         let mut digits = [0; 64];
-        hex::write(&period.digest, &mut digits);
+        write_hex(&period.digest, &mut digits);
         Self {
             since: record::millis(period.since),
             digest: String::from_utf8_lossy(&digits).into_owned(),

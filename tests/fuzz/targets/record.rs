@@ -5,7 +5,7 @@
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, StatusCode, Version};
 use libfuzzer_sys::fuzz_target;
-use oncegate::http::replay;
+use oncegate::http::answer;
 use oncegate::idempotency::codec::{Answer, Content, Head};
 
 fuzz_target!(|input: &[u8]| {
@@ -23,7 +23,7 @@ fn read(stored: &[u8]) {
         assert_eq!(Answer::decode(&again).as_ref(), Ok(&answer));
         for method in [Method::POST, Method::HEAD] {
             for version in [Version::HTTP_11, Version::HTTP_2] {
-                drop(replay::response(&answer, &method, version));
+                drop(answer::response(&answer, &method, version));
             }
         }
         for cut in 0..stored.len().min(64) {

@@ -1,15 +1,122 @@
-//! Limits the connections to an upstream on all threads together, and queues requests at the limit.
+//! The HTTP/1.1 connections to an upstream: the idle ones on each thread, the limit on all of them together, and the queue of
+//! the requests that wait at that limit.
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use tokio::sync::oneshot;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep, timeout};
 
-use super::connection::Http1Connection;
-use super::owner::Purpose;
+use super::connection::{Http1Connection, Owner, Purpose};
+use super::{Inner, NotSent, UNPROTECTED_IDLE, Upstream};
+use crate::http::shards;
+use crate::telemetry::limits::Limit;
+
+/// Idle connections kept for each upstream, in equal parts on the threads that serve.
+const MAX_IDLE: usize = 1024;
+
+/// How often to look for expired connections.
+const INTERVAL: Duration = Duration::from_secs(10);
+
+/// A connection that carries nothing.
+pub(super) struct IdleConnection {
+    connection: Http1Connection,
+    since: Instant,
+}
+
+impl Upstream {
+    /// An idle connection of this shard that may carry the request.
+    pub(super) fn take_idle(&self, shard: usize, purpose: Purpose) -> Option<Http1Connection> {
+        let mut idle = self.idle(shard);
+        // The last connection has been idle for the shortest time: if that is too long, all are.
+        let mut left = idle.len();
+        while let Some(place) = left.checked_sub(1) {
+            let entry = &idle[place];
+            if entry.since.elapsed() >= purpose.reuse.longest_idle() {
+                return None;
+            }
+            if purpose.may_use(entry.connection.owner) {
+                let IdleConnection { connection, .. } = idle.remove(place);
+                if connection.is_idle() {
+                    return Some(connection);
+                }
+            }
+            left = place;
+        }
+        None
+    }
+
+    /// The idle connections of a shard, in the order of their age.
+    pub(super) fn idle(&self, shard: usize) -> MutexGuard<'_, Vec<IdleConnection>> {
+        self.0.idle[shard].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps a connection for other requests, or hands it to one that waits.
+    pub(super) fn put_idle(&self, connection: Http1Connection, since: Instant) {
+        if connection.owner == Owner::OneRequest {
+            return;
+        }
+        let Some(connection) = self.0.pool_limit.hand_over(connection, since) else { return };
+        self.ensure_sweeper();
+        {
+            let mut idle = self.idle(shards::index());
+            if idle.first().is_some_and(|oldest| oldest.since.elapsed() >= UNPROTECTED_IDLE) {
+                idle.retain(|entry| entry.since.elapsed() < UNPROTECTED_IDLE);
+            }
+            if idle.len() >= MAX_IDLE.div_ceil(shards::count()) {
+                // The oldest one may belong to a caller that never returns.
+                idle.remove(0);
+            }
+            // In the order of their age, the youngest last.
+            let place = idle.partition_point(|entry| entry.since <= since);
+            idle.insert(place, IdleConnection { connection, since });
+        }
+        // A request may have queued after the connection was offered and before it was idle.
+        if self.0.pool_limit.has_waiters() {
+            let last = self.idle(shards::index()).pop();
+            if let Some(IdleConnection { connection, since }) = last {
+                self.0.pool_limit.hand_over(connection, since);
+            }
+        }
+    }
+
+    /// Waits until one of the connections is free, or may be opened.
+    pub(super) async fn wait_for_permit(&self, purpose: Purpose) -> Result<Checkout, NotSent> {
+        let Inner { settings, usage, pool_limit, .. } = &*self.0;
+        let all = (0..self.0.idle.len()).map(|place| (shards::index() + place) % self.0.idle.len());
+        if let Some(connection) = all.clone().find_map(|shard| self.take_idle(shard, purpose)) {
+            return Ok(Checkout::Connection(Box::new(connection)));
+        }
+        let granted = pool_limit.enqueue(purpose);
+        // An idle connection that this request cannot use is closed to make room. This happens after queueing, so that
+        // its permit goes to the first in the queue.
+        let unusable = all.into_iter().find_map(|shard| {
+            let mut idle = self.idle(shard);
+            (!idle.is_empty()).then(|| idle.remove(0))
+        });
+        drop(unusable);
+        match timeout(settings.connect_timeout, granted).await {
+            Ok(Ok(grant)) => Ok(grant),
+            Ok(Err(_)) | Err(_) => {
+                usage.exceeded(Limit::UpstreamMaxConnections);
+                Err(NotSent::NoneFree(settings.connect_timeout))
+            }
+        }
+    }
+
+    /// Starts the sweeper of this thread if it is not running.
+    fn ensure_sweeper(&self) {
+        let shard = shards::index();
+        let is_running = &self.0.sweepers.0[shard];
+        if !is_running.load(Ordering::Relaxed) {
+            is_running.store(true, Ordering::Relaxed);
+            tokio::spawn(sweep(Arc::downgrade(&self.0), shard));
+        }
+    }
+}
 
 /// The limit on connections, and its queue.
 pub(super) struct PoolLimit {
@@ -57,7 +164,7 @@ impl PoolLimit {
     }
 
     /// Joins the queue. Dropping the receiver leaves it.
-    pub(super) fn enqueue(self: &Arc<Self>, purpose: Purpose) -> oneshot::Receiver<Checkout> {
+    fn enqueue(self: &Arc<Self>, purpose: Purpose) -> oneshot::Receiver<Checkout> {
         let (sender, receiver) = oneshot::channel();
         let mut state = self.state();
         // Cancelled waiters do not accumulate while no permit is released.
@@ -76,7 +183,7 @@ impl PoolLimit {
 
     /// Hands an idle connection to the first waiter; returns it if the queue is empty. If the waiter cannot use it, it
     /// is closed, and the waiter gets its permit.
-    pub(super) fn hand_over(&self, connection: Http1Connection, since: Instant) -> Option<Http1Connection> {
+    fn hand_over(&self, connection: Http1Connection, since: Instant) -> Option<Http1Connection> {
         if self.queued.load(Ordering::SeqCst) == 0 {
             return Some(connection);
         }
@@ -105,7 +212,7 @@ impl PoolLimit {
     }
 
     /// Whether a request waits.
-    pub(super) fn has_waiters(&self) -> bool {
+    fn has_waiters(&self) -> bool {
         if self.queued.load(Ordering::SeqCst) == 0 {
             return false;
         }
@@ -171,10 +278,36 @@ impl Drop for PoolPermit {
     }
 }
 
+/// Whether a sweeper task runs, for each shard.
+pub(super) struct Sweepers(Box<[AtomicBool]>);
+
+impl Sweepers {
+    pub(super) fn new() -> Self {
+        Self((0..shards::count()).map(|_| AtomicBool::new(false)).collect())
+    }
+}
+
+/// Closes connections that were idle for too long: they take memory and file descriptors. Runs until the thread has no idle
+/// connections.
+async fn sweep(upstream: Weak<Inner>, shard: usize) {
+    loop {
+        sleep(INTERVAL).await;
+        let Some(upstream) = upstream.upgrade().map(Upstream) else { return };
+        let mut idle = upstream.idle(shard);
+        let old = idle.partition_point(|entry| entry.since.elapsed() >= UNPROTECTED_IDLE);
+        let old: Vec<IdleConnection> = idle.drain(..old).collect();
+        if idle.is_empty() {
+            upstream.0.sweepers.0[shard].store(false, Ordering::Relaxed);
+            return;
+        }
+        drop(idle);
+        drop(old);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::Reuse;
-    use super::super::owner::Owner;
     use super::*;
 
     const NEW: Purpose = Purpose { reuse: Reuse::Never, owner: Owner::AnyCaller };

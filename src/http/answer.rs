@@ -1,0 +1,292 @@
+//! The answer of a protected request: buffered whole, up to the size that may be stored, streamed to its client meanwhile
+//! where that is allowed, and made a response again on replays.
+
+use std::mem;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::CONTENT_LENGTH;
+use http::{HeaderMap, Method, Response, StatusCode, Version};
+use http_body::{Body as _, Frame};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use hyper::ext::ReasonPhrase;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::body::{Body, Closed, Sender, end_to_end};
+use super::headers::{announce_trailers, without_forbidden_fields};
+use super::usage::{Budget, CountedBuffer, Permit, UNCOUNTED_BODY};
+use crate::idempotency::codec::{Answer, Content};
+
+/// The largest chunk that is copied for a client at a time, in bytes.
+const TEE_CHUNK: usize = 64 << 10;
+
+/// The body of a response, as far as it was buffered.
+pub enum Captured {
+    /// All of it.
+    Whole {
+        /// Its bytes.
+        body: Bytes,
+        /// The trailers that followed it.
+        trailers: Option<HeaderMap>,
+        /// A permit for the same amount of memory, for its record. Small bodies have none.
+        record: Option<Permit>,
+    },
+    /// It is larger than the limit or than the memory budget.
+    TooLarge(PartialBody),
+    /// It was truncated.
+    Truncated,
+}
+
+/// A body that was buffered in part.
+pub struct PartialBody {
+    /// The bytes that were read.
+    read: [Bytes; 2],
+    incoming: Incoming,
+}
+
+/// Reads a body to its end, or until it exceeds `limit` bytes or the memory budget.
+///
+/// With a `tee`, its client gets what comes meanwhile.
+pub async fn capture(
+    mut incoming: Incoming,
+    version: Version,
+    limit: u64,
+    memory: &Arc<Budget>,
+    mut tee: Option<TeeHandle<'_>>,
+) -> hyper::Result<Captured> {
+    // To HEAD, a length is announced that does not come.
+    let announced = if incoming.is_end_stream() { 0 } else { incoming.size_hint().lower() };
+    if announced > limit {
+        return Ok(Captured::TooLarge(PartialBody { read: Default::default(), incoming }));
+    }
+    // One copy goes to the client, one to the record.
+    let buffer = CountedBuffer::new(memory).with_copies(2).with_floor(UNCOUNTED_BODY);
+    let mut buffer = buffer.with_expected_len(usize::try_from(announced).unwrap_or(0));
+    let mut trailers = None;
+    while let Some(frame) = next(&mut incoming, &buffer, &mut tee).await {
+        let data = match frame?.into_data() {
+            Ok(data) => data,
+            Err(frame) => {
+                trailers = frame.into_trailers().ok().map(without_forbidden_fields);
+                continue;
+            }
+        };
+        if data.is_empty() {
+            continue;
+        }
+        if let Some(handle) = &mut tee {
+            handle.advance(buffer.len());
+        }
+        let is_larger = (buffer.len() + data.len()) as u64 > limit;
+        let unplaced = if is_larger { Some(data) } else { buffer.push(data).err() };
+        if let Some(data) = unplaced {
+            let buffer = buffer.take().0;
+            let sent = tee.map_or(0, |handle| handle.tee.sent);
+            return Ok(Captured::TooLarge(PartialBody { read: [buffer.slice(sent..), data], incoming }));
+        }
+    }
+    // hyper reports an HTTP/2 stream that is reset without an error as ended.
+    if version == Version::HTTP_2 && !incoming.is_end_stream() {
+        return Ok(Captured::Truncated);
+    }
+    let (body, record) = buffer.take();
+    Ok(Captured::Whole { body, trailers, record })
+}
+
+/// The next frame. While it is awaited, the client gets the data that is available.
+async fn next(
+    incoming: &mut Incoming,
+    buffer: &CountedBuffer<'_>,
+    tee: &mut Option<TeeHandle<'_>>,
+) -> Option<hyper::Result<Frame<Bytes>>> {
+    let Some(TeeHandle { tee, .. }) = tee else { return incoming.frame().await };
+    while tee.has_more() {
+        tokio::select! {
+            biased;
+            () = tee.send_next(buffer) => {}
+            frame = incoming.frame() => return frame,
+        }
+    }
+    incoming.frame().await
+}
+
+/// How relaying a large response ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Relayed {
+    /// Completely.
+    Whole,
+    /// Before the end: the upstream failed or stalled, or the deadline passed after the client had left.
+    Truncated,
+}
+
+/// Time limits for relaying a large response.
+#[derive(Clone, Copy, Debug)]
+pub struct RelayLimits {
+    /// Longest pause of the upstream.
+    pub stall: Duration,
+    /// Longest pause of the client, after which it counts as gone.
+    pub client: Duration,
+    /// Until when the upstream is read once the client is gone.
+    pub deadline: Instant,
+}
+
+impl PartialBody {
+    /// Relays all of the body to `client`. After the client has left, reads on and discards the data, so that the
+    /// upstream can finish.
+    pub async fn relay(mut self, mut client: Option<Sender>, limits: RelayLimits) -> Relayed {
+        for read in std::mem::take(&mut self.read).into_iter().filter(|read| !read.is_empty()) {
+            deliver(&mut client, Frame::data(read), limits.client).await;
+        }
+        loop {
+            let stalled = Instant::now() + limits.stall;
+            let until = if client.is_some() { stalled } else { stalled.min(limits.deadline) };
+            match timeout_at(until, self.incoming.frame()).await {
+                Ok(Some(Ok(frame))) => deliver(&mut client, end_to_end(frame), limits.client).await,
+                Ok(None) => break,
+                Ok(Some(Err(_))) | Err(_) => return Relayed::Truncated,
+            }
+        }
+        if let Some(client) = client {
+            client.finish();
+        }
+        Relayed::Whole
+    }
+}
+
+async fn deliver(client: &mut Option<Sender>, frame: Frame<Bytes>, patience: Duration) {
+    if let Some(sender) = client
+        && !matches!(timeout(patience, sender.send(frame)).await, Ok(Ok(())))
+    {
+        *client = None;
+    }
+}
+
+/// How much of a response its client has received, while more is still to come.
+///
+/// The client never gets the frame that arrived last, which may be the end. It gets copies of the buffered data at its
+/// own pace, so a slow reader takes no additional memory and delays no other client.
+#[derive(Default)]
+pub struct ResponseTee {
+    sender: Option<Sender>,
+    has_begun: bool,
+    /// How many bytes the client was sent.
+    sent: usize,
+    /// How many bytes may be sent to it.
+    available: usize,
+}
+
+/// A tee that may start.
+pub struct TeeHandle<'a> {
+    /// Its state outlives the buffering.
+    pub tee: &'a mut ResponseTee,
+    /// Gives the client the head of the answer, with this body.
+    pub begin: &'a mut (dyn FnMut(Body) + Send),
+}
+
+impl TeeHandle<'_> {
+    /// Another frame arrived behind this many bytes, which may now be sent to the client.
+    fn advance(&mut self, buffered: usize) {
+        let tee = &mut *self.tee;
+        tee.available = buffered;
+        if buffered > 0 && !tee.has_begun {
+            let (sender, body) = Body::channel();
+            tee.sender = Some(sender);
+            tee.has_begun = true;
+            (self.begin)(body);
+        }
+    }
+}
+
+impl ResponseTee {
+    /// Whether the client has the head of the answer.
+    #[must_use]
+    pub fn has_begun(&self) -> bool {
+        self.has_begun
+    }
+
+    /// Whether data is available that the client was not sent.
+    fn has_more(&self) -> bool {
+        self.sender.is_some() && self.sent < self.available
+    }
+
+    /// Sends the client a chunk when it has room for one. Cancelled while it waits, it has sent nothing.
+    async fn send_next(&mut self, buffer: &CountedBuffer<'_>) {
+        let Some(sender) = &self.sender else { return };
+        let end = self.available.min(self.sent + TEE_CHUNK);
+        let sent_chunk = sender.reserve().await.map(|permit| permit.send(buffer.copy(self.sent..end)));
+        match sent_chunk {
+            Ok(()) => self.sent = end,
+            // The client is gone. Buffering continues.
+            Err(Closed) => self.sender = None,
+        }
+    }
+
+    /// Sends the client the rest of `body`, and `trailers`.
+    pub fn finish(self, body: &Bytes, trailers: Option<HeaderMap>) {
+        let Some(sender) = self.sender else { return };
+        let rest = Some(body.slice(self.sent..)).filter(|rest| !rest.is_empty()).map(Frame::data);
+        sender.finish_with(rest.into_iter().chain(trailers.map(Frame::trailers)).collect());
+    }
+
+    /// The sender to the client for the rest of the response, if the tee has started.
+    #[must_use]
+    pub fn into_sender(mut self) -> Option<Sender> {
+        mem::take(&mut self.sender)
+    }
+}
+
+/// The response of an answer to a request with this method, over this version. A tombstone gives an empty body. Every
+/// protected answer reaches its client this way, the first time and on replays.
+#[must_use]
+pub fn response(answer: &Answer, method: &Method, version: Version) -> Response<Body> {
+    let has_trailers = has_trailers(answer, method);
+    // HTTP/1 sends trailers only in chunks, which have no length, and only where they are announced. Taking the length out
+    // afterwards would change the order.
+    let is_chunked = has_trailers && version < Version::HTTP_2;
+    let mut headers = HeaderMap::with_capacity(answer.headers.len() + 4);
+    for (name, value) in answer.headers.iter().filter(|(name, _)| !(is_chunked && *name == CONTENT_LENGTH)) {
+        headers.append(name, value.clone());
+    }
+    let body = match &answer.content {
+        Some(content) if has_trailers => with_trailers(content, is_chunked.then_some(&mut headers)),
+        Some(content) => match announced_length(answer.status, &headers) {
+            Some(length) => Body::announced(length),
+            None => Body::full(content.body.clone()),
+        },
+        None => Body::empty(),
+    };
+    let mut response = Response::new(body);
+    *response.status_mut() = answer.status;
+    *response.headers_mut() = headers;
+    if let Some(reason) = answer.reason.as_ref().and_then(|bytes| ReasonPhrase::try_from(bytes.clone()).ok()) {
+        response.extensions_mut().insert(reason);
+    }
+    response
+}
+
+/// The length that a 304 announces: that of the answer that it stands for, and nothing follows (RFC 9110, 8.6).
+#[must_use]
+pub fn announced_length(status: StatusCode, headers: &HeaderMap) -> Option<u64> {
+    let length = headers.get(CONTENT_LENGTH).filter(|_| status == StatusCode::NOT_MODIFIED)?;
+    length.to_str().ok()?.parse().ok()
+}
+
+fn has_trailers(answer: &Answer, method: &Method) -> bool {
+    // A 304 has no body that they could follow.
+    let has_body = *method != Method::HEAD && answer.status != StatusCode::NOT_MODIFIED;
+    has_body && answer.content.as_ref().is_some_and(|content| !content.trailers.is_empty())
+}
+
+/// The body with its trailers, which are announced in the headers given.
+fn with_trailers(content: &Content, headers: Option<&mut HeaderMap>) -> Body {
+    let mut trailers = HeaderMap::with_capacity(content.trailers.len());
+    for (name, value) in &content.trailers {
+        trailers.append(name, value.clone());
+    }
+    if let Some(headers) = headers {
+        announce_trailers(headers, &trailers);
+    }
+    Body::with_trailers(content.body.clone(), trailers)
+}
