@@ -277,9 +277,10 @@ mod tests {
     #[test]
     fn operations_put_back_come_before_all_others() {
         let (mut waiting, _answers) = queue([3, 2, 1].map(act));
-        let again = waiting.batch(1);
+        let again = waiting.batch(2);
         waiting.put_back(again);
-        assert_eq!(waiting.batch(1)[0].operation.0, Some(3));
+        let order: Vec<_> = waiting.waiting.iter().filter_map(|pending| pending.operation.0).collect();
+        assert_eq!(order, [2, 3, 1]);
     }
 
     #[test]

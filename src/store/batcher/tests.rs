@@ -10,6 +10,9 @@ use tokio::time::sleep;
 use super::*;
 use crate::idempotency::record::RecordId;
 
+/// How long a batch takes that fails.
+const FAILS_IN: Duration = Duration::from_millis(2);
+
 /// What the backend does with a batch.
 enum Step {
     Takes(Duration),
@@ -80,7 +83,10 @@ impl Backend for Arc<Fake> {
         match step {
             Some(Step::Takes(time)) => sleep(time).await,
             Some(Step::QueuesAgain) => return Ok(ids.iter().map(|_| None).collect()),
-            Some(Step::Fails(failure)) => return Err(failure),
+            Some(Step::Fails(failure)) => {
+                sleep(FAILS_IN).await;
+                return Err(failure);
+            }
             Some(Step::Panics) => panic!("injected panic"),
             None => {}
         }
@@ -207,7 +213,9 @@ async fn operations_are_refused_while_no_connection_works() {
     fake.set_connects_in(Some(Duration::ZERO));
     sleep(MAX_BACKOFF).await;
     assert!(batcher.refusal().is_none());
-    assert_eq!(batcher.submit(Act(1)).await.unwrap(), 1);
+    fake.set_connects_in(Some(millis(100)));
+    fake.ending.notify_waiters();
+    assert_eq!(batcher.submit(Act(1)).await.unwrap(), 1, "the former failure is forgotten");
 }
 
 #[tokio::test(start_paused = true)]
@@ -228,6 +236,17 @@ async fn a_connection_that_ends_is_replaced() {
     fake.ending.notify_waiters();
     assert_eq!(batcher.submit(Act(1)).await.unwrap(), 1);
     assert_eq!((fake.given_up.load(Ordering::Relaxed), fake.tries.lock().unwrap().len()), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_worker_takes_what_queued_for_a_lost_connection() {
+    let fake = Fake::of([Step::Fails(Failure::Lost(late()))]);
+    let (batcher, began) = (open(&fake, 2), Instant::now());
+    sleep(millis(1)).await;
+    fake.set_connects_in(Some(millis(100)));
+    let lost = submit(&batcher, [1]).await;
+    assert_eq!(batcher.submit(Act(2)).await.unwrap(), 2);
+    assert!(began.elapsed() < millis(100) && is_indeterminate(&results(lost).await[0]));
 }
 
 #[tokio::test(start_paused = true)]
