@@ -143,7 +143,7 @@ impl Store for Memory {
         })
     }
 
-    async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
+    async fn expire_leases(&self, limit: usize) -> Result<Vec<RecordId>, Error> {
         self.with(|tables, now| {
             let past = due(&tables.leases, now, limit);
             for id in &past {
@@ -152,7 +152,7 @@ impl Store for Memory {
                     entry.record.until = now.plus(entry.unknown_ttl);
                 });
             }
-            past.len()
+            past
         })
     }
 

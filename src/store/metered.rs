@@ -147,7 +147,7 @@ impl Store for Metered {
         self.timed(StoreOp::Renew, self.store.renew(held)).await
     }
 
-    async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
+    async fn expire_leases(&self, limit: usize) -> Result<Vec<RecordId>, Error> {
         self.timed(StoreOp::ExpireLeases, self.store.expire_leases(limit)).await
     }
 

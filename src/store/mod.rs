@@ -71,8 +71,8 @@ pub trait Store: Send + Sync + 'static {
     async fn renew(&self, held: Vec<LeaseRenewal>) -> Result<Vec<RecordId>, Error>;
 
     /// Turns up to `limit` in-flight records whose lease is past into unknown ones that keep their attempt and
-    /// expire after their unknown ttl. Returns how many.
-    async fn expire_leases(&self, limit: usize) -> Result<usize, Error>;
+    /// expire after their unknown ttl. Returns their ids.
+    async fn expire_leases(&self, limit: usize) -> Result<Vec<RecordId>, Error>;
 
     /// Removes up to `limit` completed and unknown records that have expired. Returns how many.
     async fn sweep(&self, limit: usize) -> Result<usize, Error>;

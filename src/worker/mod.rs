@@ -17,6 +17,8 @@ use tokio::time::{Interval, MissedTickBehavior};
 use crate::store::Store;
 use crate::telemetry::metrics::Metrics;
 
+pub use reaper::report_lost;
+
 /// How long a worker that panicked waits before it starts again.
 const RESTART_DELAY: Duration = Duration::from_secs(1);
 

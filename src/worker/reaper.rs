@@ -1,6 +1,11 @@
 //! Turns in-flight records whose lease is past into unknown ones.
 
 use super::{Worker, every};
+use crate::idempotency::record::RecordId;
+use crate::store::Store;
+
+/// How many lost attempts of one batch have a line of their own in the log.
+const NAMED: usize = 10;
 
 pub(super) async fn run(mut worker: Worker) {
     let mut ticks = every(worker.settings.reap_every);
@@ -12,13 +17,27 @@ pub(super) async fn run(mut worker: Worker) {
 /// One batch after another while they come back full. The store reports its failures.
 async fn reap(worker: &Worker) {
     let limit = worker.settings.batch;
-    while let Ok(count) = worker.store.expire_leases(limit).await {
-        if count > 0 {
-            worker.metrics.leases_expired(count);
-            tracing::warn!(count, "attempts were lost: their leases are past, and their outcomes are unknown");
+    while let Ok(lost) = worker.store.expire_leases(limit).await {
+        if !lost.is_empty() {
+            worker.metrics.leases_expired(lost.len());
+            report_lost(&*worker.store, &lost).await;
         }
-        if count < limit || *worker.shutdown.borrow() {
+        if lost.len() < limit || *worker.shutdown.borrow() {
             return;
         }
+    }
+}
+
+/// Logs which attempts were lost. An operator has to find out what became of them.
+pub async fn report_lost(store: &dyn Store, lost: &[RecordId]) {
+    for id in &lost[..lost.len().min(NAMED)] {
+        let found = store.get(*id).await.ok().flatten();
+        let origin = found.and_then(|found| found.origin);
+        let route = origin.as_ref().map_or("-", |origin| &*origin.route);
+        tracing::warn!(record = %id, route, "an attempt was lost: its lease is past, and its outcome is unknown");
+    }
+    if lost.len() > NAMED {
+        let (count, others) = (lost.len(), lost.len() - NAMED);
+        tracing::warn!(count, others, "more attempts were lost: `oncegate records list --state unknown` lists them");
     }
 }

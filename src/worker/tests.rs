@@ -39,10 +39,10 @@ impl Store for Fake {
     fn kind(&self) -> &'static str {
         "fake"
     }
-    async fn expire_leases(&self, _: usize) -> Result<usize, Error> {
+    async fn expire_leases(&self, _: usize) -> Result<Vec<RecordId>, Error> {
         self.expires.fetch_add(1, Ordering::SeqCst);
         assert!(self.panics.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_err());
-        next(&self.expire)
+        next(&self.expire).map(|count| vec![RecordId([7; 32]); count])
     }
     async fn sweep(&self, limit: usize) -> Result<usize, Error> {
         self.limits.lock().unwrap().push(limit);

@@ -3,7 +3,9 @@
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use crate::support::{Gate, Plan, Reply, Request, Upstream, eventually};
+use serde_json::Value;
+
+use crate::support::{Gate, Plan, Reply, Request, Signal, Upstream, eventually};
 
 fn oncegate(args: &[&str]) -> (i32, String, String) {
     let Output { status, stdout, stderr } =
@@ -102,6 +104,30 @@ fn a_gate_without_its_store_is_ready_where_the_store_is_optional() {
     assert_eq!(Request::get("/anything").send(&gate).status, 200);
     server.go_on();
     eventually("it is ready", || (ready("/readyz") == 200).then_some(()));
+}
+
+#[test]
+fn a_lost_attempt_is_logged_with_its_record_and_route() {
+    let Some(database) = crate::support::store::migrated() else { return };
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = Upstream::start(move |_| Reply::ok("late").hold_until(&held));
+    let plan = || Gate::before(&upstream).store_url(&database.url).defaults("lease = \"1s\"");
+    let (dying, other) = (plan().start(), plan().start());
+    let address = dying.address;
+    let first = std::thread::spawn(move || Request::post("/charges").key("k-1").body("{}").try_send(address).is_none());
+    upstream.wait_for_runs(1);
+    dying.kill9();
+    assert!(first.join().expect("it ends"));
+    other.wait_for_state("k-1", "unknown");
+    let id = other.records("key=k-1")[0]["id"].as_str().expect("an id").to_owned();
+    let line = eventually("the loss is logged", || {
+        let log = other.log();
+        let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        lines.into_iter().find(|line| line["record"] == id.as_str())
+    });
+    assert!(line["level"] == "WARN" && line["route"] == "all", "{line}");
+    signal.open();
 }
 
 #[test]

@@ -150,14 +150,15 @@ impl Store for Recorded {
         Ok(renewed)
     }
 
-    async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
-        let count = self.shelf.expire_leases(limit).await?;
+    async fn expire_leases(&self, limit: usize) -> Result<Vec<RecordId>, Error> {
+        let ids = self.shelf.expire_leases(limit).await?;
+        let count = ids.len();
         self.note(Call::ExpireLeases(limit), Said::Count(count));
         // What is looked for in vain, many times a second, is not worth telling.
         if count > 0 || self.shelf.mutant.is_some() {
             self.done(Operation::ExpireLeases, &[], Told::Count(count)).await;
         }
-        Ok(count)
+        Ok(ids)
     }
 
     async fn sweep(&self, limit: usize) -> Result<usize, Error> {

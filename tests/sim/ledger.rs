@@ -88,7 +88,7 @@ impl Call {
             Self::Supersede(id, seen, fresh) => store.supersede(id, seen, fresh).await.map(Said::Superseded),
             Self::Settle(id, attempt, end) => store.settle(id, attempt, end).await.map(|settled| Said::from(&settled)),
             Self::Renew(held) => store.renew(held).await.map(Said::renewed),
-            Self::ExpireLeases(limit) => store.expire_leases(limit).await.map(Said::Count),
+            Self::ExpireLeases(limit) => store.expire_leases(limit).await.map(|ids| Said::Count(ids.len())),
             Self::Sweep(limit) => store.sweep(limit).await.map(Said::Count),
             Self::Get(id) => store.get(id).await.map(|listed| Said::from(&listed)),
             Self::List(filter, after, limit) => store.list(filter, after, limit).await.map(|page| Said::from(&page)),

@@ -111,7 +111,7 @@ impl Store for Link {
         self.carry(|store| async move { store.renew(held).await }).await
     }
 
-    async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
+    async fn expire_leases(&self, limit: usize) -> Result<Vec<RecordId>, Error> {
         self.carry(move |store| async move { store.expire_leases(limit).await }).await
     }
 

@@ -170,9 +170,9 @@ impl Shelf {
         self.memory.renew(held).await
     }
 
-    pub async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
+    pub async fn expire_leases(&self, limit: usize) -> Result<Vec<RecordId>, Error> {
         match self.mutant {
-            Some(Mutant::LeaseNeverEnds) => return Ok(0),
+            Some(Mutant::LeaseNeverEnds) => return Ok(Vec::new()),
             Some(Mutant::ReaperChangesAttempt) => {
                 let past: Vec<_> = self.all().await?.into_iter().filter(is_lost).collect();
                 for Listed { id, record, .. } in &past {
@@ -181,7 +181,7 @@ impl Shelf {
                     self.replace(*id, fresh_of(record, other)).await?;
                     self.memory.settle(*id, other, End::Hold).await?;
                 }
-                return Ok(past.len());
+                return Ok(past.into_iter().map(|listed| listed.id).collect());
             }
             Some(Mutant::ReaperUnfenced) => {
                 let was_past = |listed: &Listed| {

@@ -13,6 +13,7 @@ use crate::admin::{Phase, Readiness};
 use crate::config::{self, Store as StoreSettings};
 use crate::store::postgres::{self, OpenError, Postgres};
 use crate::store::{Store, memory::Memory, redis, sqlite};
+use crate::worker;
 
 /// How often to look whether the process that holds the store has gone.
 const LOCK_POLL: Duration = Duration::from_millis(200);
@@ -78,14 +79,7 @@ async fn open_sqlite(path: &Path, readiness: &Readiness, signals: &mut Signals) 
             Err(error) => return Err(error.into()),
         }
     };
-    let lost = store.turned_unknown();
-    if lost > 0 {
-        tracing::warn!(
-            records = lost,
-            "attempts of the process before this one were lost: their outcome is unknown; see `oncegate records list \
-             --state unknown`"
-        );
-    }
+    worker::report_lost(&store, store.turned_unknown()).await;
     let durability = Durability::sqlite(&path, sqlite::filesystem_warning(&path));
     Ok(Some(Opened { store: Arc::new(store), is_shared: false, bound_to: None, durability }))
 }

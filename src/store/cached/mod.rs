@@ -329,7 +329,7 @@ impl Store for Cached {
         self.inner.renew(held).await
     }
 
-    async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
+    async fn expire_leases(&self, limit: usize) -> Result<Vec<RecordId>, Error> {
         self.inner.expire_leases(limit).await
     }
 

@@ -233,7 +233,7 @@ async fn ask(store: &dyn Store, call: &Call, seen: &Versions, stale: &Versions) 
             store.renew(held.collect()).await.expect("renew works");
             Reply::Nothing
         }
-        Call::ExpireLeases(limit) => Reply::Count(store.expire_leases(limit).await.expect("expire_leases works")),
+        Call::ExpireLeases(limit) => Reply::Count(store.expire_leases(limit).await.expect("expire_leases works").len()),
         Call::Sweep(limit) => Reply::Count(store.sweep(limit).await.expect("sweep works")),
         Call::Remove(of) => Reply::Yes(store.remove(id(of)).await.expect("remove works")),
         Call::List(filter, after, limit) => Reply::Listed(pages(store, &filter, after.map(id), limit).await),

@@ -28,8 +28,8 @@ pub(super) async fn leases_that_are_past_turn_unknown(harness: Harness) {
     let renewed = LeaseRenewal { id: id(3), attempt: attempt(3), lease: LONG };
     harness.store.renew(vec![renewed]).await.expect("renew works");
     short_passes(&harness).await;
-    assert_eq!(harness.store.expire_leases(10).await.expect("expire works"), 1);
-    assert_eq!(harness.store.expire_leases(10).await.expect("expire works"), 0);
+    assert_eq!(harness.store.expire_leases(10).await.expect("expire works").len(), 1);
+    assert_eq!(harness.store.expire_leases(10).await.expect("expire works").len(), 0);
     let record = current(&harness, id(1)).await;
     assert_eq!((record.state, record.attempt, record.claimed_at), (State::Unknown, attempt(1), at));
     assert!(record.until > at.plus(LONG * 2), "the unknown ttl counts from when it turned unknown");
@@ -45,11 +45,11 @@ pub(super) async fn leases_expire_up_to_a_limit(harness: Harness) {
         claim(&harness, id(number), Fresh { lease: SHORT / u32::from(number), ..fresh(number) }).await;
     }
     short_passes(&harness).await;
-    assert_eq!(harness.store.expire_leases(0).await.expect("expire works"), 0);
-    assert_eq!(harness.store.expire_leases(2).await.expect("expire works"), 2);
+    assert_eq!(harness.store.expire_leases(0).await.expect("expire works").len(), 0);
+    assert_eq!(harness.store.expire_leases(2).await.expect("expire works").len(), 2);
     assert_eq!(harness.store.count().await.expect("count works"), [3, 0, 2]);
-    assert_eq!(harness.store.expire_leases(10).await.expect("expire works"), 3);
-    assert_eq!(harness.store.expire_leases(10).await.expect("expire works"), 0);
+    assert_eq!(harness.store.expire_leases(10).await.expect("expire works").len(), 3);
+    assert_eq!(harness.store.expire_leases(10).await.expect("expire works").len(), 0);
 }
 
 pub(super) async fn sweep_removes_what_has_expired(harness: Harness) {
@@ -104,7 +104,7 @@ pub(super) async fn the_longest_durations_saturate(harness: Harness) {
     claim(&harness, id(3), Fresh { lease: Duration::MAX, ..fresh(3) }).await;
     assert_eq!(settle(&harness, id(1), attempt(1), End::Hold).await, forever);
     short_passes(&harness).await;
-    assert_eq!(harness.store.expire_leases(10).await.expect("expire works"), 1);
+    assert_eq!(harness.store.expire_leases(10).await.expect("expire works").len(), 1);
     for number in 1..=3 {
         assert_eq!(current(&harness, id(number)).await.until, forever);
     }

@@ -351,11 +351,11 @@ impl Store for Postgres {
         }
     }
 
-    async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
+    async fn expire_leases(&self, limit: usize) -> Result<Vec<RecordId>, Error> {
         self.ensure_open()?;
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        let rows = self.pool.write("SELECT oncegate.expire_leases_v1($1)", &[(&limit, Type::INT8)]).await?;
-        count_of(&rows, 0)
+        let rows = self.pool.write("SELECT oncegate.expire_leases_v2($1)", &[(&limit, Type::INT8)]).await?;
+        rows.iter().map(|row| row::id(row, 0).map_err(|_| unexpected_reply())).collect()
     }
 
     async fn sweep(&self, limit: usize) -> Result<usize, Error> {

@@ -22,7 +22,7 @@ pub struct Migration {
 }
 
 /// Every step, in order.
-const MIGRATIONS: [Migration; 5] = [
+const MIGRATIONS: [Migration; 6] = [
     Migration {
         version: 1,
         name: "records",
@@ -51,6 +51,12 @@ const MIGRATIONS: [Migration; 5] = [
         version: 5,
         name: "rules",
         sql: include_str!("../../../migrations/postgres/0005_rules.sql"),
+        compatible_with: 1,
+    },
+    Migration {
+        version: 6,
+        name: "lost leases",
+        sql: include_str!("../../../migrations/postgres/0006_lost_leases.sql"),
         compatible_with: 1,
     },
 ];

@@ -44,7 +44,6 @@ use self::script_client::ScriptClient;
 use self::scripts::Scripts;
 pub use self::servers::{Certificates, Servers, Topology};
 pub use self::shared_cache::RedisCache;
-use self::upkeep::Due;
 use super::waiters::Waiters;
 use super::{
     Claim, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules,
@@ -232,14 +231,14 @@ impl Store for Redis {
         }
     }
 
-    async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
+    async fn expire_leases(&self, limit: usize) -> Result<Vec<RecordId>, Error> {
         self.ensure_open()?;
-        upkeep::of(&self.client, Due::Leases, limit).await
+        upkeep::expire_leases(&self.client, limit).await
     }
 
     async fn sweep(&self, limit: usize) -> Result<usize, Error> {
         self.ensure_open()?;
-        upkeep::of(&self.client, Due::Expired, limit).await
+        upkeep::sweep(&self.client, limit).await
     }
 
     async fn changed(&self, id: RecordId) {

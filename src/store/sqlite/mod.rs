@@ -87,7 +87,7 @@ pub struct Sqlite {
     counts: session::Counts,
     is_closing: Arc<AtomicBool>,
     finished: watch::Receiver<bool>,
-    turned_unknown: u64,
+    turned_unknown: Vec<RecordId>,
 }
 
 impl Settings {
@@ -120,9 +120,9 @@ impl Sqlite {
     /// See [`OpenError`].
     pub fn open(lock: Lock) -> Result<Self, OpenError> {
         let lock = Arc::new(lock);
-        let (opened, reserve) = open_with_reserve(&lock)?;
+        let (mut opened, reserve) = open_with_reserve(&lock)?;
         let clock = opened.clock.clone();
-        let turned_unknown = opened.turned_unknown;
+        let turned_unknown = std::mem::take(&mut opened.turned_unknown);
         let counts = Arc::new(Mutex::new(opened.counts));
         let path = lock.path().to_owned();
         let failed = |source| OpenError::Io { path: path.clone(), source };
@@ -142,10 +142,10 @@ impl Sqlite {
         Ok(Self { writer, reader, counts, is_closing, finished: watching, turned_unknown })
     }
 
-    /// How many in-flight records of a dead process were turned unknown.
+    /// The in-flight records of a dead process, which were turned unknown.
     #[must_use]
-    pub fn turned_unknown(&self) -> u64 {
-        self.turned_unknown
+    pub fn turned_unknown(&self) -> &[RecordId] {
+        &self.turned_unknown
     }
 
     async fn ask<R: Request>(&self, request: R) -> Result<R::Reply, Error> {
@@ -190,7 +190,7 @@ impl Store for Sqlite {
         self.ask(requests::RenewRequest(held)).await
     }
 
-    async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
+    async fn expire_leases(&self, limit: usize) -> Result<Vec<RecordId>, Error> {
         self.ask(requests::ExpireLeasesRequest { limit }).await
     }
 

@@ -213,14 +213,18 @@ impl Request for RenewRequest {
 }
 
 impl Request for ExpireLeasesRequest {
-    type Reply = usize;
+    type Reply = Vec<RecordId>;
 
-    fn run(&self, session: &mut Session) -> Result<usize, Failure> {
+    fn run(&self, session: &mut Session) -> Result<Vec<RecordId>, Failure> {
         let values = params![row::time(session.now()), limit(self.limit)];
-        let statement = schema::turn_unknown_sql(sql::LEASE_IS_PAST);
-        let turned = session.conn.prepare_cached(&statement)?.execute(values)?;
-        session.moved(Some(State::InFlight), Some(State::Unknown), turned as u64);
-        if turned > 0 {
+        let statement = format!("{} RETURNING id", schema::turn_unknown_sql(sql::LEASE_IS_PAST));
+        let turned: Vec<RecordId> = session
+            .conn
+            .prepare_cached(&statement)?
+            .query_map(values, |row| row.get(0).map(RecordId))?
+            .collect::<Result<_, _>>()?;
+        session.moved(Some(State::InFlight), Some(State::Unknown), turned.len() as u64);
+        if !turned.is_empty() {
             session.forget_all();
         }
         Ok(turned)

@@ -11,7 +11,7 @@ use super::error::{self, OpenError};
 use super::guard::{self, Guard};
 use super::lock::{Lock, sync_directory};
 use super::row;
-use crate::idempotency::record::Timestamp;
+use crate::idempotency::record::{RecordId, Timestamp};
 use crate::store::ErrorKind;
 use crate::store::clock::{self, Clock};
 
@@ -43,7 +43,7 @@ pub(super) struct Opened {
     /// How many records stand in each state.
     pub(super) counts: [u64; 3],
     /// How many in-flight records of a dead process were turned unknown.
-    pub(super) turned_unknown: u64,
+    pub(super) turned_unknown: Vec<RecordId>,
     /// Last: it must outlive the connection.
     pub(super) guard: Guard,
 }
@@ -180,17 +180,17 @@ pub(super) fn last_time(conn: &Connection) -> rusqlite::Result<Timestamp> {
 /// known.
 ///
 /// A few at a time: on a full disk the log has little room, and gets it back by a checkpoint.
-fn recover(conn: &mut Connection, now: Timestamp) -> rusqlite::Result<u64> {
-    const AT_ONCE: u64 = 64;
-    let mut turned = 0;
+fn recover(conn: &mut Connection, now: Timestamp) -> rusqlite::Result<Vec<RecordId>> {
+    const AT_ONCE: usize = 64;
+    let mut turned = Vec::new();
     let mut is_retry = false;
     loop {
         match turn_some_unknown(conn, now, AT_ONCE) {
-            Ok(0) => return Ok(turned),
+            Ok(more) if more.is_empty() => return Ok(turned),
             Ok(more) => {
-                turned += more;
+                turned.extend(more);
                 is_retry = false;
-                if turned % (64 * AT_ONCE) == 0 {
+                if turned.len() % (64 * AT_ONCE) == 0 {
                     checkpoint(conn)?;
                 }
             }
@@ -203,13 +203,16 @@ fn recover(conn: &mut Connection, now: Timestamp) -> rusqlite::Result<u64> {
     }
 }
 
-fn turn_some_unknown(conn: &mut Connection, now: Timestamp, limit: u64) -> rusqlite::Result<u64> {
+fn turn_some_unknown(conn: &mut Connection, now: Timestamp, limit: usize) -> rusqlite::Result<Vec<RecordId>> {
     let transaction = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let some = "seq IN (SELECT seq FROM record INDEXED BY record_lease WHERE state = 0 LIMIT ?2)";
-    let turned = transaction.execute(&turn_unknown_sql(some), params![row::time(now), limit as i64])?;
+    let turned = transaction
+        .prepare_cached(&format!("{} RETURNING id", turn_unknown_sql(some)))?
+        .query_map(params![row::time(now), limit as i64], |row| row.get(0).map(RecordId))?
+        .collect::<rusqlite::Result<_>>()?;
     transaction.execute(STAMP, params![row::time(now)])?;
     transaction.commit()?;
-    Ok(turned as u64)
+    Ok(turned)
 }
 
 /// Copies all of the log into the database, and waits for others that hold this up.

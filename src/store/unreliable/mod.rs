@@ -231,7 +231,7 @@ impl Store for Unreliable {
         self.call(Operation::Renew, self.inner.renew(held)).await
     }
 
-    async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
+    async fn expire_leases(&self, limit: usize) -> Result<Vec<RecordId>, Error> {
         self.call(Operation::ExpireLeases, self.inner.expire_leases(limit)).await
     }
 

@@ -83,7 +83,7 @@ fn leases_of_others_are_renewed_and_end_as_ever() {
         let upstream = holding(&database, &[1]);
         timeout(LATE, store.renew(vec![held(1), held(2)])).await.expect("it waits for nobody").unwrap();
         let expired = timeout(LATE, store.expire_leases(100)).await.expect("it waits for nobody").unwrap();
-        assert_eq!(expired, 2, "the third and the fourth");
+        assert_eq!(expired.len(), 2, "the third and the fourth");
         let listed = store.get(id(2)).await.unwrap().unwrap();
         assert!(listed.record.until.since(listed.now) > Duration::from_secs(50));
         // Its lease is past, and it is at work.
@@ -105,11 +105,11 @@ fn a_lease_is_lost_where_the_transaction_ends_without_a_word() {
         let store = open(&database).await;
         claim(&store, [1]).await;
         let upstream = holding(&database, &[1]);
-        assert_eq!(store.expire_leases(100).await.unwrap(), 0);
+        assert_eq!(store.expire_leases(100).await.unwrap(), []);
         // Even without a ROLLBACK: its process has died.
         drop(upstream);
         let began = Instant::now();
-        while store.expire_leases(100).await.unwrap() == 0 {
+        while store.expire_leases(100).await.unwrap().is_empty() {
             assert!(began.elapsed() < Duration::from_secs(10), "still held");
             sleep(Duration::from_millis(10)).await;
         }
@@ -174,7 +174,7 @@ fn nobody_takes_over_what_is_held() {
     tokio().block_on(async {
         let store = open(&database).await;
         claim(&store, [1]).await;
-        assert_eq!(store.expire_leases(100).await.unwrap(), 1);
+        assert_eq!(store.expire_leases(100).await.unwrap().len(), 1);
         let seen = store.get(id(1)).await.unwrap().unwrap().record.version();
         let upstream = holding(&database, &[1]);
         let superseded = timeout(LATE, store.supersede(id(1), seen, fresh(2, PAST))).await.expect("it gives up");
@@ -193,7 +193,7 @@ fn who_comes_late_finds_the_attempt_superseded() {
     tokio().block_on(async {
         let store = open(&database).await;
         claim(&store, [1]).await;
-        assert_eq!(store.expire_leases(100).await.unwrap(), 1);
+        assert_eq!(store.expire_leases(100).await.unwrap().len(), 1);
         let seen = store.get(id(1)).await.unwrap().unwrap().record.version();
         assert!(store.supersede(id(1), seen, fresh(2, PAST)).await.unwrap());
         let late = database.session();

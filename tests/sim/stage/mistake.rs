@@ -213,7 +213,7 @@ impl Store for Mistaken {
         Ok(if self.is(Mistake::SaysThatAllAreRenewed) { asked } else { own })
     }
 
-    async fn expire_leases(&self, limit: usize) -> Result<usize, Error> {
+    async fn expire_leases(&self, limit: usize) -> Result<Vec<RecordId>, Error> {
         let work = self.inner.expire_leases(limit);
         match self.mistake {
             Mistake::EndsLeasesEarly => self.later(1, work).await,

@@ -373,7 +373,7 @@ async fn a_locked_record_does_not_delay_other_settlements() {
 
     // Its lease is past, and its attempt is at work.
     sleep(Duration::from_millis(5)).await;
-    assert_eq!(store.expire_leases(10).await.unwrap(), 0);
+    assert_eq!(store.expire_leases(10).await.unwrap().len(), 0);
     let Claim::Exists { record, now } = store.claim(id(1), fresh(99)).await.unwrap() else { panic!("it stands") };
     assert!(record.state == State::InFlight && record.until > now, "it is at work: {record:?} at {now:?}");
     let seen = store.get(id(1)).await.unwrap().unwrap();
@@ -451,7 +451,7 @@ async fn waiters_are_notified_at_once() {
     let waiting = Arc::clone(&other);
     let waiting = tokio::spawn(async move { waiting.changed(id(9)).await });
     sleep(Duration::from_millis(100)).await;
-    assert_eq!(store.expire_leases(10).await.unwrap(), 1);
+    assert_eq!(store.expire_leases(10).await.unwrap().len(), 1);
     timeout(Duration::from_secs(10), waiting).await.expect("it is notified").unwrap();
 }
 

@@ -24,6 +24,7 @@ const ASKED: &[&str] = &[
         ARRAY[1, 3, 4]::smallint[], ARRAY[1, 1, 1]::bigint[], ARRAY['\\x', NULL, NULL]::bytea[], true)",
     "SELECT oncegate.supersede_v1('\\x01', '\\x01', 1::smallint, 1, '\\x02', 1, 1, 1, 1, '\\x')",
     "SELECT oncegate.expire_leases_v1(10)",
+    "SELECT oncegate.expire_leases_v2(10)",
     "SELECT * FROM oncegate.sweep_v1(0, 10)",
     "SELECT oncegate.remove_v1('\\x01')",
 ];

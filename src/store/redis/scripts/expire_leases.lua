@@ -1,4 +1,6 @@
--- KEYS: t, one that never stands. ARGV: what comes before an id in the key of its record, how many at most. Gives how many.
+-- KEYS: t, one that never stands. ARGV: what comes before an id in the key of its record, how many at most. Gives the ids of
+-- those that it turned, after how many it looked at.
+local turned_ids = {}
 local past = redis.call('ZRANGE', KEYS[1], '-inf', score_of(0, now), 'BYSCORE', 'LIMIT', 0, tonumber(ARGV[2]))
 for _, id in ipairs(past) do
     local record = ARGV[1] .. id
@@ -19,6 +21,7 @@ for _, id in ipairs(past) do
         redis.call('ZADD', KEYS[1], score_of(2, expires), id)
         redis.call('SET', record, turned(standing, 2, expires))
         tell_ended(standing, id)
+        turned_ids[#turned_ids + 1] = id
     end
 end
-return #past
+return { #past, unpack(turned_ids) }

@@ -109,7 +109,7 @@ async fn acknowledged_writes_survive_a_reopen() {
     assert!(!dir.path().join("a.db-wal").exists(), "a clean end leaves one file");
 
     let store = open(&path);
-    assert_eq!(store.turned_unknown(), 1);
+    assert_eq!(store.turned_unknown().len(), 1);
     assert_eq!(store.count().await.unwrap(), [0, 1, 1]);
     let unknown = store.get(id(1)).await.unwrap().unwrap();
     assert_eq!((unknown.record.state, unknown.record.attempt), (State::Unknown, attempt(1)));
@@ -120,7 +120,7 @@ async fn acknowledged_writes_survive_a_reopen() {
     drop(store);
 
     let store = open(&path);
-    assert_eq!(store.turned_unknown(), 0);
+    assert_eq!(store.turned_unknown(), []);
     assert_eq!(store.count().await.unwrap(), [0, 2, 0]);
 }
 
