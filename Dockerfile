@@ -10,8 +10,8 @@ COPY . .
 # The caches outlive the step, the binary must not stay in one. Symbols stay for backtraces; line tables are too large.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
-    cargo build --release --locked --config 'profile.release.strip="debuginfo"' \
-    && install -D -m 0755 target/release/oncegate /out/usr/local/bin/oncegate \
+    cargo build --profile ship --locked --config 'profile.ship.strip="debuginfo"' \
+    && install -D -m 0755 target/ship/oncegate /out/usr/local/bin/oncegate \
     && install -d -m 0700 /out/var/lib/oncegate
 
 # The C library and nothing else: no shell, no package manager.
