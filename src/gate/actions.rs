@@ -15,7 +15,7 @@ use super::single_flight::{Follower, Leader, Progress, Released, Role, Running};
 use crate::http::problem::Problem;
 use crate::http::usage::Permit;
 use crate::idempotency::decide::Decision;
-use crate::idempotency::protocol::{Action, Event, Followed, Protocol, RecordView, Reply as Outcome, Settlement};
+use crate::idempotency::protocol::{Action, Event, Followed, Protocol, RecordView, Reply as ProtocolReply, Settlement};
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 use crate::store::{Claim, End, Error, Fresh, Listed, Settled};
 
@@ -392,8 +392,8 @@ impl Driver {
     }
 
     /// Answers the client.
-    fn reply(&mut self, outcome: Outcome) -> Result<(), Missing> {
-        if let Outcome::Attempted(_) = outcome {
+    fn reply(&mut self, outcome: ProtocolReply) -> Result<(), Missing> {
+        if let ProtocolReply::Attempted(_) = outcome {
             let (request, attempted) = (self.request.as_ref(), self.attempted.as_mut());
             attempt::conclude(needed(request, REQUEST)?, needed(attempted, ATTEMPTED)?, self.settled.as_ref());
             return Ok(());
@@ -402,37 +402,39 @@ impl Driver {
         self.place = None;
         let shared = &self.shared;
         let reply = match outcome {
-            Outcome::Decided { decision, until } => request.reply(decision, until),
-            Outcome::Released => attempt::released(&request, needed(self.released.as_deref(), "a released answer")?),
-            Outcome::NothingLeft => request.nothing_left(),
-            Outcome::Retired => request.retired(),
-            Outcome::Failed => request.problem(needed(self.problem.take(), "a problem")?),
-            Outcome::ClaimTooLate => {
+            ProtocolReply::Decided { decision, until } => request.reply(decision, until),
+            ProtocolReply::Released => {
+                attempt::released(&request, needed(self.released.as_deref(), "a released answer")?)
+            }
+            ProtocolReply::NothingLeft => request.nothing_left(),
+            ProtocolReply::Retired => request.retired(),
+            ProtocolReply::Failed => request.problem(needed(self.problem.take(), "a problem")?),
+            ProtocolReply::ClaimTooLate => {
                 if let Some(others) = shared.late_claims.due() {
                     tracing::warn!(record = %self.id, others, "the store took too long for a claim, which is given up");
                 }
                 request.store_away()
             }
-            Outcome::LeaderUnanswered if shared.retired.try_read().is_err() => request.retired(),
-            Outcome::LeaderUnanswered => {
+            ProtocolReply::LeaderUnanswered if shared.retired.try_read().is_err() => request.retired(),
+            ProtocolReply::LeaderUnanswered => {
                 without_store(request, client);
                 return Ok(());
             }
-            Outcome::ClaimFailed => {
+            ProtocolReply::ClaimFailed => {
                 if let Some(error) = self.error.take() {
                     tracing::debug!(%error, record = %self.id, "a claim failed");
                 }
                 without_store(request, client);
                 return Ok(());
             }
-            Outcome::ClaimUnanswered => {
+            ProtocolReply::ClaimUnanswered => {
                 if let Some(others) = shared.late_claims.due() {
                     tracing::warn!(record = %self.id, others, "the store did not answer a claim in time");
                 }
                 without_store(request, client);
                 return Ok(());
             }
-            Outcome::Attempted(_) => return Ok(()),
+            ProtocolReply::Attempted(_) => return Ok(()),
         };
         client.reply(reply);
         Ok(())

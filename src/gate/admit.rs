@@ -55,7 +55,7 @@ pub(super) struct Candidate<'a> {
     head: &'a Head,
     /// Whether it asks for an upgrade that is allowed.
     asks_upgrade: bool,
-    /// Whether it lacks a part of a scope that it must have. Where a question does not tell, the request does not lack it.
+    /// Whether it lacks a part of a scope that it must have. A question of `explain` that leaves the part open does not lack it.
     lacks: &'a (dyn Fn(&ScopePart) -> bool + Sync),
 }
 

@@ -157,7 +157,7 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
     };
     let Ended { end, outcome, answer } = ended;
     let released = match end {
-        // What streams is not kept for followers.
+        // An answer too large to keep cannot be shared with followers.
         End::Release if rest.is_none() => {
             let (fingerprint, answer) = (request.fingerprint.clone(), answer.clone());
             Some(Released { fingerprint, proof: request.proof, answer })

@@ -16,8 +16,8 @@ const SLOWEST: Duration = Duration::from_secs(5);
 /// How long the store may take to renew them.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// When leases are looked at again that were skipped: an upstream's transaction held their records, and when it lets go
-/// they are past, for the first who looks.
+/// When leases are looked at again that were skipped, as an upstream's transaction held their records: by the time it ends
+/// they may have passed, and whoever looks first would see them so.
 const SOON: Duration = Duration::from_millis(200);
 
 pub(super) async fn run(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {

@@ -239,7 +239,7 @@ impl ScopePart {
 
     fn values(&self, caller: Caller<'_>) -> Vec<Vec<u8>> {
         match self {
-            // It has a form of its own.
+            // Encoded as identity and proof elsewhere.
             Self::Credential => Vec::new(),
             Self::Header(name) => caller.headers.get_all(name).iter().map(|line| line.as_bytes().to_vec()).collect(),
             Self::Cookie(name) => cookies(caller.headers, name),

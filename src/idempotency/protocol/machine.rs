@@ -222,7 +222,7 @@ impl Protocol {
     ) -> Vec<Action> {
         match event {
             Event::Claimed if claiming.is_given_up => self.withdraw(None, []),
-            // The lease is renewed after a third, and checked every sixth of it: the rest could pass before that.
+            // Less than a third of the lease is left, and its first renewal may be a sixth away: it could run out.
             Event::Claimed if now - claiming.since > self.limits.lease * 2 / 3 => {
                 self.withdraw(None, [Action::Reply(Reply::ClaimTooLate)])
             }

@@ -200,7 +200,7 @@ pub(super) fn is_lock_timeout(error: &SqlError) -> bool {
 }
 
 /// Whether the connection must be closed.
-pub(super) fn is_fatal(error: &SqlError) -> bool {
+pub(super) fn must_close(error: &SqlError) -> bool {
     !had_no_effect(error) || error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION)
 }
 

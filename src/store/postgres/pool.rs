@@ -107,7 +107,7 @@ impl Pool {
         let Some(client) = connection.0.as_ref() else { return Ok(None) };
         let Ok(answer) = timeout(QUERY_TIMEOUT, client.query_typed(sql, values)).await else { return Ok(None) };
         // Returns the connection to the pool, unless it is broken.
-        if !answer.as_ref().is_err_and(error::is_fatal) {
+        if !answer.as_ref().is_err_and(error::must_close) {
             drop(connection.0.take());
         }
         Ok(Some(answer))

@@ -132,7 +132,7 @@ impl CallError {
             // One of them waits for a lock.
             Self::Sql(error) if error::is_lock_timeout(error) && count > 1 => Failure::OfOne,
             Self::Sql(error) if error::is_transient(error) => Failure::Conflict,
-            Self::Sql(error) if error::is_fatal(error) => Failure::Lost,
+            Self::Sql(error) if error::must_close(error) => Failure::Lost,
             // Any other kind comes from the server's state, and would affect every operation.
             Self::Sql(error) if error::kind(error) == ErrorKind::Other => Failure::OfOne,
             Self::Sql(_) => Failure::OfAll,

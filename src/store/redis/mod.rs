@@ -203,7 +203,7 @@ impl Store for Redis {
             !is_partitioned || Partition::of(one.id) == Partition::of(other.id)
         };
         let parts = held.chunk_by(belong).flat_map(|part| part.chunks(MAX_RENEWALS));
-        // Before others are due again.
+        // Gives up before the shortest of these leases is due again.
         let patience =
             held.iter().map(|held| held.lease / 3).fold(RENEW_TIMEOUT, Duration::min).max(RENEW_TIMEOUT / 10);
         let renewing = parts.map(async |part| {
