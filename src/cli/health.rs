@@ -1,6 +1,7 @@
 //! `oncegate health`
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
@@ -9,6 +10,9 @@ use serde_json::Value;
 
 use super::http_client::AdminArgs;
 use super::print;
+
+/// How long the gate may take to answer, in a container or on a host that is busy too.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Ask a running gate whether it is ready: exit status 0 if it is, 1 if not
 ///
@@ -25,9 +29,9 @@ pub(super) struct HealthArgs {
 /// Runs `oncegate health`.
 pub(super) fn run(args: HealthArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let client = args.admin.client()?;
+    let client = args.admin.client_without_token()?;
     let target = if args.store_optional { "/readyz?store=optional" } else { "/readyz" };
-    let (status, body) = runtime.block_on(client.exchange(Method::GET, target, None))?;
+    let (status, body) = runtime.block_on(client.exchange_within(TIMEOUT, Method::GET, target, None))?;
     let body: Value = serde_json::from_slice(&body).context("what answers there is not oncegate's admin listener")?;
     let (word, reason) = (body["status"].as_str().unwrap_or("not-ready"), body["reason"].as_str());
     print(&reason.map_or_else(|| format!("{word}\n"), |reason| format!("{word}: {reason}\n")))?;

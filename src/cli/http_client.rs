@@ -16,7 +16,8 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::config::{Flags, Sources, load_admin};
+use super::complain;
+use crate::config::{Flags, Sources, load_admin, load_admin_address};
 use crate::http::socket::Listen;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -55,6 +56,25 @@ impl AdminArgs {
             token = token.or(settings.token.map(|token| token.0));
         }
         AdminClient::new(address.as_deref().unwrap_or(DEFAULT_ADDRESS), token.as_deref())
+    }
+}
+
+impl AdminArgs {
+    /// A client of that listener that shows no token, for what asks for none. A configuration that the gate would refuse
+    /// does not matter: the gate goes on with the former one.
+    pub(super) fn client_without_token(self) -> anyhow::Result<AdminClient> {
+        let address = match (self.admin, &self.config) {
+            (Some(address), _) => address,
+            (None, None) => DEFAULT_ADDRESS.to_owned(),
+            (None, Some(_)) => match load_admin_address(Sources::of_process(self.config, Flags::default())) {
+                Ok(listen) => reachable(&listen)?,
+                Err(problems) => {
+                    complain(&format!("{problems}: asking at {DEFAULT_ADDRESS}"));
+                    DEFAULT_ADDRESS.to_owned()
+                }
+            },
+        };
+        AdminClient::new(&address, None)
     }
 }
 
@@ -105,9 +125,7 @@ impl AdminClient {
 
     /// The JSON of a successful answer; `Value::Null` where it has no body.
     pub(super) async fn send(&self, method: Method, target: &str, body: Option<&Value>) -> anyhow::Result<Value> {
-        let (status, body) = timeout(TIMEOUT, self.exchange(method, target, body))
-            .await
-            .map_err(|_| anyhow!("{} did not answer within {} s", self.address, TIMEOUT.as_secs()))??;
+        let (status, body) = self.exchange_within(TIMEOUT, method, target, body).await?;
         if !status.is_success() {
             bail!(self.refusal(status, &body));
         }
@@ -115,6 +133,19 @@ impl AdminClient {
             return Ok(Value::Null);
         }
         serde_json::from_slice(&body).with_context(|| self.stranger(status))
+    }
+
+    /// The status and the body of any answer, within a time limit.
+    pub(super) async fn exchange_within(
+        &self,
+        limit: Duration,
+        method: Method,
+        target: &str,
+        body: Option<&Value>,
+    ) -> anyhow::Result<(StatusCode, Bytes)> {
+        timeout(limit, self.exchange(method, target, body))
+            .await
+            .map_err(|_| anyhow!("{} did not answer within {} s", self.address, limit.as_secs()))?
     }
 
     /// The status and the body of any answer.

@@ -1,6 +1,7 @@
 //! `oncegate reload`
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
@@ -10,6 +11,10 @@ use serde_json::json;
 use super::http_client::AdminArgs;
 use super::{BAD_CONFIGURATION, complain, print};
 use crate::admin::{ReloadProblem, ReloadReport};
+use crate::config::Problems;
+
+/// How long a reload may take: it waits for claims under way, and for the store.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Have a running gate read its configuration again, and wait for what comes of it
 ///
@@ -24,8 +29,21 @@ pub(super) struct ReloadArgs {
 /// Runs `oncegate reload`.
 pub(super) fn run(args: ReloadArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let client = args.admin.client()?;
-    let (status, body) = runtime.block_on(client.exchange(Method::POST, "/api/v1/reload", Some(&json!({}))))?;
+    let client = match args.admin.client() {
+        Ok(client) => client,
+        Err(error) if error.is::<Problems>() => {
+            complain(&format!("{error}: the gate was not asked, and goes on with the former configuration"));
+            return Ok(ExitCode::from(BAD_CONFIGURATION));
+        }
+        Err(error) => return Err(error),
+    };
+    let nothing = json!({});
+    let asked = client.exchange_within(TIMEOUT, Method::POST, "/api/v1/reload", Some(&nothing));
+    let (status, body) = runtime.block_on(asked).context("what came of the reload is not known: see the gate's log")?;
+    if status == StatusCode::UNAUTHORIZED {
+        let hint = "if the token has changed, `kill -HUP` makes the gate read the new one";
+        bail!("{}\n    hint: {hint}", client.refusal(status, &body));
+    }
     if !matches!(status, StatusCode::OK | StatusCode::UNPROCESSABLE_ENTITY) {
         bail!(client.refusal(status, &body));
     }

@@ -22,7 +22,7 @@ pub(super) const ROOT: &Section = &Section {
         " Sizes are a whole number and a unit (B, KiB, MiB, GiB, or kB, MB, GB for powers of ten): \"256KiB\", \"16MiB\".",
         "",
         " Environment variables set keys too: ONCEGATE_ and the key in capitals, with two underscores between levels, as in",
-        " ONCEGATE_SERVER__LISTEN. Flags override the environment, which overrides this file.",
+        " ONCEGATE_SERVER__LISTEN. Flags override the environment, which overrides the file.",
         "",
         " `oncegate check --config FILE` reports every problem of a file, with lines and hints. SIGHUP makes a running gate",
         " read the file again: a file with any problem changes nothing. `listen`, log.format and [store], except",

@@ -191,6 +191,11 @@ pub(super) fn admin_alone(root: &Table<'_>) -> admin::Settings {
     admin(root, &[])
 }
 
+/// Reads `[admin] listen` alone; its default if it is wrong.
+pub(super) fn admin_address(root: &Table<'_>) -> Listen {
+    Admin::read(&root.table("admin", Admin::SECTION), Admin::default()).listen
+}
+
 /// Reads `[admin]`, and its token. Its address must not be one of `server`.
 pub(super) fn admin(root: &Table<'_>, server: &[Listen]) -> admin::Settings {
     let table = root.table("admin", Admin::SECTION);

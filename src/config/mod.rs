@@ -24,6 +24,7 @@ use toml_edit::DocumentMut;
 use self::context::Context;
 use self::listeners::Serving;
 use self::node::Table;
+use crate::http::socket::Listen;
 use crate::route::Router;
 use crate::telemetry::logs;
 use crate::{admin, gate, http};
@@ -122,6 +123,12 @@ pub fn load_admin(sources: Sources) -> Result<admin::Settings, Problems> {
     let admin = listeners::admin_alone(&Table::open(context.root(), keys::ROOT));
     context.finish()?;
     Ok(admin)
+}
+
+/// Reads `[admin] listen` alone. Nothing else that is wrong matters, as long as the file is TOML.
+pub fn load_admin_address(sources: Sources) -> Result<Listen, Problems> {
+    let context = layers::merge(sources)?;
+    Ok(listeners::admin_address(&Table::open(context.root(), keys::ROOT)))
 }
 
 fn resolve(context: Context) -> Result<Resolved, Problems> {

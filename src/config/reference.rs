@@ -109,8 +109,18 @@ fn prose(lines: &[&str]) -> String {
     let mut text = String::new();
     for paragraph in lines.split(|line| line.trim().is_empty()).filter(|lines| !lines.is_empty()) {
         text.push('\n');
-        let mut is_code = false;
+        let (mut is_code, mut is_block) = (false, false);
         for line in paragraph {
+            // An example is indented further than text.
+            let is_example = line.starts_with("     ");
+            if is_example != std::mem::replace(&mut is_block, is_example) {
+                text.push_str(if is_example { "\n```toml\n" } else { "```\n\n" });
+            }
+            if is_example {
+                text.push_str(line.trim());
+                text.push('\n');
+                continue;
+            }
             for character in line.trim().chars() {
                 is_code ^= character == '`';
                 if !is_code && "*<".contains(character) {
@@ -119,6 +129,9 @@ fn prose(lines: &[&str]) -> String {
                 text.push(character);
             }
             text.push('\n');
+        }
+        if is_block {
+            text.push_str("```\n");
         }
     }
     text

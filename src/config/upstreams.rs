@@ -66,7 +66,7 @@ pub(super) const SECTION: &Section = &Section {
         " The services behind oncegate, by names of your choice. If there is only one, routes need not name it. Only a URL:",
         "     [upstreams]",
         "     app = \"http://127.0.0.1:3000\"",
-        " or a table:",
+        " or a table with these keys:",
     ],
     groups: &[],
 };

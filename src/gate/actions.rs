@@ -17,7 +17,7 @@ use crate::http::usage::Permit;
 use crate::idempotency::decide::Decision;
 use crate::idempotency::protocol::{Action, Event, Followed, Protocol, RecordView, Reply as ProtocolReply, Settlement};
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
-use crate::store::{Claim, End, Error, Fresh, Listed, Settled};
+use crate::store::{Claim, End, Error, ErrorKind, Fresh, Listed, Settled};
 
 /// The result of an operation.
 enum Done {
@@ -421,8 +421,15 @@ impl Driver {
                 return Ok(());
             }
             ProtocolReply::ClaimFailed => {
-                if let Some(error) = self.error.take() {
-                    tracing::debug!(%error, record = %self.id, "a claim failed");
+                match self.error.take() {
+                    Some(error) if error.cause().kind == ErrorKind::Corrupt => {
+                        if let Some(others) = shared.unreadable.due() {
+                            let message = "a record cannot be read: requests with its key get 503 store-unavailable";
+                            tracing::error!(%error, record = %self.id, others, "{message}");
+                        }
+                    }
+                    Some(error) => tracing::debug!(%error, record = %self.id, "a claim failed"),
+                    None => {}
                 }
                 without_store(request, client);
                 return Ok(());

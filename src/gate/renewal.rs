@@ -23,7 +23,7 @@ const SOON: Duration = Duration::from_millis(200);
 pub(super) async fn run(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
     let mut shortest = shared.shortest_lease.subscribe();
     let mut tick = looks(*shortest.borrow_and_update());
-    let mut is_left = false;
+    let (mut is_late, mut is_left) = (false, false);
     loop {
         tokio::select! {
             biased;
@@ -42,19 +42,24 @@ pub(super) async fn run(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
         }
         let asked = Instant::now();
         let ids: Vec<_> = held.iter().map(|held| held.id).collect();
-        let failure = match timeout(ANSWER, shared.store.renew(held)).await {
+        match timeout(ANSWER, shared.store.renew(held)).await {
             Ok(Ok(renewed)) => {
                 let renewed: HashSet<_> = renewed.into_iter().collect();
                 let each = ids.iter().zip(&running).filter(|(id, _)| renewed.contains(id));
                 each.for_each(|(_, running)| running.renewed(asked));
                 is_left = ids.iter().any(|id| !renewed.contains(id));
-                None
+                is_late = false;
             }
-            Ok(Err(error)) => Some(error.to_string()),
-            Err(_) => Some("the store did not answer in time".to_owned()),
-        };
-        if let Some(error) = failure {
-            tracing::debug!(error, leases = running.len(), "renewing leases failed; trying again");
+            Ok(Err(error)) => {
+                tracing::debug!(%error, leases = running.len(), "renewing leases failed; trying again");
+                is_late = false;
+            }
+            // The store does not know that it was given up, and reports nothing.
+            Err(_) if !is_late => {
+                is_late = true;
+                tracing::warn!(leases = running.len(), "the store did not renew leases in time; trying again");
+            }
+            Err(_) => {}
         }
     }
 }

@@ -16,8 +16,8 @@ use crate::telemetry::log_throttle::LogThrottle;
 /// How many large bodies may be read back into memory at a time, to be compared as JSON.
 const LARGE_BODIES: usize = 2;
 
-/// How often late claims are logged: they are as late as long as a store is slow.
-const LATE_CLAIMS: Duration = Duration::from_secs(60);
+/// How often claims that fail are logged that no outage of the store explains.
+const MINUTE: Duration = Duration::from_secs(60);
 
 /// The digest of the rules that a namespace's identities are made by.
 pub(super) type IdentityDigest = [u8; 32];
@@ -35,6 +35,8 @@ pub(super) struct Shared {
     pub(super) large_bodies: Semaphore,
     /// Claims that the store was too slow for: while it hangs, as many as there are requests.
     pub(super) late_claims: LogThrottle,
+    /// Claims of records that cannot be read: as many as there are retries.
+    pub(super) unreadable: LogThrottle,
     /// Temporary files that failed: while a disk is full, as many as there are large requests.
     pub(super) unspooled: LogThrottle,
     /// The rules that former gates made identities by and the present one does not: nothing is claimed by them any more.
@@ -58,7 +60,8 @@ impl Shared {
             abandon: OrderedSender::new(false),
             requests: tokio::sync::watch::Sender::new(()),
             large_bodies: Semaphore::new(LARGE_BODIES),
-            late_claims: LogThrottle::every(LATE_CLAIMS),
+            late_claims: LogThrottle::every(MINUTE),
+            unreadable: LogThrottle::every(MINUTE),
             unspooled: LogThrottle::default(),
             retired: Arc::default(),
             newest: ArcSwap::default(),

@@ -14,6 +14,9 @@ use super::{
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 
+/// After this time without an answer, the heartbeat fails.
+const HANGS_AFTER: Duration = Duration::from_secs(5);
+
 /// A call of a store: the label `op` of `oncegate_store_duration_seconds`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "they are the methods of `Store`")]
@@ -148,7 +151,22 @@ impl Store for Metered {
     }
 
     async fn expire_leases(&self, limit: usize) -> Result<Vec<RecordId>, Error> {
-        self.timed(StoreOp::ExpireLeases, self.store.expire_leases(limit)).await
+        // The heartbeat of the store: while it hangs, it fails again and again.
+        let heartbeat = &self.operations[StoreOp::ExpireLeases as usize];
+        self.health.heartbeat_begins(heartbeat);
+        let expiring = async {
+            let mut expiring = self.store.expire_leases(limit);
+            loop {
+                match tokio::time::timeout(HANGS_AFTER, &mut expiring).await {
+                    Ok(expired) => return expired,
+                    Err(_) => {
+                        let hangs = Error::indeterminate(ErrorKind::Timeout, "the store does not answer");
+                        self.health.failed(heartbeat, &hangs);
+                    }
+                }
+            }
+        };
+        self.timed(StoreOp::ExpireLeases, expiring).await
     }
 
     async fn sweep(&self, limit: usize) -> Result<usize, Error> {

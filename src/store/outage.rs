@@ -1,16 +1,19 @@
 //! The outages of a store as an operator reads them: one line when it begins and one when it is over, however many
 //! requests, leases and workers meet it.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Error;
+use super::{Error, ErrorKind};
 
 /// An outage is over when the store works and nothing has failed for this long: one that comes and goes is one outage.
 const QUIET: Duration = Duration::from_secs(2);
+
+/// How often an operation that fails now and then is reported at most.
+const REMINDER: Duration = Duration::from_secs(60);
 
 /// What an operation of the store is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +36,7 @@ pub(super) struct OperationHealth {
     /// How often it has failed since it last worked.
     failures: AtomicU32,
     is_reported: AtomicBool,
+    last_report: Mutex<Option<Instant>>,
 }
 
 /// Whether a store is in an outage. All of its operations share it.
@@ -40,15 +44,19 @@ pub(super) struct OperationHealth {
 pub(super) struct StoreHealth {
     is_out: AtomicBool,
     outage: Mutex<Option<Outage>>,
-    /// Whether a claim has worked since the heartbeat or a claim failed.
-    do_claims_work: AtomicBool,
+    /// How many claims have worked.
+    claims: AtomicU64,
+    /// How many had when the heartbeat was called that failed first since it last worked.
+    claims_at_heartbeat: AtomicU64,
 }
 
 #[derive(Debug)]
 struct Outage {
     began: Instant,
     last_failure: Instant,
-    claims: u64,
+    claims_failed: u64,
+    /// How many claims had worked at the last failure.
+    claims_before: u64,
     /// Whether the heartbeat failed too. If not, as on a full disk, it does not show by itself that claims work again.
     has_stopped_heartbeat: bool,
 }
@@ -57,14 +65,25 @@ struct Outage {
 #[derive(Debug, PartialEq)]
 enum Report {
     OutageBegan,
-    OutageOver { lasted: Duration, claims: u64 },
+    OutageOver { lasted: Duration, claims_failed: u64 },
     OperationFails,
     OperationWorks,
 }
 
 impl OperationHealth {
     pub(super) fn new(name: &'static str, role: Role) -> Self {
-        Self { name, role, failures: AtomicU32::new(0), is_reported: AtomicBool::new(false) }
+        let (failures, is_reported) = (AtomicU32::new(0), AtomicBool::new(false));
+        Self { name, role, failures, is_reported, last_report: Mutex::default() }
+    }
+
+    /// Whether it is time to report that it fails.
+    fn is_report_due(&self) -> bool {
+        let mut last = self.last_report.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = last.is_none_or(|last| last.elapsed() >= REMINDER);
+        if is_due {
+            *last = Some(Instant::now());
+        }
+        is_due
     }
 }
 
@@ -73,11 +92,9 @@ impl StoreHealth {
     pub(super) fn worked(&self, operation: &OperationHealth) {
         let name = operation.name;
         match self.after_success(operation) {
-            Some(Report::OutageOver { lasted, claims }) => tracing::info!(
-                seconds = lasted.as_millis() as f64 / 1000.0,
-                claims_failed = claims,
-                "the store works again"
-            ),
+            Some(Report::OutageOver { lasted, claims_failed }) => {
+                tracing::info!(seconds = lasted.as_millis() as f64 / 1000.0, claims_failed, "the store works again");
+            }
             Some(_) => tracing::info!(operation = name, "an operation of the store works again"),
             None => {}
         }
@@ -86,7 +103,7 @@ impl StoreHealth {
     /// An operation failed.
     pub(super) fn failed(&self, operation: &OperationHealth, error: &Error) {
         let name = operation.name;
-        match self.after_failure(operation) {
+        match self.after_failure(operation, error.cause().kind) {
             Some(Report::OutageBegan) => tracing::error!(
                 operation = name,
                 %error,
@@ -98,9 +115,16 @@ impl StoreHealth {
         }
     }
 
+    /// The heartbeat is about to be called.
+    pub(super) fn heartbeat_begins(&self, heartbeat: &OperationHealth) {
+        if heartbeat.failures.load(Relaxed) == 0 {
+            self.claims_at_heartbeat.store(self.claims.load(Relaxed), Relaxed);
+        }
+    }
+
     fn after_success(&self, operation: &OperationHealth) -> Option<Report> {
-        if operation.role == Role::Claims && !self.do_claims_work.load(Relaxed) {
-            self.do_claims_work.store(true, Relaxed);
+        if operation.role == Role::Claims {
+            self.claims.fetch_add(1, Relaxed);
         }
         if operation.failures.load(Relaxed) > 0 {
             operation.failures.store(0, Relaxed);
@@ -115,45 +139,57 @@ impl StoreHealth {
         let is_over = |outage: &mut Outage| {
             let shows_claims = match operation.role {
                 Role::Claims => true,
-                Role::Heartbeat => outage.has_stopped_heartbeat || self.do_claims_work.load(Relaxed),
+                Role::Heartbeat => outage.has_stopped_heartbeat || self.claims.load(Relaxed) != outage.claims_before,
                 Role::Background | Role::Foreground => false,
             };
             shows_claims && outage.last_failure.elapsed() >= QUIET
         };
-        let Outage { began, claims, .. } = outage.take_if(is_over)?;
+        let Outage { began, claims_failed, .. } = outage.take_if(is_over)?;
         self.is_out.store(false, Relaxed);
-        Some(Report::OutageOver { lasted: began.elapsed(), claims })
+        Some(Report::OutageOver { lasted: began.elapsed(), claims_failed })
     }
 
-    fn after_failure(&self, operation: &OperationHealth) -> Option<Report> {
+    fn after_failure(&self, operation: &OperationHealth, kind: ErrorKind) -> Option<Report> {
         let failures = operation.failures.fetch_add(1, Relaxed).saturating_add(1);
+        let claims = self.claims.load(Relaxed);
         let is_outage = match operation.role {
             Role::Foreground => return None,
-            Role::Claims => true,
+            // One record may be damaged alone.
+            Role::Claims => kind != ErrorKind::Corrupt || failures > 1,
             Role::Background => false,
-            // Once is not enough: claims may work all the same.
-            Role::Heartbeat => failures > 1 && !self.do_claims_work.load(Relaxed),
+            // Claims may work all the same.
+            Role::Heartbeat => failures > 1 && claims == self.claims_at_heartbeat.load(Relaxed),
         };
-        if operation.role == Role::Claims || (operation.role == Role::Heartbeat && failures == 1) {
-            self.do_claims_work.store(false, Relaxed);
-        }
-        let mut outage = self.outage.lock().unwrap_or_else(PoisonError::into_inner);
+        let (is_claim, is_heartbeat) = (operation.role == Role::Claims, operation.role == Role::Heartbeat);
         let now = Instant::now();
-        let claims = u64::from(operation.role == Role::Claims);
-        let is_heartbeat = operation.role == Role::Heartbeat;
+        let mut outage = self.outage.lock().unwrap_or_else(PoisonError::into_inner);
         match &mut *outage {
             Some(outage) => {
-                outage.last_failure = now;
-                outage.claims += claims;
+                outage.claims_failed += u64::from(is_claim);
                 outage.has_stopped_heartbeat |= is_heartbeat;
+                // While claims work, nothing else makes it last.
+                if (is_claim && is_outage) || claims == outage.claims_before {
+                    (outage.last_failure, outage.claims_before) = (now, claims);
+                }
                 None
             }
             None if is_outage => {
-                *outage = Some(Outage { began: now, last_failure: now, claims, has_stopped_heartbeat: is_heartbeat });
+                *outage = Some(Outage {
+                    began: now,
+                    last_failure: now,
+                    claims_failed: u64::from(is_claim),
+                    claims_before: claims,
+                    has_stopped_heartbeat: is_heartbeat,
+                });
                 self.is_out.store(true, Relaxed);
                 Some(Report::OutageBegan)
             }
-            None => (failures > 1 && !operation.is_reported.swap(true, Relaxed)).then_some(Report::OperationFails),
+            // Once is not worth a word.
+            None if failures == 1 || operation.is_reported.load(Relaxed) || !operation.is_report_due() => None,
+            None => {
+                operation.is_reported.store(true, Relaxed);
+                Some(Report::OperationFails)
+            }
         }
     }
 }
@@ -161,6 +197,13 @@ impl StoreHealth {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const DOWN: ErrorKind = ErrorKind::Unavailable;
+
+    fn beat_fails(health: &StoreHealth, heartbeat: &OperationHealth) -> Option<Report> {
+        health.heartbeat_begins(heartbeat);
+        health.after_failure(heartbeat, DOWN)
+    }
 
     struct Fake {
         health: StoreHealth,
@@ -184,18 +227,18 @@ mod tests {
     async fn an_outage_is_two_lines() {
         let Fake { health, claim, expire_leases, settle, .. } = store();
         assert_eq!(health.after_success(&claim), None);
-        assert_eq!(health.after_failure(&claim), Some(Report::OutageBegan));
+        assert_eq!(health.after_failure(&claim, DOWN), Some(Report::OutageBegan));
         for _ in 0..10 {
             tokio::time::advance(Duration::from_secs(1)).await;
             for operation in [&claim, &expire_leases, &settle] {
-                assert_eq!(health.after_failure(operation), None);
+                assert_eq!(health.after_failure(operation, DOWN), None);
             }
         }
         assert_eq!(health.after_success(&claim), None, "it may fail again at once");
         assert_eq!(health.after_success(&settle), None);
         tokio::time::advance(QUIET).await;
         assert_eq!(health.after_success(&settle), None, "settling alone does not show that claims work");
-        let over = Report::OutageOver { lasted: Duration::from_secs(12), claims: 11 };
+        let over = Report::OutageOver { lasted: Duration::from_secs(12), claims_failed: 11 };
         assert_eq!(health.after_success(&expire_leases), Some(over));
         assert_eq!(health.after_success(&claim), None);
     }
@@ -204,44 +247,72 @@ mod tests {
     async fn an_outage_without_requests_shows_at_the_second_heartbeat() {
         let Fake { health, claim, expire_leases, .. } = store();
         assert_eq!(health.after_success(&claim), None);
-        assert_eq!(health.after_failure(&expire_leases), None);
-        assert_eq!(health.after_failure(&expire_leases), Some(Report::OutageBegan));
+        assert_eq!(beat_fails(&health, &expire_leases), None);
+        assert_eq!(beat_fails(&health, &expire_leases), Some(Report::OutageBegan));
         tokio::time::advance(QUIET).await;
-        let over = Report::OutageOver { lasted: QUIET, claims: 0 };
+        let over = Report::OutageOver { lasted: QUIET, claims_failed: 0 };
         assert_eq!(health.after_success(&expire_leases), Some(over));
     }
 
     #[tokio::test(start_paused = true)]
     async fn where_only_claims_fail_a_claim_ends_the_outage() {
         let Fake { health, claim, expire_leases, .. } = store();
-        assert_eq!(health.after_failure(&claim), Some(Report::OutageBegan));
+        assert_eq!(health.after_failure(&claim, DOWN), Some(Report::OutageBegan));
         tokio::time::advance(QUIET * 10).await;
         assert_eq!(health.after_success(&expire_leases), None);
-        let over = Report::OutageOver { lasted: QUIET * 10, claims: 1 };
+        let over = Report::OutageOver { lasted: QUIET * 10, claims_failed: 1 };
         assert_eq!(health.after_success(&claim), Some(over));
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_heartbeat_ends_an_outage_after_the_last_claim_worked() {
         let Fake { health, claim, expire_leases, .. } = store();
-        assert_eq!(health.after_failure(&claim), Some(Report::OutageBegan));
+        assert_eq!(health.after_failure(&claim, DOWN), Some(Report::OutageBegan));
         assert_eq!(health.after_success(&claim), None, "it may fail again at once");
         assert_eq!(health.after_success(&expire_leases), None);
         tokio::time::advance(QUIET).await;
-        assert_eq!(health.after_success(&expire_leases), Some(Report::OutageOver { lasted: QUIET, claims: 1 }));
+        assert_eq!(health.after_success(&expire_leases), Some(Report::OutageOver { lasted: QUIET, claims_failed: 1 }));
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_operation_that_fails_while_claims_work_is_no_outage() {
         let Fake { health, claim, expire_leases, settle, get } = store();
         for operation in [&expire_leases, &settle] {
-            assert_eq!(health.after_failure(operation), None, "once is not reported");
+            assert_eq!(health.after_failure(operation, DOWN), None, "once is not reported");
             assert_eq!(health.after_success(&claim), None);
-            assert_eq!(health.after_failure(operation), Some(Report::OperationFails));
-            assert_eq!(health.after_failure(operation), None);
+            assert_eq!(health.after_failure(operation, DOWN), Some(Report::OperationFails));
+            assert_eq!(health.after_failure(operation, DOWN), None);
             assert_eq!(health.after_success(operation), Some(Report::OperationWorks));
             assert_eq!(health.after_success(operation), None);
+            for _ in 0..2 {
+                assert_eq!(health.after_failure(operation, DOWN), None, "it was reported a moment ago");
+            }
         }
-        assert_eq!((health.after_failure(&get), health.after_failure(&get)), (None, None));
+        assert_eq!((health.after_failure(&get, DOWN), health.after_failure(&get, DOWN)), (None, None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_heartbeat_that_fails_alone_does_not_keep_an_outage_open() {
+        let Fake { health, claim, expire_leases, .. } = store();
+        assert_eq!((beat_fails(&health, &expire_leases), health.after_success(&claim)), (None, None));
+        assert_eq!(health.after_failure(&claim, DOWN), Some(Report::OutageBegan));
+        for _ in 0..2 {
+            assert_eq!(health.after_success(&claim), None);
+            assert_eq!(beat_fails(&health, &expire_leases), None);
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        let over = Report::OutageOver { lasted: Duration::from_secs(2), claims_failed: 1 };
+        assert_eq!(health.after_success(&claim), Some(over));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_damaged_record_is_no_outage() {
+        let Fake { health, claim, .. } = store();
+        for _ in 0..3 {
+            assert_eq!(health.after_failure(&claim, ErrorKind::Corrupt), None);
+            assert_eq!(health.after_success(&claim), None);
+        }
+        assert_eq!(health.after_failure(&claim, ErrorKind::Corrupt), None);
+        assert_eq!(health.after_failure(&claim, ErrorKind::Corrupt), Some(Report::OutageBegan), "none works");
     }
 }

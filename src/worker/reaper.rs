@@ -1,11 +1,18 @@
 //! Turns in-flight records whose lease is past into unknown ones.
 
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout_at};
+
 use super::{Worker, every};
 use crate::idempotency::record::RecordId;
 use crate::store::Store;
 
 /// How many lost attempts of one batch have a line of their own in the log.
 const NAMED: usize = 10;
+
+/// How long looking up their routes may take.
+const LOOK_UP: Duration = Duration::from_secs(2);
 
 pub(super) async fn run(mut worker: Worker) {
     let mut ticks = every(worker.settings.reap_every);
@@ -30,8 +37,9 @@ async fn reap(worker: &Worker) {
 
 /// Logs which attempts were lost. An operator has to find out what became of them.
 pub async fn report_lost(store: &dyn Store, lost: &[RecordId]) {
+    let deadline = Instant::now() + LOOK_UP;
     for id in &lost[..lost.len().min(NAMED)] {
-        let found = store.get(*id).await.ok().flatten();
+        let found = timeout_at(deadline, store.get(*id)).await.ok().and_then(Result::ok).flatten();
         let origin = found.and_then(|found| found.origin);
         let route = origin.as_ref().map_or("-", |origin| &*origin.route);
         tracing::warn!(record = %id, route, "an attempt was lost: its lease is past, and its outcome is unknown");

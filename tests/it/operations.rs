@@ -42,6 +42,13 @@ fn the_admin_listener_is_found_by_the_configuration() {
     assert_eq!(oncegate(&["health", "-c", &config]).0, 0);
     let (status, out, error) = oncegate(&["records", "list", "--config", &config]);
     assert!(status == 0 && out.contains("completed"), "{out} {error}");
+    // A gate that goes on is healthy, whatever has become of its files.
+    std::fs::remove_file(&token).expect("removed");
+    assert_eq!(oncegate(&["health", "-c", &config]).0, 0);
+    std::fs::write(&config, "[admin\n").expect("written");
+    assert_eq!(oncegate(&["health", "-c", &config, "--admin", &address.to_string()]).0, 0);
+    let (status, _, error) = oncegate(&["reload", "-c", &config]);
+    assert!(status == 78 && error.contains("oncegate.toml:1") && error.contains("was not asked"), "{status} {error}");
 }
 
 #[test]
@@ -64,6 +71,23 @@ fn reload_waits_for_what_comes_of_it() {
     let (status, _, error) = reload();
     assert!(status == 1 && error.contains("store.service cannot change"), "{status} {error}");
     gate.post("/charges", "k-1", "{}").expect(200, "executed");
+}
+
+#[test]
+fn a_reload_with_a_token_that_the_gate_does_not_know_says_what_to_do() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = Gate::before(&upstream);
+    let token = plan.path("token");
+    std::fs::write(&token, "s3cret").expect("written");
+    let gate = plan.admin(&format!("token_file = {token:?}")).start();
+    let (admin, config) = (gate.admin.to_string(), config_of(&gate.plan));
+    let reload = || oncegate(&["reload", "--config", &config, "--admin", &admin]);
+    assert_eq!(reload().0, 0);
+    std::fs::write(&token, "another").expect("written");
+    let (status, _, error) = reload();
+    assert!(status == 1 && error.contains("kill -HUP") && !error.contains("another"), "{status} {error}");
+    gate.sighup();
+    eventually("the token is taken up", || (reload().0 == 0).then_some(()));
 }
 
 /// What a balancer needs: it hears that the gate is not ready while that still takes requests.

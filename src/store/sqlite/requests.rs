@@ -217,17 +217,13 @@ impl Request for ExpireLeasesRequest {
 
     fn run(&self, session: &mut Session) -> Result<Vec<RecordId>, Failure> {
         let values = params![row::time(session.now()), limit(self.limit)];
-        let statement = format!("{} RETURNING id", schema::turn_unknown_sql(sql::LEASE_IS_PAST));
-        let turned: Vec<RecordId> = session
-            .conn
-            .prepare_cached(&statement)?
-            .query_map(values, |row| row.get(0).map(RecordId))?
-            .collect::<Result<_, _>>()?;
-        session.moved(Some(State::InFlight), Some(State::Unknown), turned.len() as u64);
-        if !turned.is_empty() {
+        let statement = schema::turn_unknown_sql(sql::LEASE_IS_PAST);
+        let (turned, ids) = schema::turn_unknown(&mut *session.conn.prepare_cached(&statement)?, values)?;
+        session.moved(Some(State::InFlight), Some(State::Unknown), turned);
+        if turned > 0 {
             session.forget_all();
         }
-        Ok(turned)
+        Ok(ids)
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior, params};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, Params, Statement, TransactionBehavior, params};
 
 use super::error::{self, OpenError};
 use super::guard::{self, Guard};
@@ -182,15 +182,16 @@ pub(super) fn last_time(conn: &Connection) -> rusqlite::Result<Timestamp> {
 /// A few at a time: on a full disk the log has little room, and gets it back by a checkpoint.
 fn recover(conn: &mut Connection, now: Timestamp) -> rusqlite::Result<Vec<RecordId>> {
     const AT_ONCE: usize = 64;
-    let mut turned = Vec::new();
+    let (mut turned, mut ids) = (0, Vec::new());
     let mut is_retry = false;
     loop {
         match turn_some_unknown(conn, now, AT_ONCE) {
-            Ok(more) if more.is_empty() => return Ok(turned),
-            Ok(more) => {
-                turned.extend(more);
+            Ok((0, _)) => return Ok(ids),
+            Ok((more, more_ids)) => {
+                turned += more;
+                ids.extend(more_ids);
                 is_retry = false;
-                if turned.len() % (64 * AT_ONCE) == 0 {
+                if turned % (64 * AT_ONCE as u64) == 0 {
                     checkpoint(conn)?;
                 }
             }
@@ -203,13 +204,11 @@ fn recover(conn: &mut Connection, now: Timestamp) -> rusqlite::Result<Vec<Record
     }
 }
 
-fn turn_some_unknown(conn: &mut Connection, now: Timestamp, limit: usize) -> rusqlite::Result<Vec<RecordId>> {
+fn turn_some_unknown(conn: &mut Connection, now: Timestamp, limit: usize) -> rusqlite::Result<(u64, Vec<RecordId>)> {
     let transaction = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let some = "seq IN (SELECT seq FROM record INDEXED BY record_lease WHERE state = 0 LIMIT ?2)";
-    let turned = transaction
-        .prepare_cached(&format!("{} RETURNING id", turn_unknown_sql(some)))?
-        .query_map(params![row::time(now), limit as i64], |row| row.get(0).map(RecordId))?
-        .collect::<rusqlite::Result<_>>()?;
+    let values = params![row::time(now), limit as i64];
+    let turned = turn_unknown(&mut *transaction.prepare_cached(&turn_unknown_sql(some))?, values)?;
     transaction.execute(STAMP, params![row::time(now)])?;
     transaction.commit()?;
     Ok(turned)
@@ -247,13 +246,29 @@ fn checkpoint(conn: &Connection) -> rusqlite::Result<Checkpoint> {
 pub(super) const STAMP: &str =
     "INSERT INTO clock (only, at) VALUES (1, ?1) ON CONFLICT (only) DO UPDATE SET at = max(at, excluded.at)";
 
-/// Turns the records that `condition` selects into unknown ones that expire their unknown ttl after `?1`, now.
+/// Turns records unknown by the statement of [`turn_unknown_sql`]: how many, and the ids of those whose id can be read.
+pub(super) fn turn_unknown(
+    statement: &mut Statement<'_>,
+    values: impl Params,
+) -> rusqlite::Result<(u64, Vec<RecordId>)> {
+    let (mut turned, mut ids) = (0, Vec::new());
+    let mut rows = statement.query(values)?;
+    while let Some(row) = rows.next()? {
+        turned += 1;
+        ids.extend(row.get(0).map(RecordId));
+    }
+    Ok((turned, ids))
+}
+
+/// Turns the records that `condition` selects into unknown ones that expire their unknown ttl after `?1`, now, and gives
+/// their ids.
 /// The sum saturates, where SQLite's own would become a floating-point number.
 pub(super) fn turn_unknown_sql(condition: &str) -> String {
     format!(
         "UPDATE record SET state = 2,
             until = CASE WHEN unknown_ttl > 9223372036854775807 - ?1 THEN 9223372036854775807 ELSE ?1 + unknown_ttl END
-         WHERE {condition}"
+         WHERE {condition}
+         RETURNING id"
     )
 }
 
