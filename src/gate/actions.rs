@@ -14,7 +14,7 @@ use super::shared::{IdentityDigest, Shared};
 use super::single_flight::{Follower, Leader, Progress, Released, Role, Running};
 use crate::http::problem::Problem;
 use crate::http::usage::Permit;
-use crate::idempotency::decide::Decision;
+use crate::idempotency::decide::{Decision, RunningAttempt};
 use crate::idempotency::protocol::{Action, Event, Followed, Protocol, RecordView, Reply as ProtocolReply, Settlement};
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 use crate::store::{Claim, End, Error, ErrorKind, Fresh, Listed, Settled};
@@ -351,7 +351,7 @@ impl Driver {
             Some(Progress::Running(running)) => {
                 let difference = request.difference(&running.fingerprint, running.proof.as_ref()).await?;
                 self.follower = Some(follower);
-                Followed::Running { difference, elapsed: running.began.elapsed() }
+                Followed::Running { difference, attempt: RunningAttempt::here(running.began.elapsed()) }
             }
             Some(Progress::Released(released)) => {
                 let difference = request.difference(&released.fingerprint, released.proof.as_ref()).await?;

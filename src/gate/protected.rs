@@ -23,7 +23,7 @@ use crate::http::usage::{Permit, Usage};
 use crate::http::{answer, prefer};
 use crate::idempotency::codec::{self, Answer};
 use crate::idempotency::credential::Proof;
-use crate::idempotency::decide::{Decision, decide, difference};
+use crate::idempotency::decide::{Decision, RunningAttempt, decide, difference};
 use crate::idempotency::fingerprint::{self, Fingerprint, Recipe, Subject};
 use crate::idempotency::key::{Found, Key};
 use crate::idempotency::policy::{Delivery, InFlight, Mode, Policy, StoreFailure};
@@ -209,8 +209,11 @@ impl ProtectedRequest {
                 problem.original_status = Some(status.as_u16());
                 kept(self.problem(problem))
             }
-            Decision::InFlight { elapsed } => {
-                let wait = self.state.estimator.remaining(elapsed, self.upstream().settings().timeout);
+            Decision::InFlight(RunningAttempt { elapsed, lease_left }) => {
+                let longest = self.upstream().settings().timeout;
+                // The gate of the attempt may be dead: then the lease ends, and a retry learns that the outcome is unknown.
+                let limit = lease_left.map_or(longest, |left| left.min(longest));
+                let wait = self.state.estimator.remaining(elapsed, limit);
                 let detail = "an earlier request with this key is still running; send this one again later";
                 self.problem(Problem::new(Code::InFlight, detail).retry_after(wait))
             }

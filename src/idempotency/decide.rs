@@ -19,10 +19,7 @@ pub enum Decision {
     /// The key belongs to the same request, of a caller with another proof of its identity.
     CallerDiffers,
     /// Another attempt runs.
-    InFlight {
-        /// How long it has been running.
-        elapsed: Duration,
-    },
+    InFlight(RunningAttempt),
     /// The record has the answer.
     Replay(Answer),
     /// The record has an answer whose body was not kept.
@@ -31,6 +28,30 @@ pub enum Decision {
     Unknown,
     /// The record is in a format that this version cannot read.
     Unreadable,
+}
+
+/// Another attempt, as a request meets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RunningAttempt {
+    /// How long it has been running.
+    pub elapsed: Duration,
+    /// The time until its lease ends, if nothing renews it. `None` for an attempt of this process, which renews it.
+    pub lease_left: Option<Duration>,
+}
+
+impl RunningAttempt {
+    /// An attempt of this process.
+    #[must_use]
+    pub fn here(elapsed: Duration) -> Self {
+        Self { elapsed, lease_left: None }
+    }
+
+    /// The attempt after some time, in which its lease was not renewed.
+    #[must_use]
+    pub fn after(self, time: Duration) -> Self {
+        let Self { elapsed, lease_left } = self;
+        Self { elapsed: elapsed + time, lease_left: lease_left.map(|left| left.saturating_sub(time)) }
+    }
 }
 
 /// Decides what a request gets. `head` is the record's, decoded, where it can be read; `is_same` says whether the request's
@@ -62,7 +83,10 @@ pub fn decide(
         return differs;
     }
     match record.state {
-        State::InFlight if !past => Decision::InFlight { elapsed: now.since(record.claimed_at) },
+        State::InFlight if !past => Decision::InFlight(RunningAttempt {
+            elapsed: now.since(record.claimed_at),
+            lease_left: Some(record.until.since(now)),
+        }),
         State::InFlight | State::Unknown => match policy.recovery {
             Recovery::Hold => Decision::Unknown,
             Recovery::Retry => Decision::Supersede,

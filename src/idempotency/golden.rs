@@ -10,7 +10,7 @@ use http::{Method, StatusCode};
 
 use super::codec::{Answer, Content, Head};
 use super::credential::Proof;
-use super::decide::{Decision, decide_read};
+use super::decide::{Decision, RunningAttempt, decide_read};
 use super::fingerprint::{Fingerprint, Recipe};
 use super::grpc::Status;
 use super::key::Key;
@@ -147,7 +147,10 @@ fn describe(decision: &Decision) -> String {
         Decision::Supersede => "runs".to_owned(),
         Decision::Reused => "422 `key-reused`".to_owned(),
         Decision::CallerDiffers => "422 `caller-differs`".to_owned(),
-        Decision::InFlight { elapsed } => format!("409 `in-flight` ({} s so far)", elapsed.as_secs()),
+        Decision::InFlight(RunningAttempt { elapsed, lease_left }) => {
+            let left = lease_left.expect("a record has a lease").as_millis();
+            format!("409 `in-flight` ({} s so far, {left} ms of the lease left)", elapsed.as_secs())
+        }
         Decision::Replay(first) => {
             assert_eq!(*first, answer(true));
             "replay of the first answer".to_owned()

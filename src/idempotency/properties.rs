@@ -121,7 +121,7 @@ proptest! {
         if record.state == State::InFlight && !past {
             let waits = matches!(
                 decision,
-                Decision::InFlight { .. } | Decision::Reused | Decision::CallerDiffers | Decision::Unreadable
+                Decision::InFlight(_) | Decision::Reused | Decision::CallerDiffers | Decision::Unreadable
             );
             prop_assert!(waits);
         }
@@ -141,7 +141,7 @@ proptest! {
                 prop_assert_eq!(Some(&answer.encode()), record.answer.as_ref());
             }
             Decision::NotStored(_) => prop_assert!(may_tell),
-            Decision::InFlight { .. } | Decision::Unknown => prop_assert!(is_retry && record.state != State::Completed),
+            Decision::InFlight(_) | Decision::Unknown => prop_assert!(is_retry && record.state != State::Completed),
             Decision::Reused => prop_assert!(!same),
             Decision::CallerDiffers => prop_assert!(same && !is_retry),
             Decision::Unreadable => {

@@ -27,7 +27,7 @@ mod properties;
 
 use std::time::Duration;
 
-use super::decide::Decision;
+use super::decide::{Decision, RunningAttempt};
 use super::record::{Timestamp, Version};
 
 pub use self::machine::Protocol;
@@ -112,8 +112,8 @@ pub enum Followed {
     Running {
         /// What this request gets where it is not a retry of the leader's.
         difference: Option<Decision>,
-        /// How long the attempt has been running.
-        elapsed: Duration,
+        /// The attempt.
+        attempt: RunningAttempt,
     },
     /// It found a record.
     Found {

@@ -333,12 +333,17 @@ fn how_it_ends() {
         (&["x"], 2),
         (&["-X", "PO ST", "/x"], 2),
         (&["-H", "no colon", "/x"], 2),
-        (&["-H", "Host: a", "http://a/x"], 2),
+        (&["-H", "Host: a", "http://a/x"], 0),
+        (&["curl", "-sSi", "-u", "ann:s3cret", "--json", "{}", "http://a/x"], 0),
+        (&["-u", "s3cret", "/x"], 2),
+        (&["--no-such-flag", "/x"], 2),
         (&["-d", "@no/such/file", "/x"], 1),
     ] {
         let output = explain(&[&upstream[..], args].concat());
         assert_eq!(output.status.code(), Some(status), "{args:?} {}", String::from_utf8_lossy(&output.stderr));
         assert_eq!(output.stdout.is_empty(), status != 0, "{args:?}");
+        let said = [output.stdout, output.stderr].concat();
+        assert!(!String::from_utf8_lossy(&said).contains("s3cret"), "{args:?}");
     }
     assert_eq!(explain(&["/x"]).status.code(), Some(78), "no upstream");
 }

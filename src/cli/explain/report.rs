@@ -22,10 +22,8 @@ use crate::route::{Ambiguous, Route, RouteMatch};
 pub(super) struct ExplainedRequest<'a> {
     pub(super) head: Parts,
     pub(super) body: &'a [u8],
-    /// Whether `Content-Type` is a default of `explain`.
-    pub(super) type_is_ours: bool,
-    /// Whether the body was read from a file.
-    pub(super) from_file: bool,
+    /// Whether `Content-Type` is there because nobody named another.
+    pub(super) type_is_default: bool,
 }
 
 /// Writes the whole.
@@ -87,7 +85,7 @@ impl Report<'_> {
         let bytes = if body.len() == 1 { "1 byte".to_owned() } else { format!("{} bytes", body.len()) };
         match head.headers.get(CONTENT_TYPE) {
             _ if body.is_empty() => self.more("no body"),
-            Some(_) if self.request.type_is_ours => {
+            Some(_) if self.request.type_is_default => {
                 self.more(format!(
                     "body of {bytes}, application/x-www-form-urlencoded: no Content-Type was given, and"
                 ));
@@ -95,9 +93,6 @@ impl Report<'_> {
             }
             Some(media) => self.more(format!("body of {bytes}, {}", media.as_bytes().escape_ascii())),
             None => self.more(format!("body of {bytes}, without a Content-Type")),
-        }
-        if self.request.from_file && body.iter().any(|byte| matches!(byte, b'\r' | b'\n')) {
-            self.more("its lines are kept as the file has them, as curl --data-binary does; curl -d joins them");
         }
         self.gap();
     }

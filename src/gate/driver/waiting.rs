@@ -132,6 +132,15 @@ fn post(gate: &Arc<Gate>) -> JoinHandle<String> {
 
 /// The same with a session.
 fn post_as(session: &'static str, gate: &Arc<Gate>) -> JoinHandle<String> {
+    post_with(format!("Cookie: session={session}\r\n"), gate)
+}
+
+/// The same as [`post`], waiting for so many seconds at most.
+fn post_waiting(seconds: &str, gate: &Arc<Gate>) -> JoinHandle<String> {
+    post_with(format!("Cookie: session=ann\r\nPrefer: wait={seconds}\r\n"), gate)
+}
+
+fn post_with(headers: String, gate: &Arc<Gate>) -> JoinHandle<String> {
     let (mut client, stream) = duplex(64 * 1024);
     let (never, stop) = watch::channel(false);
     let current = server::ServerState::current(
@@ -144,8 +153,7 @@ fn post_as(session: &'static str, gate: &Arc<Gate>) -> JoinHandle<String> {
     tokio::spawn(async move {
         let _never = never;
         let request = format!(
-            "POST /x HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nCookie: session={session}\r\nConnection: close\r\n\
-             Content-Length: 2\r\n\r\n{{}}"
+            "POST /x HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\n{headers}Connection: close\r\nContent-Length: 2\r\n\r\n{{}}"
         );
         client.write_all(request.as_bytes()).await.unwrap();
         let mut response = String::new();
@@ -263,6 +271,20 @@ async fn a_wait_for_another_replica_ends_too() {
     assert!((WAIT..WAIT + Duration::from_secs(1)).contains(&began.elapsed()), "{:?}", began.elapsed());
     // The renewals are among them.
     assert!(pair.store.calls() - before < 50, "{} calls", pair.store.calls() - before);
+    assert!(!first.is_finished());
+}
+
+/// Nothing renews the lease here, as if the gate of the attempt were dead.
+#[tokio::test(start_paused = true)]
+async fn retry_after_is_no_longer_than_the_lease_of_another_replica() {
+    let pair = pair(Policy::default());
+    let first = post(&pair.first);
+    sleep(Duration::from_millis(3200)).await;
+    // Here it would be as long again as the attempt has been running: 4 s.
+    check(&post_waiting("0", &pair.other).await.unwrap(), "409", "in-flight", Some("2"));
+    check(&post_waiting("1", &pair.other).await.unwrap(), "409", "in-flight", Some("1"));
+    // The gate of the attempt renews the lease.
+    check(&post_waiting("0", &pair.first).await.unwrap(), "409", "in-flight", Some("5"));
     assert!(!first.is_finished());
 }
 

@@ -220,7 +220,9 @@ impl World {
     fn happens(&mut self, index: usize, operation: Operation, ended: Option<Ended>) -> Event {
         let view = self.record.as_ref().map(|record| RecordView {
             decision: match record.state {
-                State::InFlight if !record.is_past => Decision::InFlight { elapsed: Duration::ZERO },
+                State::InFlight if !record.is_past => {
+                    Decision::InFlight(RunningAttempt { elapsed: Duration::ZERO, lease_left: Some(Duration::ZERO) })
+                }
                 State::Completed => Decision::NotStored(StatusCode::OK),
                 State::InFlight | State::Unknown if self.retries => Decision::Supersede,
                 State::InFlight | State::Unknown => Decision::Unknown,
@@ -414,7 +416,7 @@ impl Record {
 }
 
 fn running() -> Event {
-    Event::Followed(Followed::Running { difference: None, elapsed: Duration::ZERO })
+    Event::Followed(Followed::Running { difference: None, attempt: RunningAttempt::here(Duration::ZERO) })
 }
 
 /// Visits every state, and returns how many there are.

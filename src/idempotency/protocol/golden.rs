@@ -14,6 +14,7 @@ use crate::idempotency::record::{Attempt, State};
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/idempotency/protocol.golden.md");
 
 const SECOND: Duration = Duration::from_secs(1);
+const LEASE_LEFT: Duration = Duration::from_secs(25);
 
 const WAITS: Limits = Limits {
     settle_timeout: Duration::from_secs(5),
@@ -97,8 +98,11 @@ fn taking_over() -> Vec<(Duration, Event)> {
 fn waiting(here: bool, events: &[Event]) -> Vec<(Duration, Event)> {
     let elapsed = SECOND;
     let met = match here {
-        true => Followed::Running { difference: None, elapsed },
-        false => Followed::Found { decision: Decision::InFlight { elapsed }, until: None },
+        true => Followed::Running { difference: None, attempt: RunningAttempt::here(elapsed) },
+        false => Followed::Found {
+            decision: Decision::InFlight(RunningAttempt { elapsed, lease_left: Some(LEASE_LEFT) }),
+            until: None,
+        },
     };
     at_once(&[&[Event::Begin, Event::Follows, Event::Followed(met)], events].concat())
 }
@@ -110,12 +114,12 @@ fn view(decision: Decision) -> RecordView {
 
 /// Every event, in words.
 fn events() -> Vec<(&'static str, Event)> {
-    let in_flight = || Decision::InFlight { elapsed: SECOND };
+    let in_flight = || Decision::InFlight(RunningAttempt { elapsed: SECOND, lease_left: Some(LEASE_LEFT) });
     let found = |decision| Event::Followed(Followed::Found { decision, until: None });
     let exists = |decision| Event::Exists(view(decision));
     let looked = |decision| Event::Looked(Some(view(decision)));
     let completed = || Decision::NotStored(StatusCode::CREATED);
-    let running = |difference| Event::Followed(Followed::Running { difference, elapsed: SECOND });
+    let running = |difference| Event::Followed(Followed::Running { difference, attempt: RunningAttempt::here(SECOND) });
     vec![
         ("the request begins", Event::Begin),
         ("it is the leader", Event::Leads),
@@ -234,8 +238,9 @@ fn describe(action: &Action) -> String {
 
 fn reply_in_words(reply: &Reply) -> String {
     match reply {
-        Reply::Decided { decision: Decision::InFlight { elapsed }, .. } => {
-            format!("409 `in-flight` ({} so far)", seconds(*elapsed))
+        Reply::Decided { decision: Decision::InFlight(RunningAttempt { elapsed, lease_left }), .. } => {
+            let left = lease_left.map(|left| format!(", {} of the lease left", seconds(left))).unwrap_or_default();
+            format!("409 `in-flight` ({} so far{left})", seconds(*elapsed))
         }
         Reply::Decided { decision: Decision::Reused, .. } => "422 `key-reused`".to_owned(),
         Reply::Decided { .. } => "what the record says".to_owned(),

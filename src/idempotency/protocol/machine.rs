@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::decide::Decision;
+use super::super::decide::{Decision, RunningAttempt};
 use super::super::record::Version;
 use super::{Action, Event, Followed, Limits, RecordView, Reply, Settlement};
 
@@ -73,8 +73,8 @@ struct Claiming {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Waiting {
     place: Place,
-    /// For how long the attempt had been running at the age of `at`.
-    elapsed: Duration,
+    /// The attempt, as it was at the age of `at`.
+    attempt: RunningAttempt,
     at: Duration,
     /// When the client is answered at the latest.
     deadline: Duration,
@@ -182,11 +182,11 @@ impl Protocol {
 
     fn followed(&mut self, now: Duration, deadline: Duration, event: Event) -> Vec<Action> {
         match event {
-            Event::Followed(Followed::Running { difference: None, elapsed }) => {
-                self.in_flight(now, Place::Here, elapsed, None)
+            Event::Followed(Followed::Running { difference: None, attempt }) => {
+                self.in_flight(now, Place::Here, attempt, None)
             }
-            Event::Followed(Followed::Found { decision: Decision::InFlight { elapsed }, .. }) => {
-                self.in_flight(now, Place::Elsewhere { look: now + FIRST_LOOK }, elapsed, None)
+            Event::Followed(Followed::Found { decision: Decision::InFlight(attempt), .. }) => {
+                self.in_flight(now, Place::Elsewhere { look: now + FIRST_LOOK }, attempt, None)
             }
             Event::Followed(Followed::Released { is_same: true }) if self.may_wait() => self.reply(Reply::Released),
             // A retry that does not wait runs; and one that differs finds the key free.
@@ -235,9 +235,9 @@ impl Protocol {
             Event::Exists(RecordView { decision: Decision::Supersede, version, .. }) => {
                 self.ask_again(Claiming { seen: Some(version), ..claiming })
             }
-            Event::Exists(RecordView { decision: Decision::InFlight { elapsed }, .. }) => {
+            Event::Exists(RecordView { decision: Decision::InFlight(attempt), .. }) => {
                 let place = Place::Elsewhere { look: now + FIRST_LOOK };
-                self.in_flight(now, place, elapsed, Some(Action::ShareFound))
+                self.in_flight(now, place, attempt, Some(Action::ShareFound))
             }
             Event::Exists(RecordView { decision, until, .. }) => {
                 self.go(Phase::Done, [Action::ShareFound, Action::Reply(Reply::Decided { decision, until })])
@@ -369,8 +369,8 @@ impl Protocol {
                 return self.call(Phase::Waiting(waiting), Action::Look);
             }
             Event::Follows => return self.go(Phase::Waiting(waiting), [Action::Follow]),
-            Event::Followed(Followed::Running { difference: None, elapsed }) => {
-                let waiting = Waiting { place: Place::Here, elapsed, at: now, ..waiting };
+            Event::Followed(Followed::Running { difference: None, attempt }) => {
+                let waiting = Waiting { place: Place::Here, attempt, at: now, ..waiting };
                 return self.go(Phase::Waiting(waiting), [Action::FollowToEnd]);
             }
             Event::Followed(Followed::Released { is_same: true }) => return self.reply(Reply::Released),
@@ -386,7 +386,7 @@ impl Protocol {
             _ => return self.stay(Phase::Waiting(waiting)),
         };
         match decision {
-            Decision::InFlight { elapsed } => self.wait_elsewhere(now, Waiting { elapsed, at: now, ..waiting }, share),
+            Decision::InFlight(attempt) => self.wait_elsewhere(now, Waiting { attempt, at: now, ..waiting }, share),
             // A new attempt would be due, and a request that waits starts none.
             Decision::Supersede => self.go(Phase::Done, share.into_iter().chain([Action::Reply(Reply::NothingLeft)])),
             decision => {
@@ -397,9 +397,15 @@ impl Protocol {
     }
 
     /// An attempt is in flight: the request waits where it may. `share` comes first.
-    fn in_flight(&mut self, now: Duration, place: Place, elapsed: Duration, share: Option<Action>) -> Vec<Action> {
+    fn in_flight(
+        &mut self,
+        now: Duration,
+        place: Place,
+        attempt: RunningAttempt,
+        share: Option<Action>,
+    ) -> Vec<Action> {
         let deadline = self.limits.patience;
-        let waiting = Waiting { place, elapsed, at: now, deadline, pause: FIRST_LOOK };
+        let waiting = Waiting { place, attempt, at: now, deadline, pause: FIRST_LOOK };
         if self.may_wait() {
             return self.go(Phase::TakingPlace(waiting), share.into_iter().chain([Action::TakePlace]));
         }
@@ -484,8 +490,8 @@ impl Claiming {
 impl Waiting {
     /// The reply that does not wait.
     fn in_flight(&self, now: Duration) -> Reply {
-        let elapsed = self.elapsed + now.saturating_sub(self.at);
-        Reply::Decided { decision: Decision::InFlight { elapsed }, until: None }
+        let attempt = self.attempt.after(now.saturating_sub(self.at));
+        Reply::Decided { decision: Decision::InFlight(attempt), until: None }
     }
 }
 

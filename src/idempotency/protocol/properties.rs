@@ -20,7 +20,10 @@ fn limits() -> impl Strategy<Value = Limits> {
 fn decision() -> impl Strategy<Value = Decision> {
     prop_oneof![
         Just(Decision::Supersede),
-        Just(Decision::InFlight { elapsed: Duration::from_secs(1) }),
+        Just(Decision::InFlight(RunningAttempt {
+            elapsed: Duration::from_secs(1),
+            lease_left: Some(Duration::from_secs(2))
+        })),
         Just(Decision::NotStored(StatusCode::OK)),
         Just(Decision::Unknown),
         Just(Decision::Reused),
@@ -35,9 +38,9 @@ fn view() -> impl Strategy<Value = RecordView> {
 }
 
 fn followed() -> impl Strategy<Value = Followed> {
-    let elapsed = Duration::from_secs(1);
+    let attempt = RunningAttempt::here(Duration::from_secs(1));
     prop_oneof![
-        prop::option::of(Just(Decision::Reused)).prop_map(move |difference| Followed::Running { difference, elapsed }),
+        prop::option::of(Just(Decision::Reused)).prop_map(move |difference| Followed::Running { difference, attempt }),
         decision().prop_map(|decision| Followed::Found { decision, until: None }),
         Just(Followed::Absent),
         any::<bool>().prop_map(|is_same| Followed::Released { is_same }),
