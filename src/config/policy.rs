@@ -108,10 +108,15 @@ keys! {
         /// Which scripts may read, in browsers, the answers that oncegate itself gives: origins such as
         /// "https://shop.example", or "*" for any. oncegate then sets Access-Control-Allow-Origin on its own problems, and
         /// names its headers for scripts in Access-Control-Expose-Headers. Answers of the upstream keep their own headers of
-        /// this kind, and preflights are the upstream's to answer.
+        /// this kind, and preflights are the upstream's to answer, unless `preflight` is true.
         origins => unique(text(ORIGIN, origin));
         /// Whether those scripts may use the user's cookies; not together with "*".
         credentials => flag();
+        /// Whether oncegate makes an upstream work in browsers that knows nothing of keys, or of other origins. Where the
+        /// upstream allows a preflight, the header of the key is allowed too. Where it answers one with 404, 405, or without
+        /// Access-Control-Allow-Origin, oncegate allows what was asked for. And it sets Access-Control-Allow-Origin on answers
+        /// of the upstream that have none. All of that is for `origins` only.
+        preflight => flag();
     }
 }
 
@@ -154,6 +159,10 @@ fn check_key(table: &Table<'_>, rule: &KeyRule) {
 
 fn check_cors(table: &Table<'_>, cors: &Cors) {
     let any = cors.origins.iter().any(|origin| origin == "*");
+    if cors.preflight && cors.origins.is_empty() {
+        let wrong = Wrong::new("no origin is named whose preflights could be answered");
+        table.report("preflight", wrong.hint("name the origins, such as origins = [\"https://shop.example\"]"));
+    }
     if any && cors.origins.len() > 1 {
         table.report("origins", Wrong::new("`*` is every origin").hint("let it stand alone, or remove it"));
     }

@@ -8,7 +8,7 @@ use http::header::{
     ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, CONNECTION, ORIGIN,
     RETRY_AFTER, VARY,
 };
-use http::{HeaderName, HeaderValue, Response};
+use http::{HeaderMap, HeaderName, HeaderValue, Response};
 
 use super::request::Head;
 use crate::http::body::Body;
@@ -136,28 +136,43 @@ impl CrossOrigin {
         ambiguous.route.as_ref().or(ambiguous.other.as_ref()).and_then(|route| Self::of(route, head))
     }
 
+    /// Whether the route shares with the origin.
+    pub(super) fn is_allowed(&self) -> bool {
+        self.allowed().is_some()
+    }
+
+    fn allowed(&self) -> Option<HeaderValue> {
+        allowed(&self.route.policy.cors, self.origin.as_ref()?)
+    }
+
+    /// Shares an answer with the origin, if the route does.
+    pub(super) fn allow(&self, headers: &mut HeaderMap) {
+        let cors = &self.route.policy.cors;
+        if !is_any(cors) {
+            // Another origin gets another answer.
+            headers.append(VARY, HeaderValue::from_name(ORIGIN));
+        }
+        let Some(allowed) = self.allowed() else { return };
+        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, allowed);
+        if cors.credentials {
+            headers.insert(ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
+        }
+    }
+
     /// The reply as its script gets it: a problem of the gate is shared with it, and of an answer that the upstream shares
     /// it may also read what the gate `exposed`.
     pub(super) fn share(&self, mut reply: Reply, exposed: &HeaderValue) -> Reply {
         let cors = &self.route.policy.cors;
-        let allowed = self.origin.as_ref().and_then(|origin| allowed(cors, origin));
-        if reply.is_problem() {
-            let headers = reply.response.headers_mut();
-            if !is_any(cors) {
-                // Another origin gets another answer.
-                headers.append(VARY, HeaderValue::from_name(ORIGIN));
+        let (is_problem, has_ours) = (reply.is_problem(), reply.outcome != Outcome::Passed);
+        let headers = reply.response.headers_mut();
+        if is_problem || (cors.preflight && !headers.contains_key(ACCESS_CONTROL_ALLOW_ORIGIN)) {
+            self.allow(headers);
+            if self.is_allowed() {
+                headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, exposed.clone());
             }
-            let Some(allowed) = allowed else { return reply };
-            headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, allowed);
-            if cors.credentials {
-                headers.insert(ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
-            }
-            headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, exposed.clone());
             return reply;
         }
-        let has_ours = reply.outcome != Outcome::Passed;
-        let headers = reply.response.headers_mut();
-        if has_ours && allowed.is_some() && headers.contains_key(ACCESS_CONTROL_ALLOW_ORIGIN) {
+        if has_ours && self.is_allowed() && headers.contains_key(ACCESS_CONTROL_ALLOW_ORIGIN) {
             // A list may stand in several lines; what the upstream exposes stays as it is.
             headers.append(ACCESS_CONTROL_EXPOSE_HEADERS, exposed.clone());
         }

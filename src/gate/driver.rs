@@ -14,6 +14,7 @@ use super::actions::Driver;
 use super::admit::{Admission, Candidate, Refusal, Step};
 use super::answer::{CrossOrigin, Reply};
 use super::pass::{self, ForwardOptions, body_problem};
+use super::preflight::Preflight;
 use super::protected::{Client, ProtectedRequest, identify, read_back};
 use super::request::{self, Head};
 use super::{Gate, OVERLOADED_RETRY, RouteState};
@@ -58,9 +59,16 @@ impl Gate {
             }
             Admission::Unrouted => {
                 let options = ForwardOptions::unrouted(self, &head);
-                let reply = match self.settings.default_upstream {
+                // A preflight goes where the request that it announces would.
+                let preflight = Preflight::of(&self.router, &head);
+                let upstream = preflight.as_ref().map(|preflight| preflight.route.upstream);
+                let reply = match upstream.or(self.settings.default_upstream) {
                     Some(index) => pass::forward(self, &self.upstreams[index], head, body, options).await,
                     None => options.problem(pass::no_route(&head)),
+                };
+                let reply = match preflight {
+                    Some(preflight) => preflight.complete(reply),
+                    None => reply,
                 };
                 return (Arc::clone(&self.unrouted), reply);
             }

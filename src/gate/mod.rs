@@ -14,6 +14,7 @@ pub mod explain;
 pub mod identities;
 mod ignored;
 mod pass;
+mod preflight;
 mod protected;
 mod reload;
 mod renewal;

@@ -113,6 +113,8 @@ pub struct Cors {
     pub origins: Vec<String>,
     /// Whether they may with the user's cookies and credentials.
     pub credentials: bool,
+    /// Whether the gate adds to preflights and answers what an upstream that knows nothing of other origins leaves out.
+    pub preflight: bool,
 }
 
 /// Whether a route protects at all.

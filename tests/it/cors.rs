@@ -123,3 +123,87 @@ fn a_refusal_is_shared_where_its_route_is_known() {
     assert_eq!((answer.status, answer.get("access-control-allow-origin")), (417, ""));
     assert_eq!(upstream.runs(), 0);
 }
+
+fn preflight(path: &str, origin: &str, method: &str, headers: &str) -> Request {
+    Request::new("OPTIONS", path)
+        .header("Origin", origin)
+        .header("Access-Control-Request-Method", method)
+        .header("Access-Control-Request-Headers", headers)
+}
+
+const PREFLIGHT: &str = "cors = { origins = [\"https://shop.example\"], credentials = true, preflight = true }";
+
+#[test]
+fn a_preflight_that_the_upstream_allows_allows_the_key_too() {
+    let upstream = Upstream::start(|request| match request.start_line().split(' ').next().unwrap() {
+        "OPTIONS" => Reply::raw(
+            "HTTP/1.1 204 No Content\r\nAccess-Control-Allow-Origin: https://shop.example\r\n\
+             Access-Control-Allow-Headers: Content-Type\r\nAccess-Control-Allow-Methods: POST\r\n\r\n",
+        ),
+        _ => Reply::ok("x"),
+    });
+    let gate = Gate::before(&upstream).defaults(PREFLIGHT).start();
+    let allowed = |request: Request| {
+        let response = request.send(&gate);
+        assert_eq!(response.status, 204, "{}", response.show());
+        response
+            .head
+            .all("access-control-allow-headers")
+            .into_iter()
+            .map(|line| String::from_utf8_lossy(line).into_owned())
+            .collect::<Vec<_>>()
+    };
+    let asked = "content-type,idempotency-key";
+    assert_eq!(allowed(preflight("/orders", SHOP, "POST", asked)), ["Content-Type", "idempotency-key"]);
+    // Nothing is allowed that was not asked for, to nobody else, and for nothing that the route does not take.
+    assert_eq!(allowed(preflight("/orders", SHOP, "POST", "content-type")), ["Content-Type"]);
+    assert_eq!(allowed(preflight("/orders", "https://evil.example", "POST", asked)), ["Content-Type"]);
+    assert_eq!(allowed(preflight("/orders", SHOP, "PUT", asked)), ["Content-Type"]);
+    assert_eq!(allowed(Request::new("OPTIONS", "/orders").header("Origin", SHOP)), ["Content-Type"]);
+    let gate = Gate::before(&upstream).defaults("cors.origins = [\"https://shop.example\"]").start();
+    let plain = preflight("/orders", SHOP, "POST", asked).send(&gate);
+    assert_eq!(plain.head.all("access-control-allow-headers"), [b"Content-Type"]);
+}
+
+#[test]
+fn an_upstream_that_knows_nothing_of_origins_works_from_a_browser() {
+    for status in ["404 Not Found", "405 Method Not Allowed", "200 OK"] {
+        let upstream = Upstream::start(move |request| match request.start_line().split(' ').next().unwrap() {
+            "OPTIONS" => Reply::status(status, "what?"),
+            _ => Reply::ok("x"),
+        });
+        let gate = Gate::before(&upstream).defaults(PREFLIGHT).start();
+        let allowed = preflight("/orders", SHOP, "POST", "content-type,idempotency-key").send(&gate);
+        assert_eq!(allowed.status, if status == "200 OK" { 200 } else { 204 }, "{}", allowed.show());
+        let shared = [
+            "vary: origin",
+            "access-control-allow-origin: https://shop.example",
+            "access-control-allow-credentials: true",
+            "access-control-allow-methods: POST",
+            "access-control-allow-headers: content-type,idempotency-key",
+            "access-control-max-age: 7200",
+        ];
+        let mut found = lines(&allowed);
+        found.sort();
+        let mut expected = shared.map(str::to_owned).to_vec();
+        expected.sort();
+        assert_eq!(found, expected);
+        for (path, origin, method) in
+            [("/orders", "https://evil.example", "POST"), ("/orders", SHOP, "DELETE"), ("/orders", "null", "POST")]
+        {
+            let refused = preflight(path, origin, method, "idempotency-key").send(&gate);
+            assert!(status.starts_with(&refused.status.to_string()), "{}", refused.show());
+            assert!(lines(&refused).is_empty(), "{origin} {method}: {}", refused.show());
+        }
+        let first = request("k-1", SHOP).send(&gate);
+        first.expect(200, "executed");
+        assert_eq!(first.head.all("access-control-allow-origin"), [SHOP.as_bytes()]);
+        assert_eq!(first.head.all("access-control-expose-headers"), [EXPOSED.as_bytes()]);
+        let replay = request("k-1", SHOP).send(&gate);
+        replay.expect(200, "replayed");
+        first.expect_repeated_by(&replay);
+        // Another origin gets the answer without leave to read it, also of the same record.
+        let other = request("k-1", "https://evil.example").send(&gate);
+        assert_eq!(lines(other.expect(200, "replayed")), ["vary: origin"]);
+    }
+}

@@ -5,6 +5,7 @@
 
 mod admin;
 mod bad_requests;
+mod browser;
 mod cache_faults;
 mod callers;
 mod clocks;

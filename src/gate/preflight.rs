@@ -1,0 +1,104 @@
+//! Preflights: the question of a browser whether a script of another origin may send a request (the Fetch standard, 3.3.2).
+//!
+//! The upstream answers it. But one that knows nothing of keys does not allow their header, and one that knows nothing of
+//! other origins has no answer: for routes with `cors.preflight` the gate adds what is missing.
+
+use std::sync::Arc;
+
+use http::header::{
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_MAX_AGE,
+    ACCESS_CONTROL_REQUEST_HEADERS, ACCESS_CONTROL_REQUEST_METHOD,
+};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode};
+
+use super::answer::{CrossOrigin, Reply};
+use super::request::Head;
+use crate::http::body::Body;
+use crate::idempotency::key::KeySource;
+use crate::route::{Route, Router};
+
+/// How long a browser may keep the gate's own answer, in seconds: two hours, the most that Chromium keeps any.
+const MAX_AGE: HeaderValue = HeaderValue::from_static("7200");
+
+/// A preflight for a request of a route with `cors.preflight`, from an origin that the route names.
+pub(super) struct Preflight {
+    pub(super) route: Arc<Route>,
+    asked: CrossOrigin,
+    method: HeaderValue,
+    /// The headers that the script wants to send, in lines.
+    headers: Vec<HeaderValue>,
+}
+
+impl Preflight {
+    /// Nothing for any other request.
+    pub(super) fn of(router: &Router, head: &Head) -> Option<Self> {
+        if head.method != Method::OPTIONS {
+            return None;
+        }
+        let method = head.headers.get(ACCESS_CONTROL_REQUEST_METHOD)?;
+        let announced = Method::from_bytes(method.as_bytes()).ok()?;
+        let route = router.find(&announced, head.authority(), head.uri.path())?;
+        let asked = CrossOrigin::of(route, head).filter(|asked| asked.is_allowed())?;
+        route.policy.cors.preflight.then(|| Self {
+            route: Arc::clone(route),
+            asked,
+            method: method.clone(),
+            headers: head.headers.get_all(ACCESS_CONTROL_REQUEST_HEADERS).iter().cloned().collect(),
+        })
+    }
+
+    /// The upstream's answer with what it lacks.
+    pub(super) fn complete(&self, mut reply: Reply) -> Reply {
+        if reply.is_problem() {
+            return reply;
+        }
+        let status = reply.response.status();
+        if matches!(status, StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) {
+            let mut response = Response::new(Body::empty());
+            *response.status_mut() = StatusCode::NO_CONTENT;
+            self.allow(response.headers_mut());
+            reply.response = response;
+        } else if status.is_success() && !reply.response.headers().contains_key(ACCESS_CONTROL_ALLOW_ORIGIN) {
+            self.allow(reply.response.headers_mut());
+        } else if status.is_success() {
+            self.allow_key(reply.response.headers_mut());
+        }
+        reply
+    }
+
+    /// Allows what was asked for.
+    fn allow(&self, headers: &mut HeaderMap) {
+        self.asked.allow(headers);
+        headers.insert(ACCESS_CONTROL_ALLOW_METHODS, self.method.clone());
+        headers.remove(ACCESS_CONTROL_ALLOW_HEADERS);
+        for line in &self.headers {
+            headers.append(ACCESS_CONTROL_ALLOW_HEADERS, line.clone());
+        }
+        headers.insert(ACCESS_CONTROL_MAX_AGE, MAX_AGE);
+    }
+
+    /// Allows the headers of the key too, where they were asked for.
+    fn allow_key(&self, headers: &mut HeaderMap) {
+        let listed = |lines: &[HeaderValue], name: &str| {
+            lines
+                .iter()
+                .filter_map(|line| line.to_str().ok())
+                .any(|line| line.split(',').any(|one| one.trim().eq_ignore_ascii_case(name)))
+        };
+        let allowed: Vec<HeaderValue> = headers.get_all(ACCESS_CONTROL_ALLOW_HEADERS).iter().cloned().collect();
+        // Without credentials, a `*` is every header but Authorization.
+        let is_any = !self.route.policy.cors.credentials && listed(&allowed, "*");
+        for name in self.key_headers() {
+            if listed(&self.headers, name.as_str()) && !is_any && !listed(&allowed, name.as_str()) {
+                headers.append(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_name(name.clone()));
+            }
+        }
+    }
+
+    fn key_headers(&self) -> impl Iterator<Item = &HeaderName> {
+        self.route.policy.key.from.iter().filter_map(|source| match source {
+            KeySource::Header(name) => Some(name),
+            _ => None,
+        })
+    }
+}
