@@ -92,7 +92,7 @@ struct ResolveArgs {
     /// A header of the answer; may be repeated
     #[arg(long, value_name = "NAME: VALUE", requires = "complete", conflicts_with = "release", value_parser = parse_header)]
     header: Vec<(String, String)>,
-    /// The answer's body, or @FILE to read it from a file
+    /// The answer's body, or @FILE to read it from a file. JSON gets its Content-Type unless --header gives one
     #[arg(
         long,
         value_name = "TEXT|@FILE",
@@ -102,7 +102,7 @@ struct ResolveArgs {
     )]
     body: Option<String>,
     /// Why; goes to the log of `oncegate serve`
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = parse_reason)]
     reason: String,
 }
 
@@ -175,11 +175,12 @@ async fn resolve(client: &AdminClient, args: ResolveArgs, out: &mut Vec<u8>) -> 
     let body = if args.release {
         json!({ "action": "release", "reason": args.reason })
     } else {
+        let body = read_body(args.body)?;
         json!({
             "action": "complete",
             "status": args.status,
-            "headers": args.header,
-            "body_base64": STANDARD.encode(read_body(args.body)?),
+            "headers": with_content_type(args.header, &body),
+            "body_base64": STANDARD.encode(body),
             "reason": args.reason,
         })
     };
@@ -187,6 +188,15 @@ async fn resolve(client: &AdminClient, args: ResolveArgs, out: &mut Vec<u8>) -> 
     let done = if args.release { "released: its key is free" } else { "completed: retries get this answer" };
     writeln!(out, "{} {done}", args.id)?;
     Ok(())
+}
+
+/// The headers of an answer. A body of JSON says so unless they do: clients read it by its type.
+fn with_content_type(mut headers: Vec<(String, String)>, body: &[u8]) -> Vec<(String, String)> {
+    let has_type = headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("Content-Type"));
+    if !has_type && serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok() {
+        headers.push(("Content-Type".to_owned(), "application/json".to_owned()));
+    }
+    headers
 }
 
 fn record_path(id: RecordId) -> String {
@@ -211,6 +221,10 @@ fn read_body(body: Option<String>) -> anyhow::Result<Vec<u8>> {
 
 fn parse_id(text: &str) -> Result<RecordId, String> {
     RecordId::parse(text).ok_or_else(|| "an id is 64 hexadecimal digits".to_owned())
+}
+
+fn parse_reason(text: &str) -> Result<String, String> {
+    Some(text.trim()).filter(|text| !text.is_empty()).map(str::to_owned).ok_or_else(|| "say why".to_owned())
 }
 
 fn parse_limit(text: &str) -> Result<usize, String> {

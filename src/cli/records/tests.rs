@@ -107,6 +107,7 @@ fn wrong_usage_is_refused() {
     for args in [
         &["resolve", ID, "--reason", "x"][..],
         &["resolve", ID, "--release"],
+        &["resolve", ID, "--release", "--reason", " "],
         &["resolve", ID, "--release", "--complete", "--status", "200", "--reason", "x"],
         &["resolve", ID, "--release", "--status", "200", "--reason", "x"],
         &["resolve", ID, "--complete", "--reason", "x"],
@@ -116,5 +117,16 @@ fn wrong_usage_is_refused() {
         &["show", "ff"],
     ] {
         assert!(Cli::try_parse_from(["records"].iter().chain(args)).is_err(), "{args:?}");
+    }
+}
+
+#[test]
+fn json_gets_its_type() {
+    let json = ("Content-Type".to_owned(), "application/json".to_owned());
+    assert_eq!(with_content_type(Vec::new(), br#"{"id":"ch_7"}"#), [json]);
+    let other = vec![("content-type".to_owned(), "application/vnd.api+json".to_owned())];
+    assert_eq!(with_content_type(other.clone(), b"{}"), other);
+    for body in [&b""[..], b"paid", b"{\"id\":", b"\x00"] {
+        assert_eq!(with_content_type(Vec::new(), body), []);
     }
 }

@@ -135,6 +135,7 @@ const LEFT_TO_CHECK: &[&str] = &[
     "cache-password-twice: store.cache_password_file",
     "cache-password-twice: store.id_secret_file",
     "client-lists: server.tls.client_crl",
+    "cors-preflight: defaults.cors.preflight",
     "cors: routes[0].cors.credentials",
     "cors: routes[1].cors.origins",
     "duplicate-names: routes[1].name",
