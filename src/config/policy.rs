@@ -113,8 +113,8 @@ keys! {
         /// Whether those scripts may use the user's cookies; not together with "*".
         credentials => flag();
         /// Whether oncegate makes an upstream work in browsers that knows nothing of keys, or of other origins. Where the
-        /// upstream allows a preflight, the header of the key is allowed too. Where it answers one with 404, 405, or without
-        /// Access-Control-Allow-Origin, oncegate allows what was asked for. And it sets Access-Control-Allow-Origin on answers
+        /// upstream allows a preflight, the header of the key is allowed too. Where it answers one with 404 or 405, or with
+        /// 2xx, 4xx or 501 without Access-Control-Allow-Origin, oncegate allows what was asked for. And it sets Access-Control-Allow-Origin on answers
         /// of the upstream that have none. All of that is for `origins` only.
         preflight => flag();
     }
@@ -159,7 +159,7 @@ fn check_key(table: &Table<'_>, rule: &KeyRule) {
 
 fn check_cors(table: &Table<'_>, cors: &Cors) {
     let any = cors.origins.iter().any(|origin| origin == "*");
-    if cors.preflight && cors.origins.is_empty() {
+    if cors.preflight && cors.origins.is_empty() && table.get("preflight").is_some() {
         let wrong = Wrong::new("no origin is named whose preflights could be answered");
         table.report("preflight", wrong.hint("name the origins, such as origins = [\"https://shop.example\"]"));
     }

@@ -18,6 +18,9 @@ use crate::idempotency::record::Timestamp;
 use crate::route::{Ambiguous, Route};
 use crate::telemetry::outcome::Outcome;
 
+/// Every origin.
+const ANY: HeaderValue = HeaderValue::from_static("*");
+
 /// The names of the headers that the gate adds. `None` adds no header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeaderNames {
@@ -148,14 +151,20 @@ impl CrossOrigin {
     /// Shares an answer with the origin, if the route does.
     pub(super) fn allow(&self, headers: &mut HeaderMap) {
         let cors = &self.route.policy.cors;
-        if !is_any(cors) {
+        if is_any(cors) {
+            // Whoever asks: a cache may keep the answer for others.
+            headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, ANY);
+        } else {
             // Another origin gets another answer.
             headers.append(VARY, HeaderValue::from_name(ORIGIN));
+            let Some(allowed) = self.allowed() else { return };
+            headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, allowed);
         }
-        let Some(allowed) = self.allowed() else { return };
-        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, allowed);
         if cors.credentials {
             headers.insert(ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
+        } else {
+            // What the upstream would allow an origin that it does not allow.
+            headers.remove(ACCESS_CONTROL_ALLOW_CREDENTIALS);
         }
     }
 
@@ -163,12 +172,18 @@ impl CrossOrigin {
     /// it may also read what the gate `exposed`.
     pub(super) fn share(&self, mut reply: Reply, exposed: &HeaderValue) -> Reply {
         let cors = &self.route.policy.cors;
-        let (is_problem, has_ours) = (reply.is_problem(), reply.outcome != Outcome::Passed);
+        let (is_problem, outcome) = (reply.is_problem(), reply.outcome);
+        let has_ours = outcome != Outcome::Passed;
         let headers = reply.response.headers_mut();
-        if is_problem || (cors.preflight && !headers.contains_key(ACCESS_CONTROL_ALLOW_ORIGIN)) {
+        let shared_with = headers.get(ACCESS_CONTROL_ALLOW_ORIGIN);
+        // The first answer may have been shared with another of the origins.
+        let is_anothers = outcome == Outcome::Replayed
+            && self.is_allowed()
+            && shared_with.is_some_and(|origin| origin != ANY && Some(origin) != self.origin.as_ref());
+        if is_problem || (cors.preflight && (shared_with.is_none() || is_anothers)) {
             self.allow(headers);
             if self.is_allowed() {
-                headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, exposed.clone());
+                headers.append(ACCESS_CONTROL_EXPOSE_HEADERS, exposed.clone());
             }
             return reply;
         }
@@ -195,7 +210,7 @@ fn is_any(cors: &Cors) -> bool {
 /// The origin as it is allowed, if it is.
 fn allowed(cors: &Cors, origin: &HeaderValue) -> Option<HeaderValue> {
     if is_any(cors) {
-        return Some(HeaderValue::from_static("*"));
+        return Some(ANY);
     }
     cors.origins.iter().any(|allowed| allowed.as_bytes() == origin.as_bytes()).then(|| origin.clone())
 }

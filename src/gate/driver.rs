@@ -79,7 +79,12 @@ impl Gate {
             Step::Refuse(refusal) => self.refused(route, refusal),
             Step::Forward(_) => {
                 let options = ForwardOptions::of(self, &state, route, &head);
-                pass::forward(self, &self.upstreams[route.upstream], head, body, options).await
+                let preflight = Preflight::of(&self.router, &head);
+                let reply = pass::forward(self, &self.upstreams[route.upstream], head, body, options).await;
+                match preflight {
+                    Some(preflight) => return (state, preflight.complete(reply)),
+                    None => reply,
+                }
             }
             Step::Protect(found) => self.protect(route, &state, head, body, Some(found), permit).await,
             Step::NeedBody => self.protect(route, &state, head, body, None, permit).await,

@@ -53,17 +53,25 @@ impl Preflight {
             return reply;
         }
         let status = reply.response.status();
-        if matches!(status, StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) {
-            let mut response = Response::new(Body::empty());
-            *response.status_mut() = StatusCode::NO_CONTENT;
-            self.allow(response.headers_mut());
-            reply.response = response;
-        } else if status.is_success() && !reply.response.headers().contains_key(ACCESS_CONTROL_ALLOW_ORIGIN) {
-            self.allow(reply.response.headers_mut());
-        } else if status.is_success() {
-            self.allow_key(reply.response.headers_mut());
+        let knows_origins = reply.response.headers().contains_key(ACCESS_CONTROL_ALLOW_ORIGIN);
+        // An upstream that authenticates every request refuses preflights: browsers send them without credentials.
+        let knows_none = status.is_client_error() || status == StatusCode::NOT_IMPLEMENTED;
+        match status {
+            StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => self.answer(&mut reply),
+            _ if knows_none && !knows_origins => self.answer(&mut reply),
+            _ if status.is_success() && !knows_origins => self.allow(reply.response.headers_mut()),
+            _ if status.is_success() => self.allow_key(reply.response.headers_mut()),
+            _ => {}
         }
         reply
+    }
+
+    /// Answers in the place of the upstream.
+    fn answer(&self, reply: &mut Reply) {
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::NO_CONTENT;
+        self.allow(response.headers_mut());
+        reply.response = response;
     }
 
     /// Allows what was asked for.
@@ -86,10 +94,8 @@ impl Preflight {
                 .any(|line| line.split(',').any(|one| one.trim().eq_ignore_ascii_case(name)))
         };
         let allowed: Vec<HeaderValue> = headers.get_all(ACCESS_CONTROL_ALLOW_HEADERS).iter().cloned().collect();
-        // Without credentials, a `*` is every header but Authorization.
-        let is_any = !self.route.policy.cors.credentials && listed(&allowed, "*");
         for name in self.key_headers() {
-            if listed(&self.headers, name.as_str()) && !is_any && !listed(&allowed, name.as_str()) {
+            if listed(&self.headers, name.as_str()) && !listed(&allowed, name.as_str()) {
                 headers.append(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_name(name.clone()));
             }
         }

@@ -167,7 +167,7 @@ fn a_preflight_that_the_upstream_allows_allows_the_key_too() {
 
 #[test]
 fn an_upstream_that_knows_nothing_of_origins_works_from_a_browser() {
-    for status in ["404 Not Found", "405 Method Not Allowed", "200 OK"] {
+    for status in ["404 Not Found", "405 Method Not Allowed", "401 Unauthorized", "501 Not Implemented", "200 OK"] {
         let upstream = Upstream::start(move |request| match request.start_line().split(' ').next().unwrap() {
             "OPTIONS" => Reply::status(status, "what?"),
             _ => Reply::ok("x"),
@@ -206,4 +206,49 @@ fn an_upstream_that_knows_nothing_of_origins_works_from_a_browser() {
         let other = request("k-1", "https://evil.example").send(&gate);
         assert_eq!(lines(other.expect(200, "replayed")), ["vary: origin"]);
     }
+}
+
+#[test]
+fn what_an_upstream_says_of_cookies_to_everybody_is_not_passed_on() {
+    let stray = "HTTP/1.1 200 OK\r\nAccess-Control-Allow-Credentials: true\r\nAccess-Control-Expose-Headers: X-Total\r\n\
+                 Content-Length: 1\r\n\r\nx";
+    let upstream = Upstream::start(move |_| Reply::raw(stray));
+    let cors = "cors = { origins = [\"https://shop.example\", \"https://desk.example\"], preflight = true }";
+    let gate = Gate::before(&upstream).defaults(cors).start();
+    let asked = preflight("/orders", SHOP, "POST", "idempotency-key").send(&gate);
+    let first = request("k-1", SHOP).send(&gate);
+    for response in [&asked, first.expect(200, "executed")] {
+        assert_eq!(response.head.all("access-control-allow-origin"), [SHOP.as_bytes()], "{}", response.show());
+        assert_eq!(response.head.all("access-control-allow-credentials"), [b""; 0]);
+    }
+    assert_eq!(first.head.all("access-control-expose-headers"), [b"X-Total".as_slice(), EXPOSED.as_bytes()]);
+    let any = "cors = { origins = [\"*\"], preflight = true }";
+    let gate = Gate::before(&upstream).defaults(any).start();
+    let unasked = Request::post("/orders").key("k-1").body("{}").send(&gate);
+    assert_eq!(unasked.expect(200, "executed").head.all("access-control-allow-origin"), [b"*"]);
+}
+
+#[test]
+fn a_replay_is_shared_with_each_origin_that_is_named() {
+    let upstream = Upstream::start(|_| {
+        Reply::raw("HTTP/1.1 200 OK\r\nAccess-Control-Allow-Origin: https://shop.example\r\nContent-Length: 1\r\n\r\nx")
+    });
+    let cors = "cors = { origins = [\"https://shop.example\", \"https://desk.example\"], preflight = true }";
+    let gate = Gate::before(&upstream).defaults(cors).start();
+    request("k-1", SHOP).send(&gate).expect(200, "executed");
+    let replay = request("k-1", "https://desk.example").send(&gate);
+    assert_eq!(replay.expect(200, "replayed").head.all("access-control-allow-origin"), [b"https://desk.example"]);
+    let other = request("k-1", "https://evil.example").send(&gate);
+    assert_eq!(other.expect(200, "replayed").head.all("access-control-allow-origin"), [SHOP.as_bytes()]);
+}
+
+#[test]
+fn a_preflight_is_completed_where_a_route_takes_it_too() {
+    let upstream = Upstream::start(|_| Reply::status("404 Not Found", "what?"));
+    let routes = "[[routes]]\nname = \"orders\"\nmethods = [\"POST\"]\npath = \"/orders\"\n\
+                  cors = { origins = [\"https://shop.example\"], preflight = true }\n\
+                  [[routes]]\nname = \"rest\"\nmethods = [\"OPTIONS\", \"GET\"]\npath = \"/{*rest}\"\nmode = \"pass\"\n";
+    let gate = Gate::before(&upstream).routes(routes).start();
+    assert_eq!(preflight("/orders", SHOP, "POST", "idempotency-key").send(&gate).status, 204);
+    assert_eq!(preflight("/other", SHOP, "POST", "idempotency-key").send(&gate).status, 404);
 }

@@ -37,7 +37,7 @@ fn checked(plan: &Plan, status: i32) -> String {
 /// What a start says that is refused.
 #[track_caller]
 fn refusal(plan: &Plan) -> String {
-    let mut process = plan.spawn();
+    let mut process = plan.clone().env("ONCEGATE_LOG__FORMAT", "text").spawn();
     let status = process.wait();
     assert_eq!(status.code(), Some(1), "{}", process.log());
     process.log()

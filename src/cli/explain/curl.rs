@@ -230,8 +230,8 @@ fn with_query(target: &Uri, data: Vec<u8>) -> anyhow::Result<Uri> {
 
 fn parse_header(text: &str) -> Result<Header, String> {
     let name = |name: &str| {
-        let wrong = || format!("`{}` is not a header name", name.trim());
-        HeaderName::from_bytes(name.trim().as_bytes()).map_err(|_| wrong())
+        let wrong = || format!("`{name}` is not a header name");
+        HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong())
     };
     match text.split_once(':') {
         Some((this, value)) if value.trim().is_empty() => Ok((name(this)?, None)),
@@ -252,7 +252,13 @@ fn parse_target(text: &str) -> Result<Uri, String> {
     if !is_url && !text.starts_with('/') && text != "*" {
         return Err("write a path that starts with `/`, or a URL that starts with `http://`".to_owned());
     }
+    // An IPv6 address has brackets too.
+    let path = if is_url { text.splitn(4, '/').nth(3).unwrap_or_default() } else { "" };
+    if path.contains(['{', '}', '[', ']']) {
+        return Err("curl takes `{}` and `[]` in a URL for several requests: percent-encode them".to_owned());
+    }
     match text.parse::<Uri>() {
+        Ok(_) if !text.is_ascii() => Err("percent-encode what is not ASCII, as curl does".to_owned()),
         Ok(target) if target.authority().is_some_and(|authority| authority.as_str().contains('@')) => {
             Err("write the user and the password of the URL as -u USER:PASSWORD".to_owned())
         }

@@ -4,12 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::mistake::{Mistake, Mistaken};
-use super::postgres::{House, Way};
+use super::postgres::{CROWDS, House, RUNS, Way};
 use super::script::scripts;
-
-/// How many crowds, and then how many runs alone, are played at most.
-const CROWDS: u64 = 4;
-const RUNS: u64 = 20;
 
 /// Plays until a store that makes the mistake says something else than the one in memory.
 fn caught(mistake: Mistake) {

@@ -22,8 +22,8 @@ use crate::seeds::{asked_for, share_of};
 use crate::servers::{Database, Session};
 
 /// How many crowds, and how many runs alone, are played each way.
-const CROWDS: u64 = 8;
-const RUNS: u64 = 80;
+pub const CROWDS: u64 = 8;
+pub const RUNS: u64 = 80;
 
 /// Makes a database's time stand until it is set.
 const STOP_CLOCK: &str = "
