@@ -148,8 +148,7 @@ impl AdminClient {
             .map_err(|_| anyhow!("{} did not answer within {} s", self.address, limit.as_secs()))?
     }
 
-    /// The status and the body of any answer.
-    pub(super) async fn exchange(
+    async fn exchange(
         &self,
         method: Method,
         target: &str,

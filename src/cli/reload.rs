@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::http_client::AdminArgs;
 use super::{BAD_CONFIGURATION, complain, print};
-use crate::admin::{ReloadProblem, ReloadReport};
+use crate::admin::ReloadReport;
 use crate::config::Problems;
 
 /// How long a reload may take: it waits for claims under way, and for the store.
@@ -58,17 +58,8 @@ pub(super) fn run(args: ReloadArgs) -> anyhow::Result<ExitCode> {
         ReloadReport::Refused { detail, problems } if problems.is_empty() => {
             bail!("not reloaded, the gate goes on with the former configuration: {detail}")
         }
-        ReloadReport::Refused { problems, .. } => {
-            for ReloadProblem { place, key, message, hint } in &problems {
-                let key = if key.is_empty() { String::new() } else { format!("{key}: ") };
-                complain(&format!("{place}: {key}{message}"));
-                if let Some(hint) = hint {
-                    complain(&format!("    hint: {hint}"));
-                }
-            }
-            let count =
-                if problems.len() == 1 { "1 problem".to_owned() } else { format!("{} problems", problems.len()) };
-            complain(&format!("{count}: not reloaded, the gate goes on with the former configuration"));
+        ReloadReport::Refused { detail, .. } => {
+            complain(&format!("{detail}: not reloaded, the gate goes on with the former configuration"));
             Ok(ExitCode::from(BAD_CONFIGURATION))
         }
     }

@@ -186,11 +186,6 @@ pub(super) fn check_scopes(root: &Table<'_>, server: &http::server::Settings) {
     }
 }
 
-/// Reads `[admin]` alone, for commands that ask a running gate.
-pub(super) fn admin_alone(root: &Table<'_>) -> admin::Settings {
-    admin(root, &[])
-}
-
 /// Reads `[admin] listen` alone; its default if it is wrong.
 pub(super) fn admin_address(root: &Table<'_>) -> Listen {
     Admin::read(&root.table("admin", Admin::SECTION), Admin::default()).listen

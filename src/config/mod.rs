@@ -120,7 +120,7 @@ pub fn load_store(sources: Sources) -> Result<Store, Problems> {
 /// Reads `[admin]` alone, for commands that ask a running gate: whatever else is missing or wrong.
 pub fn load_admin(sources: Sources) -> Result<admin::Settings, Problems> {
     let context = layers::merge(sources)?;
-    let admin = listeners::admin_alone(&Table::open(context.root(), keys::ROOT));
+    let admin = listeners::admin(&Table::open(context.root(), keys::ROOT), &[]);
     context.finish()?;
     Ok(admin)
 }

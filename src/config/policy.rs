@@ -113,9 +113,9 @@ keys! {
         /// Whether those scripts may use the user's cookies; not together with "*".
         credentials => flag();
         /// Whether oncegate makes an upstream work in browsers that knows nothing of keys, or of other origins. Where the
-        /// upstream allows a preflight, the header of the key is allowed too. Where it answers one with 404 or 405, or with
-        /// 2xx, 4xx or 501 without Access-Control-Allow-Origin, oncegate allows what was asked for. And it sets Access-Control-Allow-Origin on answers
-        /// of the upstream that have none. All of that is for `origins` only.
+        /// upstream allows a preflight, oncegate allows the header of the key too. Where it answers a preflight with 404 or
+        /// 405, or with 2xx, 4xx or 501 without Access-Control-Allow-Origin, oncegate allows what was asked for. Answers of
+        /// the upstream without Access-Control-Allow-Origin get one from oncegate. All of that is for `origins` only.
         preflight => flag();
     }
 }

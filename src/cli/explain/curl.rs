@@ -84,7 +84,7 @@ pub(super) struct Sent {
     pub(super) head: Parts,
     /// The body; `None` where none is sent.
     pub(super) body: Option<Vec<u8>>,
-    /// Whether `Content-Type` is there because nobody named another.
+    /// Whether the command line leaves `Content-Type` to its default.
     pub(super) type_is_default: bool,
 }
 

@@ -22,7 +22,7 @@ use crate::route::{Ambiguous, Route, RouteMatch};
 pub(super) struct ExplainedRequest<'a> {
     pub(super) head: Parts,
     pub(super) body: &'a [u8],
-    /// Whether `Content-Type` is there because nobody named another.
+    /// Whether the command line leaves `Content-Type` to its default.
     pub(super) type_is_default: bool,
 }
 

@@ -207,11 +207,11 @@ pub(super) async fn bind(source: Source, section: &str, signals: &mut Signals) -
 async fn drains(address: SocketAddr) -> bool {
     let asking = async {
         let client = AdminClient::new(&address.to_string(), None).ok()?;
-        let (status, body) = client.exchange(Method::GET, "/readyz", None).await.ok()?;
+        let (status, body) = client.exchange_within(ANSWER, Method::GET, "/readyz", None).await.ok()?;
         let answer: Value = serde_json::from_slice(&body).ok()?;
         Some(status == StatusCode::SERVICE_UNAVAILABLE && answer["reason"] == admin::Phase::Draining.as_str())
     };
-    timeout(ANSWER, asking).await.ok().flatten().unwrap_or(false)
+    asking.await.unwrap_or(false)
 }
 
 /// Holds that the admin listener, at this address, has a token where others than this machine reach it.

@@ -190,7 +190,7 @@ fn refusal(error: &anyhow::Error) -> ReloadReport {
         message: problem.message.clone(),
         hint: problem.hint.clone(),
     });
-    ReloadReport::Refused { detail: "the configuration has problems".to_owned(), problems: each.collect() }
+    ReloadReport::Refused { detail: problems.to_string(), problems: each.collect() }
 }
 
 #[cfg(test)]

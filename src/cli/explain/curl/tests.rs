@@ -148,7 +148,7 @@ fn the_default_type_is_known_as_one() {
     ] {
         assert_eq!(sent(line).unwrap().type_is_default, is_default, "{line}");
     }
-    assert_eq!(sent("/x").unwrap().head.version, Version::HTTP_10, "nobody named a host");
+    assert_eq!(sent("/x").unwrap().head.version, Version::HTTP_10, "the host is not given");
     assert_eq!(sent("http://a/x").unwrap().head.version, Version::HTTP_11);
 }
 
