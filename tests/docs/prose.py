@@ -6,6 +6,12 @@ import re
 from pages import Page
 
 WORDS = 35
+# Forms of the passive in one sentence, from which on it is a chain.
+CHAIN = 3
+PASSIVE = re.compile(
+    r"\b(?:is|are|was|were|be|been|being)\s+(?:\w+ly\s+|not\s+|then\s+)?"
+    r"(?:\w{3,}(?:ed|wn|ept|ent)|done|found|given|held|kept|known|lost|made|put|read|run|sent|set|taken|written)\b"
+)
 # Measured by other means, or generated.
 FREE_TEXT = ("docs/reference/", "docs/configuration.md", "docs/architecture.md", "docs/SUMMARY.md")
 FORBIDDEN = [
@@ -50,11 +56,23 @@ def paragraphs(prose):
 
 
 def sentences(text):
-    return re.split(r"(?<=[.!?])[\"')]*\s+(?=[\"'(]?[A-Z0-9]|code\b)", without_markup(text))
+    return re.split(r"(?<=[.!?])[\"')]*\s+(?=[\"'(]?[A-Z0-9]|code\b|oncegate\b)", without_markup(text))
+
+
+def name_files(page):
+    """A block that is written to a file says to which: the reader sees no more than the text before it."""
+    wrong = []
+    for block in page.blocks:
+        name = block.options.get("file")
+        before = [text for line, text in page.prose if line < block.line]
+        since = next((at for at in range(len(before) - 1, -1, -1) if before[at].startswith("#")), 0)
+        if name and not any(name in text for text in before[since:]):
+            wrong.append(f"{page.name}:{block.line}: the text before the block does not name its file, {name}")
+    return wrong
 
 
 def read_text(page):
-    wrong = []
+    wrong = name_files(page)
     if page.name.startswith(FREE_TEXT):
         return wrong
     for line, text in paragraphs(page.prose):
@@ -62,6 +80,8 @@ def read_text(page):
             count = len([word for word in sentence.split() if re.search(r"\w", word)])
             if count > WORDS:
                 wrong.append(f"{page.name}:{line}: a sentence of {count} words: {sentence[:60]}...")
+            if len(PASSIVE.findall(sentence)) >= CHAIN:
+                wrong.append(f"{page.name}:{line}: a chain of passives: {sentence[:80]}")
             for pattern, word in FORBIDDEN:
                 if pattern.search(sentence):
                     wrong.append(f"{page.name}:{line}: write it without {word}: {sentence[:80]}")
