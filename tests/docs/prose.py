@@ -10,7 +10,7 @@ WORDS = 35
 CHAIN = 3
 PASSIVE = re.compile(
     r"\b(?:is|are|was|were|be|been|being)\s+(?:\w+ly\s+|not\s+|then\s+)?"
-    r"(?:\w{3,}(?:ed|wn|ept|ent)|done|found|given|held|kept|known|lost|made|put|read|run|sent|set|taken|written)\b"
+    r"(?:(?!unknown)\w{3,}(?:ed|wn|ept|ent)|done|found|given|held|kept|known|lost|made|put|read|run|said|sent|set|taken|written)\b"
 )
 # Measured by other means, or generated.
 FREE_TEXT = ("docs/reference/", "docs/configuration.md", "docs/architecture.md", "docs/SUMMARY.md")
