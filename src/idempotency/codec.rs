@@ -1,6 +1,7 @@
 //! The stored form of what was claimed and what was answered.
 //!
-//! Both begin with the format's version (1; 2 for a head with a proof) and an envelope (0: plain; the other values are kept for encryption).
+//! Both begin with the format's version (1; 2 for a head with a proof, 3 for one with details) and an envelope (0: plain; the
+//! other values are kept for encryption).
 //! What begins otherwise is [`Unreadable`], and so is what breaks off, holds an impossible value or goes on too long.
 //! Integers are big-endian; a *part* is its length in four bytes, then its bytes; a *list* is its length in four
 //! bytes, then its items.
@@ -22,7 +23,7 @@
 //!
 //! | bytes | what |
 //! |---|---|
-//! | 1 | version: 1, or 2 where there is a proof |
+//! | 1 | version: 3 where there are details; else 2 where there is a proof, else 1 |
 //! | 1 | envelope: 0 |
 //! | 1 | the recipe's version: 1 |
 //! | 1 | what counts: method 1, path 2, query 4, body 8, added up |
@@ -31,10 +32,14 @@
 //! | list | included pointers, each a part |
 //! | list | excluded pointers, each a part |
 //! | 32 | the fingerprint's digest |
-//! | 32 | in version 2 only: the proof's digest |
+//! | 1 | in version 3 only: 1 where there is a proof, else 0 |
+//! | 32 | where there is a proof: its digest |
 //! | part | method |
 //! | part | path, in UTF-8 |
 //! | part | shortened key, in UTF-8 |
+//! | part | in version 3 only: the details, see [`Details`] |
+
+mod details;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, StatusCode};
@@ -44,12 +49,16 @@ use super::encoding::{put, put_count};
 use super::fingerprint::{BodyForm, Fingerprint, Pointer, Recipe};
 use super::key::Key;
 
+pub use details::Details;
+
 /// The version of the stored forms.
-const VERSION: u8 = 1;
-/// The version of a head with a proof. Others are written as version 1, which gates of older releases read.
+pub(super) const VERSION: u8 = 1;
+/// The version of a head with a proof and without details. Gates of older releases read it.
 const WITH_PROOF: u8 = 2;
+/// The version of a head with details.
+const WITH_DETAILS: u8 = 3;
 /// The envelope of values that are stored verbatim.
-const PLAIN: u8 = 0;
+pub(super) const PLAIN: u8 = 0;
 /// The version of recipes.
 const RECIPE_VERSION: u8 = 1;
 /// The most headers, and the most trailers, of an answer: more cannot be replayed.
@@ -70,6 +79,8 @@ pub struct Head {
     pub path: String,
     /// The key, shortened; for operators.
     pub key: String,
+    /// The encoded details, for operators; nothing where an older release claimed the record.
+    details: Bytes,
 }
 
 /// The answer of a completed record, as its client got it.
@@ -104,7 +115,14 @@ impl Head {
     #[must_use]
     pub fn new(fingerprint: Fingerprint, method: Method, path: &str, key: &Key) -> Self {
         let end = (0..=path.len().min(MAX_PATH)).rev().find(|&end| path.is_char_boundary(end)).unwrap_or(0);
-        Self { fingerprint, proof: None, method, path: path[..end].to_owned(), key: key.shortened() }
+        Self {
+            fingerprint,
+            proof: None,
+            method,
+            path: path[..end].to_owned(),
+            key: key.shortened(),
+            details: Bytes::new(),
+        }
     }
 
     /// Whether the request's path may have been longer than the stored part.
@@ -120,37 +138,66 @@ impl Head {
         Self { proof, ..self }
     }
 
+    /// The same with details.
+    #[must_use]
+    pub fn with_details(self, details: &Details) -> Self {
+        Self { details: details.encode(), ..self }
+    }
+
+    /// What else is known of the request.
+    #[must_use]
+    pub fn details(&self) -> Details {
+        Details::decode(&self.details)
+    }
+
     /// The stored form.
     #[must_use]
     pub fn encode(&self) -> Bytes {
-        let mut out = vec![if self.proof.is_some() { WITH_PROOF } else { VERSION }, PLAIN];
+        let has_details = !self.details.is_empty();
+        let version = match &self.proof {
+            _ if has_details => WITH_DETAILS,
+            Some(_) => WITH_PROOF,
+            None => VERSION,
+        };
+        let mut out = Vec::with_capacity(256);
+        out.extend_from_slice(&[version, PLAIN]);
         put_recipe(&mut out, &self.fingerprint.recipe);
         out.extend_from_slice(&self.fingerprint.digest);
+        if has_details {
+            out.push(u8::from(self.proof.is_some()));
+        }
         if let Some(Proof(digest)) = &self.proof {
             out.extend_from_slice(digest);
         }
         put(&mut out, self.method.as_str().as_bytes());
         put(&mut out, self.path.as_bytes());
         put(&mut out, self.key.as_bytes());
+        if has_details {
+            put(&mut out, &self.details);
+        }
         out.into()
     }
 
     /// Reads the stored form.
     pub fn decode(bytes: &Bytes) -> Result<Self, Unreadable> {
         let mut reader = Reader::new(bytes);
-        let has_proof = match reader.array()? {
-            [VERSION, PLAIN] => false,
-            [WITH_PROOF, PLAIN] => true,
+        let version = match reader.array()? {
+            [version @ (VERSION | WITH_PROOF | WITH_DETAILS), PLAIN] => version,
             _ => return Err(Unreadable),
         };
         let recipe = recipe(&mut reader)?;
         let digest = reader.array()?;
+        let has_proof = if version == WITH_DETAILS { reader.flag()? } else { version == WITH_PROOF };
         let proof = if has_proof { Some(Proof(reader.array()?)) } else { None };
         let method = Method::from_bytes(&reader.part()?).map_err(|_| Unreadable)?;
         let path = reader.text()?;
         let key = reader.text()?;
+        let details = if version == WITH_DETAILS { reader.part()? } else { Bytes::new() };
         reader.finish()?;
-        Ok(Self { fingerprint: Fingerprint { recipe, digest }, proof, method, path, key })
+        if version == WITH_DETAILS && details.is_empty() {
+            return Err(Unreadable);
+        }
+        Ok(Self { fingerprint: Fingerprint { recipe, digest }, proof, method, path, key, details })
     }
 }
 
