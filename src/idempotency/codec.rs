@@ -23,7 +23,7 @@
 //!
 //! | bytes | what |
 //! |---|---|
-//! | 1 | version: 3 where there are details; else 2 where there is a proof, else 1 |
+//! | 1 | version: 2 where there is a proof, else 1 |
 //! | 1 | envelope: 0 |
 //! | 1 | the recipe's version: 1 |
 //! | 1 | what counts: method 1, path 2, query 4, body 8, added up |
@@ -32,12 +32,19 @@
 //! | list | included pointers, each a part |
 //! | list | excluded pointers, each a part |
 //! | 32 | the fingerprint's digest |
-//! | 1 | in version 3 only: 1 where there is a proof, else 0 |
 //! | 32 | where there is a proof: its digest |
 //! | part | method |
 //! | part | path, in UTF-8 |
 //! | part | shortened key, in UTF-8 |
-//! | part | in version 3 only: the details, see [`Details`] |
+//!
+//! A head **with details**, as gates write it:
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 1 | version: 3 |
+//! | 1 | envelope: 0 |
+//! | part | the details, see [`Details`] |
+//! | rest | the head without them |
 
 mod details;
 
@@ -110,6 +117,19 @@ pub struct Content {
 #[error("the record is in a format that this version cannot read")]
 pub struct Unreadable;
 
+/// Whether two encoded heads differ at most in their details, so that every decision by the one is the decision by the other.
+#[must_use]
+pub fn is_same_request(one: &Bytes, other: &Bytes) -> bool {
+    let decisive = |head| {
+        let mut reader = Reader::new(head);
+        match reader.array() {
+            Ok([WITH_DETAILS, PLAIN]) => reader.part().map(|_| reader.rest()),
+            _ => Ok(head.clone()),
+        }
+    };
+    decisive(one).is_ok_and(|one| decisive(other) == Ok(one))
+}
+
 impl Head {
     /// The head of a request: cuts its path and shortens its key.
     #[must_use]
@@ -153,50 +173,43 @@ impl Head {
     /// The stored form.
     #[must_use]
     pub fn encode(&self) -> Bytes {
-        let has_details = !self.details.is_empty();
-        let version = match &self.proof {
-            _ if has_details => WITH_DETAILS,
-            Some(_) => WITH_PROOF,
-            None => VERSION,
-        };
         let mut out = Vec::with_capacity(256);
-        out.extend_from_slice(&[version, PLAIN]);
+        if !self.details.is_empty() {
+            out.extend_from_slice(&[WITH_DETAILS, PLAIN]);
+            put(&mut out, &self.details);
+        }
+        out.extend_from_slice(&[if self.proof.is_some() { WITH_PROOF } else { VERSION }, PLAIN]);
         put_recipe(&mut out, &self.fingerprint.recipe);
         out.extend_from_slice(&self.fingerprint.digest);
-        if has_details {
-            out.push(u8::from(self.proof.is_some()));
-        }
         if let Some(Proof(digest)) = &self.proof {
             out.extend_from_slice(digest);
         }
         put(&mut out, self.method.as_str().as_bytes());
         put(&mut out, self.path.as_bytes());
         put(&mut out, self.key.as_bytes());
-        if has_details {
-            put(&mut out, &self.details);
-        }
         out.into()
     }
 
     /// Reads the stored form.
     pub fn decode(bytes: &Bytes) -> Result<Self, Unreadable> {
         let mut reader = Reader::new(bytes);
-        let version = match reader.array()? {
-            [version @ (VERSION | WITH_PROOF | WITH_DETAILS), PLAIN] => version,
+        let (mut form, mut details) = (reader.array()?, Bytes::new());
+        if form == [WITH_DETAILS, PLAIN] {
+            details = reader.part()?;
+            form = reader.array()?;
+        }
+        let has_proof = match form {
+            [VERSION, PLAIN] => false,
+            [WITH_PROOF, PLAIN] => true,
             _ => return Err(Unreadable),
         };
         let recipe = recipe(&mut reader)?;
         let digest = reader.array()?;
-        let has_proof = if version == WITH_DETAILS { reader.flag()? } else { version == WITH_PROOF };
         let proof = if has_proof { Some(Proof(reader.array()?)) } else { None };
         let method = Method::from_bytes(&reader.part()?).map_err(|_| Unreadable)?;
         let path = reader.text()?;
         let key = reader.text()?;
-        let details = if version == WITH_DETAILS { reader.part()? } else { Bytes::new() };
         reader.finish()?;
-        if version == WITH_DETAILS && details.is_empty() {
-            return Err(Unreadable);
-        }
         Ok(Self { fingerprint: Fingerprint { recipe, digest }, proof, method, path, key, details })
     }
 }

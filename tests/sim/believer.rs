@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use bytes::Bytes;
-use oncegate::idempotency::codec::Head;
+use oncegate::idempotency::codec::is_same_request;
 use oncegate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 use oncegate::store::{
     Claim, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules, Origin, Page,
@@ -49,14 +48,14 @@ impl Believer {
             Mutant::CacheGrants => own.is_none().then_some(Claim::Inserted(now)),
             Mutant::CacheOfAnyKey => {
                 let may_replay =
-                    |record: &Record| record.state == State::Completed && is_like(&record.head, &fresh.head);
+                    |record: &Record| record.state == State::Completed && is_same_request(&record.head, &fresh.head);
                 let stands = |record: &Record| may_replay(record) && now < record.until;
                 let (_, (record, _)) = seen.iter().find(|(other, (record, _))| **other != id && stands(record))?;
                 Some(Claim::Exists { record: record.clone(), now })
             }
             Mutant::HintNeverEnds => {
                 let (record, at) = own.filter(|(record, _)| record.state == State::InFlight)?;
-                is_like(&record.head, &fresh.head).then(|| Claim::Exists { record: record.clone(), now: *at })
+                is_same_request(&record.head, &fresh.head).then(|| Claim::Exists { record: record.clone(), now: *at })
             }
             Mutant::CacheOutlivesTtl => {
                 let (record, at) = own.filter(|(record, _)| record.state == State::Completed)?;
@@ -70,12 +69,6 @@ impl Believer {
             _ => None,
         }
     }
-}
-
-/// Whether two heads are of the same request by the same caller: they differ in what is for operators.
-fn is_like(one: &Bytes, other: &Bytes) -> bool {
-    let decided_by = |head| Head::decode(head).map(|head| (head.fingerprint, head.proof, head.method, head.path));
-    decided_by(one).is_ok_and(|one| decided_by(other) == Ok(one))
 }
 
 #[async_trait]

@@ -75,6 +75,15 @@ proptest! {
     }
 
     #[test]
+    fn details_make_no_other_request(head in head(), other in head(), details in details::tests::details()) {
+        let with = |details: &Details| head.clone().with_details(details).encode();
+        prop_assert!(is_same_request(&head.encode(), &with(&details)));
+        prop_assert!(is_same_request(&with(&details), &with(&Details::default())));
+        let is_other = (&other.fingerprint, &other.proof, &other.method) != (&head.fingerprint, &head.proof, &head.method);
+        prop_assert_eq!(is_same_request(&head.encode(), &other.encode()), !is_other);
+    }
+
+    #[test]
     fn damaged_answers_do_no_harm(answer in answer(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
         for bytes in damaged(&answer.encode(), at, byte) {
             if let Ok(read) = Answer::decode(&bytes) {
@@ -158,10 +167,10 @@ fn the_layout_is_as_it_ever_was() {
     assert_eq!(proven.encode(), [&b"\x02\x00"[..], recipe, &[7; 32], &[9; 32], rest].concat());
     let details = Details { upstream: Some("a".to_owned()), ..Details::default() };
     let detailed = head_of_layout.with_details(&details);
-    let end = b"\0\0\0\x03\x03\x01a";
-    assert_eq!(detailed.encode(), [&b"\x03\x00"[..], recipe, &[7; 32], &[0], rest, end].concat());
+    let begin = &b"\x03\x00\0\0\0\x03\x03\x01a"[..];
+    assert_eq!(detailed.encode(), [begin, b"\x01\x00", recipe, &[7; 32], rest].concat());
     let both = proven.with_details(&details);
-    assert_eq!(both.encode(), [&b"\x03\x00"[..], recipe, &[7; 32], &[1], &[9; 32], rest, end].concat());
+    assert_eq!(both.encode(), [begin, b"\x02\x00", recipe, &[7; 32], &[9; 32], rest].concat());
 }
 
 #[test]
