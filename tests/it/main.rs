@@ -38,7 +38,6 @@ mod operations;
 mod passthrough;
 mod paths;
 mod policy;
-mod quickstart;
 mod redis_servers;
 mod redis_topologies;
 mod reload;
