@@ -114,9 +114,9 @@ fn every_problem_has_its_status_in_the_docs() {
         let retryable = if code.retryable() { "yes" } else { "no" };
         assert_eq!(found[..2], [code.status().as_str(), retryable], "{}", code.as_str());
     }
-    let known: BTreeSet<String> = codes().map(|code| code.as_str().to_owned()).collect();
-    let unknown: Vec<String> = terms(&page).difference(&known).cloned().collect();
-    assert!(unknown.is_empty(), "no problems of the gate: {unknown:?}");
+    let is_problem = |term: &String| row(&page, term).is_some_and(|cells| cells[0].parse::<u16>().is_ok());
+    let documented: BTreeSet<String> = terms(&page).into_iter().filter(is_problem).collect();
+    assert_eq!(documented, codes().map(|code| code.as_str().to_owned()).collect());
 }
 
 /// The `type` of a problem leads to its heading, so the anchor is the code and nothing else.

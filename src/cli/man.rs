@@ -144,8 +144,8 @@ mod tests {
     #[test]
     fn every_example_is_a_command_line_that_works() {
         for (_, line) in Facts::ALL.iter().flat_map(|facts| facts.examples) {
-            let command = line.split(['|', '>']).next().unwrap();
-            if let Err(error) = Cli::try_parse_from(words(command)) {
+            let command = line.split(['|', '>']).next().unwrap().replace(" ID ", &format!(" {} ", "0".repeat(64)));
+            if let Err(error) = Cli::try_parse_from(words(&command)) {
                 panic!("{line}: {error}");
             }
         }
