@@ -1,11 +1,11 @@
-//! `oncegate completions` and `oncegate man`
+//! `oncegate completions`
 
 use std::process::ExitCode;
 
 use clap::{Args, CommandFactory as _, ValueEnum};
 use clap_complete::Shell;
 
-use super::{Cli, complain, print};
+use super::{Cli, man, print};
 
 /// Print completions for a shell.
 #[derive(Args, Debug)]
@@ -14,15 +14,7 @@ pub(super) struct CompletionsArgs {
     shell: Target,
 }
 
-/// Print a manual page.
-#[derive(Args, Debug)]
-pub(super) struct ManArgs {
-    /// The command whose page it is, as `records resolve`; none for the first page
-    #[arg(value_name = "COMMAND")]
-    path: Vec<String>,
-}
-
-/// What completions are for; `man` gives the manual page, as [`man`] does.
+/// What completions are for; `man` gives the manual page, as [`man::run`] does.
 #[derive(Clone, Copy, Debug)]
 enum Target {
     Shell(Shell),
@@ -52,32 +44,9 @@ impl ValueEnum for Target {
 
 /// Prints a script for the shell.
 pub(super) fn run(args: CompletionsArgs) -> anyhow::Result<ExitCode> {
-    let Target::Shell(shell) = args.shell else { return man(ManArgs { path: Vec::new() }) };
+    let Target::Shell(shell) = args.shell else { return man::run(man::ManArgs::default()) };
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "oncegate", &mut script);
     print(&String::from_utf8_lossy(&script))?;
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Prints a page in roff.
-pub(super) fn man(args: ManArgs) -> anyhow::Result<ExitCode> {
-    let mut whole = Cli::command().disable_help_subcommand(true);
-    // Gives each command its own whole name.
-    whole.build();
-    let mut command = &whole;
-    for word in &args.path {
-        match command.find_subcommand(word) {
-            Some(below) => command = below,
-            None => {
-                let known: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
-                let known = if known.is_empty() { "it has none".to_owned() } else { known.join(", ") };
-                complain(&format!("error: `{}` has no command `{word}`: {known}", command.get_name()));
-                return Ok(ExitCode::from(2));
-            }
-        }
-    }
-    let mut page = Vec::new();
-    clap_mangen::Man::new(command.clone()).render(&mut page)?;
-    print(&String::from_utf8_lossy(&page))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -10,6 +10,8 @@ use clap::{Args, Parser, Subcommand};
 use crate::config::{Flags, Problem, Problems, Resolved, Sources, load};
 use crate::telemetry::logs::{self, Format};
 
+#[cfg(test)]
+mod catalogues;
 mod check;
 mod completions;
 mod config;
@@ -18,8 +20,11 @@ mod explain;
 mod health;
 mod http_client;
 mod identity_changes;
+mod man;
 mod migrate;
 pub mod records;
+#[cfg(test)]
+mod reference;
 mod reload;
 pub mod serve;
 
@@ -48,7 +53,7 @@ enum Command {
     Health(health::HealthArgs),
     Reload(reload::ReloadArgs),
     Completions(completions::CompletionsArgs),
-    Man(completions::ManArgs),
+    Man(man::ManArgs),
     Demo(demo::DemoArgs),
     /// Print the version.
     Version,
@@ -111,7 +116,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Health(args) => health::run(args),
         Command::Reload(args) => reload::run(args),
         Command::Completions(args) => completions::run(args),
-        Command::Man(args) => completions::man(args),
+        Command::Man(args) => man::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Version => {
             print(concat!("oncegate ", env!("CARGO_PKG_VERSION"), "\n"))?;

@@ -14,7 +14,7 @@
 //!    `kinds`, which says how values are read, printed and described.
 //! 2. Use it where the section becomes settings. A check that involves other keys belongs there too.
 //! 3. Add a line to `schema/tests/lines.rs`, and run the tests with `ONCEGATE_BLESS=1`, which writes
-//!    `config/oncegate.default.toml` and `docs/configuration.md`.
+//!    `config/oncegate.default.toml` and `docs/reference/configuration.md`.
 
 use std::path::PathBuf;
 use std::time::Duration;

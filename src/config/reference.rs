@@ -1,4 +1,4 @@
-//! The reference chapter of the docs, `docs/configuration.md`: every key with its type, its default and its documentation.
+//! The reference chapter of the docs, `docs/reference/configuration.md`: every key with its type, its default and its documentation.
 //!
 //! Only the test that keeps the chapter true builds it.
 
@@ -11,7 +11,7 @@ use super::kinds::Shape;
 /// With `ONCEGATE_BLESS=1` the file is written instead of compared.
 #[test]
 fn the_reference_is_made_of_the_declarations() {
-    const FILE: &str = "docs/configuration.md";
+    const FILE: &str = "docs/reference/configuration.md";
     if std::env::var_os("ONCEGATE_BLESS").is_some() {
         std::fs::write(FILE, reference()).unwrap();
     } else {

@@ -115,7 +115,7 @@ class Report:
         about = "; ".join(f"{name} {value}" for name, value in self.about.items())
         others = self.others()
         return (
-            f"{about}; fdatasync of 4 KiB {spread(self.syncs)} a second; cores used by anything else meanwhile "
+            f"{about}; fdatasync of 4 KiB {spread(self.syncs)} a second. Cores used by anything else meanwhile "
             f"{statistics.median(others):.2f} (at most {max(others):.2f}). {self.median_of()}, in brackets the "
             "least and the most."
         )
@@ -131,15 +131,15 @@ class Report:
     def notes(self):
         """How to read the table."""
         lines = [
-            "A ratio is the median of those within each round. wrk is a closed loop: a connection sends its next "
-            "request when it has its answer, so the latencies are those of a proxy under as much load as it takes. "
+            "A ratio is the median of those within each round. The load is a closed loop: a connection of wrk sends its next "
+            "request when it has its answer. So the latencies are those of a proxy under as much load as it takes. "
             "CPU is what the proxy's processes use for a request, user and system, beside wrk's. Memory is resident: "
             "idle after the start, at its peak in this measurement, and at its end.",
         ]
         if any(row.store.startswith("postgres") for _, row in self.results):
             lines.append(
-                "Where a store has processes of its own, theirs stands behind the +. pgbench sends the statements that "
-                "claim and settle, one at a time from as many clients, each with its commit: a pair is one request."
+                "Where a store has processes of its own, theirs stands behind the +. The program pgbench sends the "
+                "statements that claim and settle, one at a time from as many clients, each with its commit: a pair is one request."
             )
         if statistics.median(self.others()) > BUSY:
             lines.append(

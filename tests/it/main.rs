@@ -28,6 +28,7 @@ mod http2;
 mod http2_abuse;
 mod identity;
 mod ignored_keys;
+mod incident;
 mod lifecycle;
 mod limits;
 mod listeners;

@@ -1,0 +1,183 @@
+//! Holds the lists that the docs write by hand to the code: metrics, problems, outcomes, exit statuses, limits, headers and the
+//! paths of the admin listener. A name that the code gains has to get its entry, and an entry that the code loses has to go.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::man::{Facts, whole, with_subcommands};
+use crate::config;
+use crate::store::ErrorKind;
+use crate::store::cached::CacheResult;
+use crate::store::metered::StoreOp;
+use crate::telemetry::limits::Limit;
+use crate::telemetry::metrics::Metrics;
+use crate::telemetry::outcome::{Code, Outcome};
+
+fn page(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// The first cells of a page's tables, where they are one name in backticks.
+fn terms(page: &str) -> BTreeSet<String> {
+    let cell = |line: &str| Some(line.strip_prefix("| `")?.split_once("` |")?.0.to_owned());
+    page.lines().filter_map(cell).collect()
+}
+
+/// The other cells of the row that begins with `term`.
+fn row<'a>(page: &'a str, term: &str) -> Option<Vec<&'a str>> {
+    let row = page.lines().find_map(|line| line.strip_prefix(&format!("| `{term}` | ")))?;
+    Some(row.trim_end_matches(['|', ' ']).split(" | ").collect())
+}
+
+fn codes() -> impl Iterator<Item = Code> {
+    Outcome::ALL.into_iter().filter_map(|outcome| match outcome {
+        Outcome::Problem(code) => Some(code),
+        _ => None,
+    })
+}
+
+/// Metrics in which every family has a series.
+fn all_metrics() -> String {
+    let metrics = Metrics::new();
+    let route = metrics.route("a");
+    for outcome in Outcome::ALL {
+        drop(route.answered(outcome, Instant::now()));
+    }
+    route.upstream_took(Duration::ZERO);
+    metrics.store("memory")(StoreOp::Claim, Duration::ZERO, Some(ErrorKind::Full));
+    metrics.cache()(CacheResult::Memory);
+    metrics.limits().exceeded(Limit::MaxHeaders);
+    metrics.encode()
+}
+
+/// Each family's type and labels, as the text format has them.
+fn families(text: &str) -> BTreeMap<String, (String, BTreeSet<String>)> {
+    let mut families = BTreeMap::new();
+    for line in text.lines() {
+        if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
+            families.insert(name.to_owned(), (kind.to_owned(), BTreeSet::new()));
+        } else if let Some((name, labels)) = line.split_once('{').filter(|_| !line.starts_with('#')) {
+            let base = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
+            let labels = labels.split(',').filter_map(|label| Some(label.split_once("=\"")?.0.to_owned()));
+            families.get_mut(base).unwrap().1.extend(labels.filter(|label| label != "le"));
+        }
+    }
+    families
+}
+
+/// `docs/observe/metrics.md` has a heading for each metric and, below it, a line with its type and its labels.
+#[test]
+fn every_metric_has_its_type_and_labels_in_the_docs() {
+    let page = page("docs/observe/metrics.md");
+    let families = families(&all_metrics());
+    let declared = include_str!("../telemetry/metrics.rs").split("#[cfg(test)]").next().unwrap();
+    for name in declared.split('"').filter(|literal| literal.starts_with("oncegate_")) {
+        assert!(families.contains_key(name), "{name} has no series: give it one in all_metrics");
+    }
+    let mut documented = BTreeSet::new();
+    for chapter in page.split("\n### `").skip(1) {
+        let (name, rest) = chapter.split_once("`\n\n").expect("a heading that is a name in backticks");
+        documented.insert(name.to_owned());
+        let (kind, labels) = families.get(name).unwrap_or_else(|| panic!("there is no metric {name}"));
+        let labels: Vec<String> = labels.iter().map(|label| format!("`{label}`")).collect();
+        let facts = match labels.len() {
+            0 => format!("*{kind}*"),
+            _ => format!("*{kind}; by {}*", labels.join(", ")),
+        };
+        assert!(rest.starts_with(&facts), "{name} should begin with {facts}");
+        assert!(rest.contains("```promql\n"), "{name} has no query");
+    }
+    assert_eq!(documented, families.into_keys().collect());
+}
+
+#[test]
+fn every_word_of_a_label_is_in_the_docs() {
+    let page = page("docs/observe/metrics.md");
+    let terms = terms(&page);
+    let outcomes = Outcome::ALL.map(Outcome::as_str);
+    let kinds = [ErrorKind::Unavailable, ErrorKind::Full, ErrorKind::Timeout, ErrorKind::Corrupt, ErrorKind::Other]
+        .map(ErrorKind::as_str);
+    let words = Limit::ALL.map(Limit::as_str).into_iter().chain(CacheResult::ALL.map(CacheResult::as_str));
+    for word in words.chain(kinds).chain(outcomes.into_iter().filter(|word| codes().all(|code| code.as_str() != *word)))
+    {
+        assert!(terms.contains(word), "no table of docs/observe/metrics.md has `{word}`");
+    }
+}
+
+#[test]
+fn every_problem_has_its_status_in_the_docs() {
+    let page = page("docs/reference/problems.md");
+    for code in codes() {
+        let found = row(&page, code.as_str()).unwrap_or_else(|| panic!("{} is missing", code.as_str()));
+        let retryable = if code.retryable() { "yes" } else { "no" };
+        assert_eq!(found[..2], [code.status().as_str(), retryable], "{}", code.as_str());
+    }
+    let is_problem = |term: &String| row(&page, term).is_some_and(|cells| cells[0].parse::<u16>().is_ok());
+    let documented: BTreeSet<String> = terms(&page).into_iter().filter(is_problem).collect();
+    assert_eq!(documented, codes().map(|code| code.as_str().to_owned()).collect());
+}
+
+/// The `type` of a problem leads to its heading, so the anchor is the code and nothing else.
+#[test]
+fn every_problem_has_a_heading_in_the_error_catalogue() {
+    let page = page("docs/clients/errors.md");
+    let headings: BTreeSet<&str> = page
+        .lines()
+        .filter(|line| line.starts_with("##"))
+        .map(|line| line.trim_start_matches('#').trim().trim_matches('`'))
+        .collect();
+    let missing: Vec<&str> = codes().map(Code::as_str).filter(|code| !headings.contains(code)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[test]
+fn every_outcome_that_a_client_sees_is_in_the_docs() {
+    let page = page("docs/reference/headers.md");
+    let terms = terms(&page);
+    for outcome in Outcome::ALL {
+        let is_shown = !matches!(outcome, Outcome::Passed | Outcome::Problem(_));
+        assert!(!is_shown || terms.contains(outcome.as_str()), "{} is missing", outcome.as_str());
+    }
+    for key in keys_of("headers") {
+        assert!(page.contains(&format!("`headers.{key}`")), "headers.{key} is missing");
+    }
+}
+
+#[test]
+fn every_limit_is_in_the_docs() {
+    let page = page("docs/reference/limits.md");
+    for key in keys_of("limits") {
+        assert!(page.contains(&format!("`limits.{key}`")), "limits.{key} is missing");
+    }
+    for limit in Limit::ALL {
+        assert!(page.contains(limit.as_str()), "{} is missing", limit.as_str());
+    }
+}
+
+#[test]
+fn every_exit_status_is_in_the_docs() {
+    let whole = whole();
+    let facts = with_subcommands(&whole).into_iter().filter_map(Facts::of);
+    let statuses: BTreeSet<String> = facts.flat_map(Facts::statuses).map(|(status, _)| status.to_string()).collect();
+    assert_eq!(terms(&page("docs/reference/exit-codes.md")), statuses);
+}
+
+#[test]
+fn every_path_of_the_admin_listener_is_in_the_docs() {
+    let page = page("docs/reference/admin-api.md");
+    let source = include_str!("../admin/api.rs");
+    let paths: Vec<&str> =
+        source.split('"').filter(|literal| literal.starts_with('/') && !literal.contains(' ')).collect();
+    assert!(paths.contains(&"/readyz"), "{paths:?}");
+    for path in paths {
+        assert!(page.contains(path), "{path} is missing");
+    }
+}
+
+/// The keys of a table of the configuration.
+fn keys_of(table: &str) -> Vec<String> {
+    let keys = config::schema()["properties"][table]["properties"].clone();
+    keys.as_object().unwrap_or_else(|| panic!("[{table}] has no keys")).keys().cloned().collect()
+}
