@@ -53,7 +53,7 @@ async fn dispatch(state: &State, request: Request<Incoming>, client: SocketAddr)
         return Err(Kind::MethodNotAllowed(allow).because(format!("allowed here: {allow}")));
     }
     let query = request.uri().query();
-    if query.is_some_and(|query| !query.is_empty()) && resource.refuses_parameters() {
+    if query.is_some_and(|query| !query.is_empty()) && resource.refuses_parameters(request.method()) {
         return Err(Kind::BadRequest.because("no query parameters are known here"));
     }
     match resource {
@@ -65,7 +65,7 @@ async fn dispatch(state: &State, request: Request<Incoming>, client: SocketAddr)
         Resource::Record(id) if request.method() == Method::DELETE => {
             records::remove(state, parse_id(id)?, client).await
         }
-        Resource::Record(id) => records::show(state, parse_id(id)?).await,
+        Resource::Record(id) => records::show(state, parse_id(id)?, query, client).await,
         Resource::Resolve(id) => resolve::resolve(state, parse_id(id)?, request.into_body(), client).await,
         Resource::Reload => reload::reload(state).await,
     }
@@ -101,8 +101,12 @@ impl<'a> Resource<'a> {
     }
 
     /// Probes and scrapers may send what they like; a mistyped parameter of the API must not be ignored.
-    fn refuses_parameters(&self) -> bool {
-        matches!(self, Self::Routes | Self::Record(_) | Self::Resolve(_) | Self::Reload)
+    fn refuses_parameters(&self, method: &Method) -> bool {
+        match self {
+            Self::Routes | Self::Resolve(_) | Self::Reload => true,
+            Self::Record(_) => method == Method::DELETE,
+            Self::Livez | Self::Readyz | Self::Metrics | Self::Records => false,
+        }
     }
 }
 

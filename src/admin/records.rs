@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::answer::{Answer, Kind, Problem, empty, json};
 use super::query::Query;
-use super::view::{RecordView, shortened_key};
+use super::view::{Extent, RecordView, shortened_key};
 use super::{MAX_LISTINGS, State};
 use crate::idempotency::record::RecordId;
 use crate::store::{Error, Filter, Listed, Store};
@@ -36,15 +36,28 @@ pub(super) async fn list(state: &State, query: Option<&str>) -> Result<Answer, P
     let found = store.list(filter, query.after, query.limit).await.map_err(unavailable)?;
     let on_file = store.identities().await.map_err(unavailable)?;
     let next = found.next.map(|next| next.to_string());
-    let records = found.records.iter().map(|listed| RecordView::of(listed, &on_file));
+    let records = found.records.iter().map(|listed| RecordView::of(listed, &on_file, Extent::Listed));
     Ok(json(StatusCode::OK, &Page { records: records.collect(), next }))
 }
 
-/// `GET /api/v1/records/{id}`
-pub(super) async fn show(state: &State, id: RecordId) -> Result<Answer, Problem> {
+/// `GET /api/v1/records/{id}`, with `?answer=true` for the answer itself
+pub(super) async fn show(
+    state: &State,
+    id: RecordId,
+    query: Option<&str>,
+    client: SocketAddr,
+) -> Result<Answer, Problem> {
+    let extent = match query {
+        None | Some("" | "answer=false") => Extent::Described,
+        Some("answer=true") => Extent::WithAnswer,
+        Some(_) => return Err(Kind::BadRequest.because("the only query parameter is `answer`, `true` or `false`")),
+    };
     let found = find(state, id).await?;
     let on_file = state.opened()?.identities().await.map_err(unavailable)?;
-    Ok(json(StatusCode::OK, &RecordView::of(&found, &on_file)))
+    if extent == Extent::WithAnswer {
+        tracing::info!(target: "oncegate::audit", %client, %id, "an operator read the answer of a record");
+    }
+    Ok(json(StatusCode::OK, &RecordView::of(&found, &on_file, extent)))
 }
 
 /// `DELETE /api/v1/records/{id}`

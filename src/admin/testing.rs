@@ -1,6 +1,7 @@
 //! An admin listener on a socket, with records in memory, for tests.
 
 use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -13,11 +14,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 use super::*;
-use crate::idempotency::codec::{Answer, Head};
+use crate::idempotency::codec::{Answer, Details, Head};
 use crate::idempotency::fingerprint::{Fingerprint, Recipe};
 use crate::idempotency::key::Key;
-use crate::idempotency::record::{Attempt, RecordId, Timestamp};
+use crate::idempotency::record::{Attempt, RecordId, RequestId, Timestamp};
 use crate::idempotency::scope::{Caller, ScopePart};
+use crate::idempotency::unknown::UnknownCause;
 use crate::store::memory::Memory;
 use crate::store::{Claim, End, Expiry, Fresh, Identity, Origin, Settled};
 
@@ -147,19 +149,21 @@ impl Admin {
         let id = identifier().id(route, &[ScopePart::Host], caller, &key);
         let attempt = Attempt(std::array::from_fn(|i| id.0[i] ^ 0x5a));
         let recipe = Recipe::default();
-        let head = Head {
-            fingerprint: Fingerprint { recipe, digest: [7; 32] },
-            proof: None,
-            method: Method::POST,
-            path: format!("/v1/{route}s"),
-            key: key.shortened(),
+        let (fingerprint, unknown_ttl) = (Fingerprint { recipe, digest: [7; 32] }, Duration::from_secs(86400));
+        let details = Details {
+            request: NonZeroU64::new(0xab).map(RequestId),
+            trace: Some(0xcd),
+            upstream: Some("app".to_owned()),
+            caller: Some([9; 8]),
+            unknown_ttl: Some(unknown_ttl),
         };
+        let head = Head::new(fingerprint, Method::POST, &format!("/v1/{route}s"), &key).with_details(&details);
         let fresh = Fresh {
             attempt,
             origin: origin(route).id(),
             lease: LEASE,
             ttl: Duration::from_secs(86400),
-            unknown_ttl: Duration::from_secs(86400),
+            unknown_ttl,
             head: head.encode(),
         };
         assert!(matches!(self.store.claim(id, fresh).await.unwrap(), Claim::Inserted(_)));
@@ -172,7 +176,7 @@ impl Admin {
 
     pub(crate) async fn unknown(&self, route: &str, key: &str) -> (RecordId, Attempt) {
         let (id, attempt) = self.claim(route, key).await;
-        self.end(id, attempt, End::Hold).await;
+        self.end(id, attempt, End::Hold { cause: UnknownCause::Shutdown.encode() }).await;
         (id, attempt)
     }
 

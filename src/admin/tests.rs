@@ -58,7 +58,9 @@ async fn a_record_shows_what_operators_need_and_no_secret() {
         reply.json(),
         json!({
             "id": id.to_string(), "state": "in-flight", "service": "shop", "namespace": "charge", "route": "charge",
-            "key": "8e03978e…", "method": "POST", "path": "/v1/charges", "claimed_at": "2026-01-01T00:00:00.000Z",
+            "upstream": "app", "key": "8e03978e…9324", "method": "POST", "path": "/v1/charges",
+            "request": "00000000000000ab", "trace_id": "000000000000000000000000000000cd", "caller": "0909090909090909",
+            "fingerprint": "0707070707070707", "claimed_at": "2026-01-01T00:00:00.000Z",
             "age_seconds": 2, "lease_until": "2026-01-01T00:00:30.000Z",
         })
     );
@@ -73,6 +75,20 @@ async fn a_record_shows_what_operators_need_and_no_secret() {
         (&json!("completed"), &json!(201), &json!(4), &json!("2026-01-01T01:00:02.500Z"))
     );
     assert_eq!(record.get("lease_until"), None);
+    assert_eq!((record.get("answer"), record.get("unknown_since")), (None, None));
+    let record = admin.get(&format!("/api/v1/records/{id}?answer=true")).await.json();
+    assert_eq!(record["answer"]["body_base64"], "cGFpZA==");
+    admin.get(&format!("/api/v1/records/{id}?body=true")).await.is_problem(400, "bad-request").says("`answer`");
+
+    let (id, _) = admin.unknown("charge", "another").await;
+    let record = admin.get(&format!("/api/v1/records/{id}")).await.json();
+    assert_eq!(
+        (&record["unknown_since"], &record["unknown_because"], record.get("status")),
+        (&json!("2026-01-01T00:00:02.500Z"), &json!("shutdown"), None)
+    );
+    let listed = admin.get("/api/v1/records?state=unknown").await.json();
+    let listed = &listed["records"][0];
+    assert_eq!((&listed["unknown_since"], listed.get("unknown_because")), (&json!("2026-01-01T00:00:02.500Z"), None));
 }
 
 #[tokio::test]

@@ -2,27 +2,43 @@
 
 use std::time::{Duration, SystemTime};
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use http::header::CONTENT_TYPE;
+use http::{HeaderName, HeaderValue};
 use serde::Serialize;
 
 use crate::idempotency::codec::{Answer, Head};
-use crate::idempotency::record::{Record, State, Timestamp};
+use crate::idempotency::record::{Record, RequestId, State, Timestamp};
+use crate::idempotency::unknown::UnknownCause;
 use crate::store::{Listed, NamespaceRules, Origin, is_orphaned};
 
 /// The last millisecond of the year 9999, the last that RFC 3339 can write.
 const LAST: Timestamp = Timestamp(253_402_300_799_999);
 
-/// A record without its secrets: no attempt, no whole key, no header, no body.
+/// A record without its secrets: no attempt, no whole key, and no header or body unless they are asked for.
 #[derive(Debug, Serialize)]
 pub(super) struct RecordView {
     id: String,
     state: &'static str,
+    #[serde(flatten)]
+    unknown: Option<UnknownView>,
     service: Option<String>,
     namespace: Option<String>,
     route: Option<String>,
+    upstream: Option<String>,
     /// Shortened.
     key: Option<String>,
     method: Option<String>,
     path: Option<String>,
+    /// The request that claimed it, as `instance` of its problem names it.
+    request: Option<String>,
+    trace_id: Option<String>,
+    /// A digest: equal for the requests of one caller.
+    caller: Option<String>,
+    /// The beginning of its digest.
+    fingerprint: Option<String>,
+    /// When its attempt began.
     claimed_at: String,
     age_seconds: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -39,45 +55,125 @@ pub(super) struct RecordView {
     orphaned: bool,
 }
 
+/// Why the outcome of the attempt is unknown.
+#[derive(Debug, Serialize)]
+struct UnknownView {
+    /// When it turned unknown; nothing where an older release claimed the record.
+    unknown_since: Option<String>,
+    /// In the words of `outcomes`, `shutdown`, or `lease-expired`; nothing in a list, which leaves it out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unknown_because: Option<String>,
+}
+
 #[derive(Debug, Serialize)]
 struct AnswerView {
     status: u16,
+    content_type: Option<String>,
     /// Nothing where the body was not kept.
     body_bytes: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    answer: Option<WholeAnswer>,
+}
+
+/// An answer, in the form in which `resolve` takes one.
+#[derive(Debug, Serialize)]
+struct WholeAnswer {
+    headers: Vec<[String; 2]>,
+    body_base64: Option<String>,
+    trailers: Vec<[String; 2]>,
+}
+
+/// How much of a record is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Extent {
+    /// What a list of records has: nothing of what the attempt left.
+    Listed,
+    /// All but headers and bodies.
+    Described,
+    /// With the answer itself.
+    WithAnswer,
 }
 
 impl RecordView {
     /// `on_file` is what the store has of all namespaces.
-    pub(super) fn of(listed: &Listed, on_file: &[NamespaceRules]) -> Self {
+    pub(super) fn of(listed: &Listed, on_file: &[NamespaceRules], extent: Extent) -> Self {
         let Listed { id, origin, record, now } = listed;
         let head = Head::decode(&record.head);
-        let answer = record.answer.as_ref().map(Answer::decode);
+        let answer = record.answer.as_ref().filter(|_| record.state == State::Completed).map(Answer::decode);
         let unreadable = head.is_err() || matches!(answer, Some(Err(_)));
         let head = head.ok();
+        let details = head.as_ref().map(Head::details).unwrap_or_default();
+        let unknown = (record.state == State::Unknown).then(|| UnknownView {
+            unknown_since: details.unknown_ttl.map(|ttl| rfc3339(record.until.minus(ttl))),
+            unknown_because: (extent != Extent::Listed).then(|| because(record)),
+        });
+        let trace = details.trace.or(details.request.map(RequestId::trace));
         let of_origin = |part: fn(&Origin) -> &str| origin.as_ref().map(|origin| part(origin).to_owned());
         let in_flight = record.state == State::InFlight;
         let until = rfc3339(record.until);
         Self {
             id: id.to_string(),
             state: record.state.as_str(),
+            unknown,
             service: of_origin(|origin| &origin.service),
             namespace: of_origin(|origin| &origin.namespace),
             route: of_origin(|origin| &origin.route),
+            upstream: details.upstream,
             key: head.as_ref().map(|head| head.key.clone()),
             method: head.as_ref().map(|head| head.method.to_string()),
+            request: details.request.map(|request| request.to_string()),
+            trace_id: trace.map(|trace| format!("{trace:032x}")),
+            caller: details.caller.map(|caller| hex(&caller)),
+            fingerprint: head.as_ref().map(|head| hex(&head.fingerprint.digest[..8])),
             path: head.map(|head| head.path),
             claimed_at: rfc3339(record.claimed_at),
             age_seconds: now.since(record.claimed_at).as_secs(),
             lease_until: in_flight.then(|| until.clone()),
             expires_at: (!in_flight).then_some(until),
-            answer: answer.and_then(Result::ok).map(|answer| AnswerView {
-                status: answer.status.as_u16(),
-                body_bytes: answer.content.map(|content| content.body.len()),
-            }),
+            answer: answer.and_then(Result::ok).map(|answer| AnswerView::of(&answer, extent)),
             unreadable,
             orphaned: origin.as_ref().is_some_and(|origin| is_orphaned(on_file, origin, record.claimed_at)),
         }
     }
+}
+
+impl AnswerView {
+    fn of(answer: &Answer, extent: Extent) -> Self {
+        let content_type = answer.headers.iter().find(|(name, _)| *name == CONTENT_TYPE);
+        let content = answer.content.as_ref();
+        Self {
+            status: answer.status.as_u16(),
+            content_type: content_type.map(|(_, value)| text(value)),
+            body_bytes: content.map(|content| content.body.len()),
+            answer: (extent == Extent::WithAnswer).then(|| WholeAnswer {
+                headers: lines(&answer.headers),
+                body_base64: content.map(|content| STANDARD.encode(&content.body)),
+                trailers: content.map(|content| lines(&content.trailers)).unwrap_or_default(),
+            }),
+        }
+    }
+}
+
+/// Why the outcome of an unknown record's attempt is unknown.
+fn because(record: &Record) -> String {
+    match record.answer.as_ref().map(UnknownCause::decode) {
+        Some(Ok(cause)) => cause.to_string(),
+        Some(Err(_)) => "unreadable".to_owned(),
+        // Its gate died, or it could not reach the store in time.
+        None => "lease-expired".to_owned(),
+    }
+}
+
+fn lines(lines: &[(HeaderName, HeaderValue)]) -> Vec<[String; 2]> {
+    lines.iter().map(|(name, value)| [name.to_string(), text(value)]).collect()
+}
+
+fn text(value: &HeaderValue) -> String {
+    String::from_utf8_lossy(value.as_bytes()).into_owned()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The key of a record for people, where it can be read.

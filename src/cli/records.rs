@@ -37,6 +37,9 @@ enum Command {
         /// The record's id
         #[arg(value_parser = parse_id)]
         id: RecordId,
+        /// Show the answer that retries get, with its headers and its body; the gate logs that it was read
+        #[arg(long)]
+        answer: bool,
         /// Print the API's JSON
         #[arg(long)]
         json: bool,
@@ -126,8 +129,9 @@ async fn execute(args: RecordsArgs, out: &mut Vec<u8>) -> anyhow::Result<()> {
     let client = args.admin.client()?;
     match args.command {
         Command::List(list) => self::list(&client, list, out).await,
-        Command::Show { id, json } => {
-            let record = client.send(Method::GET, &record_path(id), None).await?;
+        Command::Show { id, answer, json } => {
+            let query = if answer { "?answer=true" } else { "" };
+            let record = client.send(Method::GET, &format!("{}{query}", record_path(id)), None).await?;
             if json { print_json(&record, out) } else { table::write_one(&record, out) }
         }
         Command::Resolve(resolve) => self::resolve(&client, resolve, out).await,

@@ -14,7 +14,7 @@ use super::request::Head;
 use crate::http::body::Body;
 use crate::http::problem::Problem;
 use crate::idempotency::policy::Cors;
-use crate::idempotency::record::Timestamp;
+use crate::idempotency::record::{RequestId, Timestamp};
 use crate::route::{Ambiguous, Route};
 use crate::telemetry::outcome::Outcome;
 
@@ -52,8 +52,9 @@ impl Reply {
         Self { outcome, response, problem: None }
     }
 
-    pub(super) fn problem(problem: Problem, docs: Option<&str>) -> Self {
-        let response = problem.response(docs).map(Body::full);
+    /// A problem as the reply to a request.
+    pub(super) fn problem(problem: Problem, docs: Option<&str>, request: RequestId) -> Self {
+        let response = problem.response(docs, request).map(Body::full);
         Self { outcome: Outcome::Problem(problem.code), response, problem: Some(Box::new(problem)) }
     }
 

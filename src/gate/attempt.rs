@@ -25,6 +25,7 @@ use crate::idempotency::key::Key;
 use crate::idempotency::policy::Delivery;
 use crate::idempotency::record::{Attempt, Record, Timestamp};
 use crate::idempotency::settle::{Control, Ending, Verdict, settle};
+use crate::idempotency::unknown::UnknownCause;
 use crate::store::{End, Expiry, Settled};
 use crate::telemetry::metrics::AttemptGuard;
 use crate::telemetry::outcome::{Code, Outcome};
@@ -145,14 +146,14 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
             let end = match settle(request.policy(), ending, &Control::default()) {
                 Verdict::Release => End::Release,
                 // There is no answer to complete with.
-                Verdict::Hold | Verdict::Complete { .. } => hold(request, problem.code.as_str()),
+                Verdict::Hold | Verdict::Complete { .. } => hold(request, UnknownCause::Ended(ending)),
             };
             Ended::without_answer(end, problem)
         }
         Exchanged::Abandoned => {
             let detail = "the gate shuts down, and the upstream has not answered yet";
             let problem = Problem::new(Code::UpstreamTimeout, detail);
-            Ended::without_answer(hold(request, "shutdown"), problem)
+            Ended::without_answer(hold(request, UnknownCause::Shutdown), problem)
         }
     };
     let Ended { end, outcome, answer } = ended;
@@ -162,7 +163,7 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
             let (fingerprint, answer) = (request.fingerprint.clone(), answer.clone());
             Some(Released { fingerprint, proof: request.proof, answer })
         }
-        End::Release | End::Complete { .. } | End::Hold => None,
+        End::Release | End::Complete { .. } | End::Hold { .. } => None,
     };
     let delivery = Some(ForClient { outcome, answer, recipient, rest });
     Attempted { attempt, end, released, record, delivery, _counted: counted }
@@ -322,18 +323,16 @@ fn answered(request: &ProtectedRequest, answer: Answer, control: &Control) -> En
             (End::Complete { answer: kept, expiry: Expiry::FromClaim(ttl) }, Outcome::Executed)
         }
         Verdict::Release => (End::Release, Outcome::Released),
-        Verdict::Hold => {
-            let why = if let Ending::Called(status) = ending { status.name() } else { answer.status.as_str() };
-            (hold(request, why), Outcome::Problem(Code::OutcomeUnknown))
-        }
+        Verdict::Hold => (hold(request, UnknownCause::Ended(ending)), Outcome::Problem(Code::OutcomeUnknown)),
     };
     Ended { end, outcome, answer: Ok(answer) }
 }
 
-fn hold(request: &ProtectedRequest, why: &str) -> End {
-    let (route, key, upstream) = (&*request.state.name, request.key_shortened(), &*request.upstream().settings().name);
-    tracing::warn!(record = %request.id, route, upstream, key, why, "the outcome of an attempt is unknown");
-    End::Hold
+fn hold(request: &ProtectedRequest, cause: UnknownCause) -> End {
+    let (id, record, route, key) = (request.head.id, request.id, &*request.state.name, request.key_shortened());
+    let upstream = &*request.upstream().settings().name;
+    tracing::warn!(request = %id, %record, route, upstream, key, %cause, "the outcome of an attempt is unknown");
+    End::Hold { cause: cause.encode() }
 }
 
 /// Gives the client the answer of an attempt, or the end of it, by what the store says of its settlement; nothing where it
@@ -384,8 +383,8 @@ fn end_of_tee(
         (_, Err(_)) | (None, _) => false,
     };
     if !stands {
-        let (route, key) = (&*request.state.name, request.key_shortened());
-        tracing::warn!(route, key, "an answer broke off on its way to the client: it is not in its record");
+        let (id, route, key) = (request.head.id, &*request.state.name, request.key_shortened());
+        tracing::warn!(request = %id, record = %request.id, route, key, "an answer broke off on its way to the client: it is not in its record");
         return None;
     }
     match answer.ok().and_then(|answer| answer.content) {
@@ -435,6 +434,8 @@ fn recorded(
             if let Some((until, recorded)) = record.as_ref().and_then(|record| recorded_answer(record, attempt)) {
                 // The upstream or an operator has completed it in the meantime: that answer counts.
                 tracing::info!(
+                    request = %request.head.id,
+                    record = %request.id,
                     route = &*request.state.name,
                     key = request.key_shortened(),
                     "the attempt was completed in the store while it ran, as by its upstream: that is its outcome"
@@ -444,6 +445,8 @@ fn recorded(
                     .with_expiry(&request.gate.settings.headers, until);
             }
             tracing::warn!(
+                request = %request.head.id,
+                record = %request.id,
                 route = &*request.state.name,
                 key = request.key_shortened(),
                 "the record of an attempt was removed or taken over while it ran: its answer is not kept"
@@ -472,7 +475,7 @@ fn unrecorded(
     let outcome = match &answer {
         Ok(answer) => {
             let (route, key, status) = (&*request.state.name, request.key_shortened(), answer.status.as_u16());
-            tracing::warn!(record = %request.id, route, key, status, "an answer went to its client unrecorded");
+            tracing::warn!(request = %request.head.id, record = %request.id, route, key, status, "an answer went to its client unrecorded");
             Outcome::Unrecorded
         }
         Err(_) => outcome,

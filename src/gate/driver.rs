@@ -25,6 +25,7 @@ use crate::http::upstream;
 use crate::http::usage::Permit;
 use crate::idempotency::key::Found;
 use crate::idempotency::protocol::{Event, Protocol};
+use crate::idempotency::record::RequestId;
 use crate::route::Route;
 use crate::telemetry::outcome::{Code, Outcome};
 
@@ -34,13 +35,14 @@ impl Gate {
     pub(super) async fn answer(
         self: &Arc<Self>,
         request: Request<RequestBody>,
+        id: RequestId,
         peer: Peer,
         permit: Result<&Arc<Permit>, &'static str>,
     ) -> (Arc<RouteState>, Reply) {
         // 1. Read the head. Where it is malformed, the rest of the connection may be desynchronised.
-        let (head, body) = match Head::read(request, peer, &self.context) {
+        let (head, body) = match Head::read(request, peer, &self.context, id) {
             Ok(read) => read,
-            Err(problem) => return (Arc::clone(&self.unrouted), Reply::problem(problem, None).last()),
+            Err(problem) => return (Arc::clone(&self.unrouted), Reply::problem(problem, None, id).last()),
         };
         // 2. Admit: find the route and the key.
         let admission = Candidate::new(&head).admit(&self.router);
@@ -76,7 +78,7 @@ impl Gate {
         // 3. Do what the route does with it.
         let (state, asked) = (Arc::clone(&self.states[&route.name]), CrossOrigin::of(route, &head));
         let reply = match step {
-            Step::Refuse(refusal) => self.refused(route, refusal),
+            Step::Refuse(refusal) => self.refused(route, id, refusal),
             Step::Forward(_) => {
                 let options = ForwardOptions::of(self, &state, route, &head);
                 let preflight = Preflight::of(&self.router, &head);
@@ -104,8 +106,8 @@ impl Gate {
     ) -> Reply {
         let policy = &route.policy;
         // 4. Read the whole body: nothing is claimed for a request that may not arrive.
-        let has_key = found.is_some();
-        let refuse = |problem, has_key| self.refused(route, Refusal { problem, has_key });
+        let (request_id, has_key) = (head.id, found.is_some());
+        let refuse = |problem, has_key| self.refused(route, request_id, Refusal { problem, has_key });
         let body =
             match Buffered::read(body, policy.max_request_body, head.memory(&self.shared.usage), &self.shared.usage)
                 .await
@@ -124,7 +126,7 @@ impl Gate {
                 };
                 match step {
                     Step::Protect(found) => found,
-                    Step::Refuse(refusal) => return self.refused(route, refusal),
+                    Step::Refuse(refusal) => return self.refused(route, request_id, refusal),
                     Step::Forward(_) | Step::NeedBody => {
                         let (upstream, options) =
                             (&self.upstreams[route.upstream], ForwardOptions::of(self, state, route, &head));

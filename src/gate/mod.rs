@@ -42,7 +42,7 @@ use self::request::ForwardingContext;
 use self::shared::{IdentityDigest, Shared};
 use crate::http::body::Body;
 use crate::http::fault::Fault;
-use crate::http::forwarding::Forwarding;
+use crate::http::forwarding::{Forwarding, new_request_id};
 use crate::http::problem::Problem;
 use crate::http::request_body::RequestBody;
 use crate::http::server::{Handler, Peer};
@@ -51,6 +51,7 @@ use crate::http::upstream::Upstream;
 use crate::http::usage::Usage;
 use crate::idempotency::grpc;
 use crate::idempotency::identity::Identifier;
+use crate::idempotency::record::RequestId;
 use crate::route::{Route, Router};
 use crate::store::{Identity, Origin, OriginId, Store};
 use crate::telemetry::limits::Limit;
@@ -229,8 +230,8 @@ impl Gate {
     }
 
     /// The answer to a request that its route refuses.
-    fn refused(&self, route: &Route, Refusal { problem, has_key }: Refusal) -> Reply {
-        let reply = Reply::problem(problem, route.policy.docs.as_deref());
+    fn refused(&self, route: &Route, request: RequestId, Refusal { problem, has_key }: Refusal) -> Reply {
+        let reply = Reply::problem(problem, route.policy.docs.as_deref(), request);
         if has_key { self.keyed(reply) } else { reply }
     }
 
@@ -249,7 +250,7 @@ impl Gate {
             Admission::Ambiguous(ambiguous) => {
                 // One of its readings is protected.
                 let is_keyed = self.key_places.has_key(&head.method, &head.uri, &head.headers);
-                let reply = Reply::problem(problem, None);
+                let reply = Reply::problem(problem, None, head.id);
                 let reply = if is_keyed { self.keyed(reply) } else { reply };
                 return (Arc::clone(&self.unrouted), self.share(reply, CrossOrigin::of_either(&ambiguous, head)));
             }
@@ -257,7 +258,7 @@ impl Gate {
         let state = Arc::clone(&self.states[&route.name]);
         let reply = match step {
             Step::Forward(_) => ForwardOptions::of(self, &state, route, head).problem(problem),
-            step => self.refused(route, Refusal { problem, has_key: step.has_key() }),
+            step => self.refused(route, head.id, Refusal { problem, has_key: step.has_key() }),
         };
         (state, self.share(reply, CrossOrigin::of(route, head)))
     }
@@ -278,7 +279,7 @@ impl Gate {
 
 impl Handler for Gate {
     async fn handle(self: Arc<Self>, request: Request<RequestBody>, peer: Peer) -> Response<Body> {
-        let began = Instant::now();
+        let (began, id) = (Instant::now(), new_request_id());
         let is_call = grpc::is_call(request.method(), request.headers());
         let usage = &self.shared.usage;
         let permit = if peer.connection_memory.as_ref().is_some_and(|memory| memory.is_backlogged()) {
@@ -287,28 +288,29 @@ impl Handler for Gate {
         } else {
             usage.requests.acquire(1).map(Arc::new).ok_or(TOO_MANY)
         };
-        let (state, reply) = self.answer(request, peer, permit.as_ref().map_err(|why| *why)).await;
+        let (state, reply) = self.answer(request, id, peer, permit.as_ref().map_err(|why| *why)).await;
         let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };
-        log(&state, outcome, &response, began);
+        log(&state, id, outcome, &response, began);
         let timer = state.metrics.answered(outcome, began);
         response.map(|body| body.with_request_guard(permit.ok(), timer))
     }
 
     fn refuse(&self, fault: Fault, head: Option<&Parts>) -> Response<Body> {
-        let reply = Reply::problem(Problem::new(fault.code(), fault.to_string()), None);
+        let id = new_request_id();
+        let reply = Reply::problem(Problem::new(fault.code(), fault.to_string()), None, id);
         let is_call = head.is_some_and(|head| grpc::is_call(&head.method, &head.headers));
         let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };
         let now = Instant::now();
-        log(&self.unrouted, outcome, &response, now);
+        log(&self.unrouted, id, outcome, &response, now);
         let timer = self.unrouted.metrics.answered(outcome, now);
         response.map(|body| body.with_request_guard(None, timer))
     }
 }
 
 /// Logs an answer as it begins.
-fn log(state: &RouteState, outcome: Outcome, response: &Response<Body>, began: Instant) {
-    let (route, status, outcome_word) = (&*state.name, response.status().as_u16(), outcome.as_str());
-    tracing::debug!(route, outcome = outcome_word, status, micros = began.elapsed().as_micros() as u64, "answered");
+fn log(state: &RouteState, request: RequestId, outcome: Outcome, response: &Response<Body>, began: Instant) {
+    let (route, status, outcome) = (&*state.name, response.status().as_u16(), outcome.as_str());
+    tracing::debug!(%request, route, outcome, status, micros = began.elapsed().as_micros() as u64, "answered");
 }
 
 fn origin(service: &Arc<str>, namespace: &Arc<str>, route: &Arc<str>) -> Origin {

@@ -23,6 +23,7 @@ use crate::http::request_body::{BufferError, Buffered, RequestBody};
 use crate::http::upgrade::Upgrade;
 use crate::http::upstream::{Error, NotSent, PooledConnection, Reuse, SendContext, Upstream};
 use crate::idempotency::policy::Mode;
+use crate::idempotency::record::RequestId;
 use crate::route::Route;
 use crate::telemetry::outcome::{Code, Outcome};
 
@@ -33,7 +34,6 @@ const AWAITED: u64 = 64 * 1024;
 const UNREACHABLE_RETRY: Duration = Duration::from_secs(1);
 
 /// What an unprotected request needs on its way besides itself.
-#[derive(Default)]
 pub(super) struct ForwardOptions<'a> {
     /// Headers that no `Connection` can strip.
     pub(super) kept: &'a [HeaderName],
@@ -43,6 +43,8 @@ pub(super) struct ForwardOptions<'a> {
     pub(super) docs: Option<&'a str>,
     /// The key that the request carries for nothing.
     pub(super) ignored: Option<IgnoredKey<'a>>,
+    /// The request.
+    pub(super) request: RequestId,
 }
 
 impl<'a> ForwardOptions<'a> {
@@ -52,17 +54,18 @@ impl<'a> ForwardOptions<'a> {
             Mode::Pass => None,
             Mode::Protect => IgnoredKey::of(gate, state, head),
         };
-        Self { docs: route.policy.docs.as_deref(), ignored, ..Self::default() }
+        Self { kept: &[], dropped: &[], docs: route.policy.docs.as_deref(), ignored, request: head.id }
     }
 
     /// For a request that no route matches.
     pub(super) fn unrouted(gate: &'a Gate, head: &Head) -> Self {
-        Self { ignored: IgnoredKey::of(gate, &gate.unrouted, head), ..Self::default() }
+        let ignored = IgnoredKey::of(gate, &gate.unrouted, head);
+        Self { kept: &[], dropped: &[], docs: None, ignored, request: head.id }
     }
 
     /// A problem as the reply.
     pub(super) fn problem(self, problem: Problem) -> Reply {
-        let reply = Reply::problem(problem, self.docs);
+        let reply = Reply::problem(problem, self.docs, self.request);
         self.finish(reply)
     }
 

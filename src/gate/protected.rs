@@ -16,12 +16,13 @@ use super::pass::{self, ForwardOptions, spool_problem};
 use super::request::Head;
 use super::{Gate, RouteState};
 use crate::http::body::Body;
+use crate::http::forwarding::trace;
 use crate::http::problem::Problem;
 use crate::http::request_body::Buffered;
 use crate::http::upstream::{self, Upstream};
 use crate::http::usage::{Permit, Usage};
 use crate::http::{answer, prefer};
-use crate::idempotency::codec::{self, Answer};
+use crate::idempotency::codec::{self, Answer, Details};
 use crate::idempotency::credential::Proof;
 use crate::idempotency::decide::{Decision, RunningAttempt, decide, difference};
 use crate::idempotency::fingerprint::{self, Fingerprint, Recipe, Subject};
@@ -107,7 +108,8 @@ impl ProtectedRequest {
         })?;
         let path = self.head.uri.path();
         let head = codec::Head::new(self.fingerprint.clone(), self.head.method.clone(), path, &self.key)
-            .with_proof(self.proof);
+            .with_proof(self.proof)
+            .with_details(&self.details());
         Ok(Fresh {
             attempt,
             origin: self.state.origin,
@@ -116,6 +118,18 @@ impl ProtectedRequest {
             unknown_ttl: self.policy().unknown_ttl,
             head: head.encode(),
         })
+    }
+
+    /// What the record tells operators of the request.
+    fn details(&self) -> Details {
+        let policy = self.policy();
+        Details {
+            request: Some(self.head.id),
+            trace: trace(&self.head.headers),
+            upstream: Some(self.upstream().settings().name.to_string()),
+            caller: Some(self.gate.identifier.caller(&policy.scope, self.head.caller())),
+            unknown_ttl: Some(policy.unknown_ttl),
+        }
     }
 
     /// The reply where the store has the record at hand, without asking anyone.
@@ -162,7 +176,7 @@ impl ProtectedRequest {
 
     /// A problem as the reply to this request.
     pub(super) fn problem(&self, problem: Problem) -> Reply {
-        self.gate.keyed(Reply::problem(problem, self.policy().docs.as_deref()))
+        self.gate.keyed(Reply::problem(problem, self.policy().docs.as_deref(), self.head.id))
     }
 
     /// The reply with an answer of the upstream, or else with a problem.
@@ -283,9 +297,10 @@ impl ProtectedRequest {
     /// Forwards the request without protection, since the store is away.
     pub(super) async fn forward_unprotected(&self) -> Reply {
         let (route, key) = (&*self.state.name, self.key_shortened());
-        tracing::warn!(record = %self.id, route, key, "forwarding without protection: the store is away");
+        tracing::warn!(request = %self.head.id, record = %self.id, route, key, "forwarding without protection: the store is away");
         let docs = self.policy().docs.as_deref();
-        let options = ForwardOptions { kept: &self.state.kept, dropped: &self.gate.added, docs, ignored: None };
+        let (kept, dropped, request) = (&self.state.kept[..], &self.gate.added[..], self.head.id);
+        let options = ForwardOptions { kept, dropped, docs, ignored: None, request };
         let (upstream, outcome) = (self.upstream(), Outcome::Unprotected);
         self.gate.keyed(pass::forward_buffered(upstream, &self.head, &self.body, options, outcome).await)
     }

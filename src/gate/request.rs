@@ -8,7 +8,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
 
 use crate::http::connection_memory::ConnectionMemory;
-use crate::http::forwarding::{Forwarding, PeerInfo};
+use crate::http::forwarding::{Forwarding, PeerInfo, new_request_id};
 use crate::http::headers::{ForwardingInfo, Via, has_unambiguous_framing, is_host, is_usual_host, normal_host};
 use crate::http::http1::Interim;
 use crate::http::problem::Problem;
@@ -18,6 +18,7 @@ use crate::http::upgrade::{Upgrade, Upgrades};
 use crate::http::usage::{Budget, Usage};
 use crate::idempotency::grpc;
 use crate::idempotency::key::KeyRule;
+use crate::idempotency::record::RequestId;
 use crate::idempotency::scope::{Caller, ScopePart};
 use crate::route::{Ambiguous, Route};
 use crate::telemetry::outcome::Code;
@@ -44,6 +45,8 @@ pub(super) struct Head {
     context: Arc<ForwardingContext>,
     /// The upgrade that it asks for.
     pub(super) upgrade: Option<Upgrade>,
+    /// Its id.
+    pub(super) id: RequestId,
 }
 
 impl Head {
@@ -52,10 +55,11 @@ impl Head {
         mut request: Request<RequestBody>,
         peer: Peer,
         context: &Arc<ForwardingContext>,
+        id: RequestId,
     ) -> Result<(Self, RequestBody), Problem> {
         let upgrade = Upgrade::of(&mut request, &context.upgrades);
         let (parts, body) = request.into_parts();
-        Ok((Self::framed(parts, upgrade, peer, context)?, body))
+        Ok((Self::framed(parts, upgrade, peer, context, id)?, body))
     }
 
     /// Of a head alone, which no connection has brought.
@@ -66,7 +70,7 @@ impl Head {
         if !has_unambiguous_framing(&parts.headers) {
             return Err(bad("where the request ends is in doubt (RFC 9112, 6)"));
         }
-        Self::framed(parts, None, peer, context)
+        Self::framed(parts, None, peer, context, new_request_id())
     }
 
     /// Of a head whose framing is beyond doubt, as [`crate::http::http1`] sees to.
@@ -75,6 +79,7 @@ impl Head {
         upgrade: Option<Upgrade>,
         peer: Peer,
         context: &Arc<ForwardingContext>,
+        id: RequestId,
     ) -> Result<Self, Problem> {
         if context.via.is_loop(&parts.headers) {
             let detail = "the request came by here before: the gate is its own upstream, or that of another (see Via)";
@@ -93,6 +98,7 @@ impl Head {
             peer,
             context: Arc::clone(context),
             upgrade,
+            id,
         })
     }
 
@@ -118,6 +124,7 @@ impl Head {
             },
             forwarding: &self.context.forwarding,
             via: self.context.via.line(self.version),
+            request: self.id,
         }
     }
 

@@ -6,12 +6,14 @@
 
 use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU64;
 
 use http::header::FORWARDED;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use ipnet::IpNet;
 
 use crate::idempotency::encoding::write_hex;
+use crate::idempotency::record::RequestId;
 
 /// `X-Forwarded-For`
 pub const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -299,45 +301,57 @@ fn is_token(char: char) -> bool {
     char.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(char)
 }
 
-/// Continues a trace, or starts one if `traceparent` is missing, repeated or invalid (sections 3.2.2 and 4.3). A new
-/// trace drops the `tracestate` of the old one.
-pub fn continue_or_start_trace(headers: &mut HeaderMap) {
-    let mut given = headers.get_all(TRACEPARENT).iter();
-    if let (Some(only), None) = (given.next(), given.next())
-        && is_valid_traceparent(only.as_bytes())
-    {
+/// Continues the trace of a request, or starts one if `traceparent` is missing, repeated or invalid (sections 3.2.2 and 4.3).
+/// A new trace drops the `tracestate` of the old one.
+pub fn continue_or_start_trace(headers: &mut HeaderMap, request: RequestId) {
+    if trace(headers).is_some() {
         return;
     }
     headers.remove(TRACESTATE);
-    match new_trace() {
+    match new_trace(request) {
         Some(value) => headers.insert(TRACEPARENT, value),
         None => headers.remove(TRACEPARENT),
     };
 }
 
-/// Version, trace, parent and flags. A version to come may have more behind them, after another dash.
-fn is_valid_traceparent(value: &[u8]) -> bool {
+/// The id of the trace that a client sent, if there is one, and it is valid.
+#[must_use]
+pub fn trace(headers: &HeaderMap) -> Option<u128> {
+    let mut given = headers.get_all(TRACEPARENT).iter();
+    let (Some(only), None) = (given.next(), given.next()) else { return None };
+    trace_of(only.as_bytes())
+}
+
+/// A new id for a request.
+#[must_use]
+pub fn new_request_id() -> RequestId {
+    RequestId(NonZeroU64::new(fastrand::u64(1..)).unwrap_or(NonZeroU64::MIN))
+}
+
+/// The trace of a `traceparent`: version, trace, parent and flags. A version to come may have more behind them, after another
+/// dash.
+fn trace_of(value: &[u8]) -> Option<u128> {
     const LENGTH: usize = 55;
-    let Some((known, rest)) = value.split_at_checked(LENGTH) else { return false };
+    let (known, rest) = value.split_at_checked(LENGTH)?;
     let digits = |from: usize, to: usize| &known[from..to];
     let is_hex = |digits: &[u8]| digits.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
     let (version, trace, parent, flags) = (digits(0, 2), digits(3, 35), digits(36, 52), digits(53, 55));
     let is_zero = |digits: &[u8]| digits.iter().all(|digit| *digit == b'0');
-    [2, 35, 52].iter().all(|dash| known[*dash] == b'-')
+    let is_valid = [2, 35, 52].iter().all(|dash| known[*dash] == b'-')
         && [version, trace, parent, flags].into_iter().all(is_hex)
         && version != b"ff"
         && (rest.is_empty() || version != b"00" && rest[0] == b'-')
         && !is_zero(trace)
-        && !is_zero(parent)
+        && !is_zero(parent);
+    let digits = is_valid.then(|| str::from_utf8(trace).ok()).flatten()?;
+    u128::from_str_radix(digits, 16).ok()
 }
 
-/// A new trace (section 3.2). The sampled flag is off.
-fn new_trace() -> Option<HeaderValue> {
-    // Neither id may be all zeroes. They are to be unique, not secret.
-    let (trace, span) = (fastrand::u128(1..), fastrand::u64(1..));
+/// A new trace (section 3.2), whose parent is the request. The sampled flag is off.
+fn new_trace(request: RequestId) -> Option<HeaderValue> {
     let mut text = *b"00-................................-................-00";
-    write_hex(&trace.to_be_bytes(), &mut text[3..35]);
-    write_hex(&span.to_be_bytes(), &mut text[36..52]);
+    write_hex(&request.trace().to_be_bytes(), &mut text[3..35]);
+    write_hex(&request.0.get().to_be_bytes(), &mut text[36..52]);
     HeaderValue::from_bytes(&text).ok()
 }
 
@@ -480,7 +494,7 @@ mod tests {
         for parent in parents {
             headers.append(TRACEPARENT, HeaderValue::from_str(parent).unwrap());
         }
-        continue_or_start_trace(&mut headers);
+        continue_or_start_trace(&mut headers, new_request_id());
         assert_eq!(headers.get_all(TRACEPARENT).iter().count(), 1);
         (headers[TRACEPARENT].to_str().unwrap().to_owned(), headers.contains_key(TRACESTATE))
     }
@@ -510,7 +524,7 @@ mod tests {
             &GIVEN.replace("af", "ag"),
         ] {
             let (begun, has_state) = after(&[given]);
-            assert!(begun != given && !has_state && is_valid_traceparent(begun.as_bytes()), "{given}");
+            assert!(begun != given && !has_state && trace_of(begun.as_bytes()).is_some(), "{given}");
         }
         assert!(!after(&[]).1);
         let (begun, has_state) = after(&[GIVEN, GIVEN]);

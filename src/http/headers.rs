@@ -5,6 +5,7 @@ use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue, Version};
 
 use super::forwarding::{self, ForwardedHeaders, Forwarding, PeerInfo, continue_or_start_trace};
+use crate::idempotency::record::RequestId;
 
 /// The token of an attempt, for the upstream.
 pub const ATTEMPT: HeaderName = HeaderName::from_static("idempotency-attempt");
@@ -163,6 +164,8 @@ pub struct ForwardingInfo<'a> {
     pub forwarding: &'a Forwarding,
     /// The gate's entry in `Via`.
     pub via: &'a HeaderValue,
+    /// The request.
+    pub request: RequestId,
 }
 
 /// The headers of a request as they go to the upstream: the end-to-end ones in their order, then the gate's.
@@ -195,7 +198,7 @@ pub fn to_upstream(headers: HeaderMap, kept: &[HeaderName], info: ForwardingInfo
     }
     info.forwarding.write(&forwarded, info.peer, &mut out);
     out.append(VIA, info.via.clone());
-    continue_or_start_trace(&mut out);
+    continue_or_start_trace(&mut out, info.request);
     if takes_trailers {
         // `TE` must be listed in `Connection` (RFC 9110, 10.1.4).
         out.insert(TE, HeaderValue::from_static("trailers"));
@@ -409,7 +412,16 @@ mod tests {
             is_secure: false,
             host: None,
         };
-        to_upstream(headers, kept, ForwardingInfo { peer, forwarding: &Forwarding::default(), via: &via })
+        to_upstream(
+            headers,
+            kept,
+            ForwardingInfo {
+                peer,
+                forwarding: &Forwarding::default(),
+                via: &via,
+                request: forwarding::new_request_id(),
+            },
+        )
     }
 
     #[test]

@@ -10,6 +10,7 @@ use http::{HeaderValue, Response};
 use serde::Serialize;
 
 use super::headers::CONTROL;
+use crate::idempotency::record::RequestId;
 use crate::telemetry::outcome::Code;
 
 /// A problem to answer with.
@@ -31,6 +32,8 @@ struct Document<'a> {
     title: &'static str,
     status: u16,
     detail: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    instance: Option<String>,
     code: &'static str,
     retryable: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -51,10 +54,10 @@ impl Problem {
         self
     }
 
-    /// The response. `docs` is the route's documentation of its problems.
+    /// The response to a request. `docs` is the route's documentation of its problems.
     #[must_use]
-    pub fn response(&self, docs: Option<&str>) -> Response<Bytes> {
-        let mut response = Response::new(Bytes::from(self.document(docs)));
+    pub fn response(&self, docs: Option<&str>, request: RequestId) -> Response<Bytes> {
+        let mut response = Response::new(Bytes::from(self.document(docs, Some(request))));
         *response.status_mut() = self.code.status();
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
@@ -75,11 +78,11 @@ impl Problem {
         response
     }
 
-    /// The response as HTTP/1.1 bytes, with `Connection: close`. It has no date, so that it can be prepared in
+    /// The response as HTTP/1.1 bytes, with `Connection: close`. It has no date and no `instance`, so that it can be prepared in
     /// advance.
     #[must_use]
     pub fn into_http1_bytes(self) -> Bytes {
-        let (status, body) = (self.code.status(), self.document(None));
+        let (status, body) = (self.code.status(), self.document(None, None));
         let mut message = format!("HTTP/1.1 {status}\r\n");
         let length = body.len().to_string();
         let wait = self.retry_after.map(|wait| whole_seconds(wait).to_string());
@@ -95,13 +98,14 @@ impl Problem {
         message.into()
     }
 
-    fn document(&self, docs: Option<&str>) -> Vec<u8> {
+    fn document(&self, docs: Option<&str>, request: Option<RequestId>) -> Vec<u8> {
         let urn = format!("urn:oncegate:problem:{}", self.code.as_str());
         let document = Document {
             r#type: docs.unwrap_or(&urn),
             title: title(self.code),
             status: self.code.status().as_u16(),
             detail: &self.detail,
+            instance: request.map(|request| format!("urn:oncegate:request:{request}")),
             code: self.code.as_str(),
             retryable: self.code.retryable(),
             original_status: self.original_status,
@@ -147,7 +151,12 @@ fn title(code: Code) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU64;
+
     use super::*;
+
+    /// Whose problem it is.
+    pub(super) const REQUEST: RequestId = RequestId(NonZeroU64::new(0xab).unwrap());
 
     #[test]
     fn seconds_are_whole_and_at_least_one() {
@@ -159,13 +168,14 @@ mod tests {
     #[test]
     fn a_problem_has_its_members_and_headers() {
         let problem = Problem::new(Code::InFlight, "wait").retry_after(Duration::from_millis(1500));
-        let response = problem.response(Some("https://docs.example/retries"));
+        let response = problem.response(Some("https://docs.example/retries"), REQUEST);
         assert_eq!(response.status(), 409);
         assert_eq!(response.headers()["retry-after"], "2");
         assert_eq!(response.headers()["link"], "<https://docs.example/retries>; rel=\"describedby\"");
         let body = response.into_body();
         let json: serde_json::Value = serde_json::from_slice(&body).unwrap();
         assert_eq!(json["type"], "https://docs.example/retries");
+        assert_eq!(json["instance"], "urn:oncegate:request:00000000000000ab");
         assert_eq!(json["code"], "in-flight");
         assert_eq!(json["retryable"], true);
         assert_eq!(json["status"].to_string(), "409");

@@ -1,6 +1,7 @@
 //! The stored form of what was claimed and what was answered.
 //!
-//! Both begin with the format's version (1; 2 for a head with a proof) and an envelope (0: plain; the other values are kept for encryption).
+//! Both begin with the format's version (1; 2 for a head with a proof, 3 for one with details) and an envelope (0: plain; the
+//! other values are kept for encryption).
 //! What begins otherwise is [`Unreadable`], and so is what breaks off, holds an impossible value or goes on too long.
 //! Integers are big-endian; a *part* is its length in four bytes, then its bytes; a *list* is its length in four
 //! bytes, then its items.
@@ -22,7 +23,7 @@
 //!
 //! | bytes | what |
 //! |---|---|
-//! | 1 | version: 1, or 2 where there is a proof |
+//! | 1 | version: 2 where there is a proof, else 1 |
 //! | 1 | envelope: 0 |
 //! | 1 | the recipe's version: 1 |
 //! | 1 | what counts: method 1, path 2, query 4, body 8, added up |
@@ -31,10 +32,21 @@
 //! | list | included pointers, each a part |
 //! | list | excluded pointers, each a part |
 //! | 32 | the fingerprint's digest |
-//! | 32 | in version 2 only: the proof's digest |
+//! | 32 | where there is a proof: its digest |
 //! | part | method |
 //! | part | path, in UTF-8 |
 //! | part | shortened key, in UTF-8 |
+//!
+//! A head **with details**, as gates write it:
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 1 | version: 3 |
+//! | 1 | envelope: 0 |
+//! | part | the details, see [`Details`] |
+//! | rest | the head without them |
+
+mod details;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, StatusCode};
@@ -44,12 +56,16 @@ use super::encoding::{put, put_count};
 use super::fingerprint::{BodyForm, Fingerprint, Pointer, Recipe};
 use super::key::Key;
 
+pub use details::Details;
+
 /// The version of the stored forms.
-const VERSION: u8 = 1;
-/// The version of a head with a proof. Others are written as version 1, which gates of older releases read.
+pub(super) const VERSION: u8 = 1;
+/// The version of a head with a proof and without details. Gates of older releases read it.
 const WITH_PROOF: u8 = 2;
+/// The version of a head with details.
+const WITH_DETAILS: u8 = 3;
 /// The envelope of values that are stored verbatim.
-const PLAIN: u8 = 0;
+pub(super) const PLAIN: u8 = 0;
 /// The version of recipes.
 const RECIPE_VERSION: u8 = 1;
 /// The most headers, and the most trailers, of an answer: more cannot be replayed.
@@ -70,6 +86,8 @@ pub struct Head {
     pub path: String,
     /// The key, shortened; for operators.
     pub key: String,
+    /// The encoded details, for operators; nothing where an older release claimed the record.
+    details: Bytes,
 }
 
 /// The answer of a completed record, as its client got it.
@@ -99,12 +117,32 @@ pub struct Content {
 #[error("the record is in a format that this version cannot read")]
 pub struct Unreadable;
 
+/// Whether two encoded heads differ at most in their details, so that every decision by the one is the decision by the other.
+#[must_use]
+pub fn is_same_request(one: &Bytes, other: &Bytes) -> bool {
+    let decisive = |head| {
+        let mut reader = Reader::new(head);
+        match reader.array() {
+            Ok([WITH_DETAILS, PLAIN]) => reader.part().map(|_| reader.rest()),
+            _ => Ok(head.clone()),
+        }
+    };
+    decisive(one).is_ok_and(|one| decisive(other) == Ok(one))
+}
+
 impl Head {
     /// The head of a request: cuts its path and shortens its key.
     #[must_use]
     pub fn new(fingerprint: Fingerprint, method: Method, path: &str, key: &Key) -> Self {
         let end = (0..=path.len().min(MAX_PATH)).rev().find(|&end| path.is_char_boundary(end)).unwrap_or(0);
-        Self { fingerprint, proof: None, method, path: path[..end].to_owned(), key: key.shortened() }
+        Self {
+            fingerprint,
+            proof: None,
+            method,
+            path: path[..end].to_owned(),
+            key: key.shortened(),
+            details: Bytes::new(),
+        }
     }
 
     /// Whether the request's path may have been longer than the stored part.
@@ -120,10 +158,27 @@ impl Head {
         Self { proof, ..self }
     }
 
+    /// The same with details.
+    #[must_use]
+    pub fn with_details(self, details: &Details) -> Self {
+        Self { details: details.encode(), ..self }
+    }
+
+    /// What else is known of the request.
+    #[must_use]
+    pub fn details(&self) -> Details {
+        Details::decode(&self.details)
+    }
+
     /// The stored form.
     #[must_use]
     pub fn encode(&self) -> Bytes {
-        let mut out = vec![if self.proof.is_some() { WITH_PROOF } else { VERSION }, PLAIN];
+        let mut out = Vec::with_capacity(256);
+        if !self.details.is_empty() {
+            out.extend_from_slice(&[WITH_DETAILS, PLAIN]);
+            put(&mut out, &self.details);
+        }
+        out.extend_from_slice(&[if self.proof.is_some() { WITH_PROOF } else { VERSION }, PLAIN]);
         put_recipe(&mut out, &self.fingerprint.recipe);
         out.extend_from_slice(&self.fingerprint.digest);
         if let Some(Proof(digest)) = &self.proof {
@@ -138,7 +193,12 @@ impl Head {
     /// Reads the stored form.
     pub fn decode(bytes: &Bytes) -> Result<Self, Unreadable> {
         let mut reader = Reader::new(bytes);
-        let has_proof = match reader.array()? {
+        let (mut form, mut details) = (reader.array()?, Bytes::new());
+        if form == [WITH_DETAILS, PLAIN] {
+            details = reader.part()?;
+            form = reader.array()?;
+        }
+        let has_proof = match form {
             [VERSION, PLAIN] => false,
             [WITH_PROOF, PLAIN] => true,
             _ => return Err(Unreadable),
@@ -150,7 +210,7 @@ impl Head {
         let path = reader.text()?;
         let key = reader.text()?;
         reader.finish()?;
-        Ok(Self { fingerprint: Fingerprint { recipe, digest }, proof, method, path, key })
+        Ok(Self { fingerprint: Fingerprint { recipe, digest }, proof, method, path, key, details })
     }
 }
 

@@ -64,6 +64,17 @@ impl Identifier {
         Proof(self.hash(&whole))
     }
 
+    /// A digest of a caller, equal for all its requests on routes with the same scope: it tells operators which records are of
+    /// one caller, and not who that is.
+    #[must_use]
+    pub fn caller(&self, scope: &[ScopePart], caller: Caller<'_>) -> [u8; 8] {
+        let mut whole = self.begin(b"oncegate caller 1");
+        scope.iter().for_each(|part| drop(part.encode(caller, &mut whole)));
+        let mut digest = [0; 8];
+        digest.copy_from_slice(&self.hash(&whole)[..8]);
+        digest
+    }
+
     /// The first eight bytes of the ids of every record of this key, whatever its namespace and scope.
     #[must_use]
     pub fn prefix(&self, key: &Key) -> [u8; 8] {

@@ -100,10 +100,14 @@ impl Key {
         &self.0
     }
 
-    /// The key with all but its beginning left out, for people: at most 8 characters, and at most a quarter of it.
+    /// The key without its middle, for people: at most 8 characters of its beginning and 4 of its end, and at most half of it.
     #[must_use]
     pub fn shortened(&self) -> String {
-        format!("{}…", &self.0[..(self.0.len() / 4).min(8)])
+        let length = self.0.len();
+        let begin = (length / 4).min(8);
+        // Keys that count up differ at their end.
+        let end = (length / 3).min(length / 2 - begin).min(4);
+        format!("{}…{}", &self.0[..begin], &self.0[length - end..])
     }
 
     /// Reads the value of a header field: a bare key, or a quoted one (RFC 9651, section 3.3.3).
@@ -445,9 +449,15 @@ mod tests {
     }
 
     #[test]
-    fn people_see_a_quarter_at_most() {
-        for (key, shortened) in [("abc", "…"), ("abcd", "a…"), ("abcdefghi", "ab…"), (&"x".repeat(255), "xxxxxxxx…")]
-        {
+    fn people_see_half_at_most() {
+        for (key, shortened) in [
+            ("ab", "…"),
+            ("abc", "…c"),
+            ("abcd", "a…d"),
+            ("abcdefghi", "ab…hi"),
+            ("order-1130", "or…130"),
+            (&format!("{}yyyy", "x".repeat(251)), "xxxxxxxx…yyyy"),
+        ] {
             let key = Key::parse(key, 255).unwrap();
             assert_eq!(key.shortened(), shortened);
             assert_eq!(format!("{key:?}"), format!("Key({shortened})"));

@@ -25,3 +25,4 @@ pub mod protocol;
 pub mod record;
 pub mod scope;
 pub mod settle;
+pub mod unknown;

@@ -1,6 +1,7 @@
 //! What the store keeps for one (service, namespace, scope, key).
 
 use std::fmt;
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,6 +19,12 @@ impl Timestamp {
         let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
         // Stores keep signed 64-bit integers.
         Self(self.0.saturating_add(millis).min(i64::MAX as u64))
+    }
+
+    /// This instant less `duration`, saturating.
+    #[must_use]
+    pub fn minus(self, duration: Duration) -> Self {
+        Self(self.0.saturating_sub(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)))
     }
 
     /// The time from `earlier` to this instant; zero if `earlier` is later.
@@ -49,6 +56,31 @@ impl fmt::Display for RecordId {
 impl fmt::Debug for RecordId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}…", Hex(&self.0[..4]))
+    }
+}
+
+/// The id of a request: it names the request in problems, in the log and in its record. Unique, not secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestId(pub NonZeroU64);
+
+impl RequestId {
+    /// The id of the trace that the gate starts for a request that has none (W3C Trace Context, section 3.2.2.3): derived, so
+    /// that a record need not keep both.
+    #[must_use]
+    pub fn trace(self) -> u128 {
+        let id = self.0.get();
+        // The finaliser of splitmix64: consecutive ids give unrelated traces.
+        let mut mixed = id;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^= mixed >> 31;
+        u128::from(mixed) << 64 | u128::from(id)
+    }
+}
+
+impl fmt::Display for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Hex(&self.0.get().to_be_bytes()).fmt(f)
     }
 }
 
@@ -115,7 +147,8 @@ pub struct Record {
     pub until: Timestamp,
     /// What was claimed: an encoded [`super::codec::Head`].
     pub head: Bytes,
-    /// Completed: an encoded [`super::codec::Answer`].
+    /// Completed: an encoded [`super::codec::Answer`]. Unknown: an encoded [`super::unknown::UnknownCause`], unless its lease
+    /// ran out.
     pub answer: Option<Bytes>,
 }
 
@@ -181,5 +214,9 @@ mod tests {
     fn time_saturates() {
         assert_eq!(Timestamp(5).since(Timestamp(9)), Duration::ZERO);
         assert_eq!(Timestamp(5).plus(Duration::MAX), Timestamp(i64::MAX as u64));
+        assert_eq!(
+            [Timestamp(5).minus(Duration::from_millis(2)), Timestamp(5).minus(Duration::MAX)],
+            [Timestamp(3), Timestamp(0)]
+        );
     }
 }

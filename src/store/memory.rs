@@ -275,8 +275,8 @@ impl Tables {
         let entry = self.entries.get(&id);
         let transition = rules::settle(entry.map(Entry::current), attempt, &end, now);
         let answer = match end {
-            End::Complete { answer, .. } => Some(answer),
-            End::Release | End::Hold => None,
+            End::Complete { answer, .. } | End::Hold { cause: answer } => Some(answer),
+            End::Release => None,
         };
         match transition {
             Transition::Complete { until } => {
@@ -287,8 +287,7 @@ impl Tables {
             }
             Transition::TurnUnknown { until } => {
                 self.change(id, |entry| {
-                    entry.record.state = State::Unknown;
-                    entry.record.until = until;
+                    entry.record = Record { state: State::Unknown, until, answer, ..entry.record.clone() };
                 });
                 Settled::Done { until }
             }

@@ -195,7 +195,10 @@ pub enum End {
     /// The record is removed.
     Release,
     /// The record turns unknown, and expires after its unknown ttl.
-    Hold,
+    Hold {
+        /// The encoded cause, which the record keeps in the place of an answer.
+        cause: Bytes,
+    },
 }
 
 /// When a completed record expires.

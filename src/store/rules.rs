@@ -38,7 +38,7 @@ pub(super) fn settle(current: Option<RecordView>, attempt: Attempt, end: &End, n
     let Some(current) = current else {
         return match end {
             End::Release => Transition::Repeated { until: now },
-            End::Complete { .. } | End::Hold => Transition::Superseded,
+            End::Complete { .. } | End::Hold { .. } => Transition::Superseded,
         };
     };
     if current.attempt != attempt {
@@ -49,10 +49,10 @@ pub(super) fn settle(current: Option<RecordView>, attempt: Attempt, end: &End, n
             Transition::Complete { until: expires(*expiry, current.claimed_at, now) }
         }
         (State::InFlight | State::Unknown, End::Release) => Transition::Remove,
-        (State::InFlight, End::Hold) => Transition::TurnUnknown { until: now.plus(current.unknown_ttl) },
-        (State::Unknown, End::Hold) => Transition::Repeated { until: current.until },
+        (State::InFlight, End::Hold { .. }) => Transition::TurnUnknown { until: now.plus(current.unknown_ttl) },
+        (State::Unknown, End::Hold { .. }) => Transition::Repeated { until: current.until },
         (State::Completed, End::Complete { .. }) => Transition::RepeatedIfSame { until: current.until },
-        (State::Completed, End::Release | End::Hold) => Transition::Superseded,
+        (State::Completed, End::Release | End::Hold { .. }) => Transition::Superseded,
     }
 }
 

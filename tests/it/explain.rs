@@ -370,19 +370,6 @@ fn a_key_that_does_nothing_is_pointed_out() {
     assert!(said("/hooks", "Idempotency-Key: k").contains("no key that the route reads"));
 }
 
-/// The example in the README is run as it stands there.
-#[test]
-fn the_readmes_example() {
-    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).expect("a README.md");
-    let block = readme.split("```").find(|block| block.contains("$ oncegate explain")).expect("an example");
-    let (command, output) = block.split_once("$ oncegate ").expect("a prompt").1.split_once("\n\n").expect("output");
-    let command = format!("{} {command}", env!("CARGO_BIN_EXE_oncegate"));
-    let done = Command::new("bash").args(["-euc", &command]).current_dir(env!("CARGO_MANIFEST_DIR")).output();
-    let done = done.expect("bash");
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    assert_eq!(String::from_utf8_lossy(&done.stdout), output);
-}
-
 #[test]
 fn completions_and_pages_are_printed() {
     let oncegate = |args: &[&str]| {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
+use oncegate::idempotency::codec::is_same_request;
 use oncegate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 use oncegate::store::{
     Claim, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules, Origin, Page,
@@ -46,14 +47,15 @@ impl Believer {
         match self.shelf.mutant? {
             Mutant::CacheGrants => own.is_none().then_some(Claim::Inserted(now)),
             Mutant::CacheOfAnyKey => {
-                let is_like = |record: &Record| record.state == State::Completed && record.head == fresh.head;
-                let stands = |record: &Record| is_like(record) && now < record.until;
+                let may_replay =
+                    |record: &Record| record.state == State::Completed && is_same_request(&record.head, &fresh.head);
+                let stands = |record: &Record| may_replay(record) && now < record.until;
                 let (_, (record, _)) = seen.iter().find(|(other, (record, _))| **other != id && stands(record))?;
                 Some(Claim::Exists { record: record.clone(), now })
             }
             Mutant::HintNeverEnds => {
                 let (record, at) = own.filter(|(record, _)| record.state == State::InFlight)?;
-                (record.head == fresh.head).then(|| Claim::Exists { record: record.clone(), now: *at })
+                is_same_request(&record.head, &fresh.head).then(|| Claim::Exists { record: record.clone(), now: *at })
             }
             Mutant::CacheOutlivesTtl => {
                 let (record, at) = own.filter(|(record, _)| record.state == State::Completed)?;

@@ -175,7 +175,7 @@ impl fmt::Display for Call {
                 write!(f, "settle {} of {}: ", Id(*id), Token::of(*attempt))?;
                 match end {
                     End::Complete { answer, expiry } => write!(f, "{} bytes, {expiry:?}", answer.len()),
-                    End::Release | End::Hold => write!(f, "{end:?}"),
+                    End::Release | End::Hold { .. } => write!(f, "{end:?}"),
                 }
             }
             Self::Renew(held) => {

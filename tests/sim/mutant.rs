@@ -139,7 +139,7 @@ impl Shelf {
             _ => attempt,
         };
         let end = match end {
-            End::Hold if self.is(Mutant::HoldReleases) => End::Release,
+            End::Hold { .. } if self.is(Mutant::HoldReleases) => End::Release,
             End::Complete { answer, expiry: Expiry::FromClaim(ttl) } if self.is(Mutant::TtlFromNow) => {
                 End::Complete { answer, expiry: Expiry::FromNow(ttl) }
             }
@@ -179,7 +179,7 @@ impl Shelf {
                     let mut other = record.attempt;
                     other.0[8] ^= 0x80;
                     self.replace(*id, fresh_of(record, other)).await?;
-                    self.memory.settle(*id, other, End::Hold).await?;
+                    self.memory.settle(*id, other, End::Hold { cause: bytes::Bytes::from_static(b"cause") }).await?;
                 }
                 return Ok(past.into_iter().map(|listed| listed.id).collect());
             }
@@ -191,7 +191,9 @@ impl Shelf {
                 let past: Vec<_> = self.all().await?.into_iter().filter(was_past).collect();
                 for Listed { id, record, .. } in &past {
                     self.replace(*id, fresh_of(record, record.attempt)).await?;
-                    self.memory.settle(*id, record.attempt, End::Hold).await?;
+                    self.memory
+                        .settle(*id, record.attempt, End::Hold { cause: bytes::Bytes::from_static(b"cause") })
+                        .await?;
                 }
             }
             _ => {}

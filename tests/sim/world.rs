@@ -75,6 +75,8 @@ pub static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
 /// Plays the run of a seed. The same seed gives the same history.
 pub fn run(seed: u64, mutant: Option<Mutant>) -> Run {
     let runtime = runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    // The ids of requests, which clients see in problems.
+    fastrand::seed(seed);
     runtime.block_on(async {
         let mut dice = Dice::of(seed);
         let world = World::new(&mut dice, mutant);

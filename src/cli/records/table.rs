@@ -3,6 +3,9 @@
 use std::io::Write;
 use std::time::Duration;
 
+use anyhow::Context;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
 /// A table with a line for each record.
@@ -40,27 +43,91 @@ pub(super) fn write_one(record: &Value, out: &mut Vec<u8>) -> anyhow::Result<()>
     let members = record.as_object().ok_or_else(|| anyhow::anyhow!("the answer is not a record"))?;
     let width = members.keys().map(String::len).max().unwrap_or(0);
     // The order of `RecordView`; what a later version adds comes last.
-    const ORDER: [&str; 14] = [
+    const ORDER: [&str; 22] = [
         "id",
         "state",
+        "unknown_since",
+        "unknown_because",
         "service",
         "namespace",
         "route",
+        "upstream",
         "key",
         "method",
         "path",
+        "request",
+        "trace_id",
+        "caller",
+        "fingerprint",
         "claimed_at",
         "age_seconds",
         "lease_until",
         "expires_at",
         "status",
+        "content_type",
         "body_bytes",
     ];
+    const ANSWER: &str = "answer";
     let known = ORDER.iter().filter_map(|name| members.get_key_value(*name));
-    let others = members.iter().filter(|(name, _)| !ORDER.contains(&name.as_str()));
+    let others = members.iter().filter(|(name, _)| !ORDER.contains(&name.as_str()) && *name != ANSWER);
     for (name, value) in known.chain(others) {
-        writeln!(out, "{name:<width$}  {}", text(value))?;
+        let mut shown = text(value);
+        match name.as_str() {
+            "age_seconds" => {
+                writeln!(out, "{:<width$}  {}", "age", age(value).unwrap_or(shown))?;
+                continue;
+            }
+            "unknown_because" => {
+                if let Some(explained) = value.as_str().and_then(explained) {
+                    shown = format!("{shown}: {explained}");
+                }
+            }
+            _ => {}
+        }
+        writeln!(out, "{name:<width$}  {shown}")?;
     }
+    match members.get(ANSWER) {
+        Some(answer) => write_answer(answer, out),
+        None => Ok(()),
+    }
+}
+
+/// What a cause means, for those that do not say it themselves.
+fn explained(because: &str) -> Option<String> {
+    Some(match because {
+        "lease-expired" => "the gate of the attempt ended, or could not reach the store in time".to_owned(),
+        "shutdown" => "the gate shut down before the upstream answered".to_owned(),
+        "timeout" => "the upstream did not answer in time".to_owned(),
+        "broken" => "the connection broke before the answer was complete".to_owned(),
+        "unreachable" => "the upstream could not be reached, and the route holds that".to_owned(),
+        status if status.parse::<u16>().is_ok() => format!("the upstream answered {status}, and the route holds that"),
+        _ => return None,
+    })
+}
+
+/// An answer as HTTP/1.1 would have it: headers, body, trailers.
+fn write_answer(answer: &Value, out: &mut Vec<u8>) -> anyhow::Result<()> {
+    let lines = |name: &str| {
+        let lines = answer[name].as_array().cloned().unwrap_or_default();
+        lines.into_iter().map(|line| format!("{}: {}\n", text(&line[0]), text(&line[1]))).collect::<String>()
+    };
+    write!(out, "\n{}\n", lines("headers"))?;
+    let Some(body) = answer["body_base64"].as_str() else {
+        writeln!(out, "(the body was not kept)")?;
+        return Ok(());
+    };
+    let body = STANDARD.decode(body).context("the answer's body is not base64")?;
+    match String::from_utf8(body) {
+        Ok(body) => {
+            let lines = body.split('\n').map(|line| text(&Value::from(line)));
+            writeln!(out, "{}", lines.collect::<Vec<_>>().join("\n"))?;
+        }
+        Err(error) => {
+            let bytes = error.as_bytes().len();
+            writeln!(out, "(the body has {bytes} bytes that are not text: --json prints them in base64)")?;
+        }
+    }
+    write!(out, "{}", lines("trailers"))?;
     Ok(())
 }
 
@@ -108,6 +175,32 @@ cc  completed (orphaned)  refund         8e03…  1m        POST    /v1/refunds
 bb  in-flight             -              -      0s        -       -
 ";
         assert_eq!(String::from_utf8(out).unwrap(), expected);
+    }
+
+    #[test]
+    fn an_answer_follows_its_record() {
+        let answer = json!({
+            "headers": [["content-type", "text/plain"], ["x-odd", "a\u{7}b"]],
+            "body_base64": STANDARD.encode("one\ntwo\u{1b}["),
+            "trailers": [["x-sum", "1"]],
+        });
+        let mut out = Vec::new();
+        write_one(&json!({"id": "aa", "unknown_because": "502", "answer": answer}), &mut out).unwrap();
+        let expected = "\
+id               aa
+unknown_because  502: the upstream answered 502, and the route holds that
+
+content-type: text/plain
+x-odd: a\\u{7}b
+
+one
+two\\u{1b}[
+x-sum: 1
+";
+        assert_eq!(String::from_utf8(out).unwrap(), expected);
+        let mut out = Vec::new();
+        write_answer(&json!({"headers": [], "body_base64": STANDARD.encode([0xff])}), &mut out).unwrap();
+        assert!(String::from_utf8(out).unwrap().contains("1 bytes that are not text"));
     }
 
     #[test]

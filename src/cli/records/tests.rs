@@ -59,7 +59,10 @@ async fn a_record_is_shown_resolved_and_purged() {
     let admin = start(None).await;
     let (id, _) = admin.unknown("charge", "one").await;
     let id = id.to_string();
-    assert!(run(&admin, &["show", &id]).await.unwrap().contains("state        unknown"));
+    let shown = run(&admin, &["show", &id]).await.unwrap();
+    for line in ["state            unknown", "unknown_because  shutdown: the gate shut down", "upstream         app"] {
+        assert!(shown.contains(line), "{shown}");
+    }
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), b"\x00paid").unwrap();
     let body = format!("@{}", file.path().display());
@@ -67,7 +70,11 @@ async fn a_record_is_shown_resolved_and_purged() {
         ["resolve", &id, "--complete", "--status", "201", "--header", "X-Id: 7", "--body", &body, "--reason", "ledger"];
     assert_eq!(run(&admin, &complete).await.unwrap(), format!("{id} completed: retries get this answer\n"));
     let shown: Value = serde_json::from_str(&run(&admin, &["show", &id, "--json"]).await.unwrap()).unwrap();
-    assert_eq!((&shown["status"], &shown["body_bytes"]), (&json!(201), &json!(5)));
+    assert_eq!((&shown["status"], &shown["body_bytes"], shown.get("answer")), (&json!(201), &json!(5), None));
+    let whole: Value = serde_json::from_str(&run(&admin, &["show", &id, "--answer", "--json"]).await.unwrap()).unwrap();
+    let answer = json!({"headers": [["x-id", "7"]], "body_base64": STANDARD.encode(b"\x00paid"), "trailers": []});
+    assert_eq!(whole["answer"], answer);
+    assert!(run(&admin, &["show", &id, "--answer"]).await.unwrap().ends_with("\nx-id: 7\n\n\\u{0}paid\n"));
     let release = ["resolve", &id, "--release", "--reason", "again"];
     assert!(run(&admin, &release).await.unwrap_err().starts_with("not-unknown: "));
     assert_eq!(

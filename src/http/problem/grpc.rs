@@ -64,6 +64,7 @@ fn status(code: Code) -> Status {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::REQUEST;
     use super::*;
     use crate::telemetry::outcome::Outcome;
 
@@ -109,7 +110,7 @@ loop-detected 508 INTERNAL -1
     #[test]
     fn a_call_gets_a_trailers_only_response() {
         let problem = Problem::new(Code::InFlight, "100 % là").retry_after(Duration::from_millis(1500));
-        let mut response = problem.response(Some("https://docs.example/retries"));
+        let mut response = problem.response(Some("https://docs.example/retries"), REQUEST);
         problem.to_grpc(&mut response);
         assert_eq!(response.status(), 200);
         let names = ["content-type", "grpc-status", "grpc-message", "grpc-retry-pushback-ms", "retry-after", "link"];

@@ -47,13 +47,12 @@ fn head() -> impl Strategy<Value = Head> {
             exclude,
         });
     let proof = proptest::option::of(any::<[u8; 32]>().prop_map(Proof));
-    (recipe, any::<[u8; 32]>(), proof, "[A-Z]{1,12}", "/\\PC{0,20}", "[!-~]{1,255}").prop_map(
-        |(recipe, digest, proof, method, path, key)| {
+    (recipe, any::<[u8; 32]>(), proof, "[A-Z]{1,12}", "/\\PC{0,20}", "[!-~]{1,255}", details::tests::details())
+        .prop_map(|(recipe, digest, proof, method, path, key, details)| {
             let method = Method::from_bytes(method.as_bytes()).unwrap();
             let key = Key::from_value(key.as_bytes(), 255).unwrap();
-            Head::new(Fingerprint { recipe, digest }, method, &path, &key).with_proof(proof)
-        },
-    )
+            Head::new(Fingerprint { recipe, digest }, method, &path, &key).with_proof(proof).with_details(&details)
+        })
 }
 
 /// What has been changed at one place, cut off or added to.
@@ -73,6 +72,15 @@ proptest! {
     #[test]
     fn heads_survive(head in head()) {
         prop_assert_eq!(Head::decode(&head.encode()), Ok(head));
+    }
+
+    #[test]
+    fn details_make_no_other_request(head in head(), other in head(), details in details::tests::details()) {
+        let with = |details: &Details| head.clone().with_details(details).encode();
+        prop_assert!(is_same_request(&head.encode(), &with(&details)));
+        prop_assert!(is_same_request(&with(&details), &with(&Details::default())));
+        let is_other = (&other.fingerprint, &other.proof, &other.method) != (&head.fingerprint, &head.proof, &head.method);
+        prop_assert_eq!(is_same_request(&head.encode(), &other.encode()), !is_other);
     }
 
     #[test]
@@ -153,10 +161,16 @@ fn the_layout_is_as_it_ever_was() {
     let fingerprint = Fingerprint { recipe, digest: [7; 32] };
     let head = Head::new(fingerprint, Method::POST, "/p", &Key::parse("abcdefgh", 255).unwrap());
     let recipe = b"\x01\x0f\x00\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0\x02/t";
-    let rest = "\0\0\0\x04POST\0\0\0\x02/p\0\0\0\x05ab…".as_bytes();
+    let rest = "\0\0\0\x04POST\0\0\0\x02/p\0\0\0\x07ab…gh".as_bytes();
     assert_eq!(head.encode(), [&b"\x01\x00"[..], recipe, &[7; 32], rest].concat());
-    let proven = head.with_proof(Some(Proof([9; 32])));
+    let (head_of_layout, proven) = (head.clone(), head.with_proof(Some(Proof([9; 32]))));
     assert_eq!(proven.encode(), [&b"\x02\x00"[..], recipe, &[7; 32], &[9; 32], rest].concat());
+    let details = Details { upstream: Some("a".to_owned()), ..Details::default() };
+    let detailed = head_of_layout.with_details(&details);
+    let begin = &b"\x03\x00\0\0\0\x03\x03\x01a"[..];
+    assert_eq!(detailed.encode(), [begin, b"\x01\x00", recipe, &[7; 32], rest].concat());
+    let both = proven.with_details(&details);
+    assert_eq!(both.encode(), [begin, b"\x02\x00", recipe, &[7; 32], &[9; 32], rest].concat());
 }
 
 #[test]
@@ -170,7 +184,9 @@ fn other_formats_are_unreadable() {
     assert_eq!(Answer::decode(&Bytes::new()), Err(Unreadable));
     let fingerprint = Fingerprint { recipe: Recipe::default(), digest: [0; 32] };
     let head = Head::new(fingerprint, Method::POST, "/", &Key::parse("k", 255).unwrap());
-    for head in [head.clone(), head.with_proof(Some(Proof([9; 32])))] {
+    let details = Details { caller: Some([1; 8]), ..Details::default() };
+    let proven = head.clone().with_proof(Some(Proof([9; 32])));
+    for head in [head, proven.clone(), proven.with_details(&details)] {
         let bytes = head.encode();
         for version in (0..=255).filter(|version| *version != bytes[0]) {
             let other = [&[version], &bytes[1..]].concat();

@@ -12,6 +12,7 @@ use super::local_tier::{CacheEntry, LARGEST, size};
 use super::remote::RemoteClient;
 use super::seal::Seal;
 use super::{CacheResult, HINT_TTL, MAX_RUNNING, MAX_TIME_AGE};
+use crate::idempotency::codec;
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp};
 use crate::store::Fresh;
 
@@ -56,7 +57,7 @@ impl SharedTier {
         let (answered, lifetime) = match record.state {
             State::Completed => (CacheResult::Hit, self.max_age),
             // A different request asks the store; and an attempt must not find its own hint.
-            State::InFlight if record.head == fresh.head && record.attempt != fresh.attempt => {
+            State::InFlight if codec::is_same_request(&record.head, &fresh.head) && record.attempt != fresh.attempt => {
                 (CacheResult::InFlight, HINT_TTL.min(self.max_age))
             }
             State::InFlight | State::Unknown => return (CacheResult::Miss, None),

@@ -52,7 +52,7 @@ pub(super) async fn other_rules_are_refused_while_records_live(harness: Harness)
         let charges = Origin { namespace: "charges".into(), ..origin("r") };
         claim(&harness, id(number), Fresh { origin: charges.id(), ..fresh(number) }).await;
     }
-    settle(&harness, id(1), attempt(1), End::Hold).await;
+    settle(&harness, id(1), attempt(1), hold()).await;
     settle(&harness, id(2), attempt(2), complete("x")).await;
     let new = Origin { namespace: "new".into(), ..origin("r") };
     let second = vec![rule("charges", 2), rule("refunds", 2), rule("new", 2)];
@@ -72,7 +72,7 @@ pub(super) async fn other_rules_are_refused_while_records_live(harness: Harness)
 pub(super) async fn other_rules_are_taken_where_nothing_lives(harness: Harness) {
     assert_eq!(adopt(&harness, vec![rule("charges", 1), rule("refunds", 1)], false).await, []);
     record_of(&harness, 1, "shop", "charges").await;
-    settle(&harness, id(1), attempt(1), End::Hold).await;
+    settle(&harness, id(1), attempt(1), hold()).await;
     short_passes(&harness).await;
     record_of(&harness, 2, "shop", "refunds").await;
     let changed = vec![rule("charges", 2), rule("refunds", 1)];
@@ -105,7 +105,7 @@ pub(super) async fn rules_that_are_gone_are_refused_while_records_live(harness: 
 pub(super) async fn rules_that_are_gone_are_forgotten_where_nothing_lives(harness: Harness) {
     assert_eq!(adopt(&harness, vec![rule("charges", 1), rule("refunds", 1)], false).await, []);
     record_of(&harness, 1, "shop", "refunds").await;
-    settle(&harness, id(1), attempt(1), End::Hold).await;
+    settle(&harness, id(1), attempt(1), hold()).await;
     short_passes(&harness).await;
     assert_eq!(adopt(&harness, vec![rule("charges", 1)], false).await, [], "its record has expired");
     record_of(&harness, 2, "shop", "refunds").await;
@@ -149,7 +149,7 @@ pub(super) async fn a_change_says_what_lives_of_which_route_and_until_when(harne
         claim(&harness, id(number), Fresh { origin: route, ..fresh(number) }).await;
     }
     let first = settle(&harness, id(1), attempt(1), complete("x")).await;
-    let last = settle(&harness, id(2), attempt(2), End::Hold).await;
+    let last = settle(&harness, id(2), attempt(2), hold()).await;
     assert!(first < last);
     let [change] = &harness.store.changes(Vec::new(), vec![rule("charges", 2)]).await.expect("changes works")[..]
     else {

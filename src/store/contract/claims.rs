@@ -21,7 +21,12 @@ pub(super) async fn a_claim_that_stands_is_shown(harness: Harness) {
     for (number, state) in (1..).zip(State::ALL) {
         let record = put(&harness, id(number), number, state).await;
         assert_eq!((record.state, record.attempt), (state, attempt(number)));
-        assert_eq!(record.answer, (state == State::Completed).then(|| answer("done")));
+        let kept = match state {
+            State::InFlight => None,
+            State::Completed => Some(answer("done")),
+            State::Unknown => Some(answer("cause")),
+        };
+        assert_eq!(record.answer, kept);
         let Ok(Claim::Exists { record: again, now }) = harness.store.claim(id(number), fresh(9)).await else {
             panic!("{state:?} was claimed over");
         };
@@ -54,7 +59,7 @@ pub(super) async fn an_expired_record_still_stands(harness: Harness) {
     let end = End::Complete { answer: answer("x"), expiry: Expiry::FromNow(SHORT) };
     settle(&harness, id(2), attempt(2), end).await;
     claim(&harness, id(3), Fresh { unknown_ttl: SHORT, ..fresh(3) }).await;
-    settle(&harness, id(3), attempt(3), End::Hold).await;
+    settle(&harness, id(3), attempt(3), hold()).await;
     short_passes(&harness).await;
     for (number, state) in [(1, State::InFlight), (2, State::Completed), (3, State::Unknown)] {
         match harness.store.claim(id(number), fresh(9)).await {
@@ -84,7 +89,7 @@ pub(super) async fn supersede_replaces_what_was_seen(harness: Harness) {
     let record = current(&harness, id(1)).await;
     let next = Fresh { unknown_ttl: LONG * 9, ..fresh(10) };
     assert!(harness.store.supersede(id(1), record.version(), next).await.expect("supersede works"));
-    let until = settle(&harness, id(1), attempt(10), End::Hold).await;
+    let until = settle(&harness, id(1), attempt(10), hold()).await;
     assert!(until >= current(&harness, id(1)).await.claimed_at.plus(LONG * 9));
 }
 
@@ -115,7 +120,7 @@ pub(super) async fn supersede_repeats_for_the_same_attempt(harness: Harness) {
     assert!(harness.store.supersede(id(1), seen, fresh(8)).await.expect("supersede works"));
     assert_eq!(current(&harness, id(1)).await, record);
     assert!(!harness.store.supersede(id(1), seen, fresh(9)).await.expect("supersede works"));
-    settle(&harness, id(1), attempt(8), End::Hold).await;
+    settle(&harness, id(1), attempt(8), hold()).await;
     assert!(!harness.store.supersede(id(1), seen, fresh(8)).await.expect("supersede works"), "not in flight any more");
 }
 

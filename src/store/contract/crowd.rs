@@ -46,7 +46,7 @@ pub(super) async fn every_caller_is_answered(harness: Harness) {
             let end = match number % 3 {
                 0 => complete("done"),
                 1 => End::Release,
-                _ => End::Hold,
+                _ => hold(),
             };
             let settled = store.settle(id(number), attempt(number), end).await.expect("settle works");
             assert!(matches!(settled, Settled::Done { .. }));
@@ -84,6 +84,6 @@ pub(super) async fn a_store_that_closes_finishes_what_it_accepted(harness: Harne
     unavailable(store.get(id(1)).await.expect_err("it is closed"));
     unavailable(store.list(Default::default(), None, 1).await.expect_err("it is closed"));
     unavailable(store.claim(id(1), fresh(1)).await.expect_err("it is closed"));
-    unavailable(store.settle(id(1), attempt(1), End::Hold).await.expect_err("it is closed"));
+    unavailable(store.settle(id(1), attempt(1), hold()).await.expect_err("it is closed"));
     unavailable(store.sweep(1).await.expect_err("it is closed"));
 }

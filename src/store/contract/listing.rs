@@ -77,7 +77,7 @@ pub(super) async fn filters_hold_together(harness: Harness) {
             match state {
                 State::InFlight => {}
                 State::Completed => drop(settle(&harness, id(number), attempt(number), complete("x")).await),
-                State::Unknown => drop(settle(&harness, id(number), attempt(number), End::Hold).await),
+                State::Unknown => drop(settle(&harness, id(number), attempt(number), hold()).await),
             }
         }
     }

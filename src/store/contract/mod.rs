@@ -187,6 +187,10 @@ fn fresh(number: u8) -> Fresh {
     }
 }
 
+fn hold() -> End {
+    End::Hold { cause: Bytes::from_static(b"cause") }
+}
+
 fn answer(text: &'static str) -> Bytes {
     Bytes::from_static(text.as_bytes())
 }
@@ -237,7 +241,7 @@ async fn put(harness: &Harness, id: RecordId, number: u8, state: State) -> Recor
     match state {
         State::InFlight => {}
         State::Completed => drop(settle(harness, id, attempt(number), complete("done")).await),
-        State::Unknown => drop(settle(harness, id, attempt(number), End::Hold).await),
+        State::Unknown => drop(settle(harness, id, attempt(number), hold()).await),
     }
     current(harness, id).await
 }

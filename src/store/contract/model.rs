@@ -157,7 +157,7 @@ fn on_one(id: u8) -> impl Strategy<Value = Call> {
             expiry,
         }),
         1 => Just(End::Release),
-        2 => Just(End::Hold),
+        2 => Just(hold()),
     ];
     prop_oneof![
         6 => novel().prop_map(move |novel| Call::Claim(id, novel)),

@@ -48,7 +48,7 @@ pub(super) async fn an_attempt_releases(harness: Harness) {
     assert!(get(&harness, id(1)).await.is_none());
     claim(&harness, id(1), fresh(2)).await;
     // Out of the unknown as well.
-    settle(&harness, id(1), attempt(2), End::Hold).await;
+    settle(&harness, id(1), attempt(2), hold()).await;
     settle(&harness, id(1), attempt(2), End::Release).await;
     claim(&harness, id(1), fresh(3)).await;
 }
@@ -56,11 +56,11 @@ pub(super) async fn an_attempt_releases(harness: Harness) {
 pub(super) async fn an_attempt_holds(harness: Harness) {
     let at = claim(&harness, id(1), fresh(1)).await;
     short_passes(&harness).await;
-    let until = settle(&harness, id(1), attempt(1), End::Hold).await;
+    let until = settle(&harness, id(1), attempt(1), hold()).await;
     assert!(until > at.plus(LONG * 2), "the unknown ttl counts from now");
     let record = current(&harness, id(1)).await;
     assert_eq!((record.state, record.attempt, record.until), (State::Unknown, attempt(1), until));
-    assert_eq!((record.claimed_at, record.answer), (at, None));
+    assert_eq!((record.claimed_at, record.answer), (at, Some(answer("cause"))));
 }
 
 pub(super) async fn an_attempt_completes_late(harness: Harness) {
@@ -75,11 +75,15 @@ pub(super) async fn the_same_ending_repeats(harness: Harness) {
     claim(&harness, id(2), fresh(2)).await;
     claim(&harness, id(3), fresh(3)).await;
     let completed = settle(&harness, id(1), attempt(1), complete("once")).await;
-    let held = settle(&harness, id(2), attempt(2), End::Hold).await;
+    let held = settle(&harness, id(2), attempt(2), hold()).await;
     settle(&harness, id(3), attempt(3), End::Release).await;
     short_passes(&harness).await;
     assert_eq!(settle(&harness, id(1), attempt(1), complete("once")).await, completed, "as it stands");
-    assert_eq!(settle(&harness, id(2), attempt(2), End::Hold).await, held, "as it stands");
+    assert_eq!(settle(&harness, id(2), attempt(2), hold()).await, held, "as it stands");
+    let another = End::Hold { cause: answer("another cause") };
+    assert_eq!(settle(&harness, id(2), attempt(2), another).await, held, "the first cause stays");
+    let found = harness.store.get(id(2)).await.expect("get works").expect("it stands");
+    assert_eq!(found.record.answer, Some(answer("cause")));
     settle(&harness, id(3), attempt(3), End::Release).await;
     assert_eq!(harness.store.count().await.expect("count works"), [0, 1, 1]);
 }
@@ -87,7 +91,7 @@ pub(super) async fn the_same_ending_repeats(harness: Harness) {
 pub(super) async fn another_attempt_ends_nothing(harness: Harness) {
     for (number, state) in (1..).zip(State::ALL) {
         let record = put(&harness, id(number), number, state).await;
-        for end in [complete("done"), End::Release, End::Hold] {
+        for end in [complete("done"), End::Release, hold()] {
             let stands = settle_in_vain(&harness, id(number), attempt(9), end).await;
             assert_eq!(stands.as_ref(), Some(&record));
         }
@@ -97,7 +101,7 @@ pub(super) async fn another_attempt_ends_nothing(harness: Harness) {
 
 pub(super) async fn a_completed_record_never_regresses(harness: Harness) {
     let record = put(&harness, id(1), 1, State::Completed).await;
-    for end in [complete("another"), complete(""), End::Release, End::Hold] {
+    for end in [complete("another"), complete(""), End::Release, hold()] {
         let stands = settle_in_vain(&harness, id(1), attempt(1), end).await;
         assert_eq!(stands.as_ref(), Some(&record));
     }
@@ -106,7 +110,7 @@ pub(super) async fn a_completed_record_never_regresses(harness: Harness) {
 
 pub(super) async fn nothing_stands(harness: Harness) {
     assert_eq!(settle_in_vain(&harness, id(1), attempt(1), complete("x")).await, None);
-    assert_eq!(settle_in_vain(&harness, id(1), attempt(1), End::Hold).await, None);
+    assert_eq!(settle_in_vain(&harness, id(1), attempt(1), hold()).await, None);
     settle(&harness, id(1), attempt(1), End::Release).await;
     assert!(get(&harness, id(1)).await.is_none());
 }
@@ -114,7 +118,7 @@ pub(super) async fn nothing_stands(harness: Harness) {
 pub(super) async fn a_superseded_attempt_ends_nothing(harness: Harness) {
     let seen = put(&harness, id(1), 1, State::Unknown).await.version();
     assert!(harness.store.supersede(id(1), seen, fresh(2)).await.expect("supersede works"));
-    for end in [complete("late"), End::Release, End::Hold] {
+    for end in [complete("late"), End::Release, hold()] {
         let stands = settle_in_vain(&harness, id(1), attempt(1), end).await.expect("a record stands");
         assert_eq!((stands.attempt, stands.state), (attempt(2), State::InFlight));
     }

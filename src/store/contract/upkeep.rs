@@ -57,7 +57,7 @@ pub(super) async fn sweep_removes_what_has_expired(harness: Harness) {
     let end = End::Complete { answer: answer("x"), expiry: Expiry::FromNow(SHORT) };
     settle(&harness, id(1), attempt(1), end).await;
     claim(&harness, id(2), Fresh { unknown_ttl: SHORT, ..fresh(2) }).await;
-    settle(&harness, id(2), attempt(2), End::Hold).await;
+    settle(&harness, id(2), attempt(2), hold()).await;
     short_passes(&harness).await;
     assert_eq!(harness.store.sweep(10).await.expect("sweep works"), 2);
     assert_eq!(harness.store.sweep(10).await.expect("sweep works"), 0);
@@ -77,7 +77,7 @@ pub(super) async fn sweep_never_removes_what_is_in_flight_or_lives(harness: Harn
 pub(super) async fn sweep_keeps_to_its_limit(harness: Harness) {
     for number in 1..=5 {
         claim(&harness, id(number), Fresh { unknown_ttl: SHORT, ..fresh(number) }).await;
-        settle(&harness, id(number), attempt(number), End::Hold).await;
+        settle(&harness, id(number), attempt(number), hold()).await;
     }
     short_passes(&harness).await;
     assert_eq!(harness.store.sweep(0).await.expect("sweep works"), 0);
@@ -102,7 +102,7 @@ pub(super) async fn the_longest_durations_saturate(harness: Harness) {
     claim(&harness, id(1), endless(1)).await;
     claim(&harness, id(2), endless(2)).await;
     claim(&harness, id(3), Fresh { lease: Duration::MAX, ..fresh(3) }).await;
-    assert_eq!(settle(&harness, id(1), attempt(1), End::Hold).await, forever);
+    assert_eq!(settle(&harness, id(1), attempt(1), hold()).await, forever);
     short_passes(&harness).await;
     assert_eq!(harness.store.expire_leases(10).await.expect("expire works").len(), 1);
     for number in 1..=3 {

@@ -356,10 +356,11 @@ async fn renew(session: &Session, held: &[LeaseRenewal]) -> Result<Vec<RecordId>
 }
 
 impl Settlement {
+    /// What the record keeps: the answer, or why there is none.
     fn answer(&self) -> Option<&Bytes> {
         match &self.end {
-            End::Complete { answer, .. } => Some(answer),
-            End::Release | End::Hold => None,
+            End::Complete { answer, .. } | End::Hold { cause: answer } => Some(answer),
+            End::Release => None,
         }
     }
 
@@ -369,7 +370,7 @@ impl Settlement {
             End::Complete { expiry: Expiry::FromClaim(ttl), .. } => (1, row::span(*ttl)),
             End::Complete { expiry: Expiry::FromNow(ttl), .. } => (2, row::span(*ttl)),
             End::Release => (3, 0),
-            End::Hold => (4, 0),
+            End::Hold { .. } => (4, 0),
         }
     }
 

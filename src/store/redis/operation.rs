@@ -319,7 +319,7 @@ fn encoded_end(end: &End) -> (u8, u64, &[u8]) {
         End::Complete { expiry: Expiry::FromClaim(ttl), answer } => (1, span(*ttl), answer),
         End::Complete { expiry: Expiry::FromNow(ttl), answer } => (2, span(*ttl), answer),
         End::Release => (3, 0, &[]),
-        End::Hold => (4, 0, &[]),
+        End::Hold { cause } => (4, 0, cause),
     }
 }
 

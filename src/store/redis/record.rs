@@ -43,7 +43,13 @@ pub(super) fn read(value: Vec<u8>, with_answer: bool) -> Result<StoredRecord, Un
         return Err(Unreadable);
     }
     let head = rest.split_to(head_bytes);
-    let answer = (with_answer && state == State::Completed).then_some(rest);
+    let has_answer = match state {
+        State::InFlight => false,
+        State::Completed => true,
+        // Why it is unknown, if a gate wrote that.
+        State::Unknown => !rest.is_empty(),
+    };
+    let answer = (with_answer && has_answer).then_some(rest);
     Ok(StoredRecord { record: Record { attempt, state, claimed_at, until, head, answer }, unknown_ttl, origin })
 }
 

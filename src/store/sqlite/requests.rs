@@ -60,7 +60,8 @@ pub(super) mod sql {
          WHERE seq = ?1";
     pub(in crate::store::sqlite) const COMPLETE: &str =
         "UPDATE record SET state = 1, until = ?2, answer = ?3 WHERE seq = ?1";
-    pub(in crate::store::sqlite) const HOLD: &str = "UPDATE record SET state = 2, until = ?2 WHERE seq = ?1";
+    pub(in crate::store::sqlite) const HOLD: &str =
+        "UPDATE record SET state = 2, until = ?2, answer = ?3 WHERE seq = ?1";
     pub(in crate::store::sqlite) const REMOVE: &str = "DELETE FROM record WHERE seq = ?1";
     pub(in crate::store::sqlite) const RENEW: &str =
         "UPDATE record SET until = ?3 WHERE id = ?1 AND attempt = ?2 AND state = 0";
@@ -160,14 +161,14 @@ impl Request for SettleRequest {
         let done = |until| Ok(Settled::Done { until });
         match rules::settle(found.map(|(_, current)| current), self.attempt, &self.end, now) {
             Transition::Complete { until } => {
-                let answer = self.answer().map(|answer| &answer[..]);
-                let values = params![seq, row::time(until), answer];
+                let values = params![seq, row::time(until), self.answer().map(|answer| &answer[..])];
                 session.conn.prepare_cached(sql::COMPLETE)?.execute(values)?;
                 session.moved(from, Some(State::Completed), 1);
                 done(until)
             }
             Transition::TurnUnknown { until } => {
-                session.conn.prepare_cached(sql::HOLD)?.execute(params![seq, row::time(until)])?;
+                let values = params![seq, row::time(until), self.answer().map(|cause| &cause[..])];
+                session.conn.prepare_cached(sql::HOLD)?.execute(values)?;
                 session.moved(from, Some(State::Unknown), 1);
                 done(until)
             }
@@ -187,10 +188,11 @@ impl Request for SettleRequest {
 }
 
 impl SettleRequest {
+    /// What the record keeps: the answer, or why there is none.
     fn answer(&self) -> Option<&Bytes> {
         match &self.end {
-            End::Complete { answer, .. } => Some(answer),
-            End::Release | End::Hold => None,
+            End::Complete { answer, .. } | End::Hold { cause: answer } => Some(answer),
+            End::Release => None,
         }
     }
 }

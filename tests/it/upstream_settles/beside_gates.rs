@@ -119,7 +119,7 @@ fn a_lease_is_lost_where_the_transaction_ends_without_a_word() {
 
 #[test]
 fn an_ending_waits_for_the_transaction_and_holds_up_no_other() {
-    for end in [End::Release, End::Hold, completed("by the gate")] {
+    for end in [End::Release, End::Hold { cause: Bytes::from_static(b"cause") }, completed("by the gate")] {
         let Some(database) = migrated() else { return };
         tokio().block_on(async {
             let store = open(&database).await;
@@ -277,9 +277,9 @@ async fn meddle(store: &Postgres, is_over: &AtomicBool, last: u8) {
     while !is_over.load(Ordering::SeqCst) {
         let all = || 1..=last;
         let renewing = store.renew(all().rev().map(held).map(|held| LeaseRenewal { lease: PAST, ..held }).collect());
-        let holding = futures_util::future::join_all(
-            all().map(|number| timeout(PAST, store.settle(id(number), attempt(number), End::Hold))),
-        );
+        let holding = futures_util::future::join_all(all().map(|number| {
+            timeout(PAST, store.settle(id(number), attempt(number), End::Hold { cause: Bytes::from_static(b"cause") }))
+        }));
         let claiming = futures_util::future::join_all(all().map(|number| store.claim(id(number), fresh(255, PAST))));
         let expiring = store.expire_leases(100);
         let (renewed, held, claimed, expired) = ::tokio::join!(renewing, holding, claiming, expiring);

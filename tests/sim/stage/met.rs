@@ -118,7 +118,7 @@ impl Met {
                 self.hit(match (end, said) {
                     (End::Complete { .. }, Said::Done(_)) => "completion",
                     (End::Release, Said::Done(_)) => "release",
-                    (End::Hold, Said::Done(_)) => "hold",
+                    (End::Hold { .. }, Said::Done(_)) => "hold",
                     _ => "ending that comes too late",
                 });
             }

@@ -182,8 +182,10 @@ impl Store for Mistaken {
             {
                 Ok(Settled::Superseded { record: standing })
             }
-            (Mistake::ReleasesOnHold, End::Hold) => self.inner.settle(id, attempt, End::Release).await,
-            (Mistake::HoldsOnRelease, End::Release) => self.inner.settle(id, attempt, End::Hold).await,
+            (Mistake::ReleasesOnHold, End::Hold { .. }) => self.inner.settle(id, attempt, End::Release).await,
+            (Mistake::HoldsOnRelease, End::Release) => {
+                self.inner.settle(id, attempt, End::Hold { cause: bytes::Bytes::from_static(b"cause") }).await
+            }
             (Mistake::CountsFromTheEnd, End::Complete { answer, expiry: Expiry::FromClaim(ttl) }) => {
                 self.inner.settle(id, attempt, End::Complete { answer, expiry: Expiry::FromNow(ttl) }).await
             }

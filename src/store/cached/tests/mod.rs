@@ -7,6 +7,9 @@ mod shared;
 use bytes::Bytes;
 
 use super::*;
+use crate::idempotency::codec;
+use crate::idempotency::fingerprint::{Fingerprint, Recipe};
+use crate::idempotency::key::Key;
 use crate::store::OriginId;
 use crate::store::contract::{self, Harness, model};
 use crate::store::memory::Memory;
@@ -18,7 +21,15 @@ const SETTINGS: Settings = Settings { most_entries: 1000, most_bytes: 1 << 20, m
 
 fn fresh(attempt: u8) -> Fresh {
     let (attempt, origin) = (Attempt([attempt; 16]), OriginId(1));
-    Fresh { attempt, origin, lease: TTL, ttl: TTL, unknown_ttl: TTL, head: Bytes::from_static(b"head") }
+    Fresh { attempt, origin, lease: TTL, ttl: TTL, unknown_ttl: TTL, head: head(attempt) }
+}
+
+/// The head of the same request each time; the details differ, as they do between a request and its retry.
+fn head(attempt: Attempt) -> Bytes {
+    let details = codec::Details { caller: Some([attempt.0[0]; 8]), ..codec::Details::default() };
+    let fingerprint = Fingerprint { recipe: Recipe::default(), digest: [7; 32] };
+    let key = Key::parse("k", 255).expect("a key");
+    codec::Head::new(fingerprint, http::Method::POST, "/", &key).with_details(&details).encode()
 }
 
 fn complete(answer: &'static str) -> End {

@@ -382,7 +382,7 @@ async fn a_hint_does_not_outlive_its_lease() {
 async fn unknown_and_large_records_are_not_kept() {
     let two = two();
     two.one.claim(ID, fresh(1)).await.unwrap();
-    two.one.settle(ID, Attempt([1; 16]), End::Hold).await.unwrap();
+    two.one.settle(ID, Attempt([1; 16]), End::Hold { cause: Bytes::from_static(b"cause") }).await.unwrap();
     two.asked(ID, fresh(2)).await;
     let large = RecordId([8; 32]);
     two.one.claim(large, fresh(1)).await.unwrap();

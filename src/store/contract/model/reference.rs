@@ -158,7 +158,7 @@ impl Reference {
         let record = &mut stored.record;
         let repeats = match &end {
             End::Complete { answer, .. } => record.state == State::Completed && record.answer.as_ref() == Some(answer),
-            End::Hold => record.state == State::Unknown,
+            End::Hold { .. } => record.state == State::Unknown,
             End::Release => false,
         };
         if record.attempt != attempt || (record.state == State::Completed && !repeats) {
@@ -177,7 +177,8 @@ impl Reference {
                 record.answer = Some(answer);
                 Reply::Done(record.until)
             }
-            End::Hold => {
+            End::Hold { cause } => {
+                record.answer = Some(cause);
                 record.until = self.now.plus(stored.unknown_ttl);
                 record.state = State::Unknown;
                 Reply::Done(record.until)

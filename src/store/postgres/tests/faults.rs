@@ -437,7 +437,7 @@ async fn waiters_are_notified_at_once() {
         timeout(Duration::from_secs(20), listens).await.expect("it listens");
     }
     store.changed(id(1)).await;
-    let ends: [End; 3] = [complete(), End::Release, End::Hold];
+    let ends: [End; 3] = [complete(), End::Release, End::Hold { cause: Bytes::from_static(b"cause") }];
     for (number, end) in (1..).zip(ends) {
         store.claim(id(number), fresh(number)).await.unwrap();
         let waiting = Arc::clone(&other);
