@@ -39,8 +39,8 @@ pub(super) async fn list(pool: &Pool, filter: &Filter, after: Option<Cursor>, li
         "BEGIN READ ONLY; SET LOCAL statement_timeout = {}; SET LOCAL jit = off; {by_index}",
         LIST_TIMEOUT.as_millis()
     );
-    let (from, upto) = filter.ids().into_inner();
-    let (from, upto) = (&from.0[..], &upto.0[..]);
+    let ids = filter.prefix.map(|_| filter.ids());
+    let (from, upto) = (ids.as_ref().map(|ids| &ids.start().0[..]), ids.as_ref().map(|ids| &ids.end().0[..]));
     // One extra record shows whether there are more.
     let wanted = row::count(limit.saturating_add(1));
     let (time, id) = (after.map(|after| row::millis(after.claimed_at)), after.map(|after| after.id.0.to_vec()));
@@ -98,20 +98,21 @@ impl Set {
         }
     }
 
-    /// The `$3` newest records from id `$1` to `$2` that pass, before time `$9` and id `$10`.
+    /// The `$3` newest records from id `$1` to `$2` that pass, before time `$9` and id `$10`. Those that are looked at are
+    /// sorted by what they are sorted by alone: the rest is read of the newest.
     fn newest(self) -> String {
         format!(
             "SELECT {COLUMNS}
              FROM (
-                SELECT r.id, r.attempt, r.state, r.claimed_at, r.lease_until, r.expires_at, r.head, r.origin
-                FROM oncegate.record r
-                WHERE {} AND r.id >= $1 AND r.id <= $2 AND {PASSES}
+                SELECT r.id, r.claimed_at FROM oncegate.record r
+                WHERE {} AND ($1::bytea IS NULL OR r.id >= $1) AND ($2::bytea IS NULL OR r.id <= $2) AND {PASSES}
                     AND ($9::bigint IS NULL OR (r.claimed_at, r.id) < ($9, $10))
                 ORDER BY r.claimed_at DESC, r.id DESC LIMIT $3
-             ) r
+             ) n
+                CROSS JOIN LATERAL (SELECT * FROM oncegate.record s WHERE s.id = n.id OFFSET 0) r
                 CROSS JOIN (SELECT oncegate.now_v1() AS now OFFSET 0) t
                 LEFT JOIN oncegate.origin o ON o.id = r.origin
-             ORDER BY r.claimed_at DESC, r.id DESC",
+             ORDER BY n.claimed_at DESC, n.id DESC",
             self.condition
         )
     }
