@@ -98,11 +98,23 @@ async fn lists_are_filtered() {
     let kept = admin.completed("refund", KEY).await;
     admin.pass(Duration::from_secs(7200));
     let (running, _) = admin.claim("charge", "another-key").await;
+    // The newest first, and those of one time with the greatest id first.
     let sorted = |mut ids: Vec<RecordId>| {
-        ids.sort();
+        ids.sort_by_key(|id| std::cmp::Reverse((*id == running, *id)));
         ids.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     assert_eq!(admin.ids("").await, sorted(vec![held, kept, running]));
+    assert_eq!(admin.ids("").await[0], running.to_string());
+    assert_eq!(admin.ids("?since=1h").await, sorted(vec![running]));
+    assert_eq!(admin.ids("?since=2026-01-01T02:00:00Z").await, sorted(vec![running]));
+    assert_eq!(admin.ids("?since=2026-01-01T00:00:00Z&older_than=1h").await, sorted(vec![held, kept]));
+    for digits in [17, 18, 64] {
+        assert_eq!(admin.ids(&format!("?id={}", &held.to_string()[..digits])).await, sorted(vec![held]));
+        let both = format!("?key={KEY}&id={}", &held.to_string()[..digits]);
+        assert_eq!(admin.ids(&both).await, sorted(vec![held]));
+    }
+    assert_eq!(admin.ids(&format!("?key={KEY}&id={}", &held.to_string()[..5])).await, sorted(vec![held, kept]));
+    assert!(admin.ids(&format!("?key=another&id={held}")).await.is_empty(), "no id starts with both");
     assert_eq!(admin.ids("?state=unknown").await, sorted(vec![held]));
     assert_eq!(admin.ids("?route=charge").await, sorted(vec![held, running]));
     assert_eq!(admin.ids(&format!("?key={KEY}")).await, sorted(vec![held, kept]));
@@ -132,9 +144,8 @@ async fn pages_give_each_record_once() {
         }
     }
     assert_eq!(pages, 5, "a last page that is full has no empty one after it");
-    seen.dedup();
+    assert!(seen.is_sorted_by(|earlier, later| earlier > later), "claimed at one time");
     assert_eq!(seen.len(), 25);
-    assert!(seen.is_sorted());
 }
 
 /// Begins to ask for `target` and gives the connection.
@@ -248,6 +259,160 @@ async fn a_record_is_removed_whatever_its_state() {
 }
 
 #[tokio::test]
+async fn a_removal_may_give_its_reason() {
+    let admin = start(None).await;
+    let id = admin.completed("refund", KEY).await;
+    let host = format!("Host: {}\r\n", admin.address);
+    let delete = async |query: &str| admin.send(&format!("DELETE /api/v1/records/{id}?{query}"), &host, "").await;
+    delete("reason=").await.is_problem(400, "bad-request").says("`reason` is empty");
+    delete("reason=%20").await.is_problem(400, "bad-request").says("`reason` is empty");
+    delete("why=x").await.is_problem(400, "bad-request").says("known are: reason");
+    delete(&format!("reason={}", "x".repeat(2001))).await.is_problem(400, "bad-request").says("longer than 2000");
+    assert_eq!(delete("reason=twice").await.status, 204);
+}
+
+#[tokio::test]
+async fn all_that_a_filter_finds_are_removed() {
+    let admin = start(None).await;
+    let mut old = Vec::new();
+    for n in 0..130 {
+        old.push(admin.completed("refund", &format!("old-{n}")).await.to_string());
+        admin.unknown("charge", &format!("old-{n}")).await;
+    }
+    admin.pass(Duration::from_secs(1800));
+    let young = admin.completed("refund", "young").await.to_string();
+    let filter = json!({"state": "completed", "older_than": "10m"});
+    let dry = admin.bulk("purge", json!({"filter": filter, "dry_run": true})).await.json();
+    assert_eq!((&dry["matched"], &dry["done"], &dry["failed"]), (&json!(130), &json!(0), &json!(0)));
+    old.sort();
+    assert_eq!(dry["ids"], json!(old[..100]));
+    let count = admin.store.count().await.unwrap();
+    assert_eq!(count, [0, 131, 130]);
+    let done = admin.bulk("purge", json!({"filter": filter, "reason": "a test"})).await.json();
+    assert_eq!(done, json!({"matched": 130, "done": 130, "failed": 0, "ids": old[..100]}));
+    assert_eq!(admin.ids("?state=completed").await, [young]);
+    assert_eq!(admin.store.count().await.unwrap(), [0, 1, 130]);
+    let (running, _) = admin.claim("charge", "running").await;
+    let prefix = json!({"id": &running.to_string()[..20]});
+    let done = admin.bulk("purge", json!({"filter": prefix, "reason": "a test"})).await.json();
+    assert_eq!((&done["done"], &done["ids"]), (&json!(1), &json!([running.to_string()])));
+    let all = admin.bulk("purge", json!({"all": true, "reason": "a test"})).await.json();
+    assert_eq!((&all["done"], admin.store.count().await.unwrap()), (&json!(131), [0, 0, 0]));
+}
+
+#[tokio::test]
+async fn all_unknown_records_that_a_filter_finds_are_resolved() {
+    let admin = start(None).await;
+    for n in 0..20 {
+        admin.unknown("charge", &format!("key-{n}")).await;
+        admin.claim("charge", &format!("running-{n}")).await;
+    }
+    let (other, _) = admin.unknown("refund", KEY).await;
+    let release = |filter: Value| json!({"filter": filter, "action": "release", "reason": "not in the ledger"});
+    let done = admin.bulk("resolve", release(json!({"route": "charge"}))).await.json();
+    assert_eq!((&done["matched"], &done["done"]), (&json!(20), &json!(20)));
+    assert_eq!(admin.store.count().await.unwrap(), [20, 0, 1]);
+    let complete = json!({"all": true, "action": "complete", "status": 200, "body_base64": "b2s=", "reason": "seen"});
+    assert_eq!(admin.bulk("resolve", complete).await.json()["done"], 1);
+    assert_eq!(admin.store.get(other).await.unwrap().unwrap().record.state, State::Completed);
+    let problem = admin.bulk("resolve", release(json!({"state": "completed"}))).await;
+    problem.is_problem(400, "bad-request").says("`unknown` only");
+    let retry = json!({"all": true, "action": "retry", "reason": "x"});
+    admin.bulk("resolve", retry).await.is_problem(400, "bad-request").says("`action`");
+}
+
+#[tokio::test]
+async fn a_change_of_many_says_which_and_why() {
+    let admin = start(None).await;
+    admin.unknown("charge", KEY).await;
+    for (body, said) in [
+        (json!({"reason": "x"}), "`filter` is empty"),
+        (json!({"filter": {}, "reason": "x"}), "`filter` is empty"),
+        (json!({"filter": {"state": "unknown"}}), "`reason` is empty"),
+        (json!({"filter": {"state": "unknown"}, "reason": " "}), "`reason` is empty"),
+        (json!({"filter": {"state": "unknown"}, "all": true, "reason": "x"}), "do not go together"),
+        (json!({"filter": {"state": "lost"}, "reason": "x"}), "`state` must be one of"),
+        (json!({"filter": {"route": ""}, "reason": "x"}), "`route` is empty"),
+        (json!({"filter": {"stat": "unknown"}, "reason": "x"}), "not of the form"),
+        (json!({"filter": {"state": "unknown"}, "force": true, "reason": "x"}), "not of the form"),
+        (json!({"all": true, "after": "x", "reason": "x"}), "`after` must be"),
+    ] {
+        admin.bulk("purge", body).await.is_problem(400, "bad-request").says(said);
+    }
+    assert_eq!(admin.store.count().await.unwrap(), [0, 0, 1]);
+}
+
+/// A record that was claimed again since it was found has an attempt that runs: it stays.
+#[tokio::test]
+async fn what_changed_meanwhile_is_left_alone() {
+    let admin = start_without_store(None).await;
+    let store = Arc::new(Unreliable::new(admin.store.clone()));
+    admin.state.set_store(store.clone());
+    admin.store.adopt(vec![origin("charge")], Vec::new(), false).await.unwrap();
+    let (held, _) = admin.unknown("charge", "held").await;
+    let kept = admin.completed("charge", "kept").await;
+    // Between the scan and the changes.
+    store.script_for(Operation::Settle, [Fault::Delay(Duration::from_millis(200))]);
+    store.script_for(Operation::Get, [Fault::Delay(Duration::from_millis(200))]);
+    let purge = admin.bulk("purge", json!({"all": true, "reason": "a test"}));
+    let claim_again = async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        for id in [held, kept] {
+            let seen = admin.store.get(id).await.unwrap().unwrap().record.version();
+            let fresh = Fresh {
+                attempt: Attempt([7; 16]),
+                origin: origin("charge").id(),
+                lease: LEASE,
+                ttl: LEASE,
+                unknown_ttl: LEASE,
+                head: Bytes::from_static(b"?"),
+            };
+            assert!(admin.store.supersede(id, seen, fresh).await.unwrap());
+        }
+    };
+    let (reply, ()) = tokio::join!(purge, claim_again);
+    let report = reply.json();
+    assert_eq!((&report["matched"], &report["done"], &report["failed"]), (&json!(2), &json!(0), &json!(0)));
+    assert_eq!(admin.store.count().await.unwrap(), [2, 0, 0]);
+}
+
+#[tokio::test]
+async fn a_change_of_many_that_breaks_off_says_what_was_done() {
+    let admin = start_without_store(None).await;
+    let store = Arc::new(Unreliable::new(admin.store.clone()));
+    admin.state.set_store(store.clone());
+    admin.store.adopt(vec![origin("charge")], Vec::new(), false).await.unwrap();
+    for n in 0..100 {
+        admin.unknown("charge", &format!("key-{n}")).await;
+    }
+    let body = json!({"filter": {"state": "unknown"}, "action": "release", "reason": "a test"});
+    store.script_for(Operation::Settle, vec![Fault::Refuse; 3]);
+    let report = admin.bulk("resolve", body.clone()).await.json();
+    assert_eq!((&report["matched"], &report["done"], &report["failed"]), (&json!(100), &json!(97), &json!(3)));
+    for n in 0..97 {
+        admin.unknown("charge", &format!("other-{n}")).await;
+    }
+    store.script_for(Operation::Settle, vec![Fault::Refuse; 60]);
+    let reply = admin.bulk("resolve", body.clone()).await;
+    reply.is_problem(503, "store-unavailable").says("were changed before");
+    let problem = reply.json();
+    let left = admin.store.count().await.unwrap()[2];
+    assert_eq!((&problem["matched"], problem["done"].as_u64()), (&json!(100), Some(100 - left)));
+    assert!(problem["failed"].as_u64().unwrap() >= 16);
+    store.script_for(Operation::List, [Fault::Refuse]);
+    admin.bulk("resolve", body).await.is_problem(503, "store-unavailable");
+}
+
+#[tokio::test]
+async fn a_list_that_takes_too_long_says_how_to_narrow_it() {
+    let admin = start_without_store(None).await;
+    let store = Arc::new(Unreliable::new(admin.store.clone()));
+    store.script_for(Operation::List, [Fault::LoseCall]);
+    admin.state.set_store(store);
+    admin.get("/api/v1/records").await.is_problem(503, "store-unavailable").says("narrow it by state");
+}
+
+#[tokio::test]
 async fn the_records_of_another_service_are_not_there() {
     let admin = start(None).await;
     let other = Origin { service: "billing".into(), namespace: "charge".into(), route: "charge".into() };
@@ -339,6 +504,10 @@ async fn paths_and_methods() {
     assert!(reply.head.contains("allow: get, head"), "{}", reply.head);
     let reply = admin.get(&format!("/api/v1/records/{}/resolve", RecordId([0; 32]))).await;
     assert!(reply.is_problem(405, "method-not-allowed").head.contains("allow: post"), "{}", reply.head);
+    for many in ["purge", "resolve"] {
+        let reply = admin.get(&format!("/api/v1/records/{many}")).await;
+        assert!(reply.is_problem(405, "method-not-allowed").head.contains("allow: post"), "{}", reply.head);
+    }
     admin.get("/api/v1/records/123").await.is_problem(400, "bad-request").says("64 hexadecimal");
     let reply = admin.send("HEAD /livez", &host, "").await;
     assert_eq!((reply.status, &*reply.body), (200, ""));
@@ -396,9 +565,18 @@ async fn each_change_leaves_one_line_that_nobody_can_forge() {
     admin.resolve(released, json!({"action": "release", "reason": "no charge\n2026 INFO forged"})).await;
     let removed = admin.completed("refund", KEY).await;
     admin.delete(removed).await;
+    let (other, _) = admin.claim("refund", KEY).await;
+    let path = format!("DELETE /api/v1/records/{other}?reason=sent%20twice%0A2026%20INFO%20forged");
+    assert_eq!(admin.send(&path, &format!("Host: {}\r\n", admin.address), "").await.status, 204);
+    let (purged, _) = admin.unknown("charge", KEY).await;
+    let reply = admin.bulk("purge", json!({"filter": {"state": "unknown"}, "reason": "a test"})).await;
+    assert_eq!(reply.json()["done"], 1);
     let logged = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
     let audit: Vec<_> = logged.lines().filter(|line| line.contains("oncegate::audit")).collect();
-    assert_eq!(audit.len(), 2, "{logged}");
+    assert_eq!(audit.len(), 4, "{logged}");
+    assert!(audit[2].contains(&other.to_string()), "{logged}");
+    assert!(audit[2].contains(r#"reason="sent twice\n2026 INFO forged""#), "{logged}");
+    assert!(audit[3].contains(&purged.to_string()) && audit[3].contains(r#"reason="a test""#), "{logged}");
     assert!(audit[0].contains(&released.to_string()) && audit[0].contains("action=\"release\""), "{logged}");
     assert!(audit[0].contains(r#"reason="no charge\n2026 INFO forged""#), "{logged}");
     assert!(audit[1].contains(&removed.to_string()) && audit[1].contains("state=\"completed\""), "{logged}");
