@@ -92,6 +92,28 @@ fn every_metric_has_its_type_and_labels_in_the_docs() {
     assert_eq!(documented, families.into_keys().collect());
 }
 
+/// A query for a metric that does not exist is silent: an alert never fires, and a panel stays empty.
+#[test]
+fn alerts_and_dashboard_ask_for_metrics_that_exist() {
+    let families = families(&all_metrics());
+    for path in ["deploy/prometheus/oncegate.rules.yaml", "deploy/grafana/oncegate.json"] {
+        let text = page(path);
+        let words = text.split(|character: char| !character.is_ascii_alphanumeric() && character != '_');
+        let names: BTreeSet<&str> = words.filter(|word| word.starts_with("oncegate_")).collect();
+        assert!(names.len() > 5, "{path} names its metrics otherwise");
+        for name in names {
+            let base = name.strip_suffix("_bucket").unwrap_or(name);
+            assert!(families.contains_key(base), "{path}: there is no metric {name}");
+        }
+    }
+    let alerts = page("docs/observe/alerts.md");
+    for name in
+        page("deploy/prometheus/oncegate.rules.yaml").lines().filter_map(|line| line.trim().strip_prefix("- alert: "))
+    {
+        assert!(alerts.contains(&format!("`{name}`")), "docs/observe/alerts.md does not name {name}");
+    }
+}
+
 #[test]
 fn every_word_of_a_label_is_in_the_docs() {
     let page = page("docs/observe/metrics.md");
@@ -100,6 +122,18 @@ fn every_word_of_a_label_is_in_the_docs() {
     let kinds = [ErrorKind::Unavailable, ErrorKind::Full, ErrorKind::Timeout, ErrorKind::Corrupt, ErrorKind::Other]
         .map(ErrorKind::as_str);
     let words = Limit::ALL.map(Limit::as_str).into_iter().chain(CacheResult::ALL.map(CacheResult::as_str));
+    let source = include_str!("../store/metered.rs");
+    let word_of = |line: &str| {
+        Some(line.trim().strip_prefix("Self::")?.split_once(" => \"")?.1.trim_end_matches("\",").to_owned())
+    };
+    let operations: Vec<String> = source.lines().filter_map(word_of).collect();
+    assert_eq!(operations.len(), StoreOp::COUNT, "{operations:?}");
+    for operation in operations {
+        assert!(
+            page.contains(&format!("`{operation}`")),
+            "docs/observe/metrics.md does not name the operation {operation}"
+        );
+    }
     for word in words.chain(kinds).chain(outcomes.into_iter().filter(|word| codes().all(|code| code.as_str() != *word)))
     {
         assert!(terms.contains(word), "no table of docs/observe/metrics.md has `{word}`");
