@@ -7,6 +7,7 @@ use http::header::{
 use http::{HeaderValue, Response, StatusCode};
 use http_body_util::Full;
 use serde::Serialize;
+use serde_json::{Map, Value};
 
 pub(super) type Answer = Response<Full<Bytes>>;
 
@@ -15,6 +16,8 @@ pub(super) type Answer = Response<Full<Bytes>>;
 pub(super) struct Problem {
     kind: Kind,
     detail: String,
+    /// What else it says.
+    members: Map<String, Value>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +100,24 @@ impl Kind {
     }
 
     pub(super) fn because(self, detail: impl Into<String>) -> Problem {
-        Problem { kind: self, detail: detail.into() }
+        Problem { kind: self, detail: detail.into(), members: Map::new() }
+    }
+}
+
+impl Problem {
+    /// With more members, which no problem has by itself.
+    pub(super) fn with(mut self, members: Map<String, Value>) -> Self {
+        self.members = members;
+        self
+    }
+
+    /// Whether the record is not what the request expects; the store is well.
+    pub(super) fn is_about_the_record(&self) -> bool {
+        matches!(self.kind, Kind::NotUnknown | Kind::NotFound)
+    }
+
+    pub(super) fn detail(&self) -> &str {
+        &self.detail
     }
 }
 
@@ -111,8 +131,10 @@ impl From<Problem> for Answer {
             detail: &'a str,
             code: &'a str,
             retryable: bool,
+            #[serde(flatten)]
+            members: Map<String, Value>,
         }
-        let Problem { kind, detail } = problem;
+        let Problem { kind, detail, members } = problem;
         let body = Body {
             r#type: format!("urn:oncegate:problem:{}", kind.code()),
             title: kind.title(),
@@ -120,6 +142,7 @@ impl From<Problem> for Answer {
             detail: &detail,
             code: kind.code(),
             retryable: kind.retryable(),
+            members,
         };
         let mut answer = json(kind.status(), &body);
         let headers = answer.headers_mut();

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::answer::{Answer, Kind, Problem, json, text};
 use super::readiness::STORE_UNAVAILABLE;
-use super::{State, access, records, reload, resolve};
+use super::{State, access, bulk, records, reload, resolve};
 use crate::idempotency::record::RecordId;
 
 /// What a path names.
@@ -20,15 +20,17 @@ enum Resource<'a> {
     Records,
     Record(&'a str),
     Resolve(&'a str),
+    PurgeAll,
+    ResolveAll,
     Reload,
 }
 
-/// Whether a request may change something: only a DELETE, and a POST to resolve a record or to reload.
+/// Whether a request may change something: only a DELETE, and a POST to purge or resolve records or to reload.
 pub(super) fn may_change<B>(request: &Request<B>) -> bool {
     let resource = Resource::named(request.uri().path());
     match *request.method() {
         Method::DELETE => matches!(resource, Some(Resource::Record(_))),
-        Method::POST => matches!(resource, Some(Resource::Resolve(_) | Resource::Reload)),
+        Method::POST => resource.is_some_and(|resource| resource.methods() == "POST"),
         _ => false,
     }
 }
@@ -53,7 +55,7 @@ async fn dispatch(state: &State, request: Request<Incoming>, client: SocketAddr)
         return Err(Kind::MethodNotAllowed(allow).because(format!("allowed here: {allow}")));
     }
     let query = request.uri().query();
-    if query.is_some_and(|query| !query.is_empty()) && resource.refuses_parameters(request.method()) {
+    if query.is_some_and(|query| !query.is_empty()) && resource.refuses_parameters() {
         return Err(Kind::BadRequest.because("no query parameters are known here"));
     }
     match resource {
@@ -63,10 +65,12 @@ async fn dispatch(state: &State, request: Request<Incoming>, client: SocketAddr)
         Resource::Routes => Ok(json(StatusCode::OK, &json!({ "routes": state.configured.load().routes }))),
         Resource::Records => records::list(state, query).await,
         Resource::Record(id) if request.method() == Method::DELETE => {
-            records::remove(state, parse_id(id)?, client).await
+            records::remove(state, parse_id(id)?, query, client).await
         }
         Resource::Record(id) => records::show(state, parse_id(id)?, query, client).await,
         Resource::Resolve(id) => resolve::resolve(state, parse_id(id)?, request.into_body(), client).await,
+        Resource::PurgeAll => bulk::purge(state, request.into_body(), client).await,
+        Resource::ResolveAll => bulk::resolve(state, request.into_body(), client).await,
         Resource::Reload => reload::reload(state).await,
     }
 }
@@ -79,6 +83,8 @@ impl<'a> Resource<'a> {
             "/metrics" => Self::Metrics,
             "/api/v1/routes" => Self::Routes,
             "/api/v1/records" => Self::Records,
+            "/api/v1/records/purge" => Self::PurgeAll,
+            "/api/v1/records/resolve" => Self::ResolveAll,
             "/api/v1/reload" => Self::Reload,
             _ => {
                 let rest = path.strip_prefix("/api/v1/records/")?;
@@ -95,17 +101,16 @@ impl<'a> Resource<'a> {
     fn methods(&self) -> &'static str {
         match self {
             Self::Record(_) => "GET, HEAD, DELETE",
-            Self::Resolve(_) | Self::Reload => "POST",
+            Self::Resolve(_) | Self::PurgeAll | Self::ResolveAll | Self::Reload => "POST",
             _ => "GET, HEAD",
         }
     }
 
     /// Probes and scrapers may send what they like; a mistyped parameter of the API must not be ignored.
-    fn refuses_parameters(&self, method: &Method) -> bool {
+    fn refuses_parameters(&self) -> bool {
         match self {
-            Self::Routes | Self::Resolve(_) | Self::Reload => true,
-            Self::Record(_) => method == Method::DELETE,
-            Self::Livez | Self::Readyz | Self::Metrics | Self::Records => false,
+            Self::Livez | Self::Readyz | Self::Metrics | Self::Records | Self::Record(_) => false,
+            Self::Routes | Self::Resolve(_) | Self::PurgeAll | Self::ResolveAll | Self::Reload => true,
         }
     }
 }

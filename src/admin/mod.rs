@@ -6,6 +6,7 @@
 mod access;
 mod answer;
 mod api;
+mod bulk;
 mod clients;
 mod query;
 mod readiness;
@@ -18,6 +19,7 @@ pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 mod view;
+mod wanted;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;

@@ -1,83 +1,76 @@
 //! The query parameters of the records list.
 
-use std::time::Duration;
-
 use super::answer::{Kind, Problem};
-use crate::idempotency::key::Key;
-use crate::idempotency::record::{RecordId, State};
+use super::wanted::Wanted;
+use crate::store::Cursor;
 
 const DEFAULT_LIMIT: usize = 100;
 const MAX_LIMIT: usize = 1000;
 
-/// Longest key that can be looked up, in characters: longer than any route lets in by default.
-const MAX_KEY: usize = 4096;
-
-/// `?state=&route=&key=&older_than=&limit=&cursor=`, each at most once.
+/// What records are wanted, `limit=` and `cursor=`, each at most once.
 #[derive(Debug, PartialEq)]
 pub(super) struct Query {
-    pub(super) state: Option<State>,
-    pub(super) route: Option<String>,
-    pub(super) key: Option<Key>,
-    pub(super) older_than: Option<Duration>,
+    pub(super) wanted: Wanted,
     pub(super) limit: usize,
-    /// The last record of the page before.
-    pub(super) after: Option<RecordId>,
+    /// Where the page before ended.
+    pub(super) after: Option<Cursor>,
 }
 
 impl Query {
     /// Reads the query of a target. An unknown, empty, repeated or invalid parameter is an error: a filter that is
     /// ignored would show an operator's script more records than it asked for.
     pub(super) fn parse(query: Option<&str>) -> Result<Self, Problem> {
-        let mut parsed =
-            Self { state: None, route: None, key: None, older_than: None, limit: DEFAULT_LIMIT, after: None };
-        let mut seen = Vec::new();
-        for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let value = decode(value).ok_or_else(|| bad(name, "is not percent-encoded UTF-8"))?;
-            parsed.set(name, value)?;
-            if seen.contains(&name) {
-                return Err(bad(name, "stands there twice"));
+        let mut parsed = Self { wanted: Wanted::default(), limit: DEFAULT_LIMIT, after: None };
+        for (name, value) in pairs(query)? {
+            match name {
+                "limit" => {
+                    let limit = value.parse().ok().filter(|limit| (1..=MAX_LIMIT).contains(limit));
+                    parsed.limit =
+                        limit.ok_or_else(|| bad(name, &format!("must be a number from 1 to {MAX_LIMIT}")))?;
+                }
+                "cursor" => {
+                    let after = Cursor::parse(&value);
+                    parsed.after = Some(after.ok_or_else(|| bad(name, "must be the `next` of the page before"))?);
+                }
+                name if Wanted::NAMES.contains(&name) => {
+                    parsed.wanted.set(name, value).map_err(|what| bad(name, &what))?;
+                }
+                _ => return Err(unknown(&[&Wanted::NAMES[..], &["limit", "cursor"]].concat())),
             }
-            seen.push(name);
         }
         Ok(parsed)
     }
-
-    fn set(&mut self, name: &str, value: String) -> Result<(), Problem> {
-        const KNOWN: [&str; 6] = ["state", "route", "key", "older_than", "limit", "cursor"];
-        if !KNOWN.contains(&name) {
-            // The name is the client's own, and may be a mistyped secret: it is not repeated.
-            return Err(
-                Kind::BadRequest.because(format!("a query parameter is unknown; known are: {}", KNOWN.join(", ")))
-            );
-        }
-        if value.is_empty() {
-            return Err(bad(name, "is empty; leave it out to not filter by it"));
-        }
-        match name {
-            "state" => self.state = Some(parse_state(&value)?),
-            "route" => self.route = Some(value),
-            "key" => self.key = Some(Key::parse(&value, MAX_KEY).map_err(|invalid| bad(name, &invalid.to_string()))?),
-            "older_than" => {
-                let duration = humantime::parse_duration(&value);
-                self.older_than = Some(duration.map_err(|_| bad(name, "must be a duration such as 90s, 1h or 7d"))?);
-            }
-            "limit" => {
-                let limit = value.parse().ok().filter(|limit| (1..=MAX_LIMIT).contains(limit));
-                self.limit = limit.ok_or_else(|| bad(name, &format!("must be a number from 1 to {MAX_LIMIT}")))?;
-            }
-            _ => {
-                let after = RecordId::parse(&value);
-                self.after = Some(after.ok_or_else(|| bad(name, "must be the `next` of the page before"))?);
-            }
-        }
-        Ok(())
-    }
 }
 
-fn parse_state(value: &str) -> Result<State, Problem> {
-    State::parse(value)
-        .ok_or_else(|| bad("state", &format!("must be one of: {}", State::ALL.map(State::as_str).join(", "))))
+/// Reads the query of a change that may give its reason.
+pub(super) fn reason(query: Option<&str>) -> Result<Option<String>, Problem> {
+    let mut reason = None;
+    for (name, value) in pairs(query)? {
+        match name {
+            "reason" => reason = Some(value),
+            _ => return Err(unknown(&["reason"])),
+        }
+    }
+    Ok(reason)
+}
+
+/// The parameters of a query, each at most once.
+fn pairs(query: Option<&str>) -> Result<Vec<(&str, String)>, Problem> {
+    let mut pairs: Vec<(&str, String)> = Vec::new();
+    for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let value = decode(value).ok_or_else(|| bad(name, "is not percent-encoded UTF-8"))?;
+        if pairs.iter().any(|(other, _)| *other == name) {
+            return Err(bad(name, "stands there twice"));
+        }
+        pairs.push((name, value));
+    }
+    Ok(pairs)
+}
+
+/// The name is the client's own, and may be a mistyped secret: it is not repeated.
+fn unknown(known: &[&str]) -> Problem {
+    Kind::BadRequest.because(format!("a query parameter is unknown; known are: {}", known.join(", ")))
 }
 
 fn bad(name: &str, what: &str) -> Problem {
@@ -101,48 +94,66 @@ fn decode(text: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::idempotency::record::{RecordId, State, Timestamp};
+    use crate::store::{IdPrefix, Since};
 
     #[test]
     fn nothing_is_all_with_the_default_limit() {
         for query in [None, Some(""), Some("&")] {
             let query = Query::parse(query).unwrap();
-            assert_eq!(query.limit, 100);
-            assert_eq!((query.state, query.route, query.older_than, query.after), (None, None, None, None));
+            assert_eq!((query.limit, query.after), (100, None));
+            assert!(query.wanted.is_everything());
         }
     }
 
     #[test]
     fn everything_at_once() {
-        let id = "0a".repeat(32);
-        let query =
-            Query::parse(Some(&format!("state=in-flight&route=a%20b+c&older_than=1h&limit=7&cursor={id}"))).unwrap();
-        assert_eq!(query.state, Some(State::InFlight));
-        assert_eq!(query.route.as_deref(), Some("a b+c"));
-        assert_eq!(query.older_than, Some(Duration::from_secs(3600)));
-        assert_eq!(query.limit, 7);
-        assert_eq!(query.after, Some(RecordId([10; 32])));
+        let cursor = Cursor { claimed_at: Timestamp(7), id: RecordId([10; 32]), position: 3 };
+        let query = format!("state=in-flight&route=a%20b+c&older_than=1h&since=2d&id=0aB&limit=7&cursor={cursor}");
+        let Query { wanted, limit, after } = Query::parse(Some(&query)).unwrap();
+        assert_eq!(wanted.state, Some(State::InFlight));
+        assert_eq!(wanted.route.as_deref(), Some("a b+c"));
+        assert_eq!(wanted.older_than, Some(Duration::from_secs(3600)));
+        assert_eq!(wanted.since, Some(Since::Ago(Duration::from_secs(2 * 86400))));
+        assert_eq!(wanted.id, IdPrefix::parse("0ab"));
+        assert_eq!((limit, after), (7, Some(cursor)));
     }
 
     #[test]
     fn what_is_wrong_is_named_with_what_would_be_right() {
+        let old_cursor = format!("cursor={}", "0a".repeat(32));
         for (query, said) in [
             ("state=lost", "`state` must be one of: in-flight, completed, unknown"),
             ("limit=0", "`limit` must be a number from 1 to 1000"),
             ("limit=1001", "`limit` must be"),
             ("limit=ten", "`limit` must be"),
             ("older_than=3", "`older_than` must be a duration"),
+            ("since=3", "`since` must be a duration such as 1h, or a time"),
+            ("id=xyz", "`id` must be an id, or the first of its 64"),
             ("cursor=3", "`cursor` must be the `next`"),
+            (&old_cursor, "`cursor` must be the `next`"),
             ("route=", "`route` is empty"),
             ("route", "`route` is empty"),
             ("route=%zz", "`route` is not percent-encoded"),
             ("route=%ff", "`route` is not percent-encoded"),
             ("route=%e", "`route` is not percent-encoded"),
             ("route=a&route=b", "`route` stands there twice"),
-            ("older-than=1h", "known are: state, route, key, older_than, limit, cursor"),
+            ("older-than=1h", "known are: state, route, key, id, older_than, since, limit, cursor"),
         ] {
             let problem = format!("{:?}", Query::parse(Some(query)).unwrap_err());
             assert!(problem.contains(said), "{query}: {problem}");
+        }
+    }
+
+    #[test]
+    fn a_change_may_give_its_reason() {
+        assert_eq!(reason(None).unwrap(), None);
+        assert_eq!(reason(Some("reason=twice%20paid")).unwrap().as_deref(), Some("twice paid"));
+        for query in ["reason=a&reason=b", "why=a", "reason=%"] {
+            assert!(reason(Some(query)).is_err(), "{query}");
         }
     }
 }

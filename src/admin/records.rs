@@ -5,13 +5,17 @@ use std::sync::Arc;
 
 use http::StatusCode;
 use serde::Serialize;
+use tokio::sync::SemaphorePermit;
 
 use super::answer::{Answer, Kind, Problem, empty, json};
-use super::query::Query;
+use super::query::{self, Query};
 use super::view::{Extent, RecordView, shortened_key};
 use super::{MAX_LISTINGS, State};
 use crate::idempotency::record::RecordId;
-use crate::store::{Error, Filter, Listed, Store};
+use crate::store::{Error, ErrorKind, Listed, Store};
+
+/// Longest reason for a change, in bytes.
+const MAX_REASON: usize = 2000;
 
 /// `GET /api/v1/records`
 pub(super) async fn list(state: &State, query: Option<&str>) -> Result<Answer, Problem> {
@@ -20,20 +24,20 @@ pub(super) async fn list(state: &State, query: Option<&str>) -> Result<Answer, P
         records: Vec<RecordView>,
         next: Option<String>,
     }
-    let query = Query::parse(query)?;
-    let _slot = state.listings.try_acquire().map_err(|_| {
-        Kind::Overloaded
-            .because(format!("{MAX_LISTINGS} lists of records are being made already; ask again in a second"))
-    })?;
-    let filter = Filter {
-        service: Some(state.service.clone()),
-        route: query.route,
-        state: query.state,
-        prefix: query.key.map(|key| state.identifier.prefix(&key)),
-        older_than: query.older_than,
-    };
+    let Query { wanted, limit, after } = Query::parse(query)?;
+    let _slot = state.listing_slot()?;
     let store = state.opened()?;
-    let found = store.list(filter, query.after, query.limit).await.map_err(unavailable)?;
+    let Some(filter) = wanted.filter(state) else {
+        return Ok(json(StatusCode::OK, &Page { records: Vec::new(), next: None }));
+    };
+    let found = store.list(filter, after, limit).await.map_err(|error| match error.cause().kind {
+        ErrorKind::Timeout => {
+            tracing::warn!(%error, "a list of records took too long");
+            Kind::StoreUnavailable
+                .because("the list took too long; narrow it by state (unknown or in-flight), key or id")
+        }
+        _ => unavailable(error),
+    })?;
     let on_file = store.identities().await.map_err(unavailable)?;
     let next = found.next.map(|next| next.to_string());
     let records = found.records.iter().map(|listed| RecordView::of(listed, &on_file, Extent::Listed));
@@ -60,21 +64,49 @@ pub(super) async fn show(
     Ok(json(StatusCode::OK, &RecordView::of(&found, &on_file, extent)))
 }
 
-/// `DELETE /api/v1/records/{id}`
-pub(super) async fn remove(state: &State, id: RecordId, client: SocketAddr) -> Result<Answer, Problem> {
+/// `DELETE /api/v1/records/{id}?reason=`
+pub(super) async fn remove(
+    state: &State,
+    id: RecordId,
+    query: Option<&str>,
+    client: SocketAddr,
+) -> Result<Answer, Problem> {
+    let reason = query::reason(query)?;
+    if let Some(reason) = &reason {
+        check_reason(reason)?;
+    }
     let found = find(state, id).await?;
     if !state.opened()?.remove(id).await.map_err(unavailable)? {
         return Err(absent());
     }
+    log_removal(&found, client, reason.as_deref());
+    Ok(empty(StatusCode::NO_CONTENT))
+}
+
+/// Logs that a record is gone.
+pub(super) fn log_removal(removed: &Listed, client: SocketAddr, reason: Option<&str>) {
+    let Listed { id, record, .. } = removed;
     tracing::info!(
         target: "oncegate::audit",
         %client,
         %id,
-        state = found.record.state.as_str(),
-        key = shortened_key(&found.record).as_deref().unwrap_or("-"),
+        state = record.state.as_str(),
+        key = shortened_key(record).as_deref().unwrap_or("-"),
+        // A string, which every format escapes: it must not look like another line.
+        reason,
         "an operator removed a record: its key is free"
     );
-    Ok(empty(StatusCode::NO_CONTENT))
+}
+
+/// Refuses a reason that says nothing, or too much for a line of a log.
+pub(super) fn check_reason(reason: &str) -> Result<(), Problem> {
+    if reason.trim().is_empty() {
+        return Err(Kind::BadRequest.because("`reason` is empty: say why"));
+    }
+    if reason.len() > MAX_REASON {
+        return Err(Kind::BadRequest.because(format!("`reason` is longer than {MAX_REASON} bytes")));
+    }
+    Ok(())
 }
 
 /// The record of an id, unless it is another service's.
@@ -86,6 +118,14 @@ pub(super) async fn find(state: &State, id: RecordId) -> Result<Listed, Problem>
 }
 
 impl State {
+    /// A place among the lists that are made at a time.
+    pub(super) fn listing_slot(&self) -> Result<SemaphorePermit<'_>, Problem> {
+        self.listings.try_acquire().map_err(|_| {
+            Kind::Overloaded
+                .because(format!("{MAX_LISTINGS} lists of records are being made already; ask again in a second"))
+        })
+    }
+
     /// The store, once it is open.
     pub(super) fn opened(&self) -> Result<&Arc<dyn Store>, Problem> {
         self.store.get().ok_or_else(|| Kind::StoreUnavailable.because("the store is not open yet; see `/readyz`"))

@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use super::State;
 use super::answer::{Answer, Kind, Problem, empty};
-use super::records::{absent, find, unavailable};
+use super::records::{absent, check_reason, find, unavailable};
 use super::view::shortened_key;
 use crate::idempotency::codec::{self, Content};
 use crate::idempotency::record::{self, Record, RecordId};
@@ -28,9 +28,6 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Most headers of an answer: as many as an upstream may send.
 const MAX_HEADERS: usize = 256;
-
-/// Longest reason, in bytes.
-const MAX_REASON: usize = 2000;
 
 /// Headers of oncegate's own. A client that finds one in a replay must know that it is the gate that says it.
 const OWN: [&str; 5] =
@@ -50,7 +47,7 @@ struct Body {
 
 /// How the operator says that the attempt ended.
 #[derive(Debug)]
-enum Resolution {
+pub(super) enum Resolution {
     /// It had no effect: the key is free.
     Release,
     /// With this answer, encoded.
@@ -65,34 +62,65 @@ pub(super) async fn resolve(
     client: SocketAddr,
 ) -> Result<Answer, Problem> {
     let (resolution, reason) = parse(&receive(body).await?)?;
-    let Listed { origin, record, now, .. } = find(state, id).await?;
-    if record.state != record::State::Unknown {
-        return Err(not_unknown(&record, now));
-    }
-    let (action, end) = match resolution {
-        Resolution::Release => ("release", End::Release),
-        Resolution::Complete(answer) => {
-            let ttl = state.ttl(origin.as_ref().map(|origin| &*origin.route));
-            ("complete", End::Complete { answer, expiry: Expiry::FromNow(ttl) })
-        }
-    };
-    // By the record's own attempt: if another superseded it meanwhile, or it completed by itself, nothing is written.
-    match state.opened()?.settle(id, record.attempt, end).await.map_err(unavailable)? {
-        Settled::Done { .. } => {}
-        Settled::Superseded { record: Some(record) } => return Err(not_unknown(&record, now)),
-        Settled::Superseded { record: None } => return Err(absent()),
-    }
-    tracing::info!(
-        target: "oncegate::audit",
-        %client,
-        %id,
-        key = shortened_key(&record).as_deref().unwrap_or("-"),
-        action,
-        // A string, which every format escapes: it must not look like another line.
-        reason = &*reason,
-        "an operator resolved a record"
-    );
+    resolution.apply(state, &find(state, id).await?, &reason, client).await?;
     Ok(empty(StatusCode::NO_CONTENT))
+}
+
+impl Resolution {
+    /// Of the members of a request.
+    pub(super) fn of(
+        action: &str,
+        status: Option<u16>,
+        headers: Option<Vec<(String, String)>>,
+        body_base64: Option<String>,
+    ) -> Result<Self, Problem> {
+        match action {
+            "release" if status.is_some() || headers.is_some() || body_base64.is_some() => {
+                Err(Kind::BadRequest.because("`status`, `headers` and `body_base64` go with `complete` only"))
+            }
+            "release" => Ok(Self::Release),
+            "complete" => Ok(Self::Complete(given_answer(status, headers, body_base64)?)),
+            _ => Err(Kind::BadRequest.because("`action` must be `release` or `complete`")),
+        }
+    }
+
+    /// Ends the attempt of an unknown record so, and logs it.
+    pub(super) async fn apply(
+        &self,
+        state: &State,
+        found: &Listed,
+        reason: &str,
+        client: SocketAddr,
+    ) -> Result<(), Problem> {
+        let Listed { id, origin, record, now } = found;
+        if record.state != record::State::Unknown {
+            return Err(not_unknown(record, *now));
+        }
+        let (action, end) = match self {
+            Self::Release => ("release", End::Release),
+            Self::Complete(answer) => {
+                let ttl = state.ttl(origin.as_ref().map(|origin| &*origin.route));
+                ("complete", End::Complete { answer: answer.clone(), expiry: Expiry::FromNow(ttl) })
+            }
+        };
+        // By the record's own attempt: if another superseded it meanwhile, or it completed by itself, nothing is written.
+        match state.opened()?.settle(*id, record.attempt, end).await.map_err(unavailable)? {
+            Settled::Done { .. } => {}
+            Settled::Superseded { record: Some(record) } => return Err(not_unknown(&record, *now)),
+            Settled::Superseded { record: None } => return Err(absent()),
+        }
+        tracing::info!(
+            target: "oncegate::audit",
+            %client,
+            %id,
+            key = shortened_key(record).as_deref().unwrap_or("-"),
+            action,
+            // A string, which every format escapes: it must not look like another line.
+            reason,
+            "an operator resolved a record"
+        );
+        Ok(())
+    }
 }
 
 fn not_unknown(record: &Record, now: record::Timestamp) -> Problem {
@@ -106,7 +134,7 @@ fn not_unknown(record: &Record, now: record::Timestamp) -> Problem {
     })
 }
 
-async fn receive(body: Incoming) -> Result<Bytes, Problem> {
+pub(super) async fn receive(body: Incoming) -> Result<Bytes, Problem> {
     let too_large = || Kind::RequestTooLarge.because(format!("the body is larger than {MAX_BODY} bytes"));
     // What announces that it is too large is not waited for.
     if body.size_hint().lower() > MAX_BODY as u64 {
@@ -130,17 +158,10 @@ fn parse(bytes: &[u8]) -> Result<(Resolution, String), Problem> {
             error.column()
         ))
     })?;
-    if body.reason.len() > MAX_REASON {
-        return Err(Kind::BadRequest.because(format!("`reason` is longer than {MAX_REASON} bytes")));
+    if !body.reason.is_empty() {
+        check_reason(&body.reason)?;
     }
-    let resolution = match body.action.as_str() {
-        "release" if body.status.is_some() || body.headers.is_some() || body.body_base64.is_some() => {
-            return Err(Kind::BadRequest.because("`status`, `headers` and `body_base64` go with `complete` only"));
-        }
-        "release" => Resolution::Release,
-        "complete" => Resolution::Complete(given_answer(body.status, body.headers, body.body_base64)?),
-        _ => return Err(Kind::BadRequest.because("`action` must be `release` or `complete`")),
-    };
+    let resolution = Resolution::of(&body.action, body.status, body.headers, body.body_base64)?;
     Ok((resolution, body.reason))
 }
 

@@ -137,6 +137,12 @@ impl Admin {
         self.send(&format!("POST /api/v1/records/{id}/resolve"), &headers, &body.to_string()).await
     }
 
+    /// Asks for a change of many records.
+    pub(super) async fn bulk(&self, change: &str, body: Value) -> Reply {
+        let headers = format!("Host: {}\r\nContent-Type: application/json\r\n", self.address);
+        self.send(&format!("POST /api/v1/records/{change}"), &headers, &body.to_string()).await
+    }
+
     pub(super) fn pass(&self, time: Duration) {
         self.now.fetch_add(u64::try_from(time.as_millis()).unwrap(), Ordering::SeqCst);
     }

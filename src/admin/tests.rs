@@ -1,5 +1,7 @@
 //! The admin listener over a socket.
 
+mod bulk;
+
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -98,11 +100,23 @@ async fn lists_are_filtered() {
     let kept = admin.completed("refund", KEY).await;
     admin.pass(Duration::from_secs(7200));
     let (running, _) = admin.claim("charge", "another-key").await;
+    // The newest first, and those of one time with the greatest id first.
     let sorted = |mut ids: Vec<RecordId>| {
-        ids.sort();
+        ids.sort_by_key(|id| std::cmp::Reverse((*id == running, *id)));
         ids.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     assert_eq!(admin.ids("").await, sorted(vec![held, kept, running]));
+    assert_eq!(admin.ids("").await[0], running.to_string());
+    assert_eq!(admin.ids("?since=1h").await, sorted(vec![running]));
+    assert_eq!(admin.ids("?since=2026-01-01T02:00:00Z").await, sorted(vec![running]));
+    assert_eq!(admin.ids("?since=2026-01-01T00:00:00Z&older_than=1h").await, sorted(vec![held, kept]));
+    for digits in [17, 18, 64] {
+        assert_eq!(admin.ids(&format!("?id={}", &held.to_string()[..digits])).await, sorted(vec![held]));
+        let both = format!("?key={KEY}&id={}", &held.to_string()[..digits]);
+        assert_eq!(admin.ids(&both).await, sorted(vec![held]));
+    }
+    assert_eq!(admin.ids(&format!("?key={KEY}&id={}", &held.to_string()[..5])).await, sorted(vec![held, kept]));
+    assert!(admin.ids(&format!("?key=another&id={held}")).await.is_empty(), "no id starts with both");
     assert_eq!(admin.ids("?state=unknown").await, sorted(vec![held]));
     assert_eq!(admin.ids("?route=charge").await, sorted(vec![held, running]));
     assert_eq!(admin.ids(&format!("?key={KEY}")).await, sorted(vec![held, kept]));
@@ -132,9 +146,8 @@ async fn pages_give_each_record_once() {
         }
     }
     assert_eq!(pages, 5, "a last page that is full has no empty one after it");
-    seen.dedup();
+    assert!(seen.is_sorted_by(|earlier, later| earlier > later), "claimed at one time");
     assert_eq!(seen.len(), 25);
-    assert!(seen.is_sorted());
 }
 
 /// Begins to ask for `target` and gives the connection.
@@ -248,6 +261,28 @@ async fn a_record_is_removed_whatever_its_state() {
 }
 
 #[tokio::test]
+async fn a_removal_may_give_its_reason() {
+    let admin = start(None).await;
+    let id = admin.completed("refund", KEY).await;
+    let host = format!("Host: {}\r\n", admin.address);
+    let delete = async |query: &str| admin.send(&format!("DELETE /api/v1/records/{id}?{query}"), &host, "").await;
+    delete("reason=").await.is_problem(400, "bad-request").says("`reason` is empty");
+    delete("reason=%20").await.is_problem(400, "bad-request").says("`reason` is empty");
+    delete("why=x").await.is_problem(400, "bad-request").says("known are: reason");
+    delete(&format!("reason={}", "x".repeat(2001))).await.is_problem(400, "bad-request").says("longer than 2000");
+    assert_eq!(delete("reason=twice").await.status, 204);
+}
+
+#[tokio::test]
+async fn a_list_that_takes_too_long_says_how_to_narrow_it() {
+    let admin = start_without_store(None).await;
+    let store = Arc::new(Unreliable::new(admin.store.clone()));
+    store.script_for(Operation::List, [Fault::LoseCall]);
+    admin.state.set_store(store);
+    admin.get("/api/v1/records").await.is_problem(503, "store-unavailable").says("narrow it by state");
+}
+
+#[tokio::test]
 async fn the_records_of_another_service_are_not_there() {
     let admin = start(None).await;
     let other = Origin { service: "billing".into(), namespace: "charge".into(), route: "charge".into() };
@@ -339,6 +374,10 @@ async fn paths_and_methods() {
     assert!(reply.head.contains("allow: get, head"), "{}", reply.head);
     let reply = admin.get(&format!("/api/v1/records/{}/resolve", RecordId([0; 32]))).await;
     assert!(reply.is_problem(405, "method-not-allowed").head.contains("allow: post"), "{}", reply.head);
+    for many in ["purge", "resolve"] {
+        let reply = admin.get(&format!("/api/v1/records/{many}")).await;
+        assert!(reply.is_problem(405, "method-not-allowed").head.contains("allow: post"), "{}", reply.head);
+    }
     admin.get("/api/v1/records/123").await.is_problem(400, "bad-request").says("64 hexadecimal");
     let reply = admin.send("HEAD /livez", &host, "").await;
     assert_eq!((reply.status, &*reply.body), (200, ""));
@@ -396,9 +435,18 @@ async fn each_change_leaves_one_line_that_nobody_can_forge() {
     admin.resolve(released, json!({"action": "release", "reason": "no charge\n2026 INFO forged"})).await;
     let removed = admin.completed("refund", KEY).await;
     admin.delete(removed).await;
+    let (other, _) = admin.claim("refund", KEY).await;
+    let path = format!("DELETE /api/v1/records/{other}?reason=sent%20twice%0A2026%20INFO%20forged");
+    assert_eq!(admin.send(&path, &format!("Host: {}\r\n", admin.address), "").await.status, 204);
+    let (purged, _) = admin.unknown("charge", KEY).await;
+    let reply = admin.bulk("purge", json!({"filter": {"state": "unknown"}, "reason": "a test"})).await;
+    assert_eq!(reply.json()["done"], 1);
     let logged = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
     let audit: Vec<_> = logged.lines().filter(|line| line.contains("oncegate::audit")).collect();
-    assert_eq!(audit.len(), 2, "{logged}");
+    assert_eq!(audit.len(), 4, "{logged}");
+    assert!(audit[2].contains(&other.to_string()), "{logged}");
+    assert!(audit[2].contains(r#"reason="sent twice\n2026 INFO forged""#), "{logged}");
+    assert!(audit[3].contains(&purged.to_string()) && audit[3].contains(r#"reason="a test""#), "{logged}");
     assert!(audit[0].contains(&released.to_string()) && audit[0].contains("action=\"release\""), "{logged}");
     assert!(audit[0].contains(r#"reason="no charge\n2026 INFO forged""#), "{logged}");
     assert!(audit[1].contains(&removed.to_string()) && audit[1].contains("state=\"completed\""), "{logged}");

@@ -23,7 +23,7 @@ pub(super) const ACCEPT: &str = "--accept-identity-change";
 const LAST: Timestamp = Timestamp(253_402_300_799_999);
 
 /// How many records are asked for at once.
-const PAGE: usize = 1000;
+const CHUNK: usize = 1000;
 
 /// What adopting a configuration would forget.
 #[derive(Debug, Default)]
@@ -99,9 +99,9 @@ pub(super) async fn look_for_lost(store: &dyn Store, rules: IdentityRules<'_>) -
         let filter = Filter { service: Some(Arc::clone(rules.service())), ..Filter::default() };
         let mut after = None;
         loop {
-            let page = store.list(filter.clone(), after, PAGE).await?;
-            page.records.iter().for_each(|listed| coverage.look_at(listed));
-            after = page.next;
+            let chunk = store.scan(filter.clone(), after, CHUNK).await?;
+            chunk.records.iter().for_each(|listed| coverage.look_at(listed));
+            after = chunk.next;
             if after.is_none() {
                 break;
             }

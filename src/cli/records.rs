@@ -1,23 +1,27 @@
 //! `oncegate records`: what an operator sees and does about records, through the admin API.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
-use anyhow::{Context, anyhow};
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
+use anyhow::{Context, anyhow, bail};
 use clap::builder::PossibleValuesParser;
 use clap::{ArgGroup, Args, Subcommand};
 use http::Method;
-use serde_json::{Value, json};
+use serde_json::{Map, Value};
 
 use super::http_client::{AdminArgs, AdminClient};
-use crate::idempotency::record::{RecordId, State};
+use crate::idempotency::record::State;
+use crate::store::IdPrefix;
 
+mod changing;
+mod listing;
 mod table;
 
-/// Most records that the API gives at once.
-const PAGE: usize = 1000;
+/// Fewest digits of an id that name a record.
+const SHORTEST_ID: usize = 8;
+
+/// How many records an error or a dry run shows.
+const SHOWN: usize = 10;
 
 /// List, show, resolve and purge records, through the admin listener of a running `oncegate serve`
 #[derive(Args, Debug)]
@@ -30,13 +34,13 @@ pub struct RecordsArgs {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// List records, in the order of their ids
+    /// List records, newest first
     List(ListArgs),
     /// Show one record
     Show {
-        /// The record's id
-        #[arg(value_parser = parse_id)]
-        id: RecordId,
+        /// The record's id, or at least its first 8 digits
+        #[arg(value_name = "ID", value_parser = parse_id)]
+        record: String,
         /// Show the answer that retries get, with its headers and its body; the gate logs that it was read
         #[arg(long)]
         answer: bool,
@@ -44,19 +48,16 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Say how an attempt ended whose outcome is unknown
+    /// Say how an attempt ended whose outcome is unknown, or how all ended that a filter finds
     Resolve(ResolveArgs),
-    /// Remove a record, whatever its state: its key is free, and the next request with it runs. Where its attempt still
-    /// runs in the gate, that is when the attempt has ended
-    Purge {
-        /// The record's id
-        #[arg(value_parser = parse_id)]
-        id: RecordId,
-    },
+    /// Remove a record, or all that a filter finds, whatever their state. Their keys are free, and the next request with
+    /// such a key runs. Where an attempt still runs in the gate, that is when the attempt has ended
+    Purge(PurgeArgs),
 }
 
+/// Which records. All that is given must hold.
 #[derive(Args, Debug)]
-struct ListArgs {
+struct FilterArgs {
     /// Only records in this state
     #[arg(long, value_parser = PossibleValuesParser::new(State::ALL.map(State::as_str)))]
     state: Option<String>,
@@ -66,23 +67,72 @@ struct ListArgs {
     /// Only records of this key, as its client sent it
     #[arg(long, allow_hyphen_values = true)]
     key: Option<String>,
+    /// Only records whose id starts with these hexadecimal digits
+    #[arg(long, value_name = "PREFIX", value_parser = parse_prefix)]
+    id: Option<String>,
     /// Only records claimed at least this long ago, as 90s, 1h or 7d
     #[arg(long, value_name = "DURATION")]
     older_than: Option<String>,
+    /// Only records claimed at most this long ago, as 90s, 1h or 7d, or since a time, as 2026-01-31T22:00:00Z
+    #[arg(long, value_name = "DURATION|TIME")]
+    since: Option<String>,
+}
+
+#[derive(Args, Debug)]
+struct ListArgs {
+    #[command(flatten)]
+    filter: FilterArgs,
     /// Most records to list
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = parse_limit)]
     limit: usize,
+    /// Go on after a list that ended with `next: CURSOR`
+    #[arg(long, value_name = "CURSOR")]
+    after: Option<String>,
+    /// List all records, however many they are
+    #[arg(long, conflicts_with = "limit")]
+    all: bool,
     /// Print the API's JSON
     #[arg(long)]
     json: bool,
 }
 
+/// The names of what selects more than one record.
+const SELECTING: [&str; 7] = ["state", "route", "key", "id", "older_than", "since", "all"];
+
+/// Which records to change, and what is said of it.
+#[derive(Args, Debug)]
+#[command(group(ArgGroup::new("selection").required(true).multiple(true).args(SELECTING).arg("record")))]
+struct ChangeArgs {
+    /// The record's id, or at least its first 8 digits. Or else, a filter
+    #[arg(value_name = "ID", value_parser = parse_id, conflicts_with_all = SELECTING)]
+    record: Option<String>,
+    #[command(flatten)]
+    filter: FilterArgs,
+    /// All records
+    #[arg(long, conflicts_with_all = &SELECTING[..6])]
+    all: bool,
+    /// Say which records it would be, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Do it for all that the filter finds, without asking
+    #[arg(long)]
+    yes: bool,
+    /// Why; goes to the log of `oncegate serve`
+    #[arg(long, value_name = "TEXT", value_parser = parse_reason, required_unless_present = "dry_run")]
+    reason: Option<String>,
+}
+
+#[derive(Args, Debug)]
+struct PurgeArgs {
+    #[command(flatten)]
+    change: ChangeArgs,
+}
+
 #[derive(Args, Debug)]
 #[command(group(ArgGroup::new("outcome").required(true).args(["release", "complete"])))]
 struct ResolveArgs {
-    /// The record's id
-    #[arg(value_parser = parse_id)]
-    id: RecordId,
+    #[command(flatten)]
+    change: ChangeArgs,
     /// The attempt had no effect: free its key, so that the next request with it runs
     #[arg(long)]
     release: bool,
@@ -104,10 +154,10 @@ struct ResolveArgs {
         conflicts_with = "release"
     )]
     body: Option<String>,
-    /// Why; goes to the log of `oncegate serve`
-    #[arg(long, value_name = "TEXT", value_parser = parse_reason)]
-    reason: String,
 }
+
+/// Asks a question that is answered by yes or no; `None` where nobody can be asked.
+type Ask = dyn Fn(&str) -> Option<bool>;
 
 /// Runs `oncegate records`.
 pub fn run(args: RecordsArgs) -> anyhow::Result<ExitCode> {
@@ -115,116 +165,116 @@ pub fn run(args: RecordsArgs) -> anyhow::Result<ExitCode> {
         .enable_all()
         .build()
         .context("the runtime could not be started")?;
-    let mut out = Vec::new();
-    let result = runtime.block_on(execute(args, &mut out));
-    // What was learned before a failure is worth its place on the screen.
-    match io::stdout().lock().write_all(&out) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error).context("cannot write"),
-        _ => {}
+    let mut out = io::stdout().lock();
+    let result = runtime.block_on(execute(args, &mut out, &ask)).and_then(|()| Ok(out.flush()?));
+    match result {
+        // A reader that went away wanted no more.
+        Err(error)
+            if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) =>
+        {
+            Ok(ExitCode::SUCCESS)
+        }
+        result => result.map(|()| ExitCode::SUCCESS),
     }
-    result.map(|()| ExitCode::SUCCESS)
 }
 
-async fn execute(args: RecordsArgs, out: &mut Vec<u8>) -> anyhow::Result<()> {
+fn ask(question: &str) -> Option<bool> {
+    if !io::stdin().is_terminal() {
+        return None;
+    }
+    let _ = write!(io::stderr().lock(), "{question} [y/N] ");
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer).ok()?;
+    Some(matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
+}
+
+async fn execute(args: RecordsArgs, out: &mut dyn Write, ask: &Ask) -> anyhow::Result<()> {
     let client = args.admin.client()?;
     match args.command {
-        Command::List(list) => self::list(&client, list, out).await,
-        Command::Show { id, answer, json } => {
+        Command::List(list) => listing::list(&client, list, out).await,
+        Command::Show { record, answer, json } => {
             let query = if answer { "?answer=true" } else { "" };
-            let record = client.send(Method::GET, &format!("{}{query}", record_path(id)), None).await?;
+            let path = record_path(&whole_id(&client, &record).await?);
+            let record = client.send(Method::GET, &format!("{path}{query}"), None).await?;
             if json { print_json(&record, out) } else { table::write_one(&record, out) }
         }
-        Command::Resolve(resolve) => self::resolve(&client, resolve, out).await,
-        Command::Purge { id } => {
-            client.send(Method::DELETE, &record_path(id), None).await?;
-            writeln!(out, "{id} removed: its key is free, once no attempt of it runs any more")?;
-            Ok(())
+        Command::Resolve(resolve) => changing::resolve(&client, resolve, out, ask).await,
+        Command::Purge(purge) => changing::purge(&client, purge.change, out, ask).await,
+    }
+}
+
+/// The whole id of the one record whose id starts so.
+async fn whole_id(client: &AdminClient, start: &str) -> anyhow::Result<String> {
+    if start.len() == 64 {
+        return Ok(start.to_owned());
+    }
+    let target = format!("/api/v1/records?id={start}&limit={}", SHOWN + 1);
+    let page = client.send(Method::GET, &target, None).await?;
+    match records_of(&page)?.as_slice() {
+        [] => bail!("no record has an id that starts with {start}"),
+        [one] => Ok(one["id"].as_str().context("a record has no id")?.to_owned()),
+        several => {
+            let mut shown = Vec::new();
+            table::Table::default().write(&several[..several.len().min(SHOWN)], &mut shown)?;
+            let more = if several.len() > SHOWN { "and more\n" } else { "" };
+            bail!(
+                "more than one record has an id that starts with {start}; give more digits:\n{}{more}",
+                String::from_utf8_lossy(&shown)
+            )
         }
     }
 }
 
-/// Follows the pages up to the limit.
-async fn list(client: &AdminClient, args: ListArgs, out: &mut Vec<u8>) -> anyhow::Result<()> {
-    let mut filter = String::new();
-    for (name, value) in
-        [("state", &args.state), ("route", &args.route), ("key", &args.key), ("older_than", &args.older_than)]
-    {
-        if let Some(value) = value {
-            filter.push_str(&format!("&{name}={}", percent_encode(value)));
-        }
-    }
-    let (mut records, mut next) = (Vec::new(), None);
-    loop {
-        let limit = (args.limit - records.len()).min(PAGE);
-        let cursor = next.map(|next: String| format!("&cursor={}", percent_encode(&next))).unwrap_or_default();
-        let page = client.send(Method::GET, &format!("/api/v1/records?limit={limit}{filter}{cursor}"), None).await?;
-        let found = page["records"].as_array().ok_or_else(|| anyhow!("the answer has no records"))?;
-        records.extend(found.iter().cloned());
-        next = page["next"].as_str().map(ToOwned::to_owned);
-        if next.is_none() || records.len() >= args.limit {
-            break;
-        }
-    }
-    if args.json {
-        return print_json(&json!({ "records": records, "next": next }), out);
-    }
-    table::write_all(&records, out)?;
-    if next.is_some() {
-        writeln!(out, "and more: raise --limit")?;
-    }
-    Ok(())
+fn records_of(page: &Value) -> anyhow::Result<&Vec<Value>> {
+    page["records"].as_array().ok_or_else(|| anyhow!("the answer has no records"))
 }
 
-async fn resolve(client: &AdminClient, args: ResolveArgs, out: &mut Vec<u8>) -> anyhow::Result<()> {
-    let body = if args.release {
-        json!({ "action": "release", "reason": args.reason })
-    } else {
-        let body = read_body(args.body)?;
-        json!({
-            "action": "complete",
-            "status": args.status,
-            "headers": with_content_type(args.header, &body),
-            "body_base64": STANDARD.encode(body),
-            "reason": args.reason,
-        })
-    };
-    client.send(Method::POST, &format!("{}/resolve", record_path(args.id)), Some(&body)).await?;
-    let done = if args.release { "released: its key is free" } else { "completed: retries get this answer" };
-    writeln!(out, "{} {done}", args.id)?;
-    Ok(())
-}
-
-/// The headers of an answer. A body of JSON says so unless they do: clients read it by its type.
-fn with_content_type(mut headers: Vec<(String, String)>, body: &[u8]) -> Vec<(String, String)> {
-    let has_type = headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("Content-Type"));
-    if !has_type && serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok() {
-        headers.push(("Content-Type".to_owned(), "application/json".to_owned()));
+impl FilterArgs {
+    /// What is given, by the names of the API.
+    fn given(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let Self { state, route, key, id, older_than, since } = self;
+        let all = [
+            ("state", state),
+            ("route", route),
+            ("key", key),
+            ("id", id),
+            ("older_than", older_than),
+            ("since", since),
+        ];
+        all.into_iter().filter_map(|(name, value)| Some((name, value.as_deref()?)))
     }
-    headers
+
+    /// As parameters of a query, each after an `&`.
+    fn query(&self) -> String {
+        self.given().map(|(name, value)| format!("&{name}={}", percent_encode(value))).collect()
+    }
+
+    /// As members of an object.
+    fn members(&self) -> Map<String, Value> {
+        self.given().map(|(name, value)| (name.to_owned(), value.into())).collect()
+    }
 }
 
-fn record_path(id: RecordId) -> String {
+fn record_path(id: &str) -> String {
     format!("/api/v1/records/{id}")
 }
 
-fn print_json(value: &Value, out: &mut Vec<u8>) -> anyhow::Result<()> {
-    serde_json::to_writer_pretty(&mut *out, value)?;
+fn print_json(value: &Value, out: &mut dyn Write) -> anyhow::Result<()> {
+    serde_json::to_writer_pretty(&mut *out, value).map_err(io::Error::from)?;
     writeln!(out)?;
     Ok(())
 }
 
-fn read_body(body: Option<String>) -> anyhow::Result<Vec<u8>> {
-    match body {
-        None => Ok(Vec::new()),
-        Some(text) => match text.strip_prefix('@') {
-            Some(file) => std::fs::read(file).with_context(|| format!("cannot read the body of {file}")),
-            None => Ok(text.into_bytes()),
-        },
-    }
+fn parse_id(text: &str) -> Result<String, String> {
+    let is_id = (SHORTEST_ID..=64).contains(&text.len()) && IdPrefix::parse(text).is_some();
+    is_id.then(|| text.to_ascii_lowercase()).ok_or_else(|| {
+        format!("an id is 64 hexadecimal digits, of which the first {SHORTEST_ID} do where no other record has them")
+    })
 }
 
-fn parse_id(text: &str) -> Result<RecordId, String> {
-    RecordId::parse(text).ok_or_else(|| "an id is 64 hexadecimal digits".to_owned())
+fn parse_prefix(text: &str) -> Result<String, String> {
+    let prefix = IdPrefix::parse(text).filter(|_| !text.is_empty());
+    prefix.map(|_| text.to_owned()).ok_or_else(|| "must be an id, or the first of its 64 hexadecimal digits".to_owned())
 }
 
 fn parse_reason(text: &str) -> Result<String, String> {

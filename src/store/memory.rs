@@ -11,11 +11,12 @@ use tokio::sync::broadcast;
 
 use super::adoption::{self, NamespacePeriod};
 use super::clock::{self, Clock};
+use super::listing::Newest;
 use super::removals::{Removal, Removals};
 use super::rules::{self, RecordView, Transition};
 use super::{
-    Claim, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, LiveKeys, NamespaceRules, Origin,
-    OriginId, Page, Settled, Store,
+    Chunk, Claim, Cursor, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, LiveKeys,
+    NamespaceRules, Origin, OriginId, Page, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -173,20 +174,28 @@ impl Store for Memory {
         })
     }
 
-    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
+    async fn list(&self, filter: Filter, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
+        self.with(|tables, now| {
+            let mut newest = Newest::new(after, limit);
+            for (id, entry) in tables.entries.range(filter.ids()) {
+                let claimed_at = entry.record.claimed_at;
+                if newest.wants(claimed_at, *id)
+                    && let Some(listed) = tables.listed(&filter, *id, entry, now)
+                {
+                    newest.keep(claimed_at, 0, listed);
+                }
+            }
+            newest.into_page()
+        })
+    }
+
+    async fn scan(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Chunk, Error> {
         self.with(|tables, now| {
             let start = after.map_or(Bound::Unbounded, Bound::Excluded);
-            let found = tables.entries.range((start, Bound::Unbounded)).filter_map(|(id, entry)| {
-                let origin = tables.origins.get(&entry.origin.0);
-                passes(&filter, *id, entry, origin, now).then(|| Listed {
-                    id: *id,
-                    origin: origin.cloned(),
-                    record: Record { answer: None, ..entry.record.clone() },
-                    now,
-                })
-            });
+            let entries = tables.entries.range((start, Bound::Unbounded));
+            let found = entries.filter_map(|(id, entry)| tables.listed(&filter, *id, entry, now));
             // One extra record shows whether there are more.
-            Page::of(found.take(limit.saturating_add(1)).collect(), limit)
+            Chunk::of(found.take(limit.saturating_add(1)).collect(), limit)
         })
     }
 
@@ -305,6 +314,17 @@ impl Tables {
         }
     }
 
+    /// A record without its answer, if it passes.
+    fn listed(&self, filter: &Filter, id: RecordId, entry: &Entry, now: Timestamp) -> Option<Listed> {
+        let origin = self.origins.get(&entry.origin.0);
+        filter.passes(id, &entry.record, origin, now).then(|| Listed {
+            id,
+            origin: origin.cloned(),
+            record: Record { answer: None, ..entry.record.clone() },
+            now,
+        })
+    }
+
     /// The current and the former rules on file.
     fn on_file(&self) -> Vec<NamespaceRules> {
         let identities = self.identities.iter().cloned();
@@ -372,15 +392,6 @@ impl Fresh {
 fn due(set: &BTreeSet<(Timestamp, RecordId)>, now: Timestamp, limit: usize) -> Vec<RecordId> {
     let past = set.iter().take_while(|(until, _)| rules::is_past(*until, now));
     past.take(limit).map(|(_, id)| *id).collect()
-}
-
-fn passes(filter: &Filter, id: RecordId, entry: &Entry, origin: Option<&Origin>, now: Timestamp) -> bool {
-    let record = &entry.record;
-    filter.service.as_ref().is_none_or(|service| origin.is_some_and(|origin| origin.service == *service))
-        && filter.route.as_ref().is_none_or(|route| origin.is_some_and(|origin| *origin.route == **route))
-        && filter.state.is_none_or(|state| record.state == state)
-        && filter.prefix.is_none_or(|prefix| id.0.starts_with(&prefix))
-        && filter.older_than.is_none_or(|age| record.claimed_at.plus(age) <= now)
 }
 
 #[cfg(test)]

@@ -9,8 +9,8 @@ use tokio::sync::broadcast;
 
 use super::outage::{OperationHealth, Role, StoreHealth};
 use super::{
-    Claim, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules,
-    Origin, Page, Removal, Settled, Store,
+    Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
+    NamespaceRules, Origin, Page, Removal, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 
@@ -186,8 +186,12 @@ impl Store for Metered {
         self.timed(StoreOp::Get, self.store.get(id)).await
     }
 
-    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
+    async fn list(&self, filter: Filter, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
         self.timed(StoreOp::List, self.store.list(filter, after, limit)).await
+    }
+
+    async fn scan(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Chunk, Error> {
+        self.timed(StoreOp::List, self.store.scan(filter, after, limit)).await
     }
 
     async fn remove(&self, id: RecordId) -> Result<bool, Error> {

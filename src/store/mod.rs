@@ -10,6 +10,7 @@ mod batcher;
 pub mod cached;
 pub mod clock;
 pub mod contract;
+mod listing;
 pub mod memory;
 pub mod metered;
 mod outage;
@@ -25,6 +26,7 @@ pub mod unreliable;
 mod waiters;
 
 pub use adoption::{NamespaceRules, RulesPeriod, is_orphaned};
+pub use listing::{Chunk, Cursor, Filter, IdPrefix, Page, Since};
 pub use removals::Removal;
 
 use std::sync::Arc;
@@ -34,7 +36,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::sync::broadcast;
 
-use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
+use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 
 /// A store of records. All times are the store's own.
 ///
@@ -92,15 +94,21 @@ pub trait Store: Send + Sync + 'static {
     /// The record of an id.
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error>;
 
+    /// Records that pass `filter`, newest first: by when they were claimed, and those of the same millisecond by their ids,
+    /// the greatest first. At most `limit` (at least 1) after `after`, without their answers. A page may hold fewer, or
+    /// none, and not be the last. A store may look at every record for each page, and refuses where that takes too long.
+    async fn list(&self, filter: Filter, after: Option<Cursor>, limit: usize) -> Result<Page, Error>;
+
     /// Records that pass `filter`, in the order of their ids, starting after `after`: at most `limit` (at least 1),
-    /// without their answers. A page may hold fewer, or none, and not be the last: where few records pass, a store
-    /// looks for them only for so long at once.
-    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error>;
+    /// without their answers. All of them are found in one pass over the records, which [`Store::list`] may need for each
+    /// page. A chunk may hold fewer, or none, and not be the last: where few records pass, a store looks for them only for
+    /// so long at once.
+    async fn scan(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Chunk, Error>;
 
     /// Removes a record whatever its state. Returns whether there was one.
     async fn remove(&self, id: RecordId) -> Result<bool, Error>;
 
-    /// How many records stand in each state, in the order of [`State::ALL`].
+    /// How many records stand in each state, in the order of [`crate::idempotency::record::State::ALL`].
     async fn count(&self) -> Result<[u64; 3], Error>;
 
     /// The changes that [`Store::adopt`] would refuse, and whose records are forgotten if they are accepted. Changes
@@ -235,30 +243,6 @@ pub struct LeaseRenewal {
     pub attempt: Attempt,
     /// How long it is extended, from now.
     pub lease: Duration,
-}
-
-/// Which records to list. Everything that is set must hold.
-#[derive(Clone, Debug, Default)]
-pub struct Filter {
-    /// Of this service.
-    pub service: Option<Arc<str>>,
-    /// Claimed by this route.
-    pub route: Option<String>,
-    /// In this state.
-    pub state: Option<State>,
-    /// With an id that starts with these bytes.
-    pub prefix: Option<[u8; 8]>,
-    /// Claimed at least this long ago.
-    pub older_than: Option<Duration>,
-}
-
-/// A part of a listing.
-#[derive(Clone, Debug)]
-pub struct Page {
-    /// The records, in the order of ids.
-    pub records: Vec<Listed>,
-    /// After which id the next page starts; `None` if no record is left.
-    pub next: Option<RecordId>,
 }
 
 /// A record with where it comes from.
@@ -405,16 +389,6 @@ impl Listed {
     #[must_use]
     pub fn is_live(&self) -> bool {
         rules::is_live(self.record.state, self.record.until, self.now)
-    }
-}
-
-impl Page {
-    /// The page of `found`, which holds one record more than `limit` where there are more.
-    fn of(mut found: Vec<Listed>, limit: usize) -> Self {
-        let is_last = found.len() <= limit;
-        found.truncate(limit);
-        let next = found.last().filter(|_| !is_last).map(|last| last.id);
-        Self { records: found, next }
     }
 }
 

@@ -8,8 +8,8 @@ use tokio::time::{Instant, sleep};
 use super::*;
 use crate::idempotency::record::{Attempt, RecordId, Version};
 use crate::store::{
-    Cause, Claim, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules,
-    Origin, Page, Settled,
+    Cause, Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
+    NamespaceRules, Origin, Page, Settled,
 };
 
 /// What the next calls return: `Ok` for nothing left to do, `Err` for a failure, a number for that many records.
@@ -69,7 +69,10 @@ impl Store for Fake {
     async fn get(&self, _: RecordId) -> Result<Option<Listed>, Error> {
         Ok(None)
     }
-    async fn list(&self, _: Filter, _: Option<RecordId>, _: usize) -> Result<Page, Error> {
+    async fn list(&self, _: Filter, _: Option<Cursor>, _: usize) -> Result<Page, Error> {
+        unreachable!()
+    }
+    async fn scan(&self, _: Filter, _: Option<RecordId>, _: usize) -> Result<Chunk, Error> {
         unreachable!()
     }
     async fn remove(&self, _: RecordId) -> Result<bool, Error> {

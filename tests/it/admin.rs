@@ -158,6 +158,14 @@ fn records_are_listed_in_pages_and_by_what_is_asked_for() {
     assert_eq!(gate.records("route=other").len(), 0);
     assert_eq!(gate.records("older_than=1h").len(), 0);
     assert_eq!(gate.records("key=a-rather-long-key-3&state=completed").len(), 1);
+    assert_eq!(gate.records("since=1h").len(), 8);
+    assert_eq!(gate.records("since=2999-01-01T00:00:00Z").len(), 0);
+    let newest = &gate.records("limit=1")[0];
+    assert_eq!(newest["state"], "unknown", "the newest is the first");
+    let id = newest["id"].as_str().expect("an id");
+    for digits in [15, 16, 33, 64] {
+        assert_eq!(gate.records(&format!("id={}", &id[..digits])).len(), 1);
+    }
     let mut ids = Vec::new();
     let mut query = "limit=3".to_owned();
     loop {
@@ -178,9 +186,31 @@ fn records_are_listed_in_pages_and_by_what_is_asked_for() {
     for secret in ["secret-", "a-rather-long-key-"] {
         assert!(!all.contains(secret), "{secret} shows");
     }
-    for wrong in ["state=odd", "limit=0", "limit=x", "older_than=x", "cursor=x"] {
+    for wrong in ["state=odd", "limit=0", "limit=x", "older_than=x", "since=x", "id=x", "cursor=x"] {
         assert_eq!(gate.admin("GET", &format!("/api/v1/records?{wrong}"), None).status, 400, "{wrong}");
     }
+}
+
+/// Purged records are gone from what each gate remembers too.
+#[test]
+fn records_purged_by_a_filter_run_again() {
+    let upstream = Upstream::start(|request| Reply::ok(format!("run {}", request.nth)));
+    let gate = Gate::before(&upstream).start();
+    for key in ["k-1", "k-2", "k-3"] {
+        gate.post("/charges", key, "{}").expect(200, "executed");
+        gate.post("/charges", key, "{}").expect(200, "replayed");
+    }
+    let purge = |body: Value| gate.admin("POST", "/api/v1/records/purge", Some(&body));
+    assert_eq!(purge(json!({ "reason": "a test" })).status, 400, "a purge of everything says so");
+    assert_eq!(purge(json!({ "filter": { "key": "k-1" } })).status, 400, "a purge says why");
+    let done = purge(json!({ "filter": { "key": "k-1" }, "reason": "a test" }));
+    assert_eq!((done.status, &done.json()["done"]), (200, &json!(1)), "{}", done.show());
+    let done = purge(json!({ "filter": { "state": "completed" }, "reason": "a test" }));
+    assert_eq!((done.status, &done.json()["done"]), (200, &json!(2)), "{}", done.show());
+    for key in ["k-1", "k-2", "k-3"] {
+        gate.post("/charges", key, "{}").expect(200, "executed");
+    }
+    assert_eq!(upstream.runs(), 6);
 }
 
 #[test]

@@ -45,9 +45,44 @@ fn an_unknown_record_is_found_and_resolved() {
     let replay = gate.post("/charges", "order-1", "{}");
     replay.expect(201, "replayed");
     assert_eq!((replay.text().as_str(), replay.get("x-a").as_deref()), ("paid", Some("1")));
-    records(&gate, &["purge", id]);
+    records(&gate, &["purge", &id[..24], "--reason", "a test"]);
     assert_eq!(gate.states("order-1").len(), 0);
     assert_eq!(upstream.runs(), 2);
+}
+
+#[test]
+fn many_records_are_listed_and_settled_at_once() {
+    let upstream = Upstream::start(|request| match request.nth {
+        1..=6 => Reply::default().pause(Duration::from_millis(1)).reset(),
+        nth => Reply::ok(format!("run {nth}")),
+    });
+    let gate = Gate::before(&upstream).start();
+    for order in 1..=6 {
+        gate.post("/charges", &format!("order-{order}"), "{}").expect_problem(502, "upstream-broken");
+    }
+    gate.post("/charges", "paid", "{}").expect(200, "executed");
+    let table = records(&gate, &["list", "--limit", "3"]);
+    assert!(table.lines().nth(1).expect("a record").contains("completed"), "the newest is the first: {table}");
+    let next = table.lines().last().and_then(|line| line.strip_prefix("next: ")).expect("more");
+    let rest = records(&gate, &["list", "--after", next, "--since", "1h", "--json"]);
+    let rest: Value = serde_json::from_str(&rest).expect("JSON");
+    assert_eq!((rest["records"].as_array().expect("a list").len(), &rest["next"]), (4, &Value::Null));
+    assert_eq!(records(&gate, &["list", "--all"]).lines().count(), 8);
+
+    let admin = gate.admin.to_string();
+    let release = ["resolve", "--since", "1h", "--release"];
+    let dry = records(&gate, &[&release[..], &["--dry-run"]].concat());
+    assert!(dry.starts_with("6 records would be released; nothing was changed\n"), "{dry}");
+    let unasked = oncegate(&[&["records", "--admin", &admin], &release[..], &["--reason", "not booked"]].concat());
+    assert_eq!(unasked.status.code(), Some(1));
+    assert!(both(&unasked).contains("6 records would be released: give --yes"), "{}", both(&unasked));
+    assert_eq!(upstream.runs(), 7);
+    let released = records(&gate, &[&release[..], &["--reason", "not booked", "--yes"]].concat());
+    assert_eq!(released, "6 records released\n");
+    gate.post("/charges", "order-1", "{}").expect(200, "executed");
+    assert_eq!(records(&gate, &["purge", "--all", "--reason", "a test", "--yes"]), "2 records removed\n");
+    gate.post("/charges", "paid", "{}").expect(200, "executed");
+    assert_eq!(gate.log().matches("not booked").count(), 6);
 }
 
 #[test]

@@ -166,7 +166,7 @@ fn who_cannot_do_it_is_told_what_is_missing() {
 
 /// A gate may run as another role than the one that migrates.
 #[test]
-fn a_gate_needs_what_the_readme_grants() {
+fn a_gate_needs_what_the_documentation_grants() {
     let Some(database) = database() else { return };
     done(&["--store", &database.url]);
     let role = format!("role_{}", database.name);
@@ -175,9 +175,9 @@ fn a_gate_needs_what_the_readme_grants() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
     let plan = gate(&upstream, &database.url.replace("postgres@", &format!("{role}@")));
     let said = refusal(&plan);
-    assert!(said.contains("permission denied") && said.contains("README"), "{said}");
-    let readme = std::fs::read_to_string("README.md").unwrap();
-    let grants: Vec<&str> = readme.lines().filter(|line| line.ends_with("SCHEMA oncegate TO gate;")).collect();
+    assert!(said.contains("permission denied") && said.contains("documentation"), "{said}");
+    let page = std::fs::read_to_string("docs/operate/postgresql.md").unwrap();
+    let grants: Vec<&str> = page.lines().filter(|line| line.ends_with("SCHEMA oncegate TO gate;")).collect();
     assert_eq!(grants.len(), 2, "{grants:?}");
     database.run(&grants.join("\n").replace("TO gate;", &format!("TO {role};")));
     let gate = plan.start();

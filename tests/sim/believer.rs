@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use oncegate::idempotency::codec::is_same_request;
 use oncegate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 use oncegate::store::{
-    Claim, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules, Origin, Page,
-    Removal, Settled, Store,
+    Chunk, Claim, Cursor, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules,
+    Origin, Page, Removal, Settled, Store,
 };
 use tokio::sync::broadcast;
 
@@ -126,8 +126,12 @@ impl Store for Believer {
         self.inner.get(id).await
     }
 
-    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
+    async fn list(&self, filter: Filter, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
         self.inner.list(filter, after, limit).await
+    }
+
+    async fn scan(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Chunk, Error> {
+        self.inner.scan(filter, after, limit).await
     }
 
     async fn remove(&self, id: RecordId) -> Result<bool, Error> {

@@ -8,8 +8,8 @@ use oncegate::idempotency::record::{Attempt, Record, RecordId, Version};
 use oncegate::store::memory::Memory;
 use oncegate::store::unreliable::Operation;
 use oncegate::store::{
-    Claim, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules, Origin, Page,
-    Settled, Store,
+    Chunk, Claim, Cursor, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules,
+    Origin, Page, Settled, Store,
 };
 
 use crate::history::{EPOCH, Event, History, Standing, Token, Told};
@@ -46,7 +46,7 @@ impl Books {
     /// Writes down what has changed since the last look, which `asked` has done.
     pub async fn observe(&self, asked: &Asked<'_>) {
         // Nothing here ever waits: the store is in memory.
-        let page = self.memory.list(Filter::default(), None, usize::MAX - 1).await.expect("memory does not fail");
+        let page = self.memory.scan(Filter::default(), None, usize::MAX - 1).await.expect("memory does not fail");
         let mut now = BTreeMap::new();
         for Listed { id, .. } in page.records {
             let listed = self.memory.get(id).await.expect("memory does not fail");
@@ -176,11 +176,15 @@ impl Store for Recorded {
         Ok(listed)
     }
 
-    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
-        let call = Call::List(filter.clone(), after, limit);
-        let page = self.shelf.memory.list(filter, after, limit).await?;
-        self.note(call, Said::from(&page));
-        Ok(page)
+    async fn list(&self, filter: Filter, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
+        self.shelf.memory.list(filter, after, limit).await
+    }
+
+    async fn scan(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Chunk, Error> {
+        let call = Call::Scan(filter.clone(), after, limit);
+        let chunk = self.shelf.memory.scan(filter, after, limit).await?;
+        self.note(call, Said::from(&chunk));
+        Ok(chunk)
     }
 
     async fn remove(&self, id: RecordId) -> Result<bool, Error> {

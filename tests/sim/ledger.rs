@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use oncegate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 use oncegate::store::{
-    Claim, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, Origin, Page, Settled, Store,
+    Chunk, Claim, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, Origin, Settled, Store,
 };
 
 use crate::books::standing;
@@ -36,7 +36,7 @@ pub enum Call {
     ExpireLeases(usize),
     Sweep(usize),
     Get(RecordId),
-    List(Filter, Option<RecordId>, usize),
+    Scan(Filter, Option<RecordId>, usize),
     Remove(RecordId),
     Count,
     Adopt(Vec<Origin>, Vec<Identity>, bool),
@@ -54,7 +54,7 @@ pub enum Said {
     Renewed(Vec<RecordId>),
     Count(usize),
     Found(Option<Found>),
-    Page(Vec<Found>, Option<RecordId>),
+    Chunk(Vec<Found>, Option<RecordId>),
     Removed(bool),
     Counts([u64; 3]),
     Changes(Vec<IdentityChange>),
@@ -91,7 +91,7 @@ impl Call {
             Self::ExpireLeases(limit) => store.expire_leases(limit).await.map(|ids| Said::Count(ids.len())),
             Self::Sweep(limit) => store.sweep(limit).await.map(Said::Count),
             Self::Get(id) => store.get(id).await.map(|listed| Said::from(&listed)),
-            Self::List(filter, after, limit) => store.list(filter, after, limit).await.map(|page| Said::from(&page)),
+            Self::Scan(filter, after, limit) => store.scan(filter, after, limit).await.map(|chunk| Said::from(&chunk)),
             Self::Remove(id) => store.remove(id).await.map(Said::Removed),
             Self::Count => store.count().await.map(Said::Counts),
             Self::Adopt(origins, rules, accept_change) => {
@@ -108,7 +108,7 @@ impl Call {
                 Some(vec![*id])
             }
             Self::Renew(held) => Some(held.iter().map(|held| held.id).collect()),
-            Self::ExpireLeases(_) | Self::Sweep(_) | Self::List(..) | Self::Count | Self::Adopt(..) => None,
+            Self::ExpireLeases(_) | Self::Sweep(_) | Self::Scan(..) | Self::Count | Self::Adopt(..) => None,
         }
     }
 }
@@ -144,9 +144,9 @@ impl From<&Option<Listed>> for Said {
     }
 }
 
-impl From<&Page> for Said {
-    fn from(page: &Page) -> Self {
-        Self::Page(page.records.iter().map(Found::from).collect(), page.next)
+impl From<&Chunk> for Said {
+    fn from(chunk: &Chunk) -> Self {
+        Self::Chunk(chunk.records.iter().map(Found::from).collect(), chunk.next)
     }
 }
 
@@ -187,8 +187,8 @@ impl fmt::Display for Call {
             Self::ExpireLeases(limit) => write!(f, "expire up to {limit} leases"),
             Self::Sweep(limit) => write!(f, "sweep up to {limit}"),
             Self::Get(id) => write!(f, "get {}", Id(*id)),
-            Self::List(filter, after, limit) => {
-                write!(f, "list up to {limit}")?;
+            Self::Scan(filter, after, limit) => {
+                write!(f, "scan up to {limit}")?;
                 after.iter().try_for_each(|after| write!(f, " after {}", Id(*after)))?;
                 write!(f, " that pass {filter:?}")
             }
@@ -218,7 +218,7 @@ impl fmt::Display for Said {
             Self::Count(count) => write!(f, "{count}"),
             Self::Found(Some(found)) => write!(f, "{found}"),
             Self::Found(None) => write!(f, "nothing"),
-            Self::Page(found, next) => {
+            Self::Chunk(found, next) => {
                 found.iter().try_for_each(|found| write!(f, "{found}; "))?;
                 match next {
                     Some(next) => write!(f, "and more after {}", Id(*next)),

@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use oncegate::idempotency::record::{Attempt, RecordId, Version};
 use oncegate::store::unreliable::Side;
 use oncegate::store::{
-    Claim, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules, Origin, Page,
-    Settled, Store,
+    Chunk, Claim, Cursor, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules,
+    Origin, Page, Settled, Store,
 };
 use tokio::time::sleep;
 
@@ -123,8 +123,12 @@ impl Store for Link {
         self.carry(move |store| async move { store.get(id).await }).await
     }
 
-    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
+    async fn list(&self, filter: Filter, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
         self.carry(move |store| async move { store.list(filter, after, limit).await }).await
+    }
+
+    async fn scan(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Chunk, Error> {
+        self.carry(move |store| async move { store.scan(filter, after, limit).await }).await
     }
 
     async fn remove(&self, id: RecordId) -> Result<bool, Error> {

@@ -224,7 +224,7 @@ impl Shelf {
         if self.mutant.is_none() {
             return Ok(Vec::new());
         }
-        Ok(self.memory.list(Filter::default(), None, usize::MAX - 1).await?.records)
+        Ok(self.memory.scan(Filter::default(), None, usize::MAX - 1).await?.records)
     }
 
     async fn now(&self) -> Result<Timestamp, Error> {

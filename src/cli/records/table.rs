@@ -8,38 +8,58 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
-/// A table with a line for each record.
-pub(super) fn write_all(records: &[Value], out: &mut Vec<u8>) -> anyhow::Result<()> {
-    if records.is_empty() {
-        writeln!(out, "no records")?;
-        return Ok(());
-    }
-    const TITLES: [&str; 7] = ["ID", "STATE", "ROUTE", "KEY", "AGE", "METHOD", "PATH"];
-    let mut rows = vec![TITLES.map(str::to_owned)];
-    rows.extend(records.iter().map(|record| {
-        ["id", "state", "route", "key", "age_seconds", "method", "path"].map(|name| {
-            let shown = text(&record[name]);
-            match name {
-                "age_seconds" => age(&record[name]).unwrap_or(shown),
-                "state" if record["orphaned"] == true => shown + " (orphaned)",
-                _ => shown,
-            }
-        })
-    }));
-    let widths: [usize; 7] =
-        std::array::from_fn(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
-    for row in rows {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(widths) {
-            line.push_str(&format!("{cell:<width$}  "));
+const TITLES: [&str; 7] = ["ID", "STATE", "ROUTE", "KEY", "AGE", "METHOD", "PATH"];
+
+/// A table with a line for each record, written in parts. The columns only grow wider.
+#[derive(Default)]
+pub(super) struct Table {
+    /// Of the columns; all 0 before the first record.
+    widths: [usize; 7],
+}
+
+impl Table {
+    pub(super) fn write(&mut self, records: &[Value], out: &mut dyn Write) -> anyhow::Result<()> {
+        let mut rows = Vec::new();
+        if !self.is_begun() && !records.is_empty() {
+            rows.push(TITLES.map(str::to_owned));
         }
-        writeln!(out, "{}", line.trim_end())?;
+        rows.extend(records.iter().map(|record| {
+            ["id", "state", "route", "key", "age_seconds", "method", "path"].map(|name| {
+                let shown = text(&record[name]);
+                match name {
+                    "age_seconds" => age(&record[name]).unwrap_or(shown),
+                    "state" if record["orphaned"] == true => shown + " (orphaned)",
+                    _ => shown,
+                }
+            })
+        }));
+        for (column, width) in self.widths.iter_mut().enumerate() {
+            *width = rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0).max(*width);
+        }
+        for row in rows {
+            let mut line = String::new();
+            for (cell, width) in row.iter().zip(self.widths) {
+                line.push_str(&format!("{cell:<width$}  "));
+            }
+            writeln!(out, "{}", line.trim_end())?;
+        }
+        Ok(())
     }
-    Ok(())
+
+    pub(super) fn end(self, out: &mut dyn Write) -> anyhow::Result<()> {
+        if !self.is_begun() {
+            writeln!(out, "no records")?;
+        }
+        Ok(())
+    }
+
+    fn is_begun(&self) -> bool {
+        self.widths != [0; 7]
+    }
 }
 
 /// A line for each member of a record.
-pub(super) fn write_one(record: &Value, out: &mut Vec<u8>) -> anyhow::Result<()> {
+pub(super) fn write_one(record: &Value, out: &mut dyn Write) -> anyhow::Result<()> {
     let members = record.as_object().ok_or_else(|| anyhow::anyhow!("the answer is not a record"))?;
     let width = members.keys().map(String::len).max().unwrap_or(0);
     // The order of `RecordView`; what a later version adds comes last.
@@ -106,7 +126,7 @@ fn explained(because: &str) -> Option<String> {
 }
 
 /// An answer as HTTP/1.1 would have it: headers, body, trailers.
-fn write_answer(answer: &Value, out: &mut Vec<u8>) -> anyhow::Result<()> {
+fn write_answer(answer: &Value, out: &mut dyn Write) -> anyhow::Result<()> {
     let lines = |name: &str| {
         let lines = answer[name].as_array().cloned().unwrap_or_default();
         lines.into_iter().map(|line| format!("{}: {}\n", text(&line[0]), text(&line[1]))).collect::<String>()
@@ -132,7 +152,7 @@ fn write_answer(answer: &Value, out: &mut Vec<u8>) -> anyhow::Result<()> {
 }
 
 /// Clients choose paths and keys: what would drive the terminal is escaped.
-fn text(value: &Value) -> String {
+pub(super) fn text(value: &Value) -> String {
     let text = match value {
         Value::Null => return "-".to_owned(),
         Value::String(text) => text.clone(),
@@ -167,7 +187,10 @@ mod tests {
             json!({"id": "bb", "state": "in-flight", "route": null, "key": null, "age_seconds": 0, "method": null, "path": null}),
         ];
         let mut out = Vec::new();
-        write_all(&records, &mut out).unwrap();
+        let mut table = Table::default();
+        table.write(&records[..2], &mut out).unwrap();
+        table.write(&records[2..], &mut out).unwrap();
+        table.end(&mut out).unwrap();
         let expected = "\
 ID  STATE                 ROUTE          KEY    AGE       METHOD  PATH
 aa  unknown               create-charge  8e03…  2h 2m 5s  POST    /v1/\\u{9b}2J\\u{1b}[2J

@@ -1,5 +1,10 @@
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use clap::Parser;
 
+use serde_json::json;
+
+use super::changing::with_content_type;
 use super::*;
 use crate::admin::testing::{Admin, start};
 
@@ -12,11 +17,16 @@ struct Cli {
 const ID: &str = "00000000000000000000000000000000000000000000000000000000000000ff";
 
 async fn run(admin: &Admin, args: &[&str]) -> Result<String, String> {
+    run_and_answer(admin, args, None).await
+}
+
+/// As a person who answers each question so.
+async fn run_and_answer(admin: &Admin, args: &[&str], answer: Option<bool>) -> Result<String, String> {
     let address = admin.address.to_string();
     let args = ["records"].iter().chain(args).copied().chain(["--admin", &address]);
     let cli = Cli::try_parse_from(args).map_err(|error| error.to_string())?;
     let mut out = Vec::new();
-    match execute(cli.records, &mut out).await {
+    match execute(cli.records, &mut out, &move |_| answer).await {
         Ok(()) => Ok(String::from_utf8(out).unwrap()),
         Err(error) => Err(format!("{error:#}")),
     }
@@ -34,7 +44,12 @@ async fn records_are_listed_as_a_table_and_as_json() {
     assert_eq!(table.lines().count(), 7);
     assert!(table.contains(&format!("{id}  in-flight  refund")), "{table}");
     let table = run(&admin, &["list", "--state", "unknown", "--limit", "2"]).await.unwrap();
-    assert_eq!((table.lines().count(), table.lines().last()), (4, Some("and more: raise --limit")));
+    assert_eq!(table.lines().count(), 4);
+    let next = table.lines().last().unwrap().strip_prefix("next: ").unwrap();
+    let rest = run(&admin, &["list", "--state", "unknown", "--after", next]).await.unwrap();
+    assert_eq!(rest.lines().count(), 4, "{rest}");
+    let some = run(&admin, &["list", "--id", &id.to_string()[..17], "--since", "1h"]).await.unwrap();
+    assert_eq!(some.lines().count(), 2, "{some}");
     let json = run(&admin, &["list", "--key", "a+b/c=d&e", "--json"]).await.unwrap();
     let json: Value = serde_json::from_str(&json).unwrap();
     assert_eq!((&json["records"][0]["id"], &json["next"]), (&json!(id.to_string()), &Value::Null));
@@ -52,6 +67,72 @@ async fn a_list_follows_the_pages() {
     assert_eq!(table.lines().count(), 1101);
     let table = run(&admin, &["list", "--limit", "1050"]).await.unwrap();
     assert_eq!(table.lines().count(), 1052);
+    let table = run(&admin, &["list", "--all"]).await.unwrap();
+    assert_eq!((table.lines().count(), table.contains("next:")), (1101, false));
+    let ids: Vec<&str> = table.lines().skip(1).map(|line| &line[..64]).collect();
+    assert!(ids.is_sorted_by(|earlier, later| earlier > later), "claimed at one time");
+    let json: Value = serde_json::from_str(&run(&admin, &["list", "--all", "--json"]).await.unwrap()).unwrap();
+    let listed: Vec<_> = records_of(&json).unwrap().iter().map(|record| record["id"].as_str().unwrap()).collect();
+    assert_eq!((listed, &json["next"]), (ids, &Value::Null));
+    let json = run(&admin, &["list", "--all", "--json", "--route", "nothing"]).await.unwrap();
+    assert_eq!(json, "{\n  \"records\": [],\n  \"next\": null\n}\n");
+}
+
+#[tokio::test]
+async fn a_record_is_named_by_the_start_of_its_id() {
+    let admin = start(None).await;
+    // Ids of one key start with the same 16 digits.
+    let (one, _) = admin.unknown("charge", "same").await;
+    let (other, _) = admin.unknown("refund", "same").await;
+    let (one, other) = (one.to_string(), other.to_string());
+    let shown = run(&admin, &["show", &one[..18].to_uppercase()]).await.unwrap();
+    assert!(shown.contains(&one), "{shown}");
+    let error = run(&admin, &["show", &one[..8]]).await.unwrap_err();
+    assert!(error.starts_with("more than one record has an id that starts with"), "{error}");
+    assert!(error.contains(&one) && error.contains(&other), "{error}");
+    let error = run(&admin, &["purge", "00000000", "--reason", "x"]).await.unwrap_err();
+    assert_eq!(error, "no record has an id that starts with 00000000");
+    let released = run(&admin, &["resolve", &one[..18], "--release", "--reason", "x"]).await.unwrap();
+    assert_eq!(released, format!("{one} released: its key is free\n"));
+    run(&admin, &["purge", &other[..8], "--reason", "x"]).await.unwrap();
+    assert_eq!(run(&admin, &["list"]).await.unwrap(), "no records\n");
+}
+
+#[tokio::test]
+async fn all_that_a_filter_finds_is_changed_once_that_is_confirmed() {
+    let admin = start(None).await;
+    for n in 0..12 {
+        admin.unknown("charge", &format!("key-{n}")).await;
+    }
+    let (running, _) = admin.claim("refund", "running").await;
+    let release = ["resolve", "--route", "charge", "--release", "--reason", "x"];
+    let dry = run(&admin, &[&release[..], &["--dry-run"]].concat()).await.unwrap();
+    assert!(dry.starts_with("12 records would be released; nothing was changed\nthe newest 10 of them:\nID "), "{dry}");
+    assert_eq!(dry.lines().count(), 13);
+    assert_eq!(
+        run(&admin, &release).await.unwrap_err(),
+        "12 records would be released: give --yes to do it, or --dry-run to see the newest of them"
+    );
+    assert_eq!(run_and_answer(&admin, &release, Some(false)).await.unwrap_err(), "nothing was changed");
+    assert_eq!(run(&admin, &["list", "--state", "unknown"]).await.unwrap().lines().count(), 13);
+    assert_eq!(run_and_answer(&admin, &release, Some(true)).await.unwrap(), "12 records released\n");
+    assert_eq!(run(&admin, &release).await.unwrap(), "no records\n");
+    let purge = ["purge", "--all", "--reason", "x"];
+    assert!(run(&admin, &purge).await.unwrap_err().starts_with("1 record would be removed: "));
+    let dry = run(&admin, &["purge", "--all", "--dry-run"]).await.unwrap();
+    assert!(dry.starts_with("1 record would be removed; nothing was changed\nID "), "{dry}");
+    let dry = run(&admin, &["purge", &running.to_string()[..8], "--dry-run"]).await.unwrap();
+    assert!(dry.contains(&format!("{running}  in-flight  refund")), "{dry}");
+    let error = run(&admin, &["resolve", &running.to_string(), "--release", "--dry-run"]).await.unwrap_err();
+    assert_eq!(error, "the record is in-flight: only an unknown one can be resolved");
+    assert_eq!(run(&admin, &[&purge[..], &["--yes"]].concat()).await.unwrap(), "1 record removed\n");
+    let (held, _) = admin.unknown("charge", "held").await;
+    let complete =
+        ["resolve", "--state", "unknown", "--complete", "--status", "200", "--body", "{}", "--yes", "--reason", "x"];
+    assert_eq!(run(&admin, &complete).await.unwrap(), "1 record completed\n");
+    let shown: Value =
+        serde_json::from_str(&run(&admin, &["show", &held.to_string(), "--json"]).await.unwrap()).unwrap();
+    assert_eq!((&shown["state"], &shown["status"]), (&json!("completed"), &json!(200)));
 }
 
 #[tokio::test]
@@ -78,7 +159,7 @@ async fn a_record_is_shown_resolved_and_purged() {
     let release = ["resolve", &id, "--release", "--reason", "again"];
     assert!(run(&admin, &release).await.unwrap_err().starts_with("not-unknown: "));
     assert_eq!(
-        run(&admin, &["purge", &id]).await.unwrap(),
+        run(&admin, &["purge", &id, "--reason", "a test"]).await.unwrap(),
         format!("{id} removed: its key is free, once no attempt of it runs any more\n")
     );
     assert!(run(&admin, &["show", &id]).await.unwrap_err().starts_with("not-found: "));
@@ -105,7 +186,7 @@ async fn nobody_listening_is_said_with_the_address() {
     let mut out = Vec::new();
     // Port 1 is not one that anything is given by the system.
     let cli = Cli::try_parse_from(["records", "list", "--admin", "127.0.0.1:1"]).ok().unwrap();
-    let error = format!("{:#}", execute(cli.records, &mut out).await.unwrap_err());
+    let error = format!("{:#}", execute(cli.records, &mut out, &|_| None).await.unwrap_err());
     assert!(error.contains("nothing listens at 127.0.0.1:1") && error.contains("`oncegate serve`"), "{error}");
 }
 
@@ -121,7 +202,19 @@ fn wrong_usage_is_refused() {
         &["resolve", ID, "--complete", "--status", "200", "--header", "nothing", "--reason", "x"],
         &["list", "--state", "lost"],
         &["list", "--limit", "0"],
+        &["list", "--all", "--limit", "7"],
+        &["list", "--id", "xyz"],
+        &["list", "--id", ""],
         &["show", "ff"],
+        &["show", "xyzxyzxyz"],
+        &["purge", ID],
+        &["purge", ID, "--reason", ""],
+        &["purge", "--reason", "x"],
+        &["purge", ID, "--route", "charge", "--reason", "x"],
+        &["purge", ID, "--all", "--reason", "x"],
+        &["purge", "--route", "charge", "--all", "--reason", "x"],
+        &["resolve", "--release", "--reason", "x"],
+        &["resolve", "--route", "charge", "--reason", "x"],
     ] {
         assert!(Cli::try_parse_from(["records"].iter().chain(args)).is_err(), "{args:?}");
     }

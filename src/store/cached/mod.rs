@@ -37,8 +37,8 @@ use self::remote::{Lookup, RemoteClient};
 use self::seal::Seal;
 use self::shared_tier::{RunningAttempt, SharedTier};
 use super::{
-    Claim, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules,
-    Origin, Page, Removal, Settled, Store,
+    Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
+    NamespaceRules, Origin, Page, Removal, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -350,8 +350,12 @@ impl Store for Cached {
         self.inner.get(id).await
     }
 
-    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
+    async fn list(&self, filter: Filter, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
         self.inner.list(filter, after, limit).await
+    }
+
+    async fn scan(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Chunk, Error> {
+        self.inner.scan(filter, after, limit).await
     }
 
     async fn remove(&self, id: RecordId) -> Result<bool, Error> {

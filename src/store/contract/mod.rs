@@ -127,7 +127,9 @@ where
         upkeep::records_are_removed_whatever_their_state
         upkeep::the_longest_durations_saturate
         listing::a_record_is_found_by_its_id
-        listing::records_are_listed_in_pages_in_the_order_of_their_ids
+        listing::records_are_listed_newest_first
+        listing::records_of_one_time_are_listed_in_the_order_of_their_ids
+        listing::records_are_scanned_in_the_order_of_their_ids
         listing::filters_hold_together
         listing::records_are_found_by_the_start_of_their_id
         listing::records_are_found_by_their_age

@@ -19,7 +19,7 @@ use self::reference::{Reference, Reply};
 use super::*;
 use crate::idempotency::record::Version;
 use crate::store::clock::Clock;
-use crate::store::{Filter, Identity, LeaseRenewal};
+use crate::store::{Filter, IdPrefix, Identity, LeaseRenewal, Since};
 
 /// How many ids and attempts histories know: few, so that they meet.
 const IDS: u8 = 4;
@@ -52,7 +52,8 @@ pub(crate) enum Call {
     ExpireLeases(usize),
     Sweep(usize),
     Remove(u8),
-    List(Filter, Option<u8>, usize),
+    List(Filter, usize),
+    Scan(Filter, Option<u8>, usize),
     Adopt(Vec<u8>, bool),
 }
 
@@ -114,12 +115,15 @@ fn history() -> impl Strategy<Value = Vec<Step>> {
     let (ids, attempts) = (|| 0..IDS, || 0..ATTEMPTS);
     let state = prop_oneof![Just(None), (0..3_usize).prop_map(|at| Some(State::ALL[at]))];
     let service = prop::option::of(prop::sample::select(&["shop", "desk"][..]));
-    let filter = (state, prop::option::of(0..3_u8), prop::option::of(0..40_u64), prop::option::of(ids()), service);
-    let filter = filter.prop_map(|(state, route, age, prefix, service)| Filter {
+    let age = || prop::option::of((0..40_u64).prop_map(Duration::from_millis));
+    let prefix = prop::option::of((ids(), prop::sample::select(&[0, 1, 2, 3, 16, 64][..])));
+    let filter = (state, prop::option::of(0..3_u8), age(), age(), prefix, service);
+    let filter = filter.prop_map(|(state, route, older_than, since, prefix, service)| Filter {
         state,
         route: route.map(|route| route.to_string()),
-        older_than: age.map(Duration::from_millis),
-        prefix: prefix.map(|number| id(number).0[..8].try_into().expect("eight bytes")),
+        older_than,
+        since: since.map(Since::Ago),
+        prefix: prefix.map(|(of, digits)| IdPrefix::parse(&id(of).to_string()[..digits]).expect("digits")),
         service: service.map(Arc::from),
     });
     let limit = || prop_oneof![0..3_usize, Just(100)];
@@ -132,8 +136,9 @@ fn history() -> impl Strategy<Value = Vec<Step>> {
             .prop_map(|(held, lease)| Step::Call(Call::Renew(held, lease))),
         2 => limit().prop_map(|limit| Step::Call(Call::ExpireLeases(limit))),
         2 => limit().prop_map(|limit| Step::Call(Call::Sweep(limit))),
-        2 => (filter, prop::option::of(ids()), 1..4_usize)
-            .prop_map(|(filter, after, limit)| Step::Call(Call::List(filter, after, limit))),
+        2 => (filter.clone(), prop::option::of(ids()), 1..4_usize)
+            .prop_map(|(filter, after, limit)| Step::Call(Call::Scan(filter, after, limit))),
+        2 => (filter, 1..4_usize).prop_map(|(filter, limit)| Step::Call(Call::List(filter, limit))),
         1 => (vec(0..3_u8, 0..4), any::<bool>())
             .prop_map(|(digests, accept)| Step::Call(Call::Adopt(digests, accept))),
         3 => Just(Step::Look),
@@ -236,7 +241,8 @@ async fn ask(store: &dyn Store, call: &Call, seen: &Versions, stale: &Versions) 
         Call::ExpireLeases(limit) => Reply::Count(store.expire_leases(limit).await.expect("expire_leases works").len()),
         Call::Sweep(limit) => Reply::Count(store.sweep(limit).await.expect("sweep works")),
         Call::Remove(of) => Reply::Yes(store.remove(id(of)).await.expect("remove works")),
-        Call::List(filter, after, limit) => Reply::Listed(pages(store, &filter, after.map(id), limit).await),
+        Call::List(filter, limit) => Reply::Listed(pages(store, &filter, limit).await),
+        Call::Scan(filter, after, limit) => Reply::Listed(chunks(store, &filter, after.map(id), limit).await),
         Call::Adopt(digests, accept_change) => {
             let (origins, rules) = rules(&digests);
             Reply::Changes(store.adopt(origins, rules, accept_change).await.expect("adopt works"))
@@ -245,7 +251,20 @@ async fn ask(store: &dyn Store, call: &Call, seen: &Versions, stale: &Versions) 
 }
 
 /// Every record that passes, from pages of at most `limit`.
-async fn pages(
+async fn pages(store: &dyn Store, filter: &Filter, limit: usize) -> Vec<(RecordId, Option<Origin>, Record)> {
+    let (mut found, mut after) = (Vec::new(), None);
+    loop {
+        let page = store.list(filter.clone(), after, limit).await.expect("list works");
+        assert!(page.records.len() <= limit, "a page holds more than {limit}");
+        found.extend(page.records.into_iter().map(|listed| (listed.id, listed.origin, listed.record)));
+        let Some(next) = page.next else { return found };
+        assert!(after != Some(next), "the pages do not go on");
+        after = Some(next);
+    }
+}
+
+/// Every record that passes, from chunks of at most `limit`.
+async fn chunks(
     store: &dyn Store,
     filter: &Filter,
     mut after: Option<RecordId>,
@@ -253,11 +272,11 @@ async fn pages(
 ) -> Vec<(RecordId, Option<Origin>, Record)> {
     let mut found = Vec::new();
     loop {
-        let page = store.list(filter.clone(), after, limit).await.expect("list works");
-        assert!(page.records.len() <= limit, "a page holds more than {limit}");
-        found.extend(page.records.into_iter().map(|listed| (listed.id, listed.origin, listed.record)));
-        let Some(next) = page.next else { return found };
-        assert!(after.is_none_or(|after| after < next), "the pages do not go on");
+        let chunk = store.scan(filter.clone(), after, limit).await.expect("scan works");
+        assert!(chunk.records.len() <= limit, "a chunk holds more than {limit}");
+        found.extend(chunk.records.into_iter().map(|listed| (listed.id, listed.origin, listed.record)));
+        let Some(next) = chunk.next else { return found };
+        assert!(after.is_none_or(|after| after < next), "the chunks do not go on");
         after = Some(next);
     }
 }

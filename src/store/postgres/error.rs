@@ -53,7 +53,9 @@ pub enum OpenError {
         known: u32,
     },
     /// The user lacks a right that the store needs.
-    #[error("the database denies it: {0}; see \"PostgreSQL\" in the README for the privileges of the gate's role")]
+    #[error(
+        "the database denies it: {0}; see \"PostgreSQL\" in the documentation for the privileges of the gate's role"
+    )]
     Denied(String),
     /// The server holds another store than the one that this process uses.
     #[error(

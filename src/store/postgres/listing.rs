@@ -7,14 +7,19 @@ use tokio_postgres::types::{ToSql, Type};
 
 use super::pool::Pool;
 use super::row::{self, Unreadable};
+use super::session::Parameter;
 use crate::idempotency::record::{RecordId, State};
-use crate::store::{Error, ErrorKind, Filter, Listed, Page};
+use crate::store::{Chunk, Cursor, Error, ErrorKind, Filter, Listed, Page, Since};
 
-/// How many records one statement reads.
+/// How many records one statement of a scan reads.
 const CHUNK: i64 = 4096;
 
-/// How long a listing runs before it returns a partial page.
-const LIST_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a scan runs before it returns a partial chunk.
+const SCAN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a listing may take, by the server's clock. It holds nothing that others wait for but keeps the vacuum from
+/// removing what was deleted since it began.
+const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
 const GET: &str = "SELECT id, now, attempt, state, claimed_at, until, head, answer, service, namespace, route \
                    FROM oncegate.get_v1($1)";
@@ -24,82 +29,166 @@ pub(super) async fn get(pool: &Pool, id: RecordId) -> Result<Option<Listed>, Err
     rows.first().map(listed).transpose().map_err(unreadable)
 }
 
-pub(super) async fn list(pool: &Pool, filter: &Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
+/// The newest records. No index has them in the order of their claims: to look at all of them and keep the newest takes a
+/// fraction of a second for a million, and costs claims nothing.
+pub(super) async fn list(pool: &Pool, filter: &Filter, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
+    let set = Set::of(filter);
+    // Statistics that are out of date must not turn a look at a few records into one at all of them.
+    let by_index = if set.is_small || filter.prefix.is_some() { "SET LOCAL enable_seqscan = off;" } else { "" };
+    let begin = format!(
+        "BEGIN READ ONLY; SET LOCAL statement_timeout = {}; SET LOCAL jit = off; {by_index}",
+        LIST_TIMEOUT.as_millis()
+    );
+    let ids = filter.prefix.map(|_| filter.ids());
+    let (from, upto) = (ids.as_ref().map(|ids| &ids.start().0[..]), ids.as_ref().map(|ids| &ids.end().0[..]));
+    // One extra record shows whether there are more.
+    let wanted = row::count(limit.saturating_add(1));
+    let (time, id) = (after.map(|after| row::millis(after.claimed_at)), after.map(|after| after.id.0.to_vec()));
+    let passing = Passing::of(filter);
+    let mut values = vec![(&from as &(dyn ToSql + Sync), Type::BYTEA), (&upto, Type::BYTEA), (&wanted, Type::INT8)];
+    values.extend(passing.values());
+    values.extend([(&time as &(dyn ToSql + Sync), Type::INT8), (&id, Type::BYTEA)]);
+    let rows = pool.query_in_transaction(&begin, &set.newest(), &values, LIST_TIMEOUT + GRACE).await?;
+    let found = rows.iter().map(listed).collect::<Result<_, _>>().map_err(unreadable)?;
+    Ok(Page::of(found, limit))
+}
+
+/// How much longer the answer of a listing is waited for.
+const GRACE: Duration = Duration::from_secs(2);
+
+pub(super) async fn scan(pool: &Pool, filter: &Filter, after: Option<RecordId>, limit: usize) -> Result<Chunk, Error> {
     let started = Instant::now();
-    let walk = Scan::of(filter);
-    let (mut after, before) = bounds(filter, after);
+    let set = Set::of(filter);
+    let (first, last) = filter.ids().into_inner();
+    let mut from = after.map_or_else(|| first.0.to_vec(), |after| behind(after).max(first.0.to_vec()));
     // One extra record shows whether there are more.
     let wanted = limit.saturating_add(1);
     let mut found = Vec::new();
     loop {
-        let end = walk.end_of_chunk(pool, &after, &before).await?;
-        let upto = end.as_ref().map_or(&before[..], |end| &end.0[..]);
-        found.extend(walk.between(pool, filter, &after, upto, wanted - found.len()).await?);
+        let end = set.end_of_chunk(pool, &from, &last.0).await?;
+        let upto = end.as_ref().map_or(&last.0, |end| &end.0);
+        found.extend(set.between(pool, filter, &from, upto, wanted - found.len()).await?);
         match end {
-            Some(end) if found.len() < wanted && started.elapsed() < LIST_TIMEOUT => after = end.0.to_vec(),
-            Some(end) if found.len() < wanted => return Ok(Page { records: found, next: Some(end) }),
-            _ => return Ok(Page::of(found, limit)),
+            Some(end) if found.len() < wanted && started.elapsed() < SCAN_TIMEOUT => from = behind(end),
+            Some(end) if found.len() < wanted => return Ok(Chunk { records: found, next: Some(end) }),
+            _ => return Ok(Chunk::of(found, limit)),
         }
     }
 }
 
-/// Which records a listing walks past. The state is written out: only so its index serves.
+/// The records that are looked at. The state is written out: only so its index serves.
 #[derive(Clone, Copy)]
-struct Scan(&'static str);
+struct Set {
+    condition: &'static str,
+    /// Whether an index has these alone.
+    is_small: bool,
+}
 
-impl Scan {
+/// The columns of a record of `r` and an origin of `o`.
+const COLUMNS: &str = "r.id, t.now, r.attempt, r.state, r.claimed_at,
+    CASE r.state WHEN 0 THEN r.lease_until ELSE r.expires_at END, r.head, NULL::bytea, o.service, o.namespace, o.route";
+
+impl Set {
     fn of(filter: &Filter) -> Self {
         match filter.state {
-            Some(State::InFlight) => Self("r.state = 0"),
-            Some(State::Unknown) => Self("r.state = 2"),
-            Some(State::Completed) | None => Self("true"),
+            Some(State::InFlight) => Self { condition: "r.state = 0", is_small: true },
+            Some(State::Unknown) => Self { condition: "r.state = 2", is_small: true },
+            Some(State::Completed) => Self { condition: "r.state = 1", is_small: false },
+            None => Self { condition: "true", is_small: false },
         }
     }
 
-    /// The last id of the chunk after `after` and before `before`; `None` if fewer are left.
-    async fn end_of_chunk(self, pool: &Pool, after: &[u8], before: &[u8]) -> Result<Option<RecordId>, Error> {
+    /// The `$3` newest records from id `$1` to `$2` that pass, before time `$9` and id `$10`. Those that are looked at are
+    /// sorted by what they are sorted by alone: the rest is read of the newest.
+    fn newest(self) -> String {
+        format!(
+            "SELECT {COLUMNS}
+             FROM (
+                SELECT r.id, r.claimed_at FROM oncegate.record r
+                WHERE {} AND ($1::bytea IS NULL OR r.id >= $1) AND ($2::bytea IS NULL OR r.id <= $2) AND {PASSES}
+                    AND ($9::bigint IS NULL OR (r.claimed_at, r.id) < ($9, $10))
+                ORDER BY r.claimed_at DESC, r.id DESC LIMIT $3
+             ) n
+                CROSS JOIN LATERAL (SELECT * FROM oncegate.record s WHERE s.id = n.id OFFSET 0) r
+                CROSS JOIN (SELECT oncegate.now_v1() AS now OFFSET 0) t
+                LEFT JOIN oncegate.origin o ON o.id = r.origin
+             ORDER BY n.claimed_at DESC, n.id DESC",
+            self.condition
+        )
+    }
+
+    /// The last id of the chunk from `from` to `last`; `None` if fewer are left.
+    async fn end_of_chunk(self, pool: &Pool, from: &[u8], last: &[u8]) -> Result<Option<RecordId>, Error> {
         let sql = format!(
-            "SELECT r.id FROM oncegate.record r WHERE {} AND r.id > $1 AND r.id < $2 ORDER BY r.id OFFSET $3 - 1 LIMIT 1",
-            self.0
+            "SELECT r.id FROM oncegate.record r WHERE {} AND r.id >= $1 AND r.id <= $2 ORDER BY r.id OFFSET $3 - 1 LIMIT 1",
+            self.condition
         );
-        let rows = pool.query(&sql, &[(&after, Type::BYTEA), (&before, Type::BYTEA), (&CHUNK, Type::INT8)]).await?;
+        let rows = pool.query(&sql, &[(&from, Type::BYTEA), (&last, Type::BYTEA), (&CHUNK, Type::INT8)]).await?;
         rows.first().map(|found| row::id(found, 0)).transpose().map_err(unreadable)
     }
 
-    /// The records after `after` and up to `end` that pass.
+    /// The records from `from` to `end` that pass.
     async fn between(
         self,
         pool: &Pool,
         filter: &Filter,
-        after: &[u8],
+        from: &[u8],
         end: &[u8],
         missing: usize,
     ) -> Result<Vec<Listed>, Error> {
         let sql = format!(
-            "SELECT r.id, t.now, r.attempt, r.state, r.claimed_at,
-                    CASE r.state WHEN 0 THEN r.lease_until ELSE r.expires_at END, r.head, NULL::bytea,
-                    o.service, o.namespace, o.route
+            "SELECT {COLUMNS}
              FROM (SELECT oncegate.now_v1() AS now OFFSET 0) t, oncegate.record r
                 LEFT JOIN oncegate.origin o ON o.id = r.origin
-             WHERE {} AND r.id > $1 AND r.id <= $2
-                AND ($3::smallint IS NULL OR r.state = $3) AND ($4::text IS NULL OR o.service = $4)
-                AND ($5::text IS NULL OR o.route = $5) AND ($6::bigint IS NULL OR r.claimed_at <= t.now - $6)
-             ORDER BY r.id LIMIT $7",
-            self.0
+             WHERE {} AND r.id >= $1 AND r.id <= $2 AND {PASSES}
+             ORDER BY r.id LIMIT $3",
+            self.condition
         );
-        let (state, missing) = (filter.state.map(row::state), i64::try_from(missing).unwrap_or(i64::MAX));
-        let age = filter.older_than.map(row::span);
-        let values: [(&(dyn ToSql + Sync), Type); 7] = [
-            (&after, Type::BYTEA),
-            (&end, Type::BYTEA),
-            (&state, Type::INT2),
-            (&filter.service.as_deref(), Type::TEXT),
-            (&filter.route, Type::TEXT),
-            (&age, Type::INT8),
-            (&missing, Type::INT8),
-        ];
+        let (missing, passing) = (row::count(missing), Passing::of(filter));
+        let mut values = vec![(&from as &(dyn ToSql + Sync), Type::BYTEA), (&end, Type::BYTEA), (&missing, Type::INT8)];
+        values.extend(passing.values());
         let rows = pool.query(&sql, &values).await?;
         rows.iter().map(listed).collect::<Result<_, _>>().map_err(unreadable)
+    }
+}
+
+/// Whether a record of `r` passes, but for its state and id. The origins and the time are found once.
+const PASSES: &str = "($4::text IS NULL AND $5::text IS NULL OR r.origin = ANY (ARRAY(
+        SELECT o.id FROM oncegate.origin o
+        WHERE ($4::text IS NULL OR o.service = $4) AND ($5::text IS NULL OR o.route = $5)
+    )))
+    AND ($6::bigint IS NULL OR r.claimed_at <= (SELECT oncegate.now_v1()) - $6)
+    AND ($7::bigint IS NULL OR r.claimed_at >= (SELECT oncegate.now_v1()) - $7)
+    AND ($8::bigint IS NULL OR r.claimed_at >= $8)";
+
+/// The values of [`PASSES`].
+struct Passing<'a> {
+    service: Option<&'a str>,
+    route: &'a Option<String>,
+    older_than: Option<i64>,
+    since_ago: Option<i64>,
+    since: Option<i64>,
+}
+
+impl<'a> Passing<'a> {
+    fn of(filter: &'a Filter) -> Self {
+        let (since_ago, since) = match filter.since {
+            Some(Since::Ago(age)) => (Some(row::span(age)), None),
+            Some(Since::At(time)) => (None, Some(row::millis(time))),
+            None => (None, None),
+        };
+        let older_than = filter.older_than.map(row::span);
+        Self { service: filter.service.as_deref(), route: &filter.route, older_than, since_ago, since }
+    }
+
+    fn values(&self) -> [Parameter<'_>; 5] {
+        [
+            (&self.service, Type::TEXT),
+            (self.route, Type::TEXT),
+            (&self.older_than, Type::INT8),
+            (&self.since_ago, Type::INT8),
+            (&self.since, Type::INT8),
+        ]
     }
 }
 
@@ -112,14 +201,9 @@ fn listed(found: &Row) -> Result<Listed, Unreadable> {
     })
 }
 
-/// The ids between which a page lies, both excluded. Shorter and longer strings of bytes than an id sort before and
-/// after the ids that they start.
-fn bounds(filter: &Filter, after: Option<RecordId>) -> (Vec<u8>, Vec<u8>) {
-    let prefix = filter.prefix.map(Vec::from).unwrap_or_default();
-    let mut before = prefix.clone();
-    before.resize(33, 0xff);
-    let after = after.map(|id| id.0.to_vec()).unwrap_or_default();
-    (after.max(prefix), before)
+/// The first string of bytes after an id: longer than every id, it is before the next one.
+fn behind(id: RecordId) -> Vec<u8> {
+    [&id.0[..], &[0]].concat()
 }
 
 fn unreadable(unreadable: Unreadable) -> Error {

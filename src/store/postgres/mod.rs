@@ -60,8 +60,8 @@ use self::write_check::WriteHealth;
 use super::batcher::Batcher;
 use super::waiters::Waiters;
 use super::{
-    Claim, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules,
-    Origin, Page, Removal, Settled, Store,
+    Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
+    NamespaceRules, Origin, Page, Removal, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -401,9 +401,14 @@ impl Store for Postgres {
         }
     }
 
-    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
+    async fn list(&self, filter: Filter, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
         self.ensure_open()?;
         listing::list(&self.pool, &filter, after, limit).await
+    }
+
+    async fn scan(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Chunk, Error> {
+        self.ensure_open()?;
+        listing::scan(&self.pool, &filter, after, limit).await
     }
 
     async fn remove(&self, id: RecordId) -> Result<bool, Error> {

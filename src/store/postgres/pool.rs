@@ -80,6 +80,31 @@ impl Pool {
         }
     }
 
+    /// The rows of a read in a transaction of its own, which `begin` begins and sets up.
+    pub(super) async fn query_in_transaction(
+        &self,
+        begin: &str,
+        sql: &str,
+        values: &[Parameter<'_>],
+        patience: Duration,
+    ) -> Result<Vec<Row>, Error> {
+        let mut connection = CheckedOut(Some(self.get().await?));
+        let Some(client) = connection.0.as_ref() else { return Err(Error::closed()) };
+        let read = async {
+            client.batch_execute(begin).await?;
+            let rows = client.query_typed(sql, values).await?;
+            client.batch_execute("COMMIT").await?;
+            Ok(rows)
+        };
+        let rows = match timeout(patience, read).await {
+            Ok(answer) => answer.map_err(|error| error::of_read(&error))?,
+            Err(_) => return Err(Error::determinate(ErrorKind::Timeout, "the database did not answer in time")),
+        };
+        // Where it failed, the transaction ends with the connection.
+        drop(connection.0.take());
+        Ok(rows)
+    }
+
     /// The rows of a statement that writes.
     pub(super) async fn write(&self, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
         let interrupted_waits = self.interrupted_waits();

@@ -202,7 +202,7 @@ async fn changes_to(
 async fn live(store: &Redis, stale: &[NamespaceRules]) -> Result<Vec<Vec<LiveKeys>>, Error> {
     let origins = listing::origins(store).await?;
     let mut live: Vec<BTreeMap<Arc<str>, LiveKeys>> = vec![BTreeMap::new(); stale.len()];
-    let mut walk = Scan::after(store, None);
+    let mut walk = Scan::of_all(store);
     while let Some((_, stored, now)) = walk.next().await? {
         let Some(Origin { service, namespace, route }) = origins.get(&stored.origin.0) else { continue };
         let place = stale.iter().position(|stale| stale.service == *service && stale.namespace == *namespace);

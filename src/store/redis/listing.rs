@@ -11,22 +11,27 @@ use super::keys::{self, Partition};
 use super::record::{self, StoredRecord, Unreadable};
 use super::{Redis, number, parts, unexpected_reply};
 use crate::idempotency::record::{RecordId, Timestamp};
-use crate::store::{Error, Filter, Listed, Origin, OriginId, Page};
+use crate::store::listing::{Newest, takes_too_long};
+use crate::store::{Chunk, Cursor, Error, Filter, Listed, Origin, OriginId, Page};
 
 /// How many records one call reads.
 const CHUNK: usize = 256;
 
 /// How many ids one call fetches.
-const SCAN: usize = 1000;
+const IDS: usize = 1000;
 
-/// How long a listing runs before it returns a partial page.
-const LIST_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a listing may take.
+const LIST_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How long a scan runs before it returns a partial chunk.
+const SCAN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Records one after another, in the order of their ids, without their answers.
 ///
 /// The ids of a partition are in no order on the server: they are fetched together, 32 bytes each, when it is its turn.
 pub(super) struct Scan<'a> {
     store: &'a Redis,
+    wanted: RangeInclusive<RecordId>,
     after: Option<RecordId>,
     partitions: RangeInclusive<u8>,
     ids: VecDeque<RecordId>,
@@ -34,10 +39,17 @@ pub(super) struct Scan<'a> {
 }
 
 impl<'a> Scan<'a> {
-    /// Begins after an id.
-    pub(super) fn after(store: &'a Redis, after: Option<RecordId>) -> Self {
-        let first = after.map_or(0, |after| Partition::of(after).0);
-        Self { store, after, partitions: first..=keys::PARTITIONS - 1, ids: VecDeque::new(), found: VecDeque::new() }
+    /// Of all records.
+    pub(super) fn of_all(store: &'a Redis) -> Self {
+        Self::of(store, &Filter::default(), None)
+    }
+
+    /// Of the records whose ids may pass the filter, after an id.
+    fn of(store: &'a Redis, filter: &Filter, after: Option<RecordId>) -> Self {
+        let wanted = filter.ids();
+        let first = Partition::of(after.map_or(*wanted.start(), |after| after.max(*wanted.start())));
+        let partitions = first.0..=Partition::of(*wanted.end()).0;
+        Self { store, wanted, after, partitions, ids: VecDeque::new(), found: VecDeque::new() }
     }
 
     /// The next record with the time by the store's clock; `None` if there are no more.
@@ -45,7 +57,7 @@ impl<'a> Scan<'a> {
         while self.found.is_empty() {
             if self.ids.is_empty() {
                 let Some(partition) = self.partitions.next() else { return Ok(None) };
-                self.ids = ids(self.store, Partition(partition), self.after).await?.into();
+                self.ids = self.ids_in(Partition(partition)).await?.into();
                 continue;
             }
             let chunk: Vec<RecordId> = self.ids.drain(..self.ids.len().min(CHUNK)).collect();
@@ -53,32 +65,32 @@ impl<'a> Scan<'a> {
         }
         Ok(self.found.pop_front())
     }
-}
 
-/// The ids of a partition that come after one, in order. A record that exists throughout the scan is among them.
-async fn ids(store: &Redis, partition: Partition, after: Option<RecordId>) -> Result<Vec<RecordId>, Error> {
-    let mut ids = Vec::new();
-    let mut cursor = 0_u64;
-    loop {
-        let mut command = redis::cmd("ZSCAN");
-        command.arg(&partition.times()[..]).arg(cursor).arg("COUNT").arg(SCAN);
-        let response = store.ask(command).await?;
-        let (next, found) =
-            <(u64, Vec<(Vec<u8>, f64)>)>::from_redis_value(response).map_err(|_| unexpected_reply(Unreadable))?;
-        for (id, _) in found {
-            let id = id.try_into().map(RecordId).map_err(|_| unexpected_reply(Unreadable))?;
-            if after.is_none_or(|after| id > after) {
-                ids.push(id);
+    /// The wanted ids of a partition, in order. A record that exists throughout the scan is among them.
+    async fn ids_in(&self, partition: Partition) -> Result<Vec<RecordId>, Error> {
+        let mut ids = Vec::new();
+        let mut cursor = 0_u64;
+        loop {
+            let mut command = redis::cmd("ZSCAN");
+            command.arg(&partition.times()[..]).arg(cursor).arg("COUNT").arg(IDS);
+            let response = self.store.ask(command).await?;
+            let (next, found) =
+                <(u64, Vec<(Vec<u8>, f64)>)>::from_redis_value(response).map_err(|_| unexpected_reply(Unreadable))?;
+            for (id, _) in found {
+                let id = id.try_into().map(RecordId).map_err(|_| unexpected_reply(Unreadable))?;
+                if self.wanted.contains(&id) && self.after.is_none_or(|after| id > after) {
+                    ids.push(id);
+                }
+            }
+            cursor = next;
+            if cursor == 0 {
+                break;
             }
         }
-        cursor = next;
-        if cursor == 0 {
-            break;
-        }
+        ids.sort_unstable();
+        ids.dedup();
+        Ok(ids)
     }
-    ids.sort_unstable();
-    ids.dedup();
-    Ok(ids)
 }
 
 async fn read(store: &Redis, ids: &[RecordId]) -> Result<VecDeque<(RecordId, StoredRecord, Timestamp)>, Error> {
@@ -116,45 +128,44 @@ pub(super) async fn get(store: &Redis, id: RecordId) -> Result<Option<Listed>, E
     Ok(Some(Listed { id, origin, record: stored.record, now }))
 }
 
-pub(super) async fn list(store: &Redis, filter: &Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
+/// The newest records, of all that have such ids: no key has them in the order of their claims.
+pub(super) async fn list(store: &Redis, filter: &Filter, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
     let started = Instant::now();
     let origins = origins(store).await?;
-    let mut walk = Scan::after(store, begin(filter, after));
-    let mut found: Vec<Listed> = Vec::new();
-    while found.len() <= limit {
-        let Some((id, stored, now)) = walk.next().await? else { break };
-        if filter.prefix.is_some_and(|prefix| !id.0.starts_with(&prefix)) {
-            // Behind those that begin with it.
-            break;
+    let mut scan = Scan::of(store, filter, None);
+    let mut newest = Newest::new(after, limit);
+    while let Some((id, StoredRecord { record, origin, .. }, now)) = scan.next().await? {
+        let origin = origins.get(&origin.0);
+        if newest.wants(record.claimed_at, id) && filter.passes(id, &record, origin, now) {
+            newest.keep(record.claimed_at, 0, Listed { id, origin: origin.cloned(), record, now });
         }
-        let origin = origins.get(&stored.origin.0);
-        if passes(filter, &stored, origin, now) {
-            found.push(Listed { id, origin: origin.cloned(), record: stored.record, now });
-        } else if started.elapsed() > LIST_TIMEOUT {
-            return Ok(Page { records: found, next: Some(id) });
+        if started.elapsed() > LIST_TIMEOUT {
+            return Err(takes_too_long(LIST_TIMEOUT));
         }
     }
-    Ok(Page::of(found, limit))
+    Ok(newest.into_page())
 }
 
-/// After which id to begin: before the first that has the prefix.
-fn begin(filter: &Filter, after: Option<RecordId>) -> Option<RecordId> {
-    let Some(prefix) = filter.prefix else { return after };
-    // The greatest id below all that begin with it.
-    let below = u64::from_be_bytes(prefix).checked_sub(1).map(|below| {
-        let mut id = [0xff; 32];
-        id[..8].copy_from_slice(&below.to_be_bytes());
-        RecordId(id)
-    });
-    after.max(below)
-}
-
-fn passes(filter: &Filter, stored: &StoredRecord, origin: Option<&Origin>, now: Timestamp) -> bool {
-    let record = &stored.record;
-    filter.service.as_ref().is_none_or(|service| origin.is_some_and(|origin| origin.service == *service))
-        && filter.route.as_ref().is_none_or(|route| origin.is_some_and(|origin| *origin.route == **route))
-        && filter.state.is_none_or(|state| record.state == state)
-        && filter.older_than.is_none_or(|age| record.claimed_at.plus(age) <= now)
+pub(super) async fn scan(
+    store: &Redis,
+    filter: &Filter,
+    after: Option<RecordId>,
+    limit: usize,
+) -> Result<Chunk, Error> {
+    let started = Instant::now();
+    let origins = origins(store).await?;
+    let mut scan = Scan::of(store, filter, after);
+    let mut found: Vec<Listed> = Vec::new();
+    while found.len() <= limit {
+        let Some((id, stored, now)) = scan.next().await? else { break };
+        let origin = origins.get(&stored.origin.0);
+        if filter.passes(id, &stored.record, origin, now) {
+            found.push(Listed { id, origin: origin.cloned(), record: stored.record, now });
+        } else if started.elapsed() > SCAN_TIMEOUT {
+            return Ok(Chunk { records: found, next: Some(id) });
+        }
+    }
+    Ok(Chunk::of(found, limit))
 }
 
 /// All origins that are known.

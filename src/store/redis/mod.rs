@@ -46,8 +46,8 @@ pub use self::servers::{Certificates, Servers, Topology};
 pub use self::shared_cache::RedisCache;
 use super::waiters::Waiters;
 use super::{
-    Claim, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules,
-    Origin, Page, Removal, Settled, Store,
+    Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
+    NamespaceRules, Origin, Page, Removal, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -262,9 +262,14 @@ impl Store for Redis {
         listing::get(self, id).await
     }
 
-    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
+    async fn list(&self, filter: Filter, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
         self.ensure_open()?;
         listing::list(self, &filter, after, limit).await
+    }
+
+    async fn scan(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Chunk, Error> {
+        self.ensure_open()?;
+        listing::scan(self, &filter, after, limit).await
     }
 
     async fn remove(&self, id: RecordId) -> Result<bool, Error> {

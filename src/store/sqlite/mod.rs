@@ -23,6 +23,7 @@ mod error;
 mod failpoint;
 mod guard;
 mod health;
+mod listing;
 mod lock;
 mod mark;
 mod preview;
@@ -49,14 +50,14 @@ use tokio::sync::{mpsc, oneshot, watch};
 pub use self::error::OpenError;
 pub use self::lock::{Lock, filesystem_warning};
 pub use self::preview::{Preview, preview};
-use self::reader::{ListRequest, ReadRequest, Reader};
+use self::reader::{ListRequest, ReadRequest, Reader, ScanRequest};
 use self::reserve::Reserve;
 use self::session::Session;
 use self::writer::{Message, Request, Writer};
 use super::clock::Clock;
 use super::{
-    Claim, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules,
-    Origin, Page, Settled, Store,
+    Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
+    NamespaceRules, Origin, Page, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, RecordId, Version};
 
@@ -202,8 +203,12 @@ impl Store for Sqlite {
         self.read(|reply| ReadRequest::Get { id, reply }).await
     }
 
-    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
+    async fn list(&self, filter: Filter, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
         self.read(|reply| ReadRequest::List { search: ListRequest { filter, after, limit }, reply }).await
+    }
+
+    async fn scan(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Chunk, Error> {
+        self.read(|reply| ReadRequest::Scan { search: ScanRequest { filter, after, limit }, reply }).await
     }
 
     async fn remove(&self, id: RecordId) -> Result<bool, Error> {

@@ -54,8 +54,9 @@ pub(super) mod sql {
         "SELECT seq, attempt, state, claimed_at, until, unknown_ttl FROM record WHERE id = ?1";
     pub(in crate::store::sqlite) const RECORD: &str =
         "SELECT attempt, state, claimed_at, until, head, answer FROM record WHERE id = ?1";
+    /// The record gets the last row: listings find the newest claims there.
     pub(in crate::store::sqlite) const SUPERSEDE: &str =
-        "UPDATE record SET attempt = ?2, state = 0, claimed_at = ?3, until = ?4, unknown_ttl = ?5, origin = ?6,
+        "UPDATE record SET seq = (SELECT max(seq) + 1 FROM record), attempt = ?2, state = 0, claimed_at = ?3, until = ?4, unknown_ttl = ?5, origin = ?6,
                 head = ?7, answer = NULL
          WHERE seq = ?1";
     pub(in crate::store::sqlite) const COMPLETE: &str =

@@ -23,8 +23,8 @@ use async_trait::async_trait;
 use tokio::sync::broadcast;
 
 use super::{
-    Claim, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules,
-    Origin, Page, Removal, Settled, Store,
+    Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
+    NamespaceRules, Origin, Page, Removal, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 
@@ -251,8 +251,12 @@ impl Store for Unreliable {
         self.call(Operation::Get, self.inner.get(id)).await
     }
 
-    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
+    async fn list(&self, filter: Filter, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
         self.call(Operation::List, self.inner.list(filter, after, limit)).await
+    }
+
+    async fn scan(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Chunk, Error> {
+        self.call(Operation::List, self.inner.scan(filter, after, limit)).await
     }
 
     async fn remove(&self, id: RecordId) -> Result<bool, Error> {

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use oncegate::idempotency::record::{Attempt, Record, RecordId, State, Version};
 use oncegate::store::{
-    Claim, End, Error, Expiry, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules, Origin,
-    Page, Settled, Store,
+    Chunk, Claim, Cursor, End, Error, Expiry, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
+    NamespaceRules, Origin, Page, Settled, Store,
 };
 
 use super::Clock;
@@ -61,8 +61,8 @@ pub enum Mistake {
     SweepsLate,
     /// A look shows the last thing that was seen of a record.
     RemembersLooks,
-    /// A page ends too early.
-    LosesTheLastOfAPage,
+    /// A chunk ends too early.
+    LosesTheLastOfAChunk,
     /// The unknown records are not counted.
     CountsNoUnknown,
     /// What is in flight is not removed.
@@ -241,12 +241,16 @@ impl Store for Mistaken {
         Ok(listed)
     }
 
-    async fn list(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Page, Error> {
-        let mut page = self.inner.list(filter, after, limit).await?;
-        if self.is(Mistake::LosesTheLastOfAPage) && page.next.is_some() {
-            page.records.pop();
+    async fn list(&self, filter: Filter, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
+        self.inner.list(filter, after, limit).await
+    }
+
+    async fn scan(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Chunk, Error> {
+        let mut chunk = self.inner.scan(filter, after, limit).await?;
+        if self.is(Mistake::LosesTheLastOfAChunk) && chunk.next.is_some() {
+            chunk.records.pop();
         }
-        Ok(page)
+        Ok(chunk)
     }
 
     async fn remove(&self, id: RecordId) -> Result<bool, Error> {

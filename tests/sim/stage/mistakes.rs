@@ -52,7 +52,7 @@ mistakes! {
     sweeping_early: SweepsEarly;
     sweeping_late: SweepsLate;
     look_answered_from_memory: RemembersLooks;
-    page_cut_short: LosesTheLastOfAPage;
+    page_cut_short: LosesTheLastOfAChunk;
     unknown_records_not_counted: CountsNoUnknown;
     removal_of_what_has_ended_only: RemovesWhatHasEnded;
     rules_adopted_whatever_lives: AdoptsAnything;

@@ -100,7 +100,7 @@ fn together(lines: &[Line]) -> usize {
                 // Who finds what does depend on it, but not how much they find together.
                 (Call::ExpireLeases(_), Call::ExpireLeases(_)) | (Call::Sweep(_), Call::Sweep(_)) => true,
                 (Call::ExpireLeases(_) | Call::Sweep(_) | Call::Adopt(..), _) => false,
-                (Call::List(..) | Call::Count, call) => matches!(call, Call::List(..) | Call::Count | Call::Get(_)),
+                (Call::Scan(..) | Call::Count, call) => matches!(call, Call::Scan(..) | Call::Count | Call::Get(_)),
                 _ => meets(line),
             }
     };
@@ -145,7 +145,7 @@ impl Difference {
         let concerns = |line: &&Line| match (&about, line.call.ids()) {
             (Some(about), Some(ids)) => ids.iter().any(|id| about.contains(id)),
             (Some(_), None) => matches!(line.said, Said::Count(1..)),
-            (None, _) => !matches!(line.call, Call::Get(_) | Call::List(..) | Call::Count),
+            (None, _) => !matches!(line.call, Call::Get(_) | Call::Scan(..) | Call::Count),
         };
         let mut lines: Vec<_> = before.iter().rev().filter(concerns).take(TOLD).map(Line::to_string).collect();
         lines.reverse();

@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use oncegate::idempotency::record::{Attempt, RecordId, State, Timestamp};
 use oncegate::store::memory::Memory;
-use oncegate::store::{Filter, LeaseRenewal};
+use oncegate::store::{Filter, IdPrefix, LeaseRenewal};
 
 use super::STORES;
 use crate::dice::Dice;
@@ -158,7 +158,7 @@ fn in_turns(mut cues: Vec<Cue>) -> Vec<Cue> {
             Call::Adopt(..) => 1,
             Call::ExpireLeases(_) => 2,
             Call::Sweep(_) => 3,
-            Call::List(..) | Call::Count => 4,
+            Call::Scan(..) | Call::Count => 4,
             _ => 0,
         };
         let ids = cue.call.ids().unwrap_or_default();
@@ -224,7 +224,7 @@ impl Operator {
         let call = match self.dice.within(0..8) {
             0 => Call::Count,
             1..3 => Call::Get(self.dice.pick(&self.ids)),
-            3..5 => Call::List(Filter::default(), None, 1000),
+            3..5 => Call::Scan(Filter::default(), None, 1000),
             _ => self.filtered(),
         };
         Some(self.asks(at, call))
@@ -236,12 +236,12 @@ impl Operator {
         match dice.within(0..6) {
             0 => filter.route = Some(dice.pick(&PATHS)[1..].to_owned()),
             1 => filter.service = Some(dice.pick(&["sim", "another"]).into()),
-            2 => filter.prefix = dice.pick(ids).0.first_chunk().copied(),
+            2 => filter.prefix = dice.pick(ids).0.first_chunk().copied().map(IdPrefix::of_bytes),
             3 => filter.older_than = Some(Duration::from_millis(dice.within(0..5000) / TICK * TICK)),
             _ => filter.state = Some(dice.pick(&State::ALL)),
         }
         let after = dice.percent(30).then(|| dice.pick(ids));
-        Call::List(filter, after, dice.within(1..4) as usize)
+        Call::Scan(filter, after, dice.within(1..4) as usize)
     }
 
     /// Removes a record now and then, or starts a gate whose rules differ.
@@ -271,7 +271,7 @@ impl Operator {
         let mut calls = Vec::from_iter(self.adopts_other_rules(false));
         calls.extend(self.ids.iter().flat_map(|id| [Call::Remove(*id), Call::Remove(*id), Call::Get(*id)]));
         calls.push(Call::Count);
-        calls.push(Call::List(Filter::default(), None, 1000));
+        calls.push(Call::Scan(Filter::default(), None, 1000));
         calls.extend(self.adopts_other_rules(false));
         calls.extend(self.adopts_other_rules(true));
         calls.into_iter().map(|call| self.asks(at, call)).collect()
@@ -310,7 +310,7 @@ impl Call {
                 }
             }
             Self::Get(of) | Self::Remove(of) => id(of),
-            Self::List(_, after, _) => after.iter_mut().for_each(id),
+            Self::Scan(_, after, _) => after.iter_mut().for_each(id),
             Self::ExpireLeases(_) | Self::Sweep(_) | Self::Count | Self::Adopt(..) => {}
         }
     }

@@ -87,7 +87,12 @@ impl Reference {
             Call::ExpireLeases(limit) => Reply::Count(self.due(true).len().min(limit)),
             Call::Sweep(limit) => Reply::Count(self.due(false).len().min(limit)),
             Call::Remove(id) => Reply::Yes(self.records.remove(&id).is_some()),
-            Call::List(filter, after, _) => Reply::Listed(self.listed(&filter, after)),
+            Call::List(filter, _) => {
+                let mut listed = self.listed(&filter, None);
+                listed.sort_by_key(|(id, _, record)| std::cmp::Reverse((record.claimed_at, *id)));
+                Reply::Listed(listed)
+            }
+            Call::Scan(filter, after, _) => Reply::Listed(self.listed(&filter, after)),
             Call::Adopt(digests, accept_change) => {
                 let (origins, rules) = rules(&digests);
                 Reply::Changes(self.adopt(origins, rules, accept_change))
@@ -137,7 +142,7 @@ impl Reference {
             prop_assert_eq!(found, expected, "record {} after {}", number, context);
         }
         let all = Filter::default();
-        prop_assert_eq!(pages(store, &all, None, 100).await, self.listed(&all, None), "the list after {}", context);
+        prop_assert_eq!(chunks(store, &all, None, 100).await, self.listed(&all, None), "the list after {}", context);
         let counted =
             State::ALL.map(|state| self.records.values().filter(|stored| stored.record.state == state).count() as u64);
         prop_assert_eq!(store.count().await.expect("count works"), counted, "the counts after {}", context);
@@ -219,7 +224,14 @@ impl Reference {
             after.is_none_or(|after| number > after)
                 && filter.state.is_none_or(|state| record.state == state)
                 && filter.older_than.is_none_or(|age| self.now.since(record.claimed_at) >= age)
-                && filter.prefix.is_none_or(|prefix| id(number).0[..8] == prefix)
+                && filter.prefix.is_none_or(|prefix| {
+                    let digits = format!("{prefix:?}");
+                    id(number).to_string().starts_with(digits.trim_end_matches('…'))
+                })
+                && filter.since.is_none_or(|since| match since {
+                    Since::Ago(age) => self.now.since(record.claimed_at) <= age,
+                    Since::At(time) => record.claimed_at >= time,
+                })
                 && filter.service.as_ref().is_none_or(|service| origin.is_some_and(|known| known.service == *service))
                 && filter.route.as_ref().is_none_or(|route| origin.is_some_and(|known| *known.route == **route))
         };

@@ -4,7 +4,7 @@
 use super::faults::{attempt, complete, fresh, id, until_up};
 use super::*;
 
-/// A role with the rights that the README names, and the URL by which it comes in.
+/// A role with the rights that docs/operate/postgresql.md names, and the URL by which it comes in.
 struct Gate<'a> {
     database: &'a Database,
     role: String,

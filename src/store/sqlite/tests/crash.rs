@@ -10,7 +10,7 @@ use super::*;
 async fn victim() {
     let Some(path) = std::env::var_os("ONCEGATE_TEST_VICTIM") else { return };
     let store = Arc::new(open(Path::new(&path)));
-    let first = store.list(Filter::default(), None, usize::MAX).await.unwrap().records.len() as u16;
+    let first = store.scan(Filter::default(), None, usize::MAX).await.unwrap().records.len() as u16;
     let tasks = (0..4).map(|task| {
         let store = store.clone();
         tokio::spawn(async move {
@@ -72,7 +72,7 @@ async fn a_killed_process_loses_no_acknowledged_write() {
         let counts = store.count().await.unwrap();
         assert_eq!(
             counts.iter().sum::<u64>(),
-            store.list(Filter::default(), None, usize::MAX).await.unwrap().records.len() as u64
+            store.scan(Filter::default(), None, usize::MAX).await.unwrap().records.len() as u64
         );
         store.close().await;
     }

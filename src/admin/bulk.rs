@@ -1,0 +1,289 @@
+//! An operator removes or resolves all records that a filter finds.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use futures_util::{FutureExt, StreamExt, stream};
+use http::StatusCode;
+use hyper::body::Incoming;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::State;
+use super::answer::{Answer, Kind, Problem, json};
+use super::records::{check_reason, log_removal, unavailable};
+use super::resolve::{Resolution, receive};
+use super::wanted::Wanted;
+use crate::idempotency::record::{self, RecordId};
+use crate::store::{End, Error, Listed, Settled, Store};
+
+/// How many records are looked for at once.
+const CHUNK: usize = 500;
+
+/// How many are changed at a time. Each waits for the store, which takes those that wait together.
+const AT_A_TIME: usize = 16;
+
+/// How long one request goes on. The records that are left then are for the next one.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// After how many failures a request gives up: the store is away.
+const MAX_FAILURES: u64 = 16;
+
+/// How many ids an answer shows.
+const SHOWN: usize = 100;
+
+/// The body of `POST /api/v1/records/purge`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PurgeBody {
+    #[serde(default)]
+    filter: FilterBody,
+    #[serde(default)]
+    all: bool,
+    #[serde(default)]
+    dry_run: bool,
+    #[serde(default)]
+    reason: String,
+    after: Option<String>,
+}
+
+/// The body of `POST /api/v1/records/resolve`. One flat struct: serde cannot read exact numbers in a flattened one.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ResolveBody {
+    #[serde(default)]
+    filter: FilterBody,
+    #[serde(default)]
+    all: bool,
+    #[serde(default)]
+    dry_run: bool,
+    #[serde(default)]
+    reason: String,
+    after: Option<String>,
+    action: String,
+    status: Option<u16>,
+    headers: Option<Vec<(String, String)>>,
+    body_base64: Option<String>,
+}
+
+/// The members of [`Wanted`], as text.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FilterBody {
+    state: Option<String>,
+    route: Option<String>,
+    key: Option<String>,
+    id: Option<String>,
+    older_than: Option<String>,
+    since: Option<String>,
+}
+
+/// What came of it.
+#[derive(Debug, Default, Serialize)]
+struct Report {
+    /// How many records the filter found.
+    matched: u64,
+    /// How many of them were changed. A record that became another one meanwhile is left alone.
+    done: u64,
+    /// For how many the store failed.
+    failed: u64,
+    /// The first that were found.
+    ids: Vec<String>,
+    /// After which id the next request goes on, where this one came to its time limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<String>,
+}
+
+/// What happens to each record that is found.
+enum Change {
+    Purge,
+    Resolve(Resolution),
+}
+
+/// One request.
+struct Bulk<'a> {
+    state: &'a State,
+    /// `None` where nothing is to be changed.
+    change: Option<Change>,
+    reason: String,
+    client: SocketAddr,
+}
+
+/// `POST /api/v1/records/purge`
+pub(super) async fn purge(state: &State, body: Incoming, client: SocketAddr) -> Result<Answer, Problem> {
+    const FORM: &str = "{\"filter\": {...}, \"dry_run\": false, \"reason\": \"...\"}";
+    let PurgeBody { filter, all, dry_run, reason, after } = read(&receive(body).await?, FORM)?;
+    Bulk::new(state, Change::Purge, dry_run, reason, client)?.run(filter.wanted(all)?, after).await
+}
+
+/// `POST /api/v1/records/resolve`
+pub(super) async fn resolve(state: &State, body: Incoming, client: SocketAddr) -> Result<Answer, Problem> {
+    const FORM: &str = "{\"filter\": {...}, \"dry_run\": false, \"reason\": \"...\", \"action\": \"release\" | \
+                        \"complete\", \"status\": 200, \"headers\": [[\"name\", \"value\"]], \"body_base64\": \"...\"}";
+    let body: ResolveBody = read(&receive(body).await?, FORM)?;
+    let resolution = Resolution::of(&body.action, body.status, body.headers, body.body_base64)?;
+    let mut wanted = body.filter.wanted(body.all)?;
+    match wanted.state.replace(record::State::Unknown) {
+        None | Some(record::State::Unknown) => {}
+        Some(_) => return Err(bad("`state` can be `unknown` only: other records have nothing to resolve")),
+    }
+    Bulk::new(state, Change::Resolve(resolution), body.dry_run, body.reason, client)?.run(wanted, body.after).await
+}
+
+impl<'a> Bulk<'a> {
+    fn new(
+        state: &'a State,
+        change: Change,
+        is_dry_run: bool,
+        reason: String,
+        client: SocketAddr,
+    ) -> Result<Self, Problem> {
+        if !is_dry_run {
+            check_reason(&reason)?;
+        }
+        Ok(Self { state, change: (!is_dry_run).then_some(change), reason, client })
+    }
+
+    /// Finds the records chunk by chunk, so that not all of them are ever in memory, and changes each.
+    async fn run(&self, wanted: Wanted, after: Option<String>) -> Result<Answer, Problem> {
+        let after =
+            after.map(|after| RecordId::parse(&after).ok_or_else(|| bad("`after` must be the `next` of an answer")));
+        let mut after = after.transpose()?;
+        let _slot = self.state.listing_slot()?;
+        let (started, store) = (Instant::now(), self.state.opened()?);
+        let mut report = Report::default();
+        let Some(filter) = wanted.filter(self.state) else { return Ok(json(StatusCode::OK, &report)) };
+        loop {
+            let chunk = match store.scan(filter.clone(), after, CHUNK).await {
+                Ok(chunk) => chunk,
+                Err(error) => return Err(report.broken_off(&unavailable(error))),
+            };
+            let unshown = SHOWN - report.ids.len();
+            report.ids.extend(chunk.records.iter().take(unshown).map(|found| found.id.to_string()));
+            report.matched += chunk.records.len() as u64;
+            if let Some(change) = &self.change {
+                self.change_all(change, chunk.records, &mut report).await?;
+            }
+            after = chunk.next;
+            if after.is_none() || started.elapsed() >= PATIENCE {
+                report.next = after.map(|after| after.to_string());
+                return Ok(json(StatusCode::OK, &report));
+            }
+        }
+    }
+
+    async fn change_all(&self, change: &Change, found: Vec<Listed>, report: &mut Report) -> Result<(), Problem> {
+        let failed = AtomicU64::new(report.failed);
+        // Each that has begun is waited for: it must not be changed without its line in the log.
+        let mut changes = stream::iter(found)
+            .take_while(|_| std::future::ready(failed.load(Ordering::Relaxed) < MAX_FAILURES))
+            .map(|found| self.apply(change, found).boxed())
+            .buffer_unordered(AT_A_TIME);
+        let mut last = None;
+        while let Some(changed) = changes.next().await {
+            match changed {
+                Ok(is_changed) => report.done += u64::from(is_changed),
+                Err(problem) => {
+                    failed.fetch_add(1, Ordering::Relaxed);
+                    last = Some(problem);
+                }
+            }
+        }
+        drop(changes);
+        report.failed = failed.into_inner();
+        match last {
+            Some(problem) if report.failed >= MAX_FAILURES => Err(report.broken_off(&problem)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the record was changed; not if it is another one by now.
+    async fn apply(&self, change: &Change, found: Listed) -> Result<bool, Problem> {
+        match change {
+            Change::Purge => {
+                let is_removed = remove_unchanged(&**self.state.opened()?, &found).await.map_err(unavailable)?;
+                if is_removed {
+                    log_removal(&found, self.client, Some(&self.reason));
+                }
+                Ok(is_removed)
+            }
+            Change::Resolve(resolution) => {
+                match resolution.apply(self.state, &found, &self.reason, self.client).await {
+                    Ok(()) => Ok(true),
+                    Err(problem) if problem.is_about_the_record() => Ok(false),
+                    Err(problem) => Err(problem),
+                }
+            }
+        }
+    }
+}
+
+/// Removes a record if it is still what was found: one that was claimed again meanwhile has an attempt that runs.
+async fn remove_unchanged(store: &dyn Store, found: &Listed) -> Result<bool, Error> {
+    let Listed { id, record, .. } = found;
+    match record.state {
+        record::State::InFlight | record::State::Unknown => {
+            let released = store.settle(*id, record.attempt, End::Release).await?;
+            Ok(matches!(released, Settled::Done { .. }))
+        }
+        // Only a record that has expired is claimed again.
+        record::State::Completed => {
+            let stands = store.get(*id).await?.is_some_and(|stands| stands.record.version() == record.version());
+            Ok(stands && store.remove(*id).await?)
+        }
+    }
+}
+
+impl FilterBody {
+    /// What is wanted: something, or expressly everything.
+    fn wanted(self, all: bool) -> Result<Wanted, Problem> {
+        let mut wanted = Wanted::default();
+        let Self { state, route, key, id, older_than, since } = self;
+        let values = [state, route, key, id, older_than, since];
+        for (name, value) in Wanted::NAMES.into_iter().zip(values) {
+            if let Some(value) = value {
+                wanted.set(name, value).map_err(|what| bad(&format!("`{name}` {what}")))?;
+            }
+        }
+        match (wanted.is_everything(), all) {
+            (true, false) => Err(bad(&format!(
+                "`filter` is empty; give one of {}, or \"all\": true for every record",
+                Wanted::NAMES.join(", ")
+            ))),
+            (false, true) => Err(bad("`all` and `filter` do not go together")),
+            _ => Ok(wanted),
+        }
+    }
+}
+
+impl Report {
+    /// The problem that ended it, with what was done before.
+    fn broken_off(&mut self, problem: &Problem) -> Problem {
+        let Self { matched, done, failed, .. } = self;
+        let detail =
+            format!("{}; of {matched} records {done} were changed before, and {failed} failed", problem.detail());
+        let members = match serde_json::to_value(&*self) {
+            Ok(Value::Object(members)) => members,
+            _ => Default::default(),
+        };
+        Kind::StoreUnavailable.because(detail).with(members)
+    }
+}
+
+fn read<T: DeserializeOwned>(body: &[u8], form: &str) -> Result<T, Problem> {
+    serde_json::from_slice(body).map_err(|error| {
+        // Where, not what: the message of a wrong value quotes it, and it may be part of an answer.
+        bad(&format!(
+            "the body is not of the form {form}, with a filter of {}: line {}, column {}",
+            Wanted::NAMES.join(", "),
+            error.line(),
+            error.column()
+        ))
+    })
+}
+
+fn bad(detail: &str) -> Problem {
+    Kind::BadRequest.because(detail)
+}

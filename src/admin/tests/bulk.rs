@@ -1,0 +1,135 @@
+//! Changes of all records that a filter finds.
+
+use super::*;
+
+#[tokio::test]
+async fn all_that_a_filter_finds_are_removed() {
+    let admin = start(None).await;
+    let mut old = Vec::new();
+    for n in 0..130 {
+        old.push(admin.completed("refund", &format!("old-{n}")).await.to_string());
+        admin.unknown("charge", &format!("old-{n}")).await;
+    }
+    admin.pass(Duration::from_secs(1800));
+    let young = admin.completed("refund", "young").await.to_string();
+    let filter = json!({"state": "completed", "older_than": "10m"});
+    let dry = admin.bulk("purge", json!({"filter": filter, "dry_run": true})).await.json();
+    assert_eq!((&dry["matched"], &dry["done"], &dry["failed"]), (&json!(130), &json!(0), &json!(0)));
+    old.sort();
+    assert_eq!(dry["ids"], json!(old[..100]));
+    let count = admin.store.count().await.unwrap();
+    assert_eq!(count, [0, 131, 130]);
+    let done = admin.bulk("purge", json!({"filter": filter, "reason": "a test"})).await.json();
+    assert_eq!(done, json!({"matched": 130, "done": 130, "failed": 0, "ids": old[..100]}));
+    assert_eq!(admin.ids("?state=completed").await, [young]);
+    assert_eq!(admin.store.count().await.unwrap(), [0, 1, 130]);
+    let (running, _) = admin.claim("charge", "running").await;
+    let prefix = json!({"id": &running.to_string()[..20]});
+    let done = admin.bulk("purge", json!({"filter": prefix, "reason": "a test"})).await.json();
+    assert_eq!((&done["done"], &done["ids"]), (&json!(1), &json!([running.to_string()])));
+    let all = admin.bulk("purge", json!({"all": true, "reason": "a test"})).await.json();
+    assert_eq!((&all["done"], admin.store.count().await.unwrap()), (&json!(131), [0, 0, 0]));
+}
+
+#[tokio::test]
+async fn all_unknown_records_that_a_filter_finds_are_resolved() {
+    let admin = start(None).await;
+    for n in 0..20 {
+        admin.unknown("charge", &format!("key-{n}")).await;
+        admin.claim("charge", &format!("running-{n}")).await;
+    }
+    let (other, _) = admin.unknown("refund", KEY).await;
+    let release = |filter: Value| json!({"filter": filter, "action": "release", "reason": "not in the ledger"});
+    let done = admin.bulk("resolve", release(json!({"route": "charge"}))).await.json();
+    assert_eq!((&done["matched"], &done["done"]), (&json!(20), &json!(20)));
+    assert_eq!(admin.store.count().await.unwrap(), [20, 0, 1]);
+    let complete = json!({"all": true, "action": "complete", "status": 200, "body_base64": "b2s=", "reason": "seen"});
+    assert_eq!(admin.bulk("resolve", complete).await.json()["done"], 1);
+    assert_eq!(admin.store.get(other).await.unwrap().unwrap().record.state, State::Completed);
+    let problem = admin.bulk("resolve", release(json!({"state": "completed"}))).await;
+    problem.is_problem(400, "bad-request").says("`unknown` only");
+    let retry = json!({"all": true, "action": "retry", "reason": "x"});
+    admin.bulk("resolve", retry).await.is_problem(400, "bad-request").says("`action`");
+}
+
+#[tokio::test]
+async fn a_change_of_many_says_which_and_why() {
+    let admin = start(None).await;
+    admin.unknown("charge", KEY).await;
+    for (body, said) in [
+        (json!({"reason": "x"}), "`filter` is empty"),
+        (json!({"filter": {}, "reason": "x"}), "`filter` is empty"),
+        (json!({"filter": {"state": "unknown"}}), "`reason` is empty"),
+        (json!({"filter": {"state": "unknown"}, "reason": " "}), "`reason` is empty"),
+        (json!({"filter": {"state": "unknown"}, "all": true, "reason": "x"}), "do not go together"),
+        (json!({"filter": {"state": "lost"}, "reason": "x"}), "`state` must be one of"),
+        (json!({"filter": {"route": ""}, "reason": "x"}), "`route` is empty"),
+        (json!({"filter": {"stat": "unknown"}, "reason": "x"}), "not of the form"),
+        (json!({"filter": {"state": "unknown"}, "force": true, "reason": "x"}), "not of the form"),
+        (json!({"all": true, "after": "x", "reason": "x"}), "`after` must be"),
+    ] {
+        admin.bulk("purge", body).await.is_problem(400, "bad-request").says(said);
+    }
+    assert_eq!(admin.store.count().await.unwrap(), [0, 0, 1]);
+}
+
+/// A record that was claimed again since it was found has an attempt that runs: it stays.
+#[tokio::test]
+async fn what_changed_meanwhile_is_left_alone() {
+    let admin = start_without_store(None).await;
+    let store = Arc::new(Unreliable::new(admin.store.clone()));
+    admin.state.set_store(store.clone());
+    admin.store.adopt(vec![origin("charge")], Vec::new(), false).await.unwrap();
+    let (held, _) = admin.unknown("charge", "held").await;
+    let kept = admin.completed("charge", "kept").await;
+    // Between the scan and the changes.
+    store.script_for(Operation::Settle, [Fault::Delay(Duration::from_millis(200))]);
+    store.script_for(Operation::Get, [Fault::Delay(Duration::from_millis(200))]);
+    let purge = admin.bulk("purge", json!({"all": true, "reason": "a test"}));
+    let claim_again = async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        for id in [held, kept] {
+            let seen = admin.store.get(id).await.unwrap().unwrap().record.version();
+            let fresh = Fresh {
+                attempt: Attempt([7; 16]),
+                origin: origin("charge").id(),
+                lease: LEASE,
+                ttl: LEASE,
+                unknown_ttl: LEASE,
+                head: Bytes::from_static(b"?"),
+            };
+            assert!(admin.store.supersede(id, seen, fresh).await.unwrap());
+        }
+    };
+    let (reply, ()) = tokio::join!(purge, claim_again);
+    let report = reply.json();
+    assert_eq!((&report["matched"], &report["done"], &report["failed"]), (&json!(2), &json!(0), &json!(0)));
+    assert_eq!(admin.store.count().await.unwrap(), [2, 0, 0]);
+}
+
+#[tokio::test]
+async fn a_change_of_many_that_breaks_off_says_what_was_done() {
+    let admin = start_without_store(None).await;
+    let store = Arc::new(Unreliable::new(admin.store.clone()));
+    admin.state.set_store(store.clone());
+    admin.store.adopt(vec![origin("charge")], Vec::new(), false).await.unwrap();
+    for n in 0..100 {
+        admin.unknown("charge", &format!("key-{n}")).await;
+    }
+    let body = json!({"filter": {"state": "unknown"}, "action": "release", "reason": "a test"});
+    store.script_for(Operation::Settle, vec![Fault::Refuse; 3]);
+    let report = admin.bulk("resolve", body.clone()).await.json();
+    assert_eq!((&report["matched"], &report["done"], &report["failed"]), (&json!(100), &json!(97), &json!(3)));
+    for n in 0..97 {
+        admin.unknown("charge", &format!("other-{n}")).await;
+    }
+    store.script_for(Operation::Settle, vec![Fault::Refuse; 60]);
+    let reply = admin.bulk("resolve", body.clone()).await;
+    reply.is_problem(503, "store-unavailable").says("were changed before");
+    let problem = reply.json();
+    let left = admin.store.count().await.unwrap()[2];
+    assert_eq!((&problem["matched"], problem["done"].as_u64()), (&json!(100), Some(100 - left)));
+    assert!(problem["failed"].as_u64().unwrap() >= 16);
+    store.script_for(Operation::List, [Fault::Refuse]);
+    admin.bulk("resolve", body).await.is_problem(503, "store-unavailable");
+}

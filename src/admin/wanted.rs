@@ -1,0 +1,101 @@
+//! Which records a request to the admin listener is about: parameters of a query, or members of a JSON object.
+
+use std::time::{Duration, SystemTime};
+
+use super::State;
+use crate::idempotency::key::Key;
+use crate::idempotency::record::{self, Timestamp};
+use crate::store::{Filter, IdPrefix, Since};
+
+/// Longest key that can be looked up, in characters: longer than any route lets in by default.
+const MAX_KEY: usize = 4096;
+
+/// What a record must be. Everything that is set must hold.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Wanted {
+    pub(super) state: Option<record::State>,
+    pub(super) route: Option<String>,
+    pub(super) key: Option<Key>,
+    pub(super) id: Option<IdPrefix>,
+    pub(super) older_than: Option<Duration>,
+    pub(super) since: Option<Since>,
+}
+
+impl Wanted {
+    /// The names of its members.
+    pub(super) const NAMES: [&str; 6] = ["state", "route", "key", "id", "older_than", "since"];
+
+    /// Sets a member. Otherwise says what is wrong with the value, as the end of a sentence.
+    pub(super) fn set(&mut self, name: &str, value: String) -> Result<(), String> {
+        if value.is_empty() {
+            return Err("is empty; leave it out to not filter by it".to_owned());
+        }
+        match name {
+            "state" => self.state = Some(state(&value)?),
+            "route" => self.route = Some(value),
+            "key" => self.key = Some(Key::parse(&value, MAX_KEY).map_err(|invalid| invalid.to_string())?),
+            "id" => {
+                let id = IdPrefix::parse(&value);
+                self.id = Some(id.ok_or("must be an id, or the first of its 64 hexadecimal digits")?);
+            }
+            "older_than" => {
+                let age = humantime::parse_duration(&value);
+                self.older_than = Some(age.map_err(|_| "must be a duration such as 90s, 1h or 7d")?);
+            }
+            "since" => {
+                let since = since(&value);
+                self.since =
+                    Some(since.ok_or("must be a duration such as 1h, or a time such as 2026-01-31T22:00:00Z")?);
+            }
+            _ => return Err(format!("is unknown; known are: {}", Self::NAMES.join(", "))),
+        }
+        Ok(())
+    }
+
+    /// Whether nothing is set, so that every record passes.
+    pub(super) fn is_everything(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// The filter for the records of this service; `None` where no record can pass.
+    pub(super) fn filter(self, state: &State) -> Option<Filter> {
+        let by_key = self.key.map(|key| IdPrefix::of_bytes(state.identifier.prefix(&key)));
+        let prefix = match (by_key, self.id) {
+            (Some(by_key), Some(id)) => Some(by_key.and(id)?),
+            (by_key, id) => by_key.or(id),
+        };
+        let service = Some(state.service.clone());
+        let Self { state, route, older_than, since, .. } = self;
+        Some(Filter { service, route, state, prefix, older_than, since })
+    }
+}
+
+fn state(value: &str) -> Result<record::State, String> {
+    let words = || record::State::ALL.map(record::State::as_str).join(", ");
+    record::State::parse(value).ok_or_else(|| format!("must be one of: {}", words()))
+}
+
+fn since(value: &str) -> Option<Since> {
+    if let Ok(age) = humantime::parse_duration(value) {
+        return Some(Since::Ago(age));
+    }
+    let time = humantime::parse_rfc3339_weak(value).ok()?.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    Some(Since::At(Timestamp(u64::try_from(time.as_millis()).ok()?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_an_age_or_a_date() {
+        assert_eq!(since("1h 30m"), Some(Since::Ago(Duration::from_secs(5400))));
+        let at = Some(Since::At(Timestamp(1_767_225_600_123)));
+        for text in ["2026-01-01T00:00:00.123Z", "2026-01-01 00:00:00.123"] {
+            assert_eq!(since(text), at, "{text}");
+        }
+        for text in ["", "soon", "3", "2026-01-01", "2026-13-01T00:00:00Z", "1969-01-01T00:00:00Z"] {
+            assert_eq!(since(text), None, "{text}");
+        }
+    }
+}

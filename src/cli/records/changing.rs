@@ -1,0 +1,209 @@
+//! `oncegate records resolve` and `purge`: one record, or all that a filter finds.
+
+use std::io::Write;
+
+use anyhow::{Context, bail};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use http::Method;
+use serde_json::{Map, Value, json};
+
+use super::table::{self, Table};
+use super::{Ask, ChangeArgs, ResolveArgs, SHOWN, percent_encode, record_path, records_of, whole_id};
+use crate::cli::http_client::AdminClient;
+
+/// What is done to records.
+struct Change {
+    /// The last part of the path of the request for many.
+    path: &'static str,
+    /// The members of its request that say what is done.
+    members: Map<String, Value>,
+    /// What a question asks for: "purge 3 records?"
+    verb: &'static str,
+    /// What was done to records, as the end of a sentence.
+    done: &'static str,
+}
+
+pub(super) async fn purge(
+    client: &AdminClient,
+    args: ChangeArgs,
+    out: &mut dyn Write,
+    ask: &Ask,
+) -> anyhow::Result<()> {
+    let change = Change { path: "purge", members: Map::new(), verb: "purge", done: "removed" };
+    let Some(id) = change.one_record(client, &args, out).await? else {
+        return change.many(client, &args, out, ask).await;
+    };
+    if !args.dry_run {
+        let reason = percent_encode(args.reason.as_deref().unwrap_or_default());
+        client.send(Method::DELETE, &format!("{}?reason={reason}", record_path(&id)), None).await?;
+        writeln!(out, "{id} removed: its key is free, once no attempt of it runs any more")?;
+    }
+    Ok(())
+}
+
+pub(super) async fn resolve(
+    client: &AdminClient,
+    args: ResolveArgs,
+    out: &mut dyn Write,
+    ask: &Ask,
+) -> anyhow::Result<()> {
+    let ResolveArgs { change: mut selected, release, status, header, body, .. } = args;
+    let members = if release {
+        json!({ "action": "release" })
+    } else {
+        let body = read_body(body)?;
+        json!({
+            "action": "complete",
+            "status": status,
+            "headers": with_content_type(header, &body),
+            "body_base64": STANDARD.encode(body),
+        })
+    };
+    let Value::Object(members) = members else { bail!("the request is not an object") };
+    let (verb, done) = if release { ("release", "released") } else { ("complete", "completed") };
+    let change = Change { path: "resolve", members, verb, done };
+    let Some(id) = change.one_record(client, &selected, out).await? else {
+        // Other records have nothing to resolve, and a dry run shows what would be touched.
+        selected.filter.state.get_or_insert_with(|| "unknown".to_owned());
+        selected.all = false;
+        return change.many(client, &selected, out, ask).await;
+    };
+    if !selected.dry_run {
+        let mut body = change.members;
+        body.insert("reason".to_owned(), selected.reason.into());
+        client.send(Method::POST, &format!("{}/resolve", record_path(&id)), Some(&Value::Object(body))).await?;
+        let done = if release { "released: its key is free" } else { "completed: retries get this answer" };
+        writeln!(out, "{id} {done}")?;
+    }
+    Ok(())
+}
+
+impl Change {
+    /// The id of the record, where one is named. A dry run shows it.
+    async fn one_record(
+        &self,
+        client: &AdminClient,
+        args: &ChangeArgs,
+        out: &mut dyn Write,
+    ) -> anyhow::Result<Option<String>> {
+        let Some(start) = &args.record else { return Ok(None) };
+        let id = whole_id(client, start).await?;
+        if args.dry_run {
+            let record = client.send(Method::GET, &record_path(&id), None).await?;
+            if self.path == "resolve" && record["state"] != "unknown" {
+                bail!("the record is {}: only an unknown one can be resolved", table::text(&record["state"]));
+            }
+            writeln!(out, "1 record would be {}; nothing was changed:", self.done)?;
+            Table::default().write(&[record], out)?;
+        }
+        Ok(Some(id))
+    }
+
+    async fn many(
+        &self,
+        client: &AdminClient,
+        args: &ChangeArgs,
+        out: &mut dyn Write,
+        ask: &Ask,
+    ) -> anyhow::Result<()> {
+        if args.dry_run {
+            let Counts { matched, .. } = self.send(client, args, true).await?;
+            writeln!(out, "{} would be {}; nothing was changed", records(matched), self.done)?;
+            let target = format!("/api/v1/records?limit={SHOWN}{}", args.filter.query());
+            let newest = client.send(Method::GET, &target, None).await?;
+            if matched > 0 {
+                let newest = records_of(&newest)?;
+                if matched > newest.len() as u64 {
+                    writeln!(out, "the newest {} of them:", newest.len())?;
+                }
+                Table::default().write(newest, out)?;
+            }
+            return Ok(());
+        }
+        if !args.yes {
+            let Counts { matched, .. } = self.send(client, args, true).await?;
+            if matched == 0 {
+                writeln!(out, "no records")?;
+                return Ok(());
+            }
+            match ask(&format!("{} {}?", self.verb, records(matched))) {
+                Some(true) => {}
+                Some(false) => bail!("nothing was changed"),
+                None => bail!(
+                    "{} would be {}: give --yes to do it, or --dry-run to see the newest of them",
+                    records(matched),
+                    self.done
+                ),
+            }
+        }
+        let Counts { matched, done, failed } = self.send(client, args, false).await?;
+        writeln!(out, "{} {}", records(done), self.done)?;
+        let others = matched.saturating_sub(done + failed);
+        if others > 0 {
+            writeln!(out, "{} left alone: changed by others meanwhile", records(others))?;
+        }
+        if failed > 0 {
+            bail!("{} could not be {}: the store failed; see the log of `oncegate serve`", records(failed), self.done);
+        }
+        Ok(())
+    }
+
+    /// Sends the request, and again where the gate came to its time limit.
+    async fn send(&self, client: &AdminClient, args: &ChangeArgs, is_dry_run: bool) -> anyhow::Result<Counts> {
+        let mut body = self.members.clone();
+        body.insert("filter".to_owned(), args.filter.members().into());
+        body.insert("all".to_owned(), args.all.into());
+        body.insert("dry_run".to_owned(), is_dry_run.into());
+        body.insert("reason".to_owned(), args.reason.clone().unwrap_or_default().into());
+        let mut counts = Counts::default();
+        loop {
+            let body_now = Value::Object(body.clone());
+            let target = format!("/api/v1/records/{}", self.path);
+            let answer =
+                client.send(Method::POST, &target, Some(&body_now)).await.with_context(|| match counts.done {
+                    0 => "nothing is known to be changed".to_owned(),
+                    done => format!("{} {} before", records(done), self.done),
+                })?;
+            let count = |name: &str| answer[name].as_u64().with_context(|| format!("the answer has no count `{name}`"));
+            counts.matched += count("matched")?;
+            counts.done += count("done")?;
+            counts.failed += count("failed")?;
+            match answer["next"].as_str() {
+                Some(next) => body.insert("after".to_owned(), next.into()),
+                None => return Ok(counts),
+            };
+        }
+    }
+}
+
+/// What the gate did.
+#[derive(Default)]
+struct Counts {
+    matched: u64,
+    done: u64,
+    failed: u64,
+}
+
+fn records(count: u64) -> String {
+    if count == 1 { "1 record".to_owned() } else { format!("{count} records") }
+}
+
+/// The headers of an answer. A body of JSON says so unless they do: clients read it by its type.
+pub(super) fn with_content_type(mut headers: Vec<(String, String)>, body: &[u8]) -> Vec<(String, String)> {
+    let has_type = headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("Content-Type"));
+    if !has_type && serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok() {
+        headers.push(("Content-Type".to_owned(), "application/json".to_owned()));
+    }
+    headers
+}
+
+fn read_body(body: Option<String>) -> anyhow::Result<Vec<u8>> {
+    match body {
+        None => Ok(Vec::new()),
+        Some(text) => match text.strip_prefix('@') {
+            Some(file) => std::fs::read(file).with_context(|| format!("cannot read the body of {file}")),
+            None => Ok(text.into_bytes()),
+        },
+    }
+}
