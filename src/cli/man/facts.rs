@@ -27,7 +27,7 @@ const PRINTED: &[(u8, &str)] = &[(0, "The text is printed."), (1, "The output ca
 /// How a command ends that asks the admin listener.
 const ASKED: &[(u8, &str)] = &[
     (0, "The gate did what was asked."),
-    (1, "The gate cannot be asked, refuses, or cannot do it. The message says why."),
+    (1, "The gate cannot be asked, refuses, or cannot do it, or a filter was not confirmed. The message says why."),
 ];
 
 const CONFIGURATION: (&str, &str) =
@@ -176,9 +176,13 @@ impl Facts {
             &[
                 ("Records whose outcome is unknown:", "oncegate records list --state unknown"),
                 ("The records of a key that a customer quotes:", "oncegate records list --key order-1"),
+                ("All records of a route, as JSON:", "oncegate records list --route create-charge --all --json"),
             ],
         ),
-        asking("records show", &[]),
+        asking(
+            "records show",
+            &[("A record, by the first digits of its id, with its answer:", "oncegate records show 0a1b2c3d --answer")],
+        ),
         asking(
             "records resolve",
             &[
@@ -192,7 +196,13 @@ impl Facts {
                 ),
             ],
         ),
-        asking("records purge", &[]),
+        asking(
+            "records purge",
+            &[
+                ("Which records would go:", "oncegate records purge --route trial --dry-run"),
+                ("And away with them:", "oncegate records purge --route trial --yes --reason 'the trial is over'"),
+            ],
+        ),
         Self {
             command: "health",
             ends: &[
