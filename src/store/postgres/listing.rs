@@ -49,7 +49,7 @@ pub(super) async fn list(pool: &Pool, filter: &Filter, after: Option<Cursor>, li
 
 /// Begins the transaction of a listing.
 pub(super) fn begin(filter: &Filter) -> String {
-    // Statistics that are out of date must not turn a look at a few records into one at all of them.
+    // A look at a few records must not become one at all of them.
     let by_index =
         if Set::of(filter).is_small || filter.prefix.is_some() { "SET LOCAL enable_seqscan = off;" } else { "" };
     let limit = LIST_TIMEOUT.as_millis();
