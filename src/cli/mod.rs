@@ -151,7 +151,7 @@ fn configured(sources: Sources) -> Result<Resolved, ExitCode> {
 
 /// The problems of a configuration, read from `file` if that was named.
 fn report(problems: &Problems, file: Option<&Path>) -> String {
-    // It has the name that the README gives it, and no flag or variable names it.
+    // It has the name that the book gives it, and no flag or variable names it.
     let unread = Path::new("oncegate.toml");
     match file.is_none() && unread.exists() {
         true => {

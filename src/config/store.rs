@@ -42,11 +42,11 @@ pub enum Store {
 keys! {
     /// Where records are kept.
     pub(super) struct Keys "[store]" {
-        /// "sqlite:PATH" is one file beside one process; "postgres://USER@HOST:PORT/DATABASE" serves any number of gates (the
-        /// README has its parameters, such as ?sslmode=verify-full; `oncegate migrate` prepares it);
+        /// "sqlite:PATH" is one file beside one process; "postgres://USER@HOST:PORT/DATABASE" serves any number of gates (docs/operate/postgresql.md
+        /// has its parameters, such as ?sslmode=verify-full; `oncegate migrate` prepares it);
         /// "redis://USER:PASSWORD@HOST:PORT/DATABASE" serves any number of gates too, if it is acceptable that a crash or a
         /// failover of Redis can lose records ("rediss://" is encrypted; ?sentinel=NAME is for Sentinels, ?cluster=true for a
-        /// cluster; see the README); "memory:" forgets everything when the process ends, for tests and trials. A relative
+        /// cluster: see docs/operate/redis.md); "memory:" forgets everything when the process ends, for tests and trials. A relative
         /// path counts from where oncegate is started.
         url: String = "sqlite:oncegate.db".to_owned() => url(STORE_URL);
         /// A file with the password of a PostgreSQL or Redis store. The password may stand in the URL instead, or, for
@@ -211,7 +211,7 @@ fn store(table: &Table<'_>, keys: &Keys, kind: Option<Engine>) -> Option<Store> 
 }
 
 const OUTSIDE_THE_PROMISE: &str = "a `redis:` store is outside the promise: a crash or a failover of Redis can lose claims \
-                                   that it acknowledged, and a request may then run twice; see the README";
+                                   that it acknowledged, and a request may then run twice; see docs/operate/stores.md";
 
 /// Reads the URL of a store that is this process's own.
 fn own(node: &Node<'_>) -> Result<Store, Wrong> {
