@@ -42,18 +42,15 @@ pub(super) async fn list(pool: &Pool, filter: &Filter, after: Option<Cursor>, li
     let mut values = vec![(&from as &(dyn ToSql + Sync), Type::BYTEA), (&upto, Type::BYTEA), (&wanted, Type::INT8)];
     values.extend(passing.values());
     values.extend([(&time as &(dyn ToSql + Sync), Type::INT8), (&id, Type::BYTEA)]);
-    let rows = pool.query_in_transaction(&begin(filter), &set.newest(), &values, LIST_TIMEOUT + GRACE).await?;
+    let rows = pool.query_in_transaction(&begin(), &set.newest(), &values, LIST_TIMEOUT + GRACE).await?;
     let found = rows.iter().map(listed).collect::<Result<_, _>>().map_err(unreadable)?;
     Ok(Page::of(found, limit))
 }
 
-/// Begins the transaction of a listing.
-pub(super) fn begin(filter: &Filter) -> String {
-    // A look at a few records must not become one at all of them.
-    let by_index =
-        if Set::of(filter).is_small || filter.prefix.is_some() { "SET LOCAL enable_seqscan = off;" } else { "" };
-    let limit = LIST_TIMEOUT.as_millis();
-    format!("BEGIN READ ONLY; SET LOCAL statement_timeout = {limit}; SET LOCAL jit = off; {by_index}")
+/// Begins the transaction of a listing. It forbids no scan: what is forbidden and used all the same, as the scan of the
+/// origins would be, counts so much that the planner sees no difference between the other ways.
+fn begin() -> String {
+    format!("BEGIN READ ONLY; SET LOCAL statement_timeout = {}; SET LOCAL jit = off", LIST_TIMEOUT.as_millis())
 }
 
 /// How much longer the answer of a listing is waited for.
@@ -81,11 +78,7 @@ pub(super) async fn scan(pool: &Pool, filter: &Filter, after: Option<RecordId>, 
 
 /// The records that are looked at. The state is written out: only so its index serves.
 #[derive(Clone, Copy)]
-pub(super) struct Set {
-    condition: &'static str,
-    /// Whether an index has these alone.
-    is_small: bool,
-}
+pub(super) struct Set(&'static str);
 
 /// The columns of a record of `r` and an origin of `o`.
 const COLUMNS: &str = "r.id, t.now, r.attempt, r.state, r.claimed_at,
@@ -94,10 +87,10 @@ const COLUMNS: &str = "r.id, t.now, r.attempt, r.state, r.claimed_at,
 impl Set {
     pub(super) fn of(filter: &Filter) -> Self {
         match filter.state {
-            Some(State::InFlight) => Self { condition: "r.state = 0", is_small: true },
-            Some(State::Unknown) => Self { condition: "r.state = 2", is_small: true },
-            Some(State::Completed) => Self { condition: "r.state = 1", is_small: false },
-            None => Self { condition: "true", is_small: false },
+            Some(State::InFlight) => Self("r.state = 0"),
+            Some(State::Unknown) => Self("r.state = 2"),
+            Some(State::Completed) => Self("r.state = 1"),
+            None => Self("true"),
         }
     }
 
@@ -116,7 +109,7 @@ impl Set {
                 CROSS JOIN (SELECT oncegate.now_v1() AS now OFFSET 0) t
                 LEFT JOIN oncegate.origin o ON o.id = r.origin
              ORDER BY n.claimed_at DESC, n.id DESC",
-            self.condition
+            self.0
         )
     }
 
@@ -124,7 +117,7 @@ impl Set {
     async fn end_of_chunk(self, pool: &Pool, from: &[u8], last: &[u8]) -> Result<Option<RecordId>, Error> {
         let sql = format!(
             "SELECT r.id FROM oncegate.record r WHERE {} AND r.id >= $1 AND r.id <= $2 ORDER BY r.id OFFSET $3 - 1 LIMIT 1",
-            self.condition
+            self.0
         );
         let rows = pool.query(&sql, &[(&from, Type::BYTEA), (&last, Type::BYTEA), (&CHUNK, Type::INT8)]).await?;
         rows.first().map(|found| row::id(found, 0)).transpose().map_err(unreadable)
@@ -145,7 +138,7 @@ impl Set {
                 LEFT JOIN oncegate.origin o ON o.id = r.origin
              WHERE {} AND r.id >= $1 AND r.id <= $2 AND {PASSES}
              ORDER BY r.id LIMIT $3",
-            self.condition
+            self.0
         );
         let (missing, passing) = (row::count(missing), Passing::of(filter));
         let mut values = vec![(&from as &(dyn ToSql + Sync), Type::BYTEA), (&end, Type::BYTEA), (&missing, Type::INT8)];
