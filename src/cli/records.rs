@@ -123,13 +123,17 @@ struct ChangeArgs {
 }
 
 #[derive(Args, Debug)]
+#[command(override_usage = changing::PURGE_USAGE)]
 struct PurgeArgs {
     #[command(flatten)]
     change: ChangeArgs,
 }
 
 #[derive(Args, Debug)]
-#[command(group(ArgGroup::new("outcome").required(true).args(["release", "complete"])))]
+#[command(
+    group(ArgGroup::new("outcome").required(true).args(["release", "complete"])),
+    override_usage = changing::RESOLVE_USAGE
+)]
 struct ResolveArgs {
     #[command(flatten)]
     change: ChangeArgs,

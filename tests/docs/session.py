@@ -20,6 +20,7 @@ PORTS = ("8080", "8081", "8443", "9090", "9091", "3000", "3001", "5432", "6379")
 PORT = re.compile(r"(?<![\d.])(" + "|".join(PORTS) + r")(?!\d)")
 BLOCK_SECONDS = 180
 LISTEN_SECONDS = 40
+PERHAPS_SECONDS = 10
 
 
 class Session:
@@ -212,13 +213,15 @@ class Session:
     def wait_for_ports(self, staying, text, where, output, already):
         """Waits for what the commands listen on, not for what they connect to."""
         deadline = time.monotonic() + LISTEN_SECONDS
-        ports, pids = set(), []
+        ports, perhaps, pids = set(), set(), []
         clients = {"curl", *re.findall(r"^\s*(\w+)\(\)", self.page.source, re.M)}
         for command in staying:
             if command.split()[0] in clients:
                 continue
-            rest = re.sub(r"(?:--upstream|--store)[ =]\S+|\w+://\S+", "", command)
-            ports |= {port for port in re.findall(r"\b\d{4,5}\b", rest) if port in self.ports.values()}
+            named = self.named_ports(command)
+            ports |= named
+            if not named and "oncegate" not in command:
+                perhaps |= self.ports_of_files(command)
         gates = len([command for command in staying if re.search(r"\b(?:oncegate|cargo run)\b.*\bserve\b", command)])
         while len(pids) < gates:
             fresh = [line.split() for line in self.gates()[len(already):]]
@@ -231,6 +234,25 @@ class Session:
             listens(ports, where, deadline, pids)
         except Broken as broken:
             raise Broken(f"{broken}\n{text}{indented(printed(output))}")
+        try:
+            listens(perhaps, where, time.monotonic() + PERHAPS_SECONDS)
+        except Broken:
+            pass  # A program may name a port that it connects to.
+
+    def named_ports(self, text):
+        """The page's ports in a text, but for those in a URL."""
+        rest = re.sub(r"(?:--upstream|--store)[ =]\S+|\w+://\S+", "", text)
+        return {port for port in re.findall(r"\b\d{4,5}\b", rest) if port in self.ports.values()}
+
+    def ports_of_files(self, command):
+        """The ports that the programs of a command name, where the command itself names none."""
+        ports = set()
+        for word in command.split():
+            path = os.path.join(self.home, word)
+            if os.path.isfile(path):
+                with open(path, encoding="utf-8", errors="replace") as file:
+                    ports |= self.named_ports(file.read())
+        return ports
 
     def end(self, keep):
         for process in (self.bash, *self.servers):

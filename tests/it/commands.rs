@@ -91,7 +91,11 @@ fn what_fails_says_so() {
     let gate = Gate::before(&upstream).start();
     let admin = gate.admin.to_string();
     let missing = "0".repeat(64);
-    for args in [&["show", &missing][..], &["purge", &missing], &["resolve", &missing, "--release", "--reason", "x"]] {
+    for args in [
+        &["show", &missing][..],
+        &["purge", &missing, "--reason", "x"],
+        &["resolve", &missing, "--release", "--reason", "x"],
+    ] {
         let output = oncegate(&[&["records", "--admin", &admin], args].concat());
         assert_eq!(output.status.code(), Some(1), "{}", both(&output));
         assert!(output.stdout.is_empty() && !output.stderr.is_empty());

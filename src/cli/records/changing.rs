@@ -12,6 +12,15 @@ use super::table::{self, Table};
 use super::{Ask, ChangeArgs, ResolveArgs, SHOWN, percent_encode, record_path, records_of, whole_id};
 use crate::cli::http_client::AdminClient;
 
+pub(super) const PURGE_USAGE: &str = "oncegate records purge --reason <TEXT> <ID>
+       oncegate records purge --reason <TEXT> <FILTER>... [--yes]
+       oncegate records purge --dry-run <ID or FILTER...>";
+
+pub(super) const RESOLVE_USAGE: &str =
+    "oncegate records resolve <--release | --complete --status <N>> --reason <TEXT> <ID>
+       oncegate records resolve <--release | --complete --status <N>> --reason <TEXT> <FILTER>... [--yes]
+       oncegate records resolve <--release | --complete --status <N>> --dry-run <ID or FILTER...>";
+
 /// What is done to records.
 struct Change {
     /// The last part of the path of the request for many.

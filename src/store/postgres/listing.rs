@@ -33,12 +33,6 @@ pub(super) async fn get(pool: &Pool, id: RecordId) -> Result<Option<Listed>, Err
 /// fraction of a second for a million, and costs claims nothing.
 pub(super) async fn list(pool: &Pool, filter: &Filter, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
     let set = Set::of(filter);
-    // Statistics that are out of date must not turn a look at a few records into one at all of them.
-    let by_index = if set.is_small || filter.prefix.is_some() { "SET LOCAL enable_seqscan = off;" } else { "" };
-    let begin = format!(
-        "BEGIN READ ONLY; SET LOCAL statement_timeout = {}; SET LOCAL jit = off; {by_index}",
-        LIST_TIMEOUT.as_millis()
-    );
     let ids = filter.prefix.map(|_| filter.ids());
     let (from, upto) = (ids.as_ref().map(|ids| &ids.start().0[..]), ids.as_ref().map(|ids| &ids.end().0[..]));
     // One extra record shows whether there are more.
@@ -48,9 +42,18 @@ pub(super) async fn list(pool: &Pool, filter: &Filter, after: Option<Cursor>, li
     let mut values = vec![(&from as &(dyn ToSql + Sync), Type::BYTEA), (&upto, Type::BYTEA), (&wanted, Type::INT8)];
     values.extend(passing.values());
     values.extend([(&time as &(dyn ToSql + Sync), Type::INT8), (&id, Type::BYTEA)]);
-    let rows = pool.query_in_transaction(&begin, &set.newest(), &values, LIST_TIMEOUT + GRACE).await?;
+    let rows = pool.query_in_transaction(&begin(filter), &set.newest(), &values, LIST_TIMEOUT + GRACE).await?;
     let found = rows.iter().map(listed).collect::<Result<_, _>>().map_err(unreadable)?;
     Ok(Page::of(found, limit))
+}
+
+/// Begins the transaction of a listing.
+pub(super) fn begin(filter: &Filter) -> String {
+    // A look at a few records must not become one at all of them.
+    let by_index =
+        if Set::of(filter).is_small || filter.prefix.is_some() { "SET LOCAL enable_seqscan = off;" } else { "" };
+    let limit = LIST_TIMEOUT.as_millis();
+    format!("BEGIN READ ONLY; SET LOCAL statement_timeout = {limit}; SET LOCAL jit = off; {by_index}")
 }
 
 /// How much longer the answer of a listing is waited for.
@@ -78,7 +81,7 @@ pub(super) async fn scan(pool: &Pool, filter: &Filter, after: Option<RecordId>, 
 
 /// The records that are looked at. The state is written out: only so its index serves.
 #[derive(Clone, Copy)]
-struct Set {
+pub(super) struct Set {
     condition: &'static str,
     /// Whether an index has these alone.
     is_small: bool,
@@ -89,7 +92,7 @@ const COLUMNS: &str = "r.id, t.now, r.attempt, r.state, r.claimed_at,
     CASE r.state WHEN 0 THEN r.lease_until ELSE r.expires_at END, r.head, NULL::bytea, o.service, o.namespace, o.route";
 
 impl Set {
-    fn of(filter: &Filter) -> Self {
+    pub(super) fn of(filter: &Filter) -> Self {
         match filter.state {
             Some(State::InFlight) => Self { condition: "r.state = 0", is_small: true },
             Some(State::Unknown) => Self { condition: "r.state = 2", is_small: true },
@@ -100,7 +103,7 @@ impl Set {
 
     /// The `$3` newest records from id `$1` to `$2` that pass, before time `$9` and id `$10`. Those that are looked at are
     /// sorted by what they are sorted by alone: the rest is read of the newest.
-    fn newest(self) -> String {
+    pub(super) fn newest(self) -> String {
         format!(
             "SELECT {COLUMNS}
              FROM (

@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use tokio_postgres::{AsyncMessage, Client, NoTls};
 
 use super::*;
+use crate::store::IdPrefix;
 
 /// Everything that the gate asks for, with what makes each part of a function run.
 const ASKED: &[&str] = &[
@@ -111,4 +112,36 @@ async fn all_goes_by_index_whatever_the_server_knows() {
     client.batch_execute(immense).await.unwrap();
     let (other, others) = explained(&database.url).await;
     all_goes_by_index(&other, &others, "on a table that is thought to be immense").await;
+}
+
+#[tokio::test]
+async fn a_few_records_are_listed_by_their_index() {
+    let Some(database) = database() else { return };
+    let (client, _) = explained(&database.url).await;
+    client.batch_execute(FILL).await.unwrap();
+    client.batch_execute("ANALYZE oncegate.record").await.unwrap();
+    let prefix = IdPrefix::parse("abc");
+    for (filter, wanted) in [
+        (Filter { state: Some(State::Unknown), ..Filter::default() }, "record_unknown"),
+        (Filter { state: Some(State::InFlight), ..Filter::default() }, "record_in_flight"),
+        (Filter { prefix, ..Filter::default() }, "record_pkey"),
+    ] {
+        client.batch_execute(&listing::begin(&filter)).await.unwrap();
+        let mut sql = listing::Set::of(&filter).newest();
+        // The last one first: `$1` is the beginning of `$10` too.
+        let range = filter.prefix.map(|_| ("'\\xabc0'", "'\\xabcf'"));
+        let (from, upto) = range.unwrap_or(("NULL", "NULL"));
+        let values = [[from, upto, "101", "'shop'", "NULL"], ["NULL"; 5]].concat();
+        for (number, value) in (1..=10_u8).zip(values).rev() {
+            sql = sql.replace(&format!("${number}"), value);
+        }
+        let rows = client.simple_query(&format!("EXPLAIN {sql}")).await.unwrap();
+        let lines = rows.iter().filter_map(|message| match message {
+            tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+            _ => None,
+        });
+        let plan = lines.collect::<Vec<_>>().join("\n");
+        client.batch_execute("COMMIT").await.unwrap();
+        assert!(plan.contains(wanted) && !plan.contains("Seq Scan on record"), "{filter:?}: {plan}");
+    }
 }
