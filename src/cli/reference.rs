@@ -77,7 +77,9 @@ fn row(arg: &Arg) -> Vec<String> {
         Some(_) => {}
         None => spelled.push(value),
     }
-    let spelled: Vec<String> = spelled.into_iter().map(|spelling| format!("`{spelling}`")).collect();
+    // A bar ends a cell, in code too.
+    let spelled: Vec<String> =
+        spelled.into_iter().map(|spelling| format!("`{}`", spelling.replace('|', "\\|"))).collect();
     let help = arg.get_long_help().or(arg.get_help()).map(ToString::to_string).unwrap_or_default();
     let mut meaning = escaped(&help.replace('\n', " "));
     let words: Vec<String> = arg.get_possible_values().iter().map(|word| format!("`{}`", word.get_name())).collect();
