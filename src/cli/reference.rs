@@ -61,7 +61,7 @@ fn chapter(command: &Command) -> String {
     let statuses = facts.statuses().map(|(status, meaning)| vec![format!("`{status}`"), meaning.to_owned()]);
     text += &table("| exit status | meaning |", statuses);
     for (meaning, line) in facts.examples {
-        let _ = write!(text, "\n{} `{line}`\n", meaning.trim_end_matches('.'));
+        let _ = write!(text, "\n{}: `{line}`\n", meaning.trim_end_matches(['.', ':']));
     }
     text
 }
@@ -77,10 +77,17 @@ fn row(arg: &Arg) -> Vec<String> {
         Some(_) => {}
         None => spelled.push(value),
     }
-    let spelled: Vec<String> = spelled.into_iter().map(|spelling| format!("`{spelling}`")).collect();
+    // A bar ends a cell, in code too.
+    let spelled: Vec<String> =
+        spelled.into_iter().map(|spelling| format!("`{}`", spelling.replace('|', "\\|"))).collect();
     let help = arg.get_long_help().or(arg.get_help()).map(ToString::to_string).unwrap_or_default();
     let mut meaning = escaped(&help.replace('\n', " "));
-    let words: Vec<String> = arg.get_possible_values().iter().map(|word| format!("`{}`", word.get_name())).collect();
+    let words: Vec<String> = arg
+        .get_possible_values()
+        .iter()
+        .filter(|word| !word.is_hide_set())
+        .map(|word| format!("`{}`", word.get_name()))
+        .collect();
     if takes_value && !words.is_empty() {
         let _ = write!(meaning, "; one of {}", words.join(", "));
     }
