@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 
@@ -113,15 +114,25 @@ class Tools:
     def lacks(self, needs):
         """What of `needs` this machine has not."""
         programs = {"postgres": "initdb", "redis": "redis-server"}
-        modules = {"psycopg": "psycopg, psycopg_pool", "yaml": "yaml"}
+        modules = {"psycopg": "psycopg, psycopg_pool", "yaml": "yaml", "pip": "pip"}
         lacking = set()
         for need in needs:
             if need in modules:
                 if subprocess.run([python_with(modules[need]), "-c", f"import {modules[need]}"], capture_output=True).returncode:
                     lacking.add(need)
+            elif need == "mount":
+                if not self.may_mount():
+                    lacking.add(need)
             elif not shutil.which(programs.get(need, need), path=self.path):
                 lacking.add(need)
         return lacking
+
+    def may_mount(self):
+        """Whether a small file system can be mounted, to fill it."""
+        place = tempfile.mkdtemp(dir=self.directory)
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "oncegate-docs", place], capture_output=True).returncode:
+            return False
+        return not subprocess.run(["umount", place], capture_output=True).returncode
 
     def template(self):
         """A data directory that is copied for each page. PostgreSQL does not run as root."""
