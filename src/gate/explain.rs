@@ -11,6 +11,7 @@ pub use super::admit::Unprotected;
 use super::admit::{Admission, Candidate, Step};
 use super::ignored::KeyPlaces;
 use super::pass::{self, too_large};
+use super::preflight::Preflight;
 use super::request::{self, ForwardingContext, Head};
 use crate::http::problem::Problem;
 use crate::http::server::Peer;
@@ -47,6 +48,8 @@ pub struct Explanation {
     pub authority: Option<Arc<str>>,
     /// Whether it carries a key that does nothing, since no route protects it.
     pub ignores_key: bool,
+    /// The route of the request that it announces, where it is a preflight that the gate completes.
+    pub preflight: Option<Arc<Route>>,
     /// What becomes of it.
     pub fate: Fate,
 }
@@ -130,14 +133,26 @@ pub fn explain(settings: &Settings, router: &Router, question: Question<'_>) -> 
         Arc::new(ForwardingContext { forwarding: settings.forwarding.clone(), ..ForwardingContext::default() });
     let head = match Head::of(head, peer, &context) {
         Ok(head) => head,
-        Err(problem) => return Explanation { authority: None, ignores_key: false, fate: Fate::Malformed(problem) },
+        Err(problem) => {
+            return Explanation {
+                authority: None,
+                ignores_key: false,
+                preflight: None,
+                fate: Fate::Malformed(problem),
+            };
+        }
     };
     let authority = head.authority().map(Arc::from);
     let has_key = KeyPlaces::of(router).has_key(&head.method, &head.uri, &head.headers);
     let asked = Inquiry { settings, head: &head, upgrades, body, client_ip, lacks_certificate };
     let fate = asked.fate(router);
     let is_unprotected = matches!(fate, Fate::Unrouted(_) | Fate::Routed(_, Handling::Passed(Unprotected::NoKey)));
-    Explanation { authority, ignores_key: has_key && is_unprotected, fate }
+    let preflight = match &fate {
+        Fate::Unrouted(_) | Fate::Routed(_, Handling::Passed(_)) => Preflight::of(router, &head),
+        Fate::Malformed(_) | Fate::Ambiguous(..) | Fate::Routed(..) => None,
+    };
+    let preflight = preflight.map(|preflight| preflight.route);
+    Explanation { authority, ignores_key: has_key && is_unprotected, preflight, fate }
 }
 
 /// A request that is asked about.
@@ -162,7 +177,10 @@ impl Inquiry<'_> {
                 Fate::Ambiguous(ambiguous, problem)
             }
             Admission::Unrouted => {
-                Fate::Unrouted(self.settings.default_upstream.ok_or_else(|| pass::no_route(self.head)))
+                // A preflight goes where the request that it announces would.
+                let preflight = Preflight::of(router, self.head).map(|preflight| preflight.route.upstream);
+                let upstream = preflight.or(self.settings.default_upstream);
+                Fate::Unrouted(upstream.ok_or_else(|| pass::no_route(self.head)))
             }
             Admission::Routed(route, step) => Fate::Routed(Arc::clone(route), self.handling(&candidate, route, step)),
         }

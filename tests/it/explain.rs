@@ -198,6 +198,24 @@ fn what_is_explained_is_what_the_gate_does() {
 
 /// Two requests have one fingerprint where the gate takes one for a retry of the other.
 #[test]
+fn a_preflight_is_known_by_what_it_announces() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let routes = "[[routes]]\nname = \"orders\"\nmethods = [\"POST\"]\npath = \"/orders\"\n\
+                  cors = { origins = [\"https://shop.example\"], preflight = true }\n";
+    let gate = Gate::before(&upstream).routes(routes).start();
+    let config = gate.plan.config().to_string_lossy().into_owned();
+    let asked = |origin: &str| {
+        let origin = format!("Origin: {origin}");
+        let method = "Access-Control-Request-Method: POST";
+        explained(&["--config", &config, "-X", "OPTIONS", "-H", &origin, "-H", method, "http://gate.example/orders"])
+    };
+    let allowed = asked("https://shop.example");
+    assert_eq!(labelled(&allowed, "preflight").map(|text| text.contains("route orders")), Some(true), "{allowed}");
+    assert!(allowed.contains("the upstream of the request it announces"), "{allowed}");
+    assert_eq!(labelled(&asked("https://evil.example"), "preflight"), None);
+}
+
+#[test]
 fn fingerprints_can_be_compared() {
     let config = "config/examples/gateway.toml";
     let of = |body: &str| {

@@ -127,11 +127,30 @@ impl Report<'_> {
         match upstream {
             Ok(index) => {
                 self.upstream(*index);
-                self.line("protected", "no: what matches no route is forwarded as it is, to default_upstream");
+                match self.explanation.preflight {
+                    Some(_) => self
+                        .line("protected", "no: a preflight is forwarded to the upstream of the request it announces"),
+                    None => {
+                        self.line("protected", "no: what matches no route is forwarded as it is, to default_upstream")
+                    }
+                }
             }
             Err(problem) => self.answer(problem, None),
         }
         self.ignored_key();
+        self.preflight();
+    }
+
+    /// Says what the gate adds to the answer of a preflight.
+    fn preflight(&mut self) {
+        if let Some(route) = &self.explanation.preflight {
+            let name = &route.name;
+            self.line(
+                "preflight",
+                format!("for a request of the route {name}, which sets cors.preflight: the gate adds what the"),
+            );
+            self.more("upstream's answer lacks, such as the key's header in Access-Control-Allow-Headers");
+        }
     }
 
     /// Says that the key does nothing, where it does.
@@ -206,11 +225,13 @@ impl Report<'_> {
         match handling {
             Handling::Passed(Unprotected::Mode) => {
                 self.line("protected", "no: the route's mode is \"pass\"; it is forwarded as it is");
+                self.preflight();
             }
             Handling::Passed(Unprotected::NoKey) => {
                 let key = if self.explanation.ignores_key { "no key that the route reads" } else { "no key" };
                 self.line("protected", format!("no: it carries {key} and needs none; it is forwarded as it is"));
                 self.ignored_key();
+                self.preflight();
                 self.gap();
                 self.sources("key", &policy.key);
             }
