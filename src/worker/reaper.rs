@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 use super::{Worker, every};
+use crate::idempotency::codec::Head;
 use crate::idempotency::record::RecordId;
 use crate::store::Store;
 
@@ -40,9 +41,15 @@ pub async fn report_lost(store: &dyn Store, lost: &[RecordId]) {
     let deadline = Instant::now() + LOOK_UP;
     for id in &lost[..lost.len().min(NAMED)] {
         let found = timeout_at(deadline, store.get(*id)).await.ok().and_then(Result::ok).flatten();
-        let origin = found.and_then(|found| found.origin);
-        let route = origin.as_ref().map_or("-", |origin| &*origin.route);
-        tracing::warn!(record = %id, route, "an attempt was lost: its lease is past, and its outcome is unknown");
+        let (origin, head) = found.map(|found| (found.origin, Head::decode(&found.record.head).ok())).unzip();
+        let route = origin.flatten().map_or_else(|| "-".into(), |origin| origin.route);
+        let request = head.flatten().and_then(|head| head.details().request).map(tracing::field::display);
+        tracing::warn!(
+            request,
+            record = %id,
+            route = &*route,
+            "an attempt was lost: its gate ended, or did not renew the lease; its outcome is unknown"
+        );
     }
     if lost.len() > NAMED {
         let (count, others) = (lost.len(), lost.len() - NAMED);
