@@ -115,10 +115,6 @@ impl Problem {
     pub(super) fn is_about_the_record(&self) -> bool {
         matches!(self.kind, Kind::NotUnknown | Kind::NotFound)
     }
-
-    pub(super) fn detail(&self) -> &str {
-        &self.detail
-    }
 }
 
 impl From<Problem> for Answer {

@@ -67,7 +67,7 @@ async fn dispatch(state: &State, request: Request<Incoming>, client: SocketAddr)
         Resource::Record(id) if request.method() == Method::DELETE => {
             records::remove(state, parse_id(id)?, query, client).await
         }
-        Resource::Record(id) => records::show(state, parse_id(id)?, query, client).await,
+        Resource::Record(id) => records::show(state, parse_id(id)?, query, request.headers(), client).await,
         Resource::Resolve(id) => resolve::resolve(state, parse_id(id)?, request.into_body(), client).await,
         Resource::PurgeAll => bulk::purge(state, request.into_body(), client).await,
         Resource::ResolveAll => bulk::resolve(state, request.into_body(), client).await,

@@ -8,28 +8,38 @@ use futures_util::{FutureExt, StreamExt, stream};
 use http::StatusCode;
 use hyper::body::Incoming;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use super::State;
 use super::answer::{Answer, Kind, Problem, json};
 use super::records::{check_reason, log_removal, unavailable};
 use super::resolve::{Resolution, receive};
-use super::wanted::Wanted;
-use crate::idempotency::record::{self, RecordId};
-use crate::store::{End, Error, Listed, Settled, Store};
+use super::view::rfc3339;
+use super::wanted::{Wanted, parse_time};
+use crate::idempotency::codec::Head;
+use crate::idempotency::record::{self, Attempt, RecordId, Timestamp};
+use crate::store::{End, Error, ErrorKind, Fresh, Listed, Origin, OriginId, Settled, Store};
 
-/// How many records are looked for at once.
-const CHUNK: usize = 500;
+/// How many records are looked for at once, and changed before the time is looked at again.
+const CHUNK: usize = 128;
 
 /// How many are changed at a time. Each waits for the store, which takes those that wait together.
 const AT_A_TIME: usize = 16;
 
 /// How long one request goes on. The records that are left then are for the next one.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(15);
 
 /// After how many failures a request gives up: the store is away.
 const MAX_FAILURES: u64 = 16;
+
+/// How long a record that is about to be removed is the operator's own.
+const LEASE: Duration = Duration::from_secs(60);
+
+/// How long the record of a removal that broke off is kept, where an older release claimed it.
+const UNKNOWN_TTL: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+
+const AS_OF: &str = "`as_of` must be the `as_of` of an answer, a time such as 2026-01-31T22:00:00Z";
 
 /// How many ids an answer shows.
 const SHOWN: usize = 100;
@@ -46,6 +56,9 @@ struct PurgeBody {
     dry_run: bool,
     #[serde(default)]
     reason: String,
+    #[serde(default, deserialize_with = "given")]
+    as_of: Option<String>,
+    #[serde(default, deserialize_with = "given")]
     after: Option<String>,
 }
 
@@ -61,6 +74,9 @@ struct ResolveBody {
     dry_run: bool,
     #[serde(default)]
     reason: String,
+    #[serde(default, deserialize_with = "given")]
+    as_of: Option<String>,
+    #[serde(default, deserialize_with = "given")]
     after: Option<String>,
     action: String,
     status: Option<u16>,
@@ -70,27 +86,44 @@ struct ResolveBody {
 
 /// The members of [`Wanted`], as text.
 #[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, default)]
 struct FilterBody {
+    #[serde(deserialize_with = "given")]
     state: Option<String>,
+    #[serde(deserialize_with = "given")]
     route: Option<String>,
+    #[serde(deserialize_with = "given")]
     key: Option<String>,
+    #[serde(deserialize_with = "given")]
     id: Option<String>,
+    #[serde(deserialize_with = "given")]
     older_than: Option<String>,
+    #[serde(deserialize_with = "given")]
     since: Option<String>,
+}
+
+/// A member that stands there is a text. `null`, as of a script's unset variable, would widen the filter.
+fn given<'de, D: Deserializer<'de>>(value: D) -> Result<Option<String>, D::Error> {
+    String::deserialize(value).map(Some)
 }
 
 /// What came of it.
 #[derive(Debug, Default, Serialize)]
 struct Report {
-    /// How many records the filter found.
+    /// How many records the filter found, of those that are to be changed.
     matched: u64,
+    /// How many in-flight records the filter found and a purge leaves alone: their attempts run.
+    #[serde(skip_serializing_if = "is_zero")]
+    in_flight: u64,
     /// How many of them were changed. A record that became another one meanwhile is left alone.
     done: u64,
     /// For how many the store failed.
     failed: u64,
     /// The first that were found.
     ids: Vec<String>,
+    /// By the store's clock: what was claimed, or turned unknown, later than this is left alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    as_of: Option<String>,
     /// After which id the next request goes on, where this one came to its time limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
@@ -114,8 +147,11 @@ struct Bulk<'a> {
 /// `POST /api/v1/records/purge`
 pub(super) async fn purge(state: &State, body: Incoming, client: SocketAddr) -> Result<Answer, Problem> {
     const FORM: &str = "{\"filter\": {...}, \"dry_run\": false, \"reason\": \"...\"}";
-    let PurgeBody { filter, all, dry_run, reason, after } = read(&receive(body).await?, FORM)?;
-    Bulk::new(state, Change::Purge, dry_run, reason, client)?.run(filter.wanted(all)?, after).await
+    let PurgeBody { filter, all, dry_run, reason, as_of, after } = read(&receive(body).await?, FORM)?;
+    let wanted = filter.wanted(all)?;
+    // By name only: an attempt of another gate may run, and a retry would run beside it.
+    let spares_in_flight = wanted.state != Some(record::State::InFlight);
+    Bulk::new(state, Change::Purge, dry_run, reason, client)?.run(wanted, spares_in_flight, as_of, after).await
 }
 
 /// `POST /api/v1/records/resolve`
@@ -129,7 +165,9 @@ pub(super) async fn resolve(state: &State, body: Incoming, client: SocketAddr) -
         None | Some(record::State::Unknown) => {}
         Some(_) => return Err(bad("`state` can be `unknown` only: other records have nothing to resolve")),
     }
-    Bulk::new(state, Change::Resolve(resolution), body.dry_run, body.reason, client)?.run(wanted, body.after).await
+    Bulk::new(state, Change::Resolve(resolution), body.dry_run, body.reason, client)?
+        .run(wanted, false, body.as_of, body.after)
+        .await
 }
 
 impl<'a> Bulk<'a> {
@@ -147,24 +185,44 @@ impl<'a> Bulk<'a> {
     }
 
     /// Finds the records chunk by chunk, so that not all of them are ever in memory, and changes each.
-    async fn run(&self, wanted: Wanted, after: Option<String>) -> Result<Answer, Problem> {
+    async fn run(
+        &self,
+        wanted: Wanted,
+        spares_in_flight: bool,
+        as_of: Option<String>,
+        after: Option<String>,
+    ) -> Result<Answer, Problem> {
+        let mut as_of = as_of.map(|time| parse_time(&time).ok_or_else(|| bad(AS_OF))).transpose()?;
         let after =
             after.map(|after| RecordId::parse(&after).ok_or_else(|| bad("`after` must be the `next` of an answer")));
         let mut after = after.transpose()?;
-        let _slot = self.state.listing_slot()?;
+        let _slot = self.state.change_slot()?;
         let (started, store) = (Instant::now(), self.state.opened()?);
         let mut report = Report::default();
         let Some(filter) = wanted.filter(self.state) else { return Ok(json(StatusCode::OK, &report)) };
         loop {
             let chunk = match store.scan(filter.clone(), after, CHUNK).await {
                 Ok(chunk) => chunk,
-                Err(error) => return Err(report.broken_off(&unavailable(error))),
+                Err(error) => {
+                    unavailable(error);
+                    return Err(report.broken_off());
+                }
             };
+            if let (None, Some(first)) = (as_of, chunk.records.first()) {
+                as_of = Some(first.now);
+            }
+            report.as_of = as_of.map(rfc3339);
+            let was_there = |found: &Listed| as_of.is_none_or(|as_of| stood(found, as_of));
+            let found: Vec<Listed> = chunk.records.into_iter().filter(was_there).collect();
+            let count = found.len();
+            let is_spared = |found: &Listed| spares_in_flight && found.record.state == record::State::InFlight;
+            let found: Vec<Listed> = found.into_iter().filter(|found| !is_spared(found)).collect();
+            report.in_flight += (count - found.len()) as u64;
             let unshown = SHOWN - report.ids.len();
-            report.ids.extend(chunk.records.iter().take(unshown).map(|found| found.id.to_string()));
-            report.matched += chunk.records.len() as u64;
+            report.ids.extend(found.iter().take(unshown).map(|found| found.id.to_string()));
+            report.matched += found.len() as u64;
             if let Some(change) = &self.change {
-                self.change_all(change, chunk.records, &mut report).await?;
+                self.change_all(change, found, &mut report).await?;
             }
             after = chunk.next;
             if after.is_none() || started.elapsed() >= PATIENCE {
@@ -181,22 +239,15 @@ impl<'a> Bulk<'a> {
             .take_while(|_| std::future::ready(failed.load(Ordering::Relaxed) < MAX_FAILURES))
             .map(|found| self.apply(change, found).boxed())
             .buffer_unordered(AT_A_TIME);
-        let mut last = None;
         while let Some(changed) = changes.next().await {
             match changed {
                 Ok(is_changed) => report.done += u64::from(is_changed),
-                Err(problem) => {
-                    failed.fetch_add(1, Ordering::Relaxed);
-                    last = Some(problem);
-                }
+                Err(_) => drop(failed.fetch_add(1, Ordering::Relaxed)),
             }
         }
         drop(changes);
         report.failed = failed.into_inner();
-        match last {
-            Some(problem) if report.failed >= MAX_FAILURES => Err(report.broken_off(&problem)),
-            _ => Ok(()),
-        }
+        if report.failed >= MAX_FAILURES { Err(report.broken_off()) } else { Ok(()) }
     }
 
     /// Whether the record was changed; not if it is another one by now.
@@ -222,18 +273,39 @@ impl<'a> Bulk<'a> {
 
 /// Removes a record if it is still what was found: one that was claimed again meanwhile has an attempt that runs.
 async fn remove_unchanged(store: &dyn Store, found: &Listed) -> Result<bool, Error> {
-    let Listed { id, record, .. } = found;
+    let Listed { id, record, origin, .. } = found;
     match record.state {
         record::State::InFlight | record::State::Unknown => {
             let released = store.settle(*id, record.attempt, End::Release).await?;
             Ok(matches!(released, Settled::Done { .. }))
         }
-        // Only a record that has expired is claimed again.
+        // A claim of the operator's own keeps everybody else away until the record is gone. If this process ends before, the
+        // record turns unknown.
         record::State::Completed => {
-            let stands = store.get(*id).await?.is_some_and(|stands| stands.record.version() == record.version());
-            Ok(stands && store.remove(*id).await?)
+            let mut token = [0; 16];
+            getrandom::fill(&mut token).map_err(|error| Error::determinate(ErrorKind::Other, error))?;
+            let attempt = Attempt(token);
+            let (ttl, origin) = (LEASE, origin.as_ref().map_or(OriginId(0), Origin::id));
+            let unknown_ttl = Head::decode(&record.head).ok().and_then(|head| head.details().unknown_ttl);
+            let unknown_ttl = unknown_ttl.unwrap_or(UNKNOWN_TTL);
+            let own = Fresh { attempt, origin, lease: LEASE, ttl, unknown_ttl, head: record.head.clone() };
+            Ok(store.supersede(*id, record.version(), own).await? && store.remove(*id).await?)
         }
     }
+}
+
+/// Whether a record stood as it stands now at that time, as far as it tells.
+fn stood(found: &Listed, as_of: Timestamp) -> bool {
+    let record = &found.record;
+    let unknown_since = || {
+        let unknown_ttl = Head::decode(&record.head).ok().and_then(|head| head.details().unknown_ttl);
+        unknown_ttl.map(|ttl| record.until.minus(ttl)).filter(|_| record.state == record::State::Unknown)
+    };
+    record.claimed_at <= as_of && unknown_since().is_none_or(|since| since <= as_of)
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 impl FilterBody {
@@ -260,10 +332,12 @@ impl FilterBody {
 
 impl Report {
     /// The problem that ended it, with what was done before.
-    fn broken_off(&mut self, problem: &Problem) -> Problem {
+    fn broken_off(&mut self) -> Problem {
         let Self { matched, done, failed, .. } = self;
-        let detail =
-            format!("{}; of {matched} records {done} were changed before, and {failed} failed", problem.detail());
+        let detail = format!(
+            "it broke off: of {matched} records {done} were changed, and for {failed} the store failed; the rest are as they \
+             were"
+        );
         let members = match serde_json::to_value(&*self) {
             Ok(Value::Object(members)) => members,
             _ => Default::default(),

@@ -97,6 +97,8 @@ pub struct State {
     reloads: OnceLock<mpsc::Sender<ReloadRequest>>,
     ping: readiness::Ping,
     listings: Semaphore,
+    /// One change of many records at a time.
+    changes: Semaphore,
 }
 
 /// What another configuration changes.
@@ -132,6 +134,7 @@ impl State {
             reloads: OnceLock::new(),
             ping: readiness::Ping::default(),
             listings: Semaphore::new(MAX_LISTINGS),
+            changes: Semaphore::new(1),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use http::StatusCode;
+use http::{HeaderMap, HeaderName, StatusCode};
 use serde::Serialize;
 use tokio::sync::SemaphorePermit;
 
@@ -11,11 +11,14 @@ use super::answer::{Answer, Kind, Problem, empty, json};
 use super::query::{self, Query};
 use super::view::{Extent, RecordView, shortened_key};
 use super::{MAX_LISTINGS, State};
-use crate::idempotency::record::RecordId;
+use crate::idempotency::record::{self, RecordId};
 use crate::store::{Error, ErrorKind, Listed, Store};
 
 /// Longest reason for a change, in bytes.
 const MAX_REASON: usize = 2000;
+
+/// What a script of a web page, or a program that is made to fetch a URL, cannot send by itself.
+const REQUESTED_WITH: HeaderName = HeaderName::from_static("x-requested-with");
 
 /// `GET /api/v1/records`
 pub(super) async fn list(state: &State, query: Option<&str>) -> Result<Answer, Problem> {
@@ -49,6 +52,7 @@ pub(super) async fn show(
     state: &State,
     id: RecordId,
     query: Option<&str>,
+    headers: &HeaderMap,
     client: SocketAddr,
 ) -> Result<Answer, Problem> {
     let extent = match query {
@@ -56,9 +60,16 @@ pub(super) async fn show(
         Some("answer=true") => Extent::WithAnswer,
         Some(_) => return Err(Kind::BadRequest.because("the only query parameter is `answer`, `true` or `false`")),
     };
+    // An application that can be made to fetch a URL of its own machine sends no such header.
+    if extent == Extent::WithAnswer && state.configured.load().token.is_none() && !headers.contains_key(&REQUESTED_WITH)
+    {
+        return Err(
+            Kind::Forbidden.because("without a token, `X-Requested-With` must be sent for an answer to be shown")
+        );
+    }
     let found = find(state, id).await?;
     let on_file = state.opened()?.identities().await.map_err(unavailable)?;
-    if extent == Extent::WithAnswer {
+    if extent == Extent::WithAnswer && found.record.state == record::State::Completed {
         tracing::info!(target: "oncegate::audit", %client, %id, "an operator read the answer of a record");
     }
     Ok(json(StatusCode::OK, &RecordView::of(&found, &on_file, extent)))
@@ -124,6 +135,12 @@ impl State {
             Kind::Overloaded
                 .because(format!("{MAX_LISTINGS} lists of records are being made already; ask again in a second"))
         })
+    }
+
+    /// The place of the one change of many records that is made at a time.
+    pub(super) fn change_slot(&self) -> Result<SemaphorePermit<'_>, Problem> {
+        let taken = "a change of many records is being made already; ask again when it has ended";
+        self.changes.try_acquire().map_err(|_| Kind::Overloaded.because(taken))
     }
 
     /// The store, once it is open.

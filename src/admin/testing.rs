@@ -143,7 +143,7 @@ impl Admin {
         self.send(&format!("POST /api/v1/records/{change}"), &headers, &body.to_string()).await
     }
 
-    pub(super) fn pass(&self, time: Duration) {
+    pub(crate) fn pass(&self, time: Duration) {
         self.now.fetch_add(u64::try_from(time.as_millis()).unwrap(), Ordering::SeqCst);
     }
 

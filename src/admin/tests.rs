@@ -14,8 +14,9 @@ use super::Phase;
 use super::testing::{KEY, LEASE, START, origin, start, start_without_store};
 use crate::idempotency::codec::Answer;
 use crate::idempotency::record::{Attempt, RecordId, State, Timestamp};
+use crate::idempotency::unknown::UnknownCause;
 use crate::store::unreliable::{Fault, Operation, Unreliable};
-use crate::store::{Fresh, Origin, Store};
+use crate::store::{End, Fresh, Origin, Store};
 
 #[tokio::test]
 async fn readiness_says_why_not() {
@@ -78,7 +79,10 @@ async fn a_record_shows_what_operators_need_and_no_secret() {
     );
     assert_eq!(record.get("lease_until"), None);
     assert_eq!((record.get("answer"), record.get("unknown_since")), (None, None));
-    let record = admin.get(&format!("/api/v1/records/{id}?answer=true")).await.json();
+    let path = format!("/api/v1/records/{id}?answer=true");
+    admin.get(&path).await.is_problem(403, "forbidden").says("X-Requested-With");
+    let headers = format!("Host: {}\r\nX-Requested-With: test\r\n", admin.address);
+    let record = admin.send(&format!("GET {path}"), &headers, "").await.json();
     assert_eq!(record["answer"]["body_base64"], "cGFpZA==");
     admin.get(&format!("/api/v1/records/{id}?body=true")).await.is_problem(400, "bad-request").says("`answer`");
 

@@ -8,7 +8,7 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderName, HeaderValue};
 use serde::Serialize;
 
-use crate::idempotency::codec::{Answer, Head};
+use crate::idempotency::codec::{Answer, Details, Head};
 use crate::idempotency::record::{Record, RequestId, State, Timestamp};
 use crate::idempotency::unknown::UnknownCause;
 use crate::store::{Listed, NamespaceRules, Origin, is_orphaned};
@@ -60,7 +60,8 @@ pub(super) struct RecordView {
 struct UnknownView {
     /// When it turned unknown; nothing where an older release claimed the record.
     unknown_since: Option<String>,
-    /// In the words of `outcomes`, `shutdown`, or `lease-expired`; nothing in a list, which leaves it out.
+    /// In the words of `outcomes`, `shutdown`, `lease-expired`, or `not-recorded` where an older release held it; nothing in a
+    /// list, which leaves it out.
     #[serde(skip_serializing_if = "Option::is_none")]
     unknown_because: Option<String>,
 }
@@ -105,7 +106,7 @@ impl RecordView {
         let details = head.as_ref().map(Head::details).unwrap_or_default();
         let unknown = (record.state == State::Unknown).then(|| UnknownView {
             unknown_since: details.unknown_ttl.map(|ttl| rfc3339(record.until.minus(ttl))),
-            unknown_because: (extent != Extent::Listed).then(|| because(record)),
+            unknown_because: (extent != Extent::Listed).then(|| because(record, &details)),
         });
         let trace = details.trace.or(details.request.map(RequestId::trace));
         let of_origin = |part: fn(&Origin) -> &str| origin.as_ref().map(|origin| part(origin).to_owned());
@@ -155,11 +156,13 @@ impl AnswerView {
 }
 
 /// Why the outcome of an unknown record's attempt is unknown.
-fn because(record: &Record) -> String {
+fn because(record: &Record, details: &Details) -> String {
     match record.answer.as_ref().map(UnknownCause::decode) {
         Some(Ok(cause)) => cause.to_string(),
         Some(Err(_)) => "unreadable".to_owned(),
-        // Its gate died, or it could not reach the store in time.
+        // An older release wrote no causes.
+        None if details.request.is_none() => "not-recorded".to_owned(),
+        // Its gate ended, or it could not reach the store in time.
         None => "lease-expired".to_owned(),
     }
 }
@@ -181,7 +184,7 @@ pub(super) fn shortened_key(record: &Record) -> Option<String> {
     Head::decode(&record.head).ok().map(|head| head.key)
 }
 
-fn rfc3339(time: Timestamp) -> String {
+pub(super) fn rfc3339(time: Timestamp) -> String {
     let since_epoch = Duration::from_millis(time.min(LAST).0);
     humantime::format_rfc3339_millis(SystemTime::UNIX_EPOCH + since_epoch).to_string()
 }

@@ -40,7 +40,8 @@ impl Wanted {
             }
             "older_than" => {
                 let age = humantime::parse_duration(&value);
-                self.older_than = Some(age.map_err(|_| "must be a duration such as 90s, 1h or 7d")?);
+                let age = age.ok().filter(|age| !age.is_zero());
+                self.older_than = Some(age.ok_or("must be a duration such as 90s, 1h or 7d")?);
             }
             "since" => {
                 let since = since(&value);
@@ -79,8 +80,13 @@ fn since(value: &str) -> Option<Since> {
     if let Ok(age) = humantime::parse_duration(value) {
         return Some(Since::Ago(age));
     }
+    parse_time(value).map(Since::At)
+}
+
+/// A time by UTC, as RFC 3339 writes it.
+pub(super) fn parse_time(value: &str) -> Option<Timestamp> {
     let time = humantime::parse_rfc3339_weak(value).ok()?.duration_since(SystemTime::UNIX_EPOCH).ok()?;
-    Some(Since::At(Timestamp(u64::try_from(time.as_millis()).ok()?)))
+    Some(Timestamp(u64::try_from(time.as_millis()).ok()?))
 }
 
 #[cfg(test)]

@@ -155,6 +155,7 @@ impl AdminClient {
         body: Option<&Value>,
     ) -> anyhow::Result<(StatusCode, Bytes)> {
         let mut request = Request::builder().method(method).uri(target).header(HOST, &self.address);
+        request = request.header("X-Requested-With", "oncegate");
         if let Some(authorization) = &self.authorization {
             request = request.header(AUTHORIZATION, authorization);
         }

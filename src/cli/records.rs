@@ -50,8 +50,8 @@ enum Command {
     },
     /// Say how an attempt ended whose outcome is unknown, or how all ended that a filter finds
     Resolve(ResolveArgs),
-    /// Remove a record, or all that a filter finds, whatever their state. Their keys are free, and the next request with
-    /// such a key runs. Where an attempt still runs in the gate, that is when the attempt has ended
+    /// Remove a record, or all that a filter finds. Their keys are free, and the next request with such a key runs. Records in
+    /// flight are removed only by their id or by --state in-flight: a retry may then run beside an attempt of another gate
     Purge(PurgeArgs),
 }
 
@@ -64,7 +64,7 @@ struct FilterArgs {
     /// Only records claimed by this route
     #[arg(long, value_name = "NAME")]
     route: Option<String>,
-    /// Only records of this key, as its client sent it
+    /// Only records of this key, as its client sent it, of every route and caller
     #[arg(long, allow_hyphen_values = true)]
     key: Option<String>,
     /// Only records whose id starts with these hexadecimal digits
@@ -111,6 +111,9 @@ struct ChangeArgs {
     /// All records
     #[arg(long, conflicts_with_all = &SELECTING[..6])]
     all: bool,
+    /// Leave alone what was claimed, or turned unknown, after this time: a dry run prints it
+    #[arg(long, value_name = "TIME", conflicts_with = "record")]
+    as_of: Option<String>,
     /// Say which records it would be, and change nothing
     #[arg(long)]
     dry_run: bool,

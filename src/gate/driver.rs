@@ -166,7 +166,7 @@ impl Gate {
         tokio::spawn(Box::pin(drive(request, Client(client))));
         let failed = |_| {
             // The task is gone without a reply. Only a bug does that, and how far it came is unknown.
-            refuse(Problem::new(Code::OutcomeUnknown, "the gate failed at this request"), true)
+            refuse(Problem::new(Code::OutcomeUnknown, "the gate failed at this request").of_record(id), true)
         };
         let upstream::Settings { client_timeout, timeout: whole, .. } = self.upstreams[route.upstream].settings();
         if client_timeout >= whole {
@@ -178,7 +178,7 @@ impl Gate {
             Err(_) => {
                 let detail = "the request runs on; send it again with the same key for its answer";
                 let wait = state.estimator.remaining(*client_timeout, *whole);
-                refuse(Problem::new(Code::StillRunning, detail).retry_after(wait), true)
+                refuse(Problem::new(Code::StillRunning, detail).retry_after(wait).of_record(id), true)
             }
         }
     }

@@ -176,7 +176,8 @@ impl ProtectedRequest {
 
     /// A problem as the reply to this request.
     pub(super) fn problem(&self, problem: Problem) -> Reply {
-        self.gate.keyed(Reply::problem(problem, self.policy().docs.as_deref(), self.head.id))
+        let docs = self.policy().docs.as_deref();
+        self.gate.keyed(Reply::problem(problem.of_record(self.id), docs, self.head.id))
     }
 
     /// The reply with an answer of the upstream, or else with a problem.

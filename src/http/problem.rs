@@ -10,7 +10,7 @@ use http::{HeaderValue, Response};
 use serde::Serialize;
 
 use super::headers::CONTROL;
-use crate::idempotency::record::RequestId;
+use crate::idempotency::record::{RecordId, RequestId};
 use crate::telemetry::outcome::Code;
 
 /// A problem to answer with.
@@ -24,6 +24,8 @@ pub struct Problem {
     pub retry_after: Option<Duration>,
     /// The status of the upstream's response, if its body was not stored.
     pub original_status: Option<u16>,
+    /// The record of the request's key, for an operator to look at.
+    pub record: Option<RecordId>,
 }
 
 #[derive(Serialize)]
@@ -34,6 +36,8 @@ struct Document<'a> {
     detail: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     instance: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    record: Option<String>,
     code: &'static str,
     retryable: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -44,13 +48,20 @@ impl Problem {
     /// A problem without optional members.
     #[must_use]
     pub fn new(code: Code, detail: impl Into<String>) -> Self {
-        Self { code, detail: detail.into(), retry_after: None, original_status: None }
+        Self { code, detail: detail.into(), retry_after: None, original_status: None, record: None }
     }
 
     /// Sets `Retry-After`.
     #[must_use]
     pub fn retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
+        self
+    }
+
+    /// Names the record of the request's key.
+    #[must_use]
+    pub fn of_record(mut self, record: RecordId) -> Self {
+        self.record = Some(record);
         self
     }
 
@@ -106,6 +117,7 @@ impl Problem {
             status: self.code.status().as_u16(),
             detail: &self.detail,
             instance: request.map(|request| format!("urn:oncegate:request:{request}")),
+            record: self.record.map(|record| record.to_string()),
             code: self.code.as_str(),
             retryable: self.code.retryable(),
             original_status: self.original_status,

@@ -48,6 +48,7 @@ fn a_problem_leads_to_the_log_and_to_the_record() {
     // Another request of the same caller has the same digest, and an id of its own; another caller has another digest.
     let retry = request.clone().body("{}").send(&gate);
     retry.expect_problem(409, "outcome-unknown");
+    assert_eq!((&retry.json()["record"], &problem["record"]), (&shown["id"], &shown["id"]));
     assert_ne!(retry.json()["instance"], instance);
     let of = |request: Request, key: &str| {
         request.key(key).body("{}").send(&gate).expect_problem(504, "upstream-timeout");

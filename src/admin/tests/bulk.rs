@@ -20,15 +20,48 @@ async fn all_that_a_filter_finds_are_removed() {
     let count = admin.store.count().await.unwrap();
     assert_eq!(count, [0, 131, 130]);
     let done = admin.bulk("purge", json!({"filter": filter, "reason": "a test"})).await.json();
-    assert_eq!(done, json!({"matched": 130, "done": 130, "failed": 0, "ids": old[..100]}));
+    let as_of = dry["as_of"].clone();
+    assert_eq!(done, json!({"matched": 130, "done": 130, "failed": 0, "as_of": as_of, "ids": old[..100]}));
     assert_eq!(admin.ids("?state=completed").await, [young]);
     assert_eq!(admin.store.count().await.unwrap(), [0, 1, 130]);
     let (running, _) = admin.claim("charge", "running").await;
     let prefix = json!({"id": &running.to_string()[..20]});
     let done = admin.bulk("purge", json!({"filter": prefix, "reason": "a test"})).await.json();
-    assert_eq!((&done["done"], &done["ids"]), (&json!(1), &json!([running.to_string()])));
+    assert_eq!((&done["matched"], &done["in_flight"]), (&json!(0), &json!(1)), "its attempt runs");
     let all = admin.bulk("purge", json!({"all": true, "reason": "a test"})).await.json();
-    assert_eq!((&all["done"], admin.store.count().await.unwrap()), (&json!(131), [0, 0, 0]));
+    assert_eq!(
+        (&all["done"], &all["in_flight"], admin.store.count().await.unwrap()),
+        (&json!(131), &json!(1), [1, 0, 0])
+    );
+    let by_name = json!({"state": "in-flight", "id": &running.to_string()[..20]});
+    let done = admin.bulk("purge", json!({"filter": by_name, "reason": "a test"})).await.json();
+    assert_eq!((&done["done"], &done["ids"]), (&json!(1), &json!([running.to_string()])));
+    assert_eq!(admin.store.count().await.unwrap(), [0, 0, 0]);
+}
+
+/// What an operator has looked at is what is changed, and nothing that comes later.
+#[tokio::test]
+async fn what_comes_after_the_dry_run_is_left_alone() {
+    let admin = start(None).await;
+    let (seen, _) = admin.unknown("charge", "seen").await;
+    let (running, attempt) = admin.claim("charge", "running").await;
+    admin.pass(Duration::from_secs(1));
+    let body = |more: Value| {
+        let mut body = json!({"filter": {"state": "unknown"}, "action": "release", "reason": "not in the ledger"});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let dry = admin.bulk("resolve", body(json!({"dry_run": true}))).await.json();
+    assert_eq!((&dry["matched"], &dry["ids"]), (&json!(1), &json!([seen.to_string()])));
+    admin.pass(Duration::from_secs(1));
+    // One turns unknown, and one is claimed and turns unknown, while the operator looks into the ledger.
+    admin.end(running, attempt, End::Hold { cause: UnknownCause::Shutdown.encode() }).await;
+    admin.unknown("charge", "later").await;
+    let done = admin.bulk("resolve", body(json!({"as_of": dry["as_of"]}))).await.json();
+    assert_eq!((&done["matched"], &done["done"], &done["as_of"]), (&json!(1), &json!(1), &dry["as_of"]));
+    assert_eq!(admin.store.count().await.unwrap(), [0, 0, 2]);
+    let wrong = admin.bulk("resolve", body(json!({"as_of": "yesterday"}))).await;
+    wrong.is_problem(400, "bad-request").says("`as_of` must be");
 }
 
 #[tokio::test]
@@ -65,6 +98,8 @@ async fn a_change_of_many_says_which_and_why() {
         (json!({"filter": {"state": "lost"}, "reason": "x"}), "`state` must be one of"),
         (json!({"filter": {"route": ""}, "reason": "x"}), "`route` is empty"),
         (json!({"filter": {"stat": "unknown"}, "reason": "x"}), "not of the form"),
+        (json!({"filter": {"state": "unknown", "route": null}, "reason": "x"}), "not of the form"),
+        (json!({"filter": {"older_than": "0s"}, "reason": "x"}), "`older_than` must be"),
         (json!({"filter": {"state": "unknown"}, "force": true, "reason": "x"}), "not of the form"),
         (json!({"all": true, "after": "x", "reason": "x"}), "`after` must be"),
     ] {
@@ -84,7 +119,7 @@ async fn what_changed_meanwhile_is_left_alone() {
     let kept = admin.completed("charge", "kept").await;
     // Between the scan and the changes.
     store.script_for(Operation::Settle, [Fault::Delay(Duration::from_millis(200))]);
-    store.script_for(Operation::Get, [Fault::Delay(Duration::from_millis(200))]);
+    store.script_for(Operation::Supersede, [Fault::Delay(Duration::from_millis(200))]);
     let purge = admin.bulk("purge", json!({"all": true, "reason": "a test"}));
     let claim_again = async {
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -107,6 +142,35 @@ async fn what_changed_meanwhile_is_left_alone() {
     assert_eq!(admin.store.count().await.unwrap(), [2, 0, 0]);
 }
 
+/// While a completed record is removed, its key cannot be claimed: the removal would take the claim away.
+#[tokio::test]
+async fn a_key_is_not_claimed_in_the_middle_of_a_removal() {
+    let admin = start_without_store(None).await;
+    let store = Arc::new(Unreliable::new(admin.store.clone()));
+    admin.state.set_store(store.clone());
+    admin.store.adopt(vec![origin("charge")], Vec::new(), false).await.unwrap();
+    let id = admin.completed("charge", "paid").await;
+    admin.pass(Duration::from_secs(2 * 3600));
+    store.script_for(Operation::Remove, [Fault::Delay(Duration::from_millis(200))]);
+    let purge = admin.bulk("purge", json!({"filter": {"state": "completed"}, "reason": "a test"}));
+    let seen = admin.store.get(id).await.unwrap().unwrap().record.version();
+    let claim_again = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let fresh = Fresh {
+            attempt: Attempt([7; 16]),
+            origin: origin("charge").id(),
+            lease: LEASE,
+            ttl: LEASE,
+            unknown_ttl: LEASE,
+            head: Bytes::from_static(b"?"),
+        };
+        assert!(!admin.store.supersede(id, seen, fresh).await.unwrap(), "it expired, and would be taken");
+    };
+    let (reply, ()) = tokio::join!(purge, claim_again);
+    assert_eq!(reply.json()["done"], 1);
+    assert_eq!(admin.store.count().await.unwrap(), [0, 0, 0]);
+}
+
 #[tokio::test]
 async fn a_change_of_many_that_breaks_off_says_what_was_done() {
     let admin = start_without_store(None).await;
@@ -125,7 +189,7 @@ async fn a_change_of_many_that_breaks_off_says_what_was_done() {
     }
     store.script_for(Operation::Settle, vec![Fault::Refuse; 60]);
     let reply = admin.bulk("resolve", body.clone()).await;
-    reply.is_problem(503, "store-unavailable").says("were changed before");
+    reply.is_problem(503, "store-unavailable").says("it broke off: of 100 records");
     let problem = reply.json();
     let left = admin.store.count().await.unwrap()[2];
     assert_eq!((&problem["matched"], problem["done"].as_u64()), (&json!(100), Some(100 - left)));

@@ -46,7 +46,7 @@ pub(super) async fn purge(
     if !args.dry_run {
         let reason = percent_encode(args.reason.as_deref().unwrap_or_default());
         client.send(Method::DELETE, &format!("{}?reason={reason}", record_path(&id)), None).await?;
-        writeln!(out, "{id} removed: its key is free, once no attempt of it runs any more")?;
+        writeln!(out, "{id} removed: its key is free; an attempt that still runs in another gate is not stopped")?;
     }
     Ok(())
 }
@@ -117,24 +117,34 @@ impl Change {
         ask: &Ask,
     ) -> anyhow::Result<()> {
         if args.dry_run {
-            let Counts { matched, .. } = self.send(client, args, true).await?;
+            let Counts { matched, in_flight, as_of, .. } = self.send(client, args, true, args.as_of.clone()).await?;
             writeln!(out, "{} would be {}; nothing was changed", records(matched), self.done)?;
+            say_in_flight(in_flight, out)?;
             let target = format!("/api/v1/records?limit={SHOWN}{}", args.filter.query());
             let newest = client.send(Method::GET, &target, None).await?;
             if matched > 0 {
-                let newest = records_of(&newest)?;
+                let mut newest = records_of(&newest)?.to_vec();
+                if in_flight > 0 {
+                    newest.retain(|record| record["state"] != "in-flight");
+                }
                 if matched > newest.len() as u64 {
                     writeln!(out, "the newest {} of them:", newest.len())?;
                 }
-                Table::default().write(newest, out)?;
+                Table::default().write(&newest, out)?;
+                if let Some(as_of) = as_of {
+                    writeln!(out, "for these and none that come later: --as-of {as_of} --yes")?;
+                }
             }
             return Ok(());
         }
+        let mut as_of = args.as_of.clone();
         if !args.yes {
-            let Counts { matched, .. } = self.send(client, args, true).await?;
+            let found = self.send(client, args, true, as_of).await?;
+            as_of = found.as_of;
+            let matched = found.matched;
             if matched == 0 {
                 writeln!(out, "no records")?;
-                return Ok(());
+                return say_in_flight(found.in_flight, out);
             }
             match ask(&format!("{} {}?", self.verb, records(matched))) {
                 Some(true) => {}
@@ -146,8 +156,9 @@ impl Change {
                 ),
             }
         }
-        let Counts { matched, done, failed } = self.send(client, args, false).await?;
+        let Counts { matched, done, failed, in_flight, .. } = self.send(client, args, false, as_of).await?;
         writeln!(out, "{} {}", records(done), self.done)?;
+        say_in_flight(in_flight, out)?;
         let others = matched.saturating_sub(done + failed);
         if others > 0 {
             writeln!(out, "{} left alone: changed by others meanwhile", records(others))?;
@@ -159,25 +170,41 @@ impl Change {
     }
 
     /// Sends the request, and again where the gate came to its time limit.
-    async fn send(&self, client: &AdminClient, args: &ChangeArgs, is_dry_run: bool) -> anyhow::Result<Counts> {
+    async fn send(
+        &self,
+        client: &AdminClient,
+        args: &ChangeArgs,
+        is_dry_run: bool,
+        as_of: Option<String>,
+    ) -> anyhow::Result<Counts> {
         let mut body = self.members.clone();
         body.insert("filter".to_owned(), args.filter.members().into());
         body.insert("all".to_owned(), args.all.into());
         body.insert("dry_run".to_owned(), is_dry_run.into());
         body.insert("reason".to_owned(), args.reason.clone().unwrap_or_default().into());
+        if let Some(as_of) = as_of {
+            body.insert("as_of".to_owned(), as_of.into());
+        }
         let mut counts = Counts::default();
         loop {
             let body_now = Value::Object(body.clone());
             let target = format!("/api/v1/records/{}", self.path);
-            let answer =
-                client.send(Method::POST, &target, Some(&body_now)).await.with_context(|| match counts.done {
-                    0 => "nothing is known to be changed".to_owned(),
-                    done => format!("{} {} before", records(done), self.done),
-                })?;
+            let answer = match client.send(Method::POST, &target, Some(&body_now)).await {
+                Err(error) if counts.done > 0 => {
+                    return Err(error.context(format!("{} {} before", records(counts.done), self.done)));
+                }
+                answer => answer?,
+            };
             let count = |name: &str| answer[name].as_u64().with_context(|| format!("the answer has no count `{name}`"));
             counts.matched += count("matched")?;
             counts.done += count("done")?;
             counts.failed += count("failed")?;
+            counts.in_flight += answer["in_flight"].as_u64().unwrap_or(0);
+            if let Some(as_of) = answer["as_of"].as_str() {
+                // The requests that follow are about the same time.
+                counts.as_of = Some(as_of.to_owned());
+                body.insert("as_of".to_owned(), as_of.into());
+            }
             match answer["next"].as_str() {
                 Some(next) => body.insert("after".to_owned(), next.into()),
                 None => return Ok(counts),
@@ -192,6 +219,20 @@ struct Counts {
     matched: u64,
     done: u64,
     failed: u64,
+    in_flight: u64,
+    as_of: Option<String>,
+}
+
+/// Says what a purge leaves alone unless it is asked for by name.
+fn say_in_flight(count: u64, out: &mut dyn Write) -> anyhow::Result<()> {
+    if count > 0 {
+        writeln!(
+            out,
+            "{} in flight left alone, as their attempts run: --state in-flight is for these",
+            records(count)
+        )?;
+    }
+    Ok(())
 }
 
 fn records(count: u64) -> String {

@@ -116,6 +116,7 @@ pub(super) fn write_one(record: &Value, out: &mut dyn Write) -> anyhow::Result<(
 fn explained(because: &str) -> Option<String> {
     Some(match because {
         "lease-expired" => "the gate of the attempt ended, or could not reach the store in time".to_owned(),
+        "not-recorded" => "the release that held it did not write why".to_owned(),
         "shutdown" => "the gate shut down before the upstream answered".to_owned(),
         "timeout" => "the upstream did not answer in time".to_owned(),
         "broken" => "the connection broke before the answer was complete".to_owned(),

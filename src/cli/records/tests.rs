@@ -1,5 +1,7 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use std::time::Duration;
+
 use clap::Parser;
 
 use serde_json::json;
@@ -108,7 +110,13 @@ async fn all_that_a_filter_finds_is_changed_once_that_is_confirmed() {
     let release = ["resolve", "--route", "charge", "--release", "--reason", "x"];
     let dry = run(&admin, &[&release[..], &["--dry-run"]].concat()).await.unwrap();
     assert!(dry.starts_with("12 records would be released; nothing was changed\nthe newest 10 of them:\nID "), "{dry}");
-    assert_eq!(dry.lines().count(), 13);
+    assert_eq!(dry.lines().count(), 14);
+    let as_of = dry.trim_end().rsplit_once("come later: --as-of ").unwrap().1.strip_suffix(" --yes").unwrap();
+    admin.pass(Duration::from_secs(1));
+    admin.unknown("charge", "later").await;
+    let dry = run(&admin, &[&release[..], &["--dry-run", "--as-of", as_of]].concat()).await.unwrap();
+    assert!(dry.starts_with("12 records would be released; "), "{dry}");
+    run(&admin, &["resolve", "--key", "later", "--release", "--reason", "x", "--yes"]).await.unwrap();
     assert_eq!(
         run(&admin, &release).await.unwrap_err(),
         "12 records would be released: give --yes to do it, or --dry-run to see the newest of them"
@@ -117,9 +125,13 @@ async fn all_that_a_filter_finds_is_changed_once_that_is_confirmed() {
     assert_eq!(run(&admin, &["list", "--state", "unknown"]).await.unwrap().lines().count(), 13);
     assert_eq!(run_and_answer(&admin, &release, Some(true)).await.unwrap(), "12 records released\n");
     assert_eq!(run(&admin, &release).await.unwrap(), "no records\n");
-    let purge = ["purge", "--all", "--reason", "x"];
+    let left = "1 record in flight left alone, as their attempts run: --state in-flight is for these\n";
+    let all = ["purge", "--all", "--reason", "x"];
+    assert_eq!(run(&admin, &all).await.unwrap(), format!("no records\n{left}"));
+    assert_eq!(run(&admin, &[&all[..], &["--yes"]].concat()).await.unwrap(), format!("0 records removed\n{left}"));
+    let purge = ["purge", "--state", "in-flight", "--reason", "x"];
     assert!(run(&admin, &purge).await.unwrap_err().starts_with("1 record would be removed: "));
-    let dry = run(&admin, &["purge", "--all", "--dry-run"]).await.unwrap();
+    let dry = run(&admin, &["purge", "--state", "in-flight", "--dry-run"]).await.unwrap();
     assert!(dry.starts_with("1 record would be removed; nothing was changed\nID "), "{dry}");
     let dry = run(&admin, &["purge", &running.to_string()[..8], "--dry-run"]).await.unwrap();
     assert!(dry.contains(&format!("{running}  in-flight  refund")), "{dry}");
@@ -160,7 +172,7 @@ async fn a_record_is_shown_resolved_and_purged() {
     assert!(run(&admin, &release).await.unwrap_err().starts_with("not-unknown: "));
     assert_eq!(
         run(&admin, &["purge", &id, "--reason", "a test"]).await.unwrap(),
-        format!("{id} removed: its key is free, once no attempt of it runs any more\n")
+        format!("{id} removed: its key is free; an attempt that still runs in another gate is not stopped\n")
     );
     assert!(run(&admin, &["show", &id]).await.unwrap_err().starts_with("not-found: "));
     let (id, _) = admin.unknown("charge", "two").await;
