@@ -35,11 +35,15 @@ class Payments(BaseHTTPRequestHandler):
 
     def answer(self, status, document):
         body = (json.dumps(document) + "\n").encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        try:
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+        except (BrokenPipeError, ConnectionResetError):
+            # Whoever asked is gone. The charge stands.
+            self.close_connection = True
 
     def log_message(self, *args):
         pass

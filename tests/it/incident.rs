@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::{Gate, Reply, Request, Signal, Upstream};
+use crate::support::{Gate, Reply, Request, Signal, Upstream, eventually};
 
 /// The only record of a key, as `records show` gives it.
 fn record(gate: &Gate, key: &str) -> Value {
@@ -28,9 +28,10 @@ fn a_problem_leads_to_the_log_and_to_the_record() {
     let instance = problem["instance"].as_str().expect("an instance");
     let id = instance.strip_prefix("urn:oncegate:request:").expect("the id of a request");
 
-    let lines: Vec<Value> = gate.log().lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    let unknown = lines.iter().find(|line| line["fields"]["request"] == id || line["request"] == id);
-    let unknown = unknown.unwrap_or_else(|| panic!("no line of {id}: {}", gate.log())).to_string();
+    let unknown = eventually("the log names the request", || {
+        let log = gate.log();
+        log.lines().find(|line| line.contains(id)).map(str::to_owned)
+    });
     assert!(unknown.contains("the outcome of an attempt is unknown") && unknown.contains("ord…0001"), "{unknown}");
 
     let shown = record(&gate, "order-2026-0001");
@@ -125,7 +126,8 @@ fn the_answer_of_a_record_is_shown_where_it_is_asked_for() {
     assert!(!gate.log().contains("read the answer of a record"));
     let whole = show(&["--answer"]);
     assert!(whole.contains("\nx-id: 7\n") && whole.ends_with("\n\n{\"paid\":true}\n"), "{whole}");
-    assert!(gate.log().contains("an operator read the answer of a record"));
+    let is_logged = || gate.log().contains("an operator read the answer of a record").then_some(());
+    eventually("that it was read is logged", is_logged);
 }
 
 #[test]

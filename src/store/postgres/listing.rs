@@ -21,6 +21,9 @@ const SCAN_TIMEOUT: Duration = Duration::from_secs(5);
 /// removing what was deleted since it began.
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The same where it takes the only connection that workers and large answers have too: they wait for two seconds.
+const SHORT_LIST_TIMEOUT: Duration = Duration::from_secs(1);
+
 const GET: &str = "SELECT id, now, attempt, state, claimed_at, until, head, answer, service, namespace, route \
                    FROM oncegate.get_v1($1)";
 
@@ -42,15 +45,16 @@ pub(super) async fn list(pool: &Pool, filter: &Filter, after: Option<Cursor>, li
     let mut values = vec![(&from as &(dyn ToSql + Sync), Type::BYTEA), (&upto, Type::BYTEA), (&wanted, Type::INT8)];
     values.extend(passing.values());
     values.extend([(&time as &(dyn ToSql + Sync), Type::INT8), (&id, Type::BYTEA)]);
-    let rows = pool.query_in_transaction(&begin(), &set.newest(), &values, LIST_TIMEOUT + GRACE).await?;
+    let patience = if pool.size() > 1 { LIST_TIMEOUT } else { SHORT_LIST_TIMEOUT };
+    let rows = pool.query_in_transaction(&begin(patience), &set.newest(), &values, patience + GRACE).await?;
     let found = rows.iter().map(listed).collect::<Result<_, _>>().map_err(unreadable)?;
     Ok(Page::of(found, limit))
 }
 
 /// Begins the transaction of a listing. It forbids no scan: what is forbidden and used all the same, as the scan of the
 /// origins would be, counts so much that the planner sees no difference between the other ways.
-fn begin() -> String {
-    format!("BEGIN READ ONLY; SET LOCAL statement_timeout = {}; SET LOCAL jit = off", LIST_TIMEOUT.as_millis())
+fn begin(patience: Duration) -> String {
+    format!("BEGIN READ ONLY; SET LOCAL statement_timeout = {}; SET LOCAL jit = off", patience.as_millis())
 }
 
 /// How much longer the answer of a listing is waited for.

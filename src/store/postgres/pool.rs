@@ -57,6 +57,11 @@ impl Pool {
             .map_err(|error| super::OpenError::Failed(error.to_string()))
     }
 
+    /// How many connections it has at most.
+    pub(super) fn size(&self) -> usize {
+        self.connections.status().max_size
+    }
+
     /// A connection for one caller. On an error, no statement was sent.
     pub(super) async fn get(&self) -> Result<Object, Error> {
         self.connections.get().await.map_err(|error| match error {

@@ -110,9 +110,11 @@ impl Reader {
     fn list_backwards(&mut self, search: &ListRequest, is_called_off: &dyn Fn() -> bool) -> Result<Page, Failure> {
         let started = Instant::now();
         let mut newest = Newest::new(search.after, search.limit);
-        // The place of the last row that passed, and the first row of those that were claimed at its time.
-        let mut reached = search.after.map_or(LAST_TIME, |after| after.claimed_at);
-        let mut position = search.after.map_or(i64::MAX, |after| after.position);
+        // The place of the last row that passed, and the first row of those that were claimed at its time. A cursor of a list
+        // with another filter has no row.
+        let row_of = search.after.filter(|after| after.position > 0);
+        let mut reached = row_of.map_or(LAST_TIME, |after| after.claimed_at);
+        let mut position = row_of.map_or(i64::MAX, |after| after.position);
         let mut upto = position;
         while let Some((last, claimed_at)) = self.last_row(upto)? {
             self.go_on(is_called_off)?;
