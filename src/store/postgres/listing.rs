@@ -45,7 +45,7 @@ pub(super) async fn list(pool: &Pool, filter: &Filter, after: Option<Cursor>, li
     let mut values = vec![(&from as &(dyn ToSql + Sync), Type::BYTEA), (&upto, Type::BYTEA), (&wanted, Type::INT8)];
     values.extend(passing.values());
     values.extend([(&time as &(dyn ToSql + Sync), Type::INT8), (&id, Type::BYTEA)]);
-    let patience = if pool.size() > 1 { LIST_TIMEOUT } else { SHORT_LIST_TIMEOUT };
+    let patience = if pool.max_size() > 1 { LIST_TIMEOUT } else { SHORT_LIST_TIMEOUT };
     let rows = pool.query_in_transaction(&begin(patience), &set.newest(), &values, patience + GRACE).await?;
     let found = rows.iter().map(listed).collect::<Result<_, _>>().map_err(unreadable)?;
     Ok(Page::of(found, limit))

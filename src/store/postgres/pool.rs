@@ -58,7 +58,7 @@ impl Pool {
     }
 
     /// How many connections it has at most.
-    pub(super) fn size(&self) -> usize {
+    pub(super) fn max_size(&self) -> usize {
         self.connections.status().max_size
     }
 
