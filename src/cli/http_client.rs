@@ -102,6 +102,11 @@ fn read_token(file: PathBuf) -> anyhow::Result<String> {
     Ok(token.to_owned())
 }
 
+/// The gate cannot be reached: it was asked nothing.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct NotConnected(String);
+
 /// Sends requests to one admin listener, each on a connection of its own.
 pub(super) struct AdminClient {
     address: String,
@@ -185,12 +190,15 @@ impl AdminClient {
         let address = &self.address;
         match timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
             Ok(Ok(stream)) => Ok(stream),
-            Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => bail!(
+            Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => bail!(NotConnected(format!(
                 "nothing listens at {address}: `oncegate serve` must be running, with this address as its \
                  `admin.listen`; name it with --config, or with --admin"
-            ),
-            Ok(Err(error)) => Err(error).with_context(|| format!("cannot connect to {address}")),
-            Err(_) => bail!("cannot connect to {address}: no answer within {} s", CONNECT_TIMEOUT.as_secs()),
+            ))),
+            Ok(Err(error)) => bail!(NotConnected(format!("cannot connect to {address}: {error}"))),
+            Err(_) => bail!(NotConnected(format!(
+                "cannot connect to {address}: no answer within {} s",
+                CONNECT_TIMEOUT.as_secs()
+            ))),
         }
     }
 

@@ -3,12 +3,12 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use clap::Args;
 use http::{Method, StatusCode};
 use serde_json::json;
 
-use super::http_client::AdminArgs;
+use super::http_client::{AdminArgs, NotConnected};
 use super::{BAD_CONFIGURATION, complain, print};
 use crate::admin::ReloadReport;
 use crate::config::Problems;
@@ -39,7 +39,14 @@ pub(super) fn run(args: ReloadArgs) -> anyhow::Result<ExitCode> {
     };
     let nothing = json!({});
     let asked = client.exchange_within(TIMEOUT, Method::POST, "/api/v1/reload", Some(&nothing));
-    let (status, body) = runtime.block_on(asked).context("what came of the reload is not known: see the gate's log")?;
+    let (status, body) = runtime.block_on(asked).map_err(|error| {
+        let was_asked = !error.is::<NotConnected>();
+        error.context(if was_asked {
+            "what came of the reload is not known: see the gate's log"
+        } else {
+            "not reloaded"
+        })
+    })?;
     if status == StatusCode::UNAUTHORIZED {
         let hint = "if the token has changed, `kill -HUP` makes the gate read the new one";
         bail!("{}\n    hint: {hint}", client.refusal(status, &body));

@@ -27,6 +27,8 @@ fn health_is_one_line_and_an_exit_status() {
     gate.stop();
     let (status, out, error) = oncegate(&["health", "--admin", &admin]);
     assert!(status == 1 && out.is_empty() && error.contains("nothing listens"), "{status} {out} {error}");
+    let (status, _, error) = oncegate(&["reload", "--admin", &admin]);
+    assert!(status == 1 && error.contains("not reloaded: nothing listens"), "{status} {error}");
 }
 
 #[test]
