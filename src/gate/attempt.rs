@@ -146,14 +146,14 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
             let end = match settle(request.policy(), ending, &Control::default()) {
                 Verdict::Release => End::Release,
                 // There is no answer to complete with.
-                Verdict::Hold | Verdict::Complete { .. } => hold(request, UnknownCause::Ended(ending)),
+                Verdict::Hold | Verdict::Complete { .. } => hold(UnknownCause::Ended(ending)),
             };
             Ended::without_answer(end, problem)
         }
         Exchanged::Abandoned => {
             let detail = "the gate shuts down, and the upstream has not answered yet";
             let problem = Problem::new(Code::UpstreamTimeout, detail);
-            Ended::without_answer(hold(request, UnknownCause::Shutdown), problem)
+            Ended::without_answer(hold(UnknownCause::Shutdown), problem)
         }
     };
     let Ended { end, outcome, answer } = ended;
@@ -323,16 +323,26 @@ fn answered(request: &ProtectedRequest, answer: Answer, control: &Control) -> En
             (End::Complete { answer: kept, expiry: Expiry::FromClaim(ttl) }, Outcome::Executed)
         }
         Verdict::Release => (End::Release, Outcome::Released),
-        Verdict::Hold => (hold(request, UnknownCause::Ended(ending)), Outcome::Problem(Code::OutcomeUnknown)),
+        Verdict::Hold => (hold(UnknownCause::Ended(ending)), Outcome::Problem(Code::OutcomeUnknown)),
     };
     Ended { end, outcome, answer: Ok(answer) }
 }
 
-fn hold(request: &ProtectedRequest, cause: UnknownCause) -> End {
+fn hold(cause: UnknownCause) -> End {
+    End::Hold { cause: cause.encode() }
+}
+
+/// Logs that an attempt was held; not where the upstream or an operator has completed it in the store meanwhile.
+fn report_held(request: &ProtectedRequest, attempted: &Attempted, settled: Option<&Settled>) {
+    let End::Hold { cause } = &attempted.end else { return };
+    let by_attempt = |record: &Record| record.is_completed_by(attempted.attempt);
+    if matches!(settled, Some(Settled::Superseded { record: Some(record) }) if by_attempt(record)) {
+        return;
+    }
     let (id, record, route, key) = (request.head.id, request.id, &*request.state.name, request.key_shortened());
     let upstream = &*request.upstream().settings().name;
-    tracing::warn!(request = %id, %record, route, upstream, key, %cause, "the outcome of an attempt is unknown");
-    End::Hold { cause: cause.encode() }
+    let cause = UnknownCause::decode(cause).map(tracing::field::display).ok();
+    tracing::warn!(request = %id, %record, route, upstream, key, cause, "the outcome of an attempt is unknown");
 }
 
 /// Gives the client the answer of an attempt, or the end of it, by what the store says of its settlement; nothing where it
@@ -343,6 +353,7 @@ pub(super) fn conclude(request: &Arc<ProtectedRequest>, attempted: &mut Attempte
     else {
         return;
     };
+    report_held(request, attempted, settled);
     let sender = match client {
         Some(client) => {
             let (sender, body) = rest.is_some().then(Body::channel).unzip();

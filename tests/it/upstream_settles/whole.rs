@@ -47,6 +47,10 @@ fn an_upstream_that_dies_between_its_commit_and_its_answer() {
     let (request, _) = example.faulty("k-1", "dies-committed");
     let first = request.send(&gate);
     expect_receipt(&first, "executed", 1);
+    eventually("what it was completed by is logged", || {
+        gate.log().contains("was completed in the store").then_some(())
+    });
+    assert!(!gate.log().contains("the outcome of an attempt is unknown"), "{}", gate.log());
     // There is no upstream any more, and the next gate knows it too.
     let gate = gate.kill9().start();
     let retry = pay("k-1").send(&gate);
