@@ -15,10 +15,10 @@ use super::State;
 use super::answer::{Answer, Kind, Problem, json};
 use super::records::{check_reason, log_removal, unavailable};
 use super::resolve::{Resolution, receive};
-use super::view::rfc3339;
+use super::view::{rfc3339, unknown_since};
 use super::wanted::{Wanted, parse_time};
-use crate::idempotency::codec::Head;
-use crate::idempotency::record::{self, Attempt, RecordId, Timestamp};
+use crate::idempotency::codec::{Details, Head};
+use crate::idempotency::record::{self, Attempt, Record, RecordId, Timestamp};
 use crate::store::{End, Error, ErrorKind, Fresh, Listed, Origin, OriginId, Settled, Store};
 
 /// How many records are looked for at once, and changed before the time is looked at again.
@@ -286,8 +286,7 @@ async fn remove_unchanged(store: &dyn Store, found: &Listed) -> Result<bool, Err
             getrandom::fill(&mut token).map_err(|error| Error::determinate(ErrorKind::Other, error))?;
             let attempt = Attempt(token);
             let (ttl, origin) = (LEASE, origin.as_ref().map_or(OriginId(0), Origin::id));
-            let unknown_ttl = Head::decode(&record.head).ok().and_then(|head| head.details().unknown_ttl);
-            let unknown_ttl = unknown_ttl.unwrap_or(UNKNOWN_TTL);
+            let unknown_ttl = details(record).unknown_ttl.unwrap_or(UNKNOWN_TTL);
             let own = Fresh { attempt, origin, lease: LEASE, ttl, unknown_ttl, head: record.head.clone() };
             Ok(store.supersede(*id, record.version(), own).await? && store.remove(*id).await?)
         }
@@ -297,11 +296,11 @@ async fn remove_unchanged(store: &dyn Store, found: &Listed) -> Result<bool, Err
 /// Whether a record stood as it stands now at that time, as far as it tells.
 fn stood(found: &Listed, as_of: Timestamp) -> bool {
     let record = &found.record;
-    let unknown_since = || {
-        let unknown_ttl = Head::decode(&record.head).ok().and_then(|head| head.details().unknown_ttl);
-        unknown_ttl.map(|ttl| record.until.minus(ttl)).filter(|_| record.state == record::State::Unknown)
-    };
-    record.claimed_at <= as_of && unknown_since().is_none_or(|since| since <= as_of)
+    record.claimed_at <= as_of && unknown_since(record, &details(record)).is_none_or(|since| since <= as_of)
+}
+
+fn details(record: &Record) -> Details {
+    Head::decode(&record.head).map(|head| head.details()).unwrap_or_default()
 }
 
 fn is_zero(count: &u64) -> bool {

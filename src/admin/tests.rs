@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::Phase;
-use super::testing::{KEY, LEASE, START, origin, start, start_without_store};
+use super::testing::{Admin, KEY, LEASE, START, origin, start, start_without_store};
 use crate::idempotency::codec::Answer;
 use crate::idempotency::record::{Attempt, RecordId, State, Timestamp};
 use crate::idempotency::unknown::UnknownCause;

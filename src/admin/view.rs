@@ -9,6 +9,7 @@ use http::{HeaderName, HeaderValue};
 use serde::Serialize;
 
 use crate::idempotency::codec::{Answer, Details, Head};
+use crate::idempotency::encoding::Hex;
 use crate::idempotency::record::{Record, RequestId, State, Timestamp};
 use crate::idempotency::unknown::UnknownCause;
 use crate::store::{Listed, NamespaceRules, Origin, is_orphaned};
@@ -105,7 +106,7 @@ impl RecordView {
         let head = head.ok();
         let details = head.as_ref().map(Head::details).unwrap_or_default();
         let unknown = (record.state == State::Unknown).then(|| UnknownView {
-            unknown_since: details.unknown_ttl.map(|ttl| rfc3339(record.until.minus(ttl))),
+            unknown_since: unknown_since(record, &details).map(rfc3339),
             unknown_because: (extent != Extent::Listed).then(|| because(record, &details)),
         });
         let trace = details.trace.or(details.request.map(RequestId::trace));
@@ -124,8 +125,8 @@ impl RecordView {
             method: head.as_ref().map(|head| head.method.to_string()),
             request: details.request.map(|request| request.to_string()),
             trace_id: trace.map(|trace| format!("{trace:032x}")),
-            caller: details.caller.map(|caller| hex(&caller)),
-            fingerprint: head.as_ref().map(|head| hex(&head.fingerprint.digest[..8])),
+            caller: details.caller.map(|caller| Hex(&caller).to_string()),
+            fingerprint: head.as_ref().map(|head| Hex(&head.fingerprint.digest[..8]).to_string()),
             path: head.map(|head| head.path),
             claimed_at: rfc3339(record.claimed_at),
             age_seconds: now.since(record.claimed_at).as_secs(),
@@ -155,6 +156,12 @@ impl AnswerView {
     }
 }
 
+/// When a record turned unknown; nothing of any other, and where an older release claimed it.
+pub(super) fn unknown_since(record: &Record, details: &Details) -> Option<Timestamp> {
+    let ttl = details.unknown_ttl.filter(|_| record.state == State::Unknown)?;
+    Some(record.until.minus(ttl))
+}
+
 /// Why the outcome of an unknown record's attempt is unknown.
 fn because(record: &Record, details: &Details) -> String {
     match record.answer.as_ref().map(UnknownCause::decode) {
@@ -173,10 +180,6 @@ fn lines(lines: &[(HeaderName, HeaderValue)]) -> Vec<[String; 2]> {
 
 fn text(value: &HeaderValue) -> String {
     String::from_utf8_lossy(value.as_bytes()).into_owned()
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The key of a record for people, where it can be read.

@@ -7,17 +7,11 @@ use std::fmt::Write as _;
 use clap::{Arg, Command};
 
 use super::man::{Facts, whole, with_subcommands};
+use crate::config::reference::assert_current;
 
-/// With `ONCEGATE_BLESS=1` the file is written instead of compared.
 #[test]
 fn the_reference_is_made_of_the_command_line() {
-    const FILE: &str = "docs/reference/command-line.md";
-    if std::env::var_os("ONCEGATE_BLESS").is_some() {
-        std::fs::write(FILE, reference()).unwrap();
-    } else {
-        let written = std::fs::read_to_string(FILE).unwrap();
-        assert_eq!(reference(), written, "run with ONCEGATE_BLESS=1 if this is meant");
-    }
+    assert_current("docs/reference/command-line.md", &reference());
 }
 
 fn reference() -> String {

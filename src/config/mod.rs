@@ -45,7 +45,7 @@ mod pem;
 mod policy;
 mod problem;
 #[cfg(test)]
-mod reference;
+pub(crate) mod reference;
 mod routes;
 mod schema;
 mod secrets;

@@ -8,15 +8,19 @@ use super::declare::{Inner, Key, Section, Shown};
 use super::keys::ROOT;
 use super::kinds::Shape;
 
-/// With `ONCEGATE_BLESS=1` the file is written instead of compared.
 #[test]
 fn the_reference_is_made_of_the_declarations() {
-    const FILE: &str = "docs/reference/configuration.md";
+    assert_current("docs/reference/configuration.md", &reference());
+}
+
+/// Holds that a generated file is what is generated now. With `ONCEGATE_BLESS=1` the file is written instead of compared.
+#[track_caller]
+pub(crate) fn assert_current(file: &str, generated: &str) {
     if std::env::var_os("ONCEGATE_BLESS").is_some() {
-        std::fs::write(FILE, reference()).unwrap();
+        std::fs::write(file, generated).unwrap();
     } else {
-        let written = std::fs::read_to_string(FILE).unwrap();
-        assert_eq!(reference(), written, "run with ONCEGATE_BLESS=1 if this is meant");
+        let written = std::fs::read_to_string(file).unwrap();
+        assert_eq!(generated, written, "run with ONCEGATE_BLESS=1 if this is meant");
     }
 }
 

@@ -2,6 +2,21 @@
 
 use super::*;
 
+/// The API before a store whose calls can be delayed or refused.
+async fn start_unreliable() -> (Admin, Arc<Unreliable>) {
+    let admin = start_without_store(None).await;
+    let store = Arc::new(Unreliable::new(admin.store.clone()));
+    admin.state.set_store(store.clone());
+    admin.store.adopt(vec![origin("charge")], Vec::new(), false).await.unwrap();
+    (admin, store)
+}
+
+/// A claim of somebody else.
+fn fresh() -> Fresh {
+    let (attempt, origin, head) = (Attempt([7; 16]), origin("charge").id(), Bytes::from_static(b"?"));
+    Fresh { attempt, origin, lease: LEASE, ttl: LEASE, unknown_ttl: LEASE, head }
+}
+
 #[tokio::test]
 async fn all_that_a_filter_finds_are_removed() {
     let admin = start(None).await;
@@ -111,10 +126,7 @@ async fn a_change_of_many_says_which_and_why() {
 /// A record that was claimed again since it was found has an attempt that runs: it stays.
 #[tokio::test]
 async fn what_changed_meanwhile_is_left_alone() {
-    let admin = start_without_store(None).await;
-    let store = Arc::new(Unreliable::new(admin.store.clone()));
-    admin.state.set_store(store.clone());
-    admin.store.adopt(vec![origin("charge")], Vec::new(), false).await.unwrap();
+    let (admin, store) = start_unreliable().await;
     let (held, _) = admin.unknown("charge", "held").await;
     let kept = admin.completed("charge", "kept").await;
     // Between the scan and the changes.
@@ -125,15 +137,7 @@ async fn what_changed_meanwhile_is_left_alone() {
         tokio::time::sleep(Duration::from_millis(50)).await;
         for id in [held, kept] {
             let seen = admin.store.get(id).await.unwrap().unwrap().record.version();
-            let fresh = Fresh {
-                attempt: Attempt([7; 16]),
-                origin: origin("charge").id(),
-                lease: LEASE,
-                ttl: LEASE,
-                unknown_ttl: LEASE,
-                head: Bytes::from_static(b"?"),
-            };
-            assert!(admin.store.supersede(id, seen, fresh).await.unwrap());
+            assert!(admin.store.supersede(id, seen, fresh()).await.unwrap());
         }
     };
     let (reply, ()) = tokio::join!(purge, claim_again);
@@ -145,10 +149,7 @@ async fn what_changed_meanwhile_is_left_alone() {
 /// While a completed record is removed, its key cannot be claimed: the removal would take the claim away.
 #[tokio::test]
 async fn a_key_is_not_claimed_in_the_middle_of_a_removal() {
-    let admin = start_without_store(None).await;
-    let store = Arc::new(Unreliable::new(admin.store.clone()));
-    admin.state.set_store(store.clone());
-    admin.store.adopt(vec![origin("charge")], Vec::new(), false).await.unwrap();
+    let (admin, store) = start_unreliable().await;
     let id = admin.completed("charge", "paid").await;
     admin.pass(Duration::from_secs(2 * 3600));
     store.script_for(Operation::Remove, [Fault::Delay(Duration::from_millis(200))]);
@@ -156,15 +157,7 @@ async fn a_key_is_not_claimed_in_the_middle_of_a_removal() {
     let seen = admin.store.get(id).await.unwrap().unwrap().record.version();
     let claim_again = async {
         tokio::time::sleep(Duration::from_millis(100)).await;
-        let fresh = Fresh {
-            attempt: Attempt([7; 16]),
-            origin: origin("charge").id(),
-            lease: LEASE,
-            ttl: LEASE,
-            unknown_ttl: LEASE,
-            head: Bytes::from_static(b"?"),
-        };
-        assert!(!admin.store.supersede(id, seen, fresh).await.unwrap(), "it expired, and would be taken");
+        assert!(!admin.store.supersede(id, seen, fresh()).await.unwrap(), "it expired, and would be taken");
     };
     let (reply, ()) = tokio::join!(purge, claim_again);
     assert_eq!(reply.json()["done"], 1);
@@ -173,10 +166,7 @@ async fn a_key_is_not_claimed_in_the_middle_of_a_removal() {
 
 #[tokio::test]
 async fn a_change_of_many_that_breaks_off_says_what_was_done() {
-    let admin = start_without_store(None).await;
-    let store = Arc::new(Unreliable::new(admin.store.clone()));
-    admin.state.set_store(store.clone());
-    admin.store.adopt(vec![origin("charge")], Vec::new(), false).await.unwrap();
+    let (admin, store) = start_unreliable().await;
     for n in 0..100 {
         admin.unknown("charge", &format!("key-{n}")).await;
     }
