@@ -120,9 +120,9 @@ impl Change {
             let Counts { matched, in_flight, as_of, .. } = self.send(client, args, true, args.as_of.clone()).await?;
             writeln!(out, "{} would be {}; nothing was changed", records(matched), self.done)?;
             say_in_flight(in_flight, out)?;
-            let target = format!("/api/v1/records?limit={SHOWN}{}", args.filter.query());
-            let newest = client.send(Method::GET, &target, None).await?;
             if matched > 0 {
+                let target = format!("/api/v1/records?limit={SHOWN}{}", args.filter.query());
+                let newest = client.send(Method::GET, &target, None).await?;
                 let mut newest = records_of(&newest)?.to_vec();
                 if in_flight > 0 {
                     newest.retain(|record| record["state"] != "in-flight");
