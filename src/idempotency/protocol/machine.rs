@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use self::waiting::{Place, Waiting};
 use super::super::decide::Decision;
 use super::super::record::Version;
-use self::waiting::{Place, Waiting};
 use super::{Action, Event, Followed, Limits, RecordView, Reply, Settlement};
 
 mod waiting;
@@ -33,6 +33,8 @@ enum Phase {
     },
     /// It leads, and needs the permission to claim.
     Permitting(Claiming),
+    /// It leads, may not run, and reads what the store has.
+    Reading(Claiming),
     /// The store is asked for the claim; after a failure again at the age of `retry`.
     Asking {
         claiming: Claiming,
@@ -86,7 +88,7 @@ impl Protocol {
     pub fn timeout(&self) -> Option<Duration> {
         match &self.phase {
             Phase::Following { deadline } => Some(*deadline),
-            Phase::Permitting(claiming) => self.claim_deadline(claiming),
+            Phase::Permitting(claiming) | Phase::Reading(claiming) => self.claim_deadline(claiming),
             Phase::Asking { claiming, retry, .. } => earlier(self.claim_deadline(claiming), *retry),
             Phase::Withdrawing { again, retry } => {
                 earlier(again.as_ref().and_then(|claiming| self.claim_deadline(claiming)), *retry)
@@ -123,6 +125,7 @@ impl Protocol {
             Phase::Joining => self.joined(now, event),
             Phase::Following { deadline } => self.followed(now, deadline, event),
             Phase::Permitting(claiming) => self.permitted(claiming, event),
+            Phase::Reading(claiming) => self.read(now, claiming, event),
             Phase::Asking { claiming, in_doubt, retry } => self.asked(now, (claiming, in_doubt, retry), event),
             Phase::Withdrawing { again, retry } => self.withdrawn(now, again, retry, event),
             Phase::Running if event == Event::AttemptEnded => {
@@ -182,10 +185,34 @@ impl Protocol {
                 let action = claiming.action();
                 self.call(Phase::Asking { claiming, in_doubt: false, retry: None }, action)
             }
+            Event::Barred => self.call(Phase::Reading(claiming), Action::Look),
             Event::Retired | Event::Timeout => self.end(claiming, Reply::Retired),
             Event::Failed => self.end(claiming, Reply::Failed),
             _ => self.stay(Phase::Permitting(claiming)),
         }
+    }
+
+    /// What there is for a request that may not run.
+    fn read(&mut self, now: Duration, claiming: Claiming, event: Event) -> Vec<Action> {
+        let (decision, until) = match event {
+            // An earlier claim of this request, under which nothing was sent.
+            Event::Looked(Some(RecordView { is_own: true, .. })) => {
+                return self.withdraw(None, [Action::Reply(Reply::Barred)]);
+            }
+            Event::Looked(None) => (Decision::Supersede, None),
+            Event::Looked(Some(RecordView { decision, until, .. })) => (decision, until),
+            Event::Failed => return self.end(claiming, Reply::Failed),
+            Event::StoreFailed { .. } | Event::Timeout => return self.end(claiming, Reply::LookFailed),
+            _ => return self.stay(Phase::Reading(claiming)),
+        };
+        let reply = match decision {
+            Decision::InFlight(attempt) => {
+                return self.in_flight(now, Place::elsewhere(now), attempt, Some(Action::ShareFound));
+            }
+            Decision::Supersede => Reply::Barred,
+            decision => Reply::Decided { decision, until },
+        };
+        self.go(Phase::Done, [Action::ShareFound, Action::Reply(reply)])
     }
 
     fn asked(
