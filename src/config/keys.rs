@@ -5,6 +5,7 @@ use super::headers::Headers;
 use super::kinds::raw;
 use super::listeners::{Admin, Server};
 use super::logging::Log;
+use super::policy_page::PolicyPage;
 use super::{routes, store, upstreams};
 use crate::http::limits::Limits;
 use crate::idempotency::policy::Policy;
@@ -61,6 +62,7 @@ pub(super) const ROOT: &Section = &Section {
             facts: || Facts { shape: routes::shape(), default: None, inner: Inner::List(routes::SECTION) },
         },
         Key::table::<Headers>("headers"),
+        Key::table::<PolicyPage>("policy_page"),
         Key::table::<Log>("log"),
     ]],
 };

@@ -38,6 +38,7 @@ mod operations;
 mod passthrough;
 mod paths;
 mod policy;
+mod policy_page;
 mod redis_servers;
 mod redis_topologies;
 mod reload;

@@ -31,6 +31,10 @@ pub(super) fn write(config: &Resolved, request: &ExplainedRequest<'_>, explanati
     let mut report = Report { out: String::new(), config, request, explanation };
     report.request();
     match &explanation.fate {
+        Fate::PolicyPage => {
+            report.line("answer", "the policy page of [policy_page], to GET and HEAD; 405 to any other method");
+            report.line("protected", "no: nothing is forwarded");
+        }
         Fate::Malformed(problem) => report.answer(problem, None),
         Fate::Ambiguous(ambiguous, problem) => {
             report.ambiguous(ambiguous);

@@ -116,6 +116,7 @@ fn gate(policy: &Policy, store: &Arc<Unreliable>, backend: &Arc<Backend>) -> Arc
         default_upstream: None,
         forwarding: Forwarding::default(),
         upgrades: crate::http::upgrade::Upgrades::default(),
+        policy_page: None,
         tokens: Tokens::secret(),
     };
     let store: Arc<dyn Store> = Arc::<Unreliable>::clone(store);
