@@ -44,6 +44,7 @@ mod node;
 mod pem;
 mod policy;
 mod policy_page;
+mod preset;
 mod problem;
 #[cfg(test)]
 pub(crate) mod reference;

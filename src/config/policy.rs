@@ -7,10 +7,11 @@ use serde_json::json;
 
 use self::fingerprint::Fingerprint;
 use super::declare::Shown::{DefaultAs, DefaultOff, Example, Required};
-use super::declare::{Inner, Keys as _, keys};
+use super::declare::{Inner, Keys as _, Section, keys};
 use super::headers::TOKEN;
 use super::kinds::{Kind, flag, nested, nonzero_time, number, set, size, text, time_of, unique, words, words_but};
 use super::node::{Node, Table, Wrong};
+use super::preset::Preset;
 use crate::idempotency::key::{KeyRule, KeySource};
 use crate::idempotency::policy::{Cors, Delivery, InFlight, Mode, Policy, StoreFailure};
 use crate::idempotency::scope::{Scope, ScopeWord};
@@ -133,6 +134,10 @@ const PAGE: &str = r#"^https?://[^\s/?#@<>"]+([/?#][^\s<>"]*)?$"#;
 
 /// An origin as browsers write it, or `*`.
 const ORIGIN: &str = r"^(\*|https://(?!.*:443$)[^\sA-Z/?#@]+|http://(?!.*:80$)[^\sA-Z/?#@]+)$";
+
+/// `[defaults]`: a policy, and the preset that fills in what it leaves out.
+pub(super) const SECTION: &Section =
+    &Section { name: Policy::SECTION.name, about: Policy::SECTION.about, groups: &[Preset::KEYS, Policy::KEYS] };
 
 /// A policy, and whether its scope was written down.
 #[derive(Clone, Debug, Default)]

@@ -39,6 +39,7 @@ mod passthrough;
 mod paths;
 mod policy;
 mod policy_page;
+mod presets;
 mod redis_servers;
 mod redis_topologies;
 mod reload;

@@ -68,6 +68,9 @@ pub(super) const POLICIES: &[&str] = &[
     "outcomes = { 600 = \"store\" }",
     "outcomes = { 4XX = \"store\" }",
     "outcomes = { 404 = \"keep\" }",
+    "preset = \"stripe\"",
+    "preset = \"paypal\"",
+    "preset = true",
     "colour = \"blue\"",
 ];
 
