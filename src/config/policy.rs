@@ -17,6 +17,7 @@ use crate::idempotency::scope::{Scope, ScopeWord};
 
 mod fingerprint;
 mod outcomes;
+mod response_headers;
 
 keys! {
     /// What applies to every route that does not set it itself. The parts of `key`, `fingerprint`, `outcomes` and `cors`
@@ -68,6 +69,8 @@ keys! {
         /// The largest answer whose body is kept for replays; beyond it, a retry gets 409 `response-not-stored`. At most
         /// "256MiB".
         max_response_body => size(0..=LARGEST_BODY);
+        /// Which headers of an answer its first client alone gets.
+        response_headers => nested();
         /// Which scripts may read, in browsers, the answers that oncegate itself gives.
         cors => nested();
         /// A page that explains the problems that oncegate answers with: their `type` and Link.

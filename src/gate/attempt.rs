@@ -1,6 +1,7 @@
 //! One forward to the upstream: how it is settled, and what its client gets once its record is settled or the store has not
 //! answered in time.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +22,6 @@ use crate::http::problem::Problem;
 use crate::http::upstream::{Error, PooledConnection, Reuse, SendContext, Sharing};
 use crate::http::usage::Permit;
 use crate::idempotency::codec::{Answer, Content};
-use crate::idempotency::key::Key;
 use crate::idempotency::policy::Delivery;
 use crate::idempotency::record::{Attempt, Record, Timestamp};
 use crate::idempotency::settle::{Control, Ending, Verdict, settle};
@@ -160,8 +160,10 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
     let released = match end {
         // An answer too large to keep cannot be shared with followers.
         End::Release if rest.is_none() => {
-            let (fingerprint, answer) = (request.fingerprint.clone(), answer.clone());
-            Some(Released { fingerprint, proof: request.proof, answer })
+            // A follower is a retry: some headers are for the first client only.
+            let answer =
+                answer.clone().map(|answer| request.policy().response_headers.kept(Cow::Owned(answer)).into_owned());
+            Some(Released { fingerprint: request.fingerprint.clone(), proof: request.proof, answer })
         }
         End::Release | End::Complete { .. } | End::Hold { .. } => None,
     };
@@ -178,7 +180,7 @@ async fn exchange(request: &ProtectedRequest, attempt: Attempt, recipient: &mut 
     }
     let mut sending = SendContext::of(request.head.interim());
     if request.upstream().settings().reuse == Sharing::Caller {
-        sending = sending.in_scope(scope_digest(request));
+        sending = sending.in_scope(request.scope_digest());
     }
     let exchanged = tokio::select! {
         biased;
@@ -194,15 +196,6 @@ async fn exchange(request: &ProtectedRequest, attempt: Attempt, recipient: &mut 
         }
         ended => ended,
     }
-}
-
-/// A digest of the record's namespace and scope, and of the caller's proof: what a record with a fixed key would have.
-fn scope_digest(request: &ProtectedRequest) -> [u8; 32] {
-    let key = Key::from_fingerprint(&[0; 32]);
-    let (namespace, scope) = (&request.route.namespace, &request.policy().scope);
-    let (id, proof) = request.gate.identifier.identify(namespace, scope, request.head.caller(), &key);
-    // The proof is bound to the id.
-    proof.map_or(id.0, |proof| proof.0)
 }
 
 async fn send(
@@ -319,7 +312,8 @@ fn answered(request: &ProtectedRequest, answer: Answer, control: &Control) -> En
     let ending = ending(request, &answer);
     let (end, outcome) = match settle(request.policy(), ending, control) {
         Verdict::Complete { ttl, keep_body } => {
-            let kept = if keep_body { answer.encode() } else { Answer { content: None, ..answer.clone() }.encode() };
+            let kept = request.policy().response_headers.kept(Cow::Borrowed(&answer));
+            let kept = if keep_body { kept.encode() } else { Answer { content: None, ..kept.into_owned() }.encode() };
             (End::Complete { answer: kept, expiry: Expiry::FromClaim(ttl) }, Outcome::Executed)
         }
         Verdict::Release => (End::Release, Outcome::Released),

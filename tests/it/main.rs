@@ -43,6 +43,7 @@ mod redis_topologies;
 mod reload;
 mod replay;
 mod replicas;
+mod response_headers;
 #[path = "../servers/mod.rs"]
 mod servers;
 mod start;

@@ -68,6 +68,11 @@ pub(super) const POLICIES: &[&str] = &[
     "outcomes = { 600 = \"store\" }",
     "outcomes = { 4XX = \"store\" }",
     "outcomes = { 404 = \"keep\" }",
+    "response_headers = { exclude = [\"Set-Cookie\", \"x-request-id\"] }",
+    "response_headers = { exclude = [] }",
+    "response_headers = { exclude = [\"Set Cookie\"] }",
+    "response_headers = { exclude = \"Set-Cookie\" }",
+    "response_headers = { include = [\"ETag\"] }",
     "colour = \"blue\"",
 ];
 
