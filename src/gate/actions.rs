@@ -259,7 +259,10 @@ impl Driver {
             }
             Done::Claimed(Err(error)) => self.claim_failed(error, "claim", failures),
             Done::Superseded(Err(error)) => self.claim_failed(error, "supersede", failures),
-            Done::Looked(Ok(None)) => Event::Looked(None),
+            Done::Looked(Ok(None)) => {
+                self.found = None;
+                Event::Looked(None)
+            }
             Done::Looked(Ok(Some(Listed { record, now, .. }))) => match self.view(record, now).await {
                 Ok(view) => Event::Looked(Some(view)),
                 Err(problem) => self.failed(problem),
@@ -408,7 +411,8 @@ impl Driver {
             }
             ProtocolReply::NothingLeft => request.nothing_left(),
             ProtocolReply::Retired => request.retired(),
-            ProtocolReply::Failed => request.problem(needed(self.problem.take(), "a problem")?),
+            ProtocolReply::LookFailed => request.store_away(),
+            ProtocolReply::Failed | ProtocolReply::Barred => request.problem(needed(self.problem.take(), "a problem")?),
             ProtocolReply::ClaimTooLate => {
                 if let Some(others) = shared.late_claims.due() {
                     tracing::warn!(record = %self.id, others, "the store took too long for a claim, which is given up");
@@ -470,7 +474,7 @@ impl Driver {
 }
 
 /// Answers a client whose claim failed, which may take as long as the upstream does. What the claim comes to is seen to
-/// meanwhile.
+/// meanwhile. A request that may not run (see [`Event::Barred`]) must not be forwarded here either.
 fn without_store(request: Arc<ProtectedRequest>, client: Client) {
     if request.needs_store() {
         client.reply(request.store_away());

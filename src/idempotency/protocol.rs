@@ -11,7 +11,7 @@
 //! - A claim that does not lead to an attempt is withdrawn, also where its client has long been answered.
 //! - A claim or a settlement whose outcome is in doubt is repeated, with the same attempt, until the store is certain.
 //! - A reply says `executed` only after the record is durable; else it says `unrecorded`.
-//! - A request that waits never claims.
+//! - A request that waits never claims, and neither does one that is barred.
 //!
 //! `protocol.golden.md` shows every transition.
 
@@ -58,6 +58,8 @@ pub enum Event {
     Permitted,
     /// After [`Action::Permit`]: the rules by which the request's identity was made are no longer in force.
     Retired,
+    /// After [`Action::Permit`]: this request may not run. It still gets what a record says, where there is one.
+    Barred,
     /// After [`Action::Claim`] or [`Action::Supersede`]: the store has acknowledged the claim.
     Claimed,
     /// After [`Action::Supersede`]: the record had changed, and the claim was not written.
@@ -153,7 +155,7 @@ pub enum Action {
     Follow,
     /// Wait until the leader's attempt has ended.
     FollowToEnd,
-    /// Hold the configuration's permission to claim, until the claim is certain.
+    /// Find out whether the request may run, and hold the configuration's permission to claim until the claim is certain.
     Permit,
     /// Ask the store for a new record.
     Claim,
@@ -202,6 +204,10 @@ pub enum Reply {
     NothingLeft,
     /// The configuration changed while the request came in.
     Retired,
+    /// The request would run, and may not.
+    Barred,
+    /// The store did not say what it has for a request that may not run.
+    LookFailed,
     /// The store refused the claim.
     ClaimFailed,
     /// The store did not answer the claim in time.

@@ -35,6 +35,8 @@ struct Request {
     leads: bool,
     is_running: bool,
     has_waited: bool,
+    /// It may not run.
+    is_barred: bool,
     /// Its client has its answer, or has left.
     is_answered: bool,
     ended: Option<Ended>,
@@ -69,7 +71,7 @@ struct World {
     /// Runs since the key was last free by right: unclaimed, purged, released unsent, or retried by policy.
     runs: usize,
     faults_left: u8,
-    retries: bool,
+    rules: Rules,
     /// The configuration changed, and retries would not find what these requests claim.
     is_reloaded: bool,
     /// As many wait as may.
@@ -79,15 +81,25 @@ struct World {
     mutant: Mutant,
 }
 
+/// What the configuration says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Rules {
+    /// A retry of an unknown outcome runs again.
+    retries: bool,
+    /// The last of the requests may not run.
+    bars_last: bool,
+}
+
 /// What a store call that fails does all the same.
 type Effect<'a> = &'a dyn Fn(&mut World);
 
 impl World {
-    fn new(gates: &[usize], limits: Limits, faults_left: u8, retries: bool) -> Self {
-        let request = |&gate: &usize| {
+    fn new(gates: &[usize], limits: Limits, faults_left: u8, rules: Rules, mutant: Mutant) -> Self {
+        let request = |(index, &gate): (usize, &usize)| {
             let (protocol, age) = (Protocol::new(limits), Duration::ZERO);
             let (operation, asked, ended, found) = (None, None, None, None);
             let (leads, is_running, has_waited, is_answered) = (false, false, false, false);
+            let is_barred = rules.bars_last && index + 1 == gates.len();
             Some(Request {
                 gate,
                 protocol,
@@ -97,17 +109,17 @@ impl World {
                 leads,
                 is_running,
                 has_waited,
+                is_barred,
                 is_answered,
                 ended,
                 found,
             })
         };
-        let requests = gates.iter().map(request).collect();
+        let requests = gates.iter().enumerate().map(request).collect();
         let (record, late, runs, may_leave) = (None, Vec::new(), 0, false);
-        let mutant = Mutant::None;
         let (is_reloaded, is_full) = (false, false);
         let mut world =
-            Self { requests, record, late, runs, faults_left, retries, is_reloaded, is_full, may_leave, mutant };
+            Self { requests, record, late, runs, faults_left, rules, is_reloaded, is_full, may_leave, mutant };
         (0..gates.len()).for_each(|index| world.handle(index, Event::Begin));
         world
     }
@@ -150,7 +162,9 @@ impl World {
                 request.leads = true;
                 return Some(Event::Leads);
             }
-            Action::Permit => return Some(if is_reloaded { Event::Retired } else { Event::Permitted }),
+            Action::Permit if is_reloaded => return Some(Event::Retired),
+            Action::Permit if request.is_barred => return Some(Event::Barred),
+            Action::Permit => return Some(Event::Permitted),
             Action::Follow if leader.is_none() => return Some(Event::Followed(Followed::Gone)),
             Action::Follow if leader == Some(true) => return Some(running()),
             Action::FollowToEnd if leader.is_none() => return Some(Event::Followed(Followed::Gone)),
@@ -161,6 +175,7 @@ impl World {
             }
             Action::Follow => request.operation = Some(Operation::Follow { to_end: false }),
             Action::FollowToEnd => request.operation = Some(Operation::Follow { to_end: true }),
+            Action::Claim | Action::Supersede(_) if request.is_barred => panic!("it may not run"),
             Action::Claim => request.operation = Some(Operation::Claim),
             Action::Supersede(seen) => request.operation = Some(Operation::Supersede(seen)),
             Action::Look => request.operation = Some(Operation::Look),
@@ -224,7 +239,7 @@ impl World {
                     Decision::InFlight(RunningAttempt { elapsed: Duration::ZERO, lease_left: Some(Duration::ZERO) })
                 }
                 State::Completed => Decision::NotStored(StatusCode::OK),
-                State::InFlight | State::Unknown if self.retries => Decision::Supersede,
+                State::InFlight | State::Unknown if self.rules.retries => Decision::Supersede,
                 State::InFlight | State::Unknown => Decision::Unknown,
             },
             until: None,
@@ -245,7 +260,7 @@ impl World {
             }
             (Operation::Claim, Some(_), Some(view)) => Event::Exists(view),
             (Operation::Supersede(seen), Some(record), _) if record.version() == seen => {
-                assert!(self.retries && (record.is_past || record.state == State::Unknown), "it is not alive");
+                assert!(self.rules.retries && (record.is_past || record.state == State::Unknown), "it is not alive");
                 *record = fresh;
                 self.runs = 0;
                 Event::Claimed
@@ -434,6 +449,12 @@ fn search(first: World) -> usize {
     seen.len()
 }
 
+const RULES: [Rules; 3] = [
+    Rules { retries: false, bars_last: false },
+    Rules { retries: true, bars_last: false },
+    Rules { retries: true, bars_last: true },
+];
+
 #[test]
 fn every_reachable_state_keeps_the_promise() {
     let limits = |patience| Limits {
@@ -442,10 +463,10 @@ fn every_reachable_state_keeps_the_promise() {
         patience: Duration::from_millis(patience),
     };
     let mut states = 0;
-    for retries in [false, true] {
+    for rules in RULES {
         for patience in [0, 100] {
             for gates in [[0, 1], [0, 0]] {
-                states += search(World::new(&gates, limits(patience), 2, retries));
+                states += search(World::new(&gates, limits(patience), 2, rules, Mutant::None));
             }
         }
     }
@@ -461,9 +482,9 @@ fn each_mutant_is_found() {
         patience: Duration::from_millis(100),
     };
     for mutant in Mutant::ALL {
-        let is_found = [false, true].into_iter().any(|retries| {
-            let world = World { mutant, ..World::new(&[0, 1], limits, 2, retries) };
-            std::panic::catch_unwind(|| search(world)).is_err()
+        let is_found = RULES.into_iter().any(|rules| {
+            let world = || World::new(&[0, 1], limits, 2, rules, mutant);
+            std::panic::catch_unwind(|| search(world())).is_err()
         });
         assert!(is_found, "no state shows what {mutant:?} does");
     }

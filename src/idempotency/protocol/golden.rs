@@ -33,7 +33,8 @@ const SITUATIONS: &[Situation] = &[
     ("It asks who leads for the key in its process", WAITS, || vec![(START, Event::Begin)]),
     ("It follows the leader, and may wait", WAITS, following),
     ("It follows the leader, and must not wait", DOES_NOT_WAIT, following),
-    ("It leads, and asks whether its configuration is still in force", WAITS, || leading(&[])),
+    ("It leads, and asks whether it may run under a configuration that is in force", WAITS, || leading(&[])),
+    ("It may not run, and reads what the store has", WAITS, || leading(&[Event::Barred])),
     ("It has asked the store for the claim, and may wait", WAITS, || leading(&[Event::Permitted])),
     ("It has asked the store for the claim, and must not wait", DOES_NOT_WAIT, || leading(&[Event::Permitted])),
     ("A claim failed, and may have been written", WAITS, || {
@@ -139,8 +140,9 @@ fn events() -> Vec<(&'static str, Event)> {
             Event::Followed(Followed::Released { is_same: false }),
         ),
         ("the leader is gone", Event::Followed(Followed::Gone)),
-        ("the configuration is in force", Event::Permitted),
+        ("it may run, under a configuration that is in force", Event::Permitted),
         ("the configuration has changed", Event::Retired),
+        ("the request may not run", Event::Barred),
         ("the store acknowledges the claim", Event::Claimed),
         ("the record had changed meanwhile", Event::NotSuperseded),
         ("the store has an attempt in flight", exists(in_flight())),
@@ -153,6 +155,10 @@ fn events() -> Vec<(&'static str, Event)> {
         ("the record is in flight", looked(in_flight())),
         ("the record has an answer", looked(completed())),
         ("the record does not count", looked(Decision::Supersede)),
+        (
+            "the record is this request's own claim, unknown by now",
+            Event::Looked(Some(RecordView { is_own: true, ..view(Decision::Unknown) })),
+        ),
         ("there is no record", Event::Looked(None)),
         ("the store fails, and nothing happened", Event::StoreFailed { in_doubt: false }),
         ("the store fails, and it may have happened", Event::StoreFailed { in_doubt: true }),
@@ -218,7 +224,7 @@ fn describe(action: &Action) -> String {
         Action::Join => "asks who leads for the key in its process",
         Action::Follow => "waits until the leader knows what the store has",
         Action::FollowToEnd => "waits until the leader's attempt has ended",
-        Action::Permit => "asks whether its configuration is still in force",
+        Action::Permit => "asks whether it may run under a configuration that is in force",
         Action::Claim => "asks the store for a new record",
         Action::Supersede(_) => "asks the store to take over the record",
         Action::Look => "reads the record",
@@ -250,7 +256,8 @@ fn reply_in_words(reply: &Reply) -> String {
         Reply::ClaimFailed | Reply::ClaimUnanswered | Reply::LeaderUnanswered => {
             "503 `store-unavailable`, or forwards it unprotected where the route says so".to_owned()
         }
-        Reply::ClaimTooLate => "503 `store-unavailable`".to_owned(),
+        Reply::Barred => "why it may not run".to_owned(),
+        Reply::ClaimTooLate | Reply::LookFailed => "503 `store-unavailable`".to_owned(),
         Reply::Failed => "503 `overloaded`".to_owned(),
         Reply::Attempted(Some(Settlement::Done)) => "with the attempt's outcome".to_owned(),
         Reply::Attempted(Some(Settlement::CompletedOtherwise)) => "with the recorded answer".to_owned(),

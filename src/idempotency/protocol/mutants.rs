@@ -25,10 +25,12 @@ pub(super) enum Mutant {
     ClaimsAfterWaiting,
     /// Ends without the last reply.
     DropsReply,
+    /// Runs what may not run.
+    RunsTheBarred,
 }
 
 impl Mutant {
-    pub(super) const ALL: [Self; 8] = [
+    pub(super) const ALL: [Self; 9] = [
         Self::BelievesDoubt,
         Self::ForgetsDoubt,
         Self::DoesNotWithdraw,
@@ -37,6 +39,7 @@ impl Mutant {
         Self::SettlesOnce,
         Self::ClaimsAfterWaiting,
         Self::DropsReply,
+        Self::RunsTheBarred,
     ];
 
     /// What [`Protocol::handle`] would return, but for the fault. `asked` is the store call that ends with the event.
@@ -59,6 +62,7 @@ impl Mutant {
             (Self::TakesOverTheLiving, Event::Exists(view)) => {
                 Event::Exists(RecordView { decision: Decision::Supersede, ..view })
             }
+            (Self::RunsTheBarred, Event::Barred) => Event::Permitted,
             (_, event) => event,
         };
         let mut actions = protocol.handle(now, event);

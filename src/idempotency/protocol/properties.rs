@@ -56,6 +56,7 @@ fn event() -> impl Strategy<Value = Event> {
         2 => followed().prop_map(Event::Followed),
         4 => Just(Event::Permitted),
         1 => Just(Event::Retired),
+        1 => Just(Event::Barred),
         3 => Just(Event::Claimed),
         1 => Just(Event::NotSuperseded),
         3 => view().prop_map(Event::Exists),
@@ -80,6 +81,8 @@ struct Seen {
     runs: usize,
     replies: usize,
     waits: bool,
+    /// It may not run.
+    is_barred: bool,
     is_left: bool,
     /// The store has acknowledged a claim that has not ended.
     holds: bool,
@@ -97,6 +100,7 @@ impl Seen {
             Event::Settled(settlement) => (self.settled, self.holds, self.may_hold) = (Some(*settlement), false, false),
             Event::ClientLeft => self.is_left |= protocol.is_waiting(),
             Event::AttemptEnded => self.ended = true,
+            Event::Barred => self.is_barred = true,
             _ => {}
         }
     }
@@ -107,10 +111,12 @@ impl Seen {
                 self.runs += 1;
                 prop_assert_eq!(self.runs, 1, "an attempt runs once");
                 prop_assert_eq!(event, &Event::Claimed, "under an acknowledged claim");
-                prop_assert!(self.leads && !self.waits && self.replies == 0);
+                prop_assert!(self.leads && !self.waits && !self.is_barred && self.replies == 0);
             }
-            Action::Claim | Action::Supersede(_) => prop_assert!(self.leads && !self.waits && self.runs == 0),
-            Action::Look => prop_assert!(self.waits),
+            Action::Claim | Action::Supersede(_) => {
+                prop_assert!(self.leads && !self.waits && !self.is_barred && self.runs == 0);
+            }
+            Action::Look => prop_assert!(self.waits || self.is_barred && self.leads),
             Action::Withdraw => prop_assert_eq!(self.runs, 0, "what ran is settled, not withdrawn"),
             Action::Settle => prop_assert!(self.ended && self.runs == 1),
             Action::TakePlace => self.waits = true,
