@@ -24,7 +24,7 @@ use crate::http::usage::Permit;
 use crate::idempotency::codec::{Answer, Content};
 use crate::idempotency::policy::Delivery;
 use crate::idempotency::record::{Attempt, Record, Timestamp};
-use crate::idempotency::settle::{Control, Ending, Verdict, settle};
+use crate::idempotency::settle::{Control, Ending, LARGEST_JUDGED, Verdict, settle};
 use crate::idempotency::unknown::UnknownCause;
 use crate::store::{End, Expiry, Settled};
 use crate::telemetry::metrics::AttemptGuard;
@@ -143,7 +143,7 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
             answered(request, large.tombstone, &large.control)
         }
         Exchanged::Failed(ending, problem) => {
-            let end = match settle(request.policy(), ending, &Control::default()) {
+            let end = match settle(request.policy(), ending, &Control::default(), None) {
                 Verdict::Release => End::Release,
                 // There is no answer to complete with.
                 Verdict::Hold | Verdict::Complete { .. } => hold(UnknownCause::Ended(ending)),
@@ -240,7 +240,9 @@ async fn send(
             client.reply(request.reply_with(Outcome::Executed, Ok(answer.clone()), Some(body)));
         }
     };
-    let tee_handle = may_stream(request, &answer, &control).then_some(TeeHandle { tee, begin: &mut begin });
+    // What is judged by its body is held back until it is whole, or too large to be judged.
+    let held_back = if request.policy().outcomes_body.concern(&answer.headers) { LARGEST_JUDGED } else { 0 };
+    let tee_handle = may_stream(request, &answer, &control).then_some(TeeHandle { tee, held_back, begin: &mut begin });
     let memory = request.head.memory(&request.gate.shared.usage);
     let captured = capture(body, version, request.policy().max_response_body, memory, tee_handle).await;
     match captured {
@@ -265,7 +267,7 @@ async fn send(
 fn may_stream(request: &ProtectedRequest, answer: &Answer, control: &Control) -> bool {
     let policy = request.policy();
     let is_kept =
-        || matches!(settle(policy, Ending::Answered(answer.status.as_u16()), control), Verdict::Complete { .. });
+        || matches!(settle(policy, Ending::Answered(answer.status.as_u16()), control, None), Verdict::Complete { .. });
     let shows_its_end = || request.head.version > Version::HTTP_10 || has_length(answer);
     policy.body == Delivery::Stream && !request.head.is_call() && is_kept() && shows_its_end()
 }
@@ -310,7 +312,9 @@ fn ending(request: &ProtectedRequest, answer: &Answer) -> Ending {
 /// What a complete answer comes to.
 fn answered(request: &ProtectedRequest, answer: Answer, control: &Control) -> Ended {
     let ending = ending(request, &answer);
-    let (end, outcome) = match settle(request.policy(), ending, control) {
+    let content = answer.content.as_ref().filter(|_| !request.head.is_call());
+    let by_body = content.and_then(|content| request.policy().outcomes_body.judge(&answer.headers, &content.body));
+    let (end, outcome) = match settle(request.policy(), ending, control, by_body) {
         Verdict::Complete { ttl, keep_body } => {
             let kept = request.policy().response_headers.kept(Cow::Borrowed(&answer));
             let kept = if keep_body { kept.encode() } else { Answer { content: None, ..kept.into_owned() }.encode() };

@@ -9,7 +9,7 @@ use super::codec::Answer;
 use super::fingerprint::Recipe;
 use super::key::KeyRule;
 use super::scope::{Scope, ScopePart};
-use super::settle::Outcomes;
+use super::settle::{BodyOutcomes, Outcomes};
 
 /// The policy of one route.
 #[derive(Clone, Debug)]
@@ -26,6 +26,8 @@ pub struct Policy {
     pub fingerprint: Recipe,
     /// What an attempt's ending does to its record.
     pub outcomes: Outcomes,
+    /// What an answer's own JSON says of how its attempt ended; it comes before `outcomes`.
+    pub outcomes_body: BodyOutcomes,
     /// What happens to a duplicate of a request that is in flight.
     pub in_flight: InFlight,
     /// What happens to a retry of an unknown record.
@@ -62,6 +64,7 @@ impl Default for Policy {
             scope: vec![ScopePart::Host, ScopePart::Credential].into(),
             fingerprint: Recipe::default(),
             outcomes: Outcomes::default(),
+            outcomes_body: BodyOutcomes::default(),
             in_flight: InFlight::Reject,
             recovery: Recovery::Hold,
             store_failure: StoreFailure::Reject,

@@ -35,6 +35,7 @@ mod listeners;
 mod matrix;
 mod migrate;
 mod operations;
+mod outcomes_body;
 mod passthrough;
 mod paths;
 mod policy;
