@@ -18,8 +18,8 @@ use crate::idempotency::scope::{Scope, ScopeWord};
 
 mod fingerprint;
 mod outcomes;
-mod recovery;
 mod outcomes_body;
+mod recovery;
 mod response_headers;
 
 keys! {
