@@ -43,6 +43,7 @@ use self::shared::{IdentityDigest, Shared};
 use crate::http::body::Body;
 use crate::http::fault::Fault;
 use crate::http::forwarding::{Forwarding, new_request_id};
+use crate::http::headers::OwnHeaders;
 use crate::http::problem::Problem;
 use crate::http::request_body::RequestBody;
 use crate::http::server::{Handler, Peer};
@@ -69,6 +70,8 @@ pub struct Settings {
     pub settle_timeout: Duration,
     /// The names of the headers that the gate adds.
     pub headers: HeaderNames,
+    /// The headers with which it tells an upstream of an attempt.
+    pub own_headers: OwnHeaders,
     /// Index of the upstream for what matches no route.
     pub default_upstream: Option<usize>,
     /// `[server] trusted_proxies` and `forwarded`
@@ -169,7 +172,8 @@ impl Gate {
         };
         let states = router.routes().iter().map(|route| {
             let rules = identities::digest(&identifier, route, &trusted);
-            (Arc::clone(&route.name), state(&route.name, &route.namespace, rules, kept_headers(route)))
+            let kept = kept_headers(route).into_iter().chain(settings.own_headers.key.clone()).collect();
+            (Arc::clone(&route.name), state(&route.name, &route.namespace, rules, kept))
         });
         let nowhere: Arc<str> = "-".into();
         shared.expect_leases_of(&router);
@@ -182,6 +186,7 @@ impl Gate {
             context: Arc::new(ForwardingContext {
                 forwarding: settings.forwarding.clone(),
                 upgrades: settings.upgrades.clone(),
+                own: settings.own_headers.clone(),
                 via: shared.via.clone(),
             }),
             identifier,
@@ -366,6 +371,7 @@ pub(crate) mod tests {
             id_secret: None,
             settle_timeout: Duration::from_secs(5),
             headers: HeaderNames { status: None, replayed: None, expires: None },
+            own_headers: OwnHeaders::default(),
             default_upstream: None,
             forwarding: Forwarding::default(),
             upgrades: Upgrades::default(),

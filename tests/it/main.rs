@@ -36,6 +36,7 @@ mod matrix;
 mod migrate;
 mod operations;
 mod outcomes_body;
+mod own_headers;
 mod passthrough;
 mod paths;
 mod policy;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use http::header::{CONTENT_TYPE, HOST};
 use http::request::Parts;
 
+use super::details::own_headers;
 use super::policy::{built_in, other_default, policy_of, wrapped};
 use crate::config::Resolved;
 use crate::gate::explain::{Explanation, Fate, Handling, Identified, Unprotected, Value};
@@ -251,6 +252,9 @@ impl Report<'_> {
     fn identified(&mut self, route: &Route, identified: &Identified) {
         self.line("key", identified.key.as_str());
         self.sources("", &route.policy.key);
+        for (label, text) in own_headers(self.config, &self.request.head) {
+            self.line(label, text);
+        }
         self.scope(identified);
         self.fingerprint(identified);
         match identified.id {
