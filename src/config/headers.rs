@@ -82,7 +82,8 @@ pub(super) fn check(root: &Table<'_>, own: &OwnHeaders, router: &Router) {
     let report = |key: &str, wrong: Wrong| table.report(key, wrong.hint("choose another name"));
     for (key, name) in [("attempt", &own.attempt), ("forward_key_as", &own.key)] {
         let Some(name) = name else { continue };
-        let is_key = |route: &&Arc<Route>| route.policy.key.from.contains(&KeySource::Header(name.clone()));
+        let is_key =
+            |route: &&Arc<Route>| route.policy.key.from.iter().flat_map(KeySource::headers).any(|other| other == name);
         let is_scope = |route: &&Arc<Route>| route.policy.scope.contains(&ScopePart::Header(name.clone()));
         let is_compared = |route: &&Arc<Route>| route.policy.fingerprint.headers.contains(name);
         // The key that is read from there goes on there.

@@ -43,6 +43,8 @@ mod logging;
 mod node;
 mod pem;
 mod policy;
+mod policy_page;
+mod preset;
 mod problem;
 #[cfg(test)]
 pub(crate) mod reference;
@@ -144,6 +146,8 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     let log = logging::read(&root);
     let default_upstream = upstreams::default(&root, &upstreams);
     let (router, route_places) = routes::read(&root, &upstreams);
+    let policy_page = policy_page::read(&root);
+    policy_page::advise(&root, policy_page.as_deref(), &router);
     listeners::check_scopes(&root, &server);
     headers::check(&root, &own_headers, &router);
     drop(root);
@@ -169,6 +173,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
             default_upstream,
             forwarding,
             upgrades,
+            policy_page,
             tokens: gate::Tokens::secret(),
         },
         upstreams: upstreams.settings,

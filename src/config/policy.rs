@@ -7,17 +7,19 @@ use serde_json::json;
 
 use self::fingerprint::Fingerprint;
 use super::declare::Shown::{DefaultAs, DefaultOff, Example, Required};
-use super::declare::{Inner, Keys as _, keys};
+use super::declare::{Inner, Keys as _, Section, keys};
 use super::headers::TOKEN;
 use super::kinds::{Kind, flag, nested, nonzero_time, number, set, size, text, time_of, unique, words, words_but};
 use super::node::{Node, Table, Wrong};
+use super::preset::Preset;
 use crate::idempotency::key::{KeyRule, KeySource};
-use crate::idempotency::policy::{Cors, Delivery, InFlight, Mode, Policy, Recovery, StoreFailure};
+use crate::idempotency::policy::{Cors, Delivery, InFlight, Mode, Policy, StoreFailure};
 use crate::idempotency::scope::{Scope, ScopeWord};
 
 mod fingerprint;
 mod outcomes;
 mod outcomes_body;
+mod recovery;
 mod response_headers;
 
 keys! {
@@ -57,8 +59,10 @@ keys! {
         /// client sends `Prefer: wait=N`, it waits for N seconds if that is shorter. A retry that waits never runs itself.
         in_flight => in_flight();
         /// What a retry of an unknown outcome gets: "hold" is 409 `outcome-unknown` until an operator resolves it; "retry" runs
-        /// again, possibly beside an attempt that is still in progress.
-        recovery => words_but(&[("hold", Recovery::Hold), ("retry", Recovery::Retry)], &["probe"]);
+        /// again, possibly beside an attempt that is still in progress. With { probe = "/v1/charges/by-key/{key}" } oncegate
+        /// asks the upstream first, with GET and the headers of the retry: a 2xx completes the record with that answer, 404
+        /// or 410 runs the request, and anything else holds.
+        recovery => recovery::recovery();
         /// If the store cannot be reached: "reject" is 503, "forward" runs unprotected, marked and counted.
         store_failure => words(&[("reject", StoreFailure::Reject), ("forward", StoreFailure::Forward)]);
         /// How long a claim lasts without renewal; it is renewed while the attempt runs. At least "1s".
@@ -88,12 +92,13 @@ keys! {
     /// `key`
     for KeyRule "key" {
         /// Where the idempotency key comes from: the first that yields a value wins. "header:NAME", "query:NAME",
-        /// "json:/pointer" (a string or an integer of a JSON body), "cloudevent" (source and id), or "fingerprint" (for
-        /// clients that cannot send a key: an identical request within ttl is a retry; it stands last, and needs a scope that
-        /// is set and a fingerprint that includes the body).
+        /// "json:/pointer" (a string or an integer of a JSON body), "cloudevent" (source and id), "template:..." (several of
+        /// these joined to one key, as in "template:{header:X-Saga-Id}:{header:X-Step}"; all must be there), or "fingerprint"
+        /// (for clients that cannot send a key: an identical request within ttl is a retry; it stands last, and needs a scope
+        /// that is set and a fingerprint that includes the body).
         from => set(
             "write [\"header:Idempotency-Key\"], or remove it",
-            text(format!("^(header:{TOKEN}|query:.+|json:{STEPS}|cloudevent|fingerprint)$"), source)
+            text(format!("^(header:{TOKEN}|query:.+|json:{STEPS}|cloudevent|template:[^{{}}]*(\\{{[^{{}}]+\\}}[^{{}}]*)+|fingerprint)$"), source)
         ), DefaultAs("[\"header:Idempotency-Key\"]");
         /// Whether a request without a key is refused (400 `key-missing`). Otherwise it is forwarded unprotected.
         required => flag();
@@ -139,6 +144,10 @@ const PAGE: &str = r#"^https?://[^\s/?#@<>"]+([/?#][^\s<>"]*)?$"#;
 
 /// An origin as browsers write it, or `*`.
 const ORIGIN: &str = r"^(\*|https://(?!.*:443$)[^\sA-Z/?#@]+|http://(?!.*:80$)[^\sA-Z/?#@]+)$";
+
+/// `[defaults]`: a policy, and the preset that fills in what it leaves out.
+pub(super) const SECTION: &Section =
+    &Section { name: Policy::SECTION.name, about: Policy::SECTION.about, groups: &[Preset::KEYS, Policy::KEYS] };
 
 /// A policy, and whether its scope was written down.
 #[derive(Clone, Debug, Default)]

@@ -292,13 +292,13 @@ fn forwarded(request: &ProtectedRequest, attempt: Attempt) -> Request<Body> {
 }
 
 /// The answer as its client gets it, without its body and without what the gate `added` says itself.
-fn head_of_answer(parts: response::Parts, added: &[HeaderName]) -> Answer {
+pub(super) fn head_of_answer(parts: response::Parts, added: &[HeaderName]) -> Answer {
     let reason = parts.extensions.get::<ReasonPhrase>().map(|reason| Bytes::copy_from_slice(reason.as_bytes()));
     let headers = to_client(parts.headers, added);
     Answer { status: parts.status, reason, headers: lines(&headers).collect(), content: None }
 }
 
-fn lines(headers: &HeaderMap) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
+pub(super) fn lines(headers: &HeaderMap) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
     headers.iter().map(|(name, value)| (name.clone(), value.clone()))
 }
 

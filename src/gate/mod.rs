@@ -13,8 +13,11 @@ mod driver;
 pub mod explain;
 pub mod identities;
 mod ignored;
+mod inquiry;
 mod pass;
+mod policy_page;
 mod preflight;
+mod probe;
 mod protected;
 mod reload;
 mod renewal;
@@ -36,6 +39,7 @@ use self::answer::{CrossOrigin, Estimator, Reply};
 use self::identities::IdentityRules;
 use self::ignored::{IgnoredLog, KeyPlaces};
 use self::pass::ForwardOptions;
+use self::policy_page::PolicyPage;
 pub use self::protected::Tokens;
 pub use self::reload::{Reload, Stuck};
 use self::request::ForwardingContext;
@@ -78,6 +82,8 @@ pub struct Settings {
     pub forwarding: Forwarding,
     /// `[server] upgrades`
     pub upgrades: Upgrades,
+    /// `[policy_page] path`
+    pub policy_page: Option<Arc<str>>,
     /// Where the attempts' tokens come from.
     pub tokens: Tokens,
 }
@@ -106,6 +112,8 @@ pub struct Gate {
     key_places: KeyPlaces,
     /// What scripts may read of them.
     exposed: HeaderValue,
+    /// What clients may expect of its routes.
+    policy_page: Option<PolicyPage>,
     /// How it sees where requests come from.
     context: Arc<ForwardingContext>,
     /// What goes on when another gate takes the place of this one.
@@ -189,6 +197,7 @@ impl Gate {
                 own: settings.own_headers.clone(),
                 via: shared.via.clone(),
             }),
+            policy_page: settings.policy_page.clone().map(|path| PolicyPage::new(path, &router, &upstreams)),
             identifier,
             router: Arc::new(router),
             upstreams,
@@ -284,6 +293,9 @@ impl Gate {
 
 impl Handler for Gate {
     async fn handle(self: Arc<Self>, request: Request<RequestBody>, peer: Peer) -> Response<Body> {
+        if let Some(page) = self.policy_page.as_ref().filter(|page| page.is_asked_for(request.uri())) {
+            return page.answer(&request);
+        }
         let (began, id) = (Instant::now(), new_request_id());
         let is_call = grpc::is_call(request.method(), request.headers());
         let usage = &self.shared.usage;
@@ -327,10 +339,7 @@ fn kept_headers(route: &Route) -> Vec<HeaderName> {
     use crate::idempotency::credential;
     use crate::idempotency::key::KeySource;
     use crate::idempotency::scope::ScopePart;
-    let keys = route.policy.key.from.iter().filter_map(|source| match source {
-        KeySource::Header(name) => Some(name.clone()),
-        KeySource::CloudEvent | KeySource::Query(_) | KeySource::Json(_) | KeySource::Fingerprint => None,
-    });
+    let keys = route.policy.key.from.iter().flat_map(KeySource::headers).cloned();
     let scopes = route.policy.scope.iter().flat_map(|part| match part {
         ScopePart::Credential => credential::HEADERS.to_vec(),
         ScopePart::Header(name) => vec![name.clone()],
@@ -375,6 +384,7 @@ pub(crate) mod tests {
             default_upstream: None,
             forwarding: Forwarding::default(),
             upgrades: Upgrades::default(),
+            policy_page: None,
             tokens: Tokens::secret(),
         };
         let router = Router::new(routes).unwrap();

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use http::header::{CONTENT_TYPE, HOST};
 use http::request::Parts;
 
-use super::details::own_headers;
-use super::policy::{built_in, other_default, policy_of, wrapped};
+use super::details::{because_of, own_headers, template_parts};
+use super::policy::{built_in, other_default, policy_of, preset_of, wrapped};
 use crate::config::Resolved;
 use crate::gate::explain::{Explanation, Fate, Handling, Identified, Unprotected, Value};
 use crate::http::problem::Problem;
@@ -32,6 +32,10 @@ pub(super) fn write(config: &Resolved, request: &ExplainedRequest<'_>, explanati
     let mut report = Report { out: String::new(), config, request, explanation };
     report.request();
     match &explanation.fate {
+        Fate::PolicyPage => {
+            report.line("answer", "the policy page of [policy_page], to GET and HEAD; 405 to any other method");
+            report.line("protected", "no: nothing is forwarded");
+        }
         Fate::Malformed(problem) => report.answer(problem, None),
         Fate::Ambiguous(ambiguous, problem) => {
             report.ambiguous(ambiguous);
@@ -282,8 +286,12 @@ impl Report<'_> {
                 Ok(_) => "the key is from here",
                 Err(_) => "not well-formed",
             };
-            decided |= !matches!(found, Ok(Found::Absent));
             self.line(std::mem::take(&mut label), format!("{source}: {what}"));
+            if !decided {
+                let request = (&self.request.head, self.request.body);
+                template_parts(source, rule, request).iter().for_each(|part| self.more(part));
+            }
+            decided |= !matches!(found, Ok(Found::Absent));
         }
     }
 
@@ -369,12 +377,18 @@ impl Report<'_> {
         self.gap();
         self.line("policy", format!("namespace {:?}, service {:?}", route.namespace, self.config.gate.service));
         let (own, built_in) = (policy_of(self.config, &route.name), built_in());
+        let preset = preset_of(self.config, &route.name);
         let (mut same, mut differs) = (Vec::new(), Vec::new());
-        for (key, value) in &own {
+        for entry in &own {
+            let (key, value) = entry;
+            let by = match &preset {
+                Some((name, filled)) if filled.contains(entry) => format!("; preset {name}"),
+                _ => String::new(),
+            };
             match built_in.iter().find(|(other, _)| other == key).map(|(_, value)| value) {
                 Some(default) if default == value => same.push(format!("{key} = {value}")),
-                Some(default) => differs.push(format!("{key} = {value}   # default: {default}")),
-                None => differs.push(format!("{key} = {value}   {}", other_default(key))),
+                Some(default) => differs.push(format!("{key} = {value}   # default: {default}{by}")),
+                None => differs.push(format!("{key} = {value}   {}{by}", other_default(key))),
             }
         }
         self.more(if differs.is_empty() { "nothing differs from the defaults:" } else { "differs from the defaults:" });
@@ -455,18 +469,6 @@ fn on_renewal(kind: Kind) -> &'static str {
         Kind::Anonymous => {
             "a retry with a cookie gets 422 caller-differs; one with X-Api-Key or Authorization is another caller's, and runs"
         }
-    }
-}
-
-fn because_of(because: Because) -> &'static str {
-    match because {
-        Because::Asked => "byte for byte, as fingerprint.body says",
-        Because::Coded => "byte for byte, because it is coded (Content-Encoding)",
-        Because::Type => "byte for byte, as its type is neither JSON nor multipart",
-        Because::NoBoundary => "byte for byte, because its Content-Type has no boundary that can be read",
-        Because::Malformed => "byte for byte, because it is not of the form that it should be of",
-        Because::TooDeep => "byte for byte, because its JSON nests too deep",
-        Because::Ambiguous => "byte for byte, because its JSON has a name that stands twice",
     }
 }
 

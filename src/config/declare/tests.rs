@@ -93,8 +93,9 @@ fn everything() -> Resolved {
          [server]\ntls = {{ cert = {own:?}, key = {own:?}, client_ca = {own:?}, client_crl = {own:?} }}\n[admin]\ntoken_file = {secret:?}\n\
          [store]\nurl = \"postgres://db.internal/oncegate\"\npassword_file = {secret:?}\nid_secret_file = {secret:?}\n\
          cache = \"redis://cache.internal\"\ncache_password_file = {secret:?}\n[upstreams.app]\nurl = \"https://app\"\n\
-         tls = {{ ca = {own:?}, cert = {own:?}, key = {own:?}, name = \"app\", crl = {own:?} }}\n[[routes]]\nname = \"r\"\npath = \"/r\"\n\
-         docs = \"https://docs.example.com/\"\nin_flight = {{ wait = \"10s\" }}\n\
+         tls = {{ ca = {own:?}, cert = {own:?}, key = {own:?}, name = \"app\", crl = {own:?} }}\n\
+         [policy_page]\npath = \"/policy\"\n[[routes]]\nname = \"r\"\npath = \"/r\"\n\
+         preset = \"ietf\"\ndocs = \"https://docs.example.com/\"\nin_flight = {{ wait = \"10s\" }}\n\
          outcomes_body = [{{ pointer = \"/error/retryable\", equals = true, then = \"release\" }}]\n"
     );
     Case::new(&text).load()
