@@ -74,7 +74,7 @@ fn parts_from_all_over_a_request() {
     expect_run(&post("/c?step=pay", "{\"order\":{\"id\":7}}"), "executed", 1);
     expect_run(&post("/c?step=ship", "{\"order\":{\"id\":7}}"), "executed", 2);
     expect_run(&post("/c?step=pay", "{\"order\": {\"id\": 7}}"), "replayed", 1);
-    post("/c", "{\"order\":{\"id\":7}}").expect_problem(400, "key-missing");
-    post("/c?step=pay", "{}").expect_problem(400, "key-missing");
+    post("/c", "{\"order\":{\"id\":7}}").expect_bare_problem(400, "key-missing");
+    post("/c?step=pay", "{}").expect_bare_problem(400, "key-missing");
     assert_eq!(upstream.runs(), 2);
 }

@@ -45,7 +45,7 @@ fn every_declared_key_is_documented_described_printed_and_suggested() {
     // A policy is documented once, under [defaults], and printed once, with each route. Tables in one line have one example.
     let of_policy = |path: &str| path.replace("routes.*.", "defaults.");
     for (path, key) in &keys {
-        let in_one_line = ["tls.", "in_flight.", "outcomes_body."].iter().any(|table| path.contains(table));
+        let in_one_line = ["tls.", "in_flight.", "outcomes_body.", "recovery."].iter().any(|table| path.contains(table));
         let is_documented = [path.clone(), of_policy(path)].iter().any(|path| shown[0].contains(path));
         assert!(is_documented || in_one_line, "{path} is not in the annotated file");
         assert!(!key.doc.is_empty(), "{path} has no documentation");
