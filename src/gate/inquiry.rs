@@ -114,6 +114,7 @@ fn key_headers(source: &KeySource) -> Vec<HeaderName> {
     match source {
         KeySource::Header(name) => vec![name.clone()],
         KeySource::CloudEvent => ["ce-source", "ce-id"].map(HeaderName::from_static).to_vec(),
+        KeySource::Template(template) => template.sources().flat_map(key_headers).collect(),
         KeySource::Query(_) | KeySource::Json(_) | KeySource::Fingerprint => Vec::new(),
     }
 }
