@@ -61,7 +61,8 @@ keys! {
         /// What a retry of an unknown outcome gets: "hold" is 409 `outcome-unknown` until an operator resolves it; "retry" runs
         /// again, possibly beside an attempt that is still in progress. With { probe = "/v1/charges/by-key/{key}" } oncegate
         /// asks the upstream first, with GET and the headers of the retry: a 2xx completes the record with that answer, 404
-        /// or 410 runs the request, and anything else holds.
+        /// or 410 runs the request, and anything else holds. With { resend = { attempts = 5, backoff = "1s" } }, for an upstream
+        /// that honours the key itself, oncegate sends the request again while its client waits.
         recovery => recovery::recovery();
         /// If the store cannot be reached: "reject" is 503, "forward" runs unprotected, marked and counted.
         store_failure => words(&[("reject", StoreFailure::Reject), ("forward", StoreFailure::Forward)]);

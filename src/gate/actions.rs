@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{OwnedRwLockReadGuard, watch};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::attempt::{self, Attempted};
 use super::probe::{ProbeLock, Probed};
@@ -36,6 +36,7 @@ enum Done {
     Attempted(Box<Attempted>),
     Settled(Result<Settled, Error>),
     Changed,
+    Paused(Event),
 }
 
 /// The configuration does not change while it is held; it lists the identity rules that are no longer in force.
@@ -155,12 +156,38 @@ impl Driver {
             }
             Action::Run => {
                 let (request, attempt) = (Arc::clone(needed(self.request.as_ref(), REQUEST)?), self.attempt()?);
-                let client = needed(self.client.take(), CLIENT)?;
+                // The attempt before it has left the client to this one.
+                let waits =
+                    self.client.take().or_else(|| self.attempted.take().and_then(|before| before.into_client()));
+                let client = needed(waits, CLIENT)?;
                 self.operate(async move { Done::Attempted(Box::new(attempt::run(request, attempt, client).await)) });
             }
             Action::Settle => {
                 let end = needed(self.attempted.as_ref(), ATTEMPTED)?.end.clone();
+                self.settled = None;
                 self.settle(end)?;
+            }
+            Action::Pause(pause) => {
+                let mut abandon = shared.abandon.subscribe();
+                self.operate(async move {
+                    tokio::select! {
+                        biased;
+                        _ = abandon.wait_for(|abandon| *abandon) => Done::Paused(Event::ShuttingDown),
+                        () = sleep(pause) => Done::Paused(Event::Resumed),
+                    }
+                });
+            }
+            Action::Reclaim => {
+                let request = needed(self.request.as_ref(), REQUEST)?;
+                let Some(Settled::Done { until }) = self.settled else { return Err(Missing(HELD)) };
+                let seen = Version { attempt: self.attempt()?, state: State::Unknown, until };
+                let fresh = match request.fresh() {
+                    Ok(fresh) => fresh,
+                    Err(problem) => return Ok(Some(self.failed(problem))),
+                };
+                self.fresh = Some(fresh.clone());
+                let (store, id) = (Arc::clone(&shared.store), self.id);
+                self.operate(async move { Done::Superseded(store.supersede(id, seen, fresh).await) });
             }
             Action::Withdraw => {
                 self.permission = None;
@@ -274,6 +301,7 @@ impl Driver {
         match done {
             Done::Permitted(permission) => self.permitted(permission),
             Done::Changed => Event::Changed,
+            Done::Paused(event) => event,
             Done::Followed(follower, progress) => match self.met(follower, progress).await {
                 Ok(followed) => Event::Followed(followed),
                 Err(problem) => self.failed(problem),
@@ -327,8 +355,9 @@ impl Driver {
                 Event::Probed(finding)
             }
             Done::Attempted(attempted) => {
+                let is_lost = attempted.may_be_sent_again();
                 self.attempted = Some(attempted);
-                Event::AttemptEnded
+                if is_lost { Event::AttemptLost } else { Event::AttemptEnded }
             }
             Done::Settled(Ok(settled)) => {
                 self.answered("settle", failures);
@@ -483,6 +512,7 @@ const CLIENT: &str = "a client that is not answered";
 const FRESH: &str = "a record to claim";
 const LEADER: &str = "the leadership of the key";
 const FOLLOWER: &str = "a leader to follow";
+const HELD: &str = "the version of the record that was held";
 const FOUND: &str = "a record that was found";
 const PROBED: &str = "the upstream's answer to a probe";
 const ATTEMPTED: &str = "an attempt that has ended";

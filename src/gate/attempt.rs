@@ -112,6 +112,21 @@ impl Ended {
     }
 }
 
+impl Attempted {
+    /// Whether the request may be sent again: how the attempt ended is unknown, and its client has nothing of an answer.
+    pub(super) fn may_be_sent_again(&self) -> bool {
+        let is_unanswered = |delivery: &ForClient| delivery.recipient.client.is_some() && delivery.rest.is_none();
+        let is_shutdown = |cause: &Bytes| UnknownCause::decode(cause) == Ok(UnknownCause::Shutdown);
+        matches!(&self.end, End::Hold { cause } if !is_shutdown(cause))
+            && self.delivery.as_ref().is_some_and(is_unanswered)
+    }
+
+    /// The client, for the next attempt.
+    pub(super) fn into_client(self) -> Option<Client> {
+        self.delivery?.recipient.client
+    }
+}
+
 /// Forwards the request once, under the claim of `attempt`, and takes in the answer. Nothing is settled yet, and the client
 /// has at most a part of an answer that is kept by its head.
 pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client: Client) -> Attempted {

@@ -26,6 +26,7 @@ use crate::http::usage::Permit;
 use crate::idempotency::key::Found;
 use crate::idempotency::protocol::{Event, Protocol};
 use crate::idempotency::record::RequestId;
+use crate::idempotency::recovery::Recovery;
 use crate::route::Route;
 use crate::telemetry::outcome::{Code, Outcome};
 
@@ -169,7 +170,7 @@ impl Gate {
             refuse(Problem::new(Code::OutcomeUnknown, "the gate failed at this request").of_record(id), true)
         };
         let upstream::Settings { client_timeout, timeout: whole, .. } = self.upstreams[route.upstream].settings();
-        if client_timeout >= whole {
+        if client_timeout >= whole && !matches!(policy.recovery, Recovery::Resend(_)) {
             // The attempt's own end comes first.
             return reply.await.unwrap_or_else(failed);
         }

@@ -30,6 +30,7 @@ use crate::idempotency::key::{Found, Key};
 use crate::idempotency::policy::{Delivery, InFlight, Mode, Policy, StoreFailure};
 use crate::idempotency::protocol::Limits;
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp};
+use crate::idempotency::recovery::{Recovery, Resend};
 use crate::route::{Route, Router};
 use crate::store::Fresh;
 use crate::telemetry::outcome::{Code, Outcome};
@@ -98,7 +99,11 @@ impl ProtectedRequest {
     /// The times that bound it.
     pub(super) fn limits(&self) -> Limits {
         let settle_timeout = self.gate.settings.settle_timeout;
-        Limits { settle_timeout, lease: self.policy().lease, patience: self.patience() }
+        let Resend { attempts, backoff } = match &self.policy().recovery {
+            Recovery::Resend(resend) => *resend,
+            Recovery::Hold | Recovery::Retry | Recovery::Probe(_) => Resend { attempts: 1, backoff: Duration::ZERO },
+        };
+        Limits { settle_timeout, lease: self.policy().lease, patience: self.patience(), attempts, backoff }
     }
 
     /// How long the request may wait for another's attempt; zero where it is to be answered at once.

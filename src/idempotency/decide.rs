@@ -92,7 +92,7 @@ pub fn decide(
             lease_left: Some(record.until.since(now)),
         }),
         State::InFlight | State::Unknown => match &policy.recovery {
-            Recovery::Hold => Decision::Unknown,
+            Recovery::Hold | Recovery::Resend(_) => Decision::Unknown,
             Recovery::Retry => Decision::Supersede,
             Recovery::Probe(probe) if probe.is_due(record, head, policy.unknown_ttl, now) => Decision::Probe,
             Recovery::Probe(_) => Decision::Unknown,

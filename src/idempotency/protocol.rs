@@ -7,7 +7,8 @@
 //!
 //! The machine holds these rules, whatever the order of events; `protocol/properties.rs` and `protocol/exhaustive.rs` look
 //! for an order that breaks one:
-//! - An attempt runs once, and only under a claim that the store has acknowledged.
+//! - An attempt runs once, and only under a claim that the store has acknowledged. A request is sent again only under another
+//!   claim, in the place of an attempt that the store has as unknown.
 //! - A claim that does not lead to an attempt is withdrawn, also where its client has long been answered.
 //! - A claim or a settlement whose outcome is in doubt is repeated, with the same attempt, until the store is certain.
 //! - A reply says `executed` only after the record is durable; else it says `unrecorded`.
@@ -44,6 +45,10 @@ pub struct Limits {
     pub lease: Duration,
     /// How long the request may wait for another's attempt; zero where it is to be answered at once.
     pub patience: Duration,
+    /// How many attempts there may be, where the outcomes of those before are unknown; at least 1.
+    pub attempts: u32,
+    /// The pause before the second of them; each one after it is twice as long.
+    pub backoff: Duration,
 }
 
 /// What happened.
@@ -63,9 +68,9 @@ pub enum Event {
     Retired,
     /// After [`Action::Permit`]: this request may not run. It still gets what a record says, where there is one.
     Barred,
-    /// After [`Action::Claim`] or [`Action::Supersede`]: the store has acknowledged the claim.
+    /// After [`Action::Claim`], [`Action::Supersede`] or [`Action::Reclaim`]: the store has acknowledged the claim.
     Claimed,
-    /// After [`Action::Supersede`]: the record had changed, and the claim was not written.
+    /// After [`Action::Supersede`] or [`Action::Reclaim`]: the record had changed, and the claim was not written.
     NotSuperseded,
     /// After [`Action::Claim`]: a record stands, and nothing was written.
     Exists(RecordView),
@@ -87,6 +92,10 @@ pub enum Event {
     Probed(Finding),
     /// After [`Action::Run`]: the attempt has ended.
     AttemptEnded,
+    /// After [`Action::Run`]: the attempt has ended, how is unknown, and the client has no answer: the request may be sent again.
+    AttemptLost,
+    /// After [`Action::Pause`]: it is over.
+    Resumed,
     /// After [`Action::Settle`], [`Action::Withdraw`] and [`Action::Recover`]: the store has answered.
     Settled(Settlement),
     /// After [`Action::TakePlace`]: the request is among those that may wait.
@@ -183,10 +192,14 @@ pub enum Action {
     ShareEnd,
     /// Stop leading.
     Leave,
-    /// Forward the request to the upstream, once.
+    /// Forward the request to the upstream, once under each claim.
     Run,
     /// Ask the store to end the attempt as it ended.
     Settle,
+    /// Wait so long before the request is sent again.
+    Pause(Duration),
+    /// Ask the store for a new claim, with another attempt, in the place of the record that was just ended as unknown.
+    Reclaim,
     /// Ask the store to release a claim under which nothing was sent.
     Withdraw,
     /// Ask the store for the right to ask the upstream about the record, which one request has at a time.

@@ -19,6 +19,17 @@ pub enum Recovery {
     Retry,
     /// Ask the upstream what became of it.
     Probe(Probe),
+    /// Send the request again while its client waits: the upstream honours the key itself. Then hold.
+    Resend(Resend),
+}
+
+/// How a request is sent again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resend {
+    /// How often it is sent at most, the first time included.
+    pub attempts: u32,
+    /// The pause before the second attempt; each one after it is twice as long.
+    pub backoff: Duration,
 }
 
 /// How the upstream is asked what became of an attempt.

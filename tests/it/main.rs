@@ -49,6 +49,7 @@ mod redis_topologies;
 mod reload;
 mod replay;
 mod replicas;
+mod resend;
 mod response_headers;
 #[path = "../servers/mod.rs"]
 mod servers;

@@ -375,6 +375,10 @@ fn show_recovery(recovery: &Recovery) -> String {
     match recovery {
         Recovery::Hold => "a retry gets 409 outcome-unknown until an operator resolves the record".to_owned(),
         Recovery::Retry => "a retry runs again, perhaps beside the first attempt (recovery = \"retry\")".to_owned(),
+        Recovery::Resend(resend) => format!(
+            "a request is sent up to {} times while its client waits; then a retry gets 409 outcome-unknown",
+            resend.attempts
+        ),
         Recovery::Probe(probe) => format!("a retry asks the upstream what became of it (GET {})", probe.path),
     }
 }

@@ -98,7 +98,8 @@ fn everything() -> Resolved {
          [policy_page]\npath = \"/policy\"\n[[routes]]\nname = \"r\"\npath = \"/r\"\n\
          preset = \"ietf\"\ndocs = \"https://docs.example.com/\"\nin_flight = {{ wait = \"10s\" }}\n\
          recovery = {{ probe = \"/by-key/{{key}}\", after = \"60s\", every = \"5m\", headers = {{ X-Books = \"1\" }} }}\n\
-         outcomes_body = [{{ pointer = \"/error/retryable\", equals = true, then = \"release\" }}]\n"
+         outcomes_body = [{{ pointer = \"/error/retryable\", equals = true, then = \"release\" }}]\n\
+         [[routes]]\nname = \"s\"\npath = \"/s\"\nrecovery = {{ resend = {{ attempts = 3 }} }}\n"
     );
     Case::new(&text).load()
 }

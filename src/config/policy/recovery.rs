@@ -7,19 +7,29 @@ use http::{HeaderName, HeaderValue};
 use serde_json::json;
 
 use super::hinted;
-use crate::config::declare::Shown::{Example, Required};
+use crate::config::declare::Shown::Example;
 use crate::config::declare::{Inner, Keys as _, Section, keys};
 use crate::config::headers::TOKEN;
-use crate::config::kinds::{Kind, Toml, nonzero_time, text, time};
+use crate::config::kinds::{Kind, Toml, nested, nonzero_time, number, text, time};
 use crate::config::node::{Node, Table, Wrong};
 use crate::config::secrets;
-use crate::idempotency::recovery::{Probe, ProbeHeader, ProbePath, Recovery};
+use crate::idempotency::recovery::{Probe, ProbeHeader, ProbePath, Recovery, Resend};
+
+keys! {
+    /// `resend` of `recovery`
+    pub(in crate::config) struct ResendKeys "resend" {
+        /// How often the request is sent at most, the first time included.
+        attempts: u32 = 5 => number(2..=100);
+        /// The pause before it is sent for the second time. Each pause after that is twice as long, up to 1 min.
+        backoff: Duration = Duration::from_secs(1) => nonzero_time();
+    }
+}
 
 keys! {
     /// `recovery`, where it is a table.
     pub(in crate::config) struct ProbeKeys "recovery" {
         /// The path that the upstream is asked for, with GET. {key} is the key, percent-encoded; {id} the record's id.
-        probe: Option<ProbePath> = None => text(r"^/[^\s#]*\{(key|id)\}[^\s#]*$", path).optional(), Required("\"/v1/charges/by-key/{key}\"");
+        probe: Option<ProbePath> = None => text(r"^/[^\s#]*\{(key|id)\}[^\s#]*$", path).optional(), Example("\"/v1/charges/by-key/{key}\"");
         /// How long an outcome must have been unknown before the upstream is asked. It must exceed the time that the upstream
         /// may take for a request, or an attempt that is still under way counts as one that never came. By default, the
         /// upstream's timeout.
@@ -29,6 +39,9 @@ keys! {
         every: Option<Duration> = None => nonzero_time().optional(), Example("\"5m\"");
         /// What oncegate then sends instead of a client's headers; "file:PATH" reads a value from a file.
         headers: Vec<ProbeHeader> = Vec::new() => headers(), Example("{ Authorization = \"file:/run/secrets/books\" }");
+        /// Instead of a probe, for an upstream that honours the key itself: a request whose outcome is unknown is sent again, with
+        /// the same key, while its client waits. After the last attempt the outcome is unknown as ever.
+        resend: Option<ResendKeys> = None => nested::<ResendKeys>().optional(), Example("{ attempts = 5, backoff = \"1s\" }");
     }
 }
 
@@ -38,16 +51,22 @@ pub(super) fn recovery() -> Kind<Recovery> {
         let mut shape = ProbeKeys::SECTION.shape();
         shape["type"] = json!(["string", "object"]);
         shape["pattern"] = "^(hold|retry)$".into();
-        shape["required"] = json!(["probe"]);
-        shape["dependentRequired"] = json!({ "headers": ["every"] });
+        // One of the two, where it is a table.
+        shape["if"] = json!({ "type": "object" });
+        shape["then"] = json!({ "oneOf": [{ "required": ["probe"] }, { "required": ["resend"] }] });
+        shape["dependencies"] = json!({ "headers": ["every"], "after": ["probe"], "every": ["probe"] });
         shape
     };
     let print = |value: &Recovery| match value {
         Recovery::Hold => "hold".into(),
         Recovery::Retry => "retry".into(),
         Recovery::Probe(Probe { path, after, every, headers }) => {
-            let keys = ProbeKeys { probe: Some(path.clone()), after: *after, every: *every, headers: headers.clone() };
-            keys.print_inline().into()
+            let (probe, headers) = (Some(path.clone()), headers.clone());
+            ProbeKeys { probe, after: *after, every: *every, headers, resend: None }.print_inline().into()
+        }
+        Recovery::Resend(Resend { attempts, backoff }) => {
+            let resend = Some(ResendKeys { attempts: *attempts, backoff: *backoff });
+            ProbeKeys { resend, ..ProbeKeys::default() }.print_inline().into()
         }
     };
     Kind::new(shape, word, print).with_inner(|| Inner::Table(ProbeKeys::SECTION)).merged(|node, base| {
@@ -74,11 +93,25 @@ fn word(node: &Node<'_>) -> Result<Recovery, Wrong> {
 
 fn table(node: &Node<'_>) -> Option<Recovery> {
     let table = Table::open(node.clone(), ProbeKeys::SECTION);
-    if table.get("probe").is_none() {
-        let hint = "write { probe = \"/v1/charges/by-key/{key}\" }, with a path of yours, or \"hold\"";
-        table.report("probe", Wrong::new("is missing").hint(hint));
+    let ProbeKeys { probe, after, every, headers, resend } = ProbeKeys::read(&table, ProbeKeys::default());
+    match (table.get("probe").is_some(), table.get("resend").is_some()) {
+        (true, true) => {
+            let hint = "an upstream that honours the key can be sent to again; any other is asked: remove one of them";
+            table.report("resend", Wrong::new("does not go together with `probe`").hint(hint));
+        }
+        (false, false) => {
+            let hint =
+                "write { probe = \"/v1/charges/by-key/{key}\" }, with a path of yours, { resend = {} }, or \"hold\"";
+            table.report("probe", Wrong::new("is missing").hint(hint));
+        }
+        (false, true) => {
+            for key in ["after", "every", "headers"].into_iter().filter(|key| table.get(key).is_some()) {
+                table.report(key, Wrong::new("is of a `probe`").hint("remove it"));
+            }
+            return resend.map(|ResendKeys { attempts, backoff }| Recovery::Resend(Resend { attempts, backoff }));
+        }
+        (true, false) => {}
     }
-    let ProbeKeys { probe, after, every, headers } = ProbeKeys::read(&table, ProbeKeys::default());
     if every.is_none() && !headers.is_empty() {
         let wrong = Wrong::new("nothing sends these: retries bring headers of their own");
         table.report("headers", wrong.hint("add every = \"5m\", or remove headers"));

@@ -31,11 +31,12 @@ fn search(first: World) -> usize {
     seen.len()
 }
 
-const HOLDS: Rules = Rules { retries: false, probes: false, bars_last: false };
+const HOLDS: Rules = Rules { retries: false, probes: false, resends: false, bars_last: false };
 
 const RETRIES: Rules = Rules { retries: true, ..HOLDS };
 const BARS: Rules = Rules { bars_last: true, ..RETRIES };
 const PROBES: Rules = Rules { probes: true, ..HOLDS };
+const RESENDS: Rules = Rules { resends: true, ..HOLDS };
 
 #[test]
 fn every_reachable_state_keeps_the_promise() {
@@ -43,10 +44,12 @@ fn every_reachable_state_keeps_the_promise() {
         settle_timeout: Duration::from_secs(5),
         lease: Duration::from_secs(30),
         patience: Duration::from_millis(patience),
+        attempts: 1,
+        backoff: Duration::from_secs(1),
     };
     let mut states = 0;
     let waits = [HOLDS, RETRIES, BARS].map(|rules| (rules, 100));
-    for (rules, patience) in [HOLDS, RETRIES, BARS, PROBES].map(|rules| (rules, 0)).into_iter().chain(waits) {
+    for (rules, patience) in [HOLDS, RETRIES, BARS, PROBES, RESENDS].map(|rules| (rules, 0)).into_iter().chain(waits) {
         for gates in [[0, 1], [0, 0]] {
             states += search(World::new(&gates, limits(patience), 2, rules, Mutant::None));
         }
@@ -61,11 +64,14 @@ fn each_mutant_is_found() {
         settle_timeout: Duration::from_secs(5),
         lease: Duration::from_secs(30),
         patience: Duration::from_millis(100),
+        attempts: 1,
+        backoff: Duration::from_secs(1),
     };
     for mutant in Mutant::ALL {
         let rules = match mutant {
             Mutant::ProbesTooEarly | Mutant::BelievesUnclear | Mutant::ProbesBesideAnother => vec![PROBES],
             Mutant::RunsTheBarred => vec![BARS],
+            Mutant::ResendsTheSettled => vec![RESENDS],
             _ => vec![HOLDS, RETRIES],
         };
         let is_found = rules.into_iter().any(|rules| {

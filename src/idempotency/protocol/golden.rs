@@ -20,8 +20,11 @@ const WAITS: Limits = Limits {
     settle_timeout: Duration::from_secs(5),
     lease: Duration::from_secs(30),
     patience: Duration::from_secs(20),
+    attempts: 1,
+    backoff: SECOND,
 };
 const DOES_NOT_WAIT: Limits = Limits { patience: Duration::ZERO, ..WAITS };
+const SENDS_AGAIN: Limits = Limits { attempts: 3, ..WAITS };
 
 /// A situation: its title, and the events that lead there, each with the request's age.
 type Situation = (&'static str, Limits, fn() -> Vec<(Duration, Event)>);
@@ -65,6 +68,14 @@ const SITUATIONS: &[Situation] = &[
         probing(&[Event::ProbeLocked, Event::Probed(Finding::Done)])
     }),
     ("Its attempt runs", WAITS, || leading(&[Event::Permitted, Event::Claimed])),
+    ("Its attempt runs, and the request may be sent again", SENDS_AGAIN, || {
+        leading(&[Event::Permitted, Event::Claimed])
+    }),
+    ("It pauses before the request is sent again", SENDS_AGAIN, || resending(&[])),
+    ("It ends the attempt as unknown, to send the request again", SENDS_AGAIN, || resending(&[Event::Resumed])),
+    ("It has asked the store for the claim of the next attempt", SENDS_AGAIN, || {
+        resending(&[Event::Resumed, Event::Settled(Settlement::Done)])
+    }),
     ("It settles its attempt", WAITS, || leading(&[Event::Permitted, Event::Claimed, Event::AttemptEnded])),
     ("A settlement failed", WAITS, || {
         leading(&[Event::Permitted, Event::Claimed, Event::AttemptEnded, Event::StoreFailed { in_doubt: true }])
@@ -99,6 +110,10 @@ fn leading(events: &[Event]) -> Vec<(Duration, Event)> {
 
 fn taking_over() -> Vec<(Duration, Event)> {
     leading(&[Event::Permitted, Event::Exists(view(Decision::Supersede)), Event::Permitted])
+}
+
+fn resending(events: &[Event]) -> Vec<(Duration, Event)> {
+    leading(&[&[Event::Permitted, Event::Claimed, Event::AttemptLost], events].concat())
 }
 
 fn probing(events: &[Event]) -> Vec<(Duration, Event)> {
@@ -181,6 +196,8 @@ fn events() -> Vec<(&'static str, Event)> {
         ("the upstream knows nothing of it", Event::Probed(Finding::Absent)),
         ("the upstream does not say", Event::Probed(Finding::Unclear)),
         ("the attempt ends", Event::AttemptEnded),
+        ("the attempt ends, and nobody knows how", Event::AttemptLost),
+        ("the pause is over", Event::Resumed),
         ("the settlement is durable", Event::Settled(Settlement::Done)),
         ("the upstream completed the record itself", Event::Settled(Settlement::CompletedOtherwise)),
         ("the record was purged or taken over", Event::Settled(Settlement::Lost)),
@@ -252,6 +269,8 @@ fn describe(action: &Action) -> String {
         Action::Run => "**forwards the request**",
         Action::Settle => "settles the attempt",
         Action::Withdraw => "releases the claim",
+        Action::Pause(pause) => return format!("pauses for {}", seconds(*pause)),
+        Action::Reclaim => "asks the store for a new claim in the place of the unknown one",
         Action::LockProbe => "asks the store for the right to probe",
         Action::ShareProbing => "tells its followers that the upstream is asked",
         Action::Probe => "asks the upstream what became of the attempt",

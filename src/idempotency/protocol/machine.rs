@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use self::probing::Probing;
+use self::resending::Resending;
 use self::waiting::{Place, Waiting};
 use super::super::decide::Decision;
 use super::super::record::Version;
 use super::{Action, Event, Followed, Limits, RecordView, Reply, Settlement};
 
 mod probing;
+mod resending;
 mod waiting;
 
 /// The first pause before a store call is repeated; each one after it is twice as long, up to [`LONGEST_RETRY`].
@@ -50,8 +52,12 @@ enum Phase {
     },
     /// It finds out what became of the attempt of an unknown record.
     Probing(Probing),
-    /// The attempt runs.
-    Running,
+    /// The attempt with this number runs.
+    Running {
+        sent: u32,
+    },
+    /// How it ended is unknown, and the request is to be sent again.
+    Resending(Resending),
     /// The store is asked to end the attempt. The client is answered at the age of `deadline` at the latest.
     Settling {
         deadline: Option<Duration>,
@@ -100,7 +106,12 @@ impl Protocol {
             Phase::Settling { deadline, retry } => earlier(*deadline, *retry),
             Phase::Waiting(waiting) => Some(waiting.timeout()),
             Phase::Probing(probing) => probing.timeout(),
-            Phase::New | Phase::Joining | Phase::Running | Phase::TakingPlace(_) | Phase::Done => None,
+            Phase::New
+            | Phase::Joining
+            | Phase::Running { .. }
+            | Phase::Resending(_)
+            | Phase::TakingPlace(_)
+            | Phase::Done => None,
         }
     }
 
@@ -134,14 +145,13 @@ impl Protocol {
             Phase::Asking { claiming, in_doubt, retry } => self.asked(now, (claiming, in_doubt, retry), event),
             Phase::Withdrawing { again, retry } => self.withdrawn(now, again, retry, event),
             Phase::Probing(probing) => self.probed(now, probing, event),
-            Phase::Running if event == Event::AttemptEnded => {
-                let deadline = Some(now + self.limits.settle_timeout);
-                self.call(Phase::Settling { deadline, retry: None }, Action::Settle)
-            }
+            Phase::Running { .. } if event == Event::AttemptEnded => self.settle(now),
+            Phase::Running { sent } if event == Event::AttemptLost => self.lost(now, sent),
+            Phase::Resending(resending) => self.resent(now, resending, event),
             Phase::Settling { deadline, retry } => self.settled(now, deadline, retry, event),
             Phase::TakingPlace(waiting) => self.placed(now, waiting, event),
             Phase::Waiting(waiting) => self.waited(now, waiting, event),
-            phase @ (Phase::New | Phase::Running | Phase::Done) => self.stay(phase),
+            phase @ (Phase::New | Phase::Running { .. } | Phase::Done) => self.stay(phase),
         }
     }
 
@@ -236,7 +246,9 @@ impl Protocol {
             Event::Claimed if now - claiming.since > self.limits.lease * 2 / 3 => {
                 self.withdraw(None, [Action::Reply(Reply::ClaimTooLate)])
             }
-            Event::Claimed => self.go(Phase::Running, [Action::ShareRunning { since: claiming.since }, Action::Run]),
+            Event::Claimed => {
+                self.go(Phase::Running { sent: 1 }, [Action::ShareRunning { since: claiming.since }, Action::Run])
+            }
             // What was replaced may be this very claim, turned unknown; another attempt's record is not released by it.
             Event::NotSuperseded if claiming.is_given_up => self.withdraw(None, []),
             Event::NotSuperseded => self.ask_again(Claiming { seen: None, ..claiming }),
@@ -297,6 +309,11 @@ impl Protocol {
             }
             (_, again) => self.stay(Phase::Withdrawing { again, retry }),
         }
+    }
+
+    fn settle(&mut self, now: Duration) -> Vec<Action> {
+        let deadline = Some(now + self.limits.settle_timeout);
+        self.call(Phase::Settling { deadline, retry: None }, Action::Settle)
     }
 
     fn settled(

@@ -33,10 +33,12 @@ pub(super) enum Mutant {
     BelievesUnclear,
     /// Asks the upstream while another request asks it.
     ProbesBesideAnother,
+    /// Sends a request again though the store does not have its last attempt as unknown.
+    ResendsTheSettled,
 }
 
 impl Mutant {
-    pub(super) const ALL: [Self; 12] = [
+    pub(super) const ALL: [Self; 13] = [
         Self::BelievesDoubt,
         Self::ForgetsDoubt,
         Self::DoesNotWithdraw,
@@ -49,6 +51,7 @@ impl Mutant {
         Self::ProbesTooEarly,
         Self::BelievesUnclear,
         Self::ProbesBesideAnother,
+        Self::ResendsTheSettled,
     ];
 
     /// What [`Protocol::handle`] would return, but for the fault. `asked` is the store call that ends with the event.
@@ -75,6 +78,7 @@ impl Mutant {
                 Event::Exists(RecordView { decision: Decision::Probe, ..view })
             }
             (Self::BelievesUnclear, Event::Probed(Finding::Unclear)) => Event::Probed(Finding::Absent),
+            (Self::ResendsTheSettled, Event::NotSuperseded) if asked == Some(Operation::Reclaim) => Event::Claimed,
             (Self::ProbesBesideAnother, Event::ProbeTaken) => Event::ProbeLocked,
             (Self::RunsTheBarred, Event::Barred) => Event::Permitted,
             (_, event) => event,

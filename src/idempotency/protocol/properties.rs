@@ -10,10 +10,13 @@ use super::*;
 use crate::idempotency::record::{Attempt, State};
 
 fn limits() -> impl Strategy<Value = Limits> {
-    (prop_oneof![Just(0u64), Just(20)], 1..40u64, 1..40u64).prop_map(|(patience, lease, settle_timeout)| Limits {
+    let times = (prop_oneof![Just(0u64), Just(20)], 1..40u64, 1..40u64);
+    (times, 1..4u32).prop_map(|((patience, lease, settle_timeout), attempts)| Limits {
         settle_timeout: Duration::from_secs(settle_timeout),
         lease: Duration::from_secs(lease),
         patience: Duration::from_secs(patience),
+        attempts,
+        backoff: Duration::from_secs(1),
     })
 }
 
@@ -68,6 +71,8 @@ fn event() -> impl Strategy<Value = Event> {
         1 => Just(Event::ProbeTaken),
         3 => prop::sample::select(vec![Finding::Done, Finding::Absent, Finding::Unclear]).prop_map(Event::Probed),
         3 => Just(Event::AttemptEnded),
+        3 => Just(Event::AttemptLost),
+        2 => Just(Event::Resumed),
         3 => prop::sample::select(vec![Done, CompletedOtherwise, Lost]).prop_map(Event::Settled),
         2 => Just(Event::PlaceTaken),
         1 => Just(Event::NoPlace),
@@ -82,7 +87,9 @@ fn event() -> impl Strategy<Value = Event> {
 #[derive(Default)]
 struct Seen {
     leads: bool,
-    runs: usize,
+    runs: u32,
+    /// Attempts whose outcome is unknown.
+    lost: u32,
     replies: usize,
     waits: bool,
     /// It may not run.
@@ -105,6 +112,7 @@ impl Seen {
     fn event(&mut self, event: &Event, protocol: &Protocol) {
         match event {
             Event::Claimed => (self.holds, self.may_hold) = (true, true),
+            Event::AttemptLost => (self.ended, self.lost) = (true, self.lost + 1),
             Event::StoreFailed { in_doubt: true } if !self.waits => self.may_hold = true,
             Event::Settled(settlement) => (self.settled, self.holds, self.may_hold) = (Some(*settlement), false, false),
             Event::ClientLeft => self.is_left |= protocol.is_waiting(),
@@ -117,11 +125,13 @@ impl Seen {
         }
     }
 
-    fn action(&mut self, action: &Action, event: &Event) -> Result<(), TestCaseError> {
+    fn action(&mut self, action: &Action, event: &Event, limits: Limits) -> Result<(), TestCaseError> {
         match action {
             Action::Run => {
                 self.runs += 1;
-                prop_assert_eq!(self.runs, 1, "an attempt runs once");
+                prop_assert_eq!(self.runs, 1 + self.lost, "an attempt runs once");
+                prop_assert!(self.runs <= limits.attempts);
+                self.ended = false;
                 prop_assert_eq!(event, &Event::Claimed, "under an acknowledged claim");
                 prop_assert!(self.leads && !self.waits && !self.is_barred && self.replies == 0);
             }
@@ -130,7 +140,15 @@ impl Seen {
             }
             Action::Look => prop_assert!(self.waits || self.is_barred && self.leads),
             Action::Withdraw => prop_assert_eq!(self.runs, 0, "what ran is settled, not withdrawn"),
-            Action::Settle => prop_assert!(self.ended && self.runs == 1),
+            Action::Settle => {
+                prop_assert!(self.ended && self.runs > 0);
+                self.settled = None;
+            }
+            Action::Pause(_) => prop_assert_eq!(event, &Event::AttemptLost),
+            Action::Reclaim => {
+                prop_assert!(self.leads && self.ended && self.replies == 0);
+                prop_assert_eq!(self.settled, Some(Settlement::Done), "the store has it as unknown");
+            }
             Action::LockProbe => prop_assert!(self.leads && !self.waits && !self.is_barred && self.runs == 0),
             Action::ShareProbing => prop_assert!(self.leads),
             Action::Probe => prop_assert!(self.has_lock && self.leads && self.replies == 0),
@@ -182,7 +200,7 @@ proptest! {
                 seen.leads = true;
             }
             for action in &actions {
-                seen.action(action, &event)?;
+                seen.action(action, &event, limits)?;
             }
             if protocol.is_done() {
                 prop_assert!(!seen.leads, "it lets others lead");
@@ -217,6 +235,8 @@ proptest! {
                     Some(Action::Run) => Event::AttemptEnded,
                     Some(Action::Settle | Action::Withdraw) => Event::Settled(Settlement::Done),
                     Some(Action::TakePlace) => Event::PlaceTaken,
+                    Some(Action::Pause(_)) => Event::Resumed,
+                    Some(Action::Reclaim) => Event::Claimed,
                     Some(Action::LockProbe) => Event::ProbeLocked,
                     Some(Action::Probe) => Event::Probed(Finding::Done),
                     Some(Action::Recover) => Event::Settled(Settlement::Done),
@@ -246,7 +266,8 @@ proptest! {
 #[test]
 fn a_takeover_that_is_given_up_is_released_though_it_turned_unknown() {
     let second = Duration::from_secs(1);
-    let limits = Limits { settle_timeout: second, lease: second * 30, patience: Duration::ZERO };
+    let (patience, backoff) = (Duration::ZERO, Duration::ZERO);
+    let limits = Limits { settle_timeout: second, lease: second * 30, patience, attempts: 1, backoff };
     let mut protocol = Protocol::new(limits);
     let version = Version { attempt: Attempt([1; 16]), state: State::Unknown, until: Timestamp(0) };
     let stands = RecordView { decision: Decision::Supersede, until: None, version, is_own: false };

@@ -23,6 +23,8 @@ struct Record {
 struct Request {
     gate: usize,
     protocol: Protocol,
+    /// Its attempt. The request's number is its remainder by [`STRIDE`].
+    token: usize,
     age: Duration,
     operation: Option<Operation>,
     /// The store call that ends with the event at hand.
@@ -60,6 +62,8 @@ pub(in super::super) enum Operation {
     LockProbe,
     Probe,
     Recover,
+    Pause,
+    Reclaim,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -101,17 +105,23 @@ struct Books {
 pub(super) struct Rules {
     /// A retry of an unknown outcome runs again.
     pub(super) retries: bool,
+    /// A request whose outcome is unknown is sent again, to an upstream that honours its key.
+    pub(super) resends: bool,
     /// A retry of an unknown outcome asks the upstream.
     pub(super) probes: bool,
     /// The last of the requests may not run.
     pub(super) bars_last: bool,
 }
 
+/// The difference between two tokens of one request.
+pub(super) const STRIDE: usize = 8;
+
 /// What a store call that fails does all the same.
 type Effect<'a> = &'a dyn Fn(&mut World);
 
 impl World {
     pub(super) fn new(gates: &[usize], limits: Limits, faults_left: u8, rules: Rules, mutant: Mutant) -> Self {
+        let limits = Limits { attempts: if rules.resends { 2 } else { 1 }, ..limits };
         let request = |(index, &gate): (usize, &usize)| {
             let (protocol, age) = (Protocol::new(limits), Duration::ZERO);
             let (operation, asked, ended, found, probed) = (None, None, None, None, None);
@@ -120,6 +130,7 @@ impl World {
             Some(Request {
                 gate,
                 protocol,
+                token: index,
                 age,
                 operation,
                 asked,
@@ -191,7 +202,8 @@ impl World {
         let (gate, is_reloaded, is_full) = (self.request(index).gate, self.is_reloaded, self.is_full);
         let leader = self.requests.iter().flatten().find(|other| other.gate == gate && other.leads);
         let leader = leader.map(|leader| leader.is_running);
-        let is_executed = self.record.as_ref().is_some_and(|it| it.attempt == index && it.state == State::Completed);
+        let token = self.request(index).token;
+        let is_executed = self.record.as_ref().is_some_and(|it| it.attempt == token && it.state == State::Completed);
         let request = self.request(index);
         match action {
             Action::Join if leader.is_some() => return Some(Event::Follows),
@@ -221,6 +233,11 @@ impl World {
                 assert!(!request.is_running, "a claim under which something may have been sent is not withdrawn");
                 request.operation = Some(Operation::Withdraw);
             }
+            Action::Pause(_) => request.operation = Some(Operation::Pause),
+            Action::Reclaim => {
+                request.token += STRIDE;
+                request.operation = Some(Operation::Reclaim);
+            }
             Action::LockProbe => request.operation = Some(Operation::LockProbe),
             Action::ShareProbing => self.followers_hear(gate, &running()),
             Action::Probe => {
@@ -239,7 +256,8 @@ impl World {
                 assert!(self.runs == 1, "two runs for one claim");
             }
             Action::ShareRunning { .. } => {
-                assert!(request.leads && !request.has_waited && !request.is_running && !request.is_answered);
+                let is_first = !request.is_running || request.ended == Some(Ended::Holds);
+                assert!(request.leads && !request.has_waited && is_first && !request.is_answered);
                 request.is_running = true;
                 self.followers_hear(gate, &running());
             }
@@ -289,7 +307,7 @@ impl World {
             match request.operation {
                 None | Some(Operation::Follow { .. }) => {}
                 Some(Operation::Run) => {
-                    let is_sent = self.record.as_ref().is_some_and(|it| it.attempt == index && it.by_upstream);
+                    let is_sent = self.record.as_ref().is_some_and(|it| it.attempt == request.token && it.by_upstream);
                     for ended in [Ended::Completes, Ended::Releases, Ended::Holds] {
                         // What the upstream has completed was sent.
                         if ended != Ended::Releases || !is_sent {
@@ -298,14 +316,24 @@ impl World {
                                 if ended != Ended::Holds {
                                     world.books.takes_effect(index, ended == Ended::Completes);
                                 }
+                                if ended == Ended::Holds && world.rules.resends {
+                                    return Event::AttemptLost;
+                                }
                                 Event::AttemptEnded
                             }));
                         }
                     }
                     next.extend(self.goes_wrong(|world| {
-                        let it = world.record.as_mut().filter(|it| it.attempt == index)?;
+                        let it = world.record.as_mut().filter(|it| it.attempt == request.token)?;
                         (it.state, it.by_upstream) = (State::Completed, true);
                         world.books.takes_effect(index, true);
+                        Some(())
+                    }));
+                }
+                Some(Operation::Pause) => {
+                    next.push(self.ends(index, |_| Event::Resumed));
+                    next.extend(self.goes_wrong(|world| {
+                        *world = world.ends(index, |_| Event::ShuttingDown);
                         Some(())
                     }));
                 }
@@ -316,14 +344,14 @@ impl World {
                     }
                 }
                 Some(call) => {
-                    let ended = request.ended;
-                    next.push(self.ends(index, |world| world.happens(index, call, ended)));
+                    let (ended, token) = (request.ended, request.token);
+                    next.push(self.ends(index, |world| world.happens(token, call, ended)));
                     let lost = |world: &mut Self| {
-                        world.happens(index, call, ended);
+                        world.happens(token, call, ended);
                     };
                     let late = |world: &mut Self| {
                         if call != Operation::LockProbe {
-                            world.late.push((index, call, ended));
+                            world.late.push((token, call, ended));
                         }
                     };
                     let effects: [(Effect<'_>, bool); 3] = [(&lost, true), (&late, true), (&|_| {}, false)];
@@ -357,10 +385,10 @@ impl World {
             }));
             next.extend(self.goes_wrong(|world| world.is_killed(request.gate)));
         }
-        for (nth, &(index, call, ended)) in self.late.iter().enumerate() {
+        for (nth, &(token, call, ended)) in self.late.iter().enumerate() {
             let mut world = self.clone();
             world.late.remove(nth);
-            world.happens(index, call, ended);
+            world.happens(token, call, ended);
             world.may_leave = true;
             next.push(world);
         }
@@ -376,7 +404,10 @@ impl World {
         }
         // `after` is longer than an attempt may take, and than a gate may take to begin one.
         let may_run = |attempt: usize| {
-            self.requests.get(attempt).and_then(Option::as_ref).is_some_and(|it| it.ended.is_none() && !it.is_answered)
+            self.requests
+                .get(attempt % STRIDE)
+                .and_then(Option::as_ref)
+                .is_some_and(|it| it.ended.is_none() && !it.is_answered)
         };
         if let Some(record) = &self.record
             && self.rules.probes
@@ -430,14 +461,19 @@ impl World {
         for index in 0..self.requests.len() {
             let Some(request) = self.requests[index].take_if(|request| request.gate == gate) else { continue };
             let is_call = match request.operation {
-                None | Some(Operation::Run | Operation::Probe | Operation::LockProbe | Operation::Follow { .. }) => {
-                    false
-                }
-                Some(_) => true,
+                None => false,
+                Some(call) => !matches!(
+                    call,
+                    Operation::Run
+                        | Operation::Probe
+                        | Operation::LockProbe
+                        | Operation::Pause
+                        | Operation::Follow { .. }
+                ),
             };
             // Nobody renews it.
             self.lock.take_if(|holder| *holder == index);
-            self.late.extend(request.operation.filter(|_| is_call).map(|call| (index, call, request.ended)));
+            self.late.extend(request.operation.filter(|_| is_call).map(|call| (request.token, call, request.ended)));
         }
         self.may_leave = true;
         Some(())

@@ -3,12 +3,12 @@
 use http::StatusCode;
 
 use super::super::super::*;
-use super::{Books, Ended, Operation, Record, World};
+use super::{Books, Ended, Operation, Record, STRIDE, World};
 use crate::idempotency::record::State;
 
 impl World {
     /// A store call happens. Returns what the store says.
-    pub(super) fn happens(&mut self, index: usize, operation: Operation, ended: Option<Ended>) -> Event {
+    pub(super) fn happens(&mut self, token: usize, operation: Operation, ended: Option<Ended>) -> Event {
         let view = self.record.as_ref().map(|record| RecordView {
             decision: match record.state {
                 State::InFlight if !record.is_past => {
@@ -21,9 +21,9 @@ impl World {
             },
             until: None,
             version: record.version(),
-            is_own: record.attempt == index && record.state == State::Unknown,
+            is_own: record.attempt == token && record.state == State::Unknown,
         });
-        let fresh = Record { attempt: index, state: State::InFlight, is_past: false, by_upstream: false };
+        let fresh = Record { attempt: token, state: State::InFlight, is_past: false, by_upstream: false };
         match (operation, &mut self.record, view) {
             (Operation::Look, _, view) => Event::Looked(view),
             (Operation::Claim, record @ None, _) => {
@@ -31,7 +31,7 @@ impl World {
                 Event::Claimed
             }
             (Operation::Claim | Operation::Supersede(_), Some(record), _)
-                if record.attempt == index && record.state == State::InFlight =>
+                if record.attempt == token && record.state == State::InFlight =>
             {
                 Event::Claimed
             }
@@ -47,7 +47,7 @@ impl World {
             (Operation::Supersede(_), ..) => Event::NotSuperseded,
             (Operation::Settle | Operation::Withdraw, stands, _) => {
                 let ended = if operation == Operation::Withdraw { Ended::Releases } else { ended.expect("it ended") };
-                let is_its = stands.as_ref().is_some_and(|record| record.attempt == index);
+                let is_its = stands.as_ref().is_some_and(|record| record.attempt == token);
                 let state = stands.as_ref().map(|record| (record.state, record.by_upstream));
                 Event::Settled(match (ended, state) {
                     (Ended::Releases, None) => Settlement::Done,
@@ -65,12 +65,23 @@ impl World {
                     _ => Settlement::Lost,
                 })
             }
-            (Operation::LockProbe, ..) => match *self.lock.get_or_insert(index) {
-                holder if holder == index => Event::ProbeLocked,
+            (Operation::Reclaim, Some(record), _) if record.attempt == token && record.state == State::InFlight => {
+                Event::Claimed
+            }
+            (Operation::Reclaim, Some(record), _)
+                if record.attempt + STRIDE == token && record.state == State::Unknown =>
+            {
+                *record = fresh;
+                self.runs = 0;
+                Event::Claimed
+            }
+            (Operation::Reclaim, ..) => Event::NotSuperseded,
+            (Operation::LockProbe, ..) => match *self.lock.get_or_insert(token % STRIDE) {
+                holder if holder == token % STRIDE => Event::ProbeLocked,
                 _ => Event::ProbeTaken,
             },
             (Operation::Recover, stands, _) => {
-                let its = self.requests[index].as_ref().and_then(|request| request.probed);
+                let its = self.requests[token % STRIDE].as_ref().and_then(|request| request.probed);
                 Event::Settled(match stands {
                     Some(record) if Some(record.attempt) != its => Settlement::Lost,
                     Some(Record { state: State::Completed, .. }) => Settlement::CompletedOtherwise,
@@ -81,7 +92,10 @@ impl World {
                     None => Settlement::Lost,
                 })
             }
-            (Operation::Claim | Operation::Run | Operation::Probe | Operation::Follow { .. }, ..) => {
+            (
+                Operation::Claim | Operation::Run | Operation::Probe | Operation::Pause | Operation::Follow { .. },
+                ..,
+            ) => {
                 unreachable!("no store call")
             }
         }

@@ -1,0 +1,73 @@
+//! Sending a request again whose outcome is unknown, to an upstream that honours the key itself: a new claim in the place of
+//! the one whose attempt was lost, and a new attempt.
+
+use std::time::Duration;
+
+use super::super::{Action, Event, Reply, Settlement};
+use super::{Phase, Protocol};
+
+/// The longest pause before a request is sent again.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Resending {
+    /// How many attempts there were.
+    sent: u32,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Stage {
+    /// It pauses; the claim of the last attempt still stands.
+    Pausing,
+    /// The store is asked to end the last attempt as unknown: until the next one is claimed, that is what there is to say.
+    Holding,
+    /// The store is asked for a new claim in its place, since this age.
+    Reclaiming { since: Duration },
+}
+
+impl Protocol {
+    /// The attempt with this number has ended, and how it ended is unknown.
+    pub(super) fn lost(&mut self, now: Duration, sent: u32) -> Vec<Action> {
+        if sent >= self.limits.attempts {
+            return self.settle(now);
+        }
+        let pause = self.limits.backoff.saturating_mul(2u32.saturating_pow(sent - 1)).min(LONGEST_PAUSE);
+        self.go(Phase::Resending(Resending { sent, stage: Stage::Pausing }), [Action::Pause(pause)])
+    }
+
+    pub(super) fn resent(&mut self, now: Duration, resending: Resending, event: Event) -> Vec<Action> {
+        let Resending { sent, stage } = resending;
+        let in_stage = |stage| Phase::Resending(Resending { sent, stage });
+        match (stage, event) {
+            (Stage::Pausing, Event::Resumed) => self.call(in_stage(Stage::Holding), Action::Settle),
+            (Stage::Pausing, Event::ShuttingDown) => self.settle(now),
+            (Stage::Holding, Event::Settled(Settlement::Done)) => {
+                self.call(in_stage(Stage::Reclaiming { since: now }), Action::Reclaim)
+            }
+            (Stage::Holding, Event::Settled(settlement)) => self.conclude(settlement),
+            (Stage::Holding, Event::StoreFailed { .. }) => {
+                let retry = self.retry_at(now);
+                self.go(Phase::Settling { deadline: Some(now + self.limits.settle_timeout), retry }, [])
+            }
+            // As for a first claim: too little of the lease is left.
+            (Stage::Reclaiming { since }, Event::Claimed) if now - since > self.limits.lease * 2 / 3 => {
+                self.settle(now)
+            }
+            (Stage::Reclaiming { since }, Event::Claimed) => {
+                self.go(Phase::Running { sent: sent + 1 }, [Action::ShareRunning { since }, Action::Run])
+            }
+            // It may stand: then it ends as its predecessor did.
+            (Stage::Reclaiming { .. }, Event::StoreFailed { in_doubt: true }) => self.settle(now),
+            // The record says by now what became of the last attempt, or still that nobody knows.
+            (Stage::Reclaiming { .. }, Event::NotSuperseded | Event::Failed | Event::StoreFailed { .. }) => {
+                self.conclude(Settlement::Done)
+            }
+            _ => self.stay(Phase::Resending(resending)),
+        }
+    }
+
+    fn conclude(&mut self, settlement: Settlement) -> Vec<Action> {
+        self.go(Phase::Done, [Action::Leave, Action::Reply(Reply::Attempted(Some(settlement)))])
+    }
+}

@@ -1,0 +1,137 @@
+//! `recovery = { resend = ... }`: a request whose outcome is unknown is sent again, to an upstream that honours its key.
+
+use std::collections::HashSet;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use crate::support::{Gate, Plan, Reply, Upstream, eventually};
+
+const SOON: &str = "recovery = { resend = { attempts = 3, backoff = \"50ms\" } }\n";
+
+/// An upstream that breaks off so many attempts of each key.
+fn breaking(times: usize) -> Upstream {
+    let seen: Mutex<Vec<Option<String>>> = Mutex::default();
+    Upstream::start(move |request| {
+        let mut seen = seen.lock().expect("no panic");
+        seen.push(request.key());
+        let nth = seen.iter().filter(|key| **key == request.key()).count();
+        if nth <= times { Reply::nothing().close() } else { Reply::ok(format!("attempt {nth}")) }
+    })
+}
+
+fn before(upstream: &Upstream) -> Plan {
+    Gate::before(upstream).defaults(SOON)
+}
+
+#[test]
+fn a_request_is_sent_again_until_its_outcome_is_known() {
+    let upstream = breaking(2);
+    let gate = before(&upstream).start();
+    let answer = gate.post("/charges", "k-1", "{\"amount\":1}");
+    answer.expect(200, "executed");
+    assert_eq!(answer.text(), "attempt 3");
+    gate.post("/charges", "k-1", "{\"amount\":1}").expect(200, "replayed");
+    assert_eq!(upstream.runs(), 3);
+    let seen = upstream.seen();
+    // The same request, and another attempt each time.
+    assert!(
+        seen.iter().all(|request| request.key().as_deref() == Some("k-1") && request.body.bytes == b"{\"amount\":1}")
+    );
+    let tokens: HashSet<_> = seen.iter().filter_map(|request| request.head.get("idempotency-attempt")).collect();
+    assert_eq!(tokens.len(), 3);
+}
+
+#[test]
+fn after_the_last_attempt_the_outcome_is_unknown_as_ever() {
+    let upstream = breaking(usize::MAX);
+    let gate = before(&upstream).start();
+    gate.post("/charges", "k-1", "{}").expect_problem(502, "upstream-broken");
+    assert_eq!(upstream.runs(), 3);
+    gate.post("/charges", "k-1", "{}").expect_problem(409, "outcome-unknown");
+    assert_eq!((upstream.runs(), gate.states("k-1")), (3, vec!["unknown".to_owned()]));
+}
+
+/// Only what is unknown is sent again.
+#[test]
+fn what_is_released_or_kept_is_not_sent_again() {
+    for (status, word) in [("503 Service Unavailable", "released"), ("402 Payment Required", "executed")] {
+        let upstream = Upstream::start(move |_| Reply::status(status, "no"));
+        let gate = before(&upstream).start();
+        gate.post("/charges", "k-1", "{}").expect(status[..3].parse().expect("a status"), word);
+        assert_eq!(upstream.runs(), 1);
+    }
+    // A gateway behind cannot tell either.
+    let upstream = Upstream::start(|request| match request.nth {
+        1 => Reply::status("502 Bad Gateway", ""),
+        _ => Reply::ok("done"),
+    });
+    let gate = before(&upstream).start();
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    assert_eq!(upstream.runs(), 2);
+}
+
+/// Meanwhile its retries are retries of an attempt that runs, also at another gate.
+#[test]
+fn retries_meet_an_attempt_in_flight() {
+    let upstream = breaking(1);
+    let slow = "recovery = { resend = { attempts = 2, backoff = \"2s\" } }\n";
+    let gate = Gate::before(&upstream).defaults(slow).start();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| gate.post("/charges", "k-1", "{}"));
+        upstream.wait_for_runs(1);
+        gate.post("/charges", "k-1", "{}").expect_problem(409, "in-flight");
+        gate.post("/charges", "k-1", "{\"other\":1}").expect_problem(422, "key-reused");
+        first.join().expect("an answer").expect(200, "executed");
+    });
+    gate.post("/charges", "k-1", "{}").expect(200, "replayed");
+    assert_eq!(upstream.runs(), 2);
+}
+
+/// A client waits for `client_timeout`, as for any attempt, and the request goes on.
+#[test]
+fn a_client_that_waits_no_longer_gets_the_answer_later() {
+    let upstream = Upstream::start(|request| match request.nth {
+        1 => Reply::nothing().pause(Duration::from_secs(30)),
+        _ => Reply::ok("done"),
+    });
+    let gate = before(&upstream).upstream("timeout = \"1s\"").start();
+    gate.post("/charges", "k-1", "{}").expect_problem(504, "still-running");
+    eventually("it is done", || (gate.post("/charges", "k-1", "{}").word() == "replayed").then_some(()));
+    assert_eq!(upstream.runs(), 2);
+}
+
+/// A gate that is killed between two attempts sends nothing when it is back.
+#[test]
+fn a_gate_that_is_killed_leaves_the_outcome_unknown() {
+    let upstream = breaking(1);
+    let plan = Gate::before(&upstream).defaults("recovery = { resend = { attempts = 2, backoff = \"30s\" } }\n");
+    let gate = plan.start();
+    let address = gate.address;
+    std::thread::scope(|scope| {
+        scope.spawn(move || crate::support::Request::post("/charges").key("k-1").body("{}").try_send(address));
+        upstream.wait_for_runs(1);
+        let gate = gate.kill9().start();
+        eventually("its lease has passed", || {
+            (gate.post("/charges", "k-1", "{}").word() == "outcome-unknown").then_some(())
+        });
+    });
+    assert_eq!(upstream.runs(), 1);
+}
+
+/// A drain does not wait for a pause.
+#[test]
+fn a_gate_that_stops_ends_a_pause() {
+    let upstream = breaking(1);
+    let slow = "recovery = { resend = { attempts = 2, backoff = \"60s\" } }\n";
+    let gate = Gate::before(&upstream).defaults(slow).server("drain_timeout = \"1s\"\n").start();
+    let address = gate.address;
+    let gate = std::thread::scope(|scope| {
+        let first = scope.spawn(move || crate::support::Request::post("/charges").key("k-1").body("{}").send(address));
+        upstream.wait_for_runs(1);
+        let plan = gate.stop();
+        first.join().expect("an answer").expect_problem(502, "upstream-broken");
+        plan.start()
+    });
+    gate.post("/charges", "k-1", "{}").expect_problem(409, "outcome-unknown");
+    assert_eq!(upstream.runs(), 1);
+}
