@@ -18,6 +18,7 @@ use crate::idempotency::scope::{Scope, ScopeWord};
 
 mod fingerprint;
 mod outcomes;
+mod quota;
 
 keys! {
     /// What applies to every route that does not set it itself. The parts of `key`, `fingerprint`, `outcomes` and `cors`
@@ -69,6 +70,10 @@ keys! {
         /// The largest answer whose body is kept for replays; beyond it, a retry gets 409 `response-not-stored`. At most
         /// "256MiB".
         max_response_body => size(0..=LARGEST_BODY);
+        /// How many new keys a caller may claim: { new_keys = 1000, per = "1m", by = "scope" }, or by "client-ip" or "route".
+        /// Beyond that a request that would run gets 429 `quota-exceeded`; retries get their answers all the same. All gates
+        /// count together where there is a Redis (the store, or `cache`), else each gate counts by itself.
+        quota => quota::quota().optional(), Example("{ new_keys = 1000, per = \"1m\", by = \"scope\" }");
         /// Which scripts may read, in browsers, the answers that oncegate itself gives.
         cors => nested();
         /// A page that explains the problems that oncegate answers with: their `type` and Link.

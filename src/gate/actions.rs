@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::attempt::{self, Attempted};
 use super::protected::{Client, ProtectedRequest};
+use super::quota::Ticket;
 use super::shared::{IdentityDigest, Shared};
 use super::single_flight::{Follower, Leader, Progress, Released, Role, Running};
 use crate::http::problem::Problem;
@@ -19,11 +20,14 @@ use crate::idempotency::protocol::{Action, Event, Followed, Protocol, RecordView
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 use crate::store::{Claim, End, Error, ErrorKind, Fresh, Listed, Settled};
 
+mod permit;
+
 /// The result of an operation.
 enum Done {
     Followed(Follower, Option<Progress>),
     FollowedToEnd(Option<Progress>),
     Permitted(Permission),
+    Counted(Result<Ticket, Duration>, Permission),
     Claimed(Result<Claim, Error>),
     Superseded(Result<bool, Error>),
     Looked(Result<Option<Listed>, Error>),
@@ -52,6 +56,8 @@ pub(super) struct Driver {
     leader: Option<Leader>,
     follower: Option<Follower>,
     permission: Option<Permission>,
+    /// The key that it took from a quota, until it is spent on an attempt.
+    ticket: Option<Ticket>,
     /// The record that it claims.
     fresh: Option<Fresh>,
     /// Its place among those that wait.
@@ -83,6 +89,7 @@ impl Driver {
             leader: None,
             follower: None,
             permission: None,
+            ticket: None,
             fresh: None,
             place: None,
             found: None,
@@ -144,6 +151,7 @@ impl Driver {
             Action::Run => {
                 let (request, attempt) = (Arc::clone(needed(self.request.as_ref(), REQUEST)?), self.attempt()?);
                 let client = needed(self.client.take(), CLIENT)?;
+                self.ticket.take().into_iter().for_each(Ticket::spend);
                 self.operate(async move { Done::Attempted(Box::new(attempt::run(request, attempt, client).await)) });
             }
             Action::Settle => {
@@ -167,7 +175,8 @@ impl Driver {
             }
             Action::ShareRunning { since } => self.share_running(since)?,
             Action::ShareFound => {
-                self.permission = None;
+                // A record stands: nothing new is claimed.
+                (self.permission, self.ticket) = (None, None);
                 let leader = needed(self.leader.take(), LEADER)?;
                 match self.found.take() {
                     Some((record, now)) => leader.found(record, now),
@@ -181,7 +190,7 @@ impl Driver {
                     None => drop(leader),
                 }
             }
-            Action::Leave => (self.permission, self.leader) = (None, None),
+            Action::Leave => (self.permission, self.ticket, self.leader) = (None, None, None),
             Action::Reply(outcome) => self.reply(outcome)?,
         }
         Ok(None)
@@ -232,6 +241,11 @@ impl Driver {
     async fn observe(&mut self, done: Done, failures: u32) -> Event {
         match done {
             Done::Permitted(permission) => self.permitted(permission),
+            Done::Counted(Ok(ticket), permission) => {
+                self.ticket = Some(ticket);
+                self.permitted(permission)
+            }
+            Done::Counted(Err(wait), _) => self.quota_exceeded(wait),
             Done::Changed => Event::Changed,
             Done::Followed(follower, progress) => match self.met(follower, progress).await {
                 Ok(followed) => Event::Followed(followed),
@@ -293,36 +307,6 @@ impl Driver {
 
     fn operate(&mut self, operation: impl Future<Output = Done> + Send + 'static) {
         self.operation = Box::pin(operation);
-    }
-
-    /// Makes the record to claim, and holds the configuration.
-    fn permit(&mut self) -> Result<Option<Event>, Missing> {
-        if self.fresh.is_none() {
-            match needed(self.request.as_ref(), REQUEST)?.fresh() {
-                Ok(fresh) => self.fresh = Some(fresh),
-                Err(problem) => return Ok(Some(self.failed(problem))),
-            }
-        }
-        self.permission = None;
-        let retired = Arc::clone(&self.shared.retired);
-        Ok(match Arc::clone(&retired).try_read_owned() {
-            Ok(permission) => Some(self.permitted(permission)),
-            Err(_) => {
-                self.operate(async move { Done::Permitted(retired.read_owned().await) });
-                None
-            }
-        })
-    }
-
-    fn permitted(&mut self, permission: Permission) -> Event {
-        let stays = |request: &Arc<ProtectedRequest>| {
-            !permission.contains(&request.state.rules) && request.is_found_after_reload()
-        };
-        if !self.request.as_ref().is_some_and(stays) {
-            return Event::Retired;
-        }
-        self.permission = Some(permission);
-        Event::Permitted
     }
 
     fn share_running(&mut self, since: Duration) -> Result<(), Missing> {

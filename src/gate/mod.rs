@@ -17,6 +17,7 @@ mod pass;
 mod policy_page;
 mod preflight;
 mod protected;
+mod quota;
 mod reload;
 mod renewal;
 mod request;

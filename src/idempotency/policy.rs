@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::fingerprint::Recipe;
 use super::key::KeyRule;
+use super::quota::Quota;
 use super::scope::{Scope, ScopePart};
 use super::settle::Outcomes;
 
@@ -38,6 +39,8 @@ pub struct Policy {
     pub max_request_body: u64,
     /// Largest answer body that is kept, in bytes.
     pub max_response_body: u64,
+    /// How many new keys each caller may claim.
+    pub quota: Option<Quota>,
     /// Whose scripts may read what the gate answers.
     pub cors: Cors,
     /// Page that explains the route's problems; their `type`.
@@ -64,6 +67,7 @@ impl Default for Policy {
             body: Delivery::Buffer,
             max_request_body: 16 * MIB,
             max_response_body: 16 * MIB,
+            quota: None,
             cors: Cors::default(),
             docs: None,
         }

@@ -40,6 +40,7 @@ mod paths;
 mod policy;
 mod policy_page;
 mod presets;
+mod quota;
 mod redis_servers;
 mod redis_topologies;
 mod reload;

@@ -90,7 +90,8 @@ fn everything() -> Resolved {
          cache = \"redis://cache.internal\"\ncache_password_file = {secret:?}\n[upstreams.app]\nurl = \"https://app\"\n\
          tls = {{ ca = {own:?}, cert = {own:?}, key = {own:?}, name = \"app\", crl = {own:?} }}\n\
          [policy_page]\npath = \"/policy\"\n[[routes]]\nname = \"r\"\npath = \"/r\"\n\
-         preset = \"ietf\"\ndocs = \"https://docs.example.com/\"\nin_flight = {{ wait = \"10s\" }}\n"
+         preset = \"ietf\"\n\
+         quota = {{ new_keys = 1000, per = \"1m\" }}\ndocs = \"https://docs.example.com/\"\nin_flight = {{ wait = \"10s\" }}\n"
     );
     Case::new(&text).load()
 }
