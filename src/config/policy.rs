@@ -13,12 +13,13 @@ use super::kinds::{Kind, flag, nested, nonzero_time, number, set, size, text, ti
 use super::node::{Node, Table, Wrong};
 use super::preset::Preset;
 use crate::idempotency::key::{KeyRule, KeySource};
-use crate::idempotency::policy::{Cors, Delivery, InFlight, Mode, Policy, Recovery, StoreFailure};
+use crate::idempotency::policy::{Cors, Delivery, InFlight, Mode, Policy, StoreFailure};
 use crate::idempotency::scope::{Scope, ScopeWord};
 
 mod fingerprint;
 mod outcomes;
 mod quota;
+mod recovery;
 
 keys! {
     /// What applies to every route that does not set it itself. The parts of `key`, `fingerprint`, `outcomes` and `cors`
@@ -52,8 +53,10 @@ keys! {
         /// client sends `Prefer: wait=N`, it waits for N seconds if that is shorter. A retry that waits never runs itself.
         in_flight => in_flight();
         /// What a retry of an unknown outcome gets: "hold" is 409 `outcome-unknown` until an operator resolves it; "retry" runs
-        /// again, possibly beside an attempt that is still in progress.
-        recovery => words_but(&[("hold", Recovery::Hold), ("retry", Recovery::Retry)], &["probe"]);
+        /// again, possibly beside an attempt that is still in progress. With { probe = "/v1/charges/by-key/{key}" } oncegate
+        /// asks the upstream first, with GET and the headers of the retry: a 2xx completes the record with that answer, 404
+        /// or 410 runs the request, and anything else holds.
+        recovery => recovery::recovery();
         /// If the store cannot be reached: "reject" is 503, "forward" runs unprotected, marked and counted.
         store_failure => words(&[("reject", StoreFailure::Reject), ("forward", StoreFailure::Forward)]);
         /// How long a claim lasts without renewal; it is renewed while the attempt runs. At least "1s".

@@ -19,6 +19,7 @@ use super::units;
 use super::upstreams::{self, Upstreams};
 use crate::idempotency::key::KeySource;
 use crate::idempotency::policy::{Mode, Policy};
+use crate::idempotency::recovery::{Probe, Recovery};
 use crate::idempotency::scope::ScopePart;
 use crate::route::{Overlap, Pattern, Route, Router};
 
@@ -212,7 +213,7 @@ fn route(
     mut keys: Keys,
     upstream: usize,
     preset: Preset,
-    policy: Policy,
+    mut policy: Policy,
     upstreams: &Upstreams,
     printed: &mut ArrayOfTables,
 ) -> Option<Route> {
@@ -221,6 +222,9 @@ fn route(
     keys.upstream = upstreams.names.get(upstream).map(ToString::to_string);
     let entries = keys.print().into_iter().chain(preset.print()).chain(policy.print());
     printed.push(entries.map(|(key, value)| (key, Item::Value(value))).collect());
+    if let Recovery::Probe(probe) = &mut policy.recovery {
+        probe.after = probe.after.or(upstreams.timeout(Some(upstream)));
+    }
     Some(Route { name, namespace, methods: keys.methods, host: keys.host, path: keys.path?, upstream, policy })
 }
 
@@ -306,6 +310,19 @@ fn check_policy(table: &Table<'_>, route: &str, draft: &PartialPolicy, timeout: 
                 "route `{route}` forgets an answer {} after its claim, and an attempt may take {}: a retry of a slow one \
                  may run again",
                 units::show_duration(policy.ttl),
+                units::show_duration(timeout)
+            ),
+        );
+    }
+    if let (Recovery::Probe(Probe { after: Some(after), .. }), Some(timeout)) = (&policy.recovery, timeout)
+        && *after < timeout
+    {
+        table.advise(
+            "recovery",
+            format!(
+                "route `{route}` asks its upstream {} after an outcome turned unknown, and an attempt may take {}: one that is \
+                 still under way there may count as one that never came, and run again",
+                units::show_duration(*after),
                 units::show_duration(timeout)
             ),
         );

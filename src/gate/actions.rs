@@ -1,6 +1,7 @@
 //! Carries out the actions of the claim protocol: calls the store, follows the leader, runs the attempt, answers the client.
 
 use std::future::{Future, pending};
+use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use tokio::sync::{OwnedRwLockReadGuard, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::attempt::{self, Attempted};
+use super::probe::{ProbeLock, Probed};
 use super::protected::{Client, ProtectedRequest};
 use super::quota::Ticket;
 use super::shared::{IdentityDigest, Shared};
@@ -20,7 +22,9 @@ use crate::idempotency::protocol::{Action, Event, Followed, Protocol, RecordView
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 use crate::store::{Claim, End, Error, ErrorKind, Fresh, Listed, Settled};
 
-mod permit;
+mod counting;
+mod following;
+mod replying;
 
 /// The result of an operation.
 enum Done {
@@ -31,6 +35,8 @@ enum Done {
     Claimed(Result<Claim, Error>),
     Superseded(Result<bool, Error>),
     Looked(Result<Option<Listed>, Error>),
+    Locked(Result<Option<ProbeLock>, Error>),
+    Probed(Box<Probed>),
     Attempted(Box<Attempted>),
     Settled(Result<Settled, Error>),
     Changed,
@@ -67,6 +73,10 @@ pub(super) struct Driver {
     /// What the leader's attempt left.
     released: Option<Arc<Released>>,
     problem: Option<Problem>,
+    /// The right to ask the upstream about the record.
+    lock: Option<ProbeLock>,
+    /// What the upstream said of it.
+    probed: Option<Box<Probed>>,
     attempted: Option<Box<Attempted>>,
     settled: Option<Settled>,
     /// A claim failed like this.
@@ -95,6 +105,8 @@ impl Driver {
             found: None,
             released: None,
             problem: None,
+            lock: None,
+            probed: None,
             attempted: None,
             settled: None,
             error: None,
@@ -162,6 +174,30 @@ impl Driver {
                 self.permission = None;
                 self.settle(End::Release)?;
             }
+            Action::LockProbe => {
+                let (id, fresh) = match needed(self.request.as_ref(), REQUEST)?.probe_lock() {
+                    Ok(lock) => lock,
+                    Err(problem) => return Ok(Some(self.failed(problem))),
+                };
+                let store = Arc::clone(&shared.store);
+                self.operate(async move { Done::Locked(ProbeLock::take(store, id, fresh).await) });
+            }
+            Action::ShareProbing => {
+                let request = needed(self.request.as_ref(), REQUEST)?;
+                let probing = Running::probing(self.unknown()?, request.fingerprint.clone(), request.proof);
+                needed(self.leader.as_ref(), LEADER)?.running(probing);
+            }
+            Action::Probe => {
+                let request = Arc::clone(needed(self.request.as_ref(), REQUEST)?);
+                self.operate(async move { Done::Probed(Box::new(request.probe().await)) });
+            }
+            Action::Recover => {
+                let policy = needed(self.request.as_ref(), REQUEST)?.policy();
+                let end = needed(self.probed.as_ref(), PROBED)?.end(policy.ttl, policy.max_response_body);
+                let (store, id, attempt) = (Arc::clone(&shared.store), self.id, self.unknown()?);
+                let end = needed(end, PROBED)?;
+                self.operate(async move { Done::Settled(store.settle(id, attempt, end).await) });
+            }
             Action::TakePlace => {
                 self.place = shared.usage.waiting.acquire(1);
                 return Ok(Some(if self.place.is_some() { Event::PlaceTaken } else { Event::NoPlace }));
@@ -200,6 +236,11 @@ impl Driver {
     /// has passed.
     pub(super) fn give_up(self, Missing(what): &Missing) {
         tracing::error!(record = %self.id, what, "a request cannot go on: this is a bug in oncegate");
+    }
+
+    /// The attempt of the unknown record that was found.
+    fn unknown(&self) -> Result<Attempt, Missing> {
+        needed(self.found.as_ref(), FOUND).map(|(record, _)| record.attempt)
     }
 
     fn attempt(&self) -> Result<Attempt, Missing> {
@@ -285,6 +326,20 @@ impl Driver {
                 tracing::debug!(%error, record = %self.id, "the store failed a request that waits");
                 Event::StoreFailed { in_doubt: false }
             }
+            Done::Locked(Ok(Some(lock))) => {
+                self.lock = Some(lock);
+                Event::ProbeLocked
+            }
+            Done::Locked(Ok(None)) => Event::ProbeTaken,
+            Done::Locked(Err(error)) => {
+                tracing::debug!(%error, record = %self.id, "the right to ask the upstream could not be taken");
+                Event::StoreFailed { in_doubt: false }
+            }
+            Done::Probed(probed) => {
+                let finding = probed.finding;
+                self.probed = Some(probed);
+                Event::Probed(finding)
+            }
             Done::Attempted(attempted) => {
                 self.attempted = Some(attempted);
                 Event::AttemptEnded
@@ -309,9 +364,44 @@ impl Driver {
         self.operation = Box::pin(operation);
     }
 
+    /// Makes the record to claim, takes a key from the quota, and holds the configuration.
+    fn permit(&mut self) -> Result<Option<Event>, Missing> {
+        if self.fresh.is_none() {
+            match needed(self.request.as_ref(), REQUEST)?.fresh() {
+                Ok(fresh) => self.fresh = Some(fresh),
+                Err(problem) => return Ok(Some(self.failed(problem))),
+            }
+        }
+        self.permission = None;
+        let retired = Arc::clone(&self.shared.retired);
+        if let Some(quota) = needed(self.request.as_ref(), REQUEST)?.policy().quota.filter(|_| self.ticket.is_none())
+            && let ControlFlow::Break(event) = self.count(&quota)?
+        {
+            return Ok(event);
+        }
+        Ok(match Arc::clone(&retired).try_read_owned() {
+            Ok(permission) => Some(self.permitted(permission)),
+            Err(_) => {
+                self.operate(async move { Done::Permitted(retired.read_owned().await) });
+                None
+            }
+        })
+    }
+
+    fn permitted(&mut self, permission: Permission) -> Event {
+        let stays = |request: &Arc<ProtectedRequest>| {
+            !permission.contains(&request.state.rules) && request.is_found_after_reload()
+        };
+        if !self.request.as_ref().is_some_and(stays) {
+            return Event::Retired;
+        }
+        self.permission = Some(permission);
+        Event::Permitted
+    }
+
     fn share_running(&mut self, since: Duration) -> Result<(), Missing> {
         // What it met before it ran is not needed any more.
-        (self.permission, self.found, self.released) = (None, None, None);
+        (self.permission, self.found, self.released, self.lock) = (None, None, None, None);
         let request = needed(self.request.as_ref(), REQUEST)?;
         let (attempt, lease) = (self.attempt()?, request.policy().lease);
         let asked = self.began + since;
@@ -331,29 +421,6 @@ impl Driver {
         Event::Failed
     }
 
-    /// What following another request came to.
-    async fn met(&mut self, follower: Follower, progress: Option<Progress>) -> Result<Followed, Problem> {
-        let Some(request) = &self.request else { return Ok(Followed::Gone) };
-        Ok(match progress {
-            Some(Progress::Running(running)) => {
-                let difference = request.difference(&running.fingerprint, running.proof.as_ref()).await?;
-                self.follower = Some(follower);
-                Followed::Running { difference, attempt: RunningAttempt::here(running.began.elapsed()) }
-            }
-            Some(Progress::Released(released)) => {
-                let difference = request.difference(&released.fingerprint, released.proof.as_ref()).await?;
-                self.released = Some(released);
-                Followed::Released { is_same: difference.is_none() }
-            }
-            Some(Progress::Found(found)) => {
-                let (record, now) = &*found;
-                Followed::Found { decision: request.decide(record, *now).await?, until: Some(record.until) }
-            }
-            Some(Progress::Absent) => Followed::Absent,
-            Some(Progress::Asking) | None => Followed::Gone,
-        })
-    }
-
     /// A record that stands, as it concerns this request.
     async fn view(&mut self, record: Record, now: Timestamp) -> Result<RecordView, Problem> {
         let decision = match &self.request {
@@ -371,8 +438,11 @@ impl Driver {
         match settled {
             Settled::Done { .. } => Settlement::Done,
             Settled::Superseded { record } => {
-                let is_its =
-                    |record: &Record| self.fresh.as_ref().is_some_and(|fresh| record.is_completed_by(fresh.attempt));
+                let attempt = match self.attempted {
+                    None if self.probed.is_some() => self.unknown(),
+                    _ => self.attempt(),
+                };
+                let is_its = |record: &Record| attempt.as_ref().is_ok_and(|attempt| record.is_completed_by(*attempt));
                 if record.as_ref().is_some_and(is_its) { Settlement::CompletedOtherwise } else { Settlement::Lost }
             }
         }
@@ -385,54 +455,7 @@ impl Driver {
             attempt::conclude(needed(request, REQUEST)?, needed(attempted, ATTEMPTED)?, self.settled.as_ref());
             return Ok(());
         }
-        let (request, client) = (needed(self.request.take(), REQUEST)?, needed(self.client.take(), CLIENT)?);
-        self.place = None;
-        let shared = &self.shared;
-        let reply = match outcome {
-            ProtocolReply::Decided { decision, until } => request.reply(decision, until),
-            ProtocolReply::Released => {
-                attempt::released(&request, needed(self.released.as_deref(), "a released answer")?)
-            }
-            ProtocolReply::NothingLeft => request.nothing_left(),
-            ProtocolReply::Retired => request.retired(),
-            ProtocolReply::LookFailed => request.store_away(),
-            ProtocolReply::Failed | ProtocolReply::Barred => request.problem(needed(self.problem.take(), "a problem")?),
-            ProtocolReply::ClaimTooLate => {
-                if let Some(others) = shared.late_claims.due() {
-                    tracing::warn!(record = %self.id, others, "the store took too long for a claim, which is given up");
-                }
-                request.store_away()
-            }
-            ProtocolReply::LeaderUnanswered if shared.retired.try_read().is_err() => request.retired(),
-            ProtocolReply::LeaderUnanswered => {
-                without_store(request, client);
-                return Ok(());
-            }
-            ProtocolReply::ClaimFailed => {
-                match self.error.take() {
-                    Some(error) if error.cause().kind == ErrorKind::Corrupt => {
-                        if let Some(others) = shared.unreadable.due() {
-                            let message = "a record cannot be read: requests with its key get 503 store-unavailable";
-                            tracing::error!(%error, record = %self.id, others, "{message}");
-                        }
-                    }
-                    Some(error) => tracing::debug!(%error, record = %self.id, "a claim failed"),
-                    None => {}
-                }
-                without_store(request, client);
-                return Ok(());
-            }
-            ProtocolReply::ClaimUnanswered => {
-                if let Some(others) = shared.late_claims.due() {
-                    tracing::warn!(record = %self.id, others, "the store did not answer a claim in time");
-                }
-                without_store(request, client);
-                return Ok(());
-            }
-            ProtocolReply::Attempted(_) => return Ok(()),
-        };
-        client.reply(reply);
-        Ok(())
+        self.reply_without_attempt(outcome)
     }
 
     /// A claim failed. Where it is certain not to stand, that is logged with the reply.
@@ -457,16 +480,6 @@ impl Driver {
     }
 }
 
-/// Answers a client whose claim failed, which may take as long as the upstream does. What the claim comes to is seen to
-/// meanwhile. A request that may not run (see [`Event::Barred`]) must not be forwarded here either.
-fn without_store(request: Arc<ProtectedRequest>, client: Client) {
-    if request.needs_store() {
-        client.reply(request.store_away());
-    } else {
-        tokio::spawn(Box::pin(async move { client.reply(request.forward_unprotected().await) }));
-    }
-}
-
 fn needed<T>(piece: Option<T>, name: &'static str) -> Result<T, Missing> {
     piece.ok_or(Missing(name))
 }
@@ -476,4 +489,6 @@ const CLIENT: &str = "a client that is not answered";
 const FRESH: &str = "a record to claim";
 const LEADER: &str = "the leadership of the key";
 const FOLLOWER: &str = "a leader to follow";
+const FOUND: &str = "a record that was found";
+const PROBED: &str = "the upstream's answer to a probe";
 const ATTEMPTED: &str = "an attempt that has ended";

@@ -197,7 +197,7 @@ async fn exchange(request: &ProtectedRequest, attempt: Attempt, recipient: &mut 
 }
 
 /// A digest of the record's namespace and scope, and of the caller's proof: what a record with a fixed key would have.
-fn scope_digest(request: &ProtectedRequest) -> [u8; 32] {
+pub(super) fn scope_digest(request: &ProtectedRequest) -> [u8; 32] {
     let key = Key::from_fingerprint(&[0; 32]);
     let (namespace, scope) = (&request.route.namespace, &request.policy().scope);
     let (id, proof) = request.gate.identifier.identify(namespace, scope, request.head.caller(), &key);
@@ -294,13 +294,13 @@ fn forwarded(request: &ProtectedRequest, attempt: Attempt) -> Request<Body> {
 }
 
 /// The answer as its client gets it, without its body and without what the gate `added` says itself.
-fn head_of_answer(parts: response::Parts, added: &[HeaderName]) -> Answer {
+pub(super) fn head_of_answer(parts: response::Parts, added: &[HeaderName]) -> Answer {
     let reason = parts.extensions.get::<ReasonPhrase>().map(|reason| Bytes::copy_from_slice(reason.as_bytes()));
     let headers = to_client(parts.headers, added);
     Answer { status: parts.status, reason, headers: lines(&headers).collect(), content: None }
 }
 
-fn lines(headers: &HeaderMap) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
+pub(super) fn lines(headers: &HeaderMap) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
     headers.iter().map(|(name, value)| (name.clone(), value.clone()))
 }
 

@@ -242,7 +242,8 @@ impl ProtectedRequest {
                 "this key was used with another password, token or session; if yours was renewed, find out what became \
                  of the first request before you send it under a new key",
             ),
-            Decision::Unknown => problem(
+            // A request that does not ask the upstream gets what the record says.
+            Decision::Unknown | Decision::Probe => problem(
                 Code::OutcomeUnknown,
                 "an earlier attempt may or may not have taken effect; find out before you act again",
             ),

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::fingerprint::Recipe;
 use super::key::KeyRule;
 use super::quota::Quota;
+use super::recovery::Recovery;
 use super::scope::{Scope, ScopePart};
 use super::settle::Outcomes;
 
@@ -81,15 +82,6 @@ pub enum InFlight {
     Reject,
     /// It waits for the attempt to end, for this long at most. It never starts one itself.
     Wait(Duration),
-}
-
-/// What happens to a retry of an unknown record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Recovery {
-    /// Answer `outcome-unknown` until an operator, or the late attempt itself, resolves it.
-    Hold,
-    /// Claim again with a new attempt, which may overlap one that still runs.
-    Retry,
 }
 
 /// What happens to a request when the store cannot be reached.

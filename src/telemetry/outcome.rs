@@ -19,6 +19,8 @@ pub enum Outcome {
     Passed,
     /// The same, and it carried a key: no route protects it.
     Ignored,
+    /// The upstream said what became of an unknown outcome, and the record has its answer now.
+    Recovered,
     /// The gate answered with this problem, or the upstream's answer leaves this problem behind.
     Problem(Code),
 }
@@ -74,7 +76,7 @@ pub enum Code {
 
 impl Outcome {
     /// Every outcome, in the order of [`Outcome::index`].
-    pub const ALL: [Self; 29] = {
+    pub const ALL: [Self; 30] = {
         use Code::*;
         [
             Self::Executed,
@@ -84,6 +86,7 @@ impl Outcome {
             Self::Unprotected,
             Self::Passed,
             Self::Ignored,
+            Self::Recovered,
             Self::Problem(KeyMissing),
             Self::Problem(KeyInvalid),
             Self::Problem(ScopeMissing),
@@ -120,6 +123,7 @@ impl Outcome {
             Self::Unprotected => "unprotected",
             Self::Passed => "passed",
             Self::Ignored => "ignored",
+            Self::Recovered => "recovered",
             Self::Problem(code) => code.as_str(),
         }
     }
@@ -135,7 +139,8 @@ impl Outcome {
             Self::Unprotected => 4,
             Self::Passed => 5,
             Self::Ignored => 6,
-            Self::Problem(code) => 7 + code as usize,
+            Self::Recovered => 7,
+            Self::Problem(code) => 8 + code as usize,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::config::declare::Shown::Required;
+use crate::config::declare::Shown::{Example, Required};
 use crate::config::declare::{Inner, Keys as _, keys};
 use crate::config::kinds::{Kind, number, time_of, words};
 use crate::config::node::{Node, Table, Wrong};
@@ -11,6 +11,9 @@ use crate::idempotency::quota::{Quota, QuotaBy};
 /// The shortest and the longest window.
 const SECOND: Duration = Duration::from_secs(1);
 const MONTH: Duration = Duration::from_secs(31 * 24 * 60 * 60);
+
+const WORDS: &[(&str, QuotaBy)] =
+    &[("scope", QuotaBy::Scope), ("client-ip", QuotaBy::ClientIp), ("route", QuotaBy::Route)];
 
 keys! {
     /// `quota`
@@ -21,19 +24,15 @@ keys! {
         /// The window, from "1s" to "31d".
         per: Option<Duration> = None => time_of(SECOND..=MONTH).optional(), Required("\"1m\"");
         /// Who is one caller: "scope" is whoever has the same scope, "client-ip" an address (an IPv6 /64), "route" everybody
-        /// on the route.
-        by: QuotaBy = QuotaBy::Scope => words(&[
-            ("scope", QuotaBy::Scope),
-            ("client-ip", QuotaBy::ClientIp),
-            ("route", QuotaBy::Route),
-        ]);
+        /// on the route. If omitted, "scope".
+        by: Option<QuotaBy> = None => words(WORDS).optional(), Example("\"scope\"");
     }
 }
 
 /// The table.
 pub(super) fn quota() -> Kind<Quota> {
     let print = |quota: &Quota| {
-        let keys = Keys { new_keys: Some(quota.new_keys), per: Some(quota.per), by: quota.by };
+        let keys = Keys { new_keys: Some(quota.new_keys), per: Some(quota.per), by: Some(quota.by) };
         keys.print_inline().into()
     };
     Kind::new(|| Keys::SECTION.shape(), read, print).with_inner(|| Inner::Table(Keys::SECTION))
@@ -49,5 +48,5 @@ fn read(node: &Node<'_>) -> Result<Quota, Wrong> {
     }
     let Keys { new_keys, per, by } = Keys::read(&table, Keys::default());
     // What is missing has been reported.
-    Ok(Quota { new_keys: new_keys.unwrap_or(1), per: per.unwrap_or(SECOND), by })
+    Ok(Quota { new_keys: new_keys.unwrap_or(1), per: per.unwrap_or(SECOND), by: by.unwrap_or(QuotaBy::Scope) })
 }

@@ -59,6 +59,11 @@ const SITUATIONS: &[Situation] = &[
         events.push((Duration::from_secs(21), Event::Claimed));
         events
     }),
+    ("It asks for the right to probe an unknown outcome", WAITS, || probing(&[])),
+    ("It asks the upstream what became of the attempt", WAITS, || probing(&[Event::ProbeLocked])),
+    ("It completes the record with what the upstream said", WAITS, || {
+        probing(&[Event::ProbeLocked, Event::Probed(Finding::Done)])
+    }),
     ("Its attempt runs", WAITS, || leading(&[Event::Permitted, Event::Claimed])),
     ("It settles its attempt", WAITS, || leading(&[Event::Permitted, Event::Claimed, Event::AttemptEnded])),
     ("A settlement failed", WAITS, || {
@@ -96,6 +101,10 @@ fn taking_over() -> Vec<(Duration, Event)> {
     leading(&[Event::Permitted, Event::Exists(view(Decision::Supersede)), Event::Permitted])
 }
 
+fn probing(events: &[Event]) -> Vec<(Duration, Event)> {
+    leading(&[&[Event::Permitted, Event::Exists(view(Decision::Probe))], events].concat())
+}
+
 fn waiting(here: bool, events: &[Event]) -> Vec<(Duration, Event)> {
     let elapsed = SECOND;
     let met = match here {
@@ -129,6 +138,7 @@ fn events() -> Vec<(&'static str, Event)> {
         ("the leader runs another request", running(Some(Decision::Reused))),
         ("the leader found an attempt in flight", found(in_flight())),
         ("the leader found an answer", found(completed())),
+        ("the leader found an unknown outcome that is being probed", found(Decision::Probe)),
         ("the leader found a record that does not count", found(Decision::Supersede)),
         ("the leader found no record", Event::Followed(Followed::Absent)),
         (
@@ -147,6 +157,7 @@ fn events() -> Vec<(&'static str, Event)> {
         ("the record had changed meanwhile", Event::NotSuperseded),
         ("the store has an attempt in flight", exists(in_flight())),
         ("the store has an answer", exists(completed())),
+        ("the store has an unknown outcome that may be probed", exists(Decision::Probe)),
         ("the store has a record that does not count", exists(Decision::Supersede)),
         (
             "the store has this very claim, unknown by now",
@@ -154,6 +165,7 @@ fn events() -> Vec<(&'static str, Event)> {
         ),
         ("the record is in flight", looked(in_flight())),
         ("the record has an answer", looked(completed())),
+        ("the record is an unknown outcome that may be probed", looked(Decision::Probe)),
         ("the record does not count", looked(Decision::Supersede)),
         (
             "the record is this request's own claim, unknown by now",
@@ -163,6 +175,11 @@ fn events() -> Vec<(&'static str, Event)> {
         ("the store fails, and nothing happened", Event::StoreFailed { in_doubt: false }),
         ("the store fails, and it may have happened", Event::StoreFailed { in_doubt: true }),
         ("the gate cannot go on with the request", Event::Failed),
+        ("it alone may probe", Event::ProbeLocked),
+        ("another request probes", Event::ProbeTaken),
+        ("the upstream says that it took effect", Event::Probed(Finding::Done)),
+        ("the upstream knows nothing of it", Event::Probed(Finding::Absent)),
+        ("the upstream does not say", Event::Probed(Finding::Unclear)),
         ("the attempt ends", Event::AttemptEnded),
         ("the settlement is durable", Event::Settled(Settlement::Done)),
         ("the upstream completed the record itself", Event::Settled(Settlement::CompletedOtherwise)),
@@ -235,6 +252,10 @@ fn describe(action: &Action) -> String {
         Action::Run => "**forwards the request**",
         Action::Settle => "settles the attempt",
         Action::Withdraw => "releases the claim",
+        Action::LockProbe => "asks the store for the right to probe",
+        Action::ShareProbing => "tells its followers that the upstream is asked",
+        Action::Probe => "asks the upstream what became of the attempt",
+        Action::Recover => "completes the record as its own attempt",
         Action::TakePlace => "asks for a place among those that wait",
         Action::Watch => "waits for a sign",
         Action::Reply(reply) => return format!("replies {}", reply_in_words(reply)),
@@ -249,6 +270,8 @@ fn reply_in_words(reply: &Reply) -> String {
             format!("409 `in-flight` ({} so far{left})", seconds(*elapsed))
         }
         Reply::Decided { decision: Decision::Reused, .. } => "422 `key-reused`".to_owned(),
+        Reply::Decided { decision: Decision::Unknown, .. } => "409 `outcome-unknown`".to_owned(),
+        Reply::Recovered => "with what the upstream said, `recovered`".to_owned(),
         Reply::Decided { .. } => "what the record says".to_owned(),
         Reply::Released => "with the released answer".to_owned(),
         Reply::NothingLeft => "409 `in-flight`, to be sent again at once".to_owned(),

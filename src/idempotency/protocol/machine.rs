@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use self::probing::Probing;
 use self::waiting::{Place, Waiting};
 use super::super::decide::Decision;
 use super::super::record::Version;
 use super::{Action, Event, Followed, Limits, RecordView, Reply, Settlement};
 
+mod probing;
 mod waiting;
 
 /// The first pause before a store call is repeated; each one after it is twice as long, up to [`LONGEST_RETRY`].
@@ -46,6 +48,8 @@ enum Phase {
         again: Option<Claiming>,
         retry: Option<Duration>,
     },
+    /// It finds out what became of the attempt of an unknown record.
+    Probing(Probing),
     /// The attempt runs.
     Running,
     /// The store is asked to end the attempt. The client is answered at the age of `deadline` at the latest.
@@ -95,6 +99,7 @@ impl Protocol {
             }
             Phase::Settling { deadline, retry } => earlier(*deadline, *retry),
             Phase::Waiting(waiting) => Some(waiting.timeout()),
+            Phase::Probing(probing) => probing.timeout(),
             Phase::New | Phase::Joining | Phase::Running | Phase::TakingPlace(_) | Phase::Done => None,
         }
     }
@@ -128,6 +133,7 @@ impl Protocol {
             Phase::Reading(claiming) => self.read(now, claiming, event),
             Phase::Asking { claiming, in_doubt, retry } => self.asked(now, (claiming, in_doubt, retry), event),
             Phase::Withdrawing { again, retry } => self.withdrawn(now, again, retry, event),
+            Phase::Probing(probing) => self.probed(now, probing, event),
             Phase::Running if event == Event::AttemptEnded => {
                 let deadline = Some(now + self.limits.settle_timeout);
                 self.call(Phase::Settling { deadline, retry: None }, Action::Settle)
@@ -169,6 +175,7 @@ impl Protocol {
             // A retry that does not wait runs; and one that differs finds the key free.
             Event::Followed(Followed::Released { .. } | Followed::Absent | Followed::Gone)
             | Event::Followed(Followed::Found { decision: Decision::Supersede, .. }) => self.join(),
+            Event::Followed(Followed::Found { decision: Decision::Probe, .. }) => self.another_asks(now, None),
             Event::Followed(Followed::Found { decision, until }) => self.reply(Reply::Decided { decision, until }),
             Event::Followed(Followed::Running { difference: Some(decision), .. }) => {
                 self.reply(Reply::Decided { decision, until: None })
@@ -210,6 +217,8 @@ impl Protocol {
                 return self.in_flight(now, Place::elsewhere(now), attempt, Some(Action::ShareFound));
             }
             Decision::Supersede => Reply::Barred,
+            // The upstream is asked for those who may run where it knows nothing.
+            Decision::Probe => Reply::Decided { decision: Decision::Unknown, until },
             decision => Reply::Decided { decision, until },
         };
         self.go(Phase::Done, [Action::ShareFound, Action::Reply(reply)])
@@ -235,6 +244,9 @@ impl Protocol {
             Event::Exists(_) if claiming.is_given_up => self.go(Phase::Done, [Action::Leave]),
             Event::Exists(RecordView { decision: Decision::Supersede, version, .. }) => {
                 self.ask_again(Claiming { seen: Some(version), ..claiming })
+            }
+            Event::Exists(RecordView { decision: Decision::Probe, version, until, .. }) => {
+                self.probe(now, version, until)
             }
             Event::Exists(RecordView { decision: Decision::InFlight(attempt), .. }) => {
                 let place = Place::elsewhere(now);

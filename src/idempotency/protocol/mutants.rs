@@ -27,10 +27,16 @@ pub(super) enum Mutant {
     DropsReply,
     /// Runs what may not run.
     RunsTheBarred,
+    /// Asks the upstream while an attempt may still take effect there, and believes that it knows nothing of it.
+    ProbesTooEarly,
+    /// Runs again where the upstream does not say what became of the attempt.
+    BelievesUnclear,
+    /// Asks the upstream while another request asks it.
+    ProbesBesideAnother,
 }
 
 impl Mutant {
-    pub(super) const ALL: [Self; 9] = [
+    pub(super) const ALL: [Self; 12] = [
         Self::BelievesDoubt,
         Self::ForgetsDoubt,
         Self::DoesNotWithdraw,
@@ -40,6 +46,9 @@ impl Mutant {
         Self::ClaimsAfterWaiting,
         Self::DropsReply,
         Self::RunsTheBarred,
+        Self::ProbesTooEarly,
+        Self::BelievesUnclear,
+        Self::ProbesBesideAnother,
     ];
 
     /// What [`Protocol::handle`] would return, but for the fault. `asked` is the store call that ends with the event.
@@ -62,6 +71,11 @@ impl Mutant {
             (Self::TakesOverTheLiving, Event::Exists(view)) => {
                 Event::Exists(RecordView { decision: Decision::Supersede, ..view })
             }
+            (Self::ProbesTooEarly, Event::Exists(view)) if view.decision == Decision::Unknown && !view.is_own => {
+                Event::Exists(RecordView { decision: Decision::Probe, ..view })
+            }
+            (Self::BelievesUnclear, Event::Probed(Finding::Unclear)) => Event::Probed(Finding::Absent),
+            (Self::ProbesBesideAnother, Event::ProbeTaken) => Event::ProbeLocked,
             (Self::RunsTheBarred, Event::Barred) => Event::Permitted,
             (_, event) => event,
         };

@@ -107,6 +107,8 @@ impl Protocol {
         };
         match decision {
             Decision::InFlight(attempt) => self.wait_elsewhere(now, Waiting { attempt, at: now, ..waiting }, share),
+            // Another request asks the upstream.
+            Decision::Probe => self.wait_elsewhere(now, waiting, share),
             // A new attempt would be due, and a request that waits starts none.
             Decision::Supersede => self.go(Phase::Done, share.into_iter().chain([Action::Reply(Reply::NothingLeft)])),
             decision => {
