@@ -20,6 +20,8 @@ mod fingerprint;
 mod outcomes;
 mod quota;
 mod recovery;
+mod outcomes_body;
+mod response_headers;
 
 keys! {
     /// What applies to every route that does not set it itself. The parts of `key`, `fingerprint`, `outcomes` and `cors`
@@ -48,6 +50,11 @@ keys! {
         /// "grpc:UNAVAILABLE"; those that are not named below are stored, and a call without a status is "broken". The most
         /// specific entry wins. Only differences from these defaults need to be set.
         outcomes => outcomes::outcomes();
+        /// What an answer's own JSON says of how the attempt ended, as in
+        /// [{ pointer = "/error/retryable", equals = true, then = "release" }]. The first rule that matches decides, before
+        /// `outcomes`; an Idempotency-Control of the upstream comes before both. Answers whose type is application/json or
+        /// ends in +json are judged, if they are whole, not compressed, at most 1MiB and no gRPC calls.
+        outcomes_body => outcomes_body::rules();
         /// What a retry gets while the first request is in progress: "reject" is 409 `in-flight` at once; { wait = "10s" }
         /// holds it for that long at most (24h at most), and answers as soon as the first request has its answer. If the
         /// client sends `Prefer: wait=N`, it waits for N seconds if that is shorter. A retry that waits never runs itself.
@@ -77,6 +84,8 @@ keys! {
         /// Beyond that a request that would run gets 429 `quota-exceeded`; retries get their answers all the same. All gates
         /// count together where there is a Redis (the store, or `cache`), else each gate counts by itself.
         quota => quota::quota().optional(), Example("{ new_keys = 1000, per = \"1m\", by = \"scope\" }");
+        /// Which headers of an answer its first client alone gets.
+        response_headers => nested();
         /// Which scripts may read, in browsers, the answers that oncegate itself gives.
         cors => nested();
         /// A page that explains the problems that oncegate answers with: their `type` and Link.

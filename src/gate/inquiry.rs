@@ -5,7 +5,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 use tokio::time::timeout;
 
 use super::Gate;
-use super::attempt::{head_of_answer, lines, scope_digest};
+use super::attempt::{head_of_answer, lines};
 use super::pass;
 use super::protected::ProtectedRequest;
 use crate::http::answer::{Captured, capture};
@@ -53,7 +53,7 @@ impl<'a> Question<'a> {
         let headers = to_upstream(headers, &request.state.kept, request.head.forwarding_info());
         let mut sending = SendContext::default();
         if upstream.settings().reuse == Sharing::Caller {
-            sending = sending.in_scope(scope_digest(request));
+            sending = sending.in_scope(request.scope_digest());
         }
         Self { gate: &request.gate, upstream, target, headers, sending }
     }

@@ -86,6 +86,15 @@ impl ProtectedRequest {
         self.key.shortened()
     }
 
+    /// A digest of its record's namespace and scope, and of its caller's proof: what a record with a fixed key would have.
+    pub(super) fn scope_digest(&self) -> [u8; 32] {
+        let key = Key::from_fingerprint(&[0; 32]);
+        let (namespace, scope) = (&self.route.namespace, &self.policy().scope);
+        let (id, proof) = self.gate.identifier.identify(namespace, scope, self.head.caller(), &key);
+        // The proof is bound to the id.
+        proof.map_or(id.0, |proof| proof.0)
+    }
+
     /// The times that bound it.
     pub(super) fn limits(&self) -> Limits {
         let settle_timeout = self.gate.settings.settle_timeout;

@@ -1,5 +1,6 @@
 //! What a request gets, given the record of its key: SPEC's table as a function.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use http::StatusCode;
@@ -97,7 +98,10 @@ pub fn decide(
             Recovery::Probe(_) => Decision::Unknown,
         },
         State::Completed => match record.answer.as_ref().map(Answer::decode) {
-            Some(Ok(answer)) if answer.content.is_some() => Decision::Replay(answer),
+            Some(Ok(answer)) if answer.content.is_some() => {
+                // A record may be older than the policy, or come from an upstream that completed it itself.
+                Decision::Replay(policy.response_headers.kept(Cow::Owned(answer)).into_owned())
+            }
             Some(Ok(tombstone)) => Decision::NotStored(tombstone.status),
             Some(Err(_)) | None => Decision::Unreadable,
         },

@@ -175,7 +175,7 @@ fn controls(out: &mut String) {
         ("`release`", Control { release: true, ..Control::default() }),
         ("`release, no-store, ttl=60`", Control { release: true, no_store: true, ttl, ..Control::default() }),
     ];
-    endings(out, &said.map(|(said, control)| (said, move |ending| settle(&Policy::default(), ending, &control))));
+    endings(out, &said.map(|(said, control)| (said, move |ending| settle(&Policy::default(), ending, &control, None))));
 }
 
 fn outcomes(out: &mut String) {
@@ -198,7 +198,7 @@ fn outcomes(out: &mut String) {
         let title: Vec<_> = entries.iter().map(|(entry, action)| format!("`{entry} = {action}`")).collect();
         let title = if title.is_empty() { "default".to_owned() } else { title.join(", ") };
         let policy = Policy { outcomes, ..Policy::default() };
-        (title, move |ending| settle(&policy, ending, &Control::default()))
+        (title, move |ending| settle(&policy, ending, &Control::default(), None))
     });
     endings(out, &columns);
 }

@@ -189,7 +189,7 @@ proptest! {
     fn a_key_is_released_only_by_policy_by_control_or_where_nothing_was_sent(
         policy in policy(), ending in ending(), control in control(),
     ) {
-        let verdict = settle(&policy, ending, &control);
+        let verdict = settle(&policy, ending, &control, None);
         let answered = matches!(ending, Ending::Answered(_) | Ending::Called(_));
         let by_policy = policy.outcomes.action(ending);
         match verdict {
@@ -202,7 +202,7 @@ proptest! {
             Verdict::Hold => prop_assert!(by_policy == Action::Hold && !(answered && (control.release || control.no_store))),
         }
         if !answered {
-            prop_assert_eq!(verdict, settle(&policy, ending, &Control::default()), "no control header was present");
+            prop_assert_eq!(verdict, settle(&policy, ending, &Control::default(), None), "no control header was present");
         }
         if policy.outcomes == Outcomes::default() && !answered {
             let nothing_was_sent = ending == Ending::Unreachable;

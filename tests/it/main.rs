@@ -35,6 +35,7 @@ mod listeners;
 mod matrix;
 mod migrate;
 mod operations;
+mod outcomes_body;
 mod passthrough;
 mod paths;
 mod policy;
@@ -46,6 +47,7 @@ mod redis_topologies;
 mod reload;
 mod replay;
 mod replicas;
+mod response_headers;
 #[path = "../servers/mod.rs"]
 mod servers;
 mod start;

@@ -16,7 +16,7 @@ const WIDTH: usize = 85;
 const OF_ROUTE: [&str; 7] = ["name", "namespace", "methods", "host", "path", "upstream", "preset"];
 
 /// Keys whose parts count one by one.
-const IN_PARTS: [&str; 4] = ["key", "fingerprint", "outcomes", "cors"];
+const IN_PARTS: [&str; 5] = ["key", "fingerprint", "outcomes", "response_headers", "cors"];
 
 /// A policy as dotted keys and their values.
 pub(super) type Spelled = Vec<(String, String)>;
