@@ -18,9 +18,9 @@ use crate::idempotency::scope::{Scope, ScopeWord};
 
 mod fingerprint;
 mod outcomes;
+mod outcomes_body;
 mod quota;
 mod recovery;
-mod outcomes_body;
 mod response_headers;
 
 keys! {

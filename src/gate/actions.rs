@@ -17,10 +17,10 @@ use super::shared::{IdentityDigest, Shared};
 use super::single_flight::{Follower, Leader, Progress, Released, Role, Running};
 use crate::http::problem::Problem;
 use crate::http::usage::Permit;
-use crate::idempotency::decide::{Decision, RunningAttempt};
+use crate::idempotency::decide::Decision;
 use crate::idempotency::protocol::{Action, Event, Followed, Protocol, RecordView, Reply as ProtocolReply, Settlement};
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
-use crate::store::{Claim, End, Error, ErrorKind, Fresh, Listed, Settled};
+use crate::store::{Claim, End, Error, Fresh, Listed, Settled};
 
 mod counting;
 mod following;

@@ -58,7 +58,7 @@ impl Quotas {
         Ok(if self.are_shared() { Taken::Unconfirmed(ticket) } else { Taken::Ticket(ticket) })
     }
 
-    fn change<E>(&self, id: QuotaId, change: impl FnOnce(f64, f64) -> Result<f64, E>) -> Result<(), E> {
+    fn change<T>(&self, id: QuotaId, change: impl FnOnce(&mut f64, f64) -> T) -> T {
         let now = self.epoch.elapsed().as_micros() as f64;
         let known = self.whole.get_or_init(|| Cache::new(MOST_CALLERS));
         let counted = known.get(&id).unwrap_or_else(|| {
@@ -69,8 +69,7 @@ impl Quotas {
                 .unwrap_or_else(|never| match never {})
         });
         let mut whole = counted.lock().unwrap_or_else(PoisonError::into_inner);
-        *whole = change(*whole, now)?;
-        Ok(())
+        change(&mut whole, now)
     }
 }
 
@@ -99,7 +98,7 @@ impl Drop for Ticket {
             return;
         }
         let rate = self.rate;
-        let _ = self.quotas.change(self.id, |whole, now| Ok::<_, ()>(rate.give_back(whole, now)));
+        self.quotas.change(self.id, |whole, now| rate.give_back(whole, now));
         if let Some(shared) = self.quotas.shared.as_ref().filter(|_| self.is_shared) {
             shared.give_back(self.id, rate);
         }

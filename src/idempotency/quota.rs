@@ -56,18 +56,22 @@ impl Quota {
 }
 
 impl Rate {
-    /// Takes a key from a quota that is whole again at `whole`: when it is whole then, or else how long to wait.
-    pub fn take(&self, whole: f64, now: f64) -> Result<f64, Duration> {
-        let next = self.at(whole, now) + self.share;
-        let wait = next - now - self.window;
+    /// Takes a key from a quota that is whole again at `whole`, or says how long to wait.
+    pub fn take(&self, whole: &mut f64, now: f64) -> Result<(), Duration> {
+        // Also where nothing is taken: what was written before the window became shorter is not waited for.
+        *whole = self.at(*whole, now);
+        let wait = *whole + self.share - now - self.window;
         // Shares are rounded: the last of a window's keys may stand beyond it by a trifle.
-        if wait > self.share / 2.0 { Err(Duration::from_micros(wait.ceil() as u64)) } else { Ok(next) }
+        if wait > self.share / 2.0 {
+            return Err(Duration::from_micros(wait.ceil() as u64));
+        }
+        *whole += self.share;
+        Ok(())
     }
 
-    /// Gives a key back. Returns when the quota is whole then.
-    #[must_use]
-    pub fn give_back(&self, whole: f64, now: f64) -> f64 {
-        (self.at(whole, now) - self.share).max(now)
+    /// Gives a key back.
+    pub fn give_back(&self, whole: &mut f64, now: f64) {
+        *whole = (self.at(*whole, now) - self.share).max(now);
     }
 
     /// It is never whole in the past, and never later than a window from now, whatever was written or configured before.
@@ -121,41 +125,40 @@ mod tests {
     }
 
     /// Takes as many as there are at once.
-    fn take_all(rate: Rate, mut whole: f64, now: f64) -> (u32, f64) {
-        let mut taken = 0;
-        while let Ok(next) = rate.take(whole, now) {
-            (taken, whole) = (taken + 1, next);
-        }
-        (taken, whole)
+    fn take_all(rate: Rate, whole: &mut f64, now: f64) -> u32 {
+        (0..).take_while(|_| rate.take(whole, now).is_ok()).count() as u32
     }
 
     #[test]
     fn a_whole_quota_can_be_used_at_once_and_comes_back_share_by_share() {
-        let rate = rate(3, Duration::from_secs(60));
-        let (taken, whole) = take_all(rate, 0.0, 0.0);
-        assert_eq!(taken, 3);
-        assert_eq!(rate.take(whole, 0.0), Err(Duration::from_secs(20)));
-        assert_eq!(rate.take(whole, 5_000_000.0), Err(Duration::from_secs(15)));
-        assert_eq!(take_all(rate, whole, 20_000_000.0).0, 1);
-        assert_eq!(take_all(rate, whole, 60_000_000.0).0, 3);
-        assert_eq!(take_all(rate, whole, 1e12).0, 3, "more than a whole quota is never saved up");
+        let (rate, mut whole) = (rate(3, Duration::from_secs(60)), 0.0);
+        assert_eq!(take_all(rate, &mut whole, 0.0), 3);
+        assert_eq!(rate.take(&mut whole, 0.0), Err(Duration::from_secs(20)));
+        assert_eq!(rate.take(&mut whole, 5_000_000.0), Err(Duration::from_secs(15)));
+        assert_eq!(take_all(rate, &mut whole, 20_000_000.0), 1);
+        assert_eq!(take_all(rate, &mut whole, 80_000_000.0), 3);
+        assert_eq!(take_all(rate, &mut whole, 1e12), 3, "more than a whole quota is never saved up");
     }
 
     #[test]
     fn what_is_given_back_can_be_taken_again() {
-        let rate = rate(2, Duration::from_secs(10));
-        let (_, whole) = take_all(rate, 0.0, 0.0);
-        let whole = rate.give_back(whole, 0.0);
-        assert_eq!(take_all(rate, whole, 0.0).0, 1);
-        assert_eq!(rate.give_back(0.0, 7.0), 7.0, "a whole quota stays whole");
+        let (rate, mut whole) = (rate(2, Duration::from_secs(10)), 0.0);
+        take_all(rate, &mut whole, 0.0);
+        rate.give_back(&mut whole, 0.0);
+        assert_eq!(take_all(rate, &mut whole, 0.0), 1);
+        let mut whole = 0.0;
+        rate.give_back(&mut whole, 7.0);
+        assert_eq!(whole, 7.0, "a whole quota stays whole");
     }
 
     #[test]
     fn a_number_that_another_configuration_or_program_left_does_not_lock_a_caller_out() {
         let rate = rate(10, Duration::from_secs(1));
-        for strange in [f64::MAX, f64::INFINITY, f64::NAN] {
-            let wait = rate.take(strange, 0.0).err().unwrap_or_default();
+        for strange in [f64::MAX, f64::INFINITY, f64::NAN, 3.6e9] {
+            let mut whole = strange;
+            let wait = rate.take(&mut whole, 0.0).err().unwrap_or_default();
             assert!(wait <= Duration::from_millis(100), "{strange}: {wait:?}");
+            assert_eq!(rate.take(&mut whole, wait.as_micros() as f64), Ok(()), "{strange}");
         }
     }
 
@@ -182,10 +185,10 @@ mod tests {
             let (mut now, mut whole, mut taken) = (began, 0.0, 0_u32);
             for pause in pauses {
                 now += pause as f64;
-                match rate.take(whole, now) {
-                    Ok(next) => (whole, taken) = (next, taken + 1),
+                match rate.take(&mut whole, now) {
+                    Ok(()) => taken += 1,
                     Err(wait) => prop_assert!(
-                        rate.take(whole, now + wait.as_micros() as f64).is_ok(),
+                        rate.take(&mut whole.clone(), now + wait.as_micros() as f64).is_ok(),
                         "waiting {:?} suffices", wait
                     ),
                 }

@@ -18,6 +18,7 @@ mod database_faults;
 mod demo;
 mod disconnect;
 mod encryption;
+mod examples;
 mod explain;
 mod forwarding;
 mod grpc;

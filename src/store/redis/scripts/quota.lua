@@ -5,13 +5,20 @@ local time = redis.call('TIME')
 local now = (time[1] - 1700000000) * 1000000 + time[2]
 local share, window = tonumber(ARGV[1]), tonumber(ARGV[2])
 local whole = tonumber(redis.call('GET', KEYS[1]) or '') or 0
+if whole ~= whole then
+    -- Not a number, which another program wrote.
+    whole = now
+end
 whole = math.min(math.max(whole, now), now + window)
+local wait = 0
 if ARGV[3] == 'take' then
-    local wait = whole + share - now - window
+    wait = whole + share - now - window
     if wait > share / 2 then
-        return math.ceil(wait)
+        wait = math.ceil(wait)
+    else
+        wait = 0
+        whole = whole + share
     end
-    whole = whole + share
 else
     whole = math.max(whole - share, now)
 end
@@ -20,4 +27,4 @@ if whole <= now then
 else
     redis.call('SET', KEYS[1], string.format('%.17g', whole), 'PX', math.ceil((whole - now) / 1000))
 end
-return 0
+return wait
