@@ -23,7 +23,7 @@ keys! {
         new_keys: Option<u32> = None => number(1..=1_000_000).optional(), Required("1000");
         /// The window, from "1s" to "31d".
         per: Option<Duration> = None => time_of(SECOND..=MONTH).optional(), Required("\"1m\"");
-        /// Who is one caller: "scope" is whoever has the same scope, "client-ip" an address (an IPv6 /64), "route" everybody
+        /// Who is one caller: "scope" is all requests with the same scope, "client-ip" an address (an IPv6 /64), "route" everybody
         /// on the route. If omitted, "scope".
         by: Option<QuotaBy> = None => words(WORDS).optional(), Example("\"scope\"");
     }
