@@ -18,6 +18,7 @@ use crate::gate::explain::{Question, explain};
 use crate::idempotency::scope::ClientCertificate;
 
 mod curl;
+mod details;
 mod policy;
 mod report;
 

@@ -58,6 +58,7 @@ mod units;
 mod upstreams;
 
 pub use annotated::annotated;
+pub(crate) use headers::spelled as spelled_header;
 pub use layers::{Flags, Sources};
 pub use problem::{Advice, Place, Problem, Problems};
 pub use schema::schema;
@@ -141,13 +142,14 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     let Serving { settings: server, forwarding, upgrades } = listeners::server(&root, longest, limits);
     let admin = listeners::admin(&root, &server.listen);
     let store = store::read(&root);
-    let headers = headers::read(&root);
+    let (headers, own_headers) = headers::read(&root);
     let log = logging::read(&root);
     let default_upstream = upstreams::default(&root, &upstreams);
     let (router, route_places) = routes::read(&root, &upstreams);
     let policy_page = policy_page::read(&root);
     policy_page::advise(&root, policy_page.as_deref(), &router);
     listeners::check_scopes(&root, &server);
+    headers::check(&root, &own_headers, &router);
     drop(root);
 
     // From here on nothing is missing: whatever was wrong has been reported.
@@ -167,6 +169,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
             id_secret: store.id_secret,
             settle_timeout: store.keys.settle_timeout,
             headers,
+            own_headers,
             default_upstream,
             forwarding,
             upgrades,

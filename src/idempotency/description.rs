@@ -141,7 +141,7 @@ mod tests {
     /// The arguments of `rules_digest`.
     fn rules() -> impl Strategy<Value = (Vec<ScopePart>, KeyRule, Recipe, &'static str, bool)> {
         const PARTS: [&str; 5] = ["host", "client-ip", "header:x", "cookie:x", "const:x"];
-        const PLACES: [&str; 4] = ["header:x", "query:x", "json:/x", "fingerprint"];
+        const PLACES: [&str; 5] = ["header:x", "query:x", "json:/x", "template:{header:x}:{query:x}", "fingerprint"];
         let parts = proptest::collection::vec(proptest::sample::select(&PARTS[..]), 0..3);
         let places = proptest::collection::vec(proptest::sample::select(&PLACES[..]), 0..3);
         let forms = proptest::sample::select(&[BodyForm::Auto, BodyForm::Bytes, BodyForm::Json, BodyForm::None][..]);

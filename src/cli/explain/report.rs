@@ -6,6 +6,7 @@ use std::sync::Arc;
 use http::header::{CONTENT_TYPE, HOST};
 use http::request::Parts;
 
+use super::details::{because_of, own_headers, template_parts};
 use super::policy::{built_in, other_default, policy_of, preset_of, show_quota, wrapped};
 use crate::config::Resolved;
 use crate::gate::explain::{Explanation, Fate, Handling, Identified, Unprotected, Value};
@@ -255,6 +256,9 @@ impl Report<'_> {
     fn identified(&mut self, route: &Route, identified: &Identified) {
         self.line("key", identified.key.as_str());
         self.sources("", &route.policy.key);
+        for (label, text) in own_headers(self.config, &self.request.head) {
+            self.line(label, text);
+        }
         self.scope(identified);
         self.fingerprint(identified);
         route.policy.quota.iter().for_each(|quota| self.line("quota", show_quota(quota)));
@@ -283,8 +287,12 @@ impl Report<'_> {
                 Ok(_) => "the key is from here",
                 Err(_) => "not well-formed",
             };
-            decided |= !matches!(found, Ok(Found::Absent));
             self.line(std::mem::take(&mut label), format!("{source}: {what}"));
+            if !decided {
+                let request = (&self.request.head, self.request.body);
+                template_parts(source, rule, request).iter().for_each(|part| self.more(part));
+            }
+            decided |= !matches!(found, Ok(Found::Absent));
         }
     }
 
@@ -462,18 +470,6 @@ fn on_renewal(kind: Kind) -> &'static str {
         Kind::Anonymous => {
             "a retry with a cookie gets 422 caller-differs; one with X-Api-Key or Authorization is another caller's, and runs"
         }
-    }
-}
-
-fn because_of(because: Because) -> &'static str {
-    match because {
-        Because::Asked => "byte for byte, as fingerprint.body says",
-        Because::Coded => "byte for byte, because it is coded (Content-Encoding)",
-        Because::Type => "byte for byte, as its type is neither JSON nor multipart",
-        Because::NoBoundary => "byte for byte, because its Content-Type has no boundary that can be read",
-        Because::Malformed => "byte for byte, because it is not of the form that it should be of",
-        Because::TooDeep => "byte for byte, because its JSON nests too deep",
-        Because::Ambiguous => "byte for byte, because its JSON has a name that stands twice",
     }
 }
 
