@@ -9,7 +9,7 @@ if whole ~= whole then
     -- Not a number, which another program wrote.
     whole = now
 end
-whole = math.min(math.max(whole, now), now + window)
+whole = math.min(math.max(whole, now), now + window + share)
 local wait = 0
 if ARGV[3] == 'take' then
     wait = whole + share - now - window
