@@ -194,6 +194,14 @@ impl Serving {
         let (summary, log_format) = (Summary::of(&config, opened.durability.clone()), config.log.format);
         let written = Written::of(&config);
         let store = remembering::before(opened, &config, &metrics)?;
+        if config.router.routes().iter().any(|route| route.policy.quota.is_some()) {
+            match store.quotas() {
+                Some(_) => tracing::info!("quotas are counted by all gates together, in Redis"),
+                None => {
+                    tracing::info!("quotas are counted by each gate for itself: several gates grant them several times")
+                }
+            }
+        }
         let start_settings = StartSettings::of(&config);
         let (shutdown_delay, drain_timeout) = (config.server.shutdown_delay, config.server.drain_timeout);
         let usage = Usage::new(&config.server.limits, &metrics);

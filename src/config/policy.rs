@@ -19,6 +19,7 @@ use crate::idempotency::scope::{Scope, ScopeWord};
 mod fingerprint;
 mod outcomes;
 mod outcomes_body;
+mod quota;
 mod recovery;
 mod response_headers;
 
@@ -80,6 +81,10 @@ keys! {
         /// The largest answer whose body is kept for replays; beyond it, a retry gets 409 `response-not-stored`. At most
         /// "256MiB".
         max_response_body => size(0..=LARGEST_BODY);
+        /// How many new keys a caller may claim: { new_keys = 1000, per = "1m", by = "scope" }, or by "client-ip" or "route".
+        /// Beyond that a request that would run gets 429 `quota-exceeded`; retries get their answers all the same. All gates
+        /// count together where there is a Redis (the store, or `cache`), else each gate counts by itself.
+        quota => quota::quota().optional(), Example("{ new_keys = 1000, per = \"1m\", by = \"scope\" }");
         /// Which headers of an answer its first client alone gets.
         response_headers => nested();
         /// Which scripts may read, in browsers, the answers that oncegate itself gives.

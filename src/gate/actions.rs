@@ -1,6 +1,7 @@
 //! Carries out the actions of the claim protocol: calls the store, follows the leader, runs the attempt, answers the client.
 
 use std::future::{Future, pending};
+use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,16 +12,18 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::attempt::{self, Attempted};
 use super::probe::{ProbeLock, Probed};
 use super::protected::{Client, ProtectedRequest};
-
+use super::quota::Ticket;
 use super::shared::{IdentityDigest, Shared};
 use super::single_flight::{Follower, Leader, Progress, Released, Role, Running};
 use crate::http::problem::Problem;
 use crate::http::usage::Permit;
-use crate::idempotency::decide::{Decision, RunningAttempt};
+use crate::idempotency::decide::Decision;
 use crate::idempotency::protocol::{Action, Event, Followed, Protocol, RecordView, Settlement};
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 use crate::store::{Claim, End, Error, Fresh, Listed, Settled};
 
+mod counting;
+mod following;
 mod replies;
 
 /// The result of an operation.
@@ -28,6 +31,7 @@ enum Done {
     Followed(Follower, Option<Progress>),
     FollowedToEnd(Option<Progress>),
     Permitted(Permission),
+    Counted(Result<Ticket, Duration>, Permission),
     Claimed(Result<Claim, Error>),
     Superseded(Result<bool, Error>),
     Looked(Result<Option<Listed>, Error>),
@@ -59,6 +63,8 @@ pub(super) struct Driver {
     leader: Option<Leader>,
     follower: Option<Follower>,
     permission: Option<Permission>,
+    /// The key that it took from a quota, until it is spent on an attempt.
+    ticket: Option<Ticket>,
     /// The record that it claims.
     fresh: Option<Fresh>,
     /// Its place among those that wait.
@@ -94,6 +100,7 @@ impl Driver {
             leader: None,
             follower: None,
             permission: None,
+            ticket: None,
             fresh: None,
             place: None,
             found: None,
@@ -160,6 +167,7 @@ impl Driver {
                 let waits =
                     self.client.take().or_else(|| self.attempted.take().and_then(|before| before.into_client()));
                 let client = needed(waits, CLIENT)?;
+                self.ticket.take().into_iter().for_each(Ticket::spend);
                 self.operate(async move { Done::Attempted(Box::new(attempt::run(request, attempt, client).await)) });
             }
             Action::Settle => {
@@ -230,7 +238,8 @@ impl Driver {
             }
             Action::ShareRunning { since } => self.share_running(since)?,
             Action::ShareFound => {
-                self.permission = None;
+                // A record stands: nothing new is claimed.
+                (self.permission, self.ticket) = (None, None);
                 let leader = needed(self.leader.take(), LEADER)?;
                 match self.found.take() {
                     Some((record, now)) => leader.found(record, now),
@@ -244,7 +253,7 @@ impl Driver {
                     None => drop(leader),
                 }
             }
-            Action::Leave => (self.permission, self.leader) = (None, None),
+            Action::Leave => (self.permission, self.ticket, self.leader) = (None, None, None),
             Action::Reply(outcome) => self.reply(outcome)?,
         }
         Ok(None)
@@ -300,6 +309,11 @@ impl Driver {
     async fn observe(&mut self, done: Done, failures: u32) -> Event {
         match done {
             Done::Permitted(permission) => self.permitted(permission),
+            Done::Counted(Ok(ticket), permission) => {
+                self.ticket = Some(ticket);
+                self.permitted(permission)
+            }
+            Done::Counted(Err(wait), _) => self.quota_exceeded(wait),
             Done::Changed => Event::Changed,
             Done::Paused(event) => event,
             Done::Followed(follower, progress) => match self.met(follower, progress).await {
@@ -379,7 +393,7 @@ impl Driver {
         self.operation = Box::pin(operation);
     }
 
-    /// Makes the record to claim, and holds the configuration.
+    /// Makes the record to claim, takes a key from the quota, and holds the configuration.
     fn permit(&mut self) -> Result<Option<Event>, Missing> {
         if self.fresh.is_none() {
             match needed(self.request.as_ref(), REQUEST)?.fresh() {
@@ -389,6 +403,11 @@ impl Driver {
         }
         self.permission = None;
         let retired = Arc::clone(&self.shared.retired);
+        if let Some(quota) = needed(self.request.as_ref(), REQUEST)?.policy().quota.filter(|_| self.ticket.is_none())
+            && let ControlFlow::Break(event) = self.count(&quota)?
+        {
+            return Ok(event);
+        }
         Ok(match Arc::clone(&retired).try_read_owned() {
             Ok(permission) => Some(self.permitted(permission)),
             Err(_) => {
@@ -429,29 +448,6 @@ impl Driver {
     fn failed(&mut self, problem: Problem) -> Event {
         self.problem = Some(problem);
         Event::Failed
-    }
-
-    /// What following another request came to.
-    async fn met(&mut self, follower: Follower, progress: Option<Progress>) -> Result<Followed, Problem> {
-        let Some(request) = &self.request else { return Ok(Followed::Gone) };
-        Ok(match progress {
-            Some(Progress::Running(running)) => {
-                let difference = request.difference(&running.fingerprint, running.proof.as_ref()).await?;
-                self.follower = Some(follower);
-                Followed::Running { difference, attempt: RunningAttempt::here(running.began.elapsed()) }
-            }
-            Some(Progress::Released(released)) => {
-                let difference = request.difference(&released.fingerprint, released.proof.as_ref()).await?;
-                self.released = Some(released);
-                Followed::Released { is_same: difference.is_none() }
-            }
-            Some(Progress::Found(found)) => {
-                let (record, now) = &*found;
-                Followed::Found { decision: request.decide(record, *now).await?, until: Some(record.until) }
-            }
-            Some(Progress::Absent) => Followed::Absent,
-            Some(Progress::Asking) | None => Followed::Gone,
-        })
     }
 
     /// A record that stands, as it concerns this request.

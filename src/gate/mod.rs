@@ -19,6 +19,7 @@ mod policy_page;
 mod preflight;
 mod probe;
 mod protected;
+mod quota;
 mod reconcile;
 mod reload;
 mod renewal;

@@ -204,6 +204,11 @@ mod tests {
         let mut waiting = route("waiting", Mode::Protect, "header:X-Tenant");
         waiting.policy.in_flight = crate::idempotency::policy::InFlight::Wait(std::time::Duration::from_millis(1500));
         waiting.policy.key.required = true;
+        waiting.policy.quota = Some(crate::idempotency::quota::Quota {
+            new_keys: 10,
+            per: std::time::Duration::from_secs(60),
+            by: crate::idempotency::quota::QuotaBy::ClientIp,
+        });
         waiting.policy.docs = Some("https://docs.example/".to_owned());
         for one in [waiting, route("plain", Mode::Protect, "credential"), route("none", Mode::Pass, "host")] {
             let json = serde_json::from_slice(&page(one).json.body).unwrap();

@@ -6,6 +6,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use tokio::sync::{RwLock, Semaphore};
 
+use super::quota::Quotas;
 use super::single_flight::{OrderedSender, SingleFlight};
 use crate::http::headers::Via;
 use crate::http::usage::Usage;
@@ -47,6 +48,8 @@ pub(super) struct Shared {
     pub(super) newest: ArcSwap<Vec<Arc<Router>>>,
     /// The name of this process on the way of a request.
     pub(super) via: Via,
+    /// How much callers have left of their quotas.
+    pub(super) quotas: Arc<Quotas>,
     /// The shortest lease that any of the gates ever gave.
     pub(super) shortest_lease: tokio::sync::watch::Sender<Duration>,
 }
@@ -54,6 +57,7 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn new(store: Arc<dyn Store>, usage: Arc<Usage>) -> Self {
         Self {
+            quotas: Arc::new(Quotas::new(store.quotas())),
             store,
             usage,
             single_flight: Arc::default(),

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_TYPE, DATE, LINK, RETRY_AFTER};
-use http::{HeaderValue, Response};
+use http::{HeaderName, HeaderValue, Response};
 use serde::Serialize;
 
 use super::headers::CONTROL;
@@ -26,6 +26,17 @@ pub struct Problem {
     pub original_status: Option<u16>,
     /// The record of the request's key, for an operator to look at.
     pub record: Option<RecordId>,
+    /// The quota that is used up: it is whole by one at [`Problem::retry_after`].
+    pub rate_limit: Option<RateLimit>,
+}
+
+/// A quota (draft-ietf-httpapi-ratelimit-headers).
+#[derive(Clone, Copy, Debug)]
+pub struct RateLimit {
+    /// How much there is in a window.
+    pub quota: u64,
+    /// The window.
+    pub window: Duration,
 }
 
 #[derive(Serialize)]
@@ -48,7 +59,7 @@ impl Problem {
     /// A problem without optional members.
     #[must_use]
     pub fn new(code: Code, detail: impl Into<String>) -> Self {
-        Self { code, detail: detail.into(), retry_after: None, original_status: None, record: None }
+        Self { code, detail: detail.into(), retry_after: None, original_status: None, record: None, rate_limit: None }
     }
 
     /// Sets `Retry-After`.
@@ -81,6 +92,14 @@ impl Problem {
         }
         if let Some(wait) = self.retry_after {
             headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(wait)));
+        }
+        if let Some(RateLimit { quota, window }) = self.rate_limit {
+            let reset = whole_seconds(self.retry_after.unwrap_or_default());
+            let policy = format!("\"new-keys\";q={quota};w={}", whole_seconds(window));
+            for (name, value) in [(RATE_LIMIT_POLICY, policy), (RATE_LIMIT, format!("\"new-keys\";r=0;t={reset}"))] {
+                // Digits are sound in a value.
+                HeaderValue::try_from(value).into_iter().for_each(|value| drop(headers.insert(&name, value)));
+            }
         }
         if self.code == Code::LoopDetected {
             // A gate earlier in the loop, perhaps this one, must release its key.
@@ -124,6 +143,10 @@ impl Problem {
         serde_json::to_vec(&document).unwrap_or_default()
     }
 }
+
+/// How much there is to use, and how much of it is left (draft-ietf-httpapi-ratelimit-headers-10, sections 3 and 4).
+const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
 /// The media type of problems (RFC 9457).
 const MEDIA_TYPE: &str = "application/problem+json";

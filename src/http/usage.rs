@@ -11,6 +11,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::limits::Limits;
 use super::refusal::Refusals;
+use crate::idempotency::quota::network;
 use crate::telemetry::limits::{Level, Limit, LimitMetrics};
 use crate::telemetry::metrics::Metrics;
 
@@ -174,17 +175,6 @@ impl Drop for ConnectionPermit {
         if let Some(network) = self.network {
             self.addresses.release(network);
         }
-    }
-}
-
-fn network(ip: IpAddr) -> Network {
-    match ip.to_canonical() {
-        // Mapped into ::/64, which has no other client addresses.
-        IpAddr::V4(ip) => u64::from(ip.to_bits()),
-        IpAddr::V6(ip) => match (ip.to_bits() >> 64) as u64 {
-            0 => u64::MAX,
-            network => network,
-        },
     }
 }
 

@@ -128,14 +128,14 @@ impl Identifier {
     }
 
     /// What every hash begins with: what it is for, and the service.
-    fn begin(&self, purpose: &[u8]) -> Vec<u8> {
+    pub(super) fn begin(&self, purpose: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(512);
         put(&mut out, purpose);
         put(&mut out, self.service.as_bytes());
         out
     }
 
-    fn hash(&self, text: &[u8]) -> [u8; 32] {
+    pub(super) fn hash(&self, text: &[u8]) -> [u8; 32] {
         match &self.secret {
             None => sha256(text),
             Some(secret) => {

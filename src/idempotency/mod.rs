@@ -22,6 +22,7 @@ pub mod policy;
 #[cfg(test)]
 mod properties;
 pub mod protocol;
+pub mod quota;
 pub mod record;
 pub mod recovery;
 pub mod scope;

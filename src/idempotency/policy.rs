@@ -8,6 +8,7 @@ use http::HeaderName;
 use super::codec::Answer;
 use super::fingerprint::Recipe;
 use super::key::KeyRule;
+use super::quota::Quota;
 use super::recovery::Recovery;
 use super::scope::{Scope, ScopePart};
 use super::settle::{BodyOutcomes, Outcomes};
@@ -45,6 +46,8 @@ pub struct Policy {
     pub max_request_body: u64,
     /// Largest answer body that is kept, in bytes.
     pub max_response_body: u64,
+    /// How many new keys each caller may claim.
+    pub quota: Option<Quota>,
     /// Which headers of an answer only its first client gets.
     pub response_headers: ResponseHeaders,
     /// Whose scripts may read what the gate answers.
@@ -74,6 +77,7 @@ impl Default for Policy {
             body: Delivery::Buffer,
             max_request_body: 16 * MIB,
             max_response_body: 16 * MIB,
+            quota: None,
             response_headers: ResponseHeaders::default(),
             cors: Cors::default(),
             docs: None,

@@ -10,7 +10,7 @@ use tokio::sync::broadcast;
 use super::outage::{OperationHealth, Role, StoreHealth};
 use super::{
     Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
-    NamespaceRules, Origin, Page, Removal, Settled, Store,
+    NamespaceRules, Origin, Page, Removal, Settled, SharedQuotas, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 
@@ -180,6 +180,10 @@ impl Store for Metered {
 
     fn removals(&self) -> Option<broadcast::Receiver<Removal>> {
         self.store.removals()
+    }
+
+    fn quotas(&self) -> Option<Arc<dyn SharedQuotas>> {
+        self.store.quotas()
     }
 
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {

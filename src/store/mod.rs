@@ -15,6 +15,7 @@ pub mod memory;
 pub mod metered;
 mod outage;
 pub mod postgres;
+mod quota;
 pub mod redis;
 mod removals;
 mod rules;
@@ -27,6 +28,7 @@ mod waiters;
 
 pub use adoption::{NamespaceRules, RulesPeriod, is_orphaned};
 pub use listing::{Chunk, Cursor, Filter, IdPrefix, Page, Since};
+pub use quota::SharedQuotas;
 pub use removals::Removal;
 
 use std::sync::Arc;
@@ -88,6 +90,11 @@ pub trait Store: Send + Sync + 'static {
     /// The removals of records from now on, in any process: most of them, soon after they happen; and the starts and
     /// ends of the feed. `None` if the store has no notifications.
     fn removals(&self) -> Option<broadcast::Receiver<Removal>> {
+        None
+    }
+
+    /// What counts quotas for all gates of the store together, where there is a Redis for it.
+    fn quotas(&self) -> Option<Arc<dyn SharedQuotas>> {
         None
     }
 

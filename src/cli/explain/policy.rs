@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 
 use toml_edit::Table;
 
-use crate::config::{self, Flags, Resolved, Sources};
+use crate::config::{self, Flags, Resolved, Sources, show_duration};
 use crate::idempotency::grpc::Status;
+use crate::idempotency::quota::{Quota, QuotaBy};
 use crate::idempotency::settle::{Ending, Outcomes};
 
 /// How long a line of defaults may be.
@@ -37,6 +38,16 @@ pub(super) fn preset_of(config: &Resolved, name: &str) -> Option<(String, Spelle
     let mut filled = policy_of(&config::load_text("preset".into(), &text).ok()?, "default");
     filled.retain(|key| !built_in.contains(key));
     Some((preset, filled))
+}
+
+/// A quota in words.
+pub(super) fn show_quota(quota: &Quota) -> String {
+    let whose = match quota.by {
+        QuotaBy::Scope => "each caller, by the scope above",
+        QuotaBy::ClientIp => "each address of a client",
+        QuotaBy::Route => "all callers of the route together",
+    };
+    format!("{} new keys in {} for {whose}; retries do not count", quota.new_keys, show_duration(quota.per))
 }
 
 /// The policy of a route that says nothing.

@@ -7,7 +7,7 @@ use http::header::{CONTENT_TYPE, HOST};
 use http::request::Parts;
 
 use super::details::{because_of, own_headers, template_parts};
-use super::policy::{built_in, other_default, policy_of, preset_of, wrapped};
+use super::policy::{built_in, other_default, policy_of, preset_of, show_quota, wrapped};
 use crate::config::Resolved;
 use crate::gate::explain::{Explanation, Fate, Handling, Identified, Unprotected, Value};
 use crate::http::problem::Problem;
@@ -261,6 +261,7 @@ impl Report<'_> {
         }
         self.scope(identified);
         self.fingerprint(identified);
+        route.policy.quota.iter().for_each(|quota| self.line("quota", show_quota(quota)));
         match identified.id {
             Some(id) => {
                 self.line("record", id.to_string());

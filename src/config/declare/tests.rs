@@ -46,7 +46,7 @@ fn every_declared_key_is_documented_described_printed_and_suggested() {
     let of_policy = |path: &str| path.replace("routes.*.", "defaults.");
     for (path, key) in &keys {
         let in_one_line =
-            ["tls.", "in_flight.", "outcomes_body.", "recovery."].iter().any(|table| path.contains(table));
+            ["tls.", "in_flight.", "outcomes_body.", "recovery.", "quota."].iter().any(|table| path.contains(table));
         let is_documented = [path.clone(), of_policy(path)].iter().any(|path| shown[0].contains(path));
         assert!(is_documented || in_one_line, "{path} is not in the annotated file");
         assert!(!key.doc.is_empty(), "{path} has no documentation");
@@ -96,7 +96,7 @@ fn everything() -> Resolved {
          cache = \"redis://cache.internal\"\ncache_password_file = {secret:?}\n[upstreams.app]\nurl = \"https://app\"\n\
          tls = {{ ca = {own:?}, cert = {own:?}, key = {own:?}, name = \"app\", crl = {own:?} }}\n\
          [policy_page]\npath = \"/policy\"\n[[routes]]\nname = \"r\"\npath = \"/r\"\n\
-         preset = \"ietf\"\ndocs = \"https://docs.example.com/\"\nin_flight = {{ wait = \"10s\" }}\n\
+         preset = \"ietf\"\nquota = {{ new_keys = 1000, per = \"1m\" }}\ndocs = \"https://docs.example.com/\"\nin_flight = {{ wait = \"10s\" }}\n\
          recovery = {{ probe = \"/by-key/{{key}}\", after = \"60s\", every = \"5m\", headers = {{ X-Books = \"1\" }} }}\n\
          outcomes_body = [{{ pointer = \"/error/retryable\", equals = true, then = \"release\" }}]\n\
          [[routes]]\nname = \"s\"\npath = \"/s\"\nrecovery = {{ resend = {{ attempts = 3 }} }}\n"

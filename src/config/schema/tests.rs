@@ -185,6 +185,7 @@ const LEFT_TO_CHECK: &[&str] = &[
     "proxies: server.trusted_proxies[2]",
     "proxies: server.trusted_proxies[4]",
     "proxies: server.trusted_proxies[6]",
+    "quotas: routes[2].quota.per",
     "redis-cluster-behind-sentinels: store.url",
     "redis-cluster: store.url",
     "redis-files: store.url",

@@ -9,6 +9,7 @@ use crate::http::upstream::Upstream;
 use crate::idempotency::grpc;
 use crate::idempotency::key::KeySource;
 use crate::idempotency::policy::{InFlight, Mode, Policy};
+use crate::idempotency::quota::{Quota, QuotaBy};
 use crate::idempotency::scope::{ScopePart, ScopeWord};
 use crate::idempotency::settle::{Action, Ending, Outcomes};
 use crate::route::{Route, Router};
@@ -35,10 +36,20 @@ pub(super) struct RoutePolicy {
     pub(super) unknown_ttl_seconds: f64,
     /// How long a duplicate waits for the first request at most; 0 where it gets `in-flight` at once.
     pub(super) wait_seconds: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) quota: Option<NewKeys>,
     pub(super) max_request_body_bytes: u64,
     pub(super) max_response_body_bytes: u64,
     pub(super) outcomes: Vec<OutcomeRule>,
     pub(super) problems: Vec<PossibleProblem>,
+}
+
+/// How many new keys a caller may claim.
+#[derive(Serialize)]
+pub(super) struct NewKeys {
+    pub(super) new_keys: u32,
+    pub(super) per_seconds: f64,
+    pub(super) by: &'static str,
 }
 
 /// Where a client puts its key.
@@ -107,11 +118,23 @@ impl RoutePolicy {
             ttl_seconds: policy.ttl.as_secs_f64(),
             unknown_ttl_seconds: policy.unknown_ttl.as_secs_f64(),
             wait_seconds: wait.as_secs_f64(),
+            quota: policy.quota.map(NewKeys::of),
             max_request_body_bytes: policy.max_request_body,
             max_response_body_bytes: policy.max_response_body,
             outcomes: rules(&policy.outcomes),
             problems: codes.map(|code| PossibleProblem::of(code, policy.docs.as_deref())).collect(),
         }
+    }
+}
+
+impl NewKeys {
+    fn of(quota: Quota) -> Self {
+        let by = match quota.by {
+            QuotaBy::Scope => "scope",
+            QuotaBy::ClientIp => "client-ip",
+            QuotaBy::Route => "route",
+        };
+        Self { new_keys: quota.new_keys, per_seconds: quota.per.as_secs_f64(), by }
     }
 }
 

@@ -6,7 +6,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use sha2::{Digest as _, Sha256};
 
-use super::document::{Document, RoutePolicy};
+use super::document::{Document, NewKeys, RoutePolicy};
 
 const STYLE: &str = "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}\
     table{border-collapse:collapse}td,th{border:1px solid #8884;padding:.3rem .6rem;text-align:left;vertical-align:top}\
@@ -55,6 +55,9 @@ fn section(page: &mut String, route: &RoutePolicy) -> fmt::Result {
     row("An unknown outcome is kept for", &Span(route.unknown_ttl_seconds))?;
     if route.wait_seconds > 0.0 {
         row("A duplicate waits for", &Span(route.wait_seconds))?;
+    }
+    if let Some(NewKeys { new_keys, per_seconds, by }) = &route.quota {
+        row("New keys", &format_args!("{new_keys} in {}, by {}", Span(*per_seconds), Text(by)))?;
     }
     row("Largest request body", &format_args!("{} bytes", route.max_request_body_bytes))?;
     row("Largest answer that is kept", &format_args!("{} bytes", route.max_response_body_bytes))?;

@@ -38,7 +38,7 @@ use self::seal::Seal;
 use self::shared_tier::{RunningAttempt, SharedTier};
 use super::{
     Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
-    NamespaceRules, Origin, Page, Removal, Settled, Store,
+    NamespaceRules, Origin, Page, Removal, Settled, SharedQuotas, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -104,6 +104,7 @@ pub struct Cached {
     local: Arc<LocalTier>,
     shared: Option<Arc<SharedTier>>,
     report: Box<dyn Fn(CacheResult) + Send + Sync>,
+    quotas: Option<Arc<dyn SharedQuotas>>,
     /// The tasks that receive removals; they end with the store.
     _listeners: JoinSet<()>,
 }
@@ -156,6 +157,7 @@ impl Cached {
         let store_removals = inner.removals().filter(|_| settings.max_age.is_some());
         let cache_removals = shared.as_ref().map(|shared| shared.remote.removals());
         let mut listeners = JoinSet::new();
+        let quotas = shared.as_ref().and_then(|shared| shared.remote.quotas()).or_else(|| inner.quotas());
         let tier = |shared: SharedSettings| SharedTier {
             client: RemoteClient::new(shared.remote),
             seal: Seal::new(&shared.secrets),
@@ -169,7 +171,7 @@ impl Cached {
         let listener = InvalidationListener::new(&local, shared.as_ref());
         store_removals.into_iter().for_each(|removals| drop(listeners.spawn(listener.clone().of_store(removals))));
         cache_removals.into_iter().for_each(|removals| drop(listeners.spawn(listener.clone().of_cache(removals))));
-        Self { inner, local, shared, report: Box::new(report), _listeners: listeners }
+        Self { inner, local, shared, report: Box::new(report), quotas, _listeners: listeners }
     }
 
     /// Looks up a record in the shared cache for a request like `fresh`.
@@ -344,6 +346,10 @@ impl Store for Cached {
 
     fn removals(&self) -> Option<broadcast::Receiver<Removal>> {
         self.inner.removals()
+    }
+
+    fn quotas(&self) -> Option<Arc<dyn SharedQuotas>> {
+        self.quotas.clone()
     }
 
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {

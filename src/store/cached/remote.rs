@@ -16,8 +16,8 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::idempotency::record::RecordId;
-use crate::store::Removal;
 use crate::store::batcher::finish_on_caller_runtimes;
+use crate::store::{Removal, SharedQuotas};
 
 /// How long a request waits for the cache.
 const GET_TIMEOUT: Duration = Duration::from_millis(3);
@@ -62,6 +62,11 @@ pub trait RemoteCache: Send + Sync + 'static {
 
     /// The invalidations by all gates from now on: most of them, soon after they happen; and the starts of the feed.
     fn removals(&self) -> broadcast::Receiver<Removal>;
+
+    /// What counts quotas for these gates together.
+    fn quotas(&self) -> Option<Arc<dyn SharedQuotas>> {
+        None
+    }
 }
 
 /// An operation of a [`RemoteCache`].

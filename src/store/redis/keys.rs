@@ -68,6 +68,9 @@ pub(super) const PERIODS: &str = "oncegate{identities}:periods";
 /// Held by the process that adopts rules.
 pub(super) const ADOPTING: &str = "oncegate{identities}:lock";
 
+/// The prefix of the key of each quota; its id follows.
+pub(super) const QUOTAS: &[u8] = b"oncegate:quota:";
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -14,6 +14,7 @@ mod listing;
 mod manager;
 mod node_batchers;
 mod operation;
+mod quotas;
 mod record;
 mod rights;
 mod script_client;
@@ -40,6 +41,7 @@ use self::listener::ListenerEvent;
 use self::manager::ConnectionManager;
 use self::node_batchers::NodeBatchers;
 use self::operation::{Operation, Reply, number};
+use self::quotas::RedisQuotas;
 use self::script_client::ScriptClient;
 use self::scripts::Scripts;
 pub use self::servers::{Certificates, Servers, Topology};
@@ -47,7 +49,7 @@ pub use self::shared_cache::RedisCache;
 use super::waiters::Waiters;
 use super::{
     Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
-    NamespaceRules, Origin, Page, Removal, Settled, Store,
+    NamespaceRules, Origin, Page, Removal, Settled, SharedQuotas, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -79,6 +81,7 @@ pub struct Redis {
     client: Arc<ScriptClient>,
     batchers: NodeBatchers,
     waiters: Arc<Waiters>,
+    quotas: Arc<RedisQuotas>,
     /// The task that listens; ends with the store.
     _listening: JoinSet<()>,
     is_closing: AtomicBool,
@@ -126,9 +129,10 @@ impl Redis {
         let mut listening = JoinSet::new();
         let listener_waiters = Arc::clone(&waiters);
         listening.spawn(listener::run(manager, CHANNEL.to_owned(), move |event| on_event(&listener_waiters, event)));
+        let quotas = Arc::new(RedisQuotas::new(client.manager.clone(), keys::QUOTAS));
         let batchers = NodeBatchers::open(Arc::clone(&client));
         let (is_closing, token) = (AtomicBool::new(false), tokio::sync::Mutex::new(token));
-        Ok(Self { client, batchers, waiters, _listening: listening, is_closing, description, token })
+        Ok(Self { client, batchers, waiters, quotas, _listening: listening, is_closing, description, token })
     }
 
     async fn call(&self, call: Cmd) -> RedisResult<Value> {
@@ -193,6 +197,10 @@ impl Store for Redis {
             }
             Settled::Superseded { .. } | Settled::Done { .. } => Ok(settled),
         }
+    }
+
+    fn quotas(&self) -> Option<Arc<dyn SharedQuotas>> {
+        Some(Arc::<RedisQuotas>::clone(&self.quotas))
     }
 
     async fn renew(&self, mut held: Vec<LeaseRenewal>) -> Result<Vec<RecordId>, Error> {

@@ -12,8 +12,10 @@ use tokio::task::JoinSet;
 use super::error::{code, message};
 use super::listener::{self, ListenerEvent};
 use super::manager::ConnectionManager;
+use super::quotas::RedisQuotas;
 use super::{OpenError, Servers};
 use crate::idempotency::record::RecordId;
+use crate::store::SharedQuotas;
 use crate::store::cached::{CacheOperation, RemoteCache, RemoteError};
 use crate::store::removals::{Removal, Removals};
 
@@ -29,6 +31,7 @@ pub struct RedisCache {
     removals: Arc<Removals>,
     put_error: LastError,
     invalidate_error: LastError,
+    quotas: Arc<RedisQuotas>,
     /// The task that listens; ends with this.
     _listening: JoinSet<()>,
 }
@@ -68,7 +71,9 @@ impl RedisCache {
             }
             ListenerEvent::Lost => tell.publish(Removal::Lost),
         }));
+        let quotas = Arc::new(RedisQuotas::new(manager.clone(), &[&prefix[..], b"quota:"].concat()));
         Ok(Self {
+            quotas,
             manager,
             prefix,
             channel,
@@ -171,6 +176,10 @@ impl RemoteCache for RedisCache {
 
     fn removals(&self) -> broadcast::Receiver<Removal> {
         self.removals.subscribe()
+    }
+
+    fn quotas(&self) -> Option<Arc<dyn SharedQuotas>> {
+        Some(Arc::<RedisQuotas>::clone(&self.quotas))
     }
 }
 

@@ -5,6 +5,7 @@ mod cache;
 mod faults;
 mod junk;
 mod moving;
+mod quotas;
 mod topologies;
 
 use std::sync::Arc;

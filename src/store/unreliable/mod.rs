@@ -24,7 +24,7 @@ use tokio::sync::broadcast;
 
 use super::{
     Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
-    NamespaceRules, Origin, Page, Removal, Settled, Store,
+    NamespaceRules, Origin, Page, Removal, Settled, SharedQuotas, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 
@@ -245,6 +245,10 @@ impl Store for Unreliable {
 
     fn removals(&self) -> Option<broadcast::Receiver<Removal>> {
         self.inner.removals()
+    }
+
+    fn quotas(&self) -> Option<Arc<dyn SharedQuotas>> {
+        self.inner.quotas()
     }
 
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {

@@ -1,0 +1,53 @@
+//! Takes a key from the quota of a caller before a claim.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Done, Driver, Missing, REQUEST, needed};
+use crate::gate::quota::Taken;
+use crate::http::problem::{Problem, RateLimit};
+use crate::idempotency::protocol::Event;
+use crate::idempotency::quota::Quota;
+use crate::telemetry::outcome::Code;
+
+impl Driver {
+    /// Takes a key, and goes on where that is all there is to it. Otherwise returns the event that follows at once, if one does
+    /// before the other gates have been asked.
+    pub(super) fn count(&mut self, quota: &Quota) -> Result<ControlFlow<Option<Event>>, Missing> {
+        let request = needed(self.request.as_ref(), REQUEST)?;
+        let (identifier, scope) = (&request.gate.identifier, &request.policy().scope);
+        let id = identifier.quota(&request.route.name, quota.by, scope, request.head.caller());
+        match self.shared.quotas.take(id, quota) {
+            Ok(Taken::Ticket(ticket)) => {
+                self.ticket = Some(ticket);
+                Ok(ControlFlow::Continue(()))
+            }
+            Ok(Taken::Unconfirmed(ticket)) => {
+                let retired = Arc::clone(&self.shared.retired);
+                self.operate(async move { Done::Counted(ticket.confirm().await, retired.read_owned().await) });
+                Ok(ControlFlow::Break(None))
+            }
+            Err(wait) => Ok(ControlFlow::Break(Some(self.quota_exceeded(wait)))),
+        }
+    }
+
+    /// The request may not run. What there is of an earlier one with its key is answered all the same.
+    pub(super) fn quota_exceeded(&mut self, wait: Duration) -> Event {
+        let quota = self.request.as_ref().and_then(|request| request.policy().quota);
+        self.problem = quota.map(|quota| exceeded(&quota, wait));
+        Event::Barred
+    }
+}
+
+/// The problem of a request that is one too many.
+fn exceeded(quota: &Quota, wait: Duration) -> Problem {
+    let (new_keys, seconds) = (quota.new_keys, quota.per.as_secs());
+    let detail = format!(
+        "the quota of {new_keys} new keys in {seconds} s is used up; nothing was sent. A retry of a request that ran gets its \
+         answer all the same"
+    );
+    let mut problem = Problem::new(Code::QuotaExceeded, detail).retry_after(wait);
+    problem.rate_limit = Some(RateLimit { quota: u64::from(new_keys), window: quota.per });
+    problem
+}

@@ -1,0 +1,190 @@
+//! Quotas of new keys: each gate counts in memory, and where gates share a Redis, all of them together there.
+//!
+//! A key is taken before the claim, and given back unless the claim leads to an attempt.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use quick_cache::sync::Cache;
+use tokio::time::Instant;
+
+use crate::idempotency::quota::{Quota, QuotaId, Rate};
+use crate::store::SharedQuotas;
+
+/// How many callers are counted at once. Beyond that, the count of one that was not seen for long is forgotten: it has its
+/// whole quota again.
+const MOST_CALLERS: usize = 100_000;
+
+/// The quotas of all callers.
+pub(super) struct Quotas {
+    /// When each quota is whole again, in microseconds since `epoch`. Made when the first key is taken.
+    whole: OnceLock<Cache<QuotaId, Arc<Mutex<f64>>>>,
+    epoch: Instant,
+    shared: Option<Arc<dyn SharedQuotas>>,
+}
+
+/// A key that was taken from a quota. It is given back when it is dropped, unless it was spent.
+pub(super) struct Ticket {
+    quotas: Arc<Quotas>,
+    id: QuotaId,
+    rate: Rate,
+    is_shared: bool,
+    is_spent: bool,
+}
+
+/// What a quota says at once.
+pub(super) enum Taken {
+    /// There is a key left.
+    Ticket(Ticket),
+    /// There is one left here; what all gates have is to be asked with [`Ticket::confirm`].
+    Unconfirmed(Ticket),
+}
+
+impl Quotas {
+    pub(super) fn new(shared: Option<Arc<dyn SharedQuotas>>) -> Self {
+        Self { whole: OnceLock::new(), epoch: Instant::now(), shared }
+    }
+
+    /// Whether all gates count together.
+    pub(super) fn are_shared(&self) -> bool {
+        self.shared.is_some()
+    }
+
+    /// Takes a key, or says how long to wait.
+    pub(super) fn take(self: &Arc<Self>, id: QuotaId, quota: &Quota) -> Result<Taken, Duration> {
+        let rate = quota.rate();
+        self.change(id, |whole, now| rate.take(whole, now))?;
+        let ticket = Ticket { quotas: Arc::clone(self), id, rate, is_shared: false, is_spent: false };
+        Ok(if self.are_shared() { Taken::Unconfirmed(ticket) } else { Taken::Ticket(ticket) })
+    }
+
+    fn change<T>(&self, id: QuotaId, change: impl FnOnce(&mut f64, f64) -> T) -> T {
+        let now = self.epoch.elapsed().as_micros() as f64;
+        let known = self.whole.get_or_init(|| Cache::new(MOST_CALLERS));
+        let counted = known.get(&id).unwrap_or_else(|| {
+            let fresh = Arc::new(Mutex::new(0.0));
+            // Where another has been faster, its count stands.
+            known
+                .get_or_insert_with(&id, || Ok::<_, std::convert::Infallible>(fresh))
+                .unwrap_or_else(|never| match never {})
+        });
+        let mut whole = counted.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut whole, now)
+    }
+}
+
+impl Ticket {
+    /// Asks what all gates have left, for milliseconds at most: where nobody answers, what this gate has left counts.
+    pub(super) async fn confirm(mut self) -> Result<Self, Duration> {
+        let Some(shared) = self.quotas.shared.clone() else { return Ok(self) };
+        match shared.take(self.id, self.rate).await {
+            Some(Ok(())) => self.is_shared = true,
+            // This gate gives back what it counted.
+            Some(Err(wait)) => return Err(wait),
+            None => {}
+        }
+        Ok(self)
+    }
+
+    /// The key is used.
+    pub(super) fn spend(mut self) {
+        self.is_spent = true;
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if self.is_spent {
+            return;
+        }
+        let rate = self.rate;
+        self.quotas.change(self.id, |whole, now| rate.give_back(whole, now));
+        if let Some(shared) = self.quotas.shared.as_ref().filter(|_| self.is_shared) {
+            shared.give_back(self.id, rate);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::idempotency::quota::QuotaBy;
+
+    fn quota(new_keys: u32) -> Quota {
+        Quota { new_keys, per: Duration::from_secs(3600), by: QuotaBy::Scope }
+    }
+
+    fn id(number: u64) -> QuotaId {
+        let mut id = [0; 32];
+        id[..8].copy_from_slice(&number.to_be_bytes());
+        QuotaId(id)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_ticket_that_is_not_spent_is_given_back() {
+        let quotas = Arc::new(Quotas::new(None));
+        for _ in 0..10 {
+            assert!(quotas.take(id(1), &quota(2)).is_ok());
+        }
+        for _ in 0..2 {
+            let Ok(Taken::Ticket(ticket)) = quotas.take(id(1), &quota(2)) else { panic!("there are two") };
+            ticket.spend();
+        }
+        assert_eq!(quotas.take(id(1), &quota(2)).err(), Some(Duration::from_secs(1800)));
+        assert!(quotas.take(id(2), &quota(2)).is_ok(), "another caller has a quota of its own");
+        tokio::time::advance(Duration::from_secs(1800)).await;
+        assert!(quotas.take(id(1), &quota(2)).is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn callers_that_are_made_up_do_not_grow_memory_without_bound() {
+        let quotas = Arc::new(Quotas::new(None));
+        for number in 0..3 * MOST_CALLERS as u64 {
+            if let Ok(Taken::Ticket(ticket)) = quotas.take(id(number), &quota(1)) {
+                ticket.spend();
+            }
+        }
+        assert!(quotas.whole.get().unwrap().len() <= MOST_CALLERS);
+    }
+
+    /// All gates together, with so many left; nothing where they do not answer.
+    struct Others(Mutex<Option<u32>>);
+
+    #[async_trait::async_trait]
+    impl SharedQuotas for Others {
+        async fn take(&self, _: QuotaId, _: Rate) -> Option<Result<(), Duration>> {
+            let mut left = self.0.lock().unwrap();
+            match (*left)? {
+                0 => Some(Err(Duration::from_secs(7))),
+                some => {
+                    *left = Some(some - 1);
+                    Some(Ok(()))
+                }
+            }
+        }
+
+        fn give_back(&self, _: QuotaId, _: Rate) {
+            let mut left = self.0.lock().unwrap();
+            *left = left.map(|left| left + 1);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_all_gates_have_left_counts_where_it_is_known() {
+        let others = Arc::new(Others(Mutex::new(Some(1))));
+        let quotas = Arc::new(Quotas::new(Some(Arc::<Others>::clone(&others))));
+        let take = async || match quotas.take(id(1), &quota(3)) {
+            Ok(Taken::Unconfirmed(ticket)) => ticket.confirm().await,
+            Ok(Taken::Ticket(_)) => panic!("others are to be asked"),
+            Err(wait) => Err(wait),
+        };
+        drop(take().await.unwrap());
+        assert_eq!(*others.0.lock().unwrap(), Some(1), "it was given back to all");
+        take().await.unwrap().spend();
+        assert_eq!(take().await.err(), Some(Duration::from_secs(7)));
+        *others.0.lock().unwrap() = None;
+        take().await.unwrap().spend();
+        take().await.unwrap().spend();
+        assert_eq!(take().await.err(), Some(Duration::from_secs(1200)), "what this gate counted itself");
+    }
+}

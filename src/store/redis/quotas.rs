@@ -1,0 +1,110 @@
+//! Quotas that gates share, in Redis.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use redis::{Cmd, RedisResult, Value};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::error::message;
+use super::manager::ConnectionManager;
+use crate::idempotency::quota::{QuotaId, Rate};
+use crate::store::SharedQuotas;
+
+/// How long a request waits for an answer.
+const WAIT: Duration = Duration::from_millis(3);
+
+/// How many changes are queued. Further ones are dropped, as if Redis did not answer.
+const MAX_QUEUED: usize = 4096;
+
+/// How many changes one round trip carries.
+const MAX_BATCH: usize = 256;
+
+const SCRIPT: &str = include_str!("scripts/quota.lua");
+
+/// Quotas in Redis. While one round trip is under way, changes queue; the next one carries them all.
+pub(super) struct RedisQuotas {
+    queue: mpsc::Sender<Change>,
+    /// The task that sends; ends with this.
+    _worker: JoinSet<()>,
+}
+
+struct Change {
+    id: QuotaId,
+    rate: Rate,
+    /// Whom to tell; nobody where a key is given back.
+    taker: Option<oneshot::Sender<Result<(), Duration>>>,
+}
+
+impl RedisQuotas {
+    /// In keys that begin with `prefix`. Its task runs on the runtime that this is called on.
+    pub(super) fn new(manager: ConnectionManager, prefix: &[u8]) -> Self {
+        let (queue, queued) = mpsc::channel(MAX_QUEUED);
+        let mut worker = JoinSet::new();
+        worker.spawn(run(manager, prefix.to_vec(), queued));
+        Self { queue, _worker: worker }
+    }
+}
+
+#[async_trait]
+impl SharedQuotas for RedisQuotas {
+    async fn take(&self, id: QuotaId, rate: Rate) -> Option<Result<(), Duration>> {
+        let (taker, answer) = oneshot::channel();
+        self.queue.try_send(Change { id, rate, taker: Some(taker) }).ok()?;
+        timeout(WAIT, answer).await.ok()?.ok()
+    }
+
+    fn give_back(&self, id: QuotaId, rate: Rate) {
+        let _ = self.queue.try_send(Change { id, rate, taker: None });
+    }
+}
+
+async fn run(manager: ConnectionManager, prefix: Vec<u8>, mut queued: mpsc::Receiver<Change>) {
+    let mut batch = Vec::with_capacity(MAX_BATCH);
+    // A failure that repeats is logged once.
+    let mut last = None;
+    while queued.recv_many(&mut batch, MAX_BATCH).await > 0 {
+        // Who does not wait any more counts without it.
+        batch.retain(|change| change.taker.as_ref().is_none_or(|taker| !taker.is_closed()));
+        let commands: Vec<Cmd> = batch.iter().map(|change| change.command(&prefix)).collect();
+        match manager.send(&commands).await {
+            Ok(answers) => {
+                for (change, answer) in batch.drain(..).zip(answers) {
+                    let failure = change.tell(answer);
+                    if let Some(error) = failure.as_ref().filter(|_| failure != last) {
+                        tracing::warn!(error, "Redis does not count quotas: each gate counts by itself meanwhile");
+                    }
+                    last = failure;
+                }
+            }
+            // The outage itself is logged by what else asks.
+            Err(_) => batch.clear(),
+        }
+    }
+}
+
+impl Change {
+    fn command(&self, prefix: &[u8]) -> Cmd {
+        let verb = if self.taker.is_some() { "take" } else { "give back" };
+        let mut command = redis::cmd("EVAL");
+        command.arg(SCRIPT).arg(1).arg([prefix, &self.id.0].concat());
+        command.arg(self.rate.share).arg(self.rate.window).arg(verb);
+        command
+    }
+
+    /// Tells the taker. Returns the failure, if it is one.
+    fn tell(self, answer: RedisResult<Value>) -> Option<String> {
+        let granted = match answer {
+            Ok(Value::Int(0)) => Ok(()),
+            Ok(Value::Int(wait)) => Err(Duration::from_micros(wait.unsigned_abs())),
+            Ok(_) => return Some("an unexpected answer".to_owned()),
+            Err(error) => return Some(message(&error)),
+        };
+        if let Some(taker) = self.taker {
+            let _ = taker.send(granted);
+        }
+        None
+    }
+}

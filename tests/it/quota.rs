@@ -1,0 +1,158 @@
+//! Quotas of new keys: one too many is refused before anything is claimed, and nothing else counts.
+
+use crate::support::{Client, Gate, Plan, Reply, Request, Response, Signal, Upstream, store};
+
+/// Nothing is remembered in memory, so that every retry asks the store.
+fn plan(upstream: &Upstream, quota: &str) -> Plan {
+    let route = format!(
+        "[[routes]]\nname = \"all\"\nmethods = [\"POST\"]\npath = \"/{{*rest}}\"\nscope = [\"header:X-Tenant?\"]\nquota = {quota}\n"
+    );
+    Gate::before(upstream).store("cache_max_bytes = \"0B\"\n").routes(&route)
+}
+
+fn post(key: &str, tenant: &str) -> Request {
+    Request::post("/charges").key(key).header("X-Tenant", tenant).body("{}")
+}
+
+/// Holds that the request was one too many of so many in an hour.
+#[track_caller]
+fn expect_exceeded(answer: &Response, new_keys: u64) {
+    answer.expect_problem(429, "quota-exceeded");
+    let wait = answer.retry_after();
+    assert!(wait <= 3600 / new_keys + 1, "{}", answer.show());
+    assert_eq!(answer.get("ratelimit-policy"), Some(format!("\"new-keys\";q={new_keys};w=3600")), "{}", answer.show());
+    assert_eq!(answer.get("ratelimit"), Some(format!("\"new-keys\";r=0;t={wait}")), "{}", answer.show());
+}
+
+#[test]
+fn a_new_key_over_quota_is_refused_and_leaves_nothing() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = plan(&upstream, "{ new_keys = 2, per = \"1h\" }").start();
+    for key in ["k-1", "k-2"] {
+        let answer = post(key, "a").send(&gate);
+        assert_eq!(answer.get("ratelimit"), None, "{}", answer.expect(200, "executed").show());
+    }
+    expect_exceeded(&post("k-3", "a").send(&gate), 2);
+    expect_exceeded(&post("k-3", "a").send(&gate), 2);
+    assert_eq!(gate.states("k-3"), [""; 0]);
+    assert_eq!(upstream.runs(), 2);
+    // Another caller has a quota of its own, and a request without a key is not counted.
+    post("k-3", "b").send(&gate).expect(200, "executed");
+    Request::post("/charges").header("X-Tenant", "a").body("{}").send(&gate).expect(200, "");
+    assert_eq!(gate.metric("oncegate_requests_total", &["outcome=\"quota-exceeded\""]), 2.0);
+}
+
+#[test]
+fn retries_neither_count_nor_are_refused() {
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = Upstream::start(move |request| match request.key().as_deref() {
+        Some("slow") => Reply::ok("slow").hold_until(&held),
+        _ => Reply::ok("x"),
+    });
+    let gate = plan(&upstream, "{ new_keys = 3, per = \"1h\" }").start();
+    post("k-1", "a").send(&gate).expect(200, "executed");
+    std::thread::scope(|scope| {
+        let slow = scope.spawn(|| post("slow", "a").send(&gate));
+        upstream.wait_for_runs(2);
+        let retries = || {
+            for _ in 0..5 {
+                post("k-1", "a").send(&gate).expect(200, "replayed");
+                post("slow", "a").send(&gate).expect_problem(409, "in-flight");
+                let other = Request::post("/charges").key("k-1").header("X-Tenant", "a").body("{\"other\": 1}");
+                other.send(&gate).expect_problem(422, "key-reused");
+            }
+        };
+        retries();
+        // Of three, one is left.
+        post("k-2", "a").send(&gate).expect(200, "executed");
+        expect_exceeded(&post("k-3", "a").send(&gate), 3);
+        retries();
+        signal.open();
+        slow.join().unwrap().expect(200, "executed");
+    });
+    post("slow", "a").send(&gate).expect(200, "replayed");
+    expect_exceeded(&post("k-3", "a").send(&gate), 3);
+    assert_eq!(upstream.runs(), 3);
+}
+
+#[test]
+fn a_caller_that_sprays_keys_leaves_at_most_its_quota_in_the_store() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = plan(&upstream, "{ new_keys = 20, per = \"1h\" }").start();
+    std::thread::scope(|scope| {
+        for client in 0..4 {
+            let gate = &gate;
+            scope.spawn(move || {
+                let mut connection = Client::connect(gate.address);
+                for number in 0..500 {
+                    let answer = connection.send(post(&format!("k-{client}-{number}"), "a").bytes()).response();
+                    assert!(matches!(answer.status, 200 | 429), "{}", answer.show());
+                }
+            });
+        }
+    });
+    let records = gate.records("limit=100").len();
+    assert_eq!((records, upstream.runs()), (20, 20));
+    post("k-1", "b").send(&gate).expect(200, "executed");
+}
+
+#[test]
+fn a_quota_comes_back_with_time() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = plan(&upstream, "{ new_keys = 2, per = \"2s\" }").start();
+    for number in 0..2 {
+        post(&format!("k-{number}"), "a").send(&gate).expect(200, "executed");
+    }
+    let answer = post("k-3", "a").send(&gate);
+    answer.expect_problem(429, "quota-exceeded");
+    std::thread::sleep(std::time::Duration::from_secs(answer.retry_after()));
+    post("k-3", "a").send(&gate).expect(200, "executed");
+}
+
+#[test]
+fn a_quota_by_route_or_by_address_is_for_all_tenants() {
+    for by in ["route", "client-ip"] {
+        let upstream = Upstream::start(|_| Reply::ok("x"));
+        let gate = plan(&upstream, &format!("{{ new_keys = 1, per = \"1h\", by = \"{by}\" }}")).start();
+        post("k-1", "a").send(&gate).expect(200, "executed");
+        expect_exceeded(&post("k-1", "b").send(&gate), 1);
+        post("k-1", "a").send(&gate).expect(200, "replayed");
+    }
+}
+
+#[test]
+fn a_reload_keeps_what_was_counted() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = plan(&upstream, "{ new_keys = 1, per = \"1h\" }").start();
+    post("k-1", "a").send(&gate).expect(200, "executed");
+    std::fs::write(gate.plan.path("oncegate.toml"), {
+        let text = std::fs::read_to_string(gate.plan.path("oncegate.toml")).unwrap();
+        text.replace("new_keys = 1,", "new_keys = 2,")
+    })
+    .unwrap();
+    gate.sighup();
+    crate::support::eventually("the reload", || gate.log().contains("configuration reloaded").then_some(()));
+    expect_exceeded(&post("k-2", "a").send(&gate), 2);
+}
+
+#[test]
+fn gates_count_together_where_there_is_a_redis() {
+    let kind = store::kind();
+    if kind == "sqlite" {
+        return;
+    }
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = plan(&upstream, "{ new_keys = 4, per = \"1h\" }");
+    let gates = [plan.start(), plan.start()];
+    let is_shared = ["redis", "cached"].contains(&&*kind);
+    let how = if is_shared { "counted by all gates together" } else { "counted by each gate for itself" };
+    assert!(gates[0].log().contains(how), "{}", gates[0].log());
+    let granted = (0..20).filter(|number| {
+        let answer = post(&format!("k-{number}"), "a").send(&gates[number % 2]);
+        answer.status == 200
+    });
+    let granted = granted.count();
+    // An answer that takes longer than three milliseconds leaves a gate with its own count.
+    if is_shared { assert!((4..8).contains(&granted), "{granted}") } else { assert_eq!(granted, 8) }
+}
