@@ -283,7 +283,7 @@ impl Driver {
             Done::Claimed(Ok(claim)) => {
                 self.answered("claim", failures);
                 match claim {
-                    Claim::Inserted(_) => Event::Claimed,
+                    Claim::Inserted(_) => self.claimed(),
                     Claim::Exists { record, now } => {
                         // It is certain that nothing is claimed: a reload need not wait for the comparison.
                         self.permission = None;
@@ -293,7 +293,7 @@ impl Driver {
             }
             Done::Superseded(Ok(is_superseded)) => {
                 self.answered("supersede", failures);
-                if is_superseded { Event::Claimed } else { Event::NotSuperseded }
+                if is_superseded { self.claimed() } else { Event::NotSuperseded }
             }
             Done::Claimed(Err(error)) => self.claim_failed(error, "claim", failures),
             Done::Superseded(Err(error)) => self.claim_failed(error, "supersede", failures),
@@ -374,7 +374,21 @@ impl Driver {
             return Event::Retired;
         }
         self.permission = Some(permission);
-        Event::Permitted
+        if self.is_barred() { Event::Barred } else { Event::Permitted }
+    }
+
+    /// Whether the request may not run; the problem says why.
+    fn is_barred(&mut self) -> bool {
+        let bar = self.request.as_ref().and_then(|request| request.bar());
+        bar.is_some_and(|problem| {
+            self.problem = Some(problem);
+            true
+        })
+    }
+
+    /// The claim stands. The store may have taken longer for it than the request had left to run.
+    fn claimed(&mut self) -> Event {
+        if self.is_barred() { Event::Barred } else { Event::Claimed }
     }
 
     fn share_running(&mut self, since: Duration) -> Result<(), Missing> {
@@ -535,7 +549,9 @@ impl Driver {
 /// Answers a client whose claim failed, which may take as long as the upstream does. What the claim comes to is seen to
 /// meanwhile. A request that may not run (see [`Event::Barred`]) must not be forwarded here either.
 fn without_store(request: Arc<ProtectedRequest>, client: Client) {
-    if request.needs_store() {
+    if let Some(problem) = request.bar().filter(|_| !request.needs_store()) {
+        client.reply(request.problem(problem));
+    } else if request.needs_store() {
         client.reply(request.store_away());
     } else {
         tokio::spawn(Box::pin(async move { client.reply(request.forward_unprotected().await) }));

@@ -24,6 +24,7 @@ mod properties;
 pub mod protocol;
 pub mod record;
 pub mod recovery;
+pub mod request_time;
 pub mod scope;
 pub mod settle;
 pub mod unknown;

@@ -48,6 +48,7 @@ mod redis_topologies;
 mod reload;
 mod replay;
 mod replicas;
+mod request_time;
 mod response_headers;
 #[path = "../servers/mod.rs"]
 mod servers;
