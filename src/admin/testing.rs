@@ -162,6 +162,7 @@ impl Admin {
             upstream: Some("app".to_owned()),
             caller: Some([9; 8]),
             unknown_ttl: Some(unknown_ttl),
+            key: None,
         };
         let head = Head::new(fingerprint, Method::POST, &format!("/v1/{route}s"), &key).with_details(&details);
         let fresh = Fresh {

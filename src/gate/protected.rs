@@ -146,6 +146,7 @@ impl ProtectedRequest {
             upstream: Some(self.upstream().settings().name.to_string()),
             caller: Some(self.gate.identifier.caller(&policy.scope, self.head.caller())),
             unknown_ttl: Some(policy.unknown_ttl),
+            key: policy.recovery.keeps_keys().then(|| self.key.clone()),
         }
     }
 

@@ -43,6 +43,7 @@ mod paths;
 mod policy;
 mod policy_page;
 mod presets;
+mod probe;
 mod redis_servers;
 mod redis_topologies;
 mod reload;

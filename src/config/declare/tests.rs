@@ -91,13 +91,14 @@ fn everything() -> Resolved {
     let (secret, own) =
         (file("secret", &"x".repeat(32)), file("own.pem", include_str!("../../../tests/servers/own.pem")));
     let text = format!(
-        "default_upstream = \"app\"\n[headers]\nforward_key_as = \"X-Request-Id\"\n\
+        "default_upstream = \"app\"\n\
          [server]\ntls = {{ cert = {own:?}, key = {own:?}, client_ca = {own:?}, client_crl = {own:?} }}\n[admin]\ntoken_file = {secret:?}\n\
          [store]\nurl = \"postgres://db.internal/oncegate\"\npassword_file = {secret:?}\nid_secret_file = {secret:?}\n\
          cache = \"redis://cache.internal\"\ncache_password_file = {secret:?}\n[upstreams.app]\nurl = \"https://app\"\n\
          tls = {{ ca = {own:?}, cert = {own:?}, key = {own:?}, name = \"app\", crl = {own:?} }}\n\
          [policy_page]\npath = \"/policy\"\n[[routes]]\nname = \"r\"\npath = \"/r\"\n\
          preset = \"ietf\"\ndocs = \"https://docs.example.com/\"\nin_flight = {{ wait = \"10s\" }}\n\
+         recovery = {{ probe = \"/by-key/{{key}}\", after = \"60s\", every = \"5m\", headers = {{ X-Books = \"1\" }} }}\n\
          outcomes_body = [{{ pointer = \"/error/retryable\", equals = true, then = \"release\" }}]\n\
          request_time = {{ from = \"header:X-Time\" }}\n"
     );
