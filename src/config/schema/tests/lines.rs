@@ -23,7 +23,7 @@ pub(super) const POLICIES: &[&str] = &[
     "recovery = \"probe\"",
     "recovery = { probe = \"/x/{key}\", after = \"60s\" }",
     "recovery = { probe = \"/x/{key}\", every = \"5m\", headers = { Authorization = \"Bearer x\" } }",
-    "recovery = { probe = \"/x/{id}\", headers = { Authorization = \"Bearer x\" } }",
+    "recovery = { probe = \"/x/{id}\", every = \"5m\", headers = { Authorization = \"Bearer x\" } }",
     "recovery = { probe = \"x/{id}\" }",
     "recovery = { probe = \"/x\" }",
     "recovery = { after = \"60s\" }",
