@@ -11,14 +11,17 @@ use tokio::time::{Instant, sleep_until};
 use super::attempt::{self, Attempted};
 use super::probe::{ProbeLock, Probed};
 use super::protected::{Client, ProtectedRequest};
+
 use super::shared::{IdentityDigest, Shared};
 use super::single_flight::{Follower, Leader, Progress, Released, Role, Running};
 use crate::http::problem::Problem;
 use crate::http::usage::Permit;
 use crate::idempotency::decide::{Decision, RunningAttempt};
-use crate::idempotency::protocol::{Action, Event, Followed, Protocol, RecordView, Reply as ProtocolReply, Settlement};
+use crate::idempotency::protocol::{Action, Event, Followed, Protocol, RecordView, Settlement};
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
-use crate::store::{Claim, End, Error, ErrorKind, Fresh, Listed, Settled};
+use crate::store::{Claim, End, Error, Fresh, Listed, Settled};
+
+mod replies;
 
 /// The result of an operation.
 enum Done {
@@ -283,7 +286,7 @@ impl Driver {
             Done::Claimed(Ok(claim)) => {
                 self.answered("claim", failures);
                 match claim {
-                    Claim::Inserted(_) => self.claimed(),
+                    Claim::Inserted(_) => self.unless_barred(Event::Claimed),
                     Claim::Exists { record, now } => {
                         // It is certain that nothing is claimed: a reload need not wait for the comparison.
                         self.permission = None;
@@ -293,7 +296,7 @@ impl Driver {
             }
             Done::Superseded(Ok(is_superseded)) => {
                 self.answered("supersede", failures);
-                if is_superseded { self.claimed() } else { Event::NotSuperseded }
+                if is_superseded { self.unless_barred(Event::Claimed) } else { Event::NotSuperseded }
             }
             Done::Claimed(Err(error)) => self.claim_failed(error, "claim", failures),
             Done::Superseded(Err(error)) => self.claim_failed(error, "supersede", failures),
@@ -374,21 +377,15 @@ impl Driver {
             return Event::Retired;
         }
         self.permission = Some(permission);
-        if self.is_barred() { Event::Barred } else { Event::Permitted }
+        self.unless_barred(Event::Permitted)
     }
 
-    /// Whether the request may not run; the problem says why.
-    fn is_barred(&mut self) -> bool {
-        let bar = self.request.as_ref().and_then(|request| request.bar());
-        bar.is_some_and(|problem| {
-            self.problem = Some(problem);
-            true
-        })
-    }
-
-    /// The claim stands. The store may have taken longer for it than the request had left to run.
-    fn claimed(&mut self) -> Event {
-        if self.is_barred() { Event::Barred } else { Event::Claimed }
+    /// The event, unless the request may not run: the problem says why. The store may have taken longer for a claim than the
+    /// request had left to run.
+    fn unless_barred(&mut self, event: Event) -> Event {
+        let Some(problem) = self.request.as_ref().and_then(|request| request.bar()) else { return event };
+        self.problem = Some(problem);
+        Event::Barred
     }
 
     fn share_running(&mut self, since: Duration) -> Result<(), Missing> {
@@ -463,67 +460,6 @@ impl Driver {
         }
     }
 
-    /// Answers the client.
-    fn reply(&mut self, outcome: ProtocolReply) -> Result<(), Missing> {
-        if let ProtocolReply::Attempted(_) = outcome {
-            let (request, attempted) = (self.request.as_ref(), self.attempted.as_mut());
-            attempt::conclude(needed(request, REQUEST)?, needed(attempted, ATTEMPTED)?, self.settled.as_ref());
-            return Ok(());
-        }
-        let (request, client) = (needed(self.request.take(), REQUEST)?, needed(self.client.take(), CLIENT)?);
-        (self.place, self.lock) = (None, None);
-        let shared = &self.shared;
-        let reply = match outcome {
-            ProtocolReply::Decided { decision, until } => request.reply(decision, until),
-            ProtocolReply::Released => {
-                attempt::released(&request, needed(self.released.as_deref(), "a released answer")?)
-            }
-            ProtocolReply::Recovered => {
-                let answer = needed(self.probed.take().and_then(|probed| probed.answer), PROBED)?;
-                request.recovered(answer, self.settled.as_ref())
-            }
-            ProtocolReply::NothingLeft => request.nothing_left(),
-            ProtocolReply::Retired => request.retired(),
-            ProtocolReply::LookFailed => request.store_away(),
-            ProtocolReply::Failed | ProtocolReply::Barred => request.problem(needed(self.problem.take(), "a problem")?),
-            ProtocolReply::ClaimTooLate => {
-                if let Some(others) = shared.late_claims.due() {
-                    tracing::warn!(record = %self.id, others, "the store took too long for a claim, which is given up");
-                }
-                request.store_away()
-            }
-            ProtocolReply::LeaderUnanswered if shared.retired.try_read().is_err() => request.retired(),
-            ProtocolReply::LeaderUnanswered => {
-                without_store(request, client);
-                return Ok(());
-            }
-            ProtocolReply::ClaimFailed => {
-                match self.error.take() {
-                    Some(error) if error.cause().kind == ErrorKind::Corrupt => {
-                        if let Some(others) = shared.unreadable.due() {
-                            let message = "a record cannot be read: requests with its key get 503 store-unavailable";
-                            tracing::error!(%error, record = %self.id, others, "{message}");
-                        }
-                    }
-                    Some(error) => tracing::debug!(%error, record = %self.id, "a claim failed"),
-                    None => {}
-                }
-                without_store(request, client);
-                return Ok(());
-            }
-            ProtocolReply::ClaimUnanswered => {
-                if let Some(others) = shared.late_claims.due() {
-                    tracing::warn!(record = %self.id, others, "the store did not answer a claim in time");
-                }
-                without_store(request, client);
-                return Ok(());
-            }
-            ProtocolReply::Attempted(_) => return Ok(()),
-        };
-        client.reply(reply);
-        Ok(())
-    }
-
     /// A claim failed. Where it is certain not to stand, that is logged with the reply.
     fn claim_failed(&mut self, error: Error, what: &'static str, failures: u32) -> Event {
         let in_doubt = matches!(error, Error::Indeterminate(_));
@@ -543,18 +479,6 @@ impl Driver {
         if failures > 0 {
             tracing::debug!(record = %self.id, what, "the store has answered after all");
         }
-    }
-}
-
-/// Answers a client whose claim failed, which may take as long as the upstream does. What the claim comes to is seen to
-/// meanwhile. A request that may not run (see [`Event::Barred`]) must not be forwarded here either.
-fn without_store(request: Arc<ProtectedRequest>, client: Client) {
-    if let Some(problem) = request.bar().filter(|_| !request.needs_store()) {
-        client.reply(request.problem(problem));
-    } else if request.needs_store() {
-        client.reply(request.store_away());
-    } else {
-        tokio::spawn(Box::pin(async move { client.reply(request.forward_unprotected().await) }));
     }
 }
 
