@@ -306,7 +306,8 @@ fn list_of<T: 'static>(item: Kind<T>, filled: Option<&'static str>, is_unique: b
         inner: || Inner::None,
         take: Box::new(move |node| {
             let Some(items) = node.items() else {
-                let example = node.text().map_or_else(|_| "...".to_owned(), |text| format!("\"{text}\""));
+                let other = if node.is_table() { "{ ... }" } else { "..." };
+                let example = node.text().map_or_else(|_| other.to_owned(), |text| format!("\"{text}\""));
                 return node.accept(Err(node.expected("a list").hint(format!("write [{example}]"))));
             };
             let values: Vec<T> = items.iter().filter_map(|item_node| (item.take)(item_node)).collect();
@@ -364,6 +365,26 @@ pub(super) fn whole<T: Keys + 'static>() -> Kind<T> {
         T::read(&table, T::default())
     };
     Kind { take: Box::new(move |node| Some(take(node))), merge: None, ..nested() }
+}
+
+/// One of these, or false without quotes for nothing.
+pub(super) fn or_false<T: 'static>(kind: Kind<T>) -> Kind<Option<T>> {
+    let Kind { shape, inner, take, print, .. } = kind;
+    Kind {
+        shape: Box::new(move || {
+            let mut shape = shape();
+            shape["type"] = json!([shape["type"], "boolean"]);
+            shape["not"] = json!({ "const": true });
+            shape
+        }),
+        inner,
+        take: Box::new(move |node| match node.flag() {
+            Ok(false) => Some(None),
+            _ => take(node).map(Some),
+        }),
+        merge: None,
+        print: Box::new(move |value| value.as_ref().and_then(&print)),
+    }
 }
 
 /// A TOML value as JSON.

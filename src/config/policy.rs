@@ -21,6 +21,7 @@ mod outcomes;
 mod outcomes_body;
 mod quota;
 mod recovery;
+mod request_time;
 mod response_headers;
 
 keys! {
@@ -65,6 +66,11 @@ keys! {
         /// or 410 runs the request, and anything else holds. With { resend = { attempts = 5, backoff = "1s" } }, for an upstream
         /// that honours the key itself, oncegate sends the request again while its client waits.
         recovery => recovery::recovery();
+        /// How old a request may be that runs, by a time that it has in a header, as in
+        /// { from = "header:X-Request-Timestamp", max_age = "1h", skew = "5m" }. One that is older, that is further ahead than
+        /// `skew`, or that has no such header gets 400 `request-expired` and does not run. Retries of what ran get their
+        /// answers whatever their time. `max_age` and `skew` together must not exceed `ttl`. false: any request may run.
+        request_time => request_time::rule(), Example("{ from = \"header:X-Request-Timestamp\", max_age = \"1h\", skew = \"5m\" }");
         /// If the store cannot be reached: "reject" is 503, "forward" runs unprotected, marked and counted.
         store_failure => words(&[("reject", StoreFailure::Reject), ("forward", StoreFailure::Forward)]);
         /// How long a claim lasts without renewal; it is renewed while the attempt runs. At least "1s".
@@ -161,6 +167,8 @@ pub(super) struct PartialPolicy {
     pub policy: Policy,
     pub scope_is_explicit: bool,
 }
+
+pub(super) use request_time::check as check_request_time;
 
 /// Reads what a table says of a policy; `base` applies where it says nothing. The parts of `key`, `fingerprint`,
 /// `outcomes` and `cors` apply one by one.

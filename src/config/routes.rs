@@ -303,6 +303,7 @@ fn check_policy(table: &Table<'_>, route: &str, draft: &PartialPolicy, timeout: 
         table.report("scope", wrong.hint(hint));
     }
     check_fingerprint(table, policy);
+    policy::check_request_time(table, policy);
     if let Some(timeout) = timeout.filter(|&timeout| policy.ttl <= timeout) {
         table.advise(
             "ttl",

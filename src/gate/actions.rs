@@ -328,7 +328,7 @@ impl Driver {
             Done::Claimed(Ok(claim)) => {
                 self.answered("claim", failures);
                 match claim {
-                    Claim::Inserted(_) => Event::Claimed,
+                    Claim::Inserted(_) => self.unless_barred(Event::Claimed),
                     Claim::Exists { record, now } => {
                         // It is certain that nothing is claimed: a reload need not wait for the comparison.
                         self.permission = None;
@@ -338,7 +338,7 @@ impl Driver {
             }
             Done::Superseded(Ok(is_superseded)) => {
                 self.answered("supersede", failures);
-                if is_superseded { Event::Claimed } else { Event::NotSuperseded }
+                if is_superseded { self.unless_barred(Event::Claimed) } else { Event::NotSuperseded }
             }
             Done::Claimed(Err(error)) => self.claim_failed(error, "claim", failures),
             Done::Superseded(Err(error)) => self.claim_failed(error, "supersede", failures),
@@ -425,7 +425,15 @@ impl Driver {
             return Event::Retired;
         }
         self.permission = Some(permission);
-        Event::Permitted
+        self.unless_barred(Event::Permitted)
+    }
+
+    /// The event, unless the request may not run: the problem says why. The store may have taken longer for a claim than the
+    /// request had left to run.
+    fn unless_barred(&mut self, event: Event) -> Event {
+        let Some(problem) = self.request.as_ref().and_then(|request| request.bar()) else { return event };
+        self.problem = Some(problem);
+        Event::Barred
     }
 
     fn share_running(&mut self, since: Duration) -> Result<(), Missing> {

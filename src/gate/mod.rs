@@ -352,6 +352,7 @@ fn kept_headers(route: &Route) -> Vec<HeaderName> {
     });
     let events = ["ce-source", "ce-id"].map(HeaderName::from_static);
     let compared = route.policy.fingerprint.headers.iter().cloned();
+    let compared = compared.chain(route.policy.request_time.iter().map(|time| time.from.clone()));
     keys.chain(scopes).chain(events).chain(compared).chain([http::header::CONTENT_TYPE]).collect()
 }
 

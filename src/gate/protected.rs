@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::answer::Reply;
 use super::pass::{self, ForwardOptions, spool_problem};
-use super::request::Head;
+use super::request::{self, Head};
 use super::{Gate, RouteState};
 use crate::http::body::Body;
 use crate::http::forwarding::trace;
@@ -113,6 +113,14 @@ impl ProtectedRequest {
         // A client's timeout that is shorter than the attempt's ends this by itself, with `still-running`.
         let limit = longest.min(*client_timeout.max(timeout));
         prefer::wait(&self.head.headers).map_or(limit, |preferred| preferred.min(limit))
+    }
+
+    /// Why it may not run now, where it may not: it is too old, or does not say how old it is.
+    pub(super) fn bar(&self) -> Option<Problem> {
+        let time = self.policy().request_time.as_ref()?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = Timestamp(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
+        time.judge(&self.head.headers, now).err().map(|untimely| request::untimely(time, untimely))
     }
 
     /// A record for a new attempt.

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::header::HOST;
 use http::request::Parts;
@@ -21,6 +22,7 @@ use crate::http::usage::{Budget, Usage};
 use crate::idempotency::grpc;
 use crate::idempotency::key::KeyRule;
 use crate::idempotency::record::RequestId;
+use crate::idempotency::request_time::{RequestTime, Untimely};
 use crate::idempotency::scope::{Caller, ScopePart};
 use crate::route::{Ambiguous, Route};
 use crate::telemetry::outcome::Code;
@@ -258,6 +260,34 @@ pub(super) fn upgrade_with_key() -> Problem {
 pub(super) fn scope_missing(part: &ScopePart) -> Problem {
     let detail = format!("idempotency keys belong to a `{part}` here, and the request has none; nothing was sent");
     Problem::new(Code::ScopeMissing, detail)
+}
+
+/// The request may not run, by the time that it says.
+pub(super) fn untimely(rule: &RequestTime, untimely: Untimely) -> Problem {
+    let RequestTime { from, max_age, skew } = rule;
+    // More than a few digits would not help a person.
+    let shown = |time: Duration| {
+        let seconds = time.as_secs();
+        let extra = if seconds < 60 * 60 { 0 } else { seconds % 60 };
+        humantime::format_duration(Duration::from_secs(seconds - extra))
+    };
+    let what = match untimely {
+        Untimely::Missing => format!("the request has no `{from}`, which says when it was made"),
+        Untimely::Unreadable => {
+            format!("`{from}` is not one time: send RFC 3339, an HTTP date, or seconds or milliseconds since 1970")
+        }
+        Untimely::Old { age } => format!(
+            "by `{from}` the request is {} old, and may run until it is {}",
+            shown(age),
+            humantime::format_duration(*max_age)
+        ),
+        Untimely::Ahead { by } => format!(
+            "by `{from}` the request was made in {}, and clocks may differ by {}",
+            shown(by),
+            humantime::format_duration(*skew)
+        ),
+    };
+    Problem::new(Code::RequestExpired, format!("{what}; nothing was sent"))
 }
 
 /// The route requires a key, and none came.

@@ -168,6 +168,7 @@ pub fn title(code: Code) -> &'static str {
     match code {
         Code::KeyMissing => "An idempotency key is required",
         Code::KeyInvalid => "The idempotency key is not well-formed",
+        Code::RequestExpired => "The request is too old to run, or does not say when it was made",
         Code::ScopeMissing => "The request does not say whom its idempotency key belongs to",
         Code::BadRequest => "The request is malformed",
         Code::NoRoute => "Nothing is served here",

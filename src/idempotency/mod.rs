@@ -25,6 +25,7 @@ pub mod protocol;
 pub mod quota;
 pub mod record;
 pub mod recovery;
+pub mod request_time;
 pub mod scope;
 pub mod settle;
 pub mod unknown;

@@ -10,6 +10,7 @@ use super::fingerprint::Recipe;
 use super::key::KeyRule;
 use super::quota::Quota;
 use super::recovery::Recovery;
+use super::request_time::RequestTime;
 use super::scope::{Scope, ScopePart};
 use super::settle::{BodyOutcomes, Outcomes};
 
@@ -34,6 +35,8 @@ pub struct Policy {
     pub in_flight: InFlight,
     /// What happens to a retry of an unknown record.
     pub recovery: Recovery,
+    /// How old a request may be that runs, by the time that it says.
+    pub request_time: Option<RequestTime>,
     /// What happens to a request when the store cannot be reached.
     pub store_failure: StoreFailure,
     /// The claim's time limit; renewed while the attempt runs.
@@ -71,6 +74,7 @@ impl Default for Policy {
             outcomes_body: BodyOutcomes::default(),
             in_flight: InFlight::Reject,
             recovery: Recovery::Hold,
+            request_time: None,
             store_failure: StoreFailure::Reject,
             lease: Duration::from_secs(30),
             mode: Mode::Protect,

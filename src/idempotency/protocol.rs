@@ -66,7 +66,8 @@ pub enum Event {
     Permitted,
     /// After [`Action::Permit`]: the rules by which the request's identity was made are no longer in force.
     Retired,
-    /// After [`Action::Permit`]: this request may not run. It still gets what a record says, where there is one.
+    /// After [`Action::Permit`]: this request may not run. It still gets what a record says, where there is one. In place of
+    /// [`Event::Claimed`]: the claim stands, and the request may not run any more.
     Barred,
     /// After [`Action::Claim`], [`Action::Supersede`] or [`Action::Reclaim`]: the store has acknowledged the claim.
     Claimed,

@@ -34,6 +34,8 @@ pub enum Code {
     KeyInvalid,
     /// The request lacks a part of the route's scope.
     ScopeMissing,
+    /// The request was made too long ago to run, or does not say when.
+    RequestExpired,
     /// The request is malformed.
     BadRequest,
     /// No route and no default upstream.
@@ -76,7 +78,7 @@ pub enum Code {
 
 impl Outcome {
     /// Every outcome, in the order of [`Outcome::index`].
-    pub const ALL: [Self; 30] = {
+    pub const ALL: [Self; 31] = {
         use Code::*;
         [
             Self::Executed,
@@ -90,6 +92,7 @@ impl Outcome {
             Self::Problem(KeyMissing),
             Self::Problem(KeyInvalid),
             Self::Problem(ScopeMissing),
+            Self::Problem(RequestExpired),
             Self::Problem(BadRequest),
             Self::Problem(NoRoute),
             Self::Problem(InFlight),
@@ -153,6 +156,7 @@ impl Code {
             Self::KeyMissing => "key-missing",
             Self::KeyInvalid => "key-invalid",
             Self::ScopeMissing => "scope-missing",
+            Self::RequestExpired => "request-expired",
             Self::BadRequest => "bad-request",
             Self::NoRoute => "no-route",
             Self::InFlight => "in-flight",
@@ -179,7 +183,9 @@ impl Code {
     #[must_use]
     pub fn status(self) -> StatusCode {
         match self {
-            Self::KeyMissing | Self::KeyInvalid | Self::ScopeMissing | Self::BadRequest => StatusCode::BAD_REQUEST,
+            Self::KeyMissing | Self::KeyInvalid | Self::ScopeMissing | Self::RequestExpired | Self::BadRequest => {
+                StatusCode::BAD_REQUEST
+            }
             Self::NoRoute => StatusCode::NOT_FOUND,
             Self::InFlight | Self::OutcomeUnknown | Self::ResponseNotStored => StatusCode::CONFLICT,
             Self::RequestTooLarge => StatusCode::PAYLOAD_TOO_LARGE,

@@ -51,6 +51,7 @@ mod redis_topologies;
 mod reload;
 mod replay;
 mod replicas;
+mod request_time;
 mod resend;
 mod response_headers;
 #[path = "../servers/mod.rs"]

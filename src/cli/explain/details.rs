@@ -1,11 +1,16 @@
 //! Sentences of an explanation, and what it says only where it is not the usual.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use http::request::Parts;
 
 use crate::config::{Resolved, spelled_header};
 use crate::http::headers::{ATTEMPT, OwnHeaders};
 use crate::idempotency::fingerprint::Because;
 use crate::idempotency::key::{Found, KeyRule, KeySource};
+use crate::idempotency::policy::Policy;
+use crate::idempotency::record::Timestamp;
+use crate::idempotency::request_time::Untimely;
 
 /// What a request has for each part of a template; nothing for another source.
 pub(super) fn template_parts(source: &KeySource, rule: &KeyRule, (head, body): (&Parts, &[u8])) -> Vec<String> {
@@ -35,6 +40,22 @@ pub(super) fn own_headers(config: &Resolved, head: &Parts) -> Vec<(&'static str,
         None => Some(("attempt", "the upstream does not get its token: headers.attempt is false".to_owned())),
     };
     key.into_iter().chain(attempt).collect()
+}
+
+/// Whether a request is young enough to run, where its route asks.
+pub(super) fn request_time(policy: &Policy, head: &Parts) -> Option<String> {
+    let rule = policy.request_time.as_ref()?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = Timestamp(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
+    let name = &rule.from;
+    let would = match rule.judge(&head.headers, now) {
+        Ok(()) => "it may run now",
+        Err(Untimely::Missing) => "it is not there, so the request does not run: 400 request-expired",
+        Err(Untimely::Unreadable) => "it is not one time, so the request does not run: 400 request-expired",
+        Err(Untimely::Old { .. }) => "it is too old to run by now: 400 request-expired",
+        Err(Untimely::Ahead { .. }) => "it is too far ahead to run now: 400 request-expired",
+    };
+    Some(format!("header:{name}: {would}; a retry of what ran gets its answer all the same"))
 }
 
 /// Why a body counts byte for byte.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use http::header::{CONTENT_TYPE, HOST};
 use http::request::Parts;
 
-use super::details::{because_of, own_headers, template_parts};
+use super::details::{because_of, own_headers, request_time, template_parts};
 use super::policy::{built_in, other_default, policy_of, preset_of, show_quota, wrapped};
 use crate::config::Resolved;
 use crate::gate::explain::{Explanation, Fate, Handling, Identified, Unprotected, Value};
@@ -258,6 +258,9 @@ impl Report<'_> {
         self.sources("", &route.policy.key);
         for (label, text) in own_headers(self.config, &self.request.head) {
             self.line(label, text);
+        }
+        if let Some(time) = request_time(&route.policy, &self.request.head) {
+            self.line("time", time);
         }
         self.scope(identified);
         self.fingerprint(identified);

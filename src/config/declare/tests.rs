@@ -45,8 +45,9 @@ fn every_declared_key_is_documented_described_printed_and_suggested() {
     // A policy is documented once, under [defaults], and printed once, with each route. Tables in one line have one example.
     let of_policy = |path: &str| path.replace("routes.*.", "defaults.");
     for (path, key) in &keys {
-        let in_one_line =
-            ["tls.", "in_flight.", "outcomes_body.", "recovery.", "quota."].iter().any(|table| path.contains(table));
+        let in_one_line = ["tls.", "in_flight.", "outcomes_body.", "recovery.", "quota.", "request_time."]
+            .iter()
+            .any(|table| path.contains(table));
         let is_documented = [path.clone(), of_policy(path)].iter().any(|path| shown[0].contains(path));
         assert!(is_documented || in_one_line, "{path} is not in the annotated file");
         assert!(!key.doc.is_empty(), "{path} has no documentation");
@@ -90,7 +91,7 @@ fn everything() -> Resolved {
     let (secret, own) =
         (file("secret", &"x".repeat(32)), file("own.pem", include_str!("../../../tests/servers/own.pem")));
     let text = format!(
-        "default_upstream = \"app\"\n\
+        "default_upstream = \"app\"\n[headers]\nforward_key_as = \"X-Request-Id\"\n\
          [server]\ntls = {{ cert = {own:?}, key = {own:?}, client_ca = {own:?}, client_crl = {own:?} }}\n[admin]\ntoken_file = {secret:?}\n\
          [store]\nurl = \"postgres://db.internal/oncegate\"\npassword_file = {secret:?}\nid_secret_file = {secret:?}\n\
          cache = \"redis://cache.internal\"\ncache_password_file = {secret:?}\n[upstreams.app]\nurl = \"https://app\"\n\
@@ -99,6 +100,7 @@ fn everything() -> Resolved {
          preset = \"ietf\"\nquota = {{ new_keys = 1000, per = \"1m\" }}\ndocs = \"https://docs.example.com/\"\nin_flight = {{ wait = \"10s\" }}\n\
          recovery = {{ probe = \"/by-key/{{key}}\", after = \"60s\", every = \"5m\", headers = {{ X-Books = \"1\" }} }}\n\
          outcomes_body = [{{ pointer = \"/error/retryable\", equals = true, then = \"release\" }}]\n\
+         request_time = {{ from = \"header:X-Time\" }}\n\
          [[routes]]\nname = \"s\"\npath = \"/s\"\nrecovery = {{ resend = {{ attempts = 3 }} }}\n"
     );
     Case::new(&text).load()

@@ -74,6 +74,8 @@ impl Driver {
 fn without_store(request: Arc<ProtectedRequest>, client: Client) {
     if request.needs_store() {
         client.reply(request.store_away());
+    } else if let Some(problem) = request.bar() {
+        client.reply(request.problem(problem));
     } else {
         tokio::spawn(Box::pin(async move { client.reply(request.forward_unprotected().await) }));
     }

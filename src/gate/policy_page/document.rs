@@ -173,6 +173,7 @@ fn can_answer(policy: &Policy, code: Code) -> bool {
             };
             !is_optional && is_sent(part)
         }),
+        Code::RequestExpired => policy.request_time.is_some(),
         Code::CallerDiffers => policy.scope.contains(&ScopePart::Credential),
         // What has a route does not lack one.
         Code::NoRoute => false,

@@ -42,9 +42,12 @@ fn pushback(problem: &Problem) -> Option<HeaderValue> {
 /// unknown outcome is `UNKNOWN`, and a response that was not stored is `ALREADY_EXISTS`.
 fn status(code: Code) -> Status {
     match code {
-        Code::KeyMissing | Code::KeyInvalid | Code::ScopeMissing | Code::BadRequest | Code::ExpectationFailed => {
-            Status::InvalidArgument
-        }
+        Code::KeyMissing
+        | Code::KeyInvalid
+        | Code::ScopeMissing
+        | Code::RequestExpired
+        | Code::BadRequest
+        | Code::ExpectationFailed => Status::InvalidArgument,
         // gRPC clients map 404 to this status.
         Code::NoRoute => Status::Unimplemented,
         Code::ResponseNotStored => Status::AlreadyExists,
@@ -73,6 +76,7 @@ mod tests {
 key-missing 400 INVALID_ARGUMENT -1
 key-invalid 400 INVALID_ARGUMENT -1
 scope-missing 400 INVALID_ARGUMENT -1
+request-expired 400 INVALID_ARGUMENT -1
 bad-request 400 INVALID_ARGUMENT -1
 no-route 404 UNIMPLEMENTED -1
 in-flight 409 UNAVAILABLE 1500

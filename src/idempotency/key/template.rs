@@ -29,7 +29,9 @@ impl Template {
         while let Some((before, after)) = rest.split_once('{') {
             check_text(before)?;
             let Some((source, after)) = after.split_once('}') else {
-                return Err(format!("the template `{text}` has a `{{` without a `}}` behind it"));
+                return Err(format!(
+                    "the template `{text}` has a `{{` without a `}}` behind it: use one pair of braces for each source"
+                ));
             };
             if !parts.is_empty() && !before.bytes().any(is_separator) {
                 return Err(format!(

@@ -249,6 +249,9 @@ impl Protocol {
             Event::Claimed => {
                 self.go(Phase::Running { sent: 1 }, [Action::ShareRunning { since: claiming.since }, Action::Run])
             }
+            // It is claimed, and may not run any more.
+            Event::Barred if claiming.is_given_up => self.withdraw(None, []),
+            Event::Barred => self.withdraw(None, [Action::Reply(Reply::Barred)]),
             // What was replaced may be this very claim, turned unknown; another attempt's record is not released by it.
             Event::NotSuperseded if claiming.is_given_up => self.withdraw(None, []),
             Event::NotSuperseded => self.ask_again(Claiming { seen: None, ..claiming }),

@@ -57,8 +57,8 @@ impl Protocol {
             (Stage::Reclaiming { since }, Event::Claimed) => {
                 self.go(Phase::Running { sent: sent + 1 }, [Action::ShareRunning { since }, Action::Run])
             }
-            // It may stand: then it ends as its predecessor did.
-            (Stage::Reclaiming { .. }, Event::StoreFailed { in_doubt: true }) => self.settle(now),
+            // It stands and may not run any more, or may stand: then it ends as its predecessor did.
+            (Stage::Reclaiming { .. }, Event::Barred | Event::StoreFailed { in_doubt: true }) => self.settle(now),
             // The record says by now what became of the last attempt, or still that nobody knows.
             (Stage::Reclaiming { .. }, Event::NotSuperseded | Event::Failed | Event::StoreFailed { .. }) => {
                 self.conclude(Settlement::Done)
