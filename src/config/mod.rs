@@ -30,6 +30,7 @@ use crate::telemetry::logs;
 use crate::{admin, gate, http};
 
 mod annotated;
+mod auth;
 mod context;
 mod declare;
 mod file;
@@ -144,6 +145,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     let default_upstream = upstreams::default(&root, &upstreams);
     let (router, route_places) = routes::read(&root, &upstreams);
     listeners::check_scopes(&root, &server);
+    let jwt = auth::read(&root, &router);
     drop(root);
 
     // From here on nothing is missing: whatever was wrong has been reported.
@@ -167,6 +169,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
             forwarding,
             upgrades,
             tokens: gate::Tokens::secret(),
+            jwt,
         },
         upstreams: upstreams.settings,
         router,

@@ -31,11 +31,11 @@ keys! {
         key => nested();
         /// Who a key belongs to: callers that differ in any part never get each other's answers. "credential", "header:NAME",
         /// "cookie:NAME", "basic:user", "client-cert:subject", "client-cert:san" (with `client_ca`), "host", "client-ip",
-        /// "const:TEXT". A request without a header, cookie, user or certificate that is named here is refused (400
-        /// `scope-missing`), unless a `?` follows, as in "header:X-Tenant?": then its absence is a value of its own.
-        /// "credential" is X-Api-Key, else Authorization, else Cookie: a retry whose password, token or session was renewed
-        /// gets 422 `caller-differs`, and one with a refreshed opaque token runs again. To accept both, name what stays the
-        /// same, such as "header:X-User".
+        /// "jwt:CLAIM" (of a token that `[auth.jwt]` verifies), "const:TEXT". A request without a header, cookie, user,
+        /// certificate or claim that is named here is refused (400 `scope-missing`), unless a `?` follows, as in
+        /// "header:X-Tenant?": then its absence is a value of its own. "credential" is X-Api-Key, else Authorization, else
+        /// Cookie: a retry whose password, token or session was renewed gets 422 `caller-differs`, and one with a refreshed
+        /// opaque token runs again. To accept both, name what stays the same, such as "jwt:sub" or "header:X-User".
         scope => scope(), DefaultOff;
         /// What tells a retry from a key that was reused for another request.
         fingerprint => fingerprint::recipe();
@@ -209,7 +209,7 @@ fn wait(node: &Node<'_>) -> Option<InFlight> {
 
 /// `scope`
 fn scope() -> Kind<Scope> {
-    let optional = format!(r"(header:{TOKEN}|cookie:{TOKEN}|basic:user|client-cert:(subject|san))\?");
+    let optional = format!(r"(header:{TOKEN}|cookie:{TOKEN}|basic:user|client-cert:(subject|san)|jwt:[^\s?]+)\?");
     let pattern = format!("^({optional}?|credential|host|client-ip|const:.*)$");
     let hint = "write [\"const:shared\"] if all clients may get each other's answers";
     let check = |words: Vec<ScopeWord>| {
@@ -230,9 +230,6 @@ fn source(node: &Node<'_>) -> Result<KeySource, Wrong> {
 
 fn part(node: &Node<'_>) -> Result<ScopeWord, Wrong> {
     let text = node.filled()?;
-    if text.starts_with("jwt:") {
-        return Err(Wrong::later("`jwt:` in a scope").hint("write \"credential\" for now"));
-    }
     ScopeWord::parse(text).map_err(|message| hinted(&message, "such as \"header:X-Tenant\" or \"cookie:session?\""))
 }
 

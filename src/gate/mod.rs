@@ -13,6 +13,7 @@ mod driver;
 pub mod explain;
 pub mod identities;
 mod ignored;
+pub mod jwt;
 mod pass;
 mod preflight;
 mod protected;
@@ -35,6 +36,7 @@ pub use self::answer::HeaderNames;
 use self::answer::{CrossOrigin, Estimator, Reply};
 use self::identities::IdentityRules;
 use self::ignored::{IgnoredLog, KeyPlaces};
+use self::jwt::Verifier;
 use self::pass::ForwardOptions;
 pub use self::protected::Tokens;
 pub use self::reload::{Reload, Stuck};
@@ -50,7 +52,7 @@ use crate::http::upgrade::Upgrades;
 use crate::http::upstream::Upstream;
 use crate::http::usage::Usage;
 use crate::idempotency::grpc;
-use crate::idempotency::identity::Identifier;
+use crate::idempotency::identity::{CallerRules, Identifier};
 use crate::idempotency::record::RequestId;
 use crate::route::{Route, Router};
 use crate::store::{Identity, Origin, OriginId, Store};
@@ -77,6 +79,8 @@ pub struct Settings {
     pub upgrades: Upgrades,
     /// Where the attempts' tokens come from.
     pub tokens: Tokens,
+    /// `[auth.jwt]`
+    pub jwt: Option<jwt::Settings>,
 }
 
 /// A secret that `Debug` does not show.
@@ -103,6 +107,8 @@ pub struct Gate {
     key_places: KeyPlaces,
     /// What scripts may read of them.
     exposed: HeaderValue,
+    /// Verifies the tokens that scopes have claims of.
+    verifier: Option<Arc<Verifier>>,
     /// How it sees where requests come from.
     context: Arc<ForwardingContext>,
     /// What goes on when another gate takes the place of this one.
@@ -141,21 +147,32 @@ impl Gate {
         usage: Arc<Usage>,
         metrics: &Metrics,
     ) -> Arc<Self> {
-        Self::beside(Arc::new(Shared::new(store, usage)), settings, router, upstreams, metrics, |_| Arc::default())
+        let shared = Arc::new(Shared::new(store, usage));
+        Self::beside(shared, settings, router, upstreams, metrics, None)
     }
 
-    /// A gate that shares `work` with others. `estimator` is that of a route by its name.
+    /// A gate that shares `work` with others, and takes over what `former` knows of routes and tokens.
     fn beside(
         shared: Arc<Shared>,
         settings: Settings,
         router: Router,
         upstreams: Vec<Upstream>,
         metrics: &Metrics,
-        estimator: impl Fn(&str) -> Arc<Estimator>,
+        former: Option<&Self>,
     ) -> Arc<Self> {
         let secret = settings.id_secret.as_ref().map(|secret| Arc::clone(&secret.0));
         let identifier = Identifier::new(Arc::clone(&settings.service), secret);
         let trusted = settings.forwarding.rule();
+        let callers = CallerRules { trusted: &trusted, token_header: settings.token_header() };
+        let token_header = settings.jwt.as_ref().map_or(http::header::AUTHORIZATION, |jwt| jwt.header.clone());
+        let estimator = |name: &str| {
+            let known = former.and_then(|former| former.states.get(name));
+            known.map(|state| Arc::clone(&state.estimator)).unwrap_or_default()
+        };
+        let verifier = settings
+            .jwt
+            .clone()
+            .map(|jwt| Verifier::new(jwt, former.and_then(|former| former.verifier.as_ref()), &shared.usage));
         let state = |name: &Arc<str>, namespace: &Arc<str>, rules, kept| {
             Arc::new(RouteState {
                 rules,
@@ -168,13 +185,14 @@ impl Gate {
             })
         };
         let states = router.routes().iter().map(|route| {
-            let rules = identities::digest(&identifier, route, &trusted);
-            (Arc::clone(&route.name), state(&route.name, &route.namespace, rules, kept_headers(route)))
+            let rules = identities::digest(&identifier, route, callers);
+            (Arc::clone(&route.name), state(&route.name, &route.namespace, rules, kept_headers(route, &token_header)))
         });
         let nowhere: Arc<str> = "-".into();
         shared.expect_leases_of(&router);
         Arc::new(Self {
             states: states.collect(),
+            verifier,
             unrouted: state(&nowhere, &nowhere, IdentityDigest::default(), Vec::new()),
             key_places: KeyPlaces::of(&router),
             exposed: answer::exposed(&settings.headers),
@@ -318,7 +336,7 @@ fn origin(service: &Arc<str>, namespace: &Arc<str>, route: &Arc<str>) -> Origin 
 }
 
 /// The headers that a route's keys, scopes and fingerprints are made of.
-fn kept_headers(route: &Route) -> Vec<HeaderName> {
+fn kept_headers(route: &Route, token_header: &HeaderName) -> Vec<HeaderName> {
     use crate::idempotency::credential;
     use crate::idempotency::key::KeySource;
     use crate::idempotency::scope::ScopePart;
@@ -331,6 +349,7 @@ fn kept_headers(route: &Route) -> Vec<HeaderName> {
         ScopePart::Header(name) => vec![name.clone()],
         ScopePart::Cookie(_) => vec![http::header::COOKIE],
         ScopePart::BasicUser => vec![http::header::AUTHORIZATION],
+        ScopePart::Claim(_) => vec![token_header.clone()],
         ScopePart::Host | ScopePart::ClientIp | ScopePart::ClientCert(_) | ScopePart::Const(_) => Vec::new(),
     });
     let events = ["ce-source", "ce-id"].map(HeaderName::from_static);
@@ -370,6 +389,7 @@ pub(crate) mod tests {
             forwarding: Forwarding::default(),
             upgrades: Upgrades::default(),
             tokens: Tokens::secret(),
+            jwt: None,
         };
         let router = Router::new(routes).unwrap();
         let metrics = Metrics::new();

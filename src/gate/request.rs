@@ -20,6 +20,7 @@ use crate::idempotency::grpc;
 use crate::idempotency::key::KeyRule;
 use crate::idempotency::record::RequestId;
 use crate::idempotency::scope::{Caller, ScopePart};
+use crate::idempotency::token::TokenClaims;
 use crate::route::{Ambiguous, Route};
 use crate::telemetry::outcome::Code;
 
@@ -47,6 +48,18 @@ pub(super) struct Head {
     pub(super) upgrade: Option<Upgrade>,
     /// Its id.
     pub(super) id: RequestId,
+    /// Its token, once that was looked at.
+    token: Token,
+}
+
+/// What is known of a request's token.
+enum Token {
+    /// Nothing yet.
+    Unread,
+    /// It has none, or `explain` cannot verify it.
+    Absent,
+    /// It was verified.
+    Verified(Arc<TokenClaims>),
 }
 
 impl Head {
@@ -99,6 +112,7 @@ impl Head {
             context: Arc::clone(context),
             upgrade,
             id,
+            token: Token::Unread,
         })
     }
 
@@ -139,6 +153,24 @@ impl Head {
             authority: self.authority(),
             client_ip: Some(self.client),
             certificate: self.peer.certificate.as_deref(),
+            claims: self.claims(),
+        }
+    }
+
+    /// Notes the claims of its token, which was verified; nothing where it has none.
+    pub(super) fn set_claims(&mut self, claims: Option<Arc<TokenClaims>>) {
+        self.token = claims.map_or(Token::Absent, Token::Verified);
+    }
+
+    /// Whether its token was looked at.
+    pub(super) fn is_token_known(&self) -> bool {
+        !matches!(self.token, Token::Unread)
+    }
+
+    fn claims(&self) -> Option<&TokenClaims> {
+        match &self.token {
+            Token::Verified(claims) => Some(claims),
+            Token::Unread | Token::Absent => None,
         }
     }
 
@@ -249,6 +281,12 @@ pub(super) fn upgrade_with_key() -> Problem {
 pub(super) fn scope_missing(part: &ScopePart) -> Problem {
     let detail = format!("idempotency keys belong to a `{part}` here, and the request has none; nothing was sent");
     Problem::new(Code::ScopeMissing, detail)
+}
+
+/// A claim that is part of the scope is an object or an array.
+pub(super) fn claim_unfit(part: &ScopePart) -> Problem {
+    let detail = format!("the claim of `{part}` is neither text nor a number nor a truth value; nothing was sent");
+    Problem::new(Code::CredentialsUnverifiable, detail)
 }
 
 /// The route requires a key, and none came.

@@ -25,4 +25,5 @@ pub mod protocol;
 pub mod record;
 pub mod scope;
 pub mod settle;
+pub mod token;
 pub mod unknown;

@@ -70,11 +70,13 @@ pub enum Code {
     QuotaExceeded,
     /// The request came by here before; nothing was sent.
     LoopDetected,
+    /// The request carries a token that cannot be verified; nothing was sent.
+    CredentialsUnverifiable,
 }
 
 impl Outcome {
     /// Every outcome, in the order of [`Outcome::index`].
-    pub const ALL: [Self; 29] = {
+    pub const ALL: [Self; 30] = {
         use Code::*;
         [
             Self::Executed,
@@ -106,6 +108,7 @@ impl Outcome {
             Self::Problem(ExpectationFailed),
             Self::Problem(QuotaExceeded),
             Self::Problem(LoopDetected),
+            Self::Problem(CredentialsUnverifiable),
         ]
     };
 
@@ -167,6 +170,7 @@ impl Code {
             Self::ExpectationFailed => "expectation-failed",
             Self::QuotaExceeded => "quota-exceeded",
             Self::LoopDetected => "loop-detected",
+            Self::CredentialsUnverifiable => "credentials-unverifiable",
         }
     }
 
@@ -187,6 +191,7 @@ impl Code {
             Self::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::ExpectationFailed => StatusCode::EXPECTATION_FAILED,
             Self::LoopDetected => StatusCode::LOOP_DETECTED,
+            Self::CredentialsUnverifiable => StatusCode::UNAUTHORIZED,
         }
     }
 

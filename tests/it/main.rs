@@ -52,6 +52,7 @@ mod stream;
 mod support;
 mod systemd;
 mod test_servers;
+mod tokens;
 mod upstream_addresses;
 mod upstream_failures;
 mod upstream_h2;

@@ -189,6 +189,7 @@ impl World {
             forwarding: Forwarding::default(),
             upgrades: oncegate::http::upgrade::Upgrades::default(),
             tokens: Tokens::counted_from(Token::first_of(number).0),
+            jwt: None,
         };
         let usage = Usage::new(&Limits::default(), &METRICS);
         let upstreams = vec![Upstream::through(upstream, Arc::clone(&usage), Arc::new(dialer))];

@@ -59,9 +59,21 @@ fn dotted(steps: &[String]) -> String {
 }
 
 fn is_list(path: &str) -> bool {
-    ["from", "scope", "of", "include", "exclude", "methods", "origins", "trusted_proxies", "upgrades"]
-        .iter()
-        .any(|key| path.ends_with(key))
+    [
+        "from",
+        "scope",
+        "of",
+        "include",
+        "exclude",
+        "methods",
+        "origins",
+        "trusted_proxies",
+        "upgrades",
+        "algorithms",
+        "audience",
+    ]
+    .iter()
+    .any(|key| path.ends_with(key))
 }
 
 #[test]
@@ -98,7 +110,7 @@ fn every_key_of_a_table_has_a_type_and_a_description() {
             assert!(is_entry || is_described, "{path}.{key} is not described");
         }
     }
-    assert_eq!(found.len(), 22, "{:?}", found.iter().map(|(path, _)| path).collect::<Vec<_>>());
+    assert_eq!(found.len(), 25, "{:?}", found.iter().map(|(path, _)| path).collect::<Vec<_>>());
 }
 
 #[test]
@@ -160,7 +172,7 @@ const LEFT_TO_CHECK: &[&str] = &[
     "no-upstream: upstreams",
     "not-postgres: store.connections",
     "not-postgres: store.password_file",
-    "not-yet: routes[0].scope[1]",
+    "not-yet: routes[0].scope[0]",
     "outcomes: defaults.outcomes.grpc:UNAVAILABLE",
     "overlapping-routes: routes[1].path",
     "paths: routes[4].path",
@@ -196,6 +208,15 @@ const LEFT_TO_CHECK: &[&str] = &[
     "sqlite-url: store.id_secret_file",
     "stores: store.cache_max_bytes",
     "stores: store.id_secret_file",
+    "tokens-of-a-private-key: auth.jwt.pem_file",
+    "tokens-of-another-family: auth.jwt.algorithms",
+    "tokens-unverified: defaults.scope[1]",
+    "tokens-unverified: routes[0].scope[0]",
+    "tokens-without-keys: auth.jwt",
+    "tokens: auth.jwt.jwks_url",
+    "tokens: auth.jwt.leeway",
+    "tokens: auth.jwt.secret_file",
+    "tokens: auth.jwt.tls",
     "unknown-upstream: default_upstream",
     "unknown-upstream: routes[0].upstream",
     "unknown-upstream: routes[1].upstream",

@@ -116,6 +116,7 @@ fn gate(policy: &Policy, store: &Arc<Unreliable>, backend: &Arc<Backend>) -> Arc
         forwarding: Forwarding::default(),
         upgrades: crate::http::upgrade::Upgrades::default(),
         tokens: Tokens::secret(),
+        jwt: None,
     };
     let store: Arc<dyn Store> = Arc::<Unreliable>::clone(store);
     let metrics = Metrics::new();
