@@ -11,6 +11,7 @@ use serde::Serialize;
 use crate::idempotency::codec::{Answer, Details, Head};
 use crate::idempotency::encoding::Hex;
 use crate::idempotency::record::{Record, RequestId, State, Timestamp};
+use crate::idempotency::recovery::unknown_since;
 use crate::idempotency::unknown::UnknownCause;
 use crate::store::{Listed, NamespaceRules, Origin, is_orphaned};
 
@@ -154,12 +155,6 @@ impl AnswerView {
             }),
         }
     }
-}
-
-/// When a record turned unknown; nothing of any other, and where an older release claimed it.
-pub(super) fn unknown_since(record: &Record, details: &Details) -> Option<Timestamp> {
-    let ttl = details.unknown_ttl.filter(|_| record.state == State::Unknown)?;
-    Some(record.until.minus(ttl))
 }
 
 /// Why the outcome of an unknown record's attempt is unknown.

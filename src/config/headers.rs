@@ -50,9 +50,13 @@ pub(super) const TOKEN: &str = "[!#$%&'*+.^_`|~0-9A-Za-z-]+";
 /// The name of a header, or false. Names are kept in lower case, and printed as people write them.
 fn name_or_false() -> Kind<Option<HeaderName>> {
     let shape = || json!({ "type": ["string", "boolean"], "pattern": format!("^{TOKEN}$"), "not": { "const": true } });
+    Kind::new(shape, name, |name| name.as_ref().map_or(false.into(), |name| spelled(name).into()))
+}
+
+/// The name of a header as people write it.
+pub(super) fn spelled(name: &HeaderName) -> String {
     let capital = |word: &str| word.get(..1).map(|first| first.to_ascii_uppercase() + &word[1..]).unwrap_or_default();
-    let print = move |name: &HeaderName| name.as_str().split('-').map(capital).collect::<Vec<_>>().join("-");
-    Kind::new(shape, name, move |name| name.as_ref().map_or(false.into(), |name| print(name).into()))
+    name.as_str().split('-').map(capital).collect::<Vec<_>>().join("-")
 }
 
 fn name(node: &Node<'_>) -> Result<Option<HeaderName>, Wrong> {

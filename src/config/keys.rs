@@ -3,10 +3,11 @@
 use super::auth::Auth;
 use super::declare::{Facts, Inner, Key, Section, Shown};
 use super::headers::Headers;
-use super::kinds::raw;
+use super::kinds::{nested, raw};
 use super::listeners::{Admin, Server};
 use super::logging::Log;
-use super::{routes, store, upstreams};
+use super::policy_page::PolicyPage;
+use super::{policy, routes, store, upstreams};
 use crate::http::limits::Limits;
 use crate::idempotency::policy::Policy;
 
@@ -54,7 +55,16 @@ pub(super) const ROOT: &Section = &Section {
                 inner: Inner::Named(<upstreams::Keys as super::declare::Keys>::SECTION),
             },
         },
-        Key::table::<Policy>("defaults"),
+        Key {
+            name: "defaults",
+            doc: policy::SECTION.about,
+            shown: Shown::Default,
+            facts: || Facts {
+                shape: policy::SECTION.shape(),
+                default: nested::<Policy>().print(&Policy::default()),
+                inner: Inner::Table(policy::SECTION),
+            },
+        },
         Key {
             name: "routes",
             doc: routes::SECTION.about,
@@ -63,6 +73,7 @@ pub(super) const ROOT: &Section = &Section {
         },
         Key::table::<Headers>("headers"),
         Key::table::<Auth>("auth"),
+        Key::table::<PolicyPage>("policy_page"),
         Key::table::<Log>("log"),
     ]],
 };

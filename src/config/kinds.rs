@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::json;
 use toml_edit::Array;
 
-use super::declare::{Inner, Keys};
+use super::declare::{Inner, Keys, Shown};
 use super::node::{Node, Table, Wrong};
 use super::units::{DURATION_HINT, DURATIONS, SIZES, show_duration, show_size};
 
@@ -81,6 +81,17 @@ impl<T: 'static> Kind<T> {
             shape: self.shape,
             inner: self.inner,
             take: Box::new(move |node| (self.take)(node).and_then(|value| node.accept(to(value)))),
+            merge: None,
+            print: Box::new(move |value| (self.print)(&from(value))),
+        }
+    }
+
+    /// Another form of the same; nothing where `to` finds that a part was wrong, which is reported already.
+    pub(super) fn complete<U: 'static>(self, to: fn(T) -> Option<U>, from: fn(&U) -> T) -> Kind<U> {
+        Kind {
+            shape: self.shape,
+            inner: self.inner,
+            take: Box::new(move |node| (self.take)(node).and_then(to)),
             merge: None,
             print: Box::new(move |value| (self.print)(&from(value))),
         }
@@ -339,6 +350,20 @@ pub(super) fn nested<T: Keys + 'static>() -> Kind<T> {
         merge: Some(Box::new(merge)),
         print: Box::new(|value| Some(value.print_inline()).filter(|table| !table.is_empty()).map(Toml::InlineTable)),
     }
+}
+
+/// A table with declared keys that stands for itself: those that are required must be there.
+pub(super) fn whole<T: Keys + 'static>() -> Kind<T> {
+    let take = |node: &Node<'_>| {
+        let table = Table::open(node.clone(), T::SECTION);
+        for key in T::KEYS.iter().filter(|_| node.is_table()) {
+            if let (Shown::Required(example), None) = (&key.shown, table.get(key.name)) {
+                table.report(key.name, Wrong::new("is missing").hint(format!("write {} = {example}", key.name)));
+            }
+        }
+        T::read(&table, T::default())
+    };
+    Kind { take: Box::new(move |node| Some(take(node))), merge: None, ..nested() }
 }
 
 /// A TOML value as JSON.

@@ -10,6 +10,7 @@ use super::declare::Shown::Example;
 use super::declare::{Keys as _, keys};
 use super::kinds::{Kind, file, flag, list, nested, one_or_several, text, text_as, time, words};
 use super::node::{Node, Table, Wrong};
+use super::policy;
 use super::tls::{self, Files};
 use super::{routes, secrets};
 use crate::admin::{self, Token};
@@ -19,7 +20,6 @@ use crate::http::forwarding::{Forwarding, Style};
 use crate::http::limits::Limits;
 use crate::http::socket::Listen;
 use crate::http::upgrade::{Protocol, Upgrades};
-use crate::idempotency::policy::Policy;
 
 keys! {
     /// Where clients connect.
@@ -175,7 +175,7 @@ pub(super) fn check_scopes(root: &Table<'_>, server: &http::server::Settings) {
         return;
     }
     let routes = root.tables("routes", routes::SECTION).unwrap_or_default();
-    for table in routes.into_iter().chain([root.table("defaults", Policy::SECTION)]) {
+    for table in routes.into_iter().chain([root.table("defaults", policy::SECTION)]) {
         let parts = table.get("scope").and_then(|scope| scope.items()).unwrap_or_default();
         for part in parts.into_iter().filter(|part| part.text().is_ok_and(|text| text.starts_with("client-cert:"))) {
             let wrong = Wrong::new("no client has a certificate here: the server does not ask for one");

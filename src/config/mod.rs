@@ -44,6 +44,8 @@ mod logging;
 mod node;
 mod pem;
 mod policy;
+mod policy_page;
+mod preset;
 mod problem;
 #[cfg(test)]
 pub(crate) mod reference;
@@ -144,6 +146,8 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     let log = logging::read(&root);
     let default_upstream = upstreams::default(&root, &upstreams);
     let (router, route_places) = routes::read(&root, &upstreams);
+    let policy_page = policy_page::read(&root);
+    policy_page::advise(&root, policy_page.as_deref(), &router);
     listeners::check_scopes(&root, &server);
     let jwt = auth::read(&root, &router);
     drop(root);
@@ -168,6 +172,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
             default_upstream,
             forwarding,
             upgrades,
+            policy_page,
             tokens: gate::Tokens::secret(),
             jwt,
         },

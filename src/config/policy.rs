@@ -7,16 +7,20 @@ use serde_json::json;
 
 use self::fingerprint::Fingerprint;
 use super::declare::Shown::{DefaultAs, DefaultOff, Example, Required};
-use super::declare::{Inner, Keys as _, keys};
+use super::declare::{Inner, Keys as _, Section, keys};
 use super::headers::TOKEN;
 use super::kinds::{Kind, flag, nested, nonzero_time, number, set, size, text, time_of, unique, words, words_but};
 use super::node::{Node, Table, Wrong};
+use super::preset::Preset;
 use crate::idempotency::key::{KeyRule, KeySource};
-use crate::idempotency::policy::{Cors, Delivery, InFlight, Mode, Policy, Recovery, StoreFailure};
+use crate::idempotency::policy::{Cors, Delivery, InFlight, Mode, Policy, StoreFailure};
 use crate::idempotency::scope::{Scope, ScopeWord};
 
 mod fingerprint;
 mod outcomes;
+mod outcomes_body;
+mod recovery;
+mod response_headers;
 
 keys! {
     /// What applies to every route that does not set it itself. The parts of `key`, `fingerprint`, `outcomes` and `cors`
@@ -45,13 +49,20 @@ keys! {
         /// "grpc:UNAVAILABLE"; those that are not named below are stored, and a call without a status is "broken". The most
         /// specific entry wins. Only differences from these defaults need to be set.
         outcomes => outcomes::outcomes();
+        /// What an answer's own JSON says of how the attempt ended, as in
+        /// [{ pointer = "/error/retryable", equals = true, then = "release" }]. The first rule that matches decides, before
+        /// `outcomes`; an Idempotency-Control of the upstream comes before both. Answers whose type is application/json or
+        /// ends in +json are judged, if they are whole, not compressed, at most 1MiB and no gRPC calls.
+        outcomes_body => outcomes_body::rules();
         /// What a retry gets while the first request is in progress: "reject" is 409 `in-flight` at once; { wait = "10s" }
         /// holds it for that long at most (24h at most), and answers as soon as the first request has its answer. If the
         /// client sends `Prefer: wait=N`, it waits for N seconds if that is shorter. A retry that waits never runs itself.
         in_flight => in_flight();
         /// What a retry of an unknown outcome gets: "hold" is 409 `outcome-unknown` until an operator resolves it; "retry" runs
-        /// again, possibly beside an attempt that is still in progress.
-        recovery => words_but(&[("hold", Recovery::Hold), ("retry", Recovery::Retry)], &["probe"]);
+        /// again, possibly beside an attempt that is still in progress. With { probe = "/v1/charges/by-key/{key}" } oncegate
+        /// asks the upstream first, with GET and the headers of the retry: a 2xx completes the record with that answer, 404
+        /// or 410 runs the request, and anything else holds.
+        recovery => recovery::recovery();
         /// If the store cannot be reached: "reject" is 503, "forward" runs unprotected, marked and counted.
         store_failure => words(&[("reject", StoreFailure::Reject), ("forward", StoreFailure::Forward)]);
         /// How long a claim lasts without renewal; it is renewed while the attempt runs. At least "1s".
@@ -68,6 +79,8 @@ keys! {
         /// The largest answer whose body is kept for replays; beyond it, a retry gets 409 `response-not-stored`. At most
         /// "256MiB".
         max_response_body => size(0..=LARGEST_BODY);
+        /// Which headers of an answer its first client alone gets.
+        response_headers => nested();
         /// Which scripts may read, in browsers, the answers that oncegate itself gives.
         cors => nested();
         /// A page that explains the problems that oncegate answers with: their `type` and Link.
@@ -130,6 +143,10 @@ const PAGE: &str = r#"^https?://[^\s/?#@<>"]+([/?#][^\s<>"]*)?$"#;
 
 /// An origin as browsers write it, or `*`.
 const ORIGIN: &str = r"^(\*|https://(?!.*:443$)[^\sA-Z/?#@]+|http://(?!.*:80$)[^\sA-Z/?#@]+)$";
+
+/// `[defaults]`: a policy, and the preset that fills in what it leaves out.
+pub(super) const SECTION: &Section =
+    &Section { name: Policy::SECTION.name, about: Policy::SECTION.about, groups: &[Preset::KEYS, Policy::KEYS] };
 
 /// A policy, and whether its scope was written down.
 #[derive(Clone, Debug, Default)]

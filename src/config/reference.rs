@@ -78,7 +78,8 @@ fn entry(key: &Key, table: &str) -> String {
             text += "\n| entry | default |\n|---|---|\n";
             text.extend(entries.iter().map(|(name, value)| format!("| `{name}` | `{}` |\n", value.to_string().trim())));
         }
-        Inner::None | Inner::Named(_) | Inner::List(_) => {}
+        Inner::List(section) => text.extend(section.keys().map(|below| entry(below, &format!("{path}[]")))),
+        Inner::None | Inner::Named(_) => {}
     }
     text
 }

@@ -12,12 +12,14 @@ use super::declare::{Keys as _, Section, keys};
 use super::kinds::{Shape, filled, raw, text, text_as};
 use super::node::{Node, Table, Wrong};
 use super::policy::{self, PartialPolicy};
+use super::preset::Preset;
 use super::problem::Place;
 use super::store::{NAME, name, parse_name};
 use super::units;
 use super::upstreams::{self, Upstreams};
 use crate::idempotency::key::KeySource;
 use crate::idempotency::policy::{Mode, Policy};
+use crate::idempotency::recovery::{Probe, Recovery};
 use crate::idempotency::scope::ScopePart;
 use crate::route::{Overlap, Pattern, Route, Router};
 
@@ -49,8 +51,11 @@ keys! {
 }
 
 /// A route has its own keys, and those of a policy.
-pub(super) const SECTION: &Section =
-    &Section { name: Keys::SECTION.name, about: Keys::SECTION.about, groups: &[Keys::KEYS, Policy::KEYS] };
+pub(super) const SECTION: &Section = &Section {
+    name: Keys::SECTION.name,
+    about: Keys::SECTION.about,
+    groups: &[Keys::KEYS, Preset::KEYS, Policy::KEYS],
+};
 
 /// `[[routes]]` in the schema. Where a route lacks a key of a policy, `[defaults]` applies.
 pub(super) fn shape() -> Shape {
@@ -80,11 +85,35 @@ const PATH: &str = concat!(
 /// Routes that could be read, each with the table that it was read from.
 type Read<'a> = Vec<(Table<'a>, Route)>;
 
+/// `[defaults]`
+struct Defaults {
+    preset: Preset,
+    /// What applies to a route without a preset of its own.
+    filled: PartialPolicy,
+    /// What applies to one with a preset of its own: nothing of that of `[defaults]`.
+    plain: PartialPolicy,
+}
+
+impl Defaults {
+    fn read(table: &Table<'_>) -> Self {
+        let (preset, built_in) = (Preset::of(table), PartialPolicy::default());
+        // What is wrong is reported once: a problem that is found again is dropped.
+        let [filled, plain] = [preset.over(&built_in), built_in].map(|base| policy::read(table, &base));
+        Self { preset, filled, plain }
+    }
+
+    /// The preset of a route, and what applies where the route says nothing.
+    fn of_route(&self, table: &Table<'_>) -> (Preset, PartialPolicy) {
+        let own = Preset::of(table);
+        if own.is_named() { (own, own.over(&self.plain)) } else { (self.preset, self.filled.clone()) }
+    }
+}
+
 /// Reads `[defaults]` and `[[routes]]`, with the place of each route. Where there are no routes, one protects every POST
 /// and PATCH, and stands nowhere.
 pub(super) fn read(root: &Table<'_>, upstreams: &Upstreams) -> (Router, Vec<Place>) {
-    let table = root.table("defaults", Policy::SECTION);
-    let defaults = policy::read(&table, &PartialPolicy::default());
+    let table = root.table("defaults", policy::SECTION);
+    let defaults = Defaults::read(&table);
     let tables = root.tables("routes", SECTION).unwrap_or_default();
     if tables.is_empty() {
         return (only_route(root, &table, defaults, upstreams), Vec::new());
@@ -144,7 +173,7 @@ fn advise_on_credential<'a>(policies: impl IntoIterator<Item = (&'a Table<'a>, &
 }
 
 /// The route of a gate that has none configured.
-fn only_route(root: &Table<'_>, table: &Table<'_>, defaults: PartialPolicy, upstreams: &Upstreams) -> Router {
+fn only_route(root: &Table<'_>, table: &Table<'_>, defaults: Defaults, upstreams: &Upstreams) -> Router {
     let upstream = match root.get("default_upstream") {
         Some(_) => upstreams::default(root, upstreams),
         None => upstreams.only(),
@@ -153,22 +182,18 @@ fn only_route(root: &Table<'_>, table: &Table<'_>, defaults: PartialPolicy, upst
         let wrong = Wrong::new("there are several upstreams, and no route that names one");
         root.report("routes", wrong.hint("add [[routes]], or name one upstream as default_upstream"));
     }
-    check_policy(table, "default", &defaults, upstreams.timeout(upstream));
-    advise_on_credential([(table, &defaults.policy)]);
+    let Defaults { preset, filled, .. } = defaults;
+    check_policy(table, "default", &filled, upstreams.timeout(upstream));
+    advise_on_credential([(table, &filled.policy)]);
     let (name, path) = (Some("default".into()), Pattern::parse("/{*rest}").ok());
     let keys = Keys { name, path, ..Keys::default() };
     let mut printed = ArrayOfTables::new();
-    let route = upstream.and_then(|upstream| route(keys, upstream, defaults.policy, upstreams, &mut printed));
+    let route = upstream.and_then(|upstream| route(keys, upstream, preset, filled.policy, upstreams, &mut printed));
     root.print("routes", Item::ArrayOfTables(printed));
     Router::new(route.into_iter().collect()).unwrap_or_default()
 }
 
-fn one(
-    table: &Table<'_>,
-    defaults: &PartialPolicy,
-    upstreams: &Upstreams,
-    printed: &mut ArrayOfTables,
-) -> Option<Route> {
+fn one(table: &Table<'_>, defaults: &Defaults, upstreams: &Upstreams, printed: &mut ArrayOfTables) -> Option<Route> {
     for (key, hint) in [("name", "write name = \"create-charge\""), ("path", "write path = \"/v1/charges\"")] {
         if table.get(key).is_none() {
             table.report(key, Wrong::new(format!("the route has no {key}")).hint(hint));
@@ -176,25 +201,30 @@ fn one(
     }
     let keys = Keys::read(table, Keys::default());
     let upstream = upstreams::of_route(table, upstreams);
-    let draft = policy::read(table, defaults);
+    let (preset, base) = defaults.of_route(table);
+    let draft = policy::read(table, &base);
     check_policy(table, keys.name.as_deref().unwrap_or("?"), &draft, upstreams.timeout(upstream));
     // A wrong upstream is reported; the route still takes part in the checks of all routes.
-    route(keys, upstream.unwrap_or_default(), draft.policy, upstreams, printed)
+    route(keys, upstream.unwrap_or_default(), preset, draft.policy, upstreams, printed)
 }
 
 /// The route of these keys, which is printed too; `None` without a name or a path.
 fn route(
     mut keys: Keys,
     upstream: usize,
-    policy: Policy,
+    preset: Preset,
+    mut policy: Policy,
     upstreams: &Upstreams,
     printed: &mut ArrayOfTables,
 ) -> Option<Route> {
     let name = keys.name.clone()?;
     let namespace = Arc::clone(keys.namespace.get_or_insert_with(|| Arc::clone(&name)));
     keys.upstream = upstreams.names.get(upstream).map(ToString::to_string);
-    let entries = keys.print().into_iter().chain(policy.print());
+    let entries = keys.print().into_iter().chain(preset.print()).chain(policy.print());
     printed.push(entries.map(|(key, value)| (key, Item::Value(value))).collect());
+    if let Recovery::Probe(probe) = &mut policy.recovery {
+        probe.after = probe.after.or(upstreams.timeout(Some(upstream)));
+    }
     Some(Route { name, namespace, methods: keys.methods, host: keys.host, path: keys.path?, upstream, policy })
 }
 
@@ -280,6 +310,19 @@ fn check_policy(table: &Table<'_>, route: &str, draft: &PartialPolicy, timeout: 
                 "route `{route}` forgets an answer {} after its claim, and an attempt may take {}: a retry of a slow one \
                  may run again",
                 units::show_duration(policy.ttl),
+                units::show_duration(timeout)
+            ),
+        );
+    }
+    if let (Recovery::Probe(Probe { after: Some(after), .. }), Some(timeout)) = (&policy.recovery, timeout)
+        && *after < timeout
+    {
+        table.advise(
+            "recovery",
+            format!(
+                "route `{route}` asks its upstream {} after an outcome turned unknown, and an attempt may take {}: one that is \
+                 still under way there may count as one that never came, and run again",
+                units::show_duration(*after),
                 units::show_duration(timeout)
             ),
         );

@@ -9,6 +9,7 @@ use tokio::sync::{OwnedRwLockReadGuard, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::attempt::{self, Attempted};
+use super::probe::{ProbeLock, Probed};
 use super::protected::{Client, ProtectedRequest};
 use super::shared::{IdentityDigest, Shared};
 use super::single_flight::{Follower, Leader, Progress, Released, Role, Running};
@@ -27,6 +28,8 @@ enum Done {
     Claimed(Result<Claim, Error>),
     Superseded(Result<bool, Error>),
     Looked(Result<Option<Listed>, Error>),
+    Locked(Result<Option<ProbeLock>, Error>),
+    Probed(Box<Probed>),
     Attempted(Box<Attempted>),
     Settled(Result<Settled, Error>),
     Changed,
@@ -61,6 +64,10 @@ pub(super) struct Driver {
     /// What the leader's attempt left.
     released: Option<Arc<Released>>,
     problem: Option<Problem>,
+    /// The right to ask the upstream about the record.
+    lock: Option<ProbeLock>,
+    /// What the upstream said of it.
+    probed: Option<Box<Probed>>,
     attempted: Option<Box<Attempted>>,
     settled: Option<Settled>,
     /// A claim failed like this.
@@ -88,6 +95,8 @@ impl Driver {
             found: None,
             released: None,
             problem: None,
+            lock: None,
+            probed: None,
             attempted: None,
             settled: None,
             error: None,
@@ -154,6 +163,30 @@ impl Driver {
                 self.permission = None;
                 self.settle(End::Release)?;
             }
+            Action::LockProbe => {
+                let (id, fresh) = match needed(self.request.as_ref(), REQUEST)?.probe_lock() {
+                    Ok(lock) => lock,
+                    Err(problem) => return Ok(Some(self.failed(problem))),
+                };
+                let store = Arc::clone(&shared.store);
+                self.operate(async move { Done::Locked(ProbeLock::take(store, id, fresh).await) });
+            }
+            Action::ShareProbing => {
+                let request = needed(self.request.as_ref(), REQUEST)?;
+                let probing = Running::probing(self.unknown()?, request.fingerprint.clone(), request.proof);
+                needed(self.leader.as_ref(), LEADER)?.running(probing);
+            }
+            Action::Probe => {
+                let request = Arc::clone(needed(self.request.as_ref(), REQUEST)?);
+                self.operate(async move { Done::Probed(Box::new(request.probe().await)) });
+            }
+            Action::Recover => {
+                let policy = needed(self.request.as_ref(), REQUEST)?.policy();
+                let end = needed(self.probed.as_ref(), PROBED)?.end(policy.ttl, policy.max_response_body);
+                let (store, id, attempt) = (Arc::clone(&shared.store), self.id, self.unknown()?);
+                let end = needed(end, PROBED)?;
+                self.operate(async move { Done::Settled(store.settle(id, attempt, end).await) });
+            }
             Action::TakePlace => {
                 self.place = shared.usage.waiting.acquire(1);
                 return Ok(Some(if self.place.is_some() { Event::PlaceTaken } else { Event::NoPlace }));
@@ -191,6 +224,11 @@ impl Driver {
     /// has passed.
     pub(super) fn give_up(self, Missing(what): &Missing) {
         tracing::error!(record = %self.id, what, "a request cannot go on: this is a bug in oncegate");
+    }
+
+    /// The attempt of the unknown record that was found.
+    fn unknown(&self) -> Result<Attempt, Missing> {
+        needed(self.found.as_ref(), FOUND).map(|(record, _)| record.attempt)
     }
 
     fn attempt(&self) -> Result<Attempt, Missing> {
@@ -259,7 +297,10 @@ impl Driver {
             }
             Done::Claimed(Err(error)) => self.claim_failed(error, "claim", failures),
             Done::Superseded(Err(error)) => self.claim_failed(error, "supersede", failures),
-            Done::Looked(Ok(None)) => Event::Looked(None),
+            Done::Looked(Ok(None)) => {
+                self.found = None;
+                Event::Looked(None)
+            }
             Done::Looked(Ok(Some(Listed { record, now, .. }))) => match self.view(record, now).await {
                 Ok(view) => Event::Looked(Some(view)),
                 Err(problem) => self.failed(problem),
@@ -267,6 +308,20 @@ impl Driver {
             Done::Looked(Err(error)) => {
                 tracing::debug!(%error, record = %self.id, "the store failed a request that waits");
                 Event::StoreFailed { in_doubt: false }
+            }
+            Done::Locked(Ok(Some(lock))) => {
+                self.lock = Some(lock);
+                Event::ProbeLocked
+            }
+            Done::Locked(Ok(None)) => Event::ProbeTaken,
+            Done::Locked(Err(error)) => {
+                tracing::debug!(%error, record = %self.id, "the right to ask the upstream could not be taken");
+                Event::StoreFailed { in_doubt: false }
+            }
+            Done::Probed(probed) => {
+                let finding = probed.finding;
+                self.probed = Some(probed);
+                Event::Probed(finding)
             }
             Done::Attempted(attempted) => {
                 self.attempted = Some(attempted);
@@ -324,7 +379,7 @@ impl Driver {
 
     fn share_running(&mut self, since: Duration) -> Result<(), Missing> {
         // What it met before it ran is not needed any more.
-        (self.permission, self.found, self.released) = (None, None, None);
+        (self.permission, self.found, self.released, self.lock) = (None, None, None, None);
         let request = needed(self.request.as_ref(), REQUEST)?;
         let (attempt, lease) = (self.attempt()?, request.policy().lease);
         let asked = self.began + since;
@@ -384,8 +439,11 @@ impl Driver {
         match settled {
             Settled::Done { .. } => Settlement::Done,
             Settled::Superseded { record } => {
-                let is_its =
-                    |record: &Record| self.fresh.as_ref().is_some_and(|fresh| record.is_completed_by(fresh.attempt));
+                let attempt = match self.attempted {
+                    None if self.probed.is_some() => self.unknown(),
+                    _ => self.attempt(),
+                };
+                let is_its = |record: &Record| attempt.as_ref().is_ok_and(|attempt| record.is_completed_by(*attempt));
                 if record.as_ref().is_some_and(is_its) { Settlement::CompletedOtherwise } else { Settlement::Lost }
             }
         }
@@ -399,16 +457,21 @@ impl Driver {
             return Ok(());
         }
         let (request, client) = (needed(self.request.take(), REQUEST)?, needed(self.client.take(), CLIENT)?);
-        self.place = None;
+        (self.place, self.lock) = (None, None);
         let shared = &self.shared;
         let reply = match outcome {
             ProtocolReply::Decided { decision, until } => request.reply(decision, until),
             ProtocolReply::Released => {
                 attempt::released(&request, needed(self.released.as_deref(), "a released answer")?)
             }
+            ProtocolReply::Recovered => {
+                let answer = needed(self.probed.take().and_then(|probed| probed.answer), PROBED)?;
+                request.recovered(answer, self.settled.as_ref())
+            }
             ProtocolReply::NothingLeft => request.nothing_left(),
             ProtocolReply::Retired => request.retired(),
-            ProtocolReply::Failed => request.problem(needed(self.problem.take(), "a problem")?),
+            ProtocolReply::LookFailed => request.store_away(),
+            ProtocolReply::Failed | ProtocolReply::Barred => request.problem(needed(self.problem.take(), "a problem")?),
             ProtocolReply::ClaimTooLate => {
                 if let Some(others) = shared.late_claims.due() {
                     tracing::warn!(record = %self.id, others, "the store took too long for a claim, which is given up");
@@ -470,7 +533,7 @@ impl Driver {
 }
 
 /// Answers a client whose claim failed, which may take as long as the upstream does. What the claim comes to is seen to
-/// meanwhile.
+/// meanwhile. A request that may not run (see [`Event::Barred`]) must not be forwarded here either.
 fn without_store(request: Arc<ProtectedRequest>, client: Client) {
     if request.needs_store() {
         client.reply(request.store_away());
@@ -488,4 +551,6 @@ const CLIENT: &str = "a client that is not answered";
 const FRESH: &str = "a record to claim";
 const LEADER: &str = "the leadership of the key";
 const FOLLOWER: &str = "a leader to follow";
+const FOUND: &str = "a record that was found";
+const PROBED: &str = "the upstream's answer to a probe";
 const ATTEMPTED: &str = "an attempt that has ended";

@@ -1,6 +1,7 @@
 //! One forward to the upstream: how it is settled, and what its client gets once its record is settled or the store has not
 //! answered in time.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,10 +22,9 @@ use crate::http::problem::Problem;
 use crate::http::upstream::{Error, PooledConnection, Reuse, SendContext, Sharing};
 use crate::http::usage::Permit;
 use crate::idempotency::codec::{Answer, Content};
-use crate::idempotency::key::Key;
 use crate::idempotency::policy::Delivery;
 use crate::idempotency::record::{Attempt, Record, Timestamp};
-use crate::idempotency::settle::{Control, Ending, Verdict, settle};
+use crate::idempotency::settle::{Control, Ending, LARGEST_JUDGED, Verdict, settle};
 use crate::idempotency::unknown::UnknownCause;
 use crate::store::{End, Expiry, Settled};
 use crate::telemetry::metrics::AttemptGuard;
@@ -143,7 +143,7 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
             answered(request, large.tombstone, &large.control)
         }
         Exchanged::Failed(ending, problem) => {
-            let end = match settle(request.policy(), ending, &Control::default()) {
+            let end = match settle(request.policy(), ending, &Control::default(), None) {
                 Verdict::Release => End::Release,
                 // There is no answer to complete with.
                 Verdict::Hold | Verdict::Complete { .. } => hold(UnknownCause::Ended(ending)),
@@ -160,8 +160,10 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
     let released = match end {
         // An answer too large to keep cannot be shared with followers.
         End::Release if rest.is_none() => {
-            let (fingerprint, answer) = (request.fingerprint.clone(), answer.clone());
-            Some(Released { fingerprint, proof: request.proof, answer })
+            // A follower is a retry: some headers are for the first client only.
+            let answer =
+                answer.clone().map(|answer| request.policy().response_headers.kept(Cow::Owned(answer)).into_owned());
+            Some(Released { fingerprint: request.fingerprint.clone(), proof: request.proof, answer })
         }
         End::Release | End::Complete { .. } | End::Hold { .. } => None,
     };
@@ -178,7 +180,7 @@ async fn exchange(request: &ProtectedRequest, attempt: Attempt, recipient: &mut 
     }
     let mut sending = SendContext::of(request.head.interim());
     if request.upstream().settings().reuse == Sharing::Caller {
-        sending = sending.in_scope(scope_digest(request));
+        sending = sending.in_scope(request.scope_digest());
     }
     let exchanged = tokio::select! {
         biased;
@@ -194,15 +196,6 @@ async fn exchange(request: &ProtectedRequest, attempt: Attempt, recipient: &mut 
         }
         ended => ended,
     }
-}
-
-/// A digest of the record's namespace and scope, and of the caller's proof: what a record with a fixed key would have.
-fn scope_digest(request: &ProtectedRequest) -> [u8; 32] {
-    let key = Key::from_fingerprint(&[0; 32]);
-    let (namespace, scope) = (&request.route.namespace, &request.policy().scope);
-    let (id, proof) = request.gate.identifier.identify(namespace, scope, request.head.caller(), &key);
-    // The proof is bound to the id.
-    proof.map_or(id.0, |proof| proof.0)
 }
 
 async fn send(
@@ -247,7 +240,9 @@ async fn send(
             client.reply(request.reply_with(Outcome::Executed, Ok(answer.clone()), Some(body)));
         }
     };
-    let tee_handle = may_stream(request, &answer, &control).then_some(TeeHandle { tee, begin: &mut begin });
+    // What is judged by its body is held back until it is whole, or too large to be judged.
+    let held_back = if request.policy().outcomes_body.concern(&answer.headers) { LARGEST_JUDGED } else { 0 };
+    let tee_handle = may_stream(request, &answer, &control).then_some(TeeHandle { tee, held_back, begin: &mut begin });
     let memory = request.head.memory(&request.gate.shared.usage);
     let captured = capture(body, version, request.policy().max_response_body, memory, tee_handle).await;
     match captured {
@@ -272,7 +267,7 @@ async fn send(
 fn may_stream(request: &ProtectedRequest, answer: &Answer, control: &Control) -> bool {
     let policy = request.policy();
     let is_kept =
-        || matches!(settle(policy, Ending::Answered(answer.status.as_u16()), control), Verdict::Complete { .. });
+        || matches!(settle(policy, Ending::Answered(answer.status.as_u16()), control, None), Verdict::Complete { .. });
     let shows_its_end = || request.head.version > Version::HTTP_10 || has_length(answer);
     policy.body == Delivery::Stream && !request.head.is_call() && is_kept() && shows_its_end()
 }
@@ -294,13 +289,13 @@ fn forwarded(request: &ProtectedRequest, attempt: Attempt) -> Request<Body> {
 }
 
 /// The answer as its client gets it, without its body and without what the gate `added` says itself.
-fn head_of_answer(parts: response::Parts, added: &[HeaderName]) -> Answer {
+pub(super) fn head_of_answer(parts: response::Parts, added: &[HeaderName]) -> Answer {
     let reason = parts.extensions.get::<ReasonPhrase>().map(|reason| Bytes::copy_from_slice(reason.as_bytes()));
     let headers = to_client(parts.headers, added);
     Answer { status: parts.status, reason, headers: lines(&headers).collect(), content: None }
 }
 
-fn lines(headers: &HeaderMap) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
+pub(super) fn lines(headers: &HeaderMap) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
     headers.iter().map(|(name, value)| (name.clone(), value.clone()))
 }
 
@@ -317,9 +312,12 @@ fn ending(request: &ProtectedRequest, answer: &Answer) -> Ending {
 /// What a complete answer comes to.
 fn answered(request: &ProtectedRequest, answer: Answer, control: &Control) -> Ended {
     let ending = ending(request, &answer);
-    let (end, outcome) = match settle(request.policy(), ending, control) {
+    let content = answer.content.as_ref().filter(|_| !request.head.is_call());
+    let by_body = content.and_then(|content| request.policy().outcomes_body.judge(&answer.headers, &content.body));
+    let (end, outcome) = match settle(request.policy(), ending, control, by_body) {
         Verdict::Complete { ttl, keep_body } => {
-            let kept = if keep_body { answer.encode() } else { Answer { content: None, ..answer.clone() }.encode() };
+            let kept = request.policy().response_headers.kept(Cow::Borrowed(&answer));
+            let kept = if keep_body { kept.encode() } else { Answer { content: None, ..kept.into_owned() }.encode() };
             (End::Complete { answer: kept, expiry: Expiry::FromClaim(ttl) }, Outcome::Executed)
         }
         Verdict::Release => (End::Release, Outcome::Released),

@@ -12,6 +12,7 @@ use super::admit::{Admission, Candidate, Step};
 use super::ignored::KeyPlaces;
 use super::jwt::{Examined, unverified};
 use super::pass::{self, too_large};
+use super::policy_page;
 use super::preflight::Preflight;
 use super::request::{self, ForwardingContext, Head};
 use crate::http::problem::Problem;
@@ -58,6 +59,8 @@ pub struct Explanation {
 /// What becomes of a request.
 #[derive(Debug)]
 pub enum Fate {
+    /// It gets the policy page.
+    PolicyPage,
     /// It is refused before a route is looked for.
     Malformed(Problem),
     /// Its path can be read in two ways that are protected differently. It gets the problem.
@@ -125,6 +128,10 @@ pub enum Value {
 #[must_use]
 pub fn explain(settings: &Settings, router: &Router, question: Question<'_>) -> Explanation {
     let Question { head, body, client_ip, certificate, asks_certificate, is_secure } = question;
+    let without_route = |fate| Explanation { authority: None, ignores_key: false, preflight: None, fate };
+    if settings.policy_page.as_ref().is_some_and(|page| policy_page::is_at(page, &head.uri)) {
+        return without_route(Fate::PolicyPage);
+    }
     let lacks_certificate = asks_certificate && certificate.is_none();
     let upgrades = settings.upgrades.asked(head.version, &head.headers).is_some();
     // An unused address stands for an unknown one; it is not read then.
@@ -135,12 +142,7 @@ pub fn explain(settings: &Settings, router: &Router, question: Question<'_>) -> 
     let mut head = match Head::of(head, peer, &context) {
         Ok(head) => head,
         Err(problem) => {
-            return Explanation {
-                authority: None,
-                ignores_key: false,
-                preflight: None,
-                fate: Fate::Malformed(problem),
-            };
+            return without_route(Fate::Malformed(problem));
         }
     };
     let authority = head.authority().map(Arc::from);
@@ -156,7 +158,7 @@ pub fn explain(settings: &Settings, router: &Router, question: Question<'_>) -> 
     let is_unprotected = matches!(fate, Fate::Unrouted(_) | Fate::Routed(_, Handling::Passed(Unprotected::NoKey)));
     let preflight = match &fate {
         Fate::Unrouted(_) | Fate::Routed(_, Handling::Passed(_)) => Preflight::of(router, &head),
-        Fate::Malformed(_) | Fate::Ambiguous(..) | Fate::Routed(..) => None,
+        Fate::PolicyPage | Fate::Malformed(_) | Fate::Ambiguous(..) | Fate::Routed(..) => None,
     };
     let preflight = preflight.map(|preflight| preflight.route);
     Explanation { authority, ignores_key: has_key && is_unprotected, preflight, fate }

@@ -13,9 +13,12 @@ mod driver;
 pub mod explain;
 pub mod identities;
 mod ignored;
+mod inquiry;
 pub mod jwt;
 mod pass;
+mod policy_page;
 mod preflight;
+mod probe;
 mod protected;
 mod reload;
 mod renewal;
@@ -38,6 +41,7 @@ use self::identities::IdentityRules;
 use self::ignored::{IgnoredLog, KeyPlaces};
 use self::jwt::Verifier;
 use self::pass::ForwardOptions;
+use self::policy_page::PolicyPage;
 pub use self::protected::Tokens;
 pub use self::reload::{Reload, Stuck};
 use self::request::ForwardingContext;
@@ -77,6 +81,8 @@ pub struct Settings {
     pub forwarding: Forwarding,
     /// `[server] upgrades`
     pub upgrades: Upgrades,
+    /// `[policy_page] path`
+    pub policy_page: Option<Arc<str>>,
     /// Where the attempts' tokens come from.
     pub tokens: Tokens,
     /// `[auth.jwt]`
@@ -109,6 +115,8 @@ pub struct Gate {
     exposed: HeaderValue,
     /// Verifies the tokens that scopes have claims of.
     verifier: Option<Arc<Verifier>>,
+    /// What clients may expect of its routes.
+    policy_page: Option<PolicyPage>,
     /// How it sees where requests come from.
     context: Arc<ForwardingContext>,
     /// What goes on when another gate takes the place of this one.
@@ -202,6 +210,7 @@ impl Gate {
                 upgrades: settings.upgrades.clone(),
                 via: shared.via.clone(),
             }),
+            policy_page: settings.policy_page.clone().map(|path| PolicyPage::new(path, &router, &upstreams)),
             identifier,
             router: Arc::new(router),
             upstreams,
@@ -297,6 +306,9 @@ impl Gate {
 
 impl Handler for Gate {
     async fn handle(self: Arc<Self>, request: Request<RequestBody>, peer: Peer) -> Response<Body> {
+        if let Some(page) = self.policy_page.as_ref().filter(|page| page.is_asked_for(request.uri())) {
+            return page.answer(&request);
+        }
         let (began, id) = (Instant::now(), new_request_id());
         let is_call = grpc::is_call(request.method(), request.headers());
         let usage = &self.shared.usage;
@@ -388,6 +400,7 @@ pub(crate) mod tests {
             default_upstream: None,
             forwarding: Forwarding::default(),
             upgrades: Upgrades::default(),
+            policy_page: None,
             tokens: Tokens::secret(),
             jwt: None,
         };

@@ -86,6 +86,15 @@ impl ProtectedRequest {
         self.key.shortened()
     }
 
+    /// A digest of its record's namespace and scope, and of its caller's proof: what a record with a fixed key would have.
+    pub(super) fn scope_digest(&self) -> [u8; 32] {
+        let key = Key::from_fingerprint(&[0; 32]);
+        let (namespace, scope) = (&self.route.namespace, &self.policy().scope);
+        let (id, proof) = self.gate.identifier.identify(namespace, scope, self.head.caller(), &key);
+        // The proof is bound to the id.
+        proof.map_or(id.0, |proof| proof.0)
+    }
+
     /// The times that bound it.
     pub(super) fn limits(&self) -> Limits {
         let settle_timeout = self.gate.settings.settle_timeout;
@@ -242,7 +251,8 @@ impl ProtectedRequest {
                 "this key was used with another password, token or session; if yours was renewed, find out what became \
                  of the first request before you send it under a new key",
             ),
-            Decision::Unknown => problem(
+            // A request that does not ask the upstream gets what the record says.
+            Decision::Unknown | Decision::Probe => problem(
                 Code::OutcomeUnknown,
                 "an earlier attempt may or may not have taken effect; find out before you act again",
             ),

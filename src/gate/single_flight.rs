@@ -41,13 +41,14 @@ pub(super) enum Progress {
     Released(Arc<Released>),
 }
 
-/// An attempt that runs in this process.
+/// An attempt that runs in this process, or that the upstream is asked about.
 pub(super) struct Running {
     pub(super) attempt: Attempt,
     pub(super) fingerprint: Fingerprint,
     pub(super) proof: Option<Proof>,
     pub(super) began: Instant,
-    lease: Duration,
+    /// Nothing where the upstream is only asked what became of the attempt.
+    lease: Option<Duration>,
     renewed: Mutex<Instant>,
 }
 
@@ -97,9 +98,10 @@ impl SingleFlight {
             for (id, progress) in lock(stripe).iter() {
                 progress.with(|progress| {
                     if let Progress::Running(running) = progress
-                        && lock(&running.renewed).elapsed() >= running.lease / 3
+                        && let Some(lease) = running.lease
+                        && lock(&running.renewed).elapsed() >= lease / 3
                     {
-                        let held = LeaseRenewal { id: *id, attempt: running.attempt, lease: running.lease };
+                        let held = LeaseRenewal { id: *id, attempt: running.attempt, lease };
                         due.push((held, Arc::clone(running)));
                     }
                 });
@@ -125,7 +127,13 @@ impl Running {
         lease: Duration,
         asked: Instant,
     ) -> Self {
-        Self { attempt, fingerprint, proof, began: asked, lease, renewed: Mutex::new(asked) }
+        Self { attempt, fingerprint, proof, began: asked, lease: Some(lease), renewed: Mutex::new(asked) }
+    }
+
+    /// An attempt of which the upstream is asked what became of it. It has no lease.
+    pub(super) fn probing(attempt: Attempt, fingerprint: Fingerprint, proof: Option<Proof>) -> Self {
+        let now = Instant::now();
+        Self { attempt, fingerprint, proof, began: now, lease: None, renewed: Mutex::new(now) }
     }
 
     /// Its lease was renewed by a call that began at `at`.

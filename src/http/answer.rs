@@ -181,6 +181,8 @@ pub struct ResponseTee {
 pub struct TeeHandle<'a> {
     /// Its state outlives the buffering.
     pub tee: &'a mut ResponseTee,
+    /// It starts only once more than this many bytes are there.
+    pub held_back: usize,
     /// Gives the client the head of the answer, with this body.
     pub begin: &'a mut (dyn FnMut(Body) + Send),
 }
@@ -189,8 +191,11 @@ impl TeeHandle<'_> {
     /// Another frame arrived behind this many bytes, which may now be sent to the client.
     fn advance(&mut self, buffered: usize) {
         let tee = &mut *self.tee;
+        if buffered <= self.held_back && !tee.has_begun {
+            return;
+        }
         tee.available = buffered;
-        if buffered > 0 && !tee.has_begun {
+        if !tee.has_begun {
             let (sender, body) = Body::channel();
             tee.sender = Some(sender);
             tee.has_begun = true;

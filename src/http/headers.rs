@@ -106,7 +106,7 @@ pub(super) fn tokens(value: &HeaderValue) -> impl Iterator<Item = &[u8]> {
 }
 
 /// The same for the bytes of a valid value, whose only white space is spaces and tabs.
-pub(super) fn members(value: &[u8]) -> impl Iterator<Item = &[u8]> {
+pub fn members(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii)
 }
 

@@ -32,7 +32,7 @@ pub struct Problem {
 
 #[derive(Serialize)]
 struct Document<'a> {
-    r#type: &'a str,
+    r#type: String,
     title: &'static str,
     status: u16,
     detail: &'a str,
@@ -116,9 +116,8 @@ impl Problem {
     }
 
     fn document(&self, docs: Option<&str>, request: Option<RequestId>) -> Vec<u8> {
-        let urn = format!("urn:oncegate:problem:{}", self.code.as_str());
         let document = Document {
-            r#type: docs.unwrap_or(&urn),
+            r#type: kind(self.code, docs),
             title: title(self.code),
             status: self.code.status().as_u16(),
             detail: &self.detail,
@@ -140,7 +139,15 @@ fn whole_seconds(wait: Duration) -> u64 {
     (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1)
 }
 
-fn title(code: Code) -> &'static str {
+/// The `type` of a problem. `docs` is the route's documentation of its problems.
+#[must_use]
+pub fn kind(code: Code, docs: Option<&str>) -> String {
+    docs.map_or_else(|| format!("urn:oncegate:problem:{}", code.as_str()), str::to_owned)
+}
+
+/// What a problem is, in one sentence that is always the same.
+#[must_use]
+pub fn title(code: Code) -> &'static str {
     match code {
         Code::KeyMissing => "An idempotency key is required",
         Code::KeyInvalid => "The idempotency key is not well-formed",

@@ -1,13 +1,15 @@
 //! What a request gets, given the record of its key: SPEC's table as a function.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use http::StatusCode;
 
 use super::codec::{Answer, Head};
 use super::credential::Proof;
-use super::policy::{Policy, Recovery};
+use super::policy::Policy;
 use super::record::{Record, State, Timestamp};
+use super::recovery::Recovery;
 
 /// What a protected request gets whose key has a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +28,8 @@ pub enum Decision {
     NotStored(StatusCode),
     /// How the attempt ended is unknown.
     Unknown,
+    /// How the attempt ended is unknown, and the upstream may be asked.
+    Probe,
     /// The record is in a format that this version cannot read.
     Unreadable,
 }
@@ -87,12 +91,17 @@ pub fn decide(
             elapsed: now.since(record.claimed_at),
             lease_left: Some(record.until.since(now)),
         }),
-        State::InFlight | State::Unknown => match policy.recovery {
+        State::InFlight | State::Unknown => match &policy.recovery {
             Recovery::Hold => Decision::Unknown,
             Recovery::Retry => Decision::Supersede,
+            Recovery::Probe(probe) if probe.is_due(record, head, policy.unknown_ttl, now) => Decision::Probe,
+            Recovery::Probe(_) => Decision::Unknown,
         },
         State::Completed => match record.answer.as_ref().map(Answer::decode) {
-            Some(Ok(answer)) if answer.content.is_some() => Decision::Replay(answer),
+            Some(Ok(answer)) if answer.content.is_some() => {
+                // A record may be older than the policy, or come from an upstream that completed it itself.
+                Decision::Replay(policy.response_headers.kept(Cow::Owned(answer)).into_owned())
+            }
             Some(Ok(tombstone)) => Decision::NotStored(tombstone.status),
             Some(Err(_)) | None => Decision::Unreadable,
         },

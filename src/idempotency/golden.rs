@@ -14,8 +14,9 @@ use super::decide::{Decision, RunningAttempt, decide_read};
 use super::fingerprint::{Fingerprint, Recipe};
 use super::grpc::Status;
 use super::key::Key;
-use super::policy::{Policy, Recovery};
+use super::policy::Policy;
 use super::record::{Attempt, Record, State, Timestamp};
+use super::recovery::{Probe, ProbePath, Recovery};
 use super::settle::{Control, Ending, Outcomes, Verdict, settle};
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/idempotency/decide.golden.md");
@@ -106,7 +107,7 @@ const OTHER_PROOF: Option<Proof> = Some(Proof([2; 32]));
 fn requests(out: &mut String, title: &str, time: &str, make: fn() -> Record) {
     let _ = write!(
         out,
-        "\n### {title}\n\n| {time} | request | with `recovery = \"hold\"` | with `recovery = \"retry\"` |\n|---|---|---|---|\n"
+        "\n### {title}\n\n| {time} | request | with `recovery = \"hold\"` | with `\"retry\"` | with a `probe` |\n|---|---|---|---|---|\n"
     );
     let ages = [
         ("just claimed", CLAIMED),
@@ -116,11 +117,13 @@ fn requests(out: &mut String, title: &str, time: &str, make: fn() -> Record) {
     ];
     for (age, now) in ages {
         let gets = |same: bool, proof: Option<Proof>| {
-            let [hold, retry] = [Recovery::Hold, Recovery::Retry].map(|recovery| {
+            let path = ProbePath::parse("/by-key/{key}").unwrap();
+            let probe = Probe { path, after: Some(Duration::ZERO), every: None, headers: Vec::new() };
+            let [hold, retry, probe] = [Recovery::Hold, Recovery::Retry, Recovery::Probe(probe)].map(|recovery| {
                 let policy = Policy { recovery, ..Policy::default() };
                 describe(&decide_read(now, &policy, &make(), proof.as_ref(), same))
             });
-            format!("{hold} | {retry}")
+            format!("{hold} | {retry} | {probe}")
         };
         // What the record holds, where it can be read.
         let kept = Head::decode(&make().head).map_or(PROOF, |head| head.proof);
@@ -157,6 +160,7 @@ fn describe(decision: &Decision) -> String {
         }
         Decision::NotStored(status) => format!("409 `response-not-stored`, the status was {}", status.as_u16()),
         Decision::Unknown => "409 `outcome-unknown`".to_owned(),
+        Decision::Probe => "asks the upstream".to_owned(),
         Decision::Unreadable => "503 `store-unavailable`, never run".to_owned(),
     }
 }
@@ -171,7 +175,7 @@ fn controls(out: &mut String) {
         ("`release`", Control { release: true, ..Control::default() }),
         ("`release, no-store, ttl=60`", Control { release: true, no_store: true, ttl, ..Control::default() }),
     ];
-    endings(out, &said.map(|(said, control)| (said, move |ending| settle(&Policy::default(), ending, &control))));
+    endings(out, &said.map(|(said, control)| (said, move |ending| settle(&Policy::default(), ending, &control, None))));
 }
 
 fn outcomes(out: &mut String) {
@@ -194,7 +198,7 @@ fn outcomes(out: &mut String) {
         let title: Vec<_> = entries.iter().map(|(entry, action)| format!("`{entry} = {action}`")).collect();
         let title = if title.is_empty() { "default".to_owned() } else { title.join(", ") };
         let policy = Policy { outcomes, ..Policy::default() };
-        (title, move |ending| settle(&policy, ending, &Control::default()))
+        (title, move |ending| settle(&policy, ending, &Control::default(), None))
     });
     endings(out, &columns);
 }

@@ -85,6 +85,16 @@ impl Identifier {
         (id, proof.map(|proof| self.proof(id, &proof)))
     }
 
+    /// The id of the record whose claim is the right to ask the upstream about another record. It has the same prefix.
+    #[must_use]
+    pub fn probe_lock(&self, of: RecordId) -> RecordId {
+        let mut whole = self.begin(b"oncegate probe 1");
+        put(&mut whole, &of.0);
+        let mut id = of.0;
+        id[8..].copy_from_slice(&self.hash(&whole)[..24]);
+        RecordId(id)
+    }
+
     fn proof(&self, id: RecordId, proof: &[u8]) -> Proof {
         let mut whole = self.begin(b"oncegate proof 1");
         put(&mut whole, &id.0);

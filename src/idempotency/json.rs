@@ -60,6 +60,11 @@ pub(super) fn string(text: &[u8]) -> Option<Vec<u8>> {
     Some(value)
 }
 
+/// The text without the byte order mark that RFC 8259 forbids, some programs send and many skip.
+pub(super) fn without_mark(text: &[u8]) -> &[u8] {
+    text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text)
+}
+
 /// The steps of a pointer, in the form in which names are compared.
 fn steps(pointer: &Pointer) -> Vec<Vec<u8>> {
     let canonical = |step: String| {

@@ -268,7 +268,7 @@ fn from_query(query: &str, name: &str, max_length: usize) -> Result<Reading, Inv
 
 /// A body that is not JSON has no value; so it is with a coded one.
 fn from_json(body: &[u8], pointer: &Pointer, max_length: usize) -> Result<Reading, Invalid> {
-    let value = match json::locate(without_mark(body), pointer) {
+    let value = match json::locate(json::without_mark(body), pointer) {
         Ok(Some(value)) => value,
         Ok(None) | Err(Fault::Syntax) => return Ok(Reading::Absent),
         Err(fault) => return invalid(describe(fault)),
@@ -301,7 +301,7 @@ fn from_event(headers: &HeaderMap, body: Option<&[u8]>) -> Result<Reading, Inval
     let Some(body) = body else { return Ok(Reading::Found(Found::NeedsBody)) };
     let member = |pointer| {
         let pointer = Pointer::parse(pointer).expect("a pointer of this source");
-        match json::locate(without_mark(body), &pointer) {
+        match json::locate(json::without_mark(body), &pointer) {
             Ok(value) => Ok(value.and_then(json::string).unwrap_or_default()),
             Err(fault) => Err(Invalid(describe(fault).to_owned())),
         }
@@ -353,11 +353,6 @@ fn percent_decode(text: &[u8]) -> Option<Vec<u8>> {
         decoded.push(u8::try_from(value).ok()?);
     }
     Some(decoded)
-}
-
-/// The body without the byte order mark that RFC 8259 forbids, some clients send and many services skip.
-fn without_mark(body: &[u8]) -> &[u8] {
-    body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body)
 }
 
 fn describe(fault: Fault) -> &'static str {

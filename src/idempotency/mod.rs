@@ -23,6 +23,7 @@ pub mod policy;
 mod properties;
 pub mod protocol;
 pub mod record;
+pub mod recovery;
 pub mod scope;
 pub mod settle;
 pub mod token;

@@ -1,11 +1,16 @@
 //! What a route does with the requests it protects.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
+use http::HeaderName;
+
+use super::codec::Answer;
 use super::fingerprint::Recipe;
 use super::key::KeyRule;
+use super::recovery::Recovery;
 use super::scope::{Scope, ScopePart};
-use super::settle::Outcomes;
+use super::settle::{BodyOutcomes, Outcomes};
 
 /// The policy of one route.
 #[derive(Clone, Debug)]
@@ -22,6 +27,8 @@ pub struct Policy {
     pub fingerprint: Recipe,
     /// What an attempt's ending does to its record.
     pub outcomes: Outcomes,
+    /// What an answer's own JSON says of how its attempt ended; it comes before `outcomes`.
+    pub outcomes_body: BodyOutcomes,
     /// What happens to a duplicate of a request that is in flight.
     pub in_flight: InFlight,
     /// What happens to a retry of an unknown record.
@@ -38,6 +45,8 @@ pub struct Policy {
     pub max_request_body: u64,
     /// Largest answer body that is kept, in bytes.
     pub max_response_body: u64,
+    /// Which headers of an answer only its first client gets.
+    pub response_headers: ResponseHeaders,
     /// Whose scripts may read what the gate answers.
     pub cors: Cors,
     /// Page that explains the route's problems; their `type`.
@@ -56,6 +65,7 @@ impl Default for Policy {
             scope: vec![ScopePart::Host, ScopePart::Credential].into(),
             fingerprint: Recipe::default(),
             outcomes: Outcomes::default(),
+            outcomes_body: BodyOutcomes::default(),
             in_flight: InFlight::Reject,
             recovery: Recovery::Hold,
             store_failure: StoreFailure::Reject,
@@ -64,6 +74,7 @@ impl Default for Policy {
             body: Delivery::Buffer,
             max_request_body: 16 * MIB,
             max_response_body: 16 * MIB,
+            response_headers: ResponseHeaders::default(),
             cors: Cors::default(),
             docs: None,
         }
@@ -77,15 +88,6 @@ pub enum InFlight {
     Reject,
     /// It waits for the attempt to end, for this long at most. It never starts one itself.
     Wait(Duration),
-}
-
-/// What happens to a retry of an unknown record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Recovery {
-    /// Answer `outcome-unknown` until an operator, or the late attempt itself, resolves it.
-    Hold,
-    /// Claim again with a new attempt, which may overlap one that still runs.
-    Retry,
 }
 
 /// What happens to a request when the store cannot be reached.
@@ -106,6 +108,30 @@ pub enum Delivery {
     Stream,
 }
 
+/// Which headers of an answer only the client gets whose request ran.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ResponseHeaders {
+    /// Names of headers that no record keeps and no retry gets.
+    pub exclude: Vec<HeaderName>,
+}
+
+impl ResponseHeaders {
+    /// What a record keeps of an answer, and what a retry gets of it.
+    #[must_use]
+    pub fn kept<'a>(&self, answer: Cow<'a, Answer>) -> Cow<'a, Answer> {
+        if self.exclude.is_empty() {
+            return answer;
+        }
+        let mut answer = answer.into_owned();
+        let is_kept = |(name, _): &(HeaderName, _)| !self.exclude.contains(name);
+        answer.headers.retain(is_kept);
+        if let Some(content) = &mut answer.content {
+            content.trailers.retain(is_kept);
+        }
+        Cow::Owned(answer)
+    }
+}
+
 /// Whose scripts may read what the gate answers, in browsers (the Fetch standard, 3.3).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cors {
@@ -124,4 +150,32 @@ pub enum Mode {
     Protect,
     /// Forward, and do nothing else.
     Pass,
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use http::{HeaderValue, StatusCode};
+
+    use super::super::codec::Content;
+    use super::*;
+
+    #[test]
+    fn excluded_headers_and_trailers_are_not_kept() {
+        let lines = |names: &[&'static str]| -> Vec<_> {
+            let line = |name: &&'static str| (HeaderName::from_static(name), HeaderValue::from_static("x"));
+            names.iter().map(line).collect()
+        };
+        let answer = |headers: &[&'static str], trailers: &[&'static str]| Answer {
+            status: StatusCode::OK,
+            reason: None,
+            headers: lines(headers),
+            content: Some(Content { body: Bytes::from_static(b"body"), trailers: lines(trailers) }),
+        };
+        let whole = answer(&["set-cookie", "etag", "set-cookie", "date"], &["x-sum", "date"]);
+        let exclude = ["set-cookie", "date"].map(HeaderName::from_static).to_vec();
+        let kept = |rule: ResponseHeaders| rule.kept(Cow::Borrowed(&whole)).into_owned();
+        assert_eq!(kept(ResponseHeaders { exclude }), answer(&["etag"], &["x-sum"]));
+        assert_eq!(kept(ResponseHeaders::default()), whole);
+    }
 }

@@ -12,8 +12,9 @@ use super::decide::{Decision, decide_read};
 use super::fingerprint::{Fingerprint, Recipe};
 use super::grpc::Status;
 use super::key::Key;
-use super::policy::{Policy, Recovery};
+use super::policy::Policy;
 use super::record::{Attempt, Record, State, Timestamp};
+use super::recovery::{Probe, ProbePath, Recovery};
 use super::settle::{Action, Control, Ending, Outcomes, Verdict, settle};
 
 fn policy() -> impl Strategy<Value = Policy> {
@@ -35,9 +36,14 @@ fn policy() -> impl Strategy<Value = Policy> {
             timeout,
             broken,
         });
-    (outcomes, any::<bool>(), 1..1000u64).prop_map(|(outcomes, retries, ttl)| Policy {
+    let probe = prop::option::of((0..30u64).prop_map(Duration::from_millis)).prop_map(|after| {
+        let path = ProbePath::parse("/by-key/{key}").unwrap();
+        Recovery::Probe(Probe { path, after, every: None, headers: Vec::new() })
+    });
+    let recovery = prop_oneof![Just(Recovery::Hold), Just(Recovery::Retry), probe];
+    (outcomes, recovery, 1..1000u64).prop_map(|(outcomes, recovery, ttl)| Policy {
         outcomes,
-        recovery: if retries { Recovery::Retry } else { Recovery::Hold },
+        recovery,
         ttl: Duration::from_secs(ttl),
         ..Policy::default()
     })
@@ -118,6 +124,16 @@ proptest! {
             let lost = record.state == State::Unknown || (record.state == State::InFlight && past);
             prop_assert!(expired || (lost && policy.recovery == Recovery::Retry && is_retry && is_readable));
         }
+        if decision == Decision::Probe {
+            let Recovery::Probe(Probe { after, .. }) = &policy.recovery else { panic!("nothing says so") };
+            // These heads do not say how long an unknown outcome is kept.
+            let since = match record.state {
+                State::InFlight => record.until,
+                _ => record.until.minus(policy.unknown_ttl),
+            };
+            prop_assert!(record.state != State::Completed && is_retry);
+            prop_assert!(now >= since.plus(after.expect("nothing is asked at an unknown time")));
+        }
         if record.state == State::InFlight && !past {
             let waits = matches!(
                 decision,
@@ -141,7 +157,7 @@ proptest! {
                 prop_assert_eq!(Some(&answer.encode()), record.answer.as_ref());
             }
             Decision::NotStored(_) => prop_assert!(may_tell),
-            Decision::InFlight(_) | Decision::Unknown => prop_assert!(is_retry && record.state != State::Completed),
+            Decision::InFlight(_) | Decision::Unknown | Decision::Probe => prop_assert!(is_retry && record.state != State::Completed),
             Decision::Reused => prop_assert!(!same),
             Decision::CallerDiffers => prop_assert!(same && !is_retry),
             Decision::Unreadable => {
@@ -159,7 +175,11 @@ proptest! {
         policy in policy(), record in record(), one in 0..50u64, other in 0..50u64, proof in proof(), same: bool,
     ) {
         let [one, other] = [one, other].map(Timestamp);
-        let kind = |now| std::mem::discriminant(&decide_read(now, &policy, &record, proof.as_ref(), same));
+        // Until an upstream may be asked, `recovery` holds.
+        let kind = |now| match decide_read(now, &policy, &record, proof.as_ref(), same) {
+            Decision::Probe => std::mem::discriminant(&Decision::Unknown),
+            decision => std::mem::discriminant(&decision),
+        };
         if (record.until <= one) == (record.until <= other) {
             prop_assert_eq!(kind(one), kind(other));
         }
@@ -169,7 +189,7 @@ proptest! {
     fn a_key_is_released_only_by_policy_by_control_or_where_nothing_was_sent(
         policy in policy(), ending in ending(), control in control(),
     ) {
-        let verdict = settle(&policy, ending, &control);
+        let verdict = settle(&policy, ending, &control, None);
         let answered = matches!(ending, Ending::Answered(_) | Ending::Called(_));
         let by_policy = policy.outcomes.action(ending);
         match verdict {
@@ -182,7 +202,7 @@ proptest! {
             Verdict::Hold => prop_assert!(by_policy == Action::Hold && !(answered && (control.release || control.no_store))),
         }
         if !answered {
-            prop_assert_eq!(verdict, settle(&policy, ending, &Control::default()), "no control header was present");
+            prop_assert_eq!(verdict, settle(&policy, ending, &Control::default(), None), "no control header was present");
         }
         if policy.outcomes == Outcomes::default() && !answered {
             let nothing_was_sent = ending == Ending::Unreachable;

@@ -11,7 +11,9 @@
 //! - A claim that does not lead to an attempt is withdrawn, also where its client has long been answered.
 //! - A claim or a settlement whose outcome is in doubt is repeated, with the same attempt, until the store is certain.
 //! - A reply says `executed` only after the record is durable; else it says `unrecorded`.
-//! - A request that waits never claims.
+//! - What a record says is completed by its own attempt alone; what the upstream says of it does not count once another has
+//!   taken its place.
+//! - A request that waits never claims, and neither does one that is barred.
 //!
 //! `protocol.golden.md` shows every transition.
 
@@ -29,6 +31,7 @@ use std::time::Duration;
 
 use super::decide::{Decision, RunningAttempt};
 use super::record::{Timestamp, Version};
+use super::recovery::Finding;
 
 pub use self::machine::Protocol;
 
@@ -58,6 +61,8 @@ pub enum Event {
     Permitted,
     /// After [`Action::Permit`]: the rules by which the request's identity was made are no longer in force.
     Retired,
+    /// After [`Action::Permit`]: this request may not run. It still gets what a record says, where there is one.
+    Barred,
     /// After [`Action::Claim`] or [`Action::Supersede`]: the store has acknowledged the claim.
     Claimed,
     /// After [`Action::Supersede`]: the record had changed, and the claim was not written.
@@ -74,9 +79,15 @@ pub enum Event {
     /// Instead of what an action ends with: the gate cannot go on with the request. Its body cannot be read back to be
     /// compared, or the system has no randomness for a token.
     Failed,
+    /// After [`Action::LockProbe`]: this request alone may ask the upstream about the record.
+    ProbeLocked,
+    /// After [`Action::LockProbe`]: another request, of any gate, asks it.
+    ProbeTaken,
+    /// After [`Action::Probe`]: what the upstream says of the attempt.
+    Probed(Finding),
     /// After [`Action::Run`]: the attempt has ended.
     AttemptEnded,
-    /// After [`Action::Settle`] and [`Action::Withdraw`]: the store has answered.
+    /// After [`Action::Settle`], [`Action::Withdraw`] and [`Action::Recover`]: the store has answered.
     Settled(Settlement),
     /// After [`Action::TakePlace`]: the request is among those that may wait.
     PlaceTaken,
@@ -153,7 +164,7 @@ pub enum Action {
     Follow,
     /// Wait until the leader's attempt has ended.
     FollowToEnd,
-    /// Hold the configuration's permission to claim, until the claim is certain.
+    /// Find out whether the request may run, and hold the configuration's permission to claim until the claim is certain.
     Permit,
     /// Ask the store for a new record.
     Claim,
@@ -178,6 +189,14 @@ pub enum Action {
     Settle,
     /// Ask the store to release a claim under which nothing was sent.
     Withdraw,
+    /// Ask the store for the right to ask the upstream about the record, which one request has at a time.
+    LockProbe,
+    /// Tell followers that the upstream is being asked.
+    ShareProbing,
+    /// Ask the upstream what became of the attempt.
+    Probe,
+    /// Ask the store to complete the record, as the record's own attempt, with what the upstream said.
+    Recover,
     /// Take a place among those that wait.
     TakePlace,
     /// Wait for a sign that the attempt in another process has ended.
@@ -202,6 +221,10 @@ pub enum Reply {
     NothingLeft,
     /// The configuration changed while the request came in.
     Retired,
+    /// The request would run, and may not.
+    Barred,
+    /// The store did not say what it has for a request that may not run.
+    LookFailed,
     /// The store refused the claim.
     ClaimFailed,
     /// The store did not answer the claim in time.
@@ -212,6 +235,8 @@ pub enum Reply {
     LeaderUnanswered,
     /// The gate could not go on with the request.
     Failed,
+    /// What the upstream said of the attempt, with which the record is completed.
+    Recovered,
     /// The attempt's outcome, and what the store says; nothing where it has not answered in time.
     Attempted(Option<Settlement>),
 }

@@ -8,6 +8,10 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use super::grpc::{self, Status};
 use super::policy::Policy;
 
+mod by_body;
+
+pub use by_body::{BodyOutcomes, BodyRule, LARGEST_JUDGED, Number, Scalar};
+
 /// How an attempt ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
@@ -80,9 +84,10 @@ pub enum Verdict {
     Hold,
 }
 
-/// Decides what an attempt's ending does to its record. `control` counts only where the upstream answered.
+/// Decides what an attempt's ending does to its record. `control` counts only where the upstream answered, and what
+/// `outcomes_body` says of the answer, `by_body`, only where it answered no gRPC call, which has a status of its own.
 #[must_use]
-pub fn settle(policy: &Policy, ending: Ending, control: &Control) -> Verdict {
+pub fn settle(policy: &Policy, ending: Ending, control: &Control, by_body: Option<Action>) -> Verdict {
     let complete = |keep_body| Verdict::Complete { ttl: control.ttl.unwrap_or(policy.ttl), keep_body };
     if let Ending::Answered(_) | Ending::Called(_) = ending {
         if control.release {
@@ -92,7 +97,8 @@ pub fn settle(policy: &Policy, ending: Ending, control: &Control) -> Verdict {
             return complete(false);
         }
     }
-    match policy.outcomes.action(ending) {
+    let by_body = by_body.filter(|_| matches!(ending, Ending::Answered(_)));
+    match by_body.unwrap_or_else(|| policy.outcomes.action(ending)) {
         Action::Store => complete(true),
         Action::Release => Verdict::Release,
         Action::Hold => Verdict::Hold,
@@ -417,7 +423,26 @@ mod tests {
         outcomes.insert("2xx", "hold").unwrap();
         assert_eq!(outcomes.action(Ending::Called(Status::Ok)), Action::Store);
         let release = Control { release: true, ..Control::default() };
-        assert_eq!(settle(&Policy::default(), Ending::Called(Status::Internal), &release), Verdict::Release);
+        assert_eq!(settle(&Policy::default(), Ending::Called(Status::Internal), &release, None), Verdict::Release);
+    }
+
+    #[test]
+    fn a_body_beats_outcomes_and_control_beats_both() {
+        let policy = Policy::default();
+        let verdict = |ending, control: &Control, by_body| settle(&policy, ending, control, Some(by_body));
+        let none = Control::default();
+        assert_eq!(verdict(Ending::Answered(200), &none, Action::Release), Verdict::Release);
+        assert_eq!(verdict(Ending::Answered(200), &none, Action::Hold), Verdict::Hold);
+        let stored = Verdict::Complete { ttl: policy.ttl, keep_body: true };
+        assert_eq!(verdict(Ending::Answered(502), &none, Action::Store), stored);
+        let no_store = Control { no_store: true, ..Control::default() };
+        let tombstone = Verdict::Complete { ttl: policy.ttl, keep_body: false };
+        assert_eq!(verdict(Ending::Answered(200), &no_store, Action::Release), tombstone);
+        let release = Control { release: true, ..Control::default() };
+        assert_eq!(verdict(Ending::Answered(200), &release, Action::Store), Verdict::Release);
+        // What did not answer, or has a status of its own, has no body to be judged by.
+        assert_eq!(verdict(Ending::Called(Status::Ok), &none, Action::Release), stored);
+        assert_eq!(verdict(Ending::Timeout, &none, Action::Store), Verdict::Hold);
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub enum Outcome {
     Passed,
     /// The same, and it carried a key: no route protects it.
     Ignored,
+    /// The upstream said what became of an unknown outcome, and the record has its answer now.
+    Recovered,
     /// The gate answered with this problem, or the upstream's answer leaves this problem behind.
     Problem(Code),
 }
@@ -76,7 +78,7 @@ pub enum Code {
 
 impl Outcome {
     /// Every outcome, in the order of [`Outcome::index`].
-    pub const ALL: [Self; 30] = {
+    pub const ALL: [Self; 31] = {
         use Code::*;
         [
             Self::Executed,
@@ -86,6 +88,7 @@ impl Outcome {
             Self::Unprotected,
             Self::Passed,
             Self::Ignored,
+            Self::Recovered,
             Self::Problem(KeyMissing),
             Self::Problem(KeyInvalid),
             Self::Problem(ScopeMissing),
@@ -123,6 +126,7 @@ impl Outcome {
             Self::Unprotected => "unprotected",
             Self::Passed => "passed",
             Self::Ignored => "ignored",
+            Self::Recovered => "recovered",
             Self::Problem(code) => code.as_str(),
         }
     }
@@ -138,7 +142,8 @@ impl Outcome {
             Self::Unprotected => 4,
             Self::Passed => 5,
             Self::Ignored => 6,
-            Self::Problem(code) => 7 + code as usize,
+            Self::Recovered => 7,
+            Self::Problem(code) => 8 + code as usize,
         }
     }
 }

@@ -35,14 +35,18 @@ mod listeners;
 mod matrix;
 mod migrate;
 mod operations;
+mod outcomes_body;
 mod passthrough;
 mod paths;
 mod policy;
+mod policy_page;
+mod presets;
 mod redis_servers;
 mod redis_topologies;
 mod reload;
 mod replay;
 mod replicas;
+mod response_headers;
 #[path = "../servers/mod.rs"]
 mod servers;
 mod start;

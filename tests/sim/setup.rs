@@ -9,8 +9,9 @@ use oncegate::idempotency::codec;
 use oncegate::idempotency::fingerprint::{Body, Recipe, Subject};
 use oncegate::idempotency::identity::Identifier;
 use oncegate::idempotency::key::Key;
-use oncegate::idempotency::policy::{InFlight, Policy, Recovery, StoreFailure};
+use oncegate::idempotency::policy::{InFlight, Policy, StoreFailure};
 use oncegate::idempotency::record::RecordId;
+use oncegate::idempotency::recovery::Recovery;
 use oncegate::idempotency::scope::{Caller, ScopePart};
 use oncegate::route::{Pattern, Route, Router};
 

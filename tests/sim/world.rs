@@ -188,6 +188,7 @@ impl World {
             default_upstream: None,
             forwarding: Forwarding::default(),
             upgrades: oncegate::http::upgrade::Upgrades::default(),
+            policy_page: None,
             tokens: Tokens::counted_from(Token::first_of(number).0),
             jwt: None,
         };

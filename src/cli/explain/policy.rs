@@ -12,10 +12,10 @@ use crate::idempotency::settle::{Ending, Outcomes};
 const WIDTH: usize = 85;
 
 /// Keys of a route that are no policy.
-const OF_ROUTE: [&str; 6] = ["name", "namespace", "methods", "host", "path", "upstream"];
+const OF_ROUTE: [&str; 7] = ["name", "namespace", "methods", "host", "path", "upstream", "preset"];
 
 /// Keys whose parts count one by one.
-const IN_PARTS: [&str; 4] = ["key", "fingerprint", "outcomes", "cors"];
+const IN_PARTS: [&str; 5] = ["key", "fingerprint", "outcomes", "response_headers", "cors"];
 
 /// A policy as dotted keys and their values.
 pub(super) type Spelled = Vec<(String, String)>;
@@ -25,6 +25,18 @@ pub(super) fn policy_of(config: &Resolved, name: &str) -> Spelled {
     let routes = config.effective["routes"].as_array_of_tables().into_iter().flatten();
     let mut own = routes.filter(|route| route.get("name").and_then(|name| name.as_str()) == Some(name));
     own.next().map(spell).unwrap_or_default()
+}
+
+/// The preset of a route, and the keys that it fills in, every value spelled out.
+pub(super) fn preset_of(config: &Resolved, name: &str) -> Option<(String, Spelled)> {
+    let routes = config.effective["routes"].as_array_of_tables().into_iter().flatten();
+    let mut own = routes.filter(|route| route.get("name").and_then(|name| name.as_str()) == Some(name));
+    let preset = own.next()?.get("preset")?.as_str()?.to_owned();
+    let text = format!("[upstreams]\na = \"http://127.0.0.1\"\n[defaults]\npreset = {preset:?}\n");
+    let built_in = built_in();
+    let mut filled = policy_of(&config::load_text("preset".into(), &text).ok()?, "default");
+    filled.retain(|key| !built_in.contains(key));
+    Some((preset, filled))
 }
 
 /// The policy of a route that says nothing.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use http::header::{CONTENT_TYPE, HOST};
 use http::request::Parts;
 
-use super::policy::{built_in, other_default, policy_of, wrapped};
+use super::policy::{built_in, other_default, policy_of, preset_of, wrapped};
 use crate::config::Resolved;
 use crate::gate::explain::{Explanation, Fate, Handling, Identified, Unprotected, Value};
 use crate::http::problem::Problem;
@@ -31,6 +31,10 @@ pub(super) fn write(config: &Resolved, request: &ExplainedRequest<'_>, explanati
     let mut report = Report { out: String::new(), config, request, explanation };
     report.request();
     match &explanation.fate {
+        Fate::PolicyPage => {
+            report.line("answer", "the policy page of [policy_page], to GET and HEAD; 405 to any other method");
+            report.line("protected", "no: nothing is forwarded");
+        }
         Fate::Malformed(problem) => report.answer(problem, None),
         Fate::Ambiguous(ambiguous, problem) => {
             report.ambiguous(ambiguous);
@@ -368,12 +372,18 @@ impl Report<'_> {
         self.gap();
         self.line("policy", format!("namespace {:?}, service {:?}", route.namespace, self.config.gate.service));
         let (own, built_in) = (policy_of(self.config, &route.name), built_in());
+        let preset = preset_of(self.config, &route.name);
         let (mut same, mut differs) = (Vec::new(), Vec::new());
-        for (key, value) in &own {
+        for entry in &own {
+            let (key, value) = entry;
+            let by = match &preset {
+                Some((name, filled)) if filled.contains(entry) => format!("; preset {name}"),
+                _ => String::new(),
+            };
             match built_in.iter().find(|(other, _)| other == key).map(|(_, value)| value) {
                 Some(default) if default == value => same.push(format!("{key} = {value}")),
-                Some(default) => differs.push(format!("{key} = {value}   # default: {default}")),
-                None => differs.push(format!("{key} = {value}   {}", other_default(key))),
+                Some(default) => differs.push(format!("{key} = {value}   # default: {default}{by}")),
+                None => differs.push(format!("{key} = {value}   {}{by}", other_default(key))),
             }
         }
         self.more(if differs.is_empty() { "nothing differs from the defaults:" } else { "differs from the defaults:" });

@@ -10,7 +10,8 @@ use crate::config::{Resolved, show_duration};
 use crate::http::socket::Listen;
 use crate::http::upstream::{self, Place};
 use crate::idempotency::key::{KeyRule, KeySource};
-use crate::idempotency::policy::{Mode, Policy, Recovery, StoreFailure};
+use crate::idempotency::policy::{Mode, Policy, StoreFailure};
+use crate::idempotency::recovery::Recovery;
 use crate::idempotency::scope::Scope;
 use crate::idempotency::settle::{Action, Ending, Outcomes};
 use crate::route::Route;
@@ -280,7 +281,7 @@ fn show_policy(policy: &Policy) -> Vec<(&'static str, String)> {
         ("caller", show_scope(&policy.scope)),
         ("ttl", format!("{ttl}; {unknown_ttl} where the outcome is unknown")),
         ("5xx", show_server_errors(&policy.outcomes)),
-        ("unknown", show_recovery(policy.recovery).to_owned()),
+        ("unknown", show_recovery(&policy.recovery)),
     ];
     if policy.store_failure == StoreFailure::Forward {
         shown.push(("store away", "requests run unprotected (store_failure = \"forward\")".to_owned()));
@@ -370,10 +371,11 @@ fn show_server_errors(outcomes: &Outcomes) -> String {
 }
 
 /// What becomes of a retry of a request whose outcome is unknown.
-fn show_recovery(recovery: Recovery) -> &'static str {
+fn show_recovery(recovery: &Recovery) -> String {
     match recovery {
-        Recovery::Hold => "a retry gets 409 outcome-unknown until an operator resolves the record",
-        Recovery::Retry => "a retry runs again, perhaps beside the first attempt (recovery = \"retry\")",
+        Recovery::Hold => "a retry gets 409 outcome-unknown until an operator resolves the record".to_owned(),
+        Recovery::Retry => "a retry runs again, perhaps beside the first attempt (recovery = \"retry\")".to_owned(),
+        Recovery::Probe(probe) => format!("a retry asks the upstream what became of it (GET {})", probe.path),
     }
 }
 

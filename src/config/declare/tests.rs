@@ -45,7 +45,7 @@ fn every_declared_key_is_documented_described_printed_and_suggested() {
     // A policy is documented once, under [defaults], and printed once, with each route. Tables in one line have one example.
     let of_policy = |path: &str| path.replace("routes.*.", "defaults.");
     for (path, key) in &keys {
-        let in_one_line = path.contains("tls.") || path.contains("in_flight.");
+        let in_one_line = ["tls.", "in_flight.", "outcomes_body."].iter().any(|table| path.contains(table));
         let is_documented = [path.clone(), of_policy(path)].iter().any(|path| shown[0].contains(path));
         assert!(is_documented || in_one_line, "{path} is not in the annotated file");
         assert!(!key.doc.is_empty(), "{path} has no documentation");
@@ -67,9 +67,14 @@ fn every_declared_key_is_documented_described_printed_and_suggested() {
         assert!(place["description"].is_string(), "{path} is not in the schema");
         // The last letter twice
         let slip = format!("{path}{} = 1\n", &path[path.len() - 1..]);
+        // A table of a list that is the value of a key.
+        let listed = |slip: &str| match slip.split_once(".*.") {
+            Some((list, slip)) if list != "upstreams" => format!("{list} = [{{ {} }}]\n", slip.trim()),
+            _ => slip.to_owned(),
+        };
         let text = match slip.strip_prefix("routes.*.") {
-            Some(slip) => format!("[[routes]]\n{slip}"),
-            None => slip.replace('*', "app"),
+            Some(slip) => format!("[[routes]]\n{}", listed(slip)),
+            None => listed(&slip).replace('*', "app"),
         };
         let problems = Case::new(&text).problems();
         let suggested = format!("did you mean `{}`?", key.name);
@@ -92,8 +97,10 @@ fn everything() -> Resolved {
          [server]\ntls = {{ cert = {own:?}, key = {own:?}, client_ca = {own:?}, client_crl = {own:?} }}\n[admin]\ntoken_file = {secret:?}\n\
          [store]\nurl = \"postgres://db.internal/oncegate\"\npassword_file = {secret:?}\nid_secret_file = {secret:?}\n\
          cache = \"redis://cache.internal\"\ncache_password_file = {secret:?}\n[upstreams.app]\nurl = \"https://app\"\n\
-         tls = {{ ca = {own:?}, cert = {own:?}, key = {own:?}, name = \"app\", crl = {own:?} }}\n[[routes]]\nname = \"r\"\npath = \"/r\"\n\
-         docs = \"https://docs.example.com/\"\nin_flight = {{ wait = \"10s\" }}\n\
+         tls = {{ ca = {own:?}, cert = {own:?}, key = {own:?}, name = \"app\", crl = {own:?} }}\n\
+         [policy_page]\npath = \"/policy\"\n[[routes]]\nname = \"r\"\npath = \"/r\"\n\
+         preset = \"ietf\"\ndocs = \"https://docs.example.com/\"\nin_flight = {{ wait = \"10s\" }}\n\
+         outcomes_body = [{{ pointer = \"/error/retryable\", equals = true, then = \"release\" }}]\n\
          [auth.jwt]\njwks_url = \"https://id/keys\"\nissuer = \"id\"\naudience = \"r\"\nalgorithms = [\"ES256\"]\n\
          tls = {{ ca = {own:?}, cert = {own:?}, key = {own:?}, name = \"id\", crl = {own:?} }}\n"
     );
@@ -103,6 +110,9 @@ fn everything() -> Resolved {
 fn note_keys(item: &Item, at: &str, found: &mut BTreeSet<String>) {
     if let Some(tables) = item.as_array_of_tables() {
         tables.iter().for_each(|table| note_keys(&Item::Table(table.clone()), &format!("{at}*."), found));
+    }
+    for table in item.as_array().into_iter().flatten().filter(|value| value.is_inline_table()) {
+        note_keys(&Item::Value(table.clone()), &format!("{at}*."), found);
     }
     for (key, item) in item.as_table_like().into_iter().flat_map(|table| table.iter()) {
         let key = if at == "upstreams." { "*" } else { key };

@@ -67,6 +67,7 @@ fn is_list(path: &str) -> bool {
         "exclude",
         "methods",
         "origins",
+        "outcomes_body",
         "trusted_proxies",
         "upgrades",
         "algorithms",
@@ -110,7 +111,7 @@ fn every_key_of_a_table_has_a_type_and_a_description() {
             assert!(is_entry || is_described, "{path}.{key} is not described");
         }
     }
-    assert_eq!(found.len(), 25, "{:?}", found.iter().map(|(path, _)| path).collect::<Vec<_>>());
+    assert_eq!(found.len(), 31, "{:?}", found.iter().map(|(path, _)| path).collect::<Vec<_>>());
 }
 
 #[test]
@@ -173,6 +174,7 @@ const LEFT_TO_CHECK: &[&str] = &[
     "not-postgres: store.connections",
     "not-postgres: store.password_file",
     "not-yet: routes[0].scope[0]",
+    "outcomes-body: routes[1].outcomes_body",
     "outcomes: defaults.outcomes.grpc:UNAVAILABLE",
     "overlapping-routes: routes[1].path",
     "paths: routes[4].path",
@@ -201,6 +203,14 @@ const LEFT_TO_CHECK: &[&str] = &[
     "redis-password-twice: store.password_file",
     "redis-socket: store.url",
     "redis-topology: store.url",
+    "response-headers: defaults.response_headers.exclude",
+    "response-headers: routes[0].response_headers.exclude[0]",
+    "response-headers: routes[0].response_headers.exclude[1]",
+    "response-headers: routes[0].response_headers.exclude[2]",
+    "response-headers: routes[0].response_headers.exclude[3]",
+    "response-headers: routes[0].response_headers.exclude[4]",
+    "response-headers: routes[0].response_headers.exclude[5]",
+    "response-headers: routes[0].response_headers.exclude[6]",
     "same-address: admin.listen",
     "several-upstreams-no-route: routes",
     "sizes: defaults.max_request_body",

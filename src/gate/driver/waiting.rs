@@ -17,8 +17,9 @@ use crate::http::limits::Limits;
 use crate::http::server;
 use crate::http::upstream::{self, Dial, Io, Upstream};
 use crate::http::usage::Usage;
-use crate::idempotency::policy::{InFlight, Policy, Recovery};
+use crate::idempotency::policy::{InFlight, Policy};
 use crate::idempotency::record::Timestamp;
+use crate::idempotency::recovery::Recovery;
 use crate::route::{Pattern, Route, Router};
 use crate::store::memory::Memory;
 use crate::store::unreliable::{Fault, Operation, Unreliable};
@@ -115,6 +116,7 @@ fn gate(policy: &Policy, store: &Arc<Unreliable>, backend: &Arc<Backend>) -> Arc
         default_upstream: None,
         forwarding: Forwarding::default(),
         upgrades: crate::http::upgrade::Upgrades::default(),
+        policy_page: None,
         tokens: Tokens::secret(),
         jwt: None,
     };

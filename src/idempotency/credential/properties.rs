@@ -8,8 +8,9 @@ use super::super::decide::{Decision, decide_read};
 use super::super::fingerprint::{Fingerprint, Recipe};
 use super::super::identity::Identifier;
 use super::super::key::Key;
-use super::super::policy::{Policy, Recovery};
+use super::super::policy::Policy;
 use super::super::record::{Attempt, Record, State, Timestamp};
+use super::super::recovery::Recovery;
 use super::super::scope::ClientCertificate;
 use super::*;
 

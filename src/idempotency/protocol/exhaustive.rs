@@ -35,11 +35,15 @@ struct Request {
     leads: bool,
     is_running: bool,
     has_waited: bool,
+    /// It may not run.
+    is_barred: bool,
     /// Its client has its answer, or has left.
     is_answered: bool,
     ended: Option<Ended>,
     /// What the store had when it was asked last.
     found: Option<bool>,
+    /// The record whose attempt it asks the upstream about.
+    probed: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -58,6 +62,9 @@ pub(super) enum Operation {
     Withdraw,
     Run,
     Follow { to_end: bool },
+    LockProbe,
+    Probe,
+    Recover,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -68,8 +75,12 @@ struct World {
     late: Vec<(usize, Operation, Option<Ended>)>,
     /// Runs since the key was last free by right: unclaimed, purged, released unsent, or retried by policy.
     runs: usize,
+    /// What the upstream knows of the attempts since then.
+    books: Books,
+    /// Who has the right to probe.
+    lock: Option<usize>,
     faults_left: u8,
-    retries: bool,
+    rules: Rules,
     /// The configuration changed, and retries would not find what these requests claim.
     is_reloaded: bool,
     /// As many wait as may.
@@ -79,15 +90,38 @@ struct World {
     mutant: Mutant,
 }
 
+/// What the upstream knows.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Books {
+    /// An attempt took effect.
+    has_effect: bool,
+    /// Attempts that may take effect yet.
+    pending: Vec<usize>,
+    /// So much time has passed that no former attempt takes effect any more.
+    is_quiet: bool,
+}
+
+/// What the configuration says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Rules {
+    /// A retry of an unknown outcome runs again.
+    retries: bool,
+    /// A retry of an unknown outcome asks the upstream.
+    probes: bool,
+    /// The last of the requests may not run.
+    bars_last: bool,
+}
+
 /// What a store call that fails does all the same.
 type Effect<'a> = &'a dyn Fn(&mut World);
 
 impl World {
-    fn new(gates: &[usize], limits: Limits, faults_left: u8, retries: bool) -> Self {
-        let request = |&gate: &usize| {
+    fn new(gates: &[usize], limits: Limits, faults_left: u8, rules: Rules, mutant: Mutant) -> Self {
+        let request = |(index, &gate): (usize, &usize)| {
             let (protocol, age) = (Protocol::new(limits), Duration::ZERO);
-            let (operation, asked, ended, found) = (None, None, None, None);
+            let (operation, asked, ended, found, probed) = (None, None, None, None, None);
             let (leads, is_running, has_waited, is_answered) = (false, false, false, false);
+            let is_barred = rules.bars_last && index + 1 == gates.len();
             Some(Request {
                 gate,
                 protocol,
@@ -97,17 +131,37 @@ impl World {
                 leads,
                 is_running,
                 has_waited,
+                is_barred,
                 is_answered,
                 ended,
                 found,
+                probed,
             })
         };
-        let requests = gates.iter().map(request).collect();
-        let (record, late, runs, may_leave) = (None, Vec::new(), 0, false);
-        let mutant = Mutant::None;
+        let requests = gates.iter().enumerate().map(request).collect();
+        let (mut record, late, runs, may_leave) = (None, Vec::new(), 0, false);
+        let (mut books, lock) = (Books::default(), None);
+        if rules.probes {
+            // The attempt of a gate that is gone.
+            let attempt = gates.len();
+            record = Some(Record { attempt, state: State::Unknown, is_past: false, by_upstream: false });
+            books.pending.push(attempt);
+        }
         let (is_reloaded, is_full) = (false, false);
-        let mut world =
-            Self { requests, record, late, runs, faults_left, retries, is_reloaded, is_full, may_leave, mutant };
+        let mut world = Self {
+            requests,
+            record,
+            late,
+            runs,
+            books,
+            lock,
+            faults_left,
+            rules,
+            is_reloaded,
+            is_full,
+            may_leave,
+            mutant,
+        };
         (0..gates.len()).for_each(|index| world.handle(index, Event::Begin));
         world
     }
@@ -150,7 +204,9 @@ impl World {
                 request.leads = true;
                 return Some(Event::Leads);
             }
-            Action::Permit => return Some(if is_reloaded { Event::Retired } else { Event::Permitted }),
+            Action::Permit if is_reloaded => return Some(Event::Retired),
+            Action::Permit if request.is_barred => return Some(Event::Barred),
+            Action::Permit => return Some(Event::Permitted),
             Action::Follow if leader.is_none() => return Some(Event::Followed(Followed::Gone)),
             Action::Follow if leader == Some(true) => return Some(running()),
             Action::FollowToEnd if leader.is_none() => return Some(Event::Followed(Followed::Gone)),
@@ -161,6 +217,7 @@ impl World {
             }
             Action::Follow => request.operation = Some(Operation::Follow { to_end: false }),
             Action::FollowToEnd => request.operation = Some(Operation::Follow { to_end: true }),
+            Action::Claim | Action::Supersede(_) if request.is_barred => panic!("it may not run"),
             Action::Claim => request.operation = Some(Operation::Claim),
             Action::Supersede(seen) => request.operation = Some(Operation::Supersede(seen)),
             Action::Look => request.operation = Some(Operation::Look),
@@ -169,9 +226,21 @@ impl World {
                 assert!(!request.is_running, "a claim under which something may have been sent is not withdrawn");
                 request.operation = Some(Operation::Withdraw);
             }
+            Action::LockProbe => request.operation = Some(Operation::LockProbe),
+            Action::ShareProbing => self.followers_hear(gate, &running()),
+            Action::Probe => {
+                request.operation = Some(Operation::Probe);
+                assert_eq!(self.lock, Some(index), "one probe at a time");
+            }
+            Action::Recover => request.operation = Some(Operation::Recover),
             Action::Run => {
                 request.operation = Some(Operation::Run);
+                self.lock.take_if(|holder| *holder == index);
                 self.runs += 1;
+                if self.rules.probes {
+                    self.books.is_quiet = false;
+                    self.books.pending.push(index);
+                }
                 assert!(self.runs == 1, "two runs for one claim");
             }
             Action::ShareRunning { .. } => {
@@ -197,6 +266,7 @@ impl World {
                 let says_executed =
                     reply == Reply::Attempted(Some(Settlement::Done)) && request.ended == Some(Ended::Completes);
                 assert!(!says_executed || is_executed, "a reply says `executed` only of a durable record");
+                self.lock.take_if(|holder| *holder == index);
             }
         }
         None
@@ -224,7 +294,8 @@ impl World {
                     Decision::InFlight(RunningAttempt { elapsed: Duration::ZERO, lease_left: Some(Duration::ZERO) })
                 }
                 State::Completed => Decision::NotStored(StatusCode::OK),
-                State::InFlight | State::Unknown if self.retries => Decision::Supersede,
+                State::InFlight | State::Unknown if self.rules.retries => Decision::Supersede,
+                State::InFlight | State::Unknown if self.books.is_quiet => Decision::Probe,
                 State::InFlight | State::Unknown => Decision::Unknown,
             },
             until: None,
@@ -245,9 +316,11 @@ impl World {
             }
             (Operation::Claim, Some(_), Some(view)) => Event::Exists(view),
             (Operation::Supersede(seen), Some(record), _) if record.version() == seen => {
-                assert!(self.retries && (record.is_past || record.state == State::Unknown), "it is not alive");
+                assert!(record.is_past || record.state == State::Unknown, "it is not alive");
+                let has_effect = self.books.has_effect || !self.books.pending.is_empty();
+                assert!(self.rules.retries || self.rules.probes && !has_effect, "it took effect, or may yet");
                 *record = fresh;
-                self.runs = 0;
+                (self.runs, self.books) = (0, Books::default());
                 Event::Claimed
             }
             (Operation::Supersede(_), ..) => Event::NotSuperseded,
@@ -260,7 +333,7 @@ impl World {
                     (Ended::Completes, Some((State::Completed, false))) if is_its => Settlement::Done,
                     (_, Some((State::Completed, _))) if is_its => Settlement::CompletedOtherwise,
                     (Ended::Releases, Some(_)) if is_its => {
-                        (self.record, self.runs) = (None, 0);
+                        (self.record, self.runs, self.books) = (None, 0, Books::default());
                         Settlement::Done
                     }
                     (_, Some(_)) if is_its => {
@@ -271,7 +344,25 @@ impl World {
                     _ => Settlement::Lost,
                 })
             }
-            (Operation::Claim | Operation::Run | Operation::Follow { .. }, ..) => unreachable!("no store call"),
+            (Operation::LockProbe, ..) => match *self.lock.get_or_insert(index) {
+                holder if holder == index => Event::ProbeLocked,
+                _ => Event::ProbeTaken,
+            },
+            (Operation::Recover, stands, _) => {
+                let its = self.requests[index].as_ref().and_then(|request| request.probed);
+                Event::Settled(match stands {
+                    Some(record) if Some(record.attempt) != its => Settlement::Lost,
+                    Some(Record { state: State::Completed, .. }) => Settlement::CompletedOtherwise,
+                    Some(record) => {
+                        (record.state, record.by_upstream) = (State::Completed, true);
+                        Settlement::Done
+                    }
+                    None => Settlement::Lost,
+                })
+            }
+            (Operation::Claim | Operation::Run | Operation::Probe | Operation::Follow { .. }, ..) => {
+                unreachable!("no store call")
+            }
         }
     }
 
@@ -289,6 +380,9 @@ impl World {
                         if ended != Ended::Releases || !is_sent {
                             next.push(self.ends(index, |world| {
                                 world.request(index).ended = Some(ended);
+                                if ended != Ended::Holds {
+                                    world.books.takes_effect(index, ended == Ended::Completes);
+                                }
                                 Event::AttemptEnded
                             }));
                         }
@@ -296,8 +390,15 @@ impl World {
                     next.extend(self.goes_wrong(|world| {
                         let it = world.record.as_mut().filter(|it| it.attempt == index)?;
                         (it.state, it.by_upstream) = (State::Completed, true);
+                        world.books.takes_effect(index, true);
                         Some(())
                     }));
+                }
+                Some(Operation::Probe) => {
+                    let told = if self.books.has_effect { Finding::Done } else { Finding::Absent };
+                    for finding in [told, Finding::Unclear] {
+                        next.push(self.ends(index, |_| Event::Probed(finding)));
+                    }
                 }
                 Some(call) => {
                     let ended = request.ended;
@@ -306,7 +407,9 @@ impl World {
                         world.happens(index, call, ended);
                     };
                     let late = |world: &mut Self| {
-                        world.late.push((index, call, ended));
+                        if call != Operation::LockProbe {
+                            world.late.push((index, call, ended));
+                        }
                     };
                     let effects: [(Effect<'_>, bool); 3] = [(&lost, true), (&late, true), (&|_| {}, false)];
                     for (effect, in_doubt) in effects {
@@ -348,9 +451,28 @@ impl World {
         }
         next.extend(self.goes_wrong(|world| {
             world.record.take()?;
-            world.runs = 0;
+            (world.runs, world.books) = (0, Books::default());
             Some(())
         }));
+        for &attempt in &self.books.pending {
+            let mut world = self.clone();
+            world.books.takes_effect(attempt, true);
+            next.push(world);
+        }
+        // `after` is longer than an attempt may take, and than a gate may take to begin one.
+        let may_run = |attempt: usize| {
+            self.requests.get(attempt).and_then(Option::as_ref).is_some_and(|it| it.ended.is_none() && !it.is_answered)
+        };
+        if let Some(record) = &self.record
+            && self.rules.probes
+            && (record.is_past || record.state == State::Unknown)
+            && !(may_run(record.attempt) || self.books.is_quiet)
+        {
+            let mut world = self.clone();
+            world.books.pending.clear();
+            world.books.is_quiet = true;
+            next.push(world);
+        }
         next.extend(self.goes_wrong(|world| (!std::mem::replace(&mut world.is_reloaded, true)).then_some(())));
         next.extend(self.goes_wrong(|world| (!std::mem::replace(&mut world.is_full, true)).then_some(())));
         if let Some(record) = self.record.as_ref().filter(|record| record.state == State::InFlight) {
@@ -373,7 +495,9 @@ impl World {
         world.request(index).asked = world.request(index).operation.take();
         let event = event(&mut world);
         if let Event::Exists(_) | Event::Looked(_) = event {
-            world.request(index).found = Some(event != Event::Looked(None));
+            let its = world.record.as_ref().map(|record| record.attempt);
+            let request = world.request(index);
+            (request.found, request.probed) = (Some(event != Event::Looked(None)), its);
         }
         world.handle(index, event);
         world.request(index).asked = None;
@@ -390,7 +514,14 @@ impl World {
     fn is_killed(&mut self, gate: usize) -> Option<()> {
         for index in 0..self.requests.len() {
             let Some(request) = self.requests[index].take_if(|request| request.gate == gate) else { continue };
-            let is_call = !matches!(request.operation, None | Some(Operation::Run | Operation::Follow { .. }));
+            let is_call = match request.operation {
+                None | Some(Operation::Run | Operation::Probe | Operation::LockProbe | Operation::Follow { .. }) => {
+                    false
+                }
+                Some(_) => true,
+            };
+            // Nobody renews it.
+            self.lock.take_if(|holder| *holder == index);
             self.late.extend(request.operation.filter(|_| is_call).map(|call| (index, call, request.ended)));
         }
         self.may_leave = true;
@@ -404,6 +535,16 @@ impl World {
         {
             let is_left = self.record.as_ref().is_some_and(|record| record.state == State::InFlight);
             assert!(!is_left, "every claim is ended");
+        }
+    }
+}
+
+impl Books {
+    /// An attempt does what it does, or will never do it.
+    fn takes_effect(&mut self, attempt: usize, does: bool) {
+        if let Some(place) = self.pending.iter().position(|pending| *pending == attempt) {
+            self.pending.remove(place);
+            self.has_effect |= does;
         }
     }
 }
@@ -434,6 +575,12 @@ fn search(first: World) -> usize {
     seen.len()
 }
 
+const HOLDS: Rules = Rules { retries: false, probes: false, bars_last: false };
+
+const RETRIES: Rules = Rules { retries: true, ..HOLDS };
+const BARS: Rules = Rules { bars_last: true, ..RETRIES };
+const PROBES: Rules = Rules { probes: true, ..HOLDS };
+
 #[test]
 fn every_reachable_state_keeps_the_promise() {
     let limits = |patience| Limits {
@@ -442,11 +589,10 @@ fn every_reachable_state_keeps_the_promise() {
         patience: Duration::from_millis(patience),
     };
     let mut states = 0;
-    for retries in [false, true] {
-        for patience in [0, 100] {
-            for gates in [[0, 1], [0, 0]] {
-                states += search(World::new(&gates, limits(patience), 2, retries));
-            }
+    let waits = [HOLDS, RETRIES, BARS].map(|rules| (rules, 100));
+    for (rules, patience) in [HOLDS, RETRIES, BARS, PROBES].map(|rules| (rules, 0)).into_iter().chain(waits) {
+        for gates in [[0, 1], [0, 0]] {
+            states += search(World::new(&gates, limits(patience), 2, rules, Mutant::None));
         }
     }
     println!("{states} states");
@@ -461,9 +607,14 @@ fn each_mutant_is_found() {
         patience: Duration::from_millis(100),
     };
     for mutant in Mutant::ALL {
-        let is_found = [false, true].into_iter().any(|retries| {
-            let world = World { mutant, ..World::new(&[0, 1], limits, 2, retries) };
-            std::panic::catch_unwind(|| search(world)).is_err()
+        let rules = match mutant {
+            Mutant::ProbesTooEarly | Mutant::BelievesUnclear | Mutant::ProbesBesideAnother => vec![PROBES],
+            Mutant::RunsTheBarred => vec![BARS],
+            _ => vec![HOLDS, RETRIES],
+        };
+        let is_found = rules.into_iter().any(|rules| {
+            let world = || World::new(&[0, 1], limits, 2, rules, mutant);
+            std::panic::catch_unwind(|| search(world())).is_err()
         });
         assert!(is_found, "no state shows what {mutant:?} does");
     }

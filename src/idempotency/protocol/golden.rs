@@ -33,7 +33,8 @@ const SITUATIONS: &[Situation] = &[
     ("It asks who leads for the key in its process", WAITS, || vec![(START, Event::Begin)]),
     ("It follows the leader, and may wait", WAITS, following),
     ("It follows the leader, and must not wait", DOES_NOT_WAIT, following),
-    ("It leads, and asks whether its configuration is still in force", WAITS, || leading(&[])),
+    ("It leads, and asks whether it may run under a configuration that is in force", WAITS, || leading(&[])),
+    ("It may not run, and reads what the store has", WAITS, || leading(&[Event::Barred])),
     ("It has asked the store for the claim, and may wait", WAITS, || leading(&[Event::Permitted])),
     ("It has asked the store for the claim, and must not wait", DOES_NOT_WAIT, || leading(&[Event::Permitted])),
     ("A claim failed, and may have been written", WAITS, || {
@@ -57,6 +58,11 @@ const SITUATIONS: &[Situation] = &[
         let mut events = leading(&[Event::Permitted]);
         events.push((Duration::from_secs(21), Event::Claimed));
         events
+    }),
+    ("It asks for the right to probe an unknown outcome", WAITS, || probing(&[])),
+    ("It asks the upstream what became of the attempt", WAITS, || probing(&[Event::ProbeLocked])),
+    ("It completes the record with what the upstream said", WAITS, || {
+        probing(&[Event::ProbeLocked, Event::Probed(Finding::Done)])
     }),
     ("Its attempt runs", WAITS, || leading(&[Event::Permitted, Event::Claimed])),
     ("It settles its attempt", WAITS, || leading(&[Event::Permitted, Event::Claimed, Event::AttemptEnded])),
@@ -95,6 +101,10 @@ fn taking_over() -> Vec<(Duration, Event)> {
     leading(&[Event::Permitted, Event::Exists(view(Decision::Supersede)), Event::Permitted])
 }
 
+fn probing(events: &[Event]) -> Vec<(Duration, Event)> {
+    leading(&[&[Event::Permitted, Event::Exists(view(Decision::Probe))], events].concat())
+}
+
 fn waiting(here: bool, events: &[Event]) -> Vec<(Duration, Event)> {
     let elapsed = SECOND;
     let met = match here {
@@ -128,6 +138,7 @@ fn events() -> Vec<(&'static str, Event)> {
         ("the leader runs another request", running(Some(Decision::Reused))),
         ("the leader found an attempt in flight", found(in_flight())),
         ("the leader found an answer", found(completed())),
+        ("the leader found an unknown outcome that is being probed", found(Decision::Probe)),
         ("the leader found a record that does not count", found(Decision::Supersede)),
         ("the leader found no record", Event::Followed(Followed::Absent)),
         (
@@ -139,12 +150,14 @@ fn events() -> Vec<(&'static str, Event)> {
             Event::Followed(Followed::Released { is_same: false }),
         ),
         ("the leader is gone", Event::Followed(Followed::Gone)),
-        ("the configuration is in force", Event::Permitted),
+        ("it may run, under a configuration that is in force", Event::Permitted),
         ("the configuration has changed", Event::Retired),
+        ("the request may not run", Event::Barred),
         ("the store acknowledges the claim", Event::Claimed),
         ("the record had changed meanwhile", Event::NotSuperseded),
         ("the store has an attempt in flight", exists(in_flight())),
         ("the store has an answer", exists(completed())),
+        ("the store has an unknown outcome that may be probed", exists(Decision::Probe)),
         ("the store has a record that does not count", exists(Decision::Supersede)),
         (
             "the store has this very claim, unknown by now",
@@ -152,11 +165,21 @@ fn events() -> Vec<(&'static str, Event)> {
         ),
         ("the record is in flight", looked(in_flight())),
         ("the record has an answer", looked(completed())),
+        ("the record is an unknown outcome that may be probed", looked(Decision::Probe)),
         ("the record does not count", looked(Decision::Supersede)),
+        (
+            "the record is this request's own claim, unknown by now",
+            Event::Looked(Some(RecordView { is_own: true, ..view(Decision::Unknown) })),
+        ),
         ("there is no record", Event::Looked(None)),
         ("the store fails, and nothing happened", Event::StoreFailed { in_doubt: false }),
         ("the store fails, and it may have happened", Event::StoreFailed { in_doubt: true }),
         ("the gate cannot go on with the request", Event::Failed),
+        ("it alone may probe", Event::ProbeLocked),
+        ("another request probes", Event::ProbeTaken),
+        ("the upstream says that it took effect", Event::Probed(Finding::Done)),
+        ("the upstream knows nothing of it", Event::Probed(Finding::Absent)),
+        ("the upstream does not say", Event::Probed(Finding::Unclear)),
         ("the attempt ends", Event::AttemptEnded),
         ("the settlement is durable", Event::Settled(Settlement::Done)),
         ("the upstream completed the record itself", Event::Settled(Settlement::CompletedOtherwise)),
@@ -218,7 +241,7 @@ fn describe(action: &Action) -> String {
         Action::Join => "asks who leads for the key in its process",
         Action::Follow => "waits until the leader knows what the store has",
         Action::FollowToEnd => "waits until the leader's attempt has ended",
-        Action::Permit => "asks whether its configuration is still in force",
+        Action::Permit => "asks whether it may run under a configuration that is in force",
         Action::Claim => "asks the store for a new record",
         Action::Supersede(_) => "asks the store to take over the record",
         Action::Look => "reads the record",
@@ -229,6 +252,10 @@ fn describe(action: &Action) -> String {
         Action::Run => "**forwards the request**",
         Action::Settle => "settles the attempt",
         Action::Withdraw => "releases the claim",
+        Action::LockProbe => "asks the store for the right to probe",
+        Action::ShareProbing => "tells its followers that the upstream is asked",
+        Action::Probe => "asks the upstream what became of the attempt",
+        Action::Recover => "completes the record as its own attempt",
         Action::TakePlace => "asks for a place among those that wait",
         Action::Watch => "waits for a sign",
         Action::Reply(reply) => return format!("replies {}", reply_in_words(reply)),
@@ -243,6 +270,8 @@ fn reply_in_words(reply: &Reply) -> String {
             format!("409 `in-flight` ({} so far{left})", seconds(*elapsed))
         }
         Reply::Decided { decision: Decision::Reused, .. } => "422 `key-reused`".to_owned(),
+        Reply::Decided { decision: Decision::Unknown, .. } => "409 `outcome-unknown`".to_owned(),
+        Reply::Recovered => "with what the upstream said, `recovered`".to_owned(),
         Reply::Decided { .. } => "what the record says".to_owned(),
         Reply::Released => "with the released answer".to_owned(),
         Reply::NothingLeft => "409 `in-flight`, to be sent again at once".to_owned(),
@@ -250,7 +279,8 @@ fn reply_in_words(reply: &Reply) -> String {
         Reply::ClaimFailed | Reply::ClaimUnanswered | Reply::LeaderUnanswered => {
             "503 `store-unavailable`, or forwards it unprotected where the route says so".to_owned()
         }
-        Reply::ClaimTooLate => "503 `store-unavailable`".to_owned(),
+        Reply::Barred => "why it may not run".to_owned(),
+        Reply::ClaimTooLate | Reply::LookFailed => "503 `store-unavailable`".to_owned(),
         Reply::Failed => "503 `overloaded`".to_owned(),
         Reply::Attempted(Some(Settlement::Done)) => "with the attempt's outcome".to_owned(),
         Reply::Attempted(Some(Settlement::CompletedOtherwise)) => "with the recorded answer".to_owned(),

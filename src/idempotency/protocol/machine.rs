@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use super::super::decide::{Decision, RunningAttempt};
+use self::probing::Probing;
+use self::waiting::{Place, Waiting};
+use super::super::decide::Decision;
 use super::super::record::Version;
 use super::{Action, Event, Followed, Limits, RecordView, Reply, Settlement};
+
+mod probing;
+mod waiting;
 
 /// The first pause before a store call is repeated; each one after it is twice as long, up to [`LONGEST_RETRY`].
 const FIRST_RETRY: Duration = Duration::from_millis(10);
 const LONGEST_RETRY: Duration = Duration::from_secs(1);
-
-/// The first pause between two looks at a record that an attempt of another process holds; each one after it is twice as
-/// long, up to [`LONGEST_LOOK`].
-const FIRST_LOOK: Duration = Duration::from_millis(50);
-const LONGEST_LOOK: Duration = Duration::from_secs(1);
 
 /// Where a protected request stands. See the module.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -35,6 +35,8 @@ enum Phase {
     },
     /// It leads, and needs the permission to claim.
     Permitting(Claiming),
+    /// It leads, may not run, and reads what the store has.
+    Reading(Claiming),
     /// The store is asked for the claim; after a failure again at the age of `retry`.
     Asking {
         claiming: Claiming,
@@ -46,6 +48,8 @@ enum Phase {
         again: Option<Claiming>,
         retry: Option<Duration>,
     },
+    /// It finds out what became of the attempt of an unknown record.
+    Probing(Probing),
     /// The attempt runs.
     Running,
     /// The store is asked to end the attempt. The client is answered at the age of `deadline` at the latest.
@@ -70,29 +74,6 @@ struct Claiming {
     is_given_up: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Waiting {
-    place: Place,
-    /// The attempt, as it was at the age of `at`.
-    attempt: RunningAttempt,
-    at: Duration,
-    /// When the client is answered at the latest.
-    deadline: Duration,
-    /// The pause before the next look at a record of another process.
-    pause: Duration,
-}
-
-/// Where the attempt is that a request waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Place {
-    /// In this process: its leader is followed.
-    Here,
-    /// In another process, or in none. The record is looked at again at this age.
-    Elsewhere { look: Duration },
-    /// It may have ended: the request finds out, following another or leading.
-    Looking { leads: bool },
-}
-
 impl Protocol {
     /// A request that has not begun.
     #[must_use]
@@ -111,14 +92,14 @@ impl Protocol {
     pub fn timeout(&self) -> Option<Duration> {
         match &self.phase {
             Phase::Following { deadline } => Some(*deadline),
-            Phase::Permitting(claiming) => self.claim_deadline(claiming),
+            Phase::Permitting(claiming) | Phase::Reading(claiming) => self.claim_deadline(claiming),
             Phase::Asking { claiming, retry, .. } => earlier(self.claim_deadline(claiming), *retry),
             Phase::Withdrawing { again, retry } => {
                 earlier(again.as_ref().and_then(|claiming| self.claim_deadline(claiming)), *retry)
             }
             Phase::Settling { deadline, retry } => earlier(*deadline, *retry),
-            Phase::Waiting(Waiting { place: Place::Elsewhere { look }, deadline, .. }) => Some(*look.min(deadline)),
-            Phase::Waiting(waiting) => Some(waiting.deadline),
+            Phase::Waiting(waiting) => Some(waiting.timeout()),
+            Phase::Probing(probing) => probing.timeout(),
             Phase::New | Phase::Joining | Phase::Running | Phase::TakingPlace(_) | Phase::Done => None,
         }
     }
@@ -149,8 +130,10 @@ impl Protocol {
             Phase::Joining => self.joined(now, event),
             Phase::Following { deadline } => self.followed(now, deadline, event),
             Phase::Permitting(claiming) => self.permitted(claiming, event),
+            Phase::Reading(claiming) => self.read(now, claiming, event),
             Phase::Asking { claiming, in_doubt, retry } => self.asked(now, (claiming, in_doubt, retry), event),
             Phase::Withdrawing { again, retry } => self.withdrawn(now, again, retry, event),
+            Phase::Probing(probing) => self.probed(now, probing, event),
             Phase::Running if event == Event::AttemptEnded => {
                 let deadline = Some(now + self.limits.settle_timeout);
                 self.call(Phase::Settling { deadline, retry: None }, Action::Settle)
@@ -186,12 +169,13 @@ impl Protocol {
                 self.in_flight(now, Place::Here, attempt, None)
             }
             Event::Followed(Followed::Found { decision: Decision::InFlight(attempt), .. }) => {
-                self.in_flight(now, Place::Elsewhere { look: now + FIRST_LOOK }, attempt, None)
+                self.in_flight(now, Place::elsewhere(now), attempt, None)
             }
             Event::Followed(Followed::Released { is_same: true }) if self.may_wait() => self.reply(Reply::Released),
             // A retry that does not wait runs; and one that differs finds the key free.
             Event::Followed(Followed::Released { .. } | Followed::Absent | Followed::Gone)
             | Event::Followed(Followed::Found { decision: Decision::Supersede, .. }) => self.join(),
+            Event::Followed(Followed::Found { decision: Decision::Probe, .. }) => self.another_asks(now, None),
             Event::Followed(Followed::Found { decision, until }) => self.reply(Reply::Decided { decision, until }),
             Event::Followed(Followed::Running { difference: Some(decision), .. }) => {
                 self.reply(Reply::Decided { decision, until: None })
@@ -208,10 +192,36 @@ impl Protocol {
                 let action = claiming.action();
                 self.call(Phase::Asking { claiming, in_doubt: false, retry: None }, action)
             }
+            Event::Barred => self.call(Phase::Reading(claiming), Action::Look),
             Event::Retired | Event::Timeout => self.end(claiming, Reply::Retired),
             Event::Failed => self.end(claiming, Reply::Failed),
             _ => self.stay(Phase::Permitting(claiming)),
         }
+    }
+
+    /// What there is for a request that may not run.
+    fn read(&mut self, now: Duration, claiming: Claiming, event: Event) -> Vec<Action> {
+        let (decision, until) = match event {
+            // An earlier claim of this request, under which nothing was sent.
+            Event::Looked(Some(RecordView { is_own: true, .. })) => {
+                return self.withdraw(None, [Action::Reply(Reply::Barred)]);
+            }
+            Event::Looked(None) => (Decision::Supersede, None),
+            Event::Looked(Some(RecordView { decision, until, .. })) => (decision, until),
+            Event::Failed => return self.end(claiming, Reply::Failed),
+            Event::StoreFailed { .. } | Event::Timeout => return self.end(claiming, Reply::LookFailed),
+            _ => return self.stay(Phase::Reading(claiming)),
+        };
+        let reply = match decision {
+            Decision::InFlight(attempt) => {
+                return self.in_flight(now, Place::elsewhere(now), attempt, Some(Action::ShareFound));
+            }
+            Decision::Supersede => Reply::Barred,
+            // The upstream is asked for those who may run where it knows nothing.
+            Decision::Probe => Reply::Decided { decision: Decision::Unknown, until },
+            decision => Reply::Decided { decision, until },
+        };
+        self.go(Phase::Done, [Action::ShareFound, Action::Reply(reply)])
     }
 
     fn asked(
@@ -235,8 +245,11 @@ impl Protocol {
             Event::Exists(RecordView { decision: Decision::Supersede, version, .. }) => {
                 self.ask_again(Claiming { seen: Some(version), ..claiming })
             }
+            Event::Exists(RecordView { decision: Decision::Probe, version, until, .. }) => {
+                self.probe(now, version, until)
+            }
             Event::Exists(RecordView { decision: Decision::InFlight(attempt), .. }) => {
-                let place = Place::Elsewhere { look: now + FIRST_LOOK };
+                let place = Place::elsewhere(now);
                 self.in_flight(now, place, attempt, Some(Action::ShareFound))
             }
             Event::Exists(RecordView { decision, until, .. }) => {
@@ -315,116 +328,6 @@ impl Protocol {
         }
     }
 
-    fn placed(&mut self, now: Duration, waiting: Waiting, event: Event) -> Vec<Action> {
-        match event {
-            Event::PlaceTaken => {
-                let action = if waiting.place == Place::Here { Action::FollowToEnd } else { Action::Watch };
-                self.go(Phase::Waiting(waiting), [action])
-            }
-            Event::NoPlace => self.reply(waiting.in_flight(now)),
-            _ => self.stay(Phase::TakingPlace(waiting)),
-        }
-    }
-
-    fn waited(&mut self, now: Duration, waiting: Waiting, event: Event) -> Vec<Action> {
-        let leads = waiting.place == (Place::Looking { leads: true });
-        match event {
-            Event::ClientLeft => self.stop_waiting(leads, None),
-            Event::Timeout if now >= waiting.deadline => self.stop_waiting(leads, Some(waiting.in_flight(now))),
-            Event::ShuttingDown => {
-                // By then the attempts of this process have ended, and no other is waited for.
-                let deadline = waiting.deadline.min(now + self.limits.settle_timeout);
-                self.stay(Phase::Waiting(Waiting { deadline, ..waiting }))
-            }
-            event => match waiting.place {
-                Place::Here => self.waited_here(waiting, event),
-                Place::Elsewhere { look } => self.waited_elsewhere(now, waiting, look, event),
-                Place::Looking { .. } => self.looked(now, waiting, leads, event),
-            },
-        }
-    }
-
-    fn waited_here(&mut self, waiting: Waiting, event: Event) -> Vec<Action> {
-        match event {
-            Event::Followed(Followed::Released { .. }) => self.reply(Reply::Released),
-            Event::Followed(_) => self.look(Waiting { pause: FIRST_LOOK, ..waiting }),
-            _ => self.stay(Phase::Waiting(waiting)),
-        }
-    }
-
-    fn waited_elsewhere(&mut self, now: Duration, waiting: Waiting, look: Duration, event: Event) -> Vec<Action> {
-        let is_due = event == Event::Changed || event == Event::Timeout && now >= look;
-        if !is_due {
-            return self.stay(Phase::Waiting(waiting));
-        }
-        self.look(Waiting { pause: (waiting.pause * 2).min(LONGEST_LOOK), ..waiting })
-    }
-
-    /// What became of the attempt that the request waits for?
-    fn looked(&mut self, now: Duration, waiting: Waiting, leads: bool, event: Event) -> Vec<Action> {
-        let share = leads.then_some(Action::ShareFound);
-        let (decision, until) = match event {
-            Event::Leads => {
-                let waiting = Waiting { place: Place::Looking { leads: true }, ..waiting };
-                return self.call(Phase::Waiting(waiting), Action::Look);
-            }
-            Event::Follows => return self.go(Phase::Waiting(waiting), [Action::Follow]),
-            Event::Followed(Followed::Running { difference: None, attempt }) => {
-                let waiting = Waiting { place: Place::Here, attempt, at: now, ..waiting };
-                return self.go(Phase::Waiting(waiting), [Action::FollowToEnd]);
-            }
-            Event::Followed(Followed::Released { is_same: true }) => return self.reply(Reply::Released),
-            // The store is away, and may be back in time; or the leader says nothing about this request.
-            Event::StoreFailed { .. } | Event::Followed(Followed::Released { is_same: false } | Followed::Gone) => {
-                return self.wait_elsewhere(now, waiting, leads.then_some(Action::Leave));
-            }
-            Event::Failed => return self.stop_waiting(leads, Some(Reply::Failed)),
-            Event::Looked(None) | Event::Followed(Followed::Absent) => (Decision::Supersede, None),
-            Event::Looked(Some(RecordView { decision, until, .. }))
-            | Event::Followed(Followed::Found { decision, until }) => (decision, until),
-            Event::Followed(Followed::Running { difference: Some(decision), .. }) => (decision, None),
-            _ => return self.stay(Phase::Waiting(waiting)),
-        };
-        match decision {
-            Decision::InFlight(attempt) => self.wait_elsewhere(now, Waiting { attempt, at: now, ..waiting }, share),
-            // A new attempt would be due, and a request that waits starts none.
-            Decision::Supersede => self.go(Phase::Done, share.into_iter().chain([Action::Reply(Reply::NothingLeft)])),
-            decision => {
-                let reply = Action::Reply(Reply::Decided { decision, until });
-                self.go(Phase::Done, share.into_iter().chain([reply]))
-            }
-        }
-    }
-
-    /// An attempt is in flight: the request waits where it may. `share` comes first.
-    fn in_flight(
-        &mut self,
-        now: Duration,
-        place: Place,
-        attempt: RunningAttempt,
-        share: Option<Action>,
-    ) -> Vec<Action> {
-        let deadline = self.limits.patience;
-        let waiting = Waiting { place, attempt, at: now, deadline, pause: FIRST_LOOK };
-        if self.may_wait() {
-            return self.go(Phase::TakingPlace(waiting), share.into_iter().chain([Action::TakePlace]));
-        }
-        self.go(Phase::Done, share.into_iter().chain([Action::Reply(waiting.in_flight(now))]))
-    }
-
-    fn look(&mut self, waiting: Waiting) -> Vec<Action> {
-        self.go(Phase::Waiting(Waiting { place: Place::Looking { leads: false }, ..waiting }), [Action::Join])
-    }
-
-    fn wait_elsewhere(&mut self, now: Duration, waiting: Waiting, first: Option<Action>) -> Vec<Action> {
-        let place = Place::Elsewhere { look: now + waiting.pause };
-        self.go(Phase::Waiting(Waiting { place, ..waiting }), first.into_iter().chain([Action::Watch]))
-    }
-
-    fn stop_waiting(&mut self, leads: bool, reply: Option<Reply>) -> Vec<Action> {
-        self.go(Phase::Done, leads.then_some(Action::Leave).into_iter().chain(reply.map(Action::Reply)))
-    }
-
     /// Asks the store once more, if the configuration still permits it.
     fn ask_again(&mut self, claiming: Claiming) -> Vec<Action> {
         self.go(Phase::Permitting(claiming), [Action::Permit])
@@ -484,14 +387,6 @@ impl Protocol {
 impl Claiming {
     fn action(&self) -> Action {
         self.seen.map_or(Action::Claim, Action::Supersede)
-    }
-}
-
-impl Waiting {
-    /// The reply that does not wait.
-    fn in_flight(&self, now: Duration) -> Reply {
-        let attempt = self.attempt.after(now.saturating_sub(self.at));
-        Reply::Decided { decision: Decision::InFlight(attempt), until: None }
     }
 }
 

@@ -25,10 +25,18 @@ pub(super) enum Mutant {
     ClaimsAfterWaiting,
     /// Ends without the last reply.
     DropsReply,
+    /// Runs what may not run.
+    RunsTheBarred,
+    /// Asks the upstream while an attempt may still take effect there, and believes that it knows nothing of it.
+    ProbesTooEarly,
+    /// Runs again where the upstream does not say what became of the attempt.
+    BelievesUnclear,
+    /// Asks the upstream while another request asks it.
+    ProbesBesideAnother,
 }
 
 impl Mutant {
-    pub(super) const ALL: [Self; 8] = [
+    pub(super) const ALL: [Self; 12] = [
         Self::BelievesDoubt,
         Self::ForgetsDoubt,
         Self::DoesNotWithdraw,
@@ -37,6 +45,10 @@ impl Mutant {
         Self::SettlesOnce,
         Self::ClaimsAfterWaiting,
         Self::DropsReply,
+        Self::RunsTheBarred,
+        Self::ProbesTooEarly,
+        Self::BelievesUnclear,
+        Self::ProbesBesideAnother,
     ];
 
     /// What [`Protocol::handle`] would return, but for the fault. `asked` is the store call that ends with the event.
@@ -59,6 +71,12 @@ impl Mutant {
             (Self::TakesOverTheLiving, Event::Exists(view)) => {
                 Event::Exists(RecordView { decision: Decision::Supersede, ..view })
             }
+            (Self::ProbesTooEarly, Event::Exists(view)) if view.decision == Decision::Unknown && !view.is_own => {
+                Event::Exists(RecordView { decision: Decision::Probe, ..view })
+            }
+            (Self::BelievesUnclear, Event::Probed(Finding::Unclear)) => Event::Probed(Finding::Absent),
+            (Self::ProbesBesideAnother, Event::ProbeTaken) => Event::ProbeLocked,
+            (Self::RunsTheBarred, Event::Barred) => Event::Permitted,
             (_, event) => event,
         };
         let mut actions = protocol.handle(now, event);

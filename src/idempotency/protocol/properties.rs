@@ -26,6 +26,7 @@ fn decision() -> impl Strategy<Value = Decision> {
         })),
         Just(Decision::NotStored(StatusCode::OK)),
         Just(Decision::Unknown),
+        Just(Decision::Probe),
         Just(Decision::Reused),
     ]
 }
@@ -56,12 +57,16 @@ fn event() -> impl Strategy<Value = Event> {
         2 => followed().prop_map(Event::Followed),
         4 => Just(Event::Permitted),
         1 => Just(Event::Retired),
+        1 => Just(Event::Barred),
         3 => Just(Event::Claimed),
         1 => Just(Event::NotSuperseded),
         3 => view().prop_map(Event::Exists),
         2 => prop::option::of(view()).prop_map(Event::Looked),
         2 => any::<bool>().prop_map(|in_doubt| Event::StoreFailed { in_doubt }),
         1 => Just(Event::Failed),
+        3 => Just(Event::ProbeLocked),
+        1 => Just(Event::ProbeTaken),
+        3 => prop::sample::select(vec![Finding::Done, Finding::Absent, Finding::Unclear]).prop_map(Event::Probed),
         3 => Just(Event::AttemptEnded),
         3 => prop::sample::select(vec![Done, CompletedOtherwise, Lost]).prop_map(Event::Settled),
         2 => Just(Event::PlaceTaken),
@@ -80,6 +85,8 @@ struct Seen {
     runs: usize,
     replies: usize,
     waits: bool,
+    /// It may not run.
+    is_barred: bool,
     is_left: bool,
     /// The store has acknowledged a claim that has not ended.
     holds: bool,
@@ -87,6 +94,11 @@ struct Seen {
     may_hold: bool,
     settled: Option<Settlement>,
     ended: bool,
+    /// It has the right to probe.
+    has_lock: bool,
+    /// The version of the record that it found last, and what the upstream said of it.
+    found: Option<Version>,
+    finding: Option<Finding>,
 }
 
 impl Seen {
@@ -97,6 +109,10 @@ impl Seen {
             Event::Settled(settlement) => (self.settled, self.holds, self.may_hold) = (Some(*settlement), false, false),
             Event::ClientLeft => self.is_left |= protocol.is_waiting(),
             Event::AttemptEnded => self.ended = true,
+            Event::Barred => self.is_barred = true,
+            Event::ProbeLocked => self.has_lock = true,
+            Event::Exists(view) => (self.found, self.finding) = (Some(view.version), None),
+            Event::Probed(finding) => self.finding = Some(*finding),
             _ => {}
         }
     }
@@ -107,12 +123,18 @@ impl Seen {
                 self.runs += 1;
                 prop_assert_eq!(self.runs, 1, "an attempt runs once");
                 prop_assert_eq!(event, &Event::Claimed, "under an acknowledged claim");
-                prop_assert!(self.leads && !self.waits && self.replies == 0);
+                prop_assert!(self.leads && !self.waits && !self.is_barred && self.replies == 0);
             }
-            Action::Claim | Action::Supersede(_) => prop_assert!(self.leads && !self.waits && self.runs == 0),
-            Action::Look => prop_assert!(self.waits),
+            Action::Claim | Action::Supersede(_) => {
+                prop_assert!(self.leads && !self.waits && !self.is_barred && self.runs == 0);
+            }
+            Action::Look => prop_assert!(self.waits || self.is_barred && self.leads),
             Action::Withdraw => prop_assert_eq!(self.runs, 0, "what ran is settled, not withdrawn"),
             Action::Settle => prop_assert!(self.ended && self.runs == 1),
+            Action::LockProbe => prop_assert!(self.leads && !self.waits && !self.is_barred && self.runs == 0),
+            Action::ShareProbing => prop_assert!(self.leads),
+            Action::Probe => prop_assert!(self.has_lock && self.leads && self.replies == 0),
+            Action::Recover => prop_assert_eq!(self.finding, Some(Finding::Done), "the upstream has said so"),
             Action::TakePlace => self.waits = true,
             Action::ShareRunning { .. } => prop_assert!(self.leads),
             Action::ShareFound | Action::ShareEnd | Action::Leave => {
@@ -122,6 +144,10 @@ impl Seen {
             Action::Reply(reply) => {
                 self.replies += 1;
                 prop_assert_eq!(self.replies, 1, "one reply");
+                if *reply == Reply::Recovered {
+                    prop_assert_eq!(self.settled, Some(Settlement::Done), "the record has it");
+                    prop_assert_eq!(self.finding, Some(Finding::Done));
+                }
                 if let Reply::Attempted(settlement) = reply {
                     prop_assert_eq!(*settlement, self.settled, "what the store has said");
                 }
@@ -191,6 +217,9 @@ proptest! {
                     Some(Action::Run) => Event::AttemptEnded,
                     Some(Action::Settle | Action::Withdraw) => Event::Settled(Settlement::Done),
                     Some(Action::TakePlace) => Event::PlaceTaken,
+                    Some(Action::LockProbe) => Event::ProbeLocked,
+                    Some(Action::Probe) => Event::Probed(Finding::Done),
+                    Some(Action::Recover) => Event::Settled(Settlement::Done),
                     Some(Action::Follow | Action::FollowToEnd) => Event::Followed(Followed::Gone),
                     _ => {
                         now = protocol.timeout().expect("else it waits for nothing").max(now);

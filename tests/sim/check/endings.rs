@@ -17,7 +17,7 @@ pub struct Possible<'a> {
 pub fn possible<'a>(facts: &Facts<'a>, token: Token, label: Label, index: usize) -> Vec<Possible<'a>> {
     let policy = facts.setup.policy(label);
     let life = token.life();
-    let verdict = |ending| settle(policy, ending, &Control::default());
+    let verdict = |ending| settle(policy, ending, &Control::default(), None);
     let bare = |verdict, what| Possible { verdict, answer: None, what };
     let Some(written) = facts.writes.get(&token).map(|writes| writes[0]).filter(|written| *written < index) else {
         let mut possible =
@@ -43,7 +43,7 @@ pub fn possible<'a>(facts: &Facts<'a>, token: Token, label: Label, index: usize)
         let large = answer.body.len() as u64 > policy.max_response_body;
         if whole || large {
             debug_assert!(run.index < *begun);
-            let verdict = settle(policy, Ending::Answered(answer.status), &control(answer));
+            let verdict = settle(policy, Ending::Answered(answer.status), &control(answer), None);
             possible.push(Possible { verdict, answer: Some(answer), what: "the upstream answered" });
         }
     }

@@ -1,7 +1,7 @@
 //! What became of the records.
 
-use oncegate::idempotency::policy::Recovery;
 use oncegate::idempotency::record::State;
+use oncegate::idempotency::recovery::Recovery;
 use oncegate::idempotency::settle::Verdict;
 use oncegate::store::unreliable::Operation;
 

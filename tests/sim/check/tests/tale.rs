@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use http::{HeaderName, HeaderValue, StatusCode};
 use oncegate::idempotency::codec;
-use oncegate::idempotency::policy::{InFlight, Policy, Recovery};
+use oncegate::idempotency::policy::{InFlight, Policy};
 use oncegate::idempotency::record::State;
+use oncegate::idempotency::recovery::Recovery;
 use oncegate::store::unreliable::Operation;
 
 use crate::check::{Invariant, check};

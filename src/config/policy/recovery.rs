@@ -1,0 +1,145 @@
+//! `recovery` of a policy: a word, or a table that says how to find out.
+
+use std::path::Path;
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue};
+use serde_json::json;
+
+use super::hinted;
+use crate::config::declare::Shown::{Example, Required};
+use crate::config::declare::{Inner, Keys as _, Section, keys};
+use crate::config::headers::TOKEN;
+use crate::config::kinds::{Kind, Toml, nonzero_time, text, time};
+use crate::config::node::{Node, Table, Wrong};
+use crate::config::secrets;
+use crate::idempotency::recovery::{Probe, ProbeHeader, ProbePath, Recovery};
+
+keys! {
+    /// `recovery`, where it is a table.
+    pub(in crate::config) struct ProbeKeys "recovery" {
+        /// The path that the upstream is asked for, with GET. {key} is the key, percent-encoded; {id} the record's id.
+        probe: Option<ProbePath> = None => text(r"^/[^\s#]*\{(key|id)\}[^\s#]*$", path).optional(), Required("\"/v1/charges/by-key/{key}\"");
+        /// How long an outcome must have been unknown before the upstream is asked. It must exceed the time that the upstream
+        /// may take for a request, or an attempt that is still under way counts as one that never came. By default, the
+        /// upstream's timeout.
+        after: Option<Duration> = None => time().optional(), Example("\"60s\"");
+        /// How often oncegate itself asks about records whose clients do not come back. The keys of requests are then kept in
+        /// their records. 404 and 410 release such a record.
+        every: Option<Duration> = None => nonzero_time().optional(), Example("\"5m\"");
+        /// What oncegate then sends instead of a client's headers; "file:PATH" reads a value from a file.
+        headers: Vec<ProbeHeader> = Vec::new() => headers(), Example("{ Authorization = \"file:/run/secrets/books\" }");
+    }
+}
+
+/// A word, or a table.
+pub(super) fn recovery() -> Kind<Recovery> {
+    let shape = || {
+        let mut shape = ProbeKeys::SECTION.shape();
+        shape["type"] = json!(["string", "object"]);
+        shape["pattern"] = "^(hold|retry)$".into();
+        shape["required"] = json!(["probe"]);
+        shape
+    };
+    let print = |value: &Recovery| match value {
+        Recovery::Hold => "hold".into(),
+        Recovery::Retry => "retry".into(),
+        Recovery::Probe(Probe { path, after, every, headers }) => {
+            let keys = ProbeKeys { probe: Some(path.clone()), after: *after, every: *every, headers: headers.clone() };
+            keys.print_inline().into()
+        }
+    };
+    Kind::new(shape, word, print).with_inner(|| Inner::Table(ProbeKeys::SECTION)).merged(|node, base| {
+        let read = if node.is_table() { table(node) } else { node.accept(word(node)) };
+        read.unwrap_or(base)
+    })
+}
+
+fn word(node: &Node<'_>) -> Result<Recovery, Wrong> {
+    let words = [("hold", 0), ("retry", 1)];
+    let word = match node.text() {
+        Ok(_) => node.word(&words, &[]),
+        Err(_) => Err(node.expected("\"hold\", \"retry\" or a table")),
+    };
+    match word {
+        Ok(0) => Ok(Recovery::Hold),
+        Ok(_) => Ok(Recovery::Retry),
+        Err(wrong) => {
+            Err(wrong
+                .hint("write \"hold\", \"retry\" or { probe = \"/v1/charges/by-key/{key}\" }, with a path of yours"))
+        }
+    }
+}
+
+fn table(node: &Node<'_>) -> Option<Recovery> {
+    let table = Table::open(node.clone(), ProbeKeys::SECTION);
+    if table.get("probe").is_none() {
+        let hint = "write { probe = \"/v1/charges/by-key/{key}\" }, with a path of yours, or \"hold\"";
+        table.report("probe", Wrong::new("is missing").hint(hint));
+    }
+    let ProbeKeys { probe, after, every, headers } = ProbeKeys::read(&table, ProbeKeys::default());
+    if every.is_none() && !headers.is_empty() {
+        let wrong = Wrong::new("nothing sends these: retries bring headers of their own");
+        table.report("headers", wrong.hint("add every = \"5m\", or remove headers"));
+    }
+    Some(Recovery::Probe(Probe { path: probe?, after, every, headers }))
+}
+
+fn path(node: &Node<'_>) -> Result<ProbePath, Wrong> {
+    let text = node.filled()?;
+    ProbePath::parse(text).map_err(|message| hinted(&message, "write a path such as \"/v1/charges/by-key/{key}\""))
+}
+
+const HEADERS: &Section = &Section { name: "recovery.headers", about: &[], groups: &[] };
+
+/// A table of headers.
+fn headers() -> Kind<Vec<ProbeHeader>> {
+    let shape = || {
+        json!({
+            "title": HEADERS.name,
+            "type": "object",
+            "patternProperties": { (format!("^{TOKEN}$")): { "type": "string" } },
+            "additionalProperties": false,
+        })
+    };
+    let print = |headers: &Vec<ProbeHeader>| {
+        let entries = headers.iter().map(|header| (header.name.as_str().to_owned(), header.source.as_str()));
+        Toml::InlineTable(entries.collect())
+    };
+    Kind::new(shape, |node| Ok(entries(node)), print).with_inner(|| Inner::Entries(Vec::new()))
+}
+
+fn entries(node: &Node<'_>) -> Vec<ProbeHeader> {
+    let table = Table::open(node.clone(), HEADERS);
+    let headers = table.entries().filter_map(|(name, node)| {
+        let read = header(name, &node);
+        node.accept(read)
+    });
+    headers.collect()
+}
+
+fn header(name: &str, node: &Node<'_>) -> Result<ProbeHeader, Wrong> {
+    let text = node.filled()?;
+    let hint = "write a value, or \"file:\" and the path of a file that holds it";
+    let Ok(name) = HeaderName::from_bytes(name.as_bytes()) else {
+        return Err(Wrong::new(format!("`{name}` is not a header name")).hint("such as Authorization"));
+    };
+    if matches!(name.as_str(), "host" | "connection" | "content-length" | "transfer-encoding" | "te" | "upgrade") {
+        return Err(Wrong::new(format!("`{name}` is oncegate's to set")).hint("remove it"));
+    }
+    let (content, source) = match text.strip_prefix("file:") {
+        Some(path) => (secrets::read(Path::new(path))?, text.to_owned()),
+        // It may be a secret, which nothing prints.
+        None => (text.as_bytes().to_vec(), "***".to_owned()),
+    };
+    if content.is_empty() {
+        return Err(Wrong::new("the file is empty").hint(hint));
+    }
+    match HeaderValue::from_bytes(&content) {
+        Ok(mut value) => {
+            value.set_sensitive(true);
+            Ok(ProbeHeader { name, value, source })
+        }
+        Err(_) => Err(Wrong::new("this cannot be the value of a header").hint(hint)),
+    }
+}

@@ -1,0 +1,111 @@
+//! A question to the upstream of a route, on behalf of a request: one GET, whose answer is small.
+
+use http::header::{EXPECT, HOST, RANGE};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
+use tokio::time::timeout;
+
+use super::Gate;
+use super::attempt::{head_of_answer, lines};
+use super::pass;
+use super::protected::ProtectedRequest;
+use crate::http::answer::{Captured, capture};
+use crate::http::body::Body;
+use crate::http::headers::to_upstream;
+use crate::http::problem::Problem;
+use crate::http::upstream::{Error, Reuse, SendContext, Sharing, Upstream};
+use crate::idempotency::codec::{Answer, Content};
+use crate::idempotency::key::KeySource;
+use crate::telemetry::outcome::Code;
+
+/// The largest answer to a question, in bytes; one that is larger is none.
+const MAX_ANSWER: u64 = 1 << 20;
+
+/// What is asked, and of whom.
+pub(super) struct Question<'a> {
+    gate: &'a Gate,
+    upstream: &'a Upstream,
+    target: Uri,
+    headers: HeaderMap,
+    sending: SendContext,
+}
+
+impl<'a> Question<'a> {
+    /// With the end-to-end headers of a request, less those of its body, its key and its preconditions, which mean the
+    /// resource that it is sent to (RFC 9110, sections 13.1 and 14.2).
+    pub(super) fn of(request: &'a ProtectedRequest, target: Uri) -> Self {
+        let upstream = request.upstream();
+        let keys: Vec<_> = request.policy().key.from.iter().flat_map(key_headers).collect();
+        let is_of_request = |name: &HeaderName| {
+            let text = name.as_str();
+            text.starts_with("content-")
+                || text.starts_with("if-")
+                || [EXPECT, RANGE].contains(name)
+                || text == "digest"
+                || text == "repr-digest"
+                || keys.contains(name)
+        };
+        let mut headers = HeaderMap::with_capacity(request.head.headers.len());
+        for (name, value) in &request.head.headers {
+            if !is_of_request(name) {
+                headers.append(name, value.clone());
+            }
+        }
+        let headers = to_upstream(headers, &request.state.kept, request.head.forwarding_info());
+        let mut sending = SendContext::default();
+        if upstream.settings().reuse == Sharing::Caller {
+            sending = sending.in_scope(request.scope_digest());
+        }
+        Self { gate: &request.gate, upstream, target, headers, sending }
+    }
+
+    /// Asks once, for the upstream's timeout at most. The answer is whole, and as a client would get it.
+    pub(super) async fn ask(self) -> Result<Answer, Problem> {
+        let limit = self.upstream.settings().timeout;
+        timeout(limit, self.exchange()).await.unwrap_or_else(|_| Err(pass::timed_out(limit)))
+    }
+
+    async fn exchange(mut self) -> Result<Answer, Problem> {
+        let upstream = self.upstream;
+        if !self.headers.contains_key(HOST)
+            && let Ok(host) = HeaderValue::from_str(&upstream.authority())
+        {
+            self.headers.insert(HOST, host);
+        }
+        let mut question = Request::new(Body::empty());
+        *question.method_mut() = Method::GET;
+        *question.uri_mut() = self.target;
+        *question.headers_mut() = self.headers;
+        let failed = |error: &Error| pass::problem(upstream, error);
+        let sent = upstream.send(question, Reuse::Unprotected, &self.sending).await;
+        let (response, connection) = sent.map_err(|error| failed(&error))?;
+        let (parts, body) = response.into_parts();
+        let version = parts.version;
+        let answer = head_of_answer(parts, &self.gate.added);
+        if answer.status.is_informational() {
+            let detail = "the upstream switched protocols without being asked";
+            return Err(Problem::new(Code::UpstreamBroken, detail));
+        }
+        match capture(body, version, MAX_ANSWER, &self.gate.shared.usage.memory, None).await {
+            Ok(Captured::Whole { body, trailers, .. }) => {
+                connection.return_to_pool();
+                let content = Content { body, trailers: trailers.iter().flat_map(lines).collect() };
+                Ok(Answer { content: Some(content), ..answer })
+            }
+            Ok(Captured::TooLarge(_)) => {
+                let detail = "the upstream's answer to a question of the gate is too large";
+                Err(Problem::new(Code::UpstreamBroken, detail))
+            }
+            Ok(Captured::Truncated) => Err(failed(&Error::Framing)),
+            Err(error) => Err(failed(&Error::Unknown(error))),
+        }
+    }
+}
+
+/// The headers that a key is read from.
+fn key_headers(source: &KeySource) -> Vec<HeaderName> {
+    match source {
+        KeySource::Header(name) => vec![name.clone()],
+        KeySource::CloudEvent => ["ce-source", "ce-id"].map(HeaderName::from_static).to_vec(),
+        KeySource::Query(_) | KeySource::Json(_) | KeySource::Fingerprint => Vec::new(),
+    }
+}

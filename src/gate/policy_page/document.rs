@@ -1,0 +1,255 @@
+//! What the policy page says, before it has a form.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::http::problem;
+use crate::http::upstream::Upstream;
+use crate::idempotency::grpc;
+use crate::idempotency::key::KeySource;
+use crate::idempotency::policy::{InFlight, Mode, Policy};
+use crate::idempotency::scope::{ScopePart, ScopeWord};
+use crate::idempotency::settle::{Action, Ending, Outcomes};
+use crate::route::{Route, Router};
+use crate::telemetry::outcome::{Code, Outcome};
+
+/// The whole page. `docs/reference/policy-page.schema.json` is its schema.
+#[derive(Serialize)]
+pub(super) struct Document {
+    /// The protected routes, the most specific first: of those that match a request, the first counts.
+    pub(super) routes: Vec<RoutePolicy>,
+}
+
+/// What a client may expect of one route.
+#[derive(Serialize)]
+pub(super) struct RoutePolicy {
+    pub(super) methods: Vec<String>,
+    /// `*` is any.
+    pub(super) host: String,
+    pub(super) path: String,
+    pub(super) key: Key,
+    /// Who a key belongs to: callers that differ in any part never get each other's answers.
+    pub(super) scope: Vec<String>,
+    pub(super) ttl_seconds: f64,
+    pub(super) unknown_ttl_seconds: f64,
+    /// How long a duplicate waits for the first request at most; 0 where it gets `in-flight` at once.
+    pub(super) wait_seconds: f64,
+    pub(super) max_request_body_bytes: u64,
+    pub(super) max_response_body_bytes: u64,
+    pub(super) outcomes: Vec<OutcomeRule>,
+    pub(super) problems: Vec<PossibleProblem>,
+}
+
+/// Where a client puts its key.
+#[derive(Serialize)]
+pub(super) struct Key {
+    pub(super) from: Vec<String>,
+    pub(super) required: bool,
+    pub(super) max_length: usize,
+}
+
+/// What some endings of a request do to its key.
+#[derive(Serialize)]
+pub(super) struct OutcomeRule {
+    /// Statuses, classes, gRPC statuses, and what happens to the connection. The most specific entry of all rules counts.
+    pub(super) of: Vec<String>,
+    pub(super) then: &'static str,
+    pub(super) meaning: &'static str,
+}
+
+/// A problem that the gate may answer with.
+#[derive(Serialize)]
+pub(super) struct PossibleProblem {
+    pub(super) code: &'static str,
+    pub(super) status: u16,
+    pub(super) retryable: bool,
+    pub(super) title: &'static str,
+    pub(super) r#type: String,
+}
+
+impl Document {
+    /// What clients may expect of these routes. `upstreams` are in the order that routes refer to.
+    pub(super) fn of(router: &Router, upstreams: &[Upstream]) -> Self {
+        let protected = router.ranked().filter(|route| route.policy.mode == Mode::Protect);
+        Self { routes: protected.map(|route| RoutePolicy::of(route, upstreams.get(route.upstream))).collect() }
+    }
+}
+
+impl RoutePolicy {
+    fn of(route: &Route, upstream: Option<&Upstream>) -> Self {
+        let policy = &route.policy;
+        let wait = match policy.in_flight {
+            InFlight::Reject => Duration::ZERO,
+            InFlight::Wait(wait) => wait,
+        };
+        // The client of an attempt that outlasts this is told to come back.
+        let may_outlast =
+            upstream.map(Upstream::settings).is_none_or(|settings| settings.client_timeout < settings.timeout);
+        let codes = Outcome::ALL.into_iter().filter_map(|outcome| match outcome {
+            Outcome::Problem(code) => Some(code),
+            _ => None,
+        });
+        let codes = codes.filter(|code| match code {
+            Code::StillRunning => may_outlast,
+            code => can_answer(policy, *code),
+        });
+        Self {
+            methods: route.methods.iter().map(ToString::to_string).collect(),
+            host: route.host.clone().unwrap_or_else(|| "*".to_owned()),
+            path: route.path.to_string(),
+            key: Key {
+                from: policy.key.from.iter().map(ToString::to_string).collect(),
+                required: policy.key.required,
+                max_length: policy.key.max_length,
+            },
+            scope: policy.scope.words().map(|word| shown(&word)).collect(),
+            ttl_seconds: policy.ttl.as_secs_f64(),
+            unknown_ttl_seconds: policy.unknown_ttl.as_secs_f64(),
+            wait_seconds: wait.as_secs_f64(),
+            max_request_body_bytes: policy.max_request_body,
+            max_response_body_bytes: policy.max_response_body,
+            outcomes: rules(&policy.outcomes),
+            problems: codes.map(|code| PossibleProblem::of(code, policy.docs.as_deref())).collect(),
+        }
+    }
+}
+
+impl PossibleProblem {
+    fn of(code: Code, docs: Option<&str>) -> Self {
+        Self {
+            code: code.as_str(),
+            status: code.status().as_u16(),
+            retryable: code.retryable(),
+            title: problem::title(code),
+            r#type: problem::kind(code, docs),
+        }
+    }
+}
+
+/// A part of a scope, without the text of a `const:`.
+fn shown(word: &ScopeWord) -> String {
+    match word.part {
+        ScopePart::Const(_) => "const".to_owned(),
+        _ => word.to_string(),
+    }
+}
+
+/// Whether a route with this policy may answer a request for it with this problem.
+fn can_answer(policy: &Policy, code: Code) -> bool {
+    let is_key_of_client = |source: &KeySource| *source != KeySource::Fingerprint;
+    match code {
+        Code::KeyMissing => policy.key.required,
+        // A key that is the request's own fingerprint is sound, and belongs to no other request.
+        Code::KeyInvalid | Code::KeyReused => policy.key.from.iter().any(is_key_of_client),
+        Code::ScopeMissing => policy.scope.words().any(|word| {
+            let ScopeWord { part, is_optional } = word;
+            let is_sent = |part| match part {
+                ScopePart::Header(_)
+                | ScopePart::Cookie(_)
+                | ScopePart::BasicUser
+                | ScopePart::ClientCert(_)
+                | ScopePart::Claim(_) => true,
+                ScopePart::Credential | ScopePart::Host | ScopePart::ClientIp | ScopePart::Const(_) => false,
+            };
+            !is_optional && is_sent(part)
+        }),
+        Code::CredentialsUnverifiable => policy.scope.has_claims(),
+        Code::CallerDiffers => policy.scope.contains(&ScopePart::Credential),
+        // What has a route does not lack one.
+        Code::NoRoute => false,
+        Code::BadRequest
+        | Code::InFlight
+        | Code::OutcomeUnknown
+        | Code::ResponseNotStored
+        | Code::RequestTooLarge
+        | Code::UpstreamUnreachable
+        | Code::UpstreamBroken
+        | Code::UpstreamTimeout
+        | Code::StillRunning
+        | Code::StoreUnavailable
+        | Code::Overloaded
+        | Code::RequestTimeout
+        | Code::HeadersTooLarge
+        | Code::ExpectationFailed
+        | Code::QuotaExceeded
+        | Code::LoopDetected => true,
+    }
+}
+
+/// What becomes of a key by how its request ends, every entry spelled out.
+fn rules(outcomes: &Outcomes) -> Vec<OutcomeRule> {
+    let endings = endings(outcomes);
+    let rule = |action: Action| OutcomeRule {
+        of: endings.iter().filter(|(_, then)| *then == action).map(|(entry, _)| entry.clone()).collect(),
+        then: action.as_str(),
+        meaning: match action {
+            Action::Store => "The answer is kept. A retry gets it again and does not run, until the ttl has passed.",
+            Action::Release => "The key is forgotten. A retry runs again.",
+            Action::Hold => "The outcome is unknown. A retry does not run, and gets the problem outcome-unknown.",
+        },
+    };
+    [Action::Store, Action::Release, Action::Hold].map(rule).into_iter().filter(|rule| !rule.of.is_empty()).collect()
+}
+
+/// Every entry that says what becomes of a key: classes, the statuses that differ from their class, the gRPC statuses that
+/// are not stored, and endings without an answer.
+fn endings(outcomes: &Outcomes) -> Vec<(String, Action)> {
+    let of_status = |status| outcomes.action(Ending::Answered(status));
+    let mut endings = Vec::new();
+    for class in 2..=5_u16 {
+        let statuses: Vec<(u16, Action)> =
+            (class * 100..class * 100 + 100).map(|status| (status, of_status(status))).collect();
+        let count = |action: Action| statuses.iter().filter(|(_, own)| *own == action).count();
+        let usual = [Action::Store, Action::Release, Action::Hold].into_iter().max_by_key(|action| count(*action));
+        let Some(usual) = usual else { continue };
+        endings.push((format!("{class}xx"), usual));
+        let others = statuses.into_iter().filter(|(_, own)| *own != usual);
+        endings.extend(others.map(|(status, own)| (status.to_string(), own)));
+    }
+    let calls = grpc::Status::ALL.into_iter().map(|status| (status, outcomes.action(Ending::Called(status))));
+    let calls = calls.filter(|(_, action)| *action != Action::Store);
+    endings.extend(calls.map(|(status, action)| (format!("grpc:{}", status.name()), action)));
+    let transport = [("unreachable", Ending::Unreachable), ("timeout", Ending::Timeout), ("broken", Ending::Broken)];
+    endings.extend(transport.map(|(entry, ending)| (entry.to_owned(), outcomes.action(ending))));
+    endings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn codes(policy: &Policy) -> Vec<&'static str> {
+        let codes = Outcome::ALL.into_iter().filter_map(|outcome| match outcome {
+            Outcome::Problem(code) => Some(code),
+            _ => None,
+        });
+        codes.filter(|code| can_answer(policy, *code)).map(Code::as_str).collect()
+    }
+
+    #[test]
+    fn a_problem_is_listed_where_the_policy_can_lead_to_it() {
+        let has = |policy: &Policy, code: &str| codes(policy).contains(&code);
+        let plain = Policy::default();
+        assert!(!has(&plain, "key-missing") && !has(&plain, "scope-missing") && has(&plain, "caller-differs"));
+        let mut policy = Policy::default();
+        policy.key.required = true;
+        policy.scope = vec![ScopePart::parse("header:X-Tenant").unwrap()].into();
+        assert!(has(&policy, "key-missing") && has(&policy, "scope-missing") && !has(&policy, "caller-differs"));
+        policy.scope = [ScopeWord::parse("header:X-Tenant?").unwrap()].into_iter().collect();
+        assert!(!has(&policy, "scope-missing"));
+        policy.key.from = vec![KeySource::Fingerprint];
+        assert!(!has(&policy, "key-invalid") && !has(&policy, "key-reused"));
+    }
+
+    #[test]
+    fn outcomes_are_what_settles_a_request() {
+        let mut outcomes = Outcomes::default();
+        outcomes.insert("429", "store").unwrap();
+        outcomes.insert("5xx", "hold").unwrap();
+        let endings = endings(&outcomes);
+        let of = |entry: &str| endings.iter().find(|(name, _)| name == entry).map(|(_, action)| *action);
+        assert_eq!((of("4xx"), of("429"), of("401")), (Some(Action::Store), None, Some(Action::Release)));
+        assert_eq!((of("5xx"), of("502"), of("timeout")), (Some(Action::Hold), None, Some(Action::Hold)));
+    }
+}

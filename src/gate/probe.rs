@@ -1,0 +1,114 @@
+//! Asks the upstream what became of an attempt, as `recovery = { probe = ... }` says.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::answer::Reply;
+use super::inquiry::Question;
+use super::protected::ProtectedRequest;
+use crate::http::problem::Problem;
+use crate::idempotency::codec::Answer;
+use crate::idempotency::record::{Attempt, RecordId, State};
+use crate::idempotency::recovery::{Finding, Recovery};
+use crate::store::{Claim, End, Error, Expiry, Fresh, Settled, Store};
+use crate::telemetry::outcome::Outcome;
+
+/// How much longer than the upstream's timeout the right to ask it lasts, if its gate ends without giving it back.
+const LOCK_MARGIN: Duration = Duration::from_secs(5);
+
+/// How long a lock that was not given back stays in the store as a record.
+const LOCK_REST: Duration = Duration::from_secs(1);
+
+/// The right to ask the upstream about a record, which one request of any gate has at a time. It is a claim of its own.
+///
+/// It is a courtesy to the upstream: no promise rests on it. Dropped, it is given back.
+pub(super) struct ProbeLock {
+    store: Arc<dyn Store>,
+    id: RecordId,
+    attempt: Attempt,
+    /// Another request is known to have it.
+    is_anothers: bool,
+}
+
+impl ProbeLock {
+    /// Takes the right; nothing where another has it.
+    pub(super) async fn take(store: Arc<dyn Store>, id: RecordId, fresh: Fresh) -> Result<Option<Self>, Error> {
+        let mut lock = Self { store: Arc::clone(&store), id, attempt: fresh.attempt, is_anothers: false };
+        lock.is_anothers = match store.claim(id, fresh.clone()).await? {
+            Claim::Inserted(_) => false,
+            Claim::Exists { record, now } if record.state == State::InFlight && record.until > now => true,
+            // The gate that had it is gone.
+            Claim::Exists { record, .. } => !store.supersede(id, record.version(), fresh).await?,
+        };
+        Ok((!lock.is_anothers).then_some(lock))
+    }
+}
+
+impl Drop for ProbeLock {
+    fn drop(&mut self) {
+        if self.is_anothers {
+            return;
+        }
+        let (store, id, attempt) = (Arc::clone(&self.store), self.id, self.attempt);
+        tokio::spawn(async move {
+            // Where this fails, the lock ends by itself.
+            let _ = store.settle(id, attempt, End::Release).await;
+        });
+    }
+}
+
+/// What the upstream said of an attempt.
+pub(super) struct Probed {
+    pub(super) finding: Finding,
+    /// Its answer, where the attempt took effect.
+    pub(super) answer: Option<Answer>,
+}
+
+impl ProtectedRequest {
+    /// The claim that is the right to ask about its record. Its token is its own: an upstream names records by theirs.
+    pub(super) fn probe_lock(&self) -> Result<(RecordId, Fresh), Problem> {
+        let lease = self.upstream().settings().timeout + LOCK_MARGIN;
+        let fresh = Fresh { lease, ttl: LOCK_REST, unknown_ttl: LOCK_REST, ..self.fresh()? };
+        Ok((self.gate.identifier.probe_lock(self.id), fresh))
+    }
+
+    /// The reply with what the upstream said, once the record has it.
+    pub(super) fn recovered(&self, answer: Answer, settled: Option<&Settled>) -> Reply {
+        let reply = self.reply_with(Outcome::Recovered, Ok(answer), None);
+        match settled {
+            Some(Settled::Done { until }) => reply.with_expiry(&self.gate.settings.headers, *until),
+            Some(Settled::Superseded { .. }) | None => reply,
+        }
+    }
+
+    /// Asks the upstream once.
+    pub(super) async fn probe(&self) -> Probed {
+        let unclear = Probed { finding: Finding::Unclear, answer: None };
+        let Recovery::Probe(probe) = &self.policy().recovery else { return unclear };
+        let Some(target) = probe.path.target(&self.key, &self.id) else { return unclear };
+        let (request, record, route) = (self.head.id, self.id, &*self.state.name);
+        match Question::of(self, target).ask().await {
+            Ok(answer) => {
+                let finding = Finding::of(answer.status);
+                let status = answer.status.as_u16();
+                tracing::info!(%request, %record, route, status, finding = finding.as_str(), "asked the upstream about an unknown outcome");
+                Probed { finding, answer: Some(answer) }
+            }
+            Err(problem) => {
+                let cause = problem.code.as_str();
+                tracing::warn!(%request, %record, route, cause, "asked the upstream about an unknown outcome, and got no answer");
+                unclear
+            }
+        }
+    }
+}
+
+impl Probed {
+    /// How the record ends by what the upstream said. `max_body` is the largest body that its route keeps.
+    pub(super) fn end(&self, ttl: Duration, max_body: u64) -> Option<End> {
+        let answer = self.answer.as_ref()?;
+        let is_kept = answer.content.as_ref().is_some_and(|content| content.body.len() as u64 <= max_body);
+        let kept = if is_kept { answer.encode() } else { Answer { content: None, ..answer.clone() }.encode() };
+        Some(End::Complete { answer: kept, expiry: Expiry::FromClaim(ttl) })
+    }
+}

@@ -1,0 +1,109 @@
+//! Finding out what became of an attempt: what the machine does from when it may ask the upstream until it knows.
+
+use std::time::Duration;
+
+use super::super::super::decide::{Decision, RunningAttempt};
+use super::super::super::record::{Timestamp, Version};
+use super::super::super::recovery::Finding;
+use super::super::{Action, Event, Reply, Settlement};
+use super::waiting::Place;
+use super::{Claiming, Phase, Protocol, earlier};
+
+/// When a request is to come back whose record another gate asks the upstream about.
+const ANOTHER_ASKS: RunningAttempt =
+    RunningAttempt { elapsed: Duration::ZERO, lease_left: Some(Duration::from_secs(1)) };
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Probing {
+    /// The record, as it was when the request found it.
+    pub(super) version: Version,
+    /// Until when it stands.
+    pub(super) until: Option<Timestamp>,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Stage {
+    /// It asks for the right to probe, until this age.
+    Locking { deadline: Duration },
+    /// It asks the upstream.
+    Asking,
+    /// The upstream has answered, and the record is completed with that. The client is answered at the age of `deadline` at
+    /// the latest.
+    Recovering { deadline: Duration, retry: Option<Duration> },
+}
+
+impl Probing {
+    /// When the machine is to act by itself.
+    pub(super) fn timeout(&self) -> Option<Duration> {
+        match self.stage {
+            Stage::Locking { deadline } => Some(deadline),
+            Stage::Asking => None,
+            Stage::Recovering { deadline, retry } => earlier(Some(deadline), retry),
+        }
+    }
+}
+
+impl Protocol {
+    /// The upstream may be asked about the record of this version.
+    pub(super) fn probe(&mut self, now: Duration, version: Version, until: Option<Timestamp>) -> Vec<Action> {
+        let stage = Stage::Locking { deadline: now + self.limits.settle_timeout };
+        self.call(Phase::Probing(Probing { version, until, stage }), Action::LockProbe)
+    }
+
+    pub(super) fn probed(&mut self, now: Duration, probing: Probing, event: Event) -> Vec<Action> {
+        match (probing.stage, event) {
+            (_, Event::Failed) => self.go(Phase::Done, [Action::Leave, Action::Reply(Reply::Failed)]),
+            (Stage::Locking { .. }, Event::ProbeLocked) => {
+                let probing = Probing { stage: Stage::Asking, ..probing };
+                self.go(Phase::Probing(probing), [Action::ShareProbing, Action::Probe])
+            }
+            (Stage::Locking { .. }, Event::ProbeTaken) => self.another_asks(now, Some(Action::ShareFound)),
+            (Stage::Locking { .. }, Event::StoreFailed { .. } | Event::Timeout) => self.store_is_silent(),
+            (Stage::Asking, Event::Probed(Finding::Done)) => {
+                let deadline = now + self.limits.settle_timeout;
+                self.failures = 0;
+                self.recover(probing, deadline)
+            }
+            (Stage::Asking, Event::Probed(Finding::Absent)) => {
+                self.ask_again(Claiming { since: now, seen: Some(probing.version), is_given_up: false })
+            }
+            (Stage::Asking, Event::Probed(Finding::Unclear)) => {
+                let reply = Reply::Decided { decision: Decision::Unknown, until: probing.until };
+                self.go(Phase::Done, [Action::ShareFound, Action::Reply(reply)])
+            }
+            (Stage::Recovering { .. }, Event::Settled(settlement)) => match settlement {
+                Settlement::Done => self.go(Phase::Done, [Action::Leave, Action::Reply(Reply::Recovered)]),
+                // The attempt has completed it after all, and has the better answer.
+                Settlement::CompletedOtherwise => {
+                    self.ask_again(Claiming { since: now, seen: None, is_given_up: false })
+                }
+                Settlement::Lost => self.go(Phase::Done, [Action::Leave, Action::Reply(Reply::NothingLeft)]),
+            },
+            (Stage::Recovering { deadline, .. }, Event::StoreFailed { .. }) => {
+                let retry = self.retry_at(now);
+                self.go(Phase::Probing(Probing { stage: Stage::Recovering { deadline, retry }, ..probing }), [])
+            }
+            (Stage::Recovering { deadline, retry: Some(at) }, Event::Timeout) if now >= at && now < deadline => {
+                self.recover(probing, deadline)
+            }
+            (Stage::Recovering { deadline, .. }, Event::Timeout) if now >= deadline => self.store_is_silent(),
+            _ => self.stay(Phase::Probing(probing)),
+        }
+    }
+
+    /// Another request asks the upstream about the record: this one waits for it where it may.
+    pub(super) fn another_asks(&mut self, now: Duration, share: Option<Action>) -> Vec<Action> {
+        self.in_flight(now, Place::elsewhere(now), ANOTHER_ASKS, share)
+    }
+
+    fn recover(&mut self, probing: Probing, deadline: Duration) -> Vec<Action> {
+        let stage = Stage::Recovering { deadline, retry: None };
+        self.go(Phase::Probing(Probing { stage, ..probing }), [Action::Recover])
+    }
+
+    /// The record stays unknown, and a retry asks again.
+    fn store_is_silent(&mut self) -> Vec<Action> {
+        self.go(Phase::Done, [Action::Leave, Action::Reply(Reply::LookFailed)])
+    }
+}

@@ -1,0 +1,172 @@
+//! Waiting for another's attempt: what the machine does from when it meets one until its client has a reply.
+
+use std::time::Duration;
+
+use super::super::super::decide::{Decision, RunningAttempt};
+use super::super::{Action, Event, Followed, RecordView, Reply};
+use super::{Phase, Protocol};
+
+/// The first pause between two looks at a record that an attempt of another process holds; each one after it is twice as
+/// long, up to [`LONGEST_LOOK`].
+const FIRST_LOOK: Duration = Duration::from_millis(50);
+const LONGEST_LOOK: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Waiting {
+    place: Place,
+    /// The attempt, as it was at the age of `at`.
+    attempt: RunningAttempt,
+    at: Duration,
+    /// When the client is answered at the latest.
+    deadline: Duration,
+    /// The pause before the next look at a record of another process.
+    pause: Duration,
+}
+
+/// Where the attempt is that a request waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Place {
+    /// In this process: its leader is followed.
+    Here,
+    /// In another process, or in none. The record is looked at again at this age.
+    Elsewhere { look: Duration },
+    /// It may have ended: the request finds out, following another or leading.
+    Looking { leads: bool },
+}
+
+impl Protocol {
+    pub(super) fn placed(&mut self, now: Duration, waiting: Waiting, event: Event) -> Vec<Action> {
+        match event {
+            Event::PlaceTaken => {
+                let action = if waiting.place == Place::Here { Action::FollowToEnd } else { Action::Watch };
+                self.go(Phase::Waiting(waiting), [action])
+            }
+            Event::NoPlace => self.reply(waiting.in_flight(now)),
+            _ => self.stay(Phase::TakingPlace(waiting)),
+        }
+    }
+
+    pub(super) fn waited(&mut self, now: Duration, waiting: Waiting, event: Event) -> Vec<Action> {
+        let leads = waiting.place == (Place::Looking { leads: true });
+        match event {
+            Event::ClientLeft => self.stop_waiting(leads, None),
+            Event::Timeout if now >= waiting.deadline => self.stop_waiting(leads, Some(waiting.in_flight(now))),
+            Event::ShuttingDown => {
+                // By then the attempts of this process have ended, and no other is waited for.
+                let deadline = waiting.deadline.min(now + self.limits.settle_timeout);
+                self.stay(Phase::Waiting(Waiting { deadline, ..waiting }))
+            }
+            event => match waiting.place {
+                Place::Here => self.waited_here(waiting, event),
+                Place::Elsewhere { look } => self.waited_elsewhere(now, waiting, look, event),
+                Place::Looking { .. } => self.looked(now, waiting, leads, event),
+            },
+        }
+    }
+
+    fn waited_here(&mut self, waiting: Waiting, event: Event) -> Vec<Action> {
+        match event {
+            Event::Followed(Followed::Released { .. }) => self.reply(Reply::Released),
+            Event::Followed(_) => self.look(Waiting { pause: FIRST_LOOK, ..waiting }),
+            _ => self.stay(Phase::Waiting(waiting)),
+        }
+    }
+
+    fn waited_elsewhere(&mut self, now: Duration, waiting: Waiting, look: Duration, event: Event) -> Vec<Action> {
+        let is_due = event == Event::Changed || event == Event::Timeout && now >= look;
+        if !is_due {
+            return self.stay(Phase::Waiting(waiting));
+        }
+        self.look(Waiting { pause: (waiting.pause * 2).min(LONGEST_LOOK), ..waiting })
+    }
+
+    /// What became of the attempt that the request waits for?
+    fn looked(&mut self, now: Duration, waiting: Waiting, leads: bool, event: Event) -> Vec<Action> {
+        let share = leads.then_some(Action::ShareFound);
+        let (decision, until) = match event {
+            Event::Leads => {
+                let waiting = Waiting { place: Place::Looking { leads: true }, ..waiting };
+                return self.call(Phase::Waiting(waiting), Action::Look);
+            }
+            Event::Follows => return self.go(Phase::Waiting(waiting), [Action::Follow]),
+            Event::Followed(Followed::Running { difference: None, attempt }) => {
+                let waiting = Waiting { place: Place::Here, attempt, at: now, ..waiting };
+                return self.go(Phase::Waiting(waiting), [Action::FollowToEnd]);
+            }
+            Event::Followed(Followed::Released { is_same: true }) => return self.reply(Reply::Released),
+            // The store is away, and may be back in time; or the leader says nothing about this request.
+            Event::StoreFailed { .. } | Event::Followed(Followed::Released { is_same: false } | Followed::Gone) => {
+                return self.wait_elsewhere(now, waiting, leads.then_some(Action::Leave));
+            }
+            Event::Failed => return self.stop_waiting(leads, Some(Reply::Failed)),
+            Event::Looked(None) | Event::Followed(Followed::Absent) => (Decision::Supersede, None),
+            Event::Looked(Some(RecordView { decision, until, .. }))
+            | Event::Followed(Followed::Found { decision, until }) => (decision, until),
+            Event::Followed(Followed::Running { difference: Some(decision), .. }) => (decision, None),
+            _ => return self.stay(Phase::Waiting(waiting)),
+        };
+        match decision {
+            Decision::InFlight(attempt) => self.wait_elsewhere(now, Waiting { attempt, at: now, ..waiting }, share),
+            // Another request asks the upstream.
+            Decision::Probe => self.wait_elsewhere(now, waiting, share),
+            // A new attempt would be due, and a request that waits starts none.
+            Decision::Supersede => self.go(Phase::Done, share.into_iter().chain([Action::Reply(Reply::NothingLeft)])),
+            decision => {
+                let reply = Action::Reply(Reply::Decided { decision, until });
+                self.go(Phase::Done, share.into_iter().chain([reply]))
+            }
+        }
+    }
+
+    /// An attempt is in flight: the request waits where it may. `share` comes first.
+    pub(super) fn in_flight(
+        &mut self,
+        now: Duration,
+        place: Place,
+        attempt: RunningAttempt,
+        share: Option<Action>,
+    ) -> Vec<Action> {
+        let deadline = self.limits.patience;
+        let waiting = Waiting { place, attempt, at: now, deadline, pause: FIRST_LOOK };
+        if self.may_wait() {
+            return self.go(Phase::TakingPlace(waiting), share.into_iter().chain([Action::TakePlace]));
+        }
+        self.go(Phase::Done, share.into_iter().chain([Action::Reply(waiting.in_flight(now))]))
+    }
+
+    fn look(&mut self, waiting: Waiting) -> Vec<Action> {
+        self.go(Phase::Waiting(Waiting { place: Place::Looking { leads: false }, ..waiting }), [Action::Join])
+    }
+
+    fn wait_elsewhere(&mut self, now: Duration, waiting: Waiting, first: Option<Action>) -> Vec<Action> {
+        let place = Place::Elsewhere { look: now + waiting.pause };
+        self.go(Phase::Waiting(Waiting { place, ..waiting }), first.into_iter().chain([Action::Watch]))
+    }
+
+    fn stop_waiting(&mut self, leads: bool, reply: Option<Reply>) -> Vec<Action> {
+        self.go(Phase::Done, leads.then_some(Action::Leave).into_iter().chain(reply.map(Action::Reply)))
+    }
+}
+
+impl Place {
+    /// Where the attempt of a record is that was just read.
+    pub(super) fn elsewhere(now: Duration) -> Self {
+        Self::Elsewhere { look: now + FIRST_LOOK }
+    }
+}
+
+impl Waiting {
+    /// The age at which the request acts by itself.
+    pub(super) fn timeout(&self) -> Duration {
+        match self.place {
+            Place::Elsewhere { look } => look.min(self.deadline),
+            Place::Here | Place::Looking { .. } => self.deadline,
+        }
+    }
+
+    /// The reply that does not wait.
+    fn in_flight(&self, now: Duration) -> Reply {
+        let attempt = self.attempt.after(now.saturating_sub(self.at));
+        Reply::Decided { decision: Decision::InFlight(attempt), until: None }
+    }
+}

@@ -1,0 +1,228 @@
+//! What becomes of an outcome that is unknown, besides waiting for an operator.
+
+use std::fmt;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue, StatusCode, Uri};
+
+use super::codec::{Details, Head};
+use super::key::Key;
+use super::record::{Record, RecordId, State, Timestamp};
+
+/// `recovery`: what happens to a retry of an unknown outcome.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Recovery {
+    /// Answer `outcome-unknown` until an operator, or the late attempt itself, resolves it.
+    Hold,
+    /// Claim again with a new attempt, which may overlap one that still runs.
+    Retry,
+    /// Ask the upstream what became of it.
+    Probe(Probe),
+}
+
+/// How the upstream is asked what became of an attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// What it is asked for, with GET.
+    pub path: ProbePath,
+    /// How long an outcome must have been unknown. `None` in a configuration: the upstream's `timeout`. Where it is not
+    /// known, nothing is asked.
+    pub after: Option<Duration>,
+    /// How often a worker asks about records whose clients do not come back; never where it is not set.
+    pub every: Option<Duration>,
+    /// What the worker sends in the place of a client's headers.
+    pub headers: Vec<ProbeHeader>,
+}
+
+/// A header of the worker's own questions.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ProbeHeader {
+    /// Its name.
+    pub name: HeaderName,
+    /// Its value, which may be a secret.
+    pub value: HeaderValue,
+    /// What the configuration says: the value, or where it is.
+    pub source: String,
+}
+
+/// A path and query with places for the key and the id of the record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProbePath(Vec<Piece>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Piece {
+    Text(String),
+    Key,
+    Id,
+}
+
+/// What the upstream's answer to a probe says of the attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Finding {
+    /// It took effect, and this is its answer.
+    Done,
+    /// The upstream knows nothing of it: the request may run again.
+    Absent,
+    /// Nothing can be told.
+    Unclear,
+}
+
+impl Finding {
+    /// The word for it in logs.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Absent => "absent",
+            Self::Unclear => "unclear",
+        }
+    }
+
+    /// By the status of a whole answer.
+    #[must_use]
+    pub fn of(status: StatusCode) -> Self {
+        match status {
+            status if status.is_success() => Self::Done,
+            StatusCode::NOT_FOUND | StatusCode::GONE => Self::Absent,
+            _ => Self::Unclear,
+        }
+    }
+}
+
+impl Probe {
+    /// Whether the outcome of a record has been unknown for so long that the upstream may be asked. `unknown_ttl` is that of
+    /// the record's route, for records that do not say their own.
+    #[must_use]
+    pub fn is_due(&self, record: &Record, head: &Head, unknown_ttl: Duration, now: Timestamp) -> bool {
+        let since = match record.state {
+            // Its lease has passed, and nothing has noticed yet.
+            State::InFlight => record.until,
+            State::Unknown => unknown_since(record, &head.details()).unwrap_or(record.until.minus(unknown_ttl)),
+            State::Completed => return false,
+        };
+        self.after.is_some_and(|after| since.plus(after) <= now)
+    }
+}
+
+/// When a record turned unknown; nothing of any other, and where an older release claimed it.
+#[must_use]
+pub fn unknown_since(record: &Record, details: &Details) -> Option<Timestamp> {
+    let ttl = details.unknown_ttl.filter(|_| record.state == State::Unknown)?;
+    Some(record.until.minus(ttl))
+}
+
+impl ProbePath {
+    /// Reads the path of a configuration.
+    ///
+    /// # Errors
+    /// The problem, for the author of the configuration.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let wrong = |what: &str| Err(format!("`{text}` {what}: use a path such as `/v1/charges/by-key/{{key}}`"));
+        if !text.starts_with('/') || text.starts_with("//") {
+            return wrong("does not begin with one `/`");
+        }
+        let mut pieces = Vec::new();
+        let mut rest = text;
+        while let Some((before, after)) = rest.split_once('{') {
+            let Some((name, after)) = after.split_once('}') else { return wrong("has a `{` without its `}`") };
+            pieces.push(Piece::Text(before.to_owned()));
+            pieces.push(match name {
+                "key" => Piece::Key,
+                "id" => Piece::Id,
+                _ => return wrong("has a place that is neither `{key}` nor `{id}`"),
+            });
+            rest = after;
+        }
+        pieces.push(Piece::Text(rest.to_owned()));
+        if !pieces.iter().any(|piece| *piece == Piece::Key || *piece == Piece::Id) {
+            return wrong("asks the same of every record, without `{key}` or `{id}`");
+        }
+        let path = Self(pieces.into_iter().filter(|piece| *piece != Piece::Text(String::new())).collect());
+        let is_text = |piece: &Piece| match piece {
+            Piece::Text(text) => text.bytes().all(|byte| byte.is_ascii_graphic() && !b"#}<>\"\\^`|".contains(&byte)),
+            Piece::Key | Piece::Id => true,
+        };
+        if !path.0.iter().all(is_text) || path.expand("key", &RecordId([0; 32])).is_none() {
+            return wrong("is not a path of HTTP, percent-encoded where needed");
+        }
+        Ok(path)
+    }
+
+    /// The target for a record.
+    #[must_use]
+    pub fn target(&self, key: &Key, id: &RecordId) -> Option<Uri> {
+        self.expand(key.as_str(), id)
+    }
+
+    /// The key is percent-encoded but for unreserved characters (RFC 3986, section 2.3).
+    fn expand(&self, key: &str, id: &RecordId) -> Option<Uri> {
+        let mut out = String::new();
+        for piece in &self.0 {
+            match piece {
+                Piece::Text(text) => out.push_str(text),
+                Piece::Id => {
+                    let _ = write!(out, "{id}");
+                }
+                Piece::Key => {
+                    for byte in key.bytes() {
+                        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+                            out.push(char::from(byte));
+                        } else {
+                            let _ = write!(out, "%{byte:02X}");
+                        }
+                    }
+                }
+            }
+        }
+        out.parse().ok()
+    }
+}
+
+impl fmt::Display for ProbePath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|piece| match piece {
+            Piece::Text(text) => f.write_str(text),
+            Piece::Key => f.write_str("{key}"),
+            Piece::Id => f.write_str("{id}"),
+        })
+    }
+}
+
+impl fmt::Debug for ProbeHeader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ProbeHeader({})", self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_cannot_leave_its_place() {
+        let path = ProbePath::parse("/v1/by-key/{key}?record={id}").unwrap();
+        let uri = path.expand("a/../b?c#d%25 é", &RecordId([0xab; 32])).unwrap();
+        assert_eq!(uri.path(), "/v1/by-key/a%2F..%2Fb%3Fc%23d%2525%20%C3%A9");
+        assert_eq!(uri.query(), Some(&*format!("record={}", "ab".repeat(32))));
+        assert_eq!(path.to_string(), "/v1/by-key/{key}?record={id}");
+    }
+
+    #[test]
+    fn what_is_no_path_is_refused() {
+        for text in
+            ["", "x/{key}", "//host/{key}", "/v1/fixed", "/{key", "/{other}", "/{key}#x", "/a b/{key}", "/é/{key}"]
+        {
+            assert!(ProbePath::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn only_2xx_and_404_and_410_tell_anything() {
+        let finding = |status| Finding::of(StatusCode::from_u16(status).unwrap());
+        assert!([200, 201, 204, 299].into_iter().all(|status| finding(status) == Finding::Done));
+        assert!([404, 410].into_iter().all(|status| finding(status) == Finding::Absent));
+        let unclear = [301, 302, 304, 400, 401, 403, 405, 409, 429, 500, 502, 503, 504];
+        assert!(unclear.into_iter().all(|status| finding(status) == Finding::Unclear));
+    }
+}
