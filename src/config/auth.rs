@@ -14,7 +14,7 @@ use super::headers::TOKEN;
 use super::kinds::{Kind, file, nested, one_or_several, raw, set, text, text_as, time_of};
 use super::node::{Node, Table, Wrong};
 use super::upstreams::encryption::{self, Tls};
-use super::{routes, secrets};
+use super::{policy, routes, secrets};
 use crate::gate::jwt::{Algorithm, JwksUrl, KeySet, KeySource, Settings, Unusable, is_for_secrets};
 use crate::http::upstream::{self, Place, Protocol, Sharing};
 use crate::idempotency::policy::{Mode, Policy};
@@ -134,7 +134,7 @@ pub(super) fn read(root: &Table<'_>, router: &Router) -> Option<Settings> {
 /// Claims in scopes, where nothing verifies tokens.
 fn refuse_claims(root: &Table<'_>) {
     let routes = root.tables("routes", routes::SECTION).unwrap_or_default();
-    for table in routes.into_iter().chain([root.table("defaults", Policy::SECTION)]) {
+    for table in routes.into_iter().chain([root.table("defaults", policy::SECTION)]) {
         let parts = table.get("scope").and_then(|scope| scope.items()).unwrap_or_default();
         for part in parts.into_iter().filter(|part| part.text().is_ok_and(|text| text.starts_with("jwt:"))) {
             let wrong = Wrong::new("nothing verifies tokens here, and a claim that is not verified is anybody's");
