@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use http::Uri;
+use http::uri::PathAndQuery;
 use serde_json::json;
 
 use self::fingerprint::Fingerprint;
@@ -81,6 +82,11 @@ keys! {
         max_response_body => size(0..=LARGEST_BODY);
         /// Which headers of an answer its first client alone gets.
         response_headers => nested();
+        /// A path of the upstream that says whether a caller may still have a recorded answer. Before each replay oncegate asks
+        /// for it, with GET and the retry's own headers, less those of its body and its key. 2xx lets the replay through; 401,
+        /// 403 and 404 go to the client as they came; anything else is 502 `upstream-unreachable`, and the client may try
+        /// again. Equal retries within a second share a question. A request that runs is not asked about.
+        reauthorize => text(ASKED, asked).optional(), Example("\"/v1/whoami\"");
         /// Which scripts may read, in browsers, the answers that oncegate itself gives.
         cors => nested();
         /// A page that explains the problems that oncegate answers with: their `type` and Link.
@@ -138,6 +144,9 @@ const LARGEST_BODY: u64 = 256 << 20;
 
 /// A JSON pointer that is not empty (RFC 6901).
 const STEPS: &str = "(/([^~/]|~[01])*)+";
+
+/// A path with or without a query, as a request has it.
+const ASKED: &str = r"^/[A-Za-z0-9._~!$&'()*+,;=:@%/?-]*$";
 
 const PAGE: &str = r#"^https?://[^\s/?#@<>"]+([/?#][^\s<>"]*)?$"#;
 
@@ -276,6 +285,17 @@ fn origin(node: &Node<'_>) -> Result<String, Wrong> {
         Some((host, _)) if is_host(host) && text.to_ascii_lowercase() == text => Ok(text.to_owned()),
         _ => Err(wrong.hint("write scheme, host and port alone, in lower case, such as \"https://shop.example\"")),
     }
+}
+
+/// Reads a path that the upstream is asked for.
+fn asked(node: &Node<'_>) -> Result<PathAndQuery, Wrong> {
+    let text = node.filled()?;
+    let is_sound = |byte: u8| byte.is_ascii_alphanumeric() || b"._~!$&'()*+,;=:@%/?-".contains(&byte);
+    let path = text.parse::<PathAndQuery>().ok().filter(|_| text.starts_with('/') && text.bytes().all(is_sound));
+    path.ok_or_else(|| {
+        let wrong = Wrong::new(format!("`{text}` is not a path"));
+        wrong.hint("write one such as \"/v1/whoami\": it is the same for all requests, and stands for no part of them")
+    })
 }
 
 fn docs(node: &Node<'_>) -> Result<String, Wrong> {

@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep_until};
 use super::attempt::{self, Attempted};
 use super::probe::{ProbeLock, Probed};
 use super::protected::{Client, ProtectedRequest};
+use super::reauthorize;
 use super::shared::{IdentityDigest, Shared};
 use super::single_flight::{Follower, Leader, Progress, Released, Role, Running};
 use crate::http::problem::Problem;
@@ -460,6 +461,15 @@ impl Driver {
         (self.place, self.lock) = (None, None);
         let shared = &self.shared;
         let reply = match outcome {
+            ProtocolReply::Decided { decision, until } if request.needs_permission(&decision) => {
+                reauthorize::ask_before(request, client, move |request| request.reply(decision, until));
+                return Ok(());
+            }
+            ProtocolReply::Released if request.policy().reauthorize.is_some() => {
+                let answer = needed(self.released.take(), "a released answer")?;
+                reauthorize::ask_before(request, client, move |request| attempt::released(request, &answer));
+                return Ok(());
+            }
             ProtocolReply::Decided { decision, until } => request.reply(decision, until),
             ProtocolReply::Released => {
                 attempt::released(&request, needed(self.released.as_deref(), "a released answer")?)

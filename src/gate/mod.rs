@@ -20,6 +20,7 @@ mod policy_page;
 mod preflight;
 mod probe;
 mod protected;
+mod reauthorize;
 mod reload;
 mod renewal;
 mod request;

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use http::HeaderName;
+use http::uri::PathAndQuery;
 
 use super::codec::Answer;
 use super::fingerprint::Recipe;
@@ -47,6 +48,8 @@ pub struct Policy {
     pub max_response_body: u64,
     /// Which headers of an answer only its first client gets.
     pub response_headers: ResponseHeaders,
+    /// What the upstream is asked for before a replay; nothing where it is not asked.
+    pub reauthorize: Option<PathAndQuery>,
     /// Whose scripts may read what the gate answers.
     pub cors: Cors,
     /// Page that explains the route's problems; their `type`.
@@ -75,6 +78,7 @@ impl Default for Policy {
             max_request_body: 16 * MIB,
             max_response_body: 16 * MIB,
             response_headers: ResponseHeaders::default(),
+            reauthorize: None,
             cors: Cors::default(),
             docs: None,
         }

@@ -21,6 +21,8 @@ pub enum Outcome {
     Ignored,
     /// The upstream said what became of an unknown outcome, and the record has its answer now.
     Recovered,
+    /// The upstream did not let the caller have the recorded answer again, and its own answer to that went to the client.
+    Refused,
     /// The gate answered with this problem, or the upstream's answer leaves this problem behind.
     Problem(Code),
 }
@@ -78,7 +80,7 @@ pub enum Code {
 
 impl Outcome {
     /// Every outcome, in the order of [`Outcome::index`].
-    pub const ALL: [Self; 31] = {
+    pub const ALL: [Self; 32] = {
         use Code::*;
         [
             Self::Executed,
@@ -89,6 +91,7 @@ impl Outcome {
             Self::Passed,
             Self::Ignored,
             Self::Recovered,
+            Self::Refused,
             Self::Problem(KeyMissing),
             Self::Problem(KeyInvalid),
             Self::Problem(ScopeMissing),
@@ -127,6 +130,7 @@ impl Outcome {
             Self::Passed => "passed",
             Self::Ignored => "ignored",
             Self::Recovered => "recovered",
+            Self::Refused => "refused",
             Self::Problem(code) => code.as_str(),
         }
     }
@@ -143,7 +147,8 @@ impl Outcome {
             Self::Passed => 5,
             Self::Ignored => 6,
             Self::Recovered => 7,
-            Self::Problem(code) => 8 + code as usize,
+            Self::Refused => 8,
+            Self::Problem(code) => 9 + code as usize,
         }
     }
 }

@@ -41,6 +41,7 @@ mod paths;
 mod policy;
 mod policy_page;
 mod presets;
+mod reauthorize;
 mod redis_servers;
 mod redis_topologies;
 mod reload;

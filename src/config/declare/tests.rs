@@ -99,7 +99,7 @@ fn everything() -> Resolved {
          cache = \"redis://cache.internal\"\ncache_password_file = {secret:?}\n[upstreams.app]\nurl = \"https://app\"\n\
          tls = {{ ca = {own:?}, cert = {own:?}, key = {own:?}, name = \"app\", crl = {own:?} }}\n\
          [policy_page]\npath = \"/policy\"\n[[routes]]\nname = \"r\"\npath = \"/r\"\n\
-         preset = \"ietf\"\ndocs = \"https://docs.example.com/\"\nin_flight = {{ wait = \"10s\" }}\n\
+         preset = \"ietf\"\nreauthorize = \"/me\"\ndocs = \"https://docs.example.com/\"\nin_flight = {{ wait = \"10s\" }}\n\
          outcomes_body = [{{ pointer = \"/error/retryable\", equals = true, then = \"release\" }}]\n\
          [auth.jwt]\njwks_url = \"https://id/keys\"\nissuer = \"id\"\naudience = \"r\"\nalgorithms = [\"ES256\"]\n\
          tls = {{ ca = {own:?}, cert = {own:?}, key = {own:?}, name = \"id\", crl = {own:?} }}\n"
