@@ -9,7 +9,7 @@ use tokio::sync::SemaphorePermit;
 
 use super::answer::{Answer, Kind, Problem, empty, json};
 use super::query::{self, Query};
-use super::view::{Extent, RecordView, shortened_key};
+use super::view::{Extent, RecordView, Revealed, shortened_key};
 use super::{MAX_LISTINGS, State};
 use crate::idempotency::record::{self, RecordId};
 use crate::store::{Error, ErrorKind, Listed, Store};
@@ -47,7 +47,7 @@ pub(super) async fn list(state: &State, query: Option<&str>) -> Result<Answer, P
     Ok(json(StatusCode::OK, &Page { records: records.collect(), next }))
 }
 
-/// `GET /api/v1/records/{id}`, with `?answer=true` for the answer itself
+/// `GET /api/v1/records/{id}`, with `?answer=true` for the answer itself and `?key=true` for the whole key
 pub(super) async fn show(
     state: &State,
     id: RecordId,
@@ -55,24 +55,39 @@ pub(super) async fn show(
     headers: &HeaderMap,
     client: SocketAddr,
 ) -> Result<Answer, Problem> {
-    let extent = match query {
-        None | Some("" | "answer=false") => Extent::Described,
-        Some("answer=true") => Extent::WithAnswer,
-        Some(_) => return Err(Kind::BadRequest.because("the only query parameter is `answer`, `true` or `false`")),
-    };
+    let revealed = revealed(query)?;
     // An application that can be made to fetch a URL of its own machine sends no such header.
-    if extent == Extent::WithAnswer && state.configured.load().token.is_none() && !headers.contains_key(&REQUESTED_WITH)
-    {
-        return Err(
-            Kind::Forbidden.because("without a token, `X-Requested-With` must be sent for an answer to be shown")
-        );
+    let needs_proof = revealed != Revealed::default() && state.configured.load().token.is_none();
+    if needs_proof && !headers.contains_key(&REQUESTED_WITH) {
+        return Err(Kind::Forbidden
+            .because("without a token, `X-Requested-With` must be sent for an answer or a key to be shown"));
     }
     let found = find(state, id).await?;
     let on_file = state.opened()?.identities().await.map_err(unavailable)?;
-    if extent == Extent::WithAnswer && found.record.state == record::State::Completed {
+    if revealed.answer && found.record.state == record::State::Completed {
         tracing::info!(target: "oncegate::audit", %client, %id, "an operator read the answer of a record");
     }
-    Ok(json(StatusCode::OK, &RecordView::of(&found, &on_file, extent)))
+    if revealed.key {
+        tracing::info!(target: "oncegate::audit", %client, %id, "an operator read the key of a record");
+    }
+    Ok(json(StatusCode::OK, &RecordView::of(&found, &on_file, Extent::Described(revealed))))
+}
+
+/// What `answer` and `key` ask for.
+fn revealed(query: Option<&str>) -> Result<Revealed, Problem> {
+    let mut revealed = Revealed::default();
+    for parameter in query.unwrap_or_default().split('&').filter(|parameter| !parameter.is_empty()) {
+        match parameter {
+            "answer=true" => revealed.answer = true,
+            "key=true" => revealed.key = true,
+            "answer=false" | "key=false" => {}
+            _ => {
+                let only = "the only query parameters are `answer` and `key`, `true` or `false`";
+                return Err(Kind::BadRequest.because(only));
+            }
+        }
+    }
+    Ok(revealed)
 }
 
 /// `DELETE /api/v1/records/{id}?reason=`

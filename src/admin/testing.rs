@@ -162,6 +162,8 @@ impl Admin {
             upstream: Some("app".to_owned()),
             caller: Some([9; 8]),
             unknown_ttl: Some(unknown_ttl),
+            // The one route whose upstream is asked about records without a client.
+            key: (route == "refund").then(|| key.clone()),
         };
         let head = Head::new(fingerprint, Method::POST, &format!("/v1/{route}s"), &key).with_details(&details);
         let fresh = Fresh {

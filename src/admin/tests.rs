@@ -84,6 +84,14 @@ async fn a_record_shows_what_operators_need_and_no_secret() {
     let headers = format!("Host: {}\r\nX-Requested-With: test\r\n", admin.address);
     let record = admin.send(&format!("GET {path}"), &headers, "").await.json();
     assert_eq!(record["answer"]["body_base64"], "cGFpZA==");
+    assert!(!record.to_string().contains(KEY));
+    let path = format!("/api/v1/records/{id}?key=true");
+    admin.get(&path).await.is_problem(403, "forbidden").says("X-Requested-With");
+    let record = admin.send(&format!("GET {path}"), &headers, "").await.json();
+    assert_eq!((record["key"].as_str(), record.get("answer")), (Some(KEY), None));
+    let (other, _) = admin.claim("charge", "not-kept").await;
+    let record = admin.send(&format!("GET /api/v1/records/{other}?answer=true&key=true"), &headers, "").await.json();
+    assert_eq!(record["key"], "no…ept");
     admin.get(&format!("/api/v1/records/{id}?body=true")).await.is_problem(400, "bad-request").says("`answer`");
 
     let (id, _) = admin.unknown("charge", "another").await;

@@ -91,10 +91,17 @@ struct WholeAnswer {
 pub(super) enum Extent {
     /// What a list of records has: nothing of what the attempt left.
     Listed,
-    /// All but headers and bodies.
-    Described,
-    /// With the answer itself.
-    WithAnswer,
+    /// All but what only an operator who asks for it gets.
+    Described(Revealed),
+}
+
+/// What is shown only where an operator asks for it, which is logged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Revealed {
+    /// The headers and the body of the answer.
+    pub(super) answer: bool,
+    /// The whole key, where the record keeps it.
+    pub(super) key: bool,
 }
 
 impl RecordView {
@@ -105,11 +112,16 @@ impl RecordView {
         let answer = record.answer.as_ref().filter(|_| record.state == State::Completed).map(Answer::decode);
         let unreadable = head.is_err() || matches!(answer, Some(Err(_)));
         let head = head.ok();
+        let revealed = match extent {
+            Extent::Listed => Revealed::default(),
+            Extent::Described(revealed) => revealed,
+        };
         let details = head.as_ref().map(Head::details).unwrap_or_default();
         let unknown = (record.state == State::Unknown).then(|| UnknownView {
             unknown_since: unknown_since(record, &details).map(rfc3339),
             unknown_because: (extent != Extent::Listed).then(|| because(record, &details)),
         });
+        let whole_key = details.key.as_ref().filter(|_| revealed.key).map(|key| key.as_str().to_owned());
         let trace = details.trace.or(details.request.map(RequestId::trace));
         let of_origin = |part: fn(&Origin) -> &str| origin.as_ref().map(|origin| part(origin).to_owned());
         let in_flight = record.state == State::InFlight;
@@ -122,7 +134,7 @@ impl RecordView {
             namespace: of_origin(|origin| &origin.namespace),
             route: of_origin(|origin| &origin.route),
             upstream: details.upstream,
-            key: head.as_ref().map(|head| head.key.clone()),
+            key: whole_key.or_else(|| head.as_ref().map(|head| head.key.clone())),
             method: head.as_ref().map(|head| head.method.to_string()),
             request: details.request.map(|request| request.to_string()),
             trace_id: trace.map(|trace| format!("{trace:032x}")),
@@ -133,7 +145,7 @@ impl RecordView {
             age_seconds: now.since(record.claimed_at).as_secs(),
             lease_until: in_flight.then(|| until.clone()),
             expires_at: (!in_flight).then_some(until),
-            answer: answer.and_then(Result::ok).map(|answer| AnswerView::of(&answer, extent)),
+            answer: answer.and_then(Result::ok).map(|answer| AnswerView::of(&answer, revealed)),
             unreadable,
             orphaned: origin.as_ref().is_some_and(|origin| is_orphaned(on_file, origin, record.claimed_at)),
         }
@@ -141,14 +153,14 @@ impl RecordView {
 }
 
 impl AnswerView {
-    fn of(answer: &Answer, extent: Extent) -> Self {
+    fn of(answer: &Answer, revealed: Revealed) -> Self {
         let content_type = answer.headers.iter().find(|(name, _)| *name == CONTENT_TYPE);
         let content = answer.content.as_ref();
         Self {
             status: answer.status.as_u16(),
             content_type: content_type.map(|(_, value)| text(value)),
             body_bytes: content.map(|content| content.body.len()),
-            answer: (extent == Extent::WithAnswer).then(|| WholeAnswer {
+            answer: revealed.answer.then(|| WholeAnswer {
                 headers: lines(&answer.headers),
                 body_base64: content.map(|content| STANDARD.encode(&content.body)),
                 trailers: content.map(|content| lines(&content.trailers)).unwrap_or_default(),

@@ -19,6 +19,7 @@ use crate::idempotency::scope::ClientCertificate;
 
 mod credential;
 mod curl;
+mod details;
 mod policy;
 mod report;
 

@@ -44,6 +44,10 @@ enum Command {
         /// Show the answer that retries get, with its headers and its body; the gate logs that it was read
         #[arg(long)]
         answer: bool,
+        /// Show the whole key, where the record keeps it: on routes with `recovery = { probe = ..., every = ... }`. The gate logs
+        /// that it was read
+        #[arg(long)]
+        reveal_key: bool,
         /// Print the API's JSON
         #[arg(long)]
         json: bool,
@@ -199,10 +203,13 @@ async fn execute(args: RecordsArgs, out: &mut dyn Write, ask: &Ask) -> anyhow::R
     let client = args.admin.client()?;
     match args.command {
         Command::List(list) => listing::list(&client, list, out).await,
-        Command::Show { record, answer, json } => {
-            let query = if answer { "?answer=true" } else { "" };
+        Command::Show { record, answer, reveal_key, json } => {
             let path = record_path(&whole_id(&client, &record).await?);
-            let record = client.send(Method::GET, &format!("{path}{query}"), None).await?;
+            let asked =
+                [("answer=true", answer), ("key=true", reveal_key)].into_iter().filter(|(_, is_asked)| *is_asked);
+            let query: Vec<_> = asked.map(|(parameter, _)| parameter).collect();
+            let target = if query.is_empty() { path } else { format!("{path}?{}", query.join("&")) };
+            let record = client.send(Method::GET, &target, None).await?;
             if json { print_json(&record, out) } else { table::write_one(&record, out) }
         }
         Command::Resolve(resolve) => changing::resolve(&client, resolve, out, ask).await,

@@ -19,7 +19,7 @@ use self::summary::Summary;
 use crate::admin::{self, Phase, Readiness, RouteInfo};
 use crate::cli::identity_changes::Written;
 use crate::config::{Resolved, Sources};
-use crate::gate::Gate;
+use crate::gate::{self, Gate};
 use crate::http::memory::release_when_idle;
 use crate::http::server::{self, Current};
 use crate::http::shards::Shards;
@@ -156,6 +156,7 @@ pub(super) struct Serving {
     stop: watch::Sender<bool>,
     workers: JoinHandle<()>,
     renewing: JoinHandle<()>,
+    asking: JoinHandle<()>,
     work_stop: watch::Sender<bool>,
     admin_state: Arc<admin::State>,
     admin_task: JoinHandle<()>,
@@ -220,6 +221,7 @@ impl Serving {
         let work_stop = watch::Sender::new(false);
         let workers = worker::spawn(Arc::clone(&store), metrics.clone(), upkeep, work_stop.subscribe());
         let renewing = tokio::spawn(keep_renewing(Arc::clone(&current), work_stop.subscribe()));
+        let asking = tokio::spawn(keep_asking(Arc::clone(&current), work_stop.subscribe()));
         let (mut servers, mut addresses, stop) = (JoinSet::new(), Vec::new(), watch::Sender::new(false));
         let certificates = tokio::spawn(certificates::follow(Arc::clone(&current)));
         let token_keys = tokio::spawn(token_keys::follow(Arc::clone(&current), readiness.clone()));
@@ -255,6 +257,7 @@ impl Serving {
             stop,
             workers,
             renewing,
+            asking,
             work_stop,
             admin_state,
             admin_task,
@@ -281,13 +284,30 @@ impl Serving {
         drain(&gate, &mut self.servers, drain_timeout, signals).await;
         self.work_stop.send_replace(true);
         let ending = async {
-            let _ = tokio::join!(self.workers, self.renewing);
+            let _ = tokio::join!(self.workers, self.renewing, self.asking);
             self.store.close().await;
             self.admin_stop.send_replace(true);
             self.admin_task.await
         };
         // Neither a store that hangs nor a client that keeps its connection to the admin listener is a reason to stay.
         let _ = timeout(LAST_WORDS, ending).await;
+    }
+}
+
+/// Asks upstreams about unknown outcomes until it is stopped, even after a panic.
+async fn keep_asking(current: Current<Gate>, mut stop: watch::Receiver<bool>) {
+    loop {
+        let current = Arc::clone(&current);
+        let mut asking = JoinSet::new();
+        asking.spawn(gate::ask_about_unknown(move || Arc::clone(&current.load().handler)));
+        tokio::select! {
+            biased;
+            () = server::stopped(&mut stop) => return,
+            _ = asking.join_next() => {
+                tracing::error!("asking about unknown outcomes failed; starting it again");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        }
     }
 }
 

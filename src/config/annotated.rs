@@ -9,6 +9,7 @@ const OF_A_POLICY: &str = "\
 #ttl = \"7d\"
 #key = { required = true }
 #in_flight = { wait = \"10s\" }
+#recovery = { probe = \"/v1/charges/by-key/{key}\" }
 #outcomes = { \"429\" = \"store\", \"5xx\" = \"hold\" }
 ";
 

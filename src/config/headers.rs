@@ -1,13 +1,26 @@
 //! `[headers]`
 
+use std::sync::Arc;
+
 use figment::value::Value;
 use http::HeaderName;
 use serde_json::json;
 
+use super::declare::Shown::Example;
 use super::declare::{Keys as _, keys};
-use super::kinds::Kind;
+use super::kinds::{Kind, text_as};
 use super::node::{Node, Table, Wrong};
 use crate::gate::HeaderNames;
+use crate::http::headers::{ATTEMPT, OwnHeaders};
+use crate::idempotency::key::KeySource;
+use crate::idempotency::policy::Mode;
+use crate::idempotency::scope::ScopePart;
+use crate::route::{Route, Router};
+
+/// Headers of a request that mean something else already, to the gate or to whoever reads the request.
+const TAKEN_OF_REQUESTS: &str = "authorization connection content-encoding content-length content-type cookie expect forwarded \
+    host http2-settings idempotency-control idempotency-key keep-alive proxy-authorization proxy-connection te traceparent \
+    tracestate trailer transfer-encoding upgrade via x-api-key x-forwarded-for x-forwarded-host x-forwarded-proto";
 
 /// Headers that mean something else already: they frame a message, are dropped on the way, or are set by the gate for
 /// other reasons.
@@ -16,7 +29,7 @@ const TAKEN: &str = "connection content-language content-length content-type dat
     trailer transfer-encoding upgrade via";
 
 keys! {
-    /// The headers that oncegate adds to its answers; false without quotes leaves one out.
+    /// The headers that oncegate adds to its answers and to what it sends to upstreams; false without quotes leaves one out.
     pub(super) struct Headers "[headers]" {
         /// What became of the request: executed, replayed, released, refused, unrecorded, unprotected, ignored (it carried a key, and
         /// no route protects it), or the code of a problem.
@@ -25,23 +38,63 @@ keys! {
         replayed: Option<HeaderName> = Some(HeaderName::from_static("idempotent-replayed")) => name_or_false();
         /// Until when a completed record answers retries.
         expires: Option<HeaderName> = Some(HeaderName::from_static("idempotency-expires")) => name_or_false();
+        /// The secret token of an attempt, towards the upstream of a protected request. A client's own header of this name is
+        /// dropped on every route, and so is its Idempotency-Attempt. With false, no token is sent.
+        attempt: Option<HeaderName> = OwnHeaders::default().attempt => name_or_false_but(TAKEN_OF_REQUESTS);
+        /// Another header for the key of a protected request, towards an upstream that reads it there. It has the key as its
+        /// record does, without quotes, and takes the place of what the client sent under this name. The key's own header goes
+        /// to the upstream as well.
+        forward_key_as: Option<HeaderName> = None => forwarded_key().optional(), Example("\"X-Request-Id\"");
     }
 }
 
 /// Reads `[headers]`.
-pub(super) fn read(root: &Table<'_>) -> HeaderNames {
+pub(super) fn read(root: &Table<'_>) -> (HeaderNames, OwnHeaders) {
     let table = root.table("headers", Headers::SECTION);
     let headers = Headers::read(&table, Headers::default());
     root.print("headers", headers.print_table());
-    let Headers { status, replayed, expires } = headers;
-    let named = [("status", &status), ("replayed", &replayed), ("expires", &expires)];
+    let Headers { status, replayed, expires, attempt, forward_key_as } = headers;
+    let named = [
+        ("status", &status),
+        ("replayed", &replayed),
+        ("expires", &expires),
+        ("attempt", &attempt),
+        ("forward_key_as", &forward_key_as),
+    ];
     for (place, (key, name)) in named.iter().enumerate() {
         if name.is_some() && named[..place].iter().any(|(_, other)| other == name) {
-            let wrong = Wrong::new("another of the three headers has this name");
-            table.report(key, wrong.hint("give each a name of its own, or false to leave it out"));
+            let wrong = Wrong::new("another of these headers has this name");
+            let hint = match *key {
+                "forward_key_as" => "give each a name of its own, or leave it out",
+                _ => "give each a name of its own, or false to leave it out",
+            };
+            table.report(key, wrong.hint(hint));
         }
     }
-    HeaderNames { status, replayed, expires }
+    (HeaderNames { status, replayed, expires }, OwnHeaders { attempt, key: forward_key_as })
+}
+
+/// A header that the gate writes must not be one that routes read something else from.
+pub(super) fn check(root: &Table<'_>, own: &OwnHeaders, router: &Router) {
+    let table = root.table("headers", Headers::SECTION);
+    let routes = || router.routes().iter().filter(|route| route.policy.mode == Mode::Protect);
+    let reads = |what: &str, route: &str| Wrong::new(format!("route `{route}` reads {what} from this header"));
+    let report = |key: &str, wrong: Wrong| table.report(key, wrong.hint("choose another name"));
+    for (key, name) in [("attempt", &own.attempt), ("forward_key_as", &own.key)] {
+        let Some(name) = name else { continue };
+        let is_key =
+            |route: &&Arc<Route>| route.policy.key.from.iter().flat_map(KeySource::headers).any(|other| other == name);
+        let is_scope = |route: &&Arc<Route>| route.policy.scope.contains(&ScopePart::Header(name.clone()));
+        let is_compared = |route: &&Arc<Route>| route.policy.fingerprint.headers.contains(name);
+        // The key that is read from there goes on there.
+        if let Some(route) = routes().find(is_key).filter(|_| key == "attempt") {
+            report(key, reads("its key", &route.name));
+        } else if let Some(route) = routes().find(is_scope) {
+            report(key, reads("a part of its scope", &route.name));
+        } else if let Some(route) = routes().find(is_compared) {
+            report(key, reads("a part of its fingerprint", &route.name));
+        }
+    }
 }
 
 /// The pattern of a token (RFC 9110, section 5.6.2).
@@ -49,28 +102,53 @@ pub(super) const TOKEN: &str = "[!#$%&'*+.^_`|~0-9A-Za-z-]+";
 
 /// The name of a header, or false. Names are kept in lower case, and printed as people write them.
 fn name_or_false() -> Kind<Option<HeaderName>> {
+    name_or_false_but(TAKEN)
+}
+
+/// The same for a header that is none of those that are taken.
+fn name_or_false_but(taken: &'static str) -> Kind<Option<HeaderName>> {
     let shape = || json!({ "type": ["string", "boolean"], "pattern": format!("^{TOKEN}$"), "not": { "const": true } });
-    Kind::new(shape, name, |name| name.as_ref().map_or(false.into(), |name| spelled(name).into()))
+    Kind::new(
+        shape,
+        move |node| name(node, taken),
+        |name| name.as_ref().map_or(false.into(), |name| spelled(name).into()),
+    )
 }
 
 /// The name of a header as people write it.
-pub(super) fn spelled(name: &HeaderName) -> String {
+pub(crate) fn spelled(name: &HeaderName) -> String {
     let capital = |word: &str| word.get(..1).map(|first| first.to_ascii_uppercase() + &word[1..]).unwrap_or_default();
     name.as_str().split('-').map(capital).collect::<Vec<_>>().join("-")
 }
 
-fn name(node: &Node<'_>) -> Result<Option<HeaderName>, Wrong> {
+/// The name of the header for a key.
+fn forwarded_key() -> Kind<HeaderName> {
+    let parse = |node: &Node<'_>| {
+        let name = named(node, TAKEN_OF_REQUESTS, "write a header name, or remove it")?;
+        if name == ATTEMPT {
+            return Err(Wrong::new(format!("`{}` has another meaning", node.text()?)).hint("choose another name"));
+        }
+        Ok(name)
+    };
+    text_as(format!("^{TOKEN}$"), parse, spelled)
+}
+
+fn name(node: &Node<'_>, taken: &str) -> Result<Option<HeaderName>, Wrong> {
     let hint = "write a header name, or false without quotes to leave the header out";
     // An environment variable that says false means the same.
     if let Value::Bool(_, on) = node.value {
         return if *on { Err(Wrong::new("true is not a header name").hint(hint)) } else { Ok(None) };
     }
+    named(node, taken, hint).map(Some)
+}
+
+fn named(node: &Node<'_>, taken: &str, hint: &str) -> Result<HeaderName, Wrong> {
     let text = node.filled()?;
     match HeaderName::from_bytes(text.as_bytes()) {
-        Ok(name) if TAKEN.split(' ').any(|taken| taken == name.as_str()) => {
+        Ok(name) if taken.split(' ').any(|taken| taken == name.as_str()) => {
             Err(Wrong::new(format!("`{text}` has another meaning")).hint("choose another name"))
         }
-        Ok(name) => Ok(Some(name)),
+        Ok(name) => Ok(name),
         Err(_) => Err(Wrong::new(format!("`{text}` is not a header name")).hint(hint)),
     }
 }

@@ -59,6 +59,7 @@ mod units;
 mod upstreams;
 
 pub use annotated::annotated;
+pub(crate) use headers::spelled as spelled_header;
 pub use layers::{Flags, Sources};
 pub use problem::{Advice, Place, Problem, Problems};
 pub use schema::schema;
@@ -142,7 +143,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     let Serving { settings: server, forwarding, upgrades } = listeners::server(&root, longest, limits);
     let admin = listeners::admin(&root, &server.listen);
     let store = store::read(&root);
-    let headers = headers::read(&root);
+    let (headers, own_headers) = headers::read(&root);
     let log = logging::read(&root);
     let default_upstream = upstreams::default(&root, &upstreams);
     let (router, route_places) = routes::read(&root, &upstreams);
@@ -150,6 +151,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     policy_page::advise(&root, policy_page.as_deref(), &router);
     listeners::check_scopes(&root, &server);
     let jwt = auth::read(&root, &router);
+    headers::check(&root, &own_headers, &router);
     drop(root);
 
     // From here on nothing is missing: whatever was wrong has been reported.
@@ -169,6 +171,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
             id_secret: store.id_secret,
             settle_timeout: store.keys.settle_timeout,
             headers,
+            own_headers,
             default_upstream,
             forwarding,
             upgrades,

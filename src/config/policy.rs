@@ -98,12 +98,13 @@ keys! {
     /// `key`
     for KeyRule "key" {
         /// Where the idempotency key comes from: the first that yields a value wins. "header:NAME", "query:NAME",
-        /// "json:/pointer" (a string or an integer of a JSON body), "cloudevent" (source and id), or "fingerprint" (for
-        /// clients that cannot send a key: an identical request within ttl is a retry; it stands last, and needs a scope that
-        /// is set and a fingerprint that includes the body).
+        /// "json:/pointer" (a string or an integer of a JSON body), "cloudevent" (source and id), "template:..." (several of
+        /// these joined to one key, as in "template:{header:X-Saga-Id}:{header:X-Step}"; all must be there), or "fingerprint"
+        /// (for clients that cannot send a key: an identical request within ttl is a retry; it stands last, and needs a scope
+        /// that is set and a fingerprint that includes the body).
         from => set(
             "write [\"header:Idempotency-Key\"], or remove it",
-            text(format!("^(header:{TOKEN}|query:.+|json:{STEPS}|cloudevent|fingerprint)$"), source)
+            text(format!("^(header:{TOKEN}|query:.+|json:{STEPS}|cloudevent|template:[^{{}}]*(\\{{[^{{}}]+\\}}[^{{}}]*)+|fingerprint)$"), source)
         ), DefaultAs("[\"header:Idempotency-Key\"]");
         /// Whether a request without a key is refused (400 `key-missing`). Otherwise it is forwarded unprotected.
         required => flag();

@@ -183,7 +183,7 @@ impl Driver {
             }
             Action::Recover => {
                 let policy = needed(self.request.as_ref(), REQUEST)?.policy();
-                let end = needed(self.probed.as_ref(), PROBED)?.end(policy.ttl, policy.max_response_body);
+                let end = needed(self.probed.as_ref(), PROBED)?.end(policy);
                 let (store, id, attempt) = (Arc::clone(&shared.store), self.id, self.unknown()?);
                 let end = needed(end, PROBED)?;
                 self.operate(async move { Done::Settled(store.settle(id, attempt, end).await) });

@@ -17,7 +17,7 @@ use super::protected::{Client, ProtectedRequest, has_length};
 use super::single_flight::Released;
 use crate::http::answer::{Captured, PartialBody, RelayLimits, Relayed, ResponseTee, TeeHandle, capture};
 use crate::http::body::{Body, Sender};
-use crate::http::headers::{ATTEMPT, to_client};
+use crate::http::headers::to_client;
 use crate::http::problem::Problem;
 use crate::http::upstream::{Error, PooledConnection, Reuse, SendContext, Sharing};
 use crate::http::usage::Permit;
@@ -280,10 +280,13 @@ fn trailers_may_follow(request: &ProtectedRequest, answer: &Answer) -> bool {
 }
 
 fn forwarded(request: &ProtectedRequest, attempt: Attempt) -> Request<Body> {
-    let mut forwarded = pass::buffered_request(request.upstream(), &request.head, &request.body, &request.state.kept);
-    if let Ok(mut token) = HeaderValue::from_str(&attempt.expose()) {
+    let options = request.forward_options();
+    let mut forwarded = pass::buffered_request(request.upstream(), &request.head, &request.body, &options);
+    if let (Some(name), Ok(mut token)) =
+        (&request.gate.settings.own_headers.attempt, HeaderValue::from_str(&attempt.expose()))
+    {
         token.set_sensitive(true);
-        forwarded.headers_mut().insert(ATTEMPT, token);
+        forwarded.headers_mut().insert(name, token);
     }
     forwarded
 }

@@ -48,7 +48,8 @@ impl KeyPlaces {
             for source in route.policy.key.from.iter().filter(|source| !header.from.contains(source)) {
                 match source {
                     KeySource::Header(_) | KeySource::Query(_) | KeySource::CloudEvent => {}
-                    KeySource::Json(_) | KeySource::Fingerprint => continue,
+                    KeySource::Template(_) if !source.may_need_body() => {}
+                    KeySource::Json(_) | KeySource::Template(_) | KeySource::Fingerprint => continue,
                 }
                 match others.iter_mut().find(|(rule, _)| rule.from.contains(source)) {
                     Some((_, methods)) => methods.extend(route.methods.iter().cloned()),

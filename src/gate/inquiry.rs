@@ -28,6 +28,7 @@ pub(super) struct Question<'a> {
     target: Uri,
     headers: HeaderMap,
     sending: SendContext,
+    reuse: Reuse,
 }
 
 impl<'a> Question<'a> {
@@ -56,7 +57,12 @@ impl<'a> Question<'a> {
         if upstream.settings().reuse == Sharing::Caller {
             sending = sending.in_scope(request.scope_digest());
         }
-        Self { gate: &request.gate, upstream, target, headers, sending }
+        Self { gate: &request.gate, upstream, target, headers, sending, reuse: Reuse::Unprotected }
+    }
+
+    /// With these headers, and on nobody's behalf. Its connection is its own: those of requests belong to their threads.
+    pub(super) fn of_gate(gate: &'a Gate, upstream: &'a Upstream, target: Uri, headers: HeaderMap) -> Self {
+        Self { gate, upstream, target, headers, sending: SendContext::default(), reuse: Reuse::Never }
     }
 
     /// A digest of what is asked, of whom, and with which headers. Those that are another's at each try do not count: they
@@ -95,7 +101,7 @@ impl<'a> Question<'a> {
         *question.uri_mut() = self.target;
         *question.headers_mut() = self.headers;
         let failed = |error: &Error| pass::problem(upstream, error);
-        let sent = upstream.send(question, Reuse::Unprotected, &self.sending).await;
+        let sent = upstream.send(question, self.reuse, &self.sending).await;
         let (response, connection) = sent.map_err(|error| failed(&error))?;
         let (parts, body) = response.into_parts();
         let version = parts.version;
@@ -106,7 +112,9 @@ impl<'a> Question<'a> {
         }
         match capture(body, version, MAX_ANSWER, &self.gate.shared.usage.memory, None).await {
             Ok(Captured::Whole { body, trailers, .. }) => {
-                connection.return_to_pool();
+                if self.reuse != Reuse::Never {
+                    connection.return_to_pool();
+                }
                 let content = Content { body, trailers: trailers.iter().flat_map(lines).collect() };
                 Ok(Answer { content: Some(content), ..answer })
             }
@@ -125,6 +133,7 @@ fn key_headers(source: &KeySource) -> Vec<HeaderName> {
     match source {
         KeySource::Header(name) => vec![name.clone()],
         KeySource::CloudEvent => ["ce-source", "ce-id"].map(HeaderName::from_static).to_vec(),
+        KeySource::Template(template) => template.sources().flat_map(key_headers).collect(),
         KeySource::Query(_) | KeySource::Json(_) | KeySource::Fingerprint => Vec::new(),
     }
 }

@@ -21,6 +21,7 @@ mod preflight;
 mod probe;
 mod protected;
 mod reauthorize;
+mod reconcile;
 mod reload;
 mod renewal;
 mod request;
@@ -44,12 +45,14 @@ use self::jwt::Verifier;
 use self::pass::ForwardOptions;
 use self::policy_page::PolicyPage;
 pub use self::protected::Tokens;
+pub use self::reconcile::ask_about_unknown;
 pub use self::reload::{Reload, Stuck};
 use self::request::ForwardingContext;
 use self::shared::{IdentityDigest, Shared};
 use crate::http::body::Body;
 use crate::http::fault::Fault;
 use crate::http::forwarding::{Forwarding, new_request_id};
+use crate::http::headers::OwnHeaders;
 use crate::http::problem::Problem;
 use crate::http::request_body::RequestBody;
 use crate::http::server::{Handler, Peer};
@@ -76,6 +79,8 @@ pub struct Settings {
     pub settle_timeout: Duration,
     /// The names of the headers that the gate adds.
     pub headers: HeaderNames,
+    /// The headers with which it tells an upstream of an attempt.
+    pub own_headers: OwnHeaders,
     /// Index of the upstream for what matches no route.
     pub default_upstream: Option<usize>,
     /// `[server] trusted_proxies` and `forwarded`
@@ -195,7 +200,8 @@ impl Gate {
         };
         let states = router.routes().iter().map(|route| {
             let rules = identities::digest(&identifier, route, callers);
-            (Arc::clone(&route.name), state(&route.name, &route.namespace, rules, kept_headers(route, &token_header)))
+            let kept = kept_headers(route, &token_header).into_iter().chain(settings.own_headers.key.clone()).collect();
+            (Arc::clone(&route.name), state(&route.name, &route.namespace, rules, kept))
         });
         let nowhere: Arc<str> = "-".into();
         shared.expect_leases_of(&router);
@@ -209,6 +215,7 @@ impl Gate {
             context: Arc::new(ForwardingContext {
                 forwarding: settings.forwarding.clone(),
                 upgrades: settings.upgrades.clone(),
+                own: settings.own_headers.clone(),
                 via: shared.via.clone(),
             }),
             policy_page: settings.policy_page.clone().map(|path| PolicyPage::new(path, &router, &upstreams)),
@@ -353,10 +360,7 @@ fn kept_headers(route: &Route, token_header: &HeaderName) -> Vec<HeaderName> {
     use crate::idempotency::credential;
     use crate::idempotency::key::KeySource;
     use crate::idempotency::scope::ScopePart;
-    let keys = route.policy.key.from.iter().filter_map(|source| match source {
-        KeySource::Header(name) => Some(name.clone()),
-        KeySource::CloudEvent | KeySource::Query(_) | KeySource::Json(_) | KeySource::Fingerprint => None,
-    });
+    let keys = route.policy.key.from.iter().flat_map(KeySource::headers).cloned();
     let scopes = route.policy.scope.iter().flat_map(|part| match part {
         ScopePart::Credential => credential::HEADERS.to_vec(),
         ScopePart::Header(name) => vec![name.clone()],
@@ -398,6 +402,7 @@ pub(crate) mod tests {
             id_secret: None,
             settle_timeout: Duration::from_secs(5),
             headers: HeaderNames { status: None, replayed: None, expires: None },
+            own_headers: OwnHeaders::default(),
             default_upstream: None,
             forwarding: Forwarding::default(),
             upgrades: Upgrades::default(),

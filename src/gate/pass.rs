@@ -37,6 +37,8 @@ const UNREACHABLE_RETRY: Duration = Duration::from_secs(1);
 pub(super) struct ForwardOptions<'a> {
     /// Headers that no `Connection` can strip.
     pub(super) kept: &'a [HeaderName],
+    /// The header that the key goes in besides its own place.
+    pub(super) key: Option<(HeaderName, HeaderValue)>,
     /// Headers that the answer loses.
     pub(super) dropped: &'a [HeaderName],
     /// The route's page on its problems.
@@ -54,13 +56,13 @@ impl<'a> ForwardOptions<'a> {
             Mode::Pass => None,
             Mode::Protect => IgnoredKey::of(gate, state, head),
         };
-        Self { kept: &[], dropped: &[], docs: route.policy.docs.as_deref(), ignored, request: head.id }
+        Self { kept: &[], key: None, dropped: &[], docs: route.policy.docs.as_deref(), ignored, request: head.id }
     }
 
     /// For a request that no route matches.
     pub(super) fn unrouted(gate: &'a Gate, head: &Head) -> Self {
         let ignored = IgnoredKey::of(gate, &gate.unrouted, head);
-        Self { kept: &[], dropped: &[], docs: None, ignored, request: head.id }
+        Self { kept: &[], key: None, dropped: &[], docs: None, ignored, request: head.id }
     }
 
     /// A problem as the reply.
@@ -140,7 +142,7 @@ pub(super) async fn forward_buffered(
     options: ForwardOptions<'_>,
     outcome: Outcome,
 ) -> Reply {
-    let request = buffered_request(upstream, head, body, options.kept);
+    let request = buffered_request(upstream, head, body, &options);
     match exchange(upstream, request, Reuse::Unprotected, SendContext::of(head.interim()), None).await {
         Ok((response, _)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => options.problem(unasked_switch()),
         Ok((response, connection)) => {
@@ -156,9 +158,12 @@ pub(super) fn buffered_request(
     upstream: &Upstream,
     head: &Head,
     body: &Buffered,
-    kept: &[HeaderName],
+    options: &ForwardOptions<'_>,
 ) -> Request<Body> {
-    let mut headers = to_upstream(head.headers.clone(), kept, head.forwarding_info());
+    let mut headers = to_upstream(head.headers.clone(), options.kept, head.forwarding_info());
+    if let Some((name, key)) = &options.key {
+        headers.insert(name, key.clone());
+    }
     if let Some(trailers) = body.trailers() {
         headers.remove(CONTENT_LENGTH);
         headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));

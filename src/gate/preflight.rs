@@ -102,9 +102,6 @@ impl Preflight {
     }
 
     fn key_headers(&self) -> impl Iterator<Item = &HeaderName> {
-        self.route.policy.key.from.iter().filter_map(|source| match source {
-            KeySource::Header(name) => Some(name),
-            _ => None,
-        })
+        self.route.policy.key.from.iter().flat_map(KeySource::headers)
     }
 }

@@ -1,14 +1,19 @@
 //! Asks the upstream what became of an attempt, as `recovery = { probe = ... }` says.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
+
+use http::Method;
 
 use super::answer::Reply;
 use super::inquiry::Question;
 use super::protected::ProtectedRequest;
 use crate::http::problem::Problem;
-use crate::idempotency::codec::Answer;
-use crate::idempotency::record::{Attempt, RecordId, State};
+use crate::http::upstream::Upstream;
+use crate::idempotency::codec::{Answer, Content, Details, Head};
+use crate::idempotency::policy::Policy;
+use crate::idempotency::record::{Attempt, RecordId, RequestId, State};
 use crate::idempotency::recovery::{Finding, Recovery};
 use crate::store::{Claim, End, Error, Expiry, Fresh, Settled, Store};
 use crate::telemetry::outcome::Outcome;
@@ -67,8 +72,7 @@ pub(super) struct Probed {
 impl ProtectedRequest {
     /// The claim that is the right to ask about its record. Its token is its own: an upstream names records by theirs.
     pub(super) fn probe_lock(&self) -> Result<(RecordId, Fresh), Problem> {
-        let lease = self.upstream().settings().timeout + LOCK_MARGIN;
-        let fresh = Fresh { lease, ttl: LOCK_REST, unknown_ttl: LOCK_REST, ..self.fresh()? };
+        let fresh = lock_of(self.upstream(), &self.policy().recovery, self.fresh()?);
         Ok((self.gate.identifier.probe_lock(self.id), fresh))
     }
 
@@ -83,32 +87,58 @@ impl ProtectedRequest {
 
     /// Asks the upstream once.
     pub(super) async fn probe(&self) -> Probed {
-        let unclear = Probed { finding: Finding::Unclear, answer: None };
-        let Recovery::Probe(probe) = &self.policy().recovery else { return unclear };
-        let Some(target) = probe.path.target(&self.key, &self.id) else { return unclear };
-        let (request, record, route) = (self.head.id, self.id, &*self.state.name);
-        match Question::of(self, target).ask().await {
-            Ok(answer) => {
-                let finding = Finding::of(answer.status);
-                let status = answer.status.as_u16();
-                tracing::info!(%request, %record, route, status, finding = finding.as_str(), "asked the upstream about an unknown outcome");
-                Probed { finding, answer: Some(answer) }
-            }
-            Err(problem) => {
-                let cause = problem.code.as_str();
-                tracing::warn!(%request, %record, route, cause, "asked the upstream about an unknown outcome, and got no answer");
-                unclear
-            }
+        let Recovery::Probe(probe) = &self.policy().recovery else { return Probed::of(None) };
+        let Some(target) = probe.path.target(&self.key, &self.id) else { return Probed::of(None) };
+        let asked = Question::of(self, target).ask().await;
+        report(Some(self.head.id), self.id, &self.state.name, &asked);
+        Probed::of(asked.ok())
+    }
+}
+
+/// The claim of a lock, from that of the record: its head says what is asked, and keeps no key.
+pub(super) fn lock_of(upstream: &Upstream, recovery: &Recovery, fresh: Fresh) -> Fresh {
+    let head = match (Head::decode(&fresh.head), recovery) {
+        (Ok(mut head), Recovery::Probe(probe)) => {
+            let details = Details { key: None, ..head.details() };
+            (head.method, head.path) = (Method::GET, probe.path.to_string());
+            head.with_details(&details).encode()
+        }
+        _ => fresh.head,
+    };
+    let lease = upstream.settings().timeout + LOCK_MARGIN;
+    Fresh { attempt: fresh.attempt, origin: fresh.origin, lease, ttl: LOCK_REST, unknown_ttl: LOCK_REST, head }
+}
+
+/// Logs what the upstream said of an unknown outcome. `request` is the retry on whose behalf it was asked.
+pub(super) fn report(request: Option<RequestId>, record: RecordId, route: &str, asked: &Result<Answer, Problem>) {
+    let request = request.map(|request| request.to_string());
+    match asked {
+        Ok(answer) => {
+            let (status, finding) = (answer.status.as_u16(), Finding::of(answer.status).as_str());
+            tracing::info!(request, %record, route, status, finding, "asked the upstream about an unknown outcome");
+        }
+        Err(problem) => {
+            let cause = problem.code.as_str();
+            tracing::warn!(request, %record, route, cause, "asked the upstream about an unknown outcome, and got no answer");
         }
     }
 }
 
 impl Probed {
-    /// How the record ends by what the upstream said. `max_body` is the largest body that its route keeps.
-    pub(super) fn end(&self, ttl: Duration, max_body: u64) -> Option<End> {
-        let answer = self.answer.as_ref()?;
-        let is_kept = answer.content.as_ref().is_some_and(|content| content.body.len() as u64 <= max_body);
-        let kept = if is_kept { answer.encode() } else { Answer { content: None, ..answer.clone() }.encode() };
-        Some(End::Complete { answer: kept, expiry: Expiry::FromClaim(ttl) })
+    /// What an answer says; nothing where there is none.
+    pub(super) fn of(answer: Option<Answer>) -> Self {
+        let finding = answer.as_ref().map_or(Finding::Unclear, |answer| Finding::of(answer.status));
+        Self { finding, answer }
+    }
+
+    /// How the record ends by what the upstream said.
+    pub(super) fn end(&self, policy: &Policy) -> Option<End> {
+        let answer = policy.response_headers.kept(Cow::Borrowed(self.answer.as_ref()?));
+        let is_kept = |content: &Content| content.body.len() as u64 <= policy.max_response_body;
+        let kept = match answer.content.as_ref().is_some_and(is_kept) {
+            true => answer.encode(),
+            false => Answer { content: None, ..answer.into_owned() }.encode(),
+        };
+        Some(End::Complete { answer: kept, expiry: Expiry::FromClaim(policy.ttl) })
     }
 }

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::Response;
 use http::header::CONTENT_LENGTH;
+use http::{HeaderName, HeaderValue, Response};
 use tokio::sync::{SemaphorePermit, oneshot, watch};
 use tokio::time::Instant;
 
@@ -138,6 +138,7 @@ impl ProtectedRequest {
             upstream: Some(self.upstream().settings().name.to_string()),
             caller: Some(self.gate.identifier.caller(&policy.scope, self.head.caller())),
             unknown_ttl: Some(policy.unknown_ttl),
+            key: policy.recovery.keeps_keys().then(|| self.key.clone()),
         }
     }
 
@@ -305,13 +306,28 @@ impl ProtectedRequest {
         self.policy().store_failure == StoreFailure::Reject
     }
 
+    /// What it needs on its way besides itself.
+    pub(super) fn forward_options(&self) -> ForwardOptions<'_> {
+        let key = |name: &HeaderName| {
+            let mut key = HeaderValue::from_str(self.key.as_str()).ok()?;
+            key.set_sensitive(true);
+            Some((name.clone(), key))
+        };
+        ForwardOptions {
+            kept: &self.state.kept,
+            key: self.gate.settings.own_headers.key.as_ref().and_then(key),
+            dropped: &self.gate.added,
+            docs: self.policy().docs.as_deref(),
+            ignored: None,
+            request: self.head.id,
+        }
+    }
+
     /// Forwards the request without protection, since the store is away.
     pub(super) async fn forward_unprotected(&self) -> Reply {
         let (route, key) = (&*self.state.name, self.key_shortened());
         tracing::warn!(request = %self.head.id, record = %self.id, route, key, "forwarding without protection: the store is away");
-        let docs = self.policy().docs.as_deref();
-        let (kept, dropped, request) = (&self.state.kept[..], &self.gate.added[..], self.head.id);
-        let options = ForwardOptions { kept, dropped, docs, ignored: None, request };
+        let options = self.forward_options();
         let (upstream, outcome) = (self.upstream(), Outcome::Unprotected);
         self.gate.keyed(pass::forward_buffered(upstream, &self.head, &self.body, options, outcome).await)
     }

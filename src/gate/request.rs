@@ -9,7 +9,9 @@ use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
 
 use crate::http::connection_memory::ConnectionMemory;
 use crate::http::forwarding::{Forwarding, PeerInfo, new_request_id};
-use crate::http::headers::{ForwardingInfo, Via, has_unambiguous_framing, is_host, is_usual_host, normal_host};
+use crate::http::headers::{
+    ForwardingInfo, OwnHeaders, Via, has_unambiguous_framing, is_host, is_usual_host, normal_host,
+};
 use crate::http::http1::Interim;
 use crate::http::problem::Problem;
 use crate::http::request_body::RequestBody;
@@ -29,6 +31,7 @@ use crate::telemetry::outcome::Code;
 pub(super) struct ForwardingContext {
     pub(super) forwarding: Forwarding,
     pub(super) upgrades: Upgrades,
+    pub(super) own: OwnHeaders,
     pub(super) via: Via,
 }
 
@@ -72,6 +75,11 @@ impl Head {
     ) -> Result<(Self, RequestBody), Problem> {
         let upgrade = Upgrade::of(&mut request, &context.upgrades);
         let (parts, body) = request.into_parts();
+        // What no header of a client passes for, no trailer does either.
+        let body = match context.own.other_attempt() {
+            Some(name) => body.without_trailer(name.clone()),
+            None => body,
+        };
         Ok((Self::framed(parts, upgrade, peer, context, id)?, body))
     }
 
@@ -137,6 +145,7 @@ impl Head {
                 host: self.host.as_ref().map(|host| &host.written),
             },
             forwarding: &self.context.forwarding,
+            own: &self.context.own,
             via: self.context.via.line(self.version),
             request: self.id,
         }

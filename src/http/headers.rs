@@ -12,6 +12,29 @@ pub const ATTEMPT: HeaderName = HeaderName::from_static("idempotency-attempt");
 /// Instructions of an upstream about its response.
 pub const CONTROL: HeaderName = HeaderName::from_static("idempotency-control");
 
+/// The headers with which the gate tells an upstream of an attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnHeaders {
+    /// The attempt's token; `None` where it is not sent. A client's own header of this name goes to no upstream.
+    pub attempt: Option<HeaderName>,
+    /// The key besides its own place, unquoted, in place of what the client sent under this name.
+    pub key: Option<HeaderName>,
+}
+
+impl Default for OwnHeaders {
+    fn default() -> Self {
+        Self { attempt: Some(ATTEMPT), key: None }
+    }
+}
+
+impl OwnHeaders {
+    /// The name of an attempt's token, where it is not the usual one.
+    #[must_use]
+    pub fn other_attempt(&self) -> Option<&HeaderName> {
+        self.attempt.as_ref().filter(|name| **name != ATTEMPT)
+    }
+}
+
 /// Headers that `Connection` cannot strip, because an upstream acts upon them or the gate vouches for them. They are
 /// meant for all recipients and are no connection options (RFC 9110, 7.6.1). The headers of a route's keys, scopes and
 /// fingerprint are protected too.
@@ -36,14 +59,14 @@ const NEVER_STRIPPED: [&str; 16] = [
 
 /// Names that are taken for others by servers that hand headers on as variables, as CGI does (RFC 3875, 4.1.18): there
 /// `X_Forwarded_For` is `X-Forwarded-For`, and two headers become one.
-fn is_alias(name: &HeaderName, kept: &[HeaderName]) -> bool {
+fn is_alias(name: &HeaderName, kept: &[HeaderName], own: &OwnHeaders) -> bool {
     static PLAIN: ByteSet = ByteSet::lower_case_and(b"-");
     let name = name.as_str();
     if PLAIN.span(name) == name.len() {
         return false;
     }
     let others = ["transfer-encoding", "idempotency-control", "x-forwarded-port", "x-real-ip"];
-    let meant = NEVER_STRIPPED.into_iter().chain(others).chain(kept.iter().map(HeaderName::as_str));
+    let meant = NEVER_STRIPPED.into_iter().chain(others).chain(kept.iter().chain(&own.attempt).map(HeaderName::as_str));
     let folds_to = |meant: &str| {
         let mut bytes = name.bytes().zip(meant.bytes());
         name != meant
@@ -162,6 +185,8 @@ pub struct ForwardingInfo<'a> {
     pub peer: PeerInfo<'a>,
     /// Which forwarding headers are trusted and written.
     pub forwarding: &'a Forwarding,
+    /// The headers of attempts.
+    pub own: &'a OwnHeaders,
     /// The gate's entry in `Via`.
     pub via: &'a HeaderValue,
     /// The request.
@@ -183,6 +208,7 @@ pub fn to_upstream(headers: HeaderMap, kept: &[HeaderName], info: ForwardingInfo
     };
     // Only `trailers` has a meaning beyond this connection.
     let takes_trailers = has_token(&headers, &TE, "trailers");
+    let other_attempt = info.own.other_attempt();
     let mut out = without(headers, |name| {
         is_hop_by_hop(name)
             // A text comparison, because this runs for every header of every request.
@@ -191,7 +217,8 @@ pub fn to_upstream(headers: HeaderMap, kept: &[HeaderName], info: ForwardingInfo
                 "idempotency-attempt" | "forwarded" | "x-forwarded-for" | "x-forwarded-host" | "x-forwarded-proto"
             )
             || strippable(name)
-            || is_alias(name, kept)
+            || other_attempt == Some(name)
+            || is_alias(name, kept, info.own)
     });
     if let Some(host) = info.peer.host {
         out.insert(HOST, host.clone());
@@ -404,6 +431,10 @@ mod tests {
 
     /// The headers as they go to the upstream, from a client at 127.0.0.9.
     fn onward(headers: HeaderMap, kept: &[HeaderName]) -> HeaderMap {
+        onward_with(headers, kept, &OwnHeaders::default())
+    }
+
+    fn onward_with(headers: HeaderMap, kept: &[HeaderName], own: &OwnHeaders) -> HeaderMap {
         let (address, via) = (HeaderValue::from_static("127.0.0.9"), HeaderValue::from_static("1.1 gate"));
         let peer = PeerInfo {
             ip: std::net::Ipv4Addr::new(127, 0, 0, 9).into(),
@@ -418,6 +449,7 @@ mod tests {
             ForwardingInfo {
                 peer,
                 forwarding: &Forwarding::default(),
+                own,
                 via: &via,
                 request: forwarding::new_request_id(),
             },
@@ -449,6 +481,19 @@ mod tests {
         let out = onward(map(&forged), &[]);
         assert!(!out.contains_key(ATTEMPT) && !out.contains_key("forwarded"));
         assert_eq!(out["x-forwarded-for"], "127.0.0.9");
+    }
+
+    #[test]
+    fn an_attempts_other_name_is_dropped_too() {
+        let named = |name: Option<&'static str>| OwnHeaders { attempt: name.map(HeaderName::from_static), key: None };
+        let lines = [("idempotency-attempt", "1"), ("x-run", "2"), ("x_run", "3"), ("x-runs", "4")];
+        for (own, left) in [(named(Some("x-run")), &["x-runs"][..]), (named(None), &["x-run", "x_run", "x-runs"])] {
+            let out = onward_with(map(&lines), &[], &own);
+            let names: Vec<_> =
+                out.keys().map(HeaderName::as_str).filter(|name| name.starts_with(['i', 'x'])).collect();
+            let names: Vec<_> = names.into_iter().filter(|name| !name.starts_with("x-forwarded")).collect();
+            assert_eq!(names, left);
+        }
     }
 
     #[test]

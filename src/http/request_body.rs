@@ -11,7 +11,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName};
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
@@ -42,6 +42,8 @@ pub struct RequestBody {
     incoming: Incoming,
     /// Timeouts of an HTTP/2 stream. HTTP/1.1 bodies are checked by `http1`.
     timer: Option<Box<BodyTimer>>,
+    /// The name of a trailer that goes no further.
+    withheld: Option<HeaderName>,
 }
 
 /// Why reading a request's body failed.
@@ -67,7 +69,7 @@ impl From<ReadError> for body::Error {
 impl From<Incoming> for RequestBody {
     /// The body of an HTTP/1.1 request.
     fn from(incoming: Incoming) -> Self {
-        Self { incoming, timer: None }
+        Self { incoming, timer: None, withheld: None }
     }
 }
 
@@ -84,7 +86,29 @@ impl RequestBody {
             return incoming.into();
         }
         let timer = BodyTimer { limits, usage, since: None, waited: Duration::ZERO, bytes: 0, timer: None };
-        Self { incoming, timer: Some(Box::new(timer)) }
+        Self { incoming, timer: Some(Box::new(timer)), withheld: None }
+    }
+
+    /// The same, without a trailer of this name.
+    #[must_use]
+    pub fn without_trailer(self, name: HeaderName) -> Self {
+        Self { withheld: Some(name), ..self }
+    }
+
+    fn poll_judged(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, ReadError>>> {
+        let polled = Pin::new(&mut self.incoming).poll_frame(cx);
+        let Some(timer) = &mut self.timer else { return polled.map_err(ReadError::from) };
+        match polled {
+            Poll::Pending => timer.poll_timeout(cx).map(|fault| Some(Err(timer.refused(fault)))),
+            Poll::Ready(Some(Ok(frame))) => {
+                timer.received(frame.data_ref().map_or(0, Bytes::len));
+                let judged = frame.trailers_ref().map_or(Ok(()), |trailers| timer.judge(trailers));
+                Poll::Ready(Some(judged.map(|()| frame)))
+            }
+            // hyper reports a reset without an error as the end.
+            Poll::Ready(None) if !self.incoming.is_end_stream() => Poll::Ready(Some(Err(timer.refused(RESET)))),
+            Poll::Ready(ended) => Poll::Ready(ended.map(|frame| frame.map_err(ReadError::from))),
+        }
     }
 }
 
@@ -136,20 +160,13 @@ impl http_body::Body for RequestBody {
     type Error = ReadError;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, ReadError>>> {
-        let this = &mut *self;
-        let polled = Pin::new(&mut this.incoming).poll_frame(cx);
-        let Some(timer) = &mut this.timer else { return polled.map_err(ReadError::from) };
-        match polled {
-            Poll::Pending => timer.poll_timeout(cx).map(|fault| Some(Err(timer.refused(fault)))),
-            Poll::Ready(Some(Ok(frame))) => {
-                timer.received(frame.data_ref().map_or(0, Bytes::len));
-                let judged = frame.trailers_ref().map_or(Ok(()), |trailers| timer.judge(trailers));
-                Poll::Ready(Some(judged.map(|()| frame)))
-            }
-            // hyper reports a reset without an error as the end.
-            Poll::Ready(None) if !this.incoming.is_end_stream() => Poll::Ready(Some(Err(timer.refused(RESET)))),
-            Poll::Ready(ended) => Poll::Ready(ended.map(|frame| frame.map_err(ReadError::from))),
+        let mut polled = self.poll_judged(cx);
+        if let (Poll::Ready(Some(Ok(frame))), Some(name)) = (&mut polled, &self.withheld)
+            && let Some(trailers) = frame.trailers_mut()
+        {
+            trailers.remove(name);
         }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {

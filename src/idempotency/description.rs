@@ -154,7 +154,7 @@ mod tests {
     fn rules() -> impl Strategy<Value = (Vec<ScopePart>, KeyRule, Recipe, CallerRules<'static>, bool)> {
         const PARTS: [&str; 6] = ["host", "client-ip", "header:x", "cookie:x", "jwt:x", "const:x"];
         static HEADERS: [HeaderName; 2] = [HeaderName::from_static("x"), HeaderName::from_static("y")];
-        const PLACES: [&str; 4] = ["header:x", "query:x", "json:/x", "fingerprint"];
+        const PLACES: [&str; 5] = ["header:x", "query:x", "json:/x", "template:{header:x}:{query:x}", "fingerprint"];
         let parts = proptest::collection::vec(proptest::sample::select(&PARTS[..]), 0..3);
         let places = proptest::collection::vec(proptest::sample::select(&PLACES[..]), 0..3);
         let forms = proptest::sample::select(&[BodyForm::Auto, BodyForm::Bytes, BodyForm::Json, BodyForm::None][..]);

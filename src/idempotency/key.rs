@@ -9,6 +9,8 @@ use super::fingerprint::Pointer;
 use super::json::{self, Fault};
 use super::media::{self, Media};
 
+pub use template::Template;
+
 /// A valid idempotency key: 1 to `max_length` visible ASCII characters, case-sensitive.
 ///
 /// `Debug` shows it shortened, and nothing else shows it at all but [`Key::as_str`].
@@ -155,6 +157,8 @@ pub enum KeySource {
     Json(Pointer),
     /// `cloudevent`: source and id, from `ce-source` and `ce-id` or from a structured JSON event.
     CloudEvent,
+    /// `template:...`: several of the other places, joined.
+    Template(Template),
     /// `fingerprint`: the request's own fingerprint.
     Fingerprint,
 }
@@ -182,12 +186,33 @@ impl KeySource {
             Some(("query", name)) => Ok(Self::Query(name.to_owned())),
             Some(("json", "")) => Err("`json:` needs a JSON pointer, as `json:/request/id`".to_owned()),
             Some(("json", pointer)) => Ok(Self::Json(Pointer::parse(pointer)?)),
+            Some(("template", text)) => Ok(Self::Template(Template::parse(text)?)),
             None if text == "cloudevent" => Ok(Self::CloudEvent),
             None if text == "fingerprint" => Ok(Self::Fingerprint),
             _ => Err(format!(
-                "`{text}` is not a place for a key: use `header:NAME`, `query:NAME`, `json:/pointer`, `cloudevent` or \
-                 `fingerprint`"
+                "`{text}` is not a place for a key: use `header:NAME`, `query:NAME`, `json:/pointer`, `cloudevent`, \
+                 `template:{{header:A}}:{{header:B}}` or `fingerprint`"
             )),
+        }
+    }
+
+    /// The headers that it reads its key from; an event's are others.
+    pub fn headers(&self) -> impl Iterator<Item = &HeaderName> {
+        let (own, template) = match self {
+            Self::Header(name) => (Some(name), None),
+            Self::Template(template) => (None, Some(template)),
+            Self::Query(_) | Self::Json(_) | Self::CloudEvent | Self::Fingerprint => (None, None),
+        };
+        own.into_iter().chain(template.into_iter().flat_map(Template::headers))
+    }
+
+    /// Whether it may be in the body.
+    #[must_use]
+    pub fn may_need_body(&self) -> bool {
+        match self {
+            Self::Json(_) => true,
+            Self::Template(template) => template.sources().any(Self::may_need_body),
+            Self::Header(_) | Self::Query(_) | Self::CloudEvent | Self::Fingerprint => false,
         }
     }
 
@@ -201,6 +226,8 @@ impl KeySource {
                 None => Ok(Reading::Found(Found::NeedsBody)),
             },
             Self::CloudEvent => from_event(headers, body),
+            // It says itself which of its places is meant.
+            Self::Template(template) => return template.read(uri, headers, body, max_length),
             Self::Fingerprint => Ok(Reading::Found(Found::Fingerprint)),
         };
         reading.map_err(|Invalid(what)| Invalid(format!("{self}: {what}")))
@@ -215,6 +242,7 @@ impl fmt::Display for KeySource {
             Self::Query(name) => write!(f, "query:{name}"),
             Self::Json(pointer) => write!(f, "json:{pointer}"),
             Self::CloudEvent => f.write_str("cloudevent"),
+            Self::Template(template) => write!(f, "template:{template}"),
             Self::Fingerprint => f.write_str("fingerprint"),
         }
     }
@@ -370,6 +398,8 @@ fn found(key: Key) -> Reading {
 fn invalid(what: &str) -> Result<Reading, Invalid> {
     Err(Invalid(what.to_owned()))
 }
+
+mod template;
 
 #[cfg(test)]
 mod properties;

@@ -90,6 +90,14 @@ impl Finding {
     }
 }
 
+impl Recovery {
+    /// Whether records keep the keys of their requests.
+    #[must_use]
+    pub fn keeps_keys(&self) -> bool {
+        matches!(self, Self::Probe(Probe { every: Some(_), .. }))
+    }
+}
+
 impl Probe {
     /// Whether the outcome of a record has been unknown for so long that the upstream may be asked. `unknown_ttl` is that of
     /// the record's route, for records that do not say their own.

@@ -185,6 +185,7 @@ impl World {
                 replayed: Some(HeaderName::from_static("idempotent-replayed")),
                 expires: Some(HeaderName::from_static("idempotency-expires")),
             },
+            own_headers: oncegate::http::headers::OwnHeaders::default(),
             default_upstream: None,
             forwarding: Forwarding::default(),
             upgrades: oncegate::http::upgrade::Upgrades::default(),

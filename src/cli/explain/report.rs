@@ -7,6 +7,7 @@ use http::header::{CONTENT_TYPE, HOST};
 use http::request::Parts;
 
 use super::credential::{carrier, on_renewal};
+use super::details::{because_of, own_headers, template_parts};
 use super::policy::{built_in, other_default, policy_of, preset_of, wrapped};
 use crate::config::Resolved;
 use crate::gate::explain::{Explanation, Fate, Handling, Identified, Unprotected, Value};
@@ -256,6 +257,9 @@ impl Report<'_> {
     fn identified(&mut self, route: &Route, identified: &Identified) {
         self.line("key", identified.key.as_str());
         self.sources("", &route.policy.key);
+        for (label, text) in own_headers(self.config, &self.request.head) {
+            self.line(label, text);
+        }
         self.scope(identified);
         self.fingerprint(identified);
         if let Some(path) = &route.policy.reauthorize {
@@ -290,8 +294,12 @@ impl Report<'_> {
                 Ok(_) => "the key is from here",
                 Err(_) => "not well-formed",
             };
-            decided |= !matches!(found, Ok(Found::Absent));
             self.line(std::mem::take(&mut label), format!("{source}: {what}"));
+            if !decided {
+                let request = (&self.request.head, self.request.body);
+                template_parts(source, rule, request).iter().for_each(|part| self.more(part));
+            }
+            decided |= !matches!(found, Ok(Found::Absent));
         }
     }
 
@@ -442,18 +450,6 @@ fn on_scope(identified: &Identified) -> Option<String> {
     let all_absent = callers.clone().next().is_some() && callers.all(|(_, value)| is_absent(value));
     let advice = "nothing of the scope tells this caller from another: all who send none of these share their keys";
     all_absent.then(|| advice.to_owned())
-}
-
-fn because_of(because: Because) -> &'static str {
-    match because {
-        Because::Asked => "byte for byte, as fingerprint.body says",
-        Because::Coded => "byte for byte, because it is coded (Content-Encoding)",
-        Because::Type => "byte for byte, as its type is neither JSON nor multipart",
-        Because::NoBoundary => "byte for byte, because its Content-Type has no boundary that can be read",
-        Because::Malformed => "byte for byte, because it is not of the form that it should be of",
-        Because::TooDeep => "byte for byte, because its JSON nests too deep",
-        Because::Ambiguous => "byte for byte, because its JSON has a name that stands twice",
-    }
 }
 
 fn pattern(route: &Route) -> String {

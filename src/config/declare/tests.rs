@@ -45,7 +45,8 @@ fn every_declared_key_is_documented_described_printed_and_suggested() {
     // A policy is documented once, under [defaults], and printed once, with each route. Tables in one line have one example.
     let of_policy = |path: &str| path.replace("routes.*.", "defaults.");
     for (path, key) in &keys {
-        let in_one_line = ["tls.", "in_flight.", "outcomes_body."].iter().any(|table| path.contains(table));
+        let in_one_line =
+            ["tls.", "in_flight.", "outcomes_body.", "recovery."].iter().any(|table| path.contains(table));
         let is_documented = [path.clone(), of_policy(path)].iter().any(|path| shown[0].contains(path));
         assert!(is_documented || in_one_line, "{path} is not in the annotated file");
         assert!(!key.doc.is_empty(), "{path} has no documentation");
@@ -100,6 +101,7 @@ fn everything() -> Resolved {
          tls = {{ ca = {own:?}, cert = {own:?}, key = {own:?}, name = \"app\", crl = {own:?} }}\n\
          [policy_page]\npath = \"/policy\"\n[[routes]]\nname = \"r\"\npath = \"/r\"\n\
          preset = \"ietf\"\nreauthorize = \"/me\"\ndocs = \"https://docs.example.com/\"\nin_flight = {{ wait = \"10s\" }}\n\
+         recovery = {{ probe = \"/by-key/{{key}}\", after = \"60s\", every = \"5m\", headers = {{ X-Books = \"1\" }} }}\n\
          outcomes_body = [{{ pointer = \"/error/retryable\", equals = true, then = \"release\" }}]\n\
          [auth.jwt]\njwks_url = \"https://id/keys\"\nissuer = \"id\"\naudience = \"r\"\nalgorithms = [\"ES256\"]\n\
          tls = {{ ca = {own:?}, cert = {own:?}, key = {own:?}, name = \"id\", crl = {own:?} }}\n"

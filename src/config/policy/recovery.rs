@@ -39,6 +39,7 @@ pub(super) fn recovery() -> Kind<Recovery> {
         shape["type"] = json!(["string", "object"]);
         shape["pattern"] = "^(hold|retry)$".into();
         shape["required"] = json!(["probe"]);
+        shape["dependentRequired"] = json!({ "headers": ["every"] });
         shape
     };
     let print = |value: &Recovery| match value {

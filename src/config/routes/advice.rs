@@ -49,7 +49,7 @@ fn header_of(part: &ScopePart) -> Option<&HeaderName> {
 }
 
 fn is_key(name: &HeaderName, policy: &Policy) -> bool {
-    let is_source = policy.key.from.iter().any(|source| matches!(source, KeySource::Header(other) if other == name));
+    let is_source = policy.key.from.iter().flat_map(KeySource::headers).any(|other| other == name);
     is_source || ends_with_words(name, "idempotency-key")
 }
 

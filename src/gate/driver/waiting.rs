@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::gate::{Gate, HeaderNames, Settings, Tokens};
 use crate::http::accept::AcceptSettings;
 use crate::http::forwarding::Forwarding;
+use crate::http::headers::OwnHeaders;
 use crate::http::limits::Limits;
 use crate::http::server;
 use crate::http::upstream::{self, Dial, Io, Upstream};
@@ -113,6 +114,7 @@ fn gate(policy: &Policy, store: &Arc<Unreliable>, backend: &Arc<Backend>) -> Arc
             replayed: None,
             expires: None,
         },
+        own_headers: OwnHeaders::default(),
         default_upstream: None,
         forwarding: Forwarding::default(),
         upgrades: crate::http::upgrade::Upgrades::default(),

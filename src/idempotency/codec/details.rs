@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::Reader;
+use crate::idempotency::key::Key;
 use crate::idempotency::record::RequestId;
 
 const REQUEST: u8 = 1;
@@ -16,6 +17,8 @@ const TRACE: u8 = 2;
 const UPSTREAM: u8 = 3;
 const CALLER: u8 = 4;
 const UNKNOWN_TTL: u8 = 5;
+/// A key that is longer than an entry is in several, one after the other.
+const KEY: u8 = 6;
 
 /// What a head says of its request besides what decisions need.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,6 +33,8 @@ pub struct Details {
     pub caller: Option<[u8; 8]>,
     /// How long the record is kept if it turns unknown.
     pub unknown_ttl: Option<Duration>,
+    /// The whole key, where the upstream is asked about records without a client.
+    pub key: Option<Key>,
 }
 
 impl Details {
@@ -59,12 +64,16 @@ impl Details {
             let zeroes = millis.iter().take_while(|byte| **byte == 0).count();
             put(UNKNOWN_TTL, &millis[zeroes..]);
         }
+        if let Some(key) = &self.key {
+            key.as_str().as_bytes().chunks(usize::from(u8::MAX)).for_each(|chunk| put(KEY, chunk));
+        }
         out.into()
     }
 
     /// Reads what can be read: an entry that is damaged, and what follows it, is as good as absent.
     pub(super) fn decode(bytes: &Bytes) -> Self {
         let mut details = Self::default();
+        let mut key = Vec::new();
         let mut reader = Reader::new(bytes);
         while let Ok([what, length]) = reader.array() {
             let Ok(value) = reader.take(usize::from(length)) else { break };
@@ -74,9 +83,11 @@ impl Details {
                 UPSTREAM => details.upstream = String::from_utf8(value.into()).ok(),
                 CALLER => details.caller = value.as_ref().try_into().ok(),
                 UNKNOWN_TTL => details.unknown_ttl = number(&value).map(Duration::from_millis),
+                KEY => key.extend_from_slice(&value),
                 _ => {}
             }
         }
+        details.key = Key::from_value(&key, key.len()).ok();
         details
     }
 }
@@ -102,6 +113,7 @@ pub(super) mod tests {
             upstream in proptest::option::of("\\PC{0,20}"),
             caller in proptest::option::of(any::<[u8; 8]>()),
             unknown_ttl in proptest::option::of(any::<u64>()),
+            key in proptest::option::of("[!-~]{1,600}"),
         ) -> Details {
             Details {
                 request: request.and_then(NonZeroU64::new).map(RequestId),
@@ -109,6 +121,7 @@ pub(super) mod tests {
                 upstream,
                 caller,
                 unknown_ttl: unknown_ttl.map(Duration::from_millis),
+                key: key.and_then(|key| Key::from_value(key.as_bytes(), key.len()).ok()),
             }
         }
     }
@@ -120,7 +133,7 @@ pub(super) mod tests {
         }
 
         #[test]
-        fn entries_of_a_later_version_are_skipped(details in details(), what in 6..=255_u8, value in "[a-z]{0,9}") {
+        fn entries_of_a_later_version_are_skipped(details in details(), what in 7..=255_u8, value in "[a-z]{0,9}") {
             let later = [&[what, value.len() as u8], value.as_bytes(), &details.encode()].concat();
             prop_assert_eq!(Details::decode(&later.into()), details);
         }
@@ -139,10 +152,11 @@ pub(super) mod tests {
             upstream: Some("app".to_owned()),
             caller: Some([9; 8]),
             unknown_ttl: Some(Duration::from_millis(258)),
+            key: Key::from_value(b"k-1", 255).ok(),
         };
         let mut expected = b"\x01\x08\0\0\0\0\0\0\0\x07\x02\x10".to_vec();
         expected.extend(8_u128.to_be_bytes());
-        expected.extend(b"\x03\x03app\x04\x08\x09\x09\x09\x09\x09\x09\x09\x09\x05\x02\x01\x02");
+        expected.extend(b"\x03\x03app\x04\x08\x09\x09\x09\x09\x09\x09\x09\x09\x05\x02\x01\x02\x06\x03k-1");
         assert_eq!(&details.encode()[..], &expected[..]);
         let long = Details { upstream: Some("x".repeat(256)), ..Details::default() };
         assert_eq!(Details::decode(&long.encode()), Details::default());

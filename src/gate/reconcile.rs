@@ -1,0 +1,134 @@
+//! Asks upstreams about unknown outcomes whose clients do not come back, as `recovery = { probe = ..., every = ... }` says.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::HeaderMap;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use super::inquiry::Question;
+use super::probe::{ProbeLock, Probed, lock_of, report};
+use super::{Gate, RouteState};
+use crate::idempotency::codec::Head;
+use crate::idempotency::policy::Mode;
+use crate::idempotency::record::{RecordId, State};
+use crate::idempotency::recovery::{Finding, Probe, Recovery};
+use crate::route::Route;
+use crate::store::{End, Error, Filter, Fresh, Listed, Settled};
+
+/// How often to look whether a route is due.
+const TICK: Duration = Duration::from_millis(500);
+
+/// How many records to read at a time.
+const CHUNK: usize = 100;
+
+/// The end of a round, before its last record.
+enum Stopped {
+    /// The upstream gave no answer.
+    Silent,
+    /// The store failed.
+    Store(Error),
+}
+
+/// Asks for as long as it is polled. `current` is the gate that serves.
+pub async fn ask_about_unknown(current: impl Fn() -> Arc<Gate> + Send + 'static) {
+    let mut tick = interval(TICK);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut last: HashMap<Arc<str>, Instant> = HashMap::new();
+    loop {
+        tick.tick().await;
+        let gate = current();
+        let routes = gate.router.routes();
+        last.retain(|name, _| routes.iter().any(|route| route.name == *name));
+        for route in routes.iter().filter(|route| route.policy.mode == Mode::Protect) {
+            let Recovery::Probe(probe) = &route.policy.recovery else { continue };
+            let Some(every) = probe.every else { continue };
+            let began = last.entry(Arc::clone(&route.name)).or_insert_with(Instant::now);
+            if began.elapsed() < every {
+                continue;
+            }
+            *began = Instant::now();
+            if let Err(Stopped::Store(error)) = gate.ask_about_all(route, probe).await {
+                tracing::debug!(%error, route = &*route.name, "the store failed while unknown outcomes were looked for");
+            }
+        }
+    }
+}
+
+impl Gate {
+    /// Asks the upstream of a route about each of its unknown outcomes.
+    async fn ask_about_all(&self, route: &Arc<Route>, probe: &Probe) -> Result<(), Stopped> {
+        let filter = Filter {
+            service: Some(Arc::clone(&self.settings.service)),
+            route: Some(route.name.to_string()),
+            state: Some(State::Unknown),
+            ..Filter::default()
+        };
+        let mut after = None;
+        loop {
+            let chunk = self.shared.store.scan(filter.clone(), after, CHUNK).await.map_err(Stopped::Store)?;
+            for found in chunk.records {
+                self.ask_about(route, probe, found).await?;
+            }
+            match chunk.next {
+                Some(next) => after = Some(next),
+                None => return Ok(()),
+            }
+        }
+    }
+
+    async fn ask_about(&self, route: &Arc<Route>, probe: &Probe, found: Listed) -> Result<(), Stopped> {
+        let Listed { id, record, now, .. } = found;
+        let Ok(head) = Head::decode(&record.head) else { return Ok(()) };
+        let details = head.details();
+        if !probe.is_due(&record, &head, route.policy.unknown_ttl, now) || record.until <= now {
+            return Ok(());
+        }
+        // A record from before `every` was set has none.
+        let Some(target) = details.key.as_ref().and_then(|key| probe.path.target(key, &id)) else { return Ok(()) };
+        let (state, upstream) = (&self.states[&route.name], &self.upstreams[route.upstream]);
+        let Ok(attempt) = self.settings.tokens.next() else { return Ok(()) };
+        let policy = &route.policy;
+        let fresh = Fresh {
+            attempt,
+            origin: state.origin,
+            lease: policy.lease,
+            ttl: policy.ttl,
+            unknown_ttl: policy.unknown_ttl,
+            head: record.head.clone(),
+        };
+        let (store, lock_id) = (&self.shared.store, self.identifier.probe_lock(id));
+        let lock = ProbeLock::take(Arc::clone(store), lock_id, lock_of(upstream, &policy.recovery, fresh)).await;
+        let Some(_lock) = lock.map_err(Stopped::Store)? else { return Ok(()) };
+        let mut headers = HeaderMap::new();
+        headers.extend(probe.headers.iter().map(|header| (header.name.clone(), header.value.clone())));
+        let asked = Question::of_gate(self, upstream, target, headers).ask().await;
+        report(None, id, &route.name, &asked);
+        let is_silent = asked.is_err();
+        let probed = Probed::of(asked.ok());
+        let end = match probed.finding {
+            Finding::Done => probed.end(policy),
+            // Nothing is here to run: a retry does.
+            Finding::Absent => Some(End::Release),
+            Finding::Unclear => None,
+        };
+        if let Some(end) = end {
+            let settled = store.settle(id, record.attempt, end).await.map_err(Stopped::Store)?;
+            reconciled(state, id, probed.finding, &settled);
+        }
+        if is_silent { Err(Stopped::Silent) } else { Ok(()) }
+    }
+}
+
+fn reconciled(state: &RouteState, record: RecordId, finding: Finding, settled: &Settled) {
+    let route = &*state.name;
+    match settled {
+        Settled::Done { .. } => {
+            tracing::info!(%record, route, finding = finding.as_str(), "an unknown outcome was found out, without its client");
+        }
+        Settled::Superseded { .. } => {
+            tracing::debug!(%record, route, "an unknown outcome was settled otherwise while the upstream was asked");
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! `recovery = { probe = ... }`: the upstream is asked what became of an unknown outcome.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::support::store::migrated;
+use crate::support::{Gate, Reply, Request, Response, Signal, Upstream, eventually};
+
+const NOW: &str = "recovery = { probe = \"/by-key/{key}?record={id}\", after = \"0s\" }\n";
+
+/// An upstream that says nothing to the first POST of each key, and to questions what `books` says.
+fn forgetful(books: impl Fn(usize) -> Reply + Send + Sync + 'static) -> Upstream {
+    let (seen, asked) = (Mutex::new(Vec::new()), AtomicUsize::new(0));
+    Upstream::start(move |request| {
+        if request.start_line().starts_with("GET ") {
+            return books(asked.fetch_add(1, Ordering::SeqCst) + 1);
+        }
+        let key = request.key();
+        let mut seen = seen.lock().expect("no panic");
+        if seen.contains(&key) {
+            return Reply::ok("the second run");
+        }
+        seen.push(key);
+        Reply::nothing().close()
+    })
+}
+
+fn count(upstream: &Upstream, method: &str) -> usize {
+    upstream.seen().iter().filter(|request| request.start_line().starts_with(method)).count()
+}
+
+fn gate_before(upstream: &Upstream, recovery: &str) -> Gate {
+    Gate::before(upstream).defaults(recovery).start()
+}
+
+/// The first request of a key, whose outcome is unknown.
+fn lost(gate: &Gate, key: &str) -> Response {
+    let reply = gate.post("/charges", key, "{}");
+    reply.expect_problem(502, "upstream-broken");
+    reply
+}
+
+#[test]
+fn what_the_upstream_has_is_the_answer_from_then_on() {
+    let upstream = forgetful(|_| {
+        Reply::raw(
+            "HTTP/1.1 201 Created\r\nX-Charge: ch_1\r\nSet-Cookie: a=1\r\nSet-Cookie: b=2\r\nContent-Length: 4\r\n\r\nch_1",
+        )
+    });
+    let gate = gate_before(&upstream, NOW);
+    lost(&gate, "k_1/%");
+    let retry = || gate.post("/charges", "k_1/%", "{}");
+    let recovered = retry();
+    recovered.expect(201, "recovered");
+    assert_eq!((recovered.text().as_str(), recovered.get("x-charge").as_deref()), ("ch_1", Some("ch_1")));
+    assert!(recovered.get("idempotency-expires").is_some());
+    assert_eq!(recovered.get("idempotent-replayed"), None);
+    let replayed = retry();
+    replayed.expect(201, "replayed");
+    recovered.expect_repeated_by(&replayed);
+    assert_eq!((count(&upstream, "POST"), count(&upstream, "GET")), (1, 1));
+    let record = &gate.records("")[0];
+    let id = record["id"].as_str().expect("an id");
+    let question = upstream.last();
+    assert_eq!(question.start_line(), format!("GET /by-key/k_1%2F%25?record={id} HTTP/1.1"));
+}
+
+#[test]
+fn a_question_has_the_headers_of_the_retry_but_those_of_its_body_its_key_and_its_conditions() {
+    let upstream = forgetful(|_| Reply::ok("x"));
+    let gate = gate_before(&upstream, NOW);
+    let send = |authorization: &str| {
+        Request::post("/charges")
+            .key("k-1")
+            .header("Authorization", authorization)
+            .header("X-Tenant", "t-1")
+            .header("Content-Type", "application/json")
+            .header("If-Match", "\"1\"")
+            .header("Idempotency-Attempt", "forged")
+            .body("{}")
+            .send(&gate)
+    };
+    send("Basic YTpi").expect_problem(502, "upstream-broken");
+    // Another password is another proof: nobody is asked on its behalf.
+    send("Basic YTpj").expect_problem(422, "caller-differs");
+    assert_eq!(count(&upstream, "GET"), 0);
+    send("Basic YTpi").expect(200, "recovered");
+    let head = upstream.last().head;
+    assert_eq!(head.get("authorization").as_deref(), Some("Basic YTpi"));
+    assert_eq!(head.get("x-tenant").as_deref(), Some("t-1"));
+    assert!(head.get("via").is_some() && head.get("x-forwarded-for").is_some());
+    for absent in ["content-type", "content-length", "if-match", "idempotency-key", "idempotency-attempt"] {
+        assert_eq!(head.get(absent), None, "{absent}");
+    }
+}
+
+#[test]
+fn what_the_upstream_never_saw_runs_again() {
+    for status in ["404 Not Found", "410 Gone"] {
+        let upstream = forgetful(move |_| Reply::status(status, "no such charge"));
+        let gate = gate_before(&upstream, NOW);
+        lost(&gate, "k-1");
+        let run = gate.post("/charges", "k-1", "{}");
+        run.expect(200, "executed");
+        assert_eq!(run.text(), "the second run");
+        gate.post("/charges", "k-1", "{}").expect(200, "replayed");
+        assert_eq!((count(&upstream, "POST"), count(&upstream, "GET")), (2, 1));
+        // Each attempt has a token of its own.
+        let tokens: Vec<_> =
+            upstream.seen().iter().filter_map(|request| request.head.get("idempotency-attempt")).collect();
+        assert!(tokens.len() == 2 && tokens[0] != tokens[1]);
+    }
+}
+
+#[test]
+fn anything_else_tells_nothing() {
+    let large = "x".repeat(10 << 20);
+    let upstream = forgetful(move |nth| match nth {
+        1 => Reply::status("500 Internal Server Error", "books are closed"),
+        2 => Reply::raw("HTTP/1.1 302 Found\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n"),
+        3 => Reply::ok(&large),
+        4 => Reply::status("401 Unauthorized", ""),
+        5 => Reply::nothing().close(),
+        6 => Reply::raw("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf").close(),
+        // It hangs.
+        7 => Reply::nothing().pause(Duration::from_secs(60)),
+        _ => Reply::ok("at last"),
+    });
+    let gate = Gate::before(&upstream).defaults(NOW).upstream("timeout = \"1s\"").start();
+    lost(&gate, "k-1");
+    for asked in 1..=7 {
+        gate.post("/charges", "k-1", "{}").expect_problem(409, "outcome-unknown");
+        assert_eq!((count(&upstream, "POST"), count(&upstream, "GET")), (1, asked));
+    }
+    gate.post("/charges", "k-1", "{}").expect(200, "recovered");
+    assert_eq!(count(&upstream, "POST"), 1);
+}
+
+#[test]
+fn nothing_is_asked_too_early_or_about_another_request() {
+    let upstream = forgetful(|_| Reply::ok("x"));
+    let gate = gate_before(&upstream, "recovery = { probe = \"/by-key/{key}\", after = \"2s\" }\n");
+    lost(&gate, "k-1");
+    gate.post("/charges", "k-1", "{}").expect_problem(409, "outcome-unknown");
+    gate.post("/charges", "k-1", "{\"other\":1}").expect_problem(422, "key-reused");
+    assert_eq!(count(&upstream, "GET"), 0);
+    eventually("it is time", || (gate.post("/charges", "k-1", "{}").word() == "recovered").then_some(()));
+    gate.post("/charges", "k-1", "{\"other\":1}").expect_problem(422, "key-reused");
+    // By default it is the upstream's timeout.
+    let gate = Gate::before(&upstream).defaults("recovery = { probe = \"/by-key/{key}\" }\n").start();
+    lost(&gate, "k-2");
+    gate.post("/charges", "k-2", "{}").expect_problem(409, "outcome-unknown");
+    assert_eq!(count(&upstream, "GET"), 1);
+}
+
+#[test]
+fn one_request_asks_at_a_time_in_one_gate() {
+    asks_once(|upstream| {
+        let plan = Gate::before(upstream).defaults(NOW);
+        vec![plan.start()]
+    });
+}
+
+#[test]
+fn one_request_asks_at_a_time_in_three_gates() {
+    let Some(database) = migrated() else { return };
+    asks_once(|upstream| {
+        [(); 3].map(|()| Gate::before(upstream).store_url(&database.url).defaults(NOW).start()).into()
+    });
+}
+
+fn asks_once(gates: impl Fn(&Upstream) -> Vec<Gate>) {
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = forgetful(move |_| Reply::ok("x").hold_until(&held));
+    let gates = gates(&upstream);
+    lost(&gates[0], "k-1");
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| gates[0].post("/charges", "k-1", "{}"));
+        eventually("the upstream is asked", || (count(&upstream, "GET") == 1).then_some(()));
+        for gate in gates.iter().chain(&gates) {
+            let other = gate.post("/charges", "k-1", "{}");
+            other.expect_problem(409, "in-flight");
+            assert!(other.retry_after() >= 1);
+        }
+        assert_eq!(count(&upstream, "GET"), 1);
+        signal.open();
+        first.join().expect("an answer").expect(200, "recovered");
+    });
+    for gate in &gates {
+        gate.post("/charges", "k-1", "{}").expect(200, "replayed");
+    }
+    assert_eq!((count(&upstream, "POST"), count(&upstream, "GET")), (1, 1));
+    // What gave the right to ask is gone again.
+    eventually("one record", || (gates[0].records("").len() == 1).then_some(()));
+}
+
+/// A retry that may wait gets what another finds out.
+#[test]
+fn a_retry_waits_for_the_one_that_asks() {
+    let signal = Signal::new();
+    let held = signal.clone();
+    let upstream = forgetful(move |_| Reply::ok("x").hold_until(&held));
+    let gate = gate_before(&upstream, &format!("{NOW}in_flight = {{ wait = \"10s\" }}\n"));
+    lost(&gate, "k-1");
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| gate.post("/charges", "k-1", "{}"));
+        eventually("the upstream is asked", || (count(&upstream, "GET") == 1).then_some(()));
+        let second = scope.spawn(|| gate.post("/charges", "k-1", "{}"));
+        gate.wait_for_waiting(1);
+        signal.open();
+        first.join().expect("an answer").expect(200, "recovered");
+        second.join().expect("an answer").expect(200, "replayed");
+    });
+    assert_eq!(count(&upstream, "GET"), 1);
+}
+
+/// The gate is killed while it asks: another asks again, and nothing runs.
+#[test]
+fn a_gate_that_is_killed_while_it_asks_leaves_the_outcome_unknown() {
+    let upstream = forgetful(|nth| match nth {
+        1 => Reply::nothing().pause(Duration::from_secs(60)),
+        _ => Reply::ok("x"),
+    });
+    let gate = Gate::before(&upstream).defaults(NOW).upstream("timeout = \"2s\"").start();
+    lost(&gate, "k-1");
+    let address = gate.address;
+    let gate = std::thread::scope(|scope| {
+        scope.spawn(move || Request::post("/charges").key("k-1").body("{}").try_send(address));
+        eventually("the upstream is asked", || (count(&upstream, "GET") == 1).then_some(()));
+        gate.kill9().start()
+    });
+    eventually("another asks", || {
+        let reply = gate.post("/charges", "k-1", "{}");
+        assert!(["in-flight", "outcome-unknown", "recovered"].contains(&reply.word().as_str()), "{}", reply.show());
+        (reply.word() == "recovered").then_some(())
+    });
+    assert_eq!(count(&upstream, "POST"), 1);
+}
+
+#[test]
+fn records_whose_clients_never_come_back_are_found_out_too() {
+    let upstream = Upstream::start(move |request| match request.start_line() {
+        line if line.starts_with("GET ") && request.head.get("authorization").as_deref() != Some("Bearer books") => {
+            Reply::status("401 Unauthorized", "")
+        }
+        line if line.starts_with("GET /by-key/absent") => Reply::status("404 Not Found", ""),
+        line if line.starts_with("GET /by-key/closed") => Reply::status("500 Internal Server Error", ""),
+        line if line.starts_with("GET ") => Reply::ok("from the books"),
+        _ => Reply::nothing().close(),
+    });
+    let plan = Gate::before(&upstream);
+    std::fs::write(plan.path("books"), "Bearer books\n").expect("a file");
+    let recovery = format!(
+        "recovery = {{ probe = \"/by-key/{{key}}\", after = \"0s\", every = \"1s\", headers = {{ Authorization = \"file:{}\" }} }}\n",
+        plan.path("books").display()
+    );
+    let gate = plan.defaults(&recovery).start();
+    for key in ["done", "absent", "closed"] {
+        lost(&gate, key);
+    }
+    let states = |key: &str| gate.states(key);
+    eventually("two are found out", || (states("done") == ["completed"] && states("absent").is_empty()).then_some(()));
+    assert_eq!(states("closed"), ["unknown"]);
+    let replay = gate.post("/charges", "done", "{}");
+    replay.expect(200, "replayed");
+    assert_eq!(replay.text(), "from the books");
+    assert_eq!(upstream.runs_of("done"), 1);
+    // No log has a key or a credential, and the admin API shows the key shortened.
+    let log = gate.log();
+    assert!(!log.contains("Bearer books") && log.contains("asked the upstream about an unknown outcome"), "{log}");
+    let shown = Value::from(gate.records("state=unknown")).to_string();
+    assert!(!shown.contains("\"closed\""), "{shown}");
+}
