@@ -83,8 +83,9 @@ fn a_caller_that_lost_its_right_gets_no_replay() {
 fn the_question_has_the_retrys_own_headers() {
     let (upstream, _) = upstream(|_| Reply::status("204 No Content", ""));
     let gate = asking(&upstream, "").start();
-    charge("k-1", 0).send(&gate).expect(200, "executed");
-    let retry = charge("k-1", 1).header("Cookie", "a=1").header("Content-Type", "application/json");
+    let json = |nth: usize| charge("k-1", nth).header("Content-Type", "application/json");
+    json(0).send(&gate).expect(200, "executed");
+    let retry = json(1).header("Cookie", "a=1");
     retry
         .header("If-Match", "x")
         .header("Connection", "x-hop")

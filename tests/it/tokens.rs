@@ -258,14 +258,15 @@ fn from_url(upstream: &Upstream, issuer: &str, more: &str) -> Plan {
 #[test]
 fn keys_of_a_url_are_fetched_when_a_token_names_an_unknown_one() {
     let (old, new) = (Signer::new("old"), Signer::new("new"));
-    let (first, second) = (jwks(&[&old]), jwks(&[&old, &new]));
+    let (first, second) = (jwks(&[&old]), jwks(&[&new]));
     let (issuer, asked) = issuer(move |nth| Reply::ok(if nth == 1 { &first } else { &second }));
     let upstream = upstream();
     let plan = from_url(&upstream, &issuer.url(), "");
     let gate = plan.start();
     let ann = r#""sub":"ann""#;
     assert_eq!(gate.admin("GET", "/readyz", None).status, 200);
-    charge("k-1", &old.token(ann)).send(&gate).expect(200, "executed");
+    let known = old.token(ann);
+    charge("k-1", &known).send(&gate).expect(200, "executed");
     // At most once in 30 s, whatever comes.
     for _ in 0..3 {
         charge("k-1", &new.token(ann)).send(&gate).expect_problem(401, "credentials-unverifiable");
@@ -274,6 +275,8 @@ fn keys_of_a_url_are_fetched_when_a_token_names_an_unknown_one() {
     std::thread::sleep(Duration::from_secs(30));
     charge("k-1", &new.token(ann)).send(&gate).expect(200, "replayed");
     charge("k-1", &Signer::new("x").token(ann)).send(&gate).expect_problem(401, "credentials-unverifiable");
+    // What a key that is gone has signed is not good any more, although it was verified before.
+    charge("k-1", &known).send(&gate).expect_problem(401, "credentials-unverifiable");
     assert_eq!(asked.load(Ordering::SeqCst), 2);
     // A reload keeps them.
     gate.sighup();
