@@ -11,15 +11,16 @@ use tokio::time::{Instant, sleep_until};
 use super::attempt::{self, Attempted};
 use super::probe::{ProbeLock, Probed};
 use super::protected::{Client, ProtectedRequest};
-use super::reauthorize;
 use super::shared::{IdentityDigest, Shared};
 use super::single_flight::{Follower, Leader, Progress, Released, Role, Running};
 use crate::http::problem::Problem;
 use crate::http::usage::Permit;
 use crate::idempotency::decide::{Decision, RunningAttempt};
-use crate::idempotency::protocol::{Action, Event, Followed, Protocol, RecordView, Reply as ProtocolReply, Settlement};
+use crate::idempotency::protocol::{Action, Event, Followed, Protocol, RecordView, Settlement};
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
-use crate::store::{Claim, End, Error, ErrorKind, Fresh, Listed, Settled};
+use crate::store::{Claim, End, Error, Fresh, Listed, Settled};
+
+mod replies;
 
 /// The result of an operation.
 enum Done {
@@ -450,76 +451,6 @@ impl Driver {
         }
     }
 
-    /// Answers the client.
-    fn reply(&mut self, outcome: ProtocolReply) -> Result<(), Missing> {
-        if let ProtocolReply::Attempted(_) = outcome {
-            let (request, attempted) = (self.request.as_ref(), self.attempted.as_mut());
-            attempt::conclude(needed(request, REQUEST)?, needed(attempted, ATTEMPTED)?, self.settled.as_ref());
-            return Ok(());
-        }
-        let (request, client) = (needed(self.request.take(), REQUEST)?, needed(self.client.take(), CLIENT)?);
-        (self.place, self.lock) = (None, None);
-        let shared = &self.shared;
-        let reply = match outcome {
-            ProtocolReply::Decided { decision, until } if request.needs_permission(&decision) => {
-                reauthorize::ask_before(request, client, move |request| request.reply(decision, until));
-                return Ok(());
-            }
-            ProtocolReply::Released if request.policy().reauthorize.is_some() => {
-                let answer = needed(self.released.take(), "a released answer")?;
-                reauthorize::ask_before(request, client, move |request| attempt::released(request, &answer));
-                return Ok(());
-            }
-            ProtocolReply::Decided { decision, until } => request.reply(decision, until),
-            ProtocolReply::Released => {
-                attempt::released(&request, needed(self.released.as_deref(), "a released answer")?)
-            }
-            ProtocolReply::Recovered => {
-                let answer = needed(self.probed.take().and_then(|probed| probed.answer), PROBED)?;
-                request.recovered(answer, self.settled.as_ref())
-            }
-            ProtocolReply::NothingLeft => request.nothing_left(),
-            ProtocolReply::Retired => request.retired(),
-            ProtocolReply::LookFailed => request.store_away(),
-            ProtocolReply::Failed | ProtocolReply::Barred => request.problem(needed(self.problem.take(), "a problem")?),
-            ProtocolReply::ClaimTooLate => {
-                if let Some(others) = shared.late_claims.due() {
-                    tracing::warn!(record = %self.id, others, "the store took too long for a claim, which is given up");
-                }
-                request.store_away()
-            }
-            ProtocolReply::LeaderUnanswered if shared.retired.try_read().is_err() => request.retired(),
-            ProtocolReply::LeaderUnanswered => {
-                without_store(request, client);
-                return Ok(());
-            }
-            ProtocolReply::ClaimFailed => {
-                match self.error.take() {
-                    Some(error) if error.cause().kind == ErrorKind::Corrupt => {
-                        if let Some(others) = shared.unreadable.due() {
-                            let message = "a record cannot be read: requests with its key get 503 store-unavailable";
-                            tracing::error!(%error, record = %self.id, others, "{message}");
-                        }
-                    }
-                    Some(error) => tracing::debug!(%error, record = %self.id, "a claim failed"),
-                    None => {}
-                }
-                without_store(request, client);
-                return Ok(());
-            }
-            ProtocolReply::ClaimUnanswered => {
-                if let Some(others) = shared.late_claims.due() {
-                    tracing::warn!(record = %self.id, others, "the store did not answer a claim in time");
-                }
-                without_store(request, client);
-                return Ok(());
-            }
-            ProtocolReply::Attempted(_) => return Ok(()),
-        };
-        client.reply(reply);
-        Ok(())
-    }
-
     /// A claim failed. Where it is certain not to stand, that is logged with the reply.
     fn claim_failed(&mut self, error: Error, what: &'static str, failures: u32) -> Event {
         let in_doubt = matches!(error, Error::Indeterminate(_));
@@ -539,16 +470,6 @@ impl Driver {
         if failures > 0 {
             tracing::debug!(record = %self.id, what, "the store has answered after all");
         }
-    }
-}
-
-/// Answers a client whose claim failed, which may take as long as the upstream does. What the claim comes to is seen to
-/// meanwhile. A request that may not run (see [`Event::Barred`]) must not be forwarded here either.
-fn without_store(request: Arc<ProtectedRequest>, client: Client) {
-    if request.needs_store() {
-        client.reply(request.store_away());
-    } else {
-        tokio::spawn(Box::pin(async move { client.reply(request.forward_unprotected().await) }));
     }
 }
 

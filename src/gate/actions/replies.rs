@@ -1,0 +1,90 @@
+//! What each reply of the claim protocol says to the client.
+
+use std::sync::Arc;
+
+use super::super::attempt;
+use super::super::protected::{Client, ProtectedRequest};
+use super::super::reauthorize;
+use super::{ATTEMPTED, CLIENT, Driver, Missing, PROBED, REQUEST, needed};
+use crate::idempotency::protocol::Reply;
+use crate::store::ErrorKind;
+
+impl Driver {
+    /// Answers the client.
+    pub(super) fn reply(&mut self, outcome: Reply) -> Result<(), Missing> {
+        if let Reply::Attempted(_) = outcome {
+            let (request, attempted) = (self.request.as_ref(), self.attempted.as_mut());
+            attempt::conclude(needed(request, REQUEST)?, needed(attempted, ATTEMPTED)?, self.settled.as_ref());
+            return Ok(());
+        }
+        let (request, client) = (needed(self.request.take(), REQUEST)?, needed(self.client.take(), CLIENT)?);
+        (self.place, self.lock) = (None, None);
+        let shared = &self.shared;
+        let reply = match outcome {
+            Reply::Decided { decision, until } if request.needs_permission(&decision) => {
+                reauthorize::ask_before(request, client, move |request| request.reply(decision, until));
+                return Ok(());
+            }
+            Reply::Released if request.policy().reauthorize.is_some() => {
+                let answer = needed(self.released.take(), "a released answer")?;
+                reauthorize::ask_before(request, client, move |request| attempt::released(request, &answer));
+                return Ok(());
+            }
+            Reply::Decided { decision, until } => request.reply(decision, until),
+            Reply::Released => attempt::released(&request, needed(self.released.as_deref(), "a released answer")?),
+            Reply::Recovered => {
+                let answer = needed(self.probed.take().and_then(|probed| probed.answer), PROBED)?;
+                request.recovered(answer, self.settled.as_ref())
+            }
+            Reply::NothingLeft => request.nothing_left(),
+            Reply::Retired => request.retired(),
+            Reply::LookFailed => request.store_away(),
+            Reply::Failed | Reply::Barred => request.problem(needed(self.problem.take(), "a problem")?),
+            Reply::ClaimTooLate => {
+                if let Some(others) = shared.late_claims.due() {
+                    tracing::warn!(record = %self.id, others, "the store took too long for a claim, which is given up");
+                }
+                request.store_away()
+            }
+            Reply::LeaderUnanswered if shared.retired.try_read().is_err() => request.retired(),
+            Reply::LeaderUnanswered => {
+                without_store(request, client);
+                return Ok(());
+            }
+            Reply::ClaimFailed => {
+                match self.error.take() {
+                    Some(error) if error.cause().kind == ErrorKind::Corrupt => {
+                        if let Some(others) = shared.unreadable.due() {
+                            let message = "a record cannot be read: requests with its key get 503 store-unavailable";
+                            tracing::error!(%error, record = %self.id, others, "{message}");
+                        }
+                    }
+                    Some(error) => tracing::debug!(%error, record = %self.id, "a claim failed"),
+                    None => {}
+                }
+                without_store(request, client);
+                return Ok(());
+            }
+            Reply::ClaimUnanswered => {
+                if let Some(others) = shared.late_claims.due() {
+                    tracing::warn!(record = %self.id, others, "the store did not answer a claim in time");
+                }
+                without_store(request, client);
+                return Ok(());
+            }
+            Reply::Attempted(_) => return Ok(()),
+        };
+        client.reply(reply);
+        Ok(())
+    }
+}
+
+/// Answers a client whose claim failed, which may take as long as the upstream does. What the claim comes to is seen to
+/// meanwhile. A request that may not run (see [`Event::Barred`]) must not be forwarded here either.
+fn without_store(request: Arc<ProtectedRequest>, client: Client) {
+    if request.needs_store() {
+        client.reply(request.store_away());
+    } else {
+        tokio::spawn(Box::pin(async move { client.reply(request.forward_unprotected().await) }));
+    }
+}

@@ -1,0 +1,89 @@
+//! The store of the search: one record, and who may ask the upstream about it.
+
+use http::StatusCode;
+
+use super::super::super::*;
+use super::{Books, Ended, Operation, Record, World};
+use crate::idempotency::record::State;
+
+impl World {
+    /// A store call happens. Returns what the store says.
+    pub(super) fn happens(&mut self, index: usize, operation: Operation, ended: Option<Ended>) -> Event {
+        let view = self.record.as_ref().map(|record| RecordView {
+            decision: match record.state {
+                State::InFlight if !record.is_past => {
+                    Decision::InFlight(RunningAttempt { elapsed: Duration::ZERO, lease_left: Some(Duration::ZERO) })
+                }
+                State::Completed => Decision::NotStored(StatusCode::OK),
+                State::InFlight | State::Unknown if self.rules.retries => Decision::Supersede,
+                State::InFlight | State::Unknown if self.books.is_quiet => Decision::Probe,
+                State::InFlight | State::Unknown => Decision::Unknown,
+            },
+            until: None,
+            version: record.version(),
+            is_own: record.attempt == index && record.state == State::Unknown,
+        });
+        let fresh = Record { attempt: index, state: State::InFlight, is_past: false, by_upstream: false };
+        match (operation, &mut self.record, view) {
+            (Operation::Look, _, view) => Event::Looked(view),
+            (Operation::Claim, record @ None, _) => {
+                *record = Some(fresh);
+                Event::Claimed
+            }
+            (Operation::Claim | Operation::Supersede(_), Some(record), _)
+                if record.attempt == index && record.state == State::InFlight =>
+            {
+                Event::Claimed
+            }
+            (Operation::Claim, Some(_), Some(view)) => Event::Exists(view),
+            (Operation::Supersede(seen), Some(record), _) if record.version() == seen => {
+                assert!(record.is_past || record.state == State::Unknown, "it is not alive");
+                let has_effect = self.books.has_effect || !self.books.pending.is_empty();
+                assert!(self.rules.retries || self.rules.probes && !has_effect, "it took effect, or may yet");
+                *record = fresh;
+                (self.runs, self.books) = (0, Books::default());
+                Event::Claimed
+            }
+            (Operation::Supersede(_), ..) => Event::NotSuperseded,
+            (Operation::Settle | Operation::Withdraw, stands, _) => {
+                let ended = if operation == Operation::Withdraw { Ended::Releases } else { ended.expect("it ended") };
+                let is_its = stands.as_ref().is_some_and(|record| record.attempt == index);
+                let state = stands.as_ref().map(|record| (record.state, record.by_upstream));
+                Event::Settled(match (ended, state) {
+                    (Ended::Releases, None) => Settlement::Done,
+                    (Ended::Completes, Some((State::Completed, false))) if is_its => Settlement::Done,
+                    (_, Some((State::Completed, _))) if is_its => Settlement::CompletedOtherwise,
+                    (Ended::Releases, Some(_)) if is_its => {
+                        (self.record, self.runs, self.books) = (None, 0, Books::default());
+                        Settlement::Done
+                    }
+                    (_, Some(_)) if is_its => {
+                        let state = if ended == Ended::Completes { State::Completed } else { State::Unknown };
+                        *stands = Some(Record { state, ..fresh });
+                        Settlement::Done
+                    }
+                    _ => Settlement::Lost,
+                })
+            }
+            (Operation::LockProbe, ..) => match *self.lock.get_or_insert(index) {
+                holder if holder == index => Event::ProbeLocked,
+                _ => Event::ProbeTaken,
+            },
+            (Operation::Recover, stands, _) => {
+                let its = self.requests[index].as_ref().and_then(|request| request.probed);
+                Event::Settled(match stands {
+                    Some(record) if Some(record.attempt) != its => Settlement::Lost,
+                    Some(Record { state: State::Completed, .. }) => Settlement::CompletedOtherwise,
+                    Some(record) => {
+                        (record.state, record.by_upstream) = (State::Completed, true);
+                        Settlement::Done
+                    }
+                    None => Settlement::Lost,
+                })
+            }
+            (Operation::Claim | Operation::Run | Operation::Probe | Operation::Follow { .. }, ..) => {
+                unreachable!("no store call")
+            }
+        }
+    }
+}
