@@ -1,7 +1,7 @@
 //! Whether requests should be sent to this process.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Mutex;
@@ -18,6 +18,9 @@ const PING_AGE: Duration = Duration::from_secs(1);
 
 /// The reason of a process that serves while its store is away.
 pub(super) const STORE_UNAVAILABLE: &str = "store-unavailable";
+
+/// The reason of a process that serves and could not fetch the keys of tokens so far.
+pub(super) const NO_TOKEN_KEYS: &str = "waiting-for-token-keys";
 
 /// Where the life of the process stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +42,7 @@ pub enum Phase {
 #[derive(Clone, Debug, Default)]
 pub struct Readiness {
     index: Arc<AtomicU8>,
+    lacks_token_keys: Arc<AtomicBool>,
 }
 
 impl Phase {
@@ -66,6 +70,11 @@ impl Readiness {
         });
     }
 
+    /// Says whether there are keys to verify tokens with, where tokens are verified.
+    pub fn set_token_keys(&self, has_keys: bool) {
+        self.lacks_token_keys.store(!has_keys, Ordering::Release);
+    }
+
     /// The phase.
     #[must_use]
     pub fn phase(&self) -> Phase {
@@ -79,6 +88,9 @@ impl State {
         let phase = self.readiness.phase();
         if phase != Phase::Ready {
             return Some(phase.as_str());
+        }
+        if self.readiness.lacks_token_keys.load(Ordering::Acquire) {
+            return Some(NO_TOKEN_KEYS);
         }
         let answers = match self.store.get() {
             Some(store) => self.ping.answers(&**store).await,

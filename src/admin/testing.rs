@@ -151,7 +151,7 @@ impl Admin {
     pub(crate) async fn claim(&self, route: &str, key: &str) -> (RecordId, Attempt) {
         let key = Key::parse(key, 255).unwrap();
         let headers = HeaderMap::new();
-        let caller = Caller { headers: &headers, authority: None, client_ip: None, certificate: None };
+        let caller = Caller { headers: &headers, authority: None, client_ip: None, certificate: None, claims: None };
         let id = identifier().id(route, &[ScopePart::Host], caller, &key);
         let attempt = Attempt(std::array::from_fn(|i| id.0[i] ^ 0x5a));
         let recipe = Recipe::default();

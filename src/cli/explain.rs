@@ -17,6 +17,7 @@ use crate::config::{Flags, Sources};
 use crate::gate::explain::{Question, explain};
 use crate::idempotency::scope::ClientCertificate;
 
+mod credential;
 mod curl;
 mod details;
 mod policy;

@@ -269,6 +269,9 @@ fn differences(former: &RulesDescription, now: &RulesDescription) -> Vec<String>
     if former.scope == now.scope {
         let trusted = |rules: &RulesDescription| rules.trusted_proxies.clone().unwrap_or_else(|| "none".to_owned());
         compare("trusted proxies (server.trusted_proxies, server.forwarded)", trusted(former), trusted(now));
+        let header =
+            |rules: &RulesDescription| rules.token_header.clone().unwrap_or_else(|| "authorization".to_owned());
+        compare("the header of tokens (auth.jwt.header)", header(former), header(now));
     }
     let secret = |rules: &RulesDescription| if rules.id_secret { "set" } else { "not set" }.to_owned();
     compare("store.id_secret_file", secret(former), secret(now));

@@ -42,6 +42,7 @@ mod reloading;
 mod remembering;
 mod signals;
 mod summary;
+mod token_keys;
 
 /// How long the end may take once everything is settled.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -151,6 +152,7 @@ pub(super) struct Serving {
     /// The files of unix sockets, which go with this.
     _paths: Vec<SocketFile>,
     certificates: JoinHandle<()>,
+    token_keys: JoinHandle<()>,
     stop: watch::Sender<bool>,
     workers: JoinHandle<()>,
     renewing: JoinHandle<()>,
@@ -219,6 +221,8 @@ impl Serving {
             return Ok(None);
         }
         admin_state.set_store(Arc::clone(&store));
+        // Before it is ready, so that the first request with a token need not wait for its key.
+        readiness.set_token_keys(gate.refresh_token_keys().await);
 
         let current =
             server::ServerState::current(Arc::clone(&gate), config.server.limits, config.server.accept, usage);
@@ -228,6 +232,7 @@ impl Serving {
         let asking = tokio::spawn(keep_asking(Arc::clone(&current), work_stop.subscribe()));
         let (mut servers, mut addresses, stop) = (JoinSet::new(), Vec::new(), watch::Sender::new(false));
         let certificates = tokio::spawn(certificates::follow(Arc::clone(&current)));
+        let token_keys = tokio::spawn(token_keys::follow(Arc::clone(&current), readiness.clone()));
         let summary = summary.at(admin_address.to_string(), listeners.iter().map(Bound::place).collect());
         summary.log(log_format);
         let mut paths = Vec::new();
@@ -256,6 +261,7 @@ impl Serving {
             servers,
             _paths: paths,
             certificates,
+            token_keys,
             stop,
             workers,
             renewing,
@@ -281,6 +287,7 @@ impl Serving {
         self.notices.stopping(running);
         tracing::info!(running, ?drain_timeout, "draining: no new connections; finishing what runs");
         self.certificates.abort();
+        self.token_keys.abort();
         self.stop.send_replace(true);
         drain(&gate, &mut self.servers, drain_timeout, signals).await;
         self.work_stop.send_replace(true);

@@ -1,5 +1,6 @@
 //! The top level, and which keys there are where.
 
+use super::auth::Auth;
 use super::declare::{Facts, Inner, Key, Section, Shown};
 use super::headers::Headers;
 use super::kinds::{nested, raw};
@@ -71,13 +72,14 @@ pub(super) const ROOT: &Section = &Section {
             facts: || Facts { shape: routes::shape(), default: None, inner: Inner::List(routes::SECTION) },
         },
         Key::table::<Headers>("headers"),
+        Key::table::<Auth>("auth"),
         Key::table::<PolicyPage>("policy_page"),
         Key::table::<Log>("log"),
     ]],
 };
 
 /// Keys of the contract that this version does not support, with their tables.
-pub(super) const LATER: [(&str, &str); 3] = [(ROOT.name, "auth"), ("[admin]", "tls"), ("[[routes]]", "probe")];
+pub(super) const LATER: [(&str, &str); 2] = [("[admin]", "tls"), ("[[routes]]", "probe")];
 
 /// The tables that have a key of this name.
 pub(super) fn homes(key: &str) -> impl Iterator<Item = &'static str> {

@@ -30,6 +30,7 @@ use crate::telemetry::logs;
 use crate::{admin, gate, http};
 
 mod annotated;
+mod auth;
 mod context;
 mod declare;
 mod file;
@@ -149,6 +150,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     let policy_page = policy_page::read(&root);
     policy_page::advise(&root, policy_page.as_deref(), &router);
     listeners::check_scopes(&root, &server);
+    let jwt = auth::read(&root, &router);
     headers::check(&root, &own_headers, &router);
     drop(root);
 
@@ -175,6 +177,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
             upgrades,
             policy_page,
             tokens: gate::Tokens::secret(),
+            jwt,
         },
         upstreams: upstreams.settings,
         router,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use http::Uri;
+use http::uri::PathAndQuery;
 use serde_json::json;
 
 use self::fingerprint::Fingerprint;
@@ -37,11 +38,11 @@ keys! {
         key => nested();
         /// Who a key belongs to: callers that differ in any part never get each other's answers. "credential", "header:NAME",
         /// "cookie:NAME", "basic:user", "client-cert:subject", "client-cert:san" (with `client_ca`), "host", "client-ip",
-        /// "const:TEXT". A request without a header, cookie, user or certificate that is named here is refused (400
-        /// `scope-missing`), unless a `?` follows, as in "header:X-Tenant?": then its absence is a value of its own.
-        /// "credential" is X-Api-Key, else Authorization, else Cookie: a retry whose password, token or session was renewed
-        /// gets 422 `caller-differs`, and one with a refreshed opaque token runs again. To accept both, name what stays the
-        /// same, such as "header:X-User".
+        /// "jwt:CLAIM" (of a token that `[auth.jwt]` verifies), "const:TEXT". A request without a header, cookie, user,
+        /// certificate or claim that is named here is refused (400 `scope-missing`), unless a `?` follows, as in
+        /// "header:X-Tenant?": then its absence is a value of its own. "credential" is X-Api-Key, else Authorization, else
+        /// Cookie: a retry whose password, token or session was renewed gets 422 `caller-differs`, and one with a refreshed
+        /// opaque token runs again. To accept both, name what stays the same, such as "jwt:sub" or "header:X-User".
         scope => scope(), DefaultOff;
         /// What tells a retry from a key that was reused for another request.
         fingerprint => fingerprint::recipe();
@@ -93,6 +94,11 @@ keys! {
         quota => quota::quota().optional(), Example("{ new_keys = 1000, per = \"1m\", by = \"scope\" }");
         /// Which headers of an answer its first client alone gets.
         response_headers => nested();
+        /// A path of the upstream that says whether a caller may still have a recorded answer. Before each replay oncegate asks
+        /// for it, with GET and the retry's own headers, less those of its body and its key. 2xx lets the replay through; 401,
+        /// 403 and 404 go to the client as they came; anything else is 502 `upstream-unreachable`, and the client may try
+        /// again. Equal retries within a second share a question. A request that runs is not asked about.
+        reauthorize => text(ASKED, asked).optional(), Example("\"/v1/whoami\"");
         /// Which scripts may read, in browsers, the answers that oncegate itself gives.
         cors => nested();
         /// A page that explains the problems that oncegate answers with: their `type` and Link.
@@ -151,6 +157,9 @@ const LARGEST_BODY: u64 = 256 << 20;
 
 /// A JSON pointer that is not empty (RFC 6901).
 const STEPS: &str = "(/([^~/]|~[01])*)+";
+
+/// A path with or without a query, as a request has it.
+const ASKED: &str = r"^/[A-Za-z0-9._~!$&'()*+,;=:@%/?-]*$";
 
 const PAGE: &str = r#"^https?://[^\s/?#@<>"]+([/?#][^\s<>"]*)?$"#;
 
@@ -241,7 +250,7 @@ fn wait(node: &Node<'_>) -> Option<InFlight> {
 
 /// `scope`
 fn scope() -> Kind<Scope> {
-    let optional = format!(r"(header:{TOKEN}|cookie:{TOKEN}|basic:user|client-cert:(subject|san))\?");
+    let optional = format!(r"(header:{TOKEN}|cookie:{TOKEN}|basic:user|client-cert:(subject|san)|jwt:[^\s?]+)\?");
     let pattern = format!("^({optional}?|credential|host|client-ip|const:.*)$");
     let hint = "write [\"const:shared\"] if all clients may get each other's answers";
     let check = |words: Vec<ScopeWord>| {
@@ -262,9 +271,6 @@ fn source(node: &Node<'_>) -> Result<KeySource, Wrong> {
 
 fn part(node: &Node<'_>) -> Result<ScopeWord, Wrong> {
     let text = node.filled()?;
-    if text.starts_with("jwt:") {
-        return Err(Wrong::later("`jwt:` in a scope").hint("write \"credential\" for now"));
-    }
     ScopeWord::parse(text).map_err(|message| hinted(&message, "such as \"header:X-Tenant\" or \"cookie:session?\""))
 }
 
@@ -294,6 +300,17 @@ fn origin(node: &Node<'_>) -> Result<String, Wrong> {
         Some((host, _)) if is_host(host) && text.to_ascii_lowercase() == text => Ok(text.to_owned()),
         _ => Err(wrong.hint("write scheme, host and port alone, in lower case, such as \"https://shop.example\"")),
     }
+}
+
+/// Reads a path that the upstream is asked for.
+fn asked(node: &Node<'_>) -> Result<PathAndQuery, Wrong> {
+    let text = node.filled()?;
+    let is_sound = |byte: u8| byte.is_ascii_alphanumeric() || b"._~!$&'()*+,;=:@%/?-".contains(&byte);
+    let path = text.parse::<PathAndQuery>().ok().filter(|_| text.starts_with('/') && text.bytes().all(is_sound));
+    path.ok_or_else(|| {
+        let wrong = Wrong::new(format!("`{text}` is not a path"));
+        wrong.hint("write one such as \"/v1/whoami\": it is the same for all requests, and stands for no part of them")
+    })
 }
 
 fn docs(node: &Node<'_>) -> Result<String, Wrong> {

@@ -15,14 +15,19 @@ pub(super) const FILE_HINT: &str =
 
 /// Reads the file of a secret, without the white space at both ends.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, Wrong> {
+    read_most(path, LARGEST)
+}
+
+/// Reads a file of at most so many bytes, without the white space at both ends.
+pub(super) fn read_most(path: &Path, most: u64) -> Result<Vec<u8>, Wrong> {
     let mut content = Vec::new();
-    let reading = File::open(path).and_then(|file| file.take(LARGEST + 1).read_to_end(&mut content));
+    let reading = File::open(path).and_then(|file| file.take(most + 1).read_to_end(&mut content));
     if let Err(error) = reading {
         let wrong = Wrong::new(format!("{} cannot be read: {error}", path.display()));
         return Err(wrong.hint(FILE_HINT));
     }
-    if content.len() as u64 > LARGEST {
-        let wrong = Wrong::new(format!("{} is longer than {LARGEST} bytes", path.display()));
+    if content.len() as u64 > most {
+        let wrong = Wrong::new(format!("{} is longer than {most} bytes", path.display()));
         return Err(wrong.hint("name a file that holds nothing but the secret"));
     }
     Ok(content.trim_ascii().to_vec())

@@ -177,7 +177,7 @@ fn one(name: Arc<str>, table: &Table<'_>) -> Option<(Settings, Item)> {
         }
     }
     let Location { places, is_encrypted } = location::read(table, keys.url)?;
-    let tls = if is_encrypted { Some(encryption::read(table, keys.tls, &places)?) } else { None };
+    let tls = if is_encrypted { Some(encryption::read(table, "url", keys.tls, &places)?) } else { None };
     if !is_encrypted && table.get("tls").is_some() {
         let useless = Wrong::new("`tls` has no effect: nothing is encrypted");
         table.report("tls", useless.hint("write url = \"https://HOST\", or remove it"));

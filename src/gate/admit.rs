@@ -30,6 +30,11 @@ pub(super) enum Step {
     Forward(Unprotected),
     /// The key may be in the body: [`Candidate::with_body`] decides.
     NeedBody,
+    /// Its scope has a claim of a token, which is verified first; then [`Candidate::step`] decides.
+    Verify {
+        /// Whether the request is known to carry a key.
+        has_key: bool,
+    },
     /// The key is claimed before the request is forwarded.
     Protect(Found),
 }
@@ -95,6 +100,9 @@ impl<'a> Candidate<'a> {
             // An upgrade has no body to look at.
             Ok(Found::NeedsBody) if self.asks_upgrade && !key.required => Step::Forward(Unprotected::NoKey),
             Ok(found) if self.asks_upgrade => refuse(request::upgrade_with_key(), found != Found::NeedsBody),
+            Ok(found) if route.policy.scope.has_claims() && !self.head.is_token_known() => {
+                Step::Verify { has_key: found != Found::NeedsBody }
+            }
             Ok(Found::NeedsBody) => Step::NeedBody,
             Ok(found) => self.protect(route, found),
         }
@@ -110,6 +118,9 @@ impl<'a> Candidate<'a> {
     }
 
     fn protect(&self, route: &Route, found: Found) -> Step {
+        if let Some(part) = route.policy.scope.unfit(self.head.caller()) {
+            return refuse(request::claim_unfit(part), true);
+        }
         match route.policy.scope.missing(self.head.caller()).find(|part| (self.lacks)(part)) {
             Some(part) => refuse(request::scope_missing(part), true),
             None => Step::Protect(found),
@@ -122,6 +133,7 @@ impl Step {
     pub(super) fn has_key(&self) -> bool {
         match self {
             Self::Refuse(refusal) => refusal.has_key,
+            Self::Verify { has_key } => *has_key,
             Self::Protect(_) => true,
             Self::Forward(_) | Self::NeedBody => false,
         }

@@ -13,6 +13,7 @@ use tokio::time::{Instant, timeout};
 use super::actions::Driver;
 use super::admit::{Admission, Candidate, Refusal, Step};
 use super::answer::{CrossOrigin, Reply};
+use super::jwt::unverified;
 use super::pass::{self, ForwardOptions, body_problem};
 use super::preflight::Preflight;
 use super::protected::{Client, ProtectedRequest, identify, read_back};
@@ -41,7 +42,7 @@ impl Gate {
         permit: Result<&Arc<Permit>, &'static str>,
     ) -> (Arc<RouteState>, Reply) {
         // 1. Read the head. Where it is malformed, the rest of the connection may be desynchronised.
-        let (head, body) = match Head::read(request, peer, &self.context, id) {
+        let (mut head, body) = match Head::read(request, peer, &self.context, id) {
             Ok(read) => read,
             Err(problem) => return (Arc::clone(&self.unrouted), Reply::problem(problem, None, id).last()),
         };
@@ -76,7 +77,15 @@ impl Gate {
                 return (Arc::clone(&self.unrouted), reply);
             }
         };
-        // 3. Do what the route does with it.
+        // 3. Verify its token, where its scope has a claim of one.
+        let step = match step {
+            Step::Verify { has_key } => match self.verify(&mut head).await {
+                Ok(()) => Candidate::new(&head).step(route),
+                Err(problem) => Step::Refuse(Refusal { problem, has_key }),
+            },
+            step => step,
+        };
+        // 4. Do what the route does with it.
         let (state, asked) = (Arc::clone(&self.states[&route.name]), CrossOrigin::of(route, &head));
         let reply = match step {
             Step::Refuse(refusal) => self.refused(route, id, refusal),
@@ -91,6 +100,8 @@ impl Gate {
             }
             Step::Protect(found) => self.protect(route, &state, head, body, Some(found), permit).await,
             Step::NeedBody => self.protect(route, &state, head, body, None, permit).await,
+            // Its token is known by now.
+            Step::Verify { has_key } => self.refused(route, id, Refusal { problem: unverified(), has_key }),
         };
         (state, self.share(reply, asked))
     }
@@ -106,7 +117,7 @@ impl Gate {
         permit: &Arc<Permit>,
     ) -> Reply {
         let policy = &route.policy;
-        // 4. Read the whole body: nothing is claimed for a request that may not arrive.
+        // 5. Read the whole body: nothing is claimed for a request that may not arrive.
         let (request_id, has_key) = (head.id, found.is_some());
         let refuse = |problem, has_key| self.refused(route, request_id, Refusal { problem, has_key });
         let body =
@@ -116,7 +127,7 @@ impl Gate {
                 Ok(body) => body,
                 Err(error) => return refuse(body_problem(self, error), has_key),
             };
-        // 5. Find the key in the body, where it is not in the head.
+        // 6. Find the key in the body, where it is not in the head.
         let found = match found {
             Some(found) => found,
             None => {
@@ -128,6 +139,7 @@ impl Gate {
                 match step {
                     Step::Protect(found) => found,
                     Step::Refuse(refusal) => return self.refused(route, request_id, refusal),
+                    Step::Verify { .. } => return refuse(unverified(), true),
                     Step::Forward(_) | Step::NeedBody => {
                         let (upstream, options) =
                             (&self.upstreams[route.upstream], ForwardOptions::of(self, state, route, &head));
@@ -137,7 +149,7 @@ impl Gate {
                 }
             }
         };
-        // 6. Identify the record: service, namespace, caller, key. And take the fingerprint.
+        // 7. Identify the record: service, namespace, caller, key. And take the fingerprint.
         let (key, fingerprint) = match identify(self, policy, &head, &body, found).await {
             Ok(identified) => identified,
             Err(problem) => return refuse(problem, true),
@@ -157,11 +169,11 @@ impl Gate {
             going: Arc::new(self.shared.requests.subscribe()),
             _permit: Arc::clone(permit),
         };
-        // 7. Replay from memory, where the answer is at hand.
+        // 8. Replay from memory, where the answer is at hand.
         if let Some(reply) = request.recalled().await {
             return reply;
         }
-        // 8. Else claim the key, run, settle and reply: see `drive`.
+        // 9. Else claim the key, run, settle and reply: see `drive`.
         let (client, reply) = oneshot::channel();
         // In a box: a future of this size would be copied several times on its way into the task.
         tokio::spawn(Box::pin(drive(request, Client(client))));

@@ -10,6 +10,7 @@ use super::Settings;
 pub use super::admit::Unprotected;
 use super::admit::{Admission, Candidate, Step};
 use super::ignored::KeyPlaces;
+use super::jwt::{Examined, unverified};
 use super::pass::{self, too_large};
 use super::policy_page;
 use super::preflight::Preflight;
@@ -138,7 +139,7 @@ pub fn explain(settings: &Settings, router: &Router, question: Question<'_>) -> 
     let peer = Peer { certificate, is_secure, ..Peer::new(address) };
     let context =
         Arc::new(ForwardingContext { forwarding: settings.forwarding.clone(), ..ForwardingContext::default() });
-    let head = match Head::of(head, peer, &context) {
+    let mut head = match Head::of(head, peer, &context) {
         Ok(head) => head,
         Err(problem) => {
             return without_route(Fate::Malformed(problem));
@@ -146,7 +147,13 @@ pub fn explain(settings: &Settings, router: &Router, question: Question<'_>) -> 
     };
     let authority = head.authority().map(Arc::from);
     let has_key = KeyPlaces::of(router).has_key(&head.method, &head.uri, &head.headers);
-    let asked = Inquiry { settings, head: &head, upgrades, body, client_ip, lacks_certificate };
+    let token = settings.jwt.as_ref().map_or(Examined::Known(None), |jwt| jwt.examine(&head.headers));
+    match &token {
+        Examined::Known(claims) => head.set_claims(claims.clone()),
+        Examined::Unknown => head.set_claims(None),
+        Examined::Refused(_) => {}
+    }
+    let asked = Inquiry { settings, head: &head, upgrades, body, client_ip, lacks_certificate, token };
     let fate = asked.fate(router);
     let is_unprotected = matches!(fate, Fate::Unrouted(_) | Fate::Routed(_, Handling::Passed(Unprotected::NoKey)));
     let preflight = match &fate {
@@ -166,6 +173,7 @@ struct Inquiry<'a> {
     client_ip: Option<IpAddr>,
     /// Whether the client must have a certificate, and the question does not say which.
     lacks_certificate: bool,
+    token: Examined,
 }
 
 impl Inquiry<'_> {
@@ -192,6 +200,10 @@ impl Inquiry<'_> {
         let longest = route.policy.max_request_body;
         match step {
             Step::Refuse(refusal) => Handling::Refused(refusal.problem),
+            Step::Verify { .. } => Handling::Refused(match &self.token {
+                Examined::Refused(problem) => problem.clone(),
+                Examined::Known(_) | Examined::Unknown => unverified(),
+            }),
             Step::Forward(why) => Handling::Passed(why),
             Step::NeedBody | Step::Protect(_) if self.body.len() as u64 > longest => {
                 Handling::Refused(too_large(longest))
@@ -239,17 +251,20 @@ impl Inquiry<'_> {
             ScopePart::Host => caller.authority.map_or(Value::Unknown, |host| Value::Shown(host.to_owned())),
             ScopePart::ClientIp => caller.client_ip.map_or(Value::Unknown, |ip| Value::Shown(ip.to_string())),
             ScopePart::ClientCert(_) if caller.certificate.is_none() => Value::Unknown,
+            ScopePart::Claim(_) if matches!(self.token, Examined::Unknown) => Value::Unknown,
             ScopePart::Const(text) => Value::Shown(text.clone()),
-            ScopePart::Header(_) | ScopePart::Cookie(_) | ScopePart::BasicUser | ScopePart::ClientCert(_) => {
-                match part.count(caller) {
-                    0 => Value::Absent,
-                    count => {
-                        let mut encoded = Vec::new();
-                        let _ = part.encode(caller, &mut encoded);
-                        Value::Hidden { count, digest: Sha256::digest(&encoded).into() }
-                    }
+            ScopePart::Header(_)
+            | ScopePart::Cookie(_)
+            | ScopePart::BasicUser
+            | ScopePart::ClientCert(_)
+            | ScopePart::Claim(_) => match part.count(caller) {
+                0 => Value::Absent,
+                count => {
+                    let mut encoded = Vec::new();
+                    let _ = part.encode(caller, &mut encoded);
+                    Value::Hidden { count, digest: Sha256::digest(&encoded).into() }
                 }
-            }
+            },
         }
     }
 

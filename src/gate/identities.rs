@@ -6,7 +6,7 @@ use super::shared::IdentityDigest;
 use super::{Settings, origin};
 use crate::idempotency::description::{CoverageDescription, NamespaceDescription, RouteDescription, RulesDescription};
 use crate::idempotency::fingerprint::Recipe;
-use crate::idempotency::identity::Identifier;
+use crate::idempotency::identity::{CallerRules, Identifier};
 use crate::idempotency::key::{KeyRule, KeySource};
 use crate::idempotency::policy::{Mode, Policy};
 use crate::idempotency::scope::ScopePart;
@@ -51,11 +51,13 @@ impl<'a> IdentityRules<'a> {
     /// The routes that make records, each with its rules.
     pub fn routes(&self) -> impl Iterator<Item = (&'a Arc<Route>, RulesDescription)> {
         let (trusted, id_secret) = (self.settings.forwarding.rule(), self.settings.id_secret.is_some());
+        let token_header = self.settings.token_header();
         // A route that does not protect makes no records, whatever rules it would make them by.
         let protecting = self.router.routes().iter().filter(|route| route.policy.mode != Mode::Pass);
         protecting.map(move |route| {
             let Policy { scope, key, fingerprint, .. } = &route.policy;
-            (route, RulesDescription::of(scope, key, fingerprint, &trusted, id_secret))
+            let callers = CallerRules { trusted: &trusted, token_header };
+            (route, RulesDescription::of(scope, key, fingerprint, callers, id_secret))
         })
     }
 
@@ -65,6 +67,7 @@ impl<'a> IdentityRules<'a> {
         let service = self.service();
         let origins = self.router.routes().iter().map(|route| origin(service, &route.namespace, &route.name)).collect();
         let (identifier, trusted) = (identifier(self.settings, service), self.settings.forwarding.rule());
+        let callers = CallerRules { trusted: &trusted, token_header: self.settings.token_header() };
         let mut identities: Vec<Identity> = Vec::new();
         for (route, rules) in self.routes() {
             // Routes that share a namespace share its rules; the configuration sees to that.
@@ -73,7 +76,7 @@ impl<'a> IdentityRules<'a> {
                 identities.push(Identity {
                     service: Arc::clone(service),
                     namespace: Arc::clone(&route.namespace),
-                    digest: digest(&identifier, route, &trusted),
+                    digest: digest(&identifier, route, callers),
                     description: Some(NamespaceDescription { rules, coverage }.to_text().into()),
                 });
             }
@@ -158,9 +161,9 @@ fn describe_route(route: &Arc<Route>) -> RouteDescription {
 }
 
 /// The digest of the rules of a route.
-pub(super) fn digest(identifier: &Identifier, route: &Route, trusted: &str) -> IdentityDigest {
+pub(super) fn digest(identifier: &Identifier, route: &Route, callers: CallerRules<'_>) -> IdentityDigest {
     let policy = &route.policy;
-    identifier.rules_digest(&route.namespace, &policy.scope, &policy.key, &policy.fingerprint, trusted)
+    identifier.rules_digest(&route.namespace, &policy.scope, &policy.key, &policy.fingerprint, callers)
 }
 
 fn identifier(settings: &Settings, service: &Arc<str>) -> Identifier {

@@ -2,6 +2,7 @@
 
 use http::header::{EXPECT, HOST, RANGE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
+use sha2::{Digest as _, Sha256};
 use tokio::time::timeout;
 
 use super::Gate;
@@ -62,6 +63,24 @@ impl<'a> Question<'a> {
     /// With these headers, and on nobody's behalf. Its connection is its own: those of requests belong to their threads.
     pub(super) fn of_gate(gate: &'a Gate, upstream: &'a Upstream, target: Uri, headers: HeaderMap) -> Self {
         Self { gate, upstream, target, headers, sending: SendContext::default(), reuse: Reuse::Never }
+    }
+
+    /// A digest of what is asked, of whom, and with which headers. Those that are another's at each try do not count: they
+    /// say nothing of who asks.
+    pub(super) fn digest(&self) -> [u8; 32] {
+        const OF_A_TRY: [&str; 5] = ["traceparent", "tracestate", "x-request-id", "request-id", "date"];
+        let mut digest = Sha256::new();
+        let mut put = |part: &[u8]| {
+            digest.update(part.len().to_be_bytes());
+            digest.update(part);
+        };
+        put(self.upstream.settings().name.as_bytes());
+        put(self.target.to_string().as_bytes());
+        for (name, value) in self.headers.iter().filter(|(name, _)| !OF_A_TRY.contains(&name.as_str())) {
+            put(name.as_str().as_bytes());
+            put(value.as_bytes());
+        }
+        digest.finalize().into()
     }
 
     /// Asks once, for the upstream's timeout at most. The answer is whole, and as a client would get it.

@@ -14,12 +14,14 @@ pub mod explain;
 pub mod identities;
 mod ignored;
 mod inquiry;
+pub mod jwt;
 mod pass;
 mod policy_page;
 mod preflight;
 mod probe;
 mod protected;
 mod quota;
+mod reauthorize;
 mod reconcile;
 mod reload;
 mod renewal;
@@ -40,6 +42,7 @@ pub use self::answer::HeaderNames;
 use self::answer::{CrossOrigin, Estimator, Reply};
 use self::identities::IdentityRules;
 use self::ignored::{IgnoredLog, KeyPlaces};
+use self::jwt::Verifier;
 use self::pass::ForwardOptions;
 use self::policy_page::PolicyPage;
 pub use self::protected::Tokens;
@@ -58,7 +61,7 @@ use crate::http::upgrade::Upgrades;
 use crate::http::upstream::Upstream;
 use crate::http::usage::Usage;
 use crate::idempotency::grpc;
-use crate::idempotency::identity::Identifier;
+use crate::idempotency::identity::{CallerRules, Identifier};
 use crate::idempotency::record::RequestId;
 use crate::route::{Route, Router};
 use crate::store::{Identity, Origin, OriginId, Store};
@@ -89,6 +92,8 @@ pub struct Settings {
     pub policy_page: Option<Arc<str>>,
     /// Where the attempts' tokens come from.
     pub tokens: Tokens,
+    /// `[auth.jwt]`
+    pub jwt: Option<jwt::Settings>,
 }
 
 /// A secret that `Debug` does not show.
@@ -115,6 +120,8 @@ pub struct Gate {
     key_places: KeyPlaces,
     /// What scripts may read of them.
     exposed: HeaderValue,
+    /// Verifies the tokens that scopes have claims of.
+    verifier: Option<Arc<Verifier>>,
     /// What clients may expect of its routes.
     policy_page: Option<PolicyPage>,
     /// How it sees where requests come from.
@@ -155,21 +162,32 @@ impl Gate {
         usage: Arc<Usage>,
         metrics: &Metrics,
     ) -> Arc<Self> {
-        Self::beside(Arc::new(Shared::new(store, usage)), settings, router, upstreams, metrics, |_| Arc::default())
+        let shared = Arc::new(Shared::new(store, usage));
+        Self::beside(shared, settings, router, upstreams, metrics, None)
     }
 
-    /// A gate that shares `work` with others. `estimator` is that of a route by its name.
+    /// A gate that shares `work` with others, and takes over what `former` knows of routes and tokens.
     fn beside(
         shared: Arc<Shared>,
         settings: Settings,
         router: Router,
         upstreams: Vec<Upstream>,
         metrics: &Metrics,
-        estimator: impl Fn(&str) -> Arc<Estimator>,
+        former: Option<&Self>,
     ) -> Arc<Self> {
         let secret = settings.id_secret.as_ref().map(|secret| Arc::clone(&secret.0));
         let identifier = Identifier::new(Arc::clone(&settings.service), secret);
         let trusted = settings.forwarding.rule();
+        let callers = CallerRules { trusted: &trusted, token_header: settings.token_header() };
+        let token_header = settings.jwt.as_ref().map_or(http::header::AUTHORIZATION, |jwt| jwt.header.clone());
+        let estimator = |name: &str| {
+            let known = former.and_then(|former| former.states.get(name));
+            known.map(|state| Arc::clone(&state.estimator)).unwrap_or_default()
+        };
+        let verifier = settings
+            .jwt
+            .clone()
+            .map(|jwt| Verifier::new(jwt, former.and_then(|former| former.verifier.as_ref()), &shared.usage));
         let state = |name: &Arc<str>, namespace: &Arc<str>, rules, kept| {
             Arc::new(RouteState {
                 rules,
@@ -182,14 +200,15 @@ impl Gate {
             })
         };
         let states = router.routes().iter().map(|route| {
-            let rules = identities::digest(&identifier, route, &trusted);
-            let kept = kept_headers(route).into_iter().chain(settings.own_headers.key.clone()).collect();
+            let rules = identities::digest(&identifier, route, callers);
+            let kept = kept_headers(route, &token_header).into_iter().chain(settings.own_headers.key.clone()).collect();
             (Arc::clone(&route.name), state(&route.name, &route.namespace, rules, kept))
         });
         let nowhere: Arc<str> = "-".into();
         shared.expect_leases_of(&router);
         Arc::new(Self {
             states: states.collect(),
+            verifier,
             unrouted: state(&nowhere, &nowhere, IdentityDigest::default(), Vec::new()),
             key_places: KeyPlaces::of(&router),
             exposed: answer::exposed(&settings.headers),
@@ -338,7 +357,7 @@ fn origin(service: &Arc<str>, namespace: &Arc<str>, route: &Arc<str>) -> Origin 
 }
 
 /// The headers that a route's keys, scopes and fingerprints are made of.
-fn kept_headers(route: &Route) -> Vec<HeaderName> {
+fn kept_headers(route: &Route, token_header: &HeaderName) -> Vec<HeaderName> {
     use crate::idempotency::credential;
     use crate::idempotency::key::KeySource;
     use crate::idempotency::scope::ScopePart;
@@ -348,6 +367,7 @@ fn kept_headers(route: &Route) -> Vec<HeaderName> {
         ScopePart::Header(name) => vec![name.clone()],
         ScopePart::Cookie(_) => vec![http::header::COOKIE],
         ScopePart::BasicUser => vec![http::header::AUTHORIZATION],
+        ScopePart::Claim(_) => vec![token_header.clone()],
         ScopePart::Host | ScopePart::ClientIp | ScopePart::ClientCert(_) | ScopePart::Const(_) => Vec::new(),
     });
     let events = ["ce-source", "ce-id"].map(HeaderName::from_static);
@@ -390,6 +410,7 @@ pub(crate) mod tests {
             upgrades: Upgrades::default(),
             policy_page: None,
             tokens: Tokens::secret(),
+            jwt: None,
         };
         let router = Router::new(routes).unwrap();
         let metrics = Metrics::new();

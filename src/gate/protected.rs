@@ -160,7 +160,7 @@ impl ProtectedRequest {
         let (record, now) = self.gate.shared.store.recall(self.id)?;
         match self.decide(&record, now).await {
             Ok(Decision::Supersede) => None,
-            Ok(decision) => Some(self.reply(decision, Some(record.until))),
+            Ok(decision) => Some(self.permitted_reply(decision, Some(record.until)).await),
             Err(problem) => Some(self.problem(problem)),
         }
     }

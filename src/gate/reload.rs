@@ -54,9 +54,7 @@ impl Gate {
     ) -> Arc<Self> {
         let Settings { service, id_secret, tokens, .. } = self.settings.clone();
         let settings = Settings { service, id_secret, tokens, ..settings };
-        Self::beside(Arc::clone(&self.shared), settings, router, upstreams, metrics, |name| {
-            self.states.get(name).map(|state| Arc::clone(&state.estimator)).unwrap_or_default()
-        })
+        Self::beside(Arc::clone(&self.shared), settings, router, upstreams, metrics, Some(self))
     }
 
     /// The upstream that is set up like this, with its connections; a new one where there is none.

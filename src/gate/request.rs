@@ -24,6 +24,7 @@ use crate::idempotency::key::KeyRule;
 use crate::idempotency::record::RequestId;
 use crate::idempotency::request_time::{RequestTime, Untimely};
 use crate::idempotency::scope::{Caller, ScopePart};
+use crate::idempotency::token::TokenClaims;
 use crate::route::{Ambiguous, Route};
 use crate::telemetry::outcome::Code;
 
@@ -52,6 +53,18 @@ pub(super) struct Head {
     pub(super) upgrade: Option<Upgrade>,
     /// Its id.
     pub(super) id: RequestId,
+    /// Its token, once that was looked at.
+    token: Token,
+}
+
+/// What is known of a request's token.
+enum Token {
+    /// Nothing yet.
+    Unread,
+    /// It has none, or `explain` cannot verify it.
+    Absent,
+    /// It was verified.
+    Verified(Arc<TokenClaims>),
 }
 
 impl Head {
@@ -109,6 +122,7 @@ impl Head {
             context: Arc::clone(context),
             upgrade,
             id,
+            token: Token::Unread,
         })
     }
 
@@ -150,6 +164,24 @@ impl Head {
             authority: self.authority(),
             client_ip: Some(self.client),
             certificate: self.peer.certificate.as_deref(),
+            claims: self.claims(),
+        }
+    }
+
+    /// Notes the claims of its token, which was verified; nothing where it has none.
+    pub(super) fn set_claims(&mut self, claims: Option<Arc<TokenClaims>>) {
+        self.token = claims.map_or(Token::Absent, Token::Verified);
+    }
+
+    /// Whether its token was looked at.
+    pub(super) fn is_token_known(&self) -> bool {
+        !matches!(self.token, Token::Unread)
+    }
+
+    fn claims(&self) -> Option<&TokenClaims> {
+        match &self.token {
+            Token::Verified(claims) => Some(claims),
+            Token::Unread | Token::Absent => None,
         }
     }
 
@@ -288,6 +320,12 @@ pub(super) fn untimely(rule: &RequestTime, untimely: Untimely) -> Problem {
         ),
     };
     Problem::new(Code::RequestExpired, format!("{what}; nothing was sent"))
+}
+
+/// A claim that is part of the scope is an object or an array.
+pub(super) fn claim_unfit(part: &ScopePart) -> Problem {
+    let detail = format!("the claim of `{part}` is neither text nor a number nor a truth value; nothing was sent");
+    Problem::new(Code::CredentialsUnverifiable, detail)
 }
 
 /// The route requires a key, and none came.

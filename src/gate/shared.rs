@@ -7,6 +7,7 @@ use arc_swap::ArcSwap;
 use tokio::sync::{RwLock, Semaphore};
 
 use super::quota::Quotas;
+use super::reauthorize::Questions;
 use super::single_flight::{OrderedSender, SingleFlight};
 use crate::http::headers::Via;
 use crate::http::usage::Usage;
@@ -32,6 +33,8 @@ pub(super) struct Shared {
     pub(super) abandon: OrderedSender<bool>,
     /// Each protected request holds a receiver until it has ended.
     pub(super) requests: tokio::sync::watch::Sender<()>,
+    /// What upstreams said a moment ago of who may have a recorded answer.
+    pub(super) questions: Questions,
     /// How many large bodies may be read back into memory at a time.
     pub(super) large_bodies: Semaphore,
     /// Claims that the store was too slow for: while it hangs, as many as there are requests.
@@ -63,6 +66,7 @@ impl Shared {
             single_flight: Arc::default(),
             abandon: OrderedSender::new(false),
             requests: tokio::sync::watch::Sender::new(()),
+            questions: Questions::default(),
             large_bodies: Semaphore::new(LARGE_BODIES),
             late_claims: LogThrottle::every(MINUTE),
             unreadable: LogThrottle::every(MINUTE),

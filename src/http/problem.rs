@@ -5,7 +5,9 @@ mod grpc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_TYPE, DATE, LINK, RETRY_AFTER};
+use http::header::{
+    CONNECTION, CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_TYPE, DATE, LINK, RETRY_AFTER, WWW_AUTHENTICATE,
+};
 use http::{HeaderName, HeaderValue, Response};
 use serde::Serialize;
 
@@ -105,6 +107,10 @@ impl Problem {
             // A gate earlier in the loop, perhaps this one, must release its key.
             headers.insert(CONTROL, HeaderValue::from_static("release"));
         }
+        if self.code == Code::CredentialsUnverifiable {
+            // RFC 6750, 3; an answer with 401 names a challenge (RFC 9110, 15.5.2).
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer error=\"invalid_token\""));
+        }
         response
     }
 
@@ -189,6 +195,7 @@ pub fn title(code: Code) -> &'static str {
         Code::ExpectationFailed => "The expectation cannot be met",
         Code::QuotaExceeded => "Too much of one client",
         Code::LoopDetected => "The request goes round in circles",
+        Code::CredentialsUnverifiable => "The token cannot be verified",
     }
 }
 

@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::fingerprint::{BodyForm, Recipe};
+use super::identity::CallerRules;
 use super::key::{KeyRule, KeySource};
 use super::scope::ScopePart;
 
@@ -62,6 +63,9 @@ pub struct RulesDescription {
     /// The proxies that are trusted for the address of a client, where that address is part of the scope.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trusted_proxies: Option<String>,
+    /// The header of the token, where a claim is part of the scope and that header is not `Authorization`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_header: Option<String>,
     /// Whether ids are made with a secret.
     pub id_secret: bool,
 }
@@ -85,13 +89,20 @@ pub struct FingerprintDescription {
 impl RulesDescription {
     /// Describes what `rules_digest` hashes of the same arguments, and whether the identifier has a secret.
     #[must_use]
-    pub fn of(scope: &[ScopePart], key: &KeyRule, fingerprint: &Recipe, trusted: &str, id_secret: bool) -> Self {
-        let counts_address = !trusted.is_empty() && scope.contains(&ScopePart::ClientIp);
+    pub fn of<'a>(
+        scope: &[ScopePart],
+        key: &KeyRule,
+        fingerprint: &Recipe,
+        callers: impl Into<CallerRules<'a>>,
+        id_secret: bool,
+    ) -> Self {
+        let CallerRules { trusted, token_header } = callers.into().of_scope(scope);
         Self {
             scope: scope.iter().map(ToString::to_string).collect(),
             key: key.from.iter().map(ToString::to_string).collect(),
             fingerprint: key.from.contains(&KeySource::Fingerprint).then(|| FingerprintDescription::of(fingerprint)),
-            trusted_proxies: counts_address.then(|| trusted.to_owned()),
+            trusted_proxies: (!trusted.is_empty()).then(|| trusted.to_owned()),
+            token_header: token_header.map(ToString::to_string),
             id_secret,
         }
     }
@@ -132,6 +143,7 @@ impl FingerprintDescription {
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderName;
     use proptest::prelude::*;
 
     use super::*;
@@ -139,21 +151,24 @@ mod tests {
     use crate::idempotency::policy::Policy;
 
     /// The arguments of `rules_digest`.
-    fn rules() -> impl Strategy<Value = (Vec<ScopePart>, KeyRule, Recipe, &'static str, bool)> {
-        const PARTS: [&str; 5] = ["host", "client-ip", "header:x", "cookie:x", "const:x"];
+    fn rules() -> impl Strategy<Value = (Vec<ScopePart>, KeyRule, Recipe, CallerRules<'static>, bool)> {
+        const PARTS: [&str; 6] = ["host", "client-ip", "header:x", "cookie:x", "jwt:x", "const:x"];
+        static HEADERS: [HeaderName; 2] = [HeaderName::from_static("x"), HeaderName::from_static("y")];
         const PLACES: [&str; 5] = ["header:x", "query:x", "json:/x", "template:{header:x}:{query:x}", "fingerprint"];
         let parts = proptest::collection::vec(proptest::sample::select(&PARTS[..]), 0..3);
         let places = proptest::collection::vec(proptest::sample::select(&PLACES[..]), 0..3);
         let forms = proptest::sample::select(&[BodyForm::Auto, BodyForm::Bytes, BodyForm::Json, BodyForm::None][..]);
         let recipe = (any::<[bool; 2]>(), forms);
         let trusted = proptest::sample::select(&["", "Both 10.0.0.0/8"][..]);
-        (parts, places, recipe, trusted, any::<bool>()).prop_map(
-            |(parts, places, ([query, header], form), trusted, secret)| {
+        let token_header = proptest::option::of((0..HEADERS.len()).prop_map(|nth| &HEADERS[nth]));
+        let callers = (trusted, token_header).prop_map(|(trusted, token_header)| CallerRules { trusted, token_header });
+        (parts, places, recipe, callers, any::<bool>()).prop_map(
+            |(parts, places, ([query, header], form), callers, secret)| {
                 let scope = parts.iter().map(|part| ScopePart::parse(part).unwrap()).collect();
                 let from = places.iter().map(|place| KeySource::parse(place).unwrap()).collect();
                 let headers = if header { vec!["x".parse().unwrap()] } else { Vec::new() };
                 let key = KeyRule { from, ..Policy::default().key };
-                (scope, key, Recipe { query, form, headers, ..Recipe::default() }, trusted, secret)
+                (scope, key, Recipe { query, form, headers, ..Recipe::default() }, callers, secret)
             },
         )
     }

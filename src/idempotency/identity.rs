@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use hmac::{Hmac, KeyInit, Mac};
+use http::HeaderName;
 use sha2::Sha256;
 
 use super::codec::put_recipe;
@@ -18,6 +19,33 @@ use super::scope::{Caller, ScopePart};
 pub struct Identifier {
     secret: Option<Arc<[u8]>>,
     service: Arc<str>,
+}
+
+/// What says who a caller is and stands in no route. A rule counts only where the part that it is about is part of the scope.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CallerRules<'a> {
+    /// Whose word counts for the address of a client; empty for none.
+    pub trusted: &'a str,
+    /// The header that a token comes in, where it is not `Authorization`.
+    pub token_header: Option<&'a HeaderName>,
+}
+
+impl<'a> CallerRules<'a> {
+    /// Those of them that count for a scope.
+    pub(super) fn of_scope(self, scope: &[ScopePart]) -> Self {
+        let has_claims = scope.iter().any(|part| matches!(part, ScopePart::Claim(_)));
+        Self {
+            trusted: if scope.contains(&ScopePart::ClientIp) { self.trusted } else { "" },
+            token_header: self.token_header.filter(|_| has_claims),
+        }
+    }
+}
+
+impl<'a> From<&'a str> for CallerRules<'a> {
+    /// With nothing but whose word counts for an address.
+    fn from(trusted: &'a str) -> Self {
+        Self { trusted, token_header: None }
+    }
 }
 
 impl Identifier {
@@ -98,17 +126,16 @@ impl Identifier {
     /// The digest of everything but the request that makes the ids of a namespace. Two gates with equal digests
     /// give a request the same id.
     ///
-    /// `fingerprint` counts only where a key may be a request's own fingerprint. `trusted` says whose word counts for the
-    /// address of a client, empty for none; it counts only where that address is part of the scope. The secret counts
-    /// by making the digest, as it makes the ids.
+    /// `fingerprint` counts only where a key may be a request's own fingerprint. The secret counts by making the digest, as it
+    /// makes the ids.
     #[must_use]
-    pub fn rules_digest(
+    pub fn rules_digest<'a>(
         &self,
         namespace: &str,
         scope: &[ScopePart],
         key: &KeyRule,
         fingerprint: &Recipe,
-        trusted: &str,
+        callers: impl Into<CallerRules<'a>>,
     ) -> [u8; 32] {
         let mut out = self.begin(b"oncegate rules 1");
         put(&mut out, namespace.as_bytes());
@@ -121,8 +148,12 @@ impl Identifier {
                 put_recipe(&mut out, fingerprint);
             }
         }
-        if !trusted.is_empty() && scope.contains(&ScopePart::ClientIp) {
+        let CallerRules { trusted, token_header } = callers.into().of_scope(scope);
+        if !trusted.is_empty() {
             put(&mut out, trusted.as_bytes());
+        }
+        if let Some(name) = token_header {
+            put(&mut out, format!("token in {name}").as_bytes());
         }
         self.hash(&out)
     }
@@ -179,7 +210,8 @@ mod tests {
                 .map(|(name, value)| (name.parse::<HeaderName>().unwrap(), HeaderValue::try_from(value).unwrap()))
                 .collect();
             let scope: Vec<_> = self.scope.iter().map(|word| ScopePart::parse(word).unwrap()).collect();
-            let caller = Caller { headers: &headers, authority: None, client_ip: None, certificate: None };
+            let caller =
+                Caller { headers: &headers, authority: None, client_ip: None, certificate: None, claims: None };
             self.identifier().id(&self.namespace, &scope, caller, &Key::parse(&self.key, 255).unwrap())
         }
     }
@@ -268,8 +300,13 @@ mod tests {
                 lines.flat_map(|(name, lines)| lines.iter().map(move |line| (HeaderName::from_static(name), line)));
             let headers: HeaderMap = lines.map(|(name, line)| (name, HeaderValue::from_str(line).unwrap())).collect();
             let client_ip = self.client_ip.map(|last| std::net::IpAddr::from([127, 0, 0, last]));
-            let caller =
-                Caller { headers: &headers, authority: self.authority.as_deref(), client_ip, certificate: None };
+            let caller = Caller {
+                headers: &headers,
+                authority: self.authority.as_deref(),
+                client_ip,
+                certificate: None,
+                claims: None,
+            };
             let scope: Vec<_> = self.scope.iter().map(|part| ScopePart::parse(part).unwrap()).collect();
             Identifier::new("s".into(), None).id(&self.namespace, &scope, caller, &Key::parse(&self.key, 9).unwrap())
         }
@@ -311,7 +348,13 @@ mod tests {
     fn ids(scope: &Scope, (name, value): (&'static str, &'static str)) -> [[String; 2]; 2] {
         let policy = Policy::default();
         let headers = HeaderMap::from_iter([(HeaderName::from_static(name), HeaderValue::from_static(value))]);
-        let caller = Caller { headers: &headers, authority: Some("Example.com"), client_ip: None, certificate: None };
+        let caller = Caller {
+            headers: &headers,
+            authority: Some("Example.com"),
+            client_ip: None,
+            certificate: None,
+            claims: None,
+        };
         let key = Key::parse("8e03978e-40d5-43dd-bc93-6894a57f9324", 255).unwrap();
         [None, Some(Arc::from(&b"secret"[..]))].map(|secret| {
             let identifier = Identifier::new("default".into(), secret);
@@ -357,7 +400,7 @@ mod tests {
             "e06d0b6c2ff4d9dc2d0d80b57f7f4deee16324122febab2f3170a2ba197695d8",
         ];
         let headers = HeaderMap::from_iter([(http::header::COOKIE, HeaderValue::from_static("s=1"))]);
-        let caller = Caller { headers: &headers, authority: None, client_ip: None, certificate: None };
+        let caller = Caller { headers: &headers, authority: None, client_ip: None, certificate: None, claims: None };
         let proofs = [None, Some(Arc::from(&b"secret"[..]))].map(|secret| {
             let key = Key::parse("k", 255).unwrap();
             let (_, proof) = Identifier::new("s".into(), secret).identify("n", &Policy::default().scope, caller, &key);
@@ -369,7 +412,7 @@ mod tests {
     #[test]
     fn a_proof_is_bound_to_its_record() {
         let headers = HeaderMap::from_iter([(http::header::COOKIE, HeaderValue::from_static("s=1"))]);
-        let caller = Caller { headers: &headers, authority: None, client_ip: None, certificate: None };
+        let caller = Caller { headers: &headers, authority: None, client_ip: None, certificate: None, claims: None };
         let proof = |secret: Option<&str>, service: &str, namespace: &str, scope: &[&str], key: &str| {
             let secret = secret.map(|secret| secret.as_bytes().into());
             let key = Key::parse(key, 255).unwrap();

@@ -28,4 +28,5 @@ pub mod recovery;
 pub mod request_time;
 pub mod scope;
 pub mod settle;
+pub mod token;
 pub mod unknown;

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use http::HeaderName;
+use http::uri::PathAndQuery;
 
 use super::codec::Answer;
 use super::fingerprint::Recipe;
@@ -53,6 +54,8 @@ pub struct Policy {
     pub quota: Option<Quota>,
     /// Which headers of an answer only its first client gets.
     pub response_headers: ResponseHeaders,
+    /// What the upstream is asked for before a replay; nothing where it is not asked.
+    pub reauthorize: Option<PathAndQuery>,
     /// Whose scripts may read what the gate answers.
     pub cors: Cors,
     /// Page that explains the route's problems; their `type`.
@@ -83,6 +86,7 @@ impl Default for Policy {
             max_response_body: 16 * MIB,
             quota: None,
             response_headers: ResponseHeaders::default(),
+            reauthorize: None,
             cors: Cors::default(),
             docs: None,
         }

@@ -15,6 +15,7 @@ use x509_cert::ext::pkix::SubjectAltName;
 
 use super::credential::Credential;
 use super::encoding::{put, put_count};
+use super::token::{ClaimValue, TokenClaims};
 
 /// A scope: its parts in order, and which of them a request may lack.
 ///
@@ -52,6 +53,8 @@ pub enum ScopePart {
     ClientIp,
     /// `client-cert:subject` or `client-cert:san`
     ClientCert(CertPart),
+    /// `jwt:CLAIM`: a claim of a token that was verified.
+    Claim(String),
     /// `const:TEXT`
     Const(String),
 }
@@ -108,6 +111,8 @@ pub struct Caller<'a> {
     pub client_ip: Option<IpAddr>,
     /// What it proved who it is with.
     pub certificate: Option<&'a ClientCertificate>,
+    /// The claims of its token, once that was verified.
+    pub claims: Option<&'a TokenClaims>,
 }
 
 impl Scope {
@@ -115,6 +120,22 @@ impl Scope {
     pub fn missing(&self, caller: Caller<'_>) -> impl Iterator<Item = &ScopePart> {
         let required = self.parts.iter().zip(&self.optional).filter(|(_, is_optional)| !**is_optional);
         required.map(|(part, _)| part).filter(move |part| !part.is_always_there() && part.values(caller).is_empty())
+    }
+
+    /// The first part whose value cannot count: a claim that is an object or an array, of which two may be the same and be
+    /// written differently.
+    #[must_use]
+    pub fn unfit(&self, caller: Caller<'_>) -> Option<&ScopePart> {
+        self.parts.iter().find(|part| match part {
+            ScopePart::Claim(name) => caller.claims.is_some_and(|claims| claims.get(name) == Some(&ClaimValue::Nested)),
+            _ => false,
+        })
+    }
+
+    /// Whether it has a claim of a token, which is to be verified before the scope means anything.
+    #[must_use]
+    pub fn has_claims(&self) -> bool {
+        self.parts.iter().any(|part| matches!(part, ScopePart::Claim(_)))
     }
 
     /// The parts as the configuration writes them.
@@ -194,13 +215,14 @@ impl ScopePart {
             Some(("client-cert", part)) => {
                 Err(format!("`{part}` is not a part of a certificate: use `subject` or `san`"))
             }
-            Some(("jwt", _)) => Err(format!("`{text}` is not accepted by this version")),
+            Some(("jwt", claim)) if is_claim(claim) => Ok(Self::Claim(claim.to_owned())),
+            Some(("jwt", claim)) => Err(format!("`{claim}` is not the name of a claim: use one such as `jwt:sub`")),
             None if text == "credential" => Ok(Self::Credential),
             None if text == "host" => Ok(Self::Host),
             None if text == "client-ip" => Ok(Self::ClientIp),
             _ => Err(format!(
                 "`{text}` is not a part of a scope: use `credential`, `header:NAME`, `cookie:NAME`, `basic:user`, \
-                 `host`, `client-ip`, `client-cert:subject`, `client-cert:san` or `const:TEXT`"
+                 `host`, `client-ip`, `client-cert:subject`, `client-cert:san`, `jwt:CLAIM` or `const:TEXT`"
             )),
         }
     }
@@ -233,7 +255,7 @@ impl ScopePart {
     fn is_always_there(&self) -> bool {
         match self {
             Self::Credential | Self::Host | Self::ClientIp | Self::Const(_) => true,
-            Self::Header(_) | Self::Cookie(_) | Self::BasicUser | Self::ClientCert(_) => false,
+            Self::Header(_) | Self::Cookie(_) | Self::BasicUser | Self::ClientCert(_) | Self::Claim(_) => false,
         }
     }
 
@@ -252,6 +274,11 @@ impl ScopePart {
                 caller.certificate.map(|it| it.subject.clone()).into_iter().collect()
             }
             Self::ClientCert(CertPart::San) => caller.certificate.and_then(|it| it.san.clone()).into_iter().collect(),
+            Self::Claim(name) => match caller.claims.and_then(|claims| claims.get(name)) {
+                Some(ClaimValue::Scalar(marked)) => vec![marked.to_vec()],
+                // A request with a nested one is refused: see `Scope::unfit`.
+                Some(ClaimValue::Nested) | None => Vec::new(),
+            },
             Self::Const(text) => vec![text.clone().into_bytes()],
         }
     }
@@ -269,9 +296,15 @@ impl fmt::Display for ScopePart {
             Self::ClientIp => f.write_str("client-ip"),
             Self::ClientCert(CertPart::Subject) => f.write_str("client-cert:subject"),
             Self::ClientCert(CertPart::San) => f.write_str("client-cert:san"),
+            Self::Claim(name) => write!(f, "jwt:{name}"),
             Self::Const(text) => write!(f, "const:{text}"),
         }
     }
+}
+
+/// Whether a claim can be named so. A `?` at the end means that a request may lack it.
+fn is_claim(name: &str) -> bool {
+    !name.is_empty() && !name.contains('?') && !name.contains(|char: char| char.is_whitespace() || char.is_control())
 }
 
 /// The values of every cookie of that name, in order (RFC 6265, section 5.4), as they are written.
@@ -332,7 +365,10 @@ mod tests {
             .iter()
             .map(|&(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
             .collect();
-        encoded_for(word, Caller { headers: &headers, authority: None, client_ip: None, certificate: None })
+        encoded_for(
+            word,
+            Caller { headers: &headers, authority: None, client_ip: None, certificate: None, claims: None },
+        )
     }
 
     fn encoded_for(word: &str, caller: Caller<'_>) -> Vec<u8> {
@@ -358,7 +394,15 @@ mod tests {
         for word in always_there {
             assert_eq!(ScopeWord::parse(word).unwrap().to_string(), word);
         }
-        for word in ["header:x-api-key", "cookie:Session", "basic:user", "client-cert:subject", "client-cert:san"] {
+        for word in [
+            "header:x-api-key",
+            "cookie:Session",
+            "basic:user",
+            "client-cert:subject",
+            "client-cert:san",
+            "jwt:sub",
+            "jwt:https://a.example/t",
+        ] {
             let required = ScopeWord::parse(word).unwrap();
             let optional = ScopeWord::parse(&format!("{word}?")).unwrap();
             assert_eq!([required.to_string(), optional.to_string()], [word.to_owned(), format!("{word}?")]);
@@ -367,7 +411,17 @@ mod tests {
         for word in ["", "?", "header:", "header:a b", "header:?", "header:a??", "cookie:", "cookie:a=b", "cookie:?"] {
             assert!(ScopeWord::parse(word).is_err(), "{word}");
         }
-        for word in ["basic:password", "basic:?", "client-cert:?", "jwt:sub", "jwt:sub?", "hosts", "Credential"] {
+        for word in [
+            "basic:password",
+            "basic:?",
+            "client-cert:?",
+            "jwt:",
+            "jwt:?",
+            "jwt:a b",
+            "jwt:sub??",
+            "hosts",
+            "Credential",
+        ] {
             assert!(ScopeWord::parse(word).is_err(), "{word}");
         }
         for word in ["credential?", "host?", "client-ip?"] {
@@ -382,7 +436,7 @@ mod tests {
             .iter()
             .map(|&(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
             .collect();
-        let caller = Caller { headers: &headers, authority: None, client_ip: None, certificate: None };
+        let caller = Caller { headers: &headers, authority: None, client_ip: None, certificate: None, claims: None };
         let scope: Scope = scope.iter().map(|word| ScopeWord::parse(word).unwrap()).collect();
         scope.missing(caller).map(ToString::to_string).collect()
     }
@@ -456,7 +510,7 @@ mod tests {
     #[test]
     fn hosts_have_no_case_and_addresses_one_form() {
         let headers = HeaderMap::new();
-        let caller = Caller { headers: &headers, authority: None, client_ip: None, certificate: None };
+        let caller = Caller { headers: &headers, authority: None, client_ip: None, certificate: None, claims: None };
         let host = |authority| encoded_for("host", Caller { authority: Some(authority), ..caller });
         assert_eq!(host("Example.COM:80"), host("example.com:80"));
         assert_distinct(&[encoded_for("host", caller), host(""), host("example.com"), host("example.com:80")]);

@@ -21,6 +21,8 @@ pub enum Outcome {
     Ignored,
     /// The upstream said what became of an unknown outcome, and the record has its answer now.
     Recovered,
+    /// The upstream did not let the caller have the recorded answer again, and its own answer to that went to the client.
+    Refused,
     /// The gate answered with this problem, or the upstream's answer leaves this problem behind.
     Problem(Code),
 }
@@ -74,11 +76,13 @@ pub enum Code {
     QuotaExceeded,
     /// The request came by here before; nothing was sent.
     LoopDetected,
+    /// The request carries a token that cannot be verified; nothing was sent.
+    CredentialsUnverifiable,
 }
 
 impl Outcome {
     /// Every outcome, in the order of [`Outcome::index`].
-    pub const ALL: [Self; 31] = {
+    pub const ALL: [Self; 33] = {
         use Code::*;
         [
             Self::Executed,
@@ -89,6 +93,7 @@ impl Outcome {
             Self::Passed,
             Self::Ignored,
             Self::Recovered,
+            Self::Refused,
             Self::Problem(KeyMissing),
             Self::Problem(KeyInvalid),
             Self::Problem(ScopeMissing),
@@ -112,6 +117,7 @@ impl Outcome {
             Self::Problem(ExpectationFailed),
             Self::Problem(QuotaExceeded),
             Self::Problem(LoopDetected),
+            Self::Problem(CredentialsUnverifiable),
         ]
     };
 
@@ -127,6 +133,7 @@ impl Outcome {
             Self::Passed => "passed",
             Self::Ignored => "ignored",
             Self::Recovered => "recovered",
+            Self::Refused => "refused",
             Self::Problem(code) => code.as_str(),
         }
     }
@@ -143,7 +150,8 @@ impl Outcome {
             Self::Passed => 5,
             Self::Ignored => 6,
             Self::Recovered => 7,
-            Self::Problem(code) => 8 + code as usize,
+            Self::Refused => 8,
+            Self::Problem(code) => 9 + code as usize,
         }
     }
 }
@@ -176,6 +184,7 @@ impl Code {
             Self::ExpectationFailed => "expectation-failed",
             Self::QuotaExceeded => "quota-exceeded",
             Self::LoopDetected => "loop-detected",
+            Self::CredentialsUnverifiable => "credentials-unverifiable",
         }
     }
 
@@ -198,6 +207,7 @@ impl Code {
             Self::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::ExpectationFailed => StatusCode::EXPECTATION_FAILED,
             Self::LoopDetected => StatusCode::LOOP_DETECTED,
+            Self::CredentialsUnverifiable => StatusCode::UNAUTHORIZED,
         }
     }
 

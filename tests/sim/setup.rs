@@ -53,7 +53,8 @@ static IDS: LazyLock<BTreeMap<RecordId, Label>> = LazyLock::new(|| {
     labels
         .map(|label| {
             let headers = HeaderMap::from_iter([(TENANT, HeaderValue::from_static(TENANTS[label.tenant]))]);
-            let caller = Caller { headers: &headers, authority: None, client_ip: None, certificate: None };
+            let caller =
+                Caller { headers: &headers, authority: None, client_ip: None, certificate: None, claims: None };
             let key = Key::parse(&key(label.key), 255).unwrap();
             (identifier.id(name(label.route), &scope(), caller, &key), label)
         })

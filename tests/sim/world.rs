@@ -191,6 +191,7 @@ impl World {
             upgrades: oncegate::http::upgrade::Upgrades::default(),
             policy_page: None,
             tokens: Tokens::counted_from(Token::first_of(number).0),
+            jwt: None,
         };
         let usage = Usage::new(&Limits::default(), &METRICS);
         let upstreams = vec![Upstream::through(upstream, Arc::clone(&usage), Arc::new(dialer))];

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use http::header::{CONTENT_TYPE, HOST};
 use http::request::Parts;
 
+use super::credential::{carrier, on_renewal};
 use super::details::{because_of, own_headers, request_time, template_parts};
 use super::policy::{built_in, other_default, policy_of, preset_of, show_quota, wrapped};
 use crate::config::Resolved;
@@ -265,6 +266,13 @@ impl Report<'_> {
         self.scope(identified);
         self.fingerprint(identified);
         route.policy.quota.iter().for_each(|quota| self.line("quota", show_quota(quota)));
+        if let Some(path) = &route.policy.reauthorize {
+            self.line(
+                "replay",
+                format!("GET {path} is asked of the upstream first, with the retry's own headers: 2xx lets it"),
+            );
+            self.more("through; 401, 403 and 404 go to the client instead");
+        }
         match identified.id {
             Some(id) => {
                 self.line("record", id.to_string());
@@ -305,6 +313,9 @@ impl Report<'_> {
                 Value::Unknown if word.part == ScopePart::Host => "not known: what the client names".to_owned(),
                 Value::Unknown if matches!(word.part, ScopePart::ClientCert(_) | ScopePart::Credential) => {
                     "not known: give the client's certificate with --client-cert FILE".to_owned()
+                }
+                Value::Unknown if matches!(word.part, ScopePart::Claim(_)) => {
+                    "not known: only a gate that runs has the keys of jwks_url".to_owned()
                 }
                 Value::Unknown => "not known: give it with --client-ip IP".to_owned(),
                 Value::Absent => "absent, which is a value of its own".to_owned(),
@@ -443,37 +454,6 @@ fn on_scope(identified: &Identified) -> Option<String> {
     let all_absent = callers.clone().next().is_some() && callers.all(|(_, value)| is_absent(value));
     let advice = "nothing of the scope tells this caller from another: all who send none of these share their keys";
     all_absent.then(|| advice.to_owned())
-}
-
-/// What a credential is read from.
-fn carrier(kind: Kind) -> &'static str {
-    match kind {
-        Kind::ApiKey => "X-Api-Key",
-        Kind::Basic => "the user of Authorization: Basic",
-        Kind::Jwt => "the iss and sub of a JWT in Authorization, not verified",
-        Kind::Other => "Authorization as it stands",
-        Kind::Cookie => "cookies",
-        Kind::Certificate => "the client's certificate",
-        Kind::Anonymous => "nothing",
-    }
-}
-
-/// What a retry gets after the credential was renewed.
-fn on_renewal(kind: Kind) -> &'static str {
-    match kind {
-        Kind::ApiKey => {
-            "a retry with another Authorization, or without it, gets 422 caller-differs; cookies do not count; one with \
-             another key is another caller's, and runs"
-        }
-        Kind::Basic => "a retry after a change of the password gets 422 caller-differs",
-        Kind::Jwt => "a retry with a refreshed token gets 422 caller-differs",
-        Kind::Other => "a retry with a refreshed token is another caller's, and runs",
-        Kind::Cookie => "a retry with a renewed session, or any other cookie, gets 422 caller-differs",
-        Kind::Certificate => "a retry with a certificate of another subject gets 422 caller-differs",
-        Kind::Anonymous => {
-            "a retry with a cookie gets 422 caller-differs; one with X-Api-Key or Authorization is another caller's, and runs"
-        }
-    }
 }
 
 fn pattern(route: &Route) -> String {

@@ -283,6 +283,9 @@ fn show_policy(policy: &Policy) -> Vec<(&'static str, String)> {
         ("5xx", show_server_errors(&policy.outcomes)),
         ("unknown", show_recovery(&policy.recovery)),
     ];
+    if let Some(path) = &policy.reauthorize {
+        shown.push(("replays", format!("only where the upstream answers GET {path} with 2xx")));
+    }
     if policy.store_failure == StoreFailure::Forward {
         shown.push(("store away", "requests run unprotected (store_failure = \"forward\")".to_owned()));
     }

@@ -59,9 +59,22 @@ fn dotted(steps: &[String]) -> String {
 }
 
 fn is_list(path: &str) -> bool {
-    ["from", "scope", "of", "include", "exclude", "methods", "origins", "outcomes_body", "trusted_proxies", "upgrades"]
-        .iter()
-        .any(|key| path.ends_with(key))
+    [
+        "from",
+        "scope",
+        "of",
+        "include",
+        "exclude",
+        "methods",
+        "origins",
+        "outcomes_body",
+        "trusted_proxies",
+        "upgrades",
+        "algorithms",
+        "audience",
+    ]
+    .iter()
+    .any(|key| path.ends_with(key))
 }
 
 #[test]
@@ -98,7 +111,7 @@ fn every_key_of_a_table_has_a_type_and_a_description() {
             assert!(is_entry || is_described, "{path}.{key} is not described");
         }
     }
-    assert_eq!(found.len(), 31, "{:?}", found.iter().map(|(path, _)| path).collect::<Vec<_>>());
+    assert_eq!(found.len(), 34, "{:?}", found.iter().map(|(path, _)| path).collect::<Vec<_>>());
 }
 
 #[test]
@@ -160,7 +173,7 @@ const LEFT_TO_CHECK: &[&str] = &[
     "no-upstream: upstreams",
     "not-postgres: store.connections",
     "not-postgres: store.password_file",
-    "not-yet: routes[0].scope[1]",
+    "not-yet: routes[0].scope[0]",
     "outcomes-body: routes[1].outcomes_body",
     "outcomes: defaults.outcomes.grpc:UNAVAILABLE",
     "overlapping-routes: routes[1].path",
@@ -222,6 +235,15 @@ const LEFT_TO_CHECK: &[&str] = &[
     "templates: routes[0].key.from[6]",
     "templates: routes[0].key.from[7]",
     "templates: routes[0].key.from[8]",
+    "tokens-of-a-private-key: auth.jwt.pem_file",
+    "tokens-of-another-family: auth.jwt.algorithms",
+    "tokens-unverified: defaults.scope[1]",
+    "tokens-unverified: routes[0].scope[0]",
+    "tokens-without-keys: auth.jwt",
+    "tokens: auth.jwt.jwks_url",
+    "tokens: auth.jwt.leeway",
+    "tokens: auth.jwt.secret_file",
+    "tokens: auth.jwt.tls",
     "unknown-upstream: default_upstream",
     "unknown-upstream: routes[0].upstream",
     "unknown-upstream: routes[1].upstream",

@@ -28,8 +28,8 @@ keys! {
     }
 }
 
-/// Reads the files that `tls` names, of an upstream with encrypted connections.
-pub(super) fn read(upstream: &Table<'_>, keys: Tls, places: &[Place]) -> Option<upstream::Tls> {
+/// Reads the files that `tls` names, of an upstream with encrypted connections, whose address is the value of `url`.
+pub(in crate::config) fn read(upstream: &Table<'_>, url: &str, keys: Tls, places: &[Place]) -> Option<upstream::Tls> {
     let table = upstream.table("tls", Tls::SECTION);
     let given = table.entries().filter(|(key, _)| Tls::KEYS.iter().any(|known| known.name == *key)).count();
     if given > keys.print().len() {
@@ -39,7 +39,7 @@ pub(super) fn read(upstream: &Table<'_>, keys: Tls, places: &[Place]) -> Option<
         let unfit = places.iter().find(|place| matches!(place, Place::Tcp { host, .. } if !can_be_named(host)));
         if let Some(place) = unfit {
             let wrong = Wrong::new(format!("no certificate can name the host of {place}"));
-            upstream.report("url", wrong.hint("write tls = { name = \"...\" } with the name that its certificate has"));
+            upstream.report(url, wrong.hint("write tls = { name = \"...\" } with the name that its certificate has"));
             return None;
         }
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::super::attempt;
 use super::super::protected::{Client, ProtectedRequest};
+use super::super::reauthorize;
 use super::{ATTEMPTED, CLIENT, Driver, Missing, PROBED, REQUEST, needed};
 use crate::idempotency::protocol::Reply;
 use crate::store::ErrorKind;
@@ -20,6 +21,15 @@ impl Driver {
         (self.place, self.lock) = (None, None);
         let shared = &self.shared;
         let reply = match outcome {
+            Reply::Decided { decision, until } if request.needs_permission(&decision) => {
+                reauthorize::ask_before(request, client, move |request| request.reply(decision, until));
+                return Ok(());
+            }
+            Reply::Released if request.policy().reauthorize.is_some() => {
+                let answer = needed(self.released.take(), "a released answer")?;
+                reauthorize::ask_before(request, client, move |request| attempt::released(request, &answer));
+                return Ok(());
+            }
             Reply::Decided { decision, until } => request.reply(decision, until),
             Reply::Released => attempt::released(&request, needed(self.released.as_deref(), "a released answer")?),
             Reply::Recovered => {

@@ -120,6 +120,7 @@ fn gate(policy: &Policy, store: &Arc<Unreliable>, backend: &Arc<Backend>) -> Arc
         upgrades: crate::http::upgrade::Upgrades::default(),
         policy_page: None,
         tokens: Tokens::secret(),
+        jwt: None,
     };
     let store: Arc<dyn Store> = Arc::<Unreliable>::clone(store);
     let metrics = Metrics::new();

@@ -168,12 +168,17 @@ fn can_answer(policy: &Policy, code: Code) -> bool {
         Code::ScopeMissing => policy.scope.words().any(|word| {
             let ScopeWord { part, is_optional } = word;
             let is_sent = |part| match part {
-                ScopePart::Header(_) | ScopePart::Cookie(_) | ScopePart::BasicUser | ScopePart::ClientCert(_) => true,
+                ScopePart::Header(_)
+                | ScopePart::Cookie(_)
+                | ScopePart::BasicUser
+                | ScopePart::ClientCert(_)
+                | ScopePart::Claim(_) => true,
                 ScopePart::Credential | ScopePart::Host | ScopePart::ClientIp | ScopePart::Const(_) => false,
             };
             !is_optional && is_sent(part)
         }),
         Code::RequestExpired => policy.request_time.is_some(),
+        Code::CredentialsUnverifiable => policy.scope.has_claims(),
         Code::CallerDiffers => policy.scope.contains(&ScopePart::Credential),
         // What has a route does not lack one.
         Code::NoRoute => false,

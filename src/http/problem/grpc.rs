@@ -62,6 +62,7 @@ fn status(code: Code) -> Status {
         | Code::Overloaded
         | Code::RequestTimeout => Status::Unavailable,
         Code::LoopDetected => Status::Internal,
+        Code::CredentialsUnverifiable => Status::Unauthenticated,
     }
 }
 
@@ -96,6 +97,7 @@ headers-too-large 431 RESOURCE_EXHAUSTED -1
 expectation-failed 417 INVALID_ARGUMENT -1
 quota-exceeded 429 RESOURCE_EXHAUSTED 1500
 loop-detected 508 INTERNAL -1
+credentials-unverifiable 401 UNAUTHENTICATED -1
 ";
 
     #[test]

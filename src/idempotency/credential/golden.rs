@@ -191,7 +191,7 @@ fn a_credential_does_not_show_in_debug() {
 }
 
 fn caller<'a>(headers: &'a HeaderMap, certificate: Option<&'a ClientCertificate>) -> Caller<'a> {
-    Caller { headers, authority: None, client_ip: None, certificate }
+    Caller { headers, authority: None, client_ip: None, certificate, claims: None }
 }
 
 fn table() -> String {

@@ -105,7 +105,7 @@ proptest! {
             let headers = lines.headers();
             let certificate = lines.certificate.map(|subject| ClientCertificate::named(subject.as_bytes()));
             let caller =
-                Caller { headers: &headers, authority: Some("a"), client_ip: None, certificate: certificate.as_ref() };
+                Caller { headers: &headers, authority: Some("a"), client_ip: None, certificate: certificate.as_ref(), claims: None };
             Identifier::new("s".into(), None).identify("n", &policy.scope, caller, &key)
         };
         let ((id, proof), (other_id, other_proof)) = (identify(&one), identify(&other));
@@ -159,7 +159,7 @@ proptest! {
             if let Some(Ok(key)) = key.as_deref().map(HeaderValue::from_bytes) {
                 headers.insert(X_API_KEY, key);
             }
-            let caller = Caller { headers: &headers, authority: None, client_ip: None, certificate: None };
+            let caller = Caller { headers: &headers, authority: None, client_ip: None, certificate: None, claims: None };
             let credential = Credential::of(caller);
             prop_assert_eq!(&credential, &Credential::of(caller));
         }

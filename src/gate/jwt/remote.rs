@@ -1,0 +1,207 @@
+//! Keys that are fetched from a URL: at the start, when they are no longer fresh, and when a token names one that is not
+//! known. Those that were fetched last stay in force while others cannot be fetched.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
+use bytes::Bytes;
+use http::header::{ACCEPT, CACHE_CONTROL, HOST, USER_AGENT};
+use http::{HeaderMap, HeaderValue, Request, StatusCode, Uri};
+use http_body_util::{BodyExt as _, Limited};
+use tokio::sync::Mutex;
+use tokio::time::{Instant, timeout};
+
+use super::Algorithm;
+use super::keys::KeySet;
+use crate::http::body::Body;
+use crate::http::upstream::{self, Reuse, SendContext, Upstream};
+use crate::http::usage::Usage;
+
+/// Once there are keys, they are asked for at most once in this time.
+const SHORTEST_INTERVAL: Duration = Duration::from_secs(30);
+
+/// How often they are asked for as long as there are none.
+const UNTIL_FIRST: Duration = Duration::from_secs(5);
+
+/// How long keys are fresh whose answer does not say, and how long at most.
+const FRESH: Duration = Duration::from_secs(5 * 60);
+const LONGEST_FRESH: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// How long a fetch may take.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// The largest set, in bytes.
+const LARGEST: usize = 1 << 20;
+
+/// Where a JSON Web Key Set is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JwksUrl {
+    /// How the host is connected to.
+    pub host: upstream::Settings,
+    /// What `Host` says.
+    pub authority: HeaderValue,
+    /// Path and query.
+    pub target: Uri,
+    /// The only algorithms that count; all where none is named.
+    pub algorithms: Vec<Algorithm>,
+}
+
+/// The keys of a URL.
+pub(super) struct RemoteKeys {
+    url: Arc<JwksUrl>,
+    upstream: Upstream,
+    keys: ArcSwapOption<Fetched>,
+    /// Held while they are fetched.
+    schedule: Mutex<Schedule>,
+}
+
+/// Keys, and which they are.
+struct Fetched {
+    keys: Arc<KeySet>,
+    generation: u64,
+}
+
+#[derive(Default)]
+struct Schedule {
+    /// When a fetch last began.
+    asked: Option<Instant>,
+    /// When the keys are no longer fresh.
+    due: Option<Instant>,
+}
+
+/// Why keys are fetched.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Why {
+    NotFresh,
+    Unknown,
+}
+
+impl RemoteKeys {
+    pub(super) fn new(url: Arc<JwksUrl>, usage: &Arc<Usage>) -> Self {
+        let upstream = Upstream::new(url.host.clone(), Arc::clone(usage));
+        Self { url, upstream, keys: ArcSwapOption::empty(), schedule: Mutex::default() }
+    }
+
+    pub(super) fn url(&self) -> &Arc<JwksUrl> {
+        &self.url
+    }
+
+    /// The keys, where there are any, and which they are.
+    pub(super) fn current(&self) -> (Option<Arc<KeySet>>, u64) {
+        match &*self.keys.load() {
+            Some(fetched) => (Some(Arc::clone(&fetched.keys)), fetched.generation),
+            None => (None, 0),
+        }
+    }
+
+    /// Fetches the keys where they are not fresh.
+    pub(super) async fn refresh(&self) {
+        self.fetch_if_due(Why::NotFresh).await;
+    }
+
+    /// Fetches the keys for a request whose key is not among them, unless that was just done.
+    pub(super) async fn fetch_for_request(self: Arc<Self>) {
+        // In a task of its own: clients that go away must not keep the keys from being fetched.
+        let _ = tokio::spawn(async move { self.fetch_if_due(Why::Unknown).await }).await;
+    }
+
+    async fn fetch_if_due(&self, why: Why) {
+        let mut schedule = self.schedule.lock().await;
+        let former = self.keys.load_full();
+        let interval = if former.is_some() { SHORTEST_INTERVAL } else { UNTIL_FIRST };
+        let is_early = schedule.asked.is_some_and(|asked| asked.elapsed() < interval);
+        let is_fresh = schedule.due.is_some_and(|due| Instant::now() < due);
+        if is_early || why == Why::NotFresh && is_fresh {
+            return;
+        }
+        schedule.asked = Some(Instant::now());
+        match timeout(DEADLINE, self.fetch()).await.unwrap_or_else(|_| Err("it did not answer in time".to_owned())) {
+            Ok((keys, fresh)) => {
+                schedule.due = Some(Instant::now() + fresh);
+                let generation = former.as_ref().map_or(1, |former| former.generation + 1);
+                if former.is_none_or(|former| *former.keys != keys) {
+                    tracing::info!(host = self.upstream.places(), ?keys, "the keys that verify tokens were fetched");
+                    self.keys.store(Some(Arc::new(Fetched { keys: Arc::new(keys), generation })));
+                }
+            }
+            Err(error) => {
+                let host = self.upstream.places();
+                match former {
+                    Some(_) => {
+                        tracing::warn!(host, error, "fetching the keys of tokens failed: the former ones stay in force")
+                    }
+                    None => tracing::error!(
+                        host,
+                        error,
+                        "fetching the keys of tokens failed: requests with a token get 503 until there are keys"
+                    ),
+                }
+            }
+        }
+    }
+
+    /// Fetches the keys, and for how long they are fresh.
+    async fn fetch(&self) -> Result<(KeySet, Duration), String> {
+        let mut request = Request::new(Body::empty());
+        *request.uri_mut() = self.url.target.clone();
+        let headers = request.headers_mut();
+        headers.insert(HOST, self.url.authority.clone());
+        headers.insert(ACCEPT, HeaderValue::from_static("application/jwk-set+json, application/json"));
+        headers.insert(USER_AGENT, HeaderValue::from_static(concat!("oncegate/", env!("CARGO_PKG_VERSION"))));
+        let context = SendContext::default();
+        let sending = self.upstream.send(request, Reuse::Unprotected, &context);
+        let (response, connection) = sending.await.map_err(|error| error.to_string())?;
+        match response.status() {
+            StatusCode::OK => {}
+            status if status.is_redirection() => {
+                return Err(format!("it answered {}, and redirects are not followed", status.as_u16()));
+            }
+            status => return Err(format!("it answered {}", status.as_u16())),
+        }
+        let fresh = freshness(response.headers());
+        let body = Limited::new(response.into_body(), LARGEST).collect().await;
+        let body: Bytes =
+            body.map_err(|_| format!("its answer broke off, or is larger than {LARGEST} bytes"))?.to_bytes();
+        connection.return_to_pool();
+        let keys = KeySet::of_jwks(&body, false).and_then(|keys| keys.limited_to(&self.url.algorithms));
+        Ok((keys.map_err(|unusable| unusable.message)?, fresh))
+    }
+}
+
+/// How long an answer is fresh (RFC 9111, 4.2.1).
+fn freshness(headers: &HeaderMap) -> Duration {
+    let lines = headers.get_all(CACHE_CONTROL).iter().filter_map(|line| line.to_str().ok());
+    let directives: Vec<String> =
+        lines.flat_map(|line| line.split(',')).map(|directive| directive.trim().to_ascii_lowercase()).collect();
+    let said = match directives.iter().find_map(|directive| directive.strip_prefix("max-age=")) {
+        _ if directives.iter().any(|directive| directive == "no-store" || directive == "no-cache") => Duration::ZERO,
+        Some(seconds) => seconds.trim_matches('"').parse().map_or(Duration::ZERO, Duration::from_secs),
+        None => FRESH,
+    };
+    said.clamp(SHORTEST_INTERVAL, LONGEST_FRESH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cache_control_says_how_long_keys_are_fresh() {
+        for (line, seconds) in [
+            ("", 300),
+            ("public", 300),
+            ("max-age=600", 600),
+            ("public, Max-Age=3600, must-revalidate", 3600),
+            ("max-age=0", 30),
+            ("max-age=soon", 30),
+            ("max-age=99999999999999999999", 30),
+            ("max-age=9999999999", 86_400),
+            ("no-store", 30),
+            ("max-age=600, no-cache", 30),
+        ] {
+            let headers = HeaderMap::from_iter([(CACHE_CONTROL, HeaderValue::from_static(line))]);
+            assert_eq!(freshness(&headers), Duration::from_secs(seconds), "{line}");
+        }
+    }
+}
