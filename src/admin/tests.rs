@@ -91,7 +91,7 @@ async fn a_record_shows_what_operators_need_and_no_secret() {
     assert_eq!((record["key"].as_str(), record.get("answer")), (Some(KEY), None));
     let (other, _) = admin.claim("charge", "not-kept").await;
     let record = admin.send(&format!("GET /api/v1/records/{other}?answer=true&key=true"), &headers, "").await.json();
-    assert_eq!(record["key"], "no…ept");
+    assert_eq!(record["key"], "no…pt");
     admin.get(&format!("/api/v1/records/{id}?body=true")).await.is_problem(400, "bad-request").says("`answer`");
 
     let (id, _) = admin.unknown("charge", "another").await;

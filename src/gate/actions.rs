@@ -17,13 +17,13 @@ use super::shared::{IdentityDigest, Shared};
 use super::single_flight::{Follower, Leader, Progress, Released, Role, Running};
 use crate::http::problem::Problem;
 use crate::http::usage::Permit;
-use crate::idempotency::decide::Decision;
-use crate::idempotency::protocol::{Action, Event, Followed, Protocol, RecordView, Settlement};
+use crate::idempotency::protocol::{Action, Event, Followed, Protocol, Reply, Settlement};
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 use crate::store::{Claim, End, Error, Fresh, Listed, Settled};
 
 mod counting;
 mod following;
+mod records;
 mod replies;
 
 /// The result of an operation.
@@ -378,7 +378,10 @@ impl Driver {
                 if let Some(attempted) = &mut self.attempted {
                     attempted.record = None;
                 }
-                let settlement = self.settlement(&settled);
+                let settlement = match &settled {
+                    Settled::Done { .. } => Settlement::Done,
+                    Settled::Superseded { record } => self.superseded(record.as_ref()),
+                };
                 self.settled = Some(settled);
                 Event::Settled(settlement)
             }
@@ -458,45 +461,14 @@ impl Driver {
         Event::Failed
     }
 
-    /// A record that stands, as it concerns this request.
-    async fn view(&mut self, record: Record, now: Timestamp) -> Result<RecordView, Problem> {
-        let decision = match &self.request {
-            Some(request) => request.decide(&record, now).await?,
-            // Its client has been answered: nothing depends on it.
-            None => Decision::Unknown,
-        };
-        let version @ Version { attempt, state, until } = record.version();
-        let is_own = state == State::Unknown && self.fresh.as_ref().is_some_and(|fresh| fresh.attempt == attempt);
-        self.found = Some((record, now));
-        Ok(RecordView { decision, until: Some(until), version, is_own })
-    }
-
-    fn settlement(&self, settled: &Settled) -> Settlement {
-        match settled {
-            Settled::Done { .. } => Settlement::Done,
-            Settled::Superseded { record } => {
-                let attempt = match self.attempted {
-                    None if self.probed.is_some() => self.unknown(),
-                    _ => self.attempt(),
-                };
-                let is_its = |record: &Record| attempt.as_ref().is_ok_and(|attempt| record.is_completed_by(*attempt));
-                if record.as_ref().is_some_and(is_its) { Settlement::CompletedOtherwise } else { Settlement::Lost }
-            }
+    /// Answers the client.
+    fn reply(&mut self, outcome: Reply) -> Result<(), Missing> {
+        if let Reply::Attempted(_) = outcome {
+            let (request, attempted) = (self.request.as_ref(), self.attempted.as_mut());
+            attempt::conclude(needed(request, REQUEST)?, needed(attempted, ATTEMPTED)?, self.settled.as_ref());
+            return Ok(());
         }
-    }
-
-    /// A claim failed. Where it is certain not to stand, that is logged with the reply.
-    fn claim_failed(&mut self, error: Error, what: &'static str, failures: u32) -> Event {
-        let in_doubt = matches!(error, Error::Indeterminate(_));
-        if in_doubt || failures > 0 {
-            self.failed_again(&error, what, failures);
-        }
-        self.error = Some(error);
-        Event::StoreFailed { in_doubt }
-    }
-
-    fn failed_again(&self, error: &Error, what: &'static str, failures: u32) {
-        tracing::debug!(%error, record = %self.id, what, failures, "the store failed; asking again until it answers");
+        self.reply_without_attempt(outcome)
     }
 
     /// The store has answered a claim or a settlement.

@@ -11,24 +11,27 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Version, response};
 use hyper::ext::ReasonPhrase;
 use tokio::time::{Instant, timeout};
 
+use self::delivery::{end_of_tee, recorded_answer, relay, unrecorded};
 use super::answer::Reply;
 use super::pass;
 use super::protected::{Client, ProtectedRequest, has_length};
 use super::single_flight::Released;
-use crate::http::answer::{Captured, PartialBody, RelayLimits, Relayed, ResponseTee, TeeHandle, capture};
-use crate::http::body::{Body, Sender};
+use crate::http::answer::{Captured, PartialBody, RelayLimits, ResponseTee, TeeHandle, capture};
+use crate::http::body::Body;
 use crate::http::headers::to_client;
 use crate::http::problem::Problem;
 use crate::http::upstream::{Error, PooledConnection, Reuse, SendContext, Sharing};
 use crate::http::usage::Permit;
 use crate::idempotency::codec::{Answer, Content};
 use crate::idempotency::policy::Delivery;
-use crate::idempotency::record::{Attempt, Record, Timestamp};
+use crate::idempotency::record::{Attempt, Record};
 use crate::idempotency::settle::{Control, Ending, LARGEST_JUDGED, Verdict, settle};
 use crate::idempotency::unknown::UnknownCause;
 use crate::store::{End, Expiry, Settled};
 use crate::telemetry::metrics::AttemptGuard;
 use crate::telemetry::outcome::{Code, Outcome};
+
+mod delivery;
 
 /// How long a client that stopped reading is waited for.
 const CLIENT_STALL: Duration = Duration::from_secs(30);
@@ -256,8 +259,11 @@ async fn send(
         }
     };
     // What is judged by its body is held back until it is whole, or too large to be judged.
-    let held_back = if request.policy().outcomes_body.concern(&answer.headers) { LARGEST_JUDGED } else { 0 };
-    let tee_handle = may_stream(request, &answer, &control).then_some(TeeHandle { tee, held_back, begin: &mut begin });
+    let held_back = || if request.policy().outcomes_body.concern(&answer.headers) { LARGEST_JUDGED } else { 0 };
+    let tee_handle = may_stream(request, &answer, &control).then(|| {
+        let held_back = held_back();
+        TeeHandle { tee, held_back, begin: &mut begin }
+    });
     let memory = request.head.memory(&request.gate.shared.usage);
     let captured = capture(body, version, request.policy().max_response_body, memory, tee_handle).await;
     match captured {
@@ -330,11 +336,15 @@ fn ending(request: &ProtectedRequest, answer: &Answer) -> Ending {
 /// What a complete answer comes to.
 fn answered(request: &ProtectedRequest, answer: Answer, control: &Control) -> Ended {
     let ending = ending(request, &answer);
-    let content = answer.content.as_ref().filter(|_| !request.head.is_call());
-    let by_body = content.and_then(|content| request.policy().outcomes_body.judge(&answer.headers, &content.body));
-    let (end, outcome) = match settle(request.policy(), ending, control, by_body) {
+    let policy = request.policy();
+    let content = answer.content.as_ref().filter(|_| !policy.outcomes_body.0.is_empty() && !request.head.is_call());
+    let by_body = content.and_then(|content| policy.outcomes_body.judge(&answer.headers, &content.body));
+    let (end, outcome) = match settle(policy, ending, control, by_body) {
         Verdict::Complete { ttl, keep_body } => {
-            let kept = request.policy().response_headers.kept(Cow::Borrowed(&answer));
+            let kept = match policy.response_headers.exclude.is_empty() {
+                true => Cow::Borrowed(&answer),
+                false => policy.response_headers.kept(Cow::Borrowed(&answer)),
+            };
             let kept = if keep_body { kept.encode() } else { Answer { content: None, ..kept.into_owned() }.encode() };
             (End::Complete { answer: kept, expiry: Expiry::FromClaim(ttl) }, Outcome::Executed)
         }
@@ -392,57 +402,6 @@ pub(super) fn released(request: &ProtectedRequest, released: &Released) -> Reply
     request.reply_with(Outcome::Released, released.answer.clone(), None)
 }
 
-/// Gives the client the end of an answer that it has in part, if that is what retries will get; else the answer breaks off,
-/// and a retry tells. Returns the way to the client where there is more to come.
-fn end_of_tee(
-    request: &ProtectedRequest,
-    attempt: Attempt,
-    settled: Option<&Settled>,
-    answer: Result<Answer, Problem>,
-    tee: ResponseTee,
-) -> Option<Sender> {
-    let stands = match (settled, &answer) {
-        (Some(Settled::Done { .. }), Ok(_)) => true,
-        (Some(Settled::Superseded { record }), Ok(answer)) => {
-            let recorded = record.as_ref().and_then(|record| recorded_answer(record, attempt));
-            recorded.is_some_and(|(_, recorded)| is_same(&recorded, answer))
-        }
-        (_, Err(_)) | (None, _) => false,
-    };
-    if !stands {
-        let (id, route, key) = (request.head.id, &*request.state.name, request.key_shortened());
-        tracing::warn!(request = %id, record = %request.id, route, key, "an answer broke off on its way to the client: it is not in its record");
-        return None;
-    }
-    match answer.ok().and_then(|answer| answer.content) {
-        Some(content) => {
-            tee.finish(&content.body, (!content.trailers.is_empty()).then(|| content.trailers.into_iter().collect()));
-            None
-        }
-        None => tee.into_sender(),
-    }
-}
-
-/// Whether two answers tell a client the same.
-fn is_same(one: &Answer, other: &Answer) -> bool {
-    let body = |answer: &Answer| answer.content.as_ref().map(|content| content.body.clone());
-    one.status == other.status && body(one) == body(other)
-}
-
-async fn relay(request: &ProtectedRequest, following: Following, sender: Option<Sender>) {
-    let Following { rest, limits, connection, counted: _counted } = following;
-    let mut abandon = request.gate.shared.abandon.subscribe();
-    let relayed = tokio::select! {
-        biased;
-        _ = abandon.wait_for(|abandon| *abandon) => Relayed::Truncated,
-        relayed = rest.relay(sender, limits) => relayed,
-    };
-    match relayed {
-        Relayed::Whole => connection.return_after_relay(),
-        Relayed::Truncated => tracing::warn!(route = &*request.state.name, "a large answer was cut off in the middle"),
-    }
-}
-
 /// The reply when the store has answered.
 fn recorded(
     request: &ProtectedRequest,
@@ -481,33 +440,6 @@ fn recorded(
             unrecorded(request, outcome, answer, body)
         }
     }
-}
-
-/// The answer with which the attempt was completed in the store.
-fn recorded_answer(record: &Record, attempt: Attempt) -> Option<(Timestamp, Answer)> {
-    if !record.is_completed_by(attempt) {
-        return None;
-    }
-    let answer = Answer::decode(record.answer.as_ref()?).ok()?;
-    answer.content.is_some().then_some((record.until, answer))
-}
-
-/// The reply when the store has not answered in time: an upstream's answer is marked for what it is.
-fn unrecorded(
-    request: &ProtectedRequest,
-    outcome: Outcome,
-    answer: Result<Answer, Problem>,
-    body: Option<Body>,
-) -> Reply {
-    let outcome = match &answer {
-        Ok(answer) => {
-            let (route, key, status) = (&*request.state.name, request.key_shortened(), answer.status.as_u16());
-            tracing::warn!(request = %request.head.id, record = %request.id, route, key, status, "an answer went to its client unrecorded");
-            Outcome::Unrecorded
-        }
-        Err(_) => outcome,
-    };
-    request.reply_with(outcome, answer, body)
 }
 
 #[cfg(test)]

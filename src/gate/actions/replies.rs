@@ -1,22 +1,17 @@
-//! What each reply of the claim protocol says to the client.
+//! What each reply of the claim protocol says to a client that no attempt of its own has an answer for.
 
 use std::sync::Arc;
 
 use super::super::attempt;
 use super::super::protected::{Client, ProtectedRequest};
 use super::super::reauthorize;
-use super::{ATTEMPTED, CLIENT, Driver, Missing, PROBED, REQUEST, needed};
+use super::{CLIENT, Driver, Missing, PROBED, REQUEST, needed};
 use crate::idempotency::protocol::Reply;
 use crate::store::ErrorKind;
 
 impl Driver {
-    /// Answers the client.
-    pub(super) fn reply(&mut self, outcome: Reply) -> Result<(), Missing> {
-        if let Reply::Attempted(_) = outcome {
-            let (request, attempted) = (self.request.as_ref(), self.attempted.as_mut());
-            attempt::conclude(needed(request, REQUEST)?, needed(attempted, ATTEMPTED)?, self.settled.as_ref());
-            return Ok(());
-        }
+    /// Answers the client of a request that has no attempt, or none of its own.
+    pub(super) fn reply_without_attempt(&mut self, outcome: Reply) -> Result<(), Missing> {
         let (request, client) = (needed(self.request.take(), REQUEST)?, needed(self.client.take(), CLIENT)?);
         (self.place, self.lock) = (None, None);
         let shared = &self.shared;

@@ -7,6 +7,9 @@ use super::super::mutants::Mutant;
 use super::super::*;
 use crate::idempotency::record::{Attempt, State};
 
+use self::books::Books;
+
+mod books;
 mod store;
 
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -87,17 +90,6 @@ pub(super) struct World {
     /// A claim may be left behind: a gate was killed, or a call happened late.
     may_leave: bool,
     mutant: Mutant,
-}
-
-/// What the upstream knows.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-struct Books {
-    /// An attempt took effect.
-    has_effect: bool,
-    /// Attempts that may take effect yet.
-    pending: Vec<usize>,
-    /// So much time has passed that no former attempt takes effect any more.
-    is_quiet: bool,
 }
 
 /// What the configuration says.
@@ -486,16 +478,6 @@ impl World {
         {
             let is_left = self.record.as_ref().is_some_and(|record| record.state == State::InFlight);
             assert!(!is_left, "every claim is ended");
-        }
-    }
-}
-
-impl Books {
-    /// An attempt does what it does, or will never do it.
-    fn takes_effect(&mut self, attempt: usize, does: bool) {
-        if let Some(place) = self.pending.iter().position(|pending| *pending == attempt) {
-            self.pending.remove(place);
-            self.has_effect |= does;
         }
     }
 }

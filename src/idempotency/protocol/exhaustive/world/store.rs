@@ -3,7 +3,8 @@
 use http::StatusCode;
 
 use super::super::super::*;
-use super::{Books, Ended, Operation, Record, STRIDE, World};
+use super::books::Books;
+use super::{Ended, Operation, Record, STRIDE, World};
 use crate::idempotency::record::State;
 
 impl World {

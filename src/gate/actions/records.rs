@@ -1,0 +1,47 @@
+//! What the store says where it does not just acknowledge.
+
+use super::Driver;
+use crate::http::problem::Problem;
+use crate::idempotency::decide::Decision;
+use crate::idempotency::protocol::{Event, RecordView, Settlement};
+use crate::idempotency::record::{Record, State, Timestamp, Version};
+use crate::store::Error;
+
+impl Driver {
+    /// A record that stands, as it concerns this request.
+    pub(super) async fn view(&mut self, record: Record, now: Timestamp) -> Result<RecordView, Problem> {
+        let decision = match &self.request {
+            Some(request) => request.decide(&record, now).await?,
+            // Its client has been answered: nothing depends on it.
+            None => Decision::Unknown,
+        };
+        let version @ Version { attempt, state, until } = record.version();
+        let is_own = state == State::Unknown && self.fresh.as_ref().is_some_and(|fresh| fresh.attempt == attempt);
+        self.found = Some((record, now));
+        Ok(RecordView { decision, until: Some(until), version, is_own })
+    }
+
+    /// What became of a settlement that did not find the record as its attempt left it.
+    pub(super) fn superseded(&self, record: Option<&Record>) -> Settlement {
+        let attempt = match self.attempted {
+            None if self.probed.is_some() => self.unknown(),
+            _ => self.attempt(),
+        };
+        let is_its = |record: &Record| attempt.as_ref().is_ok_and(|attempt| record.is_completed_by(*attempt));
+        if record.is_some_and(is_its) { Settlement::CompletedOtherwise } else { Settlement::Lost }
+    }
+
+    /// A claim failed. Where it is certain not to stand, that is logged with the reply.
+    pub(super) fn claim_failed(&mut self, error: Error, what: &'static str, failures: u32) -> Event {
+        let in_doubt = matches!(error, Error::Indeterminate(_));
+        if in_doubt || failures > 0 {
+            self.failed_again(&error, what, failures);
+        }
+        self.error = Some(error);
+        Event::StoreFailed { in_doubt }
+    }
+
+    pub(super) fn failed_again(&self, error: &Error, what: &'static str, failures: u32) {
+        tracing::debug!(%error, record = %self.id, what, failures, "the store failed; asking again until it answers");
+    }
+}
