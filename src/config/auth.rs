@@ -114,6 +114,11 @@ pub(super) fn read(root: &Table<'_>, router: &Router) -> Option<Settings> {
         let message = "without an audience, a token that was made for another service counts here too";
         auth.advise("jwt", message.to_owned());
     }
+    if jwt.issuer.is_none() && table.get("issuer").is_none() && jwt.secret_file.is_none() {
+        let message =
+            "without an issuer, users of two issuers with one name are one caller, where both sign with these keys";
+        auth.advise("jwt", message.to_owned());
+    }
     let named: Vec<&str> = SOURCES.into_iter().filter(|key| table.get(key).is_some()).collect();
     let hint = "name exactly one of secret_file, pem_file, jwks_file and jwks_url";
     match named[..] {

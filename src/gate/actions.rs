@@ -163,12 +163,15 @@ impl Driver {
             }
             Action::Run => {
                 let (request, attempt) = (Arc::clone(needed(self.request.as_ref(), REQUEST)?), self.attempt()?);
-                // The attempt before it has left the client to this one.
+                // An attempt before it has left the client to this one.
+                let is_again = self.attempted.is_some();
                 let waits =
                     self.client.take().or_else(|| self.attempted.take().and_then(|before| before.into_client()));
                 let client = needed(waits, CLIENT)?;
                 self.ticket.take().into_iter().for_each(Ticket::spend);
-                self.operate(async move { Done::Attempted(Box::new(attempt::run(request, attempt, client).await)) });
+                self.operate(async move {
+                    Done::Attempted(Box::new(attempt::run(request, attempt, client, is_again).await))
+                });
             }
             Action::Settle => {
                 let end = needed(self.attempted.as_ref(), ATTEMPTED)?.end.clone();
@@ -378,6 +381,7 @@ impl Driver {
                 if let Some(attempted) = &mut self.attempted {
                     attempted.record = None;
                 }
+                let settled = self.held_before(settled);
                 let settlement = match &settled {
                     Settled::Done { .. } => Settlement::Done,
                     Settled::Superseded { record } => self.superseded(record.as_ref()),

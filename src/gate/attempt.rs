@@ -24,8 +24,9 @@ use crate::http::upstream::{Error, PooledConnection, Reuse, SendContext, Sharing
 use crate::http::usage::Permit;
 use crate::idempotency::codec::{Answer, Content};
 use crate::idempotency::policy::Delivery;
+use crate::idempotency::policy::Policy;
 use crate::idempotency::record::{Attempt, Record};
-use crate::idempotency::settle::{Control, Ending, LARGEST_JUDGED, Verdict, settle};
+use crate::idempotency::settle::{Action, Control, Ending, LARGEST_JUDGED, Verdict, settle, settle_again};
 use crate::idempotency::unknown::UnknownCause;
 use crate::store::{End, Expiry, Settled};
 use crate::telemetry::metrics::AttemptGuard;
@@ -68,6 +69,8 @@ struct Recipient {
     client: Option<Client>,
     /// The rest of a reply whose head it has.
     tee: ResponseTee,
+    /// An earlier attempt of its request ended, and nobody knows how.
+    is_again: bool,
 }
 
 /// What an attempt came to.
@@ -124,6 +127,11 @@ impl Attempted {
             && self.delivery.as_ref().is_some_and(is_unanswered)
     }
 
+    /// Whether it was this attempt.
+    pub(super) fn is_of(&self, attempt: Attempt) -> bool {
+        self.attempt == attempt
+    }
+
     /// The client, for the next attempt.
     pub(super) fn into_client(self) -> Option<Client> {
         self.delivery?.recipient.client
@@ -131,12 +139,13 @@ impl Attempted {
 }
 
 /// Forwards the request once, under the claim of `attempt`, and takes in the answer. Nothing is settled yet, and the client
-/// has at most a part of an answer that is kept by its head.
-pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client: Client) -> Attempted {
+/// has at most a part of an answer that is kept by its head. Where it `is_again` that, the outcome of an earlier attempt is unknown.
+pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client: Client, is_again: bool) -> Attempted {
     let request = &*request;
     let began = Instant::now();
     let counted = Arc::new(request.state.metrics.attempt_began());
-    let mut recipient = Recipient { client: Some(client), tee: ResponseTee::default() };
+    let mut recipient = Recipient { client: Some(client), tee: ResponseTee::default(), is_again };
+    let settle: Settle = if is_again { settle_again } else { settle };
     let exchanged = exchange(request, attempt, &mut recipient).await;
     let took = began.elapsed();
     if !matches!(exchanged, Exchanged::Failed(Ending::Unreachable, _)) {
@@ -147,7 +156,7 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
     let ended = match exchanged {
         Exchanged::Whole(whole) => {
             record = whole.record;
-            answered(request, whole.answer, &whole.control)
+            answered(request, whole.answer, &whole.control, settle)
         }
         Exchanged::Large(large) => {
             let limit = request.upstream().settings().timeout;
@@ -158,13 +167,21 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
                 connection: large.connection,
                 counted: Arc::clone(&counted),
             });
-            answered(request, large.tombstone, &large.control)
+            answered(request, large.tombstone, &large.control, settle)
         }
         Exchanged::Failed(ending, problem) => {
             let end = match settle(request.policy(), ending, &Control::default(), None) {
                 Verdict::Release => End::Release,
                 // There is no answer to complete with.
                 Verdict::Hold | Verdict::Complete { .. } => hold(UnknownCause::Ended(ending)),
+            };
+            let problem = match ending {
+                Ending::Unreachable if is_again => {
+                    let detail =
+                        "an earlier attempt may have taken effect, and the upstream could not be reached again";
+                    Problem::new(Code::UpstreamBroken, detail)
+                }
+                _ => problem,
             };
             Ended::without_answer(end, problem)
         }
@@ -252,7 +269,7 @@ async fn send(
         let detail = "the upstream switched protocols without being asked";
         return Exchanged::Failed(Ending::Broken, Problem::new(Code::UpstreamBroken, detail));
     }
-    let Recipient { client, tee } = recipient;
+    let Recipient { client, tee, is_again } = recipient;
     let mut begin = |body| {
         if let Some(client) = client.take() {
             client.reply(request.reply_with(Outcome::Executed, Ok(answer.clone()), Some(body)));
@@ -260,7 +277,7 @@ async fn send(
     };
     // What is judged by its body is held back until it is whole, or too large to be judged.
     let held_back = || if request.policy().outcomes_body.concern(&answer.headers) { LARGEST_JUDGED } else { 0 };
-    let tee_handle = may_stream(request, &answer, &control).then(|| {
+    let tee_handle = may_stream(request, &answer, &control, *is_again).then(|| {
         let held_back = held_back();
         TeeHandle { tee, held_back, begin: &mut begin }
     });
@@ -285,8 +302,9 @@ async fn send(
 /// Whether the client may have an answer while it comes. By its head it must be one that is kept: what is released or held
 /// says so in its head, and a call says how it ended only in its trailers. A client must see where it breaks off, which
 /// HTTP/1.0 shows by its length alone.
-fn may_stream(request: &ProtectedRequest, answer: &Answer, control: &Control) -> bool {
+fn may_stream(request: &ProtectedRequest, answer: &Answer, control: &Control, is_again: bool) -> bool {
     let policy = request.policy();
+    let settle: Settle = if is_again { settle_again } else { settle };
     let is_kept =
         || matches!(settle(policy, Ending::Answered(answer.status.as_u16()), control, None), Verdict::Complete { .. });
     let shows_its_end = || request.head.version > Version::HTTP_10 || has_length(answer);
@@ -333,8 +351,11 @@ fn ending(request: &ProtectedRequest, answer: &Answer) -> Ending {
     }
 }
 
+/// The rule by which an attempt is settled.
+type Settle = fn(&Policy, Ending, &Control, Option<Action>) -> Verdict;
+
 /// What a complete answer comes to.
-fn answered(request: &ProtectedRequest, answer: Answer, control: &Control) -> Ended {
+fn answered(request: &ProtectedRequest, answer: Answer, control: &Control, settle: Settle) -> Ended {
     let ending = ending(request, &answer);
     let policy = request.policy();
     let content = answer.content.as_ref().filter(|_| !policy.outcomes_body.0.is_empty() && !request.head.is_call());
@@ -375,7 +396,7 @@ fn report_held(request: &ProtectedRequest, attempted: &Attempted, settled: Optio
 /// has not answered in time. What follows the head of a large answer goes on in a task of its own.
 pub(super) fn conclude(request: &Arc<ProtectedRequest>, attempted: &mut Attempted, settled: Option<&Settled>) {
     let attempt = attempted.attempt;
-    let Some(ForClient { outcome, answer, recipient: Recipient { client, tee }, rest }) = attempted.delivery.take()
+    let Some(ForClient { outcome, answer, recipient: Recipient { client, tee, .. }, rest }) = attempted.delivery.take()
     else {
         return;
     };

@@ -15,7 +15,9 @@ use crate::http::headers::to_upstream;
 use crate::http::problem::Problem;
 use crate::http::upstream::{Error, Reuse, SendContext, Sharing, Upstream};
 use crate::idempotency::codec::{Answer, Content};
+use crate::idempotency::credential;
 use crate::idempotency::key::KeySource;
+use crate::idempotency::scope::ScopePart;
 use crate::telemetry::outcome::Code;
 
 /// The largest answer to a question, in bytes; one that is larger is none.
@@ -37,6 +39,11 @@ impl<'a> Question<'a> {
     pub(super) fn of(request: &'a ProtectedRequest, target: Uri) -> Self {
         let upstream = request.upstream();
         let keys: Vec<_> = request.policy().key.from.iter().flat_map(key_headers).collect();
+        let scope = &request.policy().scope;
+        let is_of_caller = |name: &HeaderName| {
+            let is_named = |part: &ScopePart| matches!(part, ScopePart::Header(own) if own == name);
+            credential::HEADERS.contains(name) || scope.iter().any(is_named)
+        };
         let is_of_request = |name: &HeaderName| {
             let text = name.as_str();
             text.starts_with("content-")
@@ -44,7 +51,7 @@ impl<'a> Question<'a> {
                 || [EXPECT, RANGE].contains(name)
                 || text == "digest"
                 || text == "repr-digest"
-                || keys.contains(name)
+                || keys.contains(name) && !is_of_caller(name)
         };
         let mut headers = HeaderMap::with_capacity(request.head.headers.len());
         for (name, value) in &request.head.headers {

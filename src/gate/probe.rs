@@ -131,7 +131,7 @@ impl Probed {
         Self { finding, answer }
     }
 
-    /// How the record ends by what the upstream said.
+    /// How the record ends by what the upstream said. It lives from now on: a retry may come as late after this as after a claim.
     pub(super) fn end(&self, policy: &Policy) -> Option<End> {
         let answer = policy.response_headers.kept(Cow::Borrowed(self.answer.as_ref()?));
         let is_kept = |content: &Content| content.body.len() as u64 <= policy.max_response_body;
@@ -139,6 +139,6 @@ impl Probed {
             true => answer.encode(),
             false => Answer { content: None, ..answer.into_owned() }.encode(),
         };
-        Some(End::Complete { answer: kept, expiry: Expiry::FromClaim(policy.ttl) })
+        Some(End::Complete { answer: kept, expiry: Expiry::FromNow(policy.ttl) })
     }
 }

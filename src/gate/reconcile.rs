@@ -25,8 +25,8 @@ const CHUNK: usize = 100;
 
 /// The end of a round, before its last record.
 enum Stopped {
-    /// The upstream gave no answer.
-    Silent,
+    /// The upstream gave no answer about this record. The next round begins behind it.
+    Silent(RecordId),
     /// The store failed.
     Store(Error),
 }
@@ -35,7 +35,8 @@ enum Stopped {
 pub async fn ask_about_unknown(current: impl Fn() -> Arc<Gate> + Send + 'static) {
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut last: HashMap<Arc<str>, Instant> = HashMap::new();
+    // When each route's last round began, and where the next one does.
+    let mut last: HashMap<Arc<str>, (Instant, Option<RecordId>)> = HashMap::new();
     loop {
         tick.tick().await;
         let gate = current();
@@ -44,28 +45,34 @@ pub async fn ask_about_unknown(current: impl Fn() -> Arc<Gate> + Send + 'static)
         for route in routes.iter().filter(|route| route.policy.mode == Mode::Protect) {
             let Recovery::Probe(probe) = &route.policy.recovery else { continue };
             let Some(every) = probe.every else { continue };
-            let began = last.entry(Arc::clone(&route.name)).or_insert_with(Instant::now);
+            let (began, from) = last.entry(Arc::clone(&route.name)).or_insert_with(|| (Instant::now(), None));
             if began.elapsed() < every {
                 continue;
             }
             *began = Instant::now();
-            if let Err(Stopped::Store(error)) = gate.ask_about_all(route, probe).await {
-                tracing::debug!(%error, route = &*route.name, "the store failed while unknown outcomes were looked for");
-            }
+            *from = match gate.ask_about_all(route, probe, *from).await {
+                Ok(()) => None,
+                Err(Stopped::Silent(record)) => Some(record),
+                Err(Stopped::Store(error)) => {
+                    let route = &*route.name;
+                    tracing::debug!(%error, route, "the store failed while unknown outcomes were looked for");
+                    None
+                }
+            };
         }
     }
 }
 
 impl Gate {
-    /// Asks the upstream of a route about each of its unknown outcomes.
-    async fn ask_about_all(&self, route: &Arc<Route>, probe: &Probe) -> Result<(), Stopped> {
+    /// Asks the upstream of a route about each of its unknown outcomes, in the order of their ids from behind one on.
+    async fn ask_about_all(&self, route: &Arc<Route>, probe: &Probe, from: Option<RecordId>) -> Result<(), Stopped> {
         let filter = Filter {
             service: Some(Arc::clone(&self.settings.service)),
             route: Some(route.name.to_string()),
             state: Some(State::Unknown),
             ..Filter::default()
         };
-        let mut after = None;
+        let mut after = from;
         loop {
             let chunk = self.shared.store.scan(filter.clone(), after, CHUNK).await.map_err(Stopped::Store)?;
             for found in chunk.records {
@@ -117,7 +124,7 @@ impl Gate {
             let settled = store.settle(id, record.attempt, end).await.map_err(Stopped::Store)?;
             reconciled(state, id, probed.finding, &settled);
         }
-        if is_silent { Err(Stopped::Silent) } else { Ok(()) }
+        if is_silent { Err(Stopped::Silent(id)) } else { Ok(()) }
     }
 }
 

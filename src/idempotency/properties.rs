@@ -15,7 +15,7 @@ use super::key::Key;
 use super::policy::Policy;
 use super::record::{Attempt, Record, State, Timestamp};
 use super::recovery::{Probe, ProbePath, Recovery};
-use super::settle::{Action, Control, Ending, Outcomes, Verdict, settle};
+use super::settle::{Action, Control, Ending, Outcomes, Verdict, settle, settle_again};
 
 fn policy() -> impl Strategy<Value = Policy> {
     let action = || prop::sample::select(&[Action::Store, Action::Release, Action::Hold][..]);
@@ -208,6 +208,17 @@ proptest! {
             let nothing_was_sent = ending == Ending::Unreachable;
             prop_assert_eq!(verdict == Verdict::Release, nothing_was_sent);
         }
+    }
+
+    #[test]
+    fn a_later_attempt_releases_only_what_the_upstream_asks_for(
+        policy in policy(), ending in ending(), control in control(),
+    ) {
+        let answered = matches!(ending, Ending::Answered(_) | Ending::Called(_));
+        let (first, later) = (settle(&policy, ending, &control, None), settle_again(&policy, ending, &control, None));
+        prop_assert_eq!(later == Verdict::Release, control.release && answered);
+        // What it keeps, a first attempt keeps too.
+        prop_assert!(later == first || later == Verdict::Hold);
     }
 
     #[test]

@@ -105,6 +105,20 @@ pub fn settle(policy: &Policy, ending: Ending, control: &Control, by_body: Optio
     }
 }
 
+/// The same for an attempt after one whose outcome is unknown: what this one did not do, the earlier one may have done. So
+/// nothing is released unless the upstream asks for it, and a 409, by which upstreams that honour keys say that the earlier
+/// request is in progress, is no answer to it unless the configuration keeps it.
+#[must_use]
+pub fn settle_again(policy: &Policy, ending: Ending, control: &Control, by_body: Option<Action>) -> Verdict {
+    let is_answered = matches!(ending, Ending::Answered(_) | Ending::Called(_));
+    let is_settled_by_name = control.no_store || by_body.is_some() || policy.outcomes.status.contains_key(&409);
+    match settle(policy, ending, control, by_body) {
+        Verdict::Release if !(control.release && is_answered) => Verdict::Hold,
+        Verdict::Complete { .. } if ending == Ending::Answered(409) && !is_settled_by_name => Verdict::Hold,
+        verdict => verdict,
+    }
+}
+
 impl Ending {
     /// How an answer ends a gRPC call, by its HTTP status, its headers and its trailers.
     ///

@@ -8,7 +8,7 @@ use crate::support::service::{Asked, Service};
 use crate::support::{Reply, Request, Response, Upstream};
 
 /// A gate with an example.
-struct Example {
+pub struct Example {
     address: SocketAddr,
     _process: Process,
 }
@@ -16,18 +16,25 @@ struct Example {
 impl Example {
     #[track_caller]
     fn start(name: &str, upstream: &str) -> Self {
+        Self::start_with(name, upstream, &[])
+    }
+
+    /// With these environment variables.
+    #[track_caller]
+    pub fn start_with(name: &str, upstream: &str, environment: &[(&str, &str)]) -> Self {
         let root = env!("CARGO_MANIFEST_DIR");
         let directory = tempfile::tempdir().unwrap();
         let store = format!("sqlite:{}", directory.path().join("gate.db").display());
         let mut command = Command::new(env!("CARGO_BIN_EXE_oncegate"));
         command.args(["serve", "--config", &format!("{root}/config/examples/{name}.toml"), "--upstream", upstream]);
         command.args(["--store", &store, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
+        command.envs(environment.iter().copied());
         let process = Process::start(command, directory);
         let address = process.address("listening").unwrap_or_else(|| panic!("{name}: {}", process.log()));
         Self { address, _process: process }
     }
 
-    fn send(&self, request: &Request) -> Response {
+    pub fn send(&self, request: &Request) -> Response {
         request.send(self.address)
     }
 }

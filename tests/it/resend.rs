@@ -70,6 +70,57 @@ fn what_is_released_or_kept_is_not_sent_again() {
     assert_eq!(upstream.runs(), 2);
 }
 
+/// What a later attempt did not do, an earlier one may have done.
+#[test]
+fn a_later_attempt_releases_nothing() {
+    for second in ["503 Service Unavailable", "429 Too Many Requests", "409 Conflict"] {
+        let upstream = Upstream::start(move |request| match request.nth {
+            1 => Reply::nothing().close(),
+            2 => Reply::status(second, "no"),
+            _ => Reply::ok("done"),
+        });
+        let gate = before(&upstream).start();
+        gate.post("/charges", "k-1", "{}").expect(200, "executed");
+        assert_eq!(upstream.runs(), 3, "{second}");
+        // The last attempt gets no other.
+        let two = "recovery = { resend = { attempts = 2, backoff = \"50ms\" } }\n";
+        let upstream = Upstream::start(move |request| match request.nth {
+            1 => Reply::nothing().close(),
+            _ => Reply::status(second, "no"),
+        });
+        let gate = Gate::before(&upstream).defaults(two).start();
+        gate.post("/charges", "k-1", "{}").expect(second[..3].parse().expect("a status"), "outcome-unknown");
+        gate.post("/charges", "k-1", "{}").expect_problem(409, "outcome-unknown");
+        assert_eq!((upstream.runs(), gate.states("k-1")), (2, vec!["unknown".to_owned()]), "{second}");
+    }
+    // By name, a 409 is kept; and the upstream may release.
+    let upstream = Upstream::start(|request| match (request.key().as_deref(), request.nth % 2) {
+        (_, 1) => Reply::nothing().close(),
+        (Some("released"), _) => {
+            Reply::raw("HTTP/1.1 503 No\r\nIdempotency-Control: release\r\nContent-Length: 0\r\n\r\n")
+        }
+        _ => Reply::status("409 Conflict", "taken"),
+    });
+    let gate = Gate::before(&upstream).defaults(&format!("{SOON}outcomes = {{ 409 = \"store\" }}\n")).start();
+    gate.post("/charges", "kept", "{}").expect(409, "executed");
+    gate.post("/charges", "released", "{}").expect(503, "released");
+}
+
+/// The upstream is gone after the first attempt, which it may have carried out.
+#[test]
+fn an_upstream_that_is_gone_leaves_the_outcome_unknown() {
+    let upstream = breaking(1);
+    let gate =
+        Gate::before(&upstream).defaults("recovery = { resend = { attempts = 2, backoff = \"500ms\" } }\n").start();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| gate.post("/charges", "k-1", "{}"));
+        upstream.wait_for_runs(1);
+        drop(upstream);
+        first.join().expect("an answer").expect_problem(502, "upstream-broken");
+    });
+    gate.post("/charges", "k-1", "{}").expect_problem(409, "outcome-unknown");
+}
+
 /// Meanwhile its retries are retries of an attempt that runs, also at another gate.
 #[test]
 fn retries_meet_an_attempt_in_flight() {
@@ -104,7 +155,8 @@ fn a_client_that_waits_no_longer_gets_the_answer_later() {
 #[test]
 fn a_gate_that_is_killed_leaves_the_outcome_unknown() {
     let upstream = breaking(1);
-    let plan = Gate::before(&upstream).defaults("recovery = { resend = { attempts = 2, backoff = \"30s\" } }\n");
+    let slow = "lease = \"1s\"\nrecovery = { resend = { attempts = 2, backoff = \"30s\" } }\n";
+    let plan = Gate::before(&upstream).defaults(slow);
     let gate = plan.start();
     let address = gate.address;
     std::thread::scope(|scope| {

@@ -10,6 +10,7 @@ use ring::hmac;
 use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _};
 
+use crate::examples::Example;
 use crate::support::gate::Plan;
 use crate::support::https::Certificates;
 use crate::support::{Gate, Reply, Request, Response, Signal, Terms, Tls, Upstream, eventually};
@@ -369,4 +370,40 @@ fn explain_verifies_too() {
     assert!(!explained.contains("ann") && !explained.contains(&token), "{explained}");
     let refused = explain(&own.until(r#""sub":"ann""#, -60));
     assert!(refused.contains("401 credentials-unverifiable") && refused.contains("expired"), "{refused}");
+}
+
+#[test]
+fn example_of_many_tenants() {
+    let signer = Signer::new("a");
+    let keys = jwks(&[&signer]);
+    let issuer = Upstream::start(move |_| Reply::ok(&keys));
+    let upstream = Upstream::start(|request| match request.start_line().starts_with("GET ") {
+        true => Reply::status("403 Forbidden", "no more"),
+        false => Reply::ok(format!("run {}", request.nth)),
+    });
+    let url = issuer.url();
+    let gate = Example::start_with("multi-tenant", &upstream.url(), &[("ONCEGATE_AUTH__JWT__JWKS_URL", &url)]);
+    let user = |tenant: &str, name: &str| signer.token(&claims_of(tenant, name));
+    let order = |token: &str| {
+        Request::post("/v1/orders").key("order-1").header("Authorization", format!("Bearer {token}")).body(BODY)
+    };
+    let first = eventually("the gate has keys", || {
+        let first = gate.send(&order(&user("acme", "ann")));
+        (first.word() != "overloaded").then_some(first)
+    });
+    first.expect(200, "executed");
+    // A renewed token, another user, another tenant.
+    gate.send(&order(&signer.until(&claims_of("acme", "ann"), 60))).expect(200, "replayed");
+    gate.send(&order(&user("acme", "bob"))).expect(200, "executed");
+    gate.send(&order(&user("other", "ann"))).expect(200, "executed");
+    gate.send(&order(&signer.token("\"sub\":\"ann\""))).expect_problem(401, "credentials-unverifiable");
+    let refund = |token: &str| {
+        Request::post("/v1/refunds").key("r-1").header("Authorization", format!("Bearer {token}")).body(BODY)
+    };
+    gate.send(&refund(&user("acme", "ann"))).expect(200, "executed");
+    gate.send(&refund(&user("acme", "ann"))).expect(403, "refused");
+}
+
+fn claims_of(tenant: &str, name: &str) -> String {
+    format!("\"iss\":\"https://id.example.com/\",\"aud\":\"app\",\"tenant\":\"{tenant}\",\"sub\":\"{name}\"")
 }

@@ -5,7 +5,7 @@ use crate::http::problem::Problem;
 use crate::idempotency::decide::Decision;
 use crate::idempotency::protocol::{Event, RecordView, Settlement};
 use crate::idempotency::record::{Record, State, Timestamp, Version};
-use crate::store::Error;
+use crate::store::{Error, Settled};
 
 impl Driver {
     /// A record that stands, as it concerns this request.
@@ -19,6 +19,18 @@ impl Driver {
         let is_own = state == State::Unknown && self.fresh.as_ref().is_some_and(|fresh| fresh.attempt == attempt);
         self.found = Some((record, now));
         Ok(RecordView { decision, until: Some(until), version, is_own })
+    }
+
+    /// A claim for the next attempt that was in doubt was not written: the record still says that the last one is unknown.
+    pub(super) fn held_before(&self, settled: Settled) -> Settled {
+        let held = |record: &Record| {
+            let is_its = self.attempted.as_ref().is_some_and(|attempted| attempted.is_of(record.attempt));
+            is_its && record.state == State::Unknown
+        };
+        match settled {
+            Settled::Superseded { record: Some(record) } if held(&record) => Settled::Done { until: record.until },
+            settled => settled,
+        }
     }
 
     /// What became of a settlement that did not find the record as its attempt left it.

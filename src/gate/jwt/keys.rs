@@ -56,6 +56,11 @@ impl KeySet {
     /// # Errors
     /// The secret is too short.
     pub fn of_secret(secret: &[u8]) -> Result<Self, Unusable> {
+        // Everybody has it, so everybody could sign.
+        if secret.starts_with(b"-----BEGIN") || secret.starts_with(b"{") {
+            let message = "it holds a key in PEM or JSON, not a secret".to_owned();
+            return Err(Unusable { message, hint: "name it as pem_file or jwks_file" });
+        }
         if secret.len() < SHORTEST_SECRET {
             let message = format!("the secret has fewer than {SHORTEST_SECRET} bytes");
             return Err(Unusable {
@@ -109,6 +114,31 @@ impl KeySet {
     /// # Errors
     /// It is none, or none of its keys can verify a token.
     pub fn of_jwks(text: &[u8], takes_secrets: bool) -> Result<Self, Unusable> {
+        let set = Self::read_jwks(text, takes_secrets)?;
+        if set.keys.is_empty() {
+            let message = "none of its keys can verify a token".to_owned();
+            let hint = "it needs a key of RSA (at least 2048 bits), P-256, P-384 or Ed25519 that is not for encryption";
+            return Err(Unusable { message, hint });
+        }
+        Ok(set)
+    }
+
+    /// Of a JSON Web Key Set that was fetched, for these algorithms where some are named. It may have no key that can verify a
+    /// token: then whoever signs has withdrawn them.
+    ///
+    /// # Errors
+    /// It is none.
+    pub(super) fn of_fetched(text: &[u8], algorithms: &[Algorithm]) -> Result<Self, Unusable> {
+        let mut set = Self::read_jwks(text, false)?;
+        set.retain(algorithms);
+        Ok(set)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    fn read_jwks(text: &[u8], takes_secrets: bool) -> Result<Self, Unusable> {
         #[derive(Deserialize)]
         struct Set {
             keys: Vec<serde_json::Value>,
@@ -119,13 +149,14 @@ impl KeySet {
         let keys = set.keys.into_iter().filter_map(|key| serde_json::from_value::<Jwk>(key).ok());
         let keys = keys.filter_map(|key| Key::of_jwk(&key));
         let keys = keys.filter(|key| takes_secrets || key.key.family() != AlgorithmFamily::Hmac);
-        let keys: Vec<_> = keys.take(MOST_KEYS).collect();
-        if keys.is_empty() {
-            let message = "none of its keys can verify a token".to_owned();
-            let hint = "it needs a key of RSA (at least 2048 bits), P-256, P-384 or Ed25519 that is not for encryption";
-            return Err(Unusable { message, hint });
+        Ok(Self { keys: keys.take(MOST_KEYS).collect(), made_of: Sha256::digest(text).into() })
+    }
+
+    fn retain(&mut self, algorithms: &[Algorithm]) {
+        if !algorithms.is_empty() {
+            self.keys.iter_mut().for_each(|key| key.algorithms.retain(|algorithm| algorithms.contains(algorithm)));
+            self.keys.retain(|key| !key.algorithms.is_empty());
         }
-        Ok(Self { keys, made_of: Sha256::digest(text).into() })
     }
 
     /// Lets its keys verify these algorithms alone, of those that each may; all where none is named.
@@ -133,11 +164,7 @@ impl KeySet {
     /// # Errors
     /// No key is left.
     pub fn limited_to(mut self, algorithms: &[Algorithm]) -> Result<Self, Unusable> {
-        if algorithms.is_empty() {
-            return Ok(self);
-        }
-        self.keys.iter_mut().for_each(|key| key.algorithms.retain(|algorithm| algorithms.contains(algorithm)));
-        self.keys.retain(|key| !key.algorithms.is_empty());
+        self.retain(algorithms);
         if self.keys.is_empty() {
             let message = "none of the keys is for these algorithms".to_owned();
             let hint = "a key is never used with an algorithm of another kind: HS* is for secrets, RS* and PS* for RSA, ES256 \

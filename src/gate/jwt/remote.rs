@@ -117,7 +117,15 @@ impl RemoteKeys {
         }
         schedule.asked = Some(Instant::now());
         match timeout(DEADLINE, self.fetch()).await.unwrap_or_else(|_| Err("it did not answer in time".to_owned())) {
+            // Before there were any, they may not be published yet.
+            Ok((keys, _)) if keys.is_empty() && former.is_none() => {
+                self.report_failure("it has no key that can verify a token", false)
+            }
             Ok((keys, fresh)) => {
+                if keys.is_empty() {
+                    let host = self.upstream.places();
+                    tracing::error!(host, "the keys that verify tokens were withdrawn: requests with a token get 401");
+                }
                 schedule.due = Some(Instant::now() + fresh);
                 let generation = former.as_ref().map_or(1, |former| former.generation + 1);
                 if former.is_none_or(|former| *former.keys != keys) {
@@ -125,19 +133,17 @@ impl RemoteKeys {
                     self.keys.store(Some(Arc::new(Fetched { keys: Arc::new(keys), generation })));
                 }
             }
-            Err(error) => {
-                let host = self.upstream.places();
-                match former {
-                    Some(_) => {
-                        tracing::warn!(host, error, "fetching the keys of tokens failed: the former ones stay in force")
-                    }
-                    None => tracing::error!(
-                        host,
-                        error,
-                        "fetching the keys of tokens failed: requests with a token get 503 until there are keys"
-                    ),
-                }
-            }
+            Err(error) => self.report_failure(&error, former.is_some()),
+        }
+    }
+
+    fn report_failure(&self, error: &str, has_former: bool) {
+        let host = self.upstream.places();
+        if has_former {
+            tracing::warn!(host, error, "fetching the keys of tokens failed: the former ones stay in force");
+        } else {
+            let message = "fetching the keys of tokens failed: requests with a token get 503 until there are keys";
+            tracing::error!(host, error, "{message}");
         }
     }
 
@@ -164,7 +170,7 @@ impl RemoteKeys {
         let body: Bytes =
             body.map_err(|_| format!("its answer broke off, or is larger than {LARGEST} bytes"))?.to_bytes();
         connection.return_to_pool();
-        let keys = KeySet::of_jwks(&body, false).and_then(|keys| keys.limited_to(&self.url.algorithms));
+        let keys = KeySet::of_fetched(&body, &self.url.algorithms);
         Ok((keys.map_err(|unusable| unusable.message)?, fresh))
     }
 }

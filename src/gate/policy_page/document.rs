@@ -10,6 +10,7 @@ use crate::idempotency::grpc;
 use crate::idempotency::key::KeySource;
 use crate::idempotency::policy::{InFlight, Mode, Policy};
 use crate::idempotency::quota::{Quota, QuotaBy};
+use crate::idempotency::recovery::Recovery;
 use crate::idempotency::scope::{ScopePart, ScopeWord};
 use crate::idempotency::settle::{Action, Ending, Outcomes};
 use crate::route::{Route, Router};
@@ -41,6 +42,12 @@ pub(super) struct RoutePolicy {
     pub(super) max_request_body_bytes: u64,
     pub(super) max_response_body_bytes: u64,
     pub(super) outcomes: Vec<OutcomeRule>,
+    /// Answers in JSON that end otherwise, by a value in them: the first that matches counts.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) outcomes_by_body: Vec<BodyRule>,
+    /// Headers of an answer that only the client gets whose request ran.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) not_replayed: Vec<String>,
     pub(super) problems: Vec<PossibleProblem>,
 }
 
@@ -67,6 +74,13 @@ pub(super) struct OutcomeRule {
     pub(super) of: Vec<String>,
     pub(super) then: &'static str,
     pub(super) meaning: &'static str,
+}
+
+/// What a value in an answer does to the key.
+#[derive(Serialize)]
+pub(super) struct BodyRule {
+    pub(super) pointer: String,
+    pub(super) then: &'static str,
 }
 
 /// A problem that the gate may answer with.
@@ -96,7 +110,8 @@ impl RoutePolicy {
         };
         // The client of an attempt that outlasts this is told to come back.
         let may_outlast =
-            upstream.map(Upstream::settings).is_none_or(|settings| settings.client_timeout < settings.timeout);
+            upstream.map(Upstream::settings).is_none_or(|settings| settings.client_timeout < settings.timeout)
+                || matches!(policy.recovery, Recovery::Resend(_));
         let codes = Outcome::ALL.into_iter().filter_map(|outcome| match outcome {
             Outcome::Problem(code) => Some(code),
             _ => None,
@@ -122,6 +137,8 @@ impl RoutePolicy {
             max_request_body_bytes: policy.max_request_body,
             max_response_body_bytes: policy.max_response_body,
             outcomes: rules(&policy.outcomes),
+            outcomes_by_body: body_rules(policy),
+            not_replayed: policy.response_headers.exclude.iter().map(ToString::to_string).collect(),
             problems: codes.map(|code| PossibleProblem::of(code, policy.docs.as_deref())).collect(),
         }
     }
@@ -202,6 +219,11 @@ fn can_answer(policy: &Policy, code: Code) -> bool {
 }
 
 /// What becomes of a key by how its request ends, every entry spelled out.
+fn body_rules(policy: &Policy) -> Vec<BodyRule> {
+    let rules = policy.outcomes_body.0.iter();
+    rules.map(|rule| BodyRule { pointer: rule.pointer.to_string(), then: rule.then.as_str() }).collect()
+}
+
 fn rules(outcomes: &Outcomes) -> Vec<OutcomeRule> {
     let endings = endings(outcomes);
     let rule = |action: Action| OutcomeRule {

@@ -64,6 +64,15 @@ fn section(page: &mut String, route: &RoutePolicy) -> fmt::Result {
     for rule in &route.outcomes {
         row(rule.meaning, &Codes(&rule.of))?;
     }
+    for rule in &route.outcomes_by_body {
+        row(
+            "Otherwise, by a value in a JSON answer",
+            &format_args!("<code>{}</code>: {}", Text(&rule.pointer), rule.then),
+        )?;
+    }
+    if !route.not_replayed.is_empty() {
+        row("Headers that no retry gets", &Codes(&route.not_replayed))?;
+    }
     writeln!(page, "</table>\n<h3>Problems</h3>\n<table>")?;
     writeln!(page, "<tr><th>Status</th><th>Code</th><th>Title</th><th>Send it again?</th></tr>")?;
     for problem in &route.problems {

@@ -106,12 +106,8 @@ impl Protocol {
             Phase::Settling { deadline, retry } => earlier(*deadline, *retry),
             Phase::Waiting(waiting) => Some(waiting.timeout()),
             Phase::Probing(probing) => probing.timeout(),
-            Phase::New
-            | Phase::Joining
-            | Phase::Running { .. }
-            | Phase::Resending(_)
-            | Phase::TakingPlace(_)
-            | Phase::Done => None,
+            Phase::Resending(resending) => resending.timeout(),
+            Phase::New | Phase::Joining | Phase::Running { .. } | Phase::TakingPlace(_) | Phase::Done => None,
         }
     }
 

@@ -71,13 +71,22 @@ async fn run(manager: ConnectionManager, prefix: Vec<u8>, mut queued: mpsc::Rece
         let commands: Vec<Cmd> = batch.iter().map(|change| change.command(&prefix)).collect();
         match manager.send(&commands).await {
             Ok(answers) => {
+                let mut late = Vec::new();
                 for (change, answer) in batch.drain(..).zip(answers) {
-                    let failure = change.tell(answer);
+                    let failure = match change.tell(answer) {
+                        Ok(unused) => {
+                            late.extend(unused);
+                            None
+                        }
+                        Err(failure) => Some(failure),
+                    };
                     if let Some(error) = failure.as_ref().filter(|_| failure != last) {
                         tracing::warn!(error, "Redis does not count quotas: each gate counts by itself meanwhile");
                     }
                     last = failure;
                 }
+                // With the next changes.
+                batch = late;
             }
             // The outage itself is logged by what else asks.
             Err(_) => batch.clear(),
@@ -94,17 +103,16 @@ impl Change {
         command
     }
 
-    /// Tells the taker. Returns the failure, if it is one.
-    fn tell(self, answer: RedisResult<Value>) -> Option<String> {
+    /// Tells the taker. A share that was granted to one who waits no longer is to be given back.
+    fn tell(self, answer: RedisResult<Value>) -> Result<Option<Self>, String> {
         let granted = match answer {
             Ok(Value::Int(0)) => Ok(()),
             Ok(Value::Int(wait)) => Err(Duration::from_micros(wait.unsigned_abs())),
-            Ok(_) => return Some("an unexpected answer".to_owned()),
-            Err(error) => return Some(message(&error)),
+            Ok(_) => return Err("an unexpected answer".to_owned()),
+            Err(error) => return Err(message(&error)),
         };
-        if let Some(taker) = self.taker {
-            let _ = taker.send(granted);
-        }
-        None
+        let Self { id, rate, taker } = self;
+        let is_unused = taker.is_some_and(|taker| taker.send(granted) == Err(Ok(())));
+        Ok(is_unused.then_some(Self { id, rate, taker: None }))
     }
 }

@@ -20,10 +20,21 @@ pub(super) struct Resending {
 enum Stage {
     /// It pauses; the claim of the last attempt still stands.
     Pausing,
-    /// The store is asked to end the last attempt as unknown: until the next one is claimed, that is what there is to say.
-    Holding,
+    /// The store is asked to end the last attempt as unknown: until the next one is claimed, that is what there is to say. At
+    /// the age of `deadline` the client is answered, and the request is not sent again.
+    Holding { deadline: Duration },
     /// The store is asked for a new claim in its place, since this age.
     Reclaiming { since: Duration },
+}
+
+impl Resending {
+    /// The age at which the machine acts by itself.
+    pub(super) fn timeout(&self) -> Option<Duration> {
+        match self.stage {
+            Stage::Holding { deadline } => Some(deadline),
+            Stage::Pausing | Stage::Reclaiming { .. } => None,
+        }
+    }
 }
 
 impl Protocol {
@@ -40,15 +51,22 @@ impl Protocol {
         let Resending { sent, stage } = resending;
         let in_stage = |stage| Phase::Resending(Resending { sent, stage });
         match (stage, event) {
-            (Stage::Pausing, Event::Resumed) => self.call(in_stage(Stage::Holding), Action::Settle),
+            (Stage::Pausing, Event::Resumed) => {
+                let deadline = now + self.limits.settle_timeout;
+                self.call(in_stage(Stage::Holding { deadline }), Action::Settle)
+            }
             (Stage::Pausing, Event::ShuttingDown) => self.settle(now),
-            (Stage::Holding, Event::Settled(Settlement::Done)) => {
+            (Stage::Holding { .. }, Event::Settled(Settlement::Done)) => {
                 self.call(in_stage(Stage::Reclaiming { since: now }), Action::Reclaim)
             }
-            (Stage::Holding, Event::Settled(settlement)) => self.conclude(settlement),
-            (Stage::Holding, Event::StoreFailed { .. }) => {
+            (Stage::Holding { .. }, Event::Settled(settlement)) => self.conclude(settlement),
+            (Stage::Holding { deadline }, Event::StoreFailed { .. }) => {
                 let retry = self.retry_at(now);
-                self.go(Phase::Settling { deadline: Some(now + self.limits.settle_timeout), retry }, [])
+                self.go(Phase::Settling { deadline: Some(deadline), retry }, [])
+            }
+            (Stage::Holding { deadline }, Event::Timeout) if now >= deadline => {
+                let reply = Action::Reply(Reply::Attempted(None));
+                self.go(Phase::Settling { deadline: None, retry: None }, [reply])
             }
             // As for a first claim: too little of the lease is left.
             (Stage::Reclaiming { since }, Event::Claimed) if now - since > self.limits.lease * 2 / 3 => {

@@ -107,8 +107,11 @@ impl Protocol {
         };
         match decision {
             Decision::InFlight(attempt) => self.wait_elsewhere(now, Waiting { attempt, at: now, ..waiting }, share),
-            // Another request asks the upstream.
-            Decision::Probe => self.wait_elsewhere(now, waiting, share),
+            // Another request asks the upstream. Nothing tells of its end, so the record is looked at again.
+            Decision::Probe => {
+                let place = Place::Elsewhere { look: now + waiting.pause };
+                self.go(Phase::Waiting(Waiting { place, ..waiting }), share)
+            }
             // A new attempt would be due, and a request that waits starts none.
             Decision::Supersede => self.go(Phase::Done, share.into_iter().chain([Action::Reply(Reply::NothingLeft)])),
             decision => {
