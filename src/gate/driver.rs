@@ -182,7 +182,7 @@ impl Gate {
             refuse(Problem::new(Code::OutcomeUnknown, "the gate failed at this request").of_record(id), true)
         };
         let upstream::Settings { client_timeout, timeout: whole, .. } = self.upstreams[route.upstream].settings();
-        if client_timeout >= whole && !matches!(policy.recovery, Recovery::Resend(_) | Recovery::Probe(_)) {
+        if client_timeout >= whole && !matches!(policy.recovery, Recovery::Resend(_)) {
             // The attempt's own end comes first.
             return reply.await.unwrap_or_else(failed);
         }
