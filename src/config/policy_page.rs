@@ -9,7 +9,7 @@ use super::node::{Node, Table, Wrong};
 use crate::route::{Pattern, Router};
 
 keys! {
-    /// A page for clients, on every listener of [server]: for each protected route its methods and path, where its key is
+    /// A page for clients, on every listener of `server`: for each protected route its methods and path, where its key is
     /// read, how long answers are kept, and every problem that it can answer. JSON, or HTML to browsers. It names no
     /// upstream, no secret and no text of a `const:` scope. Everyone who reaches the listener can read it.
     pub(super) struct PolicyPage "[policy_page]" {

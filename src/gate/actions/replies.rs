@@ -75,7 +75,7 @@ impl Driver {
 }
 
 /// Answers a client whose claim failed, which may take as long as the upstream does. What the claim comes to is seen to
-/// meanwhile. A request that may not run (see [`Event::Barred`]) must not be forwarded here either.
+/// meanwhile. A request that may not run (see `Event::Barred` of the protocol) must not be forwarded here either.
 fn without_store(request: Arc<ProtectedRequest>, client: Client) {
     if request.needs_store() {
         client.reply(request.store_away());
