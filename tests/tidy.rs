@@ -157,6 +157,24 @@ fn nothing_is_left_to_do_and_nothing_names_one_machine() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// The fuzz targets are a workspace of their own: a dependency that oncegate gains has to enter their lock file too.
+#[test]
+fn the_lock_of_the_fuzz_targets_knows_every_dependency() {
+    let table = |path: &str| {
+        let text = std::fs::read_to_string(root().join(path)).unwrap();
+        text.parse::<toml_edit::DocumentMut>().unwrap()
+    };
+    let lock = table("tests/fuzz/Cargo.lock");
+    let packages = lock["package"].as_array_of_tables().unwrap();
+    let ours = packages.iter().find(|package| package["name"].as_str() == Some("oncegate")).unwrap();
+    // A name that several versions share has its version behind it.
+    let locked: BTreeSet<&str> =
+        ours["dependencies"].as_array().unwrap().iter().filter_map(|name| name.as_str()?.split(' ').next()).collect();
+    let manifest = table("Cargo.toml");
+    let named: BTreeSet<&str> = manifest["dependencies"].as_table().unwrap().iter().map(|(name, _)| name).collect();
+    assert_eq!(named, locked, "take them up by: cargo metadata --manifest-path tests/fuzz/Cargo.toml");
+}
+
 /// A line break in a literal, without the backslash that joins its lines, leaves a run of spaces in a message.
 #[test]
 fn no_text_has_a_run_of_spaces() {
