@@ -17,6 +17,7 @@ enum Resource<'a> {
     Readyz,
     Metrics,
     Routes,
+    Observed,
     Records,
     Record(&'a str),
     Resolve(&'a str),
@@ -63,6 +64,7 @@ async fn dispatch(state: &State, request: Request<Incoming>, client: SocketAddr)
         Resource::Readyz => Ok(readyz(state, query).await),
         Resource::Metrics => Ok(metrics(state).await),
         Resource::Routes => Ok(json(StatusCode::OK, &json!({ "routes": state.configured.load().routes }))),
+        Resource::Observed => Ok(json(StatusCode::OK, &json!({ "routes": state.metrics.observed() }))),
         Resource::Records => records::list(state, query).await,
         Resource::Record(id) if request.method() == Method::DELETE => {
             records::remove(state, parse_id(id)?, query, client).await
@@ -82,6 +84,7 @@ impl<'a> Resource<'a> {
             "/readyz" => Self::Readyz,
             "/metrics" => Self::Metrics,
             "/api/v1/routes" => Self::Routes,
+            "/api/v1/observed" => Self::Observed,
             "/api/v1/records" => Self::Records,
             "/api/v1/records/purge" => Self::PurgeAll,
             "/api/v1/records/resolve" => Self::ResolveAll,
@@ -110,7 +113,7 @@ impl<'a> Resource<'a> {
     fn refuses_parameters(&self) -> bool {
         match self {
             Self::Livez | Self::Readyz | Self::Metrics | Self::Records | Self::Record(_) => false,
-            Self::Routes | Self::Resolve(_) | Self::PurgeAll | Self::ResolveAll | Self::Reload => true,
+            Self::Routes | Self::Observed | Self::Resolve(_) | Self::PurgeAll | Self::ResolveAll | Self::Reload => true,
         }
     }
 }

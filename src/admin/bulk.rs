@@ -15,12 +15,12 @@ use super::State;
 use super::answer::{Answer, Kind, Problem, json};
 use super::records::{check_reason, log_removal, unavailable};
 use super::resolve::{Resolution, receive};
-use super::view::rfc3339;
 use super::wanted::{Wanted, parse_time};
 use crate::idempotency::codec::{Details, Head};
 use crate::idempotency::record::{self, Attempt, Record, RecordId, Timestamp};
 use crate::idempotency::recovery::unknown_since;
 use crate::store::{End, Error, ErrorKind, Fresh, Listed, Origin, OriginId, Settled, Store};
+use crate::telemetry::rfc3339;
 
 /// How many records are looked for at once, and changed before the time is looked at again.
 const CHUNK: usize = 128;

@@ -1,7 +1,5 @@
 //! A record as the API shows it.
 
-use std::time::{Duration, SystemTime};
-
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use http::header::CONTENT_TYPE;
@@ -10,13 +8,11 @@ use serde::Serialize;
 
 use crate::idempotency::codec::{Answer, Details, Head};
 use crate::idempotency::encoding::Hex;
-use crate::idempotency::record::{Record, RequestId, State, Timestamp};
+use crate::idempotency::record::{Record, RequestId, State};
 use crate::idempotency::recovery::unknown_since;
 use crate::idempotency::unknown::UnknownCause;
 use crate::store::{Listed, NamespaceRules, Origin, is_orphaned};
-
-/// The last millisecond of the year 9999, the last that RFC 3339 can write.
-const LAST: Timestamp = Timestamp(253_402_300_799_999);
+use crate::telemetry::rfc3339;
 
 /// A record without its secrets: no attempt, no whole key, and no header or body unless they are asked for.
 #[derive(Debug, Serialize)]
@@ -192,21 +188,4 @@ fn text(value: &HeaderValue) -> String {
 /// The key of a record for people, where it can be read.
 pub(super) fn shortened_key(record: &Record) -> Option<String> {
     Head::decode(&record.head).ok().map(|head| head.key)
-}
-
-pub(super) fn rfc3339(time: Timestamp) -> String {
-    let since_epoch = Duration::from_millis(time.min(LAST).0);
-    humantime::format_rfc3339_millis(SystemTime::UNIX_EPOCH + since_epoch).to_string()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_rfc_3339_whatever_they_are() {
-        assert_eq!(rfc3339(Timestamp(0)), "1970-01-01T00:00:00.000Z");
-        assert_eq!(rfc3339(Timestamp(1_767_225_600_123)), "2026-01-01T00:00:00.123Z");
-        assert_eq!(rfc3339(Timestamp(i64::MAX as u64)), "9999-12-31T23:59:59.999Z");
-    }
 }

@@ -208,7 +208,9 @@ fn what_is_lost(present: &Present<'_>, lost: &LostKeys) -> String {
     let in_flight = if lost.in_flight > 0 { format!(" ({} in flight)", lost.in_flight) } else { String::new() };
     let why = match &lost.instead {
         Instead::NoRoute => "no route takes".to_owned(),
-        Instead::Pass(route) => format!("{}, which has mode = \"pass\", takes", present.named(route)),
+        Instead::Unprotected(route, mode) => {
+            format!("{}, which has mode = \"{}\", takes", present.named(route), mode.as_str())
+        }
         Instead::Other(route) => {
             let namespace = present.routes.iter().find(|known| known.name == &**route).map(|route| route.namespace);
             let namespace = namespace.unwrap_or_default();

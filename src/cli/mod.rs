@@ -22,6 +22,7 @@ mod http_client;
 mod identity_changes;
 mod man;
 mod migrate;
+mod observed;
 pub mod records;
 #[cfg(test)]
 mod reference;
@@ -50,6 +51,7 @@ enum Command {
     Explain(explain::ExplainArgs),
     Migrate(migrate::MigrateArgs),
     Records(records::RecordsArgs),
+    Observed(observed::ObservedArgs),
     Health(health::HealthArgs),
     Reload(reload::ReloadArgs),
     Completions(completions::CompletionsArgs),
@@ -113,6 +115,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Explain(args) => explain::run(args),
         Command::Migrate(args) => migrate::run(args),
         Command::Records(args) => records::run(args),
+        Command::Observed(args) => observed::run(args),
         Command::Health(args) => health::run(args),
         Command::Reload(args) => reload::run(args),
         Command::Completions(args) => completions::run(args),

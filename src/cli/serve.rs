@@ -26,7 +26,6 @@ use crate::http::shards::Shards;
 use crate::http::upstream::Upstream;
 use crate::http::usage::Usage;
 use crate::idempotency::identity::Identifier;
-use crate::idempotency::policy::Mode;
 use crate::store::Store;
 use crate::telemetry::{logs, metrics::Metrics};
 use crate::worker;
@@ -369,10 +368,7 @@ fn admin_routes(config: &Resolved) -> Vec<RouteInfo> {
         host: route.host.clone().unwrap_or_else(|| "*".to_owned()),
         path: route.path.to_string(),
         upstream: config.upstreams[route.upstream].name.to_string(),
-        mode: match route.policy.mode {
-            Mode::Protect => "protect",
-            Mode::Pass => "pass",
-        },
+        mode: route.policy.mode.as_str(),
         ttl: route.policy.ttl,
     });
     routes.collect()

@@ -76,8 +76,9 @@ keys! {
         store_failure => words(&[("reject", StoreFailure::Reject), ("forward", StoreFailure::Forward)]);
         /// How long a claim lasts without renewal; it is renewed while the attempt runs. At least "1s".
         lease => time_of(Duration::from_secs(1)..=Duration::MAX);
-        /// "protect", or "pass": forward and do nothing else.
-        mode => words_but(&[("protect", Mode::Protect), ("pass", Mode::Pass)], &["observe"]);
+        /// "protect"; "observe": forward every request as it comes and count what "protect" would have done with it (`oncegate
+        /// observed` shows that); or "pass": forward and do nothing else.
+        mode => words_but(&[("protect", Mode::Protect), ("observe", Mode::Observe), ("pass", Mode::Pass)], &["accept"]);
         /// "buffer": an answer is durable before the client gets any of it. "stream": an answer of several pieces goes to its
         /// client while the upstream sends it, each piece when the next one arrives; the last bytes wait until all of it is
         /// durable, and if that fails the connection is broken off. Answers of gRPC calls are buffered: their status comes

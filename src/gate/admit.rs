@@ -51,6 +51,8 @@ pub(super) struct Refusal {
 pub enum Unprotected {
     /// `mode = "pass"`
     Mode,
+    /// `mode = "observe"`
+    Observed,
     /// It carries no key, and needs none.
     NoKey,
 }
@@ -90,10 +92,16 @@ impl<'a> Candidate<'a> {
 
     /// What its route does with the request, by its head.
     pub(super) fn step(&self, route: &Route) -> Step {
-        let key = &route.policy.key;
-        if route.policy.mode == Mode::Pass {
-            return Step::Forward(Unprotected::Mode);
+        match route.policy.mode {
+            Mode::Pass => Step::Forward(Unprotected::Mode),
+            Mode::Observe => Step::Forward(Unprotected::Observed),
+            Mode::Protect => self.protected_step(route),
         }
+    }
+
+    /// What a route that protects does with the request, by its head.
+    pub(super) fn protected_step(&self, route: &Route) -> Step {
+        let key = &route.policy.key;
         match key.find(&self.head.uri, &self.head.headers, None) {
             Err(invalid) => refuse(Problem::new(Code::KeyInvalid, invalid.to_string()), true),
             Ok(Found::Absent) => without_key(route),

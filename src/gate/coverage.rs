@@ -60,8 +60,8 @@ pub struct LostKeys {
 pub enum Instead {
     /// No route takes it.
     NoRoute,
-    /// This route takes it, and does not protect it.
-    Pass(Arc<str>),
+    /// This route takes it, whose mode does not protect it.
+    Unprotected(Arc<str>, Mode),
     /// This route takes it, and looks for its key in another namespace.
     Other(Arc<str>),
     /// The record is in a format that this version cannot read, so its request is not known.
@@ -188,7 +188,9 @@ impl<'a> Coverage<'a> {
             Err(_) if head.is_path_cut() => Some(Instead::NoRoute),
             Err(_) => None,
             Ok(None) => Some(Instead::NoRoute),
-            Ok(Some(route)) if route.policy.mode == Mode::Pass => Some(Instead::Pass(Arc::clone(&route.name))),
+            Ok(Some(route)) if route.policy.mode != Mode::Protect => {
+                Some(Instead::Unprotected(Arc::clone(&route.name), route.policy.mode))
+            }
             // What follows a path that was cut may belong to another route, except under one that takes whatever follows.
             Ok(Some(route)) if *route.namespace == *namespace && (!head.is_path_cut() || route.path.is_open()) => None,
             Ok(Some(route)) if *route.namespace == *namespace => Some(Instead::NoRoute),

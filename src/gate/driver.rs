@@ -11,9 +11,10 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 
 use super::actions::Driver;
-use super::admit::{Admission, Candidate, Refusal, Step};
+use super::admit::{Admission, Candidate, Refusal, Step, Unprotected};
 use super::answer::{CrossOrigin, Reply};
 use super::jwt::unverified;
+use super::observe::Watch;
 use super::pass::{self, ForwardOptions, body_problem};
 use super::preflight::Preflight;
 use super::protected::{Client, ProtectedRequest, identify, read_back};
@@ -89,8 +90,9 @@ impl Gate {
         let (state, asked) = (Arc::clone(&self.states[&route.name]), CrossOrigin::of(route, &head));
         let reply = match step {
             Step::Refuse(refusal) => self.refused(route, id, refusal),
-            Step::Forward(_) => {
-                let options = ForwardOptions::of(self, &state, route, &head);
+            Step::Forward(why) => {
+                let watch = (why == Unprotected::Observed).then(|| Watch::begin(self, route, &state, &head));
+                let options = ForwardOptions { watch, ..ForwardOptions::of(self, &state, route, &head) };
                 let preflight = Preflight::of(&self.router, &head);
                 let reply = pass::forward(self, &self.upstreams[route.upstream], head, body, options).await;
                 match preflight {

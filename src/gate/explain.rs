@@ -80,6 +80,8 @@ pub enum Handling {
     Refused(Problem),
     /// Its key is claimed before it is forwarded.
     Protected(Box<Identified>),
+    /// It is forwarded as it comes, and this is what the route would do if it protected.
+    Observed(Box<Handling>),
 }
 
 /// What makes a protected request's record.
@@ -157,7 +159,9 @@ pub fn explain(settings: &Settings, router: &Router, question: Question<'_>) -> 
     let fate = asked.fate(router);
     let is_unprotected = matches!(fate, Fate::Unrouted(_) | Fate::Routed(_, Handling::Passed(Unprotected::NoKey)));
     let preflight = match &fate {
-        Fate::Unrouted(_) | Fate::Routed(_, Handling::Passed(_)) => Preflight::of(router, &head),
+        Fate::Unrouted(_) | Fate::Routed(_, Handling::Passed(_) | Handling::Observed(_)) => {
+            Preflight::of(router, &head)
+        }
         Fate::PolicyPage | Fate::Malformed(_) | Fate::Ambiguous(..) | Fate::Routed(..) => None,
     };
     let preflight = preflight.map(|preflight| preflight.route);
@@ -204,6 +208,10 @@ impl Inquiry<'_> {
                 Examined::Refused(problem) => problem.clone(),
                 Examined::Known(_) | Examined::Unknown => unverified(),
             }),
+            Step::Forward(Unprotected::Observed) => {
+                let step = candidate.protected_step(route);
+                Handling::Observed(Box::new(self.handling(candidate, route, step)))
+            }
             Step::Forward(why) => Handling::Passed(why),
             Step::NeedBody | Step::Protect(_) if self.body.len() as u64 > longest => {
                 Handling::Refused(too_large(longest))

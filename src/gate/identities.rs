@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::shared::IdentityDigest;
-use super::{Settings, origin};
+use super::{Settings, origin, shadow_service};
 use crate::idempotency::description::{CoverageDescription, NamespaceDescription, RouteDescription, RulesDescription};
 use crate::idempotency::fingerprint::Recipe;
 use crate::idempotency::identity::{CallerRules, Identifier};
@@ -53,7 +53,7 @@ impl<'a> IdentityRules<'a> {
         let (trusted, id_secret) = (self.settings.forwarding.rule(), self.settings.id_secret.is_some());
         let token_header = self.settings.token_header();
         // A route that does not protect makes no records, whatever rules it would make them by.
-        let protecting = self.router.routes().iter().filter(|route| route.policy.mode != Mode::Pass);
+        let protecting = self.router.routes().iter().filter(|route| route.policy.mode == Mode::Protect);
         protecting.map(move |route| {
             let Policy { scope, key, fingerprint, .. } = &route.policy;
             let callers = CallerRules { trusted: &trusted, token_header };
@@ -65,7 +65,12 @@ impl<'a> IdentityRules<'a> {
     #[must_use]
     pub fn adoption(&self) -> (Vec<Origin>, Vec<Identity>) {
         let service = self.service();
-        let origins = self.router.routes().iter().map(|route| origin(service, &route.namespace, &route.name)).collect();
+        let shadows = shadow_service(service);
+        let origin_of = |route: &Arc<Route>| {
+            let service = if route.policy.mode == Mode::Observe { &shadows } else { service };
+            origin(service, &route.namespace, &route.name)
+        };
+        let origins = self.router.routes().iter().map(origin_of).collect();
         let (identifier, trusted) = (identifier(self.settings, service), self.settings.forwarding.rule());
         let callers = CallerRules { trusted: &trusted, token_header: self.settings.token_header() };
         let mut identities: Vec<Identity> = Vec::new();

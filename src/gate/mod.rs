@@ -15,6 +15,7 @@ pub mod identities;
 mod ignored;
 mod inquiry;
 pub mod jwt;
+mod observe;
 mod pass;
 mod policy_page;
 mod preflight;
@@ -62,6 +63,7 @@ use crate::http::upstream::Upstream;
 use crate::http::usage::Usage;
 use crate::idempotency::grpc;
 use crate::idempotency::identity::{CallerRules, Identifier};
+use crate::idempotency::policy::Mode;
 use crate::idempotency::record::RequestId;
 use crate::route::{Route, Router};
 use crate::store::{Identity, Origin, OriginId, Store};
@@ -134,6 +136,8 @@ pub struct Gate {
 struct RouteState {
     name: Arc<str>,
     origin: OriginId,
+    /// Where its shadow records come from.
+    shadow_origin: OriginId,
     metrics: Arc<RouteMetrics>,
     estimator: Arc<Estimator>,
     /// What the identities of its records are made by.
@@ -195,6 +199,7 @@ impl Gate {
                 ignored: IgnoredLog::default(),
                 name: Arc::clone(name),
                 origin: origin(&settings.service, namespace, name).id(),
+                shadow_origin: origin(&shadow_service(&settings.service), namespace, name).id(),
                 metrics: metrics.route(name),
                 estimator: estimator(name),
             })
@@ -204,6 +209,10 @@ impl Gate {
             let kept = kept_headers(route, &token_header).into_iter().chain(settings.own_headers.key.clone()).collect();
             (Arc::clone(&route.name), state(&route.name, &route.namespace, rules, kept))
         });
+        for route in router.routes().iter().filter(|route| route.policy.mode == Mode::Observe) {
+            // A report shows it before its first request.
+            metrics.route(&route.name).observed();
+        }
         let nowhere: Arc<str> = "-".into();
         shared.expect_leases_of(&router);
         Arc::new(Self {
@@ -354,6 +363,11 @@ fn log(state: &RouteState, request: RequestId, outcome: Outcome, response: &Resp
 
 fn origin(service: &Arc<str>, namespace: &Arc<str>, route: &Arc<str>) -> Origin {
     Origin { service: Arc::clone(service), namespace: Arc::clone(namespace), route: Arc::clone(route) }
+}
+
+/// The service under which a service's shadow records are kept, so that no list of its records has them.
+fn shadow_service(service: &str) -> Arc<str> {
+    format!("{service} (observed)").into()
 }
 
 /// The headers that a route's keys, scopes and fingerprints are made of.

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, HOST, TRAILER, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body::Body as _;
@@ -12,6 +13,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::answer::Reply;
 use super::ignored::IgnoredKey;
+use super::observe::Watch;
 use super::request::Head;
 use super::{Gate, RouteState};
 use crate::http::answer::announced_length;
@@ -45,6 +47,8 @@ pub(super) struct ForwardOptions<'a> {
     pub(super) docs: Option<&'a str>,
     /// The key that the request carries for nothing.
     pub(super) ignored: Option<IgnoredKey<'a>>,
+    /// Takes notes, where its route observes.
+    pub(super) watch: Option<Watch>,
     /// The request.
     pub(super) request: RequestId,
 }
@@ -53,16 +57,24 @@ impl<'a> ForwardOptions<'a> {
     /// For a request of this route that is not protected: the route protects nothing, or found no key.
     pub(super) fn of(gate: &'a Gate, state: &'a RouteState, route: &'a Route, head: &Head) -> Self {
         let ignored = match route.policy.mode {
-            Mode::Pass => None,
+            Mode::Pass | Mode::Observe => None,
             Mode::Protect => IgnoredKey::of(gate, state, head),
         };
-        Self { kept: &[], key: None, dropped: &[], docs: route.policy.docs.as_deref(), ignored, request: head.id }
+        Self {
+            kept: &[],
+            key: None,
+            dropped: &[],
+            docs: route.policy.docs.as_deref(),
+            ignored,
+            watch: None,
+            request: head.id,
+        }
     }
 
     /// For a request that no route matches.
     pub(super) fn unrouted(gate: &'a Gate, head: &Head) -> Self {
         let ignored = IgnoredKey::of(gate, &gate.unrouted, head);
-        Self { kept: &[], key: None, dropped: &[], docs: None, ignored, request: head.id }
+        Self { kept: &[], key: None, dropped: &[], docs: None, ignored, watch: None, request: head.id }
     }
 
     /// A problem as the reply.
@@ -73,9 +85,20 @@ impl<'a> ForwardOptions<'a> {
 
     /// The reply as the client gets it.
     pub(super) fn finish(self, reply: Reply) -> Reply {
+        let reply = match self.watch {
+            Some(watch) => watch.follow(reply),
+            None => reply,
+        };
         match self.ignored {
             Some(ignored) => ignored.tell(reply),
             None => reply,
+        }
+    }
+
+    /// The upstream answers.
+    fn answers(&mut self, response: &Response<Incoming>) {
+        if let Some(watch) = &mut self.watch {
+            watch.answers(response.status(), response.headers());
         }
     }
 }
@@ -88,20 +111,35 @@ pub(super) async fn forward(
     upstream: &Upstream,
     mut head: Head,
     body: RequestBody,
-    options: ForwardOptions<'_>,
+    mut options: ForwardOptions<'_>,
 ) -> Reply {
     let (body, progress) = match body.size_hint().exact() {
         Some(1..=AWAITED) if head.upgrade.is_none() => {
             let usage = &gate.shared.usage;
             match Buffered::read(body, AWAITED, head.memory(usage), usage).await {
-                Ok(body) => (body.body(), None),
+                Ok(body) => {
+                    if let (Some(watch), Some(bytes)) = (&options.watch, body.in_memory()) {
+                        watch.has_body(bytes);
+                    }
+                    (body.body(), None)
+                }
                 Err(error) => return options.problem(body_problem(gate, error)),
             }
         }
-        _ if body.is_end_stream() => (Body::empty(), None),
+        _ if body.is_end_stream() => {
+            if let Some(watch) = &options.watch {
+                watch.has_body(&Bytes::new());
+            }
+            (Body::empty(), None)
+        }
         _ => {
             let progress = Arc::new(Progress::default());
-            (body.relay(Arc::clone(&progress)), Some(progress))
+            let body = body.relay(Arc::clone(&progress));
+            let body = match &options.watch {
+                Some(watch) => watch.relay(body),
+                None => body,
+            };
+            (body, Some(progress))
         }
     };
     let is_chunked = head.headers.contains_key(TRANSFER_ENCODING);
@@ -116,7 +154,11 @@ pub(super) async fn forward(
     }
     let request = request(upstream, &head, headers, body);
     let reuse = if upgrade.is_some() { Reuse::Never } else { Reuse::Unprotected };
-    match exchange(upstream, request, reuse, SendContext::of(head.interim()), progress.as_deref()).await {
+    let exchanged = exchange(upstream, request, reuse, SendContext::of(head.interim()), progress.as_deref()).await;
+    if let Ok((response, _)) = &exchanged {
+        options.answers(response);
+    }
+    match exchanged {
         Ok((response, connection)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
             match upgrade.filter(|upgrade| upgrade.is_granted(response.headers())) {
                 Some(upgrade) => {

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
@@ -34,6 +34,7 @@ use crate::idempotency::recovery::{Recovery, Resend};
 use crate::route::{Route, Router};
 use crate::store::Fresh;
 use crate::telemetry::outcome::{Code, Outcome};
+use crate::telemetry::wall_clock;
 
 /// When a client is to send its request again that was not sent on for want of something that comes back soon.
 const RETRY_SOON: Duration = Duration::from_secs(1);
@@ -118,9 +119,7 @@ impl ProtectedRequest {
     /// Why it may not run now, where it may not: it is too old, or does not say how old it is.
     pub(super) fn bar(&self) -> Option<Problem> {
         let time = self.policy().request_time.as_ref()?;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let now = Timestamp(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
-        time.judge(&self.head.headers, now).err().map(|untimely| request::untimely(time, untimely))
+        time.judge(&self.head.headers, wall_clock()).err().map(|untimely| request::untimely(time, untimely))
     }
 
     /// A record for a new attempt.
@@ -332,6 +331,7 @@ impl ProtectedRequest {
             dropped: &self.gate.added,
             docs: self.policy().docs.as_deref(),
             ignored: None,
+            watch: None,
             request: self.head.id,
         }
     }

@@ -58,6 +58,7 @@ pub(super) struct Head {
 }
 
 /// What is known of a request's token.
+#[derive(Clone)]
 enum Token {
     /// Nothing yet.
     Unread,
@@ -124,6 +125,23 @@ impl Head {
             id,
             token: Token::Unread,
         })
+    }
+
+    /// The same head, of a request that asks for no upgrade.
+    pub(super) fn without_upgrade(&self) -> Self {
+        Self {
+            method: self.method.clone(),
+            uri: self.uri.clone(),
+            version: self.version,
+            headers: self.headers.clone(),
+            host: self.host.clone(),
+            peer: self.peer.clone(),
+            client: self.client,
+            context: Arc::clone(&self.context),
+            upgrade: None,
+            id: self.id,
+            token: self.token.clone(),
+        }
     }
 
     /// What its body and its answer are counted in while they are in memory.
@@ -247,6 +265,7 @@ fn host(parts: &Parts, is_secure: bool) -> Result<Option<Host>, Problem> {
 }
 
 /// The host that a request names.
+#[derive(Clone)]
 struct Host {
     /// As written.
     written: HeaderValue,

@@ -94,7 +94,8 @@ impl Body {
     }
 
     /// Whether it announces a length without sending data.
-    pub(super) fn is_announced(&self) -> bool {
+    #[must_use]
+    pub fn is_announced(&self) -> bool {
         matches!(self.kind, Kind::Announced(_))
     }
 
@@ -268,8 +269,14 @@ pub trait Observer: Send + 'static {
     /// The next frame was requested and has not arrived.
     fn pending(&mut self) {}
 
+    /// This frame arrived.
+    fn frame(&mut self, _frame: &Frame<Bytes>) {}
+
     /// A frame arrived, or the body ended well.
     fn received(&mut self, is_end: bool);
+
+    /// The body broke off.
+    fn broke(&mut self) {}
 }
 
 impl Observer for () {
@@ -300,7 +307,12 @@ where
             self.observer.pending();
             return Poll::Pending;
         };
-        if !matches!(frame, Some(Err(_))) {
+        if let Some(Err(_)) = frame {
+            self.observer.broke();
+        } else {
+            if let Some(Ok(frame)) = &frame {
+                self.observer.frame(frame);
+            }
             let is_end = frame.is_none() || self.source.is_end_stream();
             self.observer.received(is_end);
         }

@@ -27,6 +27,8 @@ pub struct Limits {
     pub max_requests: u64,
     /// How many of them wait for another's attempt.
     pub max_waiting: u64,
+    /// How many requests that were only observed are looked at at a time.
+    pub max_observing: u64,
     /// How many bytes of bodies are held in memory, of requests and of answers.
     pub max_buffered_memory: u64,
     /// How many bytes of requests' bodies are held in temporary files.
@@ -57,6 +59,7 @@ impl Default for Limits {
             max_connections_per_address: 12_000,
             max_requests: 10_000,
             max_waiting: 1_000,
+            max_observing: 1_000,
             max_buffered_memory: 256 << 20,
             max_buffered_disk: 4 << 30,
         }

@@ -27,6 +27,8 @@ pub struct Usage {
     pub requests: Arc<Budget>,
     /// Requests that wait for another's attempt.
     pub waiting: Arc<Budget>,
+    /// Requests that are looked at afterwards, of routes that only observe.
+    pub observing: Arc<Budget>,
     /// Bytes of bodies in memory.
     pub memory: Arc<Budget>,
     /// Bytes of bodies in temporary files.
@@ -63,6 +65,7 @@ impl Usage {
         Arc::new(Self {
             requests: budget(Limit::MaxRequests, limits.max_requests),
             waiting: budget(Limit::MaxWaiting, limits.max_waiting),
+            observing: budget(Limit::MaxObserving, limits.max_observing),
             memory: budget(Limit::MaxBufferedMemory, limits.max_buffered_memory),
             disk: budget(Limit::MaxBufferedDisk, limits.max_buffered_disk),
             connections: budget(Limit::MaxConnections, limits.max_connections),
@@ -79,6 +82,7 @@ impl Usage {
     pub fn set_limits(&self, limits: &Limits) {
         self.requests.set_max(limits.max_requests);
         self.waiting.set_max(limits.max_waiting);
+        self.observing.set_max(limits.max_observing);
         self.memory.set_max(limits.max_buffered_memory);
         self.disk.set_max(limits.max_buffered_disk);
         self.connections.set_max(limits.max_connections);

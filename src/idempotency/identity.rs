@@ -88,7 +88,17 @@ impl Identifier {
     /// The id of the record whose claim is the right to ask the upstream about another record. It has the same prefix.
     #[must_use]
     pub fn probe_lock(&self, of: RecordId) -> RecordId {
-        let mut whole = self.begin(b"oncegate probe 1");
+        self.derived(b"oncegate probe 1", of)
+    }
+
+    /// The id of the shadow record that stands for a record while its route only observes: no protected request finds it.
+    #[must_use]
+    pub fn shadow(&self, of: RecordId) -> RecordId {
+        self.derived(b"oncegate shadow 1", of)
+    }
+
+    fn derived(&self, purpose: &[u8], of: RecordId) -> RecordId {
+        let mut whole = self.begin(purpose);
         put(&mut whole, &of.0);
         let mut id = of.0;
         id[8..].copy_from_slice(&self.hash(&whole)[..24]);

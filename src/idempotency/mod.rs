@@ -28,5 +28,6 @@ pub mod recovery;
 pub mod request_time;
 pub mod scope;
 pub mod settle;
+pub mod shadow;
 pub mod token;
 pub mod unknown;

@@ -156,12 +156,26 @@ pub struct Cors {
 }
 
 /// Whether a route protects at all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mode {
     /// Claim, forward, record, replay.
     Protect,
+    /// Forward, and find out what [`Mode::Protect`] would have done.
+    Observe,
     /// Forward, and do nothing else.
     Pass,
+}
+
+impl Mode {
+    /// The word for it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Protect => "protect",
+            Self::Observe => "observe",
+            Self::Pass => "pass",
+        }
+    }
 }
 
 #[cfg(test)]

@@ -18,6 +18,8 @@ pub enum Limit {
     MaxRequests,
     /// `[limits] max_waiting`
     MaxWaiting,
+    /// `[limits] max_observing`
+    MaxObserving,
     /// `[limits] max_buffered_memory`
     MaxBufferedMemory,
     /// `[limits] max_buffered_disk`
@@ -40,11 +42,12 @@ pub enum Limit {
 
 impl Limit {
     /// Every limit, in the order of its declaration.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::MaxConnections,
         Self::MaxConnectionsPerAddress,
         Self::MaxRequests,
         Self::MaxWaiting,
+        Self::MaxObserving,
         Self::MaxBufferedMemory,
         Self::MaxBufferedDisk,
         Self::UpstreamMaxConnections,
@@ -64,6 +67,7 @@ impl Limit {
             Self::MaxConnectionsPerAddress => "max_connections_per_address",
             Self::MaxRequests => "max_requests",
             Self::MaxWaiting => "max_waiting",
+            Self::MaxObserving => "max_observing",
             Self::MaxBufferedMemory => "max_buffered_memory",
             Self::MaxBufferedDisk => "max_buffered_disk",
             Self::UpstreamMaxConnections => "upstream_max_connections",
@@ -82,6 +86,7 @@ impl Limit {
             Self::MaxConnections
             | Self::MaxRequests
             | Self::MaxWaiting
+            | Self::MaxObserving
             | Self::MaxBufferedMemory
             | Self::MaxBufferedDisk
             | Self::UpstreamMaxConnections => true,

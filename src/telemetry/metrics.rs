@@ -4,8 +4,9 @@
 //! label is looked up, nothing is allocated. Series that belong to an outcome or a store operation appear with the
 //! first one of their kind, so that a route without traffic does not export twenty empty histograms.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -18,6 +19,7 @@ use prometheus::{
 
 use super::limits::{Level, Limit, LimitMetrics};
 use super::log_throttle::LogThrottle;
+use super::observed::{Observed, ObservedReport};
 use super::outcome::Outcome;
 use crate::idempotency::record::State;
 use crate::store::ErrorKind;
@@ -46,6 +48,7 @@ pub struct RouteMetrics {
     upstream: OnceLock<Histogram>,
     in_flight: IntGauge,
     control_invalid: IntCounter,
+    observed: OnceLock<Arc<Observed>>,
 }
 
 /// Measures a request from its head to the end of its answer, which is when this is dropped.
@@ -68,6 +71,9 @@ struct Families {
     store_duration: HistogramVec,
     store_errors: IntCounterVec,
     attempts_in_flight: IntGaugeVec,
+    observed: IntCounterVec,
+    observed_dropped: IntCounterVec,
+    observed_routes: Mutex<BTreeMap<Box<str>, Arc<Observed>>>,
     control_invalid: IntCounterVec,
     cache_requests: IntCounterVec,
     limit_exceeded: IntCounterVec,
@@ -105,6 +111,7 @@ impl Metrics {
             upstream: OnceLock::new(),
             in_flight: self.families.attempts_in_flight.with_label_values(&[name]),
             control_invalid: self.families.control_invalid.with_label_values(&[name]),
+            observed: OnceLock::new(),
         })
     }
 
@@ -168,6 +175,13 @@ impl Metrics {
         self.families.ready.set(ready.into());
     }
 
+    /// What requests of routes that only observe would have got, by route.
+    #[must_use]
+    pub fn observed(&self) -> Vec<ObservedReport> {
+        let routes = self.families.observed_routes.lock().unwrap_or_else(PoisonError::into_inner);
+        routes.values().map(|route| route.report()).collect()
+    }
+
     /// Everything in the Prometheus text format, version 0.0.4.
     #[must_use]
     pub fn encode(&self) -> String {
@@ -212,6 +226,17 @@ impl RouteMetrics {
     pub fn attempt_began(self: &Arc<Self>) -> AttemptGuard {
         self.in_flight.inc();
         AttemptGuard { route: self.clone() }
+    }
+
+    /// What its requests would have got, where it only observes.
+    pub fn observed(&self) -> &Arc<Observed> {
+        self.observed.get_or_init(|| {
+            let families = &self.families;
+            let mut routes = families.observed_routes.lock().unwrap_or_else(PoisonError::into_inner);
+            let dropped = || families.observed_dropped.with_label_values(&[&*self.name]);
+            let fresh = || Observed::new(&self.name, families.observed.clone(), dropped());
+            Arc::clone(routes.entry(self.name.clone()).or_insert_with(fresh))
+        })
     }
 
     /// The upstream sent `Idempotency-Control` directives that were invalid and ignored.
@@ -299,6 +324,27 @@ impl Families {
                     &["route"],
                 ),
             ),
+            observed: add(
+                &registry,
+                IntCounterVec::new(
+                    Opts::new(
+                        "oncegate_observed_total",
+                        "Requests of routes that only observe, by what they would have got.",
+                    ),
+                    &["route", "would"],
+                ),
+            ),
+            observed_dropped: add(
+                &registry,
+                IntCounterVec::new(
+                    Opts::new(
+                        "oncegate_observed_dropped_total",
+                        "Requests of routes that only observe of which nobody knows what they would have got.",
+                    ),
+                    &["route"],
+                ),
+            ),
+            observed_routes: Mutex::default(),
             control_invalid: add(
                 &registry,
                 IntCounterVec::new(

@@ -19,6 +19,8 @@ pub enum Outcome {
     Passed,
     /// The same, and it carried a key: no route protects it.
     Ignored,
+    /// It was forwarded as it came, and what its route would have done is found out afterwards.
+    Observed,
     /// The upstream said what became of an unknown outcome, and the record has its answer now.
     Recovered,
     /// The upstream did not let the caller have the recorded answer again, and its own answer to that went to the client.
@@ -82,7 +84,7 @@ pub enum Code {
 
 impl Outcome {
     /// Every outcome, in the order of [`Outcome::index`].
-    pub const ALL: [Self; 33] = {
+    pub const ALL: [Self; 34] = {
         use Code::*;
         [
             Self::Executed,
@@ -92,6 +94,7 @@ impl Outcome {
             Self::Unprotected,
             Self::Passed,
             Self::Ignored,
+            Self::Observed,
             Self::Recovered,
             Self::Refused,
             Self::Problem(KeyMissing),
@@ -132,6 +135,7 @@ impl Outcome {
             Self::Unprotected => "unprotected",
             Self::Passed => "passed",
             Self::Ignored => "ignored",
+            Self::Observed => "observed",
             Self::Recovered => "recovered",
             Self::Refused => "refused",
             Self::Problem(code) => code.as_str(),
@@ -149,9 +153,10 @@ impl Outcome {
             Self::Unprotected => 4,
             Self::Passed => 5,
             Self::Ignored => 6,
-            Self::Recovered => 7,
-            Self::Refused => 8,
-            Self::Problem(code) => 9 + code as usize,
+            Self::Observed => 7,
+            Self::Recovered => 8,
+            Self::Refused => 9,
+            Self::Problem(code) => 10 + code as usize,
         }
     }
 }

@@ -36,6 +36,7 @@ mod limits;
 mod listeners;
 mod matrix;
 mod migrate;
+mod observed;
 mod operations;
 mod outcomes_body;
 mod own_headers;

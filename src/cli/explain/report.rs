@@ -116,7 +116,7 @@ impl Report<'_> {
     /// Both readings of a path, and what each belongs to.
     fn ambiguous(&mut self, ambiguous: &Ambiguous) {
         let owner = |route: &Option<Arc<Route>>| match route {
-            Some(route) => format!("{} ({}, mode {})", route.name, pattern(route), word(route.policy.mode)),
+            Some(route) => format!("{} ({}, mode {})", route.name, pattern(route), route.policy.mode.as_str()),
             None => "no route".to_owned(),
         };
         self.line("route", format!("as the path stands, {}", owner(&ambiguous.route)));
@@ -179,7 +179,7 @@ impl Report<'_> {
             self.more(format!("the most specific of those that match; also {}", others.join(", ")));
         }
         self.near_misses(Some(route));
-        self.line("mode", word(route.policy.mode));
+        self.line("mode", route.policy.mode.as_str());
         self.upstream(route.upstream);
     }
 
@@ -229,9 +229,13 @@ impl Report<'_> {
     fn handling(&mut self, route: &Route, handling: &Handling) {
         let policy = &route.policy;
         match handling {
-            Handling::Passed(Unprotected::Mode) => {
+            Handling::Passed(Unprotected::Mode | Unprotected::Observed) => {
                 self.line("protected", "no: the route's mode is \"pass\"; it is forwarded as it is");
                 self.preflight();
+            }
+            Handling::Observed(protected) => {
+                self.line("observed", "it is forwarded as it is, whatever follows; with mode = \"protect\":");
+                self.handling(route, protected);
             }
             Handling::Passed(Unprotected::NoKey) => {
                 let key = if self.explanation.ignores_key { "no key that the route reads" } else { "no key" };
@@ -416,6 +420,10 @@ impl Report<'_> {
 
     fn advice(&mut self, route: &Route, handling: &Handling) {
         let mut advice = Vec::new();
+        let handling = match handling {
+            Handling::Observed(protected) => protected,
+            handling => handling,
+        };
         if let Handling::Protected(identified) = handling {
             advice.extend(self.on_body(identified));
             advice.extend(on_scope(identified));
@@ -460,13 +468,6 @@ fn pattern(route: &Route) -> String {
     let methods: Vec<&str> = route.methods.iter().map(http::Method::as_str).collect();
     let host = route.host.as_deref().map_or_else(String::new, |host| format!("{host} "));
     format!("{} {host}{}", methods.join("|"), route.path)
-}
-
-fn word(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Protect => "protect",
-        Mode::Pass => "pass",
-    }
 }
 
 fn hex(digest: &[u8; 32]) -> String {

@@ -37,8 +37,8 @@ pub(super) fn how_to_take(present: &Present<'_>, lost: &LostKeys) -> String {
             let lines: Vec<String> = blocks.flatten().collect();
             advice("Add a route for the requests that no route takes:", &[Lines { place: String::new(), lines }], "")
         }
-        Instead::Pass(route) => {
-            let place = format!("{}, without its mode = \"pass\"", present.place(route));
+        Instead::Unprotected(route, mode) => {
+            let place = format!("{}, without its mode = \"{}\"", present.place(route), mode.as_str());
             let mut lines = vec![setting("namespace", namespace)];
             lines.extend(rules_as_lines(&former, &rules));
             advice("Let the route that takes these requests protect them:", &[Lines { place, lines }], "")

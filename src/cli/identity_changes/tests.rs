@@ -4,6 +4,7 @@ use super::advice::scope_word;
 use super::*;
 use crate::config;
 use crate::idempotency::description::NamespaceDescription;
+use crate::idempotency::policy::Mode;
 use crate::idempotency::policy::Policy;
 use crate::idempotency::scope::ScopePart;
 use crate::store::{Identity, LiveKeys};
@@ -127,7 +128,7 @@ fn each_change_is_told_with_what_to_do() {
         }),
         ("routes that take requests away", {
             let next = [&*named, open, REFUND].concat();
-            let instead = [(Instead::Pass("open".into()), 2, true), (other("refund"), 9, true)];
+            let instead = [(Instead::Unprotected("open".into(), Mode::Pass), 2, true), (other("refund"), 9, true)];
             lost("", &next, &instead, Occasion::Start)
         }),
         ("a route that takes requests away, and has keys", {

@@ -76,8 +76,9 @@ impl Summary {
         let mut protecting = routes.iter().filter(|route| route.policy.mode == Mode::Protect);
         let shown = |route| Protected { route: Shown::of(config, route), policy: show_policy(&route.policy) };
         let protected = protecting.by_ref().take(MOST).map(|route| shown(route)).collect();
-        let passing = routes.iter().filter(|route| route.policy.mode == Mode::Pass);
-        let mut unprotected = bounded(passing.map(|route| format!("{} (mode = \"pass\")", Shown::of(config, route))));
+        let others = routes.iter().filter(|route| route.policy.mode != Mode::Protect);
+        let shown = |route| format!("{} (mode = \"{}\")", Shown::of(config, route), route.policy.mode.as_str());
+        let mut unprotected = bounded(others.map(|route| shown(route)));
         unprotected.push(show_rest(config));
         Self {
             is_secure: config.server.accept.tls.is_some(),

@@ -89,7 +89,10 @@ fn a_key_is_lost_where_the_route_of_its_request_is_gone() {
     let orders = "orders n /v1/orders/{*rest}";
     assert_eq!(end(all, &[orders], "/v1/orders/7"), None);
     assert_eq!(end(all, &[orders], "/v1/refunds"), Some(Instead::NoRoute));
-    assert_eq!(end(all, &[orders, "open - /v1/{*rest}"], "/v1/refunds"), Some(Instead::Pass("open".into())));
+    assert_eq!(
+        end(all, &[orders, "open - /v1/{*rest}"], "/v1/refunds"),
+        Some(Instead::Unprotected("open".into(), Mode::Pass))
+    );
     assert_eq!(end(all, &[orders, "refund r /v1/refunds"], "/v1/refunds"), Some(Instead::Other("refund".into())));
     // Another method.
     let gone = lost(&[record("n", Method::PATCH, "/v1/orders")], (&["all n /{*rest}"], false), &[orders]).unwrap();
@@ -101,7 +104,7 @@ fn a_key_is_lost_where_the_route_of_its_request_is_gone() {
 #[test]
 fn a_more_specific_route_takes_keys_away() {
     let all = "all n /{*rest}";
-    assert_eq!(end(&[all], &[all, "open - /open"], "/open"), Some(Instead::Pass("open".into())));
+    assert_eq!(end(&[all], &[all, "open - /open"], "/open"), Some(Instead::Unprotected("open".into(), Mode::Pass)));
     assert_eq!(end(&[all], &[all, "open - /open"], "/x"), None);
     // It did before.
     assert_eq!(end(&[all, "a m /a", "b m /b"], &[all, "a m /a", "b - /b"], "/a"), None);

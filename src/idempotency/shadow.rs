@@ -1,0 +1,276 @@
+//! What a route that only observes keeps of a request, so that it can say of the next one with the same key what that would
+//! have got.
+//!
+//! A request is looked at when it is over, and every request of the route is forwarded. So the first of two that is looked at
+//! is not always the first that came; which of them would have run is the same.
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 1 | version: 1 |
+//! | 1 | envelope: 0 |
+//! | 1 | kept 0, tombstone 1, unknown 2 |
+//! | 2 | the status of the answer; 0 where there is none |
+//! | 8, 8, 8 | when it came, when it was over, until when it would answer retries |
+//! | 1 | how many of its requests ran: 0, 1, or 2 for more |
+//! | 1, 8 | whether its answer is known, and the digest of that; else zeros |
+
+use bytes::Bytes;
+use http::StatusCode;
+
+use super::codec::{Answer, Content, Head, PLAIN, Reader, Unreadable, VERSION};
+use super::credential::Proof;
+use super::decide::{Decision, decide};
+use super::policy::{InFlight, Policy};
+use super::record::{Attempt, Record, State, Timestamp};
+
+/// The request that would have claimed the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shadow {
+    /// When it came and when it was over.
+    pub span: Span,
+    /// What the record would hold.
+    pub course: Course,
+    /// The status of its answer, where it had one.
+    pub status: Option<StatusCode>,
+    /// Until when the record would stand.
+    pub until: Timestamp,
+    /// How many requests with the key ran; 2 stands for more.
+    pub runs: u8,
+    /// A digest of the answer of the first that ran.
+    pub answer: Option<[u8; 8]>,
+}
+
+/// When a request came, and when it was over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// When it was there.
+    pub began: Timestamp,
+    /// When its answer was.
+    pub ended: Timestamp,
+}
+
+/// What a record would hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Course {
+    /// The answer.
+    Kept,
+    /// That there was an answer.
+    Tombstone,
+    /// That nobody knows.
+    Unknown,
+}
+
+/// Another run of a key that has run before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunAgain {
+    /// Whether its answer is another than the first.
+    pub differs: bool,
+}
+
+impl Span {
+    /// Whether both were there at one time.
+    fn meets(self, other: Self) -> bool {
+        self.began < other.ended && other.began < self.ended
+    }
+}
+
+impl Shadow {
+    /// What another request with the key would have got. `head` is the record's; `is_same` and `proof` are as for [`decide`],
+    /// which decides this too: by the record as it would have stood.
+    #[must_use]
+    pub fn decide(&self, policy: &Policy, head: &Head, other: Span, proof: Option<&Proof>, is_same: bool) -> Decision {
+        let over = other.began.max(self.span.ended);
+        let patience = match policy.in_flight {
+            InFlight::Reject => other.began,
+            InFlight::Wait(patience) => other.began.plus(patience),
+        };
+        let is_running = self.span.meets(other) && patience < self.span.ended;
+        let (state, now, until, answer) = if is_running {
+            (State::InFlight, other.began, self.span.ended, None)
+        } else {
+            let content = (self.course == Course::Kept).then(|| Content { body: Bytes::new(), trailers: Vec::new() });
+            let status = self.status.unwrap_or(StatusCode::OK);
+            let answer = Answer { status, reason: None, headers: Vec::new(), content }.encode();
+            match self.course {
+                Course::Kept | Course::Tombstone => (State::Completed, over, self.until, Some(answer)),
+                Course::Unknown => (State::Unknown, over, self.until, None),
+            }
+        };
+        let claimed_at = self.span.began;
+        let record = Record { attempt: Attempt([0; 16]), state, claimed_at, until, head: Bytes::new(), answer };
+        decide(now, policy, &record, Some(head), proof, is_same)
+    }
+
+    /// After another of its requests ran, with an answer of this digest; and what to say of it, where it was not the first.
+    #[must_use]
+    pub fn run_again(self, answer: Option<[u8; 8]>) -> (Self, Option<RunAgain>) {
+        let differs = matches!((self.answer, answer), (Some(first), Some(again)) if first != again);
+        let again = (self.runs == 1).then_some(RunAgain { differs });
+        (Self { runs: (self.runs + 1).min(2), answer: self.answer.or(answer), ..self }, again)
+    }
+
+    /// The stored form.
+    #[must_use]
+    pub fn encode(&self) -> Bytes {
+        let course = match self.course {
+            Course::Kept => 0,
+            Course::Tombstone => 1,
+            Course::Unknown => 2,
+        };
+        let mut out = Vec::with_capacity(39);
+        out.extend_from_slice(&[VERSION, PLAIN, course]);
+        out.extend_from_slice(&self.status.map_or(0, |status| status.as_u16()).to_be_bytes());
+        for time in [self.span.began, self.span.ended, self.until] {
+            out.extend_from_slice(&time.0.to_be_bytes());
+        }
+        out.extend_from_slice(&[self.runs, u8::from(self.answer.is_some())]);
+        out.extend_from_slice(&self.answer.unwrap_or_default());
+        out.into()
+    }
+
+    /// Reads the stored form.
+    ///
+    /// # Errors
+    /// Another version of oncegate wrote it.
+    pub fn decode(bytes: &Bytes) -> Result<Self, Unreadable> {
+        let mut reader = Reader::new(bytes);
+        let [version, envelope, course] = reader.array()?;
+        let status = match u16::from_be_bytes(reader.array()?) {
+            0 => None,
+            status => Some(StatusCode::from_u16(status).map_err(|_| Unreadable)?),
+        };
+        let mut time = || reader.array().map(|bytes| Timestamp(u64::from_be_bytes(bytes)));
+        let (began, ended, until) = (time()?, time()?, time()?);
+        let [runs] = reader.array()?;
+        let is_answered = reader.flag()?;
+        let answer = Some(reader.array()?).filter(|_| is_answered);
+        reader.finish()?;
+        let course = match (version, envelope, course) {
+            (VERSION, PLAIN, 0) => Course::Kept,
+            (VERSION, PLAIN, 1) => Course::Tombstone,
+            (VERSION, PLAIN, 2) => Course::Unknown,
+            _ => return Err(Unreadable),
+        };
+        Ok(Self { span: Span { began, ended }, course, status, until, runs, answer })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use http::Method;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::idempotency::decide::RunningAttempt;
+    use crate::idempotency::fingerprint::{Fingerprint, Recipe};
+    use crate::idempotency::key::Key;
+    use crate::idempotency::recovery::Recovery;
+
+    fn head() -> Head {
+        let fingerprint = Fingerprint { recipe: Recipe::default(), digest: [1; 32] };
+        Head::new(fingerprint, Method::POST, "/charges", &Key::from_fingerprint(&[2; 32]))
+    }
+
+    fn span(began: u64, ended: u64) -> Span {
+        Span { began: Timestamp(began), ended: Timestamp(ended) }
+    }
+
+    fn shadow(course: Course) -> Shadow {
+        Shadow {
+            span: span(1000, 2000),
+            course,
+            status: Some(StatusCode::CREATED),
+            until: Timestamp(10_000),
+            runs: 1,
+            answer: None,
+        }
+    }
+
+    fn meets(shadow: &Shadow, policy: &Policy, other: Span) -> Decision {
+        shadow.decide(policy, &head(), other, None, true)
+    }
+
+    #[test]
+    fn a_retry_would_have_got_what_the_record_would_have_said() {
+        let policy = Policy::default();
+        let kept = |other| meets(&shadow(Course::Kept), &policy, other);
+        assert!(matches!(kept(span(2000, 2100)), Decision::Replay(answer) if answer.status == StatusCode::CREATED));
+        assert_eq!(
+            meets(&shadow(Course::Tombstone), &policy, span(2000, 2100)),
+            Decision::NotStored(StatusCode::CREATED)
+        );
+        assert_eq!(meets(&shadow(Course::Unknown), &policy, span(2000, 2100)), Decision::Unknown);
+        let running = |elapsed| {
+            let lease_left = Some(Duration::from_secs(1) - elapsed);
+            Decision::InFlight(RunningAttempt { elapsed, lease_left })
+        };
+        assert_eq!(kept(span(1500, 1600)), running(Duration::from_millis(500)));
+        assert_eq!(kept(span(9_999, 10_500)), kept(span(2000, 2100)));
+        assert_eq!(kept(span(10_000, 10_500)), Decision::Supersede, "it would have expired");
+        let retry = Policy { recovery: Recovery::Retry, ..Policy::default() };
+        assert_eq!(meets(&shadow(Course::Unknown), &retry, span(2000, 2100)), Decision::Supersede);
+        let differs = |proof, is_same| shadow(Course::Kept).decide(&policy, &head(), span(1500, 1600), proof, is_same);
+        assert_eq!(differs(None, false), Decision::Reused);
+        assert_eq!(differs(Some(&Proof([3; 32])), true), Decision::CallerDiffers);
+    }
+
+    #[test]
+    fn who_would_have_waited_gets_the_answer_if_it_is_there_in_time() {
+        let wait = |millis| Policy { in_flight: InFlight::Wait(Duration::from_millis(millis)), ..Policy::default() };
+        let kept = |policy: &Policy| meets(&shadow(Course::Kept), policy, span(1500, 1600));
+        assert!(matches!(kept(&wait(500)), Decision::Replay(_)));
+        assert!(matches!(kept(&wait(499)), Decision::InFlight(_)));
+    }
+
+    #[test]
+    fn a_key_that_runs_again_is_told_once() {
+        let first = Shadow { answer: Some([1; 8]), ..shadow(Course::Kept) };
+        let (second, again) = first.run_again(Some([2; 8]));
+        assert_eq!(again, Some(RunAgain { differs: true }));
+        assert_eq!(second.run_again(Some([3; 8])).1, None);
+        assert_eq!(first.run_again(Some([1; 8])).1, Some(RunAgain { differs: false }));
+        assert_eq!(first.run_again(None).1, Some(RunAgain { differs: false }), "nobody knows");
+        let unknown = Shadow { runs: 0, ..shadow(Course::Unknown) };
+        let (ran, again) = unknown.run_again(Some([1; 8]));
+        assert_eq!((ran.runs, ran.answer, again), (1, Some([1; 8]), None));
+    }
+
+    proptest! {
+        /// Of two requests that were there at one time one would have run and the other met it, whichever is looked at first.
+        #[test]
+        fn the_order_of_looking_does_not_matter(one in (0..50u64, 0..50u64), other in (0..50u64, 0..50u64)) {
+            let policy = Policy::default();
+            let spans = [one, other].map(|(began, took)| span(1000 + began, 1000 + began + took));
+            let met = |first: Span, second: Span| {
+                let shadow = Shadow { span: first, ..shadow(Course::Kept) };
+                matches!(meets(&shadow, &policy, second), Decision::InFlight(_))
+            };
+            prop_assert_eq!(met(spans[0], spans[1]), met(spans[1], spans[0]));
+        }
+
+        #[test]
+        fn the_stored_form_is_read_back(
+            times in any::<[u64; 3]>(), runs in 0..3u8, answer in any::<Option<[u8; 8]>>(), status in 0..900u16, course in 0..3,
+        ) {
+            let shadow = Shadow {
+                span: span(times[0], times[1]),
+                course: [Course::Kept, Course::Tombstone, Course::Unknown][course as usize],
+                status: StatusCode::from_u16(status + 100).ok().filter(|_| status > 0),
+                until: Timestamp(times[2]),
+                runs,
+                answer,
+            };
+            prop_assert_eq!(Shadow::decode(&shadow.encode()), Ok(shadow));
+        }
+
+        #[test]
+        fn what_another_version_wrote_is_told_apart(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
+            let bytes = Bytes::from(bytes);
+            if let Ok(shadow) = Shadow::decode(&bytes) {
+                prop_assert!(shadow.encode().len() == bytes.len());
+            }
+        }
+    }
+}
