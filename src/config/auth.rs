@@ -34,7 +34,7 @@ keys! {
     pub(super) struct Jwt "[auth.jwt]" {
         /// A file with the secret that tokens are signed with (HS256, HS384, HS512), of at least 32 bytes.
         secret_file: Option<PathBuf> = None => file().optional(), Example("\"/run/secrets/oncegate-jwt-secret\"");
-        /// A file in PEM with the public key of whoever signs, or a certificate of it; up to 8 while keys change. RSA keys have
+        /// A file in PEM with the public key of the issuer, or a certificate with it; up to 8 while keys change. RSA keys have
         /// at least 2048 bits.
         pem_file: Option<PathBuf> = None => file().optional(), Example("\"/etc/oncegate/issuer.pem\"");
         /// A file with a JSON Web Key Set (RFC 7517).
@@ -55,7 +55,7 @@ keys! {
         audience: Vec<String> = Vec::new()
             => one_or_several("write the name of this service, such as \"payments\"", || raw(r"\S")),
             Example("\"payments\"");
-        /// By how much the clock of whoever signs may differ, where `exp` and `nbf` are compared: at most "10m". If omitted,
+        /// By how much the clock of the issuer may differ, where `exp` and `nbf` are compared: at most "10m". If omitted,
         /// "30s". A token without `exp` is refused.
         leeway: Option<Duration> = None => time_of(Duration::ZERO..=MOST_LEEWAY).optional(), Example("\"30s\"");
         /// The algorithms that count, of those that fit the keys: HS256, HS384, HS512, RS256, RS384, RS512, PS256, PS384, PS512,

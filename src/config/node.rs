@@ -137,7 +137,7 @@ impl<'a> Node<'a> {
     }
 
     /// It as one of a few words; `later` are words of the contract that this version does not take yet.
-    pub(super) fn word<T: Copy>(&self, words: &[(&str, T)], later: &[&str]) -> Result<T, Wrong> {
+    pub(super) fn word<T: Clone>(&self, words: &[(&str, T)], later: &[&str]) -> Result<T, Wrong> {
         let known = || words.iter().map(|(word, _)| *word);
         let choice = known().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(" or ");
         if let Value::Dict(..) = self.value {
@@ -150,7 +150,7 @@ impl<'a> Node<'a> {
         }
         let text = self.text().map_err(|_| self.expected(&choice).hint(format!("write {choice}")))?;
         match words.iter().find(|(word, _)| *word == text) {
-            Some((_, value)) => Ok(*value),
+            Some((_, value)) => Ok(value.clone()),
             None if later.contains(&text) => Err(Wrong::later(&format!("\"{text}\"")).hint(format!("write {choice}"))),
             None => {
                 let hint = match nearest(text, known()) {

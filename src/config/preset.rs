@@ -114,7 +114,7 @@ pub(super) struct Preset {
 keys! {
     /// `preset`
     for Preset "preset" {
-        /// A ready-made set of these keys, which fills in what is not set here: "ietf", "stripe", "cloudevents",
+        /// A ready-made set of values for the keys that are not set here: "ietf", "stripe", "cloudevents",
         /// "standard-webhooks", "github-webhook", "stripe-webhook", "shopify-webhook", "pubsub-push" or "sns". That of a
         /// route counts instead of that of [defaults], and before the other keys of [defaults]. `oncegate config print`
         /// shows what comes of it.

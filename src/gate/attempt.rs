@@ -69,9 +69,12 @@ struct Recipient {
     client: Option<Client>,
     /// The rest of a reply whose head it has.
     tee: ResponseTee,
-    /// An earlier attempt of its request ended, and nobody knows how.
-    is_again: bool,
+    /// The rule by which the answer is settled.
+    settle: Settle,
 }
+
+/// The rule by which an attempt is settled.
+type Settle = fn(&Policy, Ending, &Control, Option<Action>) -> Verdict;
 
 /// What an attempt came to.
 pub(super) struct Attempted {
@@ -144,8 +147,8 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
     let request = &*request;
     let began = Instant::now();
     let counted = Arc::new(request.state.metrics.attempt_began());
-    let mut recipient = Recipient { client: Some(client), tee: ResponseTee::default(), is_again };
-    let settle: Settle = if is_again { settle_again } else { settle };
+    let settle = if is_again { settle_again } else { settle };
+    let mut recipient = Recipient { client: Some(client), tee: ResponseTee::default(), settle };
     let exchanged = exchange(request, attempt, &mut recipient).await;
     let took = began.elapsed();
     if !matches!(exchanged, Exchanged::Failed(Ending::Unreachable, _)) {
@@ -264,12 +267,11 @@ async fn send(
         request.state.metrics.control_invalid(control.invalid);
         tracing::debug!(route = &*request.state.name, "Idempotency-Control has directives that are invalid: ignored");
     }
-    let answer = head_of_answer(parts, &request.gate.added);
-    if answer.status.is_informational() {
-        let detail = "the upstream switched protocols without being asked";
-        return Exchanged::Failed(Ending::Broken, Problem::new(Code::UpstreamBroken, detail));
-    }
-    let Recipient { client, tee, is_again } = recipient;
+    let answer = match head_of_answer(parts, &request.gate.added) {
+        Ok(answer) => answer,
+        Err(problem) => return Exchanged::Failed(Ending::Broken, problem),
+    };
+    let Recipient { client, tee, settle } = recipient;
     let mut begin = |body| {
         if let Some(client) = client.take() {
             client.reply(request.reply_with(Outcome::Executed, Ok(answer.clone()), Some(body)));
@@ -277,7 +279,7 @@ async fn send(
     };
     // What is judged by its body is held back until it is whole, or too large to be judged.
     let held_back = || if request.policy().outcomes_body.concern(&answer.headers) { LARGEST_JUDGED } else { 0 };
-    let tee_handle = may_stream(request, &answer, &control, *is_again).then(|| {
+    let tee_handle = may_stream(request, &answer, &control, *settle).then(|| {
         let held_back = held_back();
         TeeHandle { tee, held_back, begin: &mut begin }
     });
@@ -286,8 +288,7 @@ async fn send(
     match captured {
         Ok(Captured::Whole { body, trailers, record }) => {
             let trailers = trailers.filter(|_| recipient.client.is_some() || trailers_may_follow(request, &answer));
-            let content = Content { body, trailers: trailers.iter().flat_map(lines).collect() };
-            let answer = Answer { content: Some(content), ..answer };
+            let answer = whole_answer(answer, body, trailers.as_ref());
             connection.return_to_pool();
             Exchanged::Whole(Box::new(Whole { answer, record, control }))
         }
@@ -302,9 +303,8 @@ async fn send(
 /// Whether the client may have an answer while it comes. By its head it must be one that is kept: what is released or held
 /// says so in its head, and a call says how it ended only in its trailers. A client must see where it breaks off, which
 /// HTTP/1.0 shows by its length alone.
-fn may_stream(request: &ProtectedRequest, answer: &Answer, control: &Control, is_again: bool) -> bool {
+fn may_stream(request: &ProtectedRequest, answer: &Answer, control: &Control, settle: Settle) -> bool {
     let policy = request.policy();
-    let settle: Settle = if is_again { settle_again } else { settle };
     let is_kept =
         || matches!(settle(policy, Ending::Answered(answer.status.as_u16()), control, None), Verdict::Complete { .. });
     let shows_its_end = || request.head.version > Version::HTTP_10 || has_length(answer);
@@ -331,13 +331,23 @@ fn forwarded(request: &ProtectedRequest, attempt: Attempt) -> Request<Body> {
 }
 
 /// The answer as its client gets it, without its body and without what the gate `added` says itself.
-pub(super) fn head_of_answer(parts: response::Parts, added: &[HeaderName]) -> Answer {
+pub(super) fn head_of_answer(parts: response::Parts, added: &[HeaderName]) -> Result<Answer, Problem> {
+    if parts.status.is_informational() {
+        let detail = "the upstream switched protocols without being asked";
+        return Err(Problem::new(Code::UpstreamBroken, detail));
+    }
     let reason = parts.extensions.get::<ReasonPhrase>().map(|reason| Bytes::copy_from_slice(reason.as_bytes()));
     let headers = to_client(parts.headers, added);
-    Answer { status: parts.status, reason, headers: lines(&headers).collect(), content: None }
+    Ok(Answer { status: parts.status, reason, headers: lines(&headers).collect(), content: None })
 }
 
-pub(super) fn lines(headers: &HeaderMap) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
+/// The whole answer, of its head and what followed it.
+pub(super) fn whole_answer(head: Answer, body: Bytes, trailers: Option<&HeaderMap>) -> Answer {
+    let content = Content { body, trailers: trailers.into_iter().flat_map(lines).collect() };
+    Answer { content: Some(content), ..head }
+}
+
+fn lines(headers: &HeaderMap) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
     headers.iter().map(|(name, value)| (name.clone(), value.clone()))
 }
 
@@ -350,9 +360,6 @@ fn ending(request: &ProtectedRequest, answer: &Answer) -> Ending {
         Some(_) | None => Ending::Answered(status),
     }
 }
-
-/// The rule by which an attempt is settled.
-type Settle = fn(&Policy, Ending, &Control, Option<Action>) -> Verdict;
 
 /// What a complete answer comes to.
 fn answered(request: &ProtectedRequest, answer: Answer, control: &Control, settle: Settle) -> Ended {

@@ -6,7 +6,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::timeout;
 
 use super::Gate;
-use super::attempt::{head_of_answer, lines};
+use super::attempt::{head_of_answer, whole_answer};
 use super::pass;
 use super::protected::ProtectedRequest;
 use crate::http::answer::{Captured, capture};
@@ -14,7 +14,7 @@ use crate::http::body::Body;
 use crate::http::headers::to_upstream;
 use crate::http::problem::Problem;
 use crate::http::upstream::{Error, Reuse, SendContext, Sharing, Upstream};
-use crate::idempotency::codec::{Answer, Content};
+use crate::idempotency::codec::Answer;
 use crate::idempotency::credential;
 use crate::idempotency::key::KeySource;
 use crate::idempotency::scope::ScopePart;
@@ -38,7 +38,7 @@ impl<'a> Question<'a> {
     /// resource that it is sent to (RFC 9110, sections 13.1 and 14.2).
     pub(super) fn of(request: &'a ProtectedRequest, target: Uri) -> Self {
         let upstream = request.upstream();
-        let keys: Vec<_> = request.policy().key.from.iter().flat_map(key_headers).collect();
+        let keys: Vec<_> = request.policy().key.from.iter().flat_map(KeySource::headers).collect();
         let scope = &request.policy().scope;
         let is_of_caller = |name: &HeaderName| {
             let is_named = |part: &ScopePart| matches!(part, ScopePart::Header(own) if own == name);
@@ -51,7 +51,7 @@ impl<'a> Question<'a> {
                 || [EXPECT, RANGE].contains(name)
                 || text == "digest"
                 || text == "repr-digest"
-                || keys.contains(name) && !is_of_caller(name)
+                || keys.contains(&name) && !is_of_caller(name)
         };
         let mut headers = HeaderMap::with_capacity(request.head.headers.len());
         for (name, value) in &request.head.headers {
@@ -112,18 +112,13 @@ impl<'a> Question<'a> {
         let (response, connection) = sent.map_err(|error| failed(&error))?;
         let (parts, body) = response.into_parts();
         let version = parts.version;
-        let answer = head_of_answer(parts, &self.gate.added);
-        if answer.status.is_informational() {
-            let detail = "the upstream switched protocols without being asked";
-            return Err(Problem::new(Code::UpstreamBroken, detail));
-        }
+        let answer = head_of_answer(parts, &self.gate.added)?;
         match capture(body, version, MAX_ANSWER, &self.gate.shared.usage.memory, None).await {
             Ok(Captured::Whole { body, trailers, .. }) => {
                 if self.reuse != Reuse::Never {
                     connection.return_to_pool();
                 }
-                let content = Content { body, trailers: trailers.iter().flat_map(lines).collect() };
-                Ok(Answer { content: Some(content), ..answer })
+                Ok(whole_answer(answer, body, trailers.as_ref()))
             }
             Ok(Captured::TooLarge(_)) => {
                 let detail = "the upstream's answer to a question of the gate is too large";
@@ -132,15 +127,5 @@ impl<'a> Question<'a> {
             Ok(Captured::Truncated) => Err(failed(&Error::Framing)),
             Err(error) => Err(failed(&Error::Unknown(error))),
         }
-    }
-}
-
-/// The headers that a key is read from.
-fn key_headers(source: &KeySource) -> Vec<HeaderName> {
-    match source {
-        KeySource::Header(name) => vec![name.clone()],
-        KeySource::CloudEvent => ["ce-source", "ce-id"].map(HeaderName::from_static).to_vec(),
-        KeySource::Template(template) => template.sources().flat_map(key_headers).collect(),
-        KeySource::Query(_) | KeySource::Json(_) | KeySource::Fingerprint => Vec::new(),
     }
 }

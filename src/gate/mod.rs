@@ -384,10 +384,9 @@ fn kept_headers(route: &Route, token_header: &HeaderName) -> Vec<HeaderName> {
         ScopePart::Claim(_) => vec![token_header.clone()],
         ScopePart::Host | ScopePart::ClientIp | ScopePart::ClientCert(_) | ScopePart::Const(_) => Vec::new(),
     });
-    let events = ["ce-source", "ce-id"].map(HeaderName::from_static);
     let compared = route.policy.fingerprint.headers.iter().cloned();
     let compared = compared.chain(route.policy.request_time.iter().map(|time| time.from.clone()));
-    keys.chain(scopes).chain(events).chain(compared).chain([http::header::CONTENT_TYPE]).collect()
+    keys.chain(scopes).chain(compared).chain([http::header::CONTENT_TYPE]).collect()
 }
 
 #[cfg(test)]

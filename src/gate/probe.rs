@@ -14,8 +14,8 @@ use crate::http::upstream::Upstream;
 use crate::idempotency::codec::{Answer, Content, Details, Head};
 use crate::idempotency::policy::Policy;
 use crate::idempotency::record::{Attempt, RecordId, RequestId, State};
-use crate::idempotency::recovery::{Finding, Recovery};
-use crate::store::{Claim, End, Error, Expiry, Fresh, Settled, Store};
+use crate::idempotency::recovery::{Finding, ProbePath, Recovery};
+use crate::store::{Claim, End, Error, Expiry, Fresh, OriginId, Settled, Store};
 use crate::telemetry::outcome::Outcome;
 
 /// How much longer than the upstream's timeout the right to ask it lasts, if its gate ends without giving it back.
@@ -62,17 +62,18 @@ impl Drop for ProbeLock {
     }
 }
 
-/// What the upstream said of an attempt.
-pub(super) struct Probed {
-    pub(super) finding: Finding,
-    /// Its answer, where the attempt took effect.
-    pub(super) answer: Option<Answer>,
-}
+/// What the upstream said of an attempt, if it answered.
+pub(super) struct Probed(pub(super) Option<Answer>);
 
 impl ProtectedRequest {
     /// The claim that is the right to ask about its record. Its token is its own: an upstream names records by theirs.
     pub(super) fn probe_lock(&self) -> Result<(RecordId, Fresh), Problem> {
-        let fresh = lock_of(self.upstream(), &self.policy().recovery, self.fresh()?);
+        let fresh = match &self.policy().recovery {
+            Recovery::Probe(probe) => {
+                lock_of(self.upstream(), &probe.path, self.new_attempt()?, self.state.origin, self.record_head())
+            }
+            Recovery::Hold | Recovery::Retry | Recovery::Resend(_) => self.fresh()?,
+        };
         Ok((self.gate.identifier.probe_lock(self.id), fresh))
     }
 
@@ -87,26 +88,27 @@ impl ProtectedRequest {
 
     /// Asks the upstream once.
     pub(super) async fn probe(&self) -> Probed {
-        let Recovery::Probe(probe) = &self.policy().recovery else { return Probed::of(None) };
-        let Some(target) = probe.path.target(&self.key, &self.id) else { return Probed::of(None) };
+        let Recovery::Probe(probe) = &self.policy().recovery else { return Probed(None) };
+        let Some(target) = probe.path.target(&self.key, &self.id) else { return Probed(None) };
         let asked = Question::of(self, target).ask().await;
         report(Some(self.head.id), self.id, &self.state.name, &asked);
-        Probed::of(asked.ok())
+        Probed(asked.ok())
     }
 }
 
-/// The claim of a lock, from that of the record: its head says what is asked, and keeps no key.
-pub(super) fn lock_of(upstream: &Upstream, recovery: &Recovery, fresh: Fresh) -> Fresh {
-    let head = match (Head::decode(&fresh.head), recovery) {
-        (Ok(mut head), Recovery::Probe(probe)) => {
-            let details = Details { key: None, ..head.details() };
-            (head.method, head.path) = (Method::GET, probe.path.to_string());
-            head.with_details(&details).encode()
-        }
-        _ => fresh.head,
-    };
+/// The claim of a lock. Its head is that of the record, but says what is asked, and keeps no key.
+pub(super) fn lock_of(
+    upstream: &Upstream,
+    path: &ProbePath,
+    attempt: Attempt,
+    origin: OriginId,
+    mut head: Head,
+) -> Fresh {
+    let details = Details { key: None, ..head.details() };
+    (head.method, head.path) = (Method::GET, path.to_string());
+    let head = head.with_details(&details).encode();
     let lease = upstream.settings().timeout + LOCK_MARGIN;
-    Fresh { attempt: fresh.attempt, origin: fresh.origin, lease, ttl: LOCK_REST, unknown_ttl: LOCK_REST, head }
+    Fresh { attempt, origin, lease, ttl: LOCK_REST, unknown_ttl: LOCK_REST, head }
 }
 
 /// Logs what the upstream said of an unknown outcome. `request` is the retry on whose behalf it was asked.
@@ -125,15 +127,13 @@ pub(super) fn report(request: Option<RequestId>, record: RecordId, route: &str, 
 }
 
 impl Probed {
-    /// What an answer says; nothing where there is none.
-    pub(super) fn of(answer: Option<Answer>) -> Self {
-        let finding = answer.as_ref().map_or(Finding::Unclear, |answer| Finding::of(answer.status));
-        Self { finding, answer }
+    pub(super) fn finding(&self) -> Finding {
+        self.0.as_ref().map_or(Finding::Unclear, |answer| Finding::of(answer.status))
     }
 
     /// How the record ends by what the upstream said. It lives from now on: a retry may come as late after this as after a claim.
     pub(super) fn end(&self, policy: &Policy) -> Option<End> {
-        let answer = policy.response_headers.kept(Cow::Borrowed(self.answer.as_ref()?));
+        let answer = policy.response_headers.kept(Cow::Borrowed(self.0.as_ref()?));
         let is_kept = |content: &Content| content.body.len() as u64 <= policy.max_response_body;
         let kept = match answer.content.as_ref().is_some_and(is_kept) {
             true => answer.encode(),

@@ -124,21 +124,27 @@ impl ProtectedRequest {
 
     /// A record for a new attempt.
     pub(super) fn fresh(&self) -> Result<Fresh, Problem> {
-        let attempt = self.gate.settings.tokens.next().map_err(|_| {
-            Problem::new(Code::Overloaded, "the system's random number generator failed").retry_after(RETRY_SOON)
-        })?;
-        let path = self.head.uri.path();
-        let head = codec::Head::new(self.fingerprint.clone(), self.head.method.clone(), path, &self.key)
-            .with_proof(self.proof)
-            .with_details(&self.details());
         Ok(Fresh {
-            attempt,
+            attempt: self.new_attempt()?,
             origin: self.state.origin,
             lease: self.policy().lease,
             ttl: self.policy().ttl,
             unknown_ttl: self.policy().unknown_ttl,
-            head: head.encode(),
+            head: self.record_head().encode(),
         })
+    }
+
+    pub(super) fn new_attempt(&self) -> Result<Attempt, Problem> {
+        self.gate.settings.tokens.next().map_err(|_| {
+            Problem::new(Code::Overloaded, "the system's random number generator failed").retry_after(RETRY_SOON)
+        })
+    }
+
+    /// What its record keeps of the request.
+    pub(super) fn record_head(&self) -> codec::Head {
+        codec::Head::new(self.fingerprint.clone(), self.head.method.clone(), self.head.uri.path(), &self.key)
+            .with_proof(self.proof)
+            .with_details(&self.details())
     }
 
     /// What the record tells operators of the request.

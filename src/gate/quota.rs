@@ -33,7 +33,7 @@ pub(super) struct Ticket {
 }
 
 /// What a quota says at once.
-pub(super) enum Taken {
+pub(super) enum Grant {
     /// There is a key left.
     Ticket(Ticket),
     /// There is one left here; what all gates have is to be asked with [`Ticket::confirm`].
@@ -51,11 +51,11 @@ impl Quotas {
     }
 
     /// Takes a key, or says how long to wait.
-    pub(super) fn take(self: &Arc<Self>, id: QuotaId, quota: &Quota) -> Result<Taken, Duration> {
+    pub(super) fn take(self: &Arc<Self>, id: QuotaId, quota: &Quota) -> Result<Grant, Duration> {
         let rate = quota.rate();
         self.change(id, |whole, now| rate.take(whole, now))?;
         let ticket = Ticket { quotas: Arc::clone(self), id, rate, is_shared: false, is_spent: false };
-        Ok(if self.are_shared() { Taken::Unconfirmed(ticket) } else { Taken::Ticket(ticket) })
+        Ok(if self.are_shared() { Grant::Unconfirmed(ticket) } else { Grant::Ticket(ticket) })
     }
 
     fn change<T>(&self, id: QuotaId, change: impl FnOnce(&mut f64, f64) -> T) -> T {
@@ -127,7 +127,7 @@ mod tests {
             assert!(quotas.take(id(1), &quota(2)).is_ok());
         }
         for _ in 0..2 {
-            let Ok(Taken::Ticket(ticket)) = quotas.take(id(1), &quota(2)) else { panic!("there are two") };
+            let Ok(Grant::Ticket(ticket)) = quotas.take(id(1), &quota(2)) else { panic!("there are two") };
             ticket.spend();
         }
         assert_eq!(quotas.take(id(1), &quota(2)).err(), Some(Duration::from_secs(1800)));
@@ -140,7 +140,7 @@ mod tests {
     async fn callers_that_are_made_up_do_not_grow_memory_without_bound() {
         let quotas = Arc::new(Quotas::new(None));
         for number in 0..3 * MOST_CALLERS as u64 {
-            if let Ok(Taken::Ticket(ticket)) = quotas.take(id(number), &quota(1)) {
+            if let Ok(Grant::Ticket(ticket)) = quotas.take(id(number), &quota(1)) {
                 ticket.spend();
             }
         }
@@ -174,8 +174,8 @@ mod tests {
         let others = Arc::new(Others(Mutex::new(Some(1))));
         let quotas = Arc::new(Quotas::new(Some(Arc::<Others>::clone(&others))));
         let take = async || match quotas.take(id(1), &quota(3)) {
-            Ok(Taken::Unconfirmed(ticket)) => ticket.confirm().await,
-            Ok(Taken::Ticket(_)) => panic!("others are to be asked"),
+            Ok(Grant::Unconfirmed(ticket)) => ticket.confirm().await,
+            Ok(Grant::Ticket(_)) => panic!("others are to be asked"),
             Err(wait) => Err(wait),
         };
         drop(take().await.unwrap());

@@ -15,7 +15,7 @@ use crate::idempotency::policy::Mode;
 use crate::idempotency::record::{RecordId, State};
 use crate::idempotency::recovery::{Finding, Probe, Recovery};
 use crate::route::Route;
-use crate::store::{End, Error, Filter, Fresh, Listed, Settled};
+use crate::store::{End, Error, Filter, Listed, Settled};
 
 /// How often to look whether a route is due.
 const TICK: Duration = Duration::from_millis(500);
@@ -89,40 +89,32 @@ impl Gate {
         let Listed { id, record, now, .. } = found;
         let Ok(head) = Head::decode(&record.head) else { return Ok(()) };
         let details = head.details();
-        if !probe.is_due(&record, &head, route.policy.unknown_ttl, now) || record.until <= now {
+        if !probe.is_due(&record, &details, route.policy.unknown_ttl, now) || record.until <= now {
             return Ok(());
         }
         // A record from before `every` was set has none.
         let Some(target) = details.key.as_ref().and_then(|key| probe.path.target(key, &id)) else { return Ok(()) };
         let (state, upstream) = (&self.states[&route.name], &self.upstreams[route.upstream]);
         let Ok(attempt) = self.settings.tokens.next() else { return Ok(()) };
-        let policy = &route.policy;
-        let fresh = Fresh {
-            attempt,
-            origin: state.origin,
-            lease: policy.lease,
-            ttl: policy.ttl,
-            unknown_ttl: policy.unknown_ttl,
-            head: record.head.clone(),
-        };
         let (store, lock_id) = (&self.shared.store, self.identifier.probe_lock(id));
-        let lock = ProbeLock::take(Arc::clone(store), lock_id, lock_of(upstream, &policy.recovery, fresh)).await;
+        let lock = lock_of(upstream, &probe.path, attempt, state.origin, head);
+        let lock = ProbeLock::take(Arc::clone(store), lock_id, lock).await;
         let Some(_lock) = lock.map_err(Stopped::Store)? else { return Ok(()) };
         let mut headers = HeaderMap::new();
         headers.extend(probe.headers.iter().map(|header| (header.name.clone(), header.value.clone())));
         let asked = Question::of_gate(self, upstream, target, headers).ask().await;
         report(None, id, &route.name, &asked);
         let is_silent = asked.is_err();
-        let probed = Probed::of(asked.ok());
-        let end = match probed.finding {
-            Finding::Done => probed.end(policy),
+        let probed = Probed(asked.ok());
+        let end = match probed.finding() {
+            Finding::Done => probed.end(&route.policy),
             // Nothing is here to run: a retry does.
             Finding::Absent => Some(End::Release),
             Finding::Unclear => None,
         };
         if let Some(end) = end {
             let settled = store.settle(id, record.attempt, end).await.map_err(Stopped::Store)?;
-            reconciled(state, id, probed.finding, &settled);
+            reconciled(state, id, probed.finding(), &settled);
         }
         if is_silent { Err(Stopped::Silent(id)) } else { Ok(()) }
     }

@@ -94,7 +94,7 @@ pub fn decide(
         State::InFlight | State::Unknown => match &policy.recovery {
             Recovery::Hold | Recovery::Resend(_) => Decision::Unknown,
             Recovery::Retry => Decision::Supersede,
-            Recovery::Probe(probe) if probe.is_due(record, head, policy.unknown_ttl, now) => Decision::Probe,
+            Recovery::Probe(probe) if probe.is_due(record, &head.details(), policy.unknown_ttl, now) => Decision::Probe,
             Recovery::Probe(_) => Decision::Unknown,
         },
         State::Completed => match record.answer.as_ref().map(Answer::decode) {

@@ -41,6 +41,9 @@ pub enum Found {
     NeedsBody,
 }
 
+/// The headers that name an event in binary mode.
+static EVENT_HEADERS: [HeaderName; 2] = [HeaderName::from_static("ce-source"), HeaderName::from_static("ce-id")];
+
 impl Found {
     /// The key that was found, or else the request's own fingerprint as its key.
     #[must_use]
@@ -196,14 +199,15 @@ impl KeySource {
         }
     }
 
-    /// The headers that it reads its key from; an event's are others.
-    pub fn headers(&self) -> impl Iterator<Item = &HeaderName> {
-        let (own, template) = match self {
-            Self::Header(name) => (Some(name), None),
-            Self::Template(template) => (None, Some(template)),
-            Self::Query(_) | Self::Json(_) | Self::CloudEvent | Self::Fingerprint => (None, None),
-        };
-        own.into_iter().chain(template.into_iter().flat_map(Template::headers))
+    /// The headers that it reads its key from.
+    #[must_use]
+    pub fn headers(&self) -> Vec<&HeaderName> {
+        match self {
+            Self::Header(name) => vec![name],
+            Self::CloudEvent => EVENT_HEADERS.iter().collect(),
+            Self::Template(template) => template.sources().flat_map(Self::headers).collect(),
+            Self::Query(_) | Self::Json(_) | Self::Fingerprint => Vec::new(),
+        }
     }
 
     /// Whether it may be in the body.
@@ -316,8 +320,9 @@ fn from_json(body: &[u8], pointer: &Pointer, max_length: usize) -> Result<Readin
 /// The key of a CloudEvent, in binary or structured mode (CloudEvents HTTP binding 1.0, sections 3.1 and 3.2): a hash
 /// of its source and id, which together name it, and which may be longer than a key and hold any character.
 fn from_event(headers: &HeaderMap, body: Option<&[u8]>) -> Result<Reading, Invalid> {
-    let source = event_header(headers, "ce-source")?;
-    let id = event_header(headers, "ce-id")?;
+    let [source, id] = &EVENT_HEADERS;
+    let source = event_header(headers, source)?;
+    let id = event_header(headers, id)?;
     match (source, id) {
         (Some(source), Some(id)) => return event_key(&source, &id),
         (None, None) => {}
@@ -350,7 +355,7 @@ fn event_key(source: &[u8], id: &[u8]) -> Result<Reading, Invalid> {
 
 /// An attribute of an event in binary mode, decoded as section 3.1.3.2 of the binding says, so that both modes of one
 /// event give one key.
-fn event_header(headers: &HeaderMap, name: &str) -> Result<Option<Vec<u8>>, Invalid> {
+fn event_header(headers: &HeaderMap, name: &HeaderName) -> Result<Option<Vec<u8>>, Invalid> {
     let mut lines = headers.get_all(name).iter();
     let Some(line) = lines.next() else { return Ok(None) };
     if lines.next().is_some() {
@@ -521,6 +526,19 @@ mod tests {
         }
         for word in ["", "header", "header:", "header:a b", "query:", "json:", "json:a", "Header:a", "cloudevent:"] {
             assert!(KeySource::parse(word).is_err(), "{word}");
+        }
+    }
+
+    #[test]
+    fn the_headers_of_a_source_are_those_that_it_reads() {
+        for (word, names) in [
+            ("header:X-Id", &["x-id"][..]),
+            ("cloudevent", &["ce-source", "ce-id"]),
+            ("template:{header:x-a}:{query:q}:{cloudevent}", &["x-a", "ce-source", "ce-id"]),
+            ("query:q", &[]),
+            ("fingerprint", &[]),
+        ] {
+            assert_eq!(KeySource::parse(word).unwrap().headers(), names, "{word}");
         }
     }
 

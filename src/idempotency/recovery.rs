@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use http::{HeaderName, HeaderValue, StatusCode, Uri};
 
-use super::codec::{Details, Head};
+use super::codec::Details;
 use super::key::Key;
 use super::record::{Record, RecordId, State, Timestamp};
 
@@ -113,11 +113,11 @@ impl Probe {
     /// Whether the outcome of a record has been unknown for so long that the upstream may be asked. `unknown_ttl` is that of
     /// the record's route, for records that do not say their own.
     #[must_use]
-    pub fn is_due(&self, record: &Record, head: &Head, unknown_ttl: Duration, now: Timestamp) -> bool {
+    pub fn is_due(&self, record: &Record, details: &Details, unknown_ttl: Duration, now: Timestamp) -> bool {
         let since = match record.state {
             // Its lease has passed, and nothing has noticed yet.
             State::InFlight => record.until,
-            State::Unknown => unknown_since(record, &head.details()).unwrap_or(record.until.minus(unknown_ttl)),
+            State::Unknown => unknown_since(record, details).unwrap_or(record.until.minus(unknown_ttl)),
             State::Completed => return false,
         };
         self.after.is_some_and(|after| since.plus(after) <= now)

@@ -17,7 +17,7 @@ use crate::support::{Gate, Reply, Request, Response, Signal, Terms, Tls, Upstrea
 
 const BODY: &str = "{\"amount\":1}";
 
-/// A key of whoever signs, and its name.
+/// A key of the issuer, and its name.
 struct Signer {
     id: &'static str,
     pair: EcdsaKeyPair,

@@ -76,19 +76,13 @@ pub(super) fn recovery() -> Kind<Recovery> {
 }
 
 fn word(node: &Node<'_>) -> Result<Recovery, Wrong> {
-    let words = [("hold", 0), ("retry", 1)];
+    let words = [("hold", Recovery::Hold), ("retry", Recovery::Retry)];
     let word = match node.text() {
         Ok(_) => node.word(&words, &[]),
         Err(_) => Err(node.expected("\"hold\", \"retry\" or a table")),
     };
-    match word {
-        Ok(0) => Ok(Recovery::Hold),
-        Ok(_) => Ok(Recovery::Retry),
-        Err(wrong) => {
-            Err(wrong
-                .hint("write \"hold\", \"retry\" or { probe = \"/v1/charges/by-key/{key}\" }, with a path of yours"))
-        }
-    }
+    let hint = "write \"hold\", \"retry\" or { probe = \"/v1/charges/by-key/{key}\" }, with a path of yours";
+    word.map_err(|wrong| wrong.hint(hint))
 }
 
 fn table(node: &Node<'_>) -> Option<Recovery> {

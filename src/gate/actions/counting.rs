@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Done, Driver, Missing, REQUEST, needed};
-use crate::gate::quota::Taken;
+use crate::gate::quota::Grant;
 use crate::http::problem::{Problem, RateLimit};
 use crate::idempotency::protocol::Event;
 use crate::idempotency::quota::Quota;
@@ -19,11 +19,11 @@ impl Driver {
         let (identifier, scope) = (&request.gate.identifier, &request.policy().scope);
         let id = identifier.quota(&request.route.name, quota.by, scope, request.head.caller());
         match self.shared.quotas.take(id, quota) {
-            Ok(Taken::Ticket(ticket)) => {
+            Ok(Grant::Ticket(ticket)) => {
                 self.ticket = Some(ticket);
                 Ok(ControlFlow::Continue(()))
             }
-            Ok(Taken::Unconfirmed(ticket)) => {
+            Ok(Grant::Unconfirmed(ticket)) => {
                 let retired = Arc::clone(&self.shared.retired);
                 self.operate(async move { Done::Counted(ticket.confirm().await, retired.read_owned().await) });
                 Ok(ControlFlow::Break(None))

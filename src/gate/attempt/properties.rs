@@ -86,7 +86,7 @@ proptest! {
             response.headers_mut().append(name, HeaderValue::from_bytes(value).unwrap());
         }
         let added = HeaderName::from_static("idempotency-status");
-        let head = head_of_answer(response.into_parts().0, &[added]);
+        let head = head_of_answer(response.into_parts().0, &[added]).unwrap();
         let trailers = trailers
             .iter()
             .map(|(name, value)| (name.parse().unwrap(), HeaderValue::from_bytes(value).unwrap()))

@@ -51,7 +51,7 @@ pub struct Unusable {
 }
 
 impl KeySet {
-    /// Of a secret that is shared with whoever signs.
+    /// Of a secret that is shared with the issuer.
     ///
     /// # Errors
     /// The secret is too short.
@@ -89,7 +89,7 @@ impl KeySet {
                     .ok()
                     .and_then(|certificate| certificate.tbs_certificate.subject_public_key_info.to_der().ok()),
                 SectionKind::PrivateKey | SectionKind::RsaPrivateKey | SectionKind::EcPrivateKey => {
-                    let message = "it holds a private key, which only whoever signs may have".to_owned();
+                    let message = "it holds a private key, which only the issuer may have".to_owned();
                     return Err(Unusable {
                         message,
                         hint: "name the public key: openssl pkey -in KEY -pubout writes it",
@@ -124,7 +124,7 @@ impl KeySet {
     }
 
     /// Of a JSON Web Key Set that was fetched, for these algorithms where some are named. It may have no key that can verify a
-    /// token: then whoever signs has withdrawn them.
+    /// token: then the issuer has withdrawn them.
     ///
     /// # Errors
     /// It is none.

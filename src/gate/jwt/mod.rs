@@ -58,7 +58,7 @@ pub struct Settings {
     pub issuer: Option<String>,
     /// What `aud` must have one of; empty where it does not matter.
     pub audience: Vec<String>,
-    /// By how much the clock of whoever signs may differ from the gate's.
+    /// By how much the clock of the issuer may differ from the gate's.
     pub leeway: Duration,
     /// The header that the token comes in.
     pub header: HeaderName,

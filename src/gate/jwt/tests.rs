@@ -46,7 +46,7 @@ fn hs256(secret: &[u8]) -> impl Fn(&[u8]) -> Vec<u8> {
     move |message| hmac::sign(&key, message).as_ref().to_vec()
 }
 
-/// A key of whoever signs.
+/// A key of the issuer.
 struct Pair(EcdsaKeyPair);
 
 impl Pair {

@@ -6,7 +6,7 @@
 
 use std::fmt::{self, Write as _};
 
-use http::{HeaderMap, HeaderName, Uri};
+use http::{HeaderMap, Uri};
 
 use super::{Found, Invalid, Key, KeySource, Reading};
 
@@ -61,14 +61,6 @@ impl Template {
     /// Its sources, in order.
     pub fn sources(&self) -> impl Iterator<Item = &KeySource> {
         self.parts.iter().map(|(_, source)| source)
-    }
-
-    /// The headers that it is made of.
-    pub(super) fn headers(&self) -> impl Iterator<Item = &HeaderName> {
-        self.sources().filter_map(|source| match source {
-            KeySource::Header(name) => Some(name),
-            _ => None,
-        })
     }
 
     /// Reads the key. Where a source has nothing, the template has nothing, whatever the others have.
@@ -143,7 +135,7 @@ fn check_text(text: &str) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
+    use http::{HeaderName, HeaderValue};
     use proptest::prelude::*;
 
     use super::*;

@@ -76,6 +76,15 @@ const SITUATIONS: &[Situation] = &[
     ("It has asked the store for the claim of the next attempt", SENDS_AGAIN, || {
         resending(&[Event::Resumed, Event::Settled(Settlement::Done)])
     }),
+    (
+        "Its client has `outcome-unknown`, and the store has not said whether the next attempt is claimed",
+        SENDS_AGAIN,
+        || {
+            let mut events = resending(&[Event::Resumed, Event::Settled(Settlement::Done)]);
+            events.push((SENDS_AGAIN.settle_timeout, Event::Timeout));
+            events
+        },
+    ),
     ("It settles its attempt", WAITS, || leading(&[Event::Permitted, Event::Claimed, Event::AttemptEnded])),
     ("A settlement failed", WAITS, || {
         leading(&[Event::Permitted, Event::Claimed, Event::AttemptEnded, Event::StoreFailed { in_doubt: true }])

@@ -23,8 +23,9 @@ enum Stage {
     /// The store is asked to end the last attempt as unknown: until the next one is claimed, that is what there is to say. At
     /// the age of `deadline` the client is answered, and the request is not sent again.
     Holding { deadline: Duration },
-    /// The store is asked for a new claim in its place, since this age.
-    Reclaiming { since: Duration },
+    /// The store is asked for a new claim in its place, since this age. At the age of `deadline` the client is answered, and the
+    /// request is not sent again; nothing once it is.
+    Reclaiming { since: Duration, deadline: Option<Duration> },
 }
 
 impl Resending {
@@ -32,7 +33,8 @@ impl Resending {
     pub(super) fn timeout(&self) -> Option<Duration> {
         match self.stage {
             Stage::Holding { deadline } => Some(deadline),
-            Stage::Pausing | Stage::Reclaiming { .. } => None,
+            Stage::Reclaiming { deadline, .. } => deadline,
+            Stage::Pausing => None,
         }
     }
 }
@@ -57,7 +59,8 @@ impl Protocol {
             }
             (Stage::Pausing, Event::ShuttingDown) => self.settle(now),
             (Stage::Holding { .. }, Event::Settled(Settlement::Done)) => {
-                self.call(in_stage(Stage::Reclaiming { since: now }), Action::Reclaim)
+                let deadline = Some(now + self.limits.settle_timeout);
+                self.call(in_stage(Stage::Reclaiming { since: now, deadline }), Action::Reclaim)
             }
             (Stage::Holding { .. }, Event::Settled(settlement)) => self.conclude(settlement),
             (Stage::Holding { deadline }, Event::StoreFailed { .. }) => {
@@ -68,11 +71,24 @@ impl Protocol {
                 let reply = Action::Reply(Reply::Attempted(None));
                 self.go(Phase::Settling { deadline: None, retry: None }, [reply])
             }
+            (Stage::Reclaiming { since, deadline: Some(deadline) }, Event::Timeout) if now >= deadline => {
+                let reply = Action::Reply(Reply::Attempted(Some(Settlement::Done)));
+                self.go(in_stage(Stage::Reclaiming { since, deadline: None }), [reply])
+            }
+            // What it came to is of no use any more: it ends as its predecessor did.
+            (
+                Stage::Reclaiming { deadline: None, .. },
+                Event::Claimed | Event::Barred | Event::StoreFailed { in_doubt: true },
+            ) => self.call(Phase::Settling { deadline: None, retry: None }, Action::Settle),
+            (
+                Stage::Reclaiming { deadline: None, .. },
+                Event::NotSuperseded | Event::Failed | Event::StoreFailed { .. },
+            ) => self.go(Phase::Done, [Action::Leave]),
             // As for a first claim: too little of the lease is left.
-            (Stage::Reclaiming { since }, Event::Claimed) if now - since > self.limits.lease * 2 / 3 => {
+            (Stage::Reclaiming { since, .. }, Event::Claimed) if now - since > self.limits.lease * 2 / 3 => {
                 self.settle(now)
             }
-            (Stage::Reclaiming { since }, Event::Claimed) => {
+            (Stage::Reclaiming { since, .. }, Event::Claimed) => {
                 self.go(Phase::Running { sent: sent + 1 }, [Action::ShareRunning { since }, Action::Run])
             }
             // It stands and may not run any more, or may stand: then it ends as its predecessor did.
