@@ -118,8 +118,8 @@ mod tests {
                 "  ran again       2 keys, 1 of them with another answer",
                 "  not known       1: too many at once, or the store was away",
                 "  would have got  executed 3",
-                "                  replayed 2",
                 "                  in-flight 1",
+                "                  replayed 2",
             ]
         );
         assert!(text.ends_with(

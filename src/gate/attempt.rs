@@ -347,7 +347,7 @@ pub(super) fn whole_answer(head: Answer, body: Bytes, trailers: Option<&HeaderMa
     Answer { content: Some(content), ..head }
 }
 
-fn lines(headers: &HeaderMap) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
+pub(super) fn lines(headers: &HeaderMap) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
     headers.iter().map(|(name, value)| (name.clone(), value.clone()))
 }
 

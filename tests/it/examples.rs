@@ -5,11 +5,12 @@ use std::process::Command;
 
 use crate::support::process::Process;
 use crate::support::service::{Asked, Service};
-use crate::support::{Reply, Request, Response, Upstream};
+use crate::support::{Reply, Request, Response, Upstream, eventually};
 
 /// A gate with an example.
 pub struct Example {
     address: SocketAddr,
+    admin: SocketAddr,
     _process: Process,
 }
 
@@ -31,7 +32,8 @@ impl Example {
         command.envs(environment.iter().copied());
         let process = Process::start(command, directory);
         let address = process.address("listening").unwrap_or_else(|| panic!("{name}: {}", process.log()));
-        Self { address, _process: process }
+        let admin = process.address("admin listening").expect("an admin listener");
+        Self { address, admin, _process: process }
     }
 
     pub fn send(&self, request: &Request) -> Response {
@@ -98,4 +100,23 @@ fn grpc() {
     gate.send(&call("Charge", "busy")).expect(200, "released");
     gate.send(&call("List", "k")).expect(200, "");
     assert_eq!(service.asked().len(), 3);
+}
+
+#[test]
+fn observe_first() {
+    let upstream = Upstream::start(|request| Reply::ok(format!("run {}", request.nth)));
+    let gate = Example::start("observe-first", &upstream.url());
+    let charge = Request::post("/v1/charges").key("k").body("{}");
+    let looked_at = |requests: u64| {
+        eventually("the report", || {
+            let report = Request::get("/api/v1/observed").header("Host", "127.0.0.1").send(gate.admin).json();
+            let charges = report["routes"][0].clone();
+            (charges["requests"] == requests).then_some(charges)
+        })
+    };
+    assert_eq!(gate.send(&charge).expect(200, "").text(), "run 1");
+    looked_at(1);
+    assert_eq!(gate.send(&charge).expect(200, "").text(), "run 2");
+    let charges = looked_at(2);
+    assert_eq!((&charges["route"], &charges["keys_run_again"]), (&"charges".into(), &1.into()), "{charges:#}");
 }

@@ -204,6 +204,13 @@ impl Facts {
             ],
         ),
         Self {
+            command: "observed",
+            ends: &[(0, "The report is printed."), (1, "The gate cannot be asked, or refused.")],
+            files: &[CONFIGURATION, TOKEN],
+            environment: ASKING,
+            examples: &[("What protection would have done so far:", "oncegate observed")],
+        },
+        Self {
             command: "health",
             ends: &[
                 (0, "The gate is ready."),
