@@ -17,7 +17,6 @@ use super::upstreams::encryption::{self, Tls};
 use super::{policy, routes, secrets};
 use crate::gate::jwt::{Algorithm, JwksUrl, KeySet, KeySource, Settings, Unusable, is_for_secrets};
 use crate::http::upstream::{self, Place, Protocol, Sharing};
-use crate::idempotency::policy::{Mode, Policy};
 use crate::route::Router;
 
 keys! {
@@ -44,7 +43,7 @@ keys! {
         /// it, at most once in 30 seconds. If that fails, the keys from before stay in force. Redirects are not followed, and
         /// the answer has at most 1 MiB.
         jwks_url: Option<Location> = None
-            => text_as(URL, location, |url: &Location| url.text.clone()).optional(),
+            => text_as(URL, location, Location::shown).optional(),
             Example("\"https://id.example.com/.well-known/jwks.json\"");
         /// How the server of `jwks_url` is authenticated, as in `tls` of an upstream.
         tls: Tls = Tls::default() => nested(), Example(r#"{ ca = "/etc/oncegate/ca.pem" }"#);
@@ -92,17 +91,26 @@ pub(super) struct Location {
     target: Uri,
 }
 
+impl Location {
+    /// The URL as it is printed: without its query, which may hold a password.
+    fn shown(&self) -> String {
+        match self.text.split_once('?') {
+            Some((place, _)) => format!("{place}?***"),
+            None => self.text.clone(),
+        }
+    }
+}
+
 /// Reads `[auth.jwt]`; nothing where there is none, in which case no scope may have a claim.
 pub(super) fn read(root: &Table<'_>, router: &Router) -> Option<Settings> {
     let auth = root.table("auth", Auth::SECTION);
-    let has_claims = |mode: Mode, policy: &Policy| mode != Mode::Pass && policy.scope.has_claims();
     if auth.get("jwt").is_none() {
         refuse_claims(root);
         return None;
     }
     let mut jwt = Auth::read(&auth, Auth::default()).jwt;
     let table = auth.table("jwt", Jwt::SECTION);
-    if !router.routes().iter().any(|route| has_claims(route.policy.mode, &route.policy)) {
+    if !router.routes().iter().any(|route| route.policy.verifies_tokens()) {
         let message =
             "no protected route has a claim in its scope, so no token is verified: write scope = [\"jwt:sub\"]";
         auth.advise("jwt", message.to_owned());

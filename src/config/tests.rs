@@ -392,6 +392,14 @@ fn the_examples_in_the_annotated_default_are_accepted() {
 }
 
 #[test]
+fn the_query_of_a_url_of_keys_is_not_printed() {
+    let text = "[auth.jwt]\njwks_url = \"https://id/keys?code=hidden\"\n[defaults]\nscope = [\"jwt:sub\"]\n";
+    let resolved = Case::new(text).flags(upstream(APP)).load();
+    let printed = resolved.effective.to_string();
+    assert!(printed.contains("\"https://id/keys?***\"") && !printed.contains("hidden"), "{printed}");
+}
+
+#[test]
 fn a_wait_is_taken_from_defaults_routes_and_variables() {
     let text = "[defaults]\nin_flight = { wait = \"1m30s\" }\n\
                 [[routes]]\nname = \"a\"\npath = \"/a\"\n\

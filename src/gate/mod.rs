@@ -188,9 +188,12 @@ impl Gate {
             let known = former.and_then(|former| former.states.get(name));
             known.map(|state| Arc::clone(&state.estimator)).unwrap_or_default()
         };
+        // Where no token is verified, nothing waits for keys.
+        let verifies = router.routes().iter().any(|route| route.policy.verifies_tokens());
         let verifier = settings
             .jwt
             .clone()
+            .filter(|_| verifies)
             .map(|jwt| Verifier::new(jwt, former.and_then(|former| former.verifier.as_ref()), &shared.usage));
         let state = |name: &Arc<str>, namespace: &Arc<str>, rules, kept| {
             Arc::new(RouteState {
@@ -412,6 +415,10 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn gate_of(routes: Vec<Route>) -> Arc<Gate> {
+        gate_with(None, routes)
+    }
+
+    pub(crate) fn gate_with(jwt: Option<jwt::Settings>, routes: Vec<Route>) -> Arc<Gate> {
         let settings = Settings {
             service: "default".into(),
             id_secret: None,
@@ -423,7 +430,7 @@ pub(crate) mod tests {
             upgrades: Upgrades::default(),
             policy_page: None,
             tokens: Tokens::secret(),
-            jwt: None,
+            jwt,
         };
         let router = Router::new(routes).unwrap();
         let metrics = Metrics::new();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 use tokio::sync::OnceCell;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 use super::answer::Reply;
 use super::inquiry::Question;
@@ -42,8 +42,8 @@ enum Permission {
 }
 
 /// The questions of the last second, by what was asked and with which headers.
-#[derive(Default)]
-pub(super) struct Questions(Mutex<HashMap<[u8; 32], Shared>>);
+#[derive(Clone, Default)]
+pub(super) struct Questions(Arc<Mutex<HashMap<[u8; 32], Shared>>>);
 
 #[derive(Clone)]
 struct Shared {
@@ -54,22 +54,28 @@ struct Shared {
 impl Questions {
     /// The question of this digest: one that was asked less than a second ago, or a new one.
     fn shared(&self, digest: [u8; 32]) -> Shared {
-        let new = Shared { asked: Instant::now(), said: Arc::default() };
         let mut questions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = questions.get(&digest).filter(|known| known.asked.elapsed() < SHARED_FOR) {
             return known.clone();
         }
-        if questions.len() >= MOST_SHARED {
-            questions.retain(|_, known| known.asked.elapsed() < SHARED_FOR);
-        }
+        let new = Shared { asked: Instant::now(), said: Arc::default() };
         if questions.len() < MOST_SHARED {
             questions.insert(digest, new.clone());
+            let (all, new) = (self.clone(), new.clone());
+            tokio::spawn(async move {
+                sleep_until(new.asked + SHARED_FOR).await;
+                all.forget(&digest, &new);
+            });
         }
         new
     }
 
-    fn forget(&self, digest: &[u8; 32]) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(digest);
+    /// Shares this question no longer. Another one may have taken its place.
+    fn forget(&self, digest: &[u8; 32], question: &Shared) {
+        let mut questions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if questions.get(digest).is_some_and(|known| Arc::ptr_eq(&known.said, &question.said)) {
+            questions.remove(digest);
+        }
     }
 }
 
@@ -103,7 +109,7 @@ impl ProtectedRequest {
             Permission::Granted => None,
             Permission::Refused(answer) => {
                 if answer.content.as_ref().is_some_and(|content| content.body.len() > LARGEST_SHARED) {
-                    questions.forget(&digest);
+                    questions.forget(&digest, &shared);
                 }
                 Some(self.reply_with(Outcome::Refused, Ok(Answer::clone(&answer)), None))
             }
@@ -139,5 +145,39 @@ fn permission(asked: Result<Answer, Problem>) -> Permission {
         Ok(answer) => unclear(format!("it answered {}", answer.status.as_u16())),
         Err(problem) if problem.code == Code::Overloaded => Permission::Unclear(problem),
         Err(_) => unclear("it did not answer".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_question_is_shared_for_a_second_and_then_forgotten() {
+        let questions = Questions::default();
+        let is_same = |one: &Shared, other: &Shared| Arc::ptr_eq(&one.said, &other.said);
+        let first = questions.shared([1; 32]);
+        assert!(is_same(&questions.shared([1; 32]), &first));
+        assert!(!is_same(&questions.shared([2; 32]), &first));
+        // One that is forgotten early is not the one that followed it.
+        questions.forget(&[1; 32], &first);
+        tokio::time::sleep(SHARED_FOR / 2).await;
+        let second = questions.shared([1; 32]);
+        assert!(!is_same(&second, &first));
+        tokio::time::sleep(SHARED_FOR * 3 / 4).await;
+        assert!(is_same(&questions.shared([1; 32]), &second));
+        tokio::time::sleep(SHARED_FOR).await;
+        assert!(questions.0.lock().unwrap().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_so_many_questions_are_shared_at_a_time() {
+        let questions = Questions::default();
+        for number in 0..2 * MOST_SHARED {
+            let mut digest = [0; 32];
+            digest[..8].copy_from_slice(&number.to_be_bytes());
+            questions.shared(digest);
+        }
+        assert_eq!(questions.0.lock().unwrap().len(), MOST_SHARED);
     }
 }

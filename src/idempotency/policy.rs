@@ -62,6 +62,14 @@ pub struct Policy {
     pub docs: Option<String>,
 }
 
+impl Policy {
+    /// Whether a route verifies the tokens of its requests: its scope has a claim.
+    #[must_use]
+    pub fn verifies_tokens(&self) -> bool {
+        self.mode != Mode::Pass && self.scope.has_claims()
+    }
+}
+
 impl Default for Policy {
     /// What a route does that says nothing else.
     fn default() -> Self {

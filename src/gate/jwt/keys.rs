@@ -123,15 +123,12 @@ impl KeySet {
         Ok(set)
     }
 
-    /// Of a JSON Web Key Set that was fetched, for these algorithms where some are named. It may have no key that can verify a
-    /// token: then the issuer has withdrawn them.
+    /// Of a JSON Web Key Set that was fetched. It may have no key that can verify a token: then the issuer has withdrawn them.
     ///
     /// # Errors
     /// It is none.
-    pub(super) fn of_fetched(text: &[u8], algorithms: &[Algorithm]) -> Result<Self, Unusable> {
-        let mut set = Self::read_jwks(text, false)?;
-        set.retain(algorithms);
-        Ok(set)
+    pub(super) fn of_fetched(text: &[u8]) -> Result<Self, Unusable> {
+        Self::read_jwks(text, false)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -152,17 +149,18 @@ impl KeySet {
         Ok(Self { keys: keys.take(MOST_KEYS).collect(), made_of: Sha256::digest(text).into() })
     }
 
-    fn retain(&mut self, algorithms: &[Algorithm]) {
+    /// Lets its keys verify these algorithms alone, of those that each may; all where none is named. It may have no key then.
+    pub(super) fn retain(&mut self, algorithms: &[Algorithm]) {
         if !algorithms.is_empty() {
             self.keys.iter_mut().for_each(|key| key.algorithms.retain(|algorithm| algorithms.contains(algorithm)));
             self.keys.retain(|key| !key.algorithms.is_empty());
         }
     }
 
-    /// Lets its keys verify these algorithms alone, of those that each may; all where none is named.
+    /// The same, of which a key has to be left.
     ///
     /// # Errors
-    /// No key is left.
+    /// None is.
     pub fn limited_to(mut self, algorithms: &[Algorithm]) -> Result<Self, Unusable> {
         self.retain(algorithms);
         if self.keys.is_empty() {

@@ -147,7 +147,8 @@ impl Verifier {
             KeySource::Files(keys) => Keys::Files(Arc::clone(keys)),
             KeySource::Url(url) => Keys::Url(match former.map(|former| &former.keys) {
                 Some(Keys::Url(keys)) if keys.url() == url => Arc::clone(keys),
-                _ => Arc::new(RemoteKeys::new(Arc::clone(url), usage)),
+                Some(Keys::Url(keys)) => Arc::new(RemoteKeys::new(Arc::clone(url), Some(keys), usage)),
+                Some(Keys::Files(_)) | None => Arc::new(RemoteKeys::new(Arc::clone(url), None, usage)),
             }),
         };
         let verified = Cache::with_weighter(FIRST_ENTRIES, MOST_REMEMBERED, Weight);

@@ -47,6 +47,12 @@ pub struct JwksUrl {
     pub algorithms: Vec<Algorithm>,
 }
 
+impl JwksUrl {
+    fn is_same_place(&self, other: &Self) -> bool {
+        (&self.host, &self.authority, &self.target) == (&other.host, &other.authority, &other.target)
+    }
+}
+
 /// The keys of a URL.
 pub(super) struct RemoteKeys {
     url: Arc<JwksUrl>,
@@ -58,8 +64,19 @@ pub(super) struct RemoteKeys {
 
 /// Keys, and which they are.
 struct Fetched {
+    /// All that there are at the URL.
+    all: KeySet,
+    /// Those that its algorithms leave.
     keys: Arc<KeySet>,
     generation: u64,
+}
+
+impl Fetched {
+    fn new(all: KeySet, algorithms: &[Algorithm], generation: u64) -> Self {
+        let mut keys = all.clone();
+        keys.retain(algorithms);
+        Self { all, keys: Arc::new(keys), generation }
+    }
 }
 
 #[derive(Default)]
@@ -78,9 +95,13 @@ enum Why {
 }
 
 impl RemoteKeys {
-    pub(super) fn new(url: Arc<JwksUrl>, usage: &Arc<Usage>) -> Self {
+    /// The keys of a URL. They begin with those of a former configuration that differs in its algorithms alone.
+    pub(super) fn new(url: Arc<JwksUrl>, former: Option<&Self>, usage: &Arc<Usage>) -> Self {
         let upstream = Upstream::new(url.host.clone(), Arc::clone(usage));
-        Self { url, upstream, keys: ArcSwapOption::empty(), schedule: Mutex::default() }
+        let known = former.filter(|former| former.url.is_same_place(&url)).and_then(|former| former.keys.load_full());
+        let keys = known.map(|known| Fetched::new(known.all.clone(), &url.algorithms, 1));
+        let keys = keys.filter(|keys| !keys.keys.is_empty()).map(Arc::new);
+        Self { url, upstream, keys: ArcSwapOption::new(keys), schedule: Mutex::default() }
     }
 
     pub(super) fn url(&self) -> &Arc<JwksUrl> {
@@ -118,19 +139,20 @@ impl RemoteKeys {
         schedule.asked = Some(Instant::now());
         match timeout(DEADLINE, self.fetch()).await.unwrap_or_else(|_| Err("it did not answer in time".to_owned())) {
             // Before there were any, they may not be published yet.
-            Ok((keys, _)) if keys.is_empty() && former.is_none() => {
+            Ok((fetched, _)) if fetched.keys.is_empty() && former.is_none() => {
                 self.report_failure("it has no key that can verify a token", false)
             }
-            Ok((keys, fresh)) => {
+            Ok((fetched, fresh)) => {
+                let keys = &fetched.keys;
                 if keys.is_empty() {
                     let host = self.upstream.places();
                     tracing::error!(host, "the keys that verify tokens were withdrawn: requests with a token get 401");
                 }
                 schedule.due = Some(Instant::now() + fresh);
-                let generation = former.as_ref().map_or(1, |former| former.generation + 1);
-                if former.is_none_or(|former| *former.keys != keys) {
+                if former.as_ref().is_none_or(|former| former.keys != *keys) {
                     tracing::info!(host = self.upstream.places(), ?keys, "the keys that verify tokens were fetched");
-                    self.keys.store(Some(Arc::new(Fetched { keys: Arc::new(keys), generation })));
+                    let generation = former.map_or(1, |former| former.generation + 1);
+                    self.keys.store(Some(Arc::new(Fetched { generation, ..fetched })));
                 }
             }
             Err(error) => self.report_failure(&error, former.is_some()),
@@ -148,7 +170,7 @@ impl RemoteKeys {
     }
 
     /// Fetches the keys, and for how long they are fresh.
-    async fn fetch(&self) -> Result<(KeySet, Duration), String> {
+    async fn fetch(&self) -> Result<(Fetched, Duration), String> {
         let mut request = Request::new(Body::empty());
         *request.uri_mut() = self.url.target.clone();
         let headers = request.headers_mut();
@@ -170,8 +192,8 @@ impl RemoteKeys {
         let body: Bytes =
             body.map_err(|_| format!("its answer broke off, or is larger than {LARGEST} bytes"))?.to_bytes();
         connection.return_to_pool();
-        let keys = KeySet::of_fetched(&body, &self.url.algorithms);
-        Ok((keys.map_err(|unusable| unusable.message)?, fresh))
+        let all = KeySet::of_fetched(&body).map_err(|unusable| unusable.message)?;
+        Ok((Fetched::new(all, &self.url.algorithms, 1), fresh))
     }
 }
 
@@ -190,7 +212,62 @@ fn freshness(headers: &HeaderMap) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{KeySource, Settings};
     use super::*;
+    use crate::gate::tests::{gate_with, route};
+    use crate::http::limits::Limits;
+    use crate::http::upstream::{Place, Protocol, Sharing};
+    use crate::idempotency::policy::Mode;
+    use crate::telemetry::metrics::Metrics;
+
+    /// A URL where nobody answers.
+    fn url(target: &'static str, algorithms: &[Algorithm]) -> Arc<JwksUrl> {
+        let host = upstream::Settings {
+            name: "auth.jwt".into(),
+            places: vec![Place::Tcp { host: "127.0.0.1".to_owned(), port: 1 }],
+            tls: None,
+            protocol: Protocol::Auto,
+            timeout: DEADLINE,
+            connect_timeout: DEADLINE,
+            max_connections: 1,
+            reuse: Sharing::Always,
+            client_timeout: DEADLINE,
+        };
+        let (authority, target) = (HeaderValue::from_static("127.0.0.1:1"), Uri::from_static(target));
+        Arc::new(JwksUrl { host, authority, target, algorithms: algorithms.to_vec() })
+    }
+
+    #[tokio::test]
+    async fn other_algorithms_of_the_same_url_leave_its_keys() {
+        let usage = Usage::new(&Limits::default(), &Metrics::new());
+        let new = |url, former: &RemoteKeys| RemoteKeys::new(url, Some(former), &usage);
+        let rs256 = RemoteKeys::new(url("/keys", &[Algorithm::RS256]), None, &usage);
+        assert!(rs256.current().0.is_none());
+        let x = "A".repeat(43);
+        let text = format!(r#"{{"keys":[{{"kty":"EC","kid":"a","crv":"P-256","x":"{x}","y":"{x}"}}]}}"#);
+        let all = KeySet::of_fetched(text.as_bytes()).unwrap();
+        rs256.keys.store(Some(Arc::new(Fetched::new(all, &rs256.url.algorithms, 7))));
+        assert!(rs256.current().0.unwrap().is_empty());
+
+        let es256 = new(url("/keys", &[Algorithm::ES256]), &rs256);
+        assert_eq!(es256.current().0.unwrap().fitting(Some("a"), Algorithm::ES256).count(), 1);
+        let any = new(url("/keys", &[]), &es256);
+        assert!(any.current().0.is_some());
+        assert!(new(url("/keys", &[Algorithm::RS256]), &any).current().0.is_none(), "none that can verify a token");
+        assert!(new(url("/others", &[]), &any).current().0.is_none());
+    }
+
+    #[tokio::test]
+    async fn keys_are_waited_for_only_where_a_scope_has_a_claim() {
+        let jwt = || {
+            let keys = KeySource::Url(url("/keys", &[]));
+            let (audience, header) = (Vec::new(), http::header::AUTHORIZATION);
+            Some(Settings { keys, issuer: None, audience, leeway: Duration::ZERO, header })
+        };
+        assert!(!gate_with(jwt(), vec![route("a", Mode::Protect, "jwt:sub")]).refresh_token_keys().await);
+        assert!(gate_with(jwt(), vec![route("a", Mode::Pass, "jwt:sub")]).refresh_token_keys().await);
+        assert!(gate_with(jwt(), vec![route("a", Mode::Protect, "host")]).refresh_token_keys().await);
+    }
 
     #[test]
     fn cache_control_says_how_long_keys_are_fresh() {
