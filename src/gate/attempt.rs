@@ -18,7 +18,7 @@ use super::protected::{Client, ProtectedRequest, has_length};
 use super::single_flight::Released;
 use crate::http::answer::{Captured, PartialBody, RelayLimits, ResponseTee, TeeHandle, capture};
 use crate::http::body::Body;
-use crate::http::headers::to_client;
+use crate::http::headers::{lines, to_client};
 use crate::http::problem::Problem;
 use crate::http::upstream::{Error, PooledConnection, Reuse, SendContext, Sharing};
 use crate::http::usage::Permit;
@@ -345,10 +345,6 @@ pub(super) fn head_of_answer(parts: response::Parts, added: &[HeaderName]) -> Re
 pub(super) fn whole_answer(head: Answer, body: Bytes, trailers: Option<&HeaderMap>) -> Answer {
     let content = Content { body, trailers: trailers.into_iter().flat_map(lines).collect() };
     Answer { content: Some(content), ..head }
-}
-
-pub(super) fn lines(headers: &HeaderMap) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
-    headers.iter().map(|(name, value)| (name.clone(), value.clone()))
 }
 
 /// What a complete answer means, or the head of one that is too large.

@@ -17,10 +17,10 @@ use tokio::time::timeout;
 
 use self::collector::{Collector, SharedCollector, lock};
 use super::answer::Reply;
-use super::attempt::lines;
 use super::request::Head;
 use super::{Gate, RouteState};
 use crate::http::body::{Body, Observer};
+use crate::http::headers::lines;
 use crate::idempotency::record::Timestamp;
 use crate::idempotency::settle::{Control, LARGEST_JUDGED};
 use crate::route::Route;

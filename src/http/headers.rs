@@ -413,6 +413,11 @@ impl ByteSet {
     }
 }
 
+/// The lines of some headers, in their order.
+pub fn lines(headers: &HeaderMap) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
+    headers.iter().map(|(name, value)| (name.clone(), value.clone()))
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
