@@ -29,6 +29,7 @@ impl Example {
         let mut command = Command::new(env!("CARGO_BIN_EXE_oncegate"));
         command.args(["serve", "--config", &format!("{root}/config/examples/{name}.toml"), "--upstream", upstream]);
         command.args(["--store", &store, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
+        command.env("ONCEGATE_LOG__FORMAT", "json");
         command.envs(environment.iter().copied());
         let process = Process::start(command, directory);
         let address = process.address("listening").unwrap_or_else(|| panic!("{name}: {}", process.log()));
