@@ -78,6 +78,9 @@ const FETCH: Duration = Duration::from_secs(5);
 
 const URL: &str = r"^https?://(\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]]+)(:[0-9]{1,5})?(/[^\s#]*)?$";
 
+/// Where issuers describe themselves (OpenID Connect Discovery 1.0, section 4; RFC 8414, section 3).
+const DESCRIPTIONS: [&str; 2] = ["/.well-known/openid-configuration", "/.well-known/oauth-authorization-server"];
+
 /// The keys that say where keys come from.
 const SOURCES: [&str; 4] = ["secret_file", "pem_file", "jwks_file", "jwks_url"];
 
@@ -202,7 +205,7 @@ const LARGEST: u64 = 1 << 20;
 
 /// `algorithms`
 fn algorithms() -> Kind<Vec<Algorithm>> {
-    let names = "^(HS(256|384|512)|RS(256|384|512)|PS(256|384|512)|ES(256|384)|EdDSA)$";
+    const NAMES: &str = "HS256|HS384|HS512|RS256|RS384|RS512|PS256|PS384|PS512|ES256|ES384|EdDSA";
     let parse = |node: &Node<'_>| {
         let text = node.filled()?;
         if text.eq_ignore_ascii_case("none") {
@@ -211,10 +214,16 @@ fn algorithms() -> Kind<Vec<Algorithm>> {
         }
         text.parse().map_err(|_| {
             let wrong = Wrong::new(format!("`{text}` is not an algorithm that can be used here"));
-            wrong.hint("write one such as \"RS256\", \"ES256\" or \"EdDSA\"")
+            match NAMES.split('|').find(|name| name.eq_ignore_ascii_case(text)) {
+                Some(name) => wrong.hint(format!("did you mean \"{name}\"?")),
+                None => wrong.hint("write one such as \"RS256\", \"ES256\" or \"EdDSA\""),
+            }
         })
     };
-    set("name the algorithms, or remove it", text_as(names, parse, |algorithm: &Algorithm| format!("{algorithm:?}")))
+    set(
+        "name the algorithms, or remove it",
+        text_as(format!("^({NAMES})$"), parse, |algorithm: &Algorithm| format!("{algorithm:?}")),
+    )
 }
 
 fn header(node: &Node<'_>) -> Result<HeaderName, Wrong> {
@@ -238,8 +247,8 @@ fn location(node: &Node<'_>) -> Result<Location, Wrong> {
         "https" => true,
         "http" if is_here(&host) => false,
         "http" => {
-            let wrong = Wrong::new("whoever is on the way could put in keys of their own");
-            return Err(wrong.hint("write https://; only keys from this machine may come by http"));
+            let wrong = Wrong::new("over http, anyone on the network path could replace the keys");
+            return Err(wrong.hint("write https://; http is for keys from this machine alone"));
         }
         _ => return Err(wrong()),
     };
@@ -250,6 +259,10 @@ fn location(node: &Node<'_>) -> Result<Location, Wrong> {
     let Some(port) = port.filter(|port| *port > 0 && !host.is_empty()) else {
         return Err(Wrong::new("the URL needs a host and a port from 1 to 65535").hint(FORM));
     };
+    if DESCRIPTIONS.iter().any(|name| uri.path().ends_with(name)) {
+        let wrong = Wrong::new("this is the description of an issuer, which names the URL of its keys");
+        return Err(wrong.hint("write the URL that stands there as `jwks_uri`"));
+    }
     let target = uri.path_and_query().cloned().map_or_else(|| Uri::from_static("/"), Uri::from);
     let authority = HeaderValue::from_str(authority.as_str()).map_err(|_| wrong())?;
     Ok(Location { text: text.to_owned(), place: Place::Tcp { host, port }, is_encrypted, authority, target })

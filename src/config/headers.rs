@@ -75,7 +75,7 @@ pub(super) fn read(root: &Table<'_>) -> (HeaderNames, OwnHeaders) {
 }
 
 /// A header that the gate writes must not be one that routes read something else from.
-pub(super) fn check(root: &Table<'_>, own: &OwnHeaders, router: &Router) {
+pub(super) fn check(root: &Table<'_>, own: &OwnHeaders, router: &Router, token: Option<&HeaderName>) {
     let table = root.table("headers", Headers::SECTION);
     let routes = || router.routes().iter().filter(|route| route.policy.mode == Mode::Protect);
     let reads = |what: &str, route: &str| Wrong::new(format!("route `{route}` reads {what} from this header"));
@@ -86,6 +86,8 @@ pub(super) fn check(root: &Table<'_>, own: &OwnHeaders, router: &Router) {
             |route: &&Arc<Route>| route.policy.key.from.iter().flat_map(KeySource::headers).any(|other| other == name);
         let is_scope = |route: &&Arc<Route>| route.policy.scope.contains(&ScopePart::Header(name.clone()));
         let is_compared = |route: &&Arc<Route>| route.policy.fingerprint.headers.contains(name);
+        let is_time = |route: &&Arc<Route>| route.policy.request_time.as_ref().is_some_and(|time| time.from == *name);
+        let has_token = |route: &&Arc<Route>| token == Some(name) && route.policy.verifies_tokens();
         // The key that is read from there goes on there.
         if let Some(route) = routes().find(is_key).filter(|_| key == "attempt") {
             report(key, reads("its key", &route.name));
@@ -93,6 +95,10 @@ pub(super) fn check(root: &Table<'_>, own: &OwnHeaders, router: &Router) {
             report(key, reads("a part of its scope", &route.name));
         } else if let Some(route) = routes().find(is_compared) {
             report(key, reads("a part of its fingerprint", &route.name));
+        } else if let Some(route) = routes().find(is_time) {
+            report(key, reads("the time of its requests", &route.name));
+        } else if let Some(route) = routes().find(has_token) {
+            report(key, reads("its tokens", &route.name));
         }
     }
 }

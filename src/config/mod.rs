@@ -151,7 +151,8 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     policy_page::advise(&root, policy_page.as_deref(), &router);
     listeners::check_scopes(&root, &server);
     let jwt = auth::read(&root, &router);
-    headers::check(&root, &own_headers, &router);
+    policy::check_response_headers(&root, &headers);
+    headers::check(&root, &own_headers, &router, jwt.as_ref().map(|jwt| &jwt.header));
     drop(root);
 
     // From here on nothing is missing: whatever was wrong has been reported.

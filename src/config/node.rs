@@ -86,7 +86,11 @@ impl<'a> Node<'a> {
         };
         match variable {
             Some(variable) => Ok(&variable.raw),
-            None => Err(self.expected("text").hint("put it in double quotes")),
+            None => Err(self.expected("text").hint(match self.value {
+                Value::Num(..) => "put it in double quotes",
+                Value::Array(..) => "write one value, in double quotes",
+                _ => "write text, in double quotes",
+            })),
         }
     }
 
@@ -304,7 +308,10 @@ impl<'a> Table<'a> {
         if homes.is_empty() {
             return wrong.hint(format!("the keys here are {}", listed(self.section)));
         }
-        wrong.hint(format!("`{key}` is a key of {}", homes.join(" and ")))
+        let homes = format!("`{key}` is a key of {}", homes.join(" and "));
+        // Its name may be another's by chance.
+        let is_small = !self.section.name.starts_with('[') && !self.section.names().any(|known| known == "upstreams");
+        wrong.hint(if is_small { format!("the keys here are {}; {homes}", listed(self.section)) } else { homes })
     }
 }
 

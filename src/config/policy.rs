@@ -160,7 +160,7 @@ const LARGEST_BODY: u64 = 256 << 20;
 const STEPS: &str = "(/([^~/]|~[01])*)+";
 
 /// A path with or without a query, as a request has it.
-const ASKED: &str = r"^/[A-Za-z0-9._~!$&'()*+,;=:@%/?-]*$";
+const ASKED: &str = r"^/(?!/)[A-Za-z0-9._~!$&'()*+,;=:@%/?-]*$";
 
 const PAGE: &str = r#"^https?://[^\s/?#@<>"]+([/?#][^\s<>"]*)?$"#;
 
@@ -179,6 +179,7 @@ pub(super) struct PartialPolicy {
 }
 
 pub(super) use request_time::check as check_request_time;
+pub(super) use response_headers::check as check_response_headers;
 
 /// Reads what a table says of a policy; `base` applies where it says nothing. The parts of `key`, `fingerprint`,
 /// `outcomes` and `cors` apply one by one.
@@ -305,12 +306,21 @@ fn origin(node: &Node<'_>) -> Result<String, Wrong> {
 
 /// Reads a path that the upstream is asked for.
 fn asked(node: &Node<'_>) -> Result<PathAndQuery, Wrong> {
-    let text = node.filled()?;
+    let text = node.filled().map_err(|wrong| wrong.hint("write a path such as \"/v1/whoami\""))?;
     let is_sound = |byte: u8| byte.is_ascii_alphanumeric() || b"._~!$&'()*+,;=:@%/?-".contains(&byte);
-    let path = text.parse::<PathAndQuery>().ok().filter(|_| text.starts_with('/') && text.bytes().all(is_sound));
-    path.ok_or_else(|| {
+    let is_path = text.starts_with('/') && !text.starts_with("//") && text.bytes().all(is_sound);
+    text.parse::<PathAndQuery>().ok().filter(|_| is_path).ok_or_else(|| {
         let wrong = Wrong::new(format!("`{text}` is not a path"));
-        wrong.hint("write one such as \"/v1/whoami\": it is the same for all requests, and stands for no part of them")
+        wrong.hint(match text {
+            _ if text.contains("://") => {
+                "write the path alone, such as \"/v1/whoami\": the route's own upstream is asked"
+            }
+            _ if text.contains(' ') => "write the path alone, such as \"/v1/whoami\": it is asked for with GET",
+            _ if text.contains('{') => {
+                "write one path for all requests, such as \"/v1/whoami\": their headers say who asks"
+            }
+            _ => "write one such as \"/v1/whoami\"",
+        })
     })
 }
 

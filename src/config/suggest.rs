@@ -1,16 +1,26 @@
 //! Did you mean?
 
-/// The candidate that `word` is most likely a slip of, if one is near enough.
+/// The candidate that `word` is most likely a slip of, if one is near enough; or the only one that begins with it.
 pub(super) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_lowercase();
     let limit = (word.chars().count() / 3).clamp(1, 3);
-    candidates
-        .into_iter()
-        .map(|candidate| (distance(&word, &candidate.to_lowercase()), candidate))
+    let candidates: Vec<&str> = candidates.into_iter().collect();
+    let near = candidates
+        .iter()
+        .map(|candidate| (distance(&word, &candidate.to_lowercase()), *candidate))
         .filter(|&(distance, _)| distance <= limit)
-        .min_by_key(|&(distance, _)| distance)
-        .map(|(_, candidate)| candidate)
+        .min_by_key(|&(distance, _)| distance);
+    let mut longer =
+        candidates.iter().filter(|candidate| word.len() >= SHORTEST_BEGINNING && candidate.starts_with(&word));
+    match (near, longer.next(), longer.next()) {
+        (Some((_, near)), ..) => Some(near),
+        (None, Some(only), None) => Some(only),
+        (None, ..) => None,
+    }
 }
+
+/// How long a word is at least that is taken for the beginning of another.
+const SHORTEST_BEGINNING: usize = 4;
 
 /// How many letters must be inserted, removed, replaced or swapped with their neighbour to get from `a` to `b`.
 fn distance(a: &str, b: &str) -> usize {
@@ -39,7 +49,7 @@ mod tests {
 
     #[test]
     fn slips_are_recognised() {
-        let keys = ["listen", "drain_timeout", "methods", "host", "path", "ttl"];
+        let keys = ["listen", "drain_timeout", "methods", "host", "path", "ttl", "secret_file", "secret_url"];
         for (slip, meant) in [
             ("lsten", Some("listen")),
             ("Listen", Some("listen")),
@@ -48,6 +58,9 @@ mod tests {
             ("hots", Some("host")),
             ("tll", Some("ttl")),
             ("colour", None),
+            ("drain", Some("drain_timeout")),
+            ("metho", Some("methods")),
+            ("secret", None),
         ] {
             assert_eq!(nearest(slip, keys), meant, "{slip}");
         }

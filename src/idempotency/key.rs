@@ -192,6 +192,12 @@ impl KeySource {
             Some(("template", text)) => Ok(Self::Template(Template::parse(text)?)),
             None if text == "cloudevent" => Ok(Self::CloudEvent),
             None if text == "fingerprint" => Ok(Self::Fingerprint),
+            None if text.contains('-') && HeaderName::from_bytes(text.as_bytes()).is_ok() => {
+                Err(format!("`{text}` is not a place for a key: use `header:{text}` if that is a header"))
+            }
+            _ if text.contains('{') => {
+                Err(format!("`{text}` is not a place for a key: use `template:{text}` to join several"))
+            }
             _ => Err(format!(
                 "`{text}` is not a place for a key: use `header:NAME`, `query:NAME`, `json:/pointer`, `cloudevent`, \
                  `template:{{header:A}}:{{header:B}}` or `fingerprint`"

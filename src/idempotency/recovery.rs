@@ -138,6 +138,9 @@ impl ProbePath {
     /// The problem, for the author of the configuration.
     pub fn parse(text: &str) -> Result<Self, String> {
         let wrong = |what: &str| Err(format!("`{text}` {what}: use a path such as `/v1/charges/by-key/{{key}}`"));
+        if text.contains("://") {
+            return Err(format!("`{text}` is a URL, and the route's own upstream is asked: use the path alone"));
+        }
         if !text.starts_with('/') || text.starts_with("//") {
             return wrong("does not begin with one `/`");
         }

@@ -220,6 +220,9 @@ impl ScopePart {
             None if text == "credential" => Ok(Self::Credential),
             None if text == "host" => Ok(Self::Host),
             None if text == "client-ip" => Ok(Self::ClientIp),
+            _ if ["jwt", "claim", "token"].iter().any(|word| text.starts_with(word)) => Err(format!(
+                "`{text}` is not a part of a scope: use `jwt:CLAIM`, such as `jwt:sub`, for a claim of a verified token"
+            )),
             _ => Err(format!(
                 "`{text}` is not a part of a scope: use `credential`, `header:NAME`, `cookie:NAME`, `basic:user`, \
                  `host`, `client-ip`, `client-cert:subject`, `client-cert:san`, `jwt:CLAIM` or `const:TEXT`"

@@ -44,7 +44,12 @@ pub(super) fn check(table: &Table<'_>, recipe: &Recipe) {
     for (key, pointers) in [("include", &recipe.include), ("exclude", &recipe.exclude)] {
         if !reads_json && !pointers.is_empty() {
             let wrong = Wrong::new("it has no effect: the body does not count as JSON");
-            table.report(key, wrong.hint("remove it, or let `of` have \"body\" and `body` be \"auto\" or \"json\""));
+            let remove = match table.get(key) {
+                Some(_) => "remove it".to_owned(),
+                None => format!("it comes from the preset or [defaults]: write {key} = []"),
+            };
+            let hint = format!("{remove}, or let `of` have \"body\" and `body` be \"auto\" or \"json\"");
+            table.report(key, wrong.hint(hint));
         }
     }
     let left_out = recipe.include.iter().find(|part| recipe.exclude.iter().any(|whole| part.is_within(whole)));

@@ -39,12 +39,13 @@ pub(super) fn quota() -> Kind<Quota> {
 }
 
 fn read(node: &Node<'_>) -> Result<Quota, Wrong> {
-    let table = Table::open(node.clone(), Keys::SECTION);
     let example = "write { new_keys = 1000, per = \"1m\" }";
-    if node.is_table() {
-        for key in ["new_keys", "per"].into_iter().filter(|key| table.get(key).is_none()) {
-            table.report(key, Wrong::new("is missing").hint(example));
-        }
+    if !node.is_table() {
+        return Err(node.expected("a table").hint(example));
+    }
+    let table = Table::open(node.clone(), Keys::SECTION);
+    for key in ["new_keys", "per"].into_iter().filter(|key| table.get(key).is_none()) {
+        table.report(key, Wrong::new("is missing").hint(example));
     }
     let Keys { new_keys, per, by } = Keys::read(&table, Keys::default());
     // What is missing has been reported.

@@ -13,6 +13,7 @@ use crate::config::headers::TOKEN;
 use crate::config::kinds::{Kind, Toml, nested, nonzero_time, number, text, time};
 use crate::config::node::{Node, Table, Wrong};
 use crate::config::secrets;
+use crate::config::suggest::nearest;
 use crate::idempotency::recovery::{Probe, ProbeHeader, ProbePath, Recovery, Resend};
 
 keys! {
@@ -54,7 +55,8 @@ pub(super) fn recovery() -> Kind<Recovery> {
         // One of the two, where it is a table.
         shape["if"] = json!({ "type": "object" });
         shape["then"] = json!({ "oneOf": [{ "required": ["probe"] }, { "required": ["resend"] }] });
-        shape["dependencies"] = json!({ "headers": ["every"], "after": ["probe"], "every": ["probe"] });
+        let of_probe = json!({ "properties": { "after": false, "every": false, "headers": false } });
+        shape["dependencies"] = json!({ "headers": ["every"], "resend": of_probe });
         shape
     };
     let print = |value: &Recovery| match value {
@@ -81,8 +83,15 @@ fn word(node: &Node<'_>) -> Result<Recovery, Wrong> {
         Ok(_) => node.word(&words, &[]),
         Err(_) => Err(node.expected("\"hold\", \"retry\" or a table")),
     };
-    let hint = "write \"hold\", \"retry\" or { probe = \"/v1/charges/by-key/{key}\" }, with a path of yours";
-    word.map_err(|wrong| wrong.hint(hint))
+    word.map_err(|wrong| {
+        wrong.hint(match node.text() {
+            Ok("probe") => "write { probe = \"/v1/charges/by-key/{key}\" }, with a path of yours",
+            Ok("resend") => "write { resend = {} }",
+            Ok(text) if nearest(text, ["hold"]).is_some() => "did you mean \"hold\"?",
+            Ok(text) if nearest(text, ["retry"]).is_some() => "did you mean \"retry\"?",
+            _ => "write \"hold\", \"retry\", { probe = \"/v1/charges/by-key/{key}\" } with a path of yours, or { resend = {} }",
+        })
+    })
 }
 
 fn table(node: &Node<'_>) -> Option<Recovery> {
@@ -90,7 +99,7 @@ fn table(node: &Node<'_>) -> Option<Recovery> {
     let ProbeKeys { probe, after, every, headers, resend } = ProbeKeys::read(&table, ProbeKeys::default());
     match (table.get("probe").is_some(), table.get("resend").is_some()) {
         (true, true) => {
-            let hint = "an upstream that honours the key can be sent to again; any other is asked: remove one of them";
+            let hint = "keep `resend` if the upstream itself runs a key once, and `probe` if it does not";
             table.report("resend", Wrong::new("does not go together with `probe`").hint(hint));
         }
         (false, false) => {
@@ -100,15 +109,15 @@ fn table(node: &Node<'_>) -> Option<Recovery> {
         }
         (false, true) => {
             for key in ["after", "every", "headers"].into_iter().filter(|key| table.get(key).is_some()) {
-                table.report(key, Wrong::new("is of a `probe`").hint("remove it"));
+                table.report(key, Wrong::new("goes with `probe`, and not with `resend`").hint("remove it"));
             }
             return resend.map(|ResendKeys { attempts, backoff }| Recovery::Resend(Resend { attempts, backoff }));
         }
         (true, false) => {}
     }
     if every.is_none() && !headers.is_empty() {
-        let wrong = Wrong::new("nothing sends these: retries bring headers of their own");
-        table.report("headers", wrong.hint("add every = \"5m\", or remove headers"));
+        let wrong = Wrong::new("is missing, and without it nothing sends `headers`: retries bring their own");
+        table.report("every", wrong.hint("add every = \"5m\", or remove headers"));
     }
     Some(Recovery::Probe(Probe { path: probe?, after, every, headers }))
 }
@@ -153,7 +162,7 @@ fn header(name: &str, node: &Node<'_>) -> Result<ProbeHeader, Wrong> {
         return Err(Wrong::new(format!("`{name}` is not a header name")).hint("such as Authorization"));
     };
     if matches!(name.as_str(), "host" | "connection" | "content-length" | "transfer-encoding" | "te" | "upgrade") {
-        return Err(Wrong::new(format!("`{name}` is oncegate's to set")).hint("remove it"));
+        return Err(Wrong::new(format!("oncegate sets `{name}` itself")).hint("remove it"));
     }
     let (content, source) = match text.strip_prefix("file:") {
         Some(path) => (secrets::read(Path::new(path))?, text.to_owned()),

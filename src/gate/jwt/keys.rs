@@ -78,6 +78,10 @@ impl KeySet {
     pub fn of_pem(pem: &[u8]) -> Result<Self, Unusable> {
         const HINT: &str = "name a file with public keys (\"BEGIN PUBLIC KEY\") or certificates in PEM: RSA of at least 2048 \
                             bits, P-256, P-384 or Ed25519";
+        if pem.trim_ascii_start().starts_with(b"{") {
+            let message = "it is JSON, and not PEM".to_owned();
+            return Err(Unusable { message, hint: "name a JSON Web Key Set with jwks_file" });
+        }
         let mut keys = Vec::new();
         for section in <(SectionKind, Vec<u8>)>::pem_slice_iter(pem) {
             let Ok((kind, der)) = section else {
@@ -141,6 +145,10 @@ impl KeySet {
             keys: Vec<serde_json::Value>,
         }
         const HINT: &str = "a JSON Web Key Set is an object with a list of keys: {\"keys\": [{\"kty\": \"EC\", ...}]}";
+        if text.trim_ascii_start().starts_with(b"-----BEGIN") {
+            let message = "it is PEM, and not a JSON Web Key Set".to_owned();
+            return Err(Unusable { message, hint: "name it with pem_file" });
+        }
         let set: Set = serde_json::from_slice(text)
             .map_err(|_| Unusable { message: "it is not a JSON Web Key Set".to_owned(), hint: HINT })?;
         let keys = set.keys.into_iter().filter_map(|key| serde_json::from_value::<Jwk>(key).ok());

@@ -33,6 +33,16 @@ impl Template {
                     "the template `{text}` has a `{{` without a `}}` behind it: use one pair of braces for each source"
                 ));
             };
+            if source.is_empty() {
+                return Err(format!(
+                    "the template `{text}` has nothing in `{{}}`: use a source such as `{{header:X-Saga-Id}}`"
+                ));
+            }
+            if source.contains('{') {
+                return Err(format!(
+                    "the template `{text}` has two `{{` before a `}}`: use one pair of braces for each source"
+                ));
+            }
             if !parts.is_empty() && !before.bytes().any(is_separator) {
                 return Err(format!(
                     "`{{{source}}}` follows another source without a character between that is neither a letter, a digit nor \
@@ -222,7 +232,8 @@ mod tests {
             ("{header:a}:}", "only behind a source"),
             ("{header:a} {header:b}", "visible ASCII"),
             ("{header:a}é", "visible ASCII"),
-            ("{}", "not a place for a key"),
+            ("{}", "nothing in `{}`"),
+            ("{{header:a}}", "two `{`"),
             ("{fingerprint}", "cannot be a part"),
             ("{template:x}", "no source"),
             ("{header:a b}", "not a header name"),
