@@ -13,6 +13,7 @@ use crate::store::cached::CacheResult;
 use crate::store::metered::StoreOp;
 use crate::telemetry::limits::Limit;
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::observed::Dropped;
 use crate::telemetry::outcome::{Code, Outcome};
 
 fn page(path: &str) -> String {
@@ -47,7 +48,7 @@ fn all_metrics() -> String {
     }
     route.upstream_took(Duration::ZERO);
     route.observed().would(Outcome::Executed, false);
-    route.observed().dropped();
+    route.observed().dropped(Dropped::Store);
     metrics.store("memory")(StoreOp::Claim, Duration::ZERO, Some(ErrorKind::Full));
     metrics.cache()(CacheResult::Memory);
     metrics.limits().exceeded(Limit::MaxHeaders);

@@ -26,8 +26,8 @@ keys! {
         /// How many of them may wait for another request's attempt (in_flight = { wait = ... }): one more gets 409
         /// `in-flight` at once. At most 1000000.
         max_waiting => number(0..=*COUNTS.end());
-        /// How many requests of routes with mode = "observe" may be looked at at a time, after their answers: one more is not
-        /// looked at, and counted in `oncegate_observed_dropped_total`. At most 1000000.
+        /// How many requests of routes with mode = "observe" are evaluated at the same time, after their answers: one more is
+        /// not evaluated, and counted in `oncegate_observed_dropped_total`. At most 1000000.
         max_observing => number(0..=*COUNTS.end());
         /// How much memory bodies may take: those of requests with a key, up to 256 KiB each, and those of answers that are
         /// to be stored. From "1MiB" to "1024GiB". Beyond it, a request's body goes to a temporary file, and an answer is

@@ -174,6 +174,9 @@ impl CrossOrigin {
     pub(super) fn share(&self, mut reply: Reply, exposed: &HeaderValue) -> Reply {
         let cors = &self.route.policy.cors;
         let (is_problem, outcome) = (reply.is_problem(), reply.outcome);
+        if outcome == Outcome::Observed {
+            return reply;
+        }
         let has_ours = outcome != Outcome::Passed;
         let headers = reply.response.headers_mut();
         let shared_with = headers.get(ACCESS_CONTROL_ALLOW_ORIGIN);

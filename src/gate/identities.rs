@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::shared::IdentityDigest;
-use super::{Settings, origin, shadow_service};
+use super::{Settings, origin};
 use crate::idempotency::description::{CoverageDescription, NamespaceDescription, RouteDescription, RulesDescription};
 use crate::idempotency::fingerprint::Recipe;
 use crate::idempotency::identity::{CallerRules, Identifier};
@@ -65,10 +65,9 @@ impl<'a> IdentityRules<'a> {
     #[must_use]
     pub fn adoption(&self) -> (Vec<Origin>, Vec<Identity>) {
         let service = self.service();
-        let shadows = shadow_service(service);
         let origin_of = |route: &Arc<Route>| {
-            let service = if route.policy.mode == Mode::Observe { &shadows } else { service };
-            origin(service, &route.namespace, &route.name)
+            let origin = origin(service, &route.namespace, &route.name);
+            if route.policy.mode == Mode::Observe { origin.shadow() } else { origin }
         };
         let origins = self.router.routes().iter().map(origin_of).collect();
         let (identifier, trusted) = (identifier(self.settings, service), self.settings.forwarding.rule());

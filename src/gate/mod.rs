@@ -202,7 +202,7 @@ impl Gate {
                 ignored: IgnoredLog::default(),
                 name: Arc::clone(name),
                 origin: origin(&settings.service, namespace, name).id(),
-                shadow_origin: origin(&shadow_service(&settings.service), namespace, name).id(),
+                shadow_origin: origin(&settings.service, namespace, name).shadow().id(),
                 metrics: metrics.route(name),
                 estimator: estimator(name),
             })
@@ -212,10 +212,8 @@ impl Gate {
             let kept = kept_headers(route, &token_header).into_iter().chain(settings.own_headers.key.clone()).collect();
             (Arc::clone(&route.name), state(&route.name, &route.namespace, rules, kept))
         });
-        for route in router.routes().iter().filter(|route| route.policy.mode == Mode::Observe) {
-            // A report shows it before its first request.
-            metrics.route(&route.name).observed();
-        }
+        let observing = router.routes().iter().filter(|route| route.policy.mode == Mode::Observe);
+        metrics.observing(observing.map(|route| &*route.name));
         let nowhere: Arc<str> = "-".into();
         shared.expect_leases_of(&router);
         Arc::new(Self {
@@ -270,6 +268,8 @@ impl Gate {
         let ended = tokio::time::timeout(patience, self.shared.requests.closed()).await.is_ok();
         // Whatever is still to come must not begin an attempt.
         self.shared.abandon.send_replace(true);
+        // What is known of observed requests is lost with the process: it waits a moment, and is not worth more.
+        let _ = tokio::time::timeout(self.settings.settle_timeout, self.shared.evaluations.closed()).await;
         if !ended {
             // What remains is to write that, and a store that is away may never come back.
             let _ = tokio::time::timeout(self.settings.settle_timeout, self.shared.requests.closed()).await;
@@ -366,11 +366,6 @@ fn log(state: &RouteState, request: RequestId, outcome: Outcome, response: &Resp
 
 fn origin(service: &Arc<str>, namespace: &Arc<str>, route: &Arc<str>) -> Origin {
     Origin { service: Arc::clone(service), namespace: Arc::clone(namespace), route: Arc::clone(route) }
-}
-
-/// The service under which a service's shadow records are kept, so that no list of its records has them.
-fn shadow_service(service: &str) -> Arc<str> {
-    format!("{service} (observed)").into()
 }
 
 /// The headers that a route's keys, scopes and fingerprints are made of.

@@ -1,18 +1,20 @@
 //! Routes that only observe: every request is forwarded as it comes, and what its route would have done with it is found out
 //! when it is over.
 //!
-//! [`Watch`] goes with a request and takes notes. When the answer is over, or its client has left, a task of its own compares
-//! them with the shadow record of the key: see [`crate::idempotency::shadow`]. No request waits for that. Where too many wait
-//! to be looked at, or the store is away, they are counted as dropped.
+//! [`Watch`] goes with a request and takes notes. When the answer is over, or its client has left, a task of its own evaluates
+//! them: it compares them with the shadow record of the key, see [`crate::idempotency::shadow`]. No request waits for that.
+//! What cannot be evaluated is counted as dropped.
 
 mod collector;
-mod look;
+mod evaluate;
 
 use std::sync::{Arc, Mutex};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
+use http::header::{ETAG, LOCATION};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use http_body::{Body as _, Frame};
+use sha2::{Digest as _, Sha256};
 use tokio::time::timeout;
 
 use self::collector::{Collector, SharedCollector, lock};
@@ -21,16 +23,19 @@ use super::request::Head;
 use super::{Gate, RouteState};
 use crate::http::body::{Body, Observer};
 use crate::http::headers::lines;
+use crate::http::usage::Permit;
+use crate::idempotency::grpc;
 use crate::idempotency::record::Timestamp;
 use crate::idempotency::settle::{Control, LARGEST_JUDGED};
 use crate::route::Route;
+use crate::telemetry::observed::Dropped;
 use crate::telemetry::outcome::{Code, Outcome};
 use crate::telemetry::wall_clock;
 
-/// How much of an answer is compared, in bytes.
+/// How much of the body of an answer is compared, in bytes.
 const COMPARED: usize = 64 << 10;
 
-/// Takes notes of one request. What comes of them is counted when it is dropped.
+/// Takes notes of one request. They are evaluated when it is dropped.
 pub(super) struct Watch(Option<Box<Notes>>);
 
 struct Notes {
@@ -41,31 +46,44 @@ struct Notes {
     asks_upgrade: bool,
     began: Timestamp,
     body: SharedCollector,
-    end: Seen,
+    end: End,
 }
 
 /// How the exchange went, so far.
-enum Seen {
+enum End {
     /// There is no answer. If it stays so, the client has left.
-    Nothing,
+    Unanswered,
     /// The gate answered with this problem.
     Problem(Code),
     /// The upstream answers.
-    Answer(Box<SeenAnswer>),
+    Answer(Box<ObservedAnswer>),
 }
 
-struct SeenAnswer {
+struct ObservedAnswer {
     status: StatusCode,
     control: Control,
+    /// For calls, and for answers that `outcomes_body` is about.
     headers: Vec<(HeaderName, HeaderValue)>,
     trailers: Vec<(HeaderName, HeaderValue)>,
-    body: Collector,
-    is_broken: bool,
+    length: u64,
+    expected: Option<u64>,
+    /// Of what tells one answer from another, so far.
+    digest: Sha256,
+    /// The body, where `outcomes_body` judges it and there is room for it.
+    judged: Option<(BytesMut, Permit)>,
+    progress: Progress,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    Under,
+    Whole,
+    Broken,
 }
 
 impl Watch {
     pub(super) fn begin(gate: &Arc<Gate>, route: &Arc<Route>, state: &Arc<RouteState>, head: &Head) -> Self {
-        let body = Collector::new(route.policy.max_request_body, Some(head.memory(&gate.shared.usage)));
+        let body = Collector::new(route.policy.max_request_body, head.memory(&gate.shared.usage));
         Self(Some(Box::new(Notes {
             gate: Arc::clone(gate),
             route: Arc::clone(route),
@@ -74,7 +92,7 @@ impl Watch {
             head: head.without_upgrade(),
             began: wall_clock(),
             body: Arc::new(Mutex::new(body)),
-            end: Seen::Nothing,
+            end: End::Unanswered,
         })))
     }
 
@@ -82,61 +100,63 @@ impl Watch {
     pub(super) fn has_body(&self, bytes: &Bytes) {
         let Some(notes) = &self.0 else { return };
         let mut body = lock(&notes.body);
-        body.memory = None;
         body.add(bytes);
         body.end();
     }
 
-    /// The same body, of which notes are taken as it goes by.
+    /// The same body, which is collected as it goes by.
     pub(super) fn relay(&self, body: Body) -> Body {
-        match &self.0 {
-            Some(notes) => Body::relay(body, RequestTap(Arc::clone(&notes.body))),
-            None => body,
-        }
+        let Some(notes) = &self.0 else { return body };
+        lock(&notes.body).expect(body.size_hint().exact());
+        Body::relay(body, RequestTap(Arc::clone(&notes.body)))
     }
 
     /// The upstream answers with this head.
     pub(super) fn answers(&mut self, status: StatusCode, headers: &HeaderMap) {
         let Some(notes) = &mut self.0 else { return };
-        let is_judged = !notes.route.policy.outcomes_body.0.is_empty();
-        let limit = if is_judged { LARGEST_JUDGED } else { COMPARED };
-        notes.end = Seen::Answer(Box::new(SeenAnswer {
+        let outcomes_body = &notes.route.policy.outcomes_body;
+        let needs_headers = notes.head.is_call() || !outcomes_body.0.is_empty();
+        let listed = if needs_headers { lines(headers).collect() } else { Vec::new() };
+        let is_judged = !notes.head.is_call() && outcomes_body.concern(&listed);
+        let memory = notes.head.memory(&notes.gate.shared.usage);
+        let mut digest = Sha256::new().chain_update(status.as_u16().to_be_bytes());
+        for name in [LOCATION, ETAG] {
+            headers.get_all(name).iter().for_each(|value| digest.update(value));
+            digest.update([0]);
+        }
+        notes.end = End::Answer(Box::new(ObservedAnswer {
             status,
             control: Control::read(headers),
-            headers: if is_judged || notes.head.is_call() { lines(headers).collect() } else { Vec::new() },
+            headers: listed,
             trailers: Vec::new(),
-            body: Collector::new(limit as u64, None),
-            is_broken: false,
+            length: 0,
+            expected: None,
+            digest,
+            judged: is_judged.then(|| (BytesMut::new(), memory.empty_permit())),
+            progress: Progress::Under,
         }));
     }
 
     /// The reply as its client gets it, of whose body notes are taken as it goes by.
     pub(super) fn follow(mut self, reply: Reply) -> Reply {
         if let (true, Some(notes), Outcome::Problem(code)) = (reply.is_problem(), &mut self.0, reply.outcome) {
-            notes.end = Seen::Problem(code);
+            notes.end = End::Problem(code);
             return reply;
         }
         let Reply { response, .. } = reply;
         let response = if response.body().is_end_stream() || response.body().is_announced() {
-            self.ended();
+            self.answer(ObservedAnswer::end);
             response
         } else {
+            self.answer(|answer| answer.expected = response.body().size_hint().exact());
             response.map(|body| Body::relay(body, AnswerTap(Some(self))))
         };
         Reply::new(Outcome::Observed, response)
     }
 
-    /// The answer is over.
-    fn ended(mut self) {
-        if let Some(Notes { end: Seen::Answer(answer), .. }) = self.0.as_deref_mut() {
-            answer.body.end();
-        }
-    }
-
-    fn answer(&mut self) -> Option<&mut SeenAnswer> {
-        match self.0.as_deref_mut() {
-            Some(Notes { end: Seen::Answer(answer), .. }) => Some(answer),
-            _ => None,
+    fn answer(&mut self, note: impl FnOnce(&mut ObservedAnswer)) {
+        if let Some(Notes { end: End::Answer(answer), .. }) = self.0.as_deref_mut() {
+            note(answer);
         }
     }
 }
@@ -146,18 +166,54 @@ impl Drop for Watch {
         let Some(notes) = self.0.take() else { return };
         let tally = Arc::clone(notes.state.metrics.observed());
         // Without a runtime the process is about to end.
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return tally.dropped() };
-        let Some(permit) = notes.gate.shared.usage.observing.acquire(1) else { return tally.dropped() };
-        let ended = wall_clock();
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return tally.dropped(Dropped::Limit) };
+        let Some(permit) = notes.gate.shared.usage.observing.acquire(1) else { return tally.dropped(Dropped::Limit) };
+        let (ended, going) = (wall_clock(), notes.gate.shared.evaluations.subscribe());
+        let patience = notes.gate.settings.settle_timeout;
         runtime.spawn(async move {
-            // A shutdown waits for it.
-            let _going = notes.gate.shared.requests.subscribe();
-            let patience = notes.gate.settings.settle_timeout;
-            if !matches!(timeout(patience, notes.look(ended)).await, Ok(Ok(()))) {
-                tally.dropped();
+            match timeout(patience, notes.evaluate(ended)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(why)) => tally.dropped(why),
+                Err(_) => tally.dropped(Dropped::Store),
             }
-            drop(permit);
+            drop((permit, going));
         });
+    }
+}
+
+impl ObservedAnswer {
+    fn add(&mut self, data: &Bytes) {
+        let left = usize::try_from(self.length).map_or(0, |length| COMPARED.saturating_sub(length));
+        self.digest.update(&data[..data.len().min(left)]);
+        self.length += data.len() as u64;
+        if let Some((body, memory)) = &mut self.judged {
+            let has_room = body.len() + data.len() <= LARGEST_JUDGED && memory.try_grow(data.len() as u64);
+            if has_room {
+                body.extend_from_slice(data);
+            } else {
+                self.judged = None;
+            }
+        }
+        if self.expected == Some(self.length) {
+            self.end();
+        }
+    }
+
+    fn end(&mut self) {
+        if self.progress == Progress::Under {
+            self.progress = Progress::Whole;
+        }
+    }
+
+    /// What tells it from another answer; nothing where its end is not known.
+    fn digest(&self) -> Option<[u8; 8]> {
+        let mut whole = self.digest.clone();
+        whole.update(self.length.to_be_bytes());
+        let status = self.trailers.iter().chain(&self.headers).find(|(name, _)| *name == grpc::STATUS);
+        whole.update(status.map_or(&b""[..], |(_, value)| value.as_bytes()));
+        let mut digest = [0; 8];
+        digest.copy_from_slice(&whole.finalize()[..8]);
+        (self.progress == Progress::Whole).then_some(digest)
     }
 }
 
@@ -166,8 +222,10 @@ struct RequestTap(SharedCollector);
 
 impl Observer for RequestTap {
     fn frame(&mut self, frame: &Frame<Bytes>) {
-        if let Some(data) = frame.data_ref() {
-            lock(&self.0).add(data);
+        match frame.data_ref() {
+            Some(data) => lock(&self.0).add(data),
+            // Nothing follows trailers.
+            None => lock(&self.0).end(),
         }
     }
 
@@ -178,30 +236,62 @@ impl Observer for RequestTap {
     }
 }
 
-/// Collects the body of an answer; with its end the notes are complete.
+/// Takes notes of the body of an answer.
 struct AnswerTap(Option<Watch>);
 
 impl Observer for AnswerTap {
     fn frame(&mut self, frame: &Frame<Bytes>) {
-        let Some(answer) = self.0.as_mut().and_then(Watch::answer) else { return };
-        if let Some(data) = frame.data_ref() {
-            answer.body.add(data);
-        } else if let Some(trailers) = frame.trailers_ref() {
-            answer.trailers = lines(trailers).collect();
-        }
+        let Some(watch) = &mut self.0 else { return };
+        watch.answer(|answer| match frame.data_ref() {
+            Some(data) => answer.add(data),
+            None => {
+                answer.trailers = frame.trailers_ref().into_iter().flat_map(lines).collect();
+                answer.end();
+            }
+        });
     }
 
     fn received(&mut self, is_end: bool) {
-        if let Some(watch) = self.0.take_if(|_| is_end) {
-            watch.ended();
+        if let Some(mut watch) = self.0.take_if(|_| is_end) {
+            watch.answer(ObservedAnswer::end);
         }
     }
 
     fn broke(&mut self) {
-        if let Some(mut watch) = self.0.take()
-            && let Some(answer) = watch.answer()
-        {
-            answer.is_broken = true;
+        if let Some(mut watch) = self.0.take() {
+            watch.answer(|answer| answer.progress = Progress::Broken);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn digest(pieces: &[usize], status: u16, expected: Option<u64>) -> Option<[u8; 8]> {
+        let mut answer = ObservedAnswer {
+            status: StatusCode::OK,
+            control: Control::default(),
+            headers: Vec::new(),
+            trailers: Vec::new(),
+            length: 0,
+            expected,
+            digest: Sha256::new().chain_update(status.to_be_bytes()),
+            judged: None,
+            progress: Progress::Under,
+        };
+        pieces.iter().for_each(|length| answer.add(&Bytes::from(vec![7; *length])));
+        answer.digest()
+    }
+
+    #[test]
+    fn the_pieces_in_which_an_answer_came_do_not_count() {
+        let whole = Some(100 << 10);
+        let one = digest(&[100 << 10], 200, whole);
+        assert!(one.is_some());
+        assert_eq!(one, digest(&[16 << 10, 16 << 10, 28 << 10, 40 << 10], 200, whole));
+        assert_ne!(one, digest(&[100 << 10], 201, whole));
+        assert_ne!(one, digest(&[101 << 10], 200, Some(101 << 10)));
+        assert_eq!(digest(&[50 << 10], 200, whole), None, "its client left");
     }
 }

@@ -15,6 +15,7 @@ use super::answer::{CrossOrigin, Reply};
 use super::request::Head;
 use crate::http::body::Body;
 use crate::idempotency::key::KeySource;
+use crate::idempotency::policy::Mode;
 use crate::route::{Route, Router};
 
 /// How long a browser may keep the gate's own answer, in seconds: two hours, the most that Chromium keeps any.
@@ -39,7 +40,7 @@ impl Preflight {
         let announced = Method::from_bytes(method.as_bytes()).ok()?;
         let route = router.find(&announced, head.authority(), head.uri.path())?;
         let asked = CrossOrigin::of(route, head).filter(|asked| asked.is_allowed())?;
-        route.policy.cors.preflight.then(|| Self {
+        (route.policy.cors.preflight && route.policy.mode != Mode::Observe).then(|| Self {
             route: Arc::clone(route),
             asked,
             method: method.clone(),

@@ -33,6 +33,10 @@ pub(super) struct Shared {
     pub(super) abandon: OrderedSender<bool>,
     /// Each protected request holds a receiver until it has ended.
     pub(super) requests: tokio::sync::watch::Sender<()>,
+    /// Where shadow records are kept: beneath the cache, whose room is for replays.
+    pub(super) shadows: Arc<dyn Store>,
+    /// Each evaluation of an observed request holds a receiver until it has ended.
+    pub(super) evaluations: tokio::sync::watch::Sender<()>,
     /// What upstreams said a moment ago of who may have a recorded answer.
     pub(super) questions: Questions,
     /// How many large bodies may be read back into memory at a time.
@@ -61,6 +65,8 @@ impl Shared {
     pub(super) fn new(store: Arc<dyn Store>, usage: Arc<Usage>) -> Self {
         Self {
             quotas: Arc::new(Quotas::new(store.quotas())),
+            shadows: store.beneath().unwrap_or_else(|| Arc::clone(&store)),
+            evaluations: tokio::sync::watch::Sender::new(()),
             store,
             usage,
             single_flight: Arc::default(),

@@ -1,8 +1,11 @@
 //! What a route that only observes keeps of a request, so that it can say of the next one with the same key what that would
 //! have got.
 //!
-//! A request is looked at when it is over, and every request of the route is forwarded. So the first of two that is looked at
-//! is not always the first that came; which of them would have run is the same.
+//! A request is evaluated when it is over, and every request of the route is forwarded. So the first of two that is evaluated
+//! is not always the first that came. Which of two requests that overlap counts as the retry does not matter to the numbers of
+//! duplicates and of keys that ran again; what each of them would have got is exact only if both succeed.
+//!
+//! The stored form, before that of the record's head:
 //!
 //! | bytes | what |
 //! |---|---|
@@ -40,12 +43,12 @@ pub struct Shadow {
     pub answer: Option<[u8; 8]>,
 }
 
-/// When a request came, and when it was over.
+/// From when to when a request was under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// When it was there.
+    /// When all of it had come.
     pub began: Timestamp,
-    /// When its answer was.
+    /// When its answer was over.
     pub ended: Timestamp,
 }
 
@@ -68,9 +71,14 @@ pub struct RunAgain {
 }
 
 impl Span {
-    /// Whether both were there at one time.
-    fn meets(self, other: Self) -> bool {
+    fn overlaps(self, other: Self) -> bool {
         self.began < other.ended && other.began < self.ended
+    }
+
+    /// Whether it began while the other was under way.
+    #[must_use]
+    pub fn came_during(self, other: Self) -> bool {
+        self.overlaps(other) && other.began < self.began
     }
 }
 
@@ -80,13 +88,15 @@ impl Shadow {
     #[must_use]
     pub fn decide(&self, policy: &Policy, head: &Head, other: Span, proof: Option<&Proof>, is_same: bool) -> Decision {
         let over = other.began.max(self.span.ended);
+        // Who came later waits for who came first.
+        let (first, later) = if other.began < self.span.began { (other, self.span) } else { (self.span, other) };
         let patience = match policy.in_flight {
-            InFlight::Reject => other.began,
-            InFlight::Wait(patience) => other.began.plus(patience),
+            InFlight::Reject => later.began,
+            InFlight::Wait(patience) => later.began.plus(patience),
         };
-        let is_running = self.span.meets(other) && patience < self.span.ended;
+        let is_running = self.span.overlaps(other) && patience < first.ended;
         let (state, now, until, answer) = if is_running {
-            (State::InFlight, other.began, self.span.ended, None)
+            (State::InFlight, later.began, first.ended, None)
         } else {
             let content = (self.course == Course::Kept).then(|| Content { body: Bytes::new(), trailers: Vec::new() });
             let status = self.status.unwrap_or(StatusCode::OK);
@@ -96,7 +106,7 @@ impl Shadow {
                 Course::Unknown => (State::Unknown, over, self.until, None),
             }
         };
-        let claimed_at = self.span.began;
+        let claimed_at = first.began;
         let record = Record { attempt: Attempt([0; 16]), state, claimed_at, until, head: Bytes::new(), answer };
         decide(now, policy, &record, Some(head), proof, is_same)
     }
@@ -109,15 +119,22 @@ impl Shadow {
         (Self { runs: (self.runs + 1).min(2), answer: self.answer.or(answer), ..self }, again)
     }
 
-    /// The stored form.
+    /// The same, with the runs that another one has counted.
     #[must_use]
-    pub fn encode(&self) -> Bytes {
+    pub fn with_runs_of(self, other: &Self) -> Self {
+        Self { runs: other.runs, answer: other.answer, ..self }
+    }
+
+    /// The stored form, with the head of the record.
+    #[must_use]
+    pub fn encode(&self, head: &Head) -> Bytes {
         let course = match self.course {
             Course::Kept => 0,
             Course::Tombstone => 1,
             Course::Unknown => 2,
         };
-        let mut out = Vec::with_capacity(39);
+        let head = head.encode();
+        let mut out = Vec::with_capacity(39 + head.len());
         out.extend_from_slice(&[VERSION, PLAIN, course]);
         out.extend_from_slice(&self.status.map_or(0, |status| status.as_u16()).to_be_bytes());
         for time in [self.span.began, self.span.ended, self.until] {
@@ -125,6 +142,7 @@ impl Shadow {
         }
         out.extend_from_slice(&[self.runs, u8::from(self.answer.is_some())]);
         out.extend_from_slice(&self.answer.unwrap_or_default());
+        out.extend_from_slice(&head);
         out.into()
     }
 
@@ -132,7 +150,7 @@ impl Shadow {
     ///
     /// # Errors
     /// Another version of oncegate wrote it.
-    pub fn decode(bytes: &Bytes) -> Result<Self, Unreadable> {
+    pub fn decode(bytes: &Bytes) -> Result<(Self, Head), Unreadable> {
         let mut reader = Reader::new(bytes);
         let [version, envelope, course] = reader.array()?;
         let status = match u16::from_be_bytes(reader.array()?) {
@@ -144,14 +162,14 @@ impl Shadow {
         let [runs] = reader.array()?;
         let is_answered = reader.flag()?;
         let answer = Some(reader.array()?).filter(|_| is_answered);
-        reader.finish()?;
+        let head = Head::decode(&reader.rest())?;
         let course = match (version, envelope, course) {
             (VERSION, PLAIN, 0) => Course::Kept,
             (VERSION, PLAIN, 1) => Course::Tombstone,
             (VERSION, PLAIN, 2) => Course::Unknown,
             _ => return Err(Unreadable),
         };
-        Ok(Self { span: Span { began, ended }, course, status, until, runs, answer })
+        Ok((Self { span: Span { began, ended }, course, status, until, runs, answer }, head))
     }
 }
 
@@ -225,6 +243,17 @@ mod tests {
     }
 
     #[test]
+    fn who_came_first_is_the_one_that_would_have_run() {
+        let first = Shadow { span: span(1000, 3000), ..shadow(Course::Kept) };
+        let second = Shadow { span: span(1500, 1600), runs: 2, answer: Some([4; 8]), ..shadow(Course::Unknown) };
+        assert!(second.span.came_during(first.span) && !first.span.came_during(second.span));
+        assert!(!span(3000, 3100).came_during(first.span), "it came later");
+        let stands = first.with_runs_of(&second);
+        assert_eq!((stands.span, stands.course, stands.runs), (first.span, Course::Kept, 2));
+        assert!(matches!(meets(&stands, &Policy::default(), span(2000, 2100)), Decision::InFlight(_)));
+    }
+
+    #[test]
     fn a_key_that_runs_again_is_told_once() {
         let first = Shadow { answer: Some([1; 8]), ..shadow(Course::Kept) };
         let (second, again) = first.run_again(Some([2; 8]));
@@ -238,16 +267,21 @@ mod tests {
     }
 
     proptest! {
-        /// Of two requests that were there at one time one would have run and the other met it, whichever is looked at first.
+        /// Of two requests that overlap one would have run and the other met it, whichever is evaluated first.
         #[test]
-        fn the_order_of_looking_does_not_matter(one in (0..50u64, 0..50u64), other in (0..50u64, 0..50u64)) {
-            let policy = Policy::default();
+        fn the_order_of_evaluation_does_not_matter(
+            one in (0..50u64, 0..50u64), other in (0..50u64, 0..50u64), patience in 0..60u64,
+        ) {
+            let wait = InFlight::Wait(Duration::from_millis(patience));
             let spans = [one, other].map(|(began, took)| span(1000 + began, 1000 + began + took));
-            let met = |first: Span, second: Span| {
-                let shadow = Shadow { span: first, ..shadow(Course::Kept) };
-                matches!(meets(&shadow, &policy, second), Decision::InFlight(_))
-            };
-            prop_assert_eq!(met(spans[0], spans[1]), met(spans[1], spans[0]));
+            for in_flight in [InFlight::Reject, wait] {
+                let policy = Policy { in_flight, ..Policy::default() };
+                let met = |first: Span, second: Span| {
+                    let shadow = Shadow { span: first, ..shadow(Course::Kept) };
+                    matches!(meets(&shadow, &policy, second), Decision::InFlight(_))
+                };
+                prop_assert_eq!(met(spans[0], spans[1]), met(spans[1], spans[0]));
+            }
         }
 
         #[test]
@@ -262,14 +296,14 @@ mod tests {
                 runs,
                 answer,
             };
-            prop_assert_eq!(Shadow::decode(&shadow.encode()), Ok(shadow));
+            prop_assert_eq!(Shadow::decode(&shadow.encode(&head())), Ok((shadow, head())));
         }
 
         #[test]
         fn what_another_version_wrote_is_told_apart(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
             let bytes = Bytes::from(bytes);
-            if let Ok(shadow) = Shadow::decode(&bytes) {
-                prop_assert!(shadow.encode().len() == bytes.len());
+            if let Ok((shadow, head)) = Shadow::decode(&bytes) {
+                prop_assert_eq!(shadow.encode(&head).len(), bytes.len());
             }
         }
     }

@@ -98,6 +98,11 @@ pub trait Store: Send + Sync + 'static {
         None
     }
 
+    /// The store beneath a cache, for records that nobody replays.
+    fn beneath(&self) -> Option<Arc<dyn Store>> {
+        None
+    }
+
     /// The record of an id.
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error>;
 
@@ -399,7 +404,22 @@ impl Listed {
     }
 }
 
+/// What follows the name of a service in the origins of its shadow records, so that no list of its records has them.
+const OBSERVED: &str = " (observed)";
+
 impl Origin {
+    /// The origin of the shadow records of a route that only observes.
+    #[must_use]
+    pub fn shadow(self) -> Self {
+        Self { service: format!("{}{OBSERVED}", self.service).into(), ..self }
+    }
+
+    /// Whether it is of shadow records.
+    #[must_use]
+    pub fn is_shadow(&self) -> bool {
+        self.service.ends_with(OBSERVED)
+    }
+
     /// The hash that records refer to it by: the first eight bytes of the SHA-256 of its parts, each length-prefixed.
     #[must_use]
     pub fn id(&self) -> OriginId {

@@ -4,7 +4,7 @@
 //! label is looked up, nothing is allocated. Series that belong to an outcome or a store operation appear with the
 //! first one of their kind, so that a route without traffic does not export twenty empty histograms.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -175,6 +175,18 @@ impl Metrics {
         self.families.ready.set(ready.into());
     }
 
+    /// These routes observe, and no others: what is known of the others is forgotten.
+    pub fn observing<'a>(&self, routes: impl Iterator<Item = &'a str>) {
+        let routes: BTreeSet<&str> = routes.collect();
+        let mut observed = self.families.observed_routes.lock().unwrap_or_else(PoisonError::into_inner);
+        observed.retain(|route, _| routes.contains(&**route));
+        drop(observed);
+        for route in routes {
+            // A report shows it before its first request.
+            self.route(route).observed();
+        }
+    }
+
     /// What requests of routes that only observe would have got, by route.
     #[must_use]
     pub fn observed(&self) -> Vec<ObservedReport> {
@@ -233,8 +245,7 @@ impl RouteMetrics {
         self.observed.get_or_init(|| {
             let families = &self.families;
             let mut routes = families.observed_routes.lock().unwrap_or_else(PoisonError::into_inner);
-            let dropped = || families.observed_dropped.with_label_values(&[&*self.name]);
-            let fresh = || Observed::new(&self.name, families.observed.clone(), dropped());
+            let fresh = || Observed::new(&self.name, families.observed.clone(), families.observed_dropped.clone());
             Arc::clone(routes.entry(self.name.clone()).or_insert_with(fresh))
         })
     }
@@ -339,9 +350,9 @@ impl Families {
                 IntCounterVec::new(
                     Opts::new(
                         "oncegate_observed_dropped_total",
-                        "Requests of routes that only observe of which nobody knows what they would have got.",
+                        "Requests of routes that only observe that could not be evaluated, by why.",
                     ),
-                    &["route"],
+                    &["route", "reason"],
                 ),
             ),
             observed_routes: Mutex::default(),

@@ -1,9 +1,9 @@
 //! What requests of routes that only observe would have got, counted.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use prometheus::{IntCounter, IntCounterVec};
+use prometheus::IntCounterVec;
 use serde::{Serialize, Serializer};
 
 use super::outcome::Outcome;
@@ -18,13 +18,38 @@ pub struct Observed {
     route: Box<str>,
     since: Timestamp,
     would: IntCounterVec,
-    dropped: IntCounter,
+    dropped: IntCounterVec,
     counts: Mutex<Counts>,
+}
+
+/// Why it is not known what a request would have got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dropped {
+    /// `[limits] max_observing` was reached.
+    Limit,
+    /// The request's body broke off, is too large to be compared, or found no memory.
+    Body,
+    /// The store failed or did not answer in time.
+    Store,
+}
+
+impl Dropped {
+    const ALL: [Self; 3] = [Self::Limit, Self::Body, Self::Store];
+
+    /// The word for it: the label `reason` of `oncegate_observed_dropped_total`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Limit => "limit",
+            Self::Body => "body",
+            Self::Store => "store",
+        }
+    }
 }
 
 struct Counts {
     would: [u64; Outcome::ALL.len()],
-    dropped: u64,
+    dropped: [u64; Dropped::ALL.len()],
     duplicates: u64,
     run_again: u64,
     differed: u64,
@@ -34,7 +59,7 @@ struct Counts {
 impl Counts {
     const NONE: Self = Self {
         would: [0; Outcome::ALL.len()],
-        dropped: 0,
+        dropped: [0; Dropped::ALL.len()],
         duplicates: 0,
         run_again: 0,
         differed: 0,
@@ -58,10 +83,14 @@ pub struct Example {
     #[serde(serialize_with = "as_rfc3339")]
     pub again_at: Timestamp,
     /// What that would have got.
-    pub would: &'static str,
+    #[serde(rename = "would")]
+    pub outcome: &'static str,
     /// Whether its answer was another than the first.
     pub answer_differs: bool,
 }
+
+/// How many, by a word.
+type Words = BTreeMap<&'static str, u64>;
 
 /// The report on one route.
 #[derive(Clone, Debug, Serialize)]
@@ -69,7 +98,8 @@ pub struct ObservedReport {
     /// Its name.
     pub route: String,
     /// When the gate began to count; RFC 3339.
-    pub since: String,
+    #[serde(serialize_with = "as_rfc3339")]
+    pub since: Timestamp,
     /// Requests.
     pub requests: u64,
     /// How many of them were a retry of one whose record would have stood.
@@ -79,15 +109,15 @@ pub struct ObservedReport {
     /// How many of these had another answer the second time.
     pub keys_answered_differently: u64,
     /// What the requests would have got, by the word for it.
-    pub would: serde_json::Map<String, serde_json::Value>,
-    /// Requests of which nobody knows what they would have got: too many came at once, or the store was away.
-    pub dropped: u64,
+    pub would: Words,
+    /// Requests of which it is not known what they would have got, by why.
+    pub dropped: Words,
     /// The newest keys that ran more than once.
     pub examples: Vec<Example>,
 }
 
 impl Observed {
-    pub(super) fn new(route: &str, would: IntCounterVec, dropped: IntCounter) -> Arc<Self> {
+    pub(super) fn new(route: &str, would: IntCounterVec, dropped: IntCounterVec) -> Arc<Self> {
         Arc::new(Self { route: route.into(), since: wall_clock(), would, dropped, counts: Mutex::new(Counts::NONE) })
     }
 
@@ -109,23 +139,24 @@ impl Observed {
     }
 
     /// It is not known what a request would have got.
-    pub fn dropped(&self) {
-        self.dropped.inc();
-        self.counts().dropped += 1;
+    pub fn dropped(&self, why: Dropped) {
+        self.dropped.with_label_values(&[&*self.route, why.as_str()]).inc();
+        self.counts().dropped[why as usize] += 1;
     }
 
     pub(super) fn report(&self) -> ObservedReport {
         let counts = self.counts();
-        let would = Outcome::ALL.into_iter().zip(counts.would).filter(|(_, count)| *count > 0);
+        let would = Outcome::ALL.map(Outcome::as_str).into_iter().zip(counts.would);
+        let dropped = Dropped::ALL.map(Dropped::as_str).into_iter().zip(counts.dropped);
         ObservedReport {
             route: self.route.to_string(),
-            since: rfc3339(self.since),
-            requests: counts.would.iter().sum::<u64>() + counts.dropped,
+            since: self.since,
+            requests: counts.would.iter().chain(&counts.dropped).sum(),
             duplicates: counts.duplicates,
             keys_run_again: counts.run_again,
             keys_answered_differently: counts.differed,
-            would: would.map(|(outcome, count)| (outcome.as_str().to_owned(), count.into())).collect(),
-            dropped: counts.dropped,
+            would: would.filter(|(_, count)| *count > 0).collect(),
+            dropped: dropped.filter(|(_, count)| *count > 0).collect(),
             examples: counts.examples.iter().cloned().collect(),
         }
     }

@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout_at};
 use super::{Worker, every};
 use crate::idempotency::codec::Head;
 use crate::idempotency::record::RecordId;
-use crate::store::Store;
+use crate::store::{Origin, Store};
 
 /// How many lost attempts of one batch have a line of their own in the log.
 const NAMED: usize = 10;
@@ -42,7 +42,12 @@ pub async fn report_lost(store: &dyn Store, lost: &[RecordId]) {
     for id in &lost[..lost.len().min(NAMED)] {
         let found = timeout_at(deadline, store.get(*id)).await.ok().and_then(Result::ok).flatten();
         let (origin, head) = found.map(|found| (found.origin, Head::decode(&found.record.head).ok())).unzip();
-        let route = origin.flatten().map_or_else(|| "-".into(), |origin| origin.route);
+        let origin = origin.flatten();
+        if origin.as_ref().is_some_and(Origin::is_shadow) {
+            // No attempt was lost: it was only observed.
+            continue;
+        }
+        let route = origin.map_or_else(|| "-".into(), |origin| origin.route);
         let request = head.flatten().and_then(|head| head.details().request).map(tracing::field::display);
         tracing::warn!(
             request,

@@ -230,7 +230,8 @@ impl Report<'_> {
         let policy = &route.policy;
         match handling {
             Handling::Passed(Unprotected::Mode | Unprotected::Observed) => {
-                self.line("protected", "no: the route's mode is \"pass\"; it is forwarded as it is");
+                let mode = policy.mode.as_str();
+                self.line("protected", format!("no: the route's mode is {mode:?}; it is forwarded as it is"));
                 self.preflight();
             }
             Handling::Observed(protected) => {

@@ -348,6 +348,10 @@ impl Store for Cached {
         self.inner.removals()
     }
 
+    fn beneath(&self) -> Option<Arc<dyn Store>> {
+        Some(Arc::clone(&self.inner))
+    }
+
     fn quotas(&self) -> Option<Arc<dyn SharedQuotas>> {
         self.quotas.clone()
     }
