@@ -179,6 +179,6 @@ pub(super) fn setup() -> Setup {
     }
     setup.max_age = Some(Duration::from_millis(MAX_AGE));
     setup.settle_timeout = Duration::from_secs(1);
-    setup.timeout = Duration::from_secs(2);
+    setup.set_timeouts(Duration::from_secs(2));
     setup
 }
