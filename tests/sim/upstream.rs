@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use oncegate::http::upstream::{Dial, Io};
+use oncegate::http::upstream::{self, Dial, Io, Upstream};
+use oncegate::http::usage::Usage;
 use tokio::io::AsyncWriteExt;
 use tokio::time::{sleep, timeout};
 
@@ -43,9 +44,9 @@ pub struct Site {
 }
 
 /// How one gate reaches it.
-pub struct Dialer {
-    pub site: Arc<Site>,
-    pub life: Arc<Life>,
+struct Dialer {
+    site: Arc<Site>,
+    life: Arc<Life>,
 }
 
 /// What becomes of one request.
@@ -272,6 +273,26 @@ impl Site {
             _ => dice.millis(2_000..6_000),
         }
     }
+}
+
+/// The site as a gate has it: once for each of its patiences.
+pub fn upstreams(site: &Arc<Site>, life: &Arc<Life>, setup: &Setup, usage: &Arc<Usage>) -> Vec<Upstream> {
+    let upstreams = ["app", "books"].into_iter().zip(setup.timeouts()).map(|(name, timeout)| {
+        let settings = upstream::Settings {
+            name: name.into(),
+            places: vec![upstream::Place::Tcp { host: name.to_owned(), port: 80 }],
+            tls: None,
+            protocol: upstream::Protocol::Http1,
+            timeout,
+            connect_timeout: setup.connect_timeout,
+            client_timeout: setup.client_timeout,
+            max_connections: 1000,
+            reuse: upstream::Sharing::Always,
+        };
+        let dialer = Dialer { site: Arc::clone(site), life: Arc::clone(life) };
+        Upstream::through(settings, Arc::clone(usage), Arc::new(dialer))
+    });
+    upstreams.collect()
 }
 
 #[async_trait]

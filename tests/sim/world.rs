@@ -10,7 +10,6 @@ use oncegate::gate::{self, Gate, HeaderNames, Settings, Tokens};
 use oncegate::http::forwarding::Forwarding;
 use oncegate::http::limits::Limits;
 use oncegate::http::server::stopped;
-use oncegate::http::upstream::{self, Upstream};
 use oncegate::http::usage::Usage;
 use oncegate::idempotency::policy::Policy;
 use oncegate::idempotency::record::Timestamp;
@@ -36,7 +35,7 @@ use crate::link::{Link, Pace};
 use crate::mutant::{Mutant, Shelf};
 use crate::remote::{Cache, Damage, Mood, Notices, Sender, Wire};
 use crate::setup::{KEYS, PATHS, PROBE, RESEND, Setup, TENANTS, VARIANTS, id_of};
-use crate::upstream::{Dialer, Site};
+use crate::upstream::{Site, upstreams};
 
 /// What came of a run.
 pub struct Run {
@@ -185,7 +184,8 @@ impl World {
             jwt: None,
         };
         let usage = Usage::new(&Limits::default(), &METRICS);
-        let (router, upstreams) = (self.setup.router(self.shelf.mutant), self.upstreams(&life, &usage));
+        let (router, upstreams) =
+            (self.setup.router(self.shelf.mutant), upstreams(&self.site, &life, &self.setup, &usage));
         let gate = Gate::new(settings, router, upstreams, Arc::clone(&store), usage, &METRICS);
         // A gate does so before it serves. The store is in memory, and answers at once.
         let (origins, rules) = gate.identities();
@@ -214,26 +214,6 @@ impl World {
         assert!(life.store.set(known).is_ok());
         self.kept.lock().unwrap().push((gate, faults));
         life
-    }
-
-    /// The site, once for each of its patiences.
-    fn upstreams(&self, life: &Arc<Life>, usage: &Arc<Usage>) -> Vec<Upstream> {
-        let upstreams = ["app", "books"].into_iter().zip(self.setup.timeouts()).map(|(name, timeout)| {
-            let settings = upstream::Settings {
-                name: name.into(),
-                places: vec![upstream::Place::Tcp { host: name.to_owned(), port: 80 }],
-                tls: None,
-                protocol: upstream::Protocol::Http1,
-                timeout,
-                connect_timeout: self.setup.connect_timeout,
-                client_timeout: self.setup.client_timeout,
-                max_connections: 1000,
-                reuse: upstream::Sharing::Always,
-            };
-            let dialer = Dialer { site: Arc::clone(&self.site), life: Arc::clone(life) };
-            Upstream::through(settings, Arc::clone(usage), Arc::new(dialer))
-        });
-        upstreams.collect()
     }
 
     fn pace(&self, dice: &mut Dice) -> Pace {

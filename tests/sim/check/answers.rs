@@ -9,6 +9,7 @@ use oncegate::idempotency::recovery::Recovery;
 
 use super::endings::millis;
 use super::facts::{Asked, Facts, Run, Sent};
+use super::questions::may_be_asked;
 use super::{Invariant, Violation};
 use crate::history::{Answer, EPOCH, Label, Question, Request, Standing, Token};
 
@@ -371,6 +372,7 @@ fn in_flight(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
     let is_so = facts.was_in_flight(sent.label, sent.variant, *earliest, *index)
         || facts.has_claimed(sent.life, sent.label, sent.variant, *index)
         || facts.was_locked(sent.label, *earliest, *index)
+        || may_be_asked(facts, sent.label, sent.variant, *earliest, *index)
         // It has asked the upstream itself, and the record is gone by then.
         || facts.questions.values().any(|asked| asked.request == Some(got.request) && asked.over.is_some());
     if is_so { Ok(()) } else { wrong("no attempt for such a request was in flight") }

@@ -35,18 +35,33 @@ pub fn absent(
     before: &Standing,
     on_behalf: impl Fn(Option<Request>) -> bool,
 ) -> bool {
-    let policy = facts.setup.policy(evidence.label);
-    let Recovery::Probe(probe) = &policy.recovery else { return false };
-    let since = match before.state {
-        State::InFlight => before.until,
-        State::Unknown => before.until - millis(policy.unknown_ttl),
-        State::Completed => return false,
-    };
-    let due = since + probe.after.map_or(u64::MAX, millis);
+    let Some(due) = due(facts, evidence.label, before) else { return false };
     answered(facts, evidence, Finding::Absent).any(|(asked, _)| {
         let stood = facts.standing(evidence.label, asked.index);
         facts.at(asked.index) >= due && stood == Some(before) && on_behalf(asked.request)
     })
+}
+
+/// Whether the upstream may be asked about a key between a time and a place. A gate then takes it that another asks, where a
+/// request has met one that found the record, whatever that made of it.
+pub fn may_be_asked(facts: &Facts<'_>, label: Label, variant: usize, from: u64, to: usize) -> bool {
+    let now = facts.at(to);
+    let is_due = |standing: &Standing| {
+        standing.variant == Some(variant) && due(facts, label, standing).is_some_and(|due| due <= now)
+    };
+    facts.standings(label, facts.place(from), to).into_iter().flatten().any(is_due)
+}
+
+/// From when on the upstream may be asked about a record.
+fn due(facts: &Facts<'_>, label: Label, standing: &Standing) -> Option<u64> {
+    let policy = facts.setup.policy(label);
+    let Recovery::Probe(probe) = &policy.recovery else { return None };
+    let since = match standing.state {
+        State::InFlight => standing.until,
+        State::Unknown => standing.until - millis(policy.unknown_ttl),
+        State::Completed => return None,
+    };
+    Some(since + millis(probe.after?))
 }
 
 /// When a record expires that was completed with what the upstream said of its attempt; nothing where it said something else.
