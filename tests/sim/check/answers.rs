@@ -73,6 +73,7 @@ fn told(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
     }
     match answer.word() {
         "released" if !facts.written.contains_key(&got.request) => waited(facts, got),
+        "executed" if answer.question().is_some() => found_out(facts, got),
         "executed" | "released" | "unrecorded" => own_run(facts, got).and_then(|run| settled(facts, got, run)),
         "outcome-unknown" if !answer.is_problem() => own_run(facts, got).and_then(|run| settled(facts, got, run)),
         "unprotected" => match facts.setup.policy(got.sent.label).store_failure {
@@ -206,6 +207,19 @@ fn settled(facts: &Facts<'_>, got: &Got<'_>, run: Run) -> Result<(), Fault> {
             }
         }
         _ => Ok(()),
+    }
+}
+
+/// What the books said to another gate while the attempt of this request went on: by the record, that is its outcome.
+fn found_out(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
+    let Some(question) = got.answer.question() else { return wrong("it is not of the books") };
+    question_of(facts, got.answer, question)?;
+    let own: Vec<Token> = facts.attempts_of(got.request).collect();
+    let stood = facts.standings(got.sent.label, got.sent.index, got.index);
+    let is_its = |standing: &&Standing| standing.question() == Some(question) && own.contains(&standing.token);
+    match stood.into_iter().flatten().find(is_its) {
+        Some(record) => expires(got.answer, record),
+        None => Err((Invariant::DurableBeforeAnswer, "no attempt of it is recorded as completed with that".to_owned())),
     }
 }
 
