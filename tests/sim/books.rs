@@ -16,7 +16,7 @@ use crate::history::{EPOCH, Event, History, Standing, Token, Told};
 use crate::ledger::{Call, Line, Said};
 use crate::life::Life;
 use crate::mutant::Shelf;
-use crate::setup::{label_of, variant_of};
+use crate::setup::{label_of, label_of_lock, variant_of};
 
 /// What the records were when they were last looked at.
 pub struct Books {
@@ -57,14 +57,20 @@ impl Books {
         ids.sort_unstable();
         ids.dedup();
         for id in ids.into_iter().filter(|id| before.get(id) != now.get(id)) {
+            let (before, after) = (before.get(&id).map(standing), now.get(&id).map(standing));
+            let (life, op) = (asked.life.number, asked.op);
+            if let Some(about) = label_of_lock(id) {
+                self.history.add(Event::Locked { life, op, about, before, after });
+                continue;
+            }
             let by = asked.attempts.iter().find(|(own, _)| *own == id).map(|(_, attempt)| Token::of(*attempt));
             self.history.add(Event::Changed {
-                life: asked.life.number,
-                op: asked.op,
+                life,
+                op,
                 by,
                 label: label_of(id).expect("every record has a label"),
-                before: before.get(&id).map(standing),
-                after: now.get(&id).map(standing),
+                before,
+                after,
             });
         }
     }
@@ -91,6 +97,18 @@ impl Recorded {
     /// Notes a call that was carried out just now.
     fn note(&self, call: Call, said: Said) {
         self.shelf.ledger.add(Line { at: self.shelf.books.now(), gate: self.life.slot, call, said });
+    }
+
+    /// Completes the record of an attempt as its upstream does, in the transaction of the attempt's effect.
+    /// `kept` tells of it.
+    pub async fn complete_beside(&self, id: RecordId, attempt: Attempt, end: End, kept: Event) {
+        let settled = self.shelf.memory.settle(id, attempt, end.clone()).await.expect("memory does not fail");
+        self.note(Call::Settle(id, attempt, end), Said::from(&settled));
+        if let Settled::Done { .. } = settled {
+            self.life.history.add(kept);
+        }
+        let asked = Asked { life: &self.life, op: Operation::Settle, attempts: &[(id, attempt)] };
+        self.shelf.books.observe(&asked).await;
     }
 
     async fn done(&self, op: Operation, attempts: &[(RecordId, Attempt)], told: Told) {

@@ -42,6 +42,10 @@ pub struct Request(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Connection(pub u32);
 
+/// A question of a gate to the upstream's books.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Question(pub u32);
+
 /// The token of an attempt: the life that made it, and its number there.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Token(pub u64);
@@ -127,10 +131,22 @@ pub enum Event {
         before: Option<Standing>,
         after: Option<Standing>,
     },
+    /// The right to ask the upstream about a record changed hands: it is a record of its own, and tells of another.
+    Locked { life: LifeNumber, op: Operation, about: Label, before: Option<Standing>, after: Option<Standing> },
+    /// The first byte of a question left a gate for the upstream's books; `request` is the retry on whose behalf it asks.
+    Asked { question: Question, life: LifeNumber, label: Label, request: Option<Request> },
+    /// The books have written all of an answer.
+    Said { question: Question, answer: Answer },
+    /// The gate waits for the answer no longer.
+    Dropped { question: Question },
     /// The first byte of a request left a gate for the upstream.
     Wrote { life: LifeNumber, connection: Connection, token: Option<Token>, request: Request },
     /// The upstream ran a request.
     Executed { serial: u32, token: Option<Token>, request: Request, label: Label, variant: usize },
+    /// The upstream knows the key of a request, which it does not run: it gives the answer of a run before.
+    Honoured { serial: u32, token: Option<Token>, request: Request },
+    /// The upstream, or an operator, completes the record of a run in the store, beside the gate that sent it.
+    Kept { serial: u32, token: Token, answer: Answer },
     /// The upstream begins to answer.
     Replying { serial: u32, token: Option<Token>, answer: Answer },
     /// The upstream has written all of its answer.
@@ -204,6 +220,11 @@ impl Answer {
         self.header("x-serial")?.parse().ok()
     }
 
+    /// Which question it answered.
+    pub fn question(&self) -> Option<Question> {
+        self.header("x-question")?.parse().ok().map(Question)
+    }
+
     pub fn is_replay(&self) -> bool {
         self.header("idempotent-replayed").is_some()
     }
@@ -217,6 +238,13 @@ impl Answer {
 impl Standing {
     pub fn is_past(&self, at: u64) -> bool {
         self.until <= at
+    }
+
+    /// Which question its answer is the books' answer to.
+    pub fn question(&self) -> Option<Question> {
+        let decoded = self.decoded()?;
+        let (_, value) = decoded.headers.iter().find(|(name, _)| name == "x-question")?;
+        value.to_str().ok()?.parse().ok().map(Question)
     }
 
     /// Whether it says that a request ended: completed, and not expired at `at`.
@@ -265,7 +293,7 @@ impl fmt::Display for Answer {
         if self.is_replay() {
             write!(f, " (a replay)")?;
         }
-        for name in ["x-serial", "idempotency-control", "retry-after", "idempotency-expires"] {
+        for name in ["x-serial", "x-question", "idempotency-control", "retry-after", "idempotency-expires"] {
             if let Some(value) = self.header(name) {
                 write!(f, ", {name}: {value}")?;
             }
@@ -311,6 +339,28 @@ impl fmt::Display for Entry {
                     (None, None) => write!(f, "nothing")?,
                 }
                 write!(f, ", by {op:?} of gate {life}, {}", token(by))
+            }
+            Event::Locked { life: LifeNumber(life), op, about, before, after } => match after
+                .as_ref()
+                .or(before.as_ref())
+            {
+                Some(lock) => {
+                    let what = if after.is_some() { "" } else { "is gone, was " };
+                    write!(f, "LOCK {about}: {what}{} of {}, by {op:?} of gate {life}", lock.state.as_str(), lock.token)
+                }
+                None => Ok(()),
+            },
+            Event::Asked { question: Question(question), life: LifeNumber(life), label, request } => {
+                write!(f, "gate {life} asks the books about {label}: question {question}")?;
+                request.iter().try_for_each(|Request(request)| write!(f, ", for request {request}"))
+            }
+            Event::Said { question: Question(question), answer } => write!(f, "BOOKS, question {question}: {answer}"),
+            Event::Dropped { question: Question(question) } => write!(f, "question {question} is given up"),
+            Event::Honoured { serial, token: by, request: Request(request) } => {
+                write!(f, "upstream knows request {request} as serial {serial}, {}", token(by))
+            }
+            Event::Kept { serial, token, answer } => {
+                write!(f, "upstream completes the record of {token}, serial {serial}: {answer}")
             }
             Event::Wrote { life: LifeNumber(life), connection, token: by, request: Request(request) } => {
                 write!(f, "gate {life} writes request {request} to connection {}, {}", connection.0, token(by))

@@ -14,6 +14,7 @@ use crate::believer::Seen;
 use crate::books::{Asked, Books};
 use crate::ledger::Ledger;
 use crate::life::Life;
+use crate::setup::label_of_lock;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutant {
@@ -55,6 +56,12 @@ pub enum Mutant {
     LeaseNeverEnds,
     /// A request is sent to the upstream a second time, over another connection.
     SendsTwice,
+    /// The upstream is asked about an attempt that may be under way there yet, and is believed.
+    ProbesEarly,
+    /// The right to ask the upstream is given to whoever wants it.
+    LockOfAll,
+    /// A request is sent again though its record has been completed.
+    ResendsCompleted,
     /// What the shared cache has for one key is believed for another.
     CacheOfAnyKey,
     /// A hint that a key is in flight is believed for ever.
@@ -90,7 +97,9 @@ impl Shelf {
         if let Some(Listed { record, now, .. }) = &standing
             && record.state == State::InFlight
             && record.attempt != fresh.attempt
-            && (self.is(Mutant::ClaimTakesLive) || self.is(Mutant::InFlightExpires) && record.until <= *now)
+            && (self.is(Mutant::LockOfAll) && label_of_lock(id).is_some()
+                || self.is(Mutant::ClaimTakesLive)
+                || self.is(Mutant::InFlightExpires) && record.until <= *now)
         {
             return self.replace(id, fresh).await;
         }
@@ -125,7 +134,11 @@ impl Shelf {
 
     pub async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
         let standing = self.memory.get(id).await?;
-        let is_own = standing.is_some_and(|standing| standing.record.attempt == fresh.attempt);
+        let is_own = standing.as_ref().is_some_and(|standing| standing.record.attempt == fresh.attempt);
+        let is_completed = standing.is_some_and(|standing| standing.record.is_completed_by(seen.attempt));
+        if self.is(Mutant::ResendsCompleted) && is_completed && seen.state == State::Unknown {
+            return self.replace(id, fresh).await.map(|_| true);
+        }
         if self.is(Mutant::TakeoverUnfenced) && !is_own {
             return self.replace(id, fresh).await.map(|_| true);
         }
@@ -138,6 +151,12 @@ impl Shelf {
             Some(standing) if self.is(Mutant::SettleUnfenced) => standing.record.attempt,
             _ => attempt,
         };
+        if let (Some(standing), End::Hold { .. }) = (&standing, &end)
+            && self.is(Mutant::ResendsCompleted)
+            && standing.record.is_completed_by(attempt)
+        {
+            return Ok(Settled::Done { until: standing.record.until });
+        }
         let end = match end {
             End::Hold { .. } if self.is(Mutant::HoldReleases) => End::Release,
             End::Complete { answer, expiry: Expiry::FromClaim(ttl) } if self.is(Mutant::TtlFromNow) => {

@@ -57,6 +57,9 @@ mutants! {
     replay_with_other_bytes: AnswerSpoilt by AnswerIsOwn | ReplayIdentical;
     leases_that_never_end: LeaseNeverEnds by EveryKeyAnswers;
     a_hidden_second_send: SendsTwice by OneRunPerClaim;
+    probe_that_counts_a_404_too_early: ProbesEarly by TakeoverByRule | ReleaseByRule;
+    two_replicas_that_probe_at_once: LockOfAll by OneQuestionAtATime;
+    resend_after_a_completion: ResendsCompleted by TakeoverByRule;
     cache_believed_for_any_key: CacheOfAnyKey by AnswerIsOwn;
     hint_that_never_ends: HintNeverEnds by AnswerFitsRecord | EveryKeyAnswers;
     cache_that_grants_claims: CacheGrants by ClaimBeforeRun;

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::check::Violation;
-use crate::history::{Entry, Event, Label, Request};
+use crate::history::{Entry, Event, Label, Question, Request};
 use crate::world::Run;
 
 /// How many entries after the one where it shows are told.
@@ -41,8 +41,12 @@ pub fn whole(run: &Run, violations: &[Violation]) -> String {
     }
     let _ = writeln!(
         text,
-        "settle_timeout {:?}, timeout {:?}, connect_timeout {:?}, client_timeout {:?}",
-        run.setup.settle_timeout, run.setup.timeout, run.setup.connect_timeout, run.setup.client_timeout
+        "settle_timeout {:?}, timeouts {:?}, connect_timeout {:?}, client_timeout {:?}, under way for {:?} at most",
+        run.setup.settle_timeout,
+        run.setup.timeouts(),
+        run.setup.connect_timeout,
+        run.setup.client_timeout,
+        run.setup.underway
     );
     for (index, entry) in run.history.iter().enumerate() {
         let _ = writeln!(text, "{index:>5} {entry}");
@@ -66,15 +70,24 @@ fn concerns(entry: &Entry, label: Label, history: &[Entry]) -> bool {
             _ => false,
         })
     };
+    let by_question = |question: Question| {
+        let asks = |entry: &Entry| matches!(&entry.event, Event::Asked { question: own, label: about, .. } if *own == question && *about == label);
+        history.iter().any(asks)
+    };
     match &entry.event {
-        Event::Sent { label: own, .. } | Event::Changed { label: own, .. } | Event::Executed { label: own, .. } => {
-            *own == label
-        }
+        Event::Sent { label: own, .. }
+        | Event::Changed { label: own, .. }
+        | Event::Locked { about: own, .. }
+        | Event::Asked { label: own, .. }
+        | Event::Executed { label: own, .. } => *own == label,
+        Event::Said { question, .. } | Event::Dropped { question } => by_question(*question),
+        Event::Kept { token, .. } => by_token(&Some(*token)),
         Event::Told { label: own, .. } => *own == Some(label),
         Event::Answered { request, .. }
         | Event::Lost { request }
         | Event::Left { request }
         | Event::Hung { request }
+        | Event::Honoured { request, .. }
         | Event::Wrote { request, .. } => by_request(*request),
         Event::Replying { token, .. } | Event::Replied { token, .. } | Event::Broke { token } => by_token(token),
         Event::Closed { .. } | Event::Recalled { .. } => false,

@@ -11,15 +11,20 @@ use oncegate::idempotency::identity::Identifier;
 use oncegate::idempotency::key::Key;
 use oncegate::idempotency::policy::{InFlight, Policy, StoreFailure};
 use oncegate::idempotency::record::RecordId;
-use oncegate::idempotency::recovery::Recovery;
+use oncegate::idempotency::recovery::{Probe, ProbeHeader, ProbePath, Recovery, Resend};
 use oncegate::idempotency::scope::{Caller, ScopePart};
 use oncegate::route::{Pattern, Route, Router};
 
 use crate::dice::Dice;
 use crate::history::Label;
+use crate::mutant::Mutant;
 
 /// The path of each route; its name is the same without the slash.
-pub const PATHS: [&str; 3] = ["/hold", "/retry", "/open"];
+pub const PATHS: [&str; 5] = ["/hold", "/retry", "/open", "/probe", "/resend"];
+/// The route whose upstream has books that can be asked.
+pub const PROBE: usize = 3;
+/// The route whose upstream honours keys itself.
+pub const RESEND: usize = 4;
 pub const TENANTS: [&str; 2] = ["ann", "bob"];
 pub const KEYS: usize = 3;
 /// Bodies of requests. Each is another request; [`body`] spells the first in two ways.
@@ -32,8 +37,12 @@ pub struct Setup {
     pub policies: Vec<Policy>,
     /// How long a gate waits for its store.
     pub settle_timeout: Duration,
-    /// Longest time for an attempt.
-    pub timeout: Duration,
+    /// Longest time for an attempt; [`Setup::timeout_of`] is that of a key.
+    timeout: Duration,
+    /// The same on the routes where unknown outcomes are found out: there, an attempt that waits for longer is of no use.
+    short_timeout: Duration,
+    /// How long a request may be under way in the upstream that has books, until they show it.
+    pub underway: Duration,
     /// Longest time for a connection to the upstream to open.
     pub connect_timeout: Duration,
     /// How long a client waits for an attempt.
@@ -46,7 +55,7 @@ pub struct Setup {
 
 /// The record of each label.
 static IDS: LazyLock<BTreeMap<RecordId, Label>> = LazyLock::new(|| {
-    let identifier = Identifier::new("sim".into(), None);
+    let identifier = identifier();
     let labels = (0..PATHS.len()).flat_map(|route| {
         (0..TENANTS.len()).flat_map(move |tenant| (0..KEYS).map(move |key| Label { route, tenant, key }))
     });
@@ -59,6 +68,12 @@ static IDS: LazyLock<BTreeMap<RecordId, Label>> = LazyLock::new(|| {
             (identifier.id(name(label.route), &scope(), caller, &key), label)
         })
         .collect()
+});
+
+/// The right to ask about each label.
+static LOCKS: LazyLock<BTreeMap<RecordId, Label>> = LazyLock::new(|| {
+    let identifier = identifier();
+    IDS.iter().map(|(id, label)| (identifier.probe_lock(*id), *label)).collect()
 });
 
 /// The variant behind each fingerprint.
@@ -77,18 +92,26 @@ static DIGESTS: LazyLock<BTreeMap<[u8; 32], usize>> = LazyLock::new(|| {
     digests
 });
 
+/// Where the upstream is asked about a key: its record's id follows, and the key.
+pub const BOOKS: &str = "/books/";
+
 const TENANT: HeaderName = HeaderName::from_static("x-tenant");
 
 impl Setup {
     pub fn draw(dice: &mut Dice) -> Self {
         let timeout = dice.millis(1_500..5_000);
+        let (short_timeout, underway) = (dice.millis(500..1_500), dice.millis(100..900));
+        // An attempt whose gate has lost its store sends until its time is up, and what it sent takes its time.
+        let after = short_timeout + underway;
         let gates = dice.weighted(&[(1, 1), (3, 2), (2, 3)]);
         Self {
             gates,
             max_age: (gates > 1).then(|| dice.millis(300..5_000)),
-            policies: (0..PATHS.len()).map(|route| policy(route, dice)).collect(),
+            policies: (0..PATHS.len()).map(|route| policy(route, after, dice)).collect(),
             settle_timeout: dice.millis(500..2_500),
             timeout,
+            short_timeout,
+            underway,
             connect_timeout: dice.millis(200..1_000),
             client_timeout: if dice.percent(75) { timeout } else { dice.millis(300..1_500) },
         }
@@ -98,15 +121,32 @@ impl Setup {
         &self.policies[label.route]
     }
 
-    pub fn router(&self) -> Router {
+    /// Longest time for an attempt.
+    pub fn timeout_of(&self, label: Label) -> Duration {
+        self.timeouts()[upstream_of(label.route)]
+    }
+
+    /// The same, of each upstream.
+    pub fn timeouts(&self) -> [Duration; 2] {
+        [self.timeout, self.short_timeout]
+    }
+
+    /// The same for all upstreams, as histories have it that are told by hand.
+    #[cfg(test)]
+    pub fn set_timeouts(&mut self, timeout: Duration) {
+        (self.timeout, self.short_timeout) = (timeout, timeout);
+    }
+
+    /// The routes, as gates have them: one that makes a mistake may have others.
+    pub fn router(&self, mutant: Option<Mutant>) -> Router {
         let routes = self.policies.iter().enumerate().map(|(route, policy)| Route {
             name: name(route).into(),
             namespace: name(route).into(),
             methods: vec![Method::POST],
             host: None,
             path: Pattern::parse(PATHS[route]).unwrap(),
-            upstream: 0,
-            policy: policy.clone(),
+            upstream: upstream_of(route),
+            policy: mistaken(policy, mutant),
         });
         Router::new(routes.collect()).unwrap()
     }
@@ -121,6 +161,16 @@ pub fn id_of(label: Label) -> RecordId {
 /// What a record is about.
 pub fn label_of(id: RecordId) -> Option<Label> {
     IDS.get(&id).copied()
+}
+
+/// What a record is about, by its id as the upstream gets it.
+pub fn label_named(id: &str) -> Option<Label> {
+    IDS.iter().find(|(own, _)| own.to_string() == id).map(|(_, label)| *label)
+}
+
+/// What a record is about that is the right to ask the upstream.
+pub fn label_of_lock(id: RecordId) -> Option<Label> {
+    LOCKS.get(&id).copied()
 }
 
 /// Which variant of a request a record was claimed for.
@@ -143,6 +193,42 @@ pub fn variant_in(body: &[u8]) -> usize {
     String::from_utf8(digits).unwrap().parse().unwrap()
 }
 
+fn identifier() -> Identifier {
+    Identifier::new("sim".into(), None)
+}
+
+/// Which of a gate's upstreams a route has. They are one site, for which it has two patiences.
+fn upstream_of(route: usize) -> usize {
+    usize::from(matches!(route, PROBE | RESEND))
+}
+
+/// A policy as a gate has it that makes a mistake.
+fn mistaken(policy: &Policy, mutant: Option<Mutant>) -> Policy {
+    let mut policy = policy.clone();
+    if let (Recovery::Probe(probe), Some(Mutant::ProbesEarly)) = (&mut policy.recovery, mutant) {
+        probe.after = Some(Duration::ZERO);
+    }
+    policy
+}
+
+fn recovery(route: usize, after: Duration, dice: &mut Dice) -> Recovery {
+    match route {
+        1 => Recovery::Retry,
+        PROBE => Recovery::Probe(Probe {
+            path: ProbePath::parse(&format!("{BOOKS}{{id}}/{{key}}")).unwrap(),
+            after: Some(after),
+            every: dice.percent(50).then(|| dice.millis(500..2_500)),
+            headers: vec![ProbeHeader {
+                name: HeaderName::from_static("authorization"),
+                value: HeaderValue::from_static("the gate"),
+                source: "***".to_owned(),
+            }],
+        }),
+        RESEND => Recovery::Resend(Resend { attempts: dice.within(2..5) as u32, backoff: dice.millis(20..600) }),
+        _ => Recovery::Hold,
+    }
+}
+
 fn name(route: usize) -> &'static str {
     &PATHS[route][1..]
 }
@@ -151,12 +237,12 @@ fn scope() -> Vec<ScopePart> {
     vec![ScopePart::Header(TENANT)]
 }
 
-fn policy(route: usize, dice: &mut Dice) -> Policy {
+fn policy(route: usize, after: Duration, dice: &mut Dice) -> Policy {
     let mut policy = Policy {
         ttl: dice.weighted(&[(1, Duration::from_secs(2)), (1, Duration::from_secs(6)), (2, Duration::from_secs(3600))]),
         unknown_ttl: dice.weighted(&[(1, Duration::from_secs(3)), (3, Duration::from_secs(3600))]),
         scope: scope().into(),
-        recovery: if route == 1 { Recovery::Retry } else { Recovery::Hold },
+        recovery: recovery(route, after, dice),
         store_failure: if route == 2 { StoreFailure::Forward } else { StoreFailure::Reject },
         in_flight: if dice.percent(40) { InFlight::Wait(dice.millis(200..4_000)) } else { InFlight::Reject },
         lease: dice.pick(&[Duration::from_millis(500), Duration::from_secs(1), Duration::from_secs(3)]),

@@ -6,15 +6,17 @@ use std::fmt;
 use oncegate::idempotency::record::State;
 use oncegate::store::unreliable::Operation;
 
-use crate::history::{Entry, Event, Label, LifeNumber, Request, Token, Told};
+use crate::history::{Entry, Event, Label, LifeNumber, Question, Request, Standing, Token, Told};
+use crate::setup::{PROBE, RESEND};
 
 /// What must happen, and how often at least in a thousand runs.
-const EXPECTED: [(&str, u32); 55] = [
+const EXPECTED: [(&str, u32); 74] = [
     ("answer: executed", 1000),
     ("answer: replayed", 1000),
     ("answer: released", 100),
     ("answer: unrecorded", 30),
     ("answer: unprotected", 30),
+    ("answer: recovered", 50),
     ("answer: in-flight", 300),
     ("answer: outcome-unknown", 300),
     ("answer: response-not-stored", 100),
@@ -46,6 +48,24 @@ const EXPECTED: [(&str, u32); 55] = [
     ("gate died with an attempt sent", 30),
     ("gate died with a claim not sent", 10),
     ("gate drained", 10),
+    ("question of a retry", 100),
+    ("question of nobody", 50),
+    ("question answered: it ran", 100),
+    ("question answered: it is not known", 30),
+    ("question answered: nothing", 10),
+    ("question given up", 20),
+    ("question of a gate that died", 3),
+    ("question refused, as another asks", 50),
+    ("completed by what the upstream said", 80),
+    ("completed by what the upstream said, for nobody", 20),
+    ("tombstone of what the upstream said", 3),
+    ("run again, as the upstream did not know it", 20),
+    ("released, as the upstream did not know it", 20),
+    ("key that the upstream knows", 100),
+    ("sent again", 60),
+    ("sent again twice", 20),
+    ("upstream completed it itself", 40),
+    ("upstream completed it itself, and its answer was lost", 4),
     ("dead gate's operation took effect", 30),
     ("run for a dead gate", 10),
     ("client left, and its attempt completed", 30),
@@ -81,6 +101,14 @@ struct Moment {
     sent: BTreeMap<Request, (LifeNumber, Label)>,
     /// The attempts in flight, and whether they left their gate.
     running: BTreeMap<Token, bool>,
+    /// How often each request left a gate.
+    attempts: BTreeMap<Request, u32>,
+    /// The questions that are open, and which gate's they are.
+    questions: BTreeMap<Question, LifeNumber>,
+    /// Those that no retry asked.
+    of_nobody: BTreeSet<Question>,
+    /// What the upstream completed itself.
+    kept: BTreeSet<Token>,
     requests: BTreeMap<Token, Request>,
     runs: BTreeMap<u32, Token>,
     inserted: BTreeSet<Token>,
@@ -131,6 +159,9 @@ impl Tally {
                         "gate died with a claim not sent"
                     });
                 }
+                let before = moment.questions.len();
+                moment.questions.retain(|_, own| own != life);
+                (moment.questions.len()..before).for_each(|_| self.hit("question of a gate that died"));
             }
             Event::Sent { request, life, label, .. } => {
                 let others = moment.sent.values().any(|(other, own)| own == label && other != life);
@@ -153,7 +184,38 @@ impl Tally {
                 moment.left.insert(*request);
             }
             Event::Lost { request } | Event::Hung { request } => drop(moment.sent.remove(request)),
+            Event::Asked { question, life, request, .. } => {
+                self.hit(if request.is_some() { "question of a retry" } else { "question of nobody" });
+                moment.questions.insert(*question, *life);
+                if request.is_none() {
+                    moment.of_nobody.insert(*question);
+                }
+            }
+            Event::Said { question, answer } => {
+                moment.questions.remove(question);
+                self.hit(match answer.status {
+                    200..300 => "question answered: it ran",
+                    404 | 410 => "question answered: it is not known",
+                    _ => "question answered: nothing",
+                });
+            }
+            Event::Dropped { question } if moment.questions.remove(question).is_some() => self.hit("question given up"),
+            Event::Honoured { .. } => self.hit("key that the upstream knows"),
+            Event::Kept { token, .. } => {
+                moment.kept.insert(*token);
+                self.hit("upstream completed it itself");
+            }
+            Event::Broke { token: Some(token) } if moment.kept.contains(token) => {
+                self.hit("upstream completed it itself, and its answer was lost");
+            }
             Event::Wrote { token: Some(token), request, .. } => {
+                let attempts = moment.attempts.entry(*request).or_default();
+                *attempts += 1;
+                match *attempts {
+                    1 => {}
+                    2 => self.hit("sent again"),
+                    _ => self.hit("sent again twice"),
+                }
                 moment.requests.insert(*token, *request);
                 moment.running.entry(*token).and_modify(|is_sent| *is_sent = true);
             }
@@ -168,7 +230,7 @@ impl Tally {
             }
             Event::Told { life, op, label, token, told } => {
                 moment.asked.extend(label.map(|label| (*life, label)));
-                self.told(moment, *op, *token, *told);
+                self.told(moment, *op, *label, *token, *told);
             }
             Event::Recalled { answered, .. } => {
                 if let Some((known, _)) =
@@ -208,8 +270,15 @@ impl Tally {
         }
     }
 
-    fn told(&mut self, moment: &mut Moment, op: Operation, token: Option<Token>, told: Told) {
+    fn told(&mut self, moment: &mut Moment, op: Operation, label: Option<Label>, token: Option<Token>, told: Told) {
         let Some(token) = token else { return };
+        if label.is_none() {
+            // The right to ask.
+            if let (Operation::Claim, Told::Exists(State::InFlight)) = (op, told) {
+                self.hit("question refused, as another asks");
+            }
+            return;
+        }
         match (op, told) {
             (Operation::Claim, Told::Inserted) if !moment.inserted.insert(token) => {
                 self.hit("claim asked again after it was done");
@@ -223,7 +292,7 @@ impl Tally {
     }
 
     fn changed(&mut self, moment: &mut Moment, entry: &Entry) {
-        let Event::Changed { life, op, before, after, .. } = &entry.event else { return };
+        let Event::Changed { life, op, label, before, after, .. } = &entry.event else { return };
         if moment.dead.contains(life) {
             self.hit("dead gate's operation took effect");
         }
@@ -231,6 +300,7 @@ impl Tally {
         let past = before.as_ref().is_some_and(|before| before.is_past(entry.at));
         let states = (before.as_ref().map(|it| it.state), after.as_ref().map(|it| it.state));
         match (states, op) {
+            _ if self.recovered(moment, label, before.as_ref(), after.as_ref(), past) => {}
             ((Some(State::Unknown), Some(State::InFlight)), _) if past => {
                 self.hit("takeover of an expired unknown record");
             }
@@ -277,6 +347,42 @@ impl Tally {
 }
 
 impl Tally {
+    /// Whether a record changed by what the upstream said of it.
+    fn recovered(
+        &mut self,
+        moment: &Moment,
+        label: &Label,
+        before: Option<&Standing>,
+        after: Option<&Standing>,
+        past: bool,
+    ) -> bool {
+        let is_sent = before.is_some_and(|before| moment.requests.contains_key(&before.token));
+        let states = (before.map(|it| it.state), after.map(|it| it.state));
+        let is_past = past && states.0 == Some(State::Unknown);
+        match (states, after.and_then(Standing::question)) {
+            (_, Some(question)) => {
+                self.hit("completed by what the upstream said");
+                if moment.of_nobody.contains(&question) {
+                    self.hit("completed by what the upstream said, for nobody");
+                }
+                if after.and_then(Standing::decoded).is_some_and(|answer| answer.content.is_none()) {
+                    self.hit("tombstone of what the upstream said");
+                }
+            }
+            ((Some(State::Unknown | State::InFlight), Some(State::InFlight)), _)
+                if label.route == PROBE && !is_past && before.map(|it| it.token) != after.map(|it| it.token) =>
+            {
+                self.hit("run again, as the upstream did not know it");
+            }
+            ((Some(State::Unknown), None), _) if label.route == PROBE && is_sent && !is_past => {
+                self.hit("released, as the upstream did not know it");
+            }
+            ((Some(State::Unknown), Some(State::InFlight)), _) if label.route == RESEND && !is_past => {}
+            _ => return false,
+        }
+        true
+    }
+
     fn purged(&mut self, moment: &mut Moment, entry: &Entry) {
         match &entry.event {
             Event::Changed { op: Operation::Remove, label, before: Some(before), .. } => {

@@ -1,5 +1,9 @@
 //! The service behind the gates: it runs what arrives, and answers as chance has it, or not.
 
+mod honoured;
+mod questions;
+
+use std::collections::BTreeMap;
 use std::future::pending;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -7,15 +11,19 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use oncegate::http::upstream::{Dial, Io};
+use oncegate::http::upstream::{self, Dial, Io, Upstream};
+use oncegate::http::usage::Usage;
 use tokio::io::AsyncWriteExt;
 use tokio::time::{sleep, timeout};
 
+use self::honoured::Honoured;
+use self::questions::{Asking, Open};
 use crate::dice::Dice;
-use crate::history::{Answer, Connection, Event, History, Label, Request, Token};
+use crate::history::{Answer, Connection, Event, History, Label, Question, Request, Token};
 use crate::life::{Life, Reach};
+use crate::mutant::{Mutant, Shelf};
 use crate::pipe::{Cable, End, pipe};
-use crate::setup::{PATHS, TENANTS, variant_in};
+use crate::setup::{PATHS, PROBE, RESEND, Setup, TENANTS, variant_in};
 use crate::wire::{self, Message, Reader};
 
 /// The upstream of every gate.
@@ -24,15 +32,21 @@ pub struct Site {
     dice: Mutex<Dice>,
     serials: AtomicU32,
     connections: AtomicU32,
+    questions: AtomicU32,
     calm: AtomicBool,
-    /// The mutant of [`crate::mutant::Mutant::SendsTwice`].
-    pub sends_twice: bool,
+    setup: Setup,
+    /// Where it completes records itself.
+    shelf: Arc<Shelf>,
+    /// What its books have of each key: the last run.
+    ran: Mutex<BTreeMap<Label, u32>>,
+    /// The keys that it honours itself.
+    honoured: Honoured,
 }
 
 /// How one gate reaches it.
-pub struct Dialer {
-    pub site: Arc<Site>,
-    pub life: Arc<Life>,
+struct Dialer {
+    site: Arc<Site>,
+    life: Arc<Life>,
 }
 
 /// What becomes of one request.
@@ -54,6 +68,8 @@ enum Conduct {
 
 /// A request as it arrived.
 struct Arrived {
+    /// The header that names the attempt, and the attempt.
+    attempt: Option<String>,
     token: Option<Token>,
     request: Request,
     label: Label,
@@ -61,14 +77,18 @@ struct Arrived {
 }
 
 impl Site {
-    pub fn new(history: History, dice: Dice, sends_twice: bool) -> Arc<Self> {
+    pub fn new(history: History, dice: Dice, setup: Setup, shelf: Arc<Shelf>) -> Arc<Self> {
         Arc::new(Self {
             history,
             dice: Mutex::new(dice),
             serials: AtomicU32::new(1),
             connections: AtomicU32::new(1),
+            questions: AtomicU32::new(1),
             calm: AtomicBool::new(false),
-            sends_twice,
+            setup,
+            shelf,
+            ran: Mutex::default(),
+            honoured: Honoured::default(),
         })
     }
 
@@ -89,10 +109,12 @@ impl Site {
     fn connect(self: &Arc<Self>, life: &Arc<Life>) -> End {
         let mut dice = self.dice();
         let (site, writer, connection) = (Arc::clone(self), Arc::clone(life), self.next_connection());
-        let watch = move |written: &[u8]| site.left(&writer, connection, written);
+        let open = Open::default();
+        let asking = Asking { history: self.history.clone(), open: Arc::clone(&open) };
+        let watch = move |written: &[u8]| site.left(&writer, connection, &asking, written);
         let (near, far, cable) = pipe(dice.pick(&[256, 1024, 16_384]), Some(Box::new(watch)));
         life.holds_upstream(&cable);
-        tokio::spawn(Arc::clone(self).serve(connection, far, cable, dice));
+        tokio::spawn(Arc::clone(self).serve(Arc::clone(life), connection, open, (far, cable), dice));
         near
     }
 
@@ -101,35 +123,52 @@ impl Site {
     }
 
     /// A gate has written this, or the first bytes of it.
-    fn left(self: &Arc<Self>, life: &Arc<Life>, connection: Connection, written: &[u8]) {
+    fn left(self: &Arc<Self>, life: &Arc<Life>, connection: Connection, asking: &Asking, written: &[u8]) {
+        if written.starts_with(b"GET ") {
+            let question = Question(self.questions.fetch_add(1, Ordering::Relaxed));
+            asking.begin(question, life, written);
+            return life.burn_at_write();
+        }
         if !written.starts_with(b"POST ") {
             return;
         }
         let token = header(written, "idempotency-attempt").and_then(|text| Token::parse(&text));
         let request = Request(header(written, "x-request").unwrap().parse().unwrap());
         self.history.add(Event::Wrote { life: life.number, connection, token, request });
-        if self.sends_twice && request.0.is_multiple_of(3) {
-            self.send_again(written.to_vec());
+        if self.shelf.mutant == Some(Mutant::SendsTwice) && request.0.is_multiple_of(3) {
+            self.send_again(life, written.to_vec());
         }
         life.burn_at_write();
     }
 
     /// As if something on the way had sent the request once more, of its own accord.
-    fn send_again(self: &Arc<Self>, bytes: Vec<u8>) {
+    fn send_again(self: &Arc<Self>, life: &Arc<Life>, bytes: Vec<u8>) {
         let (mut near, far, cable) = pipe(16_384, None);
-        tokio::spawn(Arc::clone(self).serve(self.next_connection(), far, cable, self.dice()));
+        let (site, connection) = (Arc::clone(self), self.next_connection());
+        tokio::spawn(site.serve(Arc::clone(life), connection, Open::default(), (far, cable), self.dice()));
         tokio::spawn(async move {
             drop(near.write_all(&bytes).await);
             drop(Reader::new().next(&mut near).await);
         });
     }
 
-    async fn serve(self: Arc<Self>, connection: Connection, mut stream: End, cable: Cable, mut dice: Dice) {
+    async fn serve(
+        self: Arc<Self>,
+        life: Arc<Life>,
+        connection: Connection,
+        open: Open,
+        (mut stream, cable): (End, Cable),
+        mut dice: Dice,
+    ) {
         let mut reader = Reader::new();
         // A service closes connections that are idle for longer than it likes.
         let idle = if dice.percent(70) { Duration::from_secs(60) } else { dice.millis(1..900) };
         while let Ok(Ok(Some(message))) = timeout(idle, reader.next(&mut stream)).await {
-            if !self.exchange(&message, &mut stream, &cable, &mut dice).await {
+            let goes_on = match message.line.starts_with("GET ") {
+                true => self.look_up(&message, &open, &mut stream, &cable, &mut dice).await,
+                false => self.exchange(&life, &message, &mut stream, &cable, &mut dice).await,
+            };
+            if !goes_on {
                 break;
             }
         }
@@ -137,10 +176,27 @@ impl Site {
     }
 
     /// Deals with one request. Returns whether the connection goes on.
-    async fn exchange(&self, message: &Message, stream: &mut End, cable: &Cable, dice: &mut Dice) -> bool {
-        let Arrived { token, request, label, variant } = arrived(message);
+    async fn exchange(
+        &self,
+        life: &Arc<Life>,
+        message: &Message,
+        stream: &mut End,
+        cable: &Cable,
+        dice: &mut Dice,
+    ) -> bool {
+        let arrived = arrived(message);
+        let token = arrived.token;
         let conduct = match self.is_calm() {
             true => Conduct::Answer,
+            // Where unknown outcomes are found out, there are more of them.
+            false if matches!(arrived.label.route, PROBE | RESEND) => dice.weighted(&[
+                (45, Conduct::Answer),
+                (7, Conduct::AnswerAndClose),
+                (18, Conduct::BreakBefore),
+                (12, Conduct::BreakAfter),
+                (8, Conduct::BreakWithin),
+                (10, Conduct::Silent),
+            ]),
             false => dice.weighted(&[
                 (70, Conduct::Answer),
                 (8, Conduct::AnswerAndClose),
@@ -154,10 +210,8 @@ impl Site {
             self.history.add(Event::Broke { token });
             return breaks(cable, dice);
         }
-        self.think(dice).await;
-        let serial = self.serials.fetch_add(1, Ordering::Relaxed);
-        self.history.add(Event::Executed { serial, token, request, label, variant });
-        self.think(dice).await;
+        let (serial, answer, bytes) = self.run(life, &arrived, dice).await;
+        sleep(self.thinks(dice)).await;
         match conduct {
             Conduct::BreakAfter => {
                 self.history.add(Event::Broke { token });
@@ -170,7 +224,6 @@ impl Site {
             }
             _ => {}
         }
-        let (answer, bytes) = answer(serial, label, variant, self.is_calm(), dice);
         self.history.add(Event::Replying { serial, token, answer });
         let cut = dice.within(1..bytes.len() as u64) as usize;
         if stream.write_all(&bytes[..cut]).await.is_err() {
@@ -188,16 +241,58 @@ impl Site {
         stream.write_all(&bytes[cut..]).await.is_ok() && conduct == Conduct::Answer
     }
 
-    async fn think(&self, dice: &mut Dice) {
-        let time = match dice.within(0..100) {
-            _ if self.is_calm() => return,
-            0..45 => return,
+    /// Runs a request, unless the upstream honours its key and knows it. Returns its answer, and of which run that is.
+    async fn run(&self, life: &Arc<Life>, arrived: &Arrived, dice: &mut Dice) -> (u32, Answer, Vec<u8>) {
+        let Arrived { token, request, label, variant, .. } = *arrived;
+        let honours = label.route == RESEND;
+        if honours && let Some((serial, answer, bytes)) = self.honoured.known(label, variant).await {
+            self.history.add(Event::Honoured { serial, token, request });
+            return (serial, answer, bytes);
+        }
+        let time = self.thinks(dice);
+        sleep(if label.route == PROBE { time.min(self.setup.underway) } else { time }).await;
+        let serial = self.serials.fetch_add(1, Ordering::Relaxed);
+        self.history.add(Event::Executed { serial, token, request, label, variant });
+        self.ran.lock().unwrap().insert(label, serial);
+        let (answer, bytes) = answer(serial, label, variant, self.is_calm(), dice);
+        if honours {
+            self.honoured.keep((label, variant), (serial, answer.clone(), bytes.clone()));
+            if dice.percent(50) {
+                self.complete(life, arrived, serial, &answer).await;
+            }
+        }
+        (serial, answer, bytes)
+    }
+
+    fn thinks(&self, dice: &mut Dice) -> Duration {
+        match dice.within(0..100) {
+            _ if self.is_calm() => Duration::ZERO,
+            0..45 => Duration::ZERO,
             45..70 => dice.millis(1..60),
             70..95 => dice.millis(100..2_000),
             _ => dice.millis(2_000..6_000),
-        };
-        sleep(time).await;
+        }
     }
+}
+
+/// The site as a gate has it: once for each of its patiences.
+pub fn upstreams(site: &Arc<Site>, life: &Arc<Life>, setup: &Setup, usage: &Arc<Usage>) -> Vec<Upstream> {
+    let upstreams = ["app", "books"].into_iter().zip(setup.timeouts()).map(|(name, timeout)| {
+        let settings = upstream::Settings {
+            name: name.into(),
+            places: vec![upstream::Place::Tcp { host: name.to_owned(), port: 80 }],
+            tls: None,
+            protocol: upstream::Protocol::Http1,
+            timeout,
+            connect_timeout: setup.connect_timeout,
+            client_timeout: setup.client_timeout,
+            max_connections: 1000,
+            reuse: upstream::Sharing::Always,
+        };
+        let dialer = Dialer { site: Arc::clone(site), life: Arc::clone(life) };
+        Upstream::through(settings, Arc::clone(usage), Arc::new(dialer))
+    });
+    upstreams.collect()
 }
 
 #[async_trait]
@@ -269,7 +364,14 @@ fn answer(serial: u32, label: Label, variant: usize, is_calm: bool, dice: &mut D
     if status != 204 && dice.percent(25) {
         body.extend(std::iter::repeat_n(b'.', 600));
     }
-    let chunked = status != 204 && dice.percent(30);
+    let chunked = dice.percent(30);
+    written(Answer { status, reason: reason.to_owned(), headers, body }, chunked)
+}
+
+/// An answer and its bytes, with its body in one chunk or by its length.
+fn written(answer: Answer, chunked: bool) -> (Answer, Vec<u8>) {
+    let Answer { status, reason, headers, body } = answer;
+    let chunked = status != 204 && chunked;
     let mut bytes = format!("HTTP/1.1 {status} {reason}\r\n").into_bytes();
     for (name, value) in &headers {
         bytes.extend_from_slice(format!("{name}: {value}\r\n").as_bytes());
@@ -286,7 +388,7 @@ fn answer(serial: u32, label: Label, variant: usize, is_calm: bool, dice: &mut D
         bytes.extend_from_slice(&body);
     }
     let headers = headers.into_iter().map(|(name, value)| (name.to_ascii_lowercase(), value)).collect();
-    (Answer { status, reason: reason.to_owned(), headers, body }, bytes)
+    (Answer { status, reason, headers, body }, bytes)
 }
 
 /// What a request is about, by its bytes alone.
@@ -295,6 +397,7 @@ fn arrived(message: &Message) -> Arrived {
     let key = message.header("idempotency-key").unwrap().trim_matches('"');
     let tenant = message.header("x-tenant").unwrap();
     Arrived {
+        attempt: message.header("idempotency-attempt").map(str::to_owned),
         token: message.header("idempotency-attempt").and_then(Token::parse),
         request: Request(message.header("x-request").unwrap().parse().unwrap()),
         label: Label {

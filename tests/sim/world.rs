@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use http::HeaderName;
-use oncegate::gate::{Gate, HeaderNames, Settings, Tokens};
+use oncegate::gate::{self, Gate, HeaderNames, Settings, Tokens};
 use oncegate::http::forwarding::Forwarding;
 use oncegate::http::limits::Limits;
 use oncegate::http::server::stopped;
-use oncegate::http::upstream::{self, Upstream};
 use oncegate::http::usage::Usage;
+use oncegate::idempotency::policy::Policy;
 use oncegate::idempotency::record::Timestamp;
+use oncegate::idempotency::recovery::Recovery;
 use oncegate::store::Store;
 use oncegate::store::cached::{self, Cached, SharedSettings};
 use oncegate::store::memory::Memory;
@@ -33,8 +34,8 @@ use crate::life::{Fuse, Life, Reach};
 use crate::link::{Link, Pace};
 use crate::mutant::{Mutant, Shelf};
 use crate::remote::{Cache, Damage, Mood, Notices, Sender, Wire};
-use crate::setup::{KEYS, PATHS, Setup, TENANTS, VARIANTS, id_of};
-use crate::upstream::{Dialer, Site};
+use crate::setup::{KEYS, PATHS, PROBE, RESEND, Setup, TENANTS, VARIANTS, id_of};
+use crate::upstream::{Site, upstreams};
 
 /// What came of a run.
 pub struct Run {
@@ -91,15 +92,16 @@ impl World {
         let clock = history.clone();
         let memory = Arc::new(Memory::with_clock(Arc::new(move || Timestamp(EPOCH + clock.now()))));
         let books = Arc::new(Books::new(Arc::clone(&memory), history.clone()));
-        let site = Site::new(history.clone(), dice.fork(), mutant == Some(Mutant::SendsTwice));
+        let shelf = Arc::new(Shelf { memory, books, ledger: Ledger::default(), seen: Seen::default(), mutant });
         let setup = Setup::draw(dice);
+        let site = Site::new(history.clone(), dice.fork(), setup.clone(), Arc::clone(&shelf));
         let is_shared = setup.gates > 1 && dice.percent(60);
         Arc::new(Self {
             setup,
             cache: is_shared.then(|| Cache::new(history.clone(), dice.fork())),
             labels: labels(dice),
             history,
-            shelf: Arc::new(Shelf { memory, books, ledger: Ledger::default(), seen: Seen::default(), mutant }),
+            shelf,
             site,
             gates: Mutex::default(),
             kept: Mutex::default(),
@@ -164,18 +166,6 @@ impl World {
         }
         let link = Link::new(Arc::clone(&faults) as _, Arc::clone(&life), dice.fork(), pace);
         let store = Believer::before(self.remembering(Arc::new(link), &life, dice), &self.shelf);
-        let upstream = upstream::Settings {
-            name: "app".into(),
-            places: vec![upstream::Place::Tcp { host: "app".to_owned(), port: 80 }],
-            tls: None,
-            protocol: upstream::Protocol::Http1,
-            timeout: self.setup.timeout,
-            connect_timeout: self.setup.connect_timeout,
-            client_timeout: self.setup.client_timeout,
-            max_connections: 1000,
-            reuse: upstream::Sharing::Always,
-        };
-        let dialer = Dialer { site: Arc::clone(&self.site), life: Arc::clone(&life) };
         let settings = Settings {
             service: "sim".into(),
             id_secret: None,
@@ -194,8 +184,9 @@ impl World {
             jwt: None,
         };
         let usage = Usage::new(&Limits::default(), &METRICS);
-        let upstreams = vec![Upstream::through(upstream, Arc::clone(&usage), Arc::new(dialer))];
-        let gate = Gate::new(settings, self.setup.router(), upstreams, Arc::clone(&store), usage, &METRICS);
+        let (router, upstreams) =
+            (self.setup.router(self.shelf.mutant), upstreams(&self.site, &life, &self.setup, &usage));
+        let gate = Gate::new(settings, router, upstreams, Arc::clone(&store), usage, &METRICS);
         // A gate does so before it serves. The store is in memory, and answers at once.
         let (origins, rules) = gate.identities();
         let adopted = recorded.adopt(origins, rules, false).now_or_never();
@@ -203,6 +194,14 @@ impl World {
         let known = Arc::downgrade(&store);
         let (renewing, stop) = (Arc::clone(&gate), life.stop());
         tokio::spawn(async move { renewing.renew_leases(stop).await });
+        let (asking, mut stop) = (Arc::clone(&gate), life.stop());
+        tokio::spawn(async move {
+            tokio::select! {
+                biased;
+                () = stopped(&mut stop) => {}
+                () = gate::ask_about_unknown(move || Arc::clone(&asking)) => {}
+            }
+        });
         if dice.percent(70) || self.is_calm() {
             let every = worker::Settings {
                 reap_every: dice.millis(200..1_500),
@@ -397,7 +396,7 @@ impl World {
                 let errand = Errand { label, variant, tries: 1, start: Duration::ZERO };
                 let answer = ask(self, &life, errand, true, dice.fork()).await;
                 match answer.as_ref().map(Answer::word) {
-                    Some(word) if is_final(word) => {}
+                    Some(word) if is_final(word, self.setup.policy(label)) => {}
                     // It stands for the other request.
                     Some("key-reused") => still.push((label, (variant + 1) % VARIANTS, life)),
                     _ => still.push((label, variant, life)),
@@ -412,9 +411,13 @@ impl World {
     }
 }
 
-/// Whether an answer is one for good.
-pub fn is_final(word: &str) -> bool {
-    matches!(word, "executed" | "replayed" | "released" | "outcome-unknown" | "response-not-stored")
+/// Whether an answer is one for good. Where the upstream can be asked, no outcome stays unknown.
+pub fn is_final(word: &str, policy: &Policy) -> bool {
+    match word {
+        "executed" | "replayed" | "recovered" | "released" | "response-not-stored" => true,
+        "outcome-unknown" => !matches!(policy.recovery, Recovery::Probe(_)),
+        _ => false,
+    }
 }
 
 /// What happens to a gate.
@@ -470,7 +473,7 @@ fn rates(dice: &mut Dice) -> Rates {
 fn labels(dice: &mut Dice) -> Vec<Label> {
     let mut labels = Vec::new();
     for _ in 0..dice.within(1..4) {
-        let route = dice.weighted(&[(4, 0), (4, 1), (1, 2)]);
+        let route = dice.weighted(&[(4, 0), (4, 1), (1, 2), (4, PROBE), (3, RESEND)]);
         let label = Label { route, tenant: 0, key: dice.within(0..KEYS as u64) as usize };
         labels.push(label);
         if dice.percent(40) {

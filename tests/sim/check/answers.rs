@@ -5,11 +5,13 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use oncegate::idempotency::policy::{InFlight, StoreFailure};
 use oncegate::idempotency::record::State;
+use oncegate::idempotency::recovery::Recovery;
 
 use super::endings::millis;
-use super::facts::{Facts, Run, Sent};
+use super::facts::{Asked, Facts, Run, Sent};
+use super::questions::may_be_asked;
 use super::{Invariant, Violation};
-use crate::history::{Answer, EPOCH, Label, Request, Standing, Token};
+use crate::history::{Answer, EPOCH, Label, Question, Request, Standing, Token};
 
 /// What a gate adds to an answer, or sets for its connection.
 const ADDED: [&str; 6] = [
@@ -71,6 +73,7 @@ fn told(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
     }
     match answer.word() {
         "released" if !facts.written.contains_key(&got.request) => waited(facts, got),
+        "executed" if answer.question().is_some() => found_out(facts, got),
         "executed" | "released" | "unrecorded" => own_run(facts, got).and_then(|run| settled(facts, got, run)),
         "outcome-unknown" if !answer.is_problem() => own_run(facts, got).and_then(|run| settled(facts, got, run)),
         "unprotected" => match facts.setup.policy(got.sent.label).store_failure {
@@ -78,6 +81,7 @@ fn told(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
             StoreFailure::Reject => wrong("the route does not fail open"),
         },
         "replayed" => replayed(facts, got),
+        "recovered" => recovered(facts, got),
         "response-not-stored" => stood(facts, got, |standing| {
             standing.state == State::Completed && standing.decoded().is_some_and(|answer| answer.content.is_none())
         })
@@ -98,6 +102,15 @@ fn told(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
 /// The run that an answer is of. It must be of this very request.
 fn own_run(facts: &Facts<'_>, got: &Got<'_>) -> Result<Run, Fault> {
     let run = run_of(facts, got.answer)?;
+    if let Recovery::Resend(_) = facts.setup.policy(got.sent.label).recovery {
+        // Of an earlier request, perhaps, whose record is gone: this upstream knows keys for ever.
+        let serial = got.answer.serial().unwrap_or_default();
+        let token = facts.attempts_of(got.request).rev().find(|token| facts.gave(*token, serial));
+        if token.is_none() || (run.label, run.variant) != (got.sent.label, got.sent.variant) {
+            return Err((Invariant::AnswerIsOwn, format!("it is that to variant {} of {}", run.variant, run.label)));
+        }
+        return Ok(Run { token, request: got.request, ..run });
+    }
     if run.request != got.request {
         return Err((Invariant::AnswerIsOwn, format!("it is the answer to request {}", run.request.0)));
     }
@@ -113,31 +126,49 @@ fn waited(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
     if !matches!(facts.setup.policy(sent.label).in_flight, InFlight::Wait(_)) {
         return wrong("it is that of another request, and nobody waits on this route");
     }
-    // The store may have released it before this request came, as long as the gate did not know; when its own client heard
-    // of it, the gate did.
-    let known = match facts.ended.get(&run.request) {
-        Some((index, Some(answer))) if answer.word() == "released" => *index,
-        _ => got.index,
+    let serial = got.answer.serial().unwrap_or_default();
+    let there = |(token, request): (&Token, &Request)| {
+        let token = *token;
+        // The store may have released it before this request came, as long as the gate did not know; when its own client
+        // heard of it, the gate did.
+        let known = match facts.ended.get(request) {
+            Some((index, Some(answer))) if answer.word() == "released" => *index,
+            _ => got.index,
+        };
+        facts.gave(token, serial)
+            && token.life() == sent.life
+            && sent.index < known
+            && facts.was_released(token, sent.label, got.index)
     };
-    let there = |token: Token| {
-        token.life() == sent.life && sent.index < known && facts.was_released(token, sent.label, got.index)
-    };
-    if run.token.is_some_and(there) { Ok(()) } else { wrong("that attempt was not released while it waited") }
+    if facts.requests.iter().any(there) { Ok(()) } else { wrong("that attempt was not released while it waited") }
 }
 
 /// The run whose answer this is, as the upstream gave it.
 fn run_of(facts: &Facts<'_>, answer: &Answer) -> Result<Run, Fault> {
     let serial = answer.serial().unwrap_or_default();
-    let (Some(run), Some((_, given))) = (facts.runs.get(&serial), facts.replying.get(&serial)) else {
+    let (Some(run), Some(given)) = (facts.runs.get(&serial), facts.given.get(&serial)) else {
         return Err((Invariant::AnswerIsOwn, "it is no answer of the upstream's".to_owned()));
     };
+    as_given_by(answer, given).map(|()| *run)
+}
+
+/// The question to the books whose answer this is, as they gave it.
+fn question_of<'f, 'a>(facts: &'f Facts<'a>, answer: &Answer, question: Question) -> Result<&'f Asked<'a>, Fault> {
+    let asked = facts.questions.get(&question);
+    let Some((asked, (_, given))) = asked.and_then(|asked| Some((asked, asked.said?))) else {
+        return Err((Invariant::AnswerIsOwn, "the books have not said this".to_owned()));
+    };
+    as_given_by(answer, given).map(|()| asked)
+}
+
+fn as_given_by(answer: &Answer, given: &Answer) -> Result<(), Fault> {
     if (answer.status, &answer.reason, &answer.body) != (given.status, &given.reason, &given.body) {
         return Err((Invariant::AnswerIsOwn, format!("the upstream gave {given}, with other bytes")));
     }
     if end_to_end(answer) != end_to_end(given) {
         return Err((Invariant::AnswerIsOwn, format!("the upstream gave {:?}", given.headers)));
     }
-    Ok(*run)
+    Ok(())
 }
 
 /// The headers that pass a gate.
@@ -167,7 +198,8 @@ fn settled(facts: &Facts<'_>, got: &Got<'_>, run: Run) -> Result<(), Fault> {
             Err((Invariant::DurableBeforeAnswer, format!("{token} is not recorded as unknown yet")))
         }
         "unrecorded" if stands => {
-            let waited = facts.replying.get(&answer.serial().unwrap_or_default()).map(|(begun, _)| facts.at(*begun));
+            let reply = facts.reply(token, answer.serial().unwrap_or_default());
+            let waited = reply.map(|reply| facts.at(reply.begun));
             let patience = millis(facts.setup.settle_timeout);
             match waited {
                 Some(begun) if facts.at(*index) >= begun + patience => Ok(()),
@@ -178,29 +210,71 @@ fn settled(facts: &Facts<'_>, got: &Got<'_>, run: Run) -> Result<(), Fault> {
     }
 }
 
+/// What the books said to another gate while the attempt of this request went on: by the record, that is its outcome.
+fn found_out(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
+    let Some(question) = got.answer.question() else { return wrong("it is not of the books") };
+    question_of(facts, got.answer, question)?;
+    let own: Vec<Token> = facts.attempts_of(got.request).collect();
+    let stood = facts.standings(got.sent.label, got.sent.index, got.index);
+    let is_its = |standing: &&Standing| standing.question() == Some(question) && own.contains(&standing.token);
+    match stood.into_iter().flatten().find(is_its) {
+        Some(record) => expires(got.answer, record),
+        None => Err((Invariant::DurableBeforeAnswer, "no attempt of it is recorded as completed with that".to_owned())),
+    }
+}
+
+/// What the books said to the question of this very request, and the record has it.
+fn recovered(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
+    let Some(question) = got.answer.question() else { return wrong("it is not of the books") };
+    let asked = question_of(facts, got.answer, question)?;
+    if (asked.request, asked.label) != (Some(got.request), got.sent.label) {
+        return Err((Invariant::AnswerIsOwn, format!("the books were asked about {}", asked.label)));
+    }
+    let stood = facts.standings(got.sent.label, asked.index, got.index);
+    let Some(unknown) = stood[0] else { return wrong("nothing stood when the books were asked") };
+    if unknown.variant != Some(got.sent.variant) {
+        return Err((Invariant::MismatchRefused, format!("what stood is {unknown:?}")));
+    }
+    let is_its = |standing: &&Standing| standing.state == State::Completed && standing.token == unknown.token;
+    match stood.into_iter().flatten().find(is_its) {
+        Some(record) => expires(got.answer, record),
+        None => Err((Invariant::DurableBeforeAnswer, format!("{} is not recorded as completed", unknown.token))),
+    }
+}
+
 fn replayed(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
-    let run = run_of(facts, got.answer)?;
-    if run.label != got.sent.label {
-        return Err((Invariant::AnswerIsOwn, format!("it is of {}", run.label)));
+    // What the books said tells of no variant but that of the record.
+    let (label, variant) = match got.answer.question() {
+        Some(question) => (question_of(facts, got.answer, question)?.label, None),
+        None => run_of(facts, got.answer).map(|run| (run.label, Some(run.variant)))?,
+    };
+    if label != got.sent.label {
+        return Err((Invariant::AnswerIsOwn, format!("it is of {label}")));
     }
-    if run.variant != got.sent.variant {
-        return Err((Invariant::MismatchRefused, format!("it is the answer to variant {}", run.variant)));
+    if let Some(variant) = variant.filter(|variant| *variant != got.sent.variant) {
+        return Err((Invariant::MismatchRefused, format!("it is the answer to variant {variant}")));
     }
+    let is_its = |standing: &&Standing| match got.answer.question() {
+        Some(question) => standing.question() == Some(question) && standing.variant == Some(got.sent.variant),
+        None => facts.gave(standing.token, got.answer.serial().unwrap_or_default()),
+    };
     let (since, now) = (facts.at(got.since), facts.at(got.index));
     let completed: Vec<_> = facts
         .standings(got.sent.label, got.since, got.index)
         .into_iter()
         .flatten()
-        .filter(|standing| standing.state == State::Completed && Some(standing.token) == run.token)
+        .filter(|standing| standing.state == State::Completed && is_its(standing))
         .collect();
-    let purged = facts.believed(got.sent.label, got.earliest).filter(|standing| Some(standing.token) == run.token);
-    let Some(record) = completed.into_iter().chain(purged).find(|standing| !standing.is_past(since)) else {
+    let purged = facts.believed(got.sent.label, got.earliest).filter(is_its);
+    // Where the upstream honours keys, several records have the same answer.
+    let mut alive = completed.into_iter().chain(purged).filter(|standing| !standing.is_past(since)).peekable();
+    let Some(record) = alive.peek().copied() else {
         return Err((Invariant::ReplayInTime, format!("no such record was complete and alive in {since} to {now} ms")));
     };
     if record.decoded().is_none_or(|answer| answer.content.is_none()) {
         return wrong("the record has no body");
     }
-    expires(got.answer, record)
+    if alive.any(|record| expires(got.answer, record).is_ok()) { Ok(()) } else { expires(got.answer, record) }
 }
 
 /// A key that stood for another request all the while must have refused this one.
@@ -249,18 +323,26 @@ fn misled(facts: &Facts<'_>, got: &Got<'_>) -> bool {
 fn identical<'a>(
     facts: &Facts<'_>,
     got: &Got<'a>,
-    firsts: &mut BTreeMap<(Label, Token), (Request, &'a Answer)>,
+    firsts: &mut BTreeMap<(Label, Origin), (Request, &'a Answer)>,
 ) -> Result<(), Fault> {
-    if !matches!(got.answer.word(), "executed" | "unrecorded" | "replayed") {
+    if !matches!(got.answer.word(), "executed" | "unrecorded" | "recovered" | "replayed") {
         return Ok(());
     }
     let run = got.answer.serial().and_then(|serial| facts.runs.get(&serial));
-    let Some(token) = run.and_then(|run| run.token) else { return Ok(()) };
-    let (first, answer) = *firsts.entry((got.sent.label, token)).or_insert((got.request, got.answer));
+    let run = run.and_then(|run| run.token).map(Origin::Run);
+    let Some(origin) = got.answer.question().map(Origin::Books).or(run) else { return Ok(()) };
+    let (first, answer) = *firsts.entry((got.sent.label, origin)).or_insert((got.request, got.answer));
     if as_given(answer) == as_given(got.answer) {
         return Ok(());
     }
     Err((Invariant::ReplayIdentical, format!("request {} got {:?}, this {:?}", first.0, answer, got.answer)))
+}
+
+/// Where the answer of a record comes from.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Origin {
+    Run(Token),
+    Books(Question),
 }
 
 /// An answer without what may differ between the first time and the next.
@@ -298,11 +380,15 @@ fn stood(facts: &Facts<'_>, got: &Got<'_>, fits: impl Fn(&Standing) -> bool) -> 
 }
 
 /// An attempt for this very request is in flight, or was until just now; or it was claimed by this gate, which goes by what
-/// it knows of it, and not by the record.
+/// it knows of it, and not by the record; or the upstream is asked about it.
 fn in_flight(facts: &Facts<'_>, got: &Got<'_>) -> Result<(), Fault> {
     let Got { sent, earliest, index, .. } = got;
     let is_so = facts.was_in_flight(sent.label, sent.variant, *earliest, *index)
-        || facts.has_claimed(sent.life, sent.label, sent.variant, *index);
+        || facts.has_claimed(sent.life, sent.label, sent.variant, *index)
+        || facts.was_locked(sent.label, *earliest, *index)
+        || may_be_asked(facts, sent.label, sent.variant, *earliest, *index)
+        // It has asked the upstream itself, and the record is gone by then.
+        || facts.questions.values().any(|asked| asked.request == Some(got.request) && asked.over.is_some());
     if is_so { Ok(()) } else { wrong("no attempt for such a request was in flight") }
 }
 

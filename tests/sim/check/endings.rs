@@ -1,8 +1,8 @@
 //! How an attempt may have ended, for all that its gate can know, and what the policy makes of that.
 
-use oncegate::idempotency::settle::{Control, Ending, Verdict, settle};
+use oncegate::idempotency::settle::{Control, Ending, Verdict, settle, settle_again};
 
-use super::facts::Facts;
+use super::facts::{Facts, Reply};
 use crate::history::{Answer, Label, Token};
 
 /// A way in which an attempt may have ended.
@@ -16,15 +16,18 @@ pub struct Possible<'a> {
 /// What may become of the record of an attempt that is settled at `index`.
 pub fn possible<'a>(facts: &Facts<'a>, token: Token, label: Label, index: usize) -> Vec<Possible<'a>> {
     let policy = facts.setup.policy(label);
-    let life = token.life();
+    let (life, timeout) = (token.life(), millis(facts.setup.timeout_of(label)));
+    // What an attempt did not do whose request is sent again, the one before it may have done.
+    let is_again = facts.resent(token).is_some();
+    let settle = if is_again { settle_again } else { settle };
     let verdict = |ending| settle(policy, ending, &Control::default(), None);
     let bare = |verdict, what| Possible { verdict, answer: None, what };
     let Some(written) = facts.writes.get(&token).map(|writes| writes[0]).filter(|written| *written < index) else {
-        let mut possible =
-            vec![bare(verdict(Ending::Unreachable), "nothing was sent"), bare(Verdict::Release, "it never began")];
+        let unsent = if is_again { Verdict::Hold } else { Verdict::Release };
+        let mut possible = vec![bare(verdict(Ending::Unreachable), "nothing was sent"), bare(unsent, "it never began")];
         if let Some(claimed) = claimed(facts, token, index) {
             // It was handed to a connection that took nothing of it.
-            if facts.at(index) >= facts.at(claimed) + millis(facts.setup.timeout) {
+            if facts.at(index) >= facts.at(claimed) + timeout {
                 possible.push(bare(verdict(Ending::Timeout), "nothing moved in time"));
             }
             if facts.was_cut(life, claimed, index) {
@@ -37,21 +40,24 @@ pub fn possible<'a>(facts: &Facts<'a>, token: Token, label: Label, index: usize)
         return possible;
     };
     let mut possible = Vec::new();
-    for (serial, run) in facts.runs.iter().filter(|(_, run)| run.token == Some(token)) {
-        let Some((begun, answer)) = facts.replying.get(serial).filter(|(begun, _)| *begun < index) else { continue };
-        let whole = facts.replied.get(serial).is_some_and(|replied| *replied < index);
+    for Reply { answer, replied, .. } in facts.replies.get(&token).into_iter().flatten().filter(|it| it.begun < index) {
+        let whole = replied.is_some_and(|replied| replied < index);
         let large = answer.body.len() as u64 > policy.max_response_body;
         if whole || large {
-            debug_assert!(run.index < *begun);
             let verdict = settle(policy, Ending::Answered(answer.status), &control(answer), None);
             possible.push(Possible { verdict, answer: Some(answer), what: "the upstream answered" });
         }
+    }
+    if let Some((_, serial)) = facts.kept.get(&token).filter(|(kept, _)| *kept < index) {
+        let verdict = Verdict::Complete { ttl: policy.ttl, keep_body: true };
+        let answer = facts.given.get(serial).copied();
+        possible.push(Possible { verdict, answer, what: "the upstream completed it" });
     }
     if facts.has_broken(token, index) || facts.was_cut(life, written, index) {
         possible.push(bare(verdict(Ending::Broken), "the connection broke"));
     }
     let claimed = claimed(facts, token, index).unwrap_or(written);
-    if facts.at(index) >= facts.at(claimed) + millis(facts.setup.timeout) {
+    if facts.at(index) >= facts.at(claimed) + timeout {
         possible.push(bare(verdict(Ending::Timeout), "the time was up"));
     }
     if facts.has_ended(life, index) {

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 
 use oncegate::idempotency::policy::StoreFailure;
 use oncegate::idempotency::record::State;
+use oncegate::idempotency::recovery::Recovery;
 use oncegate::store::unreliable::Operation;
 
 use super::endings::millis;
 use super::{Invariant, Violation};
-use crate::history::{Answer, Connection, Entry, Event, Label, LifeNumber, Request, Standing, Token, Told};
+use crate::history::{Answer, Connection, Entry, Event, Label, LifeNumber, Question, Request, Standing, Token, Told};
 use crate::setup::Setup;
 
 /// All places are indices of the history.
@@ -27,12 +28,20 @@ pub struct Facts<'a> {
     pub closed: BTreeMap<Connection, usize>,
     /// The same as `writes` of each request.
     pub written: BTreeMap<Request, Vec<usize>>,
+    /// Whose request each attempt was sent for.
+    pub requests: BTreeMap<Token, Request>,
     /// By serial.
     pub runs: BTreeMap<u32, Run>,
-    /// The answer of each serial, and where it began.
-    pub replying: BTreeMap<u32, (usize, &'a Answer)>,
-    /// Where the last byte of each answer left the upstream.
-    pub replied: BTreeMap<u32, usize>,
+    /// The answer of each serial. An upstream that honours keys gives it several times.
+    pub given: BTreeMap<u32, &'a Answer>,
+    /// What the upstream answered each attempt: once, but for a request that something on the way has sent twice.
+    pub replies: BTreeMap<Token, Vec<Reply<'a>>>,
+    /// Which attempts the upstream completed in the store itself: where, and with the answer of which serial.
+    pub kept: BTreeMap<Token, (usize, u32)>,
+    /// What was asked of the upstream's books.
+    pub questions: BTreeMap<Question, Asked<'a>>,
+    /// Who had the right to ask about each key, from which place on.
+    pub locks: BTreeMap<Label, Vec<(usize, Option<&'a Standing>)>>,
     /// Where the upstream first broke off for an attempt.
     pub broke: BTreeMap<Token, usize>,
     /// Where the upstream connections of a gate were reset.
@@ -57,6 +66,30 @@ pub struct Run {
     pub variant: usize,
 }
 
+/// An answer of the upstream to an attempt.
+#[derive(Clone, Copy, Debug)]
+pub struct Reply<'a> {
+    pub serial: u32,
+    pub begun: usize,
+    pub answer: &'a Answer,
+    /// Where its last byte left the upstream.
+    pub replied: Option<usize>,
+}
+
+/// A question to the upstream's books.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    pub index: usize,
+    pub life: LifeNumber,
+    pub label: Label,
+    /// The retry on whose behalf it was asked, if one did.
+    pub request: Option<Request>,
+    /// The whole answer, and where it left the upstream.
+    pub said: Option<(usize, &'a Answer)>,
+    /// Where nobody waited for an answer any more.
+    pub over: Option<usize>,
+}
+
 /// A request of a client.
 #[derive(Clone, Copy, Debug)]
 pub struct Sent {
@@ -78,9 +111,13 @@ impl<'a> Facts<'a> {
             carriers: BTreeMap::new(),
             closed: BTreeMap::new(),
             written: BTreeMap::new(),
+            requests: BTreeMap::new(),
             runs: BTreeMap::new(),
-            replying: BTreeMap::new(),
-            replied: BTreeMap::new(),
+            given: BTreeMap::new(),
+            replies: BTreeMap::new(),
+            kept: BTreeMap::new(),
+            questions: BTreeMap::new(),
+            locks: BTreeMap::new(),
             broke: BTreeMap::new(),
             cuts: Vec::new(),
             ends: Vec::new(),
@@ -97,7 +134,13 @@ impl<'a> Facts<'a> {
 
     fn add(&mut self, index: usize, event: &'a Event) {
         match event {
-            Event::Drained { life } | Event::Died { life } => self.ends.push((index, *life)),
+            Event::Drained { life } | Event::Died { life } => {
+                self.ends.push((index, *life));
+                if let Event::Died { .. } = event {
+                    let own = self.questions.values_mut().filter(|asked| asked.life == *life);
+                    own.for_each(|asked| asked.over = asked.over.or(Some(index)));
+                }
+            }
             Event::Cut { life } => self.cuts.push((index, *life)),
             Event::Sent { request, life, label, variant, is_probe } => {
                 let sent = Sent { index, life: *life, label: *label, variant: *variant, is_probe: *is_probe };
@@ -123,6 +166,7 @@ impl<'a> Facts<'a> {
                 if let Some(token) = token {
                     self.carriers.entry(*token).or_insert(*connection);
                     self.writes.entry(*token).or_default().push(index);
+                    self.requests.entry(*token).or_insert(*request);
                 }
                 self.written.entry(*request).or_default().push(index);
             }
@@ -130,8 +174,40 @@ impl<'a> Facts<'a> {
                 let run = Run { index, token: *token, request: *request, label: *label, variant: *variant };
                 self.runs.insert(*serial, run);
             }
-            Event::Replying { serial, answer, .. } => drop(self.replying.insert(*serial, (index, answer))),
-            Event::Replied { serial, .. } => drop(self.replied.insert(*serial, index)),
+            Event::Replying { serial, token, answer } => {
+                self.given.entry(*serial).or_insert(answer);
+                if let Some(token) = token {
+                    let reply = Reply { serial: *serial, begun: index, answer, replied: None };
+                    self.replies.entry(*token).or_default().push(reply);
+                }
+            }
+            Event::Replied { serial, token } => {
+                let replies = token.and_then(|token| self.replies.get_mut(&token));
+                let own = replies.into_iter().flatten().find(|reply| reply.serial == *serial);
+                own.into_iter().for_each(|reply| reply.replied = Some(index));
+            }
+            Event::Kept { serial, token, answer } => {
+                self.given.entry(*serial).or_insert(answer);
+                self.kept.insert(*token, (index, *serial));
+            }
+            Event::Locked { about, after, .. } => {
+                self.locks.entry(*about).or_default().push((index, after.as_ref()));
+            }
+            Event::Asked { question, life, label, request } => {
+                let (life, label, request) = (*life, *label, *request);
+                self.questions.insert(*question, Asked { index, life, label, request, said: None, over: None });
+            }
+            Event::Said { question, answer } => {
+                if let Some(asked) = self.questions.get_mut(question) {
+                    asked.said = Some((index, answer));
+                    asked.over.get_or_insert(index);
+                }
+            }
+            Event::Dropped { question } => {
+                if let Some(asked) = self.questions.get_mut(question) {
+                    asked.over.get_or_insert(index);
+                }
+            }
             Event::Broke { token } => {
                 if let Some(token) = token {
                     self.broke.entry(*token).or_insert(index);
@@ -142,6 +218,7 @@ impl<'a> Facts<'a> {
             | Event::Fault { .. }
             | Event::Cache { .. }
             | Event::Recalled { .. }
+            | Event::Honoured { .. }
             | Event::Told { .. } => {}
         }
     }
@@ -163,11 +240,50 @@ impl<'a> Facts<'a> {
 
     /// Everything that stood for a key right after `from`, or came to stand up to `to`, in order.
     pub fn standings(&self, label: Label, from: usize, to: usize) -> Vec<Option<&'a Standing>> {
-        let Some(changes) = self.records.get(&label) else { return vec![None] };
-        let first = changes.partition_point(|(index, _)| *index <= from);
-        let past = changes.partition_point(|(index, _)| *index <= to);
-        let at_first = first.checked_sub(1).and_then(|last| changes[last].1);
-        std::iter::once(at_first).chain(changes[first..past].iter().map(|(_, standing)| *standing)).collect()
+        among(&self.records, label, from, to)
+    }
+
+    /// Whether somebody had the right to ask about a key between a time and a place, or so shortly before that a gate may
+    /// believe a hint of that.
+    pub fn was_locked(&self, label: Label, from: u64, to: usize) -> bool {
+        let stands = |standing: &Standing| standing.state == State::InFlight;
+        among(&self.locks, label, self.hinted_since(from), to).into_iter().flatten().any(stands)
+    }
+
+    /// The place before which nothing counts any more at a time, also where a gate goes by a hint: for a second, and no
+    /// longer than its max age.
+    fn hinted_since(&self, from: u64) -> usize {
+        let hint = self.setup.max_age.map_or(0, millis).min(1_000);
+        // What stood as that time began.
+        self.place(from.saturating_sub(hint)).saturating_sub(1)
+    }
+
+    /// Whether the upstream gave an attempt the answer of a run, or completed it with that.
+    pub fn gave(&self, token: Token, serial: u32) -> bool {
+        self.reply(token, serial).is_some() || self.kept.get(&token).is_some_and(|(_, kept)| *kept == serial)
+    }
+
+    /// The answer of a run, as the upstream gave it to an attempt.
+    pub fn reply(&self, token: Token, serial: u32) -> Option<&Reply<'a>> {
+        self.replies.get(&token)?.iter().find(|reply| reply.serial == serial)
+    }
+
+    /// The attempts of a request that left a gate, in order.
+    pub fn attempts_of(&self, request: Request) -> impl DoubleEndedIterator<Item = Token> {
+        let writes = self.written.get(&request).into_iter().flatten();
+        writes.filter_map(|write| match &self.history[*write].event {
+            Event::Wrote { token, .. } => *token,
+            _ => None,
+        })
+    }
+
+    /// Which attempt was unknown whose request is sent again by this one, if it was claimed for that.
+    pub fn resent(&self, token: Token) -> Option<Token> {
+        let (claimed, label) = self.claims.get(&token)?.last()?;
+        let Event::Changed { before: Some(before), .. } = &self.history[*claimed].event else { return None };
+        let resends = matches!(self.setup.policy(*label).recovery, Recovery::Resend(_));
+        let is_unknown = before.state == State::Unknown && !before.is_past(self.at(*claimed));
+        (resends && is_unknown).then_some(before.token)
     }
 
     /// What was completed and then purged so late that a gate may believe it yet at a time: gates that have not heard of
@@ -180,13 +296,10 @@ impl<'a> Facts<'a> {
     }
 
     /// Whether an attempt for a variant was in flight between a time and a place, or so shortly before that a gate may
-    /// believe a hint of that: for a second, and no longer than its max age.
+    /// believe a hint of that.
     pub fn was_in_flight(&self, label: Label, variant: usize, from: u64, to: usize) -> bool {
-        let hint = self.setup.max_age.map_or(0, millis).min(1_000);
-        // What stood as that time began.
-        let from = self.place(from.saturating_sub(hint)).saturating_sub(1);
-        let fits = |standing: &&Standing| standing.state == State::InFlight && standing.variant == Some(variant);
-        self.standings(label, from, to).into_iter().flatten().any(|standing| fits(&standing))
+        let fits = |standing: &Standing| standing.state == State::InFlight && standing.variant == Some(variant);
+        self.standings(label, self.hinted_since(from), to).into_iter().flatten().any(fits)
     }
 
     /// Where an attempt's request left the gate, if it did before `index`.
@@ -248,4 +361,18 @@ impl<'a> Facts<'a> {
     ) -> Violation {
         Violation { invariant, index, label: label.into(), why: why.into() }
     }
+}
+
+/// What stood in a list of changes right after `from`, or came to stand up to `to`, in order.
+fn among<'a>(
+    changes: &BTreeMap<Label, Vec<(usize, Option<&'a Standing>)>>,
+    label: Label,
+    from: usize,
+    to: usize,
+) -> Vec<Option<&'a Standing>> {
+    let Some(changes) = changes.get(&label) else { return vec![None] };
+    let first = changes.partition_point(|(index, _)| *index <= from);
+    let past = changes.partition_point(|(index, _)| *index <= to);
+    let at_first = first.checked_sub(1).and_then(|last| changes[last].1);
+    std::iter::once(at_first).chain(changes[first..past].iter().map(|(_, standing)| *standing)).collect()
 }

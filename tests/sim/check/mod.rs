@@ -4,6 +4,7 @@ mod answers;
 mod calm;
 mod endings;
 mod facts;
+mod questions;
 mod records;
 mod runs;
 #[cfg(test)]
@@ -18,14 +19,20 @@ use crate::setup::Setup;
 /// What must hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Invariant {
-    /// One claim is sent and run at most once, and so is one request.
+    /// One claim is sent and run at most once, and so is one request, unless the upstream honours keys and how the last
+    /// attempt ended is unknown.
     OneRunPerClaim,
     /// Nothing leaves for the upstream before its claim is durable, nor without one unless the route fails open.
     ClaimBeforeRun,
     /// An answer that says that nothing was sent is true for ever.
     NothingSent,
-    /// A record is taken over only past its expiry, or where the policy retries unknown ones.
+    /// A record is taken over only past its expiry, or where the policy retries unknown ones, sends them again, or the
+    /// upstream has said in time that it knows nothing of them.
     TakeoverByRule,
+    /// What the upstream knew nothing of when it was asked in time never runs there.
+    AbsentNeverRuns,
+    /// One gate at a time asks the upstream about a record.
+    OneQuestionAtATime,
     /// A record in flight ends by its own attempt, or turns unknown at the end of its lease and keeps its attempt.
     InFlightStays,
     /// An unknown record stays until its attempt ends it, it expires, or the policy retries it.
@@ -88,6 +95,7 @@ pub fn check(setup: &Setup, history: &[Entry]) -> Vec<Violation> {
     let mut found = Vec::new();
     runs::check(&facts, &mut found);
     records::check(&facts, &mut found);
+    questions::check(&facts, &mut found);
     answers::check(&facts, &mut found);
     calm::check(&facts, &mut found);
     found.sort_by_key(|violation| (violation.index, violation.invariant));

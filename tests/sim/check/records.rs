@@ -7,13 +7,15 @@ use oncegate::store::unreliable::Operation;
 
 use super::endings::{Possible, control, millis, possible};
 use super::facts::Facts;
+use super::questions::{Evidence, absent, recovered};
 use super::{Invariant, Violation};
-use crate::history::{Event, Label, Standing, Token};
+use crate::history::{Event, Label, LifeNumber, Standing, Token};
 
 /// A change of one record.
 struct Change {
     index: usize,
     at: u64,
+    life: LifeNumber,
     label: Label,
     op: Operation,
     by: Option<Token>,
@@ -23,8 +25,8 @@ type Fault = (Invariant, String);
 
 pub fn check(facts: &Facts<'_>, found: &mut Vec<Violation>) {
     for (index, entry) in facts.history.iter().enumerate() {
-        let Event::Changed { op, by, label, before, after, .. } = &entry.event else { continue };
-        let change = Change { index, at: entry.at, label: *label, op: *op, by: *by };
+        let Event::Changed { op, by, life, label, before, after } = &entry.event else { continue };
+        let change = Change { index, at: entry.at, life: *life, label: *label, op: *op, by: *by };
         let judged = match (before, after) {
             (None, Some(after)) => claimed(facts, &change, after),
             (Some(before), None) => gone(facts, &change, before),
@@ -56,18 +58,56 @@ fn claimed(facts: &Facts<'_>, change: &Change, after: &Standing) -> Result<(), F
 
 fn taken_over(facts: &Facts<'_>, change: &Change, before: &Standing, after: &Standing) -> Result<(), Fault> {
     let past = before.is_past(change.at);
-    let retried = facts.setup.policy(change.label).recovery == Recovery::Retry;
+    let may_run_again = || match &facts.setup.policy(change.label).recovery {
+        Recovery::Hold => false,
+        Recovery::Retry => true,
+        Recovery::Probe(_) => {
+            let request = facts.requests.get(&after.token).copied();
+            absent(facts, &change.evidence(after.token.life()), before, |of| {
+                of.is_some() && (request.is_none() || of == request)
+            })
+        }
+        // The same request of the same gate.
+        Recovery::Resend(_) => {
+            let (first, next) = (facts.requests.get(&before.token), facts.requests.get(&after.token));
+            before.state == State::Unknown
+                && before.token.life() == after.token.life()
+                && (first.is_none() || next.is_none() || first == next)
+        }
+    };
     let allowed = match before.state {
         State::Completed => past,
-        State::Unknown => past || retried,
-        State::InFlight => past && retried,
+        State::Unknown => past || may_run_again(),
+        State::InFlight => past && may_run_again(),
     };
     if change.op == Operation::ExpireLeases {
         return Err((Invariant::InFlightStays, format!("the reaper makes {before:?} another attempt's: {after:?}")));
     }
-    match allowed {
-        true => Ok(()),
-        false => Err((Invariant::TakeoverByRule, format!("{before:?} gives way to {after:?}"))),
+    if !allowed {
+        return Err((Invariant::TakeoverByRule, format!("{before:?} gives way to {after:?}")));
+    }
+    let expired = past && before.state != State::InFlight;
+    match facts.setup.policy(change.label).recovery {
+        Recovery::Probe(_) if !expired => never_runs(facts, before),
+        _ => Ok(()),
+    }
+}
+
+/// The upstream knew nothing of an attempt when it could not be under way any more.
+fn never_runs(facts: &Facts<'_>, before: &Standing) -> Result<(), Fault> {
+    match facts.runs.values().find(|run| run.token == Some(before.token)) {
+        Some(run) => {
+            let why = format!("{before:?} was unknown to the upstream, which runs it at {} ms", facts.at(run.index));
+            Err((Invariant::AbsentNeverRuns, why))
+        }
+        None => Ok(()),
+    }
+}
+
+impl Change {
+    /// What a gate may have gone by that changed the record.
+    fn evidence(&self, life: LifeNumber) -> Evidence {
+        Evidence { index: self.index, life, label: self.label }
     }
 }
 
@@ -120,7 +160,8 @@ fn completed(facts: &Facts<'_>, change: &Change, after: &Standing) -> Result<(),
     let Some(decoded) = after.decoded() else {
         return Err((Invariant::SettledAsEnded, format!("{after:?} has no answer that can be read")));
     };
-    for way in &ways {
+    // What the books said says so.
+    for way in ways.iter().filter(|_| after.question().is_none()) {
         let (Verdict::Complete { ttl, keep_body }, Some(answer)) = (way.verdict, way.answer) else { continue };
         let large = answer.body.len() as u64 > facts.setup.policy(change.label).max_response_body;
         let kept = decoded.content.as_ref().map(|content| &content.body[..]);
@@ -136,7 +177,11 @@ fn completed(facts: &Facts<'_>, change: &Change, after: &Standing) -> Result<(),
         debug_assert_eq!(control(answer).ttl.unwrap_or(facts.setup.policy(change.label).ttl), ttl);
         return Ok(());
     }
-    Err((Invariant::SettledAsEnded, format!("{after:?} completed, where {}", all(&ways))))
+    match recovered(facts, &change.evidence(change.life), after) {
+        Some(until) if after.until == until => Ok(()),
+        Some(until) => Err((Invariant::TimesByRule, format!("{after:?} does not expire at {until}"))),
+        None => Err((Invariant::SettledAsEnded, format!("{after:?} completed, where {}", all(&ways)))),
+    }
 }
 
 fn gone(facts: &Facts<'_>, change: &Change, before: &Standing) -> Result<(), Fault> {
@@ -150,6 +195,10 @@ fn gone(facts: &Facts<'_>, change: &Change, before: &Standing) -> Result<(), Fau
             let ways = possible(facts, before.token, change.label, change.index);
             if ways.iter().any(|way| way.verdict == Verdict::Release) {
                 return Ok(());
+            }
+            // The gate itself has asked, and there is nothing to run.
+            if absent(facts, &change.evidence(change.life), before, |of| of.is_none()) {
+                return never_runs(facts, before);
             }
             Err((Invariant::ReleaseByRule, format!("{before:?} is released, where {}", all(&ways))))
         }

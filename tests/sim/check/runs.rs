@@ -4,6 +4,7 @@ use super::facts::{Facts, Sent};
 use super::{Invariant, Violation};
 use crate::history::{Answer, Event, Request, Token};
 use oncegate::idempotency::policy::StoreFailure;
+use oncegate::idempotency::recovery::Recovery;
 
 /// The words of answers that say that nothing was sent, whoever made them.
 const NOTHING_SENT: [&str; 8] = [
@@ -36,7 +37,21 @@ fn once(facts: &Facts<'_>, found: &mut Vec<Violation>) {
     }
     for (request, writes) in facts.written.iter().filter(|(_, writes)| writes.len() > 1) {
         let label = facts.sent.get(request).map(|sent| sent.label);
-        again(writes[1], label, format!("request {} is sent to the upstream again", request.0));
+        let attempts = match label.map(|label| &facts.setup.policy(label).recovery) {
+            Some(Recovery::Resend(resend)) => resend.attempts as usize,
+            _ => 1,
+        };
+        let tokens: Vec<Token> = facts.attempts_of(*request).collect();
+        // Some attempts between two may not have left the gate. Each took the place of an unknown one.
+        let before = |token: Token| std::iter::successors(facts.resent(token), |token| facts.resent(*token));
+        let by_rule = |nth: usize| {
+            tokens.len() == writes.len()
+                && before(tokens[nth]).count() < attempts
+                && before(tokens[nth]).any(|token| token == tokens[nth - 1])
+        };
+        if let Some(wrong) = (1..writes.len()).find(|nth| !by_rule(*nth)) {
+            again(writes[wrong], label, format!("request {} is sent to the upstream again", request.0));
+        }
     }
     let mut ran: Vec<_> = facts.runs.values().collect();
     ran.sort_by_key(|run| run.index);

@@ -1,5 +1,6 @@
 //! The checker itself: histories told by hand, each wrong in one way.
 
+mod recoveries;
 mod tale;
 
 use std::collections::BTreeSet;

@@ -7,19 +7,26 @@ use http::{HeaderName, HeaderValue, StatusCode};
 use oncegate::idempotency::codec;
 use oncegate::idempotency::policy::{InFlight, Policy};
 use oncegate::idempotency::record::State;
-use oncegate::idempotency::recovery::Recovery;
+use oncegate::idempotency::recovery::{Probe, Recovery, Resend};
 use oncegate::store::unreliable::Operation;
 
 use crate::check::{Invariant, check};
 use crate::dice::Dice;
-use crate::history::{Answer, Connection, EPOCH, Entry, Event, Label, LifeNumber, Request, Standing, Token, Told};
-use crate::setup::Setup;
+use crate::history::{
+    Answer, Connection, EPOCH, Entry, Event, Label, LifeNumber, Question, Request, Standing, Token, Told,
+};
+use crate::setup::{PROBE, RESEND, Setup};
 
 pub(super) const HOLD: Label = Label { route: 0, tenant: 0, key: 0 };
 pub(super) const RETRY: Label = Label { route: 1, tenant: 0, key: 0 };
+pub(super) const PROBED: Label = Label { route: PROBE, tenant: 0, key: 0 };
+pub(super) const RESENT: Label = Label { route: RESEND, tenant: 0, key: 0 };
 pub(super) const ONE: LifeNumber = LifeNumber(1);
 pub(super) const A: Token = Token(1 << 32);
+/// Another of the same gate.
+pub(super) const NEXT: Token = Token((1 << 32) + 1);
 pub(super) const B: Token = Token(2 << 32);
+pub(super) const AFTER: u64 = 2_000;
 pub(super) const LEASE: u64 = 1_000;
 pub(super) const TTL: u64 = 10_000;
 pub(super) const MAX_AGE: u64 = 1_500;
@@ -101,6 +108,33 @@ impl Tale {
         self.add(Event::Wrote { life: ONE, connection, token: Some(token), request })
     }
 
+    /// A gate asks the books, for a request or for nobody.
+    pub(super) fn asks(&mut self, question: u32, request: Option<u32>) -> &mut Self {
+        let (question, label, request) = (Question(question), self.label, request.map(Request));
+        self.add(Event::Asked { question, life: ONE, label, request })
+    }
+
+    pub(super) fn books_say(&mut self, question: u32, status: u16) -> &mut Self {
+        self.add(Event::Said { question: Question(question), answer: of_books(question, status) })
+    }
+
+    /// The record of an attempt completes with what the books said to a question.
+    pub(super) fn completed_by_books(&mut self, by: Token, question: u32) -> &mut Self {
+        let until = self.now + TTL;
+        let content = codec::Content { body: format!("books {question}").into(), trailers: Vec::new() };
+        let headers = vec![(HeaderName::from_static("x-question"), HeaderValue::from(question))];
+        let answer = codec::Answer { status: StatusCode::OK, reason: None, headers, content: Some(content) }.encode();
+        self.stands(Operation::Settle, Some(by), |standing| {
+            (standing.state, standing.until, standing.answer) = (State::Completed, until, Some(answer));
+        })
+    }
+
+    /// What a client gets of that.
+    pub(super) fn got_of_books(&mut self, request: u32, question: u32, word: &str) -> &mut Self {
+        let until = self.standing.as_ref().map_or(0, |standing| standing.until);
+        self.answered(request, marked(of_books(question, 200), word, until))
+    }
+
     /// The request runs, and is answered with 200.
     pub(super) fn ran(&mut self, token: Token, request: u32, serial: u32) -> &mut Self {
         let (label, token) = (self.label, Some(token));
@@ -146,9 +180,13 @@ pub(super) fn given(serial: u32) -> Answer {
 }
 
 pub(super) fn told(serial: u32, word: &str, until: u64) -> Answer {
-    let mut answer = given(serial);
+    marked(given(serial), word, until)
+}
+
+/// An answer with the gate's words.
+fn marked(mut answer: Answer, word: &str, until: u64) -> Answer {
     answer.headers.push(("idempotency-status".to_owned(), word.to_owned()));
-    if matches!(word, "executed" | "replayed") {
+    if matches!(word, "executed" | "recovered" | "replayed") {
         let until = std::time::UNIX_EPOCH + Duration::from_millis(EPOCH + until);
         answer.headers.push(("idempotency-expires".to_owned(), httpdate::fmt_http_date(until)));
     }
@@ -165,20 +203,34 @@ pub(super) fn encoded(serial: u32) -> bytes::Bytes {
     codec::Answer { status: StatusCode::OK, reason: None, headers, content: Some(content) }.encode()
 }
 
+/// The books' answer to a question.
+pub(super) fn of_books(question: u32, status: u16) -> Answer {
+    let headers = vec![("x-question".to_owned(), question.to_string())];
+    Answer { status, reason: String::new(), headers, body: format!("books {question}").into_bytes() }
+}
+
+fn recovery(drawn: &Recovery) -> Recovery {
+    match drawn.clone() {
+        Recovery::Probe(probe) => Recovery::Probe(Probe { after: Some(Duration::from_millis(AFTER)), ..probe }),
+        Recovery::Resend(resend) => Recovery::Resend(Resend { attempts: 3, ..resend }),
+        recovery => recovery,
+    }
+}
+
 pub(super) fn setup() -> Setup {
     let mut setup = Setup::draw(&mut Dice::of(0));
-    for (route, policy) in setup.policies.iter_mut().enumerate() {
+    for policy in &mut setup.policies {
         *policy = Policy {
             ttl: Duration::from_millis(TTL),
             unknown_ttl: Duration::from_millis(UNKNOWN_TTL),
             lease: Duration::from_millis(LEASE),
-            recovery: if route == 1 { Recovery::Retry } else { Recovery::Hold },
+            recovery: recovery(&policy.recovery),
             in_flight: InFlight::Reject,
             ..Policy::default()
         };
     }
     setup.max_age = Some(Duration::from_millis(MAX_AGE));
     setup.settle_timeout = Duration::from_secs(1);
-    setup.timeout = Duration::from_secs(2);
+    setup.set_timeouts(Duration::from_secs(2));
     setup
 }
