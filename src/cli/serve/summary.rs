@@ -6,6 +6,7 @@ use std::fmt::{self, Write as _};
 use serde_json::{Map, Value, json};
 
 use super::durability::Durability;
+use crate::config::Store;
 use crate::config::{Resolved, show_duration};
 use crate::http::socket::Listen;
 use crate::http::upstream::{self, Place};
@@ -42,6 +43,7 @@ pub(super) struct Summary {
     upstreams: Vec<String>,
     store: Durability,
     /// The cache in front of the store.
+    at_rest: Option<String>,
     cache: Option<String>,
     protected: Vec<Protected>,
     /// How many more routes protect.
@@ -69,6 +71,15 @@ struct Shown {
     upstream: String,
 }
 
+/// Who can read what the store keeps; nothing where it keeps nothing.
+fn at_rest(config: &Resolved) -> Option<String> {
+    match (&config.store, config.sealing.first()) {
+        (Store::Memory, _) => None,
+        (_, Some(key)) => Some(format!("encrypted under the key {}", key.id)),
+        (_, None) => Some("readable by whoever has a copy; store.encryption_keys encrypts it".to_owned()),
+    }
+}
+
 impl Summary {
     /// The summary of a gate with this configuration and store.
     pub(super) fn of(config: &Resolved, store: Durability) -> Self {
@@ -87,6 +98,7 @@ impl Summary {
             has_token: config.admin.token.is_some(),
             upstreams: bounded(config.upstreams.iter().map(show_upstream)),
             store,
+            at_rest: at_rest(config),
             cache: config.cache.as_ref().map(|cache| format!("Redis at {}, in front of the store", cache.servers())),
             protected,
             more_protected: protecting.count(),
@@ -118,6 +130,7 @@ impl Summary {
                 store = self.store.place,
                 cache = self.cache,
                 survives = self.store.survives,
+                at_rest = self.at_rest,
                 risks = self.risks().join("; "),
                 protected = self.protected_json().to_string(),
                 more_protected = (self.more_protected > 0).then_some(self.more_protected),
@@ -143,6 +156,7 @@ impl Summary {
         lines("upstreams", &self.upstreams);
         lines("store", std::slice::from_ref(&self.store.place));
         lines("  survives", &[self.store.survives.to_owned()]);
+        lines("  at rest", self.at_rest.as_slice());
         lines("  risks", &self.risks());
         lines("cache", self.cache.as_slice());
         let mut protected: Vec<String> = self.protected.iter().map(|known| known.route.to_string()).collect();
