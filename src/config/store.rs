@@ -63,10 +63,11 @@ keys! {
         /// A file with a secret of at least 32 bytes. With it, the ids of records cannot be guessed from keys, and a copy of
         /// the store does not help to guess callers' passwords. A new secret forgets every key.
         id_secret_file: Option<PathBuf> = None => file().optional(), Example("\"/run/secrets/oncegate-id-secret\"");
-        /// The keys that records are encrypted under, in the store and in the cache, as in
+        /// The keys that records are encrypted with, in the store and in the cache, as in
         /// [{ id = "2026-11", file = "/run/secrets/oncegate-key-1" }]: AES-256-GCM, bound to record and attempt. The first
-        /// encrypts, and all of them decrypt. A record whose key is missing gets 503 `store-unavailable` and never runs again. If
-        /// omitted, answers and the heads of requests are readable to whoever has a copy of the store.
+        /// encrypts, and all of them decrypt. A request whose record has another key gets 503 `store-unavailable` and does not
+        /// run. A reload takes other keys; only a start begins or ends encryption. If omitted, whoever has a copy of the store
+        /// can read answers and the heads of requests. See docs/operate/encryption.md.
         encryption_keys: Vec<KeyFile> = Vec::new()
             => sealing::key_files(), Example("[{ id = \"2026-11\", file = \"/run/secrets/oncegate-key-1\" }]");
         /// A Redis that answers retries before a PostgreSQL store is asked, so that a gate need not have seen the first

@@ -147,10 +147,10 @@ impl Metrics {
             let Some(others) = warned.due() else { return };
             match closed {
                 Closed::NoKey => tracing::error!(
-                    %record, others, "a record was encrypted under a key that store.encryption_keys does not have: its requests get 503"
+                    %record, others, "a record is encrypted with a key that store.encryption_keys does not have: its requests get 503"
                 ),
                 Closed::Altered => tracing::error!(
-                    %record, others, "a record was altered or moved in the store, or written for another one: its requests get 503"
+                    %record, others, "a record was altered or moved in the store, and does not decrypt: its requests get 503"
                 ),
             }
         }
@@ -396,7 +396,10 @@ impl Families {
                 let unsealed = add(
                     &registry,
                     IntCounterVec::new(
-                        Opts::new("oncegate_unsealed_total", "Parts of records that could not be decrypted, by why."),
+                        Opts::new(
+                            "oncegate_unsealed_total",
+                            "Parts of records that could not be decrypted, by reason.",
+                        ),
                         &["reason"],
                     ),
                 );

@@ -1,6 +1,6 @@
 //! `[store] encryption_keys`
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -22,7 +22,7 @@ const HINT: &str = "make one with `oncegate keys generate --out FILE`";
 keys! {
     /// A key of `encryption_keys`
     pub(super) struct Entry "encryption_keys" {
-        /// Its name in metrics and logs: letters, digits and `-_.`, at most 64.
+        /// Its name in logs and reports: letters, digits and `-_.`, at most 64. Records do not depend on it.
         id: Option<String> = None => text(format!("^[A-Za-z0-9._-]{{1,{LONGEST_ID}}}$"), id).optional(), Required("\"2026-11\"");
         /// A file with 32 bytes, as they are or in base64. `oncegate keys generate` makes one.
         file: Option<PathBuf> = None => file().optional(), Required("\"/run/secrets/oncegate-key-1\"");
@@ -31,7 +31,7 @@ keys! {
 
 /// A key as it is configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct KeyFile {
+pub(in crate::config) struct KeyFile {
     id: String,
     file: PathBuf,
 }
@@ -56,29 +56,28 @@ fn distinct(keys: Vec<KeyFile>) -> Result<Vec<KeyFile>, Wrong> {
 }
 
 fn id(node: &Node<'_>) -> Result<String, Wrong> {
-    let text = node.filled()?;
+    let text = node.text()?;
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    if text.len() > LONGEST_ID || !text.bytes().all(is_plain) {
-        let wrong = Wrong::new(format!("an id has letters, digits and `-_.`, at most {LONGEST_ID}"));
-        return Err(wrong.hint("write the month in which the key begins to count, such as \"2026-11\""));
+    if text.is_empty() || text.len() > LONGEST_ID || !text.bytes().all(is_plain) {
+        let wrong = Wrong::new(format!("an id has from 1 to {LONGEST_ID} letters, digits and `-_.`"));
+        return Err(wrong.hint("write the month from which the key encrypts, as in \"2026-11\""));
     }
     Ok(text.to_owned())
 }
 
-/// Reads the files of the keys; what is wrong with one is reported.
+/// Reads the files of the keys; what is wrong with one is reported where it is named.
 pub(super) fn read(table: &Table<'_>, files: &[KeyFile]) -> Vec<SealingKey> {
+    if files.is_empty() {
+        return Vec::new();
+    }
+    let entries = table.tables("encryption_keys", Entry::SECTION).unwrap_or_default();
     let mut keys: Vec<SealingKey> = Vec::new();
-    for KeyFile { id, file } in files {
-        let key = table.read_file("encryption_keys", Some(file), |path| {
-            let bytes = secrets::read_whole(path)?;
-            let found = key_of(&bytes).ok_or_else(|| {
-                let wrong = format!("{} does not hold {KEY_LENGTH} bytes, as they are or in base64", path.display());
-                Wrong::new(wrong).hint(HINT)
-            })?;
-            let key = SealingKey::new(id.as_str().into(), &found);
+    for (entry, KeyFile { id, file }) in entries.iter().zip(files) {
+        let key = entry.read_file("file", Some(file), |path| {
+            let key = SealingKey::new(id.as_str().into(), &read_key(path)?);
             match keys.iter().find(|other| other.is_same_key(&key)) {
                 Some(other) => {
-                    let wrong = Wrong::new(format!("the keys `{}` and `{id}` are the same", other.id));
+                    let wrong = Wrong::new(format!("`{id}` is the same key as `{}`", other.id));
                     Err(wrong.hint(format!("remove one of them, or {HINT}")))
                 }
                 None => Ok(key),
@@ -87,6 +86,13 @@ pub(super) fn read(table: &Table<'_>, files: &[KeyFile]) -> Vec<SealingKey> {
         keys.extend(key);
     }
     keys
+}
+
+fn read_key(path: &Path) -> Result<[u8; KEY_LENGTH], Wrong> {
+    key_of(&secrets::read_whole(path)?).ok_or_else(|| {
+        let wrong = format!("{} does not hold {KEY_LENGTH} bytes, as they are or in base64", path.display());
+        Wrong::new(wrong).hint(HINT)
+    })
 }
 
 /// The key that a file holds.

@@ -5,18 +5,26 @@
 //! version 1 | sealed 1 | name of the key 8 | nonce 12 | AES-256-GCM of the plain form, with its tag of 16
 //! ```
 //!
-//! The plain forms begin with a version and a 0 (`idempotency/codec.rs`), so the two cannot be confused.
+//! In plain forms the second byte is 0 (`idempotency/codec.rs`), so the two cannot be confused.
 //!
-//! Each value is encrypted under a key of its own. That is HMAC-SHA256 of the record's id, the attempt and the part that
-//! the value is of, under the key of the configuration. A value that stands in the place of another, of another record, of an
-//! earlier attempt or of another part, does not open.
+//! Three keys are derived from each key of the configuration by HMAC-SHA256: one for the keys of values, one for nonces, and
+//! one that is cut to the name. Each value is encrypted under a key of its own: HMAC-SHA256, under the first of these, of the
+//! value's place, which is the record's id, the attempt and the part. A value that was put in another place, which may be another
+//! record, a later attempt or another part, does not open.
 //!
-//! **Why no nonce repeats.** A nonce matters only among values under one such key. There is one head for each attempt, and
-//! at most a few endings that the gate tries to write. The nonce is HMAC-SHA256 of the plain form, cut to 96 bits: two values get the
-//! same nonce only if they are equal, in which case their sealed forms are equal too and tell nothing new, or by a collision of
-//! chance 2^-96 for each pair under the same key. No process has to count or to know of others, and no clock or generator of random
-//! numbers can fail. That equal endings of one attempt are sealed alike is also what makes repeated calls of
-//! [`Store::settle`](crate::store::Store::settle) recognisable.
+//! **Why no nonce repeats.** A nonce matters only among values under one such key, which are the values of one place: one head or a
+//! few endings of an attempt, or what a cache kept of a record over time. The nonce is HMAC-SHA256 of place and plain form,
+//! under the second key, cut to 96 bits. Two values of a place get the same nonce only if they are equal, and then their
+//! sealed forms are equal too and tell that alone; or by a collision, with a chance of 2^-96 for each pair. A record that a cache kept
+//! a million times has half a trillion pairs, so the chance is 2^-57. No process has to count or to know of others, and
+//! neither a clock nor a generator of random numbers can fail.
+//!
+//! Equal endings of one attempt are sealed alike, so a store recognises a call of
+//! [`Store::settle`](crate::store::Store::settle) that is repeated. It does not if another key has become the first in between. The
+//! caller then gets the record as its own attempt completed it, and takes that as the outcome.
+//!
+//! **What is not claimed.** Whoever can write to the store can put a plain value in the place of a sealed one: plain values are
+//! read, since an upstream may write them in its own transaction and older records have them. Lengths can be seen.
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,13 +34,11 @@ use bytes::Bytes;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::hmac;
 
+use crate::idempotency::codec::SEALED;
 use crate::idempotency::record::{Attempt, RecordId};
 
-const VERSION: u8 = 1;
-const SEALED: u8 = 1;
-
 /// How many bytes come before the encrypted ones.
-const HEAD: usize = 2 + NAME + NONCE_LEN;
+const HEAD: usize = SEALED.len() + NAME + NONCE_LEN;
 
 /// How many bytes name a key.
 const NAME: usize = 8;
@@ -157,7 +163,7 @@ impl Keyring {
         let place = place(id, attempt, part);
         let nonce = key.nonce(&place, plain);
         let mut sealed = Vec::with_capacity(HEAD + plain.len() + TAG);
-        sealed.extend_from_slice(&[VERSION, SEALED]);
+        sealed.extend_from_slice(&SEALED);
         sealed.extend_from_slice(&key.name);
         sealed.extend_from_slice(&nonce);
         sealed.extend_from_slice(plain);
@@ -175,7 +181,7 @@ impl Keyring {
     /// # Errors
     /// Why it does not open.
     pub fn open(&self, id: RecordId, attempt: Attempt, part: Part, value: &Bytes) -> Result<Bytes, Closed> {
-        if !value.starts_with(&[VERSION, SEALED]) {
+        if !value.starts_with(&SEALED) {
             return Ok(value.clone());
         }
         if value.len() < HEAD + TAG {
@@ -183,9 +189,9 @@ impl Keyring {
         }
         let (head, text) = value.split_at(HEAD);
         let keys = self.0.load();
-        let key = keys.iter().find(|key| key.name == head[2..2 + NAME]).ok_or(Closed::NoKey)?;
+        let key = keys.iter().find(|key| key.name == head[SEALED.len()..][..NAME]).ok_or(Closed::NoKey)?;
         let mut nonce = [0; NONCE_LEN];
-        nonce.copy_from_slice(&head[2 + NAME..]);
+        nonce.copy_from_slice(&head[HEAD - NONCE_LEN..]);
         let mut plain = text.to_vec();
         let opened = key.of_value(&place(id, attempt, part)).and_then(|key| {
             let nonce = Nonce::assume_unique_for_key(nonce);

@@ -1,6 +1,7 @@
 //! Stores and caches that keep nothing readable: see [`keyring`].
 //!
-//! What does not open is passed on as it is. Nothing can decode it, so its request gets 503 and never runs again.
+//! What does not open is passed on as it is. Nothing can decode it, so its request gets 503 and never runs again while the
+//! record lives.
 
 mod cache;
 pub mod keyring;
