@@ -66,8 +66,8 @@ keys! {
         /// The keys that records are encrypted with, in the store and in the cache, as in
         /// [{ id = "2026-11", file = "/run/secrets/oncegate-key-1" }]: AES-256-GCM, bound to record and attempt. The first
         /// encrypts, and all of them decrypt. A request whose record has another key gets 503 `store-unavailable` and does not
-        /// run. A reload takes other keys; only a start begins or ends encryption. If omitted, whoever has a copy of the store
-        /// can read answers and the heads of requests. See docs/operate/encryption.md.
+        /// run. A reload takes other keys; only a start begins or ends encryption. If omitted, everyone who has a copy of the
+        /// store can read answers and the heads of requests. See docs/operate/encryption.md.
         encryption_keys: Vec<KeyFile> = Vec::new()
             => sealing::key_files(), Example("[{ id = \"2026-11\", file = \"/run/secrets/oncegate-key-1\" }]");
         /// A Redis that answers retries before a PostgreSQL store is asked, so that a gate need not have seen the first

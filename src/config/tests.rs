@@ -363,8 +363,14 @@ fn the_examples_in_the_annotated_default_are_accepted() {
     let mut text = with_examples();
     // What only a database has needs one.
     text = text.replace("url = \"sqlite:oncegate.db\"", "url = \"postgres://oncegate@db.internal/oncegate\"");
-    for name in ["oncegate-admin-token", "oncegate-id-secret", "oncegate-database-password", "oncegate-cache-password"]
-    {
+    let secrets = [
+        "oncegate-admin-token",
+        "oncegate-id-secret",
+        "oncegate-key-1",
+        "oncegate-database-password",
+        "oncegate-cache-password",
+    ];
+    for name in secrets {
         let file: PathBuf = directory.path().join(name);
         std::fs::write(&file, "x".repeat(32)).unwrap();
         let inside = Path::new("/run/secrets").join(name);
