@@ -20,6 +20,7 @@ mod explain;
 mod health;
 mod http_client;
 mod identity_changes;
+mod keys;
 mod man;
 mod migrate;
 mod observed;
@@ -54,6 +55,8 @@ enum Command {
     Observed(observed::ObservedArgs),
     Health(health::HealthArgs),
     Reload(reload::ReloadArgs),
+    #[command(subcommand)]
+    Keys(keys::Command),
     Completions(completions::CompletionsArgs),
     Man(man::ManArgs),
     Demo(demo::DemoArgs),
@@ -118,6 +121,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Observed(args) => observed::run(args),
         Command::Health(args) => health::run(args),
         Command::Reload(args) => reload::run(args),
+        Command::Keys(command) => keys::run(command),
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => man::run(args),
         Command::Demo(args) => demo::run(args),

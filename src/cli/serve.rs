@@ -27,6 +27,7 @@ use crate::http::upstream::Upstream;
 use crate::http::usage::Usage;
 use crate::idempotency::identity::Identifier;
 use crate::store::Store;
+use crate::store::sealed::Keyring;
 use crate::telemetry::{logs, metrics::Metrics};
 use crate::worker;
 
@@ -145,6 +146,8 @@ pub(super) struct Serving {
     drain_timeout: Duration,
     metrics: Metrics,
     store: Arc<dyn Store>,
+    /// What seals records, where the start had keys for it.
+    keyring: Option<Arc<Keyring>>,
     readiness: Readiness,
     notices: Notices,
     servers: JoinSet<()>,
@@ -190,11 +193,14 @@ impl Serving {
         let admin_stop = watch::Sender::new(false);
         let admin_task = tokio::spawn(admin::serve(listener, Arc::clone(&admin_state), admin_stop.subscribe()));
 
-        let Some(opened) = opening::open(&config.store, &readiness, signals).await? else { return Ok(None) };
+        let Some(mut opened) = opening::open(&config.store, &readiness, signals).await? else { return Ok(None) };
         let upkeep = if opened.is_shared { worker::Settings::beside_callers() } else { worker::Settings::default() };
         let (summary, log_format) = (Summary::of(&config, opened.durability.clone()), config.log.format);
         let written = Written::of(&config);
-        let store = remembering::before(opened, &config, &metrics)?;
+        let keyring = (!config.sealing.is_empty()).then(|| Arc::new(Keyring::new(config.sealing.clone())));
+        let lost = std::mem::take(&mut opened.lost);
+        let store = remembering::before(opened, &config, keyring.clone(), &metrics)?;
+        worker::report_lost(&*store, &lost).await;
         if config.router.routes().iter().any(|route| route.policy.quota.is_some()) {
             match store.quotas() {
                 Some(_) => tracing::info!("quotas are counted by all gates together, in Redis"),
@@ -255,6 +261,7 @@ impl Serving {
             drain_timeout,
             metrics,
             store,
+            keyring,
             readiness,
             notices,
             servers,

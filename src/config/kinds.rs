@@ -279,6 +279,7 @@ fn list_of<T: 'static>(item: Kind<T>, filled: Option<&'static str>, is_unique: b
     fn printed<T>(print: &Print<T>, values: &[T]) -> Array {
         values.iter().filter_map(print).collect()
     }
+    let of_tables = (item.shape)()["type"] == "object";
     let print = Rc::new(item.print);
     let print_item = Rc::clone(&print);
     let check = move |values: Vec<T>| {
@@ -306,8 +307,11 @@ fn list_of<T: 'static>(item: Kind<T>, filled: Option<&'static str>, is_unique: b
         inner: || Inner::None,
         take: Box::new(move |node| {
             let Some(items) = node.items() else {
-                let other = if node.is_table() { "{ ... }" } else { "..." };
-                let example = node.text().map_or_else(|_| other.to_owned(), |text| format!("\"{text}\""));
+                let example = match node.text() {
+                    _ if of_tables || node.is_table() => "{ ... }".to_owned(),
+                    Ok(text) => format!("\"{text}\""),
+                    Err(_) => "...".to_owned(),
+                };
                 return node.accept(Err(node.expected("a list").hint(format!("write [{example}]"))));
             };
             let values: Vec<T> = items.iter().filter_map(|item_node| (item.take)(item_node)).collect();

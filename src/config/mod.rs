@@ -26,6 +26,7 @@ use self::listeners::Serving;
 use self::node::Table;
 use crate::http::socket::Listen;
 use crate::route::Router;
+use crate::store::sealed::SealingKey;
 use crate::telemetry::logs;
 use crate::{admin, gate, http};
 
@@ -82,6 +83,8 @@ pub struct Resolved {
     pub cache_max_age: Duration,
     /// `[store] cache_max_bytes`
     pub cache_max_bytes: u64,
+    /// `[store] encryption_keys`: the first seals, all open.
+    pub sealing: Vec<SealingKey>,
     /// `[store] cache_max_entries`. Never 0.
     pub cache_max_entries: usize,
     /// The settings of the gate, from `[store]`, `[headers]` and `default_upstream`.
@@ -166,6 +169,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
         cache: store.cache,
         cache_max_age: store.keys.cache_max_age,
         cache_max_bytes: store.keys.cache_max_bytes,
+        sealing: store.sealing,
         cache_max_entries: store.keys.cache_max_entries,
         gate: gate::Settings {
             service: store.keys.service,

@@ -18,8 +18,17 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, Wrong> {
     read_most(path, LARGEST)
 }
 
+/// Reads the file of a secret as it is.
+pub(super) fn read_whole(path: &Path) -> Result<Vec<u8>, Wrong> {
+    read_at_most(path, LARGEST)
+}
+
 /// Reads a file of at most so many bytes, without the white space at both ends.
 pub(super) fn read_most(path: &Path, most: u64) -> Result<Vec<u8>, Wrong> {
+    read_at_most(path, most).map(|content| content.trim_ascii().to_vec())
+}
+
+fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>, Wrong> {
     let mut content = Vec::new();
     let reading = File::open(path).and_then(|file| file.take(most + 1).read_to_end(&mut content));
     if let Err(error) = reading {
@@ -30,5 +39,5 @@ pub(super) fn read_most(path: &Path, most: u64) -> Result<Vec<u8>, Wrong> {
         let wrong = Wrong::new(format!("{} is longer than {most} bytes", path.display()));
         return Err(wrong.hint("name a file that holds nothing but the secret"));
     }
-    Ok(content.trim_ascii().to_vec())
+    Ok(content)
 }

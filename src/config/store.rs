@@ -7,18 +7,21 @@ use std::time::Duration;
 use serde_json::json;
 
 use self::location::{Location, UrlGrammar};
+use self::sealing::KeyFile;
 use super::declare::{Keys as _, Shown::Example, keys};
 use super::kinds::{Kind, Toml, file, number, size, text, time};
 use super::node::{Node, Table, Wrong};
 use super::secrets;
 use crate::gate::Secret;
 use crate::store::postgres::Settings;
+use crate::store::sealed::SealingKey;
 
 mod cache;
 mod encryption;
 mod location;
 mod postgres;
 mod redis;
+mod sealing;
 
 pub use postgres::Postgres;
 pub use redis::Redis;
@@ -60,6 +63,13 @@ keys! {
         /// A file with a secret of at least 32 bytes. With it, the ids of records cannot be guessed from keys, and a copy of
         /// the store does not help to guess callers' passwords. A new secret forgets every key.
         id_secret_file: Option<PathBuf> = None => file().optional(), Example("\"/run/secrets/oncegate-id-secret\"");
+        /// The keys that records are encrypted with, in the store and in the cache, as in
+        /// [{ id = "2026-11", file = "/run/secrets/oncegate-key-1" }]: AES-256-GCM, bound to record and attempt. The first
+        /// encrypts, and all of them decrypt. A request whose record has another key gets 503 `store-unavailable` and does not
+        /// run. A reload takes other keys; only a start begins or ends encryption. If omitted, everyone who has a copy of the
+        /// store can read answers and the heads of requests. See docs/operate/encryption.md.
+        encryption_keys: Vec<KeyFile> = Vec::new()
+            => sealing::key_files(), Example("[{ id = \"2026-11\", file = \"/run/secrets/oncegate-key-1\" }]");
         /// A Redis that answers retries before a PostgreSQL store is asked, so that a gate need not have seen the first
         /// answer itself. The URL has the form of a Redis store's. The cache is never believed over the store, and can be
         /// lost at any time. Its content is authenticated, with `id_secret_file` too if that is set.
@@ -90,6 +100,8 @@ pub(super) struct Section {
     pub cache: Option<Redis>,
     /// The content of `id_secret_file`.
     pub id_secret: Option<Secret>,
+    /// `encryption_keys`
+    pub sealing: Vec<SealingKey>,
     /// The keys, without passwords.
     pub keys: Keys,
 }
@@ -154,7 +166,8 @@ pub(super) fn read(root: &Table<'_>) -> Section {
     keys.cache = cache.as_ref().map(|cache| cache.url.clone());
     root.print("store", keys.print_table());
     let id_secret = table.read_file("id_secret_file", keys.id_secret_file.as_deref(), secret);
-    Section { url, cache, id_secret, keys }
+    let sealing = sealing::read(&table, &keys.encryption_keys);
+    Section { url, cache, id_secret, sealing, keys }
 }
 
 /// Reads the name of a service, a namespace or a route.

@@ -156,7 +156,7 @@ ONCEGATE_DEFAULTS__TTL: defaults.ttl: a duration needs a unit
 ONCEGATE_SERVER_LISTEN: server_listen: unknown key in the top level
     hint: did you mean ONCEGATE_SERVER__LISTEN, with two underscores between levels?
 ONCEGATE_STORE__COLOUR: store.colour: unknown key in [store]
-    hint: the keys here are url, password_file, connections, service, id_secret_file, cache, cache_password_file, \
+    hint: the keys here are url, password_file, connections, service, id_secret_file, encryption_keys, cache, cache_password_file, \
 cache_max_age, cache_max_bytes, cache_max_entries, settle_timeout
 --listen: server.listen: `nowhere` is not an address
     hint: write an address and a port, such as \"127.0.0.1:8080\" or \"[::1]:8080\"
@@ -363,8 +363,14 @@ fn the_examples_in_the_annotated_default_are_accepted() {
     let mut text = with_examples();
     // What only a database has needs one.
     text = text.replace("url = \"sqlite:oncegate.db\"", "url = \"postgres://oncegate@db.internal/oncegate\"");
-    for name in ["oncegate-admin-token", "oncegate-id-secret", "oncegate-database-password", "oncegate-cache-password"]
-    {
+    let secrets = [
+        "oncegate-admin-token",
+        "oncegate-id-secret",
+        "oncegate-key-1",
+        "oncegate-database-password",
+        "oncegate-cache-password",
+    ];
+    for name in secrets {
         let file: PathBuf = directory.path().join(name);
         std::fs::write(&file, "x".repeat(32)).unwrap();
         let inside = Path::new("/run/secrets").join(name);

@@ -1,7 +1,7 @@
 //! The stored form of what was claimed and what was answered.
 //!
-//! Both begin with the format's version (1; 2 for a head with a proof, 3 for one with details) and an envelope (0: plain; the
-//! other values are kept for encryption).
+//! Both begin with the format's version (1; 2 for a head with a proof, 3 for one with details) and an envelope (0: plain; 1:
+//! encrypted, in version 1 whatever it holds, and decrypted before it comes here).
 //! What begins otherwise is [`Unreadable`], and so is what breaks off, holds an impossible value or goes on too long.
 //! Integers are big-endian; a *part* is its length in four bytes, then its bytes; a *list* is its length in four
 //! bytes, then its items.
@@ -66,6 +66,9 @@ const WITH_PROOF: u8 = 2;
 const WITH_DETAILS: u8 = 3;
 /// The envelope of values that are stored verbatim.
 pub(super) const PLAIN: u8 = 0;
+
+/// How a value begins that is encrypted.
+pub const SEALED: [u8; 2] = [VERSION, 1];
 /// The version of recipes.
 const RECIPE_VERSION: u8 = 1;
 /// The most headers, and the most trailers, of an answer: more cannot be replayed.

@@ -19,6 +19,7 @@ mod quota;
 pub mod redis;
 mod removals;
 mod rules;
+pub mod sealed;
 #[cfg(test)]
 #[path = "../../tests/servers/mod.rs"]
 pub(crate) mod servers;

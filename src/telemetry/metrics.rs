@@ -21,10 +21,11 @@ use super::limits::{Level, Limit, LimitMetrics};
 use super::log_throttle::LogThrottle;
 use super::observed::{Observed, ObservedReport};
 use super::outcome::Outcome;
-use crate::idempotency::record::State;
+use crate::idempotency::record::{RecordId, State};
 use crate::store::ErrorKind;
 use crate::store::cached::CacheResult;
 use crate::store::metered::StoreOp;
+use crate::store::sealed::Closed;
 
 /// Upper bounds of request and upstream durations, in seconds.
 const REQUEST_BUCKETS: &[f64] =
@@ -77,6 +78,7 @@ struct Families {
     control_invalid: IntCounterVec,
     cache_requests: IntCounterVec,
     limit_exceeded: IntCounterVec,
+    unsealed: [IntCounter; Closed::ALL.len()],
     levels: [Level; Limit::ALL.len()],
     connections: IntGauge,
     requests_in_flight: IntGauge,
@@ -134,6 +136,24 @@ impl Metrics {
         let result = |answered: CacheResult| self.families.cache_requests.with_label_values(&[answered.as_str()]);
         let results = CacheResult::ALL.map(result);
         move |answered| results[answered as usize].inc()
+    }
+
+    /// Counts and logs parts of records that could not be decrypted.
+    pub fn unsealed(&self) -> impl Fn(RecordId, Closed) + Send + Sync + 'static {
+        let families = self.families.clone();
+        let warned = LogThrottle::default();
+        move |record, closed| {
+            families.unsealed[closed as usize].inc();
+            let Some(others) = warned.due() else { return };
+            match closed {
+                Closed::NoKey => tracing::error!(
+                    %record, others, "a record is encrypted with a key that store.encryption_keys does not have: its requests get 503"
+                ),
+                Closed::Altered => tracing::error!(
+                    %record, others, "a record was altered or moved in the store, and does not decrypt: its requests get 503"
+                ),
+            }
+        }
     }
 
     /// How often limits were reached, and how much is taken of them.
@@ -383,6 +403,19 @@ impl Families {
                     &["limit"],
                 ),
             ),
+            unsealed: {
+                let unsealed = add(
+                    &registry,
+                    IntCounterVec::new(
+                        Opts::new(
+                            "oncegate_unsealed_total",
+                            "Parts of records that could not be decrypted, by reason.",
+                        ),
+                        &["reason"],
+                    ),
+                );
+                Closed::ALL.map(|closed| unsealed.with_label_values(&[closed.as_str()]))
+            },
             levels: Limit::ALL.map(|_| Level::default()),
             connections: gauge(&registry, "oncegate_connections", "Connections of clients."),
             requests_in_flight: gauge(

@@ -4,6 +4,7 @@
 #![allow(unreachable_pub, reason = "nothing reaches into a test binary")]
 
 mod admin;
+mod at_rest;
 mod bad_requests;
 mod browser;
 mod cache_faults;

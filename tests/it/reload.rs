@@ -16,7 +16,7 @@ const ENDED: [&str; 2] =
 
 /// Writes the plan's file over the gate's own, reloads it, and says whether that worked.
 #[track_caller]
-fn reload(gate: &Gate, plan: &Plan) -> bool {
+pub fn reload(gate: &Gate, plan: &Plan) -> bool {
     plan.config();
     reload_as_it_is(gate)
 }

@@ -22,7 +22,7 @@ fn where_logs_are_json_one_line_says_what_the_gate_does() {
     assert_eq!(field("listen"), format!("http://{}", gate.address));
     assert_eq!(field("admin"), format!("http://{}, without a token", gate.admin));
     assert!(field("upstreams").contains(&upstream.url()), "{line}");
-    for name in ["store", "survives", "risks"] {
+    for name in ["store", "survives", "at_rest", "risks"] {
         assert!(!field(name).is_empty(), "{name}: {line}");
     }
     let [protected] = line["protected"].as_array().expect("an array").as_slice() else { panic!("{line}") };

@@ -231,6 +231,14 @@ impl Facts {
             environment: ASKING,
             examples: &[("After an edit of the file:", "oncegate reload --config /etc/oncegate/oncegate.toml")],
         },
+        printing("keys", &[]),
+        Self {
+            command: "keys generate",
+            ends: &[(0, "The key is printed or written."), (1, "The file exists, or cannot be written.")],
+            files: &[],
+            environment: &[],
+            examples: &[("A new key that nobody else can read:", "oncegate keys generate --out oncegate-key-1")],
+        },
         printing("completions", &[("For bash:", "oncegate completions bash > oncegate.bash")]),
         Self {
             command: "man",

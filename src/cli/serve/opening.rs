@@ -11,9 +11,9 @@ use super::Signals;
 use super::durability::Durability;
 use crate::admin::{Phase, Readiness};
 use crate::config::{self, Store as StoreSettings};
+use crate::idempotency::record::RecordId;
 use crate::store::postgres::{self, OpenError, Postgres};
 use crate::store::{Store, memory::Memory, redis, sqlite};
-use crate::worker;
 
 /// How often to look whether the process that holds the store has gone.
 const LOCK_POLL: Duration = Duration::from_millis(200);
@@ -35,6 +35,8 @@ pub(super) struct Opened {
     pub(super) is_shared: bool,
     /// What a cache in front of it is bound to, where it can have one.
     pub(super) bound_to: Option<postgres::Opened>,
+    /// Records that turned unknown when it was opened: their process has died.
+    pub(super) lost: Vec<RecordId>,
     /// What it survives and what it does not.
     pub(super) durability: Durability,
 }
@@ -48,7 +50,7 @@ pub(super) async fn open(
     let opened = match settings {
         StoreSettings::Memory => {
             let (store, durability) = (Arc::new(Memory::new()), Durability::memory());
-            Some(Opened { store, is_shared: false, bound_to: None, durability })
+            Some(Opened { store, is_shared: false, bound_to: None, lost: Vec::new(), durability })
         }
         StoreSettings::Sqlite { path } => open_sqlite(path, readiness, signals).await?,
         StoreSettings::Postgres(settings) => open_postgres(settings, readiness, signals).await?,
@@ -79,9 +81,9 @@ async fn open_sqlite(path: &Path, readiness: &Readiness, signals: &mut Signals) 
             Err(error) => return Err(error.into()),
         }
     };
-    worker::report_lost(&store, store.turned_unknown()).await;
+    let lost = store.turned_unknown().to_vec();
     let durability = Durability::sqlite(&path, sqlite::filesystem_warning(&path));
-    Ok(Some(Opened { store: Arc::new(store), is_shared: false, bound_to: None, durability }))
+    Ok(Some(Opened { store: Arc::new(store), is_shared: false, bound_to: None, lost, durability }))
 }
 
 async fn lock(path: &Path, readiness: &Readiness, signals: &mut Signals) -> anyhow::Result<Option<sqlite::Lock>> {
@@ -118,7 +120,7 @@ async fn open_postgres(
     };
     let durability = Durability::postgres(&servers, settings.settings.connections, store.description());
     let bound_to = Some(store.opened());
-    Ok(Some(Opened { store: Arc::new(store), is_shared: true, bound_to, durability }))
+    Ok(Some(Opened { store: Arc::new(store), is_shared: true, bound_to, lost: Vec::new(), durability }))
 }
 
 async fn open_redis(
@@ -132,7 +134,7 @@ async fn open_redis(
     let is_away = |error: &redis::OpenError| matches!(error, redis::OpenError::Unreachable(_));
     let Some(store) = reach("Redis", &servers, open, is_away, readiness, signals).await? else { return Ok(None) };
     let durability = Durability::redis(&servers, store.description());
-    Ok(Some(Opened { store: Arc::new(store), is_shared: true, bound_to: None, durability }))
+    Ok(Some(Opened { store: Arc::new(store), is_shared: true, bound_to: None, lost: Vec::new(), durability }))
 }
 
 /// Opens a store on other machines as soon as it can be reached; nothing if the process was stopped while it waited.

@@ -49,6 +49,7 @@ pub(super) struct StartSettings {
     id_secret: Option<Arc<[u8]>>,
     password: Option<Vec<u8>>,
     cache_password: Option<Vec<u8>>,
+    is_sealed: bool,
 }
 
 impl StartSettings {
@@ -59,6 +60,7 @@ impl StartSettings {
             Store::Redis(store) => store.servers.password.clone().map(String::into_bytes),
         };
         Self {
+            is_sealed: !config.sealing.is_empty(),
             effective: config.effective.clone(),
             id_secret: config.gate.id_secret.as_ref().map(|secret| Arc::clone(&secret.0)),
             password,
@@ -87,6 +89,7 @@ impl StartSettings {
         let mut changes = self.changes(other, &AT_START);
         changes.extend((self.password != other.password).then_some("store.password_file"));
         changes.extend((self.cache_password != other.cache_password).then_some("store.cache_password_file"));
+        changes.extend((self.is_sealed != other.is_sealed).then_some("store.encryption_keys"));
         changes
     }
 }
@@ -156,6 +159,9 @@ impl Serving {
             return Err(error);
         }
 
+        if let Some(keyring) = self.keyring.as_ref().filter(|_| !config.sealing.is_empty()) {
+            keyring.replace(config.sealing);
+        }
         server::ServerState::replace(&self.current, next, config.server.limits, config.server.accept);
         reload.done();
         (self.shutdown_delay, self.drain_timeout) = (config.server.shutdown_delay, config.server.drain_timeout);

@@ -6,13 +6,20 @@ use anyhow::Context as _;
 
 use super::opening::Opened;
 use crate::config::Resolved;
-use crate::store::cached::{Cached, Settings, SharedSettings};
+use crate::store::cached::{Cached, RemoteCache, Settings, SharedSettings};
 use crate::store::metered::Metered;
+use crate::store::sealed::{Keyring, Sealed, SealedCache};
 use crate::store::{Store, redis};
 use crate::telemetry::metrics::Metrics;
 
-/// Puts the memory of this process before a store, and the cache that gates share where there is one.
-pub(super) fn before(opened: Opened, config: &Resolved, metrics: &Metrics) -> anyhow::Result<Arc<dyn Store>> {
+/// Puts the memory of this process before a store, and the cache that gates share where there is one. Store and cache get
+/// nothing that `keys` did not seal, where there are any; the memory is not sealed.
+pub(super) fn before(
+    opened: Opened,
+    config: &Resolved,
+    keys: Option<Arc<Keyring>>,
+    metrics: &Metrics,
+) -> anyhow::Result<Arc<dyn Store>> {
     let settings = Settings {
         most_entries: config.cache_max_entries,
         most_bytes: config.cache_max_bytes,
@@ -25,11 +32,19 @@ pub(super) fn before(opened: Opened, config: &Resolved, metrics: &Metrics) -> an
             let remote = remote.with_context(|| format!("[store] cache: {servers}"))?;
             let id_secret = config.gate.id_secret.as_ref().map_or_else(|| [].into(), |secret| Arc::clone(&secret.0));
             let secrets = [id_secret, store.secret.into()];
-            Some(SharedSettings { remote: Arc::new(remote), secrets, time: (store.time, store.asked) })
+            let remote: Arc<dyn RemoteCache> = match &keys {
+                Some(keys) => Arc::new(SealedCache::new(Arc::new(remote), Arc::clone(keys))),
+                None => Arc::new(remote),
+            };
+            Some(SharedSettings { remote, secrets, time: (store.time, store.asked) })
         }
         _ => None,
     };
     let calls = metrics.store(opened.store.kind());
-    let store = Arc::new(Metered::new(opened.store, calls));
+    let store: Arc<dyn Store> = Arc::new(Metered::new(opened.store, calls));
+    let store = match keys {
+        Some(keys) => Arc::new(Sealed::new(store, keys, metrics.unsealed())),
+        None => store,
+    };
     Ok(Arc::new(Cached::new(store, &settings, shared, metrics.cache())))
 }

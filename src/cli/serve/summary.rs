@@ -2,11 +2,12 @@
 //! and what it does not.
 
 use std::fmt::{self, Write as _};
+use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
 use super::durability::Durability;
-use crate::config::{Resolved, show_duration};
+use crate::config::{Resolved, Store, show_duration};
 use crate::http::socket::Listen;
 use crate::http::upstream::{self, Place};
 use crate::idempotency::key::{KeyRule, KeySource};
@@ -41,6 +42,8 @@ pub(super) struct Summary {
     has_token: bool,
     upstreams: Vec<String>,
     store: Durability,
+    /// Who can read what the store keeps; nothing where it keeps nothing.
+    at_rest: Option<AtRest>,
     /// The cache in front of the store.
     cache: Option<String>,
     protected: Vec<Protected>,
@@ -69,6 +72,48 @@ struct Shown {
     upstream: String,
 }
 
+/// Who can read what the store keeps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum AtRest {
+    /// Whoever has a copy.
+    Readable,
+    /// Those who have these keys, of which the first encrypts.
+    Encrypted(Vec<Arc<str>>),
+}
+
+impl AtRest {
+    fn of(config: &Resolved) -> Option<Self> {
+        let ids: Vec<Arc<str>> = config.sealing.iter().map(|key| Arc::clone(&key.id)).collect();
+        match config.store {
+            Store::Memory => None,
+            _ if ids.is_empty() => Some(Self::Readable),
+            _ => Some(Self::Encrypted(ids)),
+        }
+    }
+
+    /// It after a reload: keys replace keys, but only a start begins or ends encryption.
+    fn reloaded(before: Option<&Self>, config: &Resolved) -> Option<Self> {
+        match (before, Self::of(config)) {
+            (Some(Self::Encrypted(_)), now @ Some(Self::Encrypted(_))) => now,
+            _ => before.cloned(),
+        }
+    }
+}
+
+impl fmt::Display for AtRest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Encrypted(ids) => match &ids[..] {
+                [first, others @ ..] if !others.is_empty() => {
+                    write!(f, "encrypted with the key {first}; decrypted with {} too", others.join(", "))
+                }
+                ids => write!(f, "encrypted with the key {}", ids.join(", ")),
+            },
+            Self::Readable => f.write_str("readable by whoever has a copy; store.encryption_keys encrypts it"),
+        }
+    }
+}
+
 impl Summary {
     /// The summary of a gate with this configuration and store.
     pub(super) fn of(config: &Resolved, store: Durability) -> Self {
@@ -87,6 +132,7 @@ impl Summary {
             has_token: config.admin.token.is_some(),
             upstreams: bounded(config.upstreams.iter().map(show_upstream)),
             store,
+            at_rest: AtRest::of(config),
             cache: config.cache.as_ref().map(|cache| format!("Redis at {}, in front of the store", cache.servers())),
             protected,
             more_protected: protecting.count(),
@@ -102,7 +148,8 @@ impl Summary {
     /// The summary after a reload. What only a start sets stays.
     pub(super) fn reloaded(&self, config: &Resolved) -> Self {
         let now = Self::of(config, self.store.clone());
-        Self { cache: self.cache.clone(), ..now }.at(self.admin.clone(), self.listen.clone())
+        let at_rest = AtRest::reloaded(self.at_rest.as_ref(), config);
+        Self { cache: self.cache.clone(), at_rest, ..now }.at(self.admin.clone(), self.listen.clone())
     }
 
     /// Logs it: as one block, or as one line with a field for each part where lines are JSON.
@@ -118,6 +165,7 @@ impl Summary {
                 store = self.store.place,
                 cache = self.cache,
                 survives = self.store.survives,
+                at_rest = self.at_rest.as_ref().map(tracing::field::display),
                 risks = self.risks().join("; "),
                 protected = self.protected_json().to_string(),
                 more_protected = (self.more_protected > 0).then_some(self.more_protected),
@@ -143,6 +191,7 @@ impl Summary {
         lines("upstreams", &self.upstreams);
         lines("store", std::slice::from_ref(&self.store.place));
         lines("  survives", &[self.store.survives.to_owned()]);
+        lines("  at rest", self.at_rest.as_ref().map(AtRest::to_string).as_slice());
         lines("  risks", &self.risks());
         lines("cache", self.cache.as_slice());
         let mut protected: Vec<String> = self.protected.iter().map(|known| known.route.to_string()).collect();

@@ -45,9 +45,10 @@ fn every_declared_key_is_documented_described_printed_and_suggested() {
     // A policy is documented once, under [defaults], and printed once, with each route. Tables in one line have one example.
     let of_policy = |path: &str| path.replace("routes.*.", "defaults.");
     for (path, key) in &keys {
-        let in_one_line = ["tls.", "in_flight.", "outcomes_body.", "recovery.", "quota.", "request_time."]
-            .iter()
-            .any(|table| path.contains(table));
+        let in_one_line =
+            ["tls.", "in_flight.", "outcomes_body.", "recovery.", "quota.", "request_time.", "encryption_keys."]
+                .iter()
+                .any(|table| path.contains(table));
         let is_documented = [path.clone(), of_policy(path)].iter().any(|path| shown[0].contains(path));
         assert!(is_documented || in_one_line, "{path} is not in the annotated file");
         assert!(!key.doc.is_empty(), "{path} has no documentation");
@@ -98,6 +99,7 @@ fn everything() -> Resolved {
         "default_upstream = \"app\"\n[headers]\nforward_key_as = \"X-Request-Id\"\n\
          [server]\ntls = {{ cert = {own:?}, key = {own:?}, client_ca = {own:?}, client_crl = {own:?} }}\n[admin]\ntoken_file = {secret:?}\n\
          [store]\nurl = \"postgres://db.internal/oncegate\"\npassword_file = {secret:?}\nid_secret_file = {secret:?}\n\
+         encryption_keys = [{{ id = \"a\", file = {secret:?} }}]\n\
          cache = \"redis://cache.internal\"\ncache_password_file = {secret:?}\n[upstreams.app]\nurl = \"https://app\"\n\
          tls = {{ ca = {own:?}, cert = {own:?}, key = {own:?}, name = \"app\", crl = {own:?} }}\n\
          [policy_page]\npath = \"/policy\"\n[[routes]]\nname = \"r\"\npath = \"/r\"\n\

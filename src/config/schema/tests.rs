@@ -68,6 +68,7 @@ fn is_list(path: &str) -> bool {
         "methods",
         "origins",
         "outcomes_body",
+        "encryption_keys",
         "trusted_proxies",
         "upgrades",
         "algorithms",
@@ -111,7 +112,7 @@ fn every_key_of_a_table_has_a_type_and_a_description() {
             assert!(is_entry || is_described, "{path}.{key} is not described");
         }
     }
-    assert_eq!(found.len(), 38, "{:?}", found.iter().map(|(path, _)| path).collect::<Vec<_>>());
+    assert_eq!(found.len(), 39, "{:?}", found.iter().map(|(path, _)| path).collect::<Vec<_>>());
 }
 
 #[test]
@@ -152,6 +153,10 @@ const LEFT_TO_CHECK: &[&str] = &[
     "cors: routes[0].cors.credentials",
     "cors: routes[1].cors.origins",
     "duplicate-names: routes[1].name",
+    "encryption-key-missing: store.encryption_keys[1].file",
+    "encryption-key-too-short: store.encryption_keys[0].file",
+    "encryption-key-twice: store.encryption_keys[1].file",
+    "encryption-keys-of-one-id: store.encryption_keys",
     "endless-secret: store.id_secret_file",
     "fingerprint-key-without-scope: routes[0].scope",
     "fingerprints: routes[0].fingerprint",

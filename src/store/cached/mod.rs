@@ -40,6 +40,7 @@ use super::{
     Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
     NamespaceRules, Origin, Page, Removal, Settled, SharedQuotas, Store,
 };
+use crate::idempotency::codec::SEALED;
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
 /// How long a hint that a key is in flight is trusted.
@@ -214,8 +215,12 @@ impl Cached {
         }
     }
 
-    /// Caches a record from the store, here and for the other gates.
+    /// Caches a record from the store, here and for the other gates. One that could not be decrypted is not kept: another
+    /// gate may have its key, and this one after a reload.
     fn keep(&self, id: RecordId, record: &Record, now: Timestamp, asked: Instant, removals: u64) {
+        if is_sealed(record) {
+            return;
+        }
         self.local.keep(id, CacheEntry { record: record.clone(), read_at: now, asked }, removals);
         self.put(id, record, now, now, removals);
     }
@@ -252,6 +257,10 @@ impl Cached {
             tier.client.delete(id);
         }
     }
+}
+
+fn is_sealed(record: &Record) -> bool {
+    record.head.starts_with(&SEALED) || record.answer.as_ref().is_some_and(|answer| answer.starts_with(&SEALED))
 }
 
 #[async_trait]

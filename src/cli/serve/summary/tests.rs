@@ -160,6 +160,31 @@ fn a_reload_changes_what_it_sets_and_nothing_else() {
 }
 
 #[test]
+fn a_reload_replaces_keys_and_does_not_begin_or_end_encryption() {
+    let directory = tempfile::tempdir().unwrap();
+    let with = |ids: &[&str]| {
+        let entry = |id: &&str| {
+            let file = directory.path().join(id);
+            std::fs::write(&file, id.repeat(32)).unwrap();
+            format!("{{ id = {id:?}, file = {file:?} }}")
+        };
+        let entries: Vec<String> = ids.iter().map(entry).collect();
+        loaded(&format!("[store]\nencryption_keys = [{}]", entries.join(", ")))
+    };
+    let at_rest = |summary: &Summary| {
+        let text = summary.text();
+        let line = text.lines().find_map(|line| line.trim().strip_prefix("at rest").map(str::trim));
+        line.unwrap_or_else(|| panic!("{text}")).to_owned()
+    };
+    let (readable, encrypted) = (Summary::of(&with(&[]), sqlite()), Summary::of(&with(&["a"]), sqlite()));
+    assert_eq!(at_rest(&encrypted), "encrypted with the key a");
+    let rotated = encrypted.reloaded(&with(&["b", "a"]));
+    assert_eq!(at_rest(&rotated), "encrypted with the key b; decrypted with a too");
+    assert_eq!(at_rest(&rotated.reloaded(&with(&[]))), at_rest(&rotated));
+    assert_eq!(at_rest(&readable.reloaded(&with(&["a"]))), at_rest(&readable));
+}
+
+#[test]
 fn no_secret_is_shown() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("secret");

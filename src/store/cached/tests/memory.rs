@@ -55,6 +55,20 @@ async fn a_record_is_recalled_until_it_expires() {
     assert!(store.recall(ID).is_none());
 }
 
+/// A reload may bring its key.
+#[tokio::test]
+async fn a_record_that_was_not_decrypted_is_not_recalled() {
+    let store = alone(Arc::new(Memory::new()));
+    store.claim(ID, fresh(1)).await.unwrap();
+    let end = End::Complete {
+        answer: Bytes::from_static(b"\x01\x01 is sealed"),
+        expiry: crate::store::Expiry::FromClaim(TTL),
+    };
+    store.settle(ID, Attempt([1; 16]), end).await.unwrap();
+    let Claim::Exists { .. } = store.claim(ID, fresh(2)).await.unwrap() else { panic!("claimed twice") };
+    assert!(store.recall(ID).is_none());
+}
+
 #[tokio::test]
 async fn a_removed_record_is_not_recalled() {
     let store = warm().await;

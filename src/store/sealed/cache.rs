@@ -1,0 +1,61 @@
+//! A cache whose values are sealed.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::sync::broadcast;
+
+use super::keyring::{Keyring, Part};
+use crate::idempotency::record::{Attempt, RecordId};
+use crate::store::cached::{CacheOperation, RemoteCache, RemoteError};
+use crate::store::{Removal, SharedQuotas};
+
+/// Values are not of one attempt: each replaces what stood there.
+const NO_ATTEMPT: Attempt = Attempt([0; 16]);
+
+/// A cache that sees values only in sealed form. What does not open is no value.
+pub struct SealedCache {
+    cache: Arc<dyn RemoteCache>,
+    keys: Arc<Keyring>,
+}
+
+impl SealedCache {
+    /// Seals what goes to `cache`.
+    pub fn new(cache: Arc<dyn RemoteCache>, keys: Arc<Keyring>) -> Self {
+        Self { cache, keys }
+    }
+
+    fn open(&self, id: RecordId, value: &Bytes) -> Option<Bytes> {
+        self.keys.open(id, NO_ATTEMPT, Part::Cached, value).ok()
+    }
+}
+
+#[async_trait]
+impl RemoteCache for SealedCache {
+    async fn execute(&self, batch: &[CacheOperation]) -> Result<Vec<Option<Bytes>>, RemoteError> {
+        let sealed: Vec<CacheOperation> = batch
+            .iter()
+            .map(|operation| match operation {
+                CacheOperation::Put(id, value, life) => {
+                    CacheOperation::Put(*id, self.keys.seal(*id, NO_ATTEMPT, Part::Cached, value), *life)
+                }
+                operation => operation.clone(),
+            })
+            .collect();
+        let asked = batch.iter().filter_map(|operation| match operation {
+            CacheOperation::Get(id) => Some(*id),
+            _ => None,
+        });
+        let values = self.cache.execute(&sealed).await?;
+        Ok(asked.zip(values).map(|(id, value)| value.and_then(|value| self.open(id, &value))).collect())
+    }
+
+    fn removals(&self) -> broadcast::Receiver<Removal> {
+        self.cache.removals()
+    }
+
+    fn quotas(&self) -> Option<Arc<dyn SharedQuotas>> {
+        self.cache.quotas()
+    }
+}

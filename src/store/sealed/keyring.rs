@@ -1,0 +1,292 @@
+//! Sealing: what a store and a cache keep of requests and answers is encrypted and authenticated, under keys that they do not
+//! have.
+//!
+//! ```text
+//! version 1 | sealed 1 | name of the key 8 | nonce 12 | AES-256-GCM of the plain form, with its tag of 16
+//! ```
+//!
+//! In plain forms the second byte is 0 (`idempotency/codec.rs`), so the two cannot be confused.
+//!
+//! Three keys are derived from each key of the configuration by HMAC-SHA256: one for the keys of values, one for nonces, and
+//! one that is cut to the name. Each value is encrypted under a key of its own: HMAC-SHA256, under the first of these, of the
+//! value's place, which is the record's id, the attempt and the part. A value that was put in another place, which may be another
+//! record, a later attempt or another part, does not open.
+//!
+//! **Why no nonce repeats.** A nonce matters only among values under one such key, which are the values of one place: one head or a
+//! few endings of an attempt, or what a cache kept of a record over time. The nonce is HMAC-SHA256 of place and plain form,
+//! under the second key, cut to 96 bits. Two values of a place get the same nonce only if they are equal, and then their
+//! sealed forms are equal too and tell that alone; or by a collision, with a chance of 2^-96 for each pair. A record that a cache kept
+//! a million times has half a trillion pairs, so the chance is 2^-57. No process has to count or to know of others, and
+//! neither a clock nor a generator of random numbers can fail.
+//!
+//! Equal endings of one attempt are sealed alike, so a store recognises a call of
+//! [`Store::settle`](crate::store::Store::settle) that is repeated. It does not if another key has become the first in between. The
+//! caller then gets the record as its own attempt completed it, and takes that as the outcome.
+//!
+//! **What is not claimed.** Whoever can write to the store can put a plain value in the place of a sealed one: plain values are
+//! read, since an upstream may write them in its own transaction and older records have them. Lengths can be seen.
+
+use std::fmt;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use ring::hmac;
+
+use crate::idempotency::codec::SEALED;
+use crate::idempotency::record::{Attempt, RecordId};
+
+/// How many bytes come before the encrypted ones.
+const HEAD: usize = SEALED.len() + NAME + NONCE_LEN;
+
+/// How many bytes name a key.
+const NAME: usize = 8;
+
+/// The length of the tag of AES-GCM.
+const TAG: usize = 16;
+
+/// How many bytes a key has.
+pub const KEY_LENGTH: usize = 32;
+
+/// What a value is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The head of a record.
+    Head,
+    /// How an attempt ended: the answer, or why nobody knows.
+    Ending,
+    /// A record in a cache.
+    Cached,
+}
+
+/// The keys of a configuration: the first seals, and all of them open. A reload replaces them.
+pub struct Keyring(ArcSwap<Vec<SealingKey>>);
+
+/// One key.
+#[derive(Clone)]
+pub struct SealingKey {
+    /// Its name in the configuration.
+    pub id: Arc<str>,
+    /// Its name in values: derived from the key, so that another key under the same id is another key.
+    name: [u8; NAME],
+    values: hmac::Key,
+    nonces: hmac::Key,
+}
+
+/// Why a value does not open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closed {
+    /// The configuration does not have its key.
+    NoKey,
+    /// It was changed, or moved to another place.
+    Altered,
+}
+
+impl Closed {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::NoKey, Self::Altered];
+
+    /// The word for it: the label `reason` of `oncegate_unsealed_total`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NoKey => "no-key",
+            Self::Altered => "altered",
+        }
+    }
+}
+
+impl fmt::Debug for SealingKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SealingKey({})", self.id)
+    }
+}
+
+impl fmt::Debug for Keyring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.load().iter()).finish()
+    }
+}
+
+impl SealingKey {
+    /// The key of these bytes.
+    #[must_use]
+    pub fn new(id: Arc<str>, bytes: &[u8; KEY_LENGTH]) -> Self {
+        let whole = hmac::Key::new(hmac::HMAC_SHA256, bytes);
+        let derived = |purpose: &[u8]| hmac::sign(&whole, purpose);
+        let key = |purpose| hmac::Key::new(hmac::HMAC_SHA256, derived(purpose).as_ref());
+        let mut name = [0; NAME];
+        name.copy_from_slice(&derived(b"oncegate seal name 1").as_ref()[..NAME]);
+        Self { id, name, values: key(b"oncegate seal value 1"), nonces: key(b"oncegate seal nonce 1") }
+    }
+
+    /// Whether both are the same key, whatever they are called.
+    #[must_use]
+    pub fn is_same_key(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+
+    /// The key of one value.
+    fn of_value(&self, place: &[u8; 49]) -> Option<LessSafeKey> {
+        let key = hmac::sign(&self.values, place);
+        UnboundKey::new(&AES_256_GCM, key.as_ref()).ok().map(LessSafeKey::new)
+    }
+
+    fn nonce(&self, place: &[u8; 49], plain: &[u8]) -> [u8; NONCE_LEN] {
+        let mut whole = hmac::Context::with_key(&self.nonces);
+        whole.update(place);
+        whole.update(plain);
+        let mut nonce = [0; NONCE_LEN];
+        nonce.copy_from_slice(&whole.sign().as_ref()[..NONCE_LEN]);
+        nonce
+    }
+}
+
+impl Keyring {
+    /// These keys, the first of which seals; without one nothing is sealed.
+    #[must_use]
+    pub fn new(keys: Vec<SealingKey>) -> Self {
+        Self(ArcSwap::from_pointee(keys))
+    }
+
+    /// From now on these count.
+    pub fn replace(&self, keys: Vec<SealingKey>) {
+        self.0.store(Arc::new(keys));
+    }
+
+    /// The sealed form of a value; the plain one where there is no key.
+    #[must_use]
+    pub fn seal(&self, id: RecordId, attempt: Attempt, part: Part, plain: &Bytes) -> Bytes {
+        let keys = self.0.load();
+        let Some(key) = keys.first() else { return plain.clone() };
+        let place = place(id, attempt, part);
+        let nonce = key.nonce(&place, plain);
+        let mut sealed = Vec::with_capacity(HEAD + plain.len() + TAG);
+        sealed.extend_from_slice(&SEALED);
+        sealed.extend_from_slice(&key.name);
+        sealed.extend_from_slice(&nonce);
+        sealed.extend_from_slice(plain);
+        let tag = key.of_value(&place).and_then(|key| {
+            let (head, text) = sealed.split_at_mut(HEAD);
+            key.seal_in_place_separate_tag(Nonce::assume_unique_for_key(nonce), Aad::from(&*head), text).ok()
+        });
+        // AES-GCM takes 64 GiB, and a key of 32 bytes always.
+        sealed.extend_from_slice(tag.expect("no value is larger than AES-GCM takes").as_ref());
+        sealed.into()
+    }
+
+    /// The plain form of a value. A value that was not sealed is plain already.
+    ///
+    /// # Errors
+    /// Why it does not open.
+    pub fn open(&self, id: RecordId, attempt: Attempt, part: Part, value: &Bytes) -> Result<Bytes, Closed> {
+        if !value.starts_with(&SEALED) {
+            return Ok(value.clone());
+        }
+        if value.len() < HEAD + TAG {
+            return Err(Closed::Altered);
+        }
+        let (head, text) = value.split_at(HEAD);
+        let keys = self.0.load();
+        let key = keys.iter().find(|key| key.name == head[SEALED.len()..][..NAME]).ok_or(Closed::NoKey)?;
+        let mut nonce = [0; NONCE_LEN];
+        nonce.copy_from_slice(&head[HEAD - NONCE_LEN..]);
+        let mut plain = text.to_vec();
+        let opened = key.of_value(&place(id, attempt, part)).and_then(|key| {
+            let nonce = Nonce::assume_unique_for_key(nonce);
+            key.open_in_place(nonce, Aad::from(head), &mut plain).ok().map(|plain| plain.len())
+        });
+        let length = opened.ok_or(Closed::Altered)?;
+        plain.truncate(length);
+        Ok(plain.into())
+    }
+}
+
+/// Where a value belongs.
+fn place(id: RecordId, attempt: Attempt, part: Part) -> [u8; 49] {
+    let mut place = [0; 49];
+    place[..32].copy_from_slice(&id.0);
+    place[32..48].copy_from_slice(&attempt.0);
+    place[48] = match part {
+        Part::Head => 0,
+        Part::Ending => 1,
+        Part::Cached => 2,
+    };
+    place
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn key(byte: u8) -> SealingKey {
+        SealingKey::new(format!("key {byte}").into(), &[byte; KEY_LENGTH])
+    }
+
+    fn ring(bytes: &[u8]) -> Keyring {
+        Keyring::new(bytes.iter().copied().map(key).collect())
+    }
+
+    const ID: RecordId = RecordId([1; 32]);
+    const ATTEMPT: Attempt = Attempt([2; 16]);
+
+    proptest! {
+        #[test]
+        fn what_is_sealed_opens_in_its_place_alone(plain: Vec<u8>, other in any::<[u8; 32]>(), bit in any::<prop::sample::Index>()) {
+            let plain = Bytes::from(plain);
+            let keys = ring(&[1]);
+            let sealed = keys.seal(ID, ATTEMPT, Part::Head, &plain);
+            prop_assert_eq!(keys.open(ID, ATTEMPT, Part::Head, &sealed), Ok(plain.clone()));
+            prop_assert_eq!(keys.open(RecordId(other), ATTEMPT, Part::Head, &sealed), Err(Closed::Altered));
+            prop_assert_eq!(keys.open(ID, Attempt([3; 16]), Part::Head, &sealed), Err(Closed::Altered));
+            prop_assert_eq!(keys.open(ID, ATTEMPT, Part::Ending, &sealed), Err(Closed::Altered));
+            // Any bit behind the two that say that it is sealed.
+            let bit = 16 + bit.index((sealed.len() - 2) * 8);
+            let mut altered = sealed.to_vec();
+            altered[bit / 8] ^= 1 << (bit % 8);
+            let expected = if bit < 8 * (2 + NAME) { Closed::NoKey } else { Closed::Altered };
+            prop_assert_eq!(keys.open(ID, ATTEMPT, Part::Head, &altered.into()), Err(expected));
+            let cut = sealed.slice(..sealed.len() - 1);
+            prop_assert_eq!(keys.open(ID, ATTEMPT, Part::Head, &cut), Err(Closed::Altered));
+        }
+    }
+
+    #[test]
+    fn the_first_key_seals_and_all_open() {
+        let plain = Bytes::from_static(b"\x01\0an answer of some length");
+        let old = ring(&[1]).seal(ID, ATTEMPT, Part::Ending, &plain);
+        let both = ring(&[2, 1]);
+        assert_eq!(both.open(ID, ATTEMPT, Part::Ending, &old), Ok(plain.clone()));
+        let new = both.seal(ID, ATTEMPT, Part::Ending, &plain);
+        assert_eq!(ring(&[1]).open(ID, ATTEMPT, Part::Ending, &new), Err(Closed::NoKey));
+        assert_eq!(ring(&[2]).open(ID, ATTEMPT, Part::Ending, &new), Ok(plain.clone()));
+        both.replace(vec![key(3)]);
+        assert_eq!(both.open(ID, ATTEMPT, Part::Ending, &old), Err(Closed::NoKey));
+        assert!(!new.windows(6).any(|part| part == b"answer"));
+    }
+
+    #[test]
+    fn equal_values_of_one_place_are_equal_and_others_share_nothing() {
+        let keys = ring(&[1]);
+        let seal =
+            |attempt, text: &'static str| keys.seal(ID, attempt, Part::Ending, &Bytes::from_static(text.as_bytes()));
+        assert_eq!(seal(ATTEMPT, "one"), seal(ATTEMPT, "one"), "a repeated settlement is recognised by its bytes");
+        assert_ne!(seal(ATTEMPT, "one")[10..22], seal(ATTEMPT, "two")[10..22], "another nonce");
+        assert_ne!(seal(ATTEMPT, "one")[22..], seal(Attempt([9; 16]), "one")[22..]);
+    }
+
+    #[test]
+    fn what_is_plain_stays_plain() {
+        let plain = Bytes::from_static(b"\x01\0plain");
+        assert_eq!(ring(&[]).seal(ID, ATTEMPT, Part::Head, &plain), plain);
+        assert_eq!(ring(&[1]).open(ID, ATTEMPT, Part::Head, &plain), Ok(plain));
+    }
+
+    #[test]
+    fn a_key_does_not_show_in_debug() {
+        assert_eq!(format!("{:?}", ring(&[1, 2])), "[SealingKey(key 1), SealingKey(key 2)]");
+    }
+}

@@ -1,0 +1,224 @@
+//! Stores and caches that keep nothing readable: see [`keyring`].
+//!
+//! What does not open is passed on as it is. Nothing can decode it, so its request gets 503 and never runs again while the
+//! record lives.
+
+mod cache;
+pub mod keyring;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::sync::broadcast;
+
+pub use self::cache::SealedCache;
+use self::keyring::Part;
+pub use self::keyring::{Closed, Keyring, SealingKey};
+use super::{
+    Chunk, Claim, Cursor, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules,
+    Origin, Page, Removal, Settled, SharedQuotas, Store,
+};
+use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
+
+/// A store that sees what it keeps only in sealed form.
+pub struct Sealed {
+    store: Arc<dyn Store>,
+    keys: Arc<Keyring>,
+    /// Told of records that do not open.
+    report: Box<dyn Fn(RecordId, Closed) + Send + Sync>,
+}
+
+impl Sealed {
+    /// Seals what goes to `store`, and tells `report` what does not open.
+    pub fn new(
+        store: Arc<dyn Store>,
+        keys: Arc<Keyring>,
+        report: impl Fn(RecordId, Closed) + Send + Sync + 'static,
+    ) -> Self {
+        Self { store, keys, report: Box::new(report) }
+    }
+
+    fn seal(&self, id: RecordId, fresh: Fresh) -> Fresh {
+        Fresh { head: self.keys.seal(id, fresh.attempt, Part::Head, &fresh.head), ..fresh }
+    }
+
+    fn open(&self, id: RecordId, record: Record) -> Record {
+        let open = |part, value: &Bytes| {
+            self.keys.open(id, record.attempt, part, value).unwrap_or_else(|closed| {
+                (self.report)(id, closed);
+                value.clone()
+            })
+        };
+        let (head, answer) =
+            (open(Part::Head, &record.head), record.answer.as_ref().map(|answer| open(Part::Ending, answer)));
+        Record { head, answer, ..record }
+    }
+
+    fn open_listed(&self, listed: Listed) -> Listed {
+        Listed { record: self.open(listed.id, listed.record), ..listed }
+    }
+}
+
+#[async_trait]
+impl Store for Sealed {
+    fn kind(&self) -> &'static str {
+        self.store.kind()
+    }
+
+    fn recall(&self, id: RecordId) -> Option<(Record, Timestamp)> {
+        self.store.recall(id).map(|(record, now)| (self.open(id, record), now))
+    }
+
+    async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+        Ok(match self.store.claim(id, self.seal(id, fresh)).await? {
+            Claim::Exists { record, now } => Claim::Exists { record: self.open(id, record), now },
+            inserted @ Claim::Inserted(_) => inserted,
+        })
+    }
+
+    async fn supersede(&self, id: RecordId, seen: Version, fresh: Fresh) -> Result<bool, Error> {
+        self.store.supersede(id, seen, self.seal(id, fresh)).await
+    }
+
+    async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
+        let seal = |plain: &Bytes| self.keys.seal(id, attempt, Part::Ending, plain);
+        let end = match end {
+            End::Complete { answer, expiry } => End::Complete { answer: seal(&answer), expiry },
+            End::Hold { cause } => End::Hold { cause: seal(&cause) },
+            End::Release => End::Release,
+        };
+        Ok(match self.store.settle(id, attempt, end).await? {
+            Settled::Superseded { record } => {
+                Settled::Superseded { record: record.map(|record| self.open(id, record)) }
+            }
+            done @ Settled::Done { .. } => done,
+        })
+    }
+
+    async fn renew(&self, held: Vec<LeaseRenewal>) -> Result<Vec<RecordId>, Error> {
+        self.store.renew(held).await
+    }
+
+    async fn expire_leases(&self, limit: usize) -> Result<Vec<RecordId>, Error> {
+        self.store.expire_leases(limit).await
+    }
+
+    async fn sweep(&self, limit: usize) -> Result<usize, Error> {
+        self.store.sweep(limit).await
+    }
+
+    async fn changed(&self, id: RecordId) {
+        self.store.changed(id).await;
+    }
+
+    fn removals(&self) -> Option<broadcast::Receiver<Removal>> {
+        self.store.removals()
+    }
+
+    fn quotas(&self) -> Option<Arc<dyn SharedQuotas>> {
+        self.store.quotas()
+    }
+
+    async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
+        Ok(self.store.get(id).await?.map(|listed| self.open_listed(listed)))
+    }
+
+    async fn list(&self, filter: Filter, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
+        let page = self.store.list(filter, after, limit).await?;
+        Ok(Page { records: page.records.into_iter().map(|listed| self.open_listed(listed)).collect(), ..page })
+    }
+
+    async fn scan(&self, filter: Filter, after: Option<RecordId>, limit: usize) -> Result<Chunk, Error> {
+        let chunk = self.store.scan(filter, after, limit).await?;
+        Ok(Chunk { records: chunk.records.into_iter().map(|listed| self.open_listed(listed)).collect(), ..chunk })
+    }
+
+    async fn remove(&self, id: RecordId) -> Result<bool, Error> {
+        self.store.remove(id).await
+    }
+
+    async fn count(&self) -> Result<[u64; 3], Error> {
+        self.store.count().await
+    }
+
+    async fn changes(&self, origins: Vec<Origin>, rules: Vec<Identity>) -> Result<Vec<IdentityChange>, Error> {
+        self.store.changes(origins, rules).await
+    }
+
+    async fn adopt(
+        &self,
+        origins: Vec<Origin>,
+        rules: Vec<Identity>,
+        accept_change: bool,
+    ) -> Result<Vec<IdentityChange>, Error> {
+        self.store.adopt(origins, rules, accept_change).await
+    }
+
+    async fn identities(&self) -> Result<Vec<NamespaceRules>, Error> {
+        self.store.identities().await
+    }
+
+    async fn ping(&self) -> Result<(), Error> {
+        self.store.ping().await
+    }
+
+    async fn close(&self) {
+        self.store.close().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::store::contract::{self, Harness, model};
+    use crate::store::memory::Memory;
+    use crate::store::{Expiry, OriginId};
+
+    fn keys(bytes: &[u8]) -> Arc<Keyring> {
+        Arc::new(Keyring::new(bytes.iter().map(|byte| SealingKey::new("a".into(), &[*byte; 32])).collect()))
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn it_keeps_the_contract() {
+        contract::run(async || {
+            let (clock, step) = model::stopped_clock();
+            let store = Sealed::new(Arc::new(Memory::with_clock(clock)), keys(&[1]), |id, closed| {
+                panic!("{id} does not open: {closed:?}")
+            });
+            Harness::stepped(store, step)
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn the_store_sees_nothing_and_another_key_opens_nothing() {
+        let memory: Arc<dyn Store> = Arc::new(Memory::new());
+        let closed = Arc::new(Mutex::new(Vec::new()));
+        let of = |bytes: &[u8]| {
+            let closed = Arc::clone(&closed);
+            Sealed::new(Arc::clone(&memory), keys(bytes), move |_, why| closed.lock().unwrap().push(why))
+        };
+        let (id, attempt, minute) = (RecordId([7; 32]), Attempt([8; 16]), Duration::from_secs(60));
+        let (head, answer) = (Bytes::from_static(b"a secret head"), Bytes::from_static(b"a secret answer"));
+        let (ttl, origin) = (minute, OriginId(1));
+        let fresh = Fresh { attempt, origin, lease: minute, ttl, unknown_ttl: ttl, head: head.clone() };
+        of(&[1]).claim(id, fresh).await.unwrap();
+        let end = End::Complete { answer: answer.clone(), expiry: Expiry::FromNow(minute) };
+        of(&[1]).settle(id, attempt, end.clone()).await.unwrap();
+        // Another gate repeats it.
+        assert!(matches!(of(&[1]).settle(id, attempt, end).await.unwrap(), Settled::Done { .. }));
+        let kept = memory.get(id).await.unwrap().unwrap().record;
+        let is_readable = |bytes: &Bytes| bytes.windows(6).any(|part| part == b"secret");
+        assert!(!is_readable(&kept.head) && !is_readable(kept.answer.as_ref().unwrap()));
+        let opened = of(&[2, 1]).get(id).await.unwrap().unwrap().record;
+        assert_eq!((opened.head, opened.answer), (head, Some(answer)));
+        assert!(closed.lock().unwrap().is_empty());
+        let unopened = of(&[2]).get(id).await.unwrap().unwrap().record;
+        assert_eq!((unopened.head, unopened.answer), (kept.head, kept.answer));
+        assert_eq!(*closed.lock().unwrap(), [Closed::NoKey; 2]);
+    }
+}

@@ -1,0 +1,233 @@
+//! Records that are encrypted at rest: `store.encryption_keys`.
+
+use std::fmt::Write as _;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
+use crate::reload::reload;
+use crate::support::{Gate, Plan, Reply, Request, Response, Upstream};
+
+/// The plan with these keys, the first of which encrypts.
+fn with_keys(plan: &Plan, keys: &[u8]) -> Plan {
+    let mut entries = String::new();
+    for key in keys {
+        let file = plan.path(&format!("key-{key}"));
+        std::fs::write(&file, STANDARD.encode([*key; 32])).unwrap();
+        write!(entries, "{{ id = \"key-{key}\", file = {file:?} }}, ").unwrap();
+    }
+    plan.clone().store(&format!("encryption_keys = [{entries}]"))
+}
+
+fn numbered() -> Upstream {
+    Upstream::start(|request| Reply::ok(format!("run {}", request.nth)))
+}
+
+/// How many parts of records were not decrypted for this reason.
+fn unsealed(gate: &Gate, reason: &str) -> f64 {
+    gate.metric("oncegate_unsealed_total", &[&format!("reason=\"{reason}\"")])
+}
+
+/// Holds that a request with this key is refused, now and again, and that nothing runs.
+#[track_caller]
+fn is_refused(gate: &Gate, upstream: &Upstream, key: &str) {
+    let runs = upstream.runs();
+    for _ in 0..2 {
+        gate.post("/charges", key, "{}").expect_problem(503, "store-unavailable");
+    }
+    assert_eq!(upstream.runs(), runs);
+}
+
+#[test]
+fn what_is_encrypted_is_replayed_before_and_after_a_kill() {
+    let upstream = numbered();
+    let plan = with_keys(&Gate::before(&upstream), &[1]);
+    let gate = plan.start();
+    let first = gate.post("/charges", "k-1", "{}");
+    first.expect(200, "executed");
+    let replayed = |gate: &Gate| {
+        let again = gate.post("/charges", "k-1", "{}");
+        again.expect(200, "replayed");
+        first.expect_repeated_by(&again);
+        gate.post("/charges", "k-1", "other").expect_problem(422, "key-reused");
+    };
+    replayed(&gate);
+    let gate = gate.kill9().start();
+    replayed(&gate);
+    assert_eq!(upstream.runs(), 1);
+    // Operators see what they see without encryption.
+    let [record] = &gate.records("key=k-1")[..] else { panic!("one record") };
+    assert_eq!((&record["path"], &record["state"]), (&"/charges".into(), &"completed".into()), "{record}");
+    let no_key = unsealed(&gate, "no-key");
+    assert_eq!((no_key, unsealed(&gate, "altered")), (0.0, 0.0));
+}
+
+#[test]
+fn without_the_key_nothing_runs_and_with_it_the_answer_comes_back() {
+    let upstream = numbered();
+    let plan = Gate::before(&upstream);
+    let gate = with_keys(&plan, &[1]).start();
+    let first = gate.post("/charges", "k-1", "{}");
+    first.expect(200, "executed");
+    gate.stop();
+
+    // A gate that has no key at all
+    let gate = plan.start();
+    is_refused(&gate, &upstream, "k-1");
+    gate.stop();
+
+    // A gate that has another one
+    let gate = with_keys(&plan, &[2]).start();
+    is_refused(&gate, &upstream, "k-1");
+    assert!(unsealed(&gate, "no-key") >= 2.0, "{}", gate.log());
+    assert!(gate.log().contains("a key that store.encryption_keys does not have"), "{}", gate.log());
+    gate.post("/charges", "k-2", "{}").expect(200, "executed");
+    // An operator sees that there is a record.
+    let listed = gate.records("state=completed");
+    assert_eq!(listed.len(), 2, "{listed:?}");
+    assert!(listed.iter().any(|record| record["key"].is_null()), "{listed:?}");
+
+    // A reload brings it.
+    assert!(reload(&gate, &with_keys(&plan, &[2, 1])), "{}", gate.log());
+    let again = gate.post("/charges", "k-1", "{}");
+    again.expect(200, "replayed");
+    first.expect_repeated_by(&again);
+    gate.stop();
+
+    // So does a start.
+    let gate = with_keys(&plan, &[1, 2]).start();
+    for key in ["k-1", "k-2"] {
+        gate.post("/charges", key, "{}").expect(200, "replayed");
+    }
+    assert_eq!((upstream.runs(), unsealed(&gate, "no-key")), (2, 0.0));
+}
+
+#[test]
+fn a_new_key_encrypts_and_the_old_one_still_decrypts() {
+    let upstream = numbered();
+    let plan = Gate::before(&upstream);
+    let gate = with_keys(&plan, &[1]).start();
+    gate.post("/charges", "old", "{}").expect(200, "executed");
+    // First it decrypts alone, so that other gates may write with it.
+    assert!(reload(&gate, &with_keys(&plan, &[1, 2])), "{}", gate.log());
+    gate.post("/charges", "between", "{}").expect(200, "executed");
+    assert!(reload(&gate, &with_keys(&plan, &[2, 1])), "{}", gate.log());
+    gate.post("/charges", "new", "{}").expect(200, "executed");
+    for key in ["old", "between", "new"] {
+        gate.post("/charges", key, "{}").expect(200, "replayed");
+    }
+    gate.stop();
+
+    let gate = with_keys(&plan, &[2]).start();
+    gate.post("/charges", "new", "{}").expect(200, "replayed");
+    is_refused(&gate, &upstream, "old");
+    is_refused(&gate, &upstream, "between");
+    gate.stop();
+    let gate = with_keys(&plan, &[1]).start();
+    gate.post("/charges", "old", "{}").expect(200, "replayed");
+    gate.post("/charges", "between", "{}").expect(200, "replayed");
+    is_refused(&gate, &upstream, "new");
+    assert_eq!(upstream.runs(), 3);
+}
+
+#[test]
+fn a_reload_does_not_begin_or_end_encryption() {
+    let upstream = numbered();
+    let plan = Gate::before(&upstream);
+    let needs_restart = |gate: &Gate| gate.log().contains("\"keys\":\"store.encryption_keys\"");
+    let gate = plan.start();
+    assert!(reload(&gate, &with_keys(&plan, &[1])), "{}", gate.log());
+    assert!(needs_restart(&gate), "{}", gate.log());
+    gate.post("/charges", "plain", "{}").expect(200, "executed");
+    gate.stop();
+
+    let gate = with_keys(&plan, &[1]).start();
+    // What was written before is read on.
+    gate.post("/charges", "plain", "{}").expect(200, "replayed");
+    assert!(reload(&gate, &plan), "{}", gate.log());
+    assert!(needs_restart(&gate), "{}", gate.log());
+    gate.post("/charges", "sealed", "{}").expect(200, "executed");
+    gate.stop();
+    let gate = plan.start();
+    gate.post("/charges", "plain", "{}").expect(200, "replayed");
+    is_refused(&gate, &upstream, "sealed");
+}
+
+/// The texts that a request and its answer bring, and whether a store that does not encrypt keeps them.
+const TEXTS: [(&str, bool); 7] = [
+    ("key-of-the-request-31415926", true),
+    ("/path-of-the-request", true),
+    ("header-of-the-request", false),
+    ("token-of-the-request", false),
+    ("body-of-the-request", false),
+    ("header-of-the-answer", true),
+    ("body-of-the-answer", true),
+];
+
+/// Which of the texts the files of a SQLite store hold.
+fn found(plan: &Plan) -> Vec<&'static str> {
+    let directory = plan.path("");
+    let is_of_store = |name: &str| name.starts_with("gate.db");
+    let files: Vec<Vec<u8>> = std::fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .filter(|entry| is_of_store(&entry.file_name().to_string_lossy()))
+        .map(|entry| std::fs::read(entry.path()).unwrap())
+        .collect();
+    assert!(files.iter().any(|file| file.starts_with(b"SQLite format 3\0")), "no store");
+    let holds = |text: &str| files.iter().any(|file| file.windows(text.len()).any(|part| part == text.as_bytes()));
+    TEXTS.iter().map(|(text, _)| *text).filter(|text| holds(text)).collect()
+}
+
+#[test]
+fn no_file_of_the_store_holds_what_requests_and_answers_say() {
+    let kept: Vec<&str> = TEXTS.iter().filter(|(_, is_kept)| *is_kept).map(|(text, _)| *text).collect();
+    for is_encrypted in [false, true] {
+        let upstream = Upstream::start(|request| match request.start_line().contains("/unknown") {
+            true => Reply::nothing().close(),
+            false => Reply::raw(
+                "HTTP/1.1 200 OK\r\nX-Answer: header-of-the-answer\r\nContent-Length: 18\r\n\r\nbody-of-the-answer",
+            ),
+        });
+        // With this, records keep whole keys.
+        let recovery = "recovery = { probe = \"/by-key/{key}\", every = \"1h\", headers = { X-Books = \"1\" } }";
+        let plan = Gate::before(&upstream).defaults(recovery);
+        let plan = if is_encrypted { with_keys(&plan, &[1]) } else { plan };
+        let gate = plan.start();
+        let send = |path: &str, key: &str| -> Response {
+            let request = Request::post(path).key(key).header("Authorization", "Bearer token-of-the-request");
+            request.header("X-Request", "header-of-the-request").body("body-of-the-request").send(&gate)
+        };
+        send("/path-of-the-request", TEXTS[0].0).expect(200, "executed");
+        send("/path-of-the-request/unknown", "key-of-the-request-31415926-2").expect_problem(502, "upstream-broken");
+        let expected = if is_encrypted { &[][..] } else { &kept[..] };
+        assert_eq!(found(&plan), expected, "while it runs, encrypted: {is_encrypted}");
+        gate.stop();
+        assert_eq!(found(&plan), expected, "after its end, encrypted: {is_encrypted}");
+    }
+}
+
+#[test]
+fn an_answer_that_was_altered_is_not_given() {
+    let upstream = numbered();
+    let plan = with_keys(&Gate::before(&upstream), &[1]);
+    let gate = plan.start();
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    gate.stop();
+    let flip = || {
+        let store = rusqlite::Connection::open(plan.path("gate.db")).unwrap();
+        let mut answer: Vec<u8> = store.query_row("SELECT answer FROM record", [], |row| row.get(0)).unwrap();
+        *answer.last_mut().unwrap() ^= 1;
+        assert_eq!(store.execute("UPDATE record SET answer = ?1", [answer]).unwrap(), 1);
+    };
+    flip();
+    let gate = plan.start();
+    is_refused(&gate, &upstream, "k-1");
+    assert!(unsealed(&gate, "altered") >= 1.0, "{}", gate.log());
+    assert!(gate.log().contains("altered or moved"), "{}", gate.log());
+    gate.stop();
+    flip();
+    let gate = plan.start();
+    gate.post("/charges", "k-1", "{}").expect(200, "replayed");
+    assert_eq!(upstream.runs(), 1);
+}
