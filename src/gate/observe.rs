@@ -170,14 +170,15 @@ impl Drop for Watch {
         let Some(permit) = notes.gate.shared.usage.observing.acquire(1) else { return tally.dropped(Dropped::Limit) };
         let (ended, going) = (wall_clock(), notes.gate.shared.evaluations.subscribe());
         let patience = notes.gate.settings.settle_timeout;
-        runtime.spawn(async move {
+        // In a box: a future of this size would be copied several times on its way into the task.
+        runtime.spawn(Box::pin(async move {
             match timeout(patience, notes.evaluate(ended)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(why)) => tally.dropped(why),
                 Err(_) => tally.dropped(Dropped::Store),
             }
             drop((permit, going));
-        });
+        }));
     }
 }
 

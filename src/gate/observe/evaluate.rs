@@ -215,7 +215,7 @@ impl Notes {
             });
         }
         let shadow = exchange.shadow(&self.route.policy);
-        let fresh = self.fresh(shadow.encode(&keyed.head))?;
+        let fresh = self.fresh(shadow.encode(&keyed.head));
         let attempt = fresh.attempt;
         match store.claim(keyed.id, fresh).await? {
             Claim::Inserted(_) => {
@@ -275,7 +275,7 @@ impl Notes {
     }
 
     async fn replace(&self, id: RecordId, seen: &Record, next: &Shadow, head: &codec::Head) -> Result<bool, Dropped> {
-        let fresh = self.fresh(next.encode(head))?;
+        let fresh = self.fresh(next.encode(head));
         let attempt = fresh.attempt;
         if !self.gate.shared.shadows.supersede(id, seen.version(), fresh).await? {
             return Ok(false);
@@ -284,15 +284,14 @@ impl Notes {
         Ok(true)
     }
 
-    fn fresh(&self, head: Bytes) -> Result<Fresh, Dropped> {
-        Ok(Fresh {
-            attempt: self.gate.settings.tokens.next().map_err(|_| Dropped::Store)?,
-            origin: self.state.shadow_origin,
-            lease: LEASE,
-            ttl: self.route.policy.ttl,
-            unknown_ttl: self.route.policy.ttl,
-            head,
-        })
+    fn fresh(&self, head: Bytes) -> Fresh {
+        // No upstream ever has the token of a shadow, so it need not be a secret.
+        let mut attempt = [0; 16];
+        attempt[..8].copy_from_slice(&self.head.id.0.get().to_be_bytes());
+        attempt[8..].copy_from_slice(&fastrand::u64(..).to_be_bytes());
+        let ttl = self.route.policy.ttl;
+        let (attempt, origin) = (Attempt(attempt), self.state.shadow_origin);
+        Fresh { attempt, origin, lease: LEASE, ttl, unknown_ttl: ttl, head }
     }
 
     /// Completes a shadow record, all of which stands in its head: only completed records expire without a word.
