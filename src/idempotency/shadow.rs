@@ -43,8 +43,8 @@ pub struct Shadow {
     pub answer: Option<[u8; 8]>,
 }
 
-/// From when to when a request was under way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// From when to when a request was under way. Of two that began at one time, the one that was over first counts as the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Span {
     /// When all of it had come.
     pub began: Timestamp,
@@ -78,7 +78,7 @@ impl Span {
     /// Whether it began while the other was under way.
     #[must_use]
     pub fn came_during(self, other: Self) -> bool {
-        self.overlaps(other) && other.began < self.began
+        self.overlaps(other) && other < self
     }
 }
 
@@ -89,7 +89,7 @@ impl Shadow {
     pub fn decide(&self, policy: &Policy, head: &Head, other: Span, proof: Option<&Proof>, is_same: bool) -> Decision {
         let over = other.began.max(self.span.ended);
         // Who came later waits for who came first.
-        let (first, later) = if other.began < self.span.began { (other, self.span) } else { (self.span, other) };
+        let (first, later) = (self.span.min(other), self.span.max(other));
         let patience = match policy.in_flight {
             InFlight::Reject => later.began,
             InFlight::Wait(patience) => later.began.plus(patience),
