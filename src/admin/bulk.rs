@@ -294,9 +294,13 @@ async fn remove_unchanged(store: &dyn Store, found: &Listed) -> Result<bool, Err
     }
 }
 
-/// Whether a record stood as it stands now at that time, as far as it tells.
+/// Whether a record stood as it stands now at that time. One that is unknown and cannot be read does not tell: it may have
+/// been in flight.
 fn stood(found: &Listed, as_of: Timestamp) -> bool {
     let record = &found.record;
+    if record.state == record::State::Unknown && Head::decode(&record.head).is_err() {
+        return false;
+    }
     record.claimed_at <= as_of && unknown_since(record, &details(record)).is_none_or(|since| since <= as_of)
 }
 

@@ -276,7 +276,10 @@ impl ProtectedRequest {
                 "an earlier attempt may or may not have taken effect; find out before you act again",
             ),
             Decision::Unreadable => {
-                tracing::error!(route = &*self.state.name, "a record is in a format that this version cannot read");
+                if let Some(others) = self.gate.shared.unreadable.due() {
+                    let (record, route) = (self.id, &*self.state.name);
+                    tracing::error!(%record, route, others, "a record is in a format that this version cannot read");
+                }
                 self.problem(
                     Problem::new(Code::StoreUnavailable, "the record of this key cannot be read by this version")
                         .retry_after(Duration::from_secs(60)),

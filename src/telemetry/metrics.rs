@@ -141,10 +141,10 @@ impl Metrics {
     /// Counts and logs parts of records that could not be decrypted.
     pub fn unsealed(&self) -> impl Fn(RecordId, Closed) + Send + Sync + 'static {
         let families = self.families.clone();
-        let warned = LogThrottle::default();
+        let warned = Closed::ALL.map(|_| LogThrottle::default());
         move |record, closed| {
             families.unsealed[closed as usize].inc();
-            let Some(others) = warned.due() else { return };
+            let Some(others) = warned[closed as usize].due() else { return };
             match closed {
                 Closed::NoKey => tracing::error!(
                     %record, others, "a record is encrypted with a key that store.encryption_keys does not have: its requests get 503"

@@ -148,11 +148,16 @@ fn gates_count_together_where_there_is_a_redis() {
     let is_shared = ["redis", "cached"].contains(&&*kind);
     let how = if is_shared { "counted by all gates together" } else { "counted by each gate for itself" };
     assert!(gates[0].log().contains(how), "{}", gates[0].log());
-    let granted = (0..20).filter(|number| {
-        let answer = post(&format!("k-{number}"), "a").send(&gates[number % 2]);
-        answer.status == 200
-    });
-    let granted = granted.count();
-    // An answer that takes longer than three milliseconds leaves a gate with its own count.
-    if is_shared { assert!((4..8).contains(&granted), "{granted}") } else { assert_eq!(granted, 8) }
+    let granted = |caller: &str| {
+        let is_granted = |number: &usize| post(&format!("k-{number}"), caller).send(&gates[number % 2]).status == 200;
+        (0..20).filter(is_granted).count()
+    };
+    if is_shared {
+        // An answer that takes longer than three milliseconds leaves a gate with its own count.
+        let counted: Vec<usize> = ["a", "b", "c", "d", "e"].map(granted).into();
+        assert!(counted.iter().all(|granted| (4..=8).contains(granted)), "{counted:?}");
+        assert!(counted.iter().any(|granted| *granted < 8), "{counted:?}");
+    } else {
+        assert_eq!(granted("a"), 8);
+    }
 }

@@ -185,7 +185,18 @@ impl Notes {
                 }
                 Met::Record(record) => record,
             };
-            let (shadow, head) = Shadow::decode(&standing.head).map_err(|codec::Unreadable| Dropped::Store)?;
+            let (shadow, head) = match Shadow::decode(&standing.head) {
+                Ok(read) => read,
+                Err(codec::Unreadable) if standing.until > wall_clock() => return Err(Dropped::Store),
+                // Whatever it says, it is over.
+                Err(codec::Unreadable) => match self.supersede(keyed, exchange, &standing).await? {
+                    true => {
+                        tally.would(exchange.first(), false);
+                        return Ok(());
+                    }
+                    false => continue,
+                },
+            };
             let decision = self.decide(keyed, exchange, &shadow, &head);
             let is_settled = match &decision {
                 Decision::Supersede => self.supersede(keyed, exchange, &standing).await?,

@@ -189,8 +189,8 @@ impl Cached {
             Lookup::Late => (CacheResult::Late, None),
             Lookup::Failed => (CacheResult::Failed, None),
         };
-        // This record may have been removed meanwhile.
-        let claim = claim.filter(|_| self.local.counted() == removals);
+        // This record may have been removed meanwhile, or been cached by a gate that could not decrypt it.
+        let claim = claim.filter(|(entry, _)| self.local.counted() == removals && !is_sealed(&entry.record));
         let is_left = claim.is_none() && matches!(answered, CacheResult::Hit | CacheResult::InFlight);
         (self.report)(if is_left { CacheResult::Stale } else { answered });
         let (entry, now) = claim?;

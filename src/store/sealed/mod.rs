@@ -19,7 +19,7 @@ use super::{
     Chunk, Claim, Cursor, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules,
     Origin, Page, Removal, Settled, SharedQuotas, Store,
 };
-use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
+use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
 /// A store that sees what it keeps only in sealed form.
 pub struct Sealed {
@@ -83,16 +83,27 @@ impl Store for Sealed {
 
     async fn settle(&self, id: RecordId, attempt: Attempt, end: End) -> Result<Settled, Error> {
         let seal = |plain: &Bytes| self.keys.seal(id, attempt, Part::Ending, plain);
-        let end = match end {
-            End::Complete { answer, expiry } => End::Complete { answer: seal(&answer), expiry },
-            End::Hold { cause } => End::Hold { cause: seal(&cause) },
-            End::Release => End::Release,
-        };
-        Ok(match self.store.settle(id, attempt, end).await? {
-            Settled::Superseded { record } => {
-                Settled::Superseded { record: record.map(|record| self.open(id, record)) }
+        let (sealed, written) = match end {
+            End::Complete { answer, expiry } => {
+                (End::Complete { answer: seal(&answer), expiry }, Some((State::Completed, answer)))
             }
-            done @ Settled::Done { .. } => done,
+            End::Hold { cause } => (End::Hold { cause: seal(&cause) }, Some((State::Unknown, cause))),
+            End::Release => (End::Release, None),
+        };
+        let record = match self.store.settle(id, attempt, sealed).await? {
+            Settled::Superseded { record } => record.map(|record| self.open(id, record)),
+            done @ Settled::Done { .. } => return Ok(done),
+        };
+        // The same ending, which was written with another key before a reload: the store sees other bytes.
+        let is_written = |record: &Record| {
+            record.attempt == attempt
+                && written
+                    .as_ref()
+                    .is_some_and(|(state, end)| record.state == *state && record.answer.as_ref() == Some(end))
+        };
+        Ok(match record {
+            Some(record) if is_written(&record) => Settled::Done { until: record.until },
+            record => Settled::Superseded { record },
         })
     }
 
@@ -192,6 +203,33 @@ mod tests {
             Harness::stepped(store, step)
         })
         .await;
+    }
+
+    #[tokio::test]
+    async fn a_settlement_that_is_repeated_with_another_key_is_recognised() {
+        let ring = keys(&[1]);
+        let store = Sealed::new(Arc::new(Memory::new()), Arc::clone(&ring), |_, _| {});
+        let minute = Duration::from_secs(60);
+        let ends = [
+            End::Complete { answer: Bytes::from_static(b"answer"), expiry: Expiry::FromNow(minute) },
+            End::Hold { cause: Bytes::from_static(b"cause") },
+        ];
+        for (place, end) in ends.into_iter().enumerate() {
+            let (id, attempt) = (RecordId([place as u8; 32]), Attempt([8; 16]));
+            let (ttl, origin, head) = (minute, OriginId(1), Bytes::from_static(b"head"));
+            store.claim(id, Fresh { attempt, origin, lease: minute, ttl, unknown_ttl: ttl, head }).await.unwrap();
+            let Settled::Done { until } = store.settle(id, attempt, end.clone()).await.unwrap() else {
+                panic!("settled")
+            };
+            ring.replace(vec![SealingKey::new("b".into(), &[2; 32]), SealingKey::new("a".into(), &[1; 32])]);
+            let again = store.settle(id, attempt, end).await.unwrap();
+            assert!(matches!(again, Settled::Done { until: again } if again == until));
+            let other = End::Complete { answer: Bytes::from_static(b"other"), expiry: Expiry::FromNow(minute) };
+            let is_late = place == 0;
+            let other = store.settle(id, attempt, other).await.unwrap();
+            assert_eq!(matches!(other, Settled::Superseded { .. }), is_late, "an unknown record may still complete");
+            ring.replace(vec![SealingKey::new("a".into(), &[1; 32])]);
+        }
     }
 
     #[tokio::test]

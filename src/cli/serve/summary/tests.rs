@@ -165,7 +165,7 @@ fn a_reload_replaces_keys_and_does_not_begin_or_end_encryption() {
     let with = |ids: &[&str]| {
         let entry = |id: &&str| {
             let file = directory.path().join(id);
-            std::fs::write(&file, id.repeat(32)).unwrap();
+            std::fs::write(&file, [id.as_bytes()[0] | 0x80; 32]).unwrap();
             format!("{{ id = {id:?}, file = {file:?} }}")
         };
         let entries: Vec<String> = ids.iter().map(entry).collect();
