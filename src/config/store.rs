@@ -64,7 +64,7 @@ keys! {
         /// the store does not help to guess callers' passwords. A new secret forgets every key.
         id_secret_file: Option<PathBuf> = None => file().optional(), Example("\"/run/secrets/oncegate-id-secret\"");
         /// The keys that records are encrypted with, in the store and in the cache, as in
-        /// [{ id = "2026-11", file = "/run/secrets/oncegate-key-1" }]: AES-256-GCM, bound to record and attempt. The first
+        /// [{ id = "2026-11", file = "/run/secrets/oncegate-key-1" }]. The cipher is AES-256-GCM, bound to record and attempt. The first
         /// encrypts, and all of them decrypt. A request whose record has another key gets 503 `store-unavailable` and does not
         /// run. A reload takes other keys; only a start begins or ends encryption. If omitted, everyone who has a copy of the
         /// store can read answers and the heads of requests. See docs/operate/encryption.md.
