@@ -1,9 +1,9 @@
 //! What requests of routes that only observe would have got, counted.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use prometheus::IntCounterVec;
+use prometheus::{IntCounter, IntCounterVec};
 use serde::{Serialize, Serializer};
 
 use super::outcome::Outcome;
@@ -17,8 +17,10 @@ const EXAMPLES: usize = 10;
 pub struct Observed {
     route: Box<str>,
     since: Timestamp,
-    would: IntCounterVec,
-    dropped: IntCounterVec,
+    /// Looked up with the first of each.
+    would: [OnceLock<IntCounter>; Outcome::ALL.len()],
+    dropped: [OnceLock<IntCounter>; Dropped::ALL.len()],
+    families: (IntCounterVec, IntCounterVec),
     counts: Mutex<Counts>,
 }
 
@@ -118,12 +120,20 @@ pub struct ObservedReport {
 
 impl Observed {
     pub(super) fn new(route: &str, would: IntCounterVec, dropped: IntCounterVec) -> Arc<Self> {
-        Arc::new(Self { route: route.into(), since: wall_clock(), would, dropped, counts: Mutex::new(Counts::NONE) })
+        Arc::new(Self {
+            route: route.into(),
+            since: wall_clock(),
+            would: std::array::from_fn(|_| OnceLock::new()),
+            dropped: std::array::from_fn(|_| OnceLock::new()),
+            families: (would, dropped),
+            counts: Mutex::new(Counts::NONE),
+        })
     }
 
     /// A request would have got this.
     pub fn would(&self, outcome: Outcome, is_duplicate: bool) {
-        self.would.with_label_values(&[&*self.route, outcome.as_str()]).inc();
+        let labels = [&*self.route, outcome.as_str()];
+        self.would[outcome.index()].get_or_init(|| self.families.0.with_label_values(&labels)).inc();
         let mut counts = self.counts();
         counts.would[outcome.index()] += 1;
         counts.duplicates += u64::from(is_duplicate);
@@ -140,7 +150,8 @@ impl Observed {
 
     /// It is not known what a request would have got.
     pub fn dropped(&self, why: Dropped) {
-        self.dropped.with_label_values(&[&*self.route, why.as_str()]).inc();
+        let labels = [&*self.route, why.as_str()];
+        self.dropped[why as usize].get_or_init(|| self.families.1.with_label_values(&labels)).inc();
         self.counts().dropped[why as usize] += 1;
     }
 

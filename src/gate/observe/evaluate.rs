@@ -18,7 +18,7 @@ use crate::idempotency::policy::Policy;
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp};
 use crate::idempotency::settle::{Control, Ending, Verdict, settle};
 use crate::idempotency::shadow::{Course, RunAgain, Shadow, Span};
-use crate::store::{Claim, End as RecordEnd, Error, Expiry, Fresh, Listed};
+use crate::store::{Claim, End as RecordEnd, Error, Expiry, Fresh};
 use crate::telemetry::observed::{Dropped, Example};
 use crate::telemetry::outcome::{Code, Outcome};
 use crate::telemetry::wall_clock;
@@ -58,13 +58,6 @@ struct Exchange {
     ran: bool,
     /// It may not run, by the time that it says.
     is_expired: bool,
-}
-
-/// What a request met.
-enum Met {
-    /// No shadow record: it is the first of its key.
-    First,
-    Record(Box<Record>),
 }
 
 impl Notes {
@@ -178,30 +171,21 @@ impl Notes {
     async fn compare(&self, keyed: &Keyed, exchange: &Exchange) -> Result<(), Dropped> {
         let tally = self.state.metrics.observed();
         for _ in 0..TRIES {
-            let standing = match self.meet(keyed, exchange).await? {
-                Met::First => {
-                    tally.would(exchange.first(), false);
-                    return Ok(());
-                }
-                Met::Record(record) => record,
+            let Some(standing) = self.claim_or_read(keyed, exchange).await? else {
+                tally.would(exchange.first(), false);
+                return Ok(());
             };
-            let (shadow, head) = match Shadow::decode(&standing.head) {
-                Ok(read) => read,
-                Err(codec::Unreadable) if standing.until > wall_clock() => return Err(Dropped::Store),
+            let read = Shadow::decode(&standing.head);
+            let decision = match &read {
+                Ok((shadow, head)) => self.decide(keyed, exchange, shadow, head),
                 // Whatever it says, it is over.
-                Err(codec::Unreadable) => match self.supersede(keyed, exchange, &standing).await? {
-                    true => {
-                        tally.would(exchange.first(), false);
-                        return Ok(());
-                    }
-                    false => continue,
-                },
+                Err(codec::Unreadable) if standing.until <= wall_clock() => Decision::Supersede,
+                Err(codec::Unreadable) => return Err(Dropped::Store),
             };
-            let decision = self.decide(keyed, exchange, &shadow, &head);
-            let is_settled = match &decision {
-                Decision::Supersede => self.supersede(keyed, exchange, &standing).await?,
-                decision if is_retry(decision) => {
-                    self.note_retry(keyed, exchange, &standing, shadow, &head, decision).await?
+            let is_settled = match (&decision, &read) {
+                (Decision::Supersede, _) => self.supersede(keyed, exchange, &standing).await?,
+                (decision, Ok((shadow, head))) if is_retry(decision) => {
+                    self.note_retry(keyed, exchange, &standing, *shadow, head, decision).await?
                 }
                 _ => true,
             };
@@ -216,14 +200,11 @@ impl Notes {
         Err(Dropped::Store)
     }
 
-    /// Takes the place of the key's shadow record, where it has none and the request leaves one; else returns the record.
-    async fn meet(&self, keyed: &Keyed, exchange: &Exchange) -> Result<Met, Dropped> {
+    /// The shadow record of the key. Where it has none, the request is the first, and claims the place if it leaves a record.
+    async fn claim_or_read(&self, keyed: &Keyed, exchange: &Exchange) -> Result<Option<Record>, Dropped> {
         let store = &self.gate.shared.shadows;
         if !exchange.leaves_record() {
-            return Ok(match store.get(keyed.id).await? {
-                Some(Listed { record, .. }) => Met::Record(Box::new(record)),
-                None => Met::First,
-            });
+            return Ok(store.get(keyed.id).await?.map(|listed| listed.record));
         }
         let shadow = exchange.shadow(&self.route.policy);
         let fresh = self.fresh(shadow.encode(&keyed.head));
@@ -231,9 +212,9 @@ impl Notes {
         match store.claim(keyed.id, fresh).await? {
             Claim::Inserted(_) => {
                 self.finish(keyed.id, attempt, &shadow).await?;
-                Ok(Met::First)
+                Ok(None)
             }
-            Claim::Exists { record, .. } => Ok(Met::Record(Box::new(record))),
+            Claim::Exists { record, .. } => Ok(Some(record)),
         }
     }
 
