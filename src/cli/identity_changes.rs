@@ -216,6 +216,12 @@ fn what_is_lost(present: &Present<'_>, lost: &LostKeys) -> String {
             let namespace = namespace.unwrap_or_default();
             format!("{}, which has the namespace `{namespace}`, takes", present.named(route))
         }
+        Instead::Sealed => {
+            return format!(
+                "{}{in_flight}: encrypted with a key that is not in `[store] encryption_keys`",
+                keys(lost.keys)
+            );
+        }
         Instead::Unreadable => {
             return format!("{}{in_flight}: this version of oncegate cannot read their requests", keys(lost.keys));
         }

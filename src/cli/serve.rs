@@ -13,6 +13,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use self::listening::{Bound, Inherited, SocketFile, admin_is_guarded, bind, bind_server};
 use self::notices::Notices;
 use self::reloading::StartSettings;
+use self::remembering::Remembering;
 use self::signals::Instruction;
 pub(super) use self::signals::Signals;
 use self::summary::Summary;
@@ -27,7 +28,7 @@ use crate::http::upstream::Upstream;
 use crate::http::usage::Usage;
 use crate::idempotency::identity::Identifier;
 use crate::store::Store;
-use crate::store::sealed::Keyring;
+use crate::store::sealed::{Keeper, Keyring};
 use crate::telemetry::{logs, metrics::Metrics};
 use crate::worker;
 
@@ -147,7 +148,7 @@ pub(super) struct Serving {
     metrics: Metrics,
     store: Arc<dyn Store>,
     /// What seals records, where the start had keys for it.
-    keyring: Option<Arc<Keyring>>,
+    keeper: Option<Arc<Keeper>>,
     readiness: Readiness,
     notices: Notices,
     servers: JoinSet<()>,
@@ -199,7 +200,7 @@ impl Serving {
         let written = Written::of(&config);
         let keyring = (!config.sealing.is_empty()).then(|| Arc::new(Keyring::new(config.sealing.clone())));
         let lost = std::mem::take(&mut opened.lost);
-        let store = remembering::before(opened, &config, keyring.clone(), &metrics)?;
+        let Remembering { store, keeper } = remembering::before(opened, &config, keyring, &metrics)?;
         worker::report_lost(&*store, &lost).await;
         if config.router.routes().iter().any(|route| route.policy.quota.is_some()) {
             match store.quotas() {
@@ -232,7 +233,7 @@ impl Serving {
         let current =
             server::ServerState::current(Arc::clone(&gate), config.server.limits, config.server.accept, usage);
         let work_stop = watch::Sender::new(false);
-        let workers = worker::spawn(Arc::clone(&store), metrics.clone(), upkeep, work_stop.subscribe());
+        let workers = worker::spawn(Arc::clone(&store), keeper.clone(), metrics.clone(), upkeep, work_stop.subscribe());
         let renewing = tokio::spawn(keep_renewing(Arc::clone(&current), work_stop.subscribe()));
         let asking = tokio::spawn(keep_asking(Arc::clone(&current), work_stop.subscribe()));
         let (mut servers, mut addresses, stop) = (JoinSet::new(), Vec::new(), watch::Sender::new(false));
@@ -261,7 +262,7 @@ impl Serving {
             drain_timeout,
             metrics,
             store,
-            keyring,
+            keeper,
             readiness,
             notices,
             servers,

@@ -13,10 +13,11 @@ use super::adoption::{self, NamespacePeriod};
 use super::clock::{self, Clock};
 use super::listing::Newest;
 use super::removals::{Removal, Removals};
+use super::resealing::{Beginning, Beginnings, Values};
 use super::rules::{self, RecordView, Transition};
 use super::{
     Chunk, Claim, Cursor, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, LiveKeys,
-    NamespaceRules, Origin, OriginId, Page, Settled, Store,
+    NamespaceRules, Origin, OriginId, Page, Resealing, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -165,6 +166,10 @@ impl Store for Memory {
             }
             past.len()
         })
+    }
+
+    fn resealing(&self) -> Option<&dyn Resealing> {
+        Some(self)
     }
 
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
@@ -392,6 +397,30 @@ impl Fresh {
 fn due(set: &BTreeSet<(Timestamp, RecordId)>, now: Timestamp, limit: usize) -> Vec<RecordId> {
     let past = set.iter().take_while(|(until, _)| rules::is_past(*until, now));
     past.take(limit).map(|(_, id)| *id).collect()
+}
+
+#[async_trait]
+impl Resealing for Memory {
+    async fn beginnings(&self, after: Option<RecordId>, limit: usize) -> Result<Beginnings, Error> {
+        self.with(|tables, _| {
+            let from = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+            let beginning = |(id, entry): (&RecordId, &Entry)| {
+                let Record { state, head, answer, .. } = entry.record.clone();
+                Beginning { id: *id, state, values: Values { head, answer }.beginning() }
+            };
+            Beginnings::of(tables.entries.range(from).take(limit).map(beginning).collect(), limit)
+        })
+    }
+
+    async fn reseal(&self, id: RecordId, seen: Version, values: Values) -> Result<bool, Error> {
+        self.with(|tables, _| match tables.entries.get_mut(&id) {
+            Some(Entry { record, .. }) if record.state != State::InFlight && record.version() == seen => {
+                Values { head: record.head, answer: record.answer } = values;
+                true
+            }
+            Some(_) | None => false,
+        })
+    }
 }
 
 #[cfg(test)]

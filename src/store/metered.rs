@@ -10,7 +10,7 @@ use tokio::sync::broadcast;
 use super::outage::{OperationHealth, Role, StoreHealth};
 use super::{
     Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
-    NamespaceRules, Origin, Page, Removal, Settled, SharedQuotas, Store,
+    NamespaceRules, Origin, Page, Removal, Resealing, Settled, SharedQuotas, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 
@@ -184,6 +184,10 @@ impl Store for Metered {
 
     fn quotas(&self) -> Option<Arc<dyn SharedQuotas>> {
         self.store.quotas()
+    }
+
+    fn resealing(&self) -> Option<&dyn Resealing> {
+        self.store.resealing()
     }
 
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {

@@ -18,6 +18,7 @@ pub mod postgres;
 mod quota;
 pub mod redis;
 mod removals;
+pub mod resealing;
 mod rules;
 pub mod sealed;
 #[cfg(test)]
@@ -31,6 +32,7 @@ pub use adoption::{NamespaceRules, RulesPeriod, is_orphaned};
 pub use listing::{Chunk, Cursor, Filter, IdPrefix, Page, Since};
 pub use quota::SharedQuotas;
 pub use removals::Removal;
+pub use resealing::Resealing;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -101,6 +103,11 @@ pub trait Store: Send + Sync + 'static {
 
     /// The store beneath a cache, for records that nobody replays.
     fn beneath(&self) -> Option<Arc<dyn Store>> {
+        None
+    }
+
+    /// What replaces the keys of records, where this is beneath what seals them.
+    fn resealing(&self) -> Option<&dyn Resealing> {
         None
     }
 

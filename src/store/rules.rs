@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{End, Expiry};
-use crate::idempotency::record::{Attempt, State, Timestamp};
+use crate::idempotency::record::{Attempt, State, Timestamp, Version};
 
 /// The fields of a record that the rules depend on.
 #[derive(Clone, Copy, Debug)]
@@ -13,6 +13,12 @@ pub(super) struct RecordView {
     pub(super) claimed_at: Timestamp,
     pub(super) until: Timestamp,
     pub(super) unknown_ttl: Duration,
+}
+
+impl RecordView {
+    pub(super) fn version(&self) -> Version {
+        Version { attempt: self.attempt, state: self.state, until: self.until }
+    }
 }
 
 /// The transition of a record that a settlement causes.

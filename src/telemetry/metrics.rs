@@ -25,7 +25,7 @@ use crate::idempotency::record::{RecordId, State};
 use crate::store::ErrorKind;
 use crate::store::cached::CacheResult;
 use crate::store::metered::StoreOp;
-use crate::store::sealed::Closed;
+use crate::store::sealed::{Closed, CountByKey};
 
 /// Upper bounds of request and upstream durations, in seconds.
 const REQUEST_BUCKETS: &[f64] =
@@ -79,6 +79,8 @@ struct Families {
     cache_requests: IntCounterVec,
     limit_exceeded: IntCounterVec,
     unsealed: [IntCounter; Closed::ALL.len()],
+    records_by_key: IntGaugeVec,
+    counted_keys: Mutex<BTreeSet<Box<str>>>,
     levels: [Level; Limit::ALL.len()],
     connections: IntGauge,
     requests_in_flight: IntGauge,
@@ -166,6 +168,23 @@ impl Metrics {
             warned: Limit::ALL.map(|_| LogThrottle::default()),
             levels: families.levels.clone(),
         })
+    }
+
+    /// How many records need each key that they are encrypted with.
+    pub fn records_by_key(&self, counted: &CountByKey) {
+        let CountByKey { keys, plain, missing } = counted;
+        let others = [("(plain)", *plain), ("(missing)", *missing)];
+        let by_key = &self.families.records_by_key;
+        let mut former = self.families.counted_keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = BTreeSet::new();
+        for (key, count) in keys.iter().map(|(id, count)| (&**id, *count)).chain(others) {
+            by_key.with_label_values(&[key]).set(i64::try_from(count).unwrap_or(i64::MAX));
+            known.insert(key.into());
+        }
+        for gone in former.difference(&known) {
+            let _ = by_key.remove_label_values(&[gone]);
+        }
+        *former = known;
     }
 
     /// How many records stand in each state, in the order of [`State::ALL`].
@@ -416,6 +435,17 @@ impl Families {
                 );
                 Closed::ALL.map(|closed| unsealed.with_label_values(&[closed.as_str()]))
             },
+            records_by_key: add(
+                &registry,
+                IntGaugeVec::new(
+                    Opts::new(
+                        "oncegate_records_by_key",
+                        "Records in the store, by the key that they are encrypted with.",
+                    ),
+                    &["key"],
+                ),
+            ),
+            counted_keys: Mutex::default(),
             levels: Limit::ALL.map(|_| Level::default()),
             connections: gauge(&registry, "oncegate_connections", "Connections of clients."),
             requests_in_flight: gauge(

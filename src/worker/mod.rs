@@ -1,8 +1,9 @@
-//! Reaper and sweeper: upkeep of records that no request meets.
+//! Reaper, sweeper and key counter: upkeep of records that no request meets.
 //!
 //! Correctness does not wait for either: a request that meets a record whose lease is past, or that has expired, is
 //! decided by the record's times. The workers keep the store small, and report unknown outcomes to operators.
 
+mod key_counter;
 mod reaper;
 mod sweeper;
 
@@ -15,6 +16,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Interval, MissedTickBehavior};
 
 use crate::store::Store;
+use crate::store::sealed::Keeper;
 use crate::telemetry::metrics::Metrics;
 
 pub use reaper::report_lost;
@@ -59,28 +61,31 @@ impl Settings {
     }
 }
 
-/// Starts reaper and sweeper. The task ends when `shutdown` turns true or its sender is dropped; it finishes the
+/// Starts reaper and sweeper, and a key counter where there is a `keeper`. The task ends when `shutdown` turns true or its sender is dropped; it finishes the
 /// store operation that it is in.
 #[must_use]
 pub fn spawn(
     store: Arc<dyn Store>,
+    keeper: Option<Arc<Keeper>>,
     metrics: Metrics,
     settings: Settings,
     shutdown: watch::Receiver<bool>,
 ) -> JoinHandle<()> {
-    let worker = Worker { store, metrics, settings, shutdown };
+    let worker = Worker { store, keeper, metrics, settings, shutdown };
     tokio::spawn(async move {
         tokio::join!(
             supervise(worker.clone(), "reaper", reaper::run),
-            supervise(worker.clone(), "sweeper", sweeper::run)
+            supervise(worker.clone(), "sweeper", sweeper::run),
+            supervise(worker.clone(), "key counter", key_counter::run)
         );
     })
 }
 
-/// The state that both workers share.
+/// The state that the workers share.
 #[derive(Clone)]
 struct Worker {
     store: Arc<dyn Store>,
+    keeper: Option<Arc<Keeper>>,
     metrics: Metrics,
     settings: Settings,
     shutdown: watch::Receiver<bool>,

@@ -104,7 +104,7 @@ fn start(store: Fake) -> Running {
     let (store, metrics) = (Arc::new(store), Metrics::new());
     let (stop, shutdown) = watch::channel(false);
     let settings = Settings { batch: 10, largest_batch: 30, ..Settings::default() };
-    let task = spawn(store.clone(), metrics.clone(), settings, shutdown);
+    let task = spawn(store.clone(), None, metrics.clone(), settings, shutdown);
     Running { store, metrics, stop, task }
 }
 

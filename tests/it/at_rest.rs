@@ -231,3 +231,29 @@ fn an_answer_that_was_altered_is_not_given() {
     gate.post("/charges", "k-1", "{}").expect(200, "replayed");
     assert_eq!(upstream.runs(), 1);
 }
+
+#[test]
+fn changed_routes_are_checked_against_encrypted_records() {
+    let upstream = numbered();
+    let plan = Gate::before(&upstream).routes("[[routes]]\nname = \"all\"\npath = \"/{*rest}\"\n");
+    let next = plan.clone().routes("[[routes]]\nname = \"charges\"\npath = \"/charges\"\nnamespace = \"all\"\n");
+    let gate = with_keys(&plan, &[1]).start();
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+    gate.stop();
+
+    let checked = |keys: &[u8], status: i32| crate::identity::checked(&with_keys(&next, keys), status);
+    assert!(checked(&[2, 1], 0).contains(": ok, a start"));
+    for keys in [&[][..], &[2]] {
+        let said = checked(keys, 78);
+        assert!(said.contains("1 live key: encrypted with a key that is not in `[store] encryption_keys`"), "{said}");
+        assert!(said.contains("Add the key that these records were encrypted with"), "{said}");
+    }
+
+    // A reload of routes and keys at once reads with the keys that it brings.
+    let gate = with_keys(&plan, &[2]).start();
+    assert!(!reload(&gate, &with_keys(&next, &[2])), "{}", gate.log());
+    is_refused(&gate, &upstream, "k-1");
+    assert!(reload(&gate, &with_keys(&next, &[2, 1])), "{}", gate.log());
+    gate.post("/charges", "k-1", "{}").expect(200, "replayed");
+    assert_eq!(upstream.runs(), 1);
+}

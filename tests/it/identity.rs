@@ -26,7 +26,7 @@ fn check_store(plan: &Plan, url: &str) -> Output {
 }
 
 #[track_caller]
-fn checked(plan: &Plan, status: i32) -> String {
+pub(crate) fn checked(plan: &Plan, status: i32) -> String {
     let output = check(plan);
     let text = [output.stdout, output.stderr].concat();
     let text = String::from_utf8_lossy(&text).into_owned();

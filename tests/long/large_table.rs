@@ -54,7 +54,7 @@ async fn a_large_table_is_as_fast_as_an_empty_one_and_swept_while_claims_go_on()
     let [_, standing, _] = store.count().await.unwrap();
     let (shut_down, watching) = watch::channel(false);
     let began = Instant::now();
-    let workers = worker::spawn(store.clone(), Metrics::new(), worker::Settings::default(), watching);
+    let workers = worker::spawn(store.clone(), None, Metrics::new(), worker::Settings::default(), watching);
     let is_swept = Arc::new(AtomicBool::new(false));
     let looking = tokio::spawn({
         let (path, is_swept) = (path.clone(), is_swept.clone());

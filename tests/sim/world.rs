@@ -208,7 +208,7 @@ impl World {
                 sweep_every: dice.millis(300..3_000),
                 ..worker::Settings::default()
             };
-            drop(worker::spawn(store, METRICS.clone(), every, life.stop()));
+            drop(worker::spawn(store, None, METRICS.clone(), every, life.stop()));
         }
         assert!(life.gate.set(Arc::downgrade(&gate)).is_ok() && life.faults.set(Arc::downgrade(&faults)).is_ok());
         assert!(life.store.set(known).is_ok());

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::Context as _;
 
@@ -11,6 +12,7 @@ use crate::config::{self, Resolved, Store as Settings};
 use crate::gate::coverage::Coverage;
 use crate::gate::identities::IdentityRules;
 use crate::store::postgres::Postgres;
+use crate::store::sealed::{Keyring, Sealed};
 use crate::store::{NamespaceRules, Store, redis, sqlite};
 
 /// What the store said.
@@ -32,19 +34,20 @@ struct Looked {
 /// Asks the store that is configured. Changes nothing in it, and holds up no gate that uses it.
 pub(super) fn ask(config: &Resolved) -> anyhow::Result<Found> {
     let rules = IdentityRules::of(&config.gate, &config.router);
+    let keys = Arc::new(Keyring::new(config.sealing.clone()));
     let (name, looked) = match &config.store {
         Settings::Memory => {
             let text = "store memory: it forgets all keys when the gate ends; there is nothing to ask\n".to_owned();
             return Ok(Found { text, is_refused: false });
         }
-        Settings::Sqlite { path } => (format!("store sqlite, {}", path.display()), of_sqlite(path, rules)?),
+        Settings::Sqlite { path } => (format!("store sqlite, {}", path.display()), of_sqlite(path, rules, &keys)?),
         Settings::Postgres(settings) => {
             let servers = settings.servers();
-            (format!("store postgres, {servers}"), waited_for(of_postgres(settings, rules), &servers)?)
+            (format!("store postgres, {servers}"), waited_for(of_postgres(settings, rules, keys), &servers)?)
         }
         Settings::Redis(settings) => {
             let servers = settings.servers();
-            (format!("store redis, {servers}"), waited_for(of_redis(settings, rules), &servers)?)
+            (format!("store redis, {servers}"), waited_for(of_redis(settings, rules, keys), &servers)?)
         }
     };
     Ok(match looked {
@@ -72,34 +75,39 @@ fn said(name: &str, looked: Looked, rules: IdentityRules<'_>, written: &Written)
     Found { text, is_refused }
 }
 
-fn of_sqlite(path: &Path, rules: IdentityRules<'_>) -> anyhow::Result<Option<Looked>> {
+fn of_sqlite(path: &Path, rules: IdentityRules<'_>, keys: &Keyring) -> anyhow::Result<Option<Looked>> {
     let preview = sqlite::preview(path, &rules.adoption().1).context("[store] url")?;
     let risks = Durability::sqlite(path, sqlite::filesystem_warning(path)).warnings;
     let Some(preview) = preview else { return Ok(None) };
     let mut coverage = Coverage::of(rules, &preview.on_file);
     if coverage.is_changed() {
-        preview.for_each(|listed| coverage.look_at(listed)).context("[store] url")?;
+        preview.for_each(|listed| coverage.look_at(&keys.open_listed(listed, |_| ()))).context("[store] url")?;
     }
     let forgotten = Forgotten { changes: preview.changes, lost: coverage.finish() };
     Ok(Some(Looked { forgotten, on_file: preview.on_file, risks }))
 }
 
-async fn of_postgres(settings: &config::Postgres, rules: IdentityRules<'_>) -> anyhow::Result<Looked> {
+async fn of_postgres(
+    settings: &config::Postgres,
+    rules: IdentityRules<'_>,
+    keys: Arc<Keyring>,
+) -> anyhow::Result<Looked> {
     let store = Postgres::open(&settings.settings).await?;
     let risks = store.description().risks();
-    Ok(Looked { risks, ..look(&store, rules).await? })
+    Ok(Looked { risks, ..look(store, rules, keys).await? })
 }
 
-async fn of_redis(settings: &config::Redis, rules: IdentityRules<'_>) -> anyhow::Result<Looked> {
+async fn of_redis(settings: &config::Redis, rules: IdentityRules<'_>, keys: Arc<Keyring>) -> anyhow::Result<Looked> {
     let store = redis::Redis::open(&redis::Settings { servers: settings.servers.clone() }).await?;
     let risks = store.description().risks();
-    Ok(Looked { risks, ..look(&store, rules).await? })
+    Ok(Looked { risks, ..look(store, rules, keys).await? })
 }
 
-async fn look(store: &dyn Store, rules: IdentityRules<'_>) -> anyhow::Result<Looked> {
+async fn look(store: impl Store, rules: IdentityRules<'_>, keys: Arc<Keyring>) -> anyhow::Result<Looked> {
+    let store = Sealed::new(Arc::new(store), keys, |_, _| ());
     let (origins, identities) = rules.adoption();
     let changes = store.changes(origins, identities).await?;
-    let lost = identity_changes::look_for_lost(store, rules).await?;
+    let lost = identity_changes::look_for_lost(&store, rules).await?;
     let on_file = store.identities().await?;
     store.close().await;
     Ok(Looked { forgotten: Forgotten { changes, lost }, on_file, risks: Vec::new() })

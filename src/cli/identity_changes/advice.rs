@@ -52,6 +52,9 @@ pub(super) fn how_to_take(present: &Present<'_>, lost: &LostKeys) -> String {
                 string(namespace)
             ),
         },
+        Instead::Sealed => {
+            "     Add the key that these records were encrypted with to `[store] encryption_keys`.\n".to_owned()
+        }
         Instead::Unreadable => {
             "     Restore the former routes, or start the version of oncegate that wrote these records.\n".to_owned()
         }

@@ -151,7 +151,10 @@ impl Serving {
         let next = gate.successor(config.gate, config.router, upstreams, &self.metrics);
         let stuck = "cannot change what keys are found by";
         let mut reload = gate.begin_reload(&next, PATIENCE).await.context(stuck)?;
+        // Other gates may write with keys that are new here.
+        let opening = self.keeper.as_ref().map(|keeper| keeper.keys().open_too(&config.sealing));
         adopting::look_before_reload(&next, &*self.store, &written).await?;
+        drop(opening);
         reload.adopt(PATIENCE).await.context(stuck)?;
         // The process may be stopped meanwhile: then it is not known what the store has adopted.
         if let Err(error) = adopting::at_reload(&gate, &next, &*self.store, &written, PATIENCE).await {
@@ -159,8 +162,9 @@ impl Serving {
             return Err(error);
         }
 
-        if let Some(keyring) = self.keyring.as_ref().filter(|_| !config.sealing.is_empty()) {
-            keyring.replace(config.sealing);
+        if let Some(keeper) = self.keeper.as_ref().filter(|_| !config.sealing.is_empty()) {
+            keeper.keys().replace(config.sealing);
+            keeper.count_again();
         }
         server::ServerState::replace(&self.current, next, config.server.limits, config.server.accept);
         reload.done();

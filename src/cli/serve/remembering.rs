@@ -8,9 +8,17 @@ use super::opening::Opened;
 use crate::config::Resolved;
 use crate::store::cached::{Cached, RemoteCache, Settings, SharedSettings};
 use crate::store::metered::Metered;
-use crate::store::sealed::{Keyring, Sealed, SealedCache};
+use crate::store::sealed::{Keeper, Keyring, Sealed, SealedCache};
 use crate::store::{Store, redis};
 use crate::telemetry::metrics::Metrics;
+
+/// What the gate and its workers use.
+pub(super) struct Remembering {
+    /// The store behind its memory.
+    pub(super) store: Arc<dyn Store>,
+    /// Looks after the keys of the store, where there are any.
+    pub(super) keeper: Option<Arc<Keeper>>,
+}
 
 /// Puts the memory of this process before a store, and the cache that gates share where there is one. Store and cache get
 /// nothing that `keys` did not seal, where there are any; the memory is not sealed.
@@ -19,7 +27,7 @@ pub(super) fn before(
     config: &Resolved,
     keys: Option<Arc<Keyring>>,
     metrics: &Metrics,
-) -> anyhow::Result<Arc<dyn Store>> {
+) -> anyhow::Result<Remembering> {
     let settings = Settings {
         most_entries: config.cache_max_entries,
         most_bytes: config.cache_max_bytes,
@@ -42,9 +50,11 @@ pub(super) fn before(
     };
     let calls = metrics.store(opened.store.kind());
     let store: Arc<dyn Store> = Arc::new(Metered::new(opened.store, calls));
+    let keeper = keys.as_ref().map(|keys| Arc::new(Keeper::new(Arc::clone(&store), Arc::clone(keys))));
     let store = match keys {
         Some(keys) => Arc::new(Sealed::new(store, keys, metrics.unsealed())),
         None => store,
     };
-    Ok(Arc::new(Cached::new(store, &settings, shared, metrics.cache())))
+    let store = Arc::new(Cached::new(store, &settings, shared, metrics.cache()));
+    Ok(Remembering { store, keeper })
 }

@@ -172,10 +172,12 @@ fn what_cannot_be_told_counts_as_lost() {
     let content = format!("/v1/files/{}/content", "i".repeat(245));
     let (keep, file) = ("keep n /v1/x", "file m /v1/files/{id}");
     assert_eq!(end(&[keep, "down n /v1/files/{id}/content"], &[keep, file], &content), Some(Instead::NoRoute));
-    let mut sealed = record("n", Method::POST, "/x");
-    sealed.record.head = Bytes::from_static(&[9]);
-    let unreadable = lost(&[sealed], (&["all n /{*rest}"], true), &["some n /v1/{*rest}"]).unwrap();
-    assert_eq!((&unreadable[0].instead, unreadable[0].keys), (&Instead::Unreadable, 1));
+    for (head, instead) in [(&[9, 9][..], Instead::Unreadable), (&SEALED, Instead::Sealed)] {
+        let mut closed = record("n", Method::POST, "/x");
+        closed.record.head = Bytes::from_static(head);
+        let closed = lost(&[closed], (&["all n /{*rest}"], true), &["some n /v1/{*rest}"]).unwrap();
+        assert_eq!((&closed[0].instead, closed[0].keys), (&instead, 1));
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod crowd;
 mod listing;
 #[cfg(test)]
 pub(crate) mod model;
+mod resealing;
 mod settling;
 mod upkeep;
 
@@ -21,7 +22,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
 use super::{Claim, End, Expiry, Fresh, Listed, Origin, OriginId, Settled, Store};
-use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp};
+use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
 /// A store under test, and how to let its time pass.
 pub struct Harness {
@@ -30,6 +31,7 @@ pub struct Harness {
     advance: Box<dyn Fn(Duration) -> BoxFuture<'static, ()> + Send + Sync>,
     records: Vec<Box<dyn Any + Send>>,
     is_shared: bool,
+    is_above_seal: bool,
 }
 
 impl Harness {
@@ -39,13 +41,25 @@ impl Harness {
             step(duration);
             Box::pin(std::future::ready(()))
         };
-        Self { store: Arc::new(store), advance: Box::new(advance), records: Vec::new(), is_shared: false }
+        Self {
+            store: Arc::new(store),
+            advance: Box::new(advance),
+            records: Vec::new(),
+            is_shared: false,
+            is_above_seal: false,
+        }
     }
 
     /// A store whose clock runs by itself.
     pub fn waiting(store: impl Store) -> Self {
         let advance = |duration| -> BoxFuture<'static, ()> { Box::pin(tokio::time::sleep(duration)) };
-        Self { store: Arc::new(store), advance: Box::new(advance), records: Vec::new(), is_shared: false }
+        Self {
+            store: Arc::new(store),
+            advance: Box::new(advance),
+            records: Vec::new(),
+            is_shared: false,
+            is_above_seal: false,
+        }
     }
 
     /// It is a store that services share.
@@ -55,12 +69,25 @@ impl Harness {
         self
     }
 
+    /// It lies above what seals.
+    #[must_use]
+    pub fn above_seal(mut self) -> Self {
+        self.is_above_seal = true;
+        self
+    }
+
     /// A store whose clock is stepped by `advance`, which may take a while.
     pub fn stepped_slowly(
         store: impl Store,
         advance: impl Fn(Duration) -> BoxFuture<'static, ()> + Send + Sync + 'static,
     ) -> Self {
-        Self { store: Arc::new(store), advance: Box::new(advance), records: Vec::new(), is_shared: false }
+        Self {
+            store: Arc::new(store),
+            advance: Box::new(advance),
+            records: Vec::new(),
+            is_shared: false,
+            is_above_seal: false,
+        }
     }
 
     /// Keeps something, such as a directory, for as long as the store is under test.
@@ -134,6 +161,9 @@ where
         listing::records_are_found_by_the_start_of_their_id
         listing::records_are_found_by_their_age
         listing::records_are_counted_by_state
+        resealing::values_are_replaced_where_the_version_is_the_same
+        resealing::no_other_record_is_replaced
+        resealing::beginnings_come_in_the_order_of_ids
         adoption::the_first_rules_are_taken
         adoption::other_rules_are_refused_while_records_live
         adoption::other_rules_are_taken_where_nothing_lives

@@ -2,13 +2,15 @@
 
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::pool::Pool;
 use super::row::{self, Unreadable};
 use super::session::Parameter;
-use crate::idempotency::record::{RecordId, State};
+use crate::idempotency::record::{RecordId, State, Version};
+use crate::store::resealing::{BEGINNING, Beginning, Beginnings, Values};
 use crate::store::{Chunk, Cursor, Error, ErrorKind, Filter, Listed, Page, Since};
 
 /// How many records one statement of a scan reads.
@@ -78,6 +80,39 @@ pub(super) async fn scan(pool: &Pool, filter: &Filter, after: Option<RecordId>, 
             _ => return Ok(Chunk::of(found, limit)),
         }
     }
+}
+
+const BEGINNINGS: &str = "SELECT r.id, r.state, substr(r.head, 1, $3), substr(r.answer, 1, $3)
+    FROM oncegate.record r WHERE r.id > $1 ORDER BY r.id LIMIT $2";
+
+/// How the values of records begin.
+pub(super) async fn beginnings(pool: &Pool, after: Option<RecordId>, limit: usize) -> Result<Beginnings, Error> {
+    let after = after.as_ref().map_or(&[][..], |after| &after.0);
+    let (wanted, bytes) = (row::count(limit), BEGINNING as i32);
+    let values: [Parameter<'_>; 3] = [(&after, Type::BYTEA), (&wanted, Type::INT8), (&bytes, Type::INT4)];
+    let rows = pool.query(BEGINNINGS, &values).await?;
+    let beginning = |found: &Row| {
+        let bytes = |column| row::get::<Option<&[u8]>>(found, column).map(|value| value.map(Bytes::copy_from_slice));
+        let values = Values { head: bytes(2)?.unwrap_or_default(), answer: bytes(3)? };
+        Ok(Beginning { id: row::id(found, 0)?, state: row::read_state(found, 1)?, values })
+    };
+    Ok(Beginnings::of(rows.iter().map(beginning).collect::<Result<_, _>>().map_err(unreadable)?, limit))
+}
+
+/// Replaces the values of a record.
+pub(super) async fn reseal(pool: &Pool, id: RecordId, seen: Version, values: &Values) -> Result<bool, Error> {
+    let Values { head, answer } = values;
+    let (head, answer) = (&head[..], answer.as_deref());
+    let values: [Parameter<'_>; 6] = [
+        (&&id.0[..], Type::BYTEA),
+        (&&seen.attempt.0[..], Type::BYTEA),
+        (&row::state(seen.state), Type::INT2),
+        (&row::millis(seen.until), Type::INT8),
+        (&head, Type::BYTEA),
+        (&answer, Type::BYTEA),
+    ];
+    let rows = pool.write("SELECT oncegate.reseal_v1($1, $2, $3, $4, $5, $6)", &values).await?;
+    Ok(rows.first().is_some_and(|row| row.get(0)))
 }
 
 /// The records that are looked at. The state is written out: only so its index serves.

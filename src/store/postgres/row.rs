@@ -86,7 +86,7 @@ pub(super) fn origin(row: &Row, first: usize) -> Result<Option<Origin>, Unreadab
     }))
 }
 
-fn read_state(row: &Row, column: usize) -> Result<State, Unreadable> {
+pub(super) fn read_state(row: &Row, column: usize) -> Result<State, Unreadable> {
     let place = usize::try_from(get::<i16>(row, column)?).ok();
     place.and_then(|place| State::ALL.get(place)).copied().ok_or(Unreadable { column })
 }

@@ -22,7 +22,7 @@ pub struct Migration {
 }
 
 /// Every step, in order.
-const MIGRATIONS: [Migration; 6] = [
+const MIGRATIONS: [Migration; 7] = [
     Migration {
         version: 1,
         name: "records",
@@ -57,6 +57,12 @@ const MIGRATIONS: [Migration; 6] = [
         version: 6,
         name: "lost leases",
         sql: include_str!("../../../migrations/postgres/0006_lost_leases.sql"),
+        compatible_with: 1,
+    },
+    Migration {
+        version: 7,
+        name: "reseal",
+        sql: include_str!("../../../migrations/postgres/0007_reseal.sql"),
         compatible_with: 1,
     },
 ];

@@ -10,8 +10,9 @@ use redis::{FromRedisValue, Value};
 use super::keys::{self, Partition};
 use super::record::{self, StoredRecord, Unreadable};
 use super::{Redis, number, parts, unexpected_reply};
-use crate::idempotency::record::{RecordId, Timestamp};
+use crate::idempotency::record::{Record, RecordId, Timestamp};
 use crate::store::listing::{Newest, takes_too_long};
+use crate::store::resealing::{BEGINNING, Beginning, Beginnings, Values};
 use crate::store::{Chunk, Cursor, Error, Filter, Listed, Origin, OriginId, Page};
 
 /// How many records one call reads.
@@ -36,6 +37,8 @@ pub(super) struct Scan<'a> {
     partitions: RangeInclusive<u8>,
     ids: VecDeque<RecordId>,
     found: VecDeque<(RecordId, StoredRecord, Timestamp)>,
+    /// How many bytes of each answer.
+    answers: usize,
 }
 
 impl<'a> Scan<'a> {
@@ -49,7 +52,7 @@ impl<'a> Scan<'a> {
         let wanted = filter.ids();
         let first = Partition::of(after.map_or(*wanted.start(), |after| after.max(*wanted.start())));
         let partitions = first.0..=Partition::of(*wanted.end()).0;
-        Self { store, wanted, after, partitions, ids: VecDeque::new(), found: VecDeque::new() }
+        Self { store, wanted, after, partitions, ids: VecDeque::new(), found: VecDeque::new(), answers: 0 }
     }
 
     /// The next record with the time by the store's clock; `None` if there are no more.
@@ -61,7 +64,7 @@ impl<'a> Scan<'a> {
                 continue;
             }
             let chunk: Vec<RecordId> = self.ids.drain(..self.ids.len().min(CHUNK)).collect();
-            self.found = read(self.store, &chunk).await?;
+            self.found = read(self.store, &chunk, self.answers).await?;
         }
         Ok(self.found.pop_front())
     }
@@ -93,11 +96,16 @@ impl<'a> Scan<'a> {
     }
 }
 
-async fn read(store: &Redis, ids: &[RecordId]) -> Result<VecDeque<(RecordId, StoredRecord, Timestamp)>, Error> {
+async fn read(
+    store: &Redis,
+    ids: &[RecordId],
+    answers: usize,
+) -> Result<VecDeque<(RecordId, StoredRecord, Timestamp)>, Error> {
     let mut call = store.client.scripts.look.call(ids.len());
     for id in ids {
         call.arg(&keys::record(*id)[..]);
     }
+    call.arg(answers);
     let Value::Array(response) = store.ask(call).await? else { return Err(unexpected_reply(Unreadable)) };
     let mut response = response.into_iter();
     let now = response
@@ -111,7 +119,7 @@ async fn read(store: &Redis, ids: &[RecordId]) -> Result<VecDeque<(RecordId, Sto
     for (id, value) in ids.iter().zip(response) {
         // It may have gone meanwhile.
         let Value::BulkString(value) = value else { continue };
-        match record::read(value, false) {
+        match record::read(value, answers > 0) {
             Ok(stored) => found.push_back((*id, stored, now)),
             Err(error) => tracing::warn!(%error, %id, "a record was left out of the listing"),
         }
@@ -144,6 +152,19 @@ pub(super) async fn list(store: &Redis, filter: &Filter, after: Option<Cursor>, 
         }
     }
     Ok(newest.into_page())
+}
+
+/// How the values of records begin.
+pub(super) async fn beginnings(store: &Redis, after: Option<RecordId>, limit: usize) -> Result<Beginnings, Error> {
+    let mut scan = Scan { answers: BEGINNING, ..Scan::of(store, &Filter::default(), after) };
+    let mut records = Vec::new();
+    while records.len() < limit
+        && let Some((id, StoredRecord { record, .. }, _)) = scan.next().await?
+    {
+        let Record { state, head, answer, .. } = record;
+        records.push(Beginning { id, state, values: Values { head, answer }.beginning() });
+    }
+    Ok(Beginnings::of(records, limit))
 }
 
 pub(super) async fn scan(

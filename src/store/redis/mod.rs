@@ -46,10 +46,11 @@ use self::script_client::ScriptClient;
 use self::scripts::Scripts;
 pub use self::servers::{Certificates, Servers, Topology};
 pub use self::shared_cache::RedisCache;
+use super::resealing::{Beginnings, Values};
 use super::waiters::Waiters;
 use super::{
     Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
-    NamespaceRules, Origin, Page, Removal, Settled, SharedQuotas, Store,
+    NamespaceRules, Origin, Page, Removal, Resealing, Settled, SharedQuotas, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -265,6 +266,10 @@ impl Store for Redis {
         Some(self.waiters.removals())
     }
 
+    fn resealing(&self) -> Option<&dyn Resealing> {
+        Some(self)
+    }
+
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
         self.ensure_open()?;
         listing::get(self, id).await
@@ -384,3 +389,18 @@ fn unexpected_reply(unreadable: record::Unreadable) -> Error {
 
 #[cfg(test)]
 mod tests;
+
+#[async_trait]
+impl Resealing for Redis {
+    async fn beginnings(&self, after: Option<RecordId>, limit: usize) -> Result<Beginnings, Error> {
+        self.ensure_open()?;
+        listing::beginnings(self, after, limit).await
+    }
+
+    async fn reseal(&self, id: RecordId, seen: Version, values: Values) -> Result<bool, Error> {
+        let mut call = self.client.scripts.reseal.call(1);
+        call.arg(&keys::record(id)[..]);
+        record::add_values(&mut call, seen, &values);
+        Ok(number(&self.write(call).await?)? == 1)
+    }
+}

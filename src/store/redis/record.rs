@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes};
+use redis::Cmd;
 
-use crate::idempotency::record::{Attempt, Record, State, Timestamp};
-use crate::store::{Fresh, OriginId};
+use crate::idempotency::record::{Attempt, Record, State, Timestamp, Version};
+use crate::store::resealing::Values;
+use crate::store::{Fresh, OriginId, rules};
 
 /// The latest time, in the numbers that scripts calculate with.
 pub(super) const LAST: u64 = 1 << 53;
@@ -70,6 +72,14 @@ pub(super) fn after_times(fresh: &Fresh) -> Vec<u8> {
     rest.put_u32(u32::try_from(fresh.head.len()).unwrap_or(u32::MAX));
     rest.extend_from_slice(&fresh.head);
     rest
+}
+
+/// What `reseal` takes after the key.
+pub(super) fn add_values(call: &mut Cmd, seen: Version, values: &Values) {
+    let Values { head, answer } = values;
+    let length = u32::try_from(head.len()).unwrap_or(u32::MAX).to_be_bytes();
+    call.arg(&seen.attempt.0[..]).arg(rules::state_index(seen.state)).arg(millis(seen.until));
+    call.arg(&length[..]).arg(&head[..]).arg(answer.as_deref().unwrap_or_default());
 }
 
 /// A time that a script gave.

@@ -21,6 +21,7 @@ pub(super) struct Scripts {
     pub(super) get: Script,
     pub(super) look: Script,
     pub(super) remove: Script,
+    pub(super) reseal: Script,
     pub(super) lock: Script,
     pub(super) adopt: Script,
     pub(super) try_all: Script,
@@ -49,6 +50,7 @@ impl Scripts {
             get: script(include_str!("scripts/get.lua")),
             look: script(include_str!("scripts/look.lua")),
             remove: script(include_str!("scripts/remove.lua")),
+            reseal: script(include_str!("scripts/reseal.lua")),
             lock: script(include_str!("scripts/lock.lua")),
             adopt: script(include_str!("scripts/adopt.lua")),
             try_all: script(include_str!("scripts/try.lua")),
@@ -86,7 +88,7 @@ impl Scripts {
         command
     }
 
-    fn all(&self) -> [&Script; 16] {
+    fn all(&self) -> [&Script; 17] {
         [
             &self.claim,
             &self.supersede,
@@ -99,6 +101,7 @@ impl Scripts {
             &self.get,
             &self.look,
             &self.remove,
+            &self.reseal,
             &self.lock,
             &self.adopt,
             &self.try_all,

@@ -35,13 +35,15 @@ use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::hmac;
 
 use crate::idempotency::codec::SEALED;
-use crate::idempotency::record::{Attempt, RecordId};
+use crate::idempotency::record::{Attempt, Record, RecordId};
+use crate::store::Listed;
+use crate::store::resealing::BEGINNING;
 
 /// How many bytes come before the encrypted ones.
 const HEAD: usize = SEALED.len() + NAME + NONCE_LEN;
 
 /// How many bytes name a key.
-const NAME: usize = 8;
+const NAME: usize = BEGINNING - SEALED.len();
 
 /// The length of the tag of AES-GCM.
 const TAG: usize = 16;
@@ -72,6 +74,26 @@ pub struct SealingKey {
     name: [u8; NAME],
     values: hmac::Key,
     nonces: hmac::Key,
+}
+
+/// How a value is sealed, which its beginning tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Sealing {
+    /// Not at all.
+    Plain,
+    /// With the key of this name.
+    With([u8; NAME]),
+}
+
+impl Sealing {
+    pub(super) fn of(value: &[u8]) -> Self {
+        let Some(rest) = value.strip_prefix(&SEALED) else { return Self::Plain };
+        // What is cut has a name that no key has.
+        let mut name = [0; NAME];
+        let length = rest.len().min(NAME);
+        name[..length].copy_from_slice(&rest[..length]);
+        Self::With(name)
+    }
 }
 
 /// Why a value does not open.
@@ -155,6 +177,24 @@ impl Keyring {
         self.0.store(Arc::new(keys));
     }
 
+    /// How the first key seals; `None` without keys.
+    pub(super) fn first(&self) -> Option<Sealing> {
+        self.0.load().first().map(|key| Sealing::With(key.name))
+    }
+
+    /// What `of` makes of each key: its id, and how it seals.
+    pub(super) fn each<T>(&self, mut of: impl FnMut(&Arc<str>, Sealing) -> T) -> Vec<T> {
+        self.0.load().iter().map(|key| of(&key.id, Sealing::With(key.name))).collect()
+    }
+
+    /// From now on these open too, until what comes back is dropped.
+    #[must_use]
+    pub fn open_too(self: &Arc<Self>, keys: &[SealingKey]) -> OpeningToo {
+        let former = self.0.load_full();
+        self.replace(former.iter().chain(keys).cloned().collect());
+        OpeningToo { ring: Arc::clone(self), former }
+    }
+
     /// The sealed form of a value; the plain one where there is no key.
     #[must_use]
     pub fn seal(&self, id: RecordId, attempt: Attempt, part: Part, plain: &Bytes) -> Bytes {
@@ -200,6 +240,40 @@ impl Keyring {
         let length = opened.ok_or(Closed::Altered)?;
         plain.truncate(length);
         Ok(plain.into())
+    }
+}
+
+impl Keyring {
+    /// A record in plain form. What does not open stays as it is, and `report` is told why.
+    #[must_use]
+    pub fn open_record(&self, id: RecordId, record: Record, report: impl Fn(Closed)) -> Record {
+        let open = |part, value: &Bytes| {
+            self.open(id, record.attempt, part, value).unwrap_or_else(|closed| {
+                report(closed);
+                value.clone()
+            })
+        };
+        let (head, answer) =
+            (open(Part::Head, &record.head), record.answer.as_ref().map(|answer| open(Part::Ending, answer)));
+        Record { head, answer, ..record }
+    }
+
+    /// The same of a record with where it comes from.
+    #[must_use]
+    pub fn open_listed(&self, listed: Listed, report: impl Fn(Closed)) -> Listed {
+        Listed { record: self.open_record(listed.id, listed.record, report), ..listed }
+    }
+}
+
+/// Keys that open besides those of a ring.
+pub struct OpeningToo {
+    ring: Arc<Keyring>,
+    former: Arc<Vec<SealingKey>>,
+}
+
+impl Drop for OpeningToo {
+    fn drop(&mut self) {
+        self.ring.0.store(Arc::clone(&self.former));
     }
 }
 
@@ -264,6 +338,12 @@ mod tests {
         assert_eq!(ring(&[1]).open(ID, ATTEMPT, Part::Ending, &new), Err(Closed::NoKey));
         assert_eq!(ring(&[2]).open(ID, ATTEMPT, Part::Ending, &new), Ok(plain.clone()));
         both.replace(vec![key(3)]);
+        assert_eq!(both.open(ID, ATTEMPT, Part::Ending, &old), Err(Closed::NoKey));
+        let both = Arc::new(both);
+        let too = both.open_too(&[key(1)]);
+        assert_eq!(both.open(ID, ATTEMPT, Part::Ending, &old), Ok(plain.clone()));
+        assert_eq!(both.seal(ID, ATTEMPT, Part::Ending, &plain)[2..10], key(3).name, "what opens too does not seal");
+        drop(too);
         assert_eq!(both.open(ID, ATTEMPT, Part::Ending, &old), Err(Closed::NoKey));
         assert!(!new.windows(6).any(|part| part == b"answer"));
     }

@@ -4,6 +4,7 @@
 //! record lives.
 
 mod cache;
+mod keeper;
 pub mod keyring;
 
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use bytes::Bytes;
 use tokio::sync::broadcast;
 
 pub use self::cache::SealedCache;
+pub use self::keeper::{CountByKey, Keeper, Resealed};
 use self::keyring::Part;
 pub use self::keyring::{Closed, Keyring, SealingKey};
 use super::{
@@ -44,19 +46,12 @@ impl Sealed {
     }
 
     fn open(&self, id: RecordId, record: Record) -> Record {
-        let open = |part, value: &Bytes| {
-            self.keys.open(id, record.attempt, part, value).unwrap_or_else(|closed| {
-                (self.report)(id, closed);
-                value.clone()
-            })
-        };
-        let (head, answer) =
-            (open(Part::Head, &record.head), record.answer.as_ref().map(|answer| open(Part::Ending, answer)));
-        Record { head, answer, ..record }
+        self.keys.open_record(id, record, |closed| (self.report)(id, closed))
     }
 
     fn open_listed(&self, listed: Listed) -> Listed {
-        Listed { record: self.open(listed.id, listed.record), ..listed }
+        let id = listed.id;
+        self.keys.open_listed(listed, |closed| (self.report)(id, closed))
     }
 }
 
@@ -200,7 +195,7 @@ mod tests {
             let store = Sealed::new(Arc::new(Memory::with_clock(clock)), keys(&[1]), |id, closed| {
                 panic!("{id} does not open: {closed:?}")
             });
-            Harness::stepped(store, step)
+            Harness::stepped(store, step).above_seal()
         })
         .await;
     }

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use bytes::Bytes;
 use rusqlite::{OptionalExtension, Row, ToSql, params};
 
 use super::error::Failure;
@@ -10,6 +11,7 @@ use super::reader::{CHUNK, ListRequest, Reader, ScanRequest};
 use super::row;
 use crate::idempotency::record::{RecordId, State, Timestamp};
 use crate::store::listing::Newest;
+use crate::store::resealing::{BEGINNING, Beginning, Beginnings, Values};
 use crate::store::{Chunk, Cursor, Error, ErrorKind, Filter, Listed, Page, Since};
 
 /// The statements, for a test that asks the planner.
@@ -62,6 +64,13 @@ pub(super) mod sql {
             )
         }
     }
+
+    /// How the values of the first `?2` records from `?1` begin. For an answer that may not stand in the page of its row, the
+    /// row's number comes instead.
+    pub(in crate::store::sqlite) const BEGINNINGS: &str = "SELECT id, state, substr(head, 1, ?3),
+            CASE WHEN length(answer) > 2048 THEN seq END,
+            CASE WHEN length(answer) <= 2048 THEN coalesce(substr(answer, 1, ?3), x'') END
+        FROM record INDEXED BY record_id WHERE id >= ?1 ORDER BY id LIMIT ?2";
 
     /// The last row up to `?1`, and when it was claimed.
     pub(in crate::store::sqlite) const LAST_ROW: &str =
@@ -181,6 +190,30 @@ impl Reader {
                 _ => return Ok(Chunk::of(found, search.limit)),
             }
         }
+    }
+
+    /// How the values of records begin. Of a long answer, no more than its beginning is read.
+    pub(super) fn beginnings(&self, after: Option<RecordId>, limit: usize) -> Result<Beginnings, Failure> {
+        let mut find = self.conn.prepare_cached(sql::BEGINNINGS)?;
+        let from = after.map_or_else(Vec::new, behind);
+        let wanted = i64::try_from(limit).unwrap_or(i64::MAX);
+        let mut rows = find.query(params![from, wanted, BEGINNING as i64])?;
+        let mut records = Vec::new();
+        while let Some(found) = rows.next()? {
+            let bytes = |column| found.get::<_, Option<Vec<u8>>>(column).map(|value| value.map(Bytes::from));
+            let answer = match found.get::<_, Option<i64>>(3)? {
+                None => bytes(4)?,
+                Some(seq) => {
+                    let answer = self.conn.blob_open("main", "record", "answer", seq, true)?;
+                    let mut beginning = [0; BEGINNING];
+                    answer.read_at_exact(&mut beginning, 0)?;
+                    Some(Bytes::copy_from_slice(&beginning))
+                }
+            };
+            let values = Values { head: bytes(2)?.unwrap_or_default(), answer };
+            records.push(Beginning { id: RecordId(found.get(0)?), state: row::read_state(found, 1)?, values });
+        }
+        Ok(Beginnings::of(records, limit))
     }
 
     /// Lets short reads through, unless this one was called off.

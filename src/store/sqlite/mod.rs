@@ -55,9 +55,10 @@ use self::reserve::Reserve;
 use self::session::Session;
 use self::writer::{Message, Request, Writer};
 use super::clock::Clock;
+use super::resealing::{Beginnings, Values};
 use super::{
     Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
-    NamespaceRules, Origin, Page, Settled, Store,
+    NamespaceRules, Origin, Page, Resealing, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, RecordId, Version};
 
@@ -199,6 +200,10 @@ impl Store for Sqlite {
         self.ask(requests::SweepRequest { limit }).await
     }
 
+    fn resealing(&self) -> Option<&dyn Resealing> {
+        Some(self)
+    }
+
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
         self.read(|reply| ReadRequest::Get { id, reply }).await
     }
@@ -279,4 +284,15 @@ fn refused<T>(error: mpsc::error::TrySendError<T>) -> Error {
 fn end_process(reason: &str) {
     tracing::error!(reason, "the process ends");
     std::process::exit(1);
+}
+
+#[async_trait]
+impl Resealing for Sqlite {
+    async fn beginnings(&self, after: Option<RecordId>, limit: usize) -> Result<Beginnings, Error> {
+        self.read(|reply| ReadRequest::Beginnings { after, limit, reply }).await
+    }
+
+    async fn reseal(&self, id: RecordId, seen: Version, values: Values) -> Result<bool, Error> {
+        self.ask(requests::ResealRequest { id, seen, values }).await
+    }
 }

@@ -81,7 +81,7 @@ impl Preview {
     ///
     /// # Errors
     /// See [`OpenError`].
-    pub fn for_each(&self, mut visit: impl FnMut(&Listed)) -> Result<(), OpenError> {
+    pub fn for_each(&self, mut visit: impl FnMut(Listed)) -> Result<(), OpenError> {
         let mut read = || {
             let mut all = self.conn.prepare(
                 "SELECT record.id, attempt, state, claimed_at, until, head, NULL, service, namespace, route
@@ -89,7 +89,7 @@ impl Preview {
             )?;
             let mut rows = all.query(params![])?;
             while let Some(found) = rows.next()? {
-                visit(&Listed {
+                visit(Listed {
                     id: RecordId(found.get(0)?),
                     origin: row::origin(found, 7)?,
                     record: row::record(found, 1)?,

@@ -13,6 +13,7 @@ use super::writer::PanicAlarm;
 use super::{Lock, adopt, error, row};
 use crate::idempotency::record::{Record, RecordId, Timestamp};
 use crate::store::clock::Clock;
+use crate::store::resealing::Beginnings;
 use crate::store::{Chunk, Cursor, Error, ErrorKind, Filter, Listed, NamespaceRules, Page};
 
 /// How many records a listing or a scan reads in one transaction. The log cannot start over while one is open.
@@ -36,6 +37,11 @@ pub(super) enum ReadRequest {
     Scan {
         search: ScanRequest,
         reply: ScanReply,
+    },
+    Beginnings {
+        after: Option<RecordId>,
+        limit: usize,
+        reply: oneshot::Sender<Result<Beginnings, Error>>,
     },
     Identities {
         reply: oneshot::Sender<Result<Vec<NamespaceRules>, Error>>,
@@ -102,6 +108,9 @@ impl Reader {
                 ReadRequest::Scan { search, reply } => {
                     let chunk = self.scan(&search, &|| reply.is_closed()).map_err(determinate);
                     drop(reply.send(chunk));
+                }
+                ReadRequest::Beginnings { after, limit, reply } => {
+                    drop(reply.send(self.beginnings(after, limit).map_err(determinate)));
                 }
                 ReadRequest::Identities { reply } => {
                     let found = adopt::on_file(&self.conn).map_err(Failure::from);

@@ -11,6 +11,7 @@ use super::session::Session;
 use super::writer::Request;
 use super::{row, schema};
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
+use crate::store::resealing::Values;
 use crate::store::rules::{self, RecordView, Transition};
 use crate::store::{Claim, End, Error, ErrorKind, Fresh, LeaseRenewal, Settled};
 
@@ -43,6 +44,12 @@ pub(super) struct SweepRequest {
 
 pub(super) struct RemoveRequest(pub(super) RecordId);
 
+pub(super) struct ResealRequest {
+    pub(super) id: RecordId,
+    pub(super) seen: Version,
+    pub(super) values: Values,
+}
+
 pub(super) struct PingRequest;
 
 /// The statements that run for every protected request, and by index only: a test asks the planner.
@@ -64,6 +71,7 @@ pub(super) mod sql {
     pub(in crate::store::sqlite) const HOLD: &str =
         "UPDATE record SET state = 2, until = ?2, answer = ?3 WHERE seq = ?1";
     pub(in crate::store::sqlite) const REMOVE: &str = "DELETE FROM record WHERE seq = ?1";
+    pub(in crate::store::sqlite) const RESEAL: &str = "UPDATE record SET head = ?2, answer = ?3 WHERE seq = ?1";
     pub(in crate::store::sqlite) const RENEW: &str =
         "UPDATE record SET until = ?3 WHERE id = ?1 AND attempt = ?2 AND state = 0";
     /// The condition of [`super::schema::turn_unknown_sql`].
@@ -123,8 +131,7 @@ impl Request for SupersedeRequest {
         if current.attempt == fresh.attempt && current.state == State::InFlight {
             return Ok(true);
         }
-        let version = Version { attempt: current.attempt, state: current.state, until: current.until };
-        if version != *seen {
+        if current.version() != *seen {
             return Ok(false);
         }
         session.room_for_claims()?;
@@ -264,6 +271,26 @@ impl Request for RemoveRequest {
         };
         session.conn.prepare_cached(sql::REMOVE)?.execute(params![seq])?;
         session.moved(state, None, 1);
+        Ok(true)
+    }
+}
+
+impl Request for ResealRequest {
+    type Reply = bool;
+    const ABANDONED_WITH_CALLER: bool = true;
+
+    fn size(&self) -> usize {
+        self.values.answer.as_ref().map_or(0, Bytes::len)
+    }
+
+    fn run(&self, session: &mut Session) -> Result<bool, Failure> {
+        let Some((seq, current)) = session.current(self.id)? else { return Ok(false) };
+        if current.state == State::InFlight || current.version() != self.seen {
+            return Ok(false);
+        }
+        let Values { head, answer } = &self.values;
+        let values = params![seq, &head[..], answer.as_deref()];
+        session.conn.prepare_cached(sql::RESEAL)?.execute(values)?;
         Ok(true)
     }
 }

@@ -24,7 +24,7 @@ use tokio::sync::broadcast;
 
 use super::{
     Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
-    NamespaceRules, Origin, Page, Removal, Settled, SharedQuotas, Store,
+    NamespaceRules, Origin, Page, Removal, Resealing, Settled, SharedQuotas, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 
@@ -249,6 +249,10 @@ impl Store for Unreliable {
 
     fn quotas(&self) -> Option<Arc<dyn SharedQuotas>> {
         self.inner.quotas()
+    }
+
+    fn resealing(&self) -> Option<&dyn Resealing> {
+        self.inner.resealing()
     }
 
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {

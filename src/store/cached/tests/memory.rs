@@ -38,7 +38,7 @@ async fn warm() -> Cached {
 async fn it_keeps_the_contract() {
     contract::run(async || {
         let (clock, step) = model::stopped_clock();
-        Harness::stepped(alone(Arc::new(Memory::with_clock(clock))), step)
+        Harness::stepped(alone(Arc::new(Memory::with_clock(clock))), step).above_seal()
     })
     .await;
 }

@@ -144,7 +144,7 @@ async fn it_keeps_the_contract() {
     contract::run(async || {
         let inner: Arc<dyn Store> = Arc::new(clocked());
         let (cached, _) = gate(&inner, &Arc::default(), Timestamp(1_700_000_000_000));
-        Harness::stepped_slowly(cached, |time| Box::pin(advance(time)))
+        Harness::stepped_slowly(cached, |time| Box::pin(advance(time))).above_seal()
     })
     .await;
 }

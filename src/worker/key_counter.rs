@@ -1,0 +1,36 @@
+//! Counts the records by the key that they are encrypted with, so that an operator knows when an old one may go.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::Worker;
+
+/// The shortest time between two counts.
+const PAUSE: Duration = Duration::from_secs(15);
+
+/// The pause after a count, in times of what it took: a large store is counted more rarely.
+const PAUSE_FOR_EACH: u32 = 20;
+
+pub(super) async fn run(mut worker: Worker) {
+    let Some(keeper) = worker.keeper.clone() else { return };
+    loop {
+        let (began, mut counted) = (Instant::now(), None);
+        if !worker.unless_shut_down(async { counted = keeper.count().await.ok() }).await {
+            return;
+        }
+        // The store reports its failures.
+        if let Some(counted) = counted {
+            worker.metrics.records_by_key(&counted);
+        }
+        let pause = async {
+            tokio::select! {
+                () = sleep(PAUSE.max(PAUSE_FOR_EACH * began.elapsed())) => {}
+                () = keeper.is_asked_to_count() => {}
+            }
+        };
+        if !worker.unless_shut_down(pause).await {
+            return;
+        }
+    }
+}
