@@ -8,6 +8,7 @@ mod answer;
 mod api;
 mod bulk;
 mod clients;
+mod endpoints;
 mod query;
 mod readiness;
 mod records;
@@ -18,6 +19,8 @@ mod server;
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
+mod throttle;
+mod tokens;
 mod view;
 mod wanted;
 
@@ -25,7 +28,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use http::HeaderMap;
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::http::socket::Listen;
@@ -36,6 +38,11 @@ use crate::telemetry::metrics::Metrics;
 pub use readiness::{Phase, Readiness};
 pub use reload::{ReloadProblem, ReloadReport, ReloadRequest};
 pub use server::serve;
+pub use tokens::{Role, Secret, Token, UNGUESSABLE};
+
+use self::throttle::Throttle;
+use self::tokens::Tokens;
+
 /// How long an answer that an operator gives is kept where its record's route is not configured any more.
 const DEFAULT_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -47,17 +54,15 @@ const MAX_LISTINGS: usize = 2;
 pub struct Settings {
     /// Where it listens.
     pub listen: Listen,
-    /// The bearer token that the records API demands, where one is set.
-    pub token: Option<Token>,
+    /// The bearer tokens that it takes, each with another secret. Without any, it demands none.
+    pub tokens: Vec<Token>,
 }
 
-/// A secret that `Debug` does not show.
-#[derive(Clone)]
-pub struct Token(pub String);
-
-impl std::fmt::Debug for Token {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Token(secret)")
+impl Settings {
+    /// The token with which most can be done, for commands that ask this listener.
+    #[must_use]
+    pub fn strongest_token(&self) -> Option<&Token> {
+        self.tokens.iter().rev().max_by_key(|token| token.role)
     }
 }
 
@@ -99,17 +104,18 @@ pub struct State {
     listings: Semaphore,
     /// One change of many records at a time.
     changes: Semaphore,
+    throttle: Throttle,
 }
 
 /// What another configuration changes.
 struct Configured {
-    token: Option<access::TokenDigest>,
+    tokens: Tokens,
     routes: Vec<RouteInfo>,
 }
 
 impl Configured {
-    fn new(token: Option<&Token>, routes: Vec<RouteInfo>) -> Self {
-        Self { token: token.map(access::TokenDigest::of), routes }
+    fn new(settings: &Settings, routes: Vec<RouteInfo>) -> Self {
+        Self { tokens: Tokens::of(&settings.tokens), routes }
     }
 }
 
@@ -127,7 +133,7 @@ impl State {
         Self {
             metrics,
             readiness,
-            configured: ArcSwap::from_pointee(Configured::new(settings.token.as_ref(), routes)),
+            configured: ArcSwap::from_pointee(Configured::new(settings, routes)),
             identifier,
             service,
             store: OnceLock::new(),
@@ -135,6 +141,7 @@ impl State {
             ping: readiness::Ping::default(),
             listings: Semaphore::new(MAX_LISTINGS),
             changes: Semaphore::new(1),
+            throttle: Throttle::default(),
         }
     }
 
@@ -152,14 +159,9 @@ impl State {
         }
     }
 
-    /// The configuration was read again: from now on this is the token, and these are the routes.
-    pub fn reload(&self, token: Option<&Token>, routes: Vec<RouteInfo>) {
-        self.configured.store(Arc::new(Configured::new(token, routes)));
-    }
-
-    /// Whether headers show the token, where one is set.
-    fn is_shown_token(&self, headers: &HeaderMap) -> bool {
-        self.configured.load().token.as_ref().is_some_and(|token| token.is_shown_in(headers))
+    /// The configuration was read again: from now on these are the tokens and the routes.
+    pub fn reload(&self, settings: &Settings, routes: Vec<RouteInfo>) {
+        self.configured.store(Arc::new(Configured::new(settings, routes)));
     }
 
     /// How long an answer that an operator gives for a record of this route is kept, from then.

@@ -19,7 +19,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::answer::{Answer, Kind};
+use super::answer::{Answer, Kind, for_browsers};
 use super::clients::{Client, Clients};
 use super::{State, api};
 
@@ -122,13 +122,14 @@ async fn connection(
 ) {
     let service = service_fn(|request: Request<Incoming>| {
         let (state, client) = (state.clone(), client.clone());
-        client.asks(state.is_shown_token(request.headers()));
+        client.asks();
         let changes = api::may_change(&request);
-        let answer = async move { api::answer(&state, request, address).await };
+        let asking = client.clone();
+        let answer = async move { api::answer(&state, request, address, &asking).await };
         async move {
             let answer = if changes { detached(answer).await } else { attached(answer).await };
             client.is_answered();
-            Ok::<_, Infallible>(answer)
+            Ok::<_, Infallible>(for_browsers(answer))
         }
     });
     let connection = http1::Builder::new()

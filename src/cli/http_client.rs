@@ -53,7 +53,7 @@ impl AdminArgs {
             if address.is_none() {
                 address = Some(reachable(&settings.listen)?);
             }
-            token = token.or(settings.token.map(|token| token.0));
+            token = token.or(settings.strongest_token().map(|token| token.secret.0.clone()));
         }
         AdminClient::new(address.as_deref().unwrap_or(DEFAULT_ADDRESS), token.as_deref())
     }

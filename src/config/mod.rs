@@ -30,6 +30,7 @@ use crate::store::sealed::SealingKey;
 use crate::telemetry::logs;
 use crate::{admin, gate, http};
 
+mod admin_tokens;
 mod annotated;
 mod auth;
 mod context;

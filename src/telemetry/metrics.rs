@@ -17,6 +17,7 @@ use prometheus::{
     TextEncoder,
 };
 
+use super::admin_refusal::AdminRefusal;
 use super::limits::{Level, Limit, LimitMetrics};
 use super::log_throttle::LogThrottle;
 use super::observed::{Observed, ObservedReport};
@@ -79,6 +80,7 @@ struct Families {
     cache_requests: IntCounterVec,
     limit_exceeded: IntCounterVec,
     unsealed: [IntCounter; Closed::ALL.len()],
+    admin_refused: [IntCounter; AdminRefusal::ALL.len()],
     levels: [Level; Limit::ALL.len()],
     connections: IntGauge,
     requests_in_flight: IntGauge,
@@ -183,6 +185,11 @@ impl Metrics {
     /// Expired records were removed.
     pub fn records_swept(&self, count: usize) {
         self.families.records_swept.inc_by(count as u64);
+    }
+
+    /// The admin listener refused a request.
+    pub fn admin_refused(&self, reason: AdminRefusal) {
+        self.families.admin_refused[reason as usize].inc();
     }
 
     /// The configuration was read again, with or without success.
@@ -403,19 +410,18 @@ impl Families {
                     &["limit"],
                 ),
             ),
-            unsealed: {
-                let unsealed = add(
-                    &registry,
-                    IntCounterVec::new(
-                        Opts::new(
-                            "oncegate_unsealed_total",
-                            "Parts of records that could not be decrypted, by reason.",
-                        ),
-                        &["reason"],
-                    ),
-                );
-                Closed::ALL.map(|closed| unsealed.with_label_values(&[closed.as_str()]))
-            },
+            unsealed: by_reason(
+                &registry,
+                "oncegate_unsealed_total",
+                "Parts of records that could not be decrypted, by reason.",
+                Closed::ALL.map(Closed::as_str),
+            ),
+            admin_refused: by_reason(
+                &registry,
+                "oncegate_admin_refused_total",
+                "Requests that the admin listener refused, by reason.",
+                AdminRefusal::ALL.map(AdminRefusal::as_str),
+            ),
             levels: Limit::ALL.map(|_| Level::default()),
             connections: gauge(&registry, "oncegate_connections", "Connections of clients."),
             requests_in_flight: gauge(
@@ -472,6 +478,11 @@ fn counter(registry: &Registry, name: &str, help: &str) -> IntCounter {
     add(registry, IntCounter::new(name, help))
 }
 
+fn by_reason<const N: usize>(registry: &Registry, name: &str, help: &str, reasons: [&str; N]) -> [IntCounter; N] {
+    let counters = add(registry, IntCounterVec::new(Opts::new(name, help), &["reason"]));
+    reasons.map(|reason| counters.with_label_values(&[reason]))
+}
+
 fn gauge(registry: &Registry, name: &str, help: &str) -> IntGauge {
     add(registry, IntGauge::new(name, help))
 }
@@ -508,6 +519,7 @@ mod tests {
         metrics.records_swept(5);
         metrics.ready(true);
         metrics.config_reloaded(false);
+        metrics.admin_refused(AdminRefusal::WebPage);
         metrics.limits().exceeded(Limit::MaxHeaders);
         let text = metrics.encode();
         for line in [
@@ -527,6 +539,7 @@ mod tests {
             "oncegate_records_swept_total 5",
             "oncegate_limit_exceeded_total{limit=\"max_headers\"} 1",
             "oncegate_limit_exceeded_total{limit=\"body_timeout\"} 0",
+            "oncegate_admin_refused_total{reason=\"web-page\"} 1",
             "oncegate_ready 1",
             "oncegate_config_last_reload_successful 0",
             concat!("oncegate_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),

@@ -1,5 +1,6 @@
 //! Outcomes, metrics and logs.
 
+pub mod admin_refusal;
 pub mod limits;
 pub mod log_throttle;
 pub mod logs;

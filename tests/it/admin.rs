@@ -239,6 +239,49 @@ fn the_token_is_demanded() {
     assert!(!gate.log().contains("open-sesame"));
 }
 
+#[test]
+fn a_viewer_looks_and_an_operator_acts() {
+    let upstream = Upstream::start(|_| Reply::ok("secret-answer"));
+    let plan = Gate::before(&upstream);
+    std::fs::write(plan.path("ops"), "open-sesame\n").unwrap();
+    std::fs::write(plan.path("board"), "look-only\n").unwrap();
+    let token =
+        |name: &str, role: &str| format!("{{ name = \"{name}\", role = \"{role}\", file = {:?} }}", plan.path(name));
+    let tokens = |board: &str| format!("tokens = [{}, {}]", token("ops", "operator"), token("board", board));
+    let gate = plan.clone().admin(&tokens("viewer")).start();
+    gate.post("/charges", "a-rather-long-key", "{}").expect(200, "executed");
+    let ask = |method: &str, path: &str, token: &str| {
+        let request = Request::new(method, path).header("Host", "127.0.0.1");
+        request.header("Authorization", format!("Bearer {token}")).send(gate.admin)
+    };
+    let listed = ask("GET", "/api/v1/records", "look-only");
+    assert_eq!((listed.status, &listed.json()["records"][0]["key"]), (200, &Value::Null), "{}", listed.show());
+    let path = format!("/api/v1/records/{}", listed.json()["records"][0]["id"].as_str().expect("an id"));
+    assert_eq!(ask("GET", &path, "look-only").status, 200);
+    for (method, target) in [("GET", format!("{path}?answer=true")), ("DELETE", path.clone())] {
+        let refused = ask(method, &target, "look-only");
+        assert_eq!(refused.status, 403, "{}", refused.show());
+        assert_eq!(refused.json()["required_role"], "operator");
+    }
+    assert!(ask("GET", &path, "open-sesame").json()["key"].as_str().is_some_and(|key| key.contains('…')));
+    // A reload gives the token another role.
+    let text = std::fs::read_to_string(plan.path("oncegate.toml")).unwrap();
+    assert!(text.contains(&tokens("viewer")));
+    std::fs::write(plan.path("oncegate.toml"), text.replace(&tokens("viewer"), &tokens("operator"))).unwrap();
+    gate.sighup();
+    eventually("the role is in force", || (ask("DELETE", &path, "look-only").status == 204).then_some(()));
+    let log = gate.log();
+    let change = log.lines().find(|line| line.contains("oncegate::audit")).expect("a line");
+    assert!(change.contains("\"board\"") && !log.contains("look-only"), "{change}");
+    for nth in 0..20 {
+        ask("GET", "/metrics", &format!("guess-{nth}"));
+    }
+    let throttled = ask("GET", "/metrics", "open-sesame");
+    assert_eq!(throttled.status, 429, "{}", throttled.show());
+    assert!(throttled.head.has("retry-after"));
+    assert_eq!(Request::get("/livez").send(gate.admin).status, 200);
+}
+
 /// More than may be connected: silent ones, those that stop in the middle of a head, and those that read no answers.
 #[test]
 fn health_is_answered_whatever_others_do() {

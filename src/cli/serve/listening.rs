@@ -216,12 +216,12 @@ async fn drains(address: SocketAddr) -> bool {
 
 /// Holds that the admin listener, at this address, has a token where others than this machine reach it.
 pub(super) fn admin_is_guarded(address: SocketAddr, settings: &admin::Settings) -> anyhow::Result<()> {
-    if address.ip().to_canonical().is_loopback() || settings.token.is_some() {
+    if address.ip().to_canonical().is_loopback() || !settings.tokens.is_empty() {
         return Ok(());
     }
     bail!(
         "[admin] token_file: the admin listener is at {address}, which is not a loopback address, so the records API needs \
-         a token\n  hint: name a file that holds one"
+         a token\n  hint: name a file that holds one, here or in admin.tokens"
     )
 }
 
