@@ -27,9 +27,10 @@ mod wanted;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::sync::{Semaphore, mpsc};
 
+use crate::http::accept::{ServerTls, TlsFiles};
 use crate::http::socket::Listen;
 use crate::idempotency::identity::Identifier;
 use crate::store::Store;
@@ -56,6 +57,8 @@ pub struct Settings {
     pub listen: Listen,
     /// The bearer tokens that it takes, each with another secret. Without any, it demands none.
     pub tokens: Vec<Token>,
+    /// Its certificate, and whose certificates clients need.
+    pub tls: Option<ServerTls>,
 }
 
 impl Settings {
@@ -96,6 +99,7 @@ pub struct State {
     metrics: Metrics,
     readiness: Readiness,
     configured: ArcSwap<Configured>,
+    tls: ArcSwapOption<ServerTls>,
     identifier: Identifier,
     service: Arc<str>,
     store: OnceLock<Arc<dyn Store>>,
@@ -133,6 +137,7 @@ impl State {
         Self {
             metrics,
             readiness,
+            tls: ArcSwapOption::from_pointee(settings.tls.as_ref().map(without_http2)),
             configured: ArcSwap::from_pointee(Configured::new(settings, routes)),
             identifier,
             service,
@@ -159,9 +164,25 @@ impl State {
         }
     }
 
-    /// The configuration was read again: from now on these are the tokens and the routes.
+    /// The configuration was read again: from now on these are the tokens, the routes and, for new connections, the
+    /// certificates.
     pub fn reload(&self, settings: &Settings, routes: Vec<RouteInfo>) {
         self.configured.store(Arc::new(Configured::new(settings, routes)));
+        self.tls.store(settings.tls.as_ref().map(without_http2).map(Arc::new));
+    }
+
+    /// The files of its certificates, where it encrypts.
+    pub fn tls_files(&self) -> Option<TlsFiles> {
+        self.tls.load().as_ref().map(|tls| tls.files.clone())
+    }
+
+    /// The files of its certificates have changed. Where a configuration that names others came first, nothing happens.
+    pub fn renew_certificates(&self, renewed: &ServerTls) {
+        let renewed = Arc::new(without_http2(renewed));
+        self.tls.rcu(|current| match current {
+            Some(named) if named.files == renewed.files => Some(Arc::clone(&renewed)),
+            other => other.clone(),
+        });
     }
 
     /// How long an answer that an operator gives for a record of this route is kept, from then.
@@ -170,6 +191,13 @@ impl State {
         let known = configured.routes.iter().find(|known| Some(&*known.name) == route);
         known.map_or(DEFAULT_TTL, |known| known.ttl)
     }
+}
+
+/// The same for a listener that speaks HTTP/1.1 only.
+fn without_http2(tls: &ServerTls) -> ServerTls {
+    let mut config = rustls::ServerConfig::clone(&tls.config);
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    ServerTls { files: tls.files.clone(), config: Arc::new(config) }
 }
 
 fn seconds<S: serde::Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {

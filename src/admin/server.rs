@@ -15,6 +15,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::io::Errno;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -22,6 +23,7 @@ use tokio::task::JoinSet;
 use super::answer::{Answer, Kind, for_browsers};
 use super::clients::{Client, Clients};
 use super::{State, api};
+use crate::http::accept::encrypt;
 
 /// How long a request's head may take to arrive, and an idle connection may stay.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
@@ -115,6 +117,25 @@ fn is_for_want_of_descriptors(error: &io::Error) -> bool {
 
 async fn connection(
     stream: TcpStream,
+    address: SocketAddr,
+    client: Client,
+    state: Arc<State>,
+    mut shutdown: watch::Receiver<bool>,
+) {
+    let tls = state.tls.load_full();
+    let Some(tls) = tls else { return exchanges(stream, address, client, state, shutdown).await };
+    let encrypted = tokio::select! {
+        encrypted = encrypt(stream, Arc::clone(&tls.config), HEAD_TIMEOUT) => encrypted,
+        _ = shutdown.wait_for(|down| *down) => return,
+    };
+    match encrypted {
+        Ok(stream) => exchanges(stream, address, client, state, shutdown).await,
+        Err(error) => tracing::debug!(client = %address, %error, "a handshake with the admin listener failed"),
+    }
+}
+
+async fn exchanges<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
+    stream: S,
     address: SocketAddr,
     client: Client,
     state: Arc<State>,

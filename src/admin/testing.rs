@@ -94,7 +94,7 @@ pub(super) async fn start_with(tokens: &[(&str, Role, &str)]) -> Admin {
     let now = Arc::new(AtomicU64::new(START));
     let clock = now.clone();
     let store = Arc::new(Memory::with_clock(Arc::new(move || Timestamp(clock.load(Ordering::SeqCst)))));
-    let settings = Settings { listen: address.into(), tokens: tokens.iter().map(token).collect() };
+    let settings = Settings { listen: address.into(), tokens: tokens.iter().map(token).collect(), tls: None };
     let readiness = Readiness::default();
     let routes = vec![RouteInfo {
         name: "charge".into(),

@@ -80,6 +80,11 @@ keys! {
         /// docs/operate/hardening.md.
         tokens: Vec<TokenFile> = Vec::new()
             => token_files(), Example("[{ name = \"ops\", role = \"operator\", file = \"/run/secrets/oncegate-ops-token\" }]");
+        /// Encrypts its connections, with the files that `tls` of [server] has: without HTTP/2. With `client_ca`, probes and
+        /// scrapers need a certificate too. Commands show one with --admin-cert and --admin-key.
+        tls: Files = Files::default() => nested(), Example(
+            r#"{ cert = "/etc/oncegate/cert.pem", key = "/etc/oncegate/key.pem", client_ca = "/etc/oncegate/ca.pem" }"#
+        );
     }
 }
 
@@ -191,9 +196,10 @@ pub(super) fn check_scopes(root: &Table<'_>, server: &http::server::Settings) {
     }
 }
 
-/// Reads `[admin] listen` alone; its default if it is wrong.
-pub(super) fn admin_address(root: &Table<'_>) -> Listen {
-    Admin::read(&root.table("admin", Admin::SECTION), Admin::default()).listen
+/// Reads `[admin] listen` alone, and the file of the listener's certificate; what is wrong counts as absent.
+pub(super) fn admin_address(root: &Table<'_>) -> (Listen, Option<PathBuf>) {
+    let admin = Admin::read(&root.table("admin", Admin::SECTION), Admin::default());
+    (admin.listen, admin.tls.cert)
 }
 
 /// Reads `[admin]`, and its tokens. Its address must not be one of `server`.
@@ -201,6 +207,7 @@ pub(super) fn admin(root: &Table<'_>, server: &[Listen]) -> admin::Settings {
     let table = root.table("admin", Admin::SECTION);
     let admin = Admin::read(&table, Admin::default());
     root.print("admin", admin.print_table());
+    let tls = tls::read(&table, admin.tls);
     let tokens = admin_tokens::read(&table, admin.token_file.as_deref(), &admin.tokens);
     // Of an inherited socket only the start knows the address.
     if let Listen::Address(listen) = &admin.listen
@@ -224,7 +231,7 @@ pub(super) fn admin(root: &Table<'_>, server: &[Listen]) -> admin::Settings {
         };
         table.report("listen", wrong.hint(own));
     }
-    admin::Settings { listen, tokens }
+    admin::Settings { listen, tokens, tls }
 }
 
 fn admin_listen(node: &Node<'_>) -> Result<Listen, Wrong> {

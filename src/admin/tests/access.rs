@@ -167,7 +167,7 @@ async fn a_reload_takes_other_tokens_and_roles() {
     let admin = start_with_roles().await;
     assert_eq!(ask(&admin, "GET /metrics", OPS, "").await.status, 200);
     let tokens = [("ops", Role::Viewer, BOARD)].iter().map(token).collect();
-    admin.state.reload(&Settings { listen: admin.address.into(), tokens }, Vec::new());
+    admin.state.reload(&Settings { listen: admin.address.into(), tokens, tls: None }, Vec::new());
     ask(&admin, "GET /metrics", OPS, "").await.is_problem(401, "unauthorized");
     let reply = ask(&admin, "POST /api/v1/reload", BOARD, "{}").await;
     reply.is_problem(403, "forbidden").says("the token `ops` has the role `viewer`");

@@ -39,6 +39,7 @@ pub(super) struct Summary {
     listen: Vec<String>,
     /// Where operators connect.
     admin: String,
+    is_admin_secure: bool,
     /// How many tokens it takes.
     tokens: usize,
     upstreams: Vec<String>,
@@ -130,6 +131,7 @@ impl Summary {
             is_secure: config.server.accept.tls.is_some(),
             listen: config.server.listen.iter().map(Listen::to_string).collect(),
             admin: config.admin.listen.to_string(),
+            is_admin_secure: config.admin.tls.is_some(),
             tokens: config.admin.tokens.len(),
             upstreams: bounded(config.upstreams.iter().map(show_upstream)),
             store,
@@ -218,7 +220,8 @@ impl Summary {
             1 => "with a token".to_owned(),
             several => format!("with {several} tokens"),
         };
-        format!("http://{}, {tokens}", self.admin)
+        let scheme = if self.is_admin_secure { "https" } else { "http" };
+        format!("{scheme}://{}, {tokens}", self.admin)
     }
 
     fn risks(&self) -> Vec<String> {
