@@ -1,66 +1,118 @@
-//! Who may use the admin listener: holders of its token, and no web page.
+//! Who may use the admin listener: holders of its tokens, and no web page.
 //!
 //! A page in an operator's browser can reach a listener on that machine: by a form or a script (cross-site request
 //! forgery), or by a name of its own that it points at the loopback address (DNS rebinding).
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN};
 use http::{HeaderMap, HeaderName, Method};
-use sha2::{Digest, Sha256};
+use serde_json::{Map, Value};
+use tokio::time::Instant;
 
-use super::Token;
 use super::answer::{Kind, Problem};
+use super::throttle::Throttle;
+use super::tokens::{Role, Tokens};
 use crate::http::headers::is_host;
+use crate::telemetry::admin_refusal::AdminRefusal;
 
-/// The digest of a token: compared instead of it, so that neither length nor content shows in the time taken.
-pub(super) struct TokenDigest([u8; 32]);
+/// Who asks.
+#[derive(Clone, Debug)]
+pub(super) struct Asker {
+    pub(super) client: SocketAddr,
+    pub(super) role: Role,
+    /// Of the token that was shown; nothing where none is demanded.
+    token: Option<Arc<str>>,
+}
 
-impl TokenDigest {
-    pub(super) fn of(token: &Token) -> Self {
-        Self(Sha256::digest(token.0.trim()).into())
+/// Why a request is refused, for the metric and for the client.
+#[derive(Debug)]
+pub(super) struct Refused(pub(super) AdminRefusal, pub(super) Problem);
+
+impl Asker {
+    /// Who asks for what needs no token.
+    pub(super) fn anybody(client: SocketAddr) -> Self {
+        Self { client, role: Role::Viewer, token: None }
     }
 
-    /// Whether these headers show the token.
-    pub(super) fn is_shown_in(&self, headers: &HeaderMap) -> bool {
-        only(headers, &AUTHORIZATION).and_then(bearer).is_some_and(|presented| self.is_of(presented))
+    /// The name for the log of changes.
+    pub(super) fn name(&self) -> &str {
+        self.token.as_deref().unwrap_or("-")
     }
 
-    fn is_of(&self, presented: &str) -> bool {
-        let digest: [u8; 32] = Sha256::digest(presented).into();
-        let difference = self.0.iter().zip(digest).fold(0, |difference, (a, b)| difference | (a ^ b));
-        std::hint::black_box(difference) == 0
+    /// Whether a token was shown.
+    pub(super) fn has_token(&self) -> bool {
+        self.token.is_some()
+    }
+
+    /// Refuses those who have too small a role for `what`.
+    pub(super) fn must_be(&self, role: Role, what: &str) -> Result<(), Refused> {
+        if self.role >= role {
+            return Ok(());
+        }
+        let (own, needed) = (self.role.as_str(), role.as_str());
+        let detail = format!("{what} needs the role `{needed}`; the token `{}` has the role `{own}`", self.name());
+        let members = [("role", own), ("required_role", needed)].map(|(name, role)| (name.to_owned(), role.into()));
+        let problem = Kind::Forbidden.because(detail).with(Map::<String, Value>::from_iter(members));
+        Err(Refused(AdminRefusal::Role, problem))
     }
 }
 
-/// Refuses what a web page may have sent, and, where a token is set, what does not carry it.
-pub(super) fn check(token: Option<&TokenDigest>, method: &Method, headers: &HeaderMap) -> Result<(), Problem> {
+/// Says who asks. Refuses what a web page may have sent, and, where there are tokens, what carries none of them.
+pub(super) fn check(
+    tokens: &Tokens,
+    throttle: &Throttle,
+    client: SocketAddr,
+    method: &Method,
+    headers: &HeaderMap,
+) -> Result<Asker, Refused> {
+    let from_a_page = |kind: Kind, why: &str| Err(Refused(AdminRefusal::WebPage, kind.because(why)));
     let host = only(headers, &HOST);
     if headers.contains_key(ORIGIN) {
         let origin = only(headers, &ORIGIN).and_then(|origin| origin.split_once("://")).map(|(_, authority)| authority);
         if origin.is_none_or(|origin| !host.is_some_and(|host| host.eq_ignore_ascii_case(origin))) {
-            return Err(Kind::Forbidden.because("the request comes from a web page of another origin"));
+            return from_a_page(Kind::Forbidden, "the request comes from a web page of another origin");
         }
     }
-    match token {
-        Some(token) => match only(headers, &AUTHORIZATION).and_then(bearer) {
-            Some(presented) if token.is_of(presented) => {}
-            Some(_) => return Err(Kind::Unauthorized.because("the token is not the one of `admin.token_file`")),
-            None => return Err(Kind::Unauthorized.because("send `Authorization: Bearer TOKEN`")),
-        },
+    let asker = if tokens.are_demanded() {
+        holder(tokens, throttle, client, headers)?
+    } else if host.is_some_and(is_address) {
+        Asker { client, role: Role::Operator, token: None }
+    } else {
         // A token cannot be guessed by a page; without one, only the name that the page was loaded from gives it away.
-        None if !host.is_some_and(is_address) => {
-            return Err(Kind::Forbidden.because(
-                "without a token, `Host` must be an IP address or `localhost`; to use names, set `admin.token_file`",
-            ));
-        }
-        None => {}
-    }
+        let why = "without a token, `Host` must be an IP address or `localhost`; to use names, set `admin.tokens`";
+        return from_a_page(Kind::Forbidden, why);
+    };
     // Types that a page can send without asking first are refused.
     if method == Method::POST && !only(headers, &CONTENT_TYPE).is_some_and(is_json) {
-        return Err(Kind::UnsupportedMediaType.because("send `Content-Type: application/json`"));
+        return from_a_page(Kind::UnsupportedMediaType, "send `Content-Type: application/json`");
     }
-    Ok(())
+    Ok(asker)
+}
+
+/// Who shows one of the tokens.
+fn holder(tokens: &Tokens, throttle: &Throttle, client: SocketAddr, headers: &HeaderMap) -> Result<Asker, Refused> {
+    let Some(presented) = only(headers, &AUTHORIZATION).and_then(bearer) else {
+        let problem = Kind::Unauthorized.because("send `Authorization: Bearer TOKEN`");
+        return Err(Refused(AdminRefusal::NoToken, problem));
+    };
+    let (now, known) = (Instant::now(), tokens.find(presented));
+    let wait = throttle.wait(client.ip(), now);
+    if let Some(known) = known.filter(|known| wait.is_none() || !known.is_guessable) {
+        return Ok(Asker { client, role: known.role, token: Some(Arc::clone(&known.name)) });
+    }
+    if let Some(wait) = wait {
+        let seconds = wait.as_millis().div_ceil(1000);
+        let detail = format!("too many wrong tokens came from this address; send the next one in {seconds} s");
+        let kind = Kind::Throttled(u64::try_from(seconds).unwrap_or(u64::MAX));
+        return Err(Refused(AdminRefusal::Throttled, kind.because(detail)));
+    }
+    if throttle.count(client.ip(), now) {
+        tracing::warn!(%client, "an address sent too many wrong tokens to the admin listener: it is throttled");
+    }
+    let problem = Kind::Unauthorized.because("the token is none of `admin.tokens` and `admin.token_file`");
+    Err(Refused(AdminRefusal::WrongToken, problem))
 }
 
 /// The value of a header that stands there exactly once.
@@ -94,19 +146,74 @@ fn is_address(host: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use http::StatusCode;
 
-    fn status(token: Option<&str>, method: &Method, headers: &[(&str, &str)]) -> StatusCode {
-        let token = token.map(|token| TokenDigest::of(&Token(token.into())));
+    use super::super::answer::Answer;
+    use super::super::tokens::{Secret, Token};
+    use super::*;
+
+    fn client(ip: &str) -> SocketAddr {
+        SocketAddr::new(ip.parse().unwrap(), 5000)
+    }
+
+    fn tokens(secrets: &[&str]) -> Tokens {
+        let token =
+            |secret: &&str| Token { name: "ops".into(), role: Role::Operator, secret: Secret((*secret).to_owned()) };
+        Tokens::of(&secrets.iter().map(token).collect::<Vec<_>>())
+    }
+
+    fn headers(headers: &[(&str, &str)]) -> HeaderMap {
         let mut map = HeaderMap::new();
         for (name, value) in headers {
             map.append(HeaderName::from_bytes(name.as_bytes()).unwrap(), value.parse().unwrap());
         }
-        match check(token.as_ref(), method, &map) {
-            Ok(()) => StatusCode::OK,
-            Err(problem) => super::super::answer::Answer::from(problem).status(),
+        map
+    }
+
+    fn status(token: Option<&str>, method: &Method, sent: &[(&str, &str)]) -> StatusCode {
+        let tokens = tokens(token.as_slice());
+        match check(&tokens, &Throttle::default(), client("192.0.2.1"), method, &headers(sent)) {
+            Ok(_) => StatusCode::OK,
+            Err(Refused(_, problem)) => Answer::from(problem).status(),
         }
+    }
+
+    /// What each request with such a token from one address comes to.
+    fn presented(tokens: &Tokens, throttle: &Throttle, ip: &str, token: &str) -> Result<(), AdminRefusal> {
+        let sent = headers(&[("host", "localhost"), ("authorization", &format!("Bearer {token}"))]);
+        check(tokens, throttle, client(ip), &Method::GET, &sent).map(|_| ()).map_err(|Refused(reason, _)| reason)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_that_guesses_learns_nothing_and_locks_nobody_out() {
+        let long = "0123456789abcdef0123456789abcdef";
+        let (tokens, throttle) = (tokens(&["short", long]), Throttle::default());
+        let ask = |ip: &str, token: &str| presented(&tokens, &throttle, ip, token);
+        for nth in 0..10 {
+            assert_eq!(ask("192.0.2.1", &format!("guess-{nth}")), Err(AdminRefusal::WrongToken));
+        }
+        assert_eq!(ask("192.0.2.1", "guess-11"), Err(AdminRefusal::Throttled));
+        assert_eq!(ask("192.0.2.1", "short"), Err(AdminRefusal::Throttled), "a right guess looks like a wrong one");
+        assert_eq!(ask("192.0.2.1", long), Ok(()), "what nobody can guess is no guess");
+        assert_eq!(ask("192.0.2.2", "short"), Ok(()), "another address");
+        tokio::time::advance(std::time::Duration::from_secs(6)).await;
+        assert_eq!(ask("192.0.2.1", "short"), Ok(()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_throttled_hears_for_how_long() {
+        let (tokens, throttle) = (tokens(&["short"]), Throttle::default());
+        for _ in 0..10 {
+            assert_eq!(presented(&tokens, &throttle, "192.0.2.1", "wrong"), Err(AdminRefusal::WrongToken));
+        }
+        tokio::time::advance(std::time::Duration::from_millis(2500)).await;
+        let sent = headers(&[("host", "localhost"), ("authorization", "Bearer wrong")]);
+        let Refused(_, problem) = check(&tokens, &throttle, client("192.0.2.1"), &Method::GET, &sent).unwrap_err();
+        let answer = Answer::from(problem);
+        assert_eq!(
+            (answer.status(), &answer.headers()["retry-after"]),
+            (StatusCode::TOO_MANY_REQUESTS, &"4".parse().unwrap())
+        );
     }
 
     #[test]
@@ -169,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens() {
+    fn a_token_is_shown_once_and_as_it_is() {
         let with = |value| [("host", "localhost"), ("authorization", value)];
         assert_eq!(status(Some("s3cret\n"), &Method::GET, &with("Bearer s3cret")), StatusCode::OK);
         for value in ["Bearer s3cre", "Bearer s3crets", "Bearer ", "Basic s3cret", "s3cret", ""] {

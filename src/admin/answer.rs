@@ -2,14 +2,32 @@
 
 use bytes::Bytes;
 use http::header::{
-    ALLOW, CACHE_CONTROL, CONTENT_LANGUAGE, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+    ALLOW, CACHE_CONTROL, CONTENT_LANGUAGE, CONTENT_SECURITY_POLICY, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE,
+    X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
-use http::{HeaderValue, Response, StatusCode};
+use http::{HeaderName, HeaderValue, Response, StatusCode};
 use http_body_util::Full;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use super::endpoints::Endpoint;
+
 pub(super) type Answer = Response<Full<Bytes>>;
+
+/// What a browser must not do with an answer of this listener: take it for another type than it says, show it in a frame of
+/// another page, load anything for it, or hand it to a page of another site.
+const FOR_BROWSERS: [(HeaderName, HeaderValue); 4] = [
+    (X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
+    (X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
+    (CONTENT_SECURITY_POLICY, HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'")),
+    (HeaderName::from_static("cross-origin-resource-policy"), HeaderValue::from_static("same-origin")),
+];
+
+/// Tells browsers what they must not do with an answer, whatever it is.
+pub(super) fn for_browsers(mut answer: Answer) -> Answer {
+    answer.headers_mut().extend(FOR_BROWSERS);
+    answer
+}
 
 /// What went wrong, as RFC 9457 says it.
 #[derive(Debug)]
@@ -26,13 +44,15 @@ pub(super) enum Kind {
     Unauthorized,
     Forbidden,
     NotFound,
-    /// With the methods that are allowed.
-    MethodNotAllowed(&'static str),
+    /// With what is allowed.
+    MethodNotAllowed(&'static Endpoint),
     RequestTimeout,
     /// The record is not unknown, so that there is nothing to resolve.
     NotUnknown,
     RequestTooLarge,
     UnsupportedMediaType,
+    /// Too many wrong tokens came from its address, for so many seconds.
+    Throttled(u64),
     Internal,
     /// As many requests of this sort as there may be are being answered.
     Overloaded,
@@ -53,6 +73,7 @@ impl Kind {
             Self::NotUnknown => "not-unknown",
             Self::RequestTooLarge => "request-too-large",
             Self::UnsupportedMediaType => "unsupported-media-type",
+            Self::Throttled(_) => "throttled",
             Self::Internal => "internal-error",
             Self::Overloaded => "overloaded",
             Self::StoreUnavailable => "store-unavailable",
@@ -71,6 +92,7 @@ impl Kind {
             Self::NotUnknown => StatusCode::CONFLICT,
             Self::RequestTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::Throttled(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Overloaded | Self::StoreUnavailable | Self::NotReady => StatusCode::SERVICE_UNAVAILABLE,
         }
@@ -87,6 +109,7 @@ impl Kind {
             Self::NotUnknown => "The record is not unknown",
             Self::RequestTooLarge => "The request is too large",
             Self::UnsupportedMediaType => "The content type is not supported",
+            Self::Throttled(_) => "Too many wrong tokens came from this address",
             Self::Internal => "The request could not be answered",
             Self::Overloaded => "There are too many requests of this sort",
             Self::StoreUnavailable => "The store cannot be reached",
@@ -96,7 +119,10 @@ impl Kind {
 
     /// Whether the same request may be sent again as it is.
     fn retryable(self) -> bool {
-        matches!(self, Self::StoreUnavailable | Self::RequestTimeout | Self::Overloaded | Self::NotReady)
+        matches!(
+            self,
+            Self::StoreUnavailable | Self::RequestTimeout | Self::Overloaded | Self::NotReady | Self::Throttled(_)
+        )
     }
 
     pub(super) fn because(self, detail: impl Into<String>) -> Problem {
@@ -145,11 +171,15 @@ impl From<Problem> for Answer {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         headers.insert(CONTENT_LANGUAGE, HeaderValue::from_static("en"));
         match kind {
-            Kind::MethodNotAllowed(allow) => {
-                headers.insert(ALLOW, HeaderValue::from_static(allow));
+            Kind::MethodNotAllowed(endpoint) => {
+                // Methods are tokens.
+                headers.extend(HeaderValue::from_str(&endpoint.allow()).ok().map(|allow| (ALLOW, allow)));
             }
             Kind::Unauthorized => {
                 headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"oncegate admin\""));
+            }
+            Kind::Throttled(seconds) => {
+                headers.insert(RETRY_AFTER, seconds.into());
             }
             Kind::Overloaded => {
                 headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
@@ -181,6 +211,5 @@ fn with_body(status: StatusCode, content_type: &'static str, body: impl Into<Byt
     *answer.body_mut() = Full::new(body.into());
     let headers = answer.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     answer
 }

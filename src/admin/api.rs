@@ -4,118 +4,93 @@ use std::net::SocketAddr;
 
 use http::{Method, Request, StatusCode};
 use hyper::body::Incoming;
-use serde_json::json;
+use serde_json::{Value, json};
 
+use super::access::{self, Asker, Refused};
 use super::answer::{Answer, Kind, Problem, json, text};
+use super::clients::Client;
+use super::endpoints::{Endpoint, REVEALING, Resource};
 use super::readiness::STORE_UNAVAILABLE;
-use super::{State, access, bulk, records, reload, resolve};
+use super::tokens::Role;
+use super::{State, bulk, records, reload, reseal, resolve};
 use crate::idempotency::record::RecordId;
 
-/// What a path names.
-enum Resource<'a> {
-    Livez,
-    Readyz,
-    Metrics,
-    Routes,
-    Observed,
-    Records,
-    Record(&'a str),
-    Resolve(&'a str),
-    PurgeAll,
-    ResolveAll,
-    Reload,
-}
-
-/// Whether a request may change something: only a DELETE, and a POST to purge or resolve records or to reload.
+/// Whether a request may change something: only what an operator is needed for does.
 pub(super) fn may_change<B>(request: &Request<B>) -> bool {
-    let resource = Resource::named(request.uri().path());
-    match *request.method() {
-        Method::DELETE => matches!(resource, Some(Resource::Record(_))),
-        Method::POST => resource.is_some_and(|resource| resource.methods() == "POST"),
-        _ => false,
-    }
+    let endpoint = Endpoint::at(request.uri().path()).map(|(endpoint, _)| endpoint);
+    let right = endpoint.and_then(|endpoint| endpoint.right(request.method()));
+    right.is_some_and(|(_, role)| *role == Some(Role::Operator))
 }
 
-/// Answers one request.
-pub(super) async fn answer(state: &State, request: Request<Incoming>, client: SocketAddr) -> Answer {
-    dispatch(state, request, client).await.unwrap_or_else(Answer::from)
+/// Answers one request of the client at this address.
+pub(super) async fn answer(state: &State, request: Request<Incoming>, address: SocketAddr, client: &Client) -> Answer {
+    dispatch(state, request, address, client).await.unwrap_or_else(Answer::from)
 }
 
-async fn dispatch(state: &State, request: Request<Incoming>, client: SocketAddr) -> Result<Answer, Problem> {
+async fn dispatch(
+    state: &State,
+    request: Request<Incoming>,
+    address: SocketAddr,
+    client: &Client,
+) -> Result<Answer, Problem> {
     let path = request.uri().path().to_owned();
-    let resource = Resource::named(&path);
-    // Probes come with any host and no token, and learn nothing but one word.
-    if !matches!(resource, Some(Resource::Livez | Resource::Readyz)) {
-        access::check(state.configured.load().token.as_ref(), request.method(), request.headers())?;
+    let found = Endpoint::at(&path);
+    let asker = if found.is_some_and(|(endpoint, _)| endpoint.is_anybodys()) {
+        Asker::anybody(address)
+    } else {
+        let (configured, headers) = (state.configured.load(), request.headers());
+        let checked = access::check(&configured.tokens, &state.throttle, address, request.method(), headers);
+        checked.map_err(|refused| state.refused(refused))?
+    };
+    if asker.has_token() {
+        client.proves_itself();
     }
-    let Some(resource) = resource else {
+    let Some((endpoint, id)) = found else {
         return Err(Kind::NotFound.because("there is nothing at this path; the records are at `/api/v1/records`"));
     };
-    let allow = resource.methods();
-    if !allow.split(", ").any(|method| method == request.method().as_str()) {
-        return Err(Kind::MethodNotAllowed(allow).because(format!("allowed here: {allow}")));
+    let Some((method, role)) = endpoint.right(request.method()) else {
+        return Err(Kind::MethodNotAllowed(endpoint).because(format!("allowed here: {}", endpoint.allow())));
+    };
+    if let Some(role) = role {
+        asker.must_be(*role, &format!("{method} {}", endpoint.path)).map_err(|refused| state.refused(refused))?;
     }
     let query = request.uri().query();
-    if query.is_some_and(|query| !query.is_empty()) && resource.refuses_parameters() {
+    if query.is_some_and(|query| !query.is_empty()) && !endpoint.takes_parameters {
         return Err(Kind::BadRequest.because("no query parameters are known here"));
     }
-    match resource {
+    match endpoint.resource {
         Resource::Livez => Ok(json(StatusCode::OK, &json!({ "status": "live" }))),
         Resource::Readyz => Ok(readyz(state, query).await),
         Resource::Metrics => Ok(metrics(state).await),
         Resource::Routes => Ok(json(StatusCode::OK, &json!({ "routes": state.configured.load().routes }))),
-        Resource::Observed => Ok(json(StatusCode::OK, &json!({ "routes": state.metrics.observed() }))),
-        Resource::Records => records::list(state, query).await,
-        Resource::Record(id) if request.method() == Method::DELETE => {
-            records::remove(state, parse_id(id)?, query, client).await
-        }
-        Resource::Record(id) => records::show(state, parse_id(id)?, query, request.headers(), client).await,
-        Resource::Resolve(id) => resolve::resolve(state, parse_id(id)?, request.into_body(), client).await,
-        Resource::PurgeAll => bulk::purge(state, request.into_body(), client).await,
-        Resource::ResolveAll => bulk::resolve(state, request.into_body(), client).await,
-        Resource::Reload => reload::reload(state).await,
+        Resource::Observed => Ok(observed(state, &asker)),
+        Resource::Records => records::list(state, query, &asker).await,
+        Resource::Record if *method == Method::DELETE => records::remove(state, parse_id(id)?, query, &asker).await,
+        Resource::Record => records::show(state, parse_id(id)?, query, request.headers(), &asker).await,
+        Resource::Resolve => resolve::resolve(state, parse_id(id)?, request.into_body(), &asker).await,
+        Resource::PurgeAll => bulk::purge(state, request.into_body(), &asker).await,
+        Resource::ResolveAll => bulk::resolve(state, request.into_body(), &asker).await,
+        Resource::Reseal => reseal::reseal(state, query, &asker).await,
+        Resource::Reload => reload::reload(state, &asker).await,
     }
 }
 
-impl<'a> Resource<'a> {
-    fn named(path: &'a str) -> Option<Self> {
-        Some(match path {
-            "/livez" => Self::Livez,
-            "/readyz" => Self::Readyz,
-            "/metrics" => Self::Metrics,
-            "/api/v1/routes" => Self::Routes,
-            "/api/v1/observed" => Self::Observed,
-            "/api/v1/records" => Self::Records,
-            "/api/v1/records/purge" => Self::PurgeAll,
-            "/api/v1/records/resolve" => Self::ResolveAll,
-            "/api/v1/reload" => Self::Reload,
-            _ => {
-                let rest = path.strip_prefix("/api/v1/records/")?;
-                match rest.split_once('/') {
-                    None if rest.is_empty() => return None,
-                    None => Self::Record(rest),
-                    Some((id, "resolve")) => Self::Resolve(id),
-                    Some(_) => return None,
-                }
-            }
-        })
+impl State {
+    /// Counts a refusal, and gives the problem to answer with.
+    pub(super) fn refused(&self, Refused(reason, problem): Refused) -> Problem {
+        self.metrics.admin_refused(reason);
+        problem
     }
+}
 
-    fn methods(&self) -> &'static str {
-        match self {
-            Self::Record(_) => "GET, HEAD, DELETE",
-            Self::Resolve(_) | Self::PurgeAll | Self::ResolveAll | Self::Reload => "POST",
-            _ => "GET, HEAD",
-        }
+/// What requests would have got. A viewer sees no keys.
+fn observed(state: &State, asker: &Asker) -> Answer {
+    let mut routes = json!(state.metrics.observed());
+    if asker.role < REVEALING {
+        let examples = routes.as_array_mut().into_iter().flatten().filter_map(|route| route["examples"].as_array_mut());
+        examples.flatten().for_each(|example| example["key"] = Value::Null);
     }
-
-    /// Probes and scrapers may send what they like; a mistyped parameter of the API must not be ignored.
-    fn refuses_parameters(&self) -> bool {
-        match self {
-            Self::Livez | Self::Readyz | Self::Metrics | Self::Records | Self::Record(_) => false,
-            Self::Routes | Self::Observed | Self::Resolve(_) | Self::PurgeAll | Self::ResolveAll | Self::Reload => true,
-        }
-    }
+    json(StatusCode::OK, &json!({ "routes": routes }))
 }
 
 /// With `store=optional`, a gate whose store is away is ready too: it forwards and replays what it can.

@@ -1,6 +1,5 @@
 //! An operator removes or resolves all records that a filter finds.
 
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -12,6 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use super::State;
+use super::access::Asker;
 use super::answer::{Answer, Kind, Problem, json};
 use super::records::{check_reason, log_removal, unavailable};
 use super::resolve::{Resolution, receive};
@@ -142,21 +142,21 @@ struct Bulk<'a> {
     /// `None` where nothing is to be changed.
     change: Option<Change>,
     reason: String,
-    client: SocketAddr,
+    asker: &'a Asker,
 }
 
 /// `POST /api/v1/records/purge`
-pub(super) async fn purge(state: &State, body: Incoming, client: SocketAddr) -> Result<Answer, Problem> {
+pub(super) async fn purge(state: &State, body: Incoming, asker: &Asker) -> Result<Answer, Problem> {
     const FORM: &str = "{\"filter\": {...}, \"dry_run\": false, \"reason\": \"...\"}";
     let PurgeBody { filter, all, dry_run, reason, as_of, after } = read(&receive(body).await?, FORM)?;
     let wanted = filter.wanted(all)?;
     // By name only: an attempt of another gate may run, and a retry would run beside it.
     let spares_in_flight = wanted.state != Some(record::State::InFlight);
-    Bulk::new(state, Change::Purge, dry_run, reason, client)?.run(wanted, spares_in_flight, as_of, after).await
+    Bulk::new(state, Change::Purge, dry_run, reason, asker)?.run(wanted, spares_in_flight, as_of, after).await
 }
 
 /// `POST /api/v1/records/resolve`
-pub(super) async fn resolve(state: &State, body: Incoming, client: SocketAddr) -> Result<Answer, Problem> {
+pub(super) async fn resolve(state: &State, body: Incoming, asker: &Asker) -> Result<Answer, Problem> {
     const FORM: &str = "{\"filter\": {...}, \"dry_run\": false, \"reason\": \"...\", \"action\": \"release\" | \
                         \"complete\", \"status\": 200, \"headers\": [[\"name\", \"value\"]], \"body_base64\": \"...\"}";
     let body: ResolveBody = read(&receive(body).await?, FORM)?;
@@ -166,7 +166,7 @@ pub(super) async fn resolve(state: &State, body: Incoming, client: SocketAddr) -
         None | Some(record::State::Unknown) => {}
         Some(_) => return Err(bad("`state` can be `unknown` only: other records have nothing to resolve")),
     }
-    Bulk::new(state, Change::Resolve(resolution), body.dry_run, body.reason, client)?
+    Bulk::new(state, Change::Resolve(resolution), body.dry_run, body.reason, asker)?
         .run(wanted, false, body.as_of, body.after)
         .await
 }
@@ -177,12 +177,12 @@ impl<'a> Bulk<'a> {
         change: Change,
         is_dry_run: bool,
         reason: String,
-        client: SocketAddr,
+        asker: &'a Asker,
     ) -> Result<Self, Problem> {
         if !is_dry_run {
             check_reason(&reason)?;
         }
-        Ok(Self { state, change: (!is_dry_run).then_some(change), reason, client })
+        Ok(Self { state, change: (!is_dry_run).then_some(change), reason, asker })
     }
 
     /// Finds the records chunk by chunk, so that not all of them are ever in memory, and changes each.
@@ -257,17 +257,15 @@ impl<'a> Bulk<'a> {
             Change::Purge => {
                 let is_removed = remove_unchanged(&**self.state.opened()?, &found).await.map_err(unavailable)?;
                 if is_removed {
-                    log_removal(&found, self.client, Some(&self.reason));
+                    log_removal(&found, self.asker, Some(&self.reason));
                 }
                 Ok(is_removed)
             }
-            Change::Resolve(resolution) => {
-                match resolution.apply(self.state, &found, &self.reason, self.client).await {
-                    Ok(()) => Ok(true),
-                    Err(problem) if problem.is_about_the_record() => Ok(false),
-                    Err(problem) => Err(problem),
-                }
-            }
+            Change::Resolve(resolution) => match resolution.apply(self.state, &found, &self.reason, self.asker).await {
+                Ok(()) => Ok(true),
+                Err(problem) if problem.is_about_the_record() => Ok(false),
+                Err(problem) => Err(problem),
+            },
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Who is connected to the admin listener, and who leaves when another comes.
 //!
 //! Anybody may connect, and health must be answered whatever they do there. So a connection never waits for a place: where
-//! all are taken, the one closes that has been quiet for longest. One on which a request showed the token is counted apart,
+//! all are taken, the one closes that has been quiet for longest. One on which a request showed a token is counted apart,
 //! so that those that show none do not push it out.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 /// Most connections on which no token was shown: each may hold a whole answer in memory.
 const MOST: usize = 128;
 
-/// Most connections that are counted apart because the token was shown on them. Those beyond count as the others do.
+/// Most connections that are counted apart because a token was shown on them. Those beyond count as the others do.
 const MOST_PROVEN: usize = 64;
 
 /// The connections that there are.
@@ -57,7 +57,7 @@ impl Clients {
         self.connections.push((client, task));
     }
 
-    /// Closes the connection that matters least. False where all have shown the token.
+    /// Closes the connection that matters least. False where all have shown a token.
     pub(super) fn close_one(&mut self) -> bool {
         let unproven = self.connections.iter().enumerate().filter_map(|(nth, (client, task))| {
             let state = client.state();
@@ -70,11 +70,15 @@ impl Clients {
 }
 
 impl Client {
-    /// A request has come, and shows the token or not.
-    pub(super) fn asks(&self, shows_token: bool) {
+    /// A request has come.
+    pub(super) fn asks(&self) {
+        self.state().is_answering = true;
+    }
+
+    /// It shows a token.
+    pub(super) fn proves_itself(&self) {
         let mut state = self.state();
-        state.is_answering = true;
-        if shows_token && !state.is_proven {
+        if !state.is_proven {
             let more = |proven: usize| Some(proven + 1).filter(|proven| *proven <= MOST_PROVEN);
             state.is_proven = self.0.proven.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok();
         }
@@ -123,11 +127,12 @@ mod tests {
             all.push(connect(&mut clients).await);
         }
         // The first is at it, the second was a moment ago, and the third is proven.
-        all[0].0.asks(false);
-        all[1].0.asks(false);
+        all[0].0.asks();
+        all[1].0.asks();
         tokio::time::advance(Duration::from_secs(1)).await;
         all[1].0.is_answered();
-        all[2].0.asks(true);
+        all[2].0.asks();
+        all[2].0.proves_itself();
         connect(&mut clients).await;
         assert!(all.iter().all(|(_, task)| !task.is_finished()), "there is a place where one is proven");
         connect(&mut clients).await;
@@ -144,7 +149,8 @@ mod tests {
         let mut clients = Clients::default();
         let proven = async |clients: &mut Clients| {
             let (client, task) = connect(clients).await;
-            client.asks(true);
+            client.asks();
+            client.proves_itself();
             client.is_answered();
             let is_proven = client.state().is_proven;
             (is_proven, task)

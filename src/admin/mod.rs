@@ -8,34 +8,44 @@ mod answer;
 mod api;
 mod bulk;
 mod clients;
+mod endpoints;
 mod query;
 mod readiness;
 mod records;
 mod reload;
+mod reseal;
 mod resolve;
 mod server;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
+mod throttle;
+mod tokens;
 mod view;
 mod wanted;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
-use http::HeaderMap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::sync::{Semaphore, mpsc};
 
+use crate::http::accept::{ServerTls, TlsFiles};
 use crate::http::socket::Listen;
 use crate::idempotency::identity::Identifier;
 use crate::store::Store;
+use crate::store::sealed::Keeper;
 use crate::telemetry::metrics::Metrics;
 
 pub use readiness::{Phase, Readiness};
 pub use reload::{ReloadProblem, ReloadReport, ReloadRequest};
 pub use server::serve;
+pub use tokens::{Role, Secret, Token, UNGUESSABLE};
+
+use self::throttle::Throttle;
+use self::tokens::Tokens;
+
 /// How long an answer that an operator gives is kept where its record's route is not configured any more.
 const DEFAULT_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -47,17 +57,17 @@ const MAX_LISTINGS: usize = 2;
 pub struct Settings {
     /// Where it listens.
     pub listen: Listen,
-    /// The bearer token that the records API demands, where one is set.
-    pub token: Option<Token>,
+    /// The bearer tokens that it takes, each with another secret. Without any, it demands none.
+    pub tokens: Vec<Token>,
+    /// Its certificate, and whose certificates clients need.
+    pub tls: Option<ServerTls>,
 }
 
-/// A secret that `Debug` does not show.
-#[derive(Clone)]
-pub struct Token(pub String);
-
-impl std::fmt::Debug for Token {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Token(secret)")
+impl Settings {
+    /// The token with which most can be done, for commands that ask this listener.
+    #[must_use]
+    pub fn strongest_token(&self) -> Option<&Token> {
+        self.tokens.iter().rev().max_by_key(|token| token.role)
     }
 }
 
@@ -91,25 +101,28 @@ pub struct State {
     metrics: Metrics,
     readiness: Readiness,
     configured: ArcSwap<Configured>,
+    tls: ArcSwapOption<ServerTls>,
     identifier: Identifier,
     service: Arc<str>,
     store: OnceLock<Arc<dyn Store>>,
+    keeper: OnceLock<Arc<Keeper>>,
     reloads: OnceLock<mpsc::Sender<ReloadRequest>>,
     ping: readiness::Ping,
     listings: Semaphore,
     /// One change of many records at a time.
     changes: Semaphore,
+    throttle: Throttle,
 }
 
 /// What another configuration changes.
 struct Configured {
-    token: Option<access::TokenDigest>,
+    tokens: Tokens,
     routes: Vec<RouteInfo>,
 }
 
 impl Configured {
-    fn new(token: Option<&Token>, routes: Vec<RouteInfo>) -> Self {
-        Self { token: token.map(access::TokenDigest::of), routes }
+    fn new(settings: &Settings, routes: Vec<RouteInfo>) -> Self {
+        Self { tokens: Tokens::of(&settings.tokens), routes }
     }
 }
 
@@ -127,14 +140,17 @@ impl State {
         Self {
             metrics,
             readiness,
-            configured: ArcSwap::from_pointee(Configured::new(settings.token.as_ref(), routes)),
+            tls: ArcSwapOption::from_pointee(settings.tls.as_ref().map(without_http2)),
+            configured: ArcSwap::from_pointee(Configured::new(settings, routes)),
             identifier,
             service,
             store: OnceLock::new(),
+            keeper: OnceLock::new(),
             reloads: OnceLock::new(),
             ping: readiness::Ping::default(),
             listings: Semaphore::new(MAX_LISTINGS),
             changes: Semaphore::new(1),
+            throttle: Throttle::default(),
         }
     }
 
@@ -145,6 +161,13 @@ impl State {
         }
     }
 
+    /// The store has keys, and this looks after them. Only the first call counts.
+    pub fn set_keeper(&self, keeper: Arc<Keeper>) {
+        if self.keeper.set(keeper).is_err() {
+            tracing::debug!("the admin listener has its keys already");
+        }
+    }
+
     /// The process takes requests to read its configuration again. Only the first call counts.
     pub fn set_reloads(&self, reloads: mpsc::Sender<ReloadRequest>) {
         if self.reloads.set(reloads).is_err() {
@@ -152,14 +175,25 @@ impl State {
         }
     }
 
-    /// The configuration was read again: from now on this is the token, and these are the routes.
-    pub fn reload(&self, token: Option<&Token>, routes: Vec<RouteInfo>) {
-        self.configured.store(Arc::new(Configured::new(token, routes)));
+    /// The configuration was read again: from now on these are the tokens, the routes and, for new connections, the
+    /// certificates.
+    pub fn reload(&self, settings: &Settings, routes: Vec<RouteInfo>) {
+        self.configured.store(Arc::new(Configured::new(settings, routes)));
+        self.tls.store(settings.tls.as_ref().map(without_http2).map(Arc::new));
     }
 
-    /// Whether headers show the token, where one is set.
-    fn is_shown_token(&self, headers: &HeaderMap) -> bool {
-        self.configured.load().token.as_ref().is_some_and(|token| token.is_shown_in(headers))
+    /// The files of its certificates, where it encrypts.
+    pub fn tls_files(&self) -> Option<TlsFiles> {
+        self.tls.load().as_ref().map(|tls| tls.files.clone())
+    }
+
+    /// The files of its certificates have changed. Where a configuration that names others came first, nothing happens.
+    pub fn renew_certificates(&self, renewed: &ServerTls) {
+        let renewed = Arc::new(without_http2(renewed));
+        self.tls.rcu(|current| match current {
+            Some(named) if named.files == renewed.files => Some(Arc::clone(&renewed)),
+            other => other.clone(),
+        });
     }
 
     /// How long an answer that an operator gives for a record of this route is kept, from then.
@@ -168,6 +202,13 @@ impl State {
         let known = configured.routes.iter().find(|known| Some(&*known.name) == route);
         known.map_or(DEFAULT_TTL, |known| known.ttl)
     }
+}
+
+/// The same for a listener that speaks HTTP/1.1 only.
+fn without_http2(tls: &ServerTls) -> ServerTls {
+    let mut config = rustls::ServerConfig::clone(&tls.config);
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    ServerTls { files: tls.files.clone(), config: Arc::new(config) }
 }
 
 fn seconds<S: serde::Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {

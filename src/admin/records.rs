@@ -1,13 +1,14 @@
 //! Lists, shows and removes records.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use http::{HeaderMap, HeaderName, StatusCode};
 use serde::Serialize;
 use tokio::sync::SemaphorePermit;
 
+use super::access::Asker;
 use super::answer::{Answer, Kind, Problem, empty, json};
+use super::endpoints::REVEALING;
 use super::query::{self, Query};
 use super::view::{Extent, RecordView, Revealed, shortened_key};
 use super::{MAX_LISTINGS, State};
@@ -21,13 +22,16 @@ const MAX_REASON: usize = 2000;
 const REQUESTED_WITH: HeaderName = HeaderName::from_static("x-requested-with");
 
 /// `GET /api/v1/records`
-pub(super) async fn list(state: &State, query: Option<&str>) -> Result<Answer, Problem> {
+pub(super) async fn list(state: &State, query: Option<&str>, asker: &Asker) -> Result<Answer, Problem> {
     #[derive(Serialize)]
     struct Page {
         records: Vec<RecordView>,
         next: Option<String>,
     }
     let Query { wanted, limit, after } = Query::parse(query)?;
+    if wanted.key.is_some() {
+        asker.must_be(REVEALING, "a filter by key").map_err(|refused| state.refused(refused))?;
+    }
     let _slot = state.listing_slot()?;
     let store = state.opened()?;
     let Some(filter) = wanted.filter(state) else {
@@ -43,7 +47,7 @@ pub(super) async fn list(state: &State, query: Option<&str>) -> Result<Answer, P
     })?;
     let on_file = store.identities().await.map_err(unavailable)?;
     let next = found.next.map(|next| next.to_string());
-    let records = found.records.iter().map(|listed| RecordView::of(listed, &on_file, Extent::Listed));
+    let records = found.records.iter().map(|listed| RecordView::of(listed, &on_file, Extent::Listed, asker.role));
     Ok(json(StatusCode::OK, &Page { records: records.collect(), next }))
 }
 
@@ -53,11 +57,14 @@ pub(super) async fn show(
     id: RecordId,
     query: Option<&str>,
     headers: &HeaderMap,
-    client: SocketAddr,
+    asker: &Asker,
 ) -> Result<Answer, Problem> {
     let revealed = revealed(query)?;
+    if revealed != Revealed::default() {
+        asker.must_be(REVEALING, "an answer or a whole key").map_err(|refused| state.refused(refused))?;
+    }
     // An application that can be made to fetch a URL of its own machine sends no such header.
-    let needs_proof = revealed != Revealed::default() && state.configured.load().token.is_none();
+    let needs_proof = revealed != Revealed::default() && !asker.has_token();
     if needs_proof && !headers.contains_key(&REQUESTED_WITH) {
         return Err(Kind::Forbidden
             .because("without a token, `X-Requested-With` must be sent for an answer or a key to be shown"));
@@ -65,12 +72,12 @@ pub(super) async fn show(
     let found = find(state, id).await?;
     let on_file = state.opened()?.identities().await.map_err(unavailable)?;
     if revealed.answer && found.record.state == record::State::Completed {
-        tracing::info!(target: "oncegate::audit", %client, %id, "an operator read the answer of a record");
+        tracing::info!(target: "oncegate::audit", client = %asker.client, by = asker.name(), %id, "an operator read the answer of a record");
     }
     if revealed.key {
-        tracing::info!(target: "oncegate::audit", %client, %id, "an operator read the key of a record");
+        tracing::info!(target: "oncegate::audit", client = %asker.client, by = asker.name(), %id, "an operator read the key of a record");
     }
-    Ok(json(StatusCode::OK, &RecordView::of(&found, &on_file, Extent::Described(revealed))))
+    Ok(json(StatusCode::OK, &RecordView::of(&found, &on_file, Extent::Described(revealed), asker.role)))
 }
 
 /// What `answer` and `key` ask for.
@@ -91,12 +98,7 @@ fn revealed(query: Option<&str>) -> Result<Revealed, Problem> {
 }
 
 /// `DELETE /api/v1/records/{id}?reason=`
-pub(super) async fn remove(
-    state: &State,
-    id: RecordId,
-    query: Option<&str>,
-    client: SocketAddr,
-) -> Result<Answer, Problem> {
+pub(super) async fn remove(state: &State, id: RecordId, query: Option<&str>, asker: &Asker) -> Result<Answer, Problem> {
     let reason = query::reason(query)?;
     if let Some(reason) = &reason {
         check_reason(reason)?;
@@ -105,16 +107,17 @@ pub(super) async fn remove(
     if !state.opened()?.remove(id).await.map_err(unavailable)? {
         return Err(absent());
     }
-    log_removal(&found, client, reason.as_deref());
+    log_removal(&found, asker, reason.as_deref());
     Ok(empty(StatusCode::NO_CONTENT))
 }
 
 /// Logs that a record is gone.
-pub(super) fn log_removal(removed: &Listed, client: SocketAddr, reason: Option<&str>) {
+pub(super) fn log_removal(removed: &Listed, asker: &Asker, reason: Option<&str>) {
     let Listed { id, record, .. } = removed;
     tracing::info!(
         target: "oncegate::audit",
-        %client,
+        client = %asker.client,
+        by = asker.name(),
         %id,
         state = record.state.as_str(),
         key = shortened_key(record).as_deref().unwrap_or("-"),

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use super::State;
+use super::access::Asker;
 use super::answer::{Answer, Kind, Problem, json};
 
 /// Asks the process to read its configuration again, and takes the report.
@@ -44,15 +45,17 @@ pub struct ReloadProblem {
 }
 
 /// Has the configuration read again.
-pub(super) async fn reload(state: &State) -> Result<Answer, Problem> {
+pub(super) async fn reload(state: &State, asker: &Asker) -> Result<Answer, Problem> {
     let (reply, report) = oneshot::channel();
     let reloads = state.reloads.get().ok_or_else(|| Kind::NotReady.because("the gate is starting"))?;
     let stopping = || Kind::NotReady.because("the gate is stopping");
     reloads.send(reply).await.map_err(|_| stopping())?;
     let report = report.await.map_err(|_| stopping())?;
-    let status = match &report {
-        ReloadReport::Reloaded { .. } => StatusCode::OK,
-        ReloadReport::Refused { .. } => StatusCode::UNPROCESSABLE_ENTITY,
+    let (status, outcome) = match &report {
+        ReloadReport::Reloaded { .. } => (StatusCode::OK, "reloaded"),
+        ReloadReport::Refused { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "refused"),
     };
+    let (client, by) = (asker.client, asker.name());
+    tracing::info!(target: "oncegate::audit", %client, by, outcome, "an operator had the configuration read again");
     Ok(json(status, &report))
 }

@@ -1,6 +1,5 @@
 //! An operator says how an unknown attempt ended.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use base64::Engine;
@@ -13,6 +12,7 @@ use hyper::body::{Body as _, Incoming};
 use serde::Deserialize;
 
 use super::State;
+use super::access::Asker;
 use super::answer::{Answer, Kind, Problem, empty};
 use super::records::{absent, check_reason, find, unavailable};
 use super::view::shortened_key;
@@ -55,14 +55,9 @@ pub(super) enum Resolution {
 }
 
 /// `POST /api/v1/records/{id}/resolve`
-pub(super) async fn resolve(
-    state: &State,
-    id: RecordId,
-    body: Incoming,
-    client: SocketAddr,
-) -> Result<Answer, Problem> {
+pub(super) async fn resolve(state: &State, id: RecordId, body: Incoming, asker: &Asker) -> Result<Answer, Problem> {
     let (resolution, reason) = parse(&receive(body).await?)?;
-    resolution.apply(state, &find(state, id).await?, &reason, client).await?;
+    resolution.apply(state, &find(state, id).await?, &reason, asker).await?;
     Ok(empty(StatusCode::NO_CONTENT))
 }
 
@@ -90,7 +85,7 @@ impl Resolution {
         state: &State,
         found: &Listed,
         reason: &str,
-        client: SocketAddr,
+        asker: &Asker,
     ) -> Result<(), Problem> {
         let Listed { id, origin, record, now } = found;
         if record.state != record::State::Unknown {
@@ -111,7 +106,8 @@ impl Resolution {
         }
         tracing::info!(
             target: "oncegate::audit",
-            %client,
+            client = %asker.client,
+            by = asker.name(),
             %id,
             key = shortened_key(record).as_deref().unwrap_or("-"),
             action,

@@ -15,13 +15,15 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::io::Errno;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::answer::{Answer, Kind};
+use super::answer::{Answer, Kind, for_browsers};
 use super::clients::{Client, Clients};
 use super::{State, api};
+use crate::http::accept::encrypt;
 
 /// How long a request's head may take to arrive, and an idle connection may stay.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
@@ -120,15 +122,35 @@ async fn connection(
     state: Arc<State>,
     mut shutdown: watch::Receiver<bool>,
 ) {
+    let tls = state.tls.load_full();
+    let Some(tls) = tls else { return exchanges(stream, address, client, state, shutdown).await };
+    let encrypted = tokio::select! {
+        encrypted = encrypt(stream, Arc::clone(&tls.config), HEAD_TIMEOUT) => encrypted,
+        _ = shutdown.wait_for(|down| *down) => return,
+    };
+    match encrypted {
+        Ok(stream) => exchanges(stream, address, client, state, shutdown).await,
+        Err(error) => tracing::debug!(client = %address, %error, "a handshake with the admin listener failed"),
+    }
+}
+
+async fn exchanges<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
+    stream: S,
+    address: SocketAddr,
+    client: Client,
+    state: Arc<State>,
+    mut shutdown: watch::Receiver<bool>,
+) {
     let service = service_fn(|request: Request<Incoming>| {
         let (state, client) = (state.clone(), client.clone());
-        client.asks(state.is_shown_token(request.headers()));
+        client.asks();
         let changes = api::may_change(&request);
-        let answer = async move { api::answer(&state, request, address).await };
+        let asking = client.clone();
+        let answer = async move { api::answer(&state, request, address, &asking).await };
         async move {
             let answer = if changes { detached(answer).await } else { attached(answer).await };
             client.is_answered();
-            Ok::<_, Infallible>(answer)
+            Ok::<_, Infallible>(for_browsers(answer))
         }
     });
     let connection = http1::Builder::new()

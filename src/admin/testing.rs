@@ -65,7 +65,11 @@ impl Reply {
 }
 
 pub(crate) async fn start(token: Option<&str>) -> Admin {
-    let admin = start_without_store(token).await;
+    with_store(start_without_store(token).await).await
+}
+
+/// Gives it a store, and what is in it.
+pub(super) async fn with_store(admin: Admin) -> Admin {
     admin.state.set_store(admin.store.clone());
     let origins = ["charge", "refund"].map(origin);
     let rules = origins.each_ref().map(|Origin { service, namespace, .. }| Identity {
@@ -80,12 +84,17 @@ pub(crate) async fn start(token: Option<&str>) -> Admin {
 }
 
 pub(super) async fn start_without_store(token: Option<&str>) -> Admin {
+    start_with(&token.map(|token| ("ops", Role::Operator, token)).into_iter().collect::<Vec<_>>()).await
+}
+
+/// With tokens, each of a name and a role.
+pub(super) async fn start_with(tokens: &[(&str, Role, &str)]) -> Admin {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let now = Arc::new(AtomicU64::new(START));
     let clock = now.clone();
     let store = Arc::new(Memory::with_clock(Arc::new(move || Timestamp(clock.load(Ordering::SeqCst)))));
-    let settings = Settings { listen: address.into(), token: token.map(|token| Token(token.into())) };
+    let settings = Settings { listen: address.into(), tokens: tokens.iter().map(token).collect(), tls: None };
     let readiness = Readiness::default();
     let routes = vec![RouteInfo {
         name: "charge".into(),
@@ -101,6 +110,10 @@ pub(super) async fn start_without_store(token: Option<&str>) -> Admin {
     let (stop, shutdown) = watch::channel(false);
     let task = tokio::spawn(serve(listener, state.clone(), shutdown));
     Admin { address, store, now, state, readiness, stop, task }
+}
+
+pub(super) fn token((name, role, secret): &(&str, Role, &str)) -> Token {
+    Token { name: (*name).into(), role: *role, secret: Secret((*secret).to_owned()) }
 }
 
 pub(super) fn identifier() -> Identifier {

@@ -1,5 +1,6 @@
 //! The admin listener over a socket.
 
+mod access;
 mod bulk;
 
 use std::sync::{Arc, Mutex};
@@ -425,23 +426,41 @@ async fn shutdown_ends_idle_connections_and_the_listener() {
     assert!(TcpStream::connect(admin.address).await.is_err());
 }
 
-#[tokio::test]
-async fn each_change_leaves_one_line_that_nobody_can_forge() {
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
-    impl std::io::Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
+/// What is logged.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
     }
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Lines {
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+/// From now on, what this thread logs.
+fn logged() -> (Lines, tracing::subscriber::DefaultGuard) {
     let lines = Lines::default();
     let writer = lines.clone();
     let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).with_ansi(false).finish();
-    let _logging = tracing::subscriber::set_default(subscriber);
+    (lines, tracing::subscriber::set_default(subscriber))
+}
+
+fn audit(logged: &str) -> Vec<&str> {
+    logged.lines().filter(|line| line.contains("oncegate::audit")).collect()
+}
+
+#[tokio::test]
+async fn each_change_leaves_one_line_that_nobody_can_forge() {
+    let (lines, _logging) = logged();
     let admin = start(None).await;
     let (released, attempt) = admin.unknown("charge", KEY).await;
     admin.resolve(released, json!({"action": "release", "reason": "no charge\n2026 INFO forged"})).await;
@@ -453,8 +472,8 @@ async fn each_change_leaves_one_line_that_nobody_can_forge() {
     let (purged, _) = admin.unknown("charge", KEY).await;
     let reply = admin.bulk("purge", json!({"filter": {"state": "unknown"}, "reason": "a test"})).await;
     assert_eq!(reply.json()["done"], 1);
-    let logged = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
-    let audit: Vec<_> = logged.lines().filter(|line| line.contains("oncegate::audit")).collect();
+    let logged = lines.text();
+    let audit = audit(&logged);
     assert_eq!(audit.len(), 4, "{logged}");
     assert!(audit[2].contains(&other.to_string()), "{logged}");
     assert!(audit[2].contains(r#"reason="sent twice\n2026 INFO forged""#), "{logged}");
@@ -462,6 +481,11 @@ async fn each_change_leaves_one_line_that_nobody_can_forge() {
     assert!(audit[0].contains(&released.to_string()) && audit[0].contains("action=\"release\""), "{logged}");
     assert!(audit[0].contains(r#"reason="no charge\n2026 INFO forged""#), "{logged}");
     assert!(audit[1].contains(&removed.to_string()) && audit[1].contains("state=\"completed\""), "{logged}");
-    assert!(audit.iter().all(|line| line.contains("8e03978e…") && line.contains("client=127.0.0.1:")), "{logged}");
+    assert!(
+        audit
+            .iter()
+            .all(|line| line.contains("8e03978e…") && line.contains("client=127.0.0.1:") && line.contains("by=\"-\"")),
+        "{logged}"
+    );
     assert!(!logged.contains(KEY) && !logged.contains(&attempt.expose()), "{logged}");
 }

@@ -6,6 +6,8 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderName, HeaderValue};
 use serde::Serialize;
 
+use super::endpoints::REVEALING;
+use super::tokens::Role;
 use crate::idempotency::codec::{Answer, Details, Head};
 use crate::idempotency::encoding::Hex;
 use crate::idempotency::record::{Record, RequestId, State};
@@ -25,7 +27,7 @@ pub(super) struct RecordView {
     namespace: Option<String>,
     route: Option<String>,
     upstream: Option<String>,
-    /// Shortened.
+    /// Shortened; nothing for a viewer.
     key: Option<String>,
     method: Option<String>,
     path: Option<String>,
@@ -101,8 +103,8 @@ pub(super) struct Revealed {
 }
 
 impl RecordView {
-    /// `on_file` is what the store has of all namespaces.
-    pub(super) fn of(listed: &Listed, on_file: &[NamespaceRules], extent: Extent) -> Self {
+    /// As somebody of this role sees it. `on_file` is what the store has of all namespaces.
+    pub(super) fn of(listed: &Listed, on_file: &[NamespaceRules], extent: Extent, role: Role) -> Self {
         let Listed { id, origin, record, now } = listed;
         let head = Head::decode(&record.head);
         let answer = record.answer.as_ref().filter(|_| record.state == State::Completed).map(Answer::decode);
@@ -118,6 +120,7 @@ impl RecordView {
             unknown_because: (extent != Extent::Listed).then(|| because(record, &details)),
         });
         let whole_key = details.key.as_ref().filter(|_| revealed.key).map(|key| key.as_str().to_owned());
+        let shortened = || head.as_ref().map(|head| head.key.clone());
         let trace = details.trace.or(details.request.map(RequestId::trace));
         let of_origin = |part: fn(&Origin) -> &str| origin.as_ref().map(|origin| part(origin).to_owned());
         let in_flight = record.state == State::InFlight;
@@ -130,7 +133,7 @@ impl RecordView {
             namespace: of_origin(|origin| &origin.namespace),
             route: of_origin(|origin| &origin.route),
             upstream: details.upstream,
-            key: whole_key.or_else(|| head.as_ref().map(|head| head.key.clone())),
+            key: whole_key.or_else(shortened).filter(|_| role >= REVEALING),
             method: head.as_ref().map(|head| head.method.to_string()),
             request: details.request.map(|request| request.to_string()),
             trace_id: trace.map(|trace| format!("{trace:032x}")),

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
@@ -12,12 +13,16 @@ use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
 use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
 
 use super::complain;
-use crate::config::{Flags, Sources, load_admin, load_admin_address};
+use crate::config::{ClientFiles, Flags, Sources, client_tls, load_admin, load_admin_address};
 use crate::http::socket::Listen;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -30,51 +35,85 @@ const MAX_ANSWER: usize = 64 * 1024 * 1024;
 
 const DEFAULT_ADDRESS: &str = "127.0.0.1:9090";
 
+/// How the URL of a listener begins that encrypts.
+const HTTPS: &str = "https://";
+
 /// Where the admin listener of a running gate is.
 #[derive(Args, Debug)]
 pub(super) struct AdminArgs {
     /// The gate's configuration file, whose `[admin]` names the admin listener and its token
     #[arg(short, long, global = true, value_name = "FILE", env = "ONCEGATE_CONFIG")]
     config: Option<PathBuf>,
-    /// Where the admin listener is [default: 127.0.0.1:9090]
+    /// Where the admin listener is: an address and a port, or an https:// URL of a name and a port [default: 127.0.0.1:9090]
     #[arg(long, global = true, value_name = "ADDR", env = "ONCEGATE_ADMIN__LISTEN")]
     admin: Option<String>,
     /// A file with the admin listener's token
     #[arg(long, global = true, value_name = "FILE", env = "ONCEGATE_ADMIN__TOKEN_FILE")]
     token_file: Option<PathBuf>,
+    /// Who vouches for the certificate of an admin listener that encrypts. If omitted, with --config that certificate itself is
+    /// trusted, and otherwise the authorities of this system are
+    #[arg(long, global = true, value_name = "FILE")]
+    admin_ca: Option<PathBuf>,
+    /// The certificate to show to an admin listener with `client_ca`
+    #[arg(long, global = true, value_name = "FILE")]
+    admin_cert: Option<PathBuf>,
+    /// The key of --admin-cert
+    #[arg(long, global = true, value_name = "FILE")]
+    admin_key: Option<PathBuf>,
 }
 
 impl AdminArgs {
     /// A client of that listener.
     pub(super) fn client(self) -> anyhow::Result<AdminClient> {
-        let (mut address, mut token) = (self.admin, self.token_file.map(read_token).transpose()?);
-        if self.config.is_some() && (address.is_none() || token.is_none()) {
-            let settings = load_admin(Sources::of_process(self.config, Flags::default()))?;
-            if address.is_none() {
-                address = Some(reachable(&settings.listen)?);
-            }
-            token = token.or(settings.token.map(|token| token.0));
-        }
-        AdminClient::new(address.as_deref().unwrap_or(DEFAULT_ADDRESS), token.as_deref())
+        let token = self.token_file.clone().map(read_token).transpose()?;
+        let settings = match &self.config {
+            Some(config) => match load_admin(Sources::of_process(Some(config.clone()), Flags::default())) {
+                Ok(settings) => Some(settings),
+                // Nothing of it is needed.
+                Err(_) if self.admin.is_some() && token.is_some() => None,
+                Err(problems) => return Err(problems.into()),
+            },
+            None => None,
+        };
+        let own = settings.as_ref().and_then(|settings| settings.tls.as_ref()).map(|tls| tls.files.cert.clone());
+        let address = match (&self.admin, &settings) {
+            (Some(address), _) => address.clone(),
+            (None, Some(settings)) => reachable(&settings.listen)?,
+            (None, None) => DEFAULT_ADDRESS.to_owned(),
+        };
+        let configured = settings.as_ref().and_then(|settings| settings.strongest_token());
+        let token = token.or_else(|| configured.map(|token| token.secret.0.clone()));
+        AdminClient::new(&address, token.as_deref(), self.tls(&address, own)?)
     }
-}
 
-impl AdminArgs {
     /// A client of that listener that shows no token, for what asks for none. A configuration that the gate would refuse
     /// does not matter: the gate goes on with the former one.
     pub(super) fn client_without_token(self) -> anyhow::Result<AdminClient> {
-        let address = match (self.admin, &self.config) {
-            (Some(address), _) => address,
-            (None, None) => DEFAULT_ADDRESS.to_owned(),
-            (None, Some(_)) => match load_admin_address(Sources::of_process(self.config, Flags::default())) {
-                Ok(listen) => reachable(&listen)?,
-                Err(problems) => {
-                    complain(&format!("{problems}: asking at {DEFAULT_ADDRESS}"));
-                    DEFAULT_ADDRESS.to_owned()
-                }
-            },
+        let known = self.config.clone().map(|config| {
+            let known = load_admin_address(Sources::of_process(Some(config), Flags::default()));
+            known.map(|(listen, own)| (reachable(&listen), own))
+        });
+        let (address, own) = match (self.admin.clone(), known) {
+            (Some(address), known) => (address, known.and_then(Result::ok).and_then(|(_, own)| own)),
+            (None, None) => (DEFAULT_ADDRESS.to_owned(), None),
+            (None, Some(Ok((address, own)))) => (address?, own),
+            (None, Some(Err(problems))) => {
+                complain(&format!("{problems}: asking at {DEFAULT_ADDRESS}"));
+                (DEFAULT_ADDRESS.to_owned(), None)
+            }
         };
-        AdminClient::new(&address, None)
+        let tls = self.tls(&address, own)?;
+        AdminClient::new(&address, None, tls)
+    }
+
+    /// How its connections are encrypted, where they are; `own` is its certificate, where that is known.
+    fn tls(self, address: &str, own: Option<PathBuf>) -> anyhow::Result<Option<Arc<ClientConfig>>> {
+        let Self { admin_ca: ca, admin_cert: cert, admin_key: key, .. } = self;
+        let is_meant = own.is_some() || ca.is_some() || cert.is_some() || key.is_some();
+        if address.starts_with("http://") || !is_meant && !address.starts_with(HTTPS) {
+            return Ok(None);
+        }
+        client_tls(&ClientFiles { ca, own, cert, key }).map(Some).map_err(|wrong| anyhow!(wrong))
     }
 }
 
@@ -111,12 +150,19 @@ pub(super) struct NotConnected(String);
 pub(super) struct AdminClient {
     address: String,
     authorization: Option<HeaderValue>,
+    tls: Option<Arc<ClientConfig>>,
 }
 
+/// A connection, encrypted or not.
+trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Io for S {}
+
 impl AdminClient {
-    /// For the listener at `address`: a host and a port, or an `http://` URL of them.
-    pub(super) fn new(address: &str, token: Option<&str>) -> anyhow::Result<Self> {
-        let address = address.strip_prefix("http://").unwrap_or(address).trim_end_matches('/');
+    /// For the listener at `address`: a host and a port, or an `http://` or `https://` URL of them. `tls` where it encrypts.
+    pub(super) fn new(address: &str, token: Option<&str>, tls: Option<Arc<ClientConfig>>) -> anyhow::Result<Self> {
+        let bare = address.strip_prefix("http://").or_else(|| address.strip_prefix(HTTPS));
+        let address = bare.unwrap_or(address).trim_end_matches('/');
         let authorization = token
             .map(|token| {
                 let mut value = HeaderValue::from_str(&format!("Bearer {token}"))
@@ -125,7 +171,7 @@ impl AdminClient {
                 anyhow::Ok(value)
             })
             .transpose()?;
-        Ok(Self { address: address.to_owned(), authorization })
+        Ok(Self { address: address.to_owned(), authorization, tls })
     }
 
     /// The JSON of a successful answer; `Value::Null` where it has no body.
@@ -186,7 +232,27 @@ impl AdminClient {
         Ok((status, body))
     }
 
-    async fn connect(&self) -> anyhow::Result<TcpStream> {
+    async fn connect(&self) -> anyhow::Result<Box<dyn Io>> {
+        let (address, stream) = (&self.address, self.connect_tcp().await?);
+        let Some(tls) = &self.tls else { return Ok(Box::new(stream)) };
+        let host = address.rsplit_once(':').map_or(&**address, |(host, _)| host);
+        let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned())
+            .map_err(|_| anyhow!("the host of {address} is not a valid TLS server name"))?;
+        let handshake = TlsConnector::from(Arc::clone(tls)).connect(name, stream);
+        match timeout(CONNECT_TIMEOUT, handshake).await {
+            Ok(Ok(stream)) => Ok(Box::new(stream)),
+            Ok(Err(error)) => bail!(NotConnected(format!(
+                "the TLS handshake with {address} failed: {error}; --admin-ca names who vouches for its certificate, and \
+                 --admin-cert and --admin-key what to show it"
+            ))),
+            Err(_) => bail!(NotConnected(format!(
+                "the TLS handshake with {address} took longer than {} s",
+                CONNECT_TIMEOUT.as_secs()
+            ))),
+        }
+    }
+
+    async fn connect_tcp(&self) -> anyhow::Result<TcpStream> {
         let address = &self.address;
         match timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
             Ok(Ok(stream)) => Ok(stream),

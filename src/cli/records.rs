@@ -15,6 +15,7 @@ use crate::store::IdPrefix;
 
 mod changing;
 mod listing;
+mod resealing;
 mod table;
 
 /// Fewest digits of an id that name a record.
@@ -57,6 +58,8 @@ enum Command {
     /// Remove a record, or all that a filter finds. Their keys are free, and the next request with such a key runs. Records in
     /// flight are removed only by their id or by --state in-flight: a retry may then run beside an attempt of another gate
     Purge(PurgeArgs),
+    /// Encrypt all records with the first of `store.encryption_keys` that are not, while the gate serves
+    Reseal,
 }
 
 /// Which records. All that is given must hold.
@@ -213,6 +216,7 @@ async fn execute(args: RecordsArgs, out: &mut dyn Write, ask: &Ask) -> anyhow::R
             if json { print_json(&record, out) } else { table::write_one(&record, out) }
         }
         Command::Resolve(resolve) => changing::resolve(&client, resolve, out, ask).await,
+        Command::Reseal => resealing::reseal(&client, out).await,
         Command::Purge(purge) => changing::purge(&client, purge.change, out, ask).await,
     }
 }

@@ -154,7 +154,7 @@ pub(super) struct Serving {
     servers: JoinSet<()>,
     /// The files of unix sockets, which go with this.
     _paths: Vec<SocketFile>,
-    certificates: JoinHandle<()>,
+    certificates: JoinSet<()>,
     token_keys: JoinHandle<()>,
     stop: watch::Sender<bool>,
     workers: JoinHandle<()>,
@@ -182,7 +182,9 @@ impl Serving {
         notices.go_on(readiness.clone(), &shards);
         let (admin_source, sources) = inherited.share_out(&config.admin.listen, &config.server.listen)?;
         // Before the store: a process that waits for its store says so.
-        let Some(listener) = bind(admin_source, "admin", signals).await? else { return Ok(None) };
+        let Some(listener) = bind(admin_source, "admin", config.admin.tls.is_some(), signals).await? else {
+            return Ok(None);
+        };
         let admin_address = listener.local_addr()?;
         admin_is_guarded(admin_address, &config.admin)?;
         tracing::info!(address = %admin_address, "admin listening");
@@ -227,6 +229,9 @@ impl Serving {
             return Ok(None);
         }
         admin_state.set_store(Arc::clone(&store));
+        if let Some(keeper) = &keeper {
+            admin_state.set_keeper(Arc::clone(keeper));
+        }
         // Before it is ready, so that the first request with a token need not wait for its key.
         readiness.set_token_keys(gate.refresh_token_keys().await);
 
@@ -237,7 +242,9 @@ impl Serving {
         let renewing = tokio::spawn(keep_renewing(Arc::clone(&current), work_stop.subscribe()));
         let asking = tokio::spawn(keep_asking(Arc::clone(&current), work_stop.subscribe()));
         let (mut servers, mut addresses, stop) = (JoinSet::new(), Vec::new(), watch::Sender::new(false));
-        let certificates = tokio::spawn(certificates::follow(Arc::clone(&current)));
+        let mut certificates = JoinSet::new();
+        certificates.spawn(certificates::follow(Arc::clone(&current)));
+        certificates.spawn(certificates::follow_admin(Arc::clone(&admin_state)));
         let token_keys = tokio::spawn(token_keys::follow(Arc::clone(&current), readiness.clone()));
         let summary = summary.at(admin_address.to_string(), listeners.iter().map(Bound::place).collect());
         summary.log(log_format);
@@ -293,7 +300,7 @@ impl Serving {
         let running = gate.running();
         self.notices.stopping(running);
         tracing::info!(running, ?drain_timeout, "draining: no new connections; finishing what runs");
-        self.certificates.abort();
+        self.certificates.abort_all();
         self.token_keys.abort();
         self.stop.send_replace(true);
         drain(&gate, &mut self.servers, drain_timeout, signals).await;

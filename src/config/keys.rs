@@ -79,7 +79,7 @@ pub(super) const ROOT: &Section = &Section {
 };
 
 /// Keys of the contract that this version does not support, with their tables.
-pub(super) const LATER: [(&str, &str); 2] = [("[admin]", "tls"), ("[[routes]]", "probe")];
+pub(super) const LATER: [(&str, &str); 1] = [("[[routes]]", "probe")];
 
 /// The tables that have a key of this name.
 pub(super) fn homes(key: &str) -> impl Iterator<Item = &'static str> {

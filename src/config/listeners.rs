@@ -1,19 +1,20 @@
 //! `[server]` and `[admin]`
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use ipnet::IpNet;
 
+use super::admin_tokens::{self, TokenFile, token_files};
 use super::declare::Shown::Example;
 use super::declare::{Keys as _, keys};
 use super::kinds::{Kind, file, flag, list, nested, one_or_several, text, text_as, time, words};
 use super::node::{Node, Table, Wrong};
 use super::policy;
+use super::routes;
 use super::tls::{self, Files};
-use super::{routes, secrets};
-use crate::admin::{self, Token};
+use crate::admin;
 use crate::http;
 use crate::http::accept::AcceptSettings;
 use crate::http::forwarding::{Forwarding, Style};
@@ -72,9 +73,18 @@ keys! {
         /// One address, or one inherited socket, such as "systemd:admin". Clients must not reach it.
         listen: Listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 9090)).into()
             => text(format!("^({ADDRESS})$"), admin_listen);
-        /// A file with the bearer token that the records API requires: one word, without white space. Required unless
-        /// `listen` is a loopback address.
+        /// A file with a bearer token of an operator: one word, without white space, of at least 32 characters if it is not to
+        /// be guessed. This or `tokens` is required unless `listen` is a loopback address.
         token_file: Option<PathBuf> = None => file().optional(), Example("\"/run/secrets/oncegate-admin-token\"");
+        /// Bearer tokens with names, and with roles: what their holders may do. A reload takes other tokens. See
+        /// docs/operate/hardening.md.
+        tokens: Vec<TokenFile> = Vec::new()
+            => token_files(), Example("[{ name = \"ops\", role = \"operator\", file = \"/run/secrets/oncegate-ops-token\" }]");
+        /// Encrypts its connections, with the files that `tls` of [server] has: without HTTP/2. With `client_ca`, probes and
+        /// scrapers need a certificate too. Commands show one with --admin-cert and --admin-key.
+        tls: Files = Files::default() => nested(), Example(
+            r#"{ cert = "/etc/oncegate/cert.pem", key = "/etc/oncegate/key.pem", client_ca = "/etc/oncegate/ca.pem" }"#
+        );
     }
 }
 
@@ -186,24 +196,31 @@ pub(super) fn check_scopes(root: &Table<'_>, server: &http::server::Settings) {
     }
 }
 
-/// Reads `[admin] listen` alone; its default if it is wrong.
-pub(super) fn admin_address(root: &Table<'_>) -> Listen {
-    Admin::read(&root.table("admin", Admin::SECTION), Admin::default()).listen
+/// Reads `[admin] listen` alone, and the file of the listener's certificate; what is wrong counts as absent.
+pub(super) fn admin_address(root: &Table<'_>) -> (Listen, Option<PathBuf>) {
+    let admin = Admin::read(&root.table("admin", Admin::SECTION), Admin::default());
+    (admin.listen, admin.tls.cert)
 }
 
-/// Reads `[admin]`, and its token. Its address must not be one of `server`.
+/// Reads `[admin]`, and its tokens. Its address must not be one of `server`.
 pub(super) fn admin(root: &Table<'_>, server: &[Listen]) -> admin::Settings {
     let table = root.table("admin", Admin::SECTION);
     let admin = Admin::read(&table, Admin::default());
     root.print("admin", admin.print_table());
-    let token = table.read_file("token_file", admin.token_file.as_deref(), token);
+    let tls = tls::read(&table, admin.tls);
+    let tokens = admin_tokens::read(&table, admin.token_file.as_deref(), &admin.tokens);
     // Of an inherited socket only the start knows the address.
     if let Listen::Address(listen) = &admin.listen
         && !listen.ip().is_loopback()
+        && admin.tokens.is_empty()
         && table.get("token_file").is_none()
+        && table.get("tokens").is_none_or(|tokens| tokens.items().is_some_and(|tokens| tokens.is_empty()))
     {
         let wrong = Wrong::new(format!("{listen} is not a loopback address, so the records API needs a token"));
-        table.report("token_file", wrong.hint("name a file that holds a token, or listen on 127.0.0.1"));
+        table.report(
+            "token_file",
+            wrong.hint("name a file that holds a token, here or in `tokens`, or listen on 127.0.0.1"),
+        );
     }
     let listen = admin.listen;
     if server.iter().any(|other| other.collides_with(&listen)) {
@@ -214,7 +231,7 @@ pub(super) fn admin(root: &Table<'_>, server: &[Listen]) -> admin::Settings {
         };
         table.report("listen", wrong.hint(own));
     }
-    admin::Settings { listen, token }
+    admin::Settings { listen, tokens, tls }
 }
 
 fn admin_listen(node: &Node<'_>) -> Result<Listen, Wrong> {
@@ -309,18 +326,5 @@ fn address(node: &Node<'_>) -> Result<SocketAddr, Wrong> {
         None if port(text).is_some() => Err(wrong.hint(format!("write \"127.0.0.1:{text}\""))),
         None if text.parse::<IpAddr>().is_ok() => Err(wrong.hint("add a port")),
         _ => Err(wrong.hint(host_and_port)),
-    }
-}
-
-fn token(path: &Path) -> Result<Token, Wrong> {
-    let content = secrets::read(path)?;
-    let hint = "put one line of letters and digits into it, such as `openssl rand -hex 32` prints";
-    if content.is_empty() {
-        return Err(Wrong::new(format!("{} is empty", path.display())).hint(hint));
-    }
-    match String::from_utf8(content) {
-        // What a client can send after `Bearer` (RFC 6750, section 2.1).
-        Ok(token) if token.bytes().all(|byte| byte.is_ascii_graphic()) => Ok(Token(token)),
-        _ => Err(Wrong::new(format!("{} holds more than one word of visible ASCII", path.display())).hint(hint)),
     }
 }

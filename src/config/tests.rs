@@ -311,7 +311,7 @@ fn secrets_are_read_and_not_shown() {
          [store]\nid_secret_file = {secret:?}\n"
     );
     let resolved = Case::new(&text).load();
-    assert_eq!(resolved.admin.token.as_ref().unwrap().0, "t0ken");
+    assert_eq!(resolved.admin.tokens[0].secret.0, "t0ken");
     assert_eq!(resolved.gate.id_secret.as_ref().unwrap().0.len(), 32);
     for shown in [resolved.effective.to_string(), format!("{resolved:?}")] {
         assert!(!shown.contains("t0ken") && !shown.contains("kkkk"), "{shown}");
@@ -365,6 +365,7 @@ fn the_examples_in_the_annotated_default_are_accepted() {
     text = text.replace("url = \"sqlite:oncegate.db\"", "url = \"postgres://oncegate@db.internal/oncegate\"");
     let secrets = [
         "oncegate-admin-token",
+        "oncegate-ops-token",
         "oncegate-id-secret",
         "oncegate-key-1",
         "oncegate-database-password",
@@ -372,7 +373,7 @@ fn the_examples_in_the_annotated_default_are_accepted() {
     ];
     for name in secrets {
         let file: PathBuf = directory.path().join(name);
-        std::fs::write(&file, "x".repeat(32)).unwrap();
+        std::fs::write(&file, format!("{name:x<32}")).unwrap();
         let inside = Path::new("/run/secrets").join(name);
         assert!(text.contains(inside.to_str().unwrap()));
         text = text.replace(inside.to_str().unwrap(), file.to_str().unwrap());

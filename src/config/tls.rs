@@ -1,11 +1,11 @@
-//! `[server] tls`
+//! `[server] tls` and `[admin] tls`, and how commands reach a listener that encrypts.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustls::ServerConfig;
 use rustls::pki_types::UnixTime;
 use rustls::server::danger::ClientCertVerifier;
+use rustls::{ClientConfig, ServerConfig};
 
 use super::declare::{
     Keys as _,
@@ -16,11 +16,11 @@ use super::kinds::file;
 use super::node::{Table, Wrong};
 use super::pem;
 use crate::http::accept::{ServerTls, TlsFiles};
-use crate::tls::{self, Roots};
+use crate::tls::{self, Roots, Trust};
 
 keys! {
-    /// The files of `[server] tls`.
-    pub(super) struct Files "server.tls" {
+    /// The files of `tls` of a listener.
+    pub(super) struct Files "a listener's tls" {
         /// The file of the certificate, followed by the intermediate certificates.
         cert: Option<PathBuf> = None => file().optional(), Required("\"/etc/oncegate/cert.pem\"");
         /// The file of its key.
@@ -32,10 +32,10 @@ keys! {
     }
 }
 
-/// Reads the files that `tls` names.
-pub(super) fn read(server: &Table<'_>, files: Files) -> Option<ServerTls> {
-    server.get("tls")?;
-    let table = server.table("tls", Files::SECTION);
+/// Reads the files that `tls` of a listener names.
+pub(super) fn read(listener: &Table<'_>, files: Files) -> Option<ServerTls> {
+    listener.get("tls")?;
+    let table = listener.table("tls", Files::SECTION);
     for key in ["cert", "key"] {
         if table.get(key).is_none() {
             table.report(key, Wrong::new("is missing").hint("name a file in PEM"));
@@ -59,13 +59,13 @@ pub(super) fn read(server: &Table<'_>, files: Files) -> Option<ServerTls> {
             Some(ServerTls { files, config })
         }
         Err(wrong) => {
-            wrong.into_iter().for_each(|wrong| server.report("tls", wrong));
+            wrong.into_iter().for_each(|wrong| listener.report("tls", wrong));
             None
         }
     }
 }
 
-/// Reads the files of `[server] tls` again, or says what is wrong with them.
+/// Reads the files of a listener's `tls` again, or says what is wrong with them.
 ///
 /// # Errors
 /// They cannot be used, for this reason.
@@ -73,6 +73,42 @@ pub fn reread(files: &TlsFiles) -> Result<Arc<ServerConfig>, String> {
     config(files)
         .map(|(config, _)| config)
         .map_err(|wrong| wrong.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
+}
+
+/// How a command reaches a listener that encrypts.
+#[derive(Debug, Default)]
+pub struct ClientFiles {
+    /// Who vouches for the listener's certificate.
+    pub ca: Option<PathBuf>,
+    /// The listener's certificate itself, which stands for it by whatever name it is reached, where there is no `ca`.
+    pub own: Option<PathBuf>,
+    /// The certificate to show.
+    pub cert: Option<PathBuf>,
+    /// Its key.
+    pub key: Option<PathBuf>,
+}
+
+/// Reads the files of a command. Without `ca` and `own`, the authorities of this system count.
+///
+/// # Errors
+/// They cannot be used, for this reason.
+pub fn client(files: &ClientFiles) -> Result<Arc<ClientConfig>, String> {
+    let mut wrong = Vec::new();
+    let text = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+    let (cert, key) = ("--admin-cert", "--admin-key");
+    let identity = pem::identity((cert, text(&files.cert)), (key, text(&files.key)), &mut wrong);
+    let roots = |parameter: &str, file: &str, wrong: &mut Vec<Wrong>| Some(pem::roots(parameter, file, wrong)?.0);
+    let trust = match (text(&files.ca), text(&files.own)) {
+        (Some(ca), _) => roots("--admin-ca", &ca, &mut wrong).map(Trust::Host),
+        (None, Some(own)) => roots("admin.tls.cert", &own, &mut wrong).map(Trust::Certificate),
+        (None, None) => pem::system_roots("--admin-ca", &mut wrong).map(Trust::Host),
+    };
+    let config =
+        trust.and_then(|trust| pem::client(trust, identity.map(|(identity, _)| identity), (cert, key), &mut wrong));
+    match config {
+        Some(config) if wrong.is_empty() => Ok(Arc::new(config)),
+        _ => Err(wrong.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")),
+    }
 }
 
 /// What the files come to, and whether a list of revoked certificates is past its time.

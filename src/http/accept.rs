@@ -252,6 +252,22 @@ where
     timeout_at(deadline, TlsAcceptor::from(config).accept(stream)).await.ok()
 }
 
+/// Encrypts a connection that came to a listener of another room. A client that does not encrypt is told to, and closed.
+///
+/// # Errors
+/// The handshake failed, or took longer than `patience`.
+pub async fn encrypt<S>(
+    stream: S,
+    config: Arc<ServerConfig>,
+    patience: std::time::Duration,
+) -> std::io::Result<impl AsyncRead + AsyncWrite + Send + Unpin + 'static>
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let handshaking = handshake(Rewind::new(stream, BytesMut::new()), config, Instant::now() + patience);
+    handshaking.await.unwrap_or_else(|| Err(std::io::ErrorKind::TimedOut.into()))
+}
+
 /// Answers a plaintext client on a TLS port.
 async fn reply_without_tls<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) -> std::io::Result<()> {
     let words = Problem::new(Code::BadRequest, "this port speaks TLS: send the request by https").into_http1_bytes();

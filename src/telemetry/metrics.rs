@@ -11,21 +11,22 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use prometheus::core::Collector;
 use prometheus::{
-    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    TextEncoder,
+    Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
+use super::admin_refusal::AdminRefusal;
 use super::limits::{Level, Limit, LimitMetrics};
 use super::log_throttle::LogThrottle;
 use super::observed::{Observed, ObservedReport};
 use super::outcome::Outcome;
+use super::records_by_key::RecordsByKey;
+use super::register::{add, by_reason, counter, gauge, histograms};
 use crate::idempotency::record::{RecordId, State};
 use crate::store::ErrorKind;
 use crate::store::cached::CacheResult;
 use crate::store::metered::StoreOp;
-use crate::store::sealed::{Closed, CountByKey};
+use crate::store::sealed::Closed;
 
 /// Upper bounds of request and upstream durations, in seconds.
 const REQUEST_BUCKETS: &[f64] =
@@ -79,8 +80,8 @@ struct Families {
     cache_requests: IntCounterVec,
     limit_exceeded: IntCounterVec,
     unsealed: [IntCounter; Closed::ALL.len()],
-    records_by_key: IntGaugeVec,
-    counted_keys: Mutex<BTreeSet<Box<str>>>,
+    records_by_key: RecordsByKey,
+    admin_refused: [IntCounter; AdminRefusal::ALL.len()],
     levels: [Level; Limit::ALL.len()],
     connections: IntGauge,
     requests_in_flight: IntGauge,
@@ -171,20 +172,9 @@ impl Metrics {
     }
 
     /// How many records need each key that they are encrypted with.
-    pub fn records_by_key(&self, counted: &CountByKey) {
-        let CountByKey { keys, plain, missing } = counted;
-        let others = [("(plain)", *plain), ("(missing)", *missing)];
-        let by_key = &self.families.records_by_key;
-        let mut former = self.families.counted_keys.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut known = BTreeSet::new();
-        for (key, count) in keys.iter().map(|(id, count)| (&**id, *count)).chain(others) {
-            by_key.with_label_values(&[key]).set(i64::try_from(count).unwrap_or(i64::MAX));
-            known.insert(key.into());
-        }
-        for gone in former.difference(&known) {
-            let _ = by_key.remove_label_values(&[gone]);
-        }
-        *former = known;
+    #[must_use]
+    pub fn records_by_key(&self) -> &RecordsByKey {
+        &self.families.records_by_key
     }
 
     /// How many records stand in each state, in the order of [`State::ALL`].
@@ -202,6 +192,11 @@ impl Metrics {
     /// Expired records were removed.
     pub fn records_swept(&self, count: usize) {
         self.families.records_swept.inc_by(count as u64);
+    }
+
+    /// The admin listener refused a request.
+    pub fn admin_refused(&self, reason: AdminRefusal) {
+        self.families.admin_refused[reason as usize].inc();
     }
 
     /// The configuration was read again, with or without success.
@@ -422,30 +417,19 @@ impl Families {
                     &["limit"],
                 ),
             ),
-            unsealed: {
-                let unsealed = add(
-                    &registry,
-                    IntCounterVec::new(
-                        Opts::new(
-                            "oncegate_unsealed_total",
-                            "Parts of records that could not be decrypted, by reason.",
-                        ),
-                        &["reason"],
-                    ),
-                );
-                Closed::ALL.map(|closed| unsealed.with_label_values(&[closed.as_str()]))
-            },
-            records_by_key: add(
+            records_by_key: RecordsByKey::new(&registry),
+            unsealed: by_reason(
                 &registry,
-                IntGaugeVec::new(
-                    Opts::new(
-                        "oncegate_records_by_key",
-                        "Records in the store, by the key that they are encrypted with.",
-                    ),
-                    &["key"],
-                ),
+                "oncegate_unsealed_total",
+                "Parts of records that could not be decrypted, by reason.",
+                Closed::ALL.map(Closed::as_str),
             ),
-            counted_keys: Mutex::default(),
+            admin_refused: by_reason(
+                &registry,
+                "oncegate_admin_refused_total",
+                "Requests that the admin listener refused, by reason.",
+                AdminRefusal::ALL.map(AdminRefusal::as_str),
+            ),
             levels: Limit::ALL.map(|_| Level::default()),
             connections: gauge(&registry, "oncegate_connections", "Connections of clients."),
             requests_in_flight: gauge(
@@ -498,24 +482,6 @@ impl Families {
     }
 }
 
-fn counter(registry: &Registry, name: &str, help: &str) -> IntCounter {
-    add(registry, IntCounter::new(name, help))
-}
-
-fn gauge(registry: &Registry, name: &str, help: &str) -> IntGauge {
-    add(registry, IntGauge::new(name, help))
-}
-
-fn histograms(registry: &Registry, name: &str, help: &str, labels: &[&str], buckets: &[f64]) -> HistogramVec {
-    add(registry, HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), labels))
-}
-
-fn add<C: Collector + Clone + 'static>(registry: &Registry, made: prometheus::Result<C>) -> C {
-    let collector = made.expect("the name, labels and buckets are constants that a test makes");
-    registry.register(Box::new(collector.clone())).expect("each name is registered once");
-    collector
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -538,6 +504,7 @@ mod tests {
         metrics.records_swept(5);
         metrics.ready(true);
         metrics.config_reloaded(false);
+        metrics.admin_refused(AdminRefusal::WebPage);
         metrics.limits().exceeded(Limit::MaxHeaders);
         let text = metrics.encode();
         for line in [
@@ -557,6 +524,7 @@ mod tests {
             "oncegate_records_swept_total 5",
             "oncegate_limit_exceeded_total{limit=\"max_headers\"} 1",
             "oncegate_limit_exceeded_total{limit=\"body_timeout\"} 0",
+            "oncegate_admin_refused_total{reason=\"web-page\"} 1",
             "oncegate_ready 1",
             "oncegate_config_last_reload_successful 0",
             concat!("oncegate_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),

@@ -1,11 +1,14 @@
 //! Outcomes, metrics and logs.
 
+pub mod admin_refusal;
 pub mod limits;
 pub mod log_throttle;
 pub mod logs;
 pub mod metrics;
 pub mod observed;
 pub mod outcome;
+pub mod records_by_key;
+mod register;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

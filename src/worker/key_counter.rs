@@ -21,7 +21,7 @@ pub(super) async fn run(mut worker: Worker) {
         }
         // The store reports its failures.
         if let Some(counted) = counted {
-            worker.metrics.records_by_key(&counted);
+            worker.metrics.records_by_key().show(&counted);
         }
         let pause = async {
             tokio::select! {

@@ -1,10 +1,13 @@
 //! The operator's side: health, metrics, and a way out of an unknown outcome.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use base64::Engine;
 use serde_json::{Value, json};
 
+use crate::servers::certificates::{authority, signed};
+use crate::support::https::{Certificates, Https};
 use crate::support::{Client, Gate, Reply, Request, Signal, Upstream, eventually};
 
 /// A gate with one unknown record for the key `k-1`, whose next run would answer.
@@ -237,6 +240,118 @@ fn the_token_is_demanded() {
     assert_eq!(get(None, "/livez"), 200, "probes have no token");
     eventually("probes have no token", || (get(None, "/readyz") == 200).then_some(()));
     assert!(!gate.log().contains("open-sesame"));
+}
+
+#[test]
+fn a_viewer_looks_and_an_operator_acts() {
+    let upstream = Upstream::start(|_| Reply::ok("secret-answer"));
+    let plan = Gate::before(&upstream);
+    std::fs::write(plan.path("ops"), "open-sesame\n").unwrap();
+    std::fs::write(plan.path("board"), "look-only\n").unwrap();
+    let token =
+        |name: &str, role: &str| format!("{{ name = \"{name}\", role = \"{role}\", file = {:?} }}", plan.path(name));
+    let tokens = |board: &str| format!("tokens = [{}, {}]", token("ops", "operator"), token("board", board));
+    let gate = plan.clone().admin(&tokens("viewer")).start();
+    gate.post("/charges", "a-rather-long-key", "{}").expect(200, "executed");
+    let ask = |method: &str, path: &str, token: &str| {
+        let request = Request::new(method, path).header("Host", "127.0.0.1");
+        request.header("Authorization", format!("Bearer {token}")).send(gate.admin)
+    };
+    let listed = ask("GET", "/api/v1/records", "look-only");
+    assert_eq!((listed.status, &listed.json()["records"][0]["key"]), (200, &Value::Null), "{}", listed.show());
+    let path = format!("/api/v1/records/{}", listed.json()["records"][0]["id"].as_str().expect("an id"));
+    assert_eq!(ask("GET", &path, "look-only").status, 200);
+    for (method, target) in [("GET", format!("{path}?answer=true")), ("DELETE", path.clone())] {
+        let refused = ask(method, &target, "look-only");
+        assert_eq!(refused.status, 403, "{}", refused.show());
+        assert_eq!(refused.json()["required_role"], "operator");
+    }
+    assert!(ask("GET", &path, "open-sesame").json()["key"].as_str().is_some_and(|key| key.contains('…')));
+    // A reload gives the token another role.
+    let text = std::fs::read_to_string(plan.path("oncegate.toml")).unwrap();
+    assert!(text.contains(&tokens("viewer")));
+    std::fs::write(plan.path("oncegate.toml"), text.replace(&tokens("viewer"), &tokens("operator"))).unwrap();
+    gate.sighup();
+    eventually("the role is in force", || (ask("DELETE", &path, "look-only").status == 204).then_some(()));
+    let log = gate.log();
+    let change = log.lines().find(|line| line.contains("oncegate::audit")).expect("a line");
+    assert!(change.contains("\"board\"") && !log.contains("look-only"), "{change}");
+    for nth in 0..20 {
+        ask("GET", "/metrics", &format!("guess-{nth}"));
+    }
+    let throttled = ask("GET", "/metrics", "open-sesame");
+    assert_eq!(throttled.status, 429, "{}", throttled.show());
+    assert!(throttled.head.has("retry-after"));
+    assert_eq!(Request::get("/livez").send(gate.admin).status, 200);
+}
+
+fn oncegate(args: &[&str]) -> (i32, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_oncegate")).args(args).output().expect("the binary starts");
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    (output.status.code().expect("an exit status"), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn a_client_without_a_certificate_gets_nowhere() {
+    let Some(certificates) = Certificates::new() else { return };
+    certificates.sign("ann", "extendedKeyUsage=clientAuth");
+    authority(certificates.directory(), "another");
+    signed(certificates.directory(), "bob", "another", "extendedKeyUsage=clientAuth");
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = Gate::before(&upstream).admin(&certificates.server_of_clients()).start();
+    let livez = |client: Option<&str>| {
+        let mut client = Https::connect(gate.admin, &certificates.client(&["h2", "http/1.1"], client));
+        let answer = client.exchange("GET /livez HTTP/1.1\r\nHost: gate.test\r\n\r\n", "\"live\"}")?;
+        let protocol = client.0.conn.alpn_protocol().map(<[u8]>::to_vec);
+        std::io::Result::Ok((answer, protocol))
+    };
+    let (answer, protocol) = livez(Some("ann")).expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert_eq!(protocol.as_deref(), Some(&b"http/1.1"[..]));
+    for client in [None, Some("bob")] {
+        let refused = livez(client).expect_err("refused").to_string();
+        assert!(refused.contains("alert"), "at the handshake: {refused}");
+    }
+    let plain = Request::get("/livez").send(gate.admin);
+    assert!(plain.status == 400 && plain.text().contains("https"), "{}", plain.show());
+    // Commands that know the configuration trust the certificate that it names.
+    let path = |name: &str| certificates.path(name).to_str().expect("UTF-8").to_owned();
+    let (config, admin) = (gate.plan.config().to_str().expect("UTF-8").to_owned(), gate.admin.to_string());
+    let (cert, key, ca) = (path("ann.pem"), path("ann.key"), path("ca.pem"));
+    let shown = ["--admin", &admin, "--admin-cert", &cert, "--admin-key", &key];
+    let run = |command: &[&str], more: &[&str]| oncegate(&[command, more].concat());
+    let known = [&["--config", &*config][..], &shown].concat();
+    assert_eq!(run(&["health"], &known), (0, "ready\n".to_owned(), String::new()));
+    let (status, out, error) = run(&["records", "list"], &known);
+    assert_eq!((status, &*out), (0, "no records\n"), "{error}");
+    assert_eq!(run(&["reload"], &known).0, 0);
+    let (status, _, error) = run(&["health"], &["--config", &config, "--admin", &admin]);
+    assert!(status == 1 && error.contains("ertificate"), "{status} {error}");
+    // Others go by its name, which an address is not.
+    let (status, _, error) = run(&["health"], &[&shown[..], &["--admin-ca", &ca]].concat());
+    assert!(status == 1 && error.contains("TLS handshake") && error.contains("--admin-ca"), "{status} {error}");
+    let (status, _, error) = run(&["health"], &["--admin", &admin]);
+    assert!(status == 1 && error.contains("this port speaks TLS"), "{status} {error}");
+    let (status, _, error) = run(&["health"], &["--config", &config, "--admin", &admin, "--admin-cert", &cert]);
+    assert!(status == 1 && error.contains("go together"), "{status} {error}");
+}
+
+#[test]
+fn the_admin_listener_takes_up_a_renewed_certificate() {
+    let Some(certificates) = Certificates::new() else { return };
+    certificates.sign("renewed", "subjectAltName=DNS:gate.test");
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let gate = Gate::before(&upstream).admin(&certificates.server("")).start();
+    let shown = || {
+        let mut client = Https::connect(gate.admin, &certificates.client(&[], None));
+        client.exchange("GET /livez HTTP/1.1\r\nHost: gate.test\r\n\r\n", "\"live\"}").expect("an answer");
+        client.0.conn.peer_certificates().expect("a certificate")[0].to_vec()
+    };
+    let before = shown();
+    for end in ["key", "pem"] {
+        std::fs::copy(certificates.path(&format!("renewed.{end}")), certificates.path(&format!("gate.{end}"))).unwrap();
+    }
+    eventually("the new certificate", || (shown() != before).then_some(()));
 }
 
 /// More than may be connected: silent ones, those that stop in the middle of a head, and those that read no answers.

@@ -1,6 +1,8 @@
 //! Records that are encrypted at rest: `store.encryption_keys`.
 
 use std::fmt::Write as _;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -230,6 +232,54 @@ fn an_answer_that_was_altered_is_not_given() {
     let gate = plan.start();
     gate.post("/charges", "k-1", "{}").expect(200, "replayed");
     assert_eq!(upstream.runs(), 1);
+}
+
+/// How many records the gate says that need a key, after its next count.
+#[track_caller]
+fn counted(gate: &Gate, expected: &[(&str, f64)]) {
+    let of = |key: &str| gate.metric("oncegate_records_by_key", &[&format!("key=\"{key}\"")]);
+    let began = Instant::now();
+    while expected.iter().any(|(key, count)| (of(key) - count).abs() > f64::EPSILON) {
+        let found: Vec<_> = expected.iter().map(|(key, _)| (*key, of(key))).collect();
+        assert!(began.elapsed() < Duration::from_secs(40), "{found:?} and not {expected:?}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// What `oncegate records reseal` prints.
+#[track_caller]
+fn resealed(gate: &Gate) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_oncegate"));
+    command.args(["records", "--admin", &format!("http://{}", gate.admin), "reseal"]);
+    let output = command.output().expect("the binary starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+#[test]
+fn an_old_key_may_go_once_its_records_are_encrypted_anew() {
+    let upstream = numbered();
+    let plan = Gate::before(&upstream);
+    let gate = plan.start();
+    gate.post("/charges", "plain", "{}").expect(200, "executed");
+    assert_eq!(gate.admin("POST", "/api/v1/records/reseal", None).status, 400);
+    gate.stop();
+    let gate = with_keys(&plan, &[1]).start();
+    let first = gate.post("/charges", "old", "{}");
+    first.expect(200, "executed");
+    assert!(reload(&gate, &with_keys(&plan, &[2, 1])), "{}", gate.log());
+    gate.post("/charges", "new", "{}").expect(200, "executed");
+    counted(&gate, &[("key-1", 1.0), ("key-2", 1.0), ("(plain)", 1.0), ("(missing)", 0.0)]);
+    assert_eq!(resealed(&gate), "2 records encrypted with the first key\n");
+    counted(&gate, &[("key-1", 0.0), ("key-2", 3.0), ("(plain)", 0.0), ("(missing)", 0.0)]);
+    assert_eq!(resealed(&gate), "0 records encrypted with the first key\n");
+    gate.stop();
+    let gate = with_keys(&plan, &[2]).start();
+    for key in ["plain", "old", "new"] {
+        gate.post("/charges", key, "{}").expect(200, "replayed");
+    }
+    first.expect_repeated_by(&gate.post("/charges", "old", "{}"));
+    assert_eq!(upstream.runs(), 3);
 }
 
 #[test]

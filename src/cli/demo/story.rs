@@ -144,7 +144,7 @@ impl Story {
 
     /// A person looks, and the shops pay once more, until nothing is left open. Returns what is.
     async fn settle(&self, mut open: Vec<Arc<Customer>>) -> anyhow::Result<Vec<Arc<Customer>>> {
-        let admin = AdminClient::new(&self.admin.to_string(), None)?;
+        let admin = AdminClient::new(&self.admin.to_string(), None, None)?;
         for round in 0..ROUNDS {
             if open.is_empty() {
                 break;

@@ -203,6 +203,7 @@ impl Facts {
                 ("And away with them:", "oncegate records purge --route trial --yes --reason 'the trial is over'"),
             ],
         ),
+        asking("records reseal", &[("After a reload with a new first key:", "oncegate records reseal")]),
         Self {
             command: "observed",
             ends: &[(0, "The report is printed."), (1, "The gate cannot be asked, or refused.")],

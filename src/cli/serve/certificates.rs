@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
+use crate::admin;
 use crate::config::reread_tls;
 use crate::gate::Gate;
 use crate::http::accept::{AcceptSettings, ServerTls, TlsFiles};
@@ -17,10 +18,20 @@ const LOOK: Duration = Duration::from_secs(1);
 /// What tells one state of the files from another.
 type State = Vec<Option<(u64, u64, i64, i64)>>;
 
-/// Takes up new certificates when their files change, for connections that are opened from then on. Those of files that
-/// cannot be used are left, and that is said once.
+/// Takes up the new certificates of the clients' listeners.
 pub(super) async fn follow(current: Current<Gate>) {
     let files = || current.load().accept.tls.as_ref().map(|secure| secure.files.clone());
+    take_up(files, |secure| replace(&current, secure)).await;
+}
+
+/// Takes up the new certificates of the admin listener.
+pub(super) async fn follow_admin(state: Arc<admin::State>) {
+    take_up(|| state.tls_files(), |secure| state.renew_certificates(&secure)).await;
+}
+
+/// Takes up new certificates when their files change, for connections that are opened from then on. Those of files that
+/// cannot be used are left, and that is said once.
+async fn take_up(files: impl Fn() -> Option<TlsFiles>, replace: impl Fn(ServerTls)) {
     // Those in use were read before the gate waited for its store, perhaps for days: they are read once more.
     let (mut known, mut seen) = (None, files().map(|files| (state(&files), files)));
     loop {
@@ -37,7 +48,7 @@ pub(super) async fn follow(current: Current<Gate>) {
         let reading = files.clone();
         match tokio::task::spawn_blocking(move || reread_tls(&reading)).await {
             Ok(Ok(config)) => {
-                replace(&current, ServerTls { files, config });
+                replace(ServerTls { files, config });
                 if !is_first {
                     tracing::info!("new certificates are in use");
                 }

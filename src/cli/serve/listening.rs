@@ -5,6 +5,7 @@ mod unix;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::os::unix::net::UnixListener as StdUnixListener;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -20,6 +21,7 @@ use super::Signals;
 use crate::admin;
 use crate::cli::http_client::AdminClient;
 use crate::http::socket::{Listen, Listener};
+use crate::tls::{self, Trust};
 
 /// How long another process may hold the address: one that is stopping may be about to release it.
 const GRACE: Duration = Duration::from_secs(2);
@@ -156,14 +158,19 @@ pub(super) async fn bind_server(source: Source, mode: u32, signals: &mut Signals
             Ok(listener.map(|listener| Bound { listener: Listener::Unix(listener), path: file }))
         }
         source => {
-            let bound = bind(source, "server", signals).await?;
+            let bound = bind(source, "server", false, signals).await?;
             Ok(bound.map(|listener| Bound { listener: Listener::Tcp(listener), path: None }))
         }
     }
 }
 
 /// The TCP socket of a listener; nothing if the process was stopped while it waited for its address.
-pub(super) async fn bind(source: Source, section: &str, signals: &mut Signals) -> anyhow::Result<Option<TcpListener>> {
+pub(super) async fn bind(
+    source: Source,
+    section: &str,
+    is_encrypted: bool,
+    signals: &mut Signals,
+) -> anyhow::Result<Option<TcpListener>> {
     let address = match source {
         Source::Socket(Passed::Tcp(socket)) => {
             socket.set_nonblocking(true)?;
@@ -185,7 +192,7 @@ pub(super) async fn bind(source: Source, section: &str, signals: &mut Signals) -
         };
         let is_taken = error.kind() == std::io::ErrorKind::AddrInUse;
         // What has another address may be anything: it is not asked.
-        if is_taken && section == "admin" && drains(address).await {
+        if is_taken && section == "admin" && drains(address, is_encrypted).await {
             patience = Instant::now() + GRACE;
             if said.is_none_or(|at| at.elapsed() >= REMINDER) {
                 said = Some(Instant::now());
@@ -203,10 +210,13 @@ pub(super) async fn bind(source: Source, section: &str, signals: &mut Signals) -
     }
 }
 
-/// Whether an oncegate has this address that drains, and is about to end.
-async fn drains(address: SocketAddr) -> bool {
+/// Whether an oncegate has this address that drains, and is about to end. One that demands a certificate does not say.
+async fn drains(address: SocketAddr, is_encrypted: bool) -> bool {
     let asking = async {
-        let client = AdminClient::new(&address.to_string(), None).ok()?;
+        // Whoever answers: nothing is told to it, and its answer only makes this process wait.
+        let anybody = || tls::client(Trust::Anybody, None).ok().map(Arc::new);
+        let tls = if is_encrypted { anybody() } else { None };
+        let client = AdminClient::new(&address.to_string(), None, tls).ok()?;
         let (status, body) = client.exchange_within(ANSWER, Method::GET, "/readyz", None).await.ok()?;
         let answer: Value = serde_json::from_slice(&body).ok()?;
         Some(status == StatusCode::SERVICE_UNAVAILABLE && answer["reason"] == admin::Phase::Draining.as_str())
@@ -216,12 +226,12 @@ async fn drains(address: SocketAddr) -> bool {
 
 /// Holds that the admin listener, at this address, has a token where others than this machine reach it.
 pub(super) fn admin_is_guarded(address: SocketAddr, settings: &admin::Settings) -> anyhow::Result<()> {
-    if address.ip().to_canonical().is_loopback() || settings.token.is_some() {
+    if address.ip().to_canonical().is_loopback() || !settings.tokens.is_empty() {
         return Ok(());
     }
     bail!(
         "[admin] token_file: the admin listener is at {address}, which is not a loopback address, so the records API needs \
-         a token\n  hint: name a file that holds one"
+         a token\n  hint: name a file that holds one, here or in admin.tokens"
     )
 }
 

@@ -1,6 +1,6 @@
 //! Reading the configuration again while the gate serves.
 //!
-//! It changes everything or nothing. What routes, policies, limits, upstreams and the admin token are is replaced at
+//! It changes everything or nothing. What routes, policies, limits, upstreams and the admin tokens are is replaced at
 //! once; what runs, runs on as it began. Where records are kept and whose they are cannot change under a gate that serves:
 //! it would answer from one store what was meant for another. What else only a start sets is said, and stays.
 
@@ -170,7 +170,7 @@ impl Serving {
         reload.done();
         (self.shutdown_delay, self.drain_timeout) = (config.server.shutdown_delay, config.server.drain_timeout);
         let count = routes.len();
-        self.admin_state.reload(config.admin.token.as_ref(), routes);
+        self.admin_state.reload(&config.admin, routes);
         // The configuration saw that it is a filter.
         log_filter.set(&config.log.level)?;
         let changes = self.start_settings.start_changes(&asked);

@@ -39,7 +39,9 @@ pub(super) struct Summary {
     listen: Vec<String>,
     /// Where operators connect.
     admin: String,
-    has_token: bool,
+    is_admin_secure: bool,
+    /// How many tokens it takes.
+    tokens: usize,
     upstreams: Vec<String>,
     store: Durability,
     /// Who can read what the store keeps; nothing where it keeps nothing.
@@ -129,7 +131,8 @@ impl Summary {
             is_secure: config.server.accept.tls.is_some(),
             listen: config.server.listen.iter().map(Listen::to_string).collect(),
             admin: config.admin.listen.to_string(),
-            has_token: config.admin.token.is_some(),
+            is_admin_secure: config.admin.tls.is_some(),
+            tokens: config.admin.tokens.len(),
             upstreams: bounded(config.upstreams.iter().map(show_upstream)),
             store,
             at_rest: AtRest::of(config),
@@ -212,8 +215,13 @@ impl Summary {
     }
 
     fn admin(&self) -> String {
-        let token = if self.has_token { "with a token" } else { "without a token" };
-        format!("http://{}, {token}", self.admin)
+        let tokens = match self.tokens {
+            0 => "without a token".to_owned(),
+            1 => "with a token".to_owned(),
+            several => format!("with {several} tokens"),
+        };
+        let scheme = if self.is_admin_secure { "https" } else { "http" };
+        format!("{scheme}://{}, {tokens}", self.admin)
     }
 
     fn risks(&self) -> Vec<String> {

@@ -95,9 +95,12 @@ fn everything() -> Resolved {
     };
     let (secret, own) =
         (file("secret", &"x".repeat(32)), file("own.pem", include_str!("../../../tests/servers/own.pem")));
+    let token = file("token", &"y".repeat(32));
     let text = format!(
         "default_upstream = \"app\"\n[headers]\nforward_key_as = \"X-Request-Id\"\n\
          [server]\ntls = {{ cert = {own:?}, key = {own:?}, client_ca = {own:?}, client_crl = {own:?} }}\n[admin]\ntoken_file = {secret:?}\n\
+         tokens = [{{ name = \"ops\", role = \"operator\", file = {token:?} }}]\n\
+         tls = {{ cert = {own:?}, key = {own:?}, client_ca = {own:?}, client_crl = {own:?} }}\n\
          [store]\nurl = \"postgres://db.internal/oncegate\"\npassword_file = {secret:?}\nid_secret_file = {secret:?}\n\
          encryption_keys = [{{ id = \"a\", file = {secret:?} }}]\n\
          cache = \"redis://cache.internal\"\ncache_password_file = {secret:?}\n[upstreams.app]\nurl = \"https://app\"\n\

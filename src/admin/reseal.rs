@@ -1,0 +1,47 @@
+//! `POST /api/v1/records/reseal`: records are encrypted anew with the first key.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use serde_json::json;
+
+use super::State;
+use super::access::Asker;
+use super::answer::{Answer, Kind, Problem, json as json_answer};
+use super::records::unavailable;
+use crate::idempotency::record::RecordId;
+
+/// How long one request goes on. The records that are left then are for the next one.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+pub(super) async fn reseal(state: &State, query: Option<&str>, asker: &Asker) -> Result<Answer, Problem> {
+    let wrong = || Kind::BadRequest.because("the one query parameter is `after`: the `after` of an answer");
+    let after = match query {
+        None | Some("") => None,
+        Some(query) => Some(query.strip_prefix("after=").and_then(RecordId::parse).ok_or_else(wrong)?),
+    };
+    state.opened()?;
+    let Some(keeper) = state.keeper.get() else {
+        return Err(
+            Kind::BadRequest.because("this gate has no `store.encryption_keys`: there is no key to encrypt with")
+        );
+    };
+    let _turn = state.change_slot()?;
+    let done = keeper.reseal(after, PATIENCE).await.map_err(unavailable)?;
+    if done.resealed > 0 {
+        tracing::info!(
+            target: "oncegate::audit",
+            client = %asker.client,
+            by = asker.name(),
+            records = done.resealed,
+            "an operator had records encrypted anew"
+        );
+    }
+    let answer = json!({
+        "resealed": done.resealed,
+        "in_flight": done.in_flight,
+        "unopened": done.unopened,
+        "after": done.next.map(|after| after.to_string()),
+    });
+    Ok(json_answer(StatusCode::OK, &answer))
+}

@@ -1,0 +1,34 @@
+//! `oncegate records reseal`
+
+use std::io::Write;
+
+use anyhow::Context as _;
+use http::Method;
+use serde_json::Value;
+
+use crate::cli::http_client::AdminClient;
+
+/// Goes on until the gate has looked at every record.
+pub(super) async fn reseal(client: &AdminClient, out: &mut dyn Write) -> anyhow::Result<()> {
+    let (mut resealed, mut in_flight, mut unopened) = (0, 0, 0);
+    let mut target = "/api/v1/records/reseal".to_owned();
+    loop {
+        let done = client.send(Method::POST, &target, None).await?;
+        let count = |name: &str| done[name].as_u64().with_context(|| format!("the answer has no `{name}`"));
+        resealed += count("resealed")?;
+        in_flight += count("in_flight")?;
+        unopened += count("unopened")?;
+        let Value::String(after) = &done["after"] else { break };
+        writeln!(out, "{resealed} encrypted so far")?;
+        target = format!("/api/v1/records/reseal?after={after}");
+    }
+    let records = if resealed == 1 { "record" } else { "records" };
+    writeln!(out, "{resealed} {records} encrypted with the first key")?;
+    if in_flight > 0 {
+        writeln!(out, "{in_flight} in flight, which are left alone: run it again when their attempts have ended")?;
+    }
+    if unopened > 0 {
+        writeln!(out, "{unopened} not decrypted: their key is missing, or they were altered")?;
+    }
+    Ok(())
+}
