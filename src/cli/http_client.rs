@@ -22,7 +22,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use super::complain;
-use crate::config::{ClientFiles, Flags, Sources, client_tls, load_admin, load_admin_address};
+use crate::config::{Believed, Flags, Sources, client_tls, load_admin, load_admin_address};
 use crate::http::socket::Listen;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -50,8 +50,8 @@ pub(super) struct AdminArgs {
     /// A file with the admin listener's token
     #[arg(long, global = true, value_name = "FILE", env = "ONCEGATE_ADMIN__TOKEN_FILE")]
     token_file: Option<PathBuf>,
-    /// Who vouches for the certificate of an admin listener that encrypts. If omitted, with --config that certificate itself is
-    /// trusted, and otherwise the authorities of this system are
+    /// Who signed the certificate of an admin listener that encrypts. If omitted, the certificate that --config names is believed,
+    /// and without --config the authorities of this system are
     #[arg(long, global = true, value_name = "FILE")]
     admin_ca: Option<PathBuf>,
     /// The certificate to show to an admin listener with `client_ca`
@@ -75,7 +75,10 @@ impl AdminArgs {
             },
             None => None,
         };
-        let own = settings.as_ref().and_then(|settings| settings.tls.as_ref()).map(|tls| tls.files.cert.clone());
+        let own = settings
+            .as_ref()
+            .and_then(|settings| settings.tls.as_ref())
+            .map(|tls| Believed::Own(tls.files.cert.clone()));
         let address = match (&self.admin, &settings) {
             (Some(address), _) => address.clone(),
             (None, Some(settings)) => reachable(&settings.listen)?,
@@ -91,29 +94,31 @@ impl AdminArgs {
     pub(super) fn client_without_token(self) -> anyhow::Result<AdminClient> {
         let known = self.config.clone().map(|config| {
             let known = load_admin_address(Sources::of_process(Some(config), Flags::default()));
-            known.map(|(listen, own)| (reachable(&listen), own))
+            known.map(|(listen, is_encrypted)| (reachable(&listen), is_encrypted))
         });
-        let (address, own) = match (self.admin.clone(), known) {
-            (Some(address), known) => (address, known.and_then(Result::ok).and_then(|(_, own)| own)),
-            (None, None) => (DEFAULT_ADDRESS.to_owned(), None),
-            (None, Some(Ok((address, own)))) => (address?, own),
+        let (address, is_encrypted) = match (self.admin.clone(), known) {
+            (Some(address), known) => (address, known.is_some_and(|known| known.is_ok_and(|(_, encrypts)| encrypts))),
+            (None, None) => (DEFAULT_ADDRESS.to_owned(), false),
+            (None, Some(Ok((address, is_encrypted)))) => (address?, is_encrypted),
             (None, Some(Err(problems))) => {
                 complain(&format!("{problems}: asking at {DEFAULT_ADDRESS}"));
-                (DEFAULT_ADDRESS.to_owned(), None)
+                (DEFAULT_ADDRESS.to_owned(), false)
             }
         };
-        let tls = self.tls(&address, own)?;
+        // Nothing secret is told to it, and the gate may go on with a certificate that has left its file.
+        let tls = self.tls(&address, is_encrypted.then_some(Believed::Any))?;
         AdminClient::new(&address, None, tls)
     }
 
-    /// How its connections are encrypted, where they are; `own` is its certificate, where that is known.
-    fn tls(self, address: &str, own: Option<PathBuf>) -> anyhow::Result<Option<Arc<ClientConfig>>> {
-        let Self { admin_ca: ca, admin_cert: cert, admin_key: key, .. } = self;
-        let is_meant = own.is_some() || ca.is_some() || cert.is_some() || key.is_some();
+    /// How its connections are encrypted, where they are; `configured` is what the configuration says of its certificate.
+    fn tls(self, address: &str, configured: Option<Believed>) -> anyhow::Result<Option<Arc<ClientConfig>>> {
+        let Self { admin_ca, admin_cert, admin_key, .. } = self;
+        let is_meant = configured.is_some() || admin_ca.is_some() || admin_cert.is_some() || admin_key.is_some();
         if address.starts_with("http://") || !is_meant && !address.starts_with(HTTPS) {
             return Ok(None);
         }
-        client_tls(&ClientFiles { ca, own, cert, key }).map(Some).map_err(|wrong| anyhow!(wrong))
+        let believed = admin_ca.map(Believed::SignedBy).or(configured).unwrap_or(Believed::SignedBySystem);
+        client_tls(believed, admin_cert, admin_key).map(Some).map_err(|wrong| anyhow!(wrong))
     }
 }
 

@@ -196,10 +196,10 @@ pub(super) fn check_scopes(root: &Table<'_>, server: &http::server::Settings) {
     }
 }
 
-/// Reads `[admin] listen` alone, and the file of the listener's certificate; what is wrong counts as absent.
-pub(super) fn admin_address(root: &Table<'_>) -> (Listen, Option<PathBuf>) {
+/// Reads `[admin] listen` alone, its default if it is wrong, and whether the listener encrypts.
+pub(super) fn admin_address(root: &Table<'_>) -> (Listen, bool) {
     let admin = Admin::read(&root.table("admin", Admin::SECTION), Admin::default());
-    (admin.listen, admin.tls.cert)
+    (admin.listen, admin.tls.cert.is_some())
 }
 
 /// Reads `[admin]`, and its tokens. Its address must not be one of `server`.

@@ -66,7 +66,7 @@ pub use layers::{Flags, Sources};
 pub use problem::{Advice, Place, Problem, Problems};
 pub use schema::schema;
 pub use store::{Postgres, Redis, Store};
-pub use tls::{ClientFiles, client as client_tls, reread as reread_tls};
+pub use tls::{Believed, client as client_tls, reread as reread_tls};
 pub use units::show_duration;
 
 /// Everything that is configured.
@@ -133,9 +133,9 @@ pub fn load_admin(sources: Sources) -> Result<admin::Settings, Problems> {
     Ok(admin)
 }
 
-/// Reads `[admin] listen` alone, and the file of the listener's certificate where it encrypts. Nothing else that is wrong
+/// Reads `[admin] listen` alone, and whether the listener encrypts. Nothing else that is wrong
 /// matters, as long as the file is TOML.
-pub fn load_admin_address(sources: Sources) -> Result<(Listen, Option<PathBuf>), Problems> {
+pub fn load_admin_address(sources: Sources) -> Result<(Listen, bool), Problems> {
     let context = layers::merge(sources)?;
     Ok(listeners::admin_address(&Table::open(context.root(), keys::ROOT)))
 }

@@ -75,36 +75,40 @@ pub fn reread(files: &TlsFiles) -> Result<Arc<ServerConfig>, String> {
         .map_err(|wrong| wrong.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
 }
 
-/// How a command reaches a listener that encrypts.
-#[derive(Debug, Default)]
-pub struct ClientFiles {
-    /// Who vouches for the listener's certificate.
-    pub ca: Option<PathBuf>,
-    /// The listener's certificate itself, which stands for it by whatever name it is reached, where there is no `ca`.
-    pub own: Option<PathBuf>,
-    /// The certificate to show.
-    pub cert: Option<PathBuf>,
-    /// Its key.
-    pub key: Option<PathBuf>,
+/// Which certificate of a listener a command believes.
+#[derive(Debug)]
+pub enum Believed {
+    /// Any: nothing secret is told to it.
+    Any,
+    /// The one in this file, by whatever name the listener is reached.
+    Own(PathBuf),
+    /// One for the name of the listener that the authorities in this file signed.
+    SignedBy(PathBuf),
+    /// One for the name of the listener that the authorities of this system signed.
+    SignedBySystem,
 }
 
-/// Reads the files of a command. Without `ca` and `own`, the authorities of this system count.
+/// Reads what a command reaches a listener with that encrypts: `cert` and `key` are what it shows.
 ///
 /// # Errors
-/// They cannot be used, for this reason.
-pub fn client(files: &ClientFiles) -> Result<Arc<ClientConfig>, String> {
+/// The files cannot be used, for this reason.
+pub fn client(believed: Believed, cert: Option<PathBuf>, key: Option<PathBuf>) -> Result<Arc<ClientConfig>, String> {
     let mut wrong = Vec::new();
-    let text = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
-    let (cert, key) = ("--admin-cert", "--admin-key");
-    let identity = pem::identity((cert, text(&files.cert)), (key, text(&files.key)), &mut wrong);
-    let roots = |parameter: &str, file: &str, wrong: &mut Vec<Wrong>| Some(pem::roots(parameter, file, wrong)?.0);
-    let trust = match (text(&files.ca), text(&files.own)) {
-        (Some(ca), _) => roots("--admin-ca", &ca, &mut wrong).map(Trust::Host),
-        (None, Some(own)) => roots("admin.tls.cert", &own, &mut wrong).map(Trust::Certificate),
-        (None, None) => pem::system_roots("--admin-ca", &mut wrong).map(Trust::Host),
+    let names = ("--admin-cert", "--admin-key");
+    let text = |path: Option<PathBuf>| path.map(|path| path.display().to_string());
+    let identity = pem::identity((names.0, text(cert)), (names.1, text(key)), &mut wrong);
+    let mut roots = |parameter: &str, file: &Path| {
+        let (roots, _) = pem::roots(parameter, &file.display().to_string(), &mut wrong)?;
+        Some(roots)
     };
-    let config =
-        trust.and_then(|trust| pem::client(trust, identity.map(|(identity, _)| identity), (cert, key), &mut wrong));
+    let trust = match believed {
+        Believed::Any => Some(Trust::Anybody),
+        Believed::Own(file) => roots("admin.tls.cert", &file).map(Trust::Certificate),
+        Believed::SignedBy(file) => roots("--admin-ca", &file).map(Trust::Host),
+        Believed::SignedBySystem => pem::system_roots("--admin-ca", &mut wrong).map(Trust::Host),
+    };
+    let identity = identity.map(|(identity, _)| identity);
+    let config = trust.and_then(|trust| pem::client(trust, identity, names, &mut wrong));
     match config {
         Some(config) if wrong.is_empty() => Ok(Arc::new(config)),
         _ => Err(wrong.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")),

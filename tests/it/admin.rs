@@ -352,6 +352,10 @@ fn the_admin_listener_takes_up_a_renewed_certificate() {
         std::fs::copy(certificates.path(&format!("renewed.{end}")), certificates.path(&format!("gate.{end}"))).unwrap();
     }
     eventually("the new certificate", || (shown() != before).then_some(()));
+    // A gate that goes on is healthy, whatever has become of its files.
+    std::fs::write(certificates.path("gate.pem"), "not yet written").unwrap();
+    let (config, admin) = (gate.plan.config().to_str().expect("UTF-8").to_owned(), gate.admin.to_string());
+    assert_eq!(oncegate(&["health", "--config", &config, "--admin", &admin]), (0, "ready\n".to_owned(), String::new()));
 }
 
 /// More than may be connected: silent ones, those that stop in the middle of a head, and those that read no answers.
