@@ -7,11 +7,15 @@
 FROM rust:1.95-slim-bookworm AS build
 WORKDIR /src
 COPY . .
-# The caches outlive the step, the binary must not stay in one. Symbols stay for backtraces; line tables are too large.
+# It makes the bill of materials.
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends python3 && rm -rf /var/lib/apt/lists/*
+# The caches outlive the step, the binary must not stay in one.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
-    cargo build --profile ship --locked --config 'profile.ship.strip="debuginfo"' \
-    && install -D -m 0755 target/ship/oncegate /out/usr/local/bin/oncegate \
+    install -D -m 0755 "$(deploy/build)" /out/usr/local/bin/oncegate \
+    && install -d -m 0755 /out/usr/local/share/doc/oncegate \
+    && deploy/sbom --binary /out/usr/local/bin/oncegate > /out/usr/local/share/doc/oncegate/oncegate.cdx.json \
+    && deploy/sbom --licences > /out/usr/local/share/doc/oncegate/LICENCES-OF-DEPENDENCIES.txt \
     && install -d -m 0700 /out/var/lib/oncegate
 
 # The C library and nothing else: no shell, no package manager.
@@ -20,6 +24,7 @@ LABEL org.opencontainers.image.title="oncegate" \
       org.opencontainers.image.description="An idempotency reverse proxy: safe retries for unmodified HTTP services" \
       org.opencontainers.image.licenses="Apache-2.0 OR MIT"
 COPY --from=build /out/usr/local/bin/oncegate /usr/local/bin/oncegate
+COPY --from=build /out/usr/local/share/doc/oncegate /usr/local/share/doc/oncegate
 COPY --from=build --chown=nonroot:nonroot /out/var/lib/oncegate /var/lib/oncegate
 USER nonroot:nonroot
 

@@ -11,6 +11,7 @@ use crate::config;
 use crate::store::ErrorKind;
 use crate::store::cached::CacheResult;
 use crate::store::metered::StoreOp;
+use crate::store::sealed::CountByKey;
 use crate::telemetry::limits::Limit;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::observed::Dropped;
@@ -51,6 +52,7 @@ fn all_metrics() -> String {
     route.observed().dropped(Dropped::Store);
     metrics.store("memory")(StoreOp::Claim, Duration::ZERO, Some(ErrorKind::Full));
     metrics.cache()(CacheResult::Memory);
+    metrics.records_by_key().show(&CountByKey::default());
     metrics.limits().exceeded(Limit::MaxHeaders);
     metrics.encode()
 }
@@ -75,7 +77,8 @@ fn families(text: &str) -> BTreeMap<String, (String, BTreeSet<String>)> {
 fn every_metric_has_its_type_and_labels_in_the_docs() {
     let page = page("docs/observe/metrics.md");
     let families = families(&all_metrics());
-    let declared = include_str!("../telemetry/metrics.rs").split("#[cfg(test)]").next().unwrap();
+    let declared = [include_str!("../telemetry/metrics.rs"), include_str!("../telemetry/records_by_key.rs")];
+    let declared = declared.map(|file| file.split("#[cfg(test)]").next().unwrap()).concat();
     for name in declared.split('"').filter(|literal| literal.starts_with("oncegate_")) {
         assert!(families.contains_key(name), "{name} has no series: give it one in all_metrics");
     }

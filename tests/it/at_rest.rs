@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use serde_json::json;
 
 use crate::reload::reload;
 use crate::support::{Gate, Plan, Reply, Request, Response, Upstream};
@@ -262,7 +263,7 @@ fn an_old_key_may_go_once_its_records_are_encrypted_anew() {
     let plan = Gate::before(&upstream);
     let gate = plan.start();
     gate.post("/charges", "plain", "{}").expect(200, "executed");
-    assert_eq!(gate.admin("POST", "/api/v1/records/reseal", None).status, 400);
+    assert_eq!(gate.admin("POST", "/api/v1/records/reseal", Some(&json!({}))).status, 400);
     gate.stop();
     let gate = with_keys(&plan, &[1]).start();
     let first = gate.post("/charges", "old", "{}");

@@ -292,7 +292,7 @@ fn a_schema_of_the_former_version_keeps_its_records() {
     gate.post("/charges", "k-1", "{}").expect(200, "executed");
     gate.stop();
     database.run(&format!(
-        "DROP TABLE oncegate.rules_period; DROP FUNCTION oncegate.expire_leases_v2;
+        "DROP TABLE oncegate.rules_period; DROP FUNCTION oncegate.expire_leases_v2, oncegate.reseal_v1;
          DELETE FROM oncegate.migration WHERE version >= {version}"
     ));
     let said = refusal(&plan);

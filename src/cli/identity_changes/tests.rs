@@ -138,9 +138,13 @@ fn each_change_is_told_with_what_to_do() {
         }),
         (
             "a reload",
-            lost("", &named, &[(Instead::NoRoute, 2, true), (Instead::Unreadable, 1, true)], Occasion::Reload),
+            lost(
+                "",
+                &named,
+                &[(Instead::NoRoute, 2, true), (Instead::Sealed, 5, true), (Instead::Unreadable, 1, true)],
+                Occasion::Reload,
+            ),
         ),
-        ("keys that are missing", lost("", &named, &[(Instead::Sealed, 5, true)], Occasion::Start)),
         ("several upstreams", {
             let next = format!(
                 "default_upstream = \"other\"\n{named}upstream = \"app\"\n[upstreams.other]\nurl = \"http://127.0.0.1:2\"\n"
