@@ -14,7 +14,7 @@ use super::kinds::{Kind, flag, nested, nonzero_time, number, set, size, text, ti
 use super::node::{Node, Table, Wrong};
 use super::preset::Preset;
 use crate::idempotency::key::{KeyRule, KeySource};
-use crate::idempotency::policy::{Cors, Delivery, InFlight, Mode, Policy, StoreFailure};
+use crate::idempotency::policy::{Cors, Delivery, InFlight, Mode, Policy, Seal, StoreFailure};
 use crate::idempotency::scope::{Scope, ScopeWord};
 
 mod fingerprint;
@@ -74,6 +74,10 @@ keys! {
         request_time => request_time::rule(), Example("{ from = \"header:X-Request-Timestamp\", max_age = \"1h\", skew = \"5m\" }");
         /// If the store cannot be reached: "reject" is 503, "forward" runs unprotected, marked and counted.
         store_failure => words(&[("reject", StoreFailure::Reject), ("forward", StoreFailure::Forward)]);
+        /// "required": a request that meets a record that is not encrypted gets 503 and does not run, so that nobody who can
+        /// write to the store can plant an answer. Needs `store.encryption_keys`. Refuses what an upstream writes with
+        /// `oncegate.complete()`, and records from before the keys. "optional": such records are read.
+        seal => words(&[("optional", Seal::Optional), ("required", Seal::Required)]);
         /// How long a claim lasts without renewal; it is renewed while the attempt runs. At least "1s".
         lease => time_of(Duration::from_secs(1)..=Duration::MAX);
         /// "protect"; "observe": forward every request as it comes and count what "protect" would have done with it (`oncegate
@@ -189,6 +193,20 @@ pub(super) fn read(table: &Table<'_>, base: &PartialPolicy) -> PartialPolicy {
     fingerprint::check(&table.table("fingerprint", Fingerprint::SECTION), &policy.fingerprint);
     check_cors(&table.table("cors", Cors::SECTION), &policy.cors);
     PartialPolicy { policy, scope_is_explicit: base.scope_is_explicit || table.get("scope").is_some() }
+}
+
+/// Nothing is encrypted without a key.
+pub(super) fn check_seals(root: &Table<'_>, has_keys: bool) {
+    if has_keys {
+        return;
+    }
+    let routes = root.tables("routes", super::routes::SECTION).unwrap_or_default();
+    for table in routes.into_iter().chain([root.table("defaults", SECTION)]) {
+        if table.get("seal").is_some_and(|seal| seal.text() == Ok("required")) {
+            let wrong = Wrong::new("no key is configured that records could be encrypted with");
+            table.report("seal", wrong.hint("set [store] encryption_keys; `oncegate keys generate` makes a key"));
+        }
+    }
 }
 
 /// Every request has a fingerprint.

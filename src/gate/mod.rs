@@ -30,7 +30,7 @@ mod request;
 mod shared;
 mod single_flight;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ use crate::http::upstream::Upstream;
 use crate::http::usage::Usage;
 use crate::idempotency::grpc;
 use crate::idempotency::identity::{CallerRules, Identifier};
-use crate::idempotency::policy::Mode;
+use crate::idempotency::policy::{Mode, Seal};
 use crate::idempotency::record::RequestId;
 use crate::route::{Route, Router};
 use crate::store::{Identity, Origin, OriginId, Store};
@@ -242,6 +242,13 @@ impl Gate {
     #[must_use]
     pub fn identities(&self) -> (Vec<Origin>, Vec<Identity>) {
         self.identity_rules().adoption()
+    }
+
+    /// The origins of records that must be encrypted.
+    #[must_use]
+    pub fn sealed_origins(&self) -> HashSet<OriginId> {
+        let sealed = self.router.routes().iter().filter(|route| route.policy.seal == Seal::Required);
+        sealed.map(|route| origin(&self.settings.service, &route.namespace, &route.name).id()).collect()
     }
 
     /// What the identities of its records are made by.

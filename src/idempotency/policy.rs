@@ -40,6 +40,8 @@ pub struct Policy {
     pub request_time: Option<RequestTime>,
     /// What happens to a request when the store cannot be reached.
     pub store_failure: StoreFailure,
+    /// Whether its records must be encrypted in the store.
+    pub seal: Seal,
     /// The claim's time limit; renewed while the attempt runs.
     pub lease: Duration,
     /// Whether the route protects at all.
@@ -87,6 +89,7 @@ impl Default for Policy {
             recovery: Recovery::Hold,
             request_time: None,
             store_failure: StoreFailure::Reject,
+            seal: Seal::Optional,
             lease: Duration::from_secs(30),
             mode: Mode::Protect,
             body: Delivery::Buffer,
@@ -117,6 +120,15 @@ pub enum StoreFailure {
     Reject,
     /// Forward it unprotected, and say so.
     Forward,
+}
+
+/// Whether records must be encrypted in the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seal {
+    /// Records that are not encrypted are read too.
+    Optional,
+    /// A record that is not encrypted is refused: whoever can write to the store cannot plant one.
+    Required,
 }
 
 /// When the client gets an answer.

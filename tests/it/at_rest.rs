@@ -9,6 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::json;
 
 use crate::reload::reload;
+use crate::servers::{Session, database};
 use crate::support::{Gate, Plan, Reply, Request, Response, Upstream};
 
 /// The plan with these keys, the first of which encrypts.
@@ -307,4 +308,72 @@ fn changed_routes_are_checked_against_encrypted_records() {
     assert!(reload(&gate, &with_keys(&next, &[2, 1])), "{}", gate.log());
     gate.post("/charges", "k-1", "{}").expect(200, "replayed");
     assert_eq!(upstream.runs(), 1);
+}
+
+#[test]
+fn a_route_that_demands_encryption_believes_no_plain_record() {
+    let upstream = numbered();
+    let route = |seal: &str| format!("[[routes]]\nname = \"charges\"\npath = \"/charges\"\nseal = \"{seal}\"\n");
+    let plan = Gate::before(&upstream);
+    let (optional, required) = (plan.clone().routes(&route("optional")), plan.clone().routes(&route("required")));
+    let gate = optional.start();
+    let planted = gate.post("/charges", "planted", "{}");
+    planted.expect(200, "executed");
+    gate.stop();
+
+    let gate = with_keys(&required, &[1]).start();
+    is_refused(&gate, &upstream, "planted");
+    assert!(unsealed(&gate, "plain") >= 2.0, "{}", gate.log());
+    assert!(gate.log().contains("seal = \\\"required\\\""), "{}", gate.log());
+    gate.post("/charges", "own", "{}").expect(200, "executed");
+    gate.post("/charges", "own", "{}").expect(200, "replayed");
+    let said = resealed(&gate);
+    assert!(said.starts_with("0 records encrypted") && said.contains("\n1 not "), "{said}");
+    is_refused(&gate, &upstream, "planted");
+
+    // A route that does not demand it reads what is plain, and from then on it is encrypted.
+    assert!(reload(&gate, &with_keys(&optional, &[1])), "{}", gate.log());
+    counted(&gate, &[("key-1", 1.0), ("(plain)", 1.0)]);
+    planted.expect_repeated_by(&gate.post("/charges", "planted", "{}"));
+    counted(&gate, &[("key-1", 2.0), ("(plain)", 0.0)]);
+    assert!(reload(&gate, &with_keys(&required, &[1])), "{}", gate.log());
+    let gate = gate.kill9();
+    let gate = gate.start();
+    for key in ["planted", "own"] {
+        gate.post("/charges", key, "{}").expect(200, "replayed");
+    }
+    assert_eq!(upstream.runs(), 2);
+}
+
+/// An upstream that completes its attempts in its own transaction.
+#[test]
+fn what_an_upstream_completes_is_encrypted_by_the_gate_that_reads_it() {
+    let Some(database) = database() else { return };
+    let url = database.url.clone();
+    let upstream = Upstream::start(move |request| {
+        let attempt = request.head.get("idempotency-attempt").expect("an attempt").to_owned();
+        let body = format!("convert_to('secret-answer-{}', 'UTF8')", request.nth);
+        Session::open(&url).run(&format!("SELECT oncegate.complete('{attempt}', 201, '[]'::jsonb, {body})"));
+        Reply::ok("what the gate does not record")
+    });
+    let plan = with_keys(&Gate::before(&upstream).store_url(&database.url), &[1]);
+    crate::migrate::done(&["--store", &database.url]);
+    let gate = plan.start();
+    let first = gate.post("/charges", "k-1", "{}");
+    first.expect(201, "executed");
+    let is_plain = || {
+        database.value(
+            "SELECT count(*) FROM oncegate.record WHERE position('secret-answer' in encode(answer, 'escape')) > 0",
+        ) == "1"
+    };
+    let began = Instant::now();
+    while is_plain() {
+        assert!(began.elapsed() < Duration::from_secs(20), "it stays plain");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let gate = gate.kill9().start();
+    let again = gate.post("/charges", "k-1", "{}");
+    again.expect(201, "replayed");
+    first.expect_repeated_by(&again);
+    assert_eq!((again.text(), upstream.runs()), ("secret-answer-1".to_owned(), 1));
 }

@@ -164,6 +164,7 @@ impl Serving {
 
         if let Some(keeper) = self.keeper.as_ref().filter(|_| !config.sealing.is_empty()) {
             keeper.keys().replace(config.sealing);
+            keeper.keys().require(next.sealed_origins());
             keeper.count_again();
         }
         server::ServerState::replace(&self.current, next, config.server.limits, config.server.accept);

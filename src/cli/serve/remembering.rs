@@ -50,10 +50,13 @@ pub(super) fn before(
     };
     let calls = metrics.store(opened.store.kind());
     let store: Arc<dyn Store> = Arc::new(Metered::new(opened.store, calls));
-    let keeper = keys.as_ref().map(|keys| Arc::new(Keeper::new(Arc::clone(&store), Arc::clone(keys))));
-    let store = match keys {
-        Some(keys) => Arc::new(Sealed::new(store, keys, metrics.unsealed())),
-        None => store,
+    let (store, keeper): (Arc<dyn Store>, _) = match keys {
+        Some(keys) => {
+            let sealed = Sealed::new(store, keys, metrics.unsealed());
+            let keeper = sealed.keeper();
+            (Arc::new(sealed), Some(keeper))
+        }
+        None => (store, None),
     };
     let store = Arc::new(Cached::new(store, &settings, shared, metrics.cache()));
     Ok(Remembering { store, keeper })

@@ -11,7 +11,7 @@ use crate::config::{Resolved, Store, show_duration};
 use crate::http::socket::Listen;
 use crate::http::upstream::{self, Place};
 use crate::idempotency::key::{KeyRule, KeySource};
-use crate::idempotency::policy::{Mode, Policy, StoreFailure};
+use crate::idempotency::policy::{Mode, Policy, Seal, StoreFailure};
 use crate::idempotency::recovery::Recovery;
 use crate::idempotency::scope::Scope;
 use crate::idempotency::settle::{Action, Ending, Outcomes};
@@ -343,6 +343,9 @@ fn show_policy(policy: &Policy) -> Vec<(&'static str, String)> {
     ];
     if let Some(path) = &policy.reauthorize {
         shown.push(("replays", format!("only where the upstream answers GET {path} with 2xx")));
+    }
+    if policy.seal == Seal::Required {
+        shown.push(("records", "encrypted ones only (seal = \"required\")".to_owned()));
     }
     if policy.store_failure == StoreFailure::Forward {
         shown.push(("store away", "requests run unprotected (store_failure = \"forward\")".to_owned()));

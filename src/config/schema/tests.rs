@@ -250,6 +250,8 @@ const LEFT_TO_CHECK: &[&str] = &[
     "response-headers: routes[0].response_headers.exclude[5]",
     "response-headers: routes[0].response_headers.exclude[6]",
     "same-address: admin.listen",
+    "seal-without-keys: defaults.seal",
+    "seal-without-keys: routes[0].seal",
     "several-upstreams-no-route: routes",
     "sizes: defaults.max_request_body",
     "sizes: routes[1].max_response_body",

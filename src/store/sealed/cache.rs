@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::sync::broadcast;
 
-use super::keyring::{Closed, Keyring, Part};
+use super::keyring::{Closed, Keyring, Part, Sealing};
 use crate::idempotency::record::{Attempt, RecordId};
 use crate::store::cached::{CacheOperation, RemoteCache, RemoteError};
 use crate::store::{Removal, SharedQuotas};
@@ -14,7 +14,7 @@ use crate::store::{Removal, SharedQuotas};
 /// Values are not of one attempt: each replaces what stood there.
 const NO_ATTEMPT: Attempt = Attempt([0; 16]);
 
-/// A cache that sees values only in sealed form. What was sealed with a key that is missing is no value.
+/// A cache that sees values only in sealed form. What was sealed with a key that is missing, or not at all, is no value.
 pub struct SealedCache {
     cache: Arc<dyn RemoteCache>,
     keys: Arc<Keyring>,
@@ -28,10 +28,13 @@ impl SealedCache {
 
     /// A value that was altered is passed on as it is: whoever asked counts it as invalid.
     fn open(&self, id: RecordId, value: &Bytes) -> Option<Bytes> {
+        if Sealing::of(value) == Sealing::Plain && self.keys.first().is_some() {
+            return None;
+        }
         match self.keys.open(id, NO_ATTEMPT, Part::Cached, value) {
             Ok(plain) => Some(plain),
             Err(Closed::Altered) => Some(value.clone()),
-            Err(Closed::NoKey) => None,
+            Err(Closed::NoKey | Closed::Plain) => None,
         }
     }
 }

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
-use super::keyring::{Keyring, Part, Sealing};
+use super::keyring::{Keyring, Part, Sealing, is_plain};
 use crate::idempotency::record::{Record, RecordId, State};
 use crate::store::resealing::{Beginning, Beginnings, Resealing, Values};
 use crate::store::{Error, ErrorKind, Store};
@@ -28,6 +28,8 @@ pub struct Keeper {
     store: Arc<dyn Store>,
     keys: Arc<Keyring>,
     again: Notify,
+    /// For records that requests met.
+    sealers: Arc<Semaphore>,
 }
 
 /// How many records need each key; one that needs two counts twice.
@@ -48,7 +50,7 @@ pub struct Resealed {
     pub resealed: u64,
     /// How many wait for the end of their attempts.
     pub in_flight: u64,
-    /// How many do not open: their key is missing, or they were altered.
+    /// How many do not open: their key is missing, they were altered, or they are plain where a route demands a seal.
     pub unopened: u64,
     /// After which id the others come; `None` if there are no others.
     pub next: Option<RecordId>,
@@ -66,7 +68,7 @@ impl Keeper {
     /// Looks after the records of `store`, which must not be above what seals.
     #[must_use]
     pub fn new(store: Arc<dyn Store>, keys: Arc<Keyring>) -> Self {
-        Self { store, keys, again: Notify::new() }
+        Self { store, keys, again: Notify::new(), sealers: Arc::new(Semaphore::new(AT_A_TIME)) }
     }
 
     /// The keys.
@@ -158,8 +160,26 @@ impl Keeper {
         Ok(Fate::InFlight)
     }
 
-    /// The values of a record under the first key; `None` if one does not open.
+    /// Seals a record in the background that is not. Where too many are being sealed, this one is met again.
+    pub(super) fn seal_soon(self: &Arc<Self>, id: RecordId) {
+        if self.keys.first().is_none() || self.keys.requires_any() {
+            return;
+        }
+        let Ok(permit) = Arc::clone(&self.sealers).try_acquire_owned() else { return };
+        let keeper = Arc::clone(self);
+        tokio::spawn(async move {
+            // The store reports its failures.
+            let _ = keeper.reseal_one(id).await;
+            drop(permit);
+        });
+    }
+
+    /// The values of a record under the first key; `None` if one does not open, or if it may be planted: where routes demand
+    /// that records are sealed, nothing makes a sealed record of a plain one.
     fn sealed_anew(&self, id: RecordId, record: Record) -> Option<Values> {
+        if self.keys.requires_any() && is_plain(&record) {
+            return None;
+        }
         let seal = |part, value| {
             let plain = self.keys.open(id, record.attempt, part, value).ok()?;
             Some(self.keys.seal(id, record.attempt, part, &plain))

@@ -26,6 +26,7 @@
 //! **What is not claimed.** Whoever can write to the store can put a plain value in the place of a sealed one: plain values are
 //! read, since an upstream may write them in its own transaction and older records have them. Lengths can be seen.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -36,8 +37,8 @@ use ring::hmac;
 
 use crate::idempotency::codec::SEALED;
 use crate::idempotency::record::{Attempt, Record, RecordId};
-use crate::store::Listed;
 use crate::store::resealing::BEGINNING;
+use crate::store::{Listed, Origin, OriginId};
 
 /// How many bytes come before the encrypted ones.
 const HEAD: usize = SEALED.len() + NAME + NONCE_LEN;
@@ -63,7 +64,11 @@ pub enum Part {
 }
 
 /// The keys of a configuration: the first seals, and all of them open. A reload replaces them.
-pub struct Keyring(ArcSwap<Vec<SealingKey>>);
+pub struct Keyring {
+    keys: ArcSwap<Vec<SealingKey>>,
+    /// The origins whose records must be sealed.
+    required: ArcSwap<HashSet<OriginId>>,
+}
 
 /// One key.
 #[derive(Clone)]
@@ -103,11 +108,13 @@ pub enum Closed {
     NoKey,
     /// It was changed, or moved to another place.
     Altered,
+    /// It is not sealed, and its route demands that it is.
+    Plain,
 }
 
 impl Closed {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::NoKey, Self::Altered];
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::NoKey, Self::Altered, Self::Plain];
 
     /// The word for it: the label `reason` of `oncegate_unsealed_total`.
     #[must_use]
@@ -115,6 +122,7 @@ impl Closed {
         match self {
             Self::NoKey => "no-key",
             Self::Altered => "altered",
+            Self::Plain => "plain",
         }
     }
 }
@@ -127,7 +135,7 @@ impl fmt::Debug for SealingKey {
 
 impl fmt::Debug for Keyring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.0.load().iter()).finish()
+        f.debug_list().entries(self.keys.load().iter()).finish()
     }
 }
 
@@ -169,28 +177,44 @@ impl Keyring {
     /// These keys, the first of which seals; without one nothing is sealed.
     #[must_use]
     pub fn new(keys: Vec<SealingKey>) -> Self {
-        Self(ArcSwap::from_pointee(keys))
+        Self { keys: ArcSwap::from_pointee(keys), required: ArcSwap::default() }
     }
 
     /// From now on these count.
     pub fn replace(&self, keys: Vec<SealingKey>) {
-        self.0.store(Arc::new(keys));
+        self.keys.store(Arc::new(keys));
+    }
+
+    /// From now on the records of these origins must be sealed.
+    pub fn require(&self, origins: HashSet<OriginId>) {
+        self.required.store(Arc::new(origins));
+    }
+
+    /// Whether the records of any origin must be sealed.
+    pub(super) fn requires_any(&self) -> bool {
+        !self.required.load().is_empty()
+    }
+
+    /// Whether a record must be sealed. One whose origin is not known must be if any must be.
+    pub(super) fn requires(&self, origin: Option<OriginId>) -> bool {
+        let required = self.required.load();
+        origin.map_or(!required.is_empty(), |origin| required.contains(&origin))
     }
 
     /// How the first key seals; `None` without keys.
     pub(super) fn first(&self) -> Option<Sealing> {
-        self.0.load().first().map(|key| Sealing::With(key.name))
+        self.keys.load().first().map(|key| Sealing::With(key.name))
     }
 
     /// What `of` makes of each key: its id, and how it seals.
     pub(super) fn each<T>(&self, mut of: impl FnMut(&Arc<str>, Sealing) -> T) -> Vec<T> {
-        self.0.load().iter().map(|key| of(&key.id, Sealing::With(key.name))).collect()
+        self.keys.load().iter().map(|key| of(&key.id, Sealing::With(key.name))).collect()
     }
 
     /// From now on these open too, until what comes back is dropped.
     #[must_use]
     pub fn open_too(self: &Arc<Self>, keys: &[SealingKey]) -> OpeningToo {
-        let former = self.0.load_full();
+        let former = self.keys.load_full();
         self.replace(former.iter().chain(keys).cloned().collect());
         OpeningToo { ring: Arc::clone(self), former }
     }
@@ -198,7 +222,7 @@ impl Keyring {
     /// The sealed form of a value; the plain one where there is no key.
     #[must_use]
     pub fn seal(&self, id: RecordId, attempt: Attempt, part: Part, plain: &Bytes) -> Bytes {
-        let keys = self.0.load();
+        let keys = self.keys.load();
         let Some(key) = keys.first() else { return plain.clone() };
         let place = place(id, attempt, part);
         let nonce = key.nonce(&place, plain);
@@ -228,7 +252,7 @@ impl Keyring {
             return Err(Closed::Altered);
         }
         let (head, text) = value.split_at(HEAD);
-        let keys = self.0.load();
+        let keys = self.keys.load();
         let key = keys.iter().find(|key| key.name == head[SEALED.len()..][..NAME]).ok_or(Closed::NoKey)?;
         let mut nonce = [0; NONCE_LEN];
         nonce.copy_from_slice(&head[HEAD - NONCE_LEN..]);
@@ -243,10 +267,28 @@ impl Keyring {
     }
 }
 
+/// Whether a part of a record is not sealed.
+pub(super) fn is_plain(record: &Record) -> bool {
+    let is_plain = |value: &Bytes| Sealing::of(value) == Sealing::Plain;
+    is_plain(&record.head) || record.answer.as_ref().is_some_and(is_plain)
+}
+
 impl Keyring {
-    /// A record in plain form. What does not open stays as it is, and `report` is told why.
+    /// A record in plain form. What does not open stays as it is, and `report` is told why. What must be sealed and is not
+    /// becomes what nothing decodes.
     #[must_use]
-    pub fn open_record(&self, id: RecordId, record: Record, report: impl Fn(Closed)) -> Record {
+    pub fn open_record(
+        &self,
+        id: RecordId,
+        origin: Option<OriginId>,
+        record: Record,
+        report: impl Fn(Closed),
+    ) -> Record {
+        if is_plain(&record) && self.requires(origin) {
+            report(Closed::Plain);
+            let closed = Bytes::from_static(&SEALED);
+            return Record { head: closed.clone(), answer: record.answer.map(|_| closed), ..record };
+        }
         let open = |part, value: &Bytes| {
             self.open(id, record.attempt, part, value).unwrap_or_else(|closed| {
                 report(closed);
@@ -261,7 +303,8 @@ impl Keyring {
     /// The same of a record with where it comes from.
     #[must_use]
     pub fn open_listed(&self, listed: Listed, report: impl Fn(Closed)) -> Listed {
-        Listed { record: self.open_record(listed.id, listed.record, report), ..listed }
+        let origin = listed.origin.as_ref().map(Origin::id);
+        Listed { record: self.open_record(listed.id, origin, listed.record, report), ..listed }
     }
 }
 
@@ -273,7 +316,7 @@ pub struct OpeningToo {
 
 impl Drop for OpeningToo {
     fn drop(&mut self) {
-        self.ring.0.store(Arc::clone(&self.former));
+        self.ring.keys.store(Arc::clone(&self.former));
     }
 }
 

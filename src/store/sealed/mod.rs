@@ -15,11 +15,11 @@ use tokio::sync::broadcast;
 
 pub use self::cache::SealedCache;
 pub use self::keeper::{CountByKey, Keeper, Resealed};
-use self::keyring::Part;
 pub use self::keyring::{Closed, Keyring, SealingKey};
+use self::keyring::{Part, is_plain};
 use super::{
     Chunk, Claim, Cursor, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules,
-    Origin, Page, Removal, Settled, SharedQuotas, Store,
+    Origin, OriginId, Page, Removal, Settled, SharedQuotas, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -27,6 +27,7 @@ use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Ve
 pub struct Sealed {
     store: Arc<dyn Store>,
     keys: Arc<Keyring>,
+    keeper: Arc<Keeper>,
     /// Told of records that do not open.
     report: Box<dyn Fn(RecordId, Closed) + Send + Sync>,
 }
@@ -38,15 +39,30 @@ impl Sealed {
         keys: Arc<Keyring>,
         report: impl Fn(RecordId, Closed) + Send + Sync + 'static,
     ) -> Self {
-        Self { store, keys, report: Box::new(report) }
+        let keeper = Arc::new(Keeper::new(Arc::clone(&store), Arc::clone(&keys)));
+        Self { store, keys, keeper, report: Box::new(report) }
+    }
+
+    /// What looks after its keys.
+    #[must_use]
+    pub fn keeper(&self) -> Arc<Keeper> {
+        Arc::clone(&self.keeper)
     }
 
     fn seal(&self, id: RecordId, fresh: Fresh) -> Fresh {
         Fresh { head: self.keys.seal(id, fresh.attempt, Part::Head, &fresh.head), ..fresh }
     }
 
-    fn open(&self, id: RecordId, record: Record) -> Record {
-        self.keys.open_record(id, record, |closed| (self.report)(id, closed))
+    fn open(&self, id: RecordId, origin: Option<OriginId>, record: Record) -> Record {
+        self.keys.open_record(id, origin, record, |closed| (self.report)(id, closed))
+    }
+
+    /// A record that a request met. What an upstream has completed by itself is plain, and is sealed now.
+    fn open_met(&self, id: RecordId, origin: Option<OriginId>, record: Record) -> Record {
+        if record.state != State::InFlight && is_plain(&record) {
+            self.keeper.seal_soon(id);
+        }
+        self.open(id, origin, record)
     }
 
     fn open_listed(&self, listed: Listed) -> Listed {
@@ -62,12 +78,13 @@ impl Store for Sealed {
     }
 
     fn recall(&self, id: RecordId) -> Option<(Record, Timestamp)> {
-        self.store.recall(id).map(|(record, now)| (self.open(id, record), now))
+        self.store.recall(id).map(|(record, now)| (self.open(id, None, record), now))
     }
 
     async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
+        let origin = Some(fresh.origin);
         Ok(match self.store.claim(id, self.seal(id, fresh)).await? {
-            Claim::Exists { record, now } => Claim::Exists { record: self.open(id, record), now },
+            Claim::Exists { record, now } => Claim::Exists { record: self.open_met(id, origin, record), now },
             inserted @ Claim::Inserted(_) => inserted,
         })
     }
@@ -86,7 +103,14 @@ impl Store for Sealed {
             End::Release => (End::Release, None),
         };
         let record = match self.store.settle(id, attempt, sealed).await? {
-            Settled::Superseded { record } => record.map(|record| self.open(id, record)),
+            Settled::Superseded { record: Some(record) } => {
+                let origin = match is_plain(&record) && self.keys.requires_any() {
+                    true => self.store.get(id).await?.and_then(|listed| listed.origin).map(|origin| origin.id()),
+                    false => None,
+                };
+                Some(self.open_met(id, origin, record))
+            }
+            Settled::Superseded { record: None } => None,
             done @ Settled::Done { .. } => return Ok(done),
         };
         // The same ending, which was written with another key before a reload: the store sees other bytes.
