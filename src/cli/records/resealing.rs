@@ -4,7 +4,7 @@ use std::io::Write;
 
 use anyhow::Context as _;
 use http::Method;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::cli::http_client::AdminClient;
 
@@ -13,7 +13,7 @@ pub(super) async fn reseal(client: &AdminClient, out: &mut dyn Write) -> anyhow:
     let (mut resealed, mut in_flight, mut unopened) = (0, 0, 0);
     let mut target = "/api/v1/records/reseal".to_owned();
     loop {
-        let done = client.send(Method::POST, &target, None).await?;
+        let done = client.send(Method::POST, &target, Some(&Value::Object(Map::new()))).await?;
         let count = |name: &str| done[name].as_u64().with_context(|| format!("the answer has no `{name}`"));
         resealed += count("resealed")?;
         in_flight += count("in_flight")?;

@@ -16,7 +16,7 @@ use tokio::sync::broadcast;
 pub use self::cache::SealedCache;
 pub use self::keeper::{CountByKey, Keeper, Resealed};
 pub use self::keyring::{Closed, Keyring, SealingKey};
-use self::keyring::{Part, is_plain};
+use self::keyring::{Part, Sealing, is_plain};
 use super::{
     Chunk, Claim, Cursor, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules,
     Origin, OriginId, Page, Removal, Settled, SharedQuotas, Store,
@@ -57,9 +57,14 @@ impl Sealed {
         self.keys.open_record(id, origin, record, |closed| (self.report)(id, closed))
     }
 
-    /// A record that a request met. What an upstream has completed by itself is plain, and is sealed now.
+    /// A record that a request met. Where an upstream completed it, its answer is plain, and is sealed now. One from before
+    /// the keys is left: a gate that does not have them yet may need it.
     fn open_met(&self, id: RecordId, origin: Option<OriginId>, record: Record) -> Record {
-        if record.state != State::InFlight && is_plain(&record) {
+        let is_completed_by_upstream = |record: &Record| {
+            let sealing = |value: &Bytes| Sealing::of(value);
+            sealing(&record.head) != Sealing::Plain && record.answer.as_ref().map(sealing) == Some(Sealing::Plain)
+        };
+        if is_completed_by_upstream(&record) {
             self.keeper.seal_soon(id);
         }
         self.open(id, origin, record)
