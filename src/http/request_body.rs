@@ -1,13 +1,11 @@
 //! A request's body, as it comes from a client, and held whole before its key is claimed: in memory while it is small,
 //! else in an unlinked temporary file.
 
-use std::fs::File;
 use std::future::Future as _;
-use std::io::{self, Write as _};
-use std::os::unix::fs::FileExt as _;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -15,8 +13,6 @@ use http::{HeaderMap, HeaderName};
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use sha2::{Digest as _, Sha256};
-use tokio::task::JoinHandle;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::body::{self, Body, Progress};
@@ -24,16 +20,11 @@ use super::fault::Fault;
 use super::headers::without_forbidden_fields;
 use super::http1::judge_trailer_fields;
 use super::limits::Limits;
-use super::usage::{Budget, CountedBuffer, Permit, Usage, counted};
+use super::spool::{self, SpoolFile, SpoolReader, SpoolWriter};
+use super::usage::{Budget, CountedBuffer, Usage};
 
 /// Bodies up to this size, in bytes, stay in memory.
 pub const IN_MEMORY: u64 = 256 * 1024;
-
-/// How much of a spooled body is written or read at a time, in bytes.
-const SPOOL_CHUNK: usize = 256 * 1024;
-
-/// The chunk size in bytes where the memory budget has no room for a full chunk.
-const SMALL_CHUNK: usize = 16 * 1024;
 
 const RESET: Fault = Fault::Malformed("the request was reset before the end of its body (RFC 9113, 8.1)");
 
@@ -189,7 +180,7 @@ pub struct Buffered {
 #[derive(Clone)]
 enum Content {
     Memory(Bytes),
-    Spooled { file: Arc<SpoolFile>, length: u64, sha256: [u8; 32] },
+    Spooled { file: Arc<SpoolFile>, sha256: [u8; 32] },
 }
 
 /// Why a body could not be buffered.
@@ -210,6 +201,15 @@ pub enum BufferError {
     /// The temporary file failed.
     #[error("the temporary file failed: {0}")]
     Spool(#[source] io::Error),
+}
+
+impl From<spool::Error> for BufferError {
+    fn from(error: spool::Error) -> Self {
+        match error {
+            spool::Error::NoRoom => Self::NoRoom,
+            spool::Error::Failed(error) => Self::Spool(error),
+        }
+    }
 }
 
 impl Buffered {
@@ -233,7 +233,7 @@ impl Buffered {
     pub fn len(&self) -> u64 {
         match &self.content {
             Content::Memory(bytes) => bytes.len() as u64,
-            Content::Spooled { length, .. } => *length,
+            Content::Spooled { file, .. } => file.length(),
         }
     }
 
@@ -265,15 +265,7 @@ impl Buffered {
     pub async fn whole(&self) -> io::Result<Bytes> {
         match &self.content {
             Content::Memory(bytes) => Ok(bytes.clone()),
-            Content::Spooled { file, length, .. } => {
-                let (file, length) = (Arc::clone(file), usize::try_from(*length).unwrap_or(usize::MAX));
-                blocking(move || {
-                    let mut bytes = vec![0; length];
-                    file.file.read_exact_at(&mut bytes, 0)?;
-                    Ok(Bytes::from(bytes))
-                })
-                .await
-            }
+            Content::Spooled { file, .. } => file.whole().await,
         }
     }
 
@@ -285,9 +277,7 @@ impl Buffered {
             (Content::Memory(bytes), Some(trailers)) => Body::with_trailers(bytes.clone(), trailers.clone()),
             // Trailers are rare, and rarer still with a spooled body. They are dropped, as any recipient may (RFC
             // 9110, 6.5.1).
-            (Content::Spooled { file, length, .. }, _) => {
-                Body::relay(SpoolReader { file: Arc::clone(file), offset: 0, length: *length, reading: None }, ())
-            }
+            (Content::Spooled { file, .. }, _) => Body::relay(SpoolReader::new(Arc::clone(file)), ()),
         }
     }
 
@@ -302,7 +292,7 @@ impl std::fmt::Debug for Content {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Memory(bytes) => write!(f, "{} bytes in memory", bytes.len()),
-            Self::Spooled { length, .. } => write!(f, "{length} bytes spooled"),
+            Self::Spooled { file, .. } => write!(f, "{} bytes spooled", file.length()),
         }
     }
 }
@@ -329,9 +319,8 @@ impl Reader<'_> {
         let content = match self.spool {
             None => Content::Memory(last),
             Some(spool) => {
-                let SpoolWriter { file, hash, permit } = spool.write(last).await?;
-                let file = SpoolFile { file, _permit: permit, memory: Arc::clone(self.memory) };
-                Content::Spooled { file: Arc::new(file), length: self.length, sha256: hash.finalize().into() }
+                let (file, sha256) = spool.write(last).await?.finish(Arc::clone(self.memory));
+                Content::Spooled { file, sha256 }
             }
         };
         Ok(Buffered { content, trailers })
@@ -344,7 +333,7 @@ impl Reader<'_> {
         }
         // Data without room in memory goes to the file at once, after the data that is already buffered.
         let unplaced = self.buffer.push(data).err();
-        let full = if self.spool.is_some() { self.buffer.len() >= SPOOL_CHUNK } else { self.length > IN_MEMORY };
+        let full = if self.spool.is_some() { self.buffer.len() >= spool::CHUNK } else { self.length > IN_MEMORY };
         if full || unplaced.is_some() {
             let mut spool = match self.spool.take() {
                 Some(spool) => spool,
@@ -357,138 +346,5 @@ impl Reader<'_> {
             self.spool = Some(spool);
         }
         Ok(())
-    }
-}
-
-/// A temporary file. It disappears with its last reference.
-struct SpoolFile {
-    file: File,
-    _permit: Permit,
-    /// The budget for reading it back.
-    memory: Arc<Budget>,
-}
-
-struct SpoolWriter {
-    file: File,
-    hash: Sha256,
-    permit: Permit,
-}
-
-impl SpoolWriter {
-    async fn create(usage: &Usage) -> Result<Self, BufferError> {
-        let file = blocking(tempfile::tempfile).await.map_err(BufferError::Spool)?;
-        Ok(Self { file, hash: Sha256::new(), permit: usage.disk.empty_permit() })
-    }
-
-    async fn write(mut self, chunk: Bytes) -> Result<Self, BufferError> {
-        if !self.permit.grow(chunk.len() as u64) {
-            return Err(BufferError::NoRoom);
-        }
-        // The chunk returns to the thread that allocated it: the allocator caches freed memory by thread.
-        let written = blocking(move || {
-            self.file.write_all(&chunk)?;
-            self.hash.update(&chunk);
-            Ok((self, chunk))
-        });
-        let (spool, _chunk) = written.await.map_err(BufferError::Spool)?;
-        Ok(spool)
-    }
-}
-
-/// Reads a spooled body back, a chunk at a time.
-struct SpoolReader {
-    file: Arc<SpoolFile>,
-    offset: u64,
-    length: u64,
-    reading: Option<JoinHandle<io::Result<Bytes>>>,
-}
-
-impl SpoolReader {
-    /// Bytes still to be read.
-    fn remaining(&self) -> u64 {
-        self.length - self.offset
-    }
-}
-
-impl http_body::Body for SpoolReader {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        let this = &mut *self;
-        if this.remaining() == 0 {
-            return Poll::Ready(None);
-        }
-        let reading = this.reading.get_or_insert_with(|| {
-            let (file, offset) = (Arc::clone(&this.file), this.offset);
-            let mut permit = file.memory.empty_permit();
-            // A large chunk is read only where the memory budget allows it.
-            let step = if permit.try_grow(SPOOL_CHUNK as u64) { SPOOL_CHUNK } else { SMALL_CHUNK };
-            let size = usize::try_from(this.length - offset).map_or(step, |left| left.min(step));
-            // The buffer is allocated on the thread that frees it: the allocator caches freed memory by thread.
-            let mut bytes = vec![0; size];
-            tokio::task::spawn_blocking(move || {
-                file.file.read_exact_at(&mut bytes, offset)?;
-                Ok(counted(Bytes::from(bytes), permit))
-            })
-        });
-        let done = ready!(Pin::new(reading).poll(cx));
-        this.reading = None;
-        let bytes = done.map_err(io::Error::other).flatten();
-        Poll::Ready(Some(bytes.map(|bytes| {
-            this.offset += bytes.len() as u64;
-            Frame::data(bytes)
-        })))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.remaining() == 0
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.remaining())
-    }
-}
-
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::http::limits::Limits;
-    use crate::telemetry::metrics::Metrics;
-
-    #[tokio::test]
-    async fn a_full_disk_differs_from_an_exhausted_budget() {
-        let usage = Usage::new(&Limits { max_buffered_disk: 8, ..Limits::default() }, &Metrics::new());
-        let full = File::options().write(true).open("/dev/full").unwrap();
-        let on_full_disk = SpoolWriter { file: full, hash: Sha256::new(), permit: usage.disk.empty_permit() };
-        let failed = on_full_disk.write(Bytes::from_static(b"12345678")).await.err();
-        let Some(BufferError::Spool(error)) = failed else { panic!("{failed:?}") };
-        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
-        assert_eq!(usage.disk.used(), 0);
-
-        let spool = SpoolWriter::create(&usage).await.unwrap().write(Bytes::from_static(b"12345678")).await.unwrap();
-        assert_eq!(usage.disk.used(), 8);
-        assert!(matches!(spool.write(Bytes::from_static(b"9")).await, Err(BufferError::NoRoom)));
-        assert_eq!(usage.disk.used(), 0);
-    }
-
-    #[tokio::test]
-    async fn a_spooled_body_reads_back_the_same_twice() {
-        let bytes: Vec<u8> = (0..700_000u32).map(|i| (i % 251) as u8).collect();
-        let usage = Usage::new(&Limits::default(), &Metrics::new());
-        let spool = SpoolWriter::create(&usage).await.unwrap().write(Bytes::from(bytes.clone())).await.unwrap();
-        let SpoolWriter { file, hash, permit } = spool;
-        let file = Arc::new(SpoolFile { file, _permit: permit, memory: Arc::clone(&usage.memory) });
-        let content = Content::Spooled { file, length: bytes.len() as u64, sha256: hash.finalize().into() };
-        let buffered = Buffered { content, trailers: None };
-        for _ in 0..2 {
-            assert_eq!(buffered.body().collect().await.unwrap().to_bytes(), bytes);
-        }
-        assert_eq!(buffered.whole().await.unwrap(), bytes);
-        assert_eq!(buffered.spooled_digest().unwrap(), <[u8; 32]>::from(Sha256::digest(&bytes)));
     }
 }

@@ -1,0 +1,263 @@
+//! Temporary files for bodies that are too large for memory. They have no name, and no reader of the disk reads them: each
+//! is encrypted with a key of its own, which only this process has in its memory.
+
+use std::fs::File;
+use std::future::Future as _;
+use std::io::{self, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use chacha20::cipher::{KeyIvInit as _, StreamCipher as _, StreamCipherSeek as _};
+use chacha20::{ChaCha20, Key};
+use http_body::{Frame, SizeHint};
+use sha2::{Digest as _, Sha256};
+use tokio::task::JoinHandle;
+
+use super::usage::{Budget, Permit, Usage, counted};
+
+/// How much of a spooled body is written or read at a time, in bytes.
+pub(super) const CHUNK: usize = 256 * 1024;
+
+/// The chunk size in bytes where the memory budget has no room for a full chunk.
+const SMALL_CHUNK: usize = 16 * 1024;
+
+/// How much is encrypted at a time, in bytes.
+const PIECE: usize = 16 * 1024;
+
+/// Why a body cannot be spooled.
+#[derive(Debug)]
+pub(super) enum Error {
+    /// The budget for files has no room.
+    NoRoom,
+    /// The file cannot be made or written.
+    Failed(io::Error),
+}
+
+/// A temporary file that is being written.
+pub(super) struct SpoolWriter {
+    file: File,
+    cipher: SpoolCipher,
+    position: u64,
+    hash: Sha256,
+    permit: Permit,
+}
+
+/// A temporary file. It disappears with its last reference.
+pub(super) struct SpoolFile {
+    file: File,
+    cipher: SpoolCipher,
+    length: u64,
+    _permit: Permit,
+    /// The budget for reading it back.
+    memory: Arc<Budget>,
+}
+
+/// The cipher of one file: ChaCha20 (RFC 8439), under a key that no other file has, so that the nonce may be zero. A file is
+/// written once.
+#[derive(Clone, Copy)]
+struct SpoolCipher(Key);
+
+impl SpoolCipher {
+    fn new() -> io::Result<Self> {
+        let mut key = Key::default();
+        getrandom::fill(&mut key).map_err(io::Error::other)?;
+        Ok(Self(key))
+    }
+
+    /// Encrypts, or decrypts, what stands at a position.
+    fn apply(&self, position: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let mut cipher = ChaCha20::new(&self.0, &[0; 12].into());
+        // It ends after 256 GiB, which no limit allows.
+        cipher.try_seek(position).map_err(io::Error::other)?;
+        cipher.try_apply_keystream(bytes).map_err(io::Error::other)
+    }
+}
+
+impl SpoolWriter {
+    pub(super) async fn create(usage: &Usage) -> Result<Self, Error> {
+        let file = blocking(tempfile::tempfile).await.map_err(Error::Failed)?;
+        Self::to(file, usage).map_err(Error::Failed)
+    }
+
+    fn to(file: File, usage: &Usage) -> io::Result<Self> {
+        let (cipher, permit) = (SpoolCipher::new()?, usage.disk.empty_permit());
+        Ok(Self { file, cipher, position: 0, hash: Sha256::new(), permit })
+    }
+
+    pub(super) async fn write(mut self, chunk: Bytes) -> Result<Self, Error> {
+        if !self.permit.grow(chunk.len() as u64) {
+            return Err(Error::NoRoom);
+        }
+        // The chunk returns to the thread that allocated it: the allocator caches freed memory by thread.
+        let written = blocking(move || {
+            self.write_all(&chunk)?;
+            Ok((self, chunk))
+        });
+        let (spool, _chunk) = written.await.map_err(Error::Failed)?;
+        Ok(spool)
+    }
+
+    fn write_all(&mut self, chunk: &[u8]) -> io::Result<()> {
+        let mut room = [0; PIECE];
+        for piece in chunk.chunks(PIECE) {
+            let encrypted = &mut room[..piece.len()];
+            encrypted.copy_from_slice(piece);
+            self.cipher.apply(self.position, encrypted)?;
+            self.file.write_all(encrypted)?;
+            self.position += piece.len() as u64;
+        }
+        self.hash.update(chunk);
+        Ok(())
+    }
+
+    /// The file, and the SHA-256 of what was written. `memory` is the budget for reading it back.
+    pub(super) fn finish(self, memory: Arc<Budget>) -> (Arc<SpoolFile>, [u8; 32]) {
+        let Self { file, cipher, position, hash, permit } = self;
+        let file = SpoolFile { file, cipher, length: position, _permit: permit, memory };
+        (Arc::new(file), hash.finalize().into())
+    }
+}
+
+impl SpoolFile {
+    pub(super) fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// All of it.
+    pub(super) async fn whole(self: &Arc<Self>) -> io::Result<Bytes> {
+        let file = Arc::clone(self);
+        blocking(move || {
+            let mut bytes = vec![0; usize::try_from(file.length).unwrap_or(usize::MAX)];
+            file.read_at(&mut bytes, 0)?;
+            Ok(Bytes::from(bytes))
+        })
+        .await
+    }
+
+    fn read_at(&self, bytes: &mut [u8], position: u64) -> io::Result<()> {
+        self.file.read_exact_at(bytes, position)?;
+        self.cipher.apply(position, bytes)
+    }
+}
+
+/// Reads a spooled body back, a chunk at a time.
+pub(super) struct SpoolReader {
+    file: Arc<SpoolFile>,
+    offset: u64,
+    reading: Option<JoinHandle<io::Result<Bytes>>>,
+}
+
+impl SpoolReader {
+    pub(super) fn new(file: Arc<SpoolFile>) -> Self {
+        Self { file, offset: 0, reading: None }
+    }
+
+    /// Bytes still to be read.
+    fn remaining(&self) -> u64 {
+        self.file.length - self.offset
+    }
+}
+
+impl http_body::Body for SpoolReader {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        let this = &mut *self;
+        let remaining = this.remaining();
+        if remaining == 0 {
+            return Poll::Ready(None);
+        }
+        let reading = this.reading.get_or_insert_with(|| {
+            let (file, offset) = (Arc::clone(&this.file), this.offset);
+            let mut permit = file.memory.empty_permit();
+            // A large chunk is read only where the memory budget allows it.
+            let step = if permit.try_grow(CHUNK as u64) { CHUNK } else { SMALL_CHUNK };
+            let size = usize::try_from(remaining).map_or(step, |left| left.min(step));
+            // The buffer is allocated on the thread that frees it: the allocator caches freed memory by thread.
+            let mut bytes = vec![0; size];
+            tokio::task::spawn_blocking(move || {
+                file.read_at(&mut bytes, offset)?;
+                Ok(counted(Bytes::from(bytes), permit))
+            })
+        });
+        let done = ready!(Pin::new(reading).poll(cx));
+        this.reading = None;
+        let bytes = done.map_err(io::Error::other).flatten();
+        Poll::Ready(Some(bytes.map(|bytes| {
+            this.offset += bytes.len() as u64;
+            Frame::data(bytes)
+        })))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.remaining() == 0
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.remaining())
+    }
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt as _;
+
+    use super::*;
+    use crate::http::limits::Limits;
+    use crate::telemetry::metrics::Metrics;
+
+    #[tokio::test]
+    async fn a_full_disk_differs_from_an_exhausted_budget() {
+        let usage = Usage::new(&Limits { max_buffered_disk: 8, ..Limits::default() }, &Metrics::new());
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let on_full_disk = SpoolWriter::to(full, &usage).unwrap();
+        let failed = on_full_disk.write(Bytes::from_static(b"12345678")).await.err();
+        let Some(Error::Failed(error)) = failed else { panic!("{failed:?}") };
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        assert_eq!(usage.disk.used(), 0);
+
+        let spool = SpoolWriter::create(&usage).await.unwrap().write(Bytes::from_static(b"12345678")).await.unwrap();
+        assert_eq!(usage.disk.used(), 8);
+        assert!(matches!(spool.write(Bytes::from_static(b"9")).await, Err(Error::NoRoom)));
+        assert_eq!(usage.disk.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn what_is_written_reads_back_the_same_twice_and_is_not_on_the_disk() {
+        let bytes: Vec<u8> = (0..700_000_u32).map(|i| (i % 251) as u8).collect();
+        let usage = Usage::new(&Limits::default(), &Metrics::new());
+        let mut spool = SpoolWriter::create(&usage).await.unwrap();
+        // Chunks that end anywhere.
+        let (first, rest) = bytes.split_at(300_007);
+        for chunk in [first, &rest[..1], &[], &rest[1..]] {
+            spool = spool.write(Bytes::copy_from_slice(chunk)).await.unwrap();
+        }
+        let (file, digest) = spool.finish(Arc::clone(&usage.memory));
+        assert_eq!(file.length(), bytes.len() as u64);
+        for _ in 0..2 {
+            assert_eq!(SpoolReader::new(Arc::clone(&file)).collect().await.unwrap().to_bytes(), bytes);
+        }
+        assert_eq!(file.whole().await.unwrap(), bytes);
+        assert_eq!(digest, <[u8; 32]>::from(Sha256::digest(&bytes)));
+
+        let mut on_disk = vec![0; bytes.len()];
+        file.file.read_exact_at(&mut on_disk, 0).unwrap();
+        let same = on_disk.iter().zip(&bytes).filter(|(disk, plain)| disk == plain).count();
+        assert!(same < bytes.len() / 100, "{same} bytes of {} are as they were", bytes.len());
+        let (other, _) = {
+            let spool = SpoolWriter::create(&usage).await.unwrap();
+            spool.write(Bytes::copy_from_slice(first)).await.unwrap().finish(Arc::clone(&usage.memory))
+        };
+        let mut again = vec![0; first.len()];
+        other.file.read_exact_at(&mut again, 0).unwrap();
+        assert_ne!(again, on_disk[..first.len()], "each file has a key of its own");
+    }
+}
