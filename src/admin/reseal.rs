@@ -41,6 +41,7 @@ pub(super) async fn reseal(state: &State, query: Option<&str>, asker: &Asker) ->
         "resealed": done.resealed,
         "in_flight": done.in_flight,
         "unopened": done.unopened,
+        "failed": done.failed,
         "after": done.next.map(|after| after.to_string()),
     });
     Ok(json_answer(StatusCode::OK, &answer))

@@ -58,7 +58,7 @@ enum Command {
     /// Remove a record, or all that a filter finds. Their keys are free, and the next request with such a key runs. Records in
     /// flight are removed only by their id or by --state in-flight: a retry may then run beside an attempt of another gate
     Purge(PurgeArgs),
-    /// Encrypt all records with the first of `store.encryption_keys` that are not, while the gate serves
+    /// Encrypt records anew with the first of `store.encryption_keys`, while the gate serves
     Reseal,
 }
 

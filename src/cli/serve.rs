@@ -230,7 +230,7 @@ impl Serving {
         }
         admin_state.set_store(Arc::clone(&store));
         if let Some(keeper) = &keeper {
-            keeper.keys().require(gate.sealed_origins());
+            keeper.keys().be_strict(gate.sealed_origins());
             admin_state.set_keeper(Arc::clone(keeper));
         }
         // Before it is ready, so that the first request with a token need not wait for its key.

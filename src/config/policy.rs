@@ -74,9 +74,9 @@ keys! {
         request_time => request_time::rule(), Example("{ from = \"header:X-Request-Timestamp\", max_age = \"1h\", skew = \"5m\" }");
         /// If the store cannot be reached: "reject" is 503, "forward" runs unprotected, marked and counted.
         store_failure => words(&[("reject", StoreFailure::Reject), ("forward", StoreFailure::Forward)]);
-        /// "required": a request that meets a record that is not encrypted gets 503 and does not run, so that nobody who can
-        /// write to the store can plant an answer. Needs `store.encryption_keys`. Refuses what an upstream writes with
-        /// `oncegate.complete()`, and records from before the keys. "optional": such records are read.
+        /// "required": a request that meets a record that is not encrypted gets 503 and does not run, so that a writer to the
+        /// store cannot plant an answer of its own. Needs `store.encryption_keys`. Refuses what an upstream writes with
+        /// `oncegate.complete()`, and, on every route, records from before the keys. "optional": such records are read.
         seal => words(&[("optional", Seal::Optional), ("required", Seal::Required)]);
         /// How long a claim lasts without renewal; it is renewed while the attempt runs. At least "1s".
         lease => time_of(Duration::from_secs(1)..=Duration::MAX);

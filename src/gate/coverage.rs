@@ -11,7 +11,7 @@ use std::sync::Arc;
 use http::Method;
 
 use super::identities::{IdentityRules, describe_coverage};
-use crate::idempotency::codec::{Head, SEALED};
+use crate::idempotency::codec::{Head, is_sealed};
 use crate::idempotency::description::{CoverageDescription, NamespaceDescription, RouteDescription};
 use crate::idempotency::policy::{Mode, Policy};
 use crate::idempotency::record::{State, Timestamp};
@@ -129,7 +129,7 @@ impl<'a> Coverage<'a> {
                 let Some(lost) = self.end_of(namespace, former, &head) else { return };
                 (Some(format!("{} {}", head.method, head.path)), Some(head.method.to_string()), lost)
             }
-            Err(_) if listed.record.head.starts_with(&SEALED) => (None, None, (Instead::Sealed, None)),
+            Err(_) if is_sealed(&listed.record.head) => (None, None, (Instead::Sealed, None)),
             Err(_) => (None, None, (Instead::Unreadable, None)),
         };
         let lost = self.lost.entry((Arc::clone(namespace), instead.clone())).or_insert_with(|| LostKeys {

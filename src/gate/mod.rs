@@ -244,11 +244,19 @@ impl Gate {
         self.identity_rules().adoption()
     }
 
-    /// The origins of records that must be encrypted.
+    /// The origins of records that must be encrypted. Routes of one namespace find the same records, so that one of them is
+    /// enough.
     #[must_use]
     pub fn sealed_origins(&self) -> HashSet<OriginId> {
-        let sealed = self.router.routes().iter().filter(|route| route.policy.seal == Seal::Required);
-        sealed.map(|route| origin(&self.settings.service, &route.namespace, &route.name).id()).collect()
+        let routes = self.router.routes();
+        let demand = |namespace: &str| {
+            routes.iter().any(|route| route.policy.seal == Seal::Required && *route.namespace == *namespace)
+        };
+        routes
+            .iter()
+            .filter(|route| demand(&route.namespace))
+            .map(|route| origin(&self.settings.service, &route.namespace, &route.name).id())
+            .collect()
     }
 
     /// What the identities of its records are made by.

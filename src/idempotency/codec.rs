@@ -69,12 +69,20 @@ pub(super) const PLAIN: u8 = 0;
 
 /// How a value begins that is encrypted.
 pub const SEALED: [u8; 2] = [VERSION, 1];
+/// How the head of a record begins that is encrypted, and beside which no plain answer is read.
+pub const SEALED_STRICTLY: [u8; 2] = [VERSION, 2];
 /// The version of recipes.
 const RECIPE_VERSION: u8 = 1;
 /// The most headers, and the most trailers, of an answer: more cannot be replayed.
 const MAX_FIELDS: usize = 4096;
 /// The longest path that a head keeps, in bytes.
 const MAX_PATH: usize = 256;
+
+/// Whether a value is encrypted.
+#[must_use]
+pub fn is_sealed(value: &[u8]) -> bool {
+    value.starts_with(&SEALED) || value.starts_with(&SEALED_STRICTLY)
+}
 
 /// What a claim writes about its request; fixed for the record's life.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -127,7 +127,7 @@ pub enum StoreFailure {
 pub enum Seal {
     /// Records that are not encrypted are read too.
     Optional,
-    /// A record that is not encrypted is refused: whoever can write to the store cannot plant one.
+    /// A record that is not encrypted is refused: a writer to the store cannot plant an answer of its own.
     Required,
 }
 

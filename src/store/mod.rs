@@ -428,6 +428,12 @@ impl Origin {
         self.service.ends_with(OBSERVED)
     }
 
+    /// Whether it is of shadow records of this service.
+    #[must_use]
+    pub fn is_shadow_of(&self, service: &str) -> bool {
+        self.service.strip_suffix(OBSERVED) == Some(service)
+    }
+
     /// The hash that records refer to it by: the first eight bytes of the SHA-256 of its parts, each length-prefixed.
     #[must_use]
     pub fn id(&self) -> OriginId {

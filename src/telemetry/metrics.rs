@@ -153,7 +153,7 @@ impl Metrics {
                     %record, others, "a record is encrypted with a key that store.encryption_keys does not have: its requests get 503"
                 ),
                 Closed::Plain => tracing::error!(
-                    %record, others, "a record is not encrypted, and its route has seal = \"required\": its requests get 503"
+                    %record, others, "a record is not encrypted, and seal = \"required\" demands that it is: its requests get 503"
                 ),
                 Closed::Altered => tracing::error!(
                     %record, others, "a record was altered or moved in the store, and does not decrypt: its requests get 503"

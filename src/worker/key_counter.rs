@@ -26,7 +26,7 @@ pub(super) async fn run(mut worker: Worker) {
         let pause = async {
             tokio::select! {
                 () = sleep(PAUSE.max(PAUSE_FOR_EACH * began.elapsed())) => {}
-                () = keeper.is_asked_to_count() => {}
+                () = keeper.count_requested() => {}
             }
         };
         if !worker.unless_shut_down(pause).await {

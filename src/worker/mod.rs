@@ -1,6 +1,6 @@
 //! Reaper, sweeper and key counter: upkeep of records that no request meets.
 //!
-//! Correctness does not wait for either: a request that meets a record whose lease is past, or that has expired, is
+//! Correctness waits for none of them: a request that meets a record whose lease is past, or that has expired, is
 //! decided by the record's times. The workers keep the store small, and report unknown outcomes to operators.
 
 mod key_counter;
@@ -61,8 +61,8 @@ impl Settings {
     }
 }
 
-/// Starts reaper and sweeper, and a key counter where there is a `keeper`. The task ends when `shutdown` turns true or its sender is dropped; it finishes the
-/// store operation that it is in.
+/// Starts reaper and sweeper, and a key counter where there is a `keeper`. The task ends when `shutdown` turns true or its
+/// sender is dropped; it finishes the store operation that it is in.
 #[must_use]
 pub fn spawn(
     store: Arc<dyn Store>,

@@ -104,7 +104,7 @@ async fn of_redis(settings: &config::Redis, rules: IdentityRules<'_>, keys: Arc<
 }
 
 async fn look(store: impl Store, rules: IdentityRules<'_>, keys: Arc<Keyring>) -> anyhow::Result<Looked> {
-    let store = Sealed::new(Arc::new(store), keys, |_, _| ());
+    let store = Sealed::new(Arc::new(store), keys, Arc::clone(rules.service()), |_, _| ());
     let (origins, identities) = rules.adoption();
     let changes = store.changes(origins, identities).await?;
     let lost = identity_changes::look_for_lost(&store, rules).await?;

@@ -150,6 +150,12 @@ impl Serving {
         let upstreams = config.upstreams.into_iter().map(|settings| gate.upstream(settings)).collect();
         let next = gate.successor(config.gate, config.router, upstreams, &self.metrics);
         let stuck = "cannot change what keys are found by";
+        if self.keeper.is_none() && !next.sealed_origins().is_empty() {
+            bail!(
+                "seal = \"required\" needs encryption, and this process was started without store.encryption_keys\n  \
+                 hint: restart the process"
+            );
+        }
         let mut reload = gate.begin_reload(&next, PATIENCE).await.context(stuck)?;
         // Other gates may write with keys that are new here.
         let opening = self.keeper.as_ref().map(|keeper| keeper.keys().open_too(&config.sealing));
@@ -164,7 +170,7 @@ impl Serving {
 
         if let Some(keeper) = self.keeper.as_ref().filter(|_| !config.sealing.is_empty()) {
             keeper.keys().replace(config.sealing);
-            keeper.keys().require(next.sealed_origins());
+            keeper.keys().be_strict(next.sealed_origins());
             keeper.count_again();
         }
         server::ServerState::replace(&self.current, next, config.server.limits, config.server.accept);

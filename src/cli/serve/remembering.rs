@@ -52,7 +52,7 @@ pub(super) fn before(
     let store: Arc<dyn Store> = Arc::new(Metered::new(opened.store, calls));
     let (store, keeper): (Arc<dyn Store>, _) = match keys {
         Some(keys) => {
-            let sealed = Sealed::new(store, keys, metrics.unsealed());
+            let sealed = Sealed::new(store, keys, Arc::clone(&config.gate.service), metrics.unsealed());
             let keeper = sealed.keeper();
             (Arc::new(sealed), Some(keeper))
         }

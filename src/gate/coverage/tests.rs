@@ -5,6 +5,7 @@ use bytes::Bytes;
 use super::*;
 use crate::gate::Gate;
 use crate::gate::tests::{gate_of, route as any_route};
+use crate::idempotency::codec::SEALED;
 use crate::idempotency::fingerprint::{Fingerprint, Recipe};
 use crate::idempotency::key::Key;
 use crate::idempotency::record::{Attempt, Record, RecordId};

@@ -40,7 +40,7 @@ use super::{
     Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
     NamespaceRules, Origin, Page, Removal, Settled, SharedQuotas, Store,
 };
-use crate::idempotency::codec::SEALED;
+use crate::idempotency::codec;
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
 /// How long a hint that a key is in flight is trusted.
@@ -260,7 +260,7 @@ impl Cached {
 }
 
 fn is_sealed(record: &Record) -> bool {
-    record.head.starts_with(&SEALED) || record.answer.as_ref().is_some_and(|answer| answer.starts_with(&SEALED))
+    codec::is_sealed(&record.head) || record.answer.as_deref().is_some_and(codec::is_sealed)
 }
 
 #[async_trait]

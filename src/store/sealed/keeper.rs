@@ -1,17 +1,16 @@
 //! Which keys the records need, and sealing them anew with the first.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use futures_util::{StreamExt as _, stream};
 use tokio::sync::{Notify, Semaphore};
 
-use super::keyring::{Keyring, Part, Sealing, is_plain};
+use super::keyring::{Keyring, Part, Sealing, Strictness};
 use crate::idempotency::record::{Record, RecordId, State};
 use crate::store::resealing::{Beginning, Beginnings, Resealing, Values};
-use crate::store::{Error, ErrorKind, Store};
+use crate::store::{Error, ErrorKind, Origin, Store};
 
 /// How many records are looked at together.
 const CHUNK: usize = 1000;
@@ -27,6 +26,10 @@ pub struct Keeper {
     /// Beneath what seals.
     store: Arc<dyn Store>,
     keys: Arc<Keyring>,
+    /// Whose records it seals anew.
+    service: Arc<str>,
+    /// How many records are looked at together.
+    chunk: usize,
     again: Notify,
     /// For records that requests met.
     sealers: Arc<Semaphore>,
@@ -52,6 +55,8 @@ pub struct Resealed {
     pub in_flight: u64,
     /// How many do not open: their key is missing, they were altered, or they are plain where a route demands a seal.
     pub unopened: u64,
+    /// How many the store failed for.
+    pub failed: u64,
     /// After which id the others come; `None` if there are no others.
     pub next: Option<RecordId>,
 }
@@ -61,14 +66,16 @@ enum Fate {
     Resealed,
     InFlight,
     Unopened,
+    /// Which may have other keys, or none.
+    OfAnotherService,
     Gone,
 }
 
 impl Keeper {
-    /// Looks after the records of `store`, which must not be above what seals.
+    /// Looks after the records of a service in `store`, which must not be above what seals.
     #[must_use]
-    pub fn new(store: Arc<dyn Store>, keys: Arc<Keyring>) -> Self {
-        Self { store, keys, again: Notify::new(), sealers: Arc::new(Semaphore::new(AT_A_TIME)) }
+    pub fn new(store: Arc<dyn Store>, keys: Arc<Keyring>, service: Arc<str>) -> Self {
+        Self { store, keys, service, chunk: CHUNK, again: Notify::new(), sealers: Arc::new(Semaphore::new(AT_A_TIME)) }
     }
 
     /// The keys.
@@ -83,18 +90,25 @@ impl Keeper {
 
     /// Counts all records, with pauses, so that others have the most of the store.
     pub async fn count(&self) -> Result<CountByKey, Error> {
-        let mut counts: BTreeMap<Sealing, u64> = BTreeMap::new();
+        let names = self.keys.names();
+        let (mut counts, mut plain, mut missing) = (vec![0; names.len()], 0, 0);
+        let mut count = |sealing| match sealing {
+            Sealing::Plain => plain += 1,
+            Sealing::With(name, _) => match names.iter().position(|(_, known)| *known == name) {
+                Some(place) => counts[place] += 1,
+                None => missing += 1,
+            },
+        };
         let mut after = None;
         loop {
             let began = Instant::now();
-            let Beginnings { records, next } = self.resealing()?.beginnings(after, CHUNK).await?;
+            let Beginnings { records, next } = self.resealing()?.beginnings(after, self.chunk).await?;
             for Beginning { values, .. } in &records {
                 let head = Sealing::of(&values.head);
-                *counts.entry(head).or_default() += 1;
-                if let Some(ending) =
-                    values.answer.as_ref().map(|ending| Sealing::of(ending)).filter(|own| *own != head)
-                {
-                    *counts.entry(ending).or_default() += 1;
+                count(head);
+                let ending = values.answer.as_ref().map(|ending| Sealing::of(ending));
+                if let Some(ending) = ending.filter(|ending| !ending.is_same_key(head)) {
+                    count(ending);
                 }
             }
             after = next;
@@ -103,9 +117,8 @@ impl Keeper {
             }
             tokio::time::sleep(2 * began.elapsed()).await;
         }
-        let plain = counts.remove(&Sealing::Plain).unwrap_or(0);
-        let keys = self.keys.each(|id, sealing| (Arc::clone(id), counts.remove(&sealing).unwrap_or(0)));
-        Ok(CountByKey { keys, plain, missing: counts.into_values().sum() })
+        let keys = names.into_iter().map(|(id, _)| id).zip(counts).collect();
+        Ok(CountByKey { keys, plain, missing })
     }
 
     /// Seals records with the first key that are not, from after an id on, until `patience` is over.
@@ -113,18 +126,26 @@ impl Keeper {
         let began = Instant::now();
         let mut done = Resealed { next: after, ..Resealed::default() };
         loop {
-            let Beginnings { records, next } = self.resealing()?.beginnings(done.next, CHUNK).await?;
-            let old =
-                records.into_iter().filter(|found| self.is_old(&found.values)).map(|found| self.reseal_one(found.id));
-            let fates: Vec<Fate> = stream::iter(old).buffer_unordered(AT_A_TIME).try_collect().await?;
-            for fate in fates {
+            let found = self.resealing()?.beginnings(done.next, self.chunk).await;
+            let Beginnings { records, next } = match found {
+                Ok(found) => found,
+                // What was done counts: the next call says what is wrong.
+                Err(_) if done.resealed > 0 => return Ok(done),
+                Err(error) => return Err(error),
+            };
+            let old = records.into_iter().filter(|found| self.is_old(&found.values));
+            let mut fates = stream::iter(old.map(|found| self.reseal_one(found.id))).buffer_unordered(AT_A_TIME);
+            while let Some(fate) = fates.next().await {
                 match fate {
-                    Fate::Resealed => done.resealed += 1,
-                    Fate::InFlight => done.in_flight += 1,
-                    Fate::Unopened => done.unopened += 1,
-                    Fate::Gone => {}
+                    Ok(Fate::Resealed) => done.resealed += 1,
+                    Ok(Fate::InFlight) => done.in_flight += 1,
+                    Ok(Fate::Unopened) => done.unopened += 1,
+                    Ok(Fate::Gone | Fate::OfAnotherService) => {}
+                    // An upstream's transaction may hold it, for one.
+                    Err(_) => done.failed += 1,
                 }
             }
+            drop(fates);
             done.next = next;
             if next.is_none() || began.elapsed() >= patience {
                 break;
@@ -138,14 +159,18 @@ impl Keeper {
 
     /// Whether a value is not sealed with the first key.
     fn is_old(&self, values: &Values) -> bool {
-        let first = self.keys.first();
-        let is_old = |value: &Bytes| first.is_some_and(|first| Sealing::of(value) != first);
+        let Some(first) = self.keys.first() else { return false };
+        let is_old = |value: &Bytes| !matches!(Sealing::of(value), Sealing::With(name, _) if name == first);
         is_old(&values.head) || values.answer.as_ref().is_some_and(is_old)
     }
 
     async fn reseal_one(&self, id: RecordId) -> Result<Fate, Error> {
         for _ in 0..LOOKS {
             let Some(found) = self.store.get(id).await? else { return Ok(Fate::Gone) };
+            let is_ours = |origin: Origin| *origin.service == *self.service || origin.is_shadow_of(&self.service);
+            if !found.origin.is_some_and(is_ours) {
+                return Ok(Fate::OfAnotherService);
+            }
             let record = found.record;
             if record.state == State::InFlight {
                 return Ok(Fate::InFlight);
@@ -162,7 +187,7 @@ impl Keeper {
 
     /// Seals a record in the background that is not. Where too many are being sealed, this one is met again.
     pub(super) fn seal_soon(self: &Arc<Self>, id: RecordId) {
-        if self.keys.first().is_none() || self.keys.requires_any() {
+        if self.keys.first().is_none() {
             return;
         }
         let Ok(permit) = Arc::clone(&self.sealers).try_acquire_owned() else { return };
@@ -174,21 +199,21 @@ impl Keeper {
         });
     }
 
-    /// The values of a record under the first key; `None` if one does not open, or if it may be planted: where routes demand
-    /// that records are sealed, nothing makes a sealed record of a plain one.
+    /// The values of a record under the first key; `None` if one does not open, or if it may be planted.
     fn sealed_anew(&self, id: RecordId, record: Record) -> Option<Values> {
-        if self.keys.requires_any() && is_plain(&record) {
+        if self.keys.is_planted(&record) {
             return None;
         }
-        let seal = |part, value| {
+        let seal = |strictness, part, value| {
             let plain = self.keys.open(id, record.attempt, part, value).ok()?;
-            Some(self.keys.seal(id, record.attempt, part, &plain))
+            Some(self.keys.seal_as(strictness, id, record.attempt, part, &plain))
         };
         let answer = match &record.answer {
-            Some(answer) => Some(seal(Part::Ending, answer)?),
+            Some(answer) => Some(seal(Strictness::Lenient, Part::Ending, answer)?),
             None => None,
         };
-        Some(Values { head: seal(Part::Head, &record.head)?, answer })
+        let strictness = Sealing::of(&record.head).strictness();
+        Some(Values { head: seal(strictness, Part::Head, &record.head)?, answer })
     }
 
     /// Lets the next count begin now.
@@ -197,7 +222,7 @@ impl Keeper {
     }
 
     /// Returns when a count is wanted.
-    pub async fn is_asked_to_count(&self) {
+    pub async fn count_requested(&self) {
         self.again.notified().await;
     }
 }
@@ -207,8 +232,9 @@ mod tests {
     use super::*;
     use crate::idempotency::record::Attempt;
     use crate::store::memory::Memory;
+    use crate::store::sealed::Closed;
     use crate::store::sealed::{Sealed, SealingKey};
-    use crate::store::{End, Expiry, Fresh, OriginId};
+    use crate::store::{Claim, End, Expiry, Fresh, Settled};
 
     const HOUR: Duration = Duration::from_secs(3600);
 
@@ -223,17 +249,27 @@ mod tests {
         keeper: Keeper,
     }
 
+    fn origin(service: &str) -> Origin {
+        Origin { service: service.into(), namespace: "n".into(), route: "r".into() }
+    }
+
     impl Gate {
-        fn new() -> Self {
+        async fn new() -> Self {
             let (memory, keys) = (Arc::new(Memory::new()) as Arc<dyn Store>, Arc::new(Keyring::new(vec![key(1)])));
-            let sealed = Sealed::new(Arc::clone(&memory), Arc::clone(&keys), |_, _| {});
-            let keeper = Keeper::new(Arc::clone(&memory), Arc::clone(&keys));
-            Self { memory, keys, sealed, keeper }
+            memory.adopt(vec![origin("ours"), origin("other")], Vec::new(), false).await.unwrap();
+            let sealed = Sealed::new(Arc::clone(&memory), Arc::clone(&keys), "ours".into(), |_, _| {});
+            let keeper = Keeper::new(Arc::clone(&memory), Arc::clone(&keys), "ours".into());
+            Self { memory, keys, sealed, keeper: Keeper { chunk: 100, ..keeper } }
         }
 
         async fn claim(&self, store: &dyn Store, number: u8) {
+            self.claim_of("ours", store, number).await;
+        }
+
+        async fn claim_of(&self, service: &str, store: &dyn Store, number: u8) {
             let (attempt, head) = (Attempt([number; 16]), Bytes::from_static(b"head"));
-            let fresh = Fresh { attempt, origin: OriginId(1), lease: HOUR, ttl: HOUR, unknown_ttl: HOUR, head };
+            let origin = origin(service).id();
+            let fresh = Fresh { attempt, origin, lease: HOUR, ttl: HOUR, unknown_ttl: HOUR, head };
             store.claim(RecordId([number; 32]), fresh).await.unwrap();
         }
 
@@ -250,9 +286,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn every_record_is_counted_and_sealed_anew() {
-        let gate = Gate::new();
+        let gate = Gate::new().await;
         let (memory, sealed) = (Arc::clone(&gate.memory), &gate.sealed);
-        // More than one chunk of plain records, and one of each kind.
         for number in 0..=u8::MAX {
             gate.claim(sealed, number).await;
             if number > 0 {
@@ -265,8 +300,16 @@ mod tests {
         // The end of an attempt that began under the former key needs both.
         gate.complete(sealed, 0).await;
         assert_eq!(gate.counted().await, (vec![1, 256], 0, 0));
-        let done = gate.keeper.reseal(None, HOUR).await.unwrap();
-        assert_eq!(done, Resealed { resealed: 256, ..Resealed::default() });
+        // As many calls as there are chunks, where none may take long.
+        let (mut after, mut resealed, mut calls) = (None, 0, 0);
+        loop {
+            let done = gate.keeper.reseal(after, Duration::ZERO).await.unwrap();
+            (after, resealed, calls) = (done.next, resealed + done.resealed, calls + 1);
+            if after.is_none() {
+                break;
+            }
+        }
+        assert_eq!((resealed, calls), (256, 3));
         assert_eq!(gate.counted().await, (vec![256, 0], 0, 0));
         assert_eq!(gate.keeper.reseal(None, HOUR).await.unwrap(), Resealed::default(), "nothing is left to do");
         gate.keys.replace(vec![key(2)]);
@@ -285,7 +328,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_plain_is_sealed_and_what_runs_is_left() {
-        let gate = Gate::new();
+        let gate = Gate::new().await;
         for number in 1..=3 {
             gate.claim(&*gate.memory, number).await;
         }
@@ -299,5 +342,65 @@ mod tests {
         assert_eq!(gate.counted().await, (vec![2], 2, 0));
         let record = gate.sealed.get(RecordId([4; 32])).await.unwrap().unwrap().record;
         assert_eq!(record.answer.as_deref(), Some(&b"answer"[..]));
+        // Another service may have other keys, or none.
+        gate.claim_of("other", &*gate.memory, 5).await;
+        gate.complete(&*gate.memory, 5).await;
+        let done = gate.keeper.reseal(None, HOUR).await.unwrap();
+        assert_eq!((done.resealed, done.in_flight), (0, 2));
+        let record = gate.memory.get(RecordId([5; 32])).await.unwrap().unwrap().record;
+        assert_eq!(record.head, &b"head"[..]);
+    }
+
+    /// What each way of reading gives: whether an answer could be replayed.
+    async fn is_believed(gate: &Gate, number: u8) -> [bool; 3] {
+        let (id, attempt) = (RecordId([number; 32]), Attempt([number; 16]));
+        let is_believed = |record: &Record| record.head == &b"head"[..] && record.answer.as_deref() == Some(b"planted");
+        let got = gate.sealed.get(id).await.unwrap().unwrap().record;
+        let (head, origin) = (Bytes::from_static(b"head"), origin("ours").id());
+        let fresh = Fresh { attempt: Attempt([99; 16]), origin, lease: HOUR, ttl: HOUR, unknown_ttl: HOUR, head };
+        let Claim::Exists { record: met, .. } = gate.sealed.claim(id, fresh).await.unwrap() else {
+            panic!("it exists")
+        };
+        let own = End::Complete { answer: Bytes::from_static(b"own"), expiry: Expiry::FromNow(HOUR) };
+        let Settled::Superseded { record: Some(settled) } = gate.sealed.settle(id, attempt, own).await.unwrap() else {
+            panic!("it has ended")
+        };
+        [is_believed(&got), is_believed(&met), is_believed(&settled)]
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_planted_beside_a_strict_head_is_read_by_nobody() {
+        let gate = Gate::new().await;
+        let plant = async |number| {
+            let end = End::Complete { answer: Bytes::from_static(b"planted"), expiry: Expiry::FromNow(HOUR) };
+            gate.memory.settle(RecordId([number; 32]), Attempt([number; 16]), end).await.unwrap();
+        };
+        // Whatever the origin is: whoever plants an answer can write another one.
+        gate.claim(&gate.sealed, 1).await;
+        plant(1).await;
+        gate.keys.be_strict([origin("ours").id()].into());
+        for (number, service, store) in
+            [(2, "ours", &gate.sealed as &dyn Store), (3, "ours", &*gate.memory), (4, "other", &*gate.memory)]
+        {
+            gate.claim_of(service, store, number).await;
+            plant(number).await;
+            assert_eq!(is_believed(&gate, number).await, [false; 3], "{number}");
+        }
+        assert_eq!(is_believed(&gate, 1).await, [true; 3], "it was claimed before");
+        // Nothing makes them genuine, and a new key leaves heads as strict as they were.
+        gate.claim(&gate.sealed, 5).await;
+        gate.complete(&gate.sealed, 5).await;
+        gate.keys.replace(vec![key(2), key(1)]);
+        let done = gate.keeper.reseal(None, HOUR).await.unwrap();
+        assert_eq!((done.resealed, done.unopened), (2, 2), "1 and 5; 2 and 3; 4 is of another service");
+        for number in [2, 3, 4] {
+            assert_eq!(is_believed(&gate, number).await, [false; 3], "{number}");
+        }
+        let strict = gate.memory.get(RecordId([5; 32])).await.unwrap().unwrap().record;
+        assert_eq!(Sealing::of(&strict.head).strictness(), Strictness::Strict);
+        let mut altered = strict.head.to_vec();
+        altered[1] = 1;
+        let opened = gate.keys.open(RecordId([5; 32]), strict.attempt, Part::Head, &altered.into());
+        assert_eq!(opened, Err(Closed::Altered), "nobody makes it lenient");
     }
 }

@@ -5,7 +5,9 @@
 //! version 1 | sealed 1 | name of the key 8 | nonce 12 | AES-256-GCM of the plain form, with its tag of 16
 //! ```
 //!
-//! In plain forms the second byte is 0 (`idempotency/codec.rs`), so the two cannot be confused.
+//! In plain forms the second byte is 0 (`idempotency/codec.rs`), so the two cannot be confused. It is 1 in sealed ones, and 2 in
+//! strict heads: those of routes with `seal = "required"`. What comes before the encrypted bytes is authenticated with them, so
+//! a strict head stays one.
 //!
 //! Three keys are derived from each key of the configuration by HMAC-SHA256: one for the keys of values, one for nonces, and
 //! one that is cut to the name. Each value is encrypted under a key of its own: HMAC-SHA256, under the first of these, of the
@@ -23,8 +25,13 @@
 //! [`Store::settle`](crate::store::Store::settle) that is repeated. It does not if another key has become the first in between. The
 //! caller then gets the record as its own attempt completed it, and takes that as the outcome.
 //!
-//! **What is not claimed.** Whoever can write to the store can put a plain value in the place of a sealed one: plain values are
-//! read, since an upstream may write them in its own transaction and older records have them. Lengths can be seen.
+//! **Plain values.** An upstream writes plain endings in its own transaction, and records from before the keys are plain. So
+//! plain values are read, and whoever can write to the store can plant one. Two rules close that where a route asks for it, and
+//! neither believes anything that the store says: beside a strict head, only a sealed ending is read; and where any route of a
+//! configuration has `seal = "required"`, no plain head is.
+//!
+//! **What is not claimed.** Times, state and origin are not authenticated: a writer can end a record early, or put an answer of
+//! the same record back. A gate with the same keys and without `seal = "required"` may seal what was planted. Lengths can be seen.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -35,10 +42,10 @@ use bytes::Bytes;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::hmac;
 
-use crate::idempotency::codec::SEALED;
+use crate::idempotency::codec::{SEALED, SEALED_STRICTLY};
 use crate::idempotency::record::{Attempt, Record, RecordId};
 use crate::store::resealing::BEGINNING;
-use crate::store::{Listed, Origin, OriginId};
+use crate::store::{Listed, OriginId};
 
 /// How many bytes come before the encrypted ones.
 const HEAD: usize = SEALED.len() + NAME + NONCE_LEN;
@@ -66,8 +73,8 @@ pub enum Part {
 /// The keys of a configuration: the first seals, and all of them open. A reload replaces them.
 pub struct Keyring {
     keys: ArcSwap<Vec<SealingKey>>,
-    /// The origins whose records must be sealed.
-    required: ArcSwap<HashSet<OriginId>>,
+    /// The origins whose heads are strict.
+    strict: ArcSwap<HashSet<OriginId>>,
 }
 
 /// One key.
@@ -82,22 +89,60 @@ pub struct SealingKey {
 }
 
 /// How a value is sealed, which its beginning tells.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sealing {
     /// Not at all.
     Plain,
     /// With the key of this name.
-    With([u8; NAME]),
+    With([u8; NAME], Strictness),
+}
+
+/// What a head says of the ending beside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Strictness {
+    /// It may be plain.
+    Lenient,
+    /// It must be sealed.
+    Strict,
 }
 
 impl Sealing {
     pub(super) fn of(value: &[u8]) -> Self {
-        let Some(rest) = value.strip_prefix(&SEALED) else { return Self::Plain };
+        let (rest, strictness) = match (value.strip_prefix(&SEALED), value.strip_prefix(&SEALED_STRICTLY)) {
+            (Some(rest), _) => (rest, Strictness::Lenient),
+            (None, Some(rest)) => (rest, Strictness::Strict),
+            (None, None) => return Self::Plain,
+        };
         // What is cut has a name that no key has.
         let mut name = [0; NAME];
         let length = rest.len().min(NAME);
         name[..length].copy_from_slice(&rest[..length]);
-        Self::With(name)
+        Self::With(name, strictness)
+    }
+
+    /// Whether both need the same key, or none.
+    pub(super) fn is_same_key(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Plain, Self::Plain) => true,
+            (Self::With(name, _), Self::With(other, _)) => name == other,
+            (Self::Plain, Self::With(..)) | (Self::With(..), Self::Plain) => false,
+        }
+    }
+
+    pub(super) fn strictness(self) -> Strictness {
+        match self {
+            Self::Plain => Strictness::Lenient,
+            Self::With(_, strictness) => strictness,
+        }
+    }
+}
+
+impl Strictness {
+    fn begin(self) -> [u8; 2] {
+        match self {
+            Self::Lenient => SEALED,
+            Self::Strict => SEALED_STRICTLY,
+        }
     }
 }
 
@@ -108,7 +153,7 @@ pub enum Closed {
     NoKey,
     /// It was changed, or moved to another place.
     Altered,
-    /// It is not sealed, and its route demands that it is.
+    /// It is not sealed, and a route demands that it is.
     Plain,
 }
 
@@ -177,7 +222,7 @@ impl Keyring {
     /// These keys, the first of which seals; without one nothing is sealed.
     #[must_use]
     pub fn new(keys: Vec<SealingKey>) -> Self {
-        Self { keys: ArcSwap::from_pointee(keys), required: ArcSwap::default() }
+        Self { keys: ArcSwap::from_pointee(keys), strict: ArcSwap::default() }
     }
 
     /// From now on these count.
@@ -185,30 +230,34 @@ impl Keyring {
         self.keys.store(Arc::new(keys));
     }
 
-    /// From now on the records of these origins must be sealed.
-    pub fn require(&self, origins: HashSet<OriginId>) {
-        self.required.store(Arc::new(origins));
+    /// From now on the heads of these origins are strict, and no plain head is read if there are any.
+    pub fn be_strict(&self, origins: HashSet<OriginId>) {
+        self.strict.store(Arc::new(origins));
     }
 
-    /// Whether the records of any origin must be sealed.
-    pub(super) fn requires_any(&self) -> bool {
-        !self.required.load().is_empty()
+    /// How the heads of an origin are sealed.
+    pub(super) fn strictness(&self, origin: OriginId) -> Strictness {
+        if self.strict.load().contains(&origin) { Strictness::Strict } else { Strictness::Lenient }
     }
 
-    /// Whether a record must be sealed. One whose origin is not known must be if any must be.
-    pub(super) fn requires(&self, origin: Option<OriginId>) -> bool {
-        let required = self.required.load();
-        origin.map_or(!required.is_empty(), |origin| required.contains(&origin))
+    /// The name of the first key; `None` without keys.
+    pub(super) fn first(&self) -> Option<[u8; NAME]> {
+        self.keys.load().first().map(|key| key.name)
     }
 
-    /// How the first key seals; `None` without keys.
-    pub(super) fn first(&self) -> Option<Sealing> {
-        self.keys.load().first().map(|key| Sealing::With(key.name))
+    /// The id and the name of each key.
+    pub(super) fn names(&self) -> Vec<(Arc<str>, [u8; NAME])> {
+        self.keys.load().iter().map(|key| (Arc::clone(&key.id), key.name)).collect()
     }
 
-    /// What `of` makes of each key: its id, and how it seals.
-    pub(super) fn each<T>(&self, mut of: impl FnMut(&Arc<str>, Sealing) -> T) -> Vec<T> {
-        self.keys.load().iter().map(|key| of(&key.id, Sealing::With(key.name))).collect()
+    /// Whether a part of a record is plain that must be sealed.
+    pub(super) fn is_planted(&self, record: &Record) -> bool {
+        let is_plain = |value: &Bytes| Sealing::of(value) == Sealing::Plain;
+        match Sealing::of(&record.head) {
+            Sealing::Plain => !self.strict.load().is_empty(),
+            Sealing::With(_, Strictness::Strict) => record.answer.as_ref().is_some_and(is_plain),
+            Sealing::With(_, Strictness::Lenient) => false,
+        }
     }
 
     /// From now on these open too, until what comes back is dropped.
@@ -222,12 +271,24 @@ impl Keyring {
     /// The sealed form of a value; the plain one where there is no key.
     #[must_use]
     pub fn seal(&self, id: RecordId, attempt: Attempt, part: Part, plain: &Bytes) -> Bytes {
+        self.seal_as(Strictness::Lenient, id, attempt, part, plain)
+    }
+
+    /// The same of a head that is strict or not.
+    pub(super) fn seal_as(
+        &self,
+        strictness: Strictness,
+        id: RecordId,
+        attempt: Attempt,
+        part: Part,
+        plain: &Bytes,
+    ) -> Bytes {
         let keys = self.keys.load();
         let Some(key) = keys.first() else { return plain.clone() };
         let place = place(id, attempt, part);
         let nonce = key.nonce(&place, plain);
         let mut sealed = Vec::with_capacity(HEAD + plain.len() + TAG);
-        sealed.extend_from_slice(&SEALED);
+        sealed.extend_from_slice(&strictness.begin());
         sealed.extend_from_slice(&key.name);
         sealed.extend_from_slice(&nonce);
         sealed.extend_from_slice(plain);
@@ -245,15 +306,13 @@ impl Keyring {
     /// # Errors
     /// Why it does not open.
     pub fn open(&self, id: RecordId, attempt: Attempt, part: Part, value: &Bytes) -> Result<Bytes, Closed> {
-        if !value.starts_with(&SEALED) {
-            return Ok(value.clone());
-        }
+        let Sealing::With(name, _) = Sealing::of(value) else { return Ok(value.clone()) };
         if value.len() < HEAD + TAG {
             return Err(Closed::Altered);
         }
         let (head, text) = value.split_at(HEAD);
         let keys = self.keys.load();
-        let key = keys.iter().find(|key| key.name == head[SEALED.len()..][..NAME]).ok_or(Closed::NoKey)?;
+        let key = keys.iter().find(|key| key.name == name).ok_or(Closed::NoKey)?;
         let mut nonce = [0; NONCE_LEN];
         nonce.copy_from_slice(&head[HEAD - NONCE_LEN..]);
         let mut plain = text.to_vec();
@@ -267,24 +326,12 @@ impl Keyring {
     }
 }
 
-/// Whether a part of a record is not sealed.
-pub(super) fn is_plain(record: &Record) -> bool {
-    let is_plain = |value: &Bytes| Sealing::of(value) == Sealing::Plain;
-    is_plain(&record.head) || record.answer.as_ref().is_some_and(is_plain)
-}
-
 impl Keyring {
     /// A record in plain form. What does not open stays as it is, and `report` is told why. What must be sealed and is not
     /// becomes what nothing decodes.
     #[must_use]
-    pub fn open_record(
-        &self,
-        id: RecordId,
-        origin: Option<OriginId>,
-        record: Record,
-        report: impl Fn(Closed),
-    ) -> Record {
-        if is_plain(&record) && self.requires(origin) {
+    pub fn open_record(&self, id: RecordId, record: Record, report: impl Fn(Closed)) -> Record {
+        if self.is_planted(&record) {
             report(Closed::Plain);
             let closed = Bytes::from_static(&SEALED);
             return Record { head: closed.clone(), answer: record.answer.map(|_| closed), ..record };
@@ -303,8 +350,7 @@ impl Keyring {
     /// The same of a record with where it comes from.
     #[must_use]
     pub fn open_listed(&self, listed: Listed, report: impl Fn(Closed)) -> Listed {
-        let origin = listed.origin.as_ref().map(Origin::id);
-        Listed { record: self.open_record(listed.id, origin, listed.record, report), ..listed }
+        Listed { record: self.open_record(listed.id, listed.record, report), ..listed }
     }
 }
 

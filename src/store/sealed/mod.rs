@@ -16,10 +16,10 @@ use tokio::sync::broadcast;
 pub use self::cache::SealedCache;
 pub use self::keeper::{CountByKey, Keeper, Resealed};
 pub use self::keyring::{Closed, Keyring, SealingKey};
-use self::keyring::{Part, Sealing, is_plain};
+use self::keyring::{Part, Sealing};
 use super::{
     Chunk, Claim, Cursor, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules,
-    Origin, OriginId, Page, Removal, Settled, SharedQuotas, Store,
+    Origin, Page, Removal, Settled, SharedQuotas, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -33,13 +33,14 @@ pub struct Sealed {
 }
 
 impl Sealed {
-    /// Seals what goes to `store`, and tells `report` what does not open.
+    /// Seals what goes to `store`, for one service, and tells `report` what does not open.
     pub fn new(
         store: Arc<dyn Store>,
         keys: Arc<Keyring>,
+        service: Arc<str>,
         report: impl Fn(RecordId, Closed) + Send + Sync + 'static,
     ) -> Self {
-        let keeper = Arc::new(Keeper::new(Arc::clone(&store), Arc::clone(&keys)));
+        let keeper = Arc::new(Keeper::new(Arc::clone(&store), Arc::clone(&keys), service));
         Self { store, keys, keeper, report: Box::new(report) }
     }
 
@@ -50,24 +51,22 @@ impl Sealed {
     }
 
     fn seal(&self, id: RecordId, fresh: Fresh) -> Fresh {
-        Fresh { head: self.keys.seal(id, fresh.attempt, Part::Head, &fresh.head), ..fresh }
+        let strictness = self.keys.strictness(fresh.origin);
+        Fresh { head: self.keys.seal_as(strictness, id, fresh.attempt, Part::Head, &fresh.head), ..fresh }
     }
 
-    fn open(&self, id: RecordId, origin: Option<OriginId>, record: Record) -> Record {
-        self.keys.open_record(id, origin, record, |closed| (self.report)(id, closed))
+    fn open(&self, id: RecordId, record: Record) -> Record {
+        self.keys.open_record(id, record, |closed| (self.report)(id, closed))
     }
 
     /// A record that a request met. Where an upstream completed it, its answer is plain, and is sealed now. One from before
     /// the keys is left: a gate that does not have them yet may need it.
-    fn open_met(&self, id: RecordId, origin: Option<OriginId>, record: Record) -> Record {
-        let is_completed_by_upstream = |record: &Record| {
-            let sealing = |value: &Bytes| Sealing::of(value);
-            sealing(&record.head) != Sealing::Plain && record.answer.as_ref().map(sealing) == Some(Sealing::Plain)
-        };
-        if is_completed_by_upstream(&record) {
+    fn open_met(&self, id: RecordId, record: Record) -> Record {
+        let is_plain = |value: &Bytes| Sealing::of(value) == Sealing::Plain;
+        if !is_plain(&record.head) && record.answer.as_ref().is_some_and(is_plain) {
             self.keeper.seal_soon(id);
         }
-        self.open(id, origin, record)
+        self.open(id, record)
     }
 
     fn open_listed(&self, listed: Listed) -> Listed {
@@ -83,13 +82,12 @@ impl Store for Sealed {
     }
 
     fn recall(&self, id: RecordId) -> Option<(Record, Timestamp)> {
-        self.store.recall(id).map(|(record, now)| (self.open(id, None, record), now))
+        self.store.recall(id).map(|(record, now)| (self.open(id, record), now))
     }
 
     async fn claim(&self, id: RecordId, fresh: Fresh) -> Result<Claim, Error> {
-        let origin = Some(fresh.origin);
         Ok(match self.store.claim(id, self.seal(id, fresh)).await? {
-            Claim::Exists { record, now } => Claim::Exists { record: self.open_met(id, origin, record), now },
+            Claim::Exists { record, now } => Claim::Exists { record: self.open_met(id, record), now },
             inserted @ Claim::Inserted(_) => inserted,
         })
     }
@@ -108,14 +106,7 @@ impl Store for Sealed {
             End::Release => (End::Release, None),
         };
         let record = match self.store.settle(id, attempt, sealed).await? {
-            Settled::Superseded { record: Some(record) } => {
-                let origin = match is_plain(&record) && self.keys.requires_any() {
-                    true => self.store.get(id).await?.and_then(|listed| listed.origin).map(|origin| origin.id()),
-                    false => None,
-                };
-                Some(self.open_met(id, origin, record))
-            }
-            Settled::Superseded { record: None } => None,
+            Settled::Superseded { record } => record.map(|record| self.open_met(id, record)),
             done @ Settled::Done { .. } => return Ok(done),
         };
         // The same ending, which was written with another key before a reload: the store sees other bytes.
@@ -221,7 +212,7 @@ mod tests {
     async fn it_keeps_the_contract() {
         contract::run(async || {
             let (clock, step) = model::stopped_clock();
-            let store = Sealed::new(Arc::new(Memory::with_clock(clock)), keys(&[1]), |id, closed| {
+            let store = Sealed::new(Arc::new(Memory::with_clock(clock)), keys(&[1]), "s".into(), |id, closed| {
                 panic!("{id} does not open: {closed:?}")
             });
             Harness::stepped(store, step).above_seal()
@@ -232,7 +223,7 @@ mod tests {
     #[tokio::test]
     async fn a_settlement_that_is_repeated_with_another_key_is_recognised() {
         let ring = keys(&[1]);
-        let store = Sealed::new(Arc::new(Memory::new()), Arc::clone(&ring), |_, _| {});
+        let store = Sealed::new(Arc::new(Memory::new()), Arc::clone(&ring), "s".into(), |_, _| {});
         let minute = Duration::from_secs(60);
         let ends = [
             End::Complete { answer: Bytes::from_static(b"answer"), expiry: Expiry::FromNow(minute) },
@@ -262,7 +253,7 @@ mod tests {
         let closed = Arc::new(Mutex::new(Vec::new()));
         let of = |bytes: &[u8]| {
             let closed = Arc::clone(&closed);
-            Sealed::new(Arc::clone(&memory), keys(bytes), move |_, why| closed.lock().unwrap().push(why))
+            Sealed::new(Arc::clone(&memory), keys(bytes), "s".into(), move |_, why| closed.lock().unwrap().push(why))
         };
         let (id, attempt, minute) = (RecordId([7; 32]), Attempt([8; 16]), Duration::from_secs(60));
         let (head, answer) = (Bytes::from_static(b"a secret head"), Bytes::from_static(b"a secret answer"));
