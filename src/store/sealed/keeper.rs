@@ -354,7 +354,7 @@ mod tests {
     /// What each way of reading gives: whether an answer could be replayed.
     async fn is_believed(gate: &Gate, number: u8) -> [bool; 3] {
         let (id, attempt) = (RecordId([number; 32]), Attempt([number; 16]));
-        let is_believed = |record: &Record| record.head == &b"head"[..] && record.answer.as_deref() == Some(b"planted");
+        let is_believed = |record: &Record| record.head == b"head"[..] && record.answer.as_deref() == Some(b"planted");
         let got = gate.sealed.get(id).await.unwrap().unwrap().record;
         let (head, origin) = (Bytes::from_static(b"head"), origin("ours").id());
         let fresh = Fresh { attempt: Attempt([99; 16]), origin, lease: HOUR, ttl: HOUR, unknown_ttl: HOUR, head };
