@@ -1,7 +1,12 @@
 //! Records that are encrypted at rest: `store.encryption_keys`.
 
+use std::any::Any;
 use std::fmt::Write as _;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
@@ -9,7 +14,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::json;
 
 use crate::reload::reload;
-use crate::servers::{Session, database};
+use crate::servers::{Postgres, Redis, Session, database};
 use crate::support::{Gate, Plan, Reply, Request, Response, Upstream};
 
 /// The plan with these keys, the first of which encrypts.
@@ -168,18 +173,69 @@ const TEXTS: [(&str, bool); 7] = [
     ("body-of-the-answer", true),
 ];
 
-/// Which of the texts the files of a SQLite store hold.
-fn found(plan: &Plan) -> Vec<&'static str> {
-    let directory = plan.path("");
-    let is_of_store = |name: &str| name.starts_with("gate.db");
-    let files: Vec<Vec<u8>> = std::fs::read_dir(directory)
-        .unwrap()
-        .map(|entry| entry.unwrap())
-        .filter(|entry| is_of_store(&entry.file_name().to_string_lossy()))
-        .map(|entry| std::fs::read(entry.path()).unwrap())
-        .collect();
-    assert!(files.iter().any(|file| file.starts_with(b"SQLite format 3\0")), "no store");
-    let holds = |text: &str| files.iter().any(|file| file.windows(text.len()).any(|part| part == text.as_bytes()));
+/// A plan, and where its store and its cache keep what they keep.
+struct Kept {
+    plan: Plan,
+    /// Where, and whether it is a cache.
+    places: Vec<(PathBuf, bool)>,
+    /// Has the servers write down what they hold in memory.
+    flush: Box<dyn Fn()>,
+    _servers: Box<dyn Any>,
+}
+
+/// A SQLite file; PostgreSQL with a Redis as its cache; Redis. On servers of their own, whose whole directories are searched.
+fn every_store(plan: &Plan) -> Vec<Kept> {
+    let save = |redis: &Redis| {
+        let mut connection = TcpStream::connect(redis.address()).expect("the server is up");
+        connection.write_all(b"SAVE\r\n").expect("it takes commands");
+        let mut said = [0; 5];
+        connection.read_exact(&mut said).expect("it answers");
+        assert_eq!(&said, b"+OK\r\n");
+    };
+    let mut stores = vec![Kept {
+        plan: plan.clone(),
+        places: vec![(plan.path(""), false)],
+        flush: Box::new(|| ()),
+        _servers: Box::new(()),
+    }];
+    if let (Some(postgres), Some(redis)) = (Postgres::start(), Redis::start()) {
+        let (postgres, redis) = (Arc::new(postgres), Arc::new(redis));
+        let database = crate::support::store::migrated_on(&postgres);
+        let places = vec![(postgres.directory().to_owned(), false), (redis.directory().to_owned(), true)];
+        let servers = (Arc::clone(&postgres), Arc::clone(&redis));
+        stores.push(Kept {
+            plan: plan.clone().store_url(&database.url).cache(&redis.url(), "a secret of more than thirty-two bytes"),
+            places,
+            flush: Box::new(move || {
+                postgres.session().run("CHECKPOINT");
+                save(&redis);
+            }),
+            _servers: Box::new((database, servers)),
+        });
+    }
+    if let Some(redis) = Redis::start() {
+        let redis = Arc::new(redis);
+        let server = Arc::clone(&redis);
+        stores.push(Kept {
+            plan: plan.clone().store_url(&redis.url()),
+            places: vec![(redis.directory().to_owned(), false)],
+            flush: Box::new(move || save(&redis)),
+            _servers: Box::new(server),
+        });
+    }
+    stores
+}
+
+/// Which of the texts the files of a directory hold.
+fn found(directory: &Path) -> Vec<&'static str> {
+    let holds = |text: &str| {
+        let mut search = Command::new("grep");
+        // The gate's own configuration and log are not the store.
+        search.args(["-rlaF", "--exclude=*.toml", "--exclude=*.log", "-e", text]).arg(directory);
+        let output = search.output().expect("grep");
+        assert!(matches!(output.status.code(), Some(0 | 1)), "{}", String::from_utf8_lossy(&output.stderr));
+        output.status.success()
+    };
     TEXTS.iter().map(|(text, _)| *text).filter(|text| holds(text)).collect()
 }
 
@@ -195,19 +251,36 @@ fn no_file_of_the_store_holds_what_requests_and_answers_say() {
         });
         // With this, records keep whole keys.
         let recovery = "recovery = { probe = \"/by-key/{key}\", every = \"1h\", headers = { X-Books = \"1\" } }";
-        let plan = Gate::before(&upstream).defaults(recovery);
-        let plan = if is_encrypted { with_keys(&plan, &[1]) } else { plan };
-        let gate = plan.start();
-        let send = |path: &str, key: &str| -> Response {
-            let request = Request::post(path).key(key).header("Authorization", "Bearer token-of-the-request");
-            request.header("X-Request", "header-of-the-request").body("body-of-the-request").send(&gate)
-        };
-        send("/path-of-the-request", TEXTS[0].0).expect(200, "executed");
-        send("/path-of-the-request/unknown", "key-of-the-request-31415926-2").expect_problem(502, "upstream-broken");
-        let expected = if is_encrypted { &[][..] } else { &kept[..] };
-        assert_eq!(found(&plan), expected, "while it runs, encrypted: {is_encrypted}");
-        gate.stop();
-        assert_eq!(found(&plan), expected, "after its end, encrypted: {is_encrypted}");
+        for Kept { plan, places, flush, _servers } in every_store(&Gate::before(&upstream).defaults(recovery)) {
+            let plan = if is_encrypted { with_keys(&plan, &[1]) } else { plan };
+            let gate = plan.start();
+            let send = |path: &str, key: &str| -> Response {
+                let request = Request::post(path).key(key).header("Authorization", "Bearer token-of-the-request");
+                request.header("X-Request", "header-of-the-request").body("body-of-the-request").send(&gate)
+            };
+            send("/path-of-the-request", TEXTS[0].0).expect(200, "executed");
+            send("/path-of-the-request/unknown", "key-of-the-request-31415926-2")
+                .expect_problem(502, "upstream-broken");
+            let check = |when: &str| {
+                flush();
+                for (directory, is_cache) in &places {
+                    let found = found(directory);
+                    let place = directory.display();
+                    match (is_encrypted, is_cache) {
+                        (true, _) => assert_eq!(found, [""; 0], "{when}, {place}"),
+                        (false, false) => assert_eq!(found, kept, "{when}, {place}"),
+                        (false, true) => assert!(found.contains(&"body-of-the-answer"), "{when}, {place}: {found:?}"),
+                    }
+                }
+            };
+            check("while it runs");
+            let seen = gate.log() + &gate.admin("GET", "/metrics", None).text();
+            let secrets = TEXTS.iter().map(|(text, _)| *text).filter(|text| *text != "/path-of-the-request");
+            let shown: Vec<&str> = secrets.filter(|text| seen.contains(text)).collect();
+            assert_eq!(shown, [""; 0], "in the log or the metrics");
+            gate.stop();
+            check("after its end");
+        }
     }
 }
 

@@ -96,6 +96,11 @@ impl Postgres {
         Some(postgres)
     }
 
+    /// Where its files are.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
     pub fn address(&self) -> SocketAddr {
         self.address
     }
