@@ -319,7 +319,7 @@ impl Reader<'_> {
         let content = match self.spool {
             None => Content::Memory(last),
             Some(spool) => {
-                let (file, sha256) = spool.write(last).await?.finish(Arc::clone(self.memory));
+                let (file, sha256) = spool.write(last).await?.finish(Arc::clone(self.memory)).await?;
                 Content::Spooled { file, sha256 }
             }
         };

@@ -1,5 +1,8 @@
 //! Temporary files for bodies that are too large for memory. They have no name, and no reader of the disk reads them: each
 //! is encrypted with a key of its own, which only this process has in its memory.
+//!
+//! A file has the encrypted body, piece by piece: AES-256-GCM, with the number of the piece as its nonce, since no other file has
+//! the key and a file is written once. The tags stay in memory.
 
 use std::fs::File;
 use std::future::Future as _;
@@ -10,9 +13,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use chacha20::cipher::{KeyIvInit as _, StreamCipher as _, StreamCipherSeek as _};
-use chacha20::{ChaCha20, Key};
 use http_body::{Frame, SizeHint};
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
+use ring::error::Unspecified;
 use sha2::{Digest as _, Sha256};
 use tokio::task::JoinHandle;
 
@@ -24,8 +27,8 @@ pub(super) const CHUNK: usize = 256 * 1024;
 /// The chunk size in bytes where the memory budget has no room for a full chunk.
 const SMALL_CHUNK: usize = 16 * 1024;
 
-/// How much is encrypted at a time, in bytes.
-const PIECE: usize = 16 * 1024;
+/// How much is encrypted together, in bytes: a chunk has whole pieces.
+const PIECE: usize = SMALL_CHUNK;
 
 /// Why a body cannot be spooled.
 #[derive(Debug)]
@@ -39,8 +42,10 @@ pub(super) enum Error {
 /// A temporary file that is being written.
 pub(super) struct SpoolWriter {
     file: File,
-    cipher: SpoolCipher,
-    position: u64,
+    key: LessSafeKey,
+    tags: Vec<Tag>,
+    /// The beginning of the next piece.
+    piece: Vec<u8>,
     hash: Sha256,
     permit: Permit,
 }
@@ -48,32 +53,32 @@ pub(super) struct SpoolWriter {
 /// A temporary file. It disappears with its last reference.
 pub(super) struct SpoolFile {
     file: File,
-    cipher: SpoolCipher,
+    key: LessSafeKey,
+    tags: Vec<Tag>,
     length: u64,
     _permit: Permit,
     /// The budget for reading it back.
     memory: Arc<Budget>,
 }
 
-/// The cipher of one file: ChaCha20 (RFC 8439), under a key that no other file has, so that the nonce may be zero. A file is
-/// written once.
-#[derive(Clone, Copy)]
-struct SpoolCipher(Key);
+/// The key of one file.
+fn new_key() -> io::Result<LessSafeKey> {
+    let mut key = [0; 32];
+    getrandom::fill(&mut key).map_err(io::Error::other)?;
+    let key = UnboundKey::new(&AES_256_GCM, &key).map_err(unspecified)?;
+    Ok(LessSafeKey::new(key))
+}
 
-impl SpoolCipher {
-    fn new() -> io::Result<Self> {
-        let mut key = Key::default();
-        getrandom::fill(&mut key).map_err(io::Error::other)?;
-        Ok(Self(key))
-    }
+/// The cipher does not say why.
+fn unspecified(_: Unspecified) -> io::Error {
+    io::Error::other("the cipher failed")
+}
 
-    /// Encrypts, or decrypts, what stands at a position.
-    fn apply(&self, position: u64, bytes: &mut [u8]) -> io::Result<()> {
-        let mut cipher = ChaCha20::new(&self.0, &[0; 12].into());
-        // It ends after 256 GiB, which no limit allows.
-        cipher.try_seek(position).map_err(io::Error::other)?;
-        cipher.try_apply_keystream(bytes).map_err(io::Error::other)
-    }
+/// The nonce of a piece.
+fn nonce(piece: usize) -> Nonce {
+    let mut nonce = [0; 12];
+    nonce[4..].copy_from_slice(&(piece as u64).to_be_bytes());
+    Nonce::assume_unique_for_key(nonce)
 }
 
 impl SpoolWriter {
@@ -83,8 +88,8 @@ impl SpoolWriter {
     }
 
     fn to(file: File, usage: &Usage) -> io::Result<Self> {
-        let (cipher, permit) = (SpoolCipher::new()?, usage.disk.empty_permit());
-        Ok(Self { file, cipher, position: 0, hash: Sha256::new(), permit })
+        let (key, permit) = (new_key()?, usage.disk.empty_permit());
+        Ok(Self { file, key, tags: Vec::new(), piece: Vec::with_capacity(PIECE), hash: Sha256::new(), permit })
     }
 
     pub(super) async fn write(mut self, chunk: Bytes) -> Result<Self, Error> {
@@ -100,24 +105,39 @@ impl SpoolWriter {
         Ok(spool)
     }
 
-    fn write_all(&mut self, chunk: &[u8]) -> io::Result<()> {
-        let mut room = [0; PIECE];
-        for piece in chunk.chunks(PIECE) {
-            let encrypted = &mut room[..piece.len()];
-            encrypted.copy_from_slice(piece);
-            self.cipher.apply(self.position, encrypted)?;
-            self.file.write_all(encrypted)?;
-            self.position += piece.len() as u64;
-        }
+    fn write_all(&mut self, mut chunk: &[u8]) -> io::Result<()> {
         self.hash.update(chunk);
+        while !chunk.is_empty() {
+            let (now, rest) = chunk.split_at(chunk.len().min(PIECE - self.piece.len()));
+            self.piece.extend_from_slice(now);
+            chunk = rest;
+            if self.piece.len() == PIECE {
+                self.write_piece()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_piece(&mut self) -> io::Result<()> {
+        let tag = self.key.seal_in_place_separate_tag(nonce(self.tags.len()), Aad::empty(), &mut self.piece);
+        self.tags.push(tag.map_err(unspecified)?);
+        self.file.write_all(&self.piece)?;
+        self.piece.clear();
         Ok(())
     }
 
     /// The file, and the SHA-256 of what was written. `memory` is the budget for reading it back.
-    pub(super) fn finish(self, memory: Arc<Budget>) -> (Arc<SpoolFile>, [u8; 32]) {
-        let Self { file, cipher, position, hash, permit } = self;
-        let file = SpoolFile { file, cipher, length: position, _permit: permit, memory };
-        (Arc::new(file), hash.finalize().into())
+    pub(super) async fn finish(mut self, memory: Arc<Budget>) -> Result<(Arc<SpoolFile>, [u8; 32]), Error> {
+        let length = (self.tags.len() * PIECE + self.piece.len()) as u64;
+        let finished = blocking(move || {
+            if !self.piece.is_empty() {
+                self.write_piece()?;
+            }
+            Ok(self)
+        });
+        let Self { file, key, tags, hash, permit, .. } = finished.await.map_err(Error::Failed)?;
+        let file = SpoolFile { file, key, tags, length, _permit: permit, memory };
+        Ok((Arc::new(file), hash.finalize().into()))
     }
 }
 
@@ -137,9 +157,17 @@ impl SpoolFile {
         .await
     }
 
+    /// Reads from the beginning of a piece to the end of one.
     fn read_at(&self, bytes: &mut [u8], position: u64) -> io::Result<()> {
         self.file.read_exact_at(bytes, position)?;
-        self.cipher.apply(position, bytes)
+        let first = usize::try_from(position).map_err(io::Error::other)? / PIECE;
+        for (piece, encrypted) in (first..).zip(bytes.chunks_mut(PIECE)) {
+            let altered = || io::Error::new(io::ErrorKind::InvalidData, "a temporary file was altered");
+            let tag = *self.tags.get(piece).ok_or_else(altered)?;
+            let opened = self.key.open_in_place_separate_tag(nonce(piece), Aad::empty(), tag, encrypted, 0..);
+            opened.map_err(|_| altered())?;
+        }
+        Ok(())
     }
 }
 
@@ -216,16 +244,16 @@ mod tests {
 
     #[tokio::test]
     async fn a_full_disk_differs_from_an_exhausted_budget() {
-        let usage = Usage::new(&Limits { max_buffered_disk: 8, ..Limits::default() }, &Metrics::new());
+        let usage = Usage::new(&Limits { max_buffered_disk: PIECE as u64, ..Limits::default() }, &Metrics::new());
         let full = File::options().write(true).open("/dev/full").unwrap();
         let on_full_disk = SpoolWriter::to(full, &usage).unwrap();
-        let failed = on_full_disk.write(Bytes::from_static(b"12345678")).await.err();
+        let failed = on_full_disk.write(Bytes::from(vec![1; PIECE])).await.err();
         let Some(Error::Failed(error)) = failed else { panic!("{failed:?}") };
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
         assert_eq!(usage.disk.used(), 0);
 
-        let spool = SpoolWriter::create(&usage).await.unwrap().write(Bytes::from_static(b"12345678")).await.unwrap();
-        assert_eq!(usage.disk.used(), 8);
+        let spool = SpoolWriter::create(&usage).await.unwrap().write(Bytes::from(vec![1; PIECE])).await.unwrap();
+        assert_eq!(usage.disk.used(), PIECE as u64);
         assert!(matches!(spool.write(Bytes::from_static(b"9")).await, Err(Error::NoRoom)));
         assert_eq!(usage.disk.used(), 0);
     }
@@ -240,7 +268,7 @@ mod tests {
         for chunk in [first, &rest[..1], &[], &rest[1..]] {
             spool = spool.write(Bytes::copy_from_slice(chunk)).await.unwrap();
         }
-        let (file, digest) = spool.finish(Arc::clone(&usage.memory));
+        let (file, digest) = spool.finish(Arc::clone(&usage.memory)).await.unwrap();
         assert_eq!(file.length(), bytes.len() as u64);
         for _ in 0..2 {
             assert_eq!(SpoolReader::new(Arc::clone(&file)).collect().await.unwrap().to_bytes(), bytes);
@@ -254,7 +282,8 @@ mod tests {
         assert!(same < bytes.len() / 100, "{same} bytes of {} are as they were", bytes.len());
         let (other, _) = {
             let spool = SpoolWriter::create(&usage).await.unwrap();
-            spool.write(Bytes::copy_from_slice(first)).await.unwrap().finish(Arc::clone(&usage.memory))
+            let spool = spool.write(Bytes::copy_from_slice(first)).await.unwrap();
+            spool.finish(Arc::clone(&usage.memory)).await.unwrap()
         };
         let mut again = vec![0; first.len()];
         other.file.read_exact_at(&mut again, 0).unwrap();
