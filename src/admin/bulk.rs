@@ -15,7 +15,8 @@ use super::access::Asker;
 use super::answer::{Answer, Kind, Problem, json};
 use super::records::{check_reason, log_removal, unavailable};
 use super::resolve::{Resolution, receive};
-use super::wanted::{Wanted, parse_time};
+use super::scope::{Belongs, belongs};
+use super::wanted::{Selection, Wanted, parse_time};
 use crate::idempotency::codec::{Details, Head};
 use crate::idempotency::record::{self, Attempt, Record, RecordId, Timestamp};
 use crate::idempotency::recovery::unknown_since;
@@ -101,6 +102,8 @@ struct FilterBody {
     older_than: Option<String>,
     #[serde(deserialize_with = "given")]
     since: Option<String>,
+    #[serde(deserialize_with = "given")]
+    scope: Option<String>,
 }
 
 /// A member that stands there is a text. `null`, as of a script's unset variable, would widen the filter.
@@ -116,6 +119,9 @@ struct Report {
     /// How many in-flight records the filter found and a purge leaves alone: their attempts run.
     #[serde(skip_serializing_if = "is_zero")]
     in_flight: u64,
+    /// How many do not say whose they are, where the filter has a scope. They are left alone.
+    #[serde(skip_serializing_if = "is_zero")]
+    of_unknown_scope: u64,
     /// How many of them were changed. A record that became another one meanwhile is left alone.
     done: u64,
     /// For how many the store failed.
@@ -200,7 +206,9 @@ impl<'a> Bulk<'a> {
         let _slot = self.state.change_slot()?;
         let (started, store) = (Instant::now(), self.state.opened()?);
         let mut report = Report::default();
-        let Some(filter) = wanted.filter(self.state) else { return Ok(json(StatusCode::OK, &report)) };
+        let Some(Selection { filter, tags }) = wanted.select(self.state) else {
+            return Ok(json(StatusCode::OK, &report));
+        };
         loop {
             let chunk = match store.scan(filter.clone(), after, CHUNK).await {
                 Ok(chunk) => chunk,
@@ -214,7 +222,13 @@ impl<'a> Bulk<'a> {
             }
             report.as_of = as_of.map(rfc3339);
             let was_there = |found: &Listed| as_of.is_none_or(|as_of| stood(found, as_of));
-            let found: Vec<Listed> = chunk.records.into_iter().filter(was_there).collect();
+            let mut found: Vec<Listed> = chunk.records.into_iter().filter(was_there).collect();
+            if let Some(tags) = &tags {
+                let whose = |listed: &Listed| belongs(&listed.record, tags);
+                report.of_unknown_scope +=
+                    found.iter().filter(|listed| whose(listed) == Belongs::Unknown).count() as u64;
+                found.retain(|listed| whose(listed) == Belongs::Yes);
+            }
             let count = found.len();
             let is_spared = |found: &Listed| spares_in_flight && found.record.state == record::State::InFlight;
             let found: Vec<Listed> = found.into_iter().filter(|found| !is_spared(found)).collect();
@@ -314,8 +328,8 @@ impl FilterBody {
     /// What is wanted: something, or expressly everything.
     fn wanted(self, all: bool) -> Result<Wanted, Problem> {
         let mut wanted = Wanted::default();
-        let Self { state, route, key, id, older_than, since } = self;
-        let values = [state, route, key, id, older_than, since];
+        let Self { state, route, key, id, older_than, since, scope } = self;
+        let values = [state, route, key, id, older_than, since, scope];
         for (name, value) in Wanted::NAMES.into_iter().zip(values) {
             if let Some(value) = value {
                 wanted.set(name, value).map_err(|what| bad(&format!("`{name}` {what}")))?;

@@ -15,6 +15,7 @@ mod records;
 mod reload;
 mod reseal;
 mod resolve;
+mod scope;
 mod server;
 #[cfg(test)]
 pub(crate) mod testing;

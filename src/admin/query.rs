@@ -141,7 +141,7 @@ mod tests {
             ("route=%ff", "`route` is not percent-encoded"),
             ("route=%e", "`route` is not percent-encoded"),
             ("route=a&route=b", "`route` stands there twice"),
-            ("older-than=1h", "known are: state, route, key, id, older_than, since, limit, cursor"),
+            ("older-than=1h", "known are: state, route, key, id, older_than, since, scope, limit, cursor"),
         ] {
             let problem = format!("{:?}", Query::parse(Some(query)).unwrap_err());
             assert!(problem.contains(said), "{query}: {problem}");

@@ -1,6 +1,7 @@
 //! Lists, shows and removes records.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use http::{HeaderMap, HeaderName, StatusCode};
 use serde::Serialize;
@@ -10,10 +11,16 @@ use super::access::Asker;
 use super::answer::{Answer, Kind, Problem, empty, json};
 use super::endpoints::REVEALING;
 use super::query::{self, Query};
+use super::scope::{Belongs, belongs};
 use super::view::{Extent, RecordView, Revealed, shortened_key};
+use super::wanted::Selection;
 use super::{MAX_LISTINGS, State};
+use crate::idempotency::identity::ScopeTag;
 use crate::idempotency::record::{self, RecordId};
 use crate::store::{Error, ErrorKind, Listed, Store};
+
+/// How long pages are looked through for the first record of a scope. An empty page may have a next one.
+const LIST_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Longest reason for a change, in bytes.
 const MAX_REASON: usize = 2000;
@@ -29,22 +36,32 @@ pub(super) async fn list(state: &State, query: Option<&str>, asker: &Asker) -> R
         next: Option<String>,
     }
     let Query { wanted, limit, after } = Query::parse(query)?;
-    if wanted.key.is_some() {
-        asker.must_be(REVEALING, "a filter by key").map_err(|refused| state.refused(refused))?;
+    if wanted.is_guess() {
+        asker.must_be(REVEALING, "a filter by key or scope").map_err(|refused| state.refused(refused))?;
     }
     let _slot = state.listing_slot()?;
     let store = state.opened()?;
-    let Some(filter) = wanted.filter(state) else {
+    let Some(Selection { filter, tags }) = wanted.select(state) else {
         return Ok(json(StatusCode::OK, &Page { records: Vec::new(), next: None }));
     };
-    let found = store.list(filter, after, limit).await.map_err(|error| match error.cause().kind {
-        ErrorKind::Timeout => {
-            tracing::warn!(%error, "a list of records took too long");
-            Kind::StoreUnavailable
-                .because("the list took too long; narrow it by state (unknown or in-flight), key or id")
+    let (began, mut after) = (Instant::now(), after);
+    let found = loop {
+        let mut found = store.list(filter.clone(), after, limit).await.map_err(|error| match error.cause().kind {
+            ErrorKind::Timeout => {
+                tracing::warn!(%error, "a list of records took too long");
+                Kind::StoreUnavailable
+                    .because("the list took too long; narrow it by state (unknown or in-flight), key or id")
+            }
+            _ => unavailable(error),
+        })?;
+        // The store does not know whose records they are.
+        let is_of = |listed: &Listed, tags: &[ScopeTag]| belongs(&listed.record, tags) == Belongs::Yes;
+        found.records.retain(|listed| tags.as_deref().is_none_or(|tags| is_of(listed, tags)));
+        if !found.records.is_empty() || found.next.is_none() || began.elapsed() >= LIST_PATIENCE {
+            break found;
         }
-        _ => unavailable(error),
-    })?;
+        after = found.next;
+    };
     let on_file = store.identities().await.map_err(unavailable)?;
     let next = found.next.map(|next| next.to_string());
     let records = found.records.iter().map(|listed| RecordView::of(listed, &on_file, Extent::Listed, asker.role));

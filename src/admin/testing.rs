@@ -174,6 +174,8 @@ impl Admin {
             trace: Some(0xcd),
             upstream: Some("app".to_owned()),
             caller: Some([9; 8]),
+            // The record of this key is as an older release claimed it.
+            scope: (key.as_str() != "legacy").then(|| identifier().scope_tags(&[ScopePart::Host], caller)),
             unknown_ttl: Some(unknown_ttl),
             // The one route whose upstream is asked about records without a client.
             key: (route == "refund").then(|| key.clone()),

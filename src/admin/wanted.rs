@@ -3,6 +3,8 @@
 use std::time::{Duration, SystemTime};
 
 use super::State;
+use super::scope::ScopeValue;
+use crate::idempotency::identity::ScopeTag;
 use crate::idempotency::key::Key;
 use crate::idempotency::record::{self, Timestamp};
 use crate::store::{Filter, IdPrefix, Since};
@@ -19,11 +21,19 @@ pub(super) struct Wanted {
     pub(super) id: Option<IdPrefix>,
     pub(super) older_than: Option<Duration>,
     pub(super) since: Option<Since>,
+    pub(super) scope: Option<ScopeValue>,
+}
+
+/// Which records a store gives, and which of these are wanted.
+pub(super) struct Selection {
+    pub(super) filter: Filter,
+    /// `None` where they may be of anybody.
+    pub(super) tags: Option<Vec<ScopeTag>>,
 }
 
 impl Wanted {
     /// The names of its members.
-    pub(super) const NAMES: [&str; 6] = ["state", "route", "key", "id", "older_than", "since"];
+    pub(super) const NAMES: [&str; 7] = ["state", "route", "key", "id", "older_than", "since", "scope"];
 
     /// Sets a member. Otherwise says what is wrong with the value, as the end of a sentence.
     pub(super) fn set(&mut self, name: &str, value: String) -> Result<(), String> {
@@ -48,6 +58,7 @@ impl Wanted {
                 self.since =
                     Some(since.ok_or("must be a duration such as 1h, or a time such as 2026-01-31T22:00:00Z")?);
             }
+            "scope" => self.scope = Some(ScopeValue::parse(&value)?),
             _ => return Err(format!("is unknown; known are: {}", Self::NAMES.join(", "))),
         }
         Ok(())
@@ -58,8 +69,14 @@ impl Wanted {
         *self == Self::default()
     }
 
-    /// The filter for the records of this service; `None` where no record can pass.
-    pub(super) fn filter(self, state: &State) -> Option<Filter> {
+    /// Whether it names a key or a caller, so that its answer tells whether a guess is right.
+    pub(super) fn is_guess(&self) -> bool {
+        self.key.is_some() || self.scope.is_some()
+    }
+
+    /// The selection among the records of this service; `None` where no record can pass.
+    pub(super) fn select(self, state: &State) -> Option<Selection> {
+        let tags = self.scope.as_ref().map(|scope| scope.tags(&state.identifier));
         let by_key = self.key.map(|key| IdPrefix::of_bytes(state.identifier.prefix(&key)));
         let prefix = match (by_key, self.id) {
             (Some(by_key), Some(id)) => Some(by_key.and(id)?),
@@ -67,7 +84,7 @@ impl Wanted {
         };
         let service = Some(state.service.clone());
         let Self { state, route, older_than, since, .. } = self;
-        Some(Filter { service, route, state, prefix, older_than, since })
+        Some(Selection { filter: Filter { service, route, state, prefix, older_than, since }, tags })
     }
 }
 

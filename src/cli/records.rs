@@ -83,6 +83,10 @@ struct FilterArgs {
     /// Only records claimed at most this long ago, as 90s, 1h or 7d, or since a time, as 2026-01-31T22:00:00Z
     #[arg(long, value_name = "DURATION|TIME")]
     since: Option<String>,
+    /// Only records whose scope has this value, as header:X-Tenant=acme, cookie:NAME=VALUE, basic:user=NAME, host=NAME,
+    /// client-ip=ADDRESS, jwt:sub=VALUE, or credential=NAME: VALUE with the header that has the credential
+    #[arg(long, value_name = "PART=VALUE")]
+    scope: Option<String>,
 }
 
 #[derive(Args, Debug)]
@@ -104,7 +108,7 @@ struct ListArgs {
 }
 
 /// The names of what selects more than one record.
-const SELECTING: [&str; 7] = ["state", "route", "key", "id", "older_than", "since", "all"];
+const SELECTING: [&str; 8] = ["state", "route", "key", "id", "older_than", "since", "scope", "all"];
 
 /// Which records to change, and what is said of it.
 #[derive(Args, Debug)]
@@ -116,7 +120,7 @@ struct ChangeArgs {
     #[command(flatten)]
     filter: FilterArgs,
     /// All records
-    #[arg(long, conflicts_with_all = &SELECTING[..6])]
+    #[arg(long, conflicts_with_all = &SELECTING[..7])]
     all: bool,
     /// Leave alone what was claimed, or turned unknown, after this time: a dry run prints it
     #[arg(long, value_name = "TIME", conflicts_with = "record")]
@@ -250,7 +254,7 @@ fn records_of(page: &Value) -> anyhow::Result<&Vec<Value>> {
 impl FilterArgs {
     /// What is given, by the names of the API.
     fn given(&self) -> impl Iterator<Item = (&'static str, &str)> {
-        let Self { state, route, key, id, older_than, since } = self;
+        let Self { state, route, key, id, older_than, since, scope } = self;
         let all = [
             ("state", state),
             ("route", route),
@@ -258,6 +262,7 @@ impl FilterArgs {
             ("id", id),
             ("older_than", older_than),
             ("since", since),
+            ("scope", scope),
         ];
         all.into_iter().filter_map(|(name, value)| Some((name, value.as_deref()?)))
     }

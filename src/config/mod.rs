@@ -157,6 +157,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     listeners::check_scopes(&root, &server);
     let jwt = auth::read(&root, &router);
     policy::check_response_headers(&root, &headers);
+    policy::advise_retention(&root, store.keys.max_ttl, &router);
     policy::check_seals(&root, !store.keys.encryption_keys.is_empty());
     headers::check(&root, &own_headers, &router, jwt.as_ref().map(|jwt| &jwt.header));
     drop(root);

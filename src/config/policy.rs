@@ -13,9 +13,11 @@ use super::headers::TOKEN;
 use super::kinds::{Kind, flag, nested, nonzero_time, number, set, size, text, time_of, unique, words, words_but};
 use super::node::{Node, Table, Wrong};
 use super::preset::Preset;
+use super::units::show_duration;
 use crate::idempotency::key::{KeyRule, KeySource};
 use crate::idempotency::policy::{Cors, Delivery, InFlight, Mode, Policy, Seal, StoreFailure};
 use crate::idempotency::scope::{Scope, ScopeWord};
+use crate::route::Router;
 
 mod fingerprint;
 mod outcomes;
@@ -193,6 +195,24 @@ pub(super) fn read(table: &Table<'_>, base: &PartialPolicy) -> PartialPolicy {
     fingerprint::check(&table.table("fingerprint", Fingerprint::SECTION), &policy.fingerprint);
     check_cors(&table.table("cors", Cors::SECTION), &policy.cors);
     PartialPolicy { policy, scope_is_explicit: base.scope_is_explicit || table.get("scope").is_some() }
+}
+
+/// Says which routes keep records for longer than the operator means to.
+pub(super) fn advise_retention(root: &Table<'_>, most: Option<Duration>, router: &Router) {
+    let Some(most) = most else { return };
+    let tables = root.tables("routes", super::routes::SECTION).unwrap_or_default();
+    for (place, route) in router.routes().iter().enumerate() {
+        for (key, span) in [("ttl", route.policy.ttl), ("unknown_ttl", route.policy.unknown_ttl)] {
+            if span > most {
+                let (name, span, most) = (&route.name, show_duration(span), show_duration(most));
+                let message = format!("the route `{name}` keeps records for {span}, and store.max_ttl is {most}");
+                match tables.get(place) {
+                    Some(table) => table.advise(key, message),
+                    None => root.table("defaults", SECTION).advise(key, message),
+                }
+            }
+        }
+    }
 }
 
 /// Nothing is encrypted without a key.

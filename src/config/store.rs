@@ -70,6 +70,9 @@ keys! {
         /// store can read answers and the heads of requests. See docs/operate/encryption.md.
         encryption_keys: Vec<KeyFile> = Vec::new()
             => sealing::key_files(), Example("[{ id = \"2026-11\", file = \"/run/secrets/oncegate-key-1\" }]");
+        /// How long records may be kept by your own rules. If a route has a longer `ttl` or `unknown_ttl`, `oncegate check`
+        /// and the start say so; the route keeps what it has. If omitted, any time will do.
+        max_ttl: Option<Duration> = None => time().optional(), Example("\"7d\"");
         /// A Redis that answers retries before a PostgreSQL store is asked, so that a gate need not have seen the first
         /// answer itself. The URL has the form of a Redis store's. The cache is never believed over the store, and can be
         /// lost at any time. Its content is authenticated, with `id_secret_file` too if that is set.

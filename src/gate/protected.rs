@@ -155,6 +155,7 @@ impl ProtectedRequest {
             trace: trace(&self.head.headers),
             upstream: Some(self.upstream().settings().name.to_string()),
             caller: Some(self.gate.identifier.caller(&policy.scope, self.head.caller())),
+            scope: Some(self.gate.identifier.scope_tags(&policy.scope, self.head.caller())),
             unknown_ttl: Some(policy.unknown_ttl),
             key: policy.recovery.keeps_keys().then(|| self.key.clone()),
         }

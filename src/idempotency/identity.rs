@@ -21,6 +21,11 @@ pub struct Identifier {
     service: Arc<str>,
 }
 
+/// What finds records by a part of their scope without saying what it is: a digest, which without a secret can be tested
+/// against guesses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScopeTag(pub [u8; 8]);
+
 /// What says who a caller is and stands in no route. A rule counts only where the part that it is about is part of the scope.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CallerRules<'a> {
@@ -121,6 +126,23 @@ impl Identifier {
         let mut digest = [0; 8];
         digest.copy_from_slice(&self.hash(&whole)[..8]);
         digest
+    }
+
+    /// The tags of the parts of a scope, but for constants: they find the records of one value of a part, on every route.
+    #[must_use]
+    pub fn scope_tags(&self, scope: &[ScopePart], caller: Caller<'_>) -> Vec<ScopeTag> {
+        let parts = scope.iter().filter(|part| !matches!(part, ScopePart::Const(_)));
+        parts.map(|part| self.scope_tag(part, caller)).collect()
+    }
+
+    /// The tag of what a caller has for a part.
+    #[must_use]
+    pub fn scope_tag(&self, part: &ScopePart, caller: Caller<'_>) -> ScopeTag {
+        let mut whole = self.begin(b"oncegate scope part 1");
+        part.encode(caller, &mut whole);
+        let mut tag = [0; 8];
+        tag.copy_from_slice(&self.hash(&whole)[..8]);
+        ScopeTag(tag)
     }
 
     /// The first eight bytes of the ids of every record of this key, whatever its namespace and scope.

@@ -214,3 +214,26 @@ fn serving_without_a_configuration() {
     assert!(path.exists());
     assert!(process.log().contains(&path.display().to_string()), "its absolute path is not said: {}", process.log());
 }
+
+#[test]
+fn the_records_of_one_tenant_are_removed() {
+    let upstream = Upstream::start(|request| Reply::ok(format!("run {}", request.nth)));
+    let gate = Gate::before(&upstream).defaults("scope = [\"header:X-Tenant\", \"credential\"]").start();
+    let send = |tenant: &str, key: &str| {
+        Request::post("/charges").header("X-Tenant", tenant).header("X-Api-Key", "k").key(key).body("{}").send(&gate)
+    };
+    for (tenant, key) in [("acme", "k-1"), ("acme", "k-2"), ("globex", "k-1")] {
+        send(tenant, key).expect(200, "executed");
+    }
+    let scope = ["--scope", "header:X-Tenant=acme"];
+    let dry = records(&gate, &[&["purge", "--dry-run"], &scope[..]].concat());
+    assert!(dry.starts_with("2 records would be removed"), "{dry}");
+    let done = records(&gate, &[&["purge", "--yes", "--reason", "a test"], &scope[..]].concat());
+    assert_eq!(done, "2 records removed\n");
+    send("acme", "k-1").expect(200, "executed");
+    send("globex", "k-1").expect(200, "replayed");
+    let listed = records(&gate, &["list", "--scope", "credential=X-Api-Key: k", "--json"]);
+    let listed: serde_json::Value = serde_json::from_str(&listed).expect("JSON");
+    assert_eq!(listed["records"].as_array().expect("a list").len(), 2);
+    assert!(!gate.log().contains("acme"), "an erasure does not say whose it was: {}", gate.log());
+}

@@ -1,6 +1,14 @@
 //! Changes of all records that a filter finds.
 
+use http::{HeaderMap, Method};
+
 use super::*;
+use crate::admin::testing::identifier;
+use crate::idempotency::codec::{Details, Head};
+use crate::idempotency::fingerprint::{Fingerprint, Recipe};
+use crate::idempotency::key::Key;
+use crate::idempotency::scope::{Caller, ScopePart};
+use crate::store::Expiry;
 
 /// The API before a store whose calls can be delayed or refused.
 async fn start_unreliable() -> (Admin, Arc<Unreliable>) {
@@ -52,6 +60,51 @@ async fn all_that_a_filter_finds_are_removed() {
     let done = admin.bulk("purge", json!({"filter": by_name, "reason": "a test"})).await.json();
     assert_eq!((&done["done"], &done["ids"]), (&json!(1), &json!([running.to_string()])));
     assert_eq!(admin.store.count().await.unwrap(), [0, 0, 0]);
+}
+
+/// Records that do not say whose they are might be anybody's: they are counted, and left alone.
+#[tokio::test]
+async fn a_scope_finds_the_records_of_its_caller() {
+    let admin = start(None).await;
+    let claim_of = async |host: &str, key: &str| {
+        let key = Key::parse(key, 255).unwrap();
+        let headers = HeaderMap::new();
+        let caller =
+            Caller { headers: &headers, authority: Some(host), client_ip: None, certificate: None, claims: None };
+        let scope = Some(identifier().scope_tags(&[ScopePart::Host], caller));
+        let fingerprint = Fingerprint { recipe: Recipe::default(), digest: [7; 32] };
+        let head =
+            Head::new(fingerprint, Method::POST, "/v1", &key).with_details(&Details { scope, ..Details::default() });
+        let id = identifier().id("charge", &[ScopePart::Host], caller, &key);
+        let attempt = Attempt([id.0[9]; 16]);
+        admin.store.claim(id, Fresh { attempt, head: head.encode(), ..fresh() }).await.unwrap();
+        let end = End::Complete { answer: Bytes::new(), expiry: Expiry::FromNow(LEASE) };
+        admin.store.settle(id, attempt, end).await.unwrap();
+        id.to_string()
+    };
+    let (one, two) = (claim_of("acme.example", "k-1").await, claim_of("acme.example", "k-2").await);
+    let other = claim_of("globex.example", "k-1").await;
+    let legacy = admin.completed("charge", "legacy").await.to_string();
+
+    let sorted = |mut ids: Vec<String>| {
+        ids.sort();
+        ids
+    };
+    assert_eq!(sorted(admin.ids("?scope=host=acme.example").await), sorted(vec![one.clone(), two.clone()]));
+    assert!(admin.ids("?scope=host=nobody.example").await.is_empty());
+    let filter = json!({"scope": "host=ACME.example"});
+    let dry = admin.bulk("purge", json!({"filter": filter, "dry_run": true})).await.json();
+    assert_eq!((&dry["matched"], &dry["of_unknown_scope"]), (&json!(2), &json!(1)));
+    let done = admin.bulk("purge", json!({"filter": filter, "reason": "a test"})).await.json();
+    assert_eq!(
+        (&done["done"], &done["of_unknown_scope"], &done["ids"]),
+        (&json!(2), &json!(1), &json!(sorted(vec![one, two])))
+    );
+    assert_eq!(sorted(admin.ids("").await), sorted(vec![other, legacy]));
+    for wrong in ["acme", "const:x=y", "client-ip=here"] {
+        let refused = admin.bulk("purge", json!({"filter": {"scope": wrong}, "reason": "a test"})).await;
+        refused.is_problem(400, "bad-request").says("`scope`");
+    }
 }
 
 /// What an operator has looked at is what is changed, and nothing that comes later.

@@ -117,9 +117,11 @@ impl Change {
         ask: &Ask,
     ) -> anyhow::Result<()> {
         if args.dry_run {
-            let Counts { matched, in_flight, as_of, .. } = self.send(client, args, true, args.as_of.clone()).await?;
+            let Counts { matched, in_flight, of_unknown_scope, as_of, .. } =
+                self.send(client, args, true, args.as_of.clone()).await?;
             writeln!(out, "{} would be {}; nothing was changed", records(matched), self.done)?;
             say_in_flight(in_flight, out)?;
+            say_of_unknown_scope(of_unknown_scope, out)?;
             if matched > 0 {
                 let target = format!("/api/v1/records?limit={SHOWN}{}", args.filter.query());
                 let newest = client.send(Method::GET, &target, None).await?;
@@ -156,9 +158,11 @@ impl Change {
                 ),
             }
         }
-        let Counts { matched, done, failed, in_flight, .. } = self.send(client, args, false, as_of).await?;
+        let Counts { matched, done, failed, in_flight, of_unknown_scope, .. } =
+            self.send(client, args, false, as_of).await?;
         writeln!(out, "{} {}", records(done), self.done)?;
         say_in_flight(in_flight, out)?;
+        say_of_unknown_scope(of_unknown_scope, out)?;
         let others = matched.saturating_sub(done + failed);
         if others > 0 {
             writeln!(out, "{} left alone: changed by others meanwhile", records(others))?;
@@ -200,6 +204,7 @@ impl Change {
             counts.done += count("done")?;
             counts.failed += count("failed")?;
             counts.in_flight += answer["in_flight"].as_u64().unwrap_or(0);
+            counts.of_unknown_scope += answer["of_unknown_scope"].as_u64().unwrap_or(0);
             if let Some(as_of) = answer["as_of"].as_str() {
                 // The requests that follow are about the same time.
                 counts.as_of = Some(as_of.to_owned());
@@ -220,10 +225,22 @@ struct Counts {
     done: u64,
     failed: u64,
     in_flight: u64,
+    of_unknown_scope: u64,
     as_of: Option<String>,
 }
 
 /// Says what a purge leaves alone unless it is asked for by name.
+fn say_of_unknown_scope(count: u64, out: &mut dyn Write) -> anyhow::Result<()> {
+    if count > 0 {
+        writeln!(
+            out,
+            "{} left alone: they do not say whose they are, since an older version claimed them or they cannot be read",
+            records(count)
+        )?;
+    }
+    Ok(())
+}
+
 fn say_in_flight(count: u64, out: &mut dyn Write) -> anyhow::Result<()> {
     if count > 0 {
         writeln!(

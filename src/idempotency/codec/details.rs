@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::Reader;
+use crate::idempotency::identity::ScopeTag;
 use crate::idempotency::key::Key;
 use crate::idempotency::record::RequestId;
 
@@ -19,6 +20,11 @@ const CALLER: u8 = 4;
 const UNKNOWN_TTL: u8 = 5;
 /// A key that is longer than an entry is in several, one after the other.
 const KEY: u8 = 6;
+/// All tags, one after the other.
+const SCOPE: u8 = 7;
+
+/// The most tags in an entry.
+const MOST_TAGS: usize = u8::MAX as usize / size_of::<ScopeTag>();
 
 /// What a head says of its request besides what decisions need.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,6 +37,8 @@ pub struct Details {
     pub upstream: Option<String>,
     /// A digest of the caller, equal for the requests of one caller on routes with the same scope.
     pub caller: Option<[u8; 8]>,
+    /// What finds the record by a part of its scope; `None` where an older release claimed it.
+    pub scope: Option<Vec<ScopeTag>>,
     /// How long the record is kept if it turns unknown.
     pub unknown_ttl: Option<Duration>,
     /// The whole key, where the upstream is asked about records without a client.
@@ -59,6 +67,11 @@ impl Details {
         if let Some(caller) = &self.caller {
             put(CALLER, caller);
         }
+        if let Some(tags) = &self.scope {
+            // No scope has as many parts as an entry has room for.
+            let tags: Vec<u8> = tags.iter().take(MOST_TAGS).flat_map(|tag| tag.0).collect();
+            put(SCOPE, &tags);
+        }
         if let Some(ttl) = self.unknown_ttl {
             let millis = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX).to_be_bytes();
             let zeroes = millis.iter().take_while(|byte| **byte == 0).count();
@@ -83,6 +96,7 @@ impl Details {
                 UPSTREAM => details.upstream = String::from_utf8(value.into()).ok(),
                 CALLER => details.caller = value.as_ref().try_into().ok(),
                 UNKNOWN_TTL => details.unknown_ttl = number(&value).map(Duration::from_millis),
+                SCOPE => details.scope = Some(value.as_chunks().0.iter().copied().map(ScopeTag).collect()),
                 KEY => key.extend_from_slice(&value),
                 _ => {}
             }
@@ -112,6 +126,7 @@ pub(super) mod tests {
             trace in proptest::option::of(any::<u128>()),
             upstream in proptest::option::of("\\PC{0,20}"),
             caller in proptest::option::of(any::<[u8; 8]>()),
+            scope in proptest::option::of(proptest::collection::vec(any::<[u8; 8]>(), 0..5)),
             unknown_ttl in proptest::option::of(any::<u64>()),
             key in proptest::option::of("[!-~]{1,600}"),
         ) -> Details {
@@ -120,6 +135,7 @@ pub(super) mod tests {
                 trace,
                 upstream,
                 caller,
+                scope: scope.map(|tags| tags.into_iter().map(ScopeTag).collect()),
                 unknown_ttl: unknown_ttl.map(Duration::from_millis),
                 key: key.and_then(|key| Key::from_value(key.as_bytes(), key.len()).ok()),
             }
@@ -133,7 +149,7 @@ pub(super) mod tests {
         }
 
         #[test]
-        fn entries_of_a_later_version_are_skipped(details in details(), what in 7..=255_u8, value in "[a-z]{0,9}") {
+        fn entries_of_a_later_version_are_skipped(details in details(), what in 8..=255_u8, value in "[a-z]{0,9}") {
             let later = [&[what, value.len() as u8], value.as_bytes(), &details.encode()].concat();
             prop_assert_eq!(Details::decode(&later.into()), details);
         }
@@ -151,12 +167,13 @@ pub(super) mod tests {
             trace: Some(8),
             upstream: Some("app".to_owned()),
             caller: Some([9; 8]),
+            scope: Some(vec![ScopeTag([5; 8]), ScopeTag([6; 8])]),
             unknown_ttl: Some(Duration::from_millis(258)),
             key: Key::from_value(b"k-1", 255).ok(),
         };
         let mut expected = b"\x01\x08\0\0\0\0\0\0\0\x07\x02\x10".to_vec();
         expected.extend(8_u128.to_be_bytes());
-        expected.extend(b"\x03\x03app\x04\x08\x09\x09\x09\x09\x09\x09\x09\x09\x05\x02\x01\x02\x06\x03k-1");
+        expected.extend(b"\x03\x03app\x04\x08\x09\x09\x09\x09\x09\x09\x09\x09\x07\x10\x05\x05\x05\x05\x05\x05\x05\x05\x06\x06\x06\x06\x06\x06\x06\x06\x05\x02\x01\x02\x06\x03k-1");
         assert_eq!(&details.encode()[..], &expected[..]);
         let long = Details { upstream: Some("x".repeat(256)), ..Details::default() };
         assert_eq!(Details::decode(&long.encode()), Details::default());

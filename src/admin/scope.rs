@@ -1,0 +1,153 @@
+//! Whose records are wanted: `scope=header:X-Tenant=acme`.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use http::header::{AUTHORIZATION, COOKIE};
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+use crate::idempotency::codec::Head;
+use crate::idempotency::identity::{Identifier, ScopeTag};
+use crate::idempotency::record::Record;
+use crate::idempotency::scope::{Caller, ScopePart};
+use crate::idempotency::token::TokenClaims;
+
+/// A part of a scope, and the value that it has. `Debug` does not show it.
+#[derive(PartialEq)]
+pub(super) struct ScopeValue {
+    part: ScopePart,
+    /// What a request may have that makes the value.
+    made_by: Vec<MadeBy>,
+}
+
+#[derive(PartialEq)]
+enum MadeBy {
+    Headers(HeaderMap),
+    Authority(String),
+    Address(IpAddr),
+    Claims(TokenClaims),
+}
+
+/// Whether a record has a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Belongs {
+    Yes,
+    No,
+    /// An older release claimed it, or it cannot be read.
+    Unknown,
+}
+
+/// What a scope must look like.
+const FORM: &str = "must be a part of a scope and its value: header:NAME=VALUE, cookie:NAME=VALUE, basic:user=NAME, \
+                    host=NAME, client-ip=ADDRESS, jwt:CLAIM=VALUE, or credential=NAME: VALUE with the header that has it";
+
+impl ScopeValue {
+    /// Reads `header:X-Tenant=acme`, and `X-Tenant:acme` for the same. Otherwise says what is wrong, as the end of a sentence.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let wrong = || FORM.to_owned();
+        let with_part = text.split_once('=').and_then(|(part, value)| Some((ScopePart::parse(part).ok()?, value)));
+        let (part, value) = match with_part {
+            Some(found) => found,
+            None => {
+                let (name, value) = text.split_once(':').ok_or_else(wrong)?;
+                (ScopePart::Header(name.trim().parse().map_err(|_| wrong())?), value)
+            }
+        };
+        let value = value.trim();
+        let header = |name: HeaderName, value: &str| -> Result<Vec<MadeBy>, String> {
+            let value =
+                HeaderValue::from_bytes(value.as_bytes()).map_err(|_| "is not the value of a header".to_owned())?;
+            Ok(vec![MadeBy::Headers(HeaderMap::from_iter([(name, value)]))])
+        };
+        let made_by = match &part {
+            ScopePart::Header(name) => header(name.clone(), value)?,
+            ScopePart::Cookie(name) => header(COOKIE, &format!("{name}={value}"))?,
+            ScopePart::BasicUser => header(AUTHORIZATION, &format!("Basic {}", STANDARD.encode(format!("{value}:"))))?,
+            ScopePart::Credential => {
+                let (name, value) = value.split_once(':').ok_or_else(wrong)?;
+                header(name.trim().parse().map_err(|_| wrong())?, value.trim())?
+            }
+            ScopePart::Host => vec![MadeBy::Authority(value.to_owned())],
+            ScopePart::ClientIp => vec![MadeBy::Address(value.parse().map_err(|_| "is not an address".to_owned())?)],
+            ScopePart::Claim(name) => claims(name, value),
+            ScopePart::ClientCert(_) | ScopePart::Const(_) => return Err(wrong()),
+        };
+        Ok(Self { part, made_by })
+    }
+
+    /// The tags of which the records of the value have one.
+    pub(super) fn tags(&self, identifier: &Identifier) -> Vec<ScopeTag> {
+        let none = HeaderMap::new();
+        let nobody = Caller { headers: &none, authority: None, client_ip: None, certificate: None, claims: None };
+        let caller = |made_by| match made_by {
+            &MadeBy::Headers(ref headers) => Caller { headers, ..nobody },
+            MadeBy::Authority(authority) => Caller { authority: Some(authority), ..nobody },
+            MadeBy::Address(address) => Caller { client_ip: Some(*address), ..nobody },
+            MadeBy::Claims(claims) => Caller { claims: Some(claims), ..nobody },
+        };
+        self.made_by.iter().map(|made_by| identifier.scope_tag(&self.part, caller(made_by))).collect()
+    }
+}
+
+impl fmt::Debug for ScopeValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ScopeValue({})", self.part)
+    }
+}
+
+/// A claim that is this text, and the number or truth value that is written so.
+fn claims(name: &str, value: &str) -> Vec<MadeBy> {
+    let payloads = [Some(serde_json::Value::from(value)), serde_json::from_str(value).ok()];
+    let claims =
+        |value: serde_json::Value| TokenClaims::parse(serde_json::json!({ name: value }).to_string().as_bytes());
+    payloads.into_iter().flatten().filter_map(|value| claims(value).ok()).map(MadeBy::Claims).collect()
+}
+
+/// Whether a record has one of these tags.
+pub(super) fn belongs(record: &Record, wanted: &[ScopeTag]) -> Belongs {
+    match Head::decode(&record.head).ok().and_then(|head| head.details().scope) {
+        Some(tags) if tags.iter().any(|tag| wanted.contains(tag)) => Belongs::Yes,
+        Some(_) => Belongs::No,
+        None => Belongs::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scope_is_a_part_and_its_value() {
+        let tag = |text: &str| ScopeValue::parse(text).unwrap().tags(&Identifier::new("s".into(), None));
+        assert_eq!(tag("header:X-Tenant=acme"), tag("X-Tenant: acme"));
+        assert_eq!(tag("header:x-tenant=acme"), tag("X-TENANT:acme"));
+        let others = [
+            "header:X-Tenant=acme",
+            "header:X-Tenant=acme=2",
+            "header:X-Tenant=",
+            "cookie:session=acme",
+            "basic:user=acme",
+            "host=acme",
+            "client-ip=10.0.0.1",
+            "client-ip=10.0.0.2",
+            "jwt:sub=acme",
+            "credential=X-Api-Key: acme",
+            "credential=Authorization: Basic YWNtZTp4",
+        ];
+        for (place, one) in others.iter().enumerate() {
+            for other in &others[..place] {
+                assert_ne!(tag(one), tag(other), "{one} and {other}");
+            }
+        }
+        assert_eq!(tag("host=Shop.Example"), tag("host=shop.example"));
+        assert_eq!(tag("client-ip=::ffff:10.0.0.1"), tag("client-ip=10.0.0.1"));
+        assert_eq!((tag("jwt:sub=acme").len(), tag("jwt:tenant=12").len()), (1, 2), "text, or a number");
+        // Whatever the password is.
+        assert_eq!(tag("credential=Authorization: Basic YWNtZTp4"), tag("credential=Authorization: Basic YWNtZTp5"));
+        for wrong in ["", "acme", "client-ip=acme", "const:a=b", "client-cert:san=x", "credential=acme", "a b:c"] {
+            assert!(ScopeValue::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}
