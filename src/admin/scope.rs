@@ -82,7 +82,7 @@ impl ScopeValue {
         let none = HeaderMap::new();
         let nobody = Caller { headers: &none, authority: None, client_ip: None, certificate: None, claims: None };
         let caller = |made_by| match made_by {
-            &MadeBy::Headers(ref headers) => Caller { headers, ..nobody },
+            MadeBy::Headers(headers) => Caller { headers, ..nobody },
             MadeBy::Authority(authority) => Caller { authority: Some(authority), ..nobody },
             MadeBy::Address(address) => Caller { client_ip: Some(*address), ..nobody },
             MadeBy::Claims(claims) => Caller { claims: Some(claims), ..nobody },
