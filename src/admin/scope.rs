@@ -81,13 +81,13 @@ impl ScopeValue {
     pub(super) fn tags(&self, identifier: &Identifier) -> Vec<ScopeTag> {
         let none = HeaderMap::new();
         let nobody = Caller { headers: &none, authority: None, client_ip: None, certificate: None, claims: None };
-        let caller = |made_by| match made_by {
+        let callers = self.made_by.iter().map(|made_by| match made_by {
             MadeBy::Headers(headers) => Caller { headers, ..nobody },
             MadeBy::Authority(authority) => Caller { authority: Some(authority), ..nobody },
             MadeBy::Address(address) => Caller { client_ip: Some(*address), ..nobody },
             MadeBy::Claims(claims) => Caller { claims: Some(claims), ..nobody },
-        };
-        self.made_by.iter().map(|made_by| identifier.scope_tag(&self.part, caller(made_by))).collect()
+        });
+        callers.map(|caller| identifier.scope_tag(&self.part, caller)).collect()
     }
 }
 
