@@ -229,7 +229,7 @@ struct Counts {
     as_of: Option<String>,
 }
 
-/// Says what a purge leaves alone unless it is asked for by name.
+/// Says what a filter by scope leaves alone: it may be anybody's.
 fn say_of_unknown_scope(count: u64, out: &mut dyn Write) -> anyhow::Result<()> {
     if count > 0 {
         writeln!(
@@ -241,6 +241,7 @@ fn say_of_unknown_scope(count: u64, out: &mut dyn Write) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Says what a purge leaves alone unless it is asked for by name.
 fn say_in_flight(count: u64, out: &mut dyn Write) -> anyhow::Result<()> {
     if count > 0 {
         writeln!(
@@ -252,7 +253,8 @@ fn say_in_flight(count: u64, out: &mut dyn Write) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn records(count: u64) -> String {
+/// So many records, in words.
+pub(super) fn records(count: u64) -> String {
     if count == 1 { "1 record".to_owned() } else { format!("{count} records") }
 }
 

@@ -6,6 +6,7 @@ use anyhow::Context as _;
 use http::Method;
 use serde_json::{Map, Value};
 
+use super::changing::records;
 use crate::cli::http_client::AdminClient;
 
 /// Goes on until the gate has looked at every record.
@@ -23,8 +24,7 @@ pub(super) async fn reseal(client: &AdminClient, out: &mut dyn Write) -> anyhow:
         writeln!(out, "{resealed} encrypted so far")?;
         target = format!("/api/v1/records/reseal?after={after}");
     }
-    let records = if resealed == 1 { "record" } else { "records" };
-    writeln!(out, "{resealed} {records} encrypted with the first key")?;
+    writeln!(out, "{} encrypted with the first key", records(resealed))?;
     if in_flight > 0 {
         writeln!(out, "{in_flight} in flight, which are left alone: run it again when their attempts have ended")?;
     }

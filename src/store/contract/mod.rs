@@ -41,25 +41,13 @@ impl Harness {
             step(duration);
             Box::pin(std::future::ready(()))
         };
-        Self {
-            store: Arc::new(store),
-            advance: Box::new(advance),
-            records: Vec::new(),
-            is_shared: false,
-            is_above_seal: false,
-        }
+        Self::stepped_slowly(store, advance)
     }
 
     /// A store whose clock runs by itself.
     pub fn waiting(store: impl Store) -> Self {
         let advance = |duration| -> BoxFuture<'static, ()> { Box::pin(tokio::time::sleep(duration)) };
-        Self {
-            store: Arc::new(store),
-            advance: Box::new(advance),
-            records: Vec::new(),
-            is_shared: false,
-            is_above_seal: false,
-        }
+        Self::stepped_slowly(store, advance)
     }
 
     /// It is a store that services share.
