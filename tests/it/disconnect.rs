@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Client, Gate, Reply, Request, Signal, Upstream, eventually};
+use crate::support::{Client, Gate, Reply, Request, Signal, Upstream};
 
 #[test]
 fn the_answer_is_kept_for_a_client_that_left_while_the_upstream_ran() {
@@ -18,7 +18,7 @@ fn the_answer_is_kept_for_a_client_that_left_while_the_upstream_ran() {
     request.send(&gate).expect_problem(409, "in-flight");
     signal.open();
     gate.wait_for_state("k-1", "completed");
-    let retry = request.send(&gate);
+    let retry = request.send_after_attempt(&gate);
     retry.expect(201, "replayed");
     assert_eq!(retry.text(), "order 7");
     assert_eq!(upstream.runs(), 1);
@@ -38,7 +38,7 @@ fn a_client_that_resets_its_connection_is_no_different() {
     drop(client);
     signal.open();
     gate.wait_for_state("k-1", "completed");
-    request.send(&gate).expect(200, "replayed");
+    request.send_after_attempt(&gate).expect(200, "replayed");
     assert_eq!(upstream.runs(), 1);
 }
 
@@ -60,7 +60,7 @@ fn a_client_that_leaves_in_the_middle_of_the_answer() {
     drop(client);
     signal.open();
     gate.wait_for_state("k-1", "completed");
-    let retry = request.send(&gate);
+    let retry = request.send_after_attempt(&gate);
     retry.expect(200, "replayed");
     assert!(retry.text() == body);
     assert_eq!(upstream.runs(), 1);
@@ -78,10 +78,7 @@ fn clients_that_leave_at_any_moment_cost_at_most_one_run() {
         client.send(request.bytes());
         std::thread::sleep(wait);
         drop(client);
-        let retry = eventually("an answer", || {
-            let response = request.send(&gate);
-            (response.word() != "in-flight").then_some(response)
-        });
+        let retry = request.send_after_attempt(&gate);
         assert!(["executed", "replayed"].contains(&retry.word().as_str()), "{}", retry.show());
         assert_eq!(upstream.runs_of(&key), 1, "left after {wait:?}");
     }
@@ -102,6 +99,6 @@ fn a_client_that_only_closes_its_sending_side_loses_no_answer() {
         response.expect(200, "executed");
     }
     gate.wait_for_state("k-1", "completed");
-    request.send(&gate).expect(200, "replayed");
+    request.send_after_attempt(&gate).expect(200, "replayed");
     assert_eq!(upstream.runs(), 1);
 }

@@ -69,9 +69,7 @@ impl Begun {
 
 #[track_caller]
 fn replayed(gate: &Gate, key: &str) -> Response {
-    // A record is completed a moment before the gate knows.
-    let over = || Some(request(key).send(gate)).filter(|replay| replay.word() != "in-flight");
-    let replay = crate::support::eventually("its end", over);
+    let replay = request(key).send_after_attempt(gate);
     replay.expect(replay.status, "replayed");
     assert!(replay.head.has("idempotency-expires"));
     replay

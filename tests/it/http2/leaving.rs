@@ -60,8 +60,7 @@ fn the_answer_is_kept_for_a_client_that_left_while_the_upstream_ran() {
         retry.send(&gate).expect_problem(409, "in-flight");
         signal.open();
         gate.wait_for_state("k", "completed");
-        // A moment before the gate knows.
-        let retry = eventually("its end", || Some(retry.send(&gate)).filter(|retry| retry.status != 409));
+        let retry = retry.send_after_attempt(&gate);
         retry.expect(201, "replayed");
         assert_eq!((retry.text().as_str(), upstream.runs()), ("order 7", 1), "{way:?}");
     }

@@ -4,7 +4,8 @@ use std::net::{SocketAddr, TcpStream};
 
 use serde_json::Value;
 
-use super::wait::PATIENCE;
+use super::gate::Gate;
+use super::wait::{PATIENCE, eventually};
 use super::wire::{Body, Fields, Framing, Head, Wire};
 
 /// A connection to the gate.
@@ -251,6 +252,12 @@ impl Request {
         let mut client = Client::connect(address);
         client.send(self.bytes());
         client.try_response(&self.method).unwrap_or_else(|| panic!("no answer to {} {}", self.method, self.target))
+    }
+
+    /// As [`Request::send`], once the attempt is over: the store knows of its end a moment before the gate does.
+    #[track_caller]
+    pub fn send_after_attempt(&self, gate: &Gate) -> Response {
+        eventually("its end", || Some(self.send(gate)).filter(|response| response.word() != "in-flight"))
     }
 
     /// As [`Request::send`], for a gate that may die meanwhile: nothing where there is no whole answer.
