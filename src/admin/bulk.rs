@@ -16,7 +16,7 @@ use super::answer::{Answer, Kind, Problem, json};
 use super::records::{check_reason, log_removal, unavailable};
 use super::resolve::{Resolution, receive};
 use super::scope::{Belongs, belongs};
-use super::wanted::{Selection, Wanted, parse_time};
+use super::wanted::{Selection, Wanted, begins, parse_time};
 use crate::idempotency::codec::{Details, Head};
 use crate::idempotency::record::{self, Attempt, Record, RecordId, Timestamp};
 use crate::idempotency::recovery::unknown_since;
@@ -206,7 +206,7 @@ impl<'a> Bulk<'a> {
         let _slot = self.state.change_slot()?;
         let (started, store) = (Instant::now(), self.state.opened()?);
         let mut report = Report::default();
-        let Some(Selection { filter, tags }) = wanted.select(self.state) else {
+        let Some(Selection { filter, tags, prefixes }) = wanted.select(self.state) else {
             return Ok(json(StatusCode::OK, &report));
         };
         loop {
@@ -221,7 +221,8 @@ impl<'a> Bulk<'a> {
                 as_of = Some(first.now);
             }
             report.as_of = as_of.map(rfc3339);
-            let was_there = |found: &Listed| as_of.is_none_or(|as_of| stood(found, as_of));
+            let was_there =
+                |found: &Listed| as_of.is_none_or(|as_of| stood(found, as_of)) && begins(found.id, &prefixes);
             let mut found: Vec<Listed> = chunk.records.into_iter().filter(was_there).collect();
             if let Some(tags) = &tags {
                 let whose = |listed: &Listed| belongs(&listed.record, tags);

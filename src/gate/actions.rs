@@ -13,6 +13,7 @@ use super::attempt::{self, Attempted};
 use super::probe::{ProbeLock, Probed};
 use super::protected::{Client, ProtectedRequest};
 use super::quota::Ticket;
+use super::rotation::Elsewhere;
 use super::shared::{IdentityDigest, Shared};
 use super::single_flight::{Follower, Leader, Progress, Released, Role, Running};
 use crate::http::problem::Problem;
@@ -32,8 +33,8 @@ enum Done {
     FollowedToEnd(Option<Progress>),
     Permitted(Permission),
     Counted(Result<Ticket, Duration>, Permission),
-    Claimed(Result<Claim, Error>),
-    Superseded(Result<bool, Error>),
+    Claimed(Result<Claim, Error>, Result<bool, Error>),
+    Superseded(Result<bool, Error>, Result<bool, Error>),
     Looked(Result<Option<Listed>, Error>),
     Locked(Result<Option<ProbeLock>, Error>),
     Probed(Box<Probed>),
@@ -150,12 +151,28 @@ impl Driver {
             Action::Claim => {
                 let (store, id) = (Arc::clone(&shared.store), self.id);
                 let fresh = needed(self.fresh.clone(), FRESH)?;
-                self.operate(async move { Done::Claimed(store.claim(id, fresh).await) });
+                let elsewhere = self.elsewhere();
+                self.operate(async move {
+                    let claimed = store.claim(id, fresh).await;
+                    let is_elsewhere = match claimed {
+                        Ok(Claim::Inserted(_)) => elsewhere.has_record(&*store).await,
+                        _ => Ok(false),
+                    };
+                    Done::Claimed(claimed, is_elsewhere)
+                });
             }
             Action::Supersede(seen) => {
                 let (store, id) = (Arc::clone(&shared.store), self.id);
                 let fresh = needed(self.fresh.clone(), FRESH)?;
-                self.operate(async move { Done::Superseded(store.supersede(id, seen, fresh).await) });
+                let elsewhere = self.elsewhere();
+                self.operate(async move {
+                    let superseded = store.supersede(id, seen, fresh).await;
+                    let is_elsewhere = match superseded {
+                        Ok(true) => elsewhere.has_record(&*store).await,
+                        _ => Ok(false),
+                    };
+                    Done::Superseded(superseded, is_elsewhere)
+                });
             }
             Action::Look => {
                 let (store, id) = (Arc::clone(&shared.store), self.id);
@@ -198,7 +215,8 @@ impl Driver {
                 };
                 self.fresh = Some(fresh.clone());
                 let (store, id) = (Arc::clone(&shared.store), self.id);
-                self.operate(async move { Done::Superseded(store.supersede(id, seen, fresh).await) });
+                // The record that it replaces has stood since this request claimed: none stands elsewhere.
+                self.operate(async move { Done::Superseded(store.supersede(id, seen, fresh).await, Ok(false)) });
             }
             Action::Withdraw => {
                 self.permission = None;
@@ -328,7 +346,10 @@ impl Driver {
                 Event::Followed(Followed::Released { is_same: true })
             }
             Done::FollowedToEnd(_) => Event::Followed(Followed::Gone),
-            Done::Claimed(Ok(claim)) => {
+            Done::Claimed(Ok(_), Err(error)) => self.claim_failed(error, "claim", failures),
+            Done::Superseded(Ok(_), Err(error)) => self.claim_failed(error, "supersede", failures),
+            Done::Claimed(Ok(Claim::Inserted(_)), Ok(true)) | Done::Superseded(Ok(true), Ok(true)) => Event::Elsewhere,
+            Done::Claimed(Ok(claim), Ok(_)) => {
                 self.answered("claim", failures);
                 match claim {
                     Claim::Inserted(_) => self.unless_barred(Event::Claimed),
@@ -339,12 +360,12 @@ impl Driver {
                     }
                 }
             }
-            Done::Superseded(Ok(is_superseded)) => {
+            Done::Superseded(Ok(is_superseded), Ok(_)) => {
                 self.answered("supersede", failures);
                 if is_superseded { self.unless_barred(Event::Claimed) } else { Event::NotSuperseded }
             }
-            Done::Claimed(Err(error)) => self.claim_failed(error, "claim", failures),
-            Done::Superseded(Err(error)) => self.claim_failed(error, "supersede", failures),
+            Done::Claimed(Err(error), _) => self.claim_failed(error, "claim", failures),
+            Done::Superseded(Err(error), _) => self.claim_failed(error, "supersede", failures),
             Done::Looked(Ok(None)) => {
                 self.found = None;
                 Event::Looked(None)
@@ -394,6 +415,11 @@ impl Driver {
                 Event::StoreFailed { in_doubt: true }
             }
         }
+    }
+
+    /// Where else the record could stand that it claims. One whose client was answered runs nothing.
+    fn elsewhere(&self) -> Elsewhere {
+        self.request.as_ref().map_or_else(Elsewhere::nowhere, |request| request.elsewhere())
     }
 
     fn operate(&mut self, operation: impl Future<Output = Done> + Send + 'static) {

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 
 use crate::cli::identity_changes::{self, Forgotten, Occasion, Written};
 use crate::cli::serve::durability::Durability;
@@ -110,6 +110,9 @@ async fn look(store: impl Store, rules: IdentityRules<'_>, keys: Arc<Keyring>) -
     let lost = identity_changes::look_for_lost(&store, rules).await?;
     let on_file = store.identities().await?;
     store.close().await;
+    if identity_changes::is_unannounced(&on_file, rules) {
+        bail!(identity_changes::UNANNOUNCED);
+    }
     Ok(Looked { forgotten: Forgotten { changes, lost }, on_file, risks: Vec::new() })
 }
 

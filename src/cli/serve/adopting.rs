@@ -6,7 +6,9 @@ use anyhow::{Context as _, bail};
 use tokio::time::{sleep, timeout};
 
 use super::Signals;
-use crate::cli::identity_changes::{ACCEPT, Forgotten, Occasion, Written, look_for_lost, report};
+use crate::cli::identity_changes::{
+    ACCEPT, Forgotten, Occasion, UNANNOUNCED, Written, is_unannounced, look_for_lost, report,
+};
 use crate::gate::Gate;
 use crate::gate::coverage::LostKeys;
 use crate::store::{ErrorKind, IdentityChange, LiveKeys, Store};
@@ -25,13 +27,19 @@ pub(super) async fn at_start(
     store: &dyn Store,
     written: &Written,
     accept_change: bool,
+    is_shared: bool,
     signals: &mut Signals,
 ) -> anyhow::Result<bool> {
+    // No other gate runs on a store that is not shared.
+    let may_be_unannounced = is_shared && !accept_change;
     let (origins, identities) = gate.identities();
     // Looked for until it is known, and then no more: of what may have been adopted nothing is left to ask.
     let mut found: Option<Forgotten> = None;
     let changes = loop {
         let adopt = async {
+            if may_be_unannounced && is_unannounced(&store.identities().await?, gate.identity_rules()) {
+                return Ok(Err(Unannounced));
+            }
             if found.is_none() {
                 let lost = look_for_lost(store, gate.identity_rules()).await?;
                 let changes = match accept_change || !lost.is_empty() {
@@ -41,8 +49,8 @@ pub(super) async fn at_start(
                 found = Some(Forgotten { changes, lost });
             }
             match &found {
-                Some(found) if !accept_change && !found.lost.is_empty() => Ok(Vec::new()),
-                _ => store.adopt(origins.clone(), identities.clone(), accept_change).await,
+                Some(found) if !accept_change && !found.lost.is_empty() => Ok(Ok(Vec::new())),
+                _ => store.adopt(origins.clone(), identities.clone(), accept_change).await.map(Ok),
             }
         };
         // Another process may adopt, and where rules or routes changed that takes as long as there are records.
@@ -51,7 +59,8 @@ pub(super) async fn at_start(
             () = signals.stop() => return Ok(false),
         };
         match adopted {
-            Ok(changes) => break changes,
+            Ok(Ok(changes)) => break changes,
+            Ok(Err(unannounced)) => bail!(unannounced),
             // It went away just after it was opened.
             Err(error) if matches!(error.cause().kind, ErrorKind::Unavailable | ErrorKind::Timeout) => {
                 tracing::warn!(%error, "the store cannot be prepared; trying again");
@@ -119,6 +128,11 @@ pub(super) async fn at_reload(
         sleep(AGAIN).await;
     }
 }
+
+/// A configuration is refused because other gates may not know its secret.
+#[derive(Debug, thiserror::Error)]
+#[error("{UNANNOUNCED}")]
+struct Unannounced;
 
 /// A configuration is refused because it would forget keys.
 #[derive(Debug, thiserror::Error)]

@@ -16,7 +16,7 @@ impl Driver {
     /// before the other gates have been asked.
     pub(super) fn count(&mut self, quota: &Quota) -> Result<ControlFlow<Option<Event>>, Missing> {
         let request = needed(self.request.as_ref(), REQUEST)?;
-        let (identifier, scope) = (&request.gate.identifier, &request.policy().scope);
+        let (identifier, scope) = (&request.gate.identifiers.first, &request.policy().scope);
         let id = identifier.quota(&request.route.name, quota.by, scope, request.head.caller());
         match self.shared.quotas.take(id, quota) {
             Ok(Grant::Ticket(ticket)) => {

@@ -5,7 +5,13 @@ use crate::store::{Identity, IdentityChange, LiveKeys, NamespaceRules, is_orphan
 
 fn rule(namespace: &str, digest: u8) -> Identity {
     let description = Some(format!("rules {digest}").into());
-    Identity { service: "shop".into(), namespace: namespace.into(), digest: [digest; 32], description }
+    Identity {
+        service: "shop".into(),
+        namespace: namespace.into(),
+        digest: [digest; 32],
+        others: Vec::new(),
+        description,
+    }
 }
 
 fn origins() -> Vec<Origin> {
@@ -192,7 +198,7 @@ pub(super) async fn records_are_orphaned_while_other_rules_are_on_file(harness: 
         let mut orphans = Vec::new();
         for number in 1..=2 {
             if let Some(Listed { origin: Some(origin), record, .. }) = get(&harness, id(number)).await {
-                orphans.push(is_orphaned(&on_file, &origin, record.claimed_at));
+                orphans.push(is_orphaned(&on_file, &origin, record.claimed_at, None));
             }
         }
         orphans
