@@ -308,12 +308,7 @@ fn other_secrets(table: &Table<'_>, files: &[PathBuf], first: Option<&Secret>) -
     for file in files {
         let read = |path: &Path| {
             let secret = if path == Path::new(NO_SECRET) { None } else { Some(secret(path)?) };
-            let is_same = |other: &Option<Secret>| match (other, &secret) {
-                (Some(other), Some(secret)) => other.0 == secret.0,
-                (None, None) => true,
-                _ => false,
-            };
-            if known.iter().any(is_same) {
+            if known.contains(&secret) {
                 let what = match secret {
                     Some(_) => format!("{} holds a secret that counts already", path.display()),
                     None => "`none` counts already: there is no id_secret_file".to_owned(),

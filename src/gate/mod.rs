@@ -102,7 +102,7 @@ pub struct Settings {
 }
 
 /// A secret that `Debug` does not show.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub Arc<[u8]>);
 
 impl Settings {

@@ -145,8 +145,16 @@ pub(super) fn services<'a>(origins: &'a [Origin], rules: &'a [Identity]) -> BTre
 
 /// The rules on file that are not among `rules`.
 pub(super) fn stale(on_file: &[NamespaceRules], rules: &[Identity]) -> Vec<NamespaceRules> {
-    let is_known = |found: &NamespaceRules| rules.iter().any(|rule| found.is_for(rule) && rule.finds(found.digest));
+    let is_known =
+        |found: &NamespaceRules| rules.iter().any(|rule| found.is_for(rule) && found.digest == Some(rule.digest));
     on_file.iter().filter(|found| found.digest.is_some() && !is_known(found)).cloned().collect()
+}
+
+/// Those of them whose records `rules` would not find.
+pub(super) fn forgotten(on_file: &[NamespaceRules], rules: &[Identity]) -> Vec<NamespaceRules> {
+    let mut stale = stale(on_file, rules);
+    stale.retain(|found| !rules.iter().any(|rule| found.is_for(rule) && rule.finds(found.digest)));
+    stale
 }
 
 /// The records that giving up `stale` would forget, if it has live ones.

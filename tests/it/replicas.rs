@@ -29,7 +29,7 @@ fn replicas_with_different_secrets_that_are_killed_under_load() {
             std::fs::write(&path, name.repeat(32)).expect("a writable directory");
             path
         });
-        let [first, other] = if turn.fetch_add(1, Ordering::Relaxed) % 2 == 0 { [0, 1] } else { [1, 0] };
+        let [first, other] = if turn.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) { [0, 1] } else { [1, 0] };
         plan.store(&format!("id_secret_file = {:?}\nother_id_secret_files = [{:?}]", files[first], files[other]))
     });
 }
