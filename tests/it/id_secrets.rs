@@ -70,7 +70,7 @@ fn a_secret_takes_the_place_of_another() {
         let without = with(&plan, &[to]);
         let log = refusal(&without);
         assert!(log.contains("Leave the former secret in `[store] other_id_secret_files`"), "{log}");
-        assert!(log.contains("would forget 1 key"), "{log}");
+        assert!(log.contains("would forget 1 live key"), "{log}");
         let gate = with(&plan, &[to, from]).start();
         let former = gate.records("key=k-1")[0]["id"].as_str().expect("an id").to_owned();
         assert_eq!(gate.admin("DELETE", &format!("/api/v1/records/{former}"), None).status, 204);

@@ -1,10 +1,11 @@
-//! Takes a key from the quota of a caller before a claim.
+//! Whether a request may claim: its configuration is in force, it is not too old, and its caller has a key left.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Done, Driver, Missing, REQUEST, needed};
+use super::{Done, Driver, Missing, Permission, REQUEST, needed};
+use crate::gate::protected::ProtectedRequest;
 use crate::gate::quota::Grant;
 use crate::http::problem::{Problem, RateLimit};
 use crate::idempotency::protocol::Event;
@@ -12,9 +13,52 @@ use crate::idempotency::quota::Quota;
 use crate::telemetry::outcome::Code;
 
 impl Driver {
+    /// Makes the record to claim, takes a key from the quota, and holds the configuration.
+    pub(super) fn permit(&mut self) -> Result<Option<Event>, Missing> {
+        if self.fresh.is_none() {
+            match needed(self.request.as_ref(), REQUEST)?.fresh() {
+                Ok(fresh) => self.fresh = Some(fresh),
+                Err(problem) => return Ok(Some(self.failed(problem))),
+            }
+        }
+        self.permission = None;
+        let retired = Arc::clone(&self.shared.retired);
+        if let Some(quota) = needed(self.request.as_ref(), REQUEST)?.policy().quota.filter(|_| self.ticket.is_none())
+            && let ControlFlow::Break(event) = self.count(&quota)?
+        {
+            return Ok(event);
+        }
+        Ok(match Arc::clone(&retired).try_read_owned() {
+            Ok(permission) => Some(self.permitted(permission)),
+            Err(_) => {
+                self.operate(async move { Done::Permitted(retired.read_owned().await) });
+                None
+            }
+        })
+    }
+
+    pub(super) fn permitted(&mut self, permission: Permission) -> Event {
+        let stays = |request: &Arc<ProtectedRequest>| {
+            !permission.contains(&request.state.rules) && request.is_found_after_reload()
+        };
+        if !self.request.as_ref().is_some_and(stays) {
+            return Event::Retired;
+        }
+        self.permission = Some(permission);
+        self.unless_barred(Event::Permitted)
+    }
+
+    /// The event, unless the request may not run: the problem says why. The store may have taken longer for a claim than the
+    /// request had left to run.
+    pub(super) fn unless_barred(&mut self, event: Event) -> Event {
+        let Some(problem) = self.request.as_ref().and_then(|request| request.bar()) else { return event };
+        self.problem = Some(problem);
+        Event::Barred
+    }
+
     /// Takes a key, and goes on where that is all there is to it. Otherwise returns the event that follows at once, if one does
     /// before the other gates have been asked.
-    pub(super) fn count(&mut self, quota: &Quota) -> Result<ControlFlow<Option<Event>>, Missing> {
+    fn count(&mut self, quota: &Quota) -> Result<ControlFlow<Option<Event>>, Missing> {
         let request = needed(self.request.as_ref(), REQUEST)?;
         let (identifier, scope) = (&request.gate.identifiers.first, &request.policy().scope);
         let id = identifier.quota(&request.route.name, quota.by, scope, request.head.caller());
