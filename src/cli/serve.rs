@@ -67,6 +67,7 @@ fn run_logged(
     accept_identity_change: bool,
 ) -> anyhow::Result<ExitCode> {
     files::share_out(&mut config);
+    files::write_no_core();
     let inherited = Inherited::take();
     let shards = Arc::new(Shards::start().context("cannot start the threads that serve")?);
     let environment = Environment { shards, inherited, notices: Notices::of_process() };

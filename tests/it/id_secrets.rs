@@ -61,6 +61,9 @@ fn a_secret_takes_the_place_of_another() {
         send(&gate, "k-1", "{\"other\":1}").expect_problem(422, "key-reused");
         send(&gate, "k-2", "{}").expect(200, "executed");
         send(&gate, "k-2", "{}").expect(200, "replayed");
+        // What a record keeps of its request is keyed and bound to the record.
+        let kept = |key: &str| gate.records(&format!("key={key}"))[0]["fingerprint"].clone();
+        assert_ne!(kept("k-1"), kept("k-2"));
         // Operators find both by their keys.
         assert_eq!([gate.states("k-1"), gate.states("k-2")], [["completed"], ["completed"]]);
         assert!(gate.records("").iter().all(|record| record["orphaned"] != true));

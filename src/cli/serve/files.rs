@@ -1,4 +1,4 @@
-//! How many files this process may have open, which connections are too.
+//! How many files this process may have open, which connections are too; and the one that it does not write: its core.
 
 use std::thread;
 
@@ -39,6 +39,15 @@ pub(super) fn share_out(config: &mut Resolved) {
              (ulimit -Hn, LimitNOFILE=) or lower max_connections"
         );
         config.server.limits.max_connections = max_connections;
+    }
+}
+
+/// Has the system write no core of this process: its memory holds answers that it replays, and secrets. Where a core is
+/// needed, `prlimit --core=unlimited --pid` allows it again.
+pub(super) fn write_no_core() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Core);
+    if let Err(error) = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum }) {
+        tracing::warn!(%error, "a crash of this process may leave a core file, which holds answers and secrets");
     }
 }
 
