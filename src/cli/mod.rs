@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 
+use self::serve::WatchedFile;
 use crate::config::{Flags, Problem, Problems, Resolved, Sources, load};
 use crate::telemetry::logs::{self, Format};
 
@@ -91,6 +92,9 @@ struct ServeArgs {
     /// Start although the scope or key rules changed, and forget the live keys that were made by the former ones.
     #[arg(long)]
     accept_identity_change: bool,
+    /// Reload when the content of the configuration file changes, within about two seconds.
+    #[arg(long, requires = "config")]
+    watch: bool,
 }
 
 /// Parses the command line and runs what it asks for.
@@ -134,9 +138,10 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
 
 fn run_serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let flags = Flags { upstream: args.upstream, listen: args.listen, admin: args.admin, store: args.store };
+    let watched = args.file.config.clone().filter(|_| args.watch).map(WatchedFile::new);
     let sources = Sources::of_process(args.file.config, flags);
     match load(sources.clone()) {
-        Ok(config) => serve::run(config, sources, args.accept_identity_change),
+        Ok(config) => serve::run(config, sources, args.accept_identity_change, watched),
         Err(problems) => {
             match problems.log_format {
                 Format::Text => complain(&report(&problems, sources.file.as_deref())),

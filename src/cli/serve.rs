@@ -17,6 +17,7 @@ use self::remembering::Remembering;
 use self::signals::Instruction;
 pub(super) use self::signals::Signals;
 use self::summary::Summary;
+pub(super) use self::watched_file::WatchedFile;
 use crate::admin::{self, Phase, Readiness, RouteInfo};
 use crate::cli::identity_changes::Written;
 use crate::config::{Resolved, Sources};
@@ -43,15 +44,21 @@ mod remembering;
 mod signals;
 mod summary;
 mod token_keys;
+mod watched_file;
 
 /// How long the end may take once everything is settled.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Runs a gate until SIGTERM or SIGINT. At SIGHUP it reads `sources` again, of which `config` was made.
-pub fn run(config: Resolved, sources: Sources, accept_identity_change: bool) -> anyhow::Result<ExitCode> {
+pub(super) fn run(
+    config: Resolved,
+    sources: Sources,
+    accept_identity_change: bool,
+    watched: Option<WatchedFile>,
+) -> anyhow::Result<ExitCode> {
     let log_filter = logs::init(&config.log)?;
     let format = config.log.format;
-    match run_logged(config, sources, log_filter, accept_identity_change) {
+    match run_logged(config, sources, log_filter, accept_identity_change, watched) {
         Err(error) if format == logs::Format::Json => {
             tracing::error!(error = super::describe(&error), "the gate cannot go on");
             Ok(ExitCode::FAILURE)
@@ -65,6 +72,7 @@ fn run_logged(
     sources: Sources,
     log_filter: logs::Filter,
     accept_identity_change: bool,
+    watched: Option<WatchedFile>,
 ) -> anyhow::Result<ExitCode> {
     files::share_out(&mut config);
     files::write_no_core();
@@ -72,7 +80,7 @@ fn run_logged(
     let shards = Arc::new(Shards::start().context("cannot start the threads that serve")?);
     let environment = Environment { shards, inherited, notices: Notices::of_process() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let served = runtime.block_on(serve(config, sources, log_filter, environment, accept_identity_change));
+    let served = runtime.block_on(serve(config, sources, log_filter, environment, accept_identity_change, watched));
     // Whatever still runs by now was given up on.
     runtime.shutdown_timeout(Duration::from_secs(1));
     served
@@ -84,10 +92,11 @@ async fn serve(
     log_filter: logs::Filter,
     environment: Environment,
     accept_identity_change: bool,
+    watched: Option<WatchedFile>,
 ) -> anyhow::Result<ExitCode> {
     let metrics = Metrics::new();
     metrics.config_reloaded(true);
-    let mut signals = Signals::install()?;
+    let mut signals = Signals::install(watched)?;
     let serving = Serving::start(config, environment, accept_identity_change, metrics, &mut signals).await?;
     if let Some(mut serving) = serving {
         let (sender, mut reloads) = mpsc::channel(1);

@@ -430,3 +430,21 @@ fn no_request_of_many_is_lost_at_the_end() {
     assert!(status.success(), "{status}");
     all_are_replayed(&gate.plan.clone().start(), &upstream);
 }
+
+/// With `--watch`, a file that changes is a reload. One with a problem changes nothing, and is not tried again as it is.
+#[test]
+fn a_file_that_is_watched_is_read_again() {
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = Gate::before(&upstream).arg("--watch");
+    let gate = plan.start();
+    let reloads = || messages(&gate).into_iter().filter(|message| ENDED.contains(&&**message)).collect::<Vec<_>>();
+    plan.clone().defaults("max_request_body = \"1B\"").config();
+    eventually("a reload", || (reloads() == [ENDED[0]]).then_some(()));
+    gate.post("/charges", "k-1", "{}").expect_problem(413, "request-too-large");
+    plan.clone().defaults("max_request_body = 1.5").config();
+    eventually("a refusal", || (reloads().len() == 2).then_some(()));
+    assert_eq!(gate.metric(LAST, &[]), 0.0);
+    plan.config();
+    eventually("another reload", || (reloads().len() == 3).then_some(()));
+    gate.post("/charges", "k-1", "{}").expect(200, "executed");
+}

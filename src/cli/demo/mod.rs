@@ -80,7 +80,7 @@ pub(super) fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
 
 async fn show(args: DemoArgs, shards: Arc<Shards>) -> anyhow::Result<ExitCode> {
     let metrics = Metrics::new();
-    let mut signals = Signals::install()?;
+    let mut signals = Signals::install(None)?;
     let screen = Arc::new(Screen::stdout());
     let customers: Vec<_> = customers(args.customers.into(), args.seed).into_iter().map(Arc::new).collect();
     let (alone, behind) = (Payments::open(&customers).await?, Payments::open(&customers).await?);

@@ -1,6 +1,10 @@
 //! The signals that the process minds.
 
+use std::future::pending;
+
 use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::watched_file::WatchedFile;
 
 /// The signals that the process minds.
 pub(in crate::cli) struct Signals {
@@ -9,6 +13,8 @@ pub(in crate::cli) struct Signals {
     hangup: Signal,
     /// Whether SIGHUP came while a reload was not possible.
     is_reload_due: bool,
+    /// Whose change asks for a reload, too.
+    watched: Option<WatchedFile>,
 }
 
 /// The instruction of a signal.
@@ -16,17 +22,18 @@ pub(in crate::cli) struct Signals {
 pub(super) enum Instruction {
     /// To end: SIGTERM or SIGINT.
     Stop,
-    /// To read its configuration again: SIGHUP.
+    /// To read its configuration again: SIGHUP, or a change of the file that is watched.
     Reload,
 }
 
 impl Signals {
-    pub(in crate::cli) fn install() -> std::io::Result<Self> {
+    pub(in crate::cli) fn install(watched: Option<WatchedFile>) -> std::io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
             is_reload_due: false,
+            watched,
         })
     }
 
@@ -40,6 +47,10 @@ impl Signals {
             _ = self.terminate.recv() => Instruction::Stop,
             _ = self.interrupt.recv() => Instruction::Stop,
             _ = self.hangup.recv() => Instruction::Reload,
+            () = change(&mut self.watched) => {
+                tracing::info!("the configuration file has changed");
+                Instruction::Reload
+            }
         }
     }
 
@@ -53,5 +64,12 @@ impl Signals {
                 _ = self.hangup.recv() => self.is_reload_due = true,
             }
         }
+    }
+}
+
+async fn change(watched: &mut Option<WatchedFile>) {
+    match watched {
+        Some(file) => file.changed().await,
+        None => pending().await,
     }
 }
