@@ -85,10 +85,17 @@ impl Filter {
             && self.state.is_none_or(|state| record.state == state)
             && self.prefix.is_none_or(|prefix| prefix.ids().contains(&id))
             && self.older_than.is_none_or(|age| record.claimed_at.plus(age) <= now)
-            && self.since.is_none_or(|since| match since {
-                Since::Ago(age) => record.claimed_at.plus(age) >= now,
-                Since::At(time) => record.claimed_at >= time,
-            })
+            && self.since.is_none_or(|since| since.includes(record.claimed_at, now))
+    }
+}
+
+impl Since {
+    /// Whether a time is no earlier, by the store's time `now`.
+    pub(super) fn includes(self, time: Timestamp, now: Timestamp) -> bool {
+        match self {
+            Self::Ago(age) => time.plus(age) >= now,
+            Self::At(earliest) => time >= earliest,
+        }
     }
 }
 
