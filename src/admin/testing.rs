@@ -37,6 +37,9 @@ pub(crate) struct Admin {
     pub(super) task: tokio::task::JoinHandle<()>,
 }
 
+/// How long entries of the audit log are kept.
+pub(super) const AUDIT_TTL: Duration = Duration::from_secs(7 * 86400);
+
 pub(super) struct Reply {
     pub(super) status: u16,
     pub(super) head: String,
@@ -94,7 +97,12 @@ pub(super) async fn start_with(tokens: &[(&str, Role, &str)]) -> Admin {
     let now = Arc::new(AtomicU64::new(START));
     let clock = now.clone();
     let store = Arc::new(Memory::with_clock(Arc::new(move || Timestamp(clock.load(Ordering::SeqCst)))));
-    let settings = Settings { listen: address.into(), tokens: tokens.iter().map(token).collect(), tls: None };
+    let settings = Settings {
+        listen: address.into(),
+        tokens: tokens.iter().map(token).collect(),
+        tls: None,
+        audit_ttl: AUDIT_TTL,
+    };
     let readiness = Readiness::default();
     let routes = vec![RouteInfo {
         name: "charge".into(),

@@ -6,6 +6,7 @@ use anyhow::{Context as _, bail};
 use tokio::time::{sleep, timeout};
 
 use super::Signals;
+use crate::admin::{AuditWriter, Outcome};
 use crate::cli::identity_changes::{ACCEPT, Forgotten, Occasion, Written, look_for_lost, report};
 use crate::gate::Gate;
 use crate::gate::coverage::LostKeys;
@@ -19,17 +20,20 @@ const LOOK: Duration = Duration::from_secs(2);
 
 const NO_ANSWER: &str = "it did not answer in time";
 
-/// Makes the store know this configuration; false if the process was stopped while it waited for that.
+/// Makes the store know this configuration; false if the process was stopped while it waited for that. Other rules are taken
+/// where `accepting`, and what that forgets is in the audit log before.
 pub(super) async fn at_start(
     gate: &Gate,
     store: &dyn Store,
     written: &Written,
-    accept_change: bool,
+    accepting: Option<&AuditWriter>,
     signals: &mut Signals,
 ) -> anyhow::Result<bool> {
+    let accept_change = accepting.is_some();
     let (origins, identities) = gate.identities();
     // Looked for until it is known, and then no more: of what may have been adopted nothing is left to ask.
     let mut found: Option<Forgotten> = None;
+    let mut begun = None;
     let changes = loop {
         let adopt = async {
             if found.is_none() {
@@ -39,6 +43,11 @@ pub(super) async fn at_start(
                     false => Vec::new(),
                 };
                 found = Some(Forgotten { changes, lost });
+            }
+            if let (Some(writer), Some(found), None) = (accepting, &found, &begun)
+                && !found.is_nothing()
+            {
+                begun = Some(writer.accepting_identity_change(store, &found.by_namespace()).await?);
             }
             match &found {
                 Some(found) if !accept_change && !found.lost.is_empty() => Ok(Vec::new()),
@@ -64,6 +73,9 @@ pub(super) async fn at_start(
     };
     let found = found.unwrap_or_default();
     if accept_change {
+        if let Some(begun) = begun {
+            begun.end(Outcome::Done).await;
+        }
         tell_forgotten(&found);
         return Ok(true);
     }
