@@ -40,8 +40,8 @@ pub(crate) struct Admin {
 /// How long entries of the audit log are kept.
 pub(super) const AUDIT_TTL: Duration = Duration::from_secs(7 * 86400);
 
-pub(super) struct Reply {
-    pub(super) status: u16,
+pub(crate) struct Reply {
+    pub(crate) status: u16,
     pub(super) head: String,
     pub(super) body: String,
 }
@@ -153,13 +153,13 @@ impl Admin {
         self.send(&format!("DELETE /api/v1/records/{id}"), &format!("Host: {}\r\n", self.address), "").await
     }
 
-    pub(super) async fn resolve(&self, id: RecordId, body: Value) -> Reply {
+    pub(crate) async fn resolve(&self, id: RecordId, body: Value) -> Reply {
         let headers = format!("Host: {}\r\nContent-Type: application/json\r\n", self.address);
         self.send(&format!("POST /api/v1/records/{id}/resolve"), &headers, &body.to_string()).await
     }
 
     /// Asks for a change of many records.
-    pub(super) async fn bulk(&self, change: &str, body: Value) -> Reply {
+    pub(crate) async fn bulk(&self, change: &str, body: Value) -> Reply {
         let headers = format!("Host: {}\r\nContent-Type: application/json\r\n", self.address);
         self.send(&format!("POST /api/v1/records/{change}"), &headers, &body.to_string()).await
     }
