@@ -85,8 +85,8 @@ keys! {
         tls: Files = Files::default() => nested(), Example(
             r#"{ cert = "/etc/oncegate/cert.pem", key = "/etc/oncegate/key.pem", client_ca = "/etc/oncegate/ca.pem" }"#
         );
-        /// How long the store keeps the entries of the audit log: what operators did, when and why. From "1h".
-        audit_ttl: Duration = Duration::from_secs(90 * 24 * 60 * 60) => time_of(SHORTEST_AUDIT_TTL..=Duration::MAX);
+        /// How long the store keeps the entries of the audit log: what operators did, when and why.
+        audit_ttl: Duration = Duration::from_secs(90 * 24 * 60 * 60) => time_of(Duration::from_secs(1)..=Duration::MAX);
     }
 }
 
@@ -99,9 +99,6 @@ pub(super) struct Serving {
     /// The protocols that clients may switch to.
     pub upgrades: Upgrades,
 }
-
-/// With less, what is done in a night is gone before anybody looks.
-const SHORTEST_AUDIT_TTL: Duration = Duration::from_secs(60 * 60);
 
 const FILLED: &str = "write at least one, or remove it";
 

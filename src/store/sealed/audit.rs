@@ -59,3 +59,55 @@ fn place(service: &str, action: &str, by: &str, record: Option<RecordId>) -> (Re
     }
     (RecordId(hash.finalize().into()), Attempt([0; 16]))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::store::Store;
+    use crate::store::memory::Memory;
+    use crate::store::sealed::{Keyring, SealingKey};
+
+    fn sealed(store: &Arc<Memory>, keys: &[u8]) -> Sealed {
+        let keys = keys.iter().map(|byte| SealingKey::new(format!("key {byte}").into(), &[*byte; 32])).collect();
+        let store: Arc<dyn Store> = Arc::clone(store) as Arc<dyn Store>;
+        Sealed::new(store, Arc::new(Keyring::new(keys)), "shop".into(), |_, _| {})
+    }
+
+    async fn reasons(log: &dyn AuditLog) -> Vec<Bytes> {
+        let page = log.entries(EntryFilter::default(), None, 10).await.unwrap();
+        page.entries.into_iter().filter_map(|entry| entry.reason).collect()
+    }
+
+    #[tokio::test]
+    async fn reasons_are_encrypted_and_bound_to_what_their_entries_say() {
+        let store = Arc::new(Memory::new());
+        let reason = Bytes::from_static(b"\"erased for Ada Lovelace\"");
+        let entry = |by: &str| NewEntry {
+            ttl: Duration::from_secs(60),
+            service: "shop".into(),
+            action: "purge".into(),
+            by: by.into(),
+            record: Some(RecordId([7; 32])),
+            detail: Bytes::from_static(b"{}"),
+            reason: Some(reason.clone()),
+        };
+        let first = sealed(&store, &[1]);
+        let position = first.append(entry("ops")).await.unwrap();
+        assert!(first.amend(position, Bytes::from_static(b"{\"outcome\":\"done\"}")).await.unwrap());
+        assert_eq!(reasons(&first).await, [reason.clone()]);
+        let kept = reasons(&*store).await.remove(0);
+        assert!(!kept.windows(3).any(|part| part == b"Ada"), "{kept:?}");
+        // Another first key; the key gone; no keys at all.
+        assert_eq!(reasons(&sealed(&store, &[2, 1])).await, [reason.clone()]);
+        assert_eq!(reasons(&sealed(&store, &[2])).await, [kept.clone()]);
+        store.sweep_entries(10).await.unwrap();
+        // Somebody puts it under another name.
+        store.append(NewEntry { reason: Some(kept.clone()), ..entry("night") }).await.unwrap();
+        // A plain one is from before the keys.
+        store.append(entry("ops")).await.unwrap();
+        assert_eq!(reasons(&first).await, [reason.clone(), kept, reason]);
+    }
+}
