@@ -26,7 +26,7 @@ mod listing;
 
 pub(super) use self::listing::list;
 
-/// Longest text of a filter in an entry, in bytes: that of a route can be of any length.
+/// Longest text of a filter in an entry, in characters: that of a route can be of any length.
 const MAX_FILTER: usize = 256;
 
 /// What of a filter is never kept: whoever reads it could tell whose records they were.
@@ -384,8 +384,8 @@ fn without_secrets(filter: &Map<String, Value>) -> Map<String, Value> {
     let shown = |(name, value): (&String, &Value)| {
         let value = match value {
             _ if SECRET.contains(&&**name) => Value::from("(not kept)"),
-            Value::String(text) if text.len() > MAX_FILTER => {
-                Value::from(format!("{}…", &text[..text.floor_char_boundary(MAX_FILTER)]))
+            Value::String(text) if text.chars().nth(MAX_FILTER).is_some() => {
+                Value::from(format!("{}…", text.chars().take(MAX_FILTER).collect::<String>()))
             }
             other => other.clone(),
         };

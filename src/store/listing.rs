@@ -243,7 +243,7 @@ impl Newest {
 /// A listing that looks at more records than it has time for.
 pub(super) fn takes_too_long(limit: Duration) -> Error {
     let limit = limit.as_secs();
-    Error::determinate(ErrorKind::Timeout, format!("the records could not be listed within {limit} s"))
+    Error::determinate(ErrorKind::Timeout, format!("the list could not be made within {limit} s"))
 }
 
 #[cfg(test)]

@@ -7,13 +7,14 @@ use serde_json::{Map, Value};
 use super::Action;
 use crate::admin::State;
 use crate::admin::access::Asker;
-use crate::admin::answer::{Answer, Problem, json};
+use crate::admin::answer::{Answer, Kind, Problem, json};
 use crate::admin::endpoints::REVEALING;
 use crate::admin::query::{self, bad, pairs, unknown};
 use crate::admin::records::unavailable;
 use crate::admin::tokens::Role;
 use crate::admin::wanted::since;
 use crate::idempotency::record::RecordId;
+use crate::store::ErrorKind;
 use crate::store::audit::{self, Entry, EntryFilter, Position};
 use crate::telemetry::rfc3339;
 
@@ -59,7 +60,13 @@ pub(in crate::admin) async fn list(state: &State, query: Option<&str>, asker: &A
     let _slot = state.listing_slot()?;
     filter.service = Some(state.service.clone());
     let log = audit::of(&**state.opened()?).map_err(unavailable)?;
-    let found = log.entries(filter, before, limit).await.map_err(unavailable)?;
+    let found = log.entries(filter, before, limit).await.map_err(|error| match error.cause().kind {
+        ErrorKind::Timeout => {
+            tracing::warn!(%error, "a list of audit entries took too long");
+            Kind::StoreUnavailable.because("the list took too long; narrow it by record, or ask for fewer with `limit`")
+        }
+        _ => unavailable(error),
+    })?;
     let entries = found.entries.into_iter().map(|entry| EntryView::of(entry, asker.role)).collect();
     Ok(json(StatusCode::OK, &Page { entries, next: found.next.map(|next| next.0.to_string()) }))
 }

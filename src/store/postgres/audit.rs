@@ -1,7 +1,5 @@
 //! Entries of the audit log.
 
-use std::time::Duration;
-
 use async_trait::async_trait;
 use bytes::Bytes;
 use tokio_postgres::Row;
@@ -9,15 +7,9 @@ use tokio_postgres::types::Type;
 
 use super::row::{self, Unreadable};
 use super::session::Parameter;
-use super::{Postgres, count_of, unexpected_reply};
+use super::{Postgres, count_of, listing, unexpected_reply};
 use crate::store::audit::{AuditLog, Entry, EntryFilter, EntryPage, NewEntry, Position};
 use crate::store::{Error, ErrorKind, Since};
-
-/// How long a list may take, by the server's clock: one that passes few entries looks at all.
-const PATIENCE: Duration = Duration::from_secs(1);
-
-/// How much longer its answer is waited for.
-const GRACE: Duration = Duration::from_secs(2);
 
 const APPEND: &str = "SELECT oncegate.append_entry_v1($1, $2, $3, $4, $5, $6, $7)";
 
@@ -83,8 +75,7 @@ impl AuditLog for Postgres {
             (&since, Type::INT8),
             (&wanted, Type::INT8),
         ];
-        let begin = format!("BEGIN READ ONLY; SET LOCAL statement_timeout = {}", PATIENCE.as_millis());
-        let rows = self.pool.query_in_transaction(&begin, NEWEST, &values, PATIENCE + GRACE).await?;
+        let rows = listing::query(&self.pool, NEWEST, &values).await?;
         let found = rows.iter().map(entry).collect::<Result<_, _>>();
         let found = found.map_err(|unreadable| Error::determinate(ErrorKind::Corrupt, unreadable))?;
         Ok(EntryPage::of(found, limit))

@@ -49,10 +49,15 @@ pub(super) async fn list(pool: &Pool, filter: &Filter, after: Option<Cursor>, li
     let mut values = vec![(&from as &(dyn ToSql + Sync), Type::BYTEA), (&upto, Type::BYTEA), (&wanted, Type::INT8)];
     values.extend(passing.values());
     values.extend([(&time as &(dyn ToSql + Sync), Type::INT8), (&id, Type::BYTEA)]);
-    let patience = if pool.max_size() > 1 { LIST_TIMEOUT } else { SHORT_LIST_TIMEOUT };
-    let rows = pool.query_in_transaction(&begin(patience), &set.newest(), &values, patience + GRACE).await?;
+    let rows = query(pool, &set.newest(), &values).await?;
     let found = rows.iter().map(listed).collect::<Result<_, _>>().map_err(unreadable)?;
     Ok(Page::of(found, limit))
+}
+
+/// The rows of a statement that may look at a whole table.
+pub(super) async fn query(pool: &Pool, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
+    let patience = if pool.max_size() > 1 { LIST_TIMEOUT } else { SHORT_LIST_TIMEOUT };
+    pool.query_in_transaction(&begin(patience), sql, values, patience + GRACE).await
 }
 
 /// Begins the transaction of a listing. It forbids no scan: what is forbidden and used all the same, as the scan of the

@@ -4,6 +4,8 @@
 //! the place, the times, the length of what never changes, that, and the detail. Another set has the places in the order in
 //! which they expire.
 
+use std::time::{Duration, Instant};
+
 use async_trait::async_trait;
 use bytes::{Buf, BufMut, Bytes};
 use redis::Value;
@@ -13,9 +15,13 @@ use super::{Redis, keys, number, unexpected_reply};
 use crate::idempotency::record::{RecordId, Timestamp};
 use crate::store::Error;
 use crate::store::audit::{AuditLog, Entry, EntryFilter, EntryPage, NewEntry, Position};
+use crate::store::listing::takes_too_long;
 
 /// How many entries one call reads: a megabyte or so.
 const CHUNK: usize = 256;
+
+/// How long a list may take: one that passes few entries looks at all.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 #[async_trait]
 impl AuditLog for Redis {
@@ -32,17 +38,23 @@ impl AuditLog for Redis {
     }
 
     async fn entries(&self, filter: EntryFilter, before: Option<Position>, limit: usize) -> Result<EntryPage, Error> {
+        let started = Instant::now();
         let (mut found, mut next) = (Vec::new(), before.map_or(u64::MAX, |before| before.0.saturating_sub(1)));
         loop {
             let mut call = self.client.scripts.list_entries.call(1);
             call.arg(keys::AUDIT).arg(next).arg(CHUNK);
             let (now, chunk) = read_chunk(self.ask(call).await?)?;
-            let is_last = chunk.len() < CHUNK;
+            // The others are older still.
+            let is_too_old = |entry: &Entry| filter.since.is_some_and(|since| !since.includes(entry.at, now));
+            let is_last = chunk.len() < CHUNK || chunk.last().is_some_and(is_too_old);
             next = chunk.last().map_or(0, |last| last.position.0.saturating_sub(1));
             found.extend(chunk.into_iter().filter(|entry| filter.passes(entry, now)));
             // One extra entry shows whether there are more.
             if is_last || found.len() > limit {
                 return Ok(EntryPage::of(found, limit));
+            }
+            if started.elapsed() > PATIENCE {
+                return Err(takes_too_long(PATIENCE));
             }
         }
     }
