@@ -17,7 +17,7 @@ use super::audit::{self, Deed, Outcome};
 use super::records::{check_reason, unavailable};
 use super::resolve::{Resolution, receive};
 use super::scope::{Belongs, belongs};
-use super::wanted::{Selection, Wanted, parse_time};
+use super::wanted::{Selection, Wanted, begins, parse_time};
 use crate::idempotency::codec::{Details, Head};
 use crate::idempotency::record::{self, Attempt, Record, RecordId, Timestamp};
 use crate::idempotency::recovery::unknown_since;
@@ -229,7 +229,7 @@ impl<'a> Bulk<'a> {
     /// Finds the records chunk by chunk, so that not all of them are ever in memory, and changes each.
     async fn go_through(
         &self,
-        Selection { filter, tags }: Selection,
+        Selection { filter, tags, prefixes }: Selection,
         spares_in_flight: bool,
         mut after: Option<RecordId>,
         report: &mut Report,
@@ -246,7 +246,8 @@ impl<'a> Bulk<'a> {
             if let (None, Some(first)) = (report.as_of, chunk.records.first()) {
                 report.as_of = Some(first.now);
             }
-            let was_there = |found: &Listed| report.as_of.is_none_or(|as_of| stood(found, as_of));
+            let was_there =
+                |found: &Listed| report.as_of.is_none_or(|as_of| stood(found, as_of)) && begins(found.id, &prefixes);
             let mut found: Vec<Listed> = chunk.records.into_iter().filter(was_there).collect();
             if let Some(tags) = &tags {
                 let whose = |listed: &Listed| belongs(&listed.record, tags);

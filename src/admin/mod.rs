@@ -35,7 +35,7 @@ use tokio::sync::{Semaphore, mpsc};
 
 use crate::http::accept::{ServerTls, TlsFiles};
 use crate::http::socket::Listen;
-use crate::idempotency::identity::Identifier;
+use crate::idempotency::identity::Identifiers;
 use crate::store::Store;
 use crate::store::sealed::Keeper;
 use crate::telemetry::metrics::Metrics;
@@ -107,7 +107,7 @@ pub struct State {
     readiness: Readiness,
     configured: ArcSwap<Configured>,
     tls: ArcSwapOption<ServerTls>,
-    identifier: Identifier,
+    identifiers: Identifiers,
     service: Arc<str>,
     store: OnceLock<Arc<dyn Store>>,
     keeper: OnceLock<Arc<Keeper>>,
@@ -133,13 +133,13 @@ impl Configured {
 }
 
 impl State {
-    /// For one service: `identifier` must be the gate's, so that keys are found; only records of `service` are shown.
+    /// For one service: `identifiers` must be the gate's, so that keys are found; only records of `service` are shown.
     #[must_use]
     pub fn new(
         settings: &Settings,
         metrics: Metrics,
         readiness: Readiness,
-        identifier: Identifier,
+        identifiers: Identifiers,
         service: Arc<str>,
         routes: Vec<RouteInfo>,
     ) -> Self {
@@ -148,7 +148,7 @@ impl State {
             readiness,
             tls: ArcSwapOption::from_pointee(settings.tls.as_ref().map(without_http2)),
             configured: ArcSwap::from_pointee(Configured::new(settings, routes)),
-            identifier,
+            identifiers,
             service,
             store: OnceLock::new(),
             keeper: OnceLock::new(),

@@ -14,7 +14,7 @@ use super::endpoints::REVEALING;
 use super::query::{self, Query};
 use super::scope::{Belongs, belongs};
 use super::view::{Extent, RecordView, Revealed};
-use super::wanted::Selection;
+use super::wanted::{Selection, begins};
 use super::{MAX_LISTINGS, State};
 use crate::idempotency::identity::ScopeTag;
 use crate::idempotency::record::{self, RecordId};
@@ -42,7 +42,7 @@ pub(super) async fn list(state: &State, query: Option<&str>, asker: &Asker) -> R
     }
     let _slot = state.listing_slot()?;
     let store = state.opened()?;
-    let Some(Selection { filter, tags }) = wanted.select(state) else {
+    let Some(Selection { filter, tags, prefixes }) = wanted.select(state) else {
         return Ok(json(StatusCode::OK, &Page { records: Vec::new(), next: None }));
     };
     let (began, mut after) = (Instant::now(), after);
@@ -57,6 +57,7 @@ pub(super) async fn list(state: &State, query: Option<&str>, asker: &Asker) -> R
         })?;
         // The store does not know whose records they are.
         let is_of = |listed: &Listed, tags: &[ScopeTag]| belongs(&listed.record, tags) == Belongs::Yes;
+        found.records.retain(|listed| begins(listed.id, &prefixes));
         found.records.retain(|listed| tags.as_deref().is_none_or(|tags| is_of(listed, tags)));
         if !found.records.is_empty() || found.next.is_none() || began.elapsed() >= LIST_PATIENCE {
             break found;

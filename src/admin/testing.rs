@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use super::*;
 use crate::idempotency::codec::{Answer, Details, Head};
 use crate::idempotency::fingerprint::{Fingerprint, Recipe};
+use crate::idempotency::identity::{Identifier, Identifiers};
 use crate::idempotency::key::Key;
 use crate::idempotency::record::{Attempt, RecordId, RequestId, Timestamp};
 use crate::idempotency::scope::{Caller, ScopePart};
@@ -79,6 +80,7 @@ pub(super) async fn with_store(admin: Admin) -> Admin {
         service: service.clone(),
         namespace: namespace.clone(),
         digest: [1; 32],
+        others: Vec::new(),
         description: None,
     });
     admin.store.adopt(origins.to_vec(), rules.to_vec(), false).await.unwrap();
@@ -114,7 +116,14 @@ pub(super) async fn start_with(tokens: &[(&str, Role, &str)]) -> Admin {
         mode: "protect",
         ttl: Duration::from_secs(3600),
     }];
-    let state = Arc::new(State::new(&settings, Metrics::new(), readiness.clone(), identifier(), "shop".into(), routes));
+    let state = Arc::new(State::new(
+        &settings,
+        Metrics::new(),
+        readiness.clone(),
+        Identifiers::only(identifier()),
+        "shop".into(),
+        routes,
+    ));
     let (stop, shutdown) = watch::channel(false);
     let task = tokio::spawn(serve(listener, state.clone(), shutdown));
     Admin { address, store, now, state, readiness, stop, task }
@@ -181,6 +190,7 @@ impl Admin {
             request: NonZeroU64::new(0xab).map(RequestId),
             trace: Some(0xcd),
             upstream: Some("app".to_owned()),
+            rules: None,
             caller: Some([9; 8]),
             // The record of this key is as an older release claimed it.
             scope: (key.as_str() != "legacy").then(|| identifier().scope_tags(&[ScopePart::Host], caller)),

@@ -146,7 +146,9 @@ impl RecordView {
             expires_at: (!in_flight).then_some(until),
             answer: answer.and_then(Result::ok).map(|answer| AnswerView::of(&answer, revealed)),
             unreadable,
-            orphaned: origin.as_ref().is_some_and(|origin| is_orphaned(on_file, origin, record.claimed_at)),
+            orphaned: origin
+                .as_ref()
+                .is_some_and(|origin| is_orphaned(on_file, origin, record.claimed_at, details.rules)),
         }
     }
 }

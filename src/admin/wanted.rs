@@ -6,7 +6,7 @@ use super::State;
 use super::scope::ScopeValue;
 use crate::idempotency::identity::ScopeTag;
 use crate::idempotency::key::Key;
-use crate::idempotency::record::{self, Timestamp};
+use crate::idempotency::record::{self, RecordId, Timestamp};
 use crate::store::{Filter, IdPrefix, Since};
 
 /// Longest key that can be looked up, in characters: longer than any route lets in by default.
@@ -29,6 +29,8 @@ pub(super) struct Selection {
     pub(super) filter: Filter,
     /// `None` where they may be of anybody.
     pub(super) tags: Option<Vec<ScopeTag>>,
+    /// With which their ids begin, where the filter does not say that. Empty for any.
+    pub(super) prefixes: Vec<[u8; 8]>,
 }
 
 impl Wanted {
@@ -76,16 +78,25 @@ impl Wanted {
 
     /// The selection among the records of this service; `None` where no record can pass.
     pub(super) fn select(self, state: &State) -> Option<Selection> {
-        let tags = self.scope.as_ref().map(|scope| scope.tags(&state.identifier));
-        let by_key = self.key.map(|key| IdPrefix::of_bytes(state.identifier.prefix(&key)));
+        let identifiers = || state.identifiers.all();
+        let tags = self.scope.as_ref().map(|scope| identifiers().flat_map(|by| scope.tags(by)).collect());
+        let mut prefixes: Vec<[u8; 8]> =
+            self.key.iter().flat_map(|key| identifiers().map(|by| by.prefix(key))).collect();
+        // A store looks for one prefix. While one id secret takes the place of another there are several: it gives all.
+        let by_key = prefixes.pop_if(|_| identifiers().count() == 1).map(IdPrefix::of_bytes);
         let prefix = match (by_key, self.id) {
             (Some(by_key), Some(id)) => Some(by_key.and(id)?),
             (by_key, id) => by_key.or(id),
         };
         let service = Some(state.service.clone());
         let Self { state, route, older_than, since, .. } = self;
-        Some(Selection { filter: Filter { service, route, state, prefix, older_than, since }, tags })
+        Some(Selection { filter: Filter { service, route, state, prefix, older_than, since }, tags, prefixes })
     }
+}
+
+/// Whether an id begins with one of these, if there are any.
+pub(super) fn begins(id: RecordId, prefixes: &[[u8; 8]]) -> bool {
+    prefixes.is_empty() || prefixes.iter().any(|prefix| id.0.starts_with(prefix))
 }
 
 fn state(value: &str) -> Result<record::State, String> {

@@ -120,6 +120,27 @@ pub(super) async fn look_for_lost(store: &dyn Store, rules: IdentityRules<'_>) -
     Ok(coverage.finish())
 }
 
+/// Whether ids would be made with a secret of which the store has not heard, in the place of one that it knows. A gate that
+/// does not know the new one would not find what this one records.
+pub(super) fn is_unannounced(on_file: &[NamespaceRules], rules: IdentityRules<'_>) -> bool {
+    rules.adoption().1.iter().any(|adopting| {
+        on_file.iter().filter(|found| found.service == adopting.service && found.namespace == adopting.namespace).any(
+            |found| {
+                found.digest.is_some_and(|now| adopting.others.contains(&now))
+                    && !found.in_force().contains(&adopting.digest)
+            },
+        )
+    })
+}
+
+/// Why a start is refused where [`is_unannounced`].
+pub(super) const UNANNOUNCED: &str = "the secret in store.id_secret_file is new to this store: gates that do not know it yet would not find \
+     what this one records, and would run retries again\n\
+     What you can do, best first:\n  \
+     1. Let all gates know the new secret first: restart them one by one with the former secret in id_secret_file and the new \
+     one in other_id_secret_files. Then swap the two, one gate after the other.\n  \
+     2. If no other gate of this store runs: start once with --accept-identity-change. No key is forgotten.";
+
 /// What would be forgotten, why, and what to do instead, best first. Several lines, without a line break at the end.
 ///
 /// `on_file` is what the store has of all namespaces.
@@ -179,7 +200,11 @@ fn text(
     for (index, of_namespace) in lost.iter().enumerate() {
         let namespace = &of_namespace.namespace;
         if index == 0 || lost[index - 1].namespace != *namespace {
-            let _ = writeln!(text, "\nnamespace `{namespace}`: its routes no longer take requests that have keys");
+            let what = match of_namespace.instead {
+                Instead::OtherSecret => "requests no longer find their records",
+                _ => "its routes no longer take requests that have keys",
+            };
+            let _ = writeln!(text, "\nnamespace `{namespace}`: {what}");
         }
         let _ = writeln!(text, "  {}", what_is_lost(present, of_namespace));
     }
@@ -225,6 +250,13 @@ fn what_is_lost(present: &Present<'_>, lost: &LostKeys) -> String {
             let namespace = present.routes.iter().find(|known| known.name == &**route).map(|route| route.namespace);
             let namespace = namespace.unwrap_or_default();
             format!("{}, which has the namespace `{namespace}`, takes", present.named(route))
+        }
+        Instead::OtherSecret => {
+            return format!(
+                "{}{in_flight}: made with a secret that is not in `[store] other_id_secret_files`, of {}",
+                keys(lost.keys),
+                lost.examples.join(", ")
+            );
         }
         Instead::Sealed => {
             return format!(
@@ -295,7 +327,7 @@ fn differences(former: &RulesDescription, now: &RulesDescription) -> Vec<String>
     compare("store.id_secret_file", secret(former), secret(now));
     if lines.is_empty() {
         lines.push(match now.id_secret {
-            true => "the secret in store.id_secret_file is another one".to_owned(),
+            true => "store.id_secret_file: the secret is another one".to_owned(),
             false => "a rule was changed that this version of oncegate does not know".to_owned(),
         });
     }

@@ -26,7 +26,6 @@ use crate::http::server::{self, Current};
 use crate::http::shards::Shards;
 use crate::http::upstream::Upstream;
 use crate::http::usage::Usage;
-use crate::idempotency::identity::Identifier;
 use crate::store::Store;
 use crate::store::sealed::{Keeper, Keyring};
 use crate::telemetry::{logs, metrics::Metrics};
@@ -198,7 +197,8 @@ impl Serving {
         let admin_task = tokio::spawn(admin::serve(listener, Arc::clone(&admin_state), admin_stop.subscribe()));
 
         let Some(mut opened) = opening::open(&config.store, &readiness, signals).await? else { return Ok(None) };
-        let upkeep = if opened.is_shared { worker::Settings::beside_callers() } else { worker::Settings::default() };
+        let is_shared = opened.is_shared;
+        let upkeep = if is_shared { worker::Settings::beside_callers() } else { worker::Settings::default() };
         let (summary, log_format) = (Summary::of(&config, opened.durability.clone()), config.log.format);
         let written = Written::of(&config);
         let keyring = (!config.sealing.is_empty()).then(|| Arc::new(Keyring::new(config.sealing.clone())));
@@ -228,7 +228,7 @@ impl Serving {
         }
         let audit = admin_state.audit_writer();
         let accepting = accept_identity_change.then_some(&audit);
-        if !adopting::at_start(&gate, &*store, &written, accepting, signals).await? {
+        if !adopting::at_start(&gate, &*store, &written, accepting, is_shared, signals).await? {
             return Ok(None);
         }
         admin_state.set_store(Arc::clone(&store));
@@ -373,10 +373,9 @@ async fn all_ended(servers: &mut JoinSet<()>) {
 }
 
 fn admin_state(config: &Resolved, metrics: &Metrics, readiness: &Readiness) -> admin::State {
-    let secret = config.gate.id_secret.as_ref().map(|secret| Arc::clone(&secret.0));
-    let identifier = Identifier::new(Arc::clone(&config.gate.service), secret);
+    let identifiers = config.gate.identifiers();
     let (service, routes) = (Arc::clone(&config.gate.service), admin_routes(config));
-    admin::State::new(&config.admin, metrics.clone(), readiness.clone(), identifier, service, routes)
+    admin::State::new(&config.admin, metrics.clone(), readiness.clone(), identifiers, service, routes)
 }
 
 fn admin_routes(config: &Resolved) -> Vec<RouteInfo> {

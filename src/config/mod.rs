@@ -178,6 +178,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
         gate: gate::Settings {
             service: store.keys.service,
             id_secret: store.id_secret,
+            other_id_secrets: store.other_id_secrets,
             settle_timeout: store.keys.settle_timeout,
             headers,
             own_headers,

@@ -9,7 +9,7 @@ use serde_json::json;
 use self::location::{Location, UrlGrammar};
 use self::sealing::KeyFile;
 use super::declare::{Keys as _, Shown::Example, keys};
-use super::kinds::{Kind, Toml, file, number, size, text, time};
+use super::kinds::{Kind, Toml, file, number, size, text, time, unique};
 use super::node::{Node, Table, Wrong};
 use super::secrets;
 use crate::gate::Secret;
@@ -60,9 +60,14 @@ keys! {
             => number(Settings::FEWEST_CONNECTIONS as u64..=1000).optional(), Example("8");
         /// Part of every record's identity: set it if several services share a store.
         service: Arc<str> = "default".into() => name();
-        /// A file with a secret of at least 32 bytes. With it, the ids of records cannot be guessed from keys, and a copy of
-        /// the store does not help to guess callers' passwords. A new secret forgets every key.
+        /// A file with a secret of at least 32 bytes. With it, a copy of the store does not help to guess keys, requests or
+        /// callers' passwords. A new secret forgets every key, unless the former one moves to `other_id_secret_files`.
         id_secret_file: Option<PathBuf> = None => file().optional(), Example("\"/run/secrets/oncegate-id-secret\"");
+        /// Files with secrets that count besides, while one secret takes the place of another: a request also finds the
+        /// records that were made with these, and new records are made with `id_secret_file`. "none" stands for no secret. At
+        /// most 3. Each costs a new key two more reads of the store. See docs/operate/id-secret.md.
+        other_id_secret_files: Vec<PathBuf> = Vec::new()
+            => unique(file()).map(few_secrets, Clone::clone), Example("[\"/run/secrets/oncegate-id-secret-1\"]");
         /// The keys that records are encrypted with, in the store and in the cache, as in
         /// [{ id = "2026-11", file = "/run/secrets/oncegate-key-1" }]. The cipher is AES-256-GCM, bound to record and attempt. The first
         /// encrypts, and all of them decrypt. A request whose record has another key gets 503 `store-unavailable` and does not
@@ -103,6 +108,8 @@ pub(super) struct Section {
     pub cache: Option<Redis>,
     /// The content of `id_secret_file`.
     pub id_secret: Option<Secret>,
+    /// The contents of `other_id_secret_files`.
+    pub other_id_secrets: Vec<Option<Secret>>,
     /// `encryption_keys`
     pub sealing: Vec<SealingKey>,
     /// The keys, without passwords.
@@ -169,8 +176,9 @@ pub(super) fn read(root: &Table<'_>) -> Section {
     keys.cache = cache.as_ref().map(|cache| cache.url.clone());
     root.print("store", keys.print_table());
     let id_secret = table.read_file("id_secret_file", keys.id_secret_file.as_deref(), secret);
+    let other_id_secrets = other_secrets(&table, &keys.other_id_secret_files, id_secret.as_ref());
     let sealing = sealing::read(&table, &keys.encryption_keys);
-    Section { url, cache, id_secret, sealing, keys }
+    Section { url, cache, id_secret, other_id_secrets, sealing, keys }
 }
 
 /// Reads the name of a service, a namespace or a route.
@@ -278,6 +286,42 @@ fn only_one_password(table: &Table<'_>, grammar: &UrlGrammar, location: &Locatio
         let twice = Wrong::new("the password stands in the URL as well");
         table.report(grammar.password_file, twice.hint("remove one of them"));
     }
+}
+
+/// The most of `other_id_secret_files`.
+const MOST_OTHER_SECRETS: usize = 3;
+
+/// What stands for no secret among `other_id_secret_files`.
+const NO_SECRET: &str = "none";
+
+fn few_secrets(files: Vec<PathBuf>) -> Result<Vec<PathBuf>, Wrong> {
+    if files.len() > MOST_OTHER_SECRETS {
+        let wrong = Wrong::new(format!("must not have more than {MOST_OTHER_SECRETS}"));
+        return Err(wrong.hint("remove the secrets whose records have expired"));
+    }
+    Ok(files)
+}
+
+/// Reads `other_id_secret_files`.
+fn other_secrets(table: &Table<'_>, files: &[PathBuf], first: Option<&Secret>) -> Vec<Option<Secret>> {
+    let mut known = vec![first.cloned()];
+    for file in files {
+        let read = |path: &Path| {
+            let secret = if path == Path::new(NO_SECRET) { None } else { Some(secret(path)?) };
+            if known.contains(&secret) {
+                let what = match secret {
+                    Some(_) => format!("{} holds a secret that counts already", path.display()),
+                    None => "`none` counts already: there is no id_secret_file".to_owned(),
+                };
+                return Err(Wrong::new(what).hint("list the other secrets here, and only those"));
+            }
+            Ok(secret)
+        };
+        if let Some(secret) = table.read_file("other_id_secret_files", Some(file), read) {
+            known.push(secret);
+        }
+    }
+    known.split_off(1)
 }
 
 fn secret(path: &Path) -> Result<Secret, Wrong> {

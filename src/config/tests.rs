@@ -156,7 +156,7 @@ ONCEGATE_DEFAULTS__TTL: defaults.ttl: a duration needs a unit
 ONCEGATE_SERVER_LISTEN: server_listen: unknown key in the top level
     hint: did you mean ONCEGATE_SERVER__LISTEN, with two underscores between levels?
 ONCEGATE_STORE__COLOUR: store.colour: unknown key in [store]
-    hint: the keys here are url, password_file, connections, service, id_secret_file, encryption_keys, max_ttl, cache, cache_password_file, \
+    hint: the keys here are url, password_file, connections, service, id_secret_file, other_id_secret_files, encryption_keys, max_ttl, cache, cache_password_file, \
 cache_max_age, cache_max_bytes, cache_max_entries, settle_timeout
 --listen: server.listen: `nowhere` is not an address
     hint: write an address and a port, such as \"127.0.0.1:8080\" or \"[::1]:8080\"
@@ -366,6 +366,7 @@ fn the_examples_in_the_annotated_default_are_accepted() {
     let secrets = [
         "oncegate-admin-token",
         "oncegate-ops-token",
+        "oncegate-id-secret-1",
         "oncegate-id-secret",
         "oncegate-key-1",
         "oncegate-database-password",

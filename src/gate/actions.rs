@@ -1,7 +1,6 @@
 //! Carries out the actions of the claim protocol: calls the store, follows the leader, runs the attempt, answers the client.
 
 use std::future::{Future, pending};
-use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +12,7 @@ use super::attempt::{self, Attempted};
 use super::probe::{ProbeLock, Probed};
 use super::protected::{Client, ProtectedRequest};
 use super::quota::Ticket;
+use super::rotation::Elsewhere;
 use super::shared::{IdentityDigest, Shared};
 use super::single_flight::{Follower, Leader, Progress, Released, Role, Running};
 use crate::http::problem::Problem;
@@ -21,8 +21,8 @@ use crate::idempotency::protocol::{Action, Event, Followed, Protocol, Reply, Set
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 use crate::store::{Claim, End, Error, Fresh, Listed, Settled};
 
-mod counting;
 mod following;
+mod permitting;
 mod records;
 mod replies;
 
@@ -34,6 +34,8 @@ enum Done {
     Counted(Result<Ticket, Duration>, Permission),
     Claimed(Result<Claim, Error>),
     Superseded(Result<bool, Error>),
+    /// The claim stands, and so does a record under another id.
+    Elsewhere,
     Looked(Result<Option<Listed>, Error>),
     Locked(Result<Option<ProbeLock>, Error>),
     Probed(Box<Probed>),
@@ -150,12 +152,30 @@ impl Driver {
             Action::Claim => {
                 let (store, id) = (Arc::clone(&shared.store), self.id);
                 let fresh = needed(self.fresh.clone(), FRESH)?;
-                self.operate(async move { Done::Claimed(store.claim(id, fresh).await) });
+                let elsewhere = self.elsewhere();
+                self.operate(async move {
+                    match store.claim(id, fresh).await {
+                        Ok(Claim::Inserted(at)) => match elsewhere.has_record(&*store).await {
+                            Ok(true) => Done::Elsewhere,
+                            looked => Done::Claimed(looked.map(|_| Claim::Inserted(at))),
+                        },
+                        claimed => Done::Claimed(claimed),
+                    }
+                });
             }
             Action::Supersede(seen) => {
                 let (store, id) = (Arc::clone(&shared.store), self.id);
                 let fresh = needed(self.fresh.clone(), FRESH)?;
-                self.operate(async move { Done::Superseded(store.supersede(id, seen, fresh).await) });
+                let elsewhere = self.elsewhere();
+                self.operate(async move {
+                    match store.supersede(id, seen, fresh).await {
+                        Ok(true) => match elsewhere.has_record(&*store).await {
+                            Ok(true) => Done::Elsewhere,
+                            looked => Done::Superseded(looked.map(|_| true)),
+                        },
+                        superseded => Done::Superseded(superseded),
+                    }
+                });
             }
             Action::Look => {
                 let (store, id) = (Arc::clone(&shared.store), self.id);
@@ -198,6 +218,7 @@ impl Driver {
                 };
                 self.fresh = Some(fresh.clone());
                 let (store, id) = (Arc::clone(&shared.store), self.id);
+                // The record that it replaces has stood since this request claimed: none stands elsewhere.
                 self.operate(async move { Done::Superseded(store.supersede(id, seen, fresh).await) });
             }
             Action::Withdraw => {
@@ -328,6 +349,7 @@ impl Driver {
                 Event::Followed(Followed::Released { is_same: true })
             }
             Done::FollowedToEnd(_) => Event::Followed(Followed::Gone),
+            Done::Elsewhere => Event::Elsewhere,
             Done::Claimed(Ok(claim)) => {
                 self.answered("claim", failures);
                 match claim {
@@ -396,51 +418,13 @@ impl Driver {
         }
     }
 
+    /// Where else the record could stand that it claims. One whose client was answered runs nothing.
+    fn elsewhere(&self) -> Elsewhere {
+        self.request.as_ref().map_or_else(Elsewhere::nowhere, |request| request.elsewhere())
+    }
+
     fn operate(&mut self, operation: impl Future<Output = Done> + Send + 'static) {
         self.operation = Box::pin(operation);
-    }
-
-    /// Makes the record to claim, takes a key from the quota, and holds the configuration.
-    fn permit(&mut self) -> Result<Option<Event>, Missing> {
-        if self.fresh.is_none() {
-            match needed(self.request.as_ref(), REQUEST)?.fresh() {
-                Ok(fresh) => self.fresh = Some(fresh),
-                Err(problem) => return Ok(Some(self.failed(problem))),
-            }
-        }
-        self.permission = None;
-        let retired = Arc::clone(&self.shared.retired);
-        if let Some(quota) = needed(self.request.as_ref(), REQUEST)?.policy().quota.filter(|_| self.ticket.is_none())
-            && let ControlFlow::Break(event) = self.count(&quota)?
-        {
-            return Ok(event);
-        }
-        Ok(match Arc::clone(&retired).try_read_owned() {
-            Ok(permission) => Some(self.permitted(permission)),
-            Err(_) => {
-                self.operate(async move { Done::Permitted(retired.read_owned().await) });
-                None
-            }
-        })
-    }
-
-    fn permitted(&mut self, permission: Permission) -> Event {
-        let stays = |request: &Arc<ProtectedRequest>| {
-            !permission.contains(&request.state.rules) && request.is_found_after_reload()
-        };
-        if !self.request.as_ref().is_some_and(stays) {
-            return Event::Retired;
-        }
-        self.permission = Some(permission);
-        self.unless_barred(Event::Permitted)
-    }
-
-    /// The event, unless the request may not run: the problem says why. The store may have taken longer for a claim than the
-    /// request had left to run.
-    fn unless_barred(&mut self, event: Event) -> Event {
-        let Some(problem) = self.request.as_ref().and_then(|request| request.bar()) else { return event };
-        self.problem = Some(problem);
-        Event::Barred
     }
 
     fn share_running(&mut self, since: Duration) -> Result<(), Missing> {

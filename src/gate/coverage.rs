@@ -13,6 +13,7 @@ use http::Method;
 use super::identities::{IdentityRules, describe_coverage};
 use crate::idempotency::codec::{Head, is_sealed};
 use crate::idempotency::description::{CoverageDescription, NamespaceDescription, RouteDescription};
+use crate::idempotency::identity::RulesTag;
 use crate::idempotency::policy::{Mode, Policy};
 use crate::idempotency::record::{State, Timestamp};
 use crate::route::{Pattern, Route, Router};
@@ -64,6 +65,8 @@ pub enum Instead {
     Unprotected(Arc<str>, Mode),
     /// This route takes it, and looks for its key in another namespace.
     Other(Arc<str>),
+    /// Its id was made with a secret that the configuration no longer has.
+    OtherSecret,
     /// The record is encrypted with a key that the configuration does not have, so its request is not known.
     Sealed,
     /// The record is in a format that this version cannot read, so its request is not known.
@@ -76,6 +79,8 @@ struct Former {
     routes: Option<FormerRoutes>,
     /// The hosts that make a difference. Nothing is any other host.
     hosts: Vec<Option<String>>,
+    /// The rules with id secrets that the configuration no longer has.
+    dropped: Vec<RulesTag>,
 }
 
 struct FormerRoutes {
@@ -93,15 +98,15 @@ impl<'a> Coverage<'a> {
         for adopting in rules.adoption().1 {
             // Where the rules change, every key of the namespace is lost, and the store counts them.
             let is_kept = |found: &&NamespaceRules| {
-                found.service == service
-                    && found.namespace == adopting.namespace
-                    && found.digest == Some(adopting.digest)
+                found.service == service && found.namespace == adopting.namespace && adopting.finds(found.digest)
             };
             let Some(found) = on_file.iter().find(is_kept) else { continue };
             let described = found.description().and_then(|text| NamespaceDescription::parse(text));
             let former = described.and_then(|described| described.coverage);
-            if former.as_ref() != Some(&describe_coverage(present, &adopting.namespace)) {
-                changed.insert(adopting.namespace, Former::of(former.as_ref(), present));
+            let dropped = found.in_force().into_iter().filter(|digest| !adopting.finds(Some(*digest)));
+            let dropped: Vec<RulesTag> = dropped.map(|digest| RulesTag::of(&digest)).collect();
+            if !dropped.is_empty() || former.as_ref() != Some(&describe_coverage(present, &adopting.namespace)) {
+                changed.insert(adopting.namespace, Former::of(former.as_ref(), present, dropped));
             }
         }
         Self { service, present, on_file, changed, lost: BTreeMap::new() }
@@ -120,11 +125,19 @@ impl<'a> Coverage<'a> {
         else {
             return;
         };
+        let (claimed_at, head) = (listed.record.claimed_at, Head::decode(&listed.record.head));
+        let tag = head.as_ref().ok().and_then(|head| head.details().rules);
         // No request finds it, whatever the routes are.
-        if is_orphaned(self.on_file, origin, listed.record.claimed_at) {
+        if is_orphaned(self.on_file, origin, claimed_at, tag) {
             return;
         }
-        let (example, method, (instead, found_by)) = match Head::decode(&listed.record.head) {
+        let rules = self.on_file.iter().find(|rules| rules.service == origin.service && rules.namespace == *namespace);
+        let made_by = rules.and_then(|rules| rules.made_by(claimed_at, tag));
+        let is_dropped = made_by.is_some_and(|tag| former.dropped.contains(&tag));
+        let (example, method, (instead, found_by)) = match head {
+            Ok(head) if is_dropped => {
+                (Some(format!("{} {}", head.method, head.path)), None, (Instead::OtherSecret, None))
+            }
             Ok(head) => {
                 let Some(lost) = self.end_of(namespace, former, &head) else { return };
                 (Some(format!("{} {}", head.method, head.path)), Some(head.method.to_string()), lost)
@@ -203,7 +216,7 @@ impl<'a> Coverage<'a> {
 }
 
 impl Former {
-    fn of(described: Option<&CoverageDescription>, present: &Router) -> Self {
+    fn of(described: Option<&CoverageDescription>, present: &Router, dropped: Vec<RulesTag>) -> Self {
         let routes = described.and_then(FormerRoutes::of);
         let own = routes.iter().flat_map(|former| &former.described).map(|route| route.host.clone());
         let mut hosts: BTreeSet<Option<String>> = own.collect();
@@ -212,7 +225,7 @@ impl Former {
             hosts.extend(present.routes().iter().map(|route| route.host.clone()));
             hosts.extend(described.iter().flat_map(|former| &former.except).map(|route| route.host.clone()));
         }
-        Self { routes, hosts: hosts.into_iter().collect() }
+        Self { routes, hosts: hosts.into_iter().collect(), dropped }
     }
 }
 

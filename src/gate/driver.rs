@@ -156,14 +156,17 @@ impl Gate {
             Ok(identified) => identified,
             Err(problem) => return refuse(problem, true),
         };
-        let (id, proof) = self.identifier.identify(&route.namespace, &policy.scope, head.caller(), &key);
-        let request = ProtectedRequest {
+        let identifier = self.identifiers.first.clone();
+        let (id, proof) = identifier.identify(&route.namespace, &policy.scope, head.caller(), &key);
+        let mut request = ProtectedRequest {
             gate: Arc::clone(self),
             route: Arc::clone(route),
             state: Arc::clone(state),
             head,
             body,
             id,
+            identifier,
+            made_by: 0,
             key,
             fingerprint,
             proof,
@@ -175,6 +178,9 @@ impl Gate {
         if let Some(reply) = request.recalled().await {
             return reply;
         }
+        // While one id secret takes the place of another, its record may stand under another id.
+        request.find_record().await;
+        let id = request.id;
         // 9. Else claim the key, run, settle and reply: see `drive`.
         let (client, reply) = oneshot::channel();
         // In a box: a future of this size would be copied several times on its way into the task.

@@ -19,7 +19,6 @@ use crate::http::problem::Problem;
 use crate::http::server::Peer;
 use crate::idempotency::credential::{Credential, Kind};
 use crate::idempotency::fingerprint::{Body, Counted, Fingerprint, Subject};
-use crate::idempotency::identity::Identifier;
 use crate::idempotency::key::{Found, Key};
 use crate::idempotency::record::RecordId;
 use crate::idempotency::scope::{Caller, ClientCertificate, ScopePart, ScopeWord};
@@ -237,8 +236,11 @@ impl Inquiry<'_> {
         });
         let scope: Vec<_> = scope.collect();
         let is_known = scope.iter().all(|(_, value)| *value != Value::Unknown);
+        let id = is_known.then(|| self.id(route, &key));
+        // As the record keeps it.
+        let digest = id.and_then(|id| self.settings.identifiers().first.keyed_digest(id, &digest)).unwrap_or(digest);
         Identified {
-            id: is_known.then(|| self.id(route, &key)),
+            id,
             counted: policy.fingerprint.counted(headers, self.body),
             fingerprint: Fingerprint { recipe: policy.fingerprint.clone(), digest },
             key,
@@ -247,9 +249,7 @@ impl Inquiry<'_> {
     }
 
     fn id(&self, route: &Route, key: &Key) -> RecordId {
-        let secret = self.settings.id_secret.as_ref().map(|secret| Arc::clone(&secret.0));
-        let identifier = Identifier::new(Arc::clone(&self.settings.service), secret);
-        identifier.id(&route.namespace, &route.policy.scope, self.caller(), key)
+        self.settings.identifiers().first.id(&route.namespace, &route.policy.scope, self.caller(), key)
     }
 
     fn value(&self, part: &ScopePart) -> Value {

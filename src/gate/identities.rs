@@ -9,6 +9,7 @@ use crate::idempotency::fingerprint::Recipe;
 use crate::idempotency::identity::{CallerRules, Identifier};
 use crate::idempotency::key::{KeyRule, KeySource};
 use crate::idempotency::policy::{Mode, Policy};
+use crate::idempotency::record::RecordId;
 use crate::idempotency::scope::ScopePart;
 use crate::route::{Route, Router};
 use crate::store::{Identity, IdentityChange, Origin};
@@ -70,18 +71,22 @@ impl<'a> IdentityRules<'a> {
             if route.policy.mode == Mode::Observe { origin.shadow() } else { origin }
         };
         let origins = self.router.routes().iter().map(origin_of).collect();
-        let (identifier, trusted) = (identifier(self.settings, service), self.settings.forwarding.rule());
+        let (identifiers, trusted) = (self.settings.identifiers(), self.settings.forwarding.rule());
         let callers = CallerRules { trusted: &trusted, token_header: self.settings.token_header() };
         let mut identities: Vec<Identity> = Vec::new();
         for (route, rules) in self.routes() {
             // Routes that share a namespace share its rules; the configuration sees to that.
             if !identities.iter().any(|known| known.namespace == route.namespace) {
                 let coverage = Some(describe_coverage(self.router, &route.namespace));
+                let digests = identifiers.others.iter().map(|identifier| digest(identifier, route, callers));
+                let digests: Vec<IdentityDigest> = digests.collect();
+                let others = digests.iter().map(|digest| RecordId(*digest).to_string()).collect();
                 identities.push(Identity {
                     service: Arc::clone(service),
                     namespace: Arc::clone(&route.namespace),
-                    digest: digest(&identifier, route, callers),
-                    description: Some(NamespaceDescription { rules, coverage }.to_text().into()),
+                    digest: digest(&identifiers.first, route, callers),
+                    others: digests,
+                    description: Some(NamespaceDescription { rules, coverage, others }.to_text().into()),
                 });
             }
         }

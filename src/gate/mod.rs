@@ -27,6 +27,7 @@ mod reconcile;
 mod reload;
 mod renewal;
 mod request;
+mod rotation;
 mod shared;
 mod single_flight;
 
@@ -62,7 +63,7 @@ use crate::http::upgrade::Upgrades;
 use crate::http::upstream::Upstream;
 use crate::http::usage::Usage;
 use crate::idempotency::grpc;
-use crate::idempotency::identity::{CallerRules, Identifier};
+use crate::idempotency::identity::{CallerRules, Identifier, Identifiers, RulesTag};
 use crate::idempotency::policy::{Mode, Seal};
 use crate::idempotency::record::RequestId;
 use crate::route::{Route, Router};
@@ -78,6 +79,8 @@ pub struct Settings {
     pub service: Arc<str>,
     /// `[store] id_secret_file`'s content.
     pub id_secret: Option<Secret>,
+    /// `[store] other_id_secret_files`' contents; nothing for `"none"`.
+    pub other_id_secrets: Vec<Option<Secret>>,
     /// How long a client waits for a store that went away after the attempt, and for a claim.
     pub settle_timeout: Duration,
     /// The names of the headers that the gate adds.
@@ -99,8 +102,22 @@ pub struct Settings {
 }
 
 /// A secret that `Debug` does not show.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub Arc<[u8]>);
+
+impl Settings {
+    /// The ways in which the ids of records may have been made.
+    #[must_use]
+    pub fn identifiers(&self) -> Identifiers {
+        let identifier = |secret: Option<&Secret>| {
+            Identifier::new(Arc::clone(&self.service), secret.map(|secret| Arc::clone(&secret.0)))
+        };
+        Identifiers {
+            first: identifier(self.id_secret.as_ref()),
+            others: self.other_id_secrets.iter().map(|secret| identifier(secret.as_ref())).collect(),
+        }
+    }
+}
 
 impl std::fmt::Debug for Secret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -113,7 +130,7 @@ pub struct Gate {
     settings: Settings,
     router: Arc<Router>,
     upstreams: Vec<Upstream>,
-    identifier: Identifier,
+    identifiers: Identifiers,
     states: HashMap<Arc<str>, Arc<RouteState>>,
     unrouted: Arc<RouteState>,
     /// The headers that the gate adds to answers, which an upstream's own do not pass for.
@@ -142,6 +159,8 @@ struct RouteState {
     estimator: Arc<Estimator>,
     /// What the identities of its records are made by.
     rules: IdentityDigest,
+    /// The tags of the rules by which each of the gate's identifiers makes ids; none where there is one.
+    rules_tags: Vec<RulesTag>,
     /// Headers that must reach the upstream, whatever `Connection` lists.
     kept: Vec<HeaderName>,
     /// Logs keys that have no effect, at a limited rate.
@@ -179,8 +198,7 @@ impl Gate {
         metrics: &Metrics,
         former: Option<&Self>,
     ) -> Arc<Self> {
-        let secret = settings.id_secret.as_ref().map(|secret| Arc::clone(&secret.0));
-        let identifier = Identifier::new(Arc::clone(&settings.service), secret);
+        let identifiers = settings.identifiers();
         let trusted = settings.forwarding.rule();
         let callers = CallerRules { trusted: &trusted, token_header: settings.token_header() };
         let token_header = settings.jwt.as_ref().map_or(http::header::AUTHORIZATION, |jwt| jwt.header.clone());
@@ -195,9 +213,10 @@ impl Gate {
             .clone()
             .filter(|_| verifies)
             .map(|jwt| Verifier::new(jwt, former.and_then(|former| former.verifier.as_ref()), &shared.usage));
-        let state = |name: &Arc<str>, namespace: &Arc<str>, rules, kept| {
+        let state = |name: &Arc<str>, namespace: &Arc<str>, rules: Vec<IdentityDigest>, kept| {
             Arc::new(RouteState {
-                rules,
+                rules: rules.first().copied().unwrap_or_default(),
+                rules_tags: rules.iter().filter(|_| rules.len() > 1).map(RulesTag::of).collect(),
                 kept,
                 ignored: IgnoredLog::default(),
                 name: Arc::clone(name),
@@ -208,7 +227,8 @@ impl Gate {
             })
         };
         let states = router.routes().iter().map(|route| {
-            let rules = identities::digest(&identifier, route, callers);
+            let rules: Vec<IdentityDigest> =
+                identifiers.all().map(|identifier| identities::digest(identifier, route, callers)).collect();
             let kept = kept_headers(route, &token_header).into_iter().chain(settings.own_headers.key.clone()).collect();
             (Arc::clone(&route.name), state(&route.name, &route.namespace, rules, kept))
         });
@@ -219,7 +239,7 @@ impl Gate {
         Arc::new(Self {
             states: states.collect(),
             verifier,
-            unrouted: state(&nowhere, &nowhere, IdentityDigest::default(), Vec::new()),
+            unrouted: state(&nowhere, &nowhere, Vec::new(), Vec::new()),
             key_places: KeyPlaces::of(&router),
             exposed: answer::exposed(&settings.headers),
             added: settings.headers.all(),
@@ -230,7 +250,7 @@ impl Gate {
                 via: shared.via.clone(),
             }),
             policy_page: settings.policy_page.clone().map(|path| PolicyPage::new(path, &router, &upstreams)),
-            identifier,
+            identifiers,
             router: Arc::new(router),
             upstreams,
             shared,
@@ -432,6 +452,7 @@ pub(crate) mod tests {
         let settings = Settings {
             service: "default".into(),
             id_secret: None,
+            other_id_secrets: Vec::new(),
             settle_timeout: Duration::from_secs(5),
             headers: HeaderNames { status: None, replayed: None, expires: None },
             own_headers: OwnHeaders::default(),

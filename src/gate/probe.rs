@@ -74,7 +74,7 @@ impl ProtectedRequest {
             }
             Recovery::Hold | Recovery::Retry | Recovery::Resend(_) => self.fresh()?,
         };
-        Ok((self.gate.identifier.probe_lock(self.id), fresh))
+        Ok((self.identifier.probe_lock(self.id), fresh))
     }
 
     /// The reply with what the upstream said, once the record has it.

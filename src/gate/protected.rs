@@ -26,6 +26,7 @@ use crate::idempotency::codec::{self, Answer, Details};
 use crate::idempotency::credential::Proof;
 use crate::idempotency::decide::{Decision, RunningAttempt, decide, difference};
 use crate::idempotency::fingerprint::{self, Fingerprint, Recipe, Subject};
+use crate::idempotency::identity::Identifier;
 use crate::idempotency::key::{Found, Key};
 use crate::idempotency::policy::{Delivery, InFlight, Mode, Policy, StoreFailure};
 use crate::idempotency::protocol::Limits;
@@ -48,6 +49,10 @@ pub(super) struct ProtectedRequest {
     pub(super) body: Buffered,
     /// The id of its record.
     pub(super) id: RecordId,
+    /// What made it.
+    pub(super) identifier: Identifier,
+    /// The place of that among the gate's identifiers.
+    pub(super) made_by: usize,
     pub(super) key: Key,
     pub(super) fingerprint: Fingerprint,
     /// The proof of its caller, where its scope asks for one.
@@ -92,7 +97,7 @@ impl ProtectedRequest {
     pub(super) fn scope_digest(&self) -> [u8; 32] {
         let key = Key::from_fingerprint(&[0; 32]);
         let (namespace, scope) = (&self.route.namespace, &self.policy().scope);
-        let (id, proof) = self.gate.identifier.identify(namespace, scope, self.head.caller(), &key);
+        let (id, proof) = self.gate.identifiers.first.identify(namespace, scope, self.head.caller(), &key);
         // The proof is bound to the id.
         proof.map_or(id.0, |proof| proof.0)
     }
@@ -143,6 +148,7 @@ impl ProtectedRequest {
     /// What its record keeps of the request.
     pub(super) fn record_head(&self) -> codec::Head {
         codec::Head::new(self.fingerprint.clone(), self.head.method.clone(), self.head.uri.path(), &self.key)
+            .with_keyed_digest(self.identifier.keyed_digest(self.id, &self.fingerprint.digest))
             .with_proof(self.proof)
             .with_details(&self.details())
     }
@@ -154,9 +160,10 @@ impl ProtectedRequest {
             request: Some(self.head.id),
             trace: trace(&self.head.headers),
             upstream: Some(self.upstream().settings().name.to_string()),
-            caller: Some(self.gate.identifier.caller(&policy.scope, self.head.caller())),
-            scope: Some(self.gate.identifier.scope_tags(&policy.scope, self.head.caller())),
+            caller: Some(self.identifier.caller(&policy.scope, self.head.caller())),
+            scope: Some(self.identifier.scope_tags(&policy.scope, self.head.caller())),
             unknown_ttl: Some(policy.unknown_ttl),
+            rules: self.state.rules_tags.get(self.made_by).copied(),
             key: policy.recovery.keeps_keys().then(|| self.key.clone()),
         }
     }
@@ -175,7 +182,7 @@ impl ProtectedRequest {
     pub(super) async fn decide(&self, record: &Record, now: Timestamp) -> Result<Decision, Problem> {
         let head = codec::Head::decode(&record.head);
         let is_same = match &head {
-            Ok(head) => self.is_for(&head.fingerprint).await?,
+            Ok(head) => self.is_of(head).await?,
             Err(codec::Unreadable) => false,
         };
         Ok(decide(now, self.policy(), record, head.as_ref().ok(), self.proof.as_ref(), is_same))
@@ -188,6 +195,15 @@ impl ProtectedRequest {
         proof: Option<&Proof>,
     ) -> Result<Option<Decision>, Problem> {
         Ok(difference(self.is_for(fingerprint).await?, proof, self.proof.as_ref()))
+    }
+
+    /// Whether the head of its record is of this request.
+    async fn is_of(&self, head: &codec::Head) -> Result<bool, Problem> {
+        if !head.is_keyed {
+            return self.is_for(&head.fingerprint).await;
+        }
+        let digest = self.digest(&head.fingerprint.recipe).await.map_err(|error| spool_problem(&self.gate, &error))?;
+        Ok(self.identifier.keyed_digest(self.id, &digest) == Some(head.fingerprint.digest))
     }
 
     /// Whether a fingerprint is of this request.
@@ -292,6 +308,12 @@ impl ProtectedRequest {
     /// The reply where the next request with this key runs.
     pub(super) fn nothing_left(&self) -> Reply {
         let detail = "the earlier request with this key has ended and left no answer; send this one again";
+        self.problem(Problem::new(Code::InFlight, detail).retry_after(RETRY_SOON))
+    }
+
+    /// The reply where a request with the same key came first, under an id that was made with another secret.
+    pub(super) fn elsewhere_first(&self) -> Reply {
+        let detail = "another request with this key came first; send this one again";
         self.problem(Problem::new(Code::InFlight, detail).retry_after(RETRY_SOON))
     }
 

@@ -96,7 +96,7 @@ impl Gate {
         let Some(target) = details.key.as_ref().and_then(|key| probe.path.target(key, &id)) else { return Ok(()) };
         let (state, upstream) = (&self.states[&route.name], &self.upstreams[route.upstream]);
         let Ok(attempt) = self.settings.tokens.next() else { return Ok(()) };
-        let (store, lock_id) = (&self.shared.store, self.identifier.probe_lock(id));
+        let (store, lock_id) = (&self.shared.store, self.identifiers.first.probe_lock(id));
         let lock = lock_of(upstream, &probe.path, attempt, state.origin, head);
         let lock = ProbeLock::take(Arc::clone(store), lock_id, lock).await;
         let Some(_lock) = lock.map_err(Stopped::Store)? else { return Ok(()) };

@@ -52,8 +52,8 @@ impl Gate {
         upstreams: Vec<Upstream>,
         metrics: &Metrics,
     ) -> Arc<Self> {
-        let Settings { service, id_secret, tokens, .. } = self.settings.clone();
-        let settings = Settings { service, id_secret, tokens, ..settings };
+        let Settings { service, id_secret, other_id_secrets, tokens, .. } = self.settings.clone();
+        let settings = Settings { service, id_secret, other_id_secrets, tokens, ..settings };
         Self::beside(Arc::clone(&self.shared), settings, router, upstreams, metrics, Some(self))
     }
 

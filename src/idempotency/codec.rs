@@ -23,7 +23,7 @@
 //!
 //! | bytes | what |
 //! |---|---|
-//! | 1 | version: 2 where there is a proof, else 1 |
+//! | 1 | version: 1; 2 where there is a proof; 4 and 5 likewise where the fingerprint is keyed |
 //! | 1 | envelope: 0 |
 //! | 1 | the recipe's version: 1 |
 //! | 1 | what counts: method 1, path 2, query 4, body 8, added up |
@@ -64,6 +64,8 @@ pub(super) const VERSION: u8 = 1;
 const WITH_PROOF: u8 = 2;
 /// The version of a head with details.
 const WITH_DETAILS: u8 = 3;
+/// What a keyed fingerprint adds to the version of a head without details.
+const KEYED: u8 = 3;
 /// The envelope of values that are stored verbatim.
 pub(super) const PLAIN: u8 = 0;
 
@@ -89,6 +91,8 @@ pub fn is_sealed(value: &[u8]) -> bool {
 pub struct Head {
     /// The fingerprint recipe of the request, and its digest.
     pub fingerprint: Fingerprint,
+    /// Whether that digest is keyed with a secret: see [`Identifier::keyed_digest`](super::identity::Identifier::keyed_digest).
+    pub is_keyed: bool,
     /// What its caller proved its identity with, where the scope asks for a proof.
     pub proof: Option<Proof>,
     /// The request's method.
@@ -148,6 +152,7 @@ impl Head {
         let end = (0..=path.len().min(MAX_PATH)).rev().find(|&end| path.is_char_boundary(end)).unwrap_or(0);
         Self {
             fingerprint,
+            is_keyed: false,
             proof: None,
             method,
             path: path[..end].to_owned(),
@@ -167,6 +172,15 @@ impl Head {
     #[must_use]
     pub fn with_proof(self, proof: Option<Proof>) -> Self {
         Self { proof, ..self }
+    }
+
+    /// The same with this digest of the fingerprint, which is keyed; where there is one.
+    #[must_use]
+    pub fn with_keyed_digest(mut self, digest: Option<[u8; 32]>) -> Self {
+        if let Some(digest) = digest {
+            (self.fingerprint.digest, self.is_keyed) = (digest, true);
+        }
+        self
     }
 
     /// The same with details.
@@ -189,7 +203,8 @@ impl Head {
             out.extend_from_slice(&[WITH_DETAILS, PLAIN]);
             put(&mut out, &self.details);
         }
-        out.extend_from_slice(&[if self.proof.is_some() { WITH_PROOF } else { VERSION }, PLAIN]);
+        let version = if self.proof.is_some() { WITH_PROOF } else { VERSION };
+        out.extend_from_slice(&[if self.is_keyed { version + KEYED } else { version }, PLAIN]);
         put_recipe(&mut out, &self.fingerprint.recipe);
         out.extend_from_slice(&self.fingerprint.digest);
         if let Some(Proof(digest)) = &self.proof {
@@ -209,9 +224,13 @@ impl Head {
             details = reader.part()?;
             form = reader.array()?;
         }
-        let has_proof = match form {
-            [VERSION, PLAIN] => false,
-            [WITH_PROOF, PLAIN] => true,
+        const KEYED_WITH_PROOF: u8 = WITH_PROOF + KEYED;
+        const KEYED_ALONE: u8 = VERSION + KEYED;
+        let (is_keyed, has_proof) = match form {
+            [VERSION, PLAIN] => (false, false),
+            [WITH_PROOF, PLAIN] => (false, true),
+            [KEYED_ALONE, PLAIN] => (true, false),
+            [KEYED_WITH_PROOF, PLAIN] => (true, true),
             _ => return Err(Unreadable),
         };
         let recipe = recipe(&mut reader)?;
@@ -221,7 +240,7 @@ impl Head {
         let path = reader.text()?;
         let key = reader.text()?;
         reader.finish()?;
-        Ok(Self { fingerprint: Fingerprint { recipe, digest }, proof, method, path, key, details })
+        Ok(Self { fingerprint: Fingerprint { recipe, digest }, is_keyed, proof, method, path, key, details })
     }
 }
 

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::fingerprint::{BodyForm, Recipe};
 use super::identity::CallerRules;
 use super::key::{KeyRule, KeySource};
+use super::record::RecordId;
 use super::scope::ScopePart;
 
 /// What a store keeps of a namespace.
@@ -21,6 +22,9 @@ pub struct NamespaceDescription {
     /// The requests that find its records; nothing where an earlier version of oncegate wrote the description.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub coverage: Option<CoverageDescription>,
+    /// The digests of the rules with other id secrets by which records may have been made, in hexadecimal.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<String>,
 }
 
 /// The requests that find the records of a namespace.
@@ -109,6 +113,13 @@ impl RulesDescription {
 }
 
 impl NamespaceDescription {
+    /// The digests of the rules with other id secrets.
+    #[must_use]
+    pub fn other_digests(&self) -> Vec<[u8; 32]> {
+        let read = |text: &String| RecordId::parse(text).map(|RecordId(digest)| digest);
+        self.others.iter().filter_map(read).collect()
+    }
+
     /// Reads what [`NamespaceDescription::to_text`] wrote, perhaps in a later version; nothing where it is no description.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
@@ -182,7 +193,7 @@ mod tests {
                 (digest, RulesDescription::of(&scope, &key, &recipe, trusted, secret))
             });
             prop_assert_eq!(both[0].0 == both[1].0, both[0].1 == both[1].1, "{:?}", both);
-            let described = NamespaceDescription { rules: both[0].1.clone(), coverage: None };
+            let described = NamespaceDescription { rules: both[0].1.clone(), coverage: None, others: Vec::new() };
             prop_assert_eq!(NamespaceDescription::parse(&described.to_text()), Some(described));
         }
     }
@@ -192,7 +203,7 @@ mod tests {
         let Policy { scope, key, fingerprint, .. } = Policy::default();
         let scope = &scope[..1];
         let rules = RulesDescription::of(scope, &key, &fingerprint, "", false);
-        let mut described = NamespaceDescription { rules, coverage: None };
+        let mut described = NamespaceDescription { rules, coverage: None, others: Vec::new() };
         let text = described.to_text();
         assert_eq!(text, r#"{"scope":["host"],"key":["header:idempotency-key"],"id_secret":false}"#);
         let later = r#"{"scope":["host"],"key":["header:idempotency-key"],"id_secret":false,"moon":"full"}"#;

@@ -21,10 +21,34 @@ pub struct Identifier {
     service: Arc<str>,
 }
 
+/// The ways in which the ids of a service's records may have been made. Records are made by the first; the others are looked
+/// for, too, while one secret takes the place of another.
+#[derive(Clone)]
+pub struct Identifiers {
+    /// What makes new ids.
+    pub first: Identifier,
+    /// What may have made the ids of records that are there.
+    pub others: Arc<[Identifier]>,
+}
+
 /// What finds records by a part of their scope without saying what it is: a digest, which without a secret can be tested
 /// against guesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScopeTag(pub [u8; 8]);
+
+/// The beginning of a digest of rules: see [`Identifier::rules_digest`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RulesTag(pub [u8; 8]);
+
+impl RulesTag {
+    /// That of a digest.
+    #[must_use]
+    pub fn of(digest: &[u8; 32]) -> Self {
+        let mut tag = [0; 8];
+        tag.copy_from_slice(&digest[..8]);
+        Self(tag)
+    }
+}
 
 /// What says who a caller is and stands in no route. A rule counts only where the part that it is about is part of the scope.
 #[derive(Clone, Copy, Debug, Default)]
@@ -50,6 +74,19 @@ impl<'a> From<&'a str> for CallerRules<'a> {
     /// With nothing but whose word counts for an address.
     fn from(trusted: &'a str) -> Self {
         Self { trusted, token_header: None }
+    }
+}
+
+impl Identifiers {
+    /// One way alone.
+    #[must_use]
+    pub fn only(first: Identifier) -> Self {
+        Self { first, others: Arc::new([]) }
+    }
+
+    /// Each, the one that makes new ids first.
+    pub fn all(&self) -> impl Iterator<Item = &Identifier> {
+        std::iter::once(&self.first).chain(&*self.others)
     }
 }
 
@@ -90,24 +127,36 @@ impl Identifier {
         (id, proof.map(|proof| self.proof(id, &proof)))
     }
 
-    /// The id of the record whose claim is the right to ask the upstream about another record. It has the same prefix.
+    /// The id of the record whose claim is the right to ask the upstream about another record. It has the same prefix. It is
+    /// made without the secret: gates that make new ids with different ones ask one at a time, too.
     #[must_use]
     pub fn probe_lock(&self, of: RecordId) -> RecordId {
-        self.derived(b"oncegate probe 1", of)
+        self.derived(b"oncegate probe 1", of, sha256)
     }
 
     /// The id of the shadow record that stands for a record while its route only observes: no protected request finds it.
     #[must_use]
     pub fn shadow(&self, of: RecordId) -> RecordId {
-        self.derived(b"oncegate shadow 1", of)
+        self.derived(b"oncegate shadow 1", of, |text| self.hash(text))
     }
 
-    fn derived(&self, purpose: &[u8], of: RecordId) -> RecordId {
+    fn derived(&self, purpose: &[u8], of: RecordId, hash: impl FnOnce(&[u8]) -> [u8; 32]) -> RecordId {
         let mut whole = self.begin(purpose);
         put(&mut whole, &of.0);
         let mut id = of.0;
-        id[8..].copy_from_slice(&self.hash(&whole)[..24]);
+        id[8..].copy_from_slice(&hash(&whole)[..24]);
         RecordId(id)
+    }
+
+    /// The digest of a request's fingerprint as its record keeps it, where there is a secret: the plain digest can be tested
+    /// against guesses. It is bound to the record.
+    #[must_use]
+    pub fn keyed_digest(&self, id: RecordId, digest: &[u8; 32]) -> Option<[u8; 32]> {
+        self.secret.as_ref()?;
+        let mut whole = self.begin(b"oncegate fingerprint 1");
+        put(&mut whole, &id.0);
+        put(&mut whole, digest);
+        Some(self.hash(&whole))
     }
 
     fn proof(&self, id: RecordId, proof: &[u8]) -> Proof {

@@ -15,6 +15,7 @@
 //! - What a record says is completed by its own attempt alone; what the upstream says of it does not count once another has
 //!   taken its place.
 //! - A request that waits never claims, and neither does one that is barred.
+//! - Where records are made with several id secrets, whoever finds one of its key under another id runs nothing.
 //!
 //! `protocol.golden.md` shows every transition.
 
@@ -71,6 +72,9 @@ pub enum Event {
     Barred,
     /// After [`Action::Claim`], [`Action::Supersede`] or [`Action::Reclaim`]: the store has acknowledged the claim.
     Claimed,
+    /// In place of [`Event::Claimed`]: the claim stands, and so does a record of the same key, whose id was made with another
+    /// secret.
+    Elsewhere,
     /// After [`Action::Supersede`] or [`Action::Reclaim`]: the record had changed, and the claim was not written.
     NotSuperseded,
     /// After [`Action::Claim`]: a record stands, and nothing was written.
@@ -237,6 +241,8 @@ pub enum Reply {
     Retired,
     /// The request would run, and may not.
     Barred,
+    /// Another request with the key came first, under an id that was made with another secret.
+    Elsewhere,
     /// The store did not say what it has for a request that may not run.
     LookFailed,
     /// The store refused the claim.

@@ -8,6 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::{Identity, IdentityChange, LiveKeys, Origin};
+use crate::idempotency::description::NamespaceDescription;
+use crate::idempotency::identity::RulesTag;
 use crate::idempotency::record::{Record, State, Timestamp};
 
 /// The rules of one namespace, as a store has them on file.
@@ -49,19 +51,41 @@ impl NamespaceRules {
         self.periods.iter().rev().find(|period| Some(period.digest) == self.digest)?.description.as_ref()
     }
 
-    /// Whether a record that was claimed at this time is out of reach of all requests, because the rules have changed
-    /// since.
-    fn is_orphaned(&self, claimed_at: Timestamp) -> bool {
-        let claimed_by = self.periods.iter().rev().find(|period| period.since <= claimed_at);
-        match (self.digest, claimed_by) {
-            (None, _) => true,
-            (Some(digest), Some(period)) => period.digest != digest,
-            (Some(_), None) => false,
+    /// The digests of the rules by which requests look for records: those that make new ids, and those with another id
+    /// secret.
+    #[must_use]
+    pub fn in_force(&self) -> Vec<[u8; 32]> {
+        let described = self.description().and_then(|text| NamespaceDescription::parse(text));
+        let others = described.into_iter().flat_map(|described| described.other_digests());
+        self.digest.into_iter().chain(others).collect()
+    }
+
+    /// The rules by which a record was made: as its head says, or else those that held when it was claimed.
+    #[must_use]
+    pub fn made_by(&self, claimed_at: Timestamp, head: Option<RulesTag>) -> Option<RulesTag> {
+        let then = || self.periods.iter().rev().find(|period| period.since <= claimed_at);
+        head.or_else(|| then().map(|period| RulesTag::of(&period.digest)))
+    }
+
+    /// Whether a record is out of reach of all requests, because the rules have changed since.
+    fn is_orphaned(&self, claimed_at: Timestamp, head: Option<RulesTag>) -> bool {
+        match self.made_by(claimed_at, head) {
+            _ if self.digest.is_none() => true,
+            Some(tag) => !self.in_force().iter().any(|digest| RulesTag::of(digest) == tag),
+            None => false,
         }
     }
 
     fn is_for(&self, rule: &Identity) -> bool {
         self.service == rule.service && self.namespace == rule.namespace
+    }
+}
+
+impl Identity {
+    /// Whether records that rules of this digest made are found.
+    #[must_use]
+    pub fn finds(&self, digest: Option<[u8; 32]>) -> bool {
+        digest.is_some_and(|digest| self.digest == digest || self.others.contains(&digest))
     }
 }
 
@@ -82,11 +106,11 @@ impl LiveKeys {
 }
 
 /// Whether a record of this origin that was claimed at this time is out of reach of all requests: its namespace is
-/// not among the rules on file, or has other rules now.
+/// not among the rules on file, or has other rules now. `head` is what its head says of the rules that made it.
 #[must_use]
-pub fn is_orphaned(on_file: &[NamespaceRules], origin: &Origin, claimed_at: Timestamp) -> bool {
+pub fn is_orphaned(on_file: &[NamespaceRules], origin: &Origin, claimed_at: Timestamp, head: Option<RulesTag>) -> bool {
     let rules = on_file.iter().find(|rules| rules.service == origin.service && rules.namespace == origin.namespace);
-    rules.is_none_or(|rules| rules.is_orphaned(claimed_at))
+    rules.is_none_or(|rules| rules.is_orphaned(claimed_at, head))
 }
 
 /// Combines the rules on file, in the order of service and namespace.
@@ -124,6 +148,13 @@ pub(super) fn stale(on_file: &[NamespaceRules], rules: &[Identity]) -> Vec<Names
     let is_known =
         |found: &NamespaceRules| rules.iter().any(|rule| found.is_for(rule) && found.digest == Some(rule.digest));
     on_file.iter().filter(|found| found.digest.is_some() && !is_known(found)).cloned().collect()
+}
+
+/// Those of them whose records `rules` would not find.
+pub(super) fn forgotten(on_file: &[NamespaceRules], rules: &[Identity]) -> Vec<NamespaceRules> {
+    let mut stale = stale(on_file, rules);
+    stale.retain(|found| !rules.iter().any(|rule| found.is_for(rule) && rule.finds(found.digest)));
+    stale
 }
 
 /// The records that giving up `stale` would forget, if it has live ones.
@@ -183,7 +214,8 @@ mod tests {
 
     fn rule(digest: u8) -> Identity {
         let description = Some(format!("rules {digest}").into());
-        Identity { service: "shop".into(), namespace: "charges".into(), digest: [digest; 32], description }
+        let (service, namespace) = ("shop".into(), "charges".into());
+        Identity { service, namespace, digest: [digest; 32], others: Vec::new(), description }
     }
 
     fn origin() -> Origin {
@@ -216,7 +248,7 @@ mod tests {
 
         /// Of records that were claimed at these times.
         fn orphans<const N: usize>(&self, claimed_at: [u64; N]) -> [bool; N] {
-            claimed_at.map(|at| is_orphaned(&self.on_file(), &origin(), Timestamp(at)))
+            claimed_at.map(|at| is_orphaned(&self.on_file(), &origin(), Timestamp(at), None))
         }
     }
 

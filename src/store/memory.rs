@@ -345,7 +345,7 @@ impl Tables {
     }
 
     fn identity_changes(&self, on_file: &[NamespaceRules], rules: &[Identity], now: Timestamp) -> Vec<IdentityChange> {
-        let stale = adoption::stale(on_file, rules);
+        let stale = adoption::forgotten(on_file, rules);
         stale.iter().filter_map(|stale| adoption::change(stale, self.live(stale, now))).collect()
     }
 

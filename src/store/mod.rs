@@ -294,6 +294,8 @@ pub struct Identity {
     pub namespace: Arc<str>,
     /// Their digest, which alone tells whether rules are the same. See [`crate::idempotency::identity`].
     pub digest: [u8; 32],
+    /// The digests of the rules by which records may have been made besides: those with another id secret.
+    pub others: Vec<[u8; 32]>,
     /// Their description, which the store keeps and does not read. See [`crate::idempotency::description`].
     pub description: Option<Arc<str>>,
 }

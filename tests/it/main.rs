@@ -29,6 +29,7 @@ mod harness;
 mod history;
 mod http2;
 mod http2_abuse;
+mod id_secrets;
 mod identity;
 mod ignored_keys;
 mod incident;

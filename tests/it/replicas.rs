@@ -1,12 +1,13 @@
 //! Three replicas on one database, killed and started again under load: one run for each claim, one answer for each key.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::servers::Database;
 use crate::storm::Storm;
 use crate::support::store::migrated;
-use crate::support::{Gate, Reply, Upstream, eventually};
+use crate::support::{Gate, Plan, Reply, Upstream, eventually};
 
 /// For how long replicas are killed.
 const TIME: Duration = Duration::from_secs(12);
@@ -14,14 +15,30 @@ const TIME: Duration = Duration::from_secs(12);
 #[test]
 fn replicas_that_are_killed_under_load() {
     let Some(database) = migrated() else { return };
-    killed_under_load(&database, &database.url);
+    killed_under_load(&database, &database.url, |plan| plan);
+}
+
+/// Each makes new ids with another secret than the one before it, as while one secret takes the place of another.
+#[test]
+fn replicas_with_different_secrets_that_are_killed_under_load() {
+    let Some(database) = migrated() else { return };
+    let turn = AtomicUsize::new(0);
+    killed_under_load(&database, &database.url, |plan| {
+        let files = ["a", "b"].map(|name| {
+            let path = plan.path(name);
+            std::fs::write(&path, name.repeat(32)).expect("a writable directory");
+            path
+        });
+        let [first, other] = if turn.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) { [0, 1] } else { [1, 0] };
+        plan.store(&format!("id_secret_file = {:?}\nother_id_secret_files = [{:?}]", files[first], files[other]))
+    });
 }
 
 #[test]
 fn replicas_that_are_killed_under_load_behind_a_pooler() {
     let Some(database) = migrated() else { return };
     let Some(url) = database.pooled_url() else { return };
-    killed_under_load(&database, &url);
+    killed_under_load(&database, &url, |plan| plan);
 }
 
 #[test]
@@ -75,9 +92,9 @@ fn purged_everywhere(url: &str, max_age: &str, trouble: impl FnOnce()) {
     assert_eq!(upstream.runs(), 2);
 }
 
-fn killed_under_load(database: &Database, url: &str) {
+fn killed_under_load(database: &Database, url: &str, plan: impl Fn(Plan) -> Plan) {
     let storm = Storm::before(&database.url);
-    let mut gates: Vec<Option<Gate>> = storm.start(3, |plan| plan.store_url(url)).into_iter().map(Some).collect();
+    let mut gates: Vec<Option<Gate>> = storm.start(3, |gate| plan(gate.store_url(url))).into_iter().map(Some).collect();
     let places = Arc::clone(&storm.gates);
     let seed = fastrand::u64(..);
     eprintln!("seed {seed}");
@@ -87,11 +104,11 @@ fn killed_under_load(database: &Database, url: &str) {
         std::thread::sleep(Duration::from_millis(random.u64(20..400)));
         let victim = random.usize(..gates.len());
         // It dies while clients are told of it, and before.
-        let plan = gates[victim].take().expect("a gate").kill9();
+        let killed = gates[victim].take().expect("a gate").kill9();
         places.lock().unwrap()[victim] = None;
         kills += 1;
         std::thread::sleep(Duration::from_millis(random.u64(0..300)));
-        let gate = plan.start();
+        let gate = plan(killed).start();
         places.lock().unwrap()[victim] = Some(gate.address);
         gates[victim] = Some(gate);
     });

@@ -169,6 +169,7 @@ impl World {
         let settings = Settings {
             service: "sim".into(),
             id_secret: None,
+            other_id_secrets: Vec::new(),
             settle_timeout: self.setup.settle_timeout,
             headers: HeaderNames {
                 status: Some(HeaderName::from_static("idempotency-status")),
@@ -234,7 +235,7 @@ impl World {
             assert!(life.wire.set(Arc::downgrade(&wire)).is_ok());
             let time = (Timestamp(EPOCH + self.history.now()), Instant::now());
             let secrets = [b"the id secret".as_slice(), b"the store's own"].map(Arc::from);
-            SharedSettings { remote: Arc::new(Sender(wire)), secrets, time }
+            SharedSettings { remote: Arc::new(Sender(wire)), secrets, other_secrets: Vec::new(), time }
         });
         let (history, number) = (self.history.clone(), life.number);
         let tell = move |answered| history.add(Event::Recalled { life: number, answered });

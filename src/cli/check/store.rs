@@ -28,6 +28,7 @@ pub(super) struct Found {
 struct Looked {
     forgotten: Forgotten,
     on_file: Vec<NamespaceRules>,
+    is_unannounced: bool,
     risks: Vec<String>,
 }
 
@@ -60,9 +61,10 @@ pub(super) fn ask(config: &Resolved) -> anyhow::Result<Found> {
 }
 
 fn said(name: &str, looked: Looked, rules: IdentityRules<'_>, written: &Written) -> Found {
-    let Looked { forgotten, on_file, risks } = looked;
-    let is_refused = !forgotten.is_nothing();
+    let Looked { forgotten, on_file, is_unannounced, risks } = looked;
+    let is_refused = is_unannounced || !forgotten.is_nothing();
     let mut text = match is_refused {
+        true if is_unannounced => format!("{name}: a start would be refused: {}\n", identity_changes::UNANNOUNCED),
         true => {
             let report = identity_changes::report(&forgotten, rules, &on_file, written, Occasion::Start);
             format!("{name}: a start would be refused: {report}\n")
@@ -84,7 +86,8 @@ fn of_sqlite(path: &Path, rules: IdentityRules<'_>, keys: &Keyring) -> anyhow::R
         preview.for_each(|listed| coverage.look_at(&keys.open_listed(listed, |_| ()))).context("[store] url")?;
     }
     let forgotten = Forgotten { changes: preview.changes, lost: coverage.finish() };
-    Ok(Some(Looked { forgotten, on_file: preview.on_file, risks }))
+    // Only one process opens the file: none has to hear of a secret.
+    Ok(Some(Looked { forgotten, on_file: preview.on_file, is_unannounced: false, risks }))
 }
 
 async fn of_postgres(
@@ -110,7 +113,8 @@ async fn look(store: impl Store, rules: IdentityRules<'_>, keys: Arc<Keyring>) -
     let lost = identity_changes::look_for_lost(&store, rules).await?;
     let on_file = store.identities().await?;
     store.close().await;
-    Ok(Looked { forgotten: Forgotten { changes, lost }, on_file, risks: Vec::new() })
+    let is_unannounced = identity_changes::is_unannounced(&on_file, rules);
+    Ok(Looked { forgotten: Forgotten { changes, lost }, on_file, is_unannounced, risks: Vec::new() })
 }
 
 fn waited_for(looking: impl Future<Output = anyhow::Result<Looked>>, servers: &str) -> anyhow::Result<Option<Looked>> {

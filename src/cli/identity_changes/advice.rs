@@ -52,6 +52,9 @@ pub(super) fn how_to_take(present: &Present<'_>, lost: &LostKeys) -> String {
                 string(namespace)
             ),
         },
+        Instead::OtherSecret => {
+            "     Leave the former secret in `[store] other_id_secret_files` until they have expired.\n".to_owned()
+        }
         Instead::Sealed => {
             "     Add the key that these records were encrypted with to `[store] encryption_keys`.\n".to_owned()
         }
@@ -177,10 +180,18 @@ fn restoring(
             others.insert("     Restore server.trusted_proxies and server.forwarded.\n");
         }
         match (rules.id_secret, now.id_secret) {
-            (true, false) => drop(others.insert("     Restore store.id_secret_file.\n")),
-            (false, true) => drop(others.insert("     Remove store.id_secret_file.\n")),
+            (true, false) => drop(others.insert(
+                "     Restore store.id_secret_file, or list that file in store.other_id_secret_files until the keys have \
+                 expired.\n",
+            )),
+            (false, true) => drop(others.insert(
+                "     Write other_id_secret_files = [\"none\"] in [store] until the keys have expired.\n",
+            )),
             (true, true) if namespace.is_none() && table.is_empty() && now == rules => {
-                others.insert("     Restore the former secret in store.id_secret_file.\n");
+                others.insert(
+                    "     List the file with the former secret in store.other_id_secret_files until the keys have \
+                     expired.\n",
+                );
             }
             _ => {}
         }

@@ -7,7 +7,9 @@ use tokio::time::{sleep, timeout};
 
 use super::Signals;
 use crate::admin::{AuditWriter, Outcome};
-use crate::cli::identity_changes::{ACCEPT, Forgotten, Occasion, Written, look_for_lost, report};
+use crate::cli::identity_changes::{
+    ACCEPT, Forgotten, Occasion, UNANNOUNCED, Written, is_unannounced, look_for_lost, report,
+};
 use crate::gate::Gate;
 use crate::gate::coverage::LostKeys;
 use crate::store::{ErrorKind, IdentityChange, LiveKeys, Store};
@@ -27,15 +29,21 @@ pub(super) async fn at_start(
     store: &dyn Store,
     written: &Written,
     accepting: Option<&AuditWriter>,
+    is_shared: bool,
     signals: &mut Signals,
 ) -> anyhow::Result<bool> {
     let accept_change = accepting.is_some();
+    // No other gate runs on a store that is not shared.
+    let may_be_unannounced = is_shared && !accept_change;
     let (origins, identities) = gate.identities();
     // Looked for until it is known, and then no more: of what may have been adopted nothing is left to ask.
     let mut found: Option<Forgotten> = None;
     let mut begun = None;
     let changes = loop {
         let adopt = async {
+            if may_be_unannounced && is_unannounced(&store.identities().await?, gate.identity_rules()) {
+                return Ok(Err(Unannounced));
+            }
             if found.is_none() {
                 let lost = look_for_lost(store, gate.identity_rules()).await?;
                 let changes = match accept_change || !lost.is_empty() {
@@ -50,8 +58,8 @@ pub(super) async fn at_start(
                 begun = Some(writer.accepting_identity_change(store, &found.by_namespace()).await?);
             }
             match &found {
-                Some(found) if !accept_change && !found.lost.is_empty() => Ok(Vec::new()),
-                _ => store.adopt(origins.clone(), identities.clone(), accept_change).await,
+                Some(found) if !accept_change && !found.lost.is_empty() => Ok(Ok(Vec::new())),
+                _ => store.adopt(origins.clone(), identities.clone(), accept_change).await.map(Ok),
             }
         };
         // Another process may adopt, and where rules or routes changed that takes as long as there are records.
@@ -60,7 +68,8 @@ pub(super) async fn at_start(
             () = signals.stop() => return Ok(false),
         };
         match adopted {
-            Ok(changes) => break changes,
+            Ok(Ok(changes)) => break changes,
+            Ok(Err(unannounced)) => bail!(unannounced),
             // It went away just after it was opened.
             Err(error) if matches!(error.cause().kind, ErrorKind::Unavailable | ErrorKind::Timeout) => {
                 tracing::warn!(%error, "the store cannot be prepared; trying again");
@@ -131,6 +140,11 @@ pub(super) async fn at_reload(
         sleep(AGAIN).await;
     }
 }
+
+/// A configuration is refused because other gates may not know its secret.
+#[derive(Debug, thiserror::Error)]
+#[error("{UNANNOUNCED}")]
+struct Unannounced;
 
 /// A configuration is refused because it would forget keys.
 #[derive(Debug, thiserror::Error)]

@@ -18,6 +18,7 @@ use crate::admin::{Begun, Outcome, ReloadProblem, ReloadReport};
 use crate::cli::describe;
 use crate::cli::identity_changes::Written;
 use crate::config::{self, Problems, Resolved, Sources, Store as StoreSettings};
+use crate::gate::Secret;
 use crate::http::server;
 use crate::store::Store;
 use crate::telemetry::logs;
@@ -53,7 +54,8 @@ const AT_START: [&str; 9] = [
 /// What the process was started with and cannot change.
 pub(super) struct StartSettings {
     effective: DocumentMut,
-    id_secret: Option<Arc<[u8]>>,
+    id_secret: Option<Secret>,
+    other_id_secrets: Vec<Option<Secret>>,
     password: Option<Vec<u8>>,
     cache_password: Option<Vec<u8>>,
     is_sealed: bool,
@@ -69,7 +71,8 @@ impl StartSettings {
         Self {
             is_sealed: !config.sealing.is_empty(),
             effective: config.effective.clone(),
-            id_secret: config.gate.id_secret.as_ref().map(|secret| Arc::clone(&secret.0)),
+            id_secret: config.gate.id_secret.clone(),
+            other_id_secrets: config.gate.other_id_secrets.clone(),
             password,
             cache_password: config
                 .cache
@@ -88,6 +91,7 @@ impl StartSettings {
     fn identity_changes(&self, other: &Self) -> Vec<&'static str> {
         let mut changes = self.changes(other, &IDENTITY);
         changes.extend((self.id_secret != other.id_secret).then_some("store.id_secret_file"));
+        changes.extend((self.other_id_secrets != other.other_id_secrets).then_some("store.other_id_secret_files"));
         changes
     }
 

@@ -6,6 +6,7 @@ use anyhow::Context as _;
 
 use super::opening::Opened;
 use crate::config::Resolved;
+use crate::gate::Secret;
 use crate::store::cached::{Cached, RemoteCache, Settings, SharedSettings};
 use crate::store::metered::Metered;
 use crate::store::sealed::{Keeper, Keyring, Sealed, SealedCache};
@@ -38,13 +39,14 @@ pub(super) fn before(
             let servers = cache.servers();
             let remote = redis::RedisCache::connect_lazily(&cache.servers, store.id);
             let remote = remote.with_context(|| format!("[store] cache: {servers}"))?;
-            let id_secret = config.gate.id_secret.as_ref().map_or_else(|| [].into(), |secret| Arc::clone(&secret.0));
-            let secrets = [id_secret, store.secret.into()];
+            let content = |secret: Option<&Secret>| secret.map_or_else(|| [].into(), |secret| Arc::clone(&secret.0));
+            let secrets = [content(config.gate.id_secret.as_ref()), store.secret.into()];
+            let others = config.gate.other_id_secrets.iter().map(|secret| content(secret.as_ref()));
             let remote: Arc<dyn RemoteCache> = match &keys {
                 Some(keys) => Arc::new(SealedCache::new(Arc::new(remote), Arc::clone(keys))),
                 None => Arc::new(remote),
             };
-            Some(SharedSettings { remote, secrets, time: (store.time, store.asked) })
+            Some(SharedSettings { remote, secrets, other_secrets: others.collect(), time: (store.time, store.asked) })
         }
         _ => None,
     };

@@ -101,7 +101,7 @@ fn everything() -> Resolved {
          [server]\ntls = {{ cert = {own:?}, key = {own:?}, client_ca = {own:?}, client_crl = {own:?} }}\n[admin]\ntoken_file = {secret:?}\n\
          tokens = [{{ name = \"ops\", role = \"operator\", file = {token:?} }}]\n\
          tls = {{ cert = {own:?}, key = {own:?}, client_ca = {own:?}, client_crl = {own:?} }}\n\
-         [store]\nurl = \"postgres://db.internal/oncegate\"\npassword_file = {secret:?}\nid_secret_file = {secret:?}\n\
+         [store]\nurl = \"postgres://db.internal/oncegate\"\npassword_file = {secret:?}\nid_secret_file = {secret:?}\nother_id_secret_files = [{token:?}]\n\
          encryption_keys = [{{ id = \"a\", file = {secret:?} }}]\nmax_ttl = \"60d\"\n\
          cache = \"redis://cache.internal\"\ncache_password_file = {secret:?}\n[upstreams.app]\nurl = \"https://app\"\n\
          tls = {{ ca = {own:?}, cert = {own:?}, key = {own:?}, name = \"app\", crl = {own:?} }}\n\

@@ -69,6 +69,7 @@ fn is_list(path: &str) -> bool {
         "origins",
         "outcomes_body",
         "encryption_keys",
+        "other_id_secret_files",
         "tokens",
         "trusted_proxies",
         "upgrades",
@@ -123,7 +124,7 @@ fn documentation_becomes_descriptions() {
     assert!(of("defaults/properties/max_request_body").starts_with("The largest request body; 413"));
     assert!(of("routes/items/properties/namespace").starts_with("Routes with the same namespace"));
     assert!(of("defaults/properties/outcomes").starts_with("What the end of an attempt does"));
-    assert!(of("store/properties/id_secret_file").ends_with("A new secret forgets every key."));
+    assert!(of("store/properties/id_secret_file").contains("With it, a copy of the store does not help to guess keys"));
 }
 
 #[test]
@@ -176,6 +177,7 @@ const LEFT_TO_CHECK: &[&str] = &[
     "fingerprints: routes[3].fingerprint",
     "fingerprints: routes[4].key.from",
     "fingerprints: routes[5].fingerprint.include",
+    "id-secrets: store.other_id_secret_files",
     "inherited-socket-twice: admin.listen",
     "inherited-socket-twice: server.listen",
     "key-rules: routes[0].fingerprint.exclude",
@@ -186,6 +188,7 @@ const LEFT_TO_CHECK: &[&str] = &[
     "listeners: admin.token_file",
     "listeners: server.proxy_protocol",
     "namespaces: routes[1].namespace",
+    "no-id-secrets: store.other_id_secret_files",
     "no-upstream: upstreams",
     "not-postgres: store.connections",
     "not-postgres: store.password_file",
@@ -283,6 +286,7 @@ const LEFT_TO_CHECK: &[&str] = &[
     "tokens: auth.jwt.leeway",
     "tokens: auth.jwt.secret_file",
     "tokens: auth.jwt.tls",
+    "too-many-id-secrets: store.other_id_secret_files",
     "unknown-upstream: default_upstream",
     "unknown-upstream: routes[0].upstream",
     "unknown-upstream: routes[1].upstream",

@@ -32,6 +32,7 @@ impl Driver {
                 request.recovered(answer, self.settled.as_ref())
             }
             Reply::NothingLeft => request.nothing_left(),
+            Reply::Elsewhere => request.elsewhere_first(),
             Reply::Retired => request.retired(),
             Reply::LookFailed => request.store_away(),
             Reply::Failed | Reply::Barred => request.problem(needed(self.problem.take(), "a problem")?),

@@ -108,6 +108,7 @@ fn gate(policy: &Policy, store: &Arc<Unreliable>, backend: &Arc<Backend>) -> Arc
     let settings = Settings {
         service: "default".into(),
         id_secret: None,
+        other_id_secrets: Vec::new(),
         settle_timeout: Duration::from_secs(2),
         headers: HeaderNames {
             status: Some(http::HeaderName::from_static("idempotency-status")),

@@ -105,11 +105,12 @@ impl Notes {
             Step::NeedBody | Step::Verify { .. } => return Err(Dropped::Body),
         };
         let (key, fingerprint) = self.identify(found, &body)?;
-        let identifier = &self.gate.identifier;
+        let identifier = &self.gate.identifiers.first;
         let scope = &self.route.policy.scope;
         let (id, proof) = identifier.identify(&self.route.namespace, scope, self.head.caller(), &key);
-        let head =
-            codec::Head::new(fingerprint, self.head.method.clone(), self.head.uri.path(), &key).with_proof(proof);
+        let keyed = identifier.keyed_digest(id, &fingerprint.digest);
+        let head = codec::Head::new(fingerprint, self.head.method.clone(), self.head.uri.path(), &key);
+        let head = head.with_keyed_digest(keyed).with_proof(proof);
         Ok(Ok(Keyed { id: identifier.shadow(id), head }))
     }
 
@@ -221,6 +222,7 @@ impl Notes {
     fn decide(&self, keyed: &Keyed, exchange: &Exchange, shadow: &Shadow, head: &codec::Head) -> Decision {
         // Where the policy has changed since, the body is not here any more to be compared by the former one.
         let is_same = head.fingerprint.recipe != keyed.head.fingerprint.recipe
+            || head.is_keyed != keyed.head.is_keyed
             || head.fingerprint.digest == keyed.head.fingerprint.digest;
         shadow.decide(&self.route.policy, head, exchange.span, keyed.head.proof.as_ref(), is_same)
     }

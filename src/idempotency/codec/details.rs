@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::Reader;
-use crate::idempotency::identity::ScopeTag;
+use crate::idempotency::identity::{RulesTag, ScopeTag};
 use crate::idempotency::key::Key;
 use crate::idempotency::record::RequestId;
 
@@ -22,6 +22,7 @@ const UNKNOWN_TTL: u8 = 5;
 const KEY: u8 = 6;
 /// All tags, one after the other.
 const SCOPE: u8 = 7;
+const RULES: u8 = 8;
 
 /// The most tags in an entry.
 const MOST_TAGS: usize = u8::MAX as usize / size_of::<ScopeTag>();
@@ -39,6 +40,8 @@ pub struct Details {
     pub caller: Option<[u8; 8]>,
     /// What finds the record by a part of its scope; `None` where an older release claimed it.
     pub scope: Option<Vec<ScopeTag>>,
+    /// By which rules its id was made, where its gate knew several.
+    pub rules: Option<RulesTag>,
     /// How long the record is kept if it turns unknown.
     pub unknown_ttl: Option<Duration>,
     /// The whole key, where the upstream is asked about records without a client.
@@ -72,6 +75,9 @@ impl Details {
             let tags: Vec<u8> = tags.iter().take(MOST_TAGS).flat_map(|tag| tag.0).collect();
             put(SCOPE, &tags);
         }
+        if let Some(RulesTag(tag)) = &self.rules {
+            put(RULES, tag);
+        }
         if let Some(ttl) = self.unknown_ttl {
             let millis = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX).to_be_bytes();
             let zeroes = millis.iter().take_while(|byte| **byte == 0).count();
@@ -97,6 +103,7 @@ impl Details {
                 CALLER => details.caller = value.as_ref().try_into().ok(),
                 UNKNOWN_TTL => details.unknown_ttl = number(&value).map(Duration::from_millis),
                 SCOPE => details.scope = Some(value.as_chunks().0.iter().copied().map(ScopeTag).collect()),
+                RULES => details.rules = value.as_ref().try_into().ok().map(RulesTag),
                 KEY => key.extend_from_slice(&value),
                 _ => {}
             }
@@ -127,6 +134,7 @@ pub(super) mod tests {
             upstream in proptest::option::of("\\PC{0,20}"),
             caller in proptest::option::of(any::<[u8; 8]>()),
             scope in proptest::option::of(proptest::collection::vec(any::<[u8; 8]>(), 0..5)),
+            rules in proptest::option::of(any::<[u8; 8]>()),
             unknown_ttl in proptest::option::of(any::<u64>()),
             key in proptest::option::of("[!-~]{1,600}"),
         ) -> Details {
@@ -136,6 +144,7 @@ pub(super) mod tests {
                 upstream,
                 caller,
                 scope: scope.map(|tags| tags.into_iter().map(ScopeTag).collect()),
+                rules: rules.map(RulesTag),
                 unknown_ttl: unknown_ttl.map(Duration::from_millis),
                 key: key.and_then(|key| Key::from_value(key.as_bytes(), key.len()).ok()),
             }
@@ -168,12 +177,13 @@ pub(super) mod tests {
             upstream: Some("app".to_owned()),
             caller: Some([9; 8]),
             scope: Some(vec![ScopeTag([5; 8]), ScopeTag([6; 8])]),
+            rules: Some(RulesTag([4; 8])),
             unknown_ttl: Some(Duration::from_millis(258)),
             key: Key::from_value(b"k-1", 255).ok(),
         };
         let mut expected = b"\x01\x08\0\0\0\0\0\0\0\x07\x02\x10".to_vec();
         expected.extend(8_u128.to_be_bytes());
-        expected.extend(b"\x03\x03app\x04\x08\x09\x09\x09\x09\x09\x09\x09\x09\x07\x10\x05\x05\x05\x05\x05\x05\x05\x05\x06\x06\x06\x06\x06\x06\x06\x06\x05\x02\x01\x02\x06\x03k-1");
+        expected.extend(b"\x03\x03app\x04\x08\x09\x09\x09\x09\x09\x09\x09\x09\x07\x10\x05\x05\x05\x05\x05\x05\x05\x05\x06\x06\x06\x06\x06\x06\x06\x06\x08\x08\x04\x04\x04\x04\x04\x04\x04\x04\x05\x02\x01\x02\x06\x03k-1");
         assert_eq!(&details.encode()[..], &expected[..]);
         let long = Details { upstream: Some("x".repeat(256)), ..Details::default() };
         assert_eq!(Details::decode(&long.encode()), Details::default());

@@ -47,11 +47,12 @@ fn head() -> impl Strategy<Value = Head> {
             exclude,
         });
     let proof = proptest::option::of(any::<[u8; 32]>().prop_map(Proof));
-    (recipe, any::<[u8; 32]>(), proof, "[A-Z]{1,12}", "/\\PC{0,20}", "[!-~]{1,255}", details::tests::details())
-        .prop_map(|(recipe, digest, proof, method, path, key, details)| {
+    (recipe, any::<([u8; 32], bool)>(), proof, "[A-Z]{1,12}", "/\\PC{0,20}", "[!-~]{1,255}", details::tests::details())
+        .prop_map(|(recipe, (digest, is_keyed), proof, method, path, key, details)| {
             let method = Method::from_bytes(method.as_bytes()).unwrap();
             let key = Key::from_value(key.as_bytes(), 255).unwrap();
-            Head::new(Fingerprint { recipe, digest }, method, &path, &key).with_proof(proof).with_details(&details)
+            let head = Head::new(Fingerprint { recipe, digest }, method, &path, &key);
+            head.with_keyed_digest(is_keyed.then_some(digest)).with_proof(proof).with_details(&details)
         })
 }
 
@@ -79,7 +80,8 @@ proptest! {
         let with = |details: &Details| head.clone().with_details(details).encode();
         prop_assert!(is_same_request(&head.encode(), &with(&details)));
         prop_assert!(is_same_request(&with(&details), &with(&Details::default())));
-        let is_other = (&other.fingerprint, &other.proof, &other.method) != (&head.fingerprint, &head.proof, &head.method);
+        let decisive = |head: &Head| (head.fingerprint.clone(), head.is_keyed, head.proof, head.method.clone());
+        let is_other = decisive(&other) != decisive(&head);
         prop_assert_eq!(is_same_request(&head.encode(), &other.encode()), !is_other);
     }
 
@@ -188,7 +190,9 @@ fn other_formats_are_unreadable() {
     let proven = head.clone().with_proof(Some(Proof([9; 32])));
     for head in [head, proven.clone(), proven.with_details(&details)] {
         let bytes = head.encode();
-        for version in (0..=255).filter(|version| *version != bytes[0]) {
+        // A digest looks the same whether it is keyed or not.
+        let keyed = if bytes[0] == WITH_DETAILS { bytes[0] } else { bytes[0] + KEYED };
+        for version in (0..=255).filter(|version| ![bytes[0], keyed].contains(version)) {
             let other = [&[version], &bytes[1..]].concat();
             assert_eq!(Head::decode(&other.into()), Err(Unreadable), "{version}");
         }

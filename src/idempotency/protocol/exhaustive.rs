@@ -31,9 +31,10 @@ fn search(first: World) -> usize {
     seen.len()
 }
 
-const HOLDS: Rules = Rules { retries: false, probes: false, resends: false, bars_last: false };
+const HOLDS: Rules = Rules { retries: false, probes: false, resends: false, bars_last: false, stands_elsewhere: false };
 
 const RETRIES: Rules = Rules { retries: true, ..HOLDS };
+const ELSEWHERE: Rules = Rules { stands_elsewhere: true, ..RETRIES };
 const BARS: Rules = Rules { bars_last: true, ..RETRIES };
 const PROBES: Rules = Rules { probes: true, ..HOLDS };
 const RESENDS: Rules = Rules { resends: true, ..HOLDS };
@@ -48,8 +49,9 @@ fn every_reachable_state_keeps_the_promise() {
         backoff: Duration::from_secs(1),
     };
     let mut states = 0;
-    let waits = [HOLDS, RETRIES, BARS].map(|rules| (rules, 100));
-    for (rules, patience) in [HOLDS, RETRIES, BARS, PROBES, RESENDS].map(|rules| (rules, 0)).into_iter().chain(waits) {
+    let waits = [HOLDS, RETRIES, BARS, ELSEWHERE].map(|rules| (rules, 100));
+    let at_once = [HOLDS, RETRIES, BARS, ELSEWHERE, PROBES, RESENDS].map(|rules| (rules, 0));
+    for (rules, patience) in at_once.into_iter().chain(waits) {
         for gates in [[0, 1], [0, 0]] {
             states += search(World::new(&gates, limits(patience), 2, rules, Mutant::None));
         }
@@ -71,6 +73,7 @@ fn each_mutant_is_found() {
         let rules = match mutant {
             Mutant::ProbesTooEarly | Mutant::BelievesUnclear | Mutant::ProbesBesideAnother => vec![PROBES],
             Mutant::RunsTheBarred => vec![BARS],
+            Mutant::RunsBesideAnother => vec![ELSEWHERE],
             Mutant::ResendsTheSettled => vec![RESENDS],
             _ => vec![HOLDS, RETRIES],
         };

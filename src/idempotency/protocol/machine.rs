@@ -245,6 +245,8 @@ impl Protocol {
             Event::Claimed => {
                 self.go(Phase::Running { sent: 1 }, [Action::ShareRunning { since: claiming.since }, Action::Run])
             }
+            Event::Elsewhere if claiming.is_given_up => self.withdraw(None, []),
+            Event::Elsewhere => self.withdraw(None, [Action::Reply(Reply::Elsewhere)]),
             // It is claimed, and may not run any more.
             Event::Barred if claiming.is_given_up => self.withdraw(None, []),
             Event::Barred => self.withdraw(None, [Action::Reply(Reply::Barred)]),

@@ -27,6 +27,8 @@ pub(super) enum Mutant {
     DropsReply,
     /// Runs what may not run.
     RunsTheBarred,
+    /// Runs beside a record of its key that stands under another id.
+    RunsBesideAnother,
     /// Asks the upstream while an attempt may still take effect there, and believes that it knows nothing of it.
     ProbesTooEarly,
     /// Runs again where the upstream does not say what became of the attempt.
@@ -38,7 +40,7 @@ pub(super) enum Mutant {
 }
 
 impl Mutant {
-    pub(super) const ALL: [Self; 13] = [
+    pub(super) const ALL: [Self; 14] = [
         Self::BelievesDoubt,
         Self::ForgetsDoubt,
         Self::DoesNotWithdraw,
@@ -48,6 +50,7 @@ impl Mutant {
         Self::ClaimsAfterWaiting,
         Self::DropsReply,
         Self::RunsTheBarred,
+        Self::RunsBesideAnother,
         Self::ProbesTooEarly,
         Self::BelievesUnclear,
         Self::ProbesBesideAnother,
@@ -80,6 +83,7 @@ impl Mutant {
             (Self::BelievesUnclear, Event::Probed(Finding::Unclear)) => Event::Probed(Finding::Absent),
             (Self::ResendsTheSettled, Event::NotSuperseded) if asked == Some(Operation::Reclaim) => Event::Claimed,
             (Self::ProbesBesideAnother, Event::ProbeTaken) => Event::ProbeLocked,
+            (Self::RunsBesideAnother, Event::Elsewhere) => Event::Claimed,
             (Self::RunsTheBarred, Event::Barred) => Event::Permitted,
             (_, event) => event,
         };

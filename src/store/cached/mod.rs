@@ -70,6 +70,8 @@ pub struct SharedSettings {
     /// Under which its values are authenticated: what the gates have in common, of which a writer to the cache must
     /// not know all.
     pub secrets: [Arc<[u8]>; 2],
+    /// Other secrets in the place of the first, under which gates may have authenticated values.
+    pub other_secrets: Vec<Arc<[u8]>>,
     /// The store's time, and when the request for it was sent.
     pub time: (Timestamp, Instant),
 }
@@ -161,6 +163,7 @@ impl Cached {
         let quotas = shared.as_ref().and_then(|shared| shared.remote.quotas()).or_else(|| inner.quotas());
         let tier = |shared: SharedSettings| SharedTier {
             client: RemoteClient::new(shared.remote),
+            other_seals: shared.other_secrets.iter().map(|other| Seal::new(&[other, &shared.secrets[1]])).collect(),
             seal: Seal::new(&shared.secrets),
             max_age: settings.max_age.unwrap_or(Duration::MAX),
             time: Mutex::new(shared.time),

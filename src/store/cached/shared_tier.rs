@@ -20,6 +20,8 @@ use crate::store::Fresh;
 pub(super) struct SharedTier {
     pub(super) client: RemoteClient,
     pub(super) seal: Seal,
+    /// Those of gates that have another secret, while one takes the place of another.
+    pub(super) other_seals: Vec<Seal>,
     pub(super) max_age: Duration,
     /// The store's time from its latest reply, and when that request was sent.
     pub(super) time: Mutex<(Timestamp, Instant)>,
@@ -47,7 +49,9 @@ impl SharedTier {
         value: &Bytes,
         fresh: &Fresh,
     ) -> (CacheResult, Option<(CacheEntry, Timestamp)>) {
-        let Ok((record, read_at)) = self.seal.open(id, value) else { return (CacheResult::Invalid, None) };
+        let seals = std::iter::once(&self.seal).chain(&self.other_seals);
+        let opened = seals.map(|seal| seal.open(id, value)).find_map(Result::ok);
+        let Some((record, read_at)) = opened else { return (CacheResult::Invalid, None) };
         let stale = (CacheResult::Stale, None);
         let Some(now) = self.now() else { return stale };
         if self.floors().refuses(id, record.attempt, read_at) {

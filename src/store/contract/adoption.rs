@@ -1,11 +1,19 @@
 //! adopt.
 
 use super::*;
+use crate::idempotency::description::NamespaceDescription;
+use crate::idempotency::identity::RulesTag;
 use crate::store::{Identity, IdentityChange, LiveKeys, NamespaceRules, is_orphaned};
 
 fn rule(namespace: &str, digest: u8) -> Identity {
     let description = Some(format!("rules {digest}").into());
-    Identity { service: "shop".into(), namespace: namespace.into(), digest: [digest; 32], description }
+    Identity {
+        service: "shop".into(),
+        namespace: namespace.into(),
+        digest: [digest; 32],
+        others: Vec::new(),
+        description,
+    }
 }
 
 fn origins() -> Vec<Origin> {
@@ -186,13 +194,49 @@ pub(super) async fn descriptions_are_kept_with_the_rules(harness: Harness) {
     assert_eq!(on_file().await, [shown("charges", 2, "rules 2"), shown("refunds", 1, "rules 1")]);
 }
 
+pub(super) async fn rules_that_are_found_as_well_take_each_others_place(harness: Harness) {
+    let with = |digest: u8, others: &[u8]| {
+        let description = NamespaceDescription {
+            others: others.iter().map(|other| RecordId([*other; 32]).to_string()).collect(),
+            ..NamespaceDescription::default()
+        };
+        let others = others.iter().map(|other| [*other; 32]).collect();
+        vec![Identity { others, description: Some(description.to_text().into()), ..rule("charges", digest) }]
+    };
+    let in_force = async || {
+        let on_file = harness.store.identities().await.expect("identities works");
+        on_file[0].in_force().iter().map(|digest| digest[0]).collect::<Vec<_>>()
+    };
+    let orphans = async || {
+        let on_file = harness.store.identities().await.expect("identities works");
+        let found = get(&harness, id(1)).await.expect("a record");
+        let origin = found.origin.expect("an origin");
+        [None, Some(1), Some(2), Some(3)].map(|tag: Option<u8>| {
+            is_orphaned(&on_file, &origin, found.record.claimed_at, tag.map(|tag| RulesTag([tag; 8])))
+        })
+    };
+    assert_eq!(adopt(&harness, with(1, &[]), false).await, []);
+    record_of(&harness, 1, "shop", "charges").await;
+    short_passes(&harness).await;
+    assert_eq!(adopt(&harness, with(2, &[1]), false).await, []);
+    assert_eq!((in_force().await, orphans().await), (vec![2, 1], [false, false, false, true]));
+    assert_eq!(adopt(&harness, with(1, &[2]), false).await, []);
+    assert_eq!((in_force().await, orphans().await), (vec![1, 2], [false, false, false, true]));
+    assert_eq!(adopt(&harness, with(2, &[3]), false).await, [change("charges", 1)], "the first is given up");
+    assert_eq!(adopt(&harness, with(2, &[1]), false).await, []);
+    short_passes(&harness).await;
+    // Those who look at each record see what that forgets.
+    assert_eq!(adopt(&harness, with(2, &[]), false).await, []);
+    assert_eq!((in_force().await, orphans().await), (vec![2], [true, true, false, true]));
+}
+
 pub(super) async fn records_are_orphaned_while_other_rules_are_on_file(harness: Harness) {
     let orphans = async || {
         let on_file = harness.store.identities().await.expect("identities works");
         let mut orphans = Vec::new();
         for number in 1..=2 {
             if let Some(Listed { origin: Some(origin), record, .. }) = get(&harness, id(number)).await {
-                orphans.push(is_orphaned(&on_file, &origin, record.claimed_at));
+                orphans.push(is_orphaned(&on_file, &origin, record.claimed_at, None));
             }
         }
         orphans

@@ -169,6 +169,7 @@ where
         adoption::another_service_is_left_alone_where_services_share_the_store
         adoption::a_change_says_what_lives_of_which_route_and_until_when
         adoption::descriptions_are_kept_with_the_rules
+        adoption::rules_that_are_found_as_well_take_each_others_place
         adoption::records_are_orphaned_while_other_rules_are_on_file
         crowd::one_of_many_claims_of_one_id_wins
         crowd::one_of_many_supersedes_wins

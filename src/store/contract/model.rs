@@ -322,6 +322,7 @@ fn rules(digests: &[u8]) -> (Vec<Origin>, Vec<Identity>) {
         service: service.clone(),
         namespace: namespace.clone(),
         digest: [*digest; 32],
+        others: Vec::new(),
         description: Some(format!("rules {digest}").into()),
     });
     let rules = rules.collect();

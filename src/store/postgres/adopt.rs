@@ -145,7 +145,7 @@ async fn changes_within(
     rules: &[Identity],
 ) -> Result<Vec<IdentityChange>, Failure> {
     let mut changes = Vec::new();
-    for stale in adoption::stale(on_file, rules) {
+    for stale in adoption::forgotten(on_file, rules) {
         let live = live(transaction, &stale).await?;
         changes.extend(adoption::change(&stale, live));
     }

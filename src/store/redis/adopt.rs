@@ -190,7 +190,7 @@ async fn changes_to(
     on_file: &[NamespaceRules],
     rules: &[Identity],
 ) -> Result<Vec<IdentityChange>, Error> {
-    let stale = adoption::stale(on_file, rules);
+    let stale = adoption::forgotten(on_file, rules);
     if stale.is_empty() {
         return Ok(Vec::new());
     }

@@ -108,7 +108,7 @@ pub(super) fn changes(
     rules: &[Identity],
     now: Timestamp,
 ) -> rusqlite::Result<Vec<IdentityChange>> {
-    let stale = adoption::stale(on_file, rules);
+    let stale = adoption::forgotten(on_file, rules);
     let changes = stale.iter().map(|stale| Ok(adoption::change(stale, live(conn, stale, now)?)));
     changes.filter_map(Result::transpose).collect()
 }

@@ -103,6 +103,8 @@ pub(super) struct Rules {
     pub(super) probes: bool,
     /// The last of the requests may not run.
     pub(super) bars_last: bool,
+    /// A record of the key stands under another id, which whoever has claimed finds.
+    pub(super) stands_elsewhere: bool,
 }
 
 /// The difference between two tokens of one request.
@@ -239,6 +241,7 @@ impl World {
             Action::Recover => request.operation = Some(Operation::Recover),
             Action::Run => {
                 request.operation = Some(Operation::Run);
+                assert!(!self.rules.stands_elsewhere, "the key has a record under another id");
                 self.lock.take_if(|holder| *holder == index);
                 self.runs += 1;
                 if self.rules.probes {
@@ -431,7 +434,10 @@ impl World {
     fn ends(&self, index: usize, event: impl FnOnce(&mut Self) -> Event) -> Self {
         let mut world = self.clone();
         world.request(index).asked = world.request(index).operation.take();
-        let event = event(&mut world);
+        let event = match event(&mut world) {
+            Event::Claimed if world.rules.stands_elsewhere => Event::Elsewhere,
+            event => event,
+        };
         if let Event::Exists(_) | Event::Looked(_) = event {
             let its = world.record.as_ref().map(|record| record.attempt);
             let request = world.request(index);

@@ -80,6 +80,7 @@ pub(super) fn gate(
     let shared = SharedSettings {
         remote: Arc::clone(remotes) as _,
         secrets: SECRETS.map(|secret| secret.as_bytes().into()),
+        other_secrets: Vec::new(),
         time: (time, Instant::now()),
     };
     let reported = Arc::<Mutex<Vec<CacheResult>>>::default();

@@ -6,7 +6,13 @@ use super::adopt::{Lock, adopt_alone};
 use super::*;
 
 fn rule() -> Identity {
-    Identity { service: "pay".into(), namespace: "default".into(), digest: [1; 32], description: None }
+    Identity {
+        service: "pay".into(),
+        namespace: "default".into(),
+        digest: [1; 32],
+        others: Vec::new(),
+        description: None,
+    }
 }
 
 async fn adopt(store: &Redis) -> Result<Vec<IdentityChange>, Error> {

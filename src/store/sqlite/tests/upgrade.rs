@@ -6,7 +6,13 @@ use crate::store::is_orphaned;
 
 fn rule(digest: u8) -> Identity {
     let description = Some(format!("rules {digest}").into());
-    Identity { service: "shop".into(), namespace: "charges".into(), digest: [digest; 32], description }
+    Identity {
+        service: "shop".into(),
+        namespace: "charges".into(),
+        digest: [digest; 32],
+        others: Vec::new(),
+        description,
+    }
 }
 
 fn origin() -> Origin {
@@ -46,9 +52,9 @@ async fn a_file_of_the_former_version_keeps_its_records_and_its_rules() {
     assert_eq!(found[0].description().map(|text| &**text), Some("rules 1"));
     assert_eq!(found[0].periods[0].since, Timestamp(0), "they held before anything was known of them");
     let record = store.get(id(1)).await.unwrap().unwrap().record;
-    assert!(!is_orphaned(&found, &origin(), record.claimed_at));
+    assert!(!is_orphaned(&found, &origin(), record.claimed_at, None));
     assert_eq!(store.adopt(vec![origin()], vec![rule(2)], true).await.unwrap(), []);
-    assert!(is_orphaned(&store.identities().await.unwrap(), &origin(), record.claimed_at));
+    assert!(is_orphaned(&store.identities().await.unwrap(), &origin(), record.claimed_at, None));
 }
 
 #[tokio::test]

@@ -1,0 +1,105 @@
+//! One id secret takes the place of another: no request runs twice meanwhile, and none is forgotten by a start.
+
+use std::fs;
+
+use crate::identity::checked;
+use crate::support::store::kind;
+use crate::support::{Gate, Plan, Reply, Request, Response, Upstream};
+
+/// The same plan, with these secrets: the first makes new ids.
+fn with(plan: &Plan, secrets: &[&str]) -> Plan {
+    let file = |name: &str| {
+        let path = plan.path(&format!("secret-{name}"));
+        fs::write(&path, format!("the id secret {name}, of more than thirty-two bytes")).expect("a writable directory");
+        format!("{path:?}")
+    };
+    let first = secrets.first().filter(|name| **name != "none");
+    let first = first.map(|name| format!("id_secret_file = {}\n", file(name))).unwrap_or_default();
+    let others = secrets.iter().skip(1).map(|name| if *name == "none" { "\"none\"".to_owned() } else { file(name) });
+    plan.clone().store(&format!("{first}other_id_secret_files = [{}]", others.collect::<Vec<_>>().join(", ")))
+}
+
+fn send(gate: &Gate, key: &str, body: &str) -> Response {
+    Request::post("/charges").key(key).body(body).send(gate)
+}
+
+#[track_caller]
+fn refusal(plan: &Plan) -> String {
+    let mut process = plan.clone().env("ONCEGATE_LOG__FORMAT", "text").spawn();
+    assert_eq!(process.wait().code(), Some(1), "{}", process.log());
+    process.log()
+}
+
+/// Starts the gate with another first secret. Where other gates may run, they must have heard of it.
+fn swapped(plan: &Plan, from: &str, to: &str) -> Gate {
+    let (announced, swapped) = (with(plan, &[from, to]), with(plan, &[to, from]));
+    if kind() != "sqlite" {
+        let log = refusal(&swapped);
+        assert!(log.contains("the secret in store.id_secret_file is new to this store"), "{log}");
+        assert!(checked(&swapped, 78).contains("other_id_secret_files"));
+        announced.start().stop();
+    }
+    swapped.start()
+}
+
+#[test]
+fn a_secret_takes_the_place_of_another() {
+    for (from, to) in [("a", "b"), ("none", "b"), ("a", "none")] {
+        let upstream = Upstream::start(|request| Reply::ok(format!("run {}", request.nth)));
+        let plan = Gate::before(&upstream);
+        let gate = with(&plan, &[from]).start();
+        send(&gate, "k-1", "{}").expect(200, "executed");
+        gate.stop();
+        // A start that gives up the former secret says what that forgets, and how to keep it.
+        let log = refusal(&with(&plan, &[to]));
+        assert!(log.contains("1 key") && log.contains("other_id_secret_files"), "{log}");
+
+        let gate = swapped(&plan, from, to);
+        let replay = send(&gate, "k-1", "{}");
+        replay.expect(200, "replayed");
+        assert_eq!(replay.text(), "run 1");
+        send(&gate, "k-1", "{\"other\":1}").expect_problem(422, "key-reused");
+        send(&gate, "k-2", "{}").expect(200, "executed");
+        send(&gate, "k-2", "{}").expect(200, "replayed");
+        // Operators find both by their keys.
+        assert_eq!([gate.states("k-1"), gate.states("k-2")], [["completed"], ["completed"]]);
+        assert!(gate.records("").iter().all(|record| record["orphaned"] != true));
+        gate.stop();
+
+        // The former secret cannot go while a record needs it.
+        let without = with(&plan, &[to]);
+        let log = refusal(&without);
+        assert!(log.contains("Leave the former secret in `[store] other_id_secret_files`"), "{log}");
+        assert!(log.contains("would forget 1 live key"), "{log}");
+        let gate = with(&plan, &[to, from]).start();
+        let former = gate.records("key=k-1")[0]["id"].as_str().expect("an id").to_owned();
+        assert_eq!(gate.admin("DELETE", &format!("/api/v1/records/{former}"), None).status, 204);
+        gate.stop();
+        let gate = without.start();
+        send(&gate, "k-2", "{}").expect(200, "replayed");
+        assert_eq!(upstream.runs(), 2, "{from} to {to}");
+    }
+}
+
+/// While gates make new ids with different secrets, a key that is in flight with one is not run by the other.
+#[test]
+fn gates_with_different_first_secrets_run_a_key_once() {
+    if kind() == "sqlite" {
+        return;
+    }
+    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let plan = Gate::before(&upstream);
+    let gates = [with(&plan, &["a", "b"]).start(), with(&plan, &["b", "a"]).start()];
+    for round in 0..50 {
+        let key = format!("k-{round}");
+        let said: Vec<Response> = std::thread::scope(|scope| {
+            let tries = gates.iter().cycle().take(6).map(|gate| scope.spawn(|| send(gate, &key, "{}")));
+            tries.collect::<Vec<_>>().into_iter().map(|tried| tried.join().expect("an answer")).collect()
+        });
+        assert!(upstream.runs_of(&key) <= 1, "{key}: {said:?}");
+        for gate in &gates {
+            Request::post("/charges").key(&key).body("{}").send_after_attempt(gate);
+        }
+        assert_eq!(upstream.runs_of(&key), 1, "{key}");
+    }
+}
