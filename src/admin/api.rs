@@ -12,7 +12,7 @@ use super::clients::Client;
 use super::endpoints::{Endpoint, REVEALING, Resource};
 use super::readiness::STORE_UNAVAILABLE;
 use super::tokens::Role;
-use super::{State, bulk, records, reload, reseal, resolve};
+use super::{State, audit, bulk, records, reload, reseal, resolve};
 use crate::idempotency::record::RecordId;
 
 /// Whether a request may change something: only what an operator is needed for does.
@@ -71,6 +71,7 @@ async fn dispatch(
         Resource::PurgeAll => bulk::purge(state, request.into_body(), &asker).await,
         Resource::ResolveAll => bulk::resolve(state, request.into_body(), &asker).await,
         Resource::Reseal => reseal::reseal(state, query, &asker).await,
+        Resource::Audit => audit::list(state, query, &asker).await,
         Resource::Reload => reload::reload(state, &asker).await,
     }
 }

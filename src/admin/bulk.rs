@@ -7,13 +7,14 @@ use futures_util::{FutureExt, StreamExt, stream};
 use http::StatusCode;
 use hyper::body::Incoming;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Deserializer, Serialize};
-use serde_json::Value;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value};
 
 use super::State;
 use super::access::Asker;
 use super::answer::{Answer, Kind, Problem, json};
-use super::records::{check_reason, log_removal, unavailable};
+use super::audit::{self, Deed, Outcome};
+use super::records::{check_reason, unavailable};
 use super::resolve::{Resolution, receive};
 use super::scope::{Belongs, belongs};
 use super::wanted::{Selection, Wanted, begins, parse_time};
@@ -129,8 +130,8 @@ struct Report {
     /// The first that were found.
     ids: Vec<String>,
     /// By the store's clock: what was claimed, or turned unknown, later than this is left alone.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    as_of: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "time")]
+    as_of: Option<Timestamp>,
     /// After which id the next request goes on, where this one came to its time limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
@@ -147,6 +148,8 @@ struct Bulk<'a> {
     state: &'a State,
     /// `None` where nothing is to be changed.
     change: Option<Change>,
+    /// As it was given, for the audit entry.
+    filter: Map<String, Value>,
     reason: String,
     asker: &'a Asker,
 }
@@ -155,10 +158,11 @@ struct Bulk<'a> {
 pub(super) async fn purge(state: &State, body: Incoming, asker: &Asker) -> Result<Answer, Problem> {
     const FORM: &str = "{\"filter\": {...}, \"dry_run\": false, \"reason\": \"...\"}";
     let PurgeBody { filter, all, dry_run, reason, as_of, after } = read(&receive(body).await?, FORM)?;
+    let given = filter.given(all);
     let wanted = filter.wanted(all)?;
     // By name only: an attempt of another gate may run, and a retry would run beside it.
     let spares_in_flight = wanted.state != Some(record::State::InFlight);
-    Bulk::new(state, Change::Purge, dry_run, reason, asker)?.run(wanted, spares_in_flight, as_of, after).await
+    Bulk::new(state, Change::Purge, dry_run, given, reason, asker)?.run(wanted, spares_in_flight, as_of, after).await
 }
 
 /// `POST /api/v1/records/resolve`
@@ -167,12 +171,13 @@ pub(super) async fn resolve(state: &State, body: Incoming, asker: &Asker) -> Res
                         \"complete\", \"status\": 200, \"headers\": [[\"name\", \"value\"]], \"body_base64\": \"...\"}";
     let body: ResolveBody = read(&receive(body).await?, FORM)?;
     let resolution = Resolution::of(&body.action, body.status, body.headers, body.body_base64)?;
+    let given = body.filter.given(body.all);
     let mut wanted = body.filter.wanted(body.all)?;
     match wanted.state.replace(record::State::Unknown) {
         None | Some(record::State::Unknown) => {}
         Some(_) => return Err(bad("`state` can be `unknown` only: other records have nothing to resolve")),
     }
-    Bulk::new(state, Change::Resolve(resolution), body.dry_run, body.reason, asker)?
+    Bulk::new(state, Change::Resolve(resolution), body.dry_run, given, body.reason, asker)?
         .run(wanted, false, body.as_of, body.after)
         .await
 }
@@ -182,16 +187,17 @@ impl<'a> Bulk<'a> {
         state: &'a State,
         change: Change,
         is_dry_run: bool,
+        filter: Map<String, Value>,
         reason: String,
         asker: &'a Asker,
     ) -> Result<Self, Problem> {
         if !is_dry_run {
             check_reason(&reason)?;
         }
-        Ok(Self { state, change: (!is_dry_run).then_some(change), reason, asker })
+        Ok(Self { state, change: (!is_dry_run).then_some(change), filter, reason, asker })
     }
 
-    /// Finds the records chunk by chunk, so that not all of them are ever in memory, and changes each.
+    /// Changes what is found. One audit entry stands for all of it.
     async fn run(
         &self,
         wanted: Wanted,
@@ -199,16 +205,36 @@ impl<'a> Bulk<'a> {
         as_of: Option<String>,
         after: Option<String>,
     ) -> Result<Answer, Problem> {
-        let mut as_of = as_of.map(|time| parse_time(&time).ok_or_else(|| bad(AS_OF))).transpose()?;
+        let as_of = as_of.map(|time| parse_time(&time).ok_or_else(|| bad(AS_OF))).transpose()?;
         let after =
             after.map(|after| RecordId::parse(&after).ok_or_else(|| bad("`after` must be the `next` of an answer")));
-        let mut after = after.transpose()?;
+        let after = after.transpose()?;
         let _slot = self.state.change_slot()?;
-        let (started, store) = (Instant::now(), self.state.opened()?);
-        let mut report = Report::default();
-        let Some(Selection { filter, tags, prefixes }) = wanted.select(self.state) else {
+        self.state.opened()?;
+        let mut report = Report { as_of, ..Report::default() };
+        let Some(selection) = wanted.select(self.state) else {
             return Ok(json(StatusCode::OK, &report));
         };
+        let begun = match &self.change {
+            Some(change) => Some(self.state.begin(self.asker, self.deed(change)).await?),
+            None => None,
+        };
+        let gone_through = self.go_through(selection, spares_in_flight, after, &mut report).await;
+        if let Some(begun) = begun {
+            begun.end_with(report.outcome(gone_through.is_err()), report.for_audit()).await;
+        }
+        gone_through.map(|()| json(StatusCode::OK, &report))
+    }
+
+    /// Finds the records chunk by chunk, so that not all of them are ever in memory, and changes each.
+    async fn go_through(
+        &self,
+        Selection { filter, tags, prefixes }: Selection,
+        spares_in_flight: bool,
+        mut after: Option<RecordId>,
+        report: &mut Report,
+    ) -> Result<(), Problem> {
+        let (started, store) = (Instant::now(), self.state.opened()?);
         loop {
             let chunk = match store.scan(filter.clone(), after, CHUNK).await {
                 Ok(chunk) => chunk,
@@ -217,12 +243,11 @@ impl<'a> Bulk<'a> {
                     return Err(report.broken_off());
                 }
             };
-            if let (None, Some(first)) = (as_of, chunk.records.first()) {
-                as_of = Some(first.now);
+            if let (None, Some(first)) = (report.as_of, chunk.records.first()) {
+                report.as_of = Some(first.now);
             }
-            report.as_of = as_of.map(rfc3339);
             let was_there =
-                |found: &Listed| as_of.is_none_or(|as_of| stood(found, as_of)) && begins(found.id, &prefixes);
+                |found: &Listed| report.as_of.is_none_or(|as_of| stood(found, as_of)) && begins(found.id, &prefixes);
             let mut found: Vec<Listed> = chunk.records.into_iter().filter(was_there).collect();
             if let Some(tags) = &tags {
                 let whose = |listed: &Listed| belongs(&listed.record, tags);
@@ -238,12 +263,12 @@ impl<'a> Bulk<'a> {
             report.ids.extend(found.iter().take(unshown).map(|found| found.id.to_string()));
             report.matched += found.len() as u64;
             if let Some(change) = &self.change {
-                self.change_all(change, found, &mut report).await?;
+                self.change_all(change, found, report).await?;
             }
             after = chunk.next;
             if after.is_none() || started.elapsed() >= PATIENCE {
                 report.next = after.map(|after| after.to_string());
-                return Ok(json(StatusCode::OK, &report));
+                return Ok(());
             }
         }
     }
@@ -268,19 +293,30 @@ impl<'a> Bulk<'a> {
 
     /// Whether the record was changed; not if it is another one by now.
     async fn apply(&self, change: &Change, found: Listed) -> Result<bool, Problem> {
-        match change {
-            Change::Purge => {
-                let is_removed = remove_unchanged(&**self.state.opened()?, &found).await.map_err(unavailable)?;
-                if is_removed {
-                    log_removal(&found, self.asker, Some(&self.reason));
-                }
-                Ok(is_removed)
-            }
-            Change::Resolve(resolution) => match resolution.apply(self.state, &found, &self.reason, self.asker).await {
+        let changed = match change {
+            Change::Purge => remove_unchanged(&**self.state.opened()?, &found).await.map_err(unavailable),
+            Change::Resolve(resolution) => match resolution.apply(self.state, &found).await {
                 Ok(()) => Ok(true),
                 Err(problem) if problem.is_about_the_record() => Ok(false),
                 Err(problem) => Err(problem),
             },
+        };
+        if changed.as_ref().is_ok_and(|is_changed| *is_changed) {
+            let (found, reason) = (&found, &*self.reason);
+            let deed = match change {
+                Change::Purge => Deed::Purge { found, reason: Some(reason) },
+                Change::Resolve(resolution) => Deed::Resolve { found, resolution: resolution.as_str(), reason },
+            };
+            deed.log(self.asker);
+        }
+        changed
+    }
+
+    fn deed(&self, change: &Change) -> Deed<'_> {
+        let (filter, reason) = (&self.filter, &*self.reason);
+        match change {
+            Change::Purge => Deed::BulkPurge { filter, reason },
+            Change::Resolve(resolution) => Deed::BulkResolve { filter, resolution: resolution.as_str(), reason },
         }
     }
 }
@@ -325,7 +361,20 @@ fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 
+fn time<S: Serializer>(time: &Option<Timestamp>, serializer: S) -> Result<S::Ok, S::Error> {
+    time.map(rfc3339).serialize(serializer)
+}
+
 impl FilterBody {
+    /// What is given, by the names of the API.
+    fn given(&self, all: bool) -> Map<String, Value> {
+        let Self { state, route, key, id, older_than, since, scope } = self;
+        let values = [state, route, key, id, older_than, since, scope];
+        let named = Wanted::NAMES.into_iter().zip(values);
+        let given = named.filter_map(|(name, value)| Some((name.to_owned(), value.as_deref()?.into())));
+        given.chain(all.then(|| ("all".to_owned(), true.into()))).collect()
+    }
+
     /// What is wanted: something, or expressly everything.
     fn wanted(self, all: bool) -> Result<Wanted, Problem> {
         let mut wanted = Wanted::default();
@@ -348,18 +397,30 @@ impl FilterBody {
 }
 
 impl Report {
+    /// What came of it, and whether it broke off.
+    fn outcome(&self, is_broken_off: bool) -> Outcome {
+        match self.done {
+            _ if is_broken_off || self.failed > 0 => Outcome::Partial,
+            0 => Outcome::Unchanged,
+            _ => Outcome::Done,
+        }
+    }
+
+    /// What an audit entry keeps of it: the log has the ids.
+    fn for_audit(&self) -> Map<String, Value> {
+        let mut members = audit::members(self);
+        members.remove("ids");
+        members
+    }
+
     /// The problem that ended it, with what was done before.
-    fn broken_off(&mut self) -> Problem {
+    fn broken_off(&self) -> Problem {
         let Self { matched, done, failed, .. } = self;
         let detail = format!(
             "it broke off: of {matched} records {done} were changed, and for {failed} the store failed; the rest are as they \
              were"
         );
-        let members = match serde_json::to_value(&*self) {
-            Ok(Value::Object(members)) => members,
-            _ => Default::default(),
-        };
-        Kind::StoreUnavailable.because(detail).with(members)
+        Kind::StoreUnavailable.because(detail).with(audit::members(self))
     }
 }
 

@@ -33,6 +33,7 @@ pub(super) enum Resource {
     ResolveAll,
     Reseal,
     Reload,
+    Audit,
 }
 
 const ANYBODY: &[Right] = &[(Method::GET, None), (Method::HEAD, None)];
@@ -72,6 +73,8 @@ pub(super) const ENDPOINTS: &[Endpoint] = &[
         rights: OPERATOR,
         takes_parameters: false,
     },
+    // Without reasons for a viewer, who may read keys there.
+    Endpoint { path: "/api/v1/audit", resource: Resource::Audit, rights: VIEWER, takes_parameters: true },
     Endpoint { path: "/api/v1/reload", resource: Resource::Reload, rights: OPERATOR, takes_parameters: false },
 ];
 

@@ -6,6 +6,7 @@
 mod access;
 mod answer;
 mod api;
+mod audit;
 mod bulk;
 mod clients;
 mod endpoints;
@@ -39,6 +40,7 @@ use crate::store::Store;
 use crate::store::sealed::Keeper;
 use crate::telemetry::metrics::Metrics;
 
+pub use audit::{AuditWriter, Begun, Outcome};
 pub use readiness::{Phase, Readiness};
 pub use reload::{ReloadProblem, ReloadReport, ReloadRequest};
 pub use server::serve;
@@ -62,6 +64,8 @@ pub struct Settings {
     pub tokens: Vec<Token>,
     /// Its certificate, and whose certificates clients need.
     pub tls: Option<ServerTls>,
+    /// How long the entries of the audit log are kept.
+    pub audit_ttl: Duration,
 }
 
 impl Settings {
@@ -119,11 +123,12 @@ pub struct State {
 struct Configured {
     tokens: Tokens,
     routes: Vec<RouteInfo>,
+    audit_ttl: Duration,
 }
 
 impl Configured {
     fn new(settings: &Settings, routes: Vec<RouteInfo>) -> Self {
-        Self { tokens: Tokens::of(&settings.tokens), routes }
+        Self { tokens: Tokens::of(&settings.tokens), routes, audit_ttl: settings.audit_ttl }
     }
 }
 
@@ -195,6 +200,12 @@ impl State {
             Some(named) if named.files == renewed.files => Some(Arc::clone(&renewed)),
             other => other.clone(),
         });
+    }
+
+    /// What writes its audit entries.
+    #[must_use]
+    pub fn audit_writer(&self) -> AuditWriter {
+        AuditWriter { service: Arc::clone(&self.service), ttl: self.configured.load().audit_ttl }
     }
 
     /// How long an answer that an operator gives for a record of this route is kept, from then.

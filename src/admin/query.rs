@@ -4,7 +4,8 @@ use super::answer::{Kind, Problem};
 use super::wanted::Wanted;
 use crate::store::Cursor;
 
-const DEFAULT_LIMIT: usize = 100;
+/// How many entries a list has where it is not asked for fewer or more.
+pub(super) const DEFAULT_LIMIT: usize = 100;
 const MAX_LIMIT: usize = 1000;
 
 /// What records are wanted, `limit=` and `cursor=`, each at most once.
@@ -23,11 +24,7 @@ impl Query {
         let mut parsed = Self { wanted: Wanted::default(), limit: DEFAULT_LIMIT, after: None };
         for (name, value) in pairs(query)? {
             match name {
-                "limit" => {
-                    let limit = value.parse().ok().filter(|limit| (1..=MAX_LIMIT).contains(limit));
-                    parsed.limit =
-                        limit.ok_or_else(|| bad(name, &format!("must be a number from 1 to {MAX_LIMIT}")))?;
-                }
+                "limit" => parsed.limit = limit(&value)?,
                 "cursor" => {
                     let after = Cursor::parse(&value);
                     parsed.after = Some(after.ok_or_else(|| bad(name, "must be the `next` of the page before"))?);
@@ -40,6 +37,12 @@ impl Query {
         }
         Ok(parsed)
     }
+}
+
+/// Reads how much a list may have.
+pub(super) fn limit(value: &str) -> Result<usize, Problem> {
+    let limit = value.parse().ok().filter(|limit| (1..=MAX_LIMIT).contains(limit));
+    limit.ok_or_else(|| bad("limit", &format!("must be a number from 1 to {MAX_LIMIT}")))
 }
 
 /// Reads the query of a change that may give its reason.
@@ -55,7 +58,7 @@ pub(super) fn reason(query: Option<&str>) -> Result<Option<String>, Problem> {
 }
 
 /// The parameters of a query, each at most once.
-fn pairs(query: Option<&str>) -> Result<Vec<(&str, String)>, Problem> {
+pub(super) fn pairs(query: Option<&str>) -> Result<Vec<(&str, String)>, Problem> {
     let mut pairs: Vec<(&str, String)> = Vec::new();
     for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -69,11 +72,12 @@ fn pairs(query: Option<&str>) -> Result<Vec<(&str, String)>, Problem> {
 }
 
 /// The name is the client's own, and may be a mistyped secret: it is not repeated.
-fn unknown(known: &[&str]) -> Problem {
+pub(super) fn unknown(known: &[&str]) -> Problem {
     Kind::BadRequest.because(format!("a query parameter is unknown; known are: {}", known.join(", ")))
 }
 
-fn bad(name: &str, what: &str) -> Problem {
+/// What is wrong with a parameter.
+pub(super) fn bad(name: &str, what: &str) -> Problem {
     Kind::BadRequest.because(format!("query parameter `{name}` {what}"))
 }
 

@@ -9,10 +9,11 @@ use tokio::sync::SemaphorePermit;
 
 use super::access::Asker;
 use super::answer::{Answer, Kind, Problem, empty, json};
+use super::audit::Deed;
 use super::endpoints::REVEALING;
 use super::query::{self, Query};
 use super::scope::{Belongs, belongs};
-use super::view::{Extent, RecordView, Revealed, shortened_key};
+use super::view::{Extent, RecordView, Revealed};
 use super::wanted::{Selection, begins};
 use super::{MAX_LISTINGS, State};
 use crate::idempotency::identity::ScopeTag;
@@ -90,10 +91,10 @@ pub(super) async fn show(
     let found = find(state, id).await?;
     let on_file = state.opened()?.identities().await.map_err(unavailable)?;
     if revealed.answer && found.record.state == record::State::Completed {
-        tracing::info!(target: "oncegate::audit", client = %asker.client, by = asker.name(), %id, "an operator read the answer of a record");
+        state.note(asker, Deed::ReadAnswer { found: &found }).await?;
     }
     if revealed.key {
-        tracing::info!(target: "oncegate::audit", client = %asker.client, by = asker.name(), %id, "an operator read the key of a record");
+        state.note(asker, Deed::ReadKey { found: &found }).await?;
     }
     Ok(json(StatusCode::OK, &RecordView::of(&found, &on_file, Extent::Described(revealed), asker.role)))
 }
@@ -122,27 +123,16 @@ pub(super) async fn remove(state: &State, id: RecordId, query: Option<&str>, ask
         check_reason(reason)?;
     }
     let found = find(state, id).await?;
-    if !state.opened()?.remove(id).await.map_err(unavailable)? {
-        return Err(absent());
+    let deed = Deed::Purge { found: &found, reason: reason.as_deref() };
+    let begun = state.begin(asker, deed).await?;
+    let removed = state.opened()?.remove(id).await.map_err(unavailable);
+    let removed = removed.and_then(|was_there| if was_there { Ok(()) } else { Err(absent()) });
+    if removed.is_ok() {
+        deed.log(asker);
     }
-    log_removal(&found, asker, reason.as_deref());
+    begun.end_as(&removed).await;
+    removed?;
     Ok(empty(StatusCode::NO_CONTENT))
-}
-
-/// Logs that a record is gone.
-pub(super) fn log_removal(removed: &Listed, asker: &Asker, reason: Option<&str>) {
-    let Listed { id, record, .. } = removed;
-    tracing::info!(
-        target: "oncegate::audit",
-        client = %asker.client,
-        by = asker.name(),
-        %id,
-        state = record.state.as_str(),
-        key = shortened_key(record).as_deref().unwrap_or("-"),
-        // A string, which every format escapes: it must not look like another line.
-        reason,
-        "an operator removed a record: its key is free"
-    );
 }
 
 /// Refuses a reason that says nothing, or too much for a line of a log.

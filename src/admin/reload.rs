@@ -7,6 +7,7 @@ use tokio::sync::oneshot;
 use super::State;
 use super::access::Asker;
 use super::answer::{Answer, Kind, Problem, json};
+use super::audit::{self, Deed, Outcome};
 
 /// Asks the process to read its configuration again, and takes the report.
 pub type ReloadRequest = oneshot::Sender<ReloadReport>;
@@ -49,13 +50,14 @@ pub(super) async fn reload(state: &State, asker: &Asker) -> Result<Answer, Probl
     let (reply, report) = oneshot::channel();
     let reloads = state.reloads.get().ok_or_else(|| Kind::NotReady.because("the gate is starting"))?;
     let stopping = || Kind::NotReady.because("the gate is stopping");
+    let begun = state.begin(asker, Deed::Reload).await?;
     reloads.send(reply).await.map_err(|_| stopping())?;
     let report = report.await.map_err(|_| stopping())?;
-    let (status, outcome) = match &report {
-        ReloadReport::Reloaded { .. } => (StatusCode::OK, "reloaded"),
-        ReloadReport::Refused { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "refused"),
+    let (status, word, outcome) = match &report {
+        ReloadReport::Reloaded { .. } => (StatusCode::OK, "reloaded", Outcome::Done),
+        ReloadReport::Refused { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "refused", Outcome::Unchanged),
     };
-    let (client, by) = (asker.client, asker.name());
-    tracing::info!(target: "oncegate::audit", %client, by, outcome, "an operator had the configuration read again");
+    audit::log_reload(asker, word);
+    begun.end(outcome).await;
     Ok(json(status, &report))
 }

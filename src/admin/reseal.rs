@@ -8,6 +8,7 @@ use serde_json::json;
 use super::State;
 use super::access::Asker;
 use super::answer::{Answer, Kind, Problem, json as json_answer};
+use super::audit::{self, Deed, Outcome};
 use super::records::unavailable;
 use crate::idempotency::record::RecordId;
 
@@ -27,15 +28,10 @@ pub(super) async fn reseal(state: &State, query: Option<&str>, asker: &Asker) ->
         );
     };
     let _turn = state.change_slot()?;
+    let begun = state.begin(asker, Deed::Reseal).await?;
     let done = keeper.reseal(after, PATIENCE).await.map_err(unavailable)?;
     if done.resealed > 0 {
-        tracing::info!(
-            target: "oncegate::audit",
-            client = %asker.client,
-            by = asker.name(),
-            records = done.resealed,
-            "an operator had records encrypted anew"
-        );
+        audit::log_reseal(asker, done.resealed);
     }
     let answer = json!({
         "resealed": done.resealed,
@@ -44,5 +40,9 @@ pub(super) async fn reseal(state: &State, query: Option<&str>, asker: &Asker) ->
         "failed": done.failed,
         "after": done.next.map(|after| after.to_string()),
     });
+    let outcome = if done.resealed > 0 { Outcome::Done } else { Outcome::Unchanged };
+    let mut report = audit::members(&answer);
+    report.remove("after");
+    begun.end_with(outcome, report).await;
     Ok(json_answer(StatusCode::OK, &answer))
 }

@@ -14,8 +14,8 @@ use serde::Deserialize;
 use super::State;
 use super::access::Asker;
 use super::answer::{Answer, Kind, Problem, empty};
+use super::audit::Deed;
 use super::records::{absent, check_reason, find, unavailable};
-use super::view::shortened_key;
 use crate::idempotency::codec::{self, Content};
 use crate::idempotency::record::{self, Record, RecordId};
 use crate::store::{End, Expiry, Listed, Settled};
@@ -57,7 +57,16 @@ pub(super) enum Resolution {
 /// `POST /api/v1/records/{id}/resolve`
 pub(super) async fn resolve(state: &State, id: RecordId, body: Incoming, asker: &Asker) -> Result<Answer, Problem> {
     let (resolution, reason) = parse(&receive(body).await?)?;
-    resolution.apply(state, &find(state, id).await?, &reason, asker).await?;
+    let found = find(state, id).await?;
+    resolution.check(&found)?;
+    let deed = Deed::Resolve { found: &found, resolution: resolution.as_str(), reason: &reason };
+    let begun = state.begin(asker, deed).await?;
+    let applied = resolution.apply(state, &found).await;
+    if applied.is_ok() {
+        deed.log(asker);
+    }
+    begun.end_as(&applied).await;
+    applied?;
     Ok(empty(StatusCode::NO_CONTENT))
 }
 
@@ -79,43 +88,36 @@ impl Resolution {
         }
     }
 
-    /// Ends the attempt of an unknown record so, and logs it.
-    pub(super) async fn apply(
-        &self,
-        state: &State,
-        found: &Listed,
-        reason: &str,
-        asker: &Asker,
-    ) -> Result<(), Problem> {
-        let Listed { id, origin, record, now } = found;
-        if record.state != record::State::Unknown {
-            return Err(not_unknown(record, *now));
+    /// The word for it.
+    pub(super) fn as_str(&self) -> &'static str {
+        match self {
+            Self::Release => "release",
+            Self::Complete(_) => "complete",
         }
-        let (action, end) = match self {
-            Self::Release => ("release", End::Release),
+    }
+
+    /// Refuses a record that is not unknown.
+    fn check(&self, found: &Listed) -> Result<(), Problem> {
+        if found.record.state == record::State::Unknown { Ok(()) } else { Err(not_unknown(&found.record, found.now)) }
+    }
+
+    /// Ends the attempt of an unknown record so.
+    pub(super) async fn apply(&self, state: &State, found: &Listed) -> Result<(), Problem> {
+        self.check(found)?;
+        let Listed { id, origin, record, now } = found;
+        let end = match self {
+            Self::Release => End::Release,
             Self::Complete(answer) => {
                 let ttl = state.ttl(origin.as_ref().map(|origin| &*origin.route));
-                ("complete", End::Complete { answer: answer.clone(), expiry: Expiry::FromNow(ttl) })
+                End::Complete { answer: answer.clone(), expiry: Expiry::FromNow(ttl) }
             }
         };
         // By the record's own attempt: if another superseded it meanwhile, or it completed by itself, nothing is written.
         match state.opened()?.settle(*id, record.attempt, end).await.map_err(unavailable)? {
-            Settled::Done { .. } => {}
-            Settled::Superseded { record: Some(record) } => return Err(not_unknown(&record, *now)),
-            Settled::Superseded { record: None } => return Err(absent()),
+            Settled::Done { .. } => Ok(()),
+            Settled::Superseded { record: Some(record) } => Err(not_unknown(&record, *now)),
+            Settled::Superseded { record: None } => Err(absent()),
         }
-        tracing::info!(
-            target: "oncegate::audit",
-            client = %asker.client,
-            by = asker.name(),
-            %id,
-            key = shortened_key(record).as_deref().unwrap_or("-"),
-            action,
-            // A string, which every format escapes: it must not look like another line.
-            reason,
-            "an operator resolved a record"
-        );
-        Ok(())
     }
 }
 

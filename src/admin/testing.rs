@@ -38,8 +38,11 @@ pub(crate) struct Admin {
     pub(super) task: tokio::task::JoinHandle<()>,
 }
 
-pub(super) struct Reply {
-    pub(super) status: u16,
+/// How long entries of the audit log are kept.
+pub(super) const AUDIT_TTL: Duration = Duration::from_secs(7 * 86400);
+
+pub(crate) struct Reply {
+    pub(crate) status: u16,
     pub(super) head: String,
     pub(super) body: String,
 }
@@ -96,7 +99,12 @@ pub(super) async fn start_with(tokens: &[(&str, Role, &str)]) -> Admin {
     let now = Arc::new(AtomicU64::new(START));
     let clock = now.clone();
     let store = Arc::new(Memory::with_clock(Arc::new(move || Timestamp(clock.load(Ordering::SeqCst)))));
-    let settings = Settings { listen: address.into(), tokens: tokens.iter().map(token).collect(), tls: None };
+    let settings = Settings {
+        listen: address.into(),
+        tokens: tokens.iter().map(token).collect(),
+        tls: None,
+        audit_ttl: AUDIT_TTL,
+    };
     let readiness = Readiness::default();
     let routes = vec![RouteInfo {
         name: "charge".into(),
@@ -154,13 +162,13 @@ impl Admin {
         self.send(&format!("DELETE /api/v1/records/{id}"), &format!("Host: {}\r\n", self.address), "").await
     }
 
-    pub(super) async fn resolve(&self, id: RecordId, body: Value) -> Reply {
+    pub(crate) async fn resolve(&self, id: RecordId, body: Value) -> Reply {
         let headers = format!("Host: {}\r\nContent-Type: application/json\r\n", self.address);
         self.send(&format!("POST /api/v1/records/{id}/resolve"), &headers, &body.to_string()).await
     }
 
     /// Asks for a change of many records.
-    pub(super) async fn bulk(&self, change: &str, body: Value) -> Reply {
+    pub(crate) async fn bulk(&self, change: &str, body: Value) -> Reply {
         let headers = format!("Host: {}\r\nContent-Type: application/json\r\n", self.address);
         self.send(&format!("POST /api/v1/records/{change}"), &headers, &body.to_string()).await
     }

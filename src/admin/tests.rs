@@ -1,6 +1,7 @@
 //! The admin listener over a socket.
 
 mod access;
+mod audit;
 mod bulk;
 
 use std::sync::{Arc, Mutex};

@@ -190,6 +190,12 @@ fn text(value: &HeaderValue) -> String {
     String::from_utf8_lossy(value.as_bytes()).into_owned()
 }
 
+/// The request that claimed a record, where it can be read: it names the attempt.
+pub(super) fn claiming_request(record: &Record) -> Option<String> {
+    let request = Head::decode(&record.head).ok().and_then(|head| head.details().request);
+    request.map(|request| request.to_string())
+}
+
 /// The key of a record for people, where it can be read.
 pub(super) fn shortened_key(record: &Record) -> Option<String> {
     Head::decode(&record.head).ok().map(|head| head.key)

@@ -104,7 +104,8 @@ fn state(value: &str) -> Result<record::State, String> {
     record::State::parse(value).ok_or_else(|| format!("must be one of: {}", words()))
 }
 
-fn since(value: &str) -> Option<Since> {
+/// An age, or a time by UTC.
+pub(super) fn since(value: &str) -> Option<Since> {
     if let Ok(age) = humantime::parse_duration(value) {
         return Some(Since::Ago(age));
     }

@@ -73,6 +73,16 @@ struct PresentRoute<'a> {
 }
 
 impl Forgotten {
+    /// How many keys of which namespaces, each once.
+    pub(super) fn by_namespace(&self) -> Vec<(Arc<str>, u64)> {
+        let changed = self.changes.iter().map(|change| (&change.namespace, change.keys()));
+        let mut keys: BTreeMap<Arc<str>, u64> = BTreeMap::new();
+        for (namespace, count) in changed.chain(self.lost.iter().map(|lost| (&lost.namespace, lost.keys))) {
+            *keys.entry(Arc::clone(namespace)).or_default() += count;
+        }
+        keys.into_iter().collect()
+    }
+
     pub(super) fn is_nothing(&self) -> bool {
         self.changes.is_empty() && self.lost.is_empty()
     }

@@ -11,6 +11,7 @@ use self::serve::WatchedFile;
 use crate::config::{Flags, Problem, Problems, Resolved, Sources, load};
 use crate::telemetry::logs::{self, Format};
 
+mod audit;
 #[cfg(test)]
 mod catalogues;
 mod check;
@@ -25,11 +26,13 @@ mod keys;
 mod man;
 mod migrate;
 mod observed;
+mod paging;
 pub mod records;
 #[cfg(test)]
 mod reference;
 mod reload;
 pub mod serve;
+mod table;
 
 /// What the process ends with where its configuration is wrong (`EX_CONFIG` of sysexits.h).
 const BAD_CONFIGURATION: u8 = 78;
@@ -53,6 +56,7 @@ enum Command {
     Explain(explain::ExplainArgs),
     Migrate(migrate::MigrateArgs),
     Records(records::RecordsArgs),
+    Audit(audit::AuditArgs),
     Observed(observed::ObservedArgs),
     Health(health::HealthArgs),
     Reload(reload::ReloadArgs),
@@ -122,6 +126,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Explain(args) => explain::run(args),
         Command::Migrate(args) => migrate::run(args),
         Command::Records(args) => records::run(args),
+        Command::Audit(args) => audit::run(args),
         Command::Observed(args) => observed::run(args),
         Command::Health(args) => health::run(args),
         Command::Reload(args) => reload::run(args),

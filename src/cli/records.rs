@@ -3,18 +3,19 @@
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use clap::builder::PossibleValuesParser;
 use clap::{ArgGroup, Args, Subcommand};
 use http::Method;
 use serde_json::{Map, Value};
 
+use super::audit;
 use super::http_client::{AdminArgs, AdminClient};
+use super::paging::{self, Listing, PagingArgs, members_of, percent_encode};
 use crate::idempotency::record::State;
 use crate::store::IdPrefix;
 
 mod changing;
-mod listing;
 mod resealing;
 mod table;
 
@@ -42,11 +43,11 @@ enum Command {
         /// The record's id, or at least its first 8 digits
         #[arg(value_name = "ID", value_parser = parse_id)]
         record: String,
-        /// Show the answer that retries get, with its headers and its body; the gate logs that it was read
+        /// Show the answer that retries get, with its headers and its body; the audit log says that it was read
         #[arg(long)]
         answer: bool,
-        /// Show the whole key, where the record keeps it: on routes with `recovery = { probe = ..., every = ... }`. The gate logs
-        /// that it was read
+        /// Show the whole key, where the record keeps it: on routes with `recovery = { probe = ..., every = ... }`. The audit log
+        /// says that it was read
         #[arg(long)]
         reveal_key: bool,
         /// Print the API's JSON
@@ -93,18 +94,8 @@ struct FilterArgs {
 struct ListArgs {
     #[command(flatten)]
     filter: FilterArgs,
-    /// Most records to list
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = parse_limit)]
-    limit: usize,
-    /// Go on after a list that ended with `next: CURSOR`
-    #[arg(long, value_name = "CURSOR")]
-    after: Option<String>,
-    /// List all records, however many they are
-    #[arg(long, conflicts_with = "limit")]
-    all: bool,
-    /// Print the API's JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    paging: PagingArgs,
 }
 
 /// The names of what selects more than one record.
@@ -131,7 +122,7 @@ struct ChangeArgs {
     /// Do it for all that the filter finds, without asking
     #[arg(long)]
     yes: bool,
-    /// Why; goes to the log of `oncegate serve`
+    /// Why; goes to the audit log and to the log of `oncegate serve`
     #[arg(long, value_name = "TEXT", value_parser = parse_reason, required_unless_present = "dry_run")]
     reason: Option<String>,
 }
@@ -184,16 +175,9 @@ pub fn run(args: RecordsArgs) -> anyhow::Result<ExitCode> {
         .build()
         .context("the runtime could not be started")?;
     let mut out = io::stdout().lock();
-    let result = runtime.block_on(execute(args, &mut out, &ask)).and_then(|()| Ok(out.flush()?));
-    match result {
-        // A reader that went away wanted no more.
-        Err(error)
-            if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) =>
-        {
-            Ok(ExitCode::SUCCESS)
-        }
-        result => result.map(|()| ExitCode::SUCCESS),
-    }
+    let executed = runtime.block_on(execute(args, &mut out, &ask));
+    paging::finish(executed, &mut out)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn ask(question: &str) -> Option<bool> {
@@ -209,15 +193,25 @@ fn ask(question: &str) -> Option<bool> {
 async fn execute(args: RecordsArgs, out: &mut dyn Write, ask: &Ask) -> anyhow::Result<()> {
     let client = args.admin.client()?;
     match args.command {
-        Command::List(list) => listing::list(&client, list, out).await,
+        Command::List(ListArgs { filter, paging }) => {
+            let (filter, table) = (filter.query(), table::table());
+            let listing = Listing { path: "/api/v1/records", member: "records", filter, table, row: table::row };
+            listing.write(&client, paging, out).await
+        }
         Command::Show { record, answer, reveal_key, json } => {
-            let path = record_path(&whole_id(&client, &record).await?);
+            let id = whole_id(&client, &record).await?;
+            let path = record_path(&id);
             let asked =
                 [("answer=true", answer), ("key=true", reveal_key)].into_iter().filter(|(_, is_asked)| *is_asked);
             let query: Vec<_> = asked.map(|(parameter, _)| parameter).collect();
             let target = if query.is_empty() { path } else { format!("{path}?{}", query.join("&")) };
             let record = client.send(Method::GET, &target, None).await?;
-            if json { print_json(&record, out) } else { table::write_one(&record, out) }
+            if json {
+                return print_json(&record, out);
+            }
+            table::write_one(&record, out)?;
+            audit::write_history(&client, &id, out).await?;
+            table::write_answer_of(&record, out)
         }
         Command::Resolve(resolve) => changing::resolve(&client, resolve, out, ask).await,
         Command::Reseal => resealing::reseal(&client, out).await,
@@ -237,7 +231,7 @@ async fn whole_id(client: &AdminClient, start: &str) -> anyhow::Result<String> {
         [one] => Ok(one["id"].as_str().context("a record has no id")?.to_owned()),
         several => {
             let mut shown = Vec::new();
-            table::Table::default().write(&several[..several.len().min(SHOWN)], &mut shown)?;
+            table::table().write(several.iter().take(SHOWN).map(table::row), &mut shown)?;
             let more = if several.len() > SHOWN { "and more\n" } else { "" };
             bail!(
                 "more than one record has an id that starts with {start}; give more digits:\n{}{more}",
@@ -248,7 +242,7 @@ async fn whole_id(client: &AdminClient, start: &str) -> anyhow::Result<String> {
 }
 
 fn records_of(page: &Value) -> anyhow::Result<&Vec<Value>> {
-    page["records"].as_array().ok_or_else(|| anyhow!("the answer has no records"))
+    members_of(page, "records")
 }
 
 impl FilterArgs {
@@ -304,24 +298,9 @@ fn parse_reason(text: &str) -> Result<String, String> {
     Some(text.trim()).filter(|text| !text.is_empty()).map(str::to_owned).ok_or_else(|| "say why".to_owned())
 }
 
-fn parse_limit(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|limit| *limit > 0).ok_or_else(|| "must be a number from 1".to_owned())
-}
-
 fn parse_header(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once(':').ok_or("a header is written as 'Name: value'")?;
     Ok((name.trim().to_owned(), value.trim().to_owned()))
-}
-
-/// Everything but the unreserved characters (RFC 3986 section 2.3).
-fn percent_encode(text: &str) -> String {
-    text.bytes().fold(String::with_capacity(text.len()), |mut encoded, byte| {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => encoded.push(char::from(byte)),
-            _ => encoded.push_str(&format!("%{byte:02X}")),
-        }
-        encoded
-    })
 }
 
 #[cfg(test)]

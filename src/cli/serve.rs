@@ -110,8 +110,9 @@ async fn serve(
                 },
                 Some(reply) = reloads.recv() => Some(reply),
             };
+            let by_signal = reply.is_none();
             tokio::select! {
-                report = serving.reload(&sources, &log_filter) => {
+                report = serving.reload(&sources, &log_filter, by_signal) => {
                     // Whoever asked may have gone.
                     let _ = reply.map(|reply| reply.send(report));
                 }
@@ -235,7 +236,9 @@ impl Serving {
             let Some(bound) = bind_server(source, config.server.socket_mode, signals).await? else { return Ok(None) };
             listeners.push(bound);
         }
-        if !adopting::at_start(&gate, &*store, &written, accept_identity_change, is_shared, signals).await? {
+        let audit = admin_state.audit_writer();
+        let accepting = accept_identity_change.then_some(&audit);
+        if !adopting::at_start(&gate, &*store, &written, accepting, is_shared, signals).await? {
             return Ok(None);
         }
         admin_state.set_store(Arc::clone(&store));

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use super::admin_tokens::{self, TokenFile, token_files};
 use super::declare::Shown::Example;
 use super::declare::{Keys as _, keys};
-use super::kinds::{Kind, file, flag, list, nested, one_or_several, text, text_as, time, words};
+use super::kinds::{Kind, file, flag, list, nested, one_or_several, text, text_as, time, time_of, words};
 use super::node::{Node, Table, Wrong};
 use super::policy;
 use super::routes;
@@ -85,6 +85,8 @@ keys! {
         tls: Files = Files::default() => nested(), Example(
             r#"{ cert = "/etc/oncegate/cert.pem", key = "/etc/oncegate/key.pem", client_ca = "/etc/oncegate/ca.pem" }"#
         );
+        /// How long the store keeps the entries of the audit log: what operators did, when and why.
+        audit_ttl: Duration = Duration::from_secs(90 * 24 * 60 * 60) => time_of(Duration::from_secs(1)..=Duration::MAX);
     }
 }
 
@@ -231,7 +233,7 @@ pub(super) fn admin(root: &Table<'_>, server: &[Listen]) -> admin::Settings {
         };
         table.report("listen", wrong.hint(own));
     }
-    admin::Settings { listen, tokens, tls }
+    admin::Settings { listen, tokens, tls, audit_ttl: admin.audit_ttl }
 }
 
 fn admin_listen(node: &Node<'_>) -> Result<Listen, Wrong> {

@@ -85,10 +85,17 @@ impl Filter {
             && self.state.is_none_or(|state| record.state == state)
             && self.prefix.is_none_or(|prefix| prefix.ids().contains(&id))
             && self.older_than.is_none_or(|age| record.claimed_at.plus(age) <= now)
-            && self.since.is_none_or(|since| match since {
-                Since::Ago(age) => record.claimed_at.plus(age) >= now,
-                Since::At(time) => record.claimed_at >= time,
-            })
+            && self.since.is_none_or(|since| since.includes(record.claimed_at, now))
+    }
+}
+
+impl Since {
+    /// Whether a time is no earlier, by the store's time `now`.
+    pub(super) fn includes(self, time: Timestamp, now: Timestamp) -> bool {
+        match self {
+            Self::Ago(age) => time.plus(age) >= now,
+            Self::At(earliest) => time >= earliest,
+        }
     }
 }
 
@@ -236,7 +243,7 @@ impl Newest {
 /// A listing that looks at more records than it has time for.
 pub(super) fn takes_too_long(limit: Duration) -> Error {
     let limit = limit.as_secs();
-    Error::determinate(ErrorKind::Timeout, format!("the records could not be listed within {limit} s"))
+    Error::determinate(ErrorKind::Timeout, format!("the list could not be made within {limit} s"))
 }
 
 #[cfg(test)]

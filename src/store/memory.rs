@@ -1,5 +1,7 @@
 //! Records in memory, for tests and trials: they do not outlive the process.
 
+mod audit;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::ops::Bound;
@@ -9,6 +11,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::broadcast;
 
+use self::audit::Entries;
 use super::adoption::{self, NamespacePeriod};
 use super::clock::{self, Clock};
 use super::listing::Newest;
@@ -16,8 +19,8 @@ use super::removals::{Removal, Removals};
 use super::resealing::{Beginning, Beginnings, Values};
 use super::rules::{self, RecordView, Transition};
 use super::{
-    Chunk, Claim, Cursor, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, LiveKeys,
-    NamespaceRules, Origin, OriginId, Page, Resealing, Settled, Store,
+    AuditLog, Chunk, Claim, Cursor, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
+    LiveKeys, NamespaceRules, Origin, OriginId, Page, Resealing, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -41,6 +44,7 @@ struct Tables {
     origins: HashMap<i64, Origin>,
     identities: Vec<Identity>,
     periods: Vec<NamespacePeriod>,
+    audit: Entries,
 }
 
 #[derive(Clone)]
@@ -169,6 +173,10 @@ impl Store for Memory {
     }
 
     fn resealing(&self) -> Option<&dyn Resealing> {
+        Some(self)
+    }
+
+    fn audit(&self) -> Option<&dyn AuditLog> {
         Some(self)
     }
 

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use tokio::sync::broadcast;
 
+use super::audit::{self, EntryFilter, EntryPage, NewEntry, Position};
 use super::outage::{OperationHealth, Role, StoreHealth};
 use super::{
-    Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
-    NamespaceRules, Origin, Page, Removal, Resealing, Settled, SharedQuotas, Store,
+    AuditLog, Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal,
+    Listed, NamespaceRules, Origin, Page, Removal, Resealing, Settled, SharedQuotas, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 
@@ -19,7 +21,7 @@ const HANGS_AFTER: Duration = Duration::from_secs(5);
 
 /// A call of a store: the label `op` of `oncegate_store_duration_seconds`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "they are the methods of `Store`")]
+#[allow(missing_docs, reason = "they are the methods of `Store` and `AuditLog`")]
 pub enum StoreOp {
     Claim,
     Supersede,
@@ -35,6 +37,10 @@ pub enum StoreOp {
     Adopt,
     Identities,
     Ping,
+    Append,
+    Amend,
+    Entries,
+    SweepEntries,
 }
 
 /// Reports every call of the store inside it. Calls that are cancelled are not reported.
@@ -47,7 +53,7 @@ pub struct Metered {
 
 impl StoreOp {
     /// How many there are.
-    pub const COUNT: usize = Self::Ping as usize + 1;
+    pub const COUNT: usize = Self::SweepEntries as usize + 1;
 
     const ALL: [Self; Self::COUNT] = [
         Self::Claim,
@@ -64,6 +70,10 @@ impl StoreOp {
         Self::Adopt,
         Self::Identities,
         Self::Ping,
+        Self::Append,
+        Self::Amend,
+        Self::Entries,
+        Self::SweepEntries,
     ];
 
     /// What it tells of an outage.
@@ -71,10 +81,11 @@ impl StoreOp {
         match self {
             Self::Claim | Self::Supersede => Role::Claims,
             Self::ExpireLeases => Role::Heartbeat,
-            Self::Settle | Self::Renew | Self::Sweep | Self::Count => Role::Background,
+            Self::Settle | Self::Renew | Self::Sweep | Self::Count | Self::SweepEntries => Role::Background,
             Self::Get | Self::List | Self::Remove | Self::Changes | Self::Adopt | Self::Identities | Self::Ping => {
                 Role::Foreground
             }
+            Self::Append | Self::Amend | Self::Entries => Role::Foreground,
         }
     }
 
@@ -96,6 +107,10 @@ impl StoreOp {
             Self::Adopt => "adopt",
             Self::Identities => "identities",
             Self::Ping => "ping",
+            Self::Append => "append",
+            Self::Amend => "amend",
+            Self::Entries => "entries",
+            Self::SweepEntries => "sweep_entries",
         }
     }
 }
@@ -190,6 +205,10 @@ impl Store for Metered {
         self.store.resealing()
     }
 
+    fn audit(&self) -> Option<&dyn AuditLog> {
+        self.store.audit().map(|_| self as &dyn AuditLog)
+    }
+
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
         self.timed(StoreOp::Get, self.store.get(id)).await
     }
@@ -233,5 +252,24 @@ impl Store for Metered {
 
     async fn close(&self) {
         self.store.close().await;
+    }
+}
+
+#[async_trait]
+impl AuditLog for Metered {
+    async fn append(&self, entry: NewEntry) -> Result<Position, Error> {
+        self.timed(StoreOp::Append, audit::of(&*self.store)?.append(entry)).await
+    }
+
+    async fn amend(&self, position: Position, detail: Bytes) -> Result<bool, Error> {
+        self.timed(StoreOp::Amend, audit::of(&*self.store)?.amend(position, detail)).await
+    }
+
+    async fn entries(&self, filter: EntryFilter, before: Option<Position>, limit: usize) -> Result<EntryPage, Error> {
+        self.timed(StoreOp::Entries, audit::of(&*self.store)?.entries(filter, before, limit)).await
+    }
+
+    async fn sweep_entries(&self, limit: usize) -> Result<usize, Error> {
+        self.timed(StoreOp::SweepEntries, audit::of(&*self.store)?.sweep_entries(limit)).await
     }
 }

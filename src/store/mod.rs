@@ -6,6 +6,7 @@
 //! Every backend runs the one suite in [`contract`].
 
 mod adoption;
+pub mod audit;
 mod batcher;
 pub mod cached;
 pub mod clock;
@@ -29,6 +30,7 @@ pub mod unreliable;
 mod waiters;
 
 pub use adoption::{NamespaceRules, RulesPeriod, is_orphaned};
+pub use audit::AuditLog;
 pub use listing::{Chunk, Cursor, Filter, IdPrefix, Page, Since};
 pub use quota::SharedQuotas;
 pub use removals::Removal;
@@ -108,6 +110,11 @@ pub trait Store: Send + Sync + 'static {
 
     /// What replaces the keys of records, where this is beneath what seals them.
     fn resealing(&self) -> Option<&dyn Resealing> {
+        None
+    }
+
+    /// Where it keeps what operators do; `None` if it keeps nothing of that.
+    fn audit(&self) -> Option<&dyn AuditLog> {
         None
     }
 

@@ -1,4 +1,6 @@
-//! Removes records that have expired, and counts those that stand.
+//! Removes records and audit entries that have expired, and counts the records that stand.
+
+use std::sync::Arc;
 
 use tokio::time::Instant;
 
@@ -8,6 +10,7 @@ pub(super) async fn run(mut worker: Worker) {
     let mut ticks = every(worker.settings.sweep_every);
     while worker.unless_shut_down(ticks.tick()).await {
         sweep(&mut worker).await;
+        sweep_audit(&mut worker).await;
         if *worker.shutdown.borrow() {
             return;
         }
@@ -31,5 +34,17 @@ async fn sweep(worker: &mut Worker) {
             return;
         }
         limit = (limit * 2).min(worker.settings.largest_batch);
+    }
+}
+
+/// The same with the entries of the audit log, which are few.
+async fn sweep_audit(worker: &mut Worker) {
+    let store = Arc::clone(&worker.store);
+    let Some(log) = store.audit() else { return };
+    let limit = worker.settings.batch;
+    while !*worker.shutdown.borrow() && log.sweep_entries(limit).await.is_ok_and(|count| count >= limit) {
+        if !worker.unless_shut_down(tokio::time::sleep(worker.settings.pause)).await {
+            return;
+        }
     }
 }

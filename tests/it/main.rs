@@ -5,6 +5,7 @@
 
 mod admin;
 mod at_rest;
+mod audit;
 mod bad_requests;
 mod browser;
 mod cache_faults;

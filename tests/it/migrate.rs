@@ -292,7 +292,9 @@ fn a_schema_of_the_former_version_keeps_its_records() {
     gate.post("/charges", "k-1", "{}").expect(200, "executed");
     gate.stop();
     database.run(&format!(
-        "DROP TABLE oncegate.rules_period; DROP FUNCTION oncegate.expire_leases_v2, oncegate.reseal_v1;
+        "DROP TABLE oncegate.rules_period, oncegate.audit;
+         DROP FUNCTION oncegate.expire_leases_v2, oncegate.reseal_v1, oncegate.append_entry_v1, oncegate.amend_entry_v1,
+            oncegate.sweep_entries_v1;
          DELETE FROM oncegate.migration WHERE version >= {version}"
     ));
     let said = refusal(&plan);

@@ -4,7 +4,7 @@ use http::Method;
 
 use super::*;
 use crate::admin::endpoints::{ENDPOINTS, Endpoint};
-use crate::admin::testing::{Reply, start_with, token, with_store};
+use crate::admin::testing::{AUDIT_TTL, Reply, start_with, token, with_store};
 use crate::admin::{Role, Settings};
 
 const OPS: &str = "0123456789abcdef0123456789abcdef";
@@ -63,7 +63,7 @@ async fn each_role_may_do_what_the_table_says() {
             allowed += 1;
         }
     }
-    assert_eq!(allowed, 20);
+    assert_eq!(allowed, 22);
     assert!(admin.store.get(id).await.unwrap().is_some());
 }
 
@@ -167,7 +167,7 @@ async fn a_reload_takes_other_tokens_and_roles() {
     let admin = start_with_roles().await;
     assert_eq!(ask(&admin, "GET /metrics", OPS, "").await.status, 200);
     let tokens = [("ops", Role::Viewer, BOARD)].iter().map(token).collect();
-    admin.state.reload(&Settings { listen: admin.address.into(), tokens, tls: None }, Vec::new());
+    admin.state.reload(&Settings { listen: admin.address.into(), tokens, tls: None, audit_ttl: AUDIT_TTL }, Vec::new());
     ask(&admin, "GET /metrics", OPS, "").await.is_problem(401, "unauthorized");
     let reply = ask(&admin, "POST /api/v1/reload", BOARD, "{}").await;
     reply.is_problem(403, "forbidden").says("the token `ops` has the role `viewer`");

@@ -204,6 +204,14 @@ impl Facts {
             ],
         ),
         asking("records reseal", &[("After a reload with a new first key:", "oncegate records reseal")]),
+        asking(
+            "audit",
+            &[
+                ("What was done since yesterday:", "oncegate audit --since 1d"),
+                ("Who removed records of many keys, and why:", "oncegate audit --action bulk-purge --all"),
+                ("The history of a record that is gone, as JSON:", "oncegate audit --record ID --json"),
+            ],
+        ),
         Self {
             command: "observed",
             ends: &[(0, "The report is printed."), (1, "The gate cannot be asked, or refused.")],

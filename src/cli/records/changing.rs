@@ -8,9 +8,10 @@ use base64::engine::general_purpose::STANDARD;
 use http::Method;
 use serde_json::{Map, Value, json};
 
-use super::table::{self, Table};
+use super::table;
 use super::{Ask, ChangeArgs, ResolveArgs, SHOWN, percent_encode, record_path, records_of, whole_id};
 use crate::cli::http_client::AdminClient;
+use crate::cli::table::text;
 
 pub(super) const PURGE_USAGE: &str = "oncegate records purge --reason <TEXT> <ID>
        oncegate records purge --reason <TEXT> <FILTER>... [--yes]
@@ -101,10 +102,10 @@ impl Change {
         if args.dry_run {
             let record = client.send(Method::GET, &record_path(&id), None).await?;
             if self.path == "resolve" && record["state"] != "unknown" {
-                bail!("the record is {}: only an unknown one can be resolved", table::text(&record["state"]));
+                bail!("the record is {}: only an unknown one can be resolved", text(&record["state"]));
             }
             writeln!(out, "1 record would be {}; nothing was changed:", self.done)?;
-            Table::default().write(&[record], out)?;
+            table::table().write([table::row(&record)], out)?;
         }
         Ok(Some(id))
     }
@@ -132,7 +133,7 @@ impl Change {
                 if matched > newest.len() as u64 {
                     writeln!(out, "the newest {} of them:", newest.len())?;
                 }
-                Table::default().write(&newest, out)?;
+                table::table().write(newest.iter().map(table::row), out)?;
                 if let Some(as_of) = as_of {
                     writeln!(out, "for these and none that come later: --as-of {as_of} --yes")?;
                 }

@@ -8,57 +8,27 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
-const TITLES: [&str; 7] = ["ID", "STATE", "ROUTE", "KEY", "AGE", "METHOD", "PATH"];
+use crate::cli::table::{Table, text};
 
-/// A table with a line for each record, written in parts. The columns only grow wider.
-#[derive(Default)]
-pub(super) struct Table {
-    /// Of the columns; all 0 before the first record.
-    widths: [usize; 7],
+/// The member with the whole answer.
+const ANSWER: &str = "answer";
+
+pub(super) fn table() -> Table<7> {
+    Table::new(["ID", "STATE", "ROUTE", "KEY", "AGE", "METHOD", "PATH"], "no records")
 }
 
-impl Table {
-    pub(super) fn write(&mut self, records: &[Value], out: &mut dyn Write) -> anyhow::Result<()> {
-        let mut rows = Vec::new();
-        if !self.is_begun() && !records.is_empty() {
-            rows.push(TITLES.map(str::to_owned));
+pub(super) fn row(record: &Value) -> [String; 7] {
+    ["id", "state", "route", "key", "age_seconds", "method", "path"].map(|name| {
+        let shown = text(&record[name]);
+        match name {
+            "age_seconds" => age(&record[name]).unwrap_or(shown),
+            "state" if record["orphaned"] == true => shown + " (orphaned)",
+            _ => shown,
         }
-        rows.extend(records.iter().map(|record| {
-            ["id", "state", "route", "key", "age_seconds", "method", "path"].map(|name| {
-                let shown = text(&record[name]);
-                match name {
-                    "age_seconds" => age(&record[name]).unwrap_or(shown),
-                    "state" if record["orphaned"] == true => shown + " (orphaned)",
-                    _ => shown,
-                }
-            })
-        }));
-        for (column, width) in self.widths.iter_mut().enumerate() {
-            *width = rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0).max(*width);
-        }
-        for row in rows {
-            let mut line = String::new();
-            for (cell, width) in row.iter().zip(self.widths) {
-                line.push_str(&format!("{cell:<width$}  "));
-            }
-            writeln!(out, "{}", line.trim_end())?;
-        }
-        Ok(())
-    }
-
-    pub(super) fn end(self, out: &mut dyn Write) -> anyhow::Result<()> {
-        if !self.is_begun() {
-            writeln!(out, "no records")?;
-        }
-        Ok(())
-    }
-
-    fn is_begun(&self) -> bool {
-        self.widths != [0; 7]
-    }
+    })
 }
 
-/// A line for each member of a record.
+/// A line for each member of a record, but for its answer.
 pub(super) fn write_one(record: &Value, out: &mut dyn Write) -> anyhow::Result<()> {
     let members = record.as_object().ok_or_else(|| anyhow::anyhow!("the answer is not a record"))?;
     let width = members.keys().map(String::len).max().unwrap_or(0);
@@ -87,7 +57,6 @@ pub(super) fn write_one(record: &Value, out: &mut dyn Write) -> anyhow::Result<(
         "content_type",
         "body_bytes",
     ];
-    const ANSWER: &str = "answer";
     let known = ORDER.iter().filter_map(|name| members.get_key_value(*name));
     let others = members.iter().filter(|(name, _)| !ORDER.contains(&name.as_str()) && *name != ANSWER);
     for (name, value) in known.chain(others) {
@@ -106,10 +75,12 @@ pub(super) fn write_one(record: &Value, out: &mut dyn Write) -> anyhow::Result<(
         }
         writeln!(out, "{name:<width$}  {shown}")?;
     }
-    match members.get(ANSWER) {
-        Some(answer) => write_answer(answer, out),
-        None => Ok(()),
-    }
+    Ok(())
+}
+
+/// The answer of a record, where it is shown, as HTTP/1.1 would have it: headers, body, trailers.
+pub(super) fn write_answer_of(record: &Value, out: &mut dyn Write) -> anyhow::Result<()> {
+    record.get(ANSWER).map_or(Ok(()), |answer| write_answer(answer, out))
 }
 
 /// What a cause means, for those that do not say it themselves.
@@ -126,7 +97,6 @@ fn explained(because: &str) -> Option<String> {
     })
 }
 
-/// An answer as HTTP/1.1 would have it: headers, body, trailers.
 fn write_answer(answer: &Value, out: &mut dyn Write) -> anyhow::Result<()> {
     let lines = |name: &str| {
         let lines = answer[name].as_array().cloned().unwrap_or_default();
@@ -152,23 +122,6 @@ fn write_answer(answer: &Value, out: &mut dyn Write) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Clients choose paths and keys: what would drive the terminal is escaped.
-pub(super) fn text(value: &Value) -> String {
-    let text = match value {
-        Value::Null => return "-".to_owned(),
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
-    };
-    text.chars().fold(String::new(), |mut shown, c| {
-        if c.is_control() {
-            shown.extend(c.escape_unicode())
-        } else {
-            shown.push(c)
-        }
-        shown
-    })
-}
-
 fn age(seconds: &Value) -> Option<String> {
     Some(humantime::format_duration(Duration::from_secs(seconds.as_u64()?)).to_string())
 }
@@ -188,9 +141,9 @@ mod tests {
             json!({"id": "bb", "state": "in-flight", "route": null, "key": null, "age_seconds": 0, "method": null, "path": null}),
         ];
         let mut out = Vec::new();
-        let mut table = Table::default();
-        table.write(&records[..2], &mut out).unwrap();
-        table.write(&records[2..], &mut out).unwrap();
+        let mut table = table();
+        table.write(records[..2].iter().map(row), &mut out).unwrap();
+        table.write(records[2..].iter().map(row), &mut out).unwrap();
         table.end(&mut out).unwrap();
         let expected = "\
 ID  STATE                 ROUTE          KEY    AGE       METHOD  PATH
@@ -209,7 +162,9 @@ bb  in-flight             -              -      0s        -       -
             "trailers": [["x-sum", "1"]],
         });
         let mut out = Vec::new();
-        write_one(&json!({"id": "aa", "unknown_because": "502", "answer": answer}), &mut out).unwrap();
+        let record = json!({"id": "aa", "unknown_because": "502", "answer": answer});
+        write_one(&record, &mut out).unwrap();
+        write_answer_of(&record, &mut out).unwrap();
         let expected = "\
 id               aa
 unknown_because  502: the upstream answered 502, and the route holds that

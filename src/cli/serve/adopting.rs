@@ -6,6 +6,7 @@ use anyhow::{Context as _, bail};
 use tokio::time::{sleep, timeout};
 
 use super::Signals;
+use crate::admin::{AuditWriter, Outcome};
 use crate::cli::identity_changes::{
     ACCEPT, Forgotten, Occasion, UNANNOUNCED, Written, is_unannounced, look_for_lost, report,
 };
@@ -21,20 +22,23 @@ const LOOK: Duration = Duration::from_secs(2);
 
 const NO_ANSWER: &str = "it did not answer in time";
 
-/// Makes the store know this configuration; false if the process was stopped while it waited for that.
+/// Makes the store know this configuration; false if the process was stopped while it waited for that. Other rules are taken
+/// where `accepting`, and what that forgets is in the audit log before.
 pub(super) async fn at_start(
     gate: &Gate,
     store: &dyn Store,
     written: &Written,
-    accept_change: bool,
+    accepting: Option<&AuditWriter>,
     is_shared: bool,
     signals: &mut Signals,
 ) -> anyhow::Result<bool> {
+    let accept_change = accepting.is_some();
     // No other gate runs on a store that is not shared.
     let may_be_unannounced = is_shared && !accept_change;
     let (origins, identities) = gate.identities();
     // Looked for until it is known, and then no more: of what may have been adopted nothing is left to ask.
     let mut found: Option<Forgotten> = None;
+    let mut begun = None;
     let changes = loop {
         let adopt = async {
             if may_be_unannounced && is_unannounced(&store.identities().await?, gate.identity_rules()) {
@@ -47,6 +51,11 @@ pub(super) async fn at_start(
                     false => Vec::new(),
                 };
                 found = Some(Forgotten { changes, lost });
+            }
+            if let (Some(writer), Some(found), None) = (accepting, &found, &begun)
+                && !found.is_nothing()
+            {
+                begun = Some(writer.accepting_identity_change(store, &found.by_namespace()).await?);
             }
             match &found {
                 Some(found) if !accept_change && !found.lost.is_empty() => Ok(Ok(Vec::new())),
@@ -73,6 +82,9 @@ pub(super) async fn at_start(
     };
     let found = found.unwrap_or_default();
     if accept_change {
+        if let Some(begun) = begun {
+            begun.end(Outcome::Done).await;
+        }
         tell_forgotten(&found);
         return Ok(true);
     }

@@ -8,22 +8,29 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use tokio::time::timeout;
 use toml_edit::DocumentMut;
 
 use super::adopting::{self, Refused};
 use super::listening::admin_is_guarded;
 use super::{Serving, admin_routes, files};
-use crate::admin::{ReloadProblem, ReloadReport};
+use crate::admin::{Begun, Outcome, ReloadProblem, ReloadReport};
 use crate::cli::describe;
 use crate::cli::identity_changes::Written;
-use crate::config::{self, Problems, Resolved, Sources, Store};
+use crate::config::{self, Problems, Resolved, Sources, Store as StoreSettings};
 use crate::gate::Secret;
 use crate::http::server;
+use crate::store::Store;
 use crate::telemetry::logs;
 
 /// How long claims may be held up, where the rules of identities change: until those under way are answered, and then
 /// until the store knows.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long the store has to take an audit entry.
+const NOTE: Duration = Duration::from_secs(2);
+
+const NO_ENTRY: &str = "the reload has no audit entry";
 
 /// The log message of a reload that changes nothing.
 const NOT_RELOADED: &str = "the configuration is not reloaded: the gate goes on with the former one";
@@ -57,9 +64,9 @@ pub(super) struct StartSettings {
 impl StartSettings {
     pub(super) fn of(config: &Resolved) -> Self {
         let password = match &config.store {
-            Store::Memory | Store::Sqlite { .. } => None,
-            Store::Postgres(store) => store.settings.servers.get_password().map(<[u8]>::to_vec),
-            Store::Redis(store) => store.servers.password.clone().map(String::into_bytes),
+            StoreSettings::Memory | StoreSettings::Sqlite { .. } => None,
+            StoreSettings::Postgres(store) => store.settings.servers.get_password().map(<[u8]>::to_vec),
+            StoreSettings::Redis(store) => store.servers.password.clone().map(String::into_bytes),
         };
         Self {
             is_sealed: !config.sealing.is_empty(),
@@ -105,16 +112,38 @@ fn value(document: &DocumentMut, key: &str) -> Option<String> {
 }
 
 impl Serving {
-    /// Reads the configuration again. Where anything is wrong with it nothing changes, and that is said.
-    pub(super) async fn reload(&mut self, sources: &Sources, log_filter: &logs::Filter) -> ReloadReport {
+    /// Reads the configuration again. Where anything is wrong with it nothing changes, and that is said. What a client of the
+    /// admin listener asks for is in the audit log already.
+    pub(super) async fn reload(
+        &mut self,
+        sources: &Sources,
+        log_filter: &logs::Filter,
+        is_by_signal: bool,
+    ) -> ReloadReport {
         self.notices.reloading();
+        let store = Arc::clone(&self.store);
+        let begun = if is_by_signal { self.note_signal(&*store).await } else { None };
         let reloaded = self.try_reload(sources.clone(), log_filter).await;
         self.metrics.config_reloaded(reloaded.is_ok());
         self.notices.reloaded(reloaded.is_ok());
+        if let Some(begun) = begun {
+            begun.end(if reloaded.is_ok() { Outcome::Done } else { Outcome::Unchanged }).await;
+        }
         reloaded.unwrap_or_else(|error| {
             self.log_refusal(&error);
             refusal(&error)
         })
+    }
+
+    /// Writes an audit entry of a reload that a signal asked for. Without one it goes on: who may send signals may also restart
+    /// the process.
+    async fn note_signal<'a>(&self, store: &'a dyn Store) -> Option<Begun<'a>> {
+        match timeout(NOTE, self.admin_state.audit_writer().reloading_by_signal(store)).await {
+            Ok(Ok(begun)) => return Some(begun),
+            Ok(Err(error)) => tracing::warn!(%error, "{NO_ENTRY}"),
+            Err(_) => tracing::warn!(error = "the store did not answer in time", "{NO_ENTRY}"),
+        }
+        None
     }
 
     fn log_refusal(&self, error: &anyhow::Error) {

@@ -4,6 +4,7 @@
 //! the suite also runs against a store whose clock cannot be stepped.
 
 mod adoption;
+mod audit;
 mod claims;
 mod crowd;
 mod listing;
@@ -152,6 +153,12 @@ where
         resealing::values_are_replaced_where_the_version_is_the_same
         resealing::no_other_record_is_replaced
         resealing::beginnings_come_in_the_order_of_ids
+        audit::entries_are_kept_as_they_are
+        audit::entries_come_in_pages
+        audit::entries_are_filtered
+        audit::details_are_amended
+        audit::entries_expire
+        audit::no_place_is_given_twice
         adoption::the_first_rules_are_taken
         adoption::other_rules_are_refused_while_records_live
         adoption::other_rules_are_taken_where_nothing_lives

@@ -2,16 +2,18 @@
 
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
+use super::Postgres;
 use super::pool::Pool;
 use super::row::{self, Unreadable};
 use super::session::Parameter;
 use crate::idempotency::record::{RecordId, State, Version};
 use crate::store::resealing::{BEGINNING, Beginning, Beginnings, Values};
-use crate::store::{Chunk, Cursor, Error, ErrorKind, Filter, Listed, Page, Since};
+use crate::store::{Chunk, Cursor, Error, ErrorKind, Filter, Listed, Page, Resealing, Since};
 
 /// How many records one statement of a scan reads.
 const CHUNK: i64 = 4096;
@@ -47,10 +49,15 @@ pub(super) async fn list(pool: &Pool, filter: &Filter, after: Option<Cursor>, li
     let mut values = vec![(&from as &(dyn ToSql + Sync), Type::BYTEA), (&upto, Type::BYTEA), (&wanted, Type::INT8)];
     values.extend(passing.values());
     values.extend([(&time as &(dyn ToSql + Sync), Type::INT8), (&id, Type::BYTEA)]);
-    let patience = if pool.max_size() > 1 { LIST_TIMEOUT } else { SHORT_LIST_TIMEOUT };
-    let rows = pool.query_in_transaction(&begin(patience), &set.newest(), &values, patience + GRACE).await?;
+    let rows = query(pool, &set.newest(), &values).await?;
     let found = rows.iter().map(listed).collect::<Result<_, _>>().map_err(unreadable)?;
     Ok(Page::of(found, limit))
+}
+
+/// The rows of a statement that may look at a whole table.
+pub(super) async fn query(pool: &Pool, sql: &str, values: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
+    let patience = if pool.max_size() > 1 { LIST_TIMEOUT } else { SHORT_LIST_TIMEOUT };
+    pool.query_in_transaction(&begin(patience), sql, values, patience + GRACE).await
 }
 
 /// Begins the transaction of a listing. It forbids no scan: what is forbidden and used all the same, as the scan of the
@@ -86,7 +93,7 @@ const BEGINNINGS: &str = "SELECT r.id, r.state, substr(r.head, 1, $3), substr(r.
     FROM oncegate.record r WHERE r.id > $1 ORDER BY r.id LIMIT $2";
 
 /// How the values of records begin.
-pub(super) async fn beginnings(pool: &Pool, after: Option<RecordId>, limit: usize) -> Result<Beginnings, Error> {
+async fn read_beginnings(pool: &Pool, after: Option<RecordId>, limit: usize) -> Result<Beginnings, Error> {
     let after = after.as_ref().map_or(&[][..], |after| &after.0);
     let (wanted, bytes) = (row::count(limit), BEGINNING as i32);
     let values: [Parameter<'_>; 3] = [(&after, Type::BYTEA), (&wanted, Type::INT8), (&bytes, Type::INT4)];
@@ -100,7 +107,7 @@ pub(super) async fn beginnings(pool: &Pool, after: Option<RecordId>, limit: usiz
 }
 
 /// Replaces the values of a record.
-pub(super) async fn reseal(pool: &Pool, id: RecordId, seen: Version, values: &Values) -> Result<bool, Error> {
+async fn write_values(pool: &Pool, id: RecordId, seen: Version, values: &Values) -> Result<bool, Error> {
     let Values { head, answer } = values;
     let (head, answer) = (&head[..], answer.as_deref());
     let values: [Parameter<'_>; 6] = [
@@ -243,4 +250,17 @@ fn behind(id: RecordId) -> Vec<u8> {
 
 fn unreadable(unreadable: Unreadable) -> Error {
     Error::determinate(ErrorKind::Corrupt, unreadable)
+}
+
+#[async_trait]
+impl Resealing for Postgres {
+    async fn beginnings(&self, after: Option<RecordId>, limit: usize) -> Result<Beginnings, Error> {
+        self.ensure_open()?;
+        read_beginnings(&self.pool, after, limit).await
+    }
+
+    async fn reseal(&self, id: RecordId, seen: Version, values: Values) -> Result<bool, Error> {
+        self.ensure_open()?;
+        write_values(&self.pool, id, seen, &values).await
+    }
 }

@@ -18,6 +18,7 @@
 //! - While settlements fail, claims are refused; see `write_check`.
 
 mod adopt;
+mod audit;
 mod connect;
 mod description;
 mod error;
@@ -58,11 +59,10 @@ pub use self::schema::{Migration, migrate, pending};
 use self::session::CallError;
 use self::write_check::WriteHealth;
 use super::batcher::Batcher;
-use super::resealing::{Beginnings, Values};
 use super::waiters::Waiters;
 use super::{
-    Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
-    NamespaceRules, Origin, Page, Removal, Resealing, Settled, Store,
+    AuditLog, Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal,
+    Listed, NamespaceRules, Origin, Page, Removal, Resealing, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -394,6 +394,10 @@ impl Store for Postgres {
         Some(self)
     }
 
+    fn audit(&self) -> Option<&dyn AuditLog> {
+        Some(self)
+    }
+
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
         self.ensure_open()?;
         loop {
@@ -481,17 +485,4 @@ fn count_of(rows: &[tokio_postgres::Row], column: usize) -> Result<usize, Error>
 
 fn unexpected_reply() -> Error {
     Error::indeterminate(ErrorKind::Other, "the reply does not belong to the request")
-}
-
-#[async_trait]
-impl Resealing for Postgres {
-    async fn beginnings(&self, after: Option<RecordId>, limit: usize) -> Result<Beginnings, Error> {
-        self.ensure_open()?;
-        listing::beginnings(&self.pool, after, limit).await
-    }
-
-    async fn reseal(&self, id: RecordId, seen: Version, values: Values) -> Result<bool, Error> {
-        self.ensure_open()?;
-        listing::reseal(&self.pool, id, seen, &values).await
-    }
 }

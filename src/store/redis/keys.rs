@@ -68,6 +68,12 @@ pub(super) const PERIODS: &str = "oncegate{identities}:periods";
 /// Held by the process that adopts rules.
 pub(super) const ADOPTING: &str = "oncegate{identities}:lock";
 
+/// The sorted set of audit entries by their places. It has one slot of a cluster: one script writes both sets.
+pub(super) const AUDIT: &str = "oncegate{audit}";
+
+/// The sorted set of the places of audit entries, by when they expire.
+pub(super) const AUDIT_EXPIRY: &str = "oncegate{audit}:expiry";
+
 /// The prefix of the key of each quota; its id follows.
 pub(super) const QUOTAS: &[u8] = b"oncegate:quota:";
 

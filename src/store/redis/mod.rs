@@ -6,6 +6,7 @@
 //! stores does not hold here.
 
 mod adopt;
+mod audit;
 mod description;
 mod error;
 mod keys;
@@ -49,8 +50,8 @@ pub use self::shared_cache::RedisCache;
 use super::resealing::{Beginnings, Values};
 use super::waiters::Waiters;
 use super::{
-    Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
-    NamespaceRules, Origin, Page, Removal, Resealing, Settled, SharedQuotas, Store,
+    AuditLog, Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal,
+    Listed, NamespaceRules, Origin, Page, Removal, Resealing, Settled, SharedQuotas, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -267,6 +268,10 @@ impl Store for Redis {
     }
 
     fn resealing(&self) -> Option<&dyn Resealing> {
+        Some(self)
+    }
+
+    fn audit(&self) -> Option<&dyn AuditLog> {
         Some(self)
     }
 

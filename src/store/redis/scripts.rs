@@ -27,6 +27,10 @@ pub(super) struct Scripts {
     pub(super) try_all: Script,
     pub(super) prove: Script,
     pub(super) release: Script,
+    pub(super) append_entry: Script,
+    pub(super) amend_entry: Script,
+    pub(super) list_entries: Script,
+    pub(super) sweep_entries: Script,
 }
 
 /// The time by the server's clock, as `now`.
@@ -56,6 +60,10 @@ impl Scripts {
             try_all: script(include_str!("scripts/try.lua")),
             prove: script(include_str!("scripts/prove.lua")),
             release: script(include_str!("scripts/release.lua")),
+            append_entry: script(include_str!("scripts/append_entry.lua")),
+            amend_entry: script(include_str!("scripts/amend_entry.lua")),
+            list_entries: script(include_str!("scripts/list_entries.lua")),
+            sweep_entries: script(include_str!("scripts/sweep_entries.lua")),
         }
     }
 }
@@ -88,7 +96,7 @@ impl Scripts {
         command
     }
 
-    fn all(&self) -> [&Script; 17] {
+    fn all(&self) -> [&Script; 21] {
         [
             &self.claim,
             &self.supersede,
@@ -107,6 +115,10 @@ impl Scripts {
             &self.try_all,
             &self.prove,
             &self.release,
+            &self.append_entry,
+            &self.amend_entry,
+            &self.list_entries,
+            &self.sweep_entries,
         ]
     }
 }

@@ -68,6 +68,8 @@ pub enum Part {
     Ending,
     /// A record in a cache.
     Cached,
+    /// Why an operator did something.
+    Reason,
 }
 
 /// The keys of a configuration: the first seals, and all of them open. A reload replaces them.
@@ -375,6 +377,7 @@ fn place(id: RecordId, attempt: Attempt, part: Part) -> [u8; 49] {
         Part::Head => 0,
         Part::Ending => 1,
         Part::Cached => 2,
+        Part::Reason => 3,
     };
     place
 }

@@ -3,6 +3,7 @@
 //! What does not open is passed on as it is. Nothing can decode it, so its request gets 503 and never runs again while the
 //! record lives.
 
+mod audit;
 mod cache;
 mod keeper;
 pub mod keyring;
@@ -18,8 +19,8 @@ pub use self::keeper::{CountByKey, Keeper, Resealed};
 pub use self::keyring::{Closed, Keyring, SealingKey};
 use self::keyring::{Part, Sealing};
 use super::{
-    Chunk, Claim, Cursor, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed, NamespaceRules,
-    Origin, Page, Removal, Settled, SharedQuotas, Store,
+    AuditLog, Chunk, Claim, Cursor, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
+    NamespaceRules, Origin, Page, Removal, Settled, SharedQuotas, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -144,6 +145,10 @@ impl Store for Sealed {
 
     fn quotas(&self) -> Option<Arc<dyn SharedQuotas>> {
         self.store.quotas()
+    }
+
+    fn audit(&self) -> Option<&dyn AuditLog> {
+        self.store.audit().map(|_| self as &dyn AuditLog)
     }
 
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {

@@ -18,6 +18,7 @@
 //! - Freed pages are used again; the file does not shrink by itself.
 
 mod adopt;
+mod audit;
 mod error;
 #[cfg(test)]
 mod failpoint;
@@ -57,8 +58,8 @@ use self::writer::{Message, Request, Writer};
 use super::clock::Clock;
 use super::resealing::{Beginnings, Values};
 use super::{
-    Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
-    NamespaceRules, Origin, Page, Resealing, Settled, Store,
+    AuditLog, Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal,
+    Listed, NamespaceRules, Origin, Page, Resealing, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, RecordId, Version};
 
@@ -201,6 +202,10 @@ impl Store for Sqlite {
     }
 
     fn resealing(&self) -> Option<&dyn Resealing> {
+        Some(self)
+    }
+
+    fn audit(&self) -> Option<&dyn AuditLog> {
         Some(self)
     }
 

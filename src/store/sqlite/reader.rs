@@ -8,10 +8,12 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension};
 use tokio::sync::{mpsc, oneshot};
 
+use super::audit::EntriesRequest;
 use super::error::Failure;
 use super::writer::PanicAlarm;
 use super::{Lock, adopt, error, row};
 use crate::idempotency::record::{Record, RecordId, Timestamp};
+use crate::store::audit::EntryPage;
 use crate::store::clock::Clock;
 use crate::store::resealing::Beginnings;
 use crate::store::{Chunk, Cursor, Error, ErrorKind, Filter, Listed, NamespaceRules, Page};
@@ -45,6 +47,10 @@ pub(super) enum ReadRequest {
     },
     Identities {
         reply: oneshot::Sender<Result<Vec<NamespaceRules>, Error>>,
+    },
+    Entries {
+        search: EntriesRequest,
+        reply: oneshot::Sender<Result<EntryPage, Error>>,
     },
     Close,
     #[cfg(test)]
@@ -115,6 +121,9 @@ impl Reader {
                 ReadRequest::Identities { reply } => {
                     let found = adopt::on_file(&self.conn).map_err(Failure::from);
                     drop(reply.send(found.map_err(determinate)));
+                }
+                ReadRequest::Entries { search, reply } => {
+                    drop(reply.send(self.entries(&search).map_err(determinate)));
                 }
                 ReadRequest::Close => return,
                 #[cfg(test)]

@@ -66,7 +66,7 @@ pub(super) fn origin(row: &Row<'_>, first: usize) -> rusqlite::Result<Option<Ori
     }))
 }
 
-fn read_bytes(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Bytes>> {
+pub(super) fn read_bytes(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Bytes>> {
     let bytes = row.get_ref(column)?.as_blob_or_null();
     let bytes = bytes.map_err(|error| SqlError::FromSqlConversionFailure(column, Type::Blob, Box::new(error)))?;
     Ok(bytes.map(Bytes::copy_from_slice))

@@ -28,9 +28,10 @@ const RETRY_DELAY: Duration = Duration::from_millis(100);
 const APPLICATION_ID: i64 = 0x6f6e_6365;
 
 /// Each brings the schema from the version that is its place to the next one.
-const MIGRATIONS: [&str; 2] = [
+const MIGRATIONS: [&str; 3] = [
     include_str!("../../../migrations/sqlite/0001_records.sql"),
     include_str!("../../../migrations/sqlite/0002_rules.sql"),
+    include_str!("../../../migrations/sqlite/0003_audit.sql"),
 ];
 
 /// The first version that stores the periods of rules.

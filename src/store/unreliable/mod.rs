@@ -20,11 +20,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use tokio::sync::broadcast;
 
+use super::audit::{self, EntryFilter, EntryPage, NewEntry, Position};
 use super::{
-    Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
-    NamespaceRules, Origin, Page, Removal, Resealing, Settled, SharedQuotas, Store,
+    AuditLog, Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal,
+    Listed, NamespaceRules, Origin, Page, Removal, Resealing, Settled, SharedQuotas, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 
@@ -78,6 +80,10 @@ pub enum Operation {
     Adopt,
     Identities,
     Ping,
+    Append,
+    Amend,
+    Entries,
+    SweepEntries,
 }
 
 /// How often chance strikes, in calls of a thousand.
@@ -255,6 +261,10 @@ impl Store for Unreliable {
         self.inner.resealing()
     }
 
+    fn audit(&self) -> Option<&dyn AuditLog> {
+        self.inner.audit().map(|_| self as &dyn AuditLog)
+    }
+
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
         self.call(Operation::Get, self.inner.get(id)).await
     }
@@ -298,6 +308,25 @@ impl Store for Unreliable {
 
     async fn close(&self) {
         self.inner.close().await;
+    }
+}
+
+#[async_trait]
+impl AuditLog for Unreliable {
+    async fn append(&self, entry: NewEntry) -> Result<Position, Error> {
+        self.call(Operation::Append, audit::of(&*self.inner)?.append(entry)).await
+    }
+
+    async fn amend(&self, position: Position, detail: Bytes) -> Result<bool, Error> {
+        self.call(Operation::Amend, audit::of(&*self.inner)?.amend(position, detail)).await
+    }
+
+    async fn entries(&self, filter: EntryFilter, before: Option<Position>, limit: usize) -> Result<EntryPage, Error> {
+        self.call(Operation::Entries, audit::of(&*self.inner)?.entries(filter, before, limit)).await
+    }
+
+    async fn sweep_entries(&self, limit: usize) -> Result<usize, Error> {
+        self.call(Operation::SweepEntries, audit::of(&*self.inner)?.sweep_entries(limit)).await
     }
 }
 

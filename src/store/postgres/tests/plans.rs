@@ -28,6 +28,9 @@ const ASKED: &[&str] = &[
     "SELECT oncegate.expire_leases_v2(10)",
     "SELECT * FROM oncegate.sweep_v1(0, 10)",
     "SELECT oncegate.remove_v1('\\x01')",
+    "SELECT oncegate.append_entry_v1(1, 's', 'a', 'b', NULL, '\\x', NULL)",
+    "SELECT oncegate.amend_entry_v1(1, '\\x')",
+    "SELECT oncegate.sweep_entries_v1(10)",
 ];
 
 /// A connection that receives the plan of each statement within functions.

@@ -19,7 +19,7 @@ impl Clocks {
     fn of(cluster: &Arc<Cluster>) -> Self {
         let tags = Partition::all().map(|partition| format!("{:02}", partition.0));
         let mut of_shards: HashMap<usize, Vec<String>> = HashMap::new();
-        for tag in tags.chain(["origins".to_owned(), "identities".to_owned()]) {
+        for tag in tags.chain(["origins", "identities", "audit"].map(str::to_owned)) {
             let clock = format!("oncegate{{{tag}}}:clock");
             of_shards.entry(cluster.shard_of(clock.as_bytes())).or_default().push(clock);
         }

@@ -1,0 +1,401 @@
+//! What operators do leaves an entry in the store and a line in the log. Both are made here.
+//!
+//! An entry is written before anything is done, and says then that it began. If it cannot be written, nothing is done. When
+//! all is over, the entry gets its outcome, and the log its line. So an entry that still says that something began tells of a
+//! process that ended meanwhile or of a store that failed, and it is not known whether it was done.
+//!
+//! An entry has no attempt, key, body, header, scope or token.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::State;
+use super::access::Asker;
+use super::answer::{Kind, Problem};
+use super::view::{claiming_request, shortened_key};
+use crate::idempotency::record::Record;
+use crate::store::audit::{self, AuditLog, NewEntry, Position};
+use crate::store::{Error, Listed, Store};
+use crate::telemetry::rfc3339;
+
+mod listing;
+
+pub(super) use self::listing::list;
+
+/// Longest text of a filter in an entry, in characters: that of a route can be of any length.
+const MAX_FILTER: usize = 256;
+
+/// What of a filter is never kept: whoever reads it could tell whose records they were.
+const SECRET: [&str; 2] = ["key", "scope"];
+
+/// How many namespaces of a change of identities an entry names.
+const MAX_NAMESPACES: usize = 64;
+
+/// A kind of what is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    Resolve,
+    Purge,
+    BulkResolve,
+    BulkPurge,
+    Reseal,
+    Reload,
+    ReadAnswer,
+    ReadKey,
+    AcceptIdentityChange,
+}
+
+/// What is done.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Deed<'a> {
+    /// The attempt of an unknown record ends so: `release` or `complete`.
+    Resolve { found: &'a Listed, resolution: &'static str, reason: &'a str },
+    /// A record is removed.
+    Purge { found: &'a Listed, reason: Option<&'a str> },
+    /// The attempts of all unknown records that a filter finds end so.
+    BulkResolve { filter: &'a Map<String, Value>, resolution: &'static str, reason: &'a str },
+    /// All records that a filter finds are removed.
+    BulkPurge { filter: &'a Map<String, Value>, reason: &'a str },
+    /// Records are encrypted anew.
+    Reseal,
+    /// The configuration is read again.
+    Reload,
+    /// Somebody is shown the answer of a record.
+    ReadAnswer { found: &'a Listed },
+    /// Somebody is shown its key.
+    ReadKey { found: &'a Listed },
+    /// A start forgets keys of these namespaces, so many of each.
+    AcceptIdentityChange { forgotten: &'a [(Arc<str>, u64)] },
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// It is not over, or it is not known what came of it.
+    Begun,
+    /// It is done.
+    Done,
+    /// It broke off when some of it was done.
+    Partial,
+    /// Nothing is done.
+    Unchanged,
+}
+
+/// Writes the entries of a service.
+#[derive(Clone, Debug)]
+pub struct AuditWriter {
+    /// `[store] service`
+    pub service: Arc<str>,
+    /// How long they are kept.
+    pub ttl: Duration,
+}
+
+/// What began, and whose entry waits for its outcome.
+#[must_use = "the entry says that it began, until it gets its outcome"]
+pub struct Begun<'a> {
+    log: &'a dyn AuditLog,
+    position: Position,
+    detail: Detail,
+}
+
+/// What an entry says besides what the store looks at.
+#[derive(Clone, Debug, Serialize)]
+struct Detail {
+    outcome: Outcome,
+    /// Nothing where no client of the admin listener did it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    client: Option<String>,
+    #[serde(flatten)]
+    subject: Map<String, Value>,
+    /// What it found and did.
+    #[serde(flatten)]
+    report: Map<String, Value>,
+}
+
+impl Action {
+    pub(super) const ALL: [Self; 9] = [
+        Self::Resolve,
+        Self::Purge,
+        Self::BulkResolve,
+        Self::BulkPurge,
+        Self::Reseal,
+        Self::Reload,
+        Self::ReadAnswer,
+        Self::ReadKey,
+        Self::AcceptIdentityChange,
+    ];
+
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Resolve => "resolve",
+            Self::Purge => "purge",
+            Self::BulkResolve => "bulk-resolve",
+            Self::BulkPurge => "bulk-purge",
+            Self::Reseal => "reseal",
+            Self::Reload => "reload",
+            Self::ReadAnswer => "read-answer",
+            Self::ReadKey => "read-key",
+            Self::AcceptIdentityChange => "accept-identity-change",
+        }
+    }
+}
+
+impl State {
+    /// Writes the entry of what is about to be done. Without it, that must not be done.
+    pub(super) async fn begin(&self, asker: &Asker, deed: Deed<'_>) -> Result<Begun<'_>, Problem> {
+        self.write_entry(asker, deed, Outcome::Begun).await
+    }
+
+    /// Writes the entry of a reading, which is as good as done, and its line.
+    pub(super) async fn note(&self, asker: &Asker, deed: Deed<'_>) -> Result<(), Problem> {
+        drop(self.write_entry(asker, deed, Outcome::Done).await?);
+        deed.log(asker);
+        Ok(())
+    }
+
+    async fn write_entry(&self, asker: &Asker, deed: Deed<'_>, outcome: Outcome) -> Result<Begun<'_>, Problem> {
+        let store = &**self.opened()?;
+        self.audit_writer().write(store, Some(asker), deed, outcome).await.map_err(|error| {
+            tracing::warn!(%error, action = deed.action().as_str(), "an audit entry cannot be written: nothing is done");
+            Kind::StoreUnavailable.because("the store did not take the audit entry; nothing was done")
+        })
+    }
+}
+
+impl AuditWriter {
+    /// Writes the entry of a start that is about to forget keys of these namespaces, so many of each.
+    ///
+    /// # Errors
+    /// Where the store does not take it.
+    pub async fn accepting_identity_change<'a>(
+        &self,
+        store: &'a dyn Store,
+        forgotten: &[(Arc<str>, u64)],
+    ) -> Result<Begun<'a>, Error> {
+        self.write(store, None, Deed::AcceptIdentityChange { forgotten }, Outcome::Begun).await
+    }
+
+    /// Writes the entry of a reload that a signal asked for.
+    ///
+    /// # Errors
+    /// Where the store does not take it.
+    pub async fn reloading_by_signal<'a>(&self, store: &'a dyn Store) -> Result<Begun<'a>, Error> {
+        self.write(store, None, Deed::Reload, Outcome::Begun).await
+    }
+
+    async fn write<'a>(
+        &self,
+        store: &'a dyn Store,
+        asker: Option<&Asker>,
+        deed: Deed<'_>,
+        outcome: Outcome,
+    ) -> Result<Begun<'a>, Error> {
+        let log = audit::of(store)?;
+        let client = asker.map(|asker| asker.client.to_string());
+        let detail = Detail { outcome, client, subject: deed.subject(), report: Map::new() };
+        let entry = NewEntry {
+            ttl: self.ttl,
+            service: Arc::clone(&self.service),
+            action: deed.action().as_str().into(),
+            by: asker.map_or("-", Asker::name).into(),
+            record: deed.record().map(|found| found.id),
+            detail: detail.encode(),
+            reason: deed.reason().map(|reason| Value::from(reason).to_string().into()),
+        };
+        let position = log.append(entry).await?;
+        Ok(Begun { log, position, detail })
+    }
+}
+
+impl Begun<'_> {
+    /// Adds the outcome.
+    pub async fn end(self, outcome: Outcome) {
+        self.end_with(outcome, Map::new()).await;
+    }
+
+    /// Adds the outcome, and what it found and did.
+    pub(super) async fn end_with(mut self, outcome: Outcome, report: Map<String, Value>) {
+        (self.detail.outcome, self.detail.report) = (outcome, report);
+        if let Err(error) = self.log.amend(self.position, self.detail.encode()).await {
+            tracing::warn!(
+                %error,
+                id = self.position.0,
+                "an audit entry does not get its outcome, and goes on saying that its change began"
+            );
+        }
+    }
+
+    /// Adds the outcome of a change of one record, where it is known: after a failure of the store it is not.
+    pub(super) async fn end_as<T>(self, result: &Result<T, Problem>) {
+        match result {
+            Ok(_) => self.end(Outcome::Done).await,
+            Err(problem) if problem.is_about_the_record() => self.end(Outcome::Unchanged).await,
+            Err(_) => {}
+        }
+    }
+}
+
+impl Deed<'_> {
+    fn action(&self) -> Action {
+        match self {
+            Self::Resolve { .. } => Action::Resolve,
+            Self::Purge { .. } => Action::Purge,
+            Self::BulkResolve { .. } => Action::BulkResolve,
+            Self::BulkPurge { .. } => Action::BulkPurge,
+            Self::Reseal => Action::Reseal,
+            Self::Reload => Action::Reload,
+            Self::ReadAnswer { .. } => Action::ReadAnswer,
+            Self::ReadKey { .. } => Action::ReadKey,
+            Self::AcceptIdentityChange { .. } => Action::AcceptIdentityChange,
+        }
+    }
+
+    fn record(&self) -> Option<&Listed> {
+        match self {
+            Self::Resolve { found, .. }
+            | Self::Purge { found, .. }
+            | Self::ReadAnswer { found }
+            | Self::ReadKey { found } => Some(found),
+            _ => None,
+        }
+    }
+
+    fn reason(&self) -> Option<&str> {
+        let reason = match self {
+            Self::Resolve { reason, .. } | Self::BulkResolve { reason, .. } | Self::BulkPurge { reason, .. } => *reason,
+            Self::Purge { reason, .. } => reason.unwrap_or_default(),
+            _ => "",
+        };
+        Some(reason).filter(|reason| !reason.is_empty())
+    }
+
+    /// To what it is done, and how.
+    fn subject(&self) -> Map<String, Value> {
+        let mut subject = self.record().map(of_record).unwrap_or_default();
+        let mut say = |name: &str, value: Value| drop(subject.insert(name.to_owned(), value));
+        match self {
+            Self::Resolve { resolution, .. } | Self::BulkResolve { resolution, .. } => {
+                say("resolution", (*resolution).into());
+            }
+            Self::AcceptIdentityChange { forgotten } => {
+                say("keys", forgotten.iter().map(|(_, keys)| keys).sum::<u64>().into());
+                let names = forgotten.iter().take(MAX_NAMESPACES).map(|(namespace, _)| Value::from(&**namespace));
+                say("namespaces", names.collect());
+            }
+            _ => {}
+        }
+        if let Self::BulkResolve { filter, .. } | Self::BulkPurge { filter, .. } = self {
+            say("filter", Value::Object(without_secrets(filter)));
+        }
+        subject
+    }
+
+    /// Writes the line of a record. A change of many has one for each, and one entry for all.
+    pub(super) fn log(&self, asker: &Asker) {
+        let (client, by) = (asker.client, asker.name());
+        let key = |record: &Record| shortened_key(record).unwrap_or_else(|| "-".to_owned());
+        match self {
+            Self::Resolve { found: Listed { id, record, .. }, resolution, reason } => tracing::info!(
+                target: "oncegate::audit",
+                %client,
+                by,
+                %id,
+                key = key(record),
+                action = resolution,
+                // A string, which every format escapes: it must not look like another line.
+                reason,
+                "an operator resolved a record"
+            ),
+            Self::Purge { found: Listed { id, record, .. }, reason } => tracing::info!(
+                target: "oncegate::audit",
+                %client,
+                by,
+                %id,
+                state = record.state.as_str(),
+                key = key(record),
+                reason,
+                "an operator removed a record: its key is free"
+            ),
+            Self::ReadAnswer { found: Listed { id, .. } } => {
+                tracing::info!(target: "oncegate::audit", %client, by, %id, "an operator read the answer of a record");
+            }
+            Self::ReadKey { found: Listed { id, .. } } => {
+                tracing::info!(target: "oncegate::audit", %client, by, %id, "an operator read the key of a record");
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Logs that records were encrypted anew.
+pub(super) fn log_reseal(asker: &Asker, records: u64) {
+    let (client, by) = (asker.client, asker.name());
+    tracing::info!(target: "oncegate::audit", %client, by, records, "an operator had records encrypted anew");
+}
+
+/// Logs what came of a reload.
+pub(super) fn log_reload(asker: &Asker, outcome: &str) {
+    let (client, by) = (asker.client, asker.name());
+    tracing::info!(target: "oncegate::audit", %client, by, outcome, "an operator had the configuration read again");
+}
+
+/// Where a record comes from, and how it stands. The request that claimed it stands for its attempt.
+fn of_record(found: &Listed) -> Map<String, Value> {
+    #[derive(Serialize)]
+    struct Subject<'a> {
+        namespace: Option<&'a str>,
+        route: Option<&'a str>,
+        before: Before,
+    }
+    #[derive(Serialize)]
+    struct Before {
+        state: &'static str,
+        claimed_at: String,
+        request: Option<String>,
+    }
+    let Listed { origin, record, .. } = found;
+    let before = Before {
+        state: record.state.as_str(),
+        claimed_at: rfc3339(record.claimed_at),
+        request: claiming_request(record),
+    };
+    let origin = origin.as_ref();
+    members(&Subject {
+        namespace: origin.map(|origin| &*origin.namespace),
+        route: origin.map(|origin| &*origin.route),
+        before,
+    })
+}
+
+/// The members of an object that something becomes.
+pub(super) fn members(of: &impl Serialize) -> Map<String, Value> {
+    match serde_json::to_value(of) {
+        Ok(Value::Object(members)) => members,
+        _ => Map::new(),
+    }
+}
+
+fn without_secrets(filter: &Map<String, Value>) -> Map<String, Value> {
+    let shown = |(name, value): (&String, &Value)| {
+        let value = match value {
+            _ if SECRET.contains(&&**name) => Value::from("(not kept)"),
+            Value::String(text) if text.chars().nth(MAX_FILTER).is_some() => {
+                Value::from(format!("{}…", text.chars().take(MAX_FILTER).collect::<String>()))
+            }
+            other => other.clone(),
+        };
+        (name.clone(), value)
+    };
+    filter.iter().map(shown).collect()
+}
+
+impl Detail {
+    fn encode(&self) -> Bytes {
+        serde_json::to_vec(self).unwrap_or_default().into()
+    }
+}

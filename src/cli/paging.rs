@@ -1,0 +1,144 @@
+//! Lists of the admin API, page by page.
+
+use std::io::{self, Write};
+
+use anyhow::anyhow;
+use clap::Args;
+use http::Method;
+use serde_json::Value;
+
+use super::http_client::AdminClient;
+use super::table::Table;
+
+/// Most of a list that the API gives at once.
+const PAGE: usize = 1000;
+
+/// How much of a list is shown, and how.
+#[derive(Args, Debug)]
+pub(super) struct PagingArgs {
+    /// Most lines to list
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = parse_limit)]
+    limit: usize,
+    /// Go on after a list that ended with `next: CURSOR`
+    #[arg(long, value_name = "CURSOR")]
+    after: Option<String>,
+    /// List all, however many they are
+    #[arg(long, conflicts_with = "limit")]
+    all: bool,
+    /// Print the API's JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// A list of the API.
+pub(super) struct Listing<const N: usize> {
+    /// Its path.
+    pub(super) path: &'static str,
+    /// The member of a page that has what is listed.
+    pub(super) member: &'static str,
+    /// The parameters of its query, each after an `&`.
+    pub(super) filter: String,
+    pub(super) table: Table<N>,
+    /// The row of one of them.
+    pub(super) row: fn(&Value) -> [String; N],
+}
+
+impl<const N: usize> Listing<N> {
+    /// Follows the pages up to the limit. Each is written before the next is asked for.
+    pub(super) async fn write(self, client: &AdminClient, args: PagingArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+        let Self { path, member, filter, table, row } = self;
+        let mut left = if args.all { usize::MAX } else { args.limit };
+        let mut next = args.after;
+        let mut list = if args.json { List::Json { member, is_begun: false } } else { List::Table(table, row) };
+        loop {
+            let limit = left.min(PAGE);
+            let cursor = next.map(|next| format!("&cursor={}", percent_encode(&next))).unwrap_or_default();
+            let page = client.send(Method::GET, &format!("{path}?limit={limit}{filter}{cursor}"), None).await?;
+            let found = members_of(&page, member)?;
+            list.write(found, out)?;
+            left = left.saturating_sub(found.len());
+            next = page["next"].as_str().map(ToOwned::to_owned);
+            if next.is_none() || left == 0 {
+                break;
+            }
+        }
+        list.end(next.as_deref(), out)
+    }
+}
+
+/// What a page lists.
+pub(super) fn members_of<'a>(page: &'a Value, member: &str) -> anyhow::Result<&'a Vec<Value>> {
+    page[member].as_array().ok_or_else(|| anyhow!("the answer has no {member}"))
+}
+
+/// Everything but the unreserved characters (RFC 3986 section 2.3).
+pub(super) fn percent_encode(text: &str) -> String {
+    text.bytes().fold(String::with_capacity(text.len()), |mut encoded, byte| {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => encoded.push(char::from(byte)),
+            _ => encoded.push_str(&format!("%{byte:02X}")),
+        }
+        encoded
+    })
+}
+
+/// Writes all that was asked for. A reader that went away wanted no more.
+pub(super) fn finish(result: anyhow::Result<()>, out: &mut dyn Write) -> anyhow::Result<()> {
+    match result.and_then(|()| Ok(out.flush()?)) {
+        Err(error)
+            if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) =>
+        {
+            Ok(())
+        }
+        result => result,
+    }
+}
+
+/// A list that is being written.
+enum List<const N: usize> {
+    Table(Table<N>, fn(&Value) -> [String; N]),
+    /// One object, with what is listed as the API gives it.
+    Json {
+        member: &'static str,
+        is_begun: bool,
+    },
+}
+
+impl<const N: usize> List<N> {
+    fn write(&mut self, found: &[Value], out: &mut dyn Write) -> anyhow::Result<()> {
+        match self {
+            Self::Table(table, row) => table.write(found.iter().map(*row), out)?,
+            Self::Json { member, is_begun } => {
+                for one in found {
+                    let before = if *is_begun { ",".to_owned() } else { format!("{{\n  \"{member}\": [") };
+                    let one = serde_json::to_string_pretty(one)?.replace('\n', "\n    ");
+                    write!(out, "{before}\n    {one}")?;
+                    *is_begun = true;
+                }
+            }
+        }
+        out.flush()?;
+        Ok(())
+    }
+
+    /// Ends the list; `next` is where it goes on.
+    fn end(self, next: Option<&str>, out: &mut dyn Write) -> anyhow::Result<()> {
+        match self {
+            Self::Table(table, _) => {
+                table.end(out)?;
+                if let Some(next) = next {
+                    writeln!(out, "next: {next}")?;
+                }
+            }
+            Self::Json { member, is_begun } => {
+                let before = if is_begun { "\n  ]".to_owned() } else { format!("{{\n  \"{member}\": []") };
+                writeln!(out, "{before},\n  \"next\": {}\n}}", Value::from(next))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn parse_limit(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|limit| *limit > 0).ok_or_else(|| "must be a number from 1".to_owned())
+}
