@@ -132,6 +132,30 @@ impl Scope {
         })
     }
 
+    /// What tells a caller from others at its address, as far as the scope says; `None` where it says nothing, or the caller
+    /// has none of it.
+    #[must_use]
+    pub fn distinction(&self, caller: Caller<'_>) -> Option<Vec<u8>> {
+        let mut out = Vec::new();
+        for part in &self.parts {
+            match part {
+                ScopePart::Host | ScopePart::ClientIp | ScopePart::Const(_) => {}
+                ScopePart::Credential => Credential::of(caller).encode_distinction(&mut out),
+                ScopePart::Header(_)
+                | ScopePart::Cookie(_)
+                | ScopePart::BasicUser
+                | ScopePart::ClientCert(_)
+                | ScopePart::Claim(_) => {
+                    if part.count(caller) > 0 {
+                        // Only a credential has a proof.
+                        let _ = part.encode(caller, &mut out);
+                    }
+                }
+            }
+        }
+        (!out.is_empty()).then_some(out)
+    }
+
     /// Whether it has a claim of a token, which is to be verified before the scope means anything.
     #[must_use]
     pub fn has_claims(&self) -> bool {

@@ -1,0 +1,131 @@
+//! Permits that grow and are split, budgets within budgets, and bytes that hold a permit.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+
+use super::{Account, Budget, NoRoom, Owner, Permit, UNCOUNTED_BODY, Usage};
+use crate::http::fair_share::PartyOf;
+use crate::telemetry::limits::Level;
+
+impl Permit {
+    /// Acquires more for a party. Where too little is left, or the party holds its share, returns false and counts the
+    /// refusal.
+    #[must_use]
+    pub fn grow(&mut self, amount: u64, party: Option<PartyOf<'_>>) -> bool {
+        self.charge(amount, party).inspect_err(|why| self.budget.refused(*why)).is_ok()
+    }
+
+    /// Acquires more if it may: for callers that can do with less.
+    #[must_use]
+    pub fn try_grow(&mut self, amount: u64, party: Option<PartyOf<'_>>) -> bool {
+        self.charge(amount, party).is_ok()
+    }
+
+    /// Acquires more for nobody, while the budget is not scarce: for what the process can do without.
+    #[must_use]
+    pub fn grow_if_plenty(&mut self, amount: u64) -> bool {
+        let budget = Arc::clone(&self.budget);
+        budget.root().contested(amount).is_none() && self.charge(amount, None).is_ok()
+    }
+
+    /// Acquires more, whatever is left: for uses with another bound. What exceeds the party's share is not counted, so that it
+    /// takes nothing of what is left for others.
+    pub fn force_grow(&mut self, amount: u64, party: Option<PartyOf<'_>>) {
+        if self.charge(amount, party) == Err(NoRoom::Full) && self.budget.force(amount) {
+            self.amount += amount;
+        }
+    }
+
+    /// Splits off some of the amount, at most all of it.
+    #[must_use]
+    pub fn split(&mut self, amount: u64) -> Self {
+        let amount = amount.min(self.amount);
+        self.amount -= amount;
+        let part = Self { budget: Arc::clone(&self.budget), amount, held: OnceLock::new() };
+        if let Some((party, held)) = self.held.get_mut() {
+            let moved = amount.min(*held);
+            *held -= moved;
+            // It was made empty.
+            let _ = part.held.set((*party, moved));
+        }
+        part
+    }
+
+    /// Its amount.
+    #[must_use]
+    pub fn amount(&self) -> u64 {
+        self.amount
+    }
+}
+
+impl Budget {
+    /// A child of this budget. An amount acquired from the child also counts against the parent. A child has room for
+    /// `max`, or for a single permit of any size that the parent has room for.
+    #[must_use]
+    pub fn child(self: &Arc<Self>, max: u64) -> Arc<Self> {
+        Arc::new(Self {
+            limit: self.limit,
+            max: AtomicU64::new(max),
+            used: Level::default(),
+            metrics: Arc::clone(&self.metrics),
+            owner: Owner::Parent(Arc::clone(self)),
+        })
+    }
+
+    /// The budget that this one and its siblings are parts of.
+    fn root(&self) -> &Self {
+        match &self.owner {
+            Owner::Parent(parent) => parent.root(),
+            Owner::Everyone(..) => self,
+        }
+    }
+
+    /// Whether more than half is in use, so that it counts who uses it.
+    #[must_use]
+    pub fn is_scarce(&self) -> bool {
+        self.root().contested(0).is_some()
+    }
+
+    /// Adds to the amount in use, whatever is left.
+    fn force(&self, amount: u64) -> bool {
+        let is_added = self.add(amount, None);
+        if let Owner::Parent(parent) = &self.owner
+            && is_added
+        {
+            return parent.force(amount);
+        }
+        is_added
+    }
+}
+
+impl Usage {
+    /// Counts the bytes of a body against `memory` until their last reference is dropped. Returns `None` where the
+    /// budget has no room. Small bodies are not counted: the number of requests bounds them.
+    #[must_use]
+    pub fn count_body(memory: Account<'_>, body: Bytes) -> Option<Bytes> {
+        if body.len() <= UNCOUNTED_BODY {
+            return Some(body);
+        }
+        let permit = memory.acquire(body.len() as u64)?;
+        Some(counted(body, permit))
+    }
+}
+
+/// Bytes that count until their last reference is dropped.
+pub(in crate::http) fn counted(bytes: Bytes, permit: Permit) -> Bytes {
+    struct Counted {
+        bytes: Bytes,
+        _permit: Permit,
+    }
+    impl AsRef<[u8]> for Counted {
+        fn as_ref(&self) -> &[u8] {
+            &self.bytes
+        }
+    }
+    if permit.amount() == 0 {
+        return bytes;
+    }
+    Bytes::from_owner(Counted { bytes, _permit: permit })
+}
