@@ -1,6 +1,7 @@
 //! How much of the limits is in use: budgets, the permits of those who use them, and the bytes that count against them.
 
 mod permit;
+mod proxied;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -12,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use bytes::{Bytes, BytesMut};
 
 pub(super) use self::permit::counted;
-use super::fair_share::{OverShare, Party, PartyOf, Shares};
+use super::fair_share::{Contested, NoRoom, Party, PartyOf, Shares};
 use super::limits::Limits;
 use super::refusal::Refusals;
 use crate::idempotency::quota::network;
@@ -122,31 +123,6 @@ impl Usage {
     }
 }
 
-impl Usage {
-    /// Acquires a permit for a connection whose PROXY header has yet to name the client, or returns the limit that is
-    /// reached.
-    pub(super) fn proxied_connection(&self) -> Result<ConnectionPermit, Limit> {
-        let Some(permit) = self.connections.acquire(1) else { return Err(Limit::MaxConnections) };
-        Ok(ConnectionPermit { permit, addresses: Arc::clone(&self.addresses), network: None })
-    }
-
-    /// Counts the permit's connection for the client at this address, or returns the limit that is reached.
-    pub(super) fn identify(&self, mut permit: ConnectionPermit, ip: IpAddr) -> Result<ConnectionPermit, Limit> {
-        let network = network(ip);
-        if permit.network.is_none() {
-            if !self.addresses.acquire(network) {
-                self.exceeded(Limit::MaxConnectionsPerAddress);
-                return Err(Limit::MaxConnectionsPerAddress);
-            }
-            permit.network = Some(network);
-            if !permit.permit.attribute(&|| Party::at(ip)) {
-                return Err(Limit::MaxConnections);
-            }
-        }
-        Ok(permit)
-    }
-}
-
 impl NetworkConnections {
     fn acquire(&self, network: Network) -> bool {
         let max = self.max.load(Ordering::Relaxed);
@@ -192,6 +168,8 @@ pub struct Budget {
     limit: Limit,
     max: AtomicU64,
     used: Level,
+    /// How much of that takes nothing of what is left: see [`Permit::force_grow`].
+    excess: AtomicU64,
     metrics: Arc<LimitMetrics>,
     owner: Owner,
 }
@@ -207,6 +185,8 @@ enum Owner {
 pub struct Permit {
     budget: Arc<Budget>,
     amount: u64,
+    /// How much of it takes nothing of what is left.
+    excess: u64,
     /// For whom how much of it counts.
     held: OnceLock<(Party, u64)>,
 }
@@ -218,15 +198,6 @@ pub struct Account<'a> {
     party: Option<PartyOf<'a>>,
 }
 
-/// Why a budget has no room.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum NoRoom {
-    /// Too little is left.
-    Full,
-    /// Enough is left, and the party holds its share.
-    Share(OverShare),
-}
-
 impl Budget {
     /// An unused budget.
     #[cfg(test)]
@@ -236,7 +207,8 @@ impl Budget {
 
     fn shared(limit: Limit, max: u64, used: Level, metrics: &Arc<LimitMetrics>, is_fair: &Arc<AtomicBool>) -> Self {
         let owner = Owner::Everyone(Shares::default(), Arc::clone(is_fair));
-        Self { limit, max: AtomicU64::new(max), used, metrics: Arc::clone(metrics), owner }
+        let (max, excess) = (AtomicU64::new(max), AtomicU64::new(0));
+        Self { limit, max, used, excess, metrics: Arc::clone(metrics), owner }
     }
 
     /// Changes the maximum. Existing permits keep their amounts.
@@ -253,7 +225,7 @@ impl Budget {
     /// A permit for nothing, which can grow.
     #[must_use]
     pub fn empty_permit(self: &Arc<Self>) -> Permit {
-        Permit { budget: Arc::clone(self), amount: 0, held: OnceLock::new() }
+        Permit { budget: Arc::clone(self), amount: 0, excess: 0, held: OnceLock::new() }
     }
 
     /// The amount in use.
@@ -262,18 +234,26 @@ impl Budget {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// The shares, and what of the budget is left, where that is less than half once `amount` more is in use.
-    fn contested(&self, amount: u64) -> Option<(&Shares, u64)> {
+    /// How much of an amount that is about to be in use, or is in use already, lies in the upper half, which is shared fairly.
+    fn contested(&self, used: u64, amount: u64) -> Option<Contested<'_>> {
         let Owner::Everyone(shares, is_fair) = &self.owner else { return None };
-        let (max, used) = (self.max.load(Ordering::Relaxed), self.used());
-        let is_scarce = used.saturating_add(amount) > max.div_ceil(2) && is_fair.load(Ordering::Relaxed);
-        is_scarce.then(|| (shares, max.saturating_sub(used)))
+        let max = self.max.load(Ordering::Relaxed);
+        let used = used.saturating_sub(self.excess.load(Ordering::Relaxed));
+        let amount = amount.min(used.saturating_add(amount).saturating_sub(max.div_ceil(2)));
+        let is_contested = amount > 0 && is_fair.load(Ordering::Relaxed);
+        let left = max.saturating_sub(used.max(max.div_ceil(2)));
+        is_contested.then_some(Contested { shares, amount, left })
+    }
+
+    /// How much may be in use.
+    fn room(&self) -> u64 {
+        self.max.load(Ordering::Relaxed).saturating_add(self.excess.load(Ordering::Relaxed))
     }
 
     /// Adds to the amount in use if enough is left for a permit that has `own` so far. Without `own` there is no
     /// limit.
     fn add(&self, amount: u64, own: Option<u64>) -> bool {
-        let max = self.max.load(Ordering::Relaxed);
+        let max = self.room();
         let is_child = matches!(self.owner, Owner::Parent(_));
         let fits = |before: u64, after: u64| own.is_none_or(|own| after <= max || (is_child && before == own));
         let added = |before: u64| before.checked_add(amount).filter(|after| fits(before, *after));
@@ -282,7 +262,7 @@ impl Budget {
     }
 
     /// The same, in the parent too, for a party that is counted where the budget is scarce. Returns how much counts for it.
-    fn charge(&self, amount: u64, own: u64, party: Option<PartyOf<'_>>) -> Result<Option<Party>, NoRoom> {
+    fn charge(&self, amount: u64, own: u64, party: Option<PartyOf<'_>>) -> Result<Option<(Party, u64)>, NoRoom> {
         if let Owner::Parent(parent) = &self.owner {
             if !self.add(amount, Some(own)) {
                 return Err(NoRoom::Full);
@@ -293,28 +273,30 @@ impl Budget {
             }
             return charged;
         }
-        let counted = party.and_then(|party| self.contested(amount).map(|(shares, left)| (party(), shares, left)));
-        if let Some((party, shares, left)) = counted {
-            if amount > left {
-                return Err(NoRoom::Full);
-            }
-            shares.hold(party, amount, left).map_err(NoRoom::Share)?;
-        }
+        let contested =
+            party.and_then(|party| self.contested(self.used(), amount).map(|contested| (party(), contested)));
+        let held = contested.map(|(party, contested)| contested.hold(party)).transpose()?;
         if self.add(amount, Some(own)) {
-            return Ok(counted.map(|(party, ..)| party));
+            return Ok(held);
         }
-        if let Some((party, shares, _)) = counted {
-            shares.release(party, amount);
-        }
+        self.release(held);
         Err(NoRoom::Full)
     }
 
-    fn refund(&self, amount: u64, held: Option<(Party, u64)>) {
+    fn release(&self, held: Option<(Party, u64)>) {
+        if let (Owner::Everyone(shares, _), Some((party, amount))) = (&self.owner, held) {
+            shares.release(party, amount);
+        }
+    }
+
+    fn refund(&self, amount: u64, excess: u64, held: Option<(Party, u64)>) {
         self.used.fetch_sub(amount, Ordering::Relaxed);
-        match (&self.owner, held) {
-            (Owner::Parent(parent), _) => parent.refund(amount, held),
-            (Owner::Everyone(shares, _), Some((party, held))) => shares.release(party, held),
-            (Owner::Everyone(..), None) => {}
+        if excess > 0 {
+            self.excess.fetch_sub(excess, Ordering::Relaxed);
+        }
+        match &self.owner {
+            Owner::Parent(parent) => parent.refund(amount, excess, held),
+            Owner::Everyone(..) => self.release(held),
         }
     }
 
@@ -371,21 +353,17 @@ impl Permit {
     /// its share.
     #[must_use]
     pub fn attribute(&self, party: PartyOf<'_>) -> bool {
-        let Some((shares, left)) = self.budget.contested(0) else { return true };
-        let party = party();
-        let refused = shares.hold(party, self.amount, left + self.amount).err();
-        match refused {
-            Some(why) => self.budget.refused(NoRoom::Share(why)),
-            None => drop(self.held.set((party, self.amount))),
-        }
-        refused.is_none()
+        let before = self.budget.used().saturating_sub(self.amount);
+        let Some(contested) = self.budget.contested(before, self.amount) else { return true };
+        let held = contested.hold(party()).inspect_err(|why| self.budget.refused(*why));
+        held.map(|held| self.held.set(held)).is_ok()
     }
 
     fn charge(&mut self, amount: u64, party: Option<PartyOf<'_>>) -> Result<(), NoRoom> {
-        if let Some(party) = self.budget.charge(amount, self.amount, party)? {
+        if let Some((party, more)) = self.budget.charge(amount, self.amount, party)? {
             match self.held.get_mut() {
-                Some((_, held)) => *held += amount,
-                None => drop(self.held.set((party, amount))),
+                Some((_, held)) => *held += more,
+                None => drop(self.held.set((party, more))),
             }
         }
         self.amount += amount;
@@ -396,7 +374,7 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         if self.amount > 0 {
-            self.budget.refund(self.amount, self.held.get().copied());
+            self.budget.refund(self.amount, self.excess, self.held.get().copied());
         }
     }
 }
@@ -621,7 +599,7 @@ mod tests {
         assert_eq!(held.len(), 56);
         let text = metrics.encode();
         assert!(text.contains("oncegate_limit_exceeded_total{limit=\"fair_share\"} 1\n"), "{text}");
-        assert!(text.contains("oncegate_limit_exceeded_total{limit=\"max_waiting\"} 0\n"), "{text}");
+        assert!(text.contains("oncegate_limit_exceeded_total{limit=\"max_waiting\"} 1\n"), "{text}");
         let others: Vec<_> = std::iter::from_fn(|| take(quiet)).collect();
         assert_eq!(others.len(), 6, "three quarters of the rest");
         // One of the lower half makes room for another, but gives back no share.
@@ -656,13 +634,15 @@ mod tests {
         let loud = Party::at(ip("192.0.2.1"));
         let party: PartyOf<'_> = &|| loud;
         let mut whole = child.empty_permit();
-        assert!(whole.grow(300, Some(party)) && whole.grow(350, Some(party)));
-        assert!(!whole.grow(100, Some(party)) && whole.grow(50, Some(party)));
+        assert!(whole.grow(400, Some(party)) && whole.grow(300, Some(party)));
+        assert!(!whole.grow(50, Some(party)));
         let part = whole.split(500);
         // Beyond its share, it is not counted.
         whole.force_grow(100, Some(party));
-        assert_eq!((whole.amount(), part.amount(), parent.used()), (200, 500, 700));
+        assert_eq!((whole.amount(), part.amount(), parent.used()), (300, 500, 800));
         assert!(!whole.grow_if_plenty(1));
+        let quiet = Party::at(ip("192.0.2.2"));
+        assert!(Account::new(&parent, Some(&|| quiet)).acquire(50).is_some(), "that took nothing of what was left");
         drop(whole);
         drop(part);
         assert_eq!((child.used(), parent.used()), (0, 0));

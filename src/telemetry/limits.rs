@@ -127,9 +127,10 @@ impl LimitMetrics {
         }
     }
 
-    /// A client was refused more of a limit of which it holds its share.
+    /// A client was refused more of a limit of which it holds its share. This counts for both.
     pub fn share_exceeded(&self, of: Limit) {
-        self.exceeded(Limit::FairShare);
+        self.exceeded[of as usize].inc();
+        self.exceeded[Limit::FairShare as usize].inc();
         if let Some(others) = self.warned[Limit::FairShare as usize].due() {
             tracing::warn!(limit = of.as_str(), others, "one client holds its share of a limit of the gate");
         }

@@ -1,12 +1,12 @@
 //! Permits that grow and are split, budgets within budgets, and bytes that hold a permit.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 
-use super::{Account, Budget, NoRoom, Owner, Permit, UNCOUNTED_BODY, Usage};
-use crate::http::fair_share::PartyOf;
+use super::{Account, Budget, Owner, Permit, UNCOUNTED_BODY, Usage};
+use crate::http::fair_share::{NoRoom, PartyOf};
 use crate::telemetry::limits::Level;
 
 impl Permit {
@@ -27,14 +27,17 @@ impl Permit {
     #[must_use]
     pub fn grow_if_plenty(&mut self, amount: u64) -> bool {
         let budget = Arc::clone(&self.budget);
-        budget.root().contested(amount).is_none() && self.charge(amount, None).is_ok()
+        budget.root().is_plenty(amount) && self.charge(amount, None).is_ok()
     }
 
-    /// Acquires more, whatever is left: for uses with another bound. What exceeds the party's share is not counted, so that it
-    /// takes nothing of what is left for others.
+    /// Acquires more, whatever is left: for uses with another bound. What exceeds the party's share takes nothing of what is
+    /// left for others.
     pub fn force_grow(&mut self, amount: u64, party: Option<PartyOf<'_>>) {
-        if self.charge(amount, party) == Err(NoRoom::Full) && self.budget.force(amount) {
+        let Err(why) = self.charge(amount, party) else { return };
+        let excess = if why == NoRoom::Full { 0 } else { amount };
+        if self.budget.force(amount, excess) {
             self.amount += amount;
+            self.excess += excess;
         }
     }
 
@@ -43,7 +46,9 @@ impl Permit {
     pub fn split(&mut self, amount: u64) -> Self {
         let amount = amount.min(self.amount);
         self.amount -= amount;
-        let part = Self { budget: Arc::clone(&self.budget), amount, held: OnceLock::new() };
+        let excess = amount.min(self.excess);
+        self.excess -= excess;
+        let part = Self { budget: Arc::clone(&self.budget), amount, excess, held: OnceLock::new() };
         if let Some((party, held)) = self.held.get_mut() {
             let moved = amount.min(*held);
             *held -= moved;
@@ -69,6 +74,7 @@ impl Budget {
             limit: self.limit,
             max: AtomicU64::new(max),
             used: Level::default(),
+            excess: AtomicU64::new(0),
             metrics: Arc::clone(&self.metrics),
             owner: Owner::Parent(Arc::clone(self)),
         })
@@ -82,21 +88,27 @@ impl Budget {
         }
     }
 
-    /// Whether more than half is in use, so that it counts who uses it.
+    /// Whether half is in use, so that it counts who uses more.
     #[must_use]
     pub fn is_scarce(&self) -> bool {
-        self.root().contested(0).is_some()
+        !self.root().is_plenty(1)
+    }
+
+    /// Whether `amount` more takes nothing of the upper half.
+    fn is_plenty(&self, amount: u64) -> bool {
+        self.contested(self.used(), amount).is_none()
     }
 
     /// Adds to the amount in use, whatever is left.
-    fn force(&self, amount: u64) -> bool {
-        let is_added = self.add(amount, None);
-        if let Owner::Parent(parent) = &self.owner
-            && is_added
-        {
-            return parent.force(amount);
+    fn force(&self, amount: u64, excess: u64) -> bool {
+        if !self.add(amount, None) {
+            return false;
         }
-        is_added
+        self.excess.fetch_add(excess, Ordering::Relaxed);
+        match &self.owner {
+            Owner::Parent(parent) => parent.force(amount, excess),
+            Owner::Everyone(..) => true,
+        }
     }
 }
 
