@@ -187,6 +187,8 @@ pub struct Permit {
     amount: u64,
     /// How much of it takes nothing of what is left.
     excess: u64,
+    /// How much of it was of the upper half, and counts for nobody yet.
+    upper: u64,
     /// For whom how much of it counts.
     held: OnceLock<(Party, u64)>,
 }
@@ -216,16 +218,19 @@ impl Budget {
         self.max.store(max, Ordering::Relaxed);
     }
 
-    /// Acquires a permit that counts for nobody. Where too little is left, returns `None` and counts the refusal.
+    /// Acquires a permit that counts for nobody yet: see [`Permit::attribute`]. Where too little is left, returns `None` and counts the refusal.
     #[must_use]
     pub fn acquire(self: &Arc<Self>, amount: u64) -> Option<Permit> {
-        Account::new(self, None).acquire(amount)
+        let upper = self.contested(self.used(), amount).map_or(0, |contested| contested.amount);
+        let mut permit = Account::new(self, None).acquire(amount)?;
+        permit.upper = upper;
+        Some(permit)
     }
 
     /// A permit for nothing, which can grow.
     #[must_use]
     pub fn empty_permit(self: &Arc<Self>) -> Permit {
-        Permit { budget: Arc::clone(self), amount: 0, excess: 0, held: OnceLock::new() }
+        Permit { budget: Arc::clone(self), amount: 0, excess: 0, upper: 0, held: OnceLock::new() }
     }
 
     /// The amount in use.
@@ -354,8 +359,10 @@ impl Permit {
     #[must_use]
     pub fn attribute(&self, party: PartyOf<'_>) -> bool {
         let before = self.budget.used().saturating_sub(self.amount);
-        let Some(contested) = self.budget.contested(before, self.amount) else { return true };
-        let held = contested.hold(party()).inspect_err(|why| self.budget.refused(*why));
+        let contested = self.budget.contested(before, self.amount).filter(|_| self.upper > 0);
+        let Some(contested) = contested else { return true };
+        let held =
+            Contested { amount: self.upper, ..contested }.hold(party()).inspect_err(|why| self.budget.refused(*why));
         held.map(|held| self.held.set(held)).is_ok()
     }
 

@@ -48,7 +48,7 @@ impl Permit {
         self.amount -= amount;
         let excess = amount.min(self.excess);
         self.excess -= excess;
-        let part = Self { budget: Arc::clone(&self.budget), amount, excess, held: OnceLock::new() };
+        let part = Self { budget: Arc::clone(&self.budget), amount, excess, upper: 0, held: OnceLock::new() };
         if let Some((party, held)) = self.held.get_mut() {
             let moved = amount.min(*held);
             *held -= moved;

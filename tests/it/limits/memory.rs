@@ -75,7 +75,7 @@ fn answers_take_no_more_memory_than_there_is_for_them() {
     const SIZE: usize = 6_000_000;
     let upstream = Upstream::start(|_| Reply::ok(vec![b'x'; SIZE]));
     let gate = Gate::before(&upstream)
-        .top("[limits]\nmax_buffered_memory = \"52MiB\"")
+        .top("[limits]\nmax_buffered_memory = \"60MiB\"")
         .store("settle_timeout = \"60s\"")
         .start();
     let request = |nth| Request::post("/x").key(&format!("k-{nth}")).body("{}");
