@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use bytes::Bytes;
 
 use super::{Account, Budget, Owner, Permit, UNCOUNTED_BODY, Usage};
-use crate::http::fair_share::{NoRoom, PartyOf};
+use crate::http::fair_share::PartyOf;
 use crate::telemetry::limits::Level;
 
 impl Permit {
@@ -30,12 +30,11 @@ impl Permit {
         budget.root().is_plenty(amount) && self.charge(amount, None).is_ok()
     }
 
-    /// Acquires more, whatever is left: for uses with another bound. What exceeds the party's share takes nothing of what is
-    /// left for others.
+    /// Acquires more, whatever is left: for uses with another bound. What a party has no room for takes nothing of what is left
+    /// for others.
     pub fn force_grow(&mut self, amount: u64, party: Option<PartyOf<'_>>) {
-        let Err(why) = self.charge(amount, party) else { return };
-        let excess = if why == NoRoom::Full { 0 } else { amount };
-        if self.budget.force(amount, excess) {
+        let excess = if party.is_some() { amount } else { 0 };
+        if self.charge(amount, party).is_err() && self.budget.force(amount, excess) {
             self.amount += amount;
             self.excess += excess;
         }
