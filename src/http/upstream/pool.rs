@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -176,7 +176,11 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         self.permit = None;
-        self.queue.grant();
+        // Whoever ends a turn sees who waits, or whoever begins to wait sees that it has ended.
+        fence(Ordering::SeqCst);
+        if self.queue.length.load(Ordering::Relaxed) > 0 {
+            self.queue.grant();
+        }
     }
 }
 

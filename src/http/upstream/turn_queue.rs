@@ -16,8 +16,8 @@ pub(super) struct TurnQueue {
     /// How many of the connections are in use.
     pub(super) in_use: Arc<Budget>,
     waiting: Mutex<VecDeque<Waiter>>,
-    /// Whether any wait. They seldom do, and then no lock is taken.
-    length: AtomicUsize,
+    /// How many wait. Mostly none do, and then no lock is taken.
+    pub(super) length: AtomicUsize,
 }
 
 struct Waiter {
@@ -43,14 +43,13 @@ impl TurnQueue {
             self.length.store(waiting.len(), Ordering::Relaxed);
         }
         // A turn may have ended before this one was in the queue.
+        fence(Ordering::SeqCst);
         self.grant();
         receiver
     }
 
     /// Gives what is free to those who wait: to the first that does not have its share yet.
     pub(super) fn grant(self: &Arc<Self>) {
-        // Whoever ends a turn sees who waits, or whoever begins to wait sees that it has ended.
-        fence(Ordering::SeqCst);
         while self.length.load(Ordering::Relaxed) > 0 {
             let Some((waiter, permit)) = self.next() else { return };
             // The turn of one that has left ends at once, which comes back here: so the lock is not held.

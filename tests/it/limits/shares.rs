@@ -30,6 +30,12 @@ fn begin(gate: &Gate, request: &Request) -> Client {
     client
 }
 
+fn all_run(clients: Vec<Client>) {
+    for mut client in clients {
+        client.response().expect(200, "executed");
+    }
+}
+
 /// Answers the quiet client at once, and others at the signal.
 fn held_for_the_loud(signal: &Signal) -> Upstream {
     let held = signal.clone();
@@ -55,7 +61,7 @@ fn requests_in_flight() {
     }
     assert_eq!(exceeded(&gate, "max_requests"), 1.0);
     signal.open();
-    held.into_iter().for_each(|mut client| drop(client.response().expect(200, "executed")));
+    all_run(held);
     loud(14).send(&gate).expect(200, "executed");
     eventually("nothing to do", || (gate.metric("oncegate_requests_in_flight", &[]) == 0.0).then_some(()));
 }
@@ -99,10 +105,12 @@ fn connections_to_the_upstream() {
         from(QUIET, &format!("quiet-{nth}")).send(&gate).expect(200, "executed");
         assert_eq!(Request::get("/").header("X-Forwarded-For", QUIET).send(&gate).status, 200);
     }
-    waiting.into_iter().for_each(|mut client| drop(client.response().expect_problem(503, "overloaded")));
+    for mut client in waiting {
+        client.response().expect_problem(503, "overloaded");
+    }
     assert_eq!((exceeded(&gate, "upstream_max_connections"), exceeded(&gate, "fair_share")), (20.0, 20.0));
     signal.open();
-    held.into_iter().for_each(|mut client| drop(client.response().expect(200, "executed")));
+    all_run(held);
     loud(34).send(&gate).expect(200, "executed");
 }
 
@@ -117,7 +125,7 @@ fn one_client_alone_waits_for_its_turn() {
     eventually("requests that wait", || (gate.metric("oncegate_requests_in_flight", &[]) == 60.0).then_some(()));
     assert_eq!(upstream.runs(), 14);
     signal.open();
-    clients.into_iter().for_each(|mut client| drop(client.response().expect(200, "executed")));
+    all_run(clients);
     assert_eq!(exceeded(&gate, "upstream_max_connections"), 0.0);
 }
 
@@ -145,7 +153,7 @@ fn memory_of_answers() {
     quiet.expect(200, "executed");
     from(QUIET, "quiet").send(&gate).expect_repeated_by(&quiet);
     signal.open();
-    clients.into_iter().for_each(|mut client| drop(client.response().expect(200, "executed")));
+    all_run(clients);
 }
 
 #[test]
