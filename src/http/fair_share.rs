@@ -32,7 +32,7 @@ pub struct Party {
 pub type PartyOf<'a> = &'a (dyn Fn() -> Party + Send + Sync);
 
 /// Why a party gets nothing of what is left: it holds its share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OverShare {
     /// All of its address do.
     Address(u64),

@@ -1,7 +1,7 @@
 //! The queue of requests that may not be sent yet, because an upstream has as many as it gets connections, or because those
 //! of one client have their share of them.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -59,21 +59,20 @@ impl TurnQueue {
 
     fn next(&self) -> Option<(Waiter, Permit)> {
         let mut waiting = self.waiting();
-        let (mut refused, mut place) = (HashSet::new(), 0);
+        // Thousands may wait of one client, and few clients: each is asked about once.
+        let (mut refused, mut place) = (Vec::new(), 0);
         let found = loop {
             let Some(waiter) = waiting.get(place) else { break None };
-            if waiter.sender.is_closed() {
-                waiting.remove(place);
-                continue;
-            }
             let party = waiter.party;
             if !party.bounds().any(|bound| refused.contains(&bound)) {
+                if waiter.sender.is_closed() {
+                    waiting.remove(place);
+                    continue;
+                }
                 match Account::new(&self.in_use, Some(&|| party)).try_acquire(1) {
                     Ok(permit) => break waiting.remove(place).map(|waiter| (waiter, permit)),
                     Err(NoRoom::Full) => break None,
-                    Err(NoRoom::Share(why)) => {
-                        refused.insert(why);
-                    }
+                    Err(NoRoom::Share(why)) => refused.push(why),
                 }
             }
             place += 1;
