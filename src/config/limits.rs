@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use super::declare::{Keys as _, Shown::Example, keys};
-use super::kinds::{nonzero_time, number, size};
+use super::kinds::{flag, nonzero_time, number, size};
 use super::node::Table;
 use crate::http::limits::Limits;
 
@@ -36,6 +36,11 @@ keys! {
         /// How much disk space request bodies may take in temporary files (in TMPDIR, or /tmp). Beyond it, a request gets
         /// 503 `overloaded`: nothing was sent, and its key is not claimed.
         max_buffered_disk => size(0..=1 << 50);
+        /// Whether each client leaves some of the limits above, and of max_connections of an upstream, to others. Of the upper
+        /// half of a limit, one address may hold three times what is left, and one caller (by the scope of its route) three
+        /// times what is left for its address: one address alone leaves an eighth. Beyond its share, a client gets what the
+        /// limit says, also counted as `fair_share`. Limits below 8 can be used up.
+        fair_share => flag();
         /// How long the head of a request may take, from its first byte, and how long a new connection may be silent. Then
         /// the connection is closed; a request that has begun gets 408 first.
         header_timeout => nonzero_time();

@@ -16,7 +16,7 @@ use super::rotation::Elsewhere;
 use super::shared::{IdentityDigest, Shared};
 use super::single_flight::{Follower, Leader, Progress, Released, Role, Running};
 use crate::http::problem::Problem;
-use crate::http::usage::Permit;
+use crate::http::usage::{Account, Permit};
 use crate::idempotency::protocol::{Action, Event, Followed, Protocol, Reply, Settlement};
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 use crate::store::{Claim, End, Error, Fresh, Listed, Settled};
@@ -250,7 +250,8 @@ impl Driver {
                 self.operate(async move { Done::Settled(store.settle(id, attempt, end).await) });
             }
             Action::TakePlace => {
-                self.place = shared.usage.waiting.acquire(1);
+                let request = needed(self.request.as_ref(), REQUEST)?;
+                self.place = Account::new(&shared.usage.waiting, Some(&|| request.party())).acquire(1);
                 return Ok(Some(if self.place.is_some() { Event::PlaceTaken } else { Event::NoPlace }));
             }
             Action::Watch => {

@@ -21,7 +21,7 @@ use crate::http::body::Body;
 use crate::http::headers::{lines, to_client};
 use crate::http::problem::Problem;
 use crate::http::upstream::{Error, PooledConnection, Reuse, SendContext, Sharing};
-use crate::http::usage::Permit;
+use crate::http::usage::{Account, Permit};
 use crate::idempotency::codec::{Answer, Content};
 use crate::idempotency::policy::Delivery;
 use crate::idempotency::policy::Policy;
@@ -216,7 +216,8 @@ async fn exchange(request: &ProtectedRequest, attempt: Attempt, recipient: &mut 
     if abandon.get() {
         return Exchanged::Failed(Ending::Unreachable, pass::unreachable());
     }
-    let mut sending = SendContext::of(request.head.interim());
+    let party = || request.party();
+    let mut sending = SendContext::of(request.head.interim()).for_party(&party);
     if request.upstream().settings().reuse == Sharing::Caller {
         sending = sending.in_scope(request.scope_digest());
     }
@@ -239,7 +240,7 @@ async fn exchange(request: &ProtectedRequest, attempt: Attempt, recipient: &mut 
 async fn send(
     request: &ProtectedRequest,
     attempt: Attempt,
-    sending: &SendContext,
+    sending: &SendContext<'_>,
     recipient: &mut Recipient,
 ) -> Exchanged {
     let upstream = request.upstream();
@@ -283,7 +284,8 @@ async fn send(
         let held_back = held_back();
         TeeHandle { tee, held_back, begin: &mut begin }
     });
-    let memory = request.head.memory(&request.gate.shared.usage);
+    let party = || request.party();
+    let memory = Account::new(request.head.memory(&request.gate.shared.usage), Some(&party));
     let captured = capture(body, version, request.policy().max_response_body, memory, tee_handle).await;
     match captured {
         Ok(Captured::Whole { body, trailers, record }) => {

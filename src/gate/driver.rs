@@ -19,12 +19,12 @@ use super::pass::{self, ForwardOptions, body_problem};
 use super::preflight::Preflight;
 use super::protected::{Client, ProtectedRequest, identify, read_back};
 use super::request::{self, Head};
-use super::{Gate, OVERLOADED_RETRY, RouteState};
+use super::{Gate, OVERLOADED_RETRY, RouteState, TOO_MANY_OF_ONE};
 use crate::http::problem::Problem;
 use crate::http::request_body::{Buffered, RequestBody};
 use crate::http::server::Peer;
 use crate::http::upstream;
-use crate::http::usage::Permit;
+use crate::http::usage::{Account, Permit};
 use crate::idempotency::key::Found;
 use crate::idempotency::protocol::{Event, Protocol};
 use crate::idempotency::record::RequestId;
@@ -51,10 +51,7 @@ impl Gate {
         let admission = Candidate::new(&head).admit(&self.router);
         let permit = match permit {
             Ok(permit) => permit,
-            Err(why) => {
-                let problem = Problem::new(Code::Overloaded, why).retry_after(OVERLOADED_RETRY);
-                return self.refused_early(&head, admission, problem);
-            }
+            Err(why) => return self.refused_early(&head, admission, overloaded(why)),
         };
         let (route, step) = match admission {
             Admission::Routed(route, step) => (route, step),
@@ -63,6 +60,9 @@ impl Gate {
                 return self.refused_early(&head, Admission::Ambiguous(ambiguous), problem);
             }
             Admission::Unrouted => {
+                if !permit.attribute(&|| head.party(None)) {
+                    return self.refused_early(&head, Admission::Unrouted, overloaded(TOO_MANY_OF_ONE));
+                }
                 let options = ForwardOptions::unrouted(self, &head);
                 // A preflight goes where the request that it announces would.
                 let preflight = Preflight::of(&self.router, &head);
@@ -86,7 +86,11 @@ impl Gate {
             },
             step => step,
         };
-        // 4. Do what the route does with it.
+        // 4. Where requests in flight are scarce, leave some to other clients.
+        if !permit.attribute(&|| head.party(Some(&route.policy.scope))) {
+            return self.refused_early(&head, Admission::Routed(route, step), overloaded(TOO_MANY_OF_ONE));
+        }
+        // 5. Do what the route does with it.
         let (state, asked) = (Arc::clone(&self.states[&route.name]), CrossOrigin::of(route, &head));
         let reply = match step {
             Step::Refuse(refusal) => self.refused(route, id, refusal),
@@ -119,17 +123,17 @@ impl Gate {
         permit: &Arc<Permit>,
     ) -> Reply {
         let policy = &route.policy;
-        // 5. Read the whole body: nothing is claimed for a request that may not arrive.
+        // 6. Read the whole body: nothing is claimed for a request that may not arrive.
         let (request_id, has_key) = (head.id, found.is_some());
         let refuse = |problem, has_key| self.refused(route, request_id, Refusal { problem, has_key });
-        let body =
-            match Buffered::read(body, policy.max_request_body, head.memory(&self.shared.usage), &self.shared.usage)
-                .await
-            {
-                Ok(body) => body,
-                Err(error) => return refuse(body_problem(self, error), has_key),
-            };
-        // 6. Find the key in the body, where it is not in the head.
+        let usage = &self.shared.usage;
+        let party = || head.party(Some(&policy.scope));
+        let account = Account::new(head.memory(usage), Some(&party));
+        let body = match Buffered::read(body, policy.max_request_body, account, usage).await {
+            Ok(body) => body,
+            Err(error) => return refuse(body_problem(self, error), has_key),
+        };
+        // 7. Find the key in the body, where it is not in the head.
         let found = match found {
             Some(found) => found,
             None => {
@@ -151,7 +155,7 @@ impl Gate {
                 }
             }
         };
-        // 7. Identify the record: service, namespace, caller, key. And take the fingerprint.
+        // 8. Identify the record: service, namespace, caller, key. And take the fingerprint.
         let (key, fingerprint) = match identify(self, policy, &head, &body, found).await {
             Ok(identified) => identified,
             Err(problem) => return refuse(problem, true),
@@ -174,14 +178,14 @@ impl Gate {
             going: Arc::new(self.shared.requests.subscribe()),
             _permit: Arc::clone(permit),
         };
-        // 8. Replay from memory, where the answer is at hand.
+        // 9. Replay from memory, where the answer is at hand.
         if let Some(reply) = request.recalled().await {
             return reply;
         }
         // While one id secret takes the place of another, its record may stand under another id.
         request.find_record().await;
         let id = request.id;
-        // 9. Else claim the key, run, settle and reply: see `drive`.
+        // 10. Else claim the key, run, settle and reply: see `drive`.
         let (client, reply) = oneshot::channel();
         // In a box: a future of this size would be copied several times on its way into the task.
         tokio::spawn(Box::pin(drive(request, Client(client))));
@@ -203,6 +207,11 @@ impl Gate {
             }
         }
     }
+}
+
+/// The gate has too many requests in flight for this one.
+fn overloaded(why: &str) -> Problem {
+    Problem::new(Code::Overloaded, why).retry_after(OVERLOADED_RETRY)
 }
 
 /// Drives the claim protocol of one request to its end: it claims the key, runs the attempt, settles and replies; or waits

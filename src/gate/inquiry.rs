@@ -29,7 +29,7 @@ pub(super) struct Question<'a> {
     upstream: &'a Upstream,
     target: Uri,
     headers: HeaderMap,
-    sending: SendContext,
+    sending: SendContext<'static>,
     reuse: Reuse,
 }
 
@@ -113,7 +113,7 @@ impl<'a> Question<'a> {
         let (parts, body) = response.into_parts();
         let version = parts.version;
         let answer = head_of_answer(parts, &self.gate.added)?;
-        match capture(body, version, MAX_ANSWER, &self.gate.shared.usage.memory, None).await {
+        match capture(body, version, MAX_ANSWER, (&self.gate.shared.usage.memory).into(), None).await {
             Ok(Captured::Whole { body, trailers, .. }) => {
                 if self.reuse != Reuse::Never {
                     connection.return_to_pool();

@@ -172,6 +172,7 @@ const OVERLOADED_RETRY: Duration = Duration::from_secs(1);
 
 /// Why a request is refused before anything is done about it.
 const TOO_MANY: &str = "too many requests in flight; nothing was sent";
+const TOO_MANY_OF_ONE: &str = "too many requests in flight from this client; nothing was sent";
 const UNREAD: &str = "too many bytes of earlier answers wait to be read on this connection; nothing was sent";
 
 impl Gate {

@@ -188,7 +188,7 @@ impl ObservedAnswer {
         self.digest.update(&data[..data.len().min(left)]);
         self.length += data.len() as u64;
         if let Some((body, memory)) = &mut self.judged {
-            let has_room = body.len() + data.len() <= LARGEST_JUDGED && memory.try_grow(data.len() as u64);
+            let has_room = body.len() + data.len() <= LARGEST_JUDGED && memory.grow_if_plenty(data.len() as u64);
             if has_room {
                 body.extend_from_slice(data);
             } else {

@@ -24,8 +24,10 @@ use crate::http::problem::Problem;
 use crate::http::request_body::{BufferError, Buffered, RequestBody};
 use crate::http::upgrade::Upgrade;
 use crate::http::upstream::{Error, NotSent, PooledConnection, Reuse, SendContext, Upstream};
+use crate::http::usage::Account;
 use crate::idempotency::policy::Mode;
 use crate::idempotency::record::RequestId;
+use crate::idempotency::scope::Scope;
 use crate::route::Route;
 use crate::telemetry::outcome::{Code, Outcome};
 
@@ -43,6 +45,8 @@ pub(super) struct ForwardOptions<'a> {
     pub(super) key: Option<(HeaderName, HeaderValue)>,
     /// Headers that the answer loses.
     pub(super) dropped: &'a [HeaderName],
+    /// What tells its callers apart; `None` where no route matched.
+    pub(super) scope: Option<&'a Scope>,
     /// The route's page on its problems.
     pub(super) docs: Option<&'a str>,
     /// The key that the request carries for nothing.
@@ -64,6 +68,7 @@ impl<'a> ForwardOptions<'a> {
             kept: &[],
             key: None,
             dropped: &[],
+            scope: Some(&route.policy.scope),
             docs: route.policy.docs.as_deref(),
             ignored,
             watch: None,
@@ -74,7 +79,7 @@ impl<'a> ForwardOptions<'a> {
     /// For a request that no route matches.
     pub(super) fn unrouted(gate: &'a Gate, head: &Head) -> Self {
         let ignored = IgnoredKey::of(gate, &gate.unrouted, head);
-        Self { kept: &[], key: None, dropped: &[], docs: None, ignored, watch: None, request: head.id }
+        Self { kept: &[], key: None, dropped: &[], scope: None, docs: None, ignored, watch: None, request: head.id }
     }
 
     /// A problem as the reply.
@@ -116,7 +121,8 @@ pub(super) async fn forward(
     let (body, progress) = match body.size_hint().exact() {
         Some(1..=AWAITED) if head.upgrade.is_none() => {
             let usage = &gate.shared.usage;
-            match Buffered::read(body, AWAITED, head.memory(usage), usage).await {
+            let party = || head.party(options.scope);
+            match Buffered::read(body, AWAITED, Account::new(head.memory(usage), Some(&party)), usage).await {
                 Ok(body) => {
                     if let (Some(watch), Some(bytes)) = (&options.watch, body.in_memory()) {
                         watch.has_body(bytes);
@@ -142,6 +148,8 @@ pub(super) async fn forward(
             (body, Some(progress))
         }
     };
+    // Its headers go on before it is sent. Who it counts for matters where connections are scarce.
+    let known = upstream.is_scarce().then(|| head.party(options.scope));
     let is_chunked = head.headers.contains_key(TRANSFER_ENCODING);
     let mut headers = to_upstream(std::mem::take(&mut head.headers), options.kept, head.forwarding_info());
     if is_chunked {
@@ -154,7 +162,9 @@ pub(super) async fn forward(
     }
     let request = request(upstream, &head, headers, body);
     let reuse = if upgrade.is_some() { Reuse::Never } else { Reuse::Unprotected };
-    let exchanged = exchange(upstream, request, reuse, SendContext::of(head.interim()), progress.as_deref()).await;
+    let party = || known.unwrap_or_else(|| head.party(None));
+    let sending = SendContext::of(head.interim()).for_party(&party);
+    let exchanged = exchange(upstream, request, reuse, sending, progress.as_deref()).await;
     if let Ok((response, _)) = &exchanged {
         options.answers(response);
     }
@@ -185,7 +195,9 @@ pub(super) async fn forward_buffered(
     outcome: Outcome,
 ) -> Reply {
     let request = buffered_request(upstream, head, body, &options);
-    match exchange(upstream, request, Reuse::Unprotected, SendContext::of(head.interim()), None).await {
+    let party = || head.party(options.scope);
+    let sending = SendContext::of(head.interim()).for_party(&party);
+    match exchange(upstream, request, Reuse::Unprotected, sending, None).await {
         Ok((response, _)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => options.problem(unasked_switch()),
         Ok((response, connection)) => {
             let answer = answer(response, connection, options.dropped);
@@ -239,7 +251,7 @@ async fn exchange(
     upstream: &Upstream,
     request: Request<Body>,
     reuse: Reuse,
-    sending: SendContext,
+    sending: SendContext<'_>,
     progress: Option<&Progress>,
 ) -> Result<(Response<Incoming>, PooledConnection), Problem> {
     let limit = upstream.settings().timeout;

@@ -16,11 +16,12 @@ use super::pass::{self, ForwardOptions, spool_problem};
 use super::request::{self, Head};
 use super::{Gate, RouteState};
 use crate::http::body::Body;
+use crate::http::fair_share::Party;
 use crate::http::forwarding::trace;
 use crate::http::problem::Problem;
 use crate::http::request_body::Buffered;
 use crate::http::upstream::{self, Upstream};
-use crate::http::usage::{Permit, Usage};
+use crate::http::usage::{Account, Permit, Usage};
 use crate::http::{answer, prefer};
 use crate::idempotency::codec::{self, Answer, Details};
 use crate::idempotency::credential::Proof;
@@ -87,6 +88,11 @@ impl ProtectedRequest {
 
     pub(super) fn upstream(&self) -> &Upstream {
         &self.gate.upstreams[self.route.upstream]
+    }
+
+    /// Who it counts for where a limit is scarce.
+    pub(super) fn party(&self) -> Party {
+        self.head.party(Some(&self.policy().scope))
     }
 
     pub(super) fn key_shortened(&self) -> String {
@@ -255,7 +261,8 @@ impl ProtectedRequest {
         match decision {
             Decision::Replay(mut answer) => {
                 if let Some(content) = &mut answer.content {
-                    let memory = self.head.memory(&self.gate.shared.usage);
+                    let party = || self.party();
+                    let memory = Account::new(self.head.memory(&self.gate.shared.usage), Some(&party));
                     match Usage::count_body(memory, std::mem::take(&mut content.body)) {
                         Some(body) => content.body = body,
                         None => return self.problem(no_room()),
@@ -361,6 +368,7 @@ impl ProtectedRequest {
             kept: &self.state.kept,
             key: self.gate.settings.own_headers.key.as_ref().and_then(key),
             dropped: &self.gate.added,
+            scope: Some(&self.policy().scope),
             docs: self.policy().docs.as_deref(),
             ignored: None,
             watch: None,

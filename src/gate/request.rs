@@ -9,6 +9,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
 
 use crate::http::connection_memory::ConnectionMemory;
+use crate::http::fair_share::Party;
 use crate::http::forwarding::{Forwarding, PeerInfo, new_request_id};
 use crate::http::headers::{
     ForwardingInfo, OwnHeaders, Via, has_unambiguous_framing, is_host, is_usual_host, normal_host,
@@ -23,7 +24,7 @@ use crate::idempotency::grpc;
 use crate::idempotency::key::KeyRule;
 use crate::idempotency::record::RequestId;
 use crate::idempotency::request_time::{RequestTime, Untimely};
-use crate::idempotency::scope::{Caller, ScopePart};
+use crate::idempotency::scope::{Caller, Scope, ScopePart};
 use crate::idempotency::token::TokenClaims;
 use crate::route::{Ambiguous, Route};
 use crate::telemetry::outcome::Code;
@@ -147,6 +148,15 @@ impl Head {
     /// What its body and its answer are counted in while they are in memory.
     pub(super) fn memory<'a>(&'a self, usage: &'a Usage) -> &'a Arc<Budget> {
         self.peer.connection_memory.as_deref().map_or(&usage.memory, ConnectionMemory::memory)
+    }
+
+    /// Who it counts for where a limit is scarce: its client's address, and what else the scope of its route tells callers
+    /// apart by.
+    pub(super) fn party(&self, scope: Option<&Scope>) -> Party {
+        match scope.and_then(|scope| scope.distinction(self.caller())) {
+            Some(caller) => Party::caller_at(self.client, &caller),
+            None => Party::at(self.client),
+        }
     }
 
     /// The way of interim answers to the client, where it understands them.

@@ -2,7 +2,6 @@
 //! where that is allowed, and made a response again on replays.
 
 use std::mem;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -16,7 +15,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::body::{Body, Closed, Sender, end_to_end};
 use super::headers::{announce_trailers, without_forbidden_fields};
-use super::usage::{Budget, CountedBuffer, Permit, UNCOUNTED_BODY};
+use super::usage::{Account, CountedBuffer, Permit, UNCOUNTED_BODY};
 use crate::idempotency::codec::{Answer, Content};
 
 /// The largest chunk that is copied for a client at a time, in bytes.
@@ -53,7 +52,7 @@ pub async fn capture(
     mut incoming: Incoming,
     version: Version,
     limit: u64,
-    memory: &Arc<Budget>,
+    memory: Account<'_>,
     mut tee: Option<TeeHandle<'_>>,
 ) -> hyper::Result<Captured> {
     // To HEAD, a length is announced that does not come.

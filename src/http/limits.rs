@@ -33,6 +33,8 @@ pub struct Limits {
     pub max_buffered_memory: u64,
     /// How many bytes of requests' bodies are held in temporary files.
     pub max_buffered_disk: u64,
+    /// Whether one address or caller leaves some of the shared limits to others.
+    pub fair_share: bool,
 }
 
 impl Limits {
@@ -62,6 +64,7 @@ impl Default for Limits {
             max_observing: 1_000,
             max_buffered_memory: 256 << 20,
             max_buffered_disk: 4 << 30,
+            fair_share: true,
         }
     }
 }

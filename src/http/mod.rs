@@ -6,6 +6,7 @@ pub mod accept;
 pub mod answer;
 pub mod body;
 pub mod connection_memory;
+pub mod fair_share;
 pub mod fault;
 pub mod forwarding;
 mod frame;

@@ -21,7 +21,7 @@ use super::headers::without_forbidden_fields;
 use super::http1::judge_trailer_fields;
 use super::limits::Limits;
 use super::spool::{self, SpoolFile, SpoolReader, SpoolWriter};
-use super::usage::{Budget, CountedBuffer, Usage};
+use super::usage::{Account, CountedBuffer, Usage};
 
 /// Bodies up to this size, in bytes, stay in memory.
 pub const IN_MEMORY: u64 = 256 * 1024;
@@ -217,7 +217,7 @@ impl Buffered {
     pub async fn read(
         incoming: RequestBody,
         limit: u64,
-        memory: &Arc<Budget>,
+        memory: Account<'_>,
         usage: &Usage,
     ) -> Result<Self, BufferError> {
         // An announced length is refused before a byte of the body is read.
@@ -302,7 +302,7 @@ struct Reader<'a> {
     spool: Option<SpoolWriter>,
     length: u64,
     limit: u64,
-    memory: &'a Arc<Budget>,
+    memory: Account<'a>,
     usage: &'a Usage,
 }
 
@@ -319,7 +319,8 @@ impl Reader<'_> {
         let content = match self.spool {
             None => Content::Memory(last),
             Some(spool) => {
-                let (file, sha256) = spool.write(last).await?.finish(Arc::clone(self.memory)).await?;
+                let (file, sha256) =
+                    spool.write(last, self.memory.party()).await?.finish(Arc::clone(self.memory.budget())).await?;
                 Content::Spooled { file, sha256 }
             }
         };
@@ -341,7 +342,7 @@ impl Reader<'_> {
             };
             let (buffer, _) = self.buffer.take();
             for chunk in [buffer].into_iter().chain(unplaced) {
-                spool = spool.write(chunk).await?;
+                spool = spool.write(chunk, self.memory.party()).await?;
             }
             self.spool = Some(spool);
         }

@@ -19,6 +19,7 @@ use ring::error::Unspecified;
 use sha2::{Digest as _, Sha256};
 use tokio::task::JoinHandle;
 
+use super::fair_share::PartyOf;
 use super::usage::{Budget, Permit, Usage, counted};
 
 /// How much of a spooled body is written or read at a time, in bytes.
@@ -92,8 +93,8 @@ impl SpoolWriter {
         Ok(Self { file, key, tags: Vec::new(), piece: Vec::with_capacity(PIECE), hash: Sha256::new(), permit })
     }
 
-    pub(super) async fn write(mut self, chunk: Bytes) -> Result<Self, Error> {
-        if !self.permit.grow(chunk.len() as u64) {
+    pub(super) async fn write(mut self, chunk: Bytes, party: Option<PartyOf<'_>>) -> Result<Self, Error> {
+        if !self.permit.grow(chunk.len() as u64, party) {
             return Err(Error::NoRoom);
         }
         // The chunk returns to the thread that allocated it: the allocator caches freed memory by thread.
@@ -202,8 +203,8 @@ impl http_body::Body for SpoolReader {
         let reading = this.reading.get_or_insert_with(|| {
             let (file, offset) = (Arc::clone(&this.file), this.offset);
             let mut permit = file.memory.empty_permit();
-            // A large chunk is read only where the memory budget allows it.
-            let step = if permit.try_grow(CHUNK as u64) { CHUNK } else { SMALL_CHUNK };
+            // A large chunk is read only where memory is plenty.
+            let step = if permit.grow_if_plenty(CHUNK as u64) { CHUNK } else { SMALL_CHUNK };
             let size = usize::try_from(remaining).map_or(step, |left| left.min(step));
             // The buffer is allocated on the thread that frees it: the allocator caches freed memory by thread.
             let mut bytes = vec![0; size];
@@ -247,14 +248,14 @@ mod tests {
         let usage = Usage::new(&Limits { max_buffered_disk: PIECE as u64, ..Limits::default() }, &Metrics::new());
         let full = File::options().write(true).open("/dev/full").unwrap();
         let on_full_disk = SpoolWriter::to(full, &usage).unwrap();
-        let failed = on_full_disk.write(Bytes::from(vec![1; PIECE])).await.err();
+        let failed = on_full_disk.write(Bytes::from(vec![1; PIECE]), None).await.err();
         let Some(Error::Failed(error)) = failed else { panic!("{failed:?}") };
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
         assert_eq!(usage.disk.used(), 0);
 
-        let spool = SpoolWriter::create(&usage).await.unwrap().write(Bytes::from(vec![1; PIECE])).await.unwrap();
+        let spool = SpoolWriter::create(&usage).await.unwrap().write(Bytes::from(vec![1; PIECE]), None).await.unwrap();
         assert_eq!(usage.disk.used(), PIECE as u64);
-        assert!(matches!(spool.write(Bytes::from_static(b"9")).await, Err(Error::NoRoom)));
+        assert!(matches!(spool.write(Bytes::from_static(b"9"), None).await, Err(Error::NoRoom)));
         assert_eq!(usage.disk.used(), 0);
     }
 
@@ -266,7 +267,7 @@ mod tests {
         // Chunks that end anywhere.
         let (first, rest) = bytes.split_at(300_007);
         for chunk in [first, &rest[..1], &[], &rest[1..]] {
-            spool = spool.write(Bytes::copy_from_slice(chunk)).await.unwrap();
+            spool = spool.write(Bytes::copy_from_slice(chunk), None).await.unwrap();
         }
         let (file, digest) = spool.finish(Arc::clone(&usage.memory)).await.unwrap();
         assert_eq!(file.length(), bytes.len() as u64);
@@ -282,7 +283,7 @@ mod tests {
         assert!(same < bytes.len() / 100, "{same} bytes of {} are as they were", bytes.len());
         let (other, _) = {
             let spool = SpoolWriter::create(&usage).await.unwrap();
-            let spool = spool.write(Bytes::copy_from_slice(first)).await.unwrap();
+            let spool = spool.write(Bytes::copy_from_slice(first), None).await.unwrap();
             spool.finish(Arc::clone(&usage.memory)).await.unwrap()
         };
         let mut again = vec![0; first.len()];

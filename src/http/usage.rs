@@ -1,14 +1,19 @@
 //! How much of the limits is in use: budgets, the permits of those who use them, and the bytes that count against them.
 
+mod permit;
+mod proxied;
+
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::net::IpAddr;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bytes::{Bytes, BytesMut};
 
+pub(super) use self::permit::counted;
+use super::fair_share::{Contested, NoRoom, Party, PartyOf, Shares};
 use super::limits::Limits;
 use super::refusal::Refusals;
 use crate::idempotency::quota::network;
@@ -38,11 +43,12 @@ pub struct Usage {
     /// Answers connections that exceed a limit.
     pub(super) refusals: Refusals,
     metrics: Arc<LimitMetrics>,
+    is_fair: Arc<AtomicBool>,
 }
 
 /// The right to one client connection. Dropping it returns the right.
 pub struct ConnectionPermit {
-    _permit: Permit,
+    permit: Permit,
     addresses: Arc<NetworkConnections>,
     /// `None` until the client's address is known.
     network: Option<Network>,
@@ -61,7 +67,8 @@ impl Usage {
     #[must_use]
     pub fn new(limits: &Limits, metrics: &Metrics) -> Arc<Self> {
         let metrics = metrics.limits();
-        let budget = |limit, max| Budget::new(limit, max, &metrics);
+        let is_fair = Arc::new(AtomicBool::new(limits.fair_share));
+        let budget = |limit, max| Arc::new(Budget::shared(limit, max, metrics.level(limit), &metrics, &is_fair));
         Arc::new(Self {
             requests: budget(Limit::MaxRequests, limits.max_requests),
             waiting: budget(Limit::MaxWaiting, limits.max_waiting),
@@ -75,11 +82,13 @@ impl Usage {
             }),
             refusals: Refusals::new(),
             metrics,
+            is_fair,
         })
     }
 
     /// Changes all limits. Existing permits stay valid.
     pub fn set_limits(&self, limits: &Limits) {
+        self.is_fair.store(limits.fair_share, Ordering::Relaxed);
         self.requests.set_max(limits.max_requests);
         self.waiting.set_max(limits.max_waiting);
         self.observing.set_max(limits.max_observing);
@@ -89,15 +98,9 @@ impl Usage {
         self.addresses.max.store(limits.max_connections_per_address, Ordering::Relaxed);
     }
 
-    /// Counts the bytes of a body against `memory` until their last reference is dropped. Returns `None` where the
-    /// budget has no room. Small bodies are not counted: the number of requests bounds them.
-    #[must_use]
-    pub fn count_body(memory: &Arc<Budget>, body: Bytes) -> Option<Bytes> {
-        if body.len() <= UNCOUNTED_BODY {
-            return Some(body);
-        }
-        let permit = memory.acquire(body.len() as u64)?;
-        Some(counted(body, permit))
+    /// A budget of one upstream, which has no metric of its own.
+    pub(super) fn of_upstream(&self, limit: Limit, max: u64) -> Arc<Budget> {
+        Arc::new(Budget::shared(limit, max, Level::default(), &self.metrics, &self.is_fair))
     }
 
     /// Counts that a limit was reached.
@@ -107,39 +110,16 @@ impl Usage {
 
     /// Acquires a permit for a connection from this address, or returns the limit that is reached.
     pub fn connection(&self, ip: IpAddr) -> Result<ConnectionPermit, Limit> {
-        let Some(permit) = self.connections.acquire(1) else { return Err(Limit::MaxConnections) };
+        let party = || Party::at(ip);
+        let Some(permit) = Account::new(&self.connections, Some(&party)).acquire(1) else {
+            return Err(Limit::MaxConnections);
+        };
         let network = network(ip);
         if self.addresses.acquire(network) {
-            return Ok(ConnectionPermit {
-                _permit: permit,
-                addresses: Arc::clone(&self.addresses),
-                network: Some(network),
-            });
+            return Ok(ConnectionPermit { permit, addresses: Arc::clone(&self.addresses), network: Some(network) });
         }
         self.exceeded(Limit::MaxConnectionsPerAddress);
         Err(Limit::MaxConnectionsPerAddress)
-    }
-}
-
-impl Usage {
-    /// Acquires a permit for a connection whose PROXY header has yet to name the client, or returns the limit that is
-    /// reached.
-    pub(super) fn proxied_connection(&self) -> Result<ConnectionPermit, Limit> {
-        let Some(permit) = self.connections.acquire(1) else { return Err(Limit::MaxConnections) };
-        Ok(ConnectionPermit { _permit: permit, addresses: Arc::clone(&self.addresses), network: None })
-    }
-
-    /// Counts the permit's connection for the client at this address, or returns the limit that is reached.
-    pub(super) fn identify(&self, mut permit: ConnectionPermit, ip: IpAddr) -> Result<ConnectionPermit, Limit> {
-        let network = network(ip);
-        if permit.network.is_none() {
-            if !self.addresses.acquire(network) {
-                self.exceeded(Limit::MaxConnectionsPerAddress);
-                return Err(Limit::MaxConnectionsPerAddress);
-            }
-            permit.network = Some(network);
-        }
-        Ok(permit)
     }
 }
 
@@ -188,41 +168,49 @@ pub struct Budget {
     limit: Limit,
     max: AtomicU64,
     used: Level,
+    /// How much of that takes nothing of what is left: see [`Permit::force_grow`].
+    excess: AtomicU64,
     metrics: Arc<LimitMetrics>,
-    /// The budget that this is a child of.
-    parent: Option<Arc<Budget>>,
+    owner: Owner,
+}
+
+enum Owner {
+    /// It is a child of this budget.
+    Parent(Arc<Budget>),
+    /// All share it, fairly where the flag says so.
+    Everyone(Shares, Arc<AtomicBool>),
 }
 
 /// The right to use an amount of a budget. Dropping it returns the amount.
 pub struct Permit {
     budget: Arc<Budget>,
     amount: u64,
+    /// How much of it takes nothing of what is left.
+    excess: u64,
+    /// How much of it was of the upper half, and counts for nobody yet.
+    upper: u64,
+    /// For whom how much of it counts.
+    held: OnceLock<(Party, u64)>,
+}
+
+/// A budget, and who uses it. Without a party, no share bounds what is used.
+#[derive(Clone, Copy)]
+pub struct Account<'a> {
+    budget: &'a Arc<Budget>,
+    party: Option<PartyOf<'a>>,
 }
 
 impl Budget {
     /// An unused budget.
-    #[must_use]
-    pub fn new(limit: Limit, max: u64, metrics: &Arc<LimitMetrics>) -> Arc<Self> {
-        Arc::new(Self {
-            limit,
-            max: AtomicU64::new(max),
-            used: metrics.level(limit),
-            metrics: Arc::clone(metrics),
-            parent: None,
-        })
+    #[cfg(test)]
+    pub(super) fn new(limit: Limit, max: u64, metrics: &Arc<LimitMetrics>) -> Arc<Self> {
+        Arc::new(Self::shared(limit, max, metrics.level(limit), metrics, &Arc::new(AtomicBool::new(true))))
     }
 
-    /// A child of this budget. An amount acquired from the child also counts against the parent. A child has room for
-    /// `max`, or for a single permit of any size that the parent has room for.
-    #[must_use]
-    pub fn child(self: &Arc<Self>, max: u64) -> Arc<Self> {
-        Arc::new(Self {
-            limit: self.limit,
-            max: AtomicU64::new(max),
-            used: Level::default(),
-            metrics: Arc::clone(&self.metrics),
-            parent: Some(Arc::clone(self)),
-        })
+    fn shared(limit: Limit, max: u64, used: Level, metrics: &Arc<LimitMetrics>, is_fair: &Arc<AtomicBool>) -> Self {
+        let owner = Owner::Everyone(Shares::default(), Arc::clone(is_fair));
+        let (max, excess) = (AtomicU64::new(max), AtomicU64::new(0));
+        Self { limit, max, used, excess, metrics: Arc::clone(metrics), owner }
     }
 
     /// Changes the maximum. Existing permits keep their amounts.
@@ -230,17 +218,19 @@ impl Budget {
         self.max.store(max, Ordering::Relaxed);
     }
 
-    /// Acquires a permit. Where too little is left, returns `None` and counts the refusal.
+    /// Acquires a permit that counts for nobody yet: see [`Permit::attribute`]. Where too little is left, returns `None` and counts the refusal.
     #[must_use]
     pub fn acquire(self: &Arc<Self>, amount: u64) -> Option<Permit> {
-        let mut permit = self.empty_permit();
-        permit.grow(amount).then_some(permit)
+        let upper = self.contested(self.used(), amount).map_or(0, |contested| contested.amount);
+        let mut permit = Account::new(self, None).acquire(amount)?;
+        permit.upper = upper;
+        Some(permit)
     }
 
     /// A permit for nothing, which can grow.
     #[must_use]
     pub fn empty_permit(self: &Arc<Self>) -> Permit {
-        Permit { budget: Arc::clone(self), amount: 0 }
+        Permit { budget: Arc::clone(self), amount: 0, excess: 0, upper: 0, held: OnceLock::new() }
     }
 
     /// The amount in use.
@@ -249,77 +239,149 @@ impl Budget {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Adds to the amount in use if enough is left for a permit that has `own` so far. Without `own` there is no
-    /// limit.
-    fn charge(&self, amount: u64, own: Option<u64>) -> bool {
+    /// How much of an amount that is about to be in use, or is in use already, lies in the upper half, which is shared fairly.
+    fn contested(&self, used: u64, amount: u64) -> Option<Contested<'_>> {
+        let Owner::Everyone(shares, is_fair) = &self.owner else { return None };
         let max = self.max.load(Ordering::Relaxed);
-        let fits =
-            |before: u64, after: u64| own.is_none_or(|own| after <= max || (self.parent.is_some() && before == own));
-        let added = |before: u64| before.checked_add(amount).filter(|after| fits(before, *after));
-        // It orders no other memory access: only the sum has to be right.
-        if self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, added).is_err() {
-            return false;
-        }
-        let is_added = self.parent.as_ref().is_none_or(|parent| parent.charge(amount, own));
-        if !is_added {
-            self.used.fetch_sub(amount, Ordering::Relaxed);
-        }
-        is_added
+        let used = used.saturating_sub(self.excess.load(Ordering::Relaxed));
+        let amount = amount.min(used.saturating_add(amount).saturating_sub(max.div_ceil(2)));
+        let is_contested = amount > 0 && is_fair.load(Ordering::Relaxed);
+        let left = max.saturating_sub(used.max(max.div_ceil(2)));
+        is_contested.then_some(Contested { shares, amount, left })
     }
 
-    fn refund(&self, amount: u64) {
+    /// How much may be in use.
+    fn room(&self) -> u64 {
+        self.max.load(Ordering::Relaxed).saturating_add(self.excess.load(Ordering::Relaxed))
+    }
+
+    /// Adds to the amount in use if enough is left for a permit that has `own` so far. Without `own` there is no
+    /// limit.
+    fn add(&self, amount: u64, own: Option<u64>) -> bool {
+        let max = self.room();
+        let is_child = matches!(self.owner, Owner::Parent(_));
+        let fits = |before: u64, after: u64| own.is_none_or(|own| after <= max || (is_child && before == own));
+        let added = |before: u64| before.checked_add(amount).filter(|after| fits(before, *after));
+        // It orders no other memory access: only the sum has to be right.
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, added).is_ok()
+    }
+
+    /// The same, in the parent too, for a party that is counted where the budget is scarce. Returns how much counts for it.
+    fn charge(&self, amount: u64, own: u64, party: Option<PartyOf<'_>>) -> Result<Option<(Party, u64)>, NoRoom> {
+        if let Owner::Parent(parent) = &self.owner {
+            if !self.add(amount, Some(own)) {
+                return Err(NoRoom::Full);
+            }
+            let charged = parent.charge(amount, own, party);
+            if charged.is_err() {
+                self.used.fetch_sub(amount, Ordering::Relaxed);
+            }
+            return charged;
+        }
+        let contested =
+            party.and_then(|party| self.contested(self.used(), amount).map(|contested| (party(), contested)));
+        let held = contested.map(|(party, contested)| contested.hold(party)).transpose()?;
+        if self.add(amount, Some(own)) {
+            return Ok(held);
+        }
+        self.release(held);
+        Err(NoRoom::Full)
+    }
+
+    fn release(&self, held: Option<(Party, u64)>) {
+        if let (Owner::Everyone(shares, _), Some((party, amount))) = (&self.owner, held) {
+            shares.release(party, amount);
+        }
+    }
+
+    fn refund(&self, amount: u64, excess: u64, held: Option<(Party, u64)>) {
         self.used.fetch_sub(amount, Ordering::Relaxed);
-        if let Some(parent) = &self.parent {
-            parent.refund(amount);
+        if excess > 0 {
+            self.excess.fetch_sub(excess, Ordering::Relaxed);
+        }
+        match &self.owner {
+            Owner::Parent(parent) => parent.refund(amount, excess, held),
+            Owner::Everyone(..) => self.release(held),
+        }
+    }
+
+    pub(super) fn refused(&self, why: NoRoom) {
+        match why {
+            NoRoom::Full => self.metrics.exceeded(self.limit),
+            NoRoom::Share(_) => self.metrics.share_exceeded(self.limit),
         }
     }
 }
 
+impl<'a> Account<'a> {
+    /// A budget that `party` uses.
+    #[must_use]
+    pub fn new(budget: &'a Arc<Budget>, party: Option<PartyOf<'a>>) -> Self {
+        Self { budget, party }
+    }
+
+    /// The budget.
+    #[must_use]
+    pub fn budget(self) -> &'a Arc<Budget> {
+        self.budget
+    }
+
+    /// Who uses it.
+    #[must_use]
+    pub fn party(self) -> Option<PartyOf<'a>> {
+        self.party
+    }
+
+    /// Acquires a permit. Where too little is left, or the party holds its share, returns `None` and counts the refusal.
+    #[must_use]
+    pub fn acquire(self, amount: u64) -> Option<Permit> {
+        self.try_acquire(amount).inspect_err(|why| self.budget.refused(*why)).ok()
+    }
+
+    /// The same, for callers that wait: a refusal is not counted.
+    pub(super) fn try_acquire(self, amount: u64) -> Result<Permit, NoRoom> {
+        let mut permit = self.budget.empty_permit();
+        permit.charge(amount, self.party)?;
+        Ok(permit)
+    }
+}
+
+impl<'a> From<&'a Arc<Budget>> for Account<'a> {
+    /// For nobody.
+    fn from(budget: &'a Arc<Budget>) -> Self {
+        Self::new(budget, None)
+    }
+}
+
 impl Permit {
-    /// Acquires more. Where too little is left, returns false and counts the refusal.
+    /// Counts the permit for a party, where its budget is scarce. Returns false, and counts the refusal, where the party holds
+    /// its share.
     #[must_use]
-    pub fn grow(&mut self, amount: u64) -> bool {
-        let is_added = self.try_grow(amount);
-        if !is_added {
-            self.budget.metrics.exceeded(self.budget.limit);
+    pub fn attribute(&self, party: PartyOf<'_>) -> bool {
+        let before = self.budget.used().saturating_sub(self.amount);
+        let contested = self.budget.contested(before, self.amount).filter(|_| self.upper > 0);
+        let Some(contested) = contested else { return true };
+        let held =
+            Contested { amount: self.upper, ..contested }.hold(party()).inspect_err(|why| self.budget.refused(*why));
+        held.map(|held| self.held.set(held)).is_ok()
+    }
+
+    fn charge(&mut self, amount: u64, party: Option<PartyOf<'_>>) -> Result<(), NoRoom> {
+        if let Some((party, more)) = self.budget.charge(amount, self.amount, party)? {
+            match self.held.get_mut() {
+                Some((_, held)) => *held += more,
+                None => drop(self.held.set((party, more))),
+            }
         }
-        is_added
-    }
-
-    /// Acquires more if enough is left: for callers that can do with less.
-    #[must_use]
-    pub fn try_grow(&mut self, amount: u64) -> bool {
-        let is_added = self.budget.charge(amount, Some(self.amount));
-        self.amount += if is_added { amount } else { 0 };
-        is_added
-    }
-
-    /// Acquires more, whatever is left: for uses with another bound.
-    pub fn force_grow(&mut self, amount: u64) {
-        if self.budget.charge(amount, None) {
-            self.amount += amount;
-        }
-    }
-
-    /// Splits off some of the amount, at most all of it.
-    #[must_use]
-    pub fn split(&mut self, amount: u64) -> Self {
-        let amount = amount.min(self.amount);
-        self.amount -= amount;
-        Self { budget: Arc::clone(&self.budget), amount }
-    }
-
-    /// Its amount.
-    #[must_use]
-    pub fn amount(&self) -> u64 {
-        self.amount
+        self.amount += amount;
+        Ok(())
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
         if self.amount > 0 {
-            self.budget.refund(self.amount);
+            self.budget.refund(self.amount, self.excess, self.held.get().copied());
         }
     }
 }
@@ -331,15 +393,16 @@ pub(super) struct CountedBuffer<'a> {
     memory: BytesMut,
     /// As many bytes as `memory` has room for, times `copies`.
     permit: Option<Permit>,
-    budget: &'a Arc<Budget>,
+    account: Account<'a>,
     copies: u64,
     floor: usize,
     expected: usize,
 }
 
 impl<'a> CountedBuffer<'a> {
-    pub(super) fn new(budget: &'a Arc<Budget>) -> Self {
-        Self { first: None, memory: BytesMut::new(), permit: None, budget, copies: 1, floor: 0, expected: 0 }
+    pub(super) fn new(account: impl Into<Account<'a>>) -> Self {
+        let account = account.into();
+        Self { first: None, memory: BytesMut::new(), permit: None, account, copies: 1, floor: 0, expected: 0 }
     }
 
     /// Counts each byte this many times, for copies that will be made of it.
@@ -406,44 +469,27 @@ impl<'a> CountedBuffer<'a> {
 
     /// Extends the permit to `capacity` bytes in all.
     fn reserve(&mut self, capacity: usize) -> bool {
-        let (shortfall, is_below) = (self.shortfall(capacity), capacity <= self.floor);
+        let (shortfall, is_below, party) = (self.shortfall(capacity), capacity <= self.floor, self.account.party);
         let permit = self.permit();
         if is_below {
-            permit.force_grow(shortfall);
+            permit.force_grow(shortfall, party);
             return true;
         }
-        permit.grow(shortfall)
+        permit.grow(shortfall, party)
     }
 
     fn try_reserve(&mut self, capacity: usize) -> bool {
-        let shortfall = self.shortfall(capacity);
-        self.permit().try_grow(shortfall)
+        let (shortfall, party) = (self.shortfall(capacity), self.account.party);
+        self.permit().try_grow(shortfall, party)
     }
 
     fn permit(&mut self) -> &mut Permit {
-        self.permit.get_or_insert_with(|| self.budget.empty_permit())
+        self.permit.get_or_insert_with(|| self.account.budget.empty_permit())
     }
 
     fn shortfall(&self, capacity: usize) -> u64 {
         (capacity as u64 * self.copies).saturating_sub(self.permit.as_ref().map_or(0, Permit::amount))
     }
-}
-
-/// Bytes that count until their last reference is dropped.
-pub(super) fn counted(bytes: Bytes, permit: Permit) -> Bytes {
-    struct Counted {
-        bytes: Bytes,
-        _permit: Permit,
-    }
-    impl AsRef<[u8]> for Counted {
-        fn as_ref(&self) -> &[u8] {
-            &self.bytes
-        }
-    }
-    if permit.amount() == 0 {
-        return bytes;
-    }
-    Bytes::from_owner(Counted { bytes, _permit: permit })
 }
 
 #[cfg(test)]
@@ -494,12 +540,12 @@ mod tests {
         let budget = Budget::new(Limit::MaxRequests, 3, &metrics.limits());
         let mut first = budget.acquire(1).unwrap();
         let second = budget.acquire(2).unwrap();
-        assert!(budget.acquire(1).is_none() && !first.grow(1));
+        assert!(budget.acquire(1).is_none() && !first.grow(1, None));
         assert_eq!(budget.used(), 3);
         assert!(metrics.encode().contains("oncegate_requests_in_flight 3\n"), "{}", metrics.encode());
         assert!(metrics.encode().contains("oncegate_limit_exceeded_total{limit=\"max_requests\"} 2\n"));
         drop(second);
-        assert!(first.grow(2));
+        assert!(first.grow(2, None));
         drop(first);
         assert_eq!(budget.used(), 0);
         assert!(metrics.encode().contains("oncegate_requests_in_flight 0\n"));
@@ -512,10 +558,10 @@ mod tests {
         let child = parent.child(25);
         let mut parts = [(); 3].map(|()| child.acquire(8).unwrap());
         assert_eq!((child.used(), parent.used()), (24, 24));
-        assert!(!parts[0].grow(2) && parts[0].grow(1) && child.acquire(1).is_none());
+        assert!(!parts[0].grow(2, None) && parts[0].grow(1, None) && child.acquire(1).is_none());
         assert!(metrics.encode().contains("oncegate_limit_exceeded_total{limit=\"max_buffered_memory\"} 2\n"));
         let mut other = parent.acquire(75).unwrap();
-        other.force_grow(1);
+        other.force_grow(1, None);
         drop(parts);
         assert_eq!((child.used(), parent.used()), (0, 76));
         assert!(child.acquire(25).is_none(), "the whole has no room for it");
@@ -527,14 +573,14 @@ mod tests {
         let parent = Budget::new(Limit::MaxBufferedMemory, 100, &Metrics::new().limits());
         let child = parent.child(25);
         let mut large = child.acquire(60).unwrap();
-        assert!(large.grow(40) && !large.grow(1), "as far as the whole has room");
+        assert!(large.grow(40, None) && !large.grow(1, None), "as far as the whole has room");
         assert!(child.acquire(1).is_none());
         let half = large.split(50);
         drop(large);
         let mut second = child.empty_permit();
-        assert!(!second.grow(1), "another part is there");
+        assert!(!second.grow(1, None), "another part is there");
         drop(half);
-        assert!(second.grow(60));
+        assert!(second.grow(60, None));
         drop(second);
         assert_eq!((child.used(), parent.used()), (0, 0));
     }
@@ -548,6 +594,80 @@ mod tests {
         assert!(budget.acquire(1).is_none());
         drop(third);
         assert!(budget.acquire(1).is_some());
+    }
+
+    #[test]
+    fn a_party_is_counted_in_the_upper_half_until_its_permits_are_gone() {
+        let metrics = Metrics::new();
+        let budget = Budget::new(Limit::MaxWaiting, 64, &metrics.limits());
+        let (loud, quiet) = (Party::at(ip("192.0.2.1")), Party::at(ip("192.0.2.2")));
+        let take = |party: Party| Account::new(&budget, Some(&|| party)).acquire(1);
+        let mut held: Vec<_> = std::iter::from_fn(|| take(loud)).collect();
+        assert_eq!(held.len(), 56);
+        let text = metrics.encode();
+        assert!(text.contains("oncegate_limit_exceeded_total{limit=\"fair_share\"} 1\n"), "{text}");
+        assert!(text.contains("oncegate_limit_exceeded_total{limit=\"max_waiting\"} 1\n"), "{text}");
+        let others: Vec<_> = std::iter::from_fn(|| take(quiet)).collect();
+        assert_eq!(others.len(), 6, "three quarters of the rest");
+        // One of the lower half makes room for another, but gives back no share.
+        held.remove(0);
+        assert!(take(loud).is_none());
+        held.pop();
+        assert!(take(loud).is_none(), "others have taken of what was left");
+        held.truncate(40);
+        assert!(take(loud).is_some());
+        drop((held, others));
+        assert_eq!(budget.used(), 0);
+        assert_eq!(std::iter::from_fn(|| take(loud)).collect::<Vec<_>>().len(), 56);
+    }
+
+    #[test]
+    fn a_permit_is_attributed_when_its_party_is_known() {
+        let budget = Budget::new(Limit::MaxRequests, 16, &Metrics::new().limits());
+        let (loud, quiet) = (Party::at(ip("192.0.2.1")), Party::at(ip("192.0.2.2")));
+        let take = |party: Party| budget.acquire(1).filter(|permit| permit.attribute(&|| party));
+        let held: Vec<_> = std::iter::from_fn(|| take(loud)).collect();
+        assert_eq!((held.len(), budget.used()), (14, 14));
+        let other = take(quiet);
+        assert!(other.is_some() && take(loud).is_none());
+        drop((held, other));
+        assert_eq!(std::iter::from_fn(|| take(loud)).collect::<Vec<_>>().len(), 14);
+    }
+
+    #[test]
+    fn parts_of_a_permit_give_back_what_the_whole_held() {
+        let parent = Budget::new(Limit::MaxBufferedMemory, 800, &Metrics::new().limits());
+        let child = parent.child(700);
+        let loud = Party::at(ip("192.0.2.1"));
+        let party: PartyOf<'_> = &|| loud;
+        let mut whole = child.empty_permit();
+        assert!(whole.grow(400, Some(party)) && whole.grow(300, Some(party)));
+        assert!(!whole.grow(50, Some(party)));
+        let part = whole.split(500);
+        // Beyond its share, it is not counted.
+        whole.force_grow(100, Some(party));
+        assert_eq!((whole.amount(), part.amount(), parent.used()), (300, 500, 800));
+        assert!(!whole.grow_if_plenty(1));
+        let quiet = Party::at(ip("192.0.2.2"));
+        assert!(Account::new(&parent, Some(&|| quiet)).acquire(50).is_some(), "that took nothing of what was left");
+        drop(whole);
+        drop(part);
+        assert_eq!((child.used(), parent.used()), (0, 0));
+        assert!(child.empty_permit().grow_if_plenty(400));
+        let again = Account::new(&child, Some(party)).acquire(700);
+        assert!(again.is_some());
+    }
+
+    #[test]
+    fn without_fair_shares_one_party_may_have_all() {
+        let limits = Limits { max_waiting: 64, fair_share: false, ..Limits::default() };
+        let usage = Usage::new(&limits, &Metrics::new());
+        let take = || Account::new(&usage.waiting, Some(&|| Party::at(ip("192.0.2.1")))).acquire(1);
+        let mut held: Vec<_> = std::iter::from_fn(take).collect();
+        assert_eq!(held.len(), 64);
+        usage.set_limits(&Limits { fair_share: true, ..limits });
+        held.pop();
+        assert!(take().is_some(), "it held nothing that was counted");
     }
 
     fn budget(most: u64) -> Arc<Budget> {

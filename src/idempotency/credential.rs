@@ -156,6 +156,16 @@ impl Credential {
         put(out, self.kind.identity().as_bytes());
         out.extend_from_slice(&self.identity);
     }
+
+    /// Appends what tells a caller from others, whose identities may be the same; nothing where it shows no credential.
+    pub(super) fn encode_distinction(&self, out: &mut Vec<u8>) {
+        match self.kind {
+            Kind::Anonymous => {}
+            // All of these are one identity.
+            Kind::Cookie | Kind::Certificate => out.extend(self.proof.iter().flatten()),
+            Kind::ApiKey | Kind::Basic | Kind::Jwt | Kind::Other => self.encode(out),
+        }
+    }
 }
 
 impl fmt::Debug for Credential {

@@ -132,6 +132,30 @@ impl Scope {
         })
     }
 
+    /// What tells a caller from others at its address, as far as the scope says; `None` where it says nothing, or the caller
+    /// has none of it.
+    #[must_use]
+    pub fn distinction(&self, caller: Caller<'_>) -> Option<Vec<u8>> {
+        let mut out = Vec::new();
+        for part in &self.parts {
+            match part {
+                ScopePart::Host | ScopePart::ClientIp | ScopePart::Const(_) => {}
+                ScopePart::Credential => Credential::of(caller).encode_distinction(&mut out),
+                ScopePart::Header(_)
+                | ScopePart::Cookie(_)
+                | ScopePart::BasicUser
+                | ScopePart::ClientCert(_)
+                | ScopePart::Claim(_) => {
+                    if part.count(caller) > 0 {
+                        // Only a credential has a proof.
+                        let _ = part.encode(caller, &mut out);
+                    }
+                }
+            }
+        }
+        (!out.is_empty()).then_some(out)
+    }
+
     /// Whether it has a claim of a token, which is to be verified before the scope means anything.
     #[must_use]
     pub fn has_claims(&self) -> bool {
@@ -431,6 +455,45 @@ mod tests {
             let error = ScopeWord::parse(word).unwrap_err();
             assert!(error.ends_with(&format!(": use `{}`", word.trim_end_matches('?'))), "{error}");
         }
+    }
+
+    /// What tells the caller from others at its address.
+    fn distinction(scope: &[&str], lines: &[(&'static str, &'static str)]) -> Option<Vec<u8>> {
+        let headers: HeaderMap = lines
+            .iter()
+            .map(|&(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
+            .collect();
+        let caller = Caller {
+            headers: &headers,
+            authority: Some("shop.example"),
+            client_ip: Some([192, 0, 2, 1].into()),
+            certificate: None,
+            claims: None,
+        };
+        let scope: Scope = scope.iter().map(|word| ScopeWord::parse(word).unwrap()).collect();
+        scope.distinction(caller)
+    }
+
+    #[test]
+    fn a_caller_is_told_from_others_at_its_address_by_what_it_shows() {
+        assert_eq!(distinction(&["host", "client-ip", "const:a"], &[("authorization", "Bearer a")]), None);
+        assert_eq!(distinction(&["host", "credential", "header:a?", "cookie:s?", "basic:user?"], &[]), None);
+        let by_default = |lines: &[_]| distinction(&["host", "credential"], lines);
+        assert_distinct(
+            &[
+                by_default(&[("authorization", "Bearer a")]),
+                by_default(&[("authorization", "Bearer b")]),
+                by_default(&[("x-api-key", "a")]),
+                // One identity, and two callers.
+                by_default(&[("cookie", "s=1")]),
+                by_default(&[("cookie", "s=2")]),
+                distinction(&["header:a"], &[("a", "1")]),
+                distinction(&["header:a"], &[("a", "2")]),
+            ]
+            .map(Option::unwrap),
+        );
+        let password = |credentials| by_default(&[("authorization", credentials)]);
+        assert_eq!(password("Basic YW5uOm9uZQ=="), password("Basic YW5uOnR3bw=="), "ann's, with any password");
     }
 
     /// The parts of a scope that a request with these lines lacks.

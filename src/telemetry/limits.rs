@@ -26,6 +26,8 @@ pub enum Limit {
     MaxBufferedDisk,
     /// `[upstreams] NAME.max_connections`
     UpstreamMaxConnections,
+    /// `[limits] fair_share`
+    FairShare,
     /// `[limits] header_timeout`
     HeaderTimeout,
     /// `[limits] idle_timeout`
@@ -42,7 +44,7 @@ pub enum Limit {
 
 impl Limit {
     /// Every limit, in the order of its declaration.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::MaxConnections,
         Self::MaxConnectionsPerAddress,
         Self::MaxRequests,
@@ -51,6 +53,7 @@ impl Limit {
         Self::MaxBufferedMemory,
         Self::MaxBufferedDisk,
         Self::UpstreamMaxConnections,
+        Self::FairShare,
         Self::HeaderTimeout,
         Self::IdleTimeout,
         Self::BodyTimeout,
@@ -71,6 +74,7 @@ impl Limit {
             Self::MaxBufferedMemory => "max_buffered_memory",
             Self::MaxBufferedDisk => "max_buffered_disk",
             Self::UpstreamMaxConnections => "upstream_max_connections",
+            Self::FairShare => "fair_share",
             Self::HeaderTimeout => "header_timeout",
             Self::IdleTimeout => "idle_timeout",
             Self::BodyTimeout => "body_timeout",
@@ -91,6 +95,7 @@ impl Limit {
             | Self::MaxBufferedDisk
             | Self::UpstreamMaxConnections => true,
             Self::MaxConnectionsPerAddress
+            | Self::FairShare
             | Self::HeaderTimeout
             | Self::IdleTimeout
             | Self::BodyTimeout
@@ -119,6 +124,15 @@ impl LimitMetrics {
             && let Some(others) = self.warned[limit as usize].due()
         {
             tracing::warn!(limit = limit.as_str(), others, "a limit of the gate is reached");
+        }
+    }
+
+    /// A client was refused more of a limit of which it holds its share. This counts for both.
+    pub fn share_exceeded(&self, of: Limit) {
+        self.exceeded[of as usize].inc();
+        self.exceeded[Limit::FairShare as usize].inc();
+        if let Some(others) = self.warned[Limit::FairShare as usize].due() {
+            tracing::warn!(limit = of.as_str(), others, "one client holds its share of a limit of the gate");
         }
     }
 

@@ -3,6 +3,7 @@
 mod crowds;
 mod files;
 mod memory;
+mod shares;
 mod unread;
 mod upstreams;
 

@@ -118,7 +118,7 @@ impl Collector {
         match &self.content {
             Content::Copied(copied) => {
                 let uncounted = (copied.capacity() as u64).saturating_sub(self.memory.amount());
-                copied.capacity() <= UNCOUNTED || self.memory.try_grow(uncounted)
+                copied.capacity() <= UNCOUNTED || self.memory.grow_if_plenty(uncounted)
             }
             Content::One(_) | Content::Hashed(_) => true,
         }

@@ -18,6 +18,7 @@ use tokio::time::{Instant, timeout};
 use super::endpoint::Endpoint;
 use super::http2::ReservedStream;
 use super::io::{HeadFilter, MAX_HEAD, SocketState};
+use super::pool::Turn;
 use super::{Io, NotSent, Reuse, Sharing, Upstream};
 use crate::http::body::{self, Body, Observer};
 use crate::http::http1::Interim;
@@ -221,6 +222,8 @@ pub struct PooledConnection {
     pub(super) reusable: bool,
     /// When the head of the answer came.
     pub(super) answered: Instant,
+    /// The right to it, which ends after it is idle.
+    pub(super) turn: Option<Turn>,
 }
 
 impl PooledConnection {
@@ -250,18 +253,20 @@ impl PooledConnection {
     /// Detaches the connection for another protocol.
     pub fn detach(self) {
         if let Transport::Http1(mut connection) = self.transport {
-            connection.socket.become_plain();
+            connection.socket.become_plain(self.turn);
             connection.task.0 = None;
         }
     }
 
     fn return_idle_since(self, idle_since: Instant) {
         // A stream on an HTTP/2 connection is freed on drop.
-        let Self { transport: Transport::Http1(mut connection), upstream, reusable, .. } = self else { return };
+        let Self { transport: Transport::Http1(mut connection), upstream, reusable, turn, .. } = self else { return };
         let put_idle = move |upstream: &Upstream, connection: Http1Connection| {
-            if reusable && connection.is_idle() {
-                upstream.put_idle(connection, idle_since);
+            match reusable && connection.is_idle() {
+                true => upstream.put_idle(connection, idle_since),
+                false => drop(connection),
             }
+            drop(turn);
         };
         if connection.is_ready() || connection.is_closed() {
             return put_idle(&upstream, connection);

@@ -4,8 +4,8 @@
 use std::io::{self, IoSlice};
 use std::os::fd::AsFd;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 
 use futures_util::task::AtomicWaker;
@@ -14,6 +14,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf, Take};
 use tokio::net::{TcpStream, UnixStream};
 
 use super::Io;
+use super::pool::Turn;
 use super::tls_records::TlsRecords;
 
 /// How many bytes are read at a time without the runtime.
@@ -88,6 +89,8 @@ pub(super) struct SocketState {
     written: AtomicU64,
     /// The stream is closed.
     closed: AtomicBool,
+    /// The right to it, where it was upgraded.
+    turn: OnceLock<Turn>,
 }
 
 impl SocketState {
@@ -132,8 +135,12 @@ impl SocketState {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// The connection switches to another protocol.
-    pub(super) fn become_plain(&self) {
+    /// The connection switches to another protocol, and keeps its turn until it closes.
+    pub(super) fn become_plain(&self, turn: Option<Turn>) {
+        if let Some(turn) = turn {
+            // It switches once.
+            drop(self.turn.set(turn));
+        }
         self.plain.store(true, Ordering::Release);
     }
 
@@ -503,7 +510,7 @@ mod tests {
     fn nothing_is_pretended_after_an_upgrade() {
         let socket = SocketState::default();
         assert_eq!(socket.wrote(Ok(5), 5).unwrap(), 5);
-        socket.become_plain();
+        socket.become_plain(None);
         assert!(socket.wrote(failure(), 3).is_err());
     }
 

@@ -19,6 +19,7 @@ mod stream_slots;
 mod tests;
 mod tls;
 mod tls_records;
+mod turn_queue;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -38,15 +39,17 @@ use self::http2::{Http2Connection, ReservedStream};
 use self::http2_pool::Http2Pool;
 pub use self::io::HeadFault;
 use self::io::{SocketState, UpstreamIo};
-use self::pool::{Checkout, IdleConnection, PoolLimit, PoolPermit, Sweepers};
+use self::pool::{Checkout, IdleConnection, PoolLimit, PoolPermit, Sweepers, Turn};
 pub use self::send_context::SendContext;
 pub use self::settings::{Place, Protocol, Settings, Sharing, Tls, can_be_named};
 use self::tls::TlsConnectors;
+use self::turn_queue::TurnQueue;
 use super::body::Body;
 use super::headers::has_unambiguous_framing;
 use super::shards;
 use super::socket::GuardedIo;
 use super::usage::Usage;
+use crate::telemetry::limits::Limit;
 
 /// How long a connection may have been idle to carry an unprotected request.
 const UNPROTECTED_IDLE: Duration = Duration::from_secs(30);
@@ -107,6 +110,8 @@ struct Inner {
     last_warned: Mutex<Option<Instant>>,
     /// The limit on its connections, idle ones included.
     pool_limit: Arc<PoolLimit>,
+    /// How many requests it has, and those that wait for their turn.
+    turns: Arc<TurnQueue>,
     /// Idle connections by shard: a connection lives on the thread that opened it.
     idle: Box<[Mutex<Vec<IdleConnection>>]>,
     sweepers: Sweepers,
@@ -129,6 +134,7 @@ impl Upstream {
 
     fn with(settings: Settings, usage: Arc<Usage>, dial: Option<Arc<dyn Dial>>) -> Self {
         let pool_limit = PoolLimit::new(settings.max_connections);
+        let turns = TurnQueue::new(usage.of_upstream(Limit::UpstreamMaxConnections, settings.max_connections));
         let idle = (0..shards::count()).map(|_| Mutex::default()).collect();
         let http2_pool = Http2Pool::of(&settings);
         let secure = settings.tls.as_ref().map(|tls| TlsConnectors::new(tls, settings.protocol));
@@ -140,6 +146,7 @@ impl Upstream {
             usage,
             last_warned: Mutex::default(),
             pool_limit,
+            turns,
             idle,
             sweepers: Sweepers::new(),
             http2_pool,
@@ -190,12 +197,16 @@ impl Upstream {
         &self,
         mut request: Request<Body>,
         reuse: Reuse,
-        context: &SendContext,
+        context: &SendContext<'_>,
     ) -> Result<(Response<Incoming>, PooledConnection), Error> {
         let mut tries = 0;
         let method = request.method().clone();
         let owner = Owner::of(self.0.settings.reuse, context.scope.as_ref(), request.headers());
         let purpose = Purpose { reuse, owner };
+        let turn = match context.party {
+            Some(party) => self.take_turn(party).await.map_err(Error::NotSent)?,
+            None => None,
+        };
         loop {
             let (mut transport, reused) = match self.take_open(purpose) {
                 Some(transport) => (transport, true),
@@ -209,7 +220,7 @@ impl Upstream {
                 Transport::Http2(stream) => stream.send(request).await,
             };
             match answered {
-                Ok(response) => return self.answered(&method, response, transport),
+                Ok(response) => return self.answered(&method, response, transport, turn),
                 Err(SendError::Unsent(whole, _)) if reused => request = *whole,
                 Err(SendError::Unsent(_, why) | SendError::Unfit(why)) => return Err(Error::NotSent(why)),
                 Err(SendError::FirstWrite(error)) => return Err(Error::NotSent(NotSent::Closed(error))),
@@ -367,6 +378,7 @@ impl Upstream {
         method: &Method,
         response: Response<Incoming>,
         transport: Transport,
+        turn: Option<Turn>,
     ) -> Result<(Response<Incoming>, PooledConnection), Error> {
         let headers = response.headers();
         if !has_unambiguous_framing(headers) {
@@ -381,7 +393,7 @@ impl Upstream {
         // hyper continues in the version of the last response, and HTTP/1.0 has no chunked coding for request bodies.
         let reusable =
             response.version() == Version::HTTP_11 && has_unambiguous_end(method, response.status(), headers);
-        let pooled = PooledConnection { transport, upstream: self.clone(), reusable, answered: Instant::now() };
+        let pooled = PooledConnection { transport, upstream: self.clone(), reusable, answered: Instant::now(), turn };
         Ok((response, pooled))
     }
 }

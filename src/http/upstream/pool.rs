@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -11,8 +11,12 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::connection::{Http1Connection, Owner, Purpose};
+use super::http2_pool::Http2Pool;
+use super::turn_queue::TurnQueue;
 use super::{Inner, NotSent, UNPROTECTED_IDLE, Upstream};
+use crate::http::fair_share::PartyOf;
 use crate::http::shards;
+use crate::http::usage::{Account, Permit};
 use crate::telemetry::limits::Limit;
 
 /// Idle connections kept for each upstream, in equal parts on the threads that serve.
@@ -83,6 +87,33 @@ impl Upstream {
         }
     }
 
+    /// The right to use one of the connections, which a party may not have all of. HTTP/2 has no use for one: its streams are
+    /// as many as the upstream allows.
+    pub(super) async fn take_turn(&self, party: PartyOf<'_>) -> Result<Option<Turn>, NotSent> {
+        let Inner { settings, turns, http2_pool, .. } = &*self.0;
+        if http2_pool.as_ref().is_some_and(Http2Pool::is_http2_likely) {
+            return Ok(None);
+        }
+        let why = match Account::new(&turns.in_use, Some(party)).try_acquire(1) {
+            Ok(permit) => return Ok(Some(Turn::new(permit, Arc::clone(turns)))),
+            Err(why) => why,
+        };
+        // Boxed, because most requests do not wait.
+        let waiting = Box::pin(timeout(settings.connect_timeout, turns.enqueue(party())));
+        match waiting.await {
+            Ok(Ok(turn)) => Ok(Some(turn)),
+            Ok(Err(_)) | Err(_) => {
+                turns.in_use.refused(why);
+                Err(NotSent::NoneFree(settings.connect_timeout))
+            }
+        }
+    }
+
+    /// Whether it counts who uses its connections.
+    pub(crate) fn is_scarce(&self) -> bool {
+        self.0.turns.in_use.is_scarce()
+    }
+
     /// Waits until one of the connections is free, or may be opened.
     pub(super) async fn wait_for_permit(&self, purpose: Purpose) -> Result<Checkout, NotSent> {
         let Inner { settings, usage, pool_limit, .. } = &*self.0;
@@ -128,6 +159,30 @@ pub(super) struct PoolLimit {
 
 /// The right to one connection. Dropping it passes it to the request that has waited longest.
 pub(super) struct PoolPermit(Option<Arc<PoolLimit>>);
+
+/// The right of one request to one of the connections, from before it is sent to the end of its answer. Dropping it gives it to
+/// a request that waits.
+pub(super) struct Turn {
+    permit: Option<Permit>,
+    queue: Arc<TurnQueue>,
+}
+
+impl Turn {
+    pub(super) fn new(permit: Permit, queue: Arc<TurnQueue>) -> Self {
+        Self { permit: Some(permit), queue }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.permit = None;
+        // Whoever ends a turn sees who waits, or whoever begins to wait sees that it has ended.
+        fence(Ordering::SeqCst);
+        if self.queue.length.load(Ordering::Relaxed) > 0 {
+            self.queue.grant();
+        }
+    }
+}
 
 /// The result of waiting.
 pub(super) enum Checkout {

@@ -2,21 +2,30 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::http::fair_share::PartyOf;
 use crate::http::http1::Interim;
 
-/// The progress of sending a request, the sender of interim responses, and the scope of its record.
+/// The progress of sending a request, the sender of interim responses, the scope of its record, and
+/// who it counts for.
 #[derive(Default)]
-pub struct SendContext {
+pub struct SendContext<'a> {
     has_begun: AtomicBool,
     pub(super) interim: Option<Interim>,
     pub(super) scope: Option<[u8; 32]>,
+    pub(super) party: Option<PartyOf<'a>>,
 }
 
-impl SendContext {
+impl<'a> SendContext<'a> {
     /// For a request whose client gets interim responses, if it understands them.
     #[must_use]
     pub fn of(interim: Option<Interim>) -> Self {
         Self { interim, ..Self::default() }
+    }
+
+    /// Adds who the request counts for. Without a party, it counts for nobody.
+    #[must_use]
+    pub fn for_party(self, party: PartyOf<'a>) -> Self {
+        Self { party: Some(party), ..self }
     }
 
     /// Adds the digest of the record's scope, which distinguishes callers where each has its own connections.
