@@ -138,8 +138,8 @@ pub(super) const UNANNOUNCED: &str = "the secret in store.id_secret_file is new 
      what this one records, and would run retries again\n\
      What you can do, best first:\n  \
      1. Let all gates know the new secret first: restart them one by one with the former secret in id_secret_file and the new \
-     one in other_id_secret_files. Then swap the two, one gate after the other.\n  \
-     2. If no other gate of this store runs: start once with --accept-identity-change. No key is forgotten.";
+     one in other_id_secret_files. When all of them have it, swap the two, one gate after the other.\n  \
+     2. If no other gate of this store runs or drains: start once with --accept-identity-change. No key is forgotten.";
 
 /// What would be forgotten, why, and what to do instead, best first. Several lines, without a line break at the end.
 ///

@@ -65,7 +65,7 @@ keys! {
         id_secret_file: Option<PathBuf> = None => file().optional(), Example("\"/run/secrets/oncegate-id-secret\"");
         /// Files with secrets that count besides, while one secret takes the place of another: a request also finds the
         /// records that were made with these, and new records are made with `id_secret_file`. "none" stands for no secret. At
-        /// most 3. Each costs a new key two more reads of the store. See docs/operate/id-secret.md.
+        /// most 3. Each costs requests a read of the store, and new keys two. See docs/operate/id-secret.md.
         other_id_secret_files: Vec<PathBuf> = Vec::new()
             => unique(file()).map(few_secrets, Clone::clone), Example("[\"/run/secrets/oncegate-id-secret-1\"]");
         /// The keys that records are encrypted with, in the store and in the cache, as in

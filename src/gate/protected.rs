@@ -318,9 +318,9 @@ impl ProtectedRequest {
         self.problem(Problem::new(Code::InFlight, detail).retry_after(RETRY_SOON))
     }
 
-    /// The reply where a request with the same key came first, under an id that was made with another secret.
+    /// The reply where a request with the same key may have come first, under an id that was made with another secret.
     pub(super) fn elsewhere_first(&self) -> Reply {
-        let detail = "another request with this key came first; send this one again";
+        let detail = "another request with this key may have come first; nothing was sent; send this one again";
         self.problem(Problem::new(Code::InFlight, detail).retry_after(RETRY_SOON))
     }
 

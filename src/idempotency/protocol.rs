@@ -72,7 +72,7 @@ pub enum Event {
     Barred,
     /// After [`Action::Claim`], [`Action::Supersede`] or [`Action::Reclaim`]: the store has acknowledged the claim.
     Claimed,
-    /// In place of [`Event::Claimed`]: the claim stands, and so does a record of the same key, whose id was made with another
+    /// In place of [`Event::Claimed`]: the claim stands, and so may a record of the same key, whose id was made with another
     /// secret.
     Elsewhere,
     /// After [`Action::Supersede`] or [`Action::Reclaim`]: the record had changed, and the claim was not written.

@@ -90,7 +90,7 @@ fn gates_with_different_first_secrets_run_a_key_once() {
     if kind() == "sqlite" {
         return;
     }
-    let upstream = Upstream::start(|_| Reply::ok("x"));
+    let upstream = Upstream::start(|request| Reply::ok(format!("run {}", request.nth)));
     let plan = Gate::before(&upstream);
     let gates = [with(&plan, &["a", "b"]).start(), with(&plan, &["b", "a"]).start()];
     for round in 0..50 {
@@ -100,9 +100,12 @@ fn gates_with_different_first_secrets_run_a_key_once() {
             tries.collect::<Vec<_>>().into_iter().map(|tried| tried.join().expect("an answer")).collect()
         });
         assert!(upstream.runs_of(&key) <= 1, "{key}: {said:?}");
-        for gate in &gates {
-            Request::post("/charges").key(&key).body("{}").send_after_attempt(gate);
-        }
+        let answers = gates.each_ref().map(|gate| {
+            let answer = Request::post("/charges").key(&key).body("{}").send_after_attempt(gate);
+            assert_eq!(answer.status, 200, "{}", answer.show());
+            answer.text()
+        });
+        assert_eq!(answers[0], answers[1], "{key}");
         assert_eq!(upstream.runs_of(&key), 1, "{key}");
     }
 }
