@@ -7,6 +7,7 @@ use http::header::{
 };
 use http::{HeaderName, HeaderValue, Response, StatusCode};
 use http_body_util::Full;
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -143,25 +144,34 @@ impl Problem {
     }
 }
 
+/// A problem (RFC 9457).
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Problem")]
+pub(super) struct ProblemBody {
+    /// A URN that names the problem.
+    r#type: String,
+    /// The problem in a few words.
+    title: &'static str,
+    /// The status of the answer.
+    status: u16,
+    /// What is wrong this time.
+    detail: String,
+    /// The problem in one word.
+    code: &'static str,
+    /// Whether the same request may be sent again as it is.
+    retryable: bool,
+    #[serde(flatten)]
+    members: Map<String, Value>,
+}
+
 impl From<Problem> for Answer {
     fn from(problem: Problem) -> Self {
-        #[derive(Serialize)]
-        struct Body<'a> {
-            r#type: String,
-            title: &'a str,
-            status: u16,
-            detail: &'a str,
-            code: &'a str,
-            retryable: bool,
-            #[serde(flatten)]
-            members: Map<String, Value>,
-        }
         let Problem { kind, detail, members } = problem;
-        let body = Body {
+        let body = ProblemBody {
             r#type: format!("urn:oncegate:problem:{}", kind.code()),
             title: kind.title(),
             status: kind.status().as_u16(),
-            detail: &detail,
+            detail,
             code: kind.code(),
             retryable: kind.retryable(),
             members,
@@ -206,7 +216,7 @@ pub(super) fn empty(status: StatusCode) -> Answer {
     answer
 }
 
-fn with_body(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Answer {
+pub(super) fn with_body(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Answer {
     let mut answer = empty(status);
     *answer.body_mut() = Full::new(body.into());
     let headers = answer.headers_mut();

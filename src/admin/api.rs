@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use http::{Method, Request, StatusCode};
 use hyper::body::Incoming;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::access::{self, Asker, Refused};
 use super::answer::{Answer, Kind, Problem, json, text};
@@ -12,7 +12,7 @@ use super::clients::Client;
 use super::endpoints::{Endpoint, REVEALING, Resource};
 use super::readiness::STORE_UNAVAILABLE;
 use super::tokens::Role;
-use super::{State, audit, bulk, records, reload, reseal, resolve};
+use super::{Observations, RouteList, State, audit, bulk, openapi, records, reload, reseal, resolve};
 use crate::idempotency::record::RecordId;
 
 /// Whether a request may change something: only what an operator is needed for does.
@@ -62,7 +62,8 @@ async fn dispatch(
         Resource::Livez => Ok(json(StatusCode::OK, &json!({ "status": "live" }))),
         Resource::Readyz => Ok(readyz(state, query).await),
         Resource::Metrics => Ok(metrics(state).await),
-        Resource::Routes => Ok(json(StatusCode::OK, &json!({ "routes": state.configured.load().routes }))),
+        Resource::OpenApi => Ok(openapi::answer()),
+        Resource::Routes => Ok(json(StatusCode::OK, &RouteList { routes: &state.configured.load().routes })),
         Resource::Observed => Ok(observed(state, &asker)),
         Resource::Records => records::list(state, query, &asker).await,
         Resource::Record if *method == Method::DELETE => records::remove(state, parse_id(id)?, query, &asker).await,
@@ -86,12 +87,11 @@ impl State {
 
 /// What requests would have got. A viewer sees no keys.
 fn observed(state: &State, asker: &Asker) -> Answer {
-    let mut routes = json!(state.metrics.observed());
+    let mut routes = state.metrics.observed();
     if asker.role < REVEALING {
-        let examples = routes.as_array_mut().into_iter().flatten().filter_map(|route| route["examples"].as_array_mut());
-        examples.flatten().for_each(|example| example["key"] = Value::Null);
+        routes.iter_mut().flat_map(|route| &mut route.examples).for_each(|example| example.key = None);
     }
-    json(StatusCode::OK, &json!({ "routes": routes }))
+    json(StatusCode::OK, &Observations { routes })
 }
 
 /// With `store=optional`, a gate whose store is away is ready too: it forwards and replays what it can.

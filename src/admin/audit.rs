@@ -24,7 +24,7 @@ use crate::telemetry::rfc3339;
 
 mod listing;
 
-pub(super) use self::listing::list;
+pub(super) use self::listing::{EntryPage, list};
 
 /// Longest text of a filter in an entry, in characters: that of a route can be of any length.
 const MAX_FILTER: usize = 256;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use futures_util::{FutureExt, StreamExt, stream};
 use http::StatusCode;
 use hyper::body::Incoming;
+use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
@@ -48,9 +49,9 @@ const AS_OF: &str = "`as_of` must be the `as_of` of an answer, a time such as 20
 const SHOWN: usize = 100;
 
 /// The body of `POST /api/v1/records/purge`.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct PurgeBody {
+pub(super) struct PurgeBody {
     #[serde(default)]
     filter: FilterBody,
     #[serde(default)]
@@ -60,15 +61,17 @@ struct PurgeBody {
     #[serde(default)]
     reason: String,
     #[serde(default, deserialize_with = "given")]
+    #[schemars(with = "String")]
     as_of: Option<String>,
     #[serde(default, deserialize_with = "given")]
+    #[schemars(with = "String")]
     after: Option<String>,
 }
 
 /// The body of `POST /api/v1/records/resolve`. One flat struct: serde cannot read exact numbers in a flattened one.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct ResolveBody {
+pub(super) struct ResolveAllBody {
     #[serde(default)]
     filter: FilterBody,
     #[serde(default)]
@@ -78,9 +81,12 @@ struct ResolveBody {
     #[serde(default)]
     reason: String,
     #[serde(default, deserialize_with = "given")]
+    #[schemars(with = "String")]
     as_of: Option<String>,
     #[serde(default, deserialize_with = "given")]
+    #[schemars(with = "String")]
     after: Option<String>,
+    #[schemars(extend("enum" = ["release", "complete"]))]
     action: String,
     status: Option<u16>,
     headers: Option<Vec<(String, String)>>,
@@ -88,22 +94,29 @@ struct ResolveBody {
 }
 
 /// The members of [`Wanted`], as text.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 struct FilterBody {
     #[serde(deserialize_with = "given")]
+    #[schemars(with = "String")]
     state: Option<String>,
     #[serde(deserialize_with = "given")]
+    #[schemars(with = "String")]
     route: Option<String>,
     #[serde(deserialize_with = "given")]
+    #[schemars(with = "String")]
     key: Option<String>,
     #[serde(deserialize_with = "given")]
+    #[schemars(with = "String")]
     id: Option<String>,
     #[serde(deserialize_with = "given")]
+    #[schemars(with = "String")]
     older_than: Option<String>,
     #[serde(deserialize_with = "given")]
+    #[schemars(with = "String")]
     since: Option<String>,
     #[serde(deserialize_with = "given")]
+    #[schemars(with = "String")]
     scope: Option<String>,
 }
 
@@ -113,8 +126,9 @@ fn given<'de, D: Deserializer<'de>>(value: D) -> Result<Option<String>, D::Error
 }
 
 /// What came of it.
-#[derive(Debug, Default, Serialize)]
-struct Report {
+#[derive(Debug, Default, Serialize, JsonSchema)]
+#[schemars(rename = "BulkReport")]
+pub(super) struct Report {
     /// How many records the filter found, of those that are to be changed.
     matched: u64,
     /// How many in-flight records the filter found and a purge leaves alone: their attempts run.
@@ -131,6 +145,7 @@ struct Report {
     ids: Vec<String>,
     /// By the store's clock: what was claimed, or turned unknown, later than this is left alone.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "time")]
+    #[schemars(with = "String")]
     as_of: Option<Timestamp>,
     /// After which id the next request goes on, where this one came to its time limit.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -169,7 +184,7 @@ pub(super) async fn purge(state: &State, body: Incoming, asker: &Asker) -> Resul
 pub(super) async fn resolve(state: &State, body: Incoming, asker: &Asker) -> Result<Answer, Problem> {
     const FORM: &str = "{\"filter\": {...}, \"dry_run\": false, \"reason\": \"...\", \"action\": \"release\" | \
                         \"complete\", \"status\": 200, \"headers\": [[\"name\", \"value\"]], \"body_base64\": \"...\"}";
-    let body: ResolveBody = read(&receive(body).await?, FORM)?;
+    let body: ResolveAllBody = read(&receive(body).await?, FORM)?;
     let resolution = Resolution::of(&body.action, body.status, body.headers, body.body_base64)?;
     let given = body.filter.given(body.all);
     let mut wanted = body.filter.wanted(body.all)?;

@@ -10,6 +10,7 @@ mod audit;
 mod bulk;
 mod clients;
 mod endpoints;
+mod openapi;
 mod query;
 mod readiness;
 mod records;
@@ -39,6 +40,7 @@ use crate::idempotency::identity::Identifiers;
 use crate::store::Store;
 use crate::store::sealed::Keeper;
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::observed::ObservedReport;
 
 pub use audit::{AuditWriter, Begun, Outcome};
 pub use readiness::{Phase, Readiness};
@@ -77,7 +79,8 @@ impl Settings {
 }
 
 /// What the API tells of a route, and what it needs of it.
-#[derive(Clone, Debug, serde::Serialize)]
+#[derive(Clone, Debug, serde::Serialize, schemars::JsonSchema)]
+#[schemars(rename = "Route")]
 pub struct RouteInfo {
     /// Its name, as in the records that it claimed.
     pub name: String,
@@ -95,7 +98,20 @@ pub struct RouteInfo {
     pub mode: &'static str,
     /// How long a completed record answers retries; shown in seconds. Also of answers that operators give.
     #[serde(rename = "ttl_seconds", serialize_with = "seconds")]
+    #[schemars(with = "u64")]
     pub ttl: Duration,
+}
+
+/// `GET /api/v1/routes`
+#[derive(serde::Serialize, schemars::JsonSchema)]
+struct RouteList<'a> {
+    routes: &'a [RouteInfo],
+}
+
+/// `GET /api/v1/observed`
+#[derive(serde::Serialize, schemars::JsonSchema)]
+struct Observations {
+    routes: Vec<ObservedReport>,
 }
 
 /// What the admin listener serves from.

@@ -6,7 +6,8 @@ use crate::store::Cursor;
 
 /// How many entries a list has where it is not asked for fewer or more.
 pub(super) const DEFAULT_LIMIT: usize = 100;
-const MAX_LIMIT: usize = 1000;
+/// How many it has at most.
+pub(super) const MAX_LIMIT: usize = 1000;
 
 /// What records are wanted, `limit=` and `cursor=`, each at most once.
 #[derive(Debug, PartialEq)]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http::{HeaderMap, HeaderName, StatusCode};
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::sync::SemaphorePermit;
 
@@ -29,13 +30,18 @@ const MAX_REASON: usize = 2000;
 /// What a script of a web page, or a program that is made to fetch a URL, cannot send by itself.
 const REQUESTED_WITH: HeaderName = HeaderName::from_static("x-requested-with");
 
+/// A page of a list of records.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "RecordPage")]
+pub(super) struct Page {
+    /// The newest first.
+    records: Vec<RecordView>,
+    /// The cursor of the next page, if there may be one.
+    next: Option<String>,
+}
+
 /// `GET /api/v1/records`
 pub(super) async fn list(state: &State, query: Option<&str>, asker: &Asker) -> Result<Answer, Problem> {
-    #[derive(Serialize)]
-    struct Page {
-        records: Vec<RecordView>,
-        next: Option<String>,
-    }
     let Query { wanted, limit, after } = Query::parse(query)?;
     if wanted.is_guess() {
         asker.must_be(REVEALING, "a filter by key or scope").map_err(|refused| state.refused(refused))?;

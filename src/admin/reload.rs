@@ -1,6 +1,7 @@
 //! `POST /api/v1/reload`: the process reads its configuration again, and the answer says what came of it.
 
 use http::StatusCode;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
@@ -13,7 +14,7 @@ use super::audit::{self, Deed, Outcome};
 pub type ReloadRequest = oneshot::Sender<ReloadReport>;
 
 /// What came of a reload.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "status", rename_all = "kebab-case")]
 pub enum ReloadReport {
     /// The new configuration is in force.
@@ -33,7 +34,7 @@ pub enum ReloadReport {
 }
 
 /// A problem of a configuration.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ReloadProblem {
     /// Where: a file and a line, a variable or a flag.
     pub place: String,

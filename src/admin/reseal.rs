@@ -3,17 +3,33 @@
 use std::time::Duration;
 
 use http::StatusCode;
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 
 use super::State;
 use super::access::Asker;
-use super::answer::{Answer, Kind, Problem, json as json_answer};
+use super::answer::{Answer, Kind, Problem, json};
 use super::audit::{self, Deed, Outcome};
 use super::records::unavailable;
 use crate::idempotency::record::RecordId;
 
 /// How long one request goes on. The records that are left then are for the next one.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What came of it.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct ResealReport {
+    /// How many records were encrypted anew.
+    resealed: u64,
+    /// How many are in flight, and were left alone.
+    in_flight: u64,
+    /// How many are encrypted with a key that this gate does not have.
+    unopened: u64,
+    /// For how many the store failed.
+    failed: u64,
+    /// After which id the next request goes on; nothing where all were looked at.
+    after: Option<String>,
+}
 
 pub(super) async fn reseal(state: &State, query: Option<&str>, asker: &Asker) -> Result<Answer, Problem> {
     let wrong = || Kind::BadRequest.because("the one query parameter is `after`: the `after` of an answer");
@@ -33,16 +49,16 @@ pub(super) async fn reseal(state: &State, query: Option<&str>, asker: &Asker) ->
     if done.resealed > 0 {
         audit::log_reseal(asker, done.resealed);
     }
-    let answer = json!({
-        "resealed": done.resealed,
-        "in_flight": done.in_flight,
-        "unopened": done.unopened,
-        "failed": done.failed,
-        "after": done.next.map(|after| after.to_string()),
-    });
+    let answer = ResealReport {
+        resealed: done.resealed,
+        in_flight: done.in_flight,
+        unopened: done.unopened,
+        failed: done.failed,
+        after: done.next.map(|after| after.to_string()),
+    };
     let outcome = if done.resealed > 0 { Outcome::Done } else { Outcome::Unchanged };
     let mut report = audit::members(&answer);
     report.remove("after");
     begun.end_with(outcome, report).await;
-    Ok(json_answer(StatusCode::OK, &answer))
+    Ok(json(StatusCode::OK, &answer))
 }

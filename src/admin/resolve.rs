@@ -9,6 +9,7 @@ use http::header::{CONNECTION, CONTENT_LENGTH, HeaderName, HeaderValue, TE, TRAI
 use http::{StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Body as _, Incoming};
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::State;
@@ -34,9 +35,10 @@ const OWN: [&str; 5] =
     ["idempotency-status", "idempotent-replayed", "idempotency-expires", "idempotency-attempt", "idempotency-control"];
 
 /// The body of a request to resolve. One flat struct: serde cannot read exact numbers in a tagged enum.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Body {
+pub(super) struct ResolveBody {
+    #[schemars(extend("enum" = ["release", "complete"]))]
     action: String,
     status: Option<u16>,
     headers: Option<Vec<(String, String)>>,
@@ -147,7 +149,7 @@ pub(super) async fn receive(body: Incoming) -> Result<Bytes, Problem> {
 }
 
 fn parse(bytes: &[u8]) -> Result<(Resolution, String), Problem> {
-    let body: Body = serde_json::from_slice(bytes).map_err(|error| {
+    let body: ResolveBody = serde_json::from_slice(bytes).map_err(|error| {
         // Where, not what: the message of a wrong value quotes it, and it may be part of an answer.
         Kind::BadRequest.because(format!(
             "the body is not of the form {{\"action\": \"release\" | \"complete\", \"status\": 200, \"headers\": \

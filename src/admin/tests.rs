@@ -3,6 +3,7 @@
 mod access;
 mod audit;
 mod bulk;
+mod openapi;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

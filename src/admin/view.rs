@@ -4,6 +4,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use http::header::CONTENT_TYPE;
 use http::{HeaderName, HeaderValue};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::endpoints::REVEALING;
@@ -17,9 +18,12 @@ use crate::store::{Listed, NamespaceRules, Origin, is_orphaned};
 use crate::telemetry::rfc3339;
 
 /// A record without its secrets: no attempt, no whole key, and no header or body unless they are asked for.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Record")]
 pub(super) struct RecordView {
+    /// 64 hexadecimal digits.
     id: String,
+    #[schemars(extend("enum" = State::ALL.map(State::as_str)))]
     state: &'static str,
     #[serde(flatten)]
     unknown: Option<UnknownView>,
@@ -56,7 +60,7 @@ pub(super) struct RecordView {
 }
 
 /// Why the outcome of the attempt is unknown.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct UnknownView {
     /// When it turned unknown; nothing where an older release claimed the record.
     unknown_since: Option<String>,
@@ -66,7 +70,7 @@ struct UnknownView {
     unknown_because: Option<String>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct AnswerView {
     status: u16,
     content_type: Option<String>,
@@ -77,7 +81,7 @@ struct AnswerView {
 }
 
 /// An answer, in the form in which `resolve` takes one.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct WholeAnswer {
     headers: Vec<[String; 2]>,
     body_base64: Option<String>,

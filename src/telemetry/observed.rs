@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use prometheus::{IntCounter, IntCounterVec};
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
 use super::outcome::Outcome;
@@ -70,19 +71,22 @@ impl Counts {
 }
 
 /// A key that ran more than once.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "ObservedExample")]
 pub struct Example {
-    /// The key, shortened.
-    pub key: String,
+    /// The key, shortened; nothing for a viewer.
+    pub key: Option<String>,
     /// The method of its requests.
     pub method: String,
     /// Their path, without the query.
     pub path: String,
     /// When the first of them came; RFC 3339.
     #[serde(serialize_with = "as_rfc3339")]
+    #[schemars(with = "String")]
     pub first_at: Timestamp,
     /// When the one came that ran again.
     #[serde(serialize_with = "as_rfc3339")]
+    #[schemars(with = "String")]
     pub again_at: Timestamp,
     /// What that would have got.
     #[serde(rename = "would")]
@@ -95,12 +99,14 @@ pub struct Example {
 type Words = BTreeMap<&'static str, u64>;
 
 /// The report on one route.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "ObservedRoute")]
 pub struct ObservedReport {
     /// Its name.
     pub route: String,
     /// When the gate began to count; RFC 3339.
     #[serde(serialize_with = "as_rfc3339")]
+    #[schemars(with = "String")]
     pub since: Timestamp,
     /// Requests.
     pub requests: u64,

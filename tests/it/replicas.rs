@@ -23,7 +23,7 @@ fn replicas_that_are_killed_under_load() {
 fn replicas_with_different_secrets_that_are_killed_under_load() {
     let Some(database) = migrated() else { return };
     let turn = AtomicUsize::new(0);
-    killed_under_load(&database, &database.url, |plan| {
+    killed_in(Storm::before(&database.url).with_several_ids(), &database.url, |plan| {
         let files = ["a", "b"].map(|name| {
             let path = plan.path(name);
             std::fs::write(&path, name.repeat(32)).expect("a writable directory");
@@ -93,7 +93,10 @@ fn purged_everywhere(url: &str, max_age: &str, trouble: impl FnOnce()) {
 }
 
 fn killed_under_load(database: &Database, url: &str, plan: impl Fn(Plan) -> Plan) {
-    let storm = Storm::before(&database.url);
+    killed_in(Storm::before(&database.url), url, plan);
+}
+
+fn killed_in(storm: Storm, url: &str, plan: impl Fn(Plan) -> Plan) {
     let mut gates: Vec<Option<Gate>> = storm.start(3, |gate| plan(gate.store_url(url))).into_iter().map(Some).collect();
     let places = Arc::clone(&storm.gates);
     let seed = fastrand::u64(..);

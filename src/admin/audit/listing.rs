@@ -1,6 +1,7 @@
 //! `GET /api/v1/audit`
 
 use http::StatusCode;
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -32,7 +33,8 @@ struct Query {
 }
 
 /// An entry as the API shows it.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "AuditEntry")]
 struct EntryView {
     id: String,
     at: String,
@@ -49,13 +51,18 @@ struct EntryView {
     detail: Map<String, Value>,
 }
 
+/// A page of the audit log.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "AuditPage")]
+pub(in crate::admin) struct EntryPage {
+    /// The newest first.
+    entries: Vec<EntryView>,
+    /// The cursor of the next page, if there is one.
+    next: Option<String>,
+}
+
 /// Lists entries, newest first.
 pub(in crate::admin) async fn list(state: &State, query: Option<&str>, asker: &Asker) -> Result<Answer, Problem> {
-    #[derive(Serialize)]
-    struct Page {
-        entries: Vec<EntryView>,
-        next: Option<String>,
-    }
     let Query { mut filter, limit, before } = Query::parse(query)?;
     let _slot = state.listing_slot()?;
     filter.service = Some(state.service.clone());
@@ -68,7 +75,7 @@ pub(in crate::admin) async fn list(state: &State, query: Option<&str>, asker: &A
         _ => unavailable(error),
     })?;
     let entries = found.entries.into_iter().map(|entry| EntryView::of(entry, asker.role)).collect();
-    Ok(json(StatusCode::OK, &Page { entries, next: found.next.map(|next| next.0.to_string()) }))
+    Ok(json(StatusCode::OK, &EntryPage { entries, next: found.next.map(|next| next.0.to_string()) }))
 }
 
 impl Query {

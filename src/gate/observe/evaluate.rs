@@ -256,7 +256,7 @@ impl Notes {
         if let Some(RunAgain { differs }) = again {
             let (one, other) = (shadow.span.began, exchange.span.began);
             self.state.metrics.observed().ran_again(Example {
-                key: head.key.clone(),
+                key: Some(head.key.clone()),
                 method: head.method.to_string(),
                 path: head.path.clone(),
                 first_at: one.min(other),

@@ -244,9 +244,13 @@ impl Plan {
         self
     }
 
-    /// Adds lines to `[store]`.
+    /// Adds lines to `[store]`. The secret of gates that share a cache gives way to others.
     pub fn store(mut self, lines: &str) -> Self {
         self.store = lines.into();
+        if lines.contains("id_secret_file") {
+            let kept = self.cache.lines().filter(|line| !line.starts_with("id_secret_file"));
+            self.cache = kept.map(|line| format!("{line}\n")).collect();
+        }
         self
     }
 
