@@ -16,7 +16,7 @@ use super::access::Asker;
 use super::answer::{Answer, Kind, Problem, json};
 use super::audit::{self, Deed, Outcome};
 use super::records::{check_reason, unavailable};
-use super::resolve::{Resolution, receive};
+use super::resolve::{ACTIONS, Resolution, receive};
 use super::scope::{Belongs, belongs};
 use super::wanted::{Selection, Wanted, begins, parse_time};
 use crate::idempotency::codec::{Details, Head};
@@ -86,7 +86,7 @@ pub(super) struct ResolveAllBody {
     #[serde(default, deserialize_with = "given")]
     #[schemars(with = "String")]
     after: Option<String>,
-    #[schemars(extend("enum" = ["release", "complete"]))]
+    #[schemars(extend("enum" = ACTIONS))]
     action: String,
     status: Option<u16>,
     headers: Option<Vec<(String, String)>>,

@@ -92,7 +92,7 @@ impl Operation {
 
     fn write(mut self, endpoint: &Endpoint, role: Option<Role>, problem: &Value) -> Value {
         if endpoint.path.contains("{id}") {
-            let id = json!({ "type": "string", "pattern": "^[0-9A-Fa-f]{64}$" });
+            let id = record_id();
             let id =
                 json!({ "name": "id", "in": "path", "required": true, "schema": id, "description": "A record's id." });
             self.parameters.insert(0, id);
@@ -197,7 +197,7 @@ fn describe(resource: Resource, method: &Method, schemas: &mut Schemas) -> Opera
             Operation::read("resolveRecords", summary, schemas.of::<Report>()).taking(body)
         }
         Resource::Reseal => {
-            let after = json!({ "type": "string", "pattern": "^[0-9A-Fa-f]{64}$" });
+            let after = record_id();
             let after = parameter("after", after, "The `after` of the answer before: go on from there.");
             let summary = "Encrypt records anew with the first key, for a few seconds.";
             Operation::read("resealRecords", summary, schemas.of::<ResealReport>()).with(vec![after]).taking(nothing())
@@ -205,7 +205,7 @@ fn describe(resource: Resource, method: &Method, schemas: &mut Schemas) -> Opera
         Resource::Audit => {
             let action = json!({ "enum": Action::ALL.map(Action::as_str) });
             let by = json!({ "type": "string", "minLength": 1, "maxLength": 128 });
-            let record = json!({ "type": "string", "pattern": "^[0-9A-Fa-f]{64}$" });
+            let record = record_id();
             let own = [
                 parameter("since", json!({ "type": "string", "minLength": 1 }), "A duration, or a time by RFC 3339."),
                 parameter("action", action, "What was done."),
@@ -231,6 +231,11 @@ fn describe(resource: Resource, method: &Method, schemas: &mut Schemas) -> Opera
 /// A body that says nothing. Its type is demanded, which no form of a web page can send.
 fn nothing() -> Value {
     json!({ "type": "object", "maxProperties": 0 })
+}
+
+/// The id of a record.
+fn record_id() -> Value {
+    json!({ "type": "string", "pattern": "^[0-9A-Fa-f]{64}$" })
 }
 
 fn parameter(name: &str, schema: Value, description: &str) -> Value {

@@ -34,11 +34,14 @@ const MAX_HEADERS: usize = 256;
 const OWN: [&str; 5] =
     ["idempotency-status", "idempotent-replayed", "idempotency-expires", "idempotency-attempt", "idempotency-control"];
 
+/// How an operator may say that an attempt ended: see [`Resolution`].
+pub(super) const ACTIONS: [&str; 2] = ["release", "complete"];
+
 /// The body of a request to resolve. One flat struct: serde cannot read exact numbers in a tagged enum.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ResolveBody {
-    #[schemars(extend("enum" = ["release", "complete"]))]
+    #[schemars(extend("enum" = ACTIONS))]
     action: String,
     status: Option<u16>,
     headers: Option<Vec<(String, String)>>,

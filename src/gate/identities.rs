@@ -121,9 +121,10 @@ impl<'a> IdentityRules<'a> {
         let keys: Vec<(&KeyRule, &Recipe)> =
             rules.iter().flat_map(|rule| recipes_of(rule).iter().map(|recipe| (*rule, *recipe))).collect();
         let trusted = [self.settings.forwarding.rule(), String::new()];
-        let without = Settings { id_secret: None, ..self.settings.clone() };
-        for settings in [self.settings, &without] {
-            let identifier = identifier(settings, &change.service);
+        let own = Settings { service: Arc::clone(&change.service), ..self.settings.clone() };
+        let without = Settings { id_secret: None, ..own.clone() };
+        for settings in [own, without] {
+            let identifier = settings.identifiers().first;
             for (scope, (key, recipe), trusted) in combined(&scopes, &keys, &trusted) {
                 if identifier.rules_digest(&change.namespace, scope, key, recipe, trusted) == change.digest {
                     let has_secret = settings.id_secret.is_some();
@@ -173,10 +174,6 @@ fn describe_route(route: &Arc<Route>) -> RouteDescription {
 pub(super) fn digest(identifier: &Identifier, route: &Route, callers: CallerRules<'_>) -> IdentityDigest {
     let policy = &route.policy;
     identifier.rules_digest(&route.namespace, &policy.scope, &policy.key, &policy.fingerprint, callers)
-}
-
-fn identifier(settings: &Settings, service: &Arc<str>) -> Identifier {
-    Identifier::new(Arc::clone(service), settings.id_secret.as_ref().map(|secret| Arc::clone(&secret.0)))
 }
 
 /// Each once, in the order in which they come.
