@@ -26,6 +26,7 @@ pub(super) enum Resource {
     Metrics,
     OpenApi,
     Routes,
+    Stats,
     Observed,
     Records,
     Record,
@@ -48,6 +49,7 @@ pub(super) const ENDPOINTS: &[Endpoint] = &[
     Endpoint { path: "/metrics", resource: Resource::Metrics, rights: VIEWER, takes_parameters: true },
     Endpoint { path: "/api/v1/openapi.json", resource: Resource::OpenApi, rights: VIEWER, takes_parameters: false },
     Endpoint { path: "/api/v1/routes", resource: Resource::Routes, rights: VIEWER, takes_parameters: false },
+    Endpoint { path: "/api/v1/stats", resource: Resource::Stats, rights: VIEWER, takes_parameters: false },
     Endpoint { path: "/api/v1/observed", resource: Resource::Observed, rights: VIEWER, takes_parameters: false },
     Endpoint { path: "/api/v1/records", resource: Resource::Records, rights: VIEWER, takes_parameters: true },
     // A dry run, too: with a list of the same filter, a viewer finds the same records.

@@ -19,6 +19,7 @@ mod reseal;
 mod resolve;
 mod scope;
 mod server;
+mod stats;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
@@ -36,6 +37,7 @@ use tokio::sync::{Semaphore, mpsc};
 
 use crate::http::accept::{ServerTls, TlsFiles};
 use crate::http::socket::Listen;
+use crate::http::usage::Usage;
 use crate::idempotency::identity::Identifiers;
 use crate::store::Store;
 use crate::store::sealed::Keeper;
@@ -133,6 +135,8 @@ pub struct State {
     /// One change of many records at a time.
     changes: Semaphore,
     throttle: Throttle,
+    usage: OnceLock<Arc<Usage>>,
+    stats: stats::Watch,
 }
 
 /// What another configuration changes.
@@ -173,6 +177,8 @@ impl State {
             listings: Semaphore::new(MAX_LISTINGS),
             changes: Semaphore::new(1),
             throttle: Throttle::default(),
+            usage: OnceLock::new(),
+            stats: stats::Watch::default(),
         }
     }
 
@@ -194,6 +200,13 @@ impl State {
     pub fn set_reloads(&self, reloads: mpsc::Sender<ReloadRequest>) {
         if self.reloads.set(reloads).is_err() {
             tracing::debug!("the admin listener passes on reloads already");
+        }
+    }
+
+    /// The process counts against these limits. Only the first call counts.
+    pub fn set_usage(&self, usage: Arc<Usage>) {
+        if self.usage.set(usage).is_err() {
+            tracing::debug!("the admin listener knows the limits already");
         }
     }
 

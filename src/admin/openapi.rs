@@ -16,6 +16,7 @@ use super::records::Page;
 use super::reload::ReloadReport;
 use super::reseal::ResealReport;
 use super::resolve::ResolveBody;
+use super::stats::Stats;
 use super::tokens::Role;
 use super::view::RecordView;
 use super::wanted::Wanted;
@@ -153,6 +154,7 @@ fn describe(resource: Resource, method: &Method, schemas: &mut Schemas) -> Opera
         Resource::Routes => {
             Operation::read("listRoutes", "The routes that are in force.", schemas.of::<RouteList<'static>>())
         }
+        Resource::Stats => Operation::read("stats", "What this gate does now.", schemas.of::<Stats>()),
         Resource::Observed => {
             let summary = "What requests of routes with `mode = \"observe\"` would have got.";
             Operation::read("listObserved", summary, schemas.of::<Observations>())

@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 
 use super::answer::{Answer, Kind, for_browsers};
 use super::clients::{Client, Clients};
-use super::{State, api};
+use super::{State, api, stats};
 use crate::http::accept::encrypt;
 
 /// How long a request's head may take to arrive, and an idle connection may stay.
@@ -45,6 +45,9 @@ pub async fn serve(listener: TcpListener, state: Arc<State>, mut shutdown: watch
     let (mut clients, mut connections) = (Clients::default(), JoinSet::new());
     let mut spares = Spares::of(&listener);
     let mut is_failing = false;
+    // It ends when this does.
+    let mut sampling = JoinSet::new();
+    sampling.spawn(stats::keep_sampling(Arc::clone(&state)));
     loop {
         let accepted = tokio::select! {
             biased;

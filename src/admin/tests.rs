@@ -4,6 +4,7 @@ mod access;
 mod audit;
 mod bulk;
 mod openapi;
+mod stats;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -226,6 +226,7 @@ impl Serving {
         let start_settings = StartSettings::of(&config);
         let (shutdown_delay, drain_timeout) = (config.server.shutdown_delay, config.server.drain_timeout);
         let usage = Usage::new(&config.server.limits, &metrics);
+        admin_state.set_usage(Arc::clone(&usage));
         let upstream = |settings| Upstream::new(settings, Arc::clone(&usage));
         let upstreams = config.upstreams.into_iter().map(upstream).collect();
         let gate = Gate::new(config.gate, config.router, upstreams, Arc::clone(&store), Arc::clone(&usage), &metrics);

@@ -1,5 +1,6 @@
 //! How much of the limits is in use: budgets, the permits of those who use them, and the bytes that count against them.
 
+mod levels;
 mod permit;
 mod proxied;
 

@@ -4,8 +4,10 @@
 //! label is looked up, nothing is allocated. Series that belong to an outcome or a store operation appear with the
 //! first one of their kind, so that a route without traffic does not export twenty empty histograms.
 
+mod reading;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -22,11 +24,13 @@ use super::observed::{Observed, ObservedReport};
 use super::outcome::Outcome;
 use super::records_by_key::RecordsByKey;
 use super::register::{add, by_reason, counter, gauge, histograms};
+use super::wall_clock;
 use crate::idempotency::record::{RecordId, State};
 use crate::store::ErrorKind;
 use crate::store::cached::CacheResult;
 use crate::store::metered::StoreOp;
 use crate::store::sealed::Closed;
+pub use reading::{Durations, Levels, RouteTraffic, Traffic};
 
 /// Upper bounds of request and upstream durations, in seconds.
 const REQUEST_BUCKETS: &[f64] =
@@ -91,6 +95,8 @@ struct Families {
     leases_expired: IntCounter,
     records_swept: IntCounter,
     reload_successful: IntGauge,
+    /// When the configuration was read, in milliseconds of this process's clock.
+    reloaded_at: AtomicU64,
     ready: IntGauge,
 }
 
@@ -205,6 +211,7 @@ impl Metrics {
     /// The configuration was read again, with or without success.
     pub fn config_reloaded(&self, successful: bool) {
         self.families.reload_successful.set(successful.into());
+        self.families.reloaded_at.store(wall_clock().0, Ordering::Relaxed);
     }
 
     /// Whether the gate takes requests.
@@ -464,6 +471,7 @@ impl Families {
                 "Expired records that this replica removed.",
             ),
             reload_successful,
+            reloaded_at: AtomicU64::new(wall_clock().0),
             ready: gauge(&registry, "oncegate_ready", "1 if the gate takes requests, else 0."),
             registry,
         }
