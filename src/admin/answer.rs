@@ -26,7 +26,10 @@ const FOR_BROWSERS: [(HeaderName, HeaderValue); 4] = [
 
 /// Tells browsers what they must not do with an answer, whatever it is.
 pub(super) fn for_browsers(mut answer: Answer) -> Answer {
-    answer.headers_mut().extend(FOR_BROWSERS);
+    for (name, value) in FOR_BROWSERS {
+        // The page has a policy of its own.
+        answer.headers_mut().entry(name).or_insert(value);
+    }
     answer
 }
 

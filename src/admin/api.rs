@@ -12,7 +12,7 @@ use super::clients::Client;
 use super::endpoints::{Endpoint, REVEALING, Resource};
 use super::readiness::STORE_UNAVAILABLE;
 use super::tokens::Role;
-use super::{Observations, RouteList, State, audit, bulk, openapi, records, reload, reseal, resolve, stats};
+use super::{Observations, RouteList, State, audit, bulk, openapi, page, records, reload, reseal, resolve, stats};
 use crate::idempotency::record::RecordId;
 
 /// Whether a request may change something: only what an operator is needed for does.
@@ -59,12 +59,13 @@ async fn dispatch(
         return Err(Kind::BadRequest.because("no query parameters are known here"));
     }
     match endpoint.resource {
+        Resource::Page(file) => Ok(page::answer(file, request.headers())),
         Resource::Livez => Ok(json(StatusCode::OK, &json!({ "status": "live" }))),
         Resource::Readyz => Ok(readyz(state, query).await),
         Resource::Metrics => Ok(metrics(state).await),
         Resource::OpenApi => Ok(openapi::answer()),
         Resource::Routes => Ok(json(StatusCode::OK, &RouteList { routes: &state.configured.load().routes })),
-        Resource::Stats => Ok(stats::answer(state).await),
+        Resource::Stats => Ok(stats::answer(state, &asker).await),
         Resource::Observed => Ok(observed(state, &asker)),
         Resource::Records => records::list(state, query, &asker).await,
         Resource::Record if *method == Method::DELETE => records::remove(state, parse_id(id)?, query, &asker).await,

@@ -2,6 +2,7 @@
 
 use http::Method;
 
+use super::page::File;
 use super::tokens::Role;
 
 /// A path, and what there is.
@@ -21,6 +22,7 @@ pub(super) type Right = (Method, Option<Role>);
 /// What a path names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Resource {
+    Page(File),
     Livez,
     Readyz,
     Metrics,
@@ -44,6 +46,16 @@ const OPERATOR: &[Right] = &[(Method::POST, Some(Role::Operator))];
 
 /// Every endpoint with the roles that it needs. Where two paths fit, the first counts.
 pub(super) const ENDPOINTS: &[Endpoint] = &[
+    file("/", File::Index),
+    file("/page/page.css", File::Style),
+    file("/page/main.js", File::Main),
+    file("/page/api.js", File::Api),
+    file("/page/dom.js", File::Dom),
+    file("/page/now.js", File::Now),
+    file("/page/records.js", File::Records),
+    file("/page/record.js", File::Record),
+    file("/page/audit.js", File::Audit),
+    file("/page/icon.svg", File::Icon),
     Endpoint { path: "/livez", resource: Resource::Livez, rights: ANYBODY, takes_parameters: true },
     Endpoint { path: "/readyz", resource: Resource::Readyz, rights: ANYBODY, takes_parameters: true },
     Endpoint { path: "/metrics", resource: Resource::Metrics, rights: VIEWER, takes_parameters: true },
@@ -82,6 +94,11 @@ pub(super) const ENDPOINTS: &[Endpoint] = &[
     Endpoint { path: "/api/v1/reload", resource: Resource::Reload, rights: OPERATOR, takes_parameters: false },
 ];
 
+/// A file of the page, which holds no data.
+const fn file(path: &'static str, file: File) -> Endpoint {
+    Endpoint { path, resource: Resource::Page(file), rights: ANYBODY, takes_parameters: true }
+}
+
 /// What a read needs that shows or names a key, or shows an answer.
 pub(super) const REVEALING: Role = Role::Operator;
 
@@ -106,7 +123,7 @@ impl Endpoint {
         self.rights.iter().find(|(known, _)| known == method)
     }
 
-    /// Whether probes use it, which come with any host and no token, and learn nothing but one word.
+    /// Whether it needs neither a host nor a token: probes learn nothing but one word, and the page holds no data.
     pub(super) fn is_anybodys(&self) -> bool {
         self.rights.iter().all(|(_, role)| role.is_none())
     }
@@ -138,7 +155,9 @@ mod tests {
             assert_eq!(found.resource, endpoint.resource, "{path}");
             assert_eq!(found_id, if endpoint.path.contains("{id}") { &*id } else { "" }, "{path}");
         }
-        for path in ["", "/", "/livez/", "/api/v1/records/", "/api/v1/records//resolve", "/api/v1/records/a/b"] {
+        for path in
+            ["", "//", "/page/", "/livez/", "/api/v1/records/", "/api/v1/records//resolve", "/api/v1/records/a/b"]
+        {
             assert!(Endpoint::at(path).is_none(), "{path}");
         }
     }

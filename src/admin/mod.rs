@@ -11,6 +11,7 @@ mod bulk;
 mod clients;
 mod endpoints;
 mod openapi;
+mod page;
 mod query;
 mod readiness;
 mod records;

@@ -135,6 +135,15 @@ fn describe(resource: Resource, method: &Method, schemas: &mut Schemas) -> Opera
         json!({ "type": "object", "required": ["status"], "properties": members })
     };
     match resource {
+        Resource::Page(file) => {
+            let text = Some((file.media_type(), json!({ "type": "string" })));
+            let mut operation = Operation::read(file.operation(), "A file of the admin page.", Value::Null);
+            operation.answers = vec![
+                (StatusCode::OK, "The file.", text),
+                (StatusCode::NOT_MODIFIED, "The file that `If-None-Match` names.", None),
+            ];
+            operation
+        }
         Resource::Livez => Operation::read("livez", "Whether the process lives.", status(&["live"])),
         Resource::Readyz => {
             let store = json!({ "enum": ["optional"] });

@@ -18,7 +18,9 @@ use tokio::time::{Instant, MissedTickBehavior};
 use self::oldest::{Oldest, Search};
 use self::window::{Bases, SAMPLE_EVERY, Window};
 use super::State;
+use super::access::Asker;
 use super::answer::{Answer, json};
+use super::tokens::Role;
 use crate::idempotency::record::{self, Timestamp};
 use crate::telemetry::limits::Limit;
 use crate::telemetry::metrics::{Durations, Levels, RouteTraffic, Traffic};
@@ -36,6 +38,8 @@ pub(super) struct Watch {
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Stats {
     version: &'static str,
+    /// Who asks.
+    you: You,
     /// Of this answer, by the clock of this process.
     at: String,
     started_at: String,
@@ -67,6 +71,15 @@ pub(super) struct Stats {
     store: StoreStats,
     /// Questions for completed records before the store is asked, by what came of them.
     cache: BTreeMap<&'static str, u64>,
+}
+
+/// Whose token it is that was shown.
+#[derive(Serialize, JsonSchema)]
+struct You {
+    /// The name of the token, as in the audit log; `-` where none is demanded.
+    name: String,
+    #[schemars(extend("enum" = [Role::Viewer.as_str(), Role::Operator.as_str()]))]
+    role: &'static str,
 }
 
 /// By the words of outcomes.
@@ -158,17 +171,17 @@ pub(super) async fn keep_sampling(state: Arc<State>) {
     }
 }
 
-pub(super) async fn answer(state: &State) -> Answer {
+pub(super) async fn answer(state: &State, asker: &Asker) -> Answer {
     let reason = state.why_not_ready().await;
     let oldest = match state.store.get() {
         Some(store) => state.stats.oldest_unknown.oldest(store, &state.service).await,
         None => None,
     };
-    json(StatusCode::OK, &Stats::new(state, reason, oldest))
+    json(StatusCode::OK, &Stats::new(state, asker, reason, oldest))
 }
 
 impl Stats {
-    fn new(state: &State, reason: Option<&'static str>, oldest: Option<Oldest>) -> Self {
+    fn new(state: &State, asker: &Asker, reason: Option<&'static str>, oldest: Option<Oldest>) -> Self {
         let (traffic, levels) = (state.metrics.traffic(), state.metrics.levels());
         let since = Since::new(state, &traffic);
         let limits = limits(state, &levels);
@@ -184,6 +197,7 @@ impl Stats {
         }
         Self {
             version: env!("CARGO_PKG_VERSION"),
+            you: You { name: asker.name().to_owned(), role: asker.role.as_str() },
             at: rfc3339(wall_clock()),
             started_at: rfc3339(state.stats.started_at),
             uptime_seconds: state.stats.started.elapsed().as_secs(),

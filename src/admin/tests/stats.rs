@@ -39,6 +39,7 @@ async fn it_says_what_is_and_what_was_lately() {
     admin.pass(Duration::from_secs(90));
     let stats = stats(&admin).await;
     assert_eq!((&stats["ready"], &stats["reason"]), (&json!(true), &Value::Null));
+    assert_eq!(stats["you"], json!({"name": "-", "role": "operator"}));
     assert_eq!(stats["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(stats["records"], json!({"in-flight": 0, "completed": 5, "unknown": 1}));
     assert_eq!(stats["oldest_unknown"]["id"], id.to_string());
@@ -84,5 +85,6 @@ async fn a_viewer_sees_it_without_keys() {
     let reply = ask(&admin, "GET /api/v1/stats", BOARD, "").await;
     assert_eq!(reply.status, 200, "{}", reply.body);
     assert_eq!(reply.json()["oldest_unknown"]["route"], "charge");
+    assert_eq!(reply.json()["you"], json!({"name": "board", "role": "viewer"}));
     assert!(!reply.body.contains("8e03978e"), "{}", reply.body);
 }

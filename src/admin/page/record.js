@@ -1,0 +1,266 @@
+// One record: what it is, its story, and what an operator can do about it. GET /api/v1/records/ID and /api/v1/audit?record=ID.
+
+import { Problem, ask, query } from "/page/api.js";
+import { detail, reasonOf } from "/page/audit.js";
+import { bytes, code, duration, facts, h, problem, put, stateWord, time } from "/page/dom.js";
+
+const WHOLE = /^[0-9a-fA-F]{64}$/;
+
+const BECAUSE = {
+  "lease-expired": "its gate ended, or could not reach the store in time", "shutdown": "its gate was stopped while it ran", "timeout": "the upstream did not answer in time",
+  "broken": "the upstream broke off", "not-recorded": "an older release held it and did not note why",
+};
+
+export function record({ id, gate, signal, announce, again }) {
+  const place = h("div", {}, h("p", { class: "quiet" }, "Asking for the record."));
+  const element = h("section", {}, h("h1", {}, "Record"), h("p", { class: "mono" }, id), place);
+  const title = `Record ${id.slice(0, 12)}`;
+  let revealed = null, wholeKey = null;
+
+  async function load() {
+    if (!WHOLE.test(id)) {
+      put(place, h("p", {}, "This is no whole id. ", h("a", { href: `#/records${query({ id })}` }, "Search for records that begin with it.")));
+      return;
+    }
+    const [found, log] = await Promise.allSettled([ask(`/api/v1/records/${id}`, { signal }), ask(`/api/v1/audit${query({ record: id, limit: 200 })}`, { signal })]);
+    if (signal.aborted) return;
+    const entries = log.status === "fulfilled" ? log.value.entries : [];
+    const missing = log.status === "fulfilled" ? null : h("p", { class: "wrong" }, `The audit log cannot be read: ${log.reason.message}`);
+    if (found.status === "fulfilled") show(found.value, entries, missing);
+    else if (found.reason instanceof Problem && found.reason.status === 404) gone(entries, missing);
+    else put(place, problem(found.reason));
+  }
+
+  function show(record, entries, missing) {
+    const now = gate.stats?.at, { isOperator } = gate;
+    const reveal = (label, run) => h("button", { type: "button", onclick: run }, label, h("span", { class: "hint" }, "The audit log says that you read it."));
+    const offers = isOperator ? [
+      record.state === "unknown" ? h("button", { type: "button", class: "main", id: "resolve", onclick: event => change("resolve", record, event.currentTarget) }, "Resolve …") : null,
+      h("button", { type: "button", class: "danger", id: "purge", onclick: event => change("purge", record, event.currentTarget) }, "Purge …"),
+    ] : [];
+    put(place,
+      h("div", { class: `note ${record.state === "unknown" ? "warn" : ""}` }, h("p", {}, stateWord(record.state)), h("p", {}, sentence(record))),
+      offers.length > 0 ? h("div", { class: "buttons" }, offers) : h("p", { class: "quiet" }, "Your token is a viewer's: nothing can be changed, and keys and answers are not shown."),
+      h("h2", {}, "Story"), story(record, entries, now), missing,
+      h("p", { class: "quiet" }, "The record keeps no replays: they are counted for each route. The log of the gate has a line for each request."),
+      h("h2", {}, "Details"),
+      facts([["Route", record.route], ["Namespace", record.namespace === record.route ? null : record.namespace], ["Service", record.service], ["Upstream", record.upstream],
+        ["Request", code(`${record.method ?? "?"} ${record.path ?? "?"}`)], ["Key", isOperator ? code(wholeKey ?? record.key ?? "not readable") : "not shown to a viewer"],
+        ["Caller", code(record.caller)], ["Fingerprint", code(record.fingerprint)], ["Claimed by request", code(record.request)], ["Trace", code(record.trace_id)],
+        ["Answer", record.status ? `${record.status}, ${record.content_type ?? "no type"}, ${record.body_bytes === null ? "its body is not kept" : bytes(record.body_bytes)}` : null],
+        ["Lease until", time(record.lease_until, now)], ["Expires", time(record.expires_at, now)],
+        ["Orphaned", record.orphaned ? "The rules for keys changed: no request can find it any more." : null], ["Unreadable", record.unreadable ? "This version cannot read it. Its key is never run again." : null]]),
+      isOperator && record.state === "completed" && revealed === null ? h("div", { class: "buttons" }, reveal("Show the answer", () => see("answer"))) : null,
+      revealed,
+      isOperator && wholeKey === null ? h("div", { class: "buttons" }, reveal("Show the whole key", () => see("key"))) : null);
+  }
+
+  function gone(entries, missing) {
+    put(place, h("div", { class: "note" }, h("p", {}, "There is no record with this id: it was never there, it has expired, or it was released or purged. Its key is free.")),
+      h("h2", {}, "Story"), entries.length > 0 ? story(null, entries, gate.stats?.at) : h("p", {}, "The audit log has nothing about it."), missing);
+  }
+
+  // What only an operator who asks for it sees.
+  async function see(what) {
+    try {
+      const record = await ask(`/api/v1/records/${id}?${what}=true`, { signal });
+      if (what === "key") {
+        wholeKey = record.key ?? "not readable";
+        announce("The key is shown under Details, as far as the record keeps it.");
+      } else {
+        revealed = answer(record.answer);
+        announce("The answer is shown under Details.");
+      }
+    } catch (error) {
+      if (signal.aborted) return;
+      revealed = problem(error);
+    }
+    await load();
+    element.querySelector("h1").focus();
+  }
+
+  async function change(kind, record, opener) {
+    const done = await askTwice(kind, record);
+    if (done === null) {
+      opener.focus();
+      return;
+    }
+    announce(done);
+    await load();
+    element.querySelector("h1").focus();
+  }
+
+  load();
+  return { title, element, reload: () => { again(); } };
+}
+
+// What a retry of its request gets.
+function sentence(record) {
+  if (record.unreadable) return "This version cannot read the record. A retry gets 503, and never runs.";
+  if (record.state === "completed") return record.body_bytes === null || record.body_bytes === undefined ? `It was answered with ${record.status}. The body is not kept: a retry gets 409 response-not-stored.`
+    : `It was answered with ${record.status}. A retry gets the same answer again, and does not run.`;
+  if (record.state === "in-flight") return "The attempt runs. A retry waits or gets 409 in-flight, and does not run.";
+  return "Nobody knows whether the upstream did it. Unless the route's recovery says otherwise, a retry gets 409 outcome-unknown and does not run. Find out at the upstream what became of it, then resolve it.";
+}
+
+function story(record, entries, now) {
+  const events = [];
+  const add = (at, what, more, kind) => events.push({ at, what, more, kind, nth: events.length });
+  const before = entries.find(({ before }) => before?.claimed_at)?.before;
+  if (record) {
+    add(record.claimed_at, "Claimed", `by request ${record.request ?? "?"}. The claim is durable from here on: no other request with this key runs.`);
+    add(record.claimed_at, "Forwarded", `once, to the upstream ${record.upstream ?? "?"}.`);
+    if (record.state === "in-flight") add(null, "The attempt runs", `Its lease is renewed while it does; now it ends ${record.lease_until ? `at ${record.lease_until}` : "?"}.`, "later");
+    if (record.state === "unknown") add(record.unknown_since, "The outcome turned unknown", `Why: ${record.unknown_because ?? "?"}${BECAUSE[record.unknown_because] ? `, ${BECAUSE[record.unknown_because]}` : ""}.`);
+    const resolved = entries.find(entry => entry.action.endsWith("resolve") && entry.resolution === "complete" && entry.outcome === "done" && entry.before?.request === record.request);
+    if (record.state === "completed" && !resolved) add(null, "Answered and settled", `with ${record.status ?? "?"}. The record does not say when; it did before its first replay.`);
+    if (record.state !== "in-flight") add(record.expires_at, "Expires", "Then the record is removed, and the key is free.", "later");
+  } else if (before) add(before.claimed_at, "Claimed", `by request ${before.request ?? "?"}.`);
+  const words = { "resolve": "Resolved", "purge": "Purged", "read-answer": "The answer was read", "read-key": "The whole key was read" };
+  for (const entry of [...entries].reverse())
+    add(entry.at, words[entry.action] ?? entry.action, [`by ${entry.by}`, entry.outcome === "done" ? "" : `outcome: ${entry.outcome}`, detail(entry), reasonOf(entry, true) ? `reason: ${reasonOf(entry, true)}` : ""].filter(part => part).join("; "));
+  // What has no time stands after what came before it.
+  let last = "";
+  for (const event of events) last = event.sort = event.at ?? last;
+  events.sort((a, b) => a.sort < b.sort ? -1 : a.sort > b.sort ? 1 : a.nth - b.nth);
+  return h("ol", { class: "story" }, events.map(({ at, what, more, kind }) => h("li", { class: kind },
+    h("p", {}, h("strong", {}, what), at ? [" – ", time(at, now)] : null), h("p", {}, more))));
+}
+
+function answer(whole) {
+  if (!whole) return h("p", {}, "The answer is not kept.");
+  let text = "The body is not kept.";
+  if (whole.body_base64 !== null) {
+    const raw = Uint8Array.from(atob(whole.body_base64), character => character.charCodeAt(0));
+    try {
+      text = new TextDecoder("utf-8", { fatal: true }).decode(raw);
+    } catch {
+      text = `${bytes(raw.length)} that are not text.`;
+    }
+  }
+  return h("section", {}, h("h3", {}, "The answer"), h("pre", {}, whole.headers.map(([name, value]) => `${name}: ${value}`).join("\n")), h("pre", {}, text));
+}
+
+const ACTS = {
+  release: { name: "Release the key", what: "The record is removed. The next request with this key runs at the upstream, as if there had been none. Do this only if the first attempt had no effect.", done: "Released: the key is free." },
+  complete: { name: "Complete the record", what: "Every retry gets the answer below, and nothing runs. Do this if the attempt took effect.", done: "Completed: retries get the answer." },
+  purge: { name: "Purge the record", what: "The record is removed. Its answer is lost, and the next request with this key runs at the upstream.", done: "Purged: the key is free." },
+};
+
+// The form, then a second look at what will happen and to which record. Gives what to say when it is done, or null.
+function askTwice(kind, record) {
+  return new Promise(resolve => {
+    let said = null;
+    const heading = h("h2", { id: "change-title", tabindex: "-1" });
+    const place = h("div");
+    const dialog = h("dialog", { "aria-labelledby": "change-title" }, heading, place);
+    const close = () => dialog.close();
+    dialog.addEventListener("close", () => { dialog.remove(); resolve(said); });
+
+    const reason = h("textarea", { id: "reason", required: true, maxlength: "2000", "aria-describedby": "reason-hint" });
+    const choice = (value, text) => h("label", { class: "check" }, h("input", { type: "radio", name: "action", value, required: true, onchange: choose }), text);
+    const status = h("input", { id: "status", type: "number", min: "200", max: "599", value: "200", required: true });
+    const headers = h("textarea", { id: "headers", spellcheck: "false" }, "Content-Type: application/json");
+    const body = h("textarea", { id: "body", spellcheck: "false" });
+    const given = h("fieldset", { hidden: true, disabled: true }, h("legend", {}, "The answer that retries get"),
+      h("label", { for: "status" }, "Status"), status, h("label", { for: "headers" }, "Headers", h("span", { class: "hint" }, "one a line, as Name: value")), headers,
+      h("label", { for: "body" }, "Body", h("span", { class: "hint" }, "text, sent as UTF-8")), body);
+    let action = kind === "purge" ? "purge" : null;
+
+    function choose(event) {
+      action = event.target.value;
+      given.hidden = given.disabled = action !== "complete";
+    }
+
+    const form = h("form", { onsubmit: look },
+      kind === "resolve" ? h("fieldset", {}, h("legend", {}, "What became of the attempt?"),
+        choice("release", "It had no effect: release the key, and a retry runs."), choice("complete", "It took effect: complete the record with an answer.")) : null,
+      kind === "resolve" ? given : h("p", {}, ACTS.purge.what),
+      h("label", { for: "reason" }, "Reason", h("span", { class: "hint", id: "reason-hint" }, "It stands in the audit log. Write no secret there.")), reason,
+      h("div", { class: "buttons" }, h("button", { class: "main" }, "Look at it again"), h("button", { type: "button", onclick: close }, "Cancel")));
+
+    function first() {
+      heading.textContent = kind === "purge" ? "Purge this record?" : "Resolve this record?";
+      put(place, form);
+    }
+
+    function lines() {
+      return headers.value.split("\n").map(line => line.trim()).filter(line => line !== "").map(line => {
+        const at = line.indexOf(":");
+        return at < 1 ? null : [line.slice(0, at).trim(), line.slice(at + 1).trim()];
+      });
+    }
+
+    async function look(event) {
+      event.preventDefault();
+      if (reason.value.trim() === "") {
+        reason.value = "";
+        reason.reportValidity();
+        return;
+      }
+      if (action === "complete" && lines().includes(null)) {
+        headers.setCustomValidity("Each line must be Name: value.");
+        headers.reportValidity();
+        headers.setCustomValidity("");
+        return;
+      }
+      let fresh;
+      try {
+        fresh = await ask(`/api/v1/records/${record.id}`);
+      } catch (error) {
+        failed(error);
+        return;
+      }
+      second(fresh);
+    }
+
+    function second(fresh) {
+      const { name, what } = ACTS[action];
+      const changed = fresh.state !== record.state || fresh.request !== record.request;
+      heading.textContent = `${name}: look again`;
+      const go = h("button", { type: "button", class: action === "complete" ? "main" : "danger", id: "confirm", onclick: carryOut }, name);
+      put(place,
+        changed ? h("p", { class: "wrong" }, `The record changed since you opened it: it was ${record.state}, and is ${fresh.state} now.`) : null,
+        h("p", { class: "say" }, what),
+        fresh.state === "in-flight" ? h("p", { class: "wrong" }, "Its attempt still runs and is not stopped: a retry may run beside it.") : null,
+        facts([["Record", code(fresh.id)], ["State", stateWord(fresh.state)], ["Route", fresh.route], ["Request", code(`${fresh.method ?? "?"} ${fresh.path ?? "?"}`)], ["Key", code(fresh.key)],
+          ["Claimed", `${duration(fresh.age_seconds)} ago`], ["Action", name], ["Reason", reason.value]]),
+        action === "complete" ? h("pre", {}, `${status.value}\n${lines().map(pair => pair.join(": ")).join("\n")}\n\n${body.value}`) : null,
+        h("div", { class: "buttons" }, changed ? null : go, h("button", { type: "button", onclick: () => { first(); reason.focus(); } }, "Back"), h("button", { type: "button", onclick: close }, "Cancel")));
+      heading.focus();
+    }
+
+    async function carryOut(event) {
+      event.currentTarget.disabled = true;
+      try {
+        if (action === "purge") await ask(`/api/v1/records/${record.id}${query({ reason: reason.value })}`, { method: "DELETE" });
+        else await ask(`/api/v1/records/${record.id}/resolve`, { method: "POST", body: { action, reason: reason.value,
+          ...(action === "complete" ? { status: Number(status.value), headers: lines(), body_base64: base64(body.value) } : {}) } });
+        said = ACTS[action].done;
+        close();
+      } catch (error) {
+        failed(error);
+      }
+    }
+
+    function failed(error) {
+      const isProblem = error instanceof Problem;
+      heading.textContent = isProblem ? "It was not done" : "It is not known whether it was done";
+      put(place, problem(isProblem ? error : new Error("The gate did not answer. Load the record again before you try once more.")),
+        h("div", { class: "buttons" }, h("button", { type: "button", onclick: () => { first(); reason.focus(); } }, "Back"), h("button", { type: "button", onclick: close }, "Close")));
+      heading.focus();
+    }
+
+    first();
+    document.body.append(dialog);
+    dialog.showModal();
+    form.querySelector("input, textarea").focus();
+  });
+}
+
+function base64(text) {
+  const raw = new TextEncoder().encode(text);
+  let binary = "";
+  for (let at = 0; at < raw.length; at += 4096) binary += String.fromCharCode(...raw.subarray(at, at + 4096));
+  return btoa(binary);
+}
