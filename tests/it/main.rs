@@ -4,6 +4,7 @@
 #![allow(unreachable_pub, reason = "nothing reaches into a test binary")]
 
 mod admin;
+mod admin_page;
 mod at_rest;
 mod audit;
 mod bad_requests;

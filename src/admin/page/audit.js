@@ -1,7 +1,7 @@
 // What operators did: GET /api/v1/audit.
 
 import { ask, query } from "/page/api.js";
-import { h, problem, put, recordLink, table, time } from "/page/dom.js";
+import { h, problem, put, recordLink, some, table, time } from "/page/dom.js";
 
 const ACTIONS = ["", "resolve", "purge", "bulk-resolve", "bulk-purge", "reseal", "reload", "read-answer", "read-key", "accept-identity-change"];
 
@@ -45,7 +45,7 @@ export function audit({ gate, parameters, signal, announce }) {
         () => entry.record ? recordLink(entry.record) : "–", reasonOf(entry, gate.isOperator), detail(entry)] })));
       back.disabled = cursors.length === 1;
       next.disabled = following === null;
-      note.textContent = `${page.entries.length} entries on page ${cursors.length}${following === null ? ", which is the last" : ""}.`;
+      note.textContent = `${some(page.entries.length, "entry", "entries")} on page ${cursors.length}${following === null ? ", which is the last" : ""}.`;
       announce(note.textContent);
     } catch (error) {
       if (signal.aborted) return;

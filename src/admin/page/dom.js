@@ -127,6 +127,7 @@ export function short(seconds) {
 }
 
 export const count = number => new Intl.NumberFormat("en").format(number);
+export const some = (number, one, more = `${one}s`) => `${count(number)} ${number === 1 ? one : more}`;
 export const rate = number => number >= 100 ? count(Math.round(number)) : number >= 10 ? number.toFixed(1) : number.toFixed(2);
 
 export function bytes(number) {

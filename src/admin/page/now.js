@@ -1,7 +1,7 @@
 // What the gate does now, and its routes. All figures are of GET /api/v1/stats, which the frame asks for.
 
 import { ask } from "/page/api.js";
-import { bar, bytes, code, count, duration, h, problem, put, rate, recordLink, short, spark, table, time, write } from "/page/dom.js";
+import { bar, bytes, code, count, duration, h, problem, put, rate, recordLink, short, some, spark, table, time, write } from "/page/dom.js";
 
 const REASONS = {
   "starting": "It starts.",
@@ -75,9 +75,9 @@ export function now({ gate }) {
   const tiles = Object.fromEntries(["Requests a second", "Attempts in flight", "Waiting requests", "Latency, 95 of 100", "Unknown records", "Records"].map(what => [what, tile(what)]));
   const wrong = h("div", { class: "note", id: "wrong" }, "Waiting for the first answer of the gate.");
   const outcomes = table("Requests of this process. A rate is of the last seconds.", [{ name: "Outcome" }, { name: "a second", kind: "number" },
-    { name: "", kind: "bar" }, { name: "since the start", kind: "number" }, { name: "what it is" }], "No request has been answered yet.");
+    { name: "part", kind: "bar" }, { name: "since the start", kind: "number" }, { name: "what it is" }], "No request has been answered yet.");
   const limits = table("How much of the limits is in use, and how often each was reached since the start.", [{ name: "Limit" }, { name: "in use", kind: "number" },
-    { name: "of", kind: "number" }, { name: "", kind: "bar" }, { name: "reached", kind: "number" }], "Not known yet.");
+    { name: "of", kind: "number" }, { name: "part", kind: "bar" }, { name: "reached", kind: "number" }], "Not known yet.");
   const store = h("div");
   const unknown = h("a", { href: "#/records?state=unknown" }, "Show them");
   tiles["Unknown records"].extra(h("p", { class: "more" }, unknown));
@@ -88,7 +88,7 @@ export function now({ gate }) {
     if (history.length > 60) history.shift();
     tiles["Requests a second"].set(rate(all), `over the last ${Math.round(stats.rate_window_seconds)} s`);
     if (history.length > 1) tiles["Requests a second"].extra(spark(history.map(({ all }) => all)));
-    tiles["Attempts in flight"].set(count(stats.attempts_in_flight), `${count(stats.requests_in_flight)} requests in all`);
+    tiles["Attempts in flight"].set(count(stats.attempts_in_flight), `${some(stats.requests_in_flight, "request")} in all`);
     tiles["Waiting requests"].set(count(stats.requests_waiting), "for the attempt of another");
     const { latency } = stats;
     tiles["Latency, 95 of 100"].set(short(latency?.p95_seconds), latency ? `half: ${short(latency.p50_seconds)}, 99 of 100: ${short(latency.p99_seconds)}` : "no requests in the last minute");
@@ -139,7 +139,7 @@ export function routes({ gate, signal, announce }) {
     try {
       const [{ routes }, observed] = await Promise.all([ask("/api/v1/routes", { signal }), ask("/api/v1/observed", { signal })]);
       show(routes, observed.routes);
-      announce(`${routes.length} routes`);
+      announce(some(routes.length, "route"));
     } catch (error) {
       if (!signal.aborted) put(place, problem(error));
     }
@@ -150,11 +150,11 @@ export function routes({ gate, signal, announce }) {
       { name: "problems", kind: "number" }, { name: "attempts in flight", kind: "number" }, { name: "95 of 100 take", kind: "number" }, { name: "upstream", kind: "number" }, { name: "since the start", kind: "number" }], "No route is configured.");
     const policies = table("What is configured.", [{ name: "Route" }, { name: "mode" }, { name: "methods" }, { name: "path" }, { name: "host" }, { name: "upstream" }, { name: "answers are kept" }, { name: "records" }], "No route is configured.");
     policies.fill(configured.map(route => ({ key: route.name, cells: [route.name + (route.namespace === route.name ? "" : ` (namespace ${route.namespace})`), route.mode, route.methods.join(", "), () => code(route.path), route.host, route.upstream,
-      duration(route.ttl_seconds), () => h("a", { href: `#/records?route=${encodeURIComponent(route.name)}`, "aria-label": `Records of ${route.name}` }, "Show")] })));
+      duration(route.ttl_seconds), () => h("a", { href: `#/records?route=${encodeURIComponent(route.name)}`, "aria-label": `Records of ${route.name}` }, "Records")] })));
     const watched = observed.map(report => {
       const examples = table(`The newest keys of ${report.route} that ran again`, [{ name: "Request" }, { name: "key" }, { name: "first" }, { name: "again" }, { name: "would have got" }, { name: "the answers" }], "None.");
       examples.fill(report.examples.map((example, nth) => ({ key: `${nth}`, cells: [`${example.method} ${example.path}`, () => code(example.key ?? "not shown"), () => time(example.first_at), () => time(example.again_at), example.would, example.answer_differs ? "differ" : "are equal"] })));
-      return h("section", {}, h("h3", {}, report.route), h("p", {}, `${count(report.requests)} requests since `, time(report.since), `: ${count(report.duplicates)} were duplicates. ${count(report.keys_run_again)} keys ran more than once, `
+      return h("section", {}, h("h3", {}, report.route), h("p", {}, `${some(report.requests, "request")} since `, time(report.since), `. Duplicates: ${count(report.duplicates)}. Keys that ran more than once: ${count(report.keys_run_again)}, `
         + `${count(report.keys_answered_differently)} of them with another answer.`), report.examples.length > 0 ? examples.element : null);
     });
     put(place, figures.element, h("h2", {}, "Policy"), policies.element, h("h2", {}, "Observed duplicates"),

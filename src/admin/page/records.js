@@ -1,7 +1,7 @@
 // Searches records: GET /api/v1/records, a page at a time. Nothing is listed before it is asked for, but what a link names.
 
 import { ask, query } from "/page/api.js";
-import { code, duration, h, problem, put, recordLink, stateWord, table } from "/page/dom.js";
+import { code, duration, h, problem, put, recordLink, some, stateWord, table } from "/page/dom.js";
 
 const LIMIT = 50;
 const OPEN = ["id", "state", "route", "older_than", "since"];
@@ -59,7 +59,7 @@ export function records({ gate, parameters, signal, announce }) {
       back.disabled = cursors.length === 1;
       next.disabled = following === null;
       const text = page.records.length === 0 && following !== null ? "Nothing on this page, but there are older records: go on with the next page."
-        : `${page.records.length} records on page ${cursors.length}${following === null ? ", which is the last" : ""}.`;
+        : `${some(page.records.length, "record")} on page ${cursors.length}${following === null ? ", which is the last" : ""}.`;
       note.textContent = text;
       announce(text);
     } catch (error) {
