@@ -339,12 +339,12 @@ async fn a_record_that_cannot_be_read_is_shown_and_said_to_be_so() {
 }
 
 #[tokio::test]
-async fn a_token_guards_all_but_the_probes() {
+async fn a_token_guards_all_but_the_probes_and_the_page() {
     let admin = start(Some("s3cret")).await;
-    for target in ["/livez", "/readyz"] {
-        assert_eq!(admin.get(target).await.status, 200);
+    for target in ["/livez", "/readyz", "/", "/page/main.js"] {
+        assert_eq!(admin.get(target).await.status, 200, "{target}");
     }
-    for target in ["/metrics", "/api/v1/records", "/api/v1/routes", "/", "/nothing"] {
+    for target in ["/metrics", "/api/v1/records", "/api/v1/routes", "/api/v1/stats", "/nothing"] {
         let reply = admin.get(target).await;
         reply.is_problem(401, "unauthorized");
         assert!(reply.head.contains("www-authenticate: bearer"), "{}", reply.head);
@@ -382,7 +382,7 @@ async fn a_web_page_gets_nowhere() {
 async fn paths_and_methods() {
     let admin = start(None).await;
     let host = format!("Host: {}\r\n", admin.address);
-    for target in ["/", "/api", "/api/v1/records/", "/livez/", "/api/v1/records/a/b", "/api/v1/records/a/resolve/"] {
+    for target in ["//", "/page", "/api", "/api/v1/records/", "/livez/", "/api/v1/records/a/b", "/api/v1/records/a/resolve/"] {
         admin.get(target).await.is_problem(404, "not-found");
     }
     let reply = admin.send("DELETE /api/v1/records", &host, "").await;
