@@ -99,7 +99,7 @@ export function now({ gate }) {
     const found = complaints(stats);
     wrong.classList.toggle("bad", found.length > 0);
     const text = found.length === 0 ? ["Nothing is wrong that this gate knows of."] : found;
-    if (oldest || number > 0) text.push(`There are unknown outcomes: ${oldest ? `the oldest is ${duration(oldest.age_seconds)} old. ` : ""}Somebody has to find out what became of them.`);
+    if (oldest || number > 0) text.push(`There are unknown outcomes. ${oldest ? `The oldest is ${duration(oldest.age_seconds)} old. ` : ""}Somebody has to find out what became of them.`);
     wrong.classList.toggle("warn", found.length === 0 && text.length > 1);
     const ids = oldest ? [oldest.id] : [];
     const lines = wrong.querySelectorAll("li");

@@ -10,7 +10,7 @@ use crate::idempotency::record::{RecordId, State, Timestamp};
 use crate::store::{Error, Filter, Listed, Store};
 
 /// How long an answer waits for the store. A slower one is in the answers that come later.
-const PATIENCE: Duration = Duration::from_millis(500);
+const PATIENCE: Duration = Duration::from_millis(250);
 
 /// The shortest time between two searches.
 const PAUSE: Duration = Duration::from_secs(5);
