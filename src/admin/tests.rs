@@ -382,7 +382,9 @@ async fn a_web_page_gets_nowhere() {
 async fn paths_and_methods() {
     let admin = start(None).await;
     let host = format!("Host: {}\r\n", admin.address);
-    for target in ["//", "/page", "/api", "/api/v1/records/", "/livez/", "/api/v1/records/a/b", "/api/v1/records/a/resolve/"] {
+    for target in
+        ["//", "/page", "/api", "/api/v1/records/", "/livez/", "/api/v1/records/a/b", "/api/v1/records/a/resolve/"]
+    {
         admin.get(target).await.is_problem(404, "not-found");
     }
     let reply = admin.send("DELETE /api/v1/records", &host, "").await;
