@@ -1,5 +1,6 @@
 //! The top level, and which keys there are where.
 
+use super::access_log::AccessLog;
 use super::auth::Auth;
 use super::declare::{Facts, Inner, Key, Section, Shown};
 use super::headers::Headers;
@@ -75,6 +76,7 @@ pub(super) const ROOT: &Section = &Section {
         Key::table::<Auth>("auth"),
         Key::table::<PolicyPage>("policy_page"),
         Key::table::<Log>("log"),
+        Key::table::<AccessLog>("access_log"),
     ]],
 };
 

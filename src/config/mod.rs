@@ -27,9 +27,10 @@ use self::node::Table;
 use crate::http::socket::Listen;
 use crate::route::Router;
 use crate::store::sealed::SealingKey;
-use crate::telemetry::logs;
+use crate::telemetry::{self, logs};
 use crate::{admin, gate, http};
 
+mod access_log;
 mod admin_tokens;
 mod annotated;
 mod auth;
@@ -98,6 +99,8 @@ pub struct Resolved {
     pub route_places: Vec<Place>,
     /// `[log]`
     pub log: logs::Settings,
+    /// `[access_log]`
+    pub access_log: Option<telemetry::access_log::Settings>,
     /// What is accepted, but better known.
     pub advice: Vec<Advice>,
     /// The same as TOML: every value spelled out, files of secrets by name only.
@@ -150,6 +153,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     let store = store::read(&root);
     let (headers, own_headers) = headers::read(&root);
     let log = logging::read(&root);
+    let access_log = access_log::read(&root);
     let default_upstream = upstreams::default(&root, &upstreams);
     let (router, route_places) = routes::read(&root, &upstreams);
     let policy_page = policy_page::read(&root);
@@ -193,6 +197,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
         router,
         route_places,
         log,
+        access_log,
         advice,
         effective,
     })

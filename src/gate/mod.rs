@@ -32,10 +32,10 @@ mod shared;
 mod single_flight;
 
 use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::request::Parts;
 use http::{HeaderName, HeaderValue, Request, Response};
 use tokio::time::Instant;
 
@@ -58,7 +58,7 @@ use crate::http::forwarding::{Forwarding, new_request_id};
 use crate::http::headers::OwnHeaders;
 use crate::http::problem::Problem;
 use crate::http::request_body::RequestBody;
-use crate::http::server::{Handler, Peer};
+use crate::http::server::{Handler, Known, Peer};
 use crate::http::upgrade::Upgrades;
 use crate::http::upstream::Upstream;
 use crate::http::usage::Usage;
@@ -68,8 +68,10 @@ use crate::idempotency::policy::{Mode, Seal};
 use crate::idempotency::record::RequestId;
 use crate::route::{Route, Router};
 use crate::store::{Identity, Origin, OriginId, Store};
+use crate::telemetry::access_log::{AccessLog, Entry, Seen};
 use crate::telemetry::limits::Limit;
 use crate::telemetry::metrics::{Metrics, RouteMetrics};
+use crate::telemetry::notes::Notes;
 use crate::telemetry::outcome::Outcome;
 
 /// The settings of the gate.
@@ -313,6 +315,20 @@ impl Gate {
         ended
     }
 
+    /// From now on, each request gets a line there.
+    pub fn log_access_to(&self, log: Option<Arc<AccessLog>>) {
+        self.shared.access_log.store(log);
+    }
+
+    /// Notes on a request of the client at this address, and its line, where there is an access log.
+    fn notes(&self, id: RequestId, peer: IpAddr, seen: impl FnOnce() -> Seen) -> Option<(Arc<Notes>, Entry)> {
+        let log = self.shared.access_log.load();
+        let log = log.as_ref()?;
+        let notes = Arc::default();
+        let entry = Entry::new(log, &notes, id, peer, seen());
+        Some((notes, entry))
+    }
+
     /// The answer to a request that its route refuses.
     fn refused(&self, route: &Route, request: RequestId, Refusal { problem, has_key }: Refusal) -> Reply {
         let reply = Reply::problem(problem, route.policy.docs.as_deref(), request);
@@ -363,10 +379,13 @@ impl Gate {
 
 impl Handler for Gate {
     async fn handle(self: Arc<Self>, request: Request<RequestBody>, peer: Peer) -> Response<Body> {
-        if let Some(page) = self.policy_page.as_ref().filter(|page| page.is_asked_for(request.uri())) {
-            return page.answer(&request);
-        }
         let (began, id) = (Instant::now(), new_request_id());
+        let (notes, entry) = self.notes(id, peer.ip, || Seen::of(&request)).unzip();
+        if let Some(page) = self.policy_page.as_ref().filter(|page| page.is_asked_for(request.uri())) {
+            let response = page.answer(&request);
+            let entry = entry.map(|entry: Entry| entry.answered(response.status(), None, &[]));
+            return response.map(|body| body.with_request_guard(None, None, entry));
+        }
         let is_call = grpc::is_call(request.method(), request.headers());
         let usage = &self.shared.usage;
         let permit = if peer.connection_memory.as_ref().is_some_and(|memory| memory.is_backlogged()) {
@@ -375,22 +394,29 @@ impl Handler for Gate {
         } else {
             usage.requests.acquire(1).map(Arc::new).ok_or(TOO_MANY)
         };
-        let (state, reply) = self.answer(request, id, peer, permit.as_ref().map_err(|why| *why)).await;
+        let (state, reply) = self.answer(request, (id, notes), peer, permit.as_ref().map_err(|why| *why)).await;
         let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };
         log(&state, id, outcome, &response, began);
         let timer = state.metrics.answered(outcome, began);
-        response.map(|body| body.with_request_guard(permit.ok(), timer))
+        let entry = entry.map(|entry| entry.answered(response.status(), Some((&state.name, outcome)), &state.kept));
+        response.map(|body| body.with_request_guard(permit.ok(), Some(timer), entry))
     }
 
-    fn refuse(&self, fault: Fault, head: Option<&Parts>) -> Response<Body> {
+    fn refuse(&self, fault: Fault, known: Known<'_>, peer: &Peer) -> Response<Body> {
         let id = new_request_id();
+        let entry = self.notes(id, peer.ip, || match known {
+            Known::Line(line) => Seen::of_line(line),
+            Known::Head(head) => Seen::of_head(&head.method, &head.uri, head.version, &head.headers),
+        });
         let reply = Reply::problem(Problem::new(fault.code(), fault.to_string()), None, id);
-        let is_call = head.is_some_and(|head| grpc::is_call(&head.method, &head.headers));
+        let is_call = matches!(known, Known::Head(head) if grpc::is_call(&head.method, &head.headers));
         let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };
         let now = Instant::now();
         log(&self.unrouted, id, outcome, &response, now);
-        let timer = self.unrouted.metrics.answered(outcome, now);
-        response.map(|body| body.with_request_guard(None, timer))
+        let state = &self.unrouted;
+        let timer = state.metrics.answered(outcome, now);
+        let entry = entry.map(|(_, entry)| entry.answered(response.status(), Some((&state.name, outcome)), &[]));
+        response.map(|body| body.with_request_guard(None, Some(timer), entry))
     }
 }
 

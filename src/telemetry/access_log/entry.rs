@@ -1,0 +1,143 @@
+//! One request, as its line tells of it.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::{HOST, REFERER, USER_AGENT};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, Version};
+use tokio::time::Instant;
+
+use super::{AccessLog, format};
+use crate::idempotency::record::{RequestId, Timestamp};
+use crate::telemetry::notes::{Noted, Notes};
+use crate::telemetry::outcome::Outcome;
+use crate::telemetry::wall_clock;
+
+/// What is seen of a request when it comes. A part that could not be read is missing.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    pub(super) method: Option<Method>,
+    /// Its path and query, of which the query is not written.
+    pub(super) target: Option<Uri>,
+    pub(super) host: Option<HeaderValue>,
+    pub(super) version: Option<Version>,
+    pub(super) user_agent: Option<HeaderValue>,
+    pub(super) referer: Option<HeaderValue>,
+}
+
+/// What a line tells.
+#[derive(Clone, Debug)]
+pub(super) struct Facts {
+    pub(super) time: Timestamp,
+    pub(super) took: Duration,
+    pub(super) request: RequestId,
+    pub(super) peer: IpAddr,
+    pub(super) seen: Seen,
+    pub(super) noted: Noted,
+    /// Nothing where the client left before it had an answer.
+    pub(super) status: Option<StatusCode>,
+    pub(super) bytes: u64,
+    pub(super) route: Option<Arc<str>>,
+    pub(super) outcome: Option<Outcome>,
+}
+
+/// A request that is under way. Dropped, it becomes a line: its answer is over, or its client has left.
+pub struct Entry(Box<Open>);
+
+struct Open {
+    log: Arc<AccessLog>,
+    notes: Arc<Notes>,
+    began: Instant,
+    facts: Facts,
+}
+
+impl Seen {
+    /// What a head shows.
+    pub fn of<B>(request: &Request<B>) -> Self {
+        Self::of_head(request.method(), request.uri(), request.version(), request.headers())
+    }
+
+    /// What the parts of a head show.
+    #[must_use]
+    pub fn of_head(method: &Method, target: &Uri, version: Version, headers: &HeaderMap) -> Self {
+        let authority = || HeaderValue::from_str(target.authority()?.as_str()).ok();
+        Self {
+            method: Some(method.clone()),
+            target: Some(target.clone()),
+            host: headers.get(HOST).cloned().or_else(authority),
+            version: Some(version),
+            user_agent: headers.get(USER_AGENT).cloned(),
+            referer: headers.get(REFERER).cloned(),
+        }
+    }
+
+    /// What a request line shows that may be malformed (RFC 9112, 3).
+    #[must_use]
+    pub fn of_line(line: &[u8]) -> Self {
+        let mut words = line.split(|byte| *byte == b' ');
+        let method = words.next().and_then(|word| Method::from_bytes(word).ok());
+        let target = words.next().and_then(|word| Uri::try_from(word).ok());
+        let version = match words.next() {
+            Some(b"HTTP/1.1") => Some(Version::HTTP_11),
+            Some(b"HTTP/1.0") => Some(Version::HTTP_10),
+            _ => None,
+        };
+        // A word that is no method may be anything.
+        Self { target: target.filter(|_| method.is_some()), method, version, ..Self::default() }
+    }
+}
+
+impl Entry {
+    /// A request of the client at this address.
+    pub fn new(log: &Arc<AccessLog>, notes: &Arc<Notes>, request: RequestId, peer: IpAddr, seen: Seen) -> Self {
+        let facts = Facts {
+            time: wall_clock(),
+            took: Duration::ZERO,
+            request,
+            peer,
+            seen,
+            noted: Noted::default(),
+            status: None,
+            bytes: 0,
+            route: None,
+            outcome: None,
+        };
+        Self(Box::new(Open { log: Arc::clone(log), notes: Arc::clone(notes), began: Instant::now(), facts }))
+    }
+
+    /// Its answer begins. `private` are the headers that keys and scopes of its route are made of.
+    #[must_use]
+    pub fn answered(mut self, status: StatusCode, route: Option<(&Arc<str>, Outcome)>, private: &[HeaderName]) -> Self {
+        let facts = &mut self.0.facts;
+        facts.status = Some(status);
+        if let Some((route, outcome)) = route {
+            (facts.route, facts.outcome) = (Some(Arc::clone(route)), Some(outcome));
+        }
+        if private.contains(&USER_AGENT) {
+            facts.seen.user_agent = None;
+        }
+        if private.contains(&REFERER) {
+            facts.seen.referer = None;
+        }
+        self
+    }
+
+    /// So many bytes of the answer's body are sent.
+    pub fn sent(&mut self, bytes: usize) {
+        self.0.facts.bytes += bytes as u64;
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let facts = &mut self.facts;
+        facts.took = self.began.elapsed();
+        facts.noted = self.notes.get();
+        if facts.status.is_none() {
+            // Which headers its route keeps private is not known.
+            (facts.seen.user_agent, facts.seen.referer) = (None, None);
+        }
+        self.log.append(|lines, style| format::write(lines, style, facts));
+    }
+}
