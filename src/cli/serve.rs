@@ -334,10 +334,10 @@ impl Serving {
         self.stop.send_replace(true);
         drain(&gate, &mut self.servers, drain_timeout, signals).await;
         self.work_stop.send_replace(true);
+        if let Some((_, log)) = &self.access_log {
+            log.end().await;
+        }
         let ending = async {
-            if let Some((_, log)) = &self.access_log {
-                log.end().await;
-            }
             let _ = tokio::join!(self.workers, self.renewing, self.asking);
             self.store.close().await;
             self.admin_stop.send_replace(true);

@@ -149,8 +149,8 @@ impl Writer {
 
     fn failed(&mut self, error: &io::Error) -> bool {
         if let Some(others) = self.failures.due() {
-            let (target, lost) = (&self.output.settings.target, self.shared.lost.get());
-            tracing::error!(%target, %error, lost, others, "the access log cannot be written: lines are kept as far as there is room");
+            let (path, lost) = (&self.output.settings.target, self.shared.lost.get());
+            tracing::error!(%path, %error, lost, others, "the access log cannot be written: lines are kept as far as there is room");
         }
         // What is there ends with a whole line.
         let begin = self.begin_of_line();
