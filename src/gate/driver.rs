@@ -92,6 +92,7 @@ impl Gate {
             return self.refused_early(&head, Admission::Routed(route, step), overloaded(TOO_MANY_OF_ONE));
         }
         // 5. Do what the route does with it.
+        head.is_protected(!matches!(step, Step::Forward(_)));
         let (state, asked) = (Arc::clone(&self.states[&route.name]), CrossOrigin::of(route, &head));
         let reply = match step {
             Step::Refuse(refusal) => self.refused(route, id, refusal),
@@ -148,6 +149,7 @@ impl Gate {
                     Step::Refuse(refusal) => return self.refused(route, request_id, refusal),
                     Step::Verify { .. } => return refuse(unverified(), true),
                     Step::Forward(_) | Step::NeedBody => {
+                        head.is_protected(false);
                         let (upstream, options) =
                             (&self.upstreams[route.upstream], ForwardOptions::of(self, state, route, &head));
                         let outcome = Outcome::Passed;

@@ -32,7 +32,6 @@ mod shared;
 mod single_flight;
 
 use std::collections::{HashMap, HashSet};
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,7 +53,7 @@ use self::request::ForwardingContext;
 use self::shared::{IdentityDigest, Shared};
 use crate::http::body::Body;
 use crate::http::fault::Fault;
-use crate::http::forwarding::{Forwarding, new_request_id};
+use crate::http::forwarding::{Forwarding, new_request_id, parent};
 use crate::http::headers::OwnHeaders;
 use crate::http::problem::Problem;
 use crate::http::request_body::RequestBody;
@@ -68,11 +67,10 @@ use crate::idempotency::policy::{Mode, Seal};
 use crate::idempotency::record::RequestId;
 use crate::route::{Route, Router};
 use crate::store::{Identity, Origin, OriginId, Store};
-use crate::telemetry::access_log::{AccessLog, Entry, Seen};
 use crate::telemetry::limits::Limit;
 use crate::telemetry::metrics::{Metrics, RouteMetrics};
-use crate::telemetry::notes::Notes;
 use crate::telemetry::outcome::Outcome;
+use crate::telemetry::report::Seen;
 
 /// The settings of the gate.
 #[derive(Clone, Debug)]
@@ -315,20 +313,6 @@ impl Gate {
         ended
     }
 
-    /// From now on, each request gets a line there.
-    pub fn log_access_to(&self, log: Option<Arc<AccessLog>>) {
-        self.shared.access_log.store(log);
-    }
-
-    /// Notes on a request of the client at this address, and its line, where there is an access log.
-    fn notes(&self, id: RequestId, peer: IpAddr, seen: impl FnOnce() -> Seen) -> Option<(Arc<Notes>, Entry)> {
-        let log = self.shared.access_log.load();
-        let log = log.as_ref()?;
-        let notes = Arc::default();
-        let entry = Entry::new(log, &notes, id, peer, seen());
-        Some((notes, entry))
-    }
-
     /// The answer to a request that its route refuses.
     fn refused(&self, route: &Route, request: RequestId, Refusal { problem, has_key }: Refusal) -> Reply {
         let reply = Reply::problem(problem, route.policy.docs.as_deref(), request);
@@ -358,7 +342,10 @@ impl Gate {
         let state = Arc::clone(&self.states[&route.name]);
         let reply = match step {
             Step::Forward(_) => ForwardOptions::of(self, &state, route, head).problem(problem),
-            step => self.refused(route, head.id, Refusal { problem, has_key: step.has_key() }),
+            step => {
+                head.is_protected(true);
+                self.refused(route, head.id, Refusal { problem, has_key: step.has_key() })
+            }
         };
         (state, self.share(reply, CrossOrigin::of(route, head)))
     }
@@ -380,11 +367,11 @@ impl Gate {
 impl Handler for Gate {
     async fn handle(self: Arc<Self>, request: Request<RequestBody>, peer: Peer) -> Response<Body> {
         let (began, id) = (Instant::now(), new_request_id());
-        let (notes, entry) = self.notes(id, peer.ip, || Seen::of(&request)).unzip();
+        let (notes, report) = self.shared.report(id, peer.ip, || parent(request.headers()), || Seen::of(&request));
         if let Some(page) = self.policy_page.as_ref().filter(|page| page.is_asked_for(request.uri())) {
             let response = page.answer(&request);
-            let entry = entry.map(|entry: Entry| entry.answered(response.status(), None, &[]));
-            return response.map(|body| body.with_request_guard(None, None, entry));
+            let report = report.answered(response.status(), None, &[]);
+            return response.map(|body| body.with_request_guard(None, None, report));
         }
         let is_call = grpc::is_call(request.method(), request.headers());
         let usage = &self.shared.usage;
@@ -398,16 +385,17 @@ impl Handler for Gate {
         let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };
         log(&state, id, outcome, &response, began);
         let timer = state.metrics.answered(outcome, began);
-        let entry = entry.map(|entry| entry.answered(response.status(), Some((&state.name, outcome)), &state.kept));
-        response.map(|body| body.with_request_guard(permit.ok(), Some(timer), entry))
+        let report = report.answered(response.status(), Some((&state.name, outcome)), &state.kept);
+        response.map(|body| body.with_request_guard(permit.ok(), Some(timer), report))
     }
 
     fn refuse(&self, fault: Fault, known: Known<'_>, peer: &Peer) -> Response<Body> {
         let id = new_request_id();
-        let entry = self.notes(id, peer.ip, || match known {
+        let seen = || match known {
             Known::Line(line) => Seen::of_line(line),
             Known::Head(head) => Seen::of_head(&head.method, &head.uri, head.version, &head.headers),
-        });
+        };
+        let (_, report) = self.shared.report(id, peer.ip, || None, seen);
         let reply = Reply::problem(Problem::new(fault.code(), fault.to_string()), None, id);
         let is_call = matches!(known, Known::Head(head) if grpc::is_call(&head.method, &head.headers));
         let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };
@@ -415,8 +403,8 @@ impl Handler for Gate {
         log(&self.unrouted, id, outcome, &response, now);
         let state = &self.unrouted;
         let timer = state.metrics.answered(outcome, now);
-        let entry = entry.map(|(_, entry)| entry.answered(response.status(), Some((&state.name, outcome)), &[]));
-        response.map(|body| body.with_request_guard(None, Some(timer), entry))
+        let report = report.answered(response.status(), Some((&state.name, outcome)), &[]);
+        response.map(|body| body.with_request_guard(None, Some(timer), report))
     }
 }
 

@@ -196,7 +196,10 @@ impl ProtectedRequest {
     pub(super) async fn decide(&self, record: &Record, now: Timestamp) -> Result<Decision, Problem> {
         let head = codec::Head::decode(&record.head);
         let is_same = match &head {
-            Ok(head) => self.is_of(head).await?,
+            Ok(head) => {
+                self.head.comes_after(head);
+                self.is_of(head).await?
+            }
             Err(codec::Unreadable) => false,
         };
         Ok(decide(now, self.policy(), record, head.as_ref().ok(), self.proof.as_ref(), is_same))

@@ -21,6 +21,7 @@ use crate::http::server::Peer;
 use crate::http::upgrade::{Upgrade, Upgrades};
 use crate::http::upstream::Upstream;
 use crate::http::usage::{Budget, Usage};
+use crate::idempotency::codec;
 use crate::idempotency::grpc;
 use crate::idempotency::key::KeyRule;
 use crate::idempotency::record::RequestId;
@@ -30,6 +31,7 @@ use crate::idempotency::token::TokenClaims;
 use crate::route::{Ambiguous, Route};
 use crate::telemetry::notes::{Notes, Timing};
 use crate::telemetry::outcome::Code;
+use crate::telemetry::spans::SpanContext;
 
 /// How a gate sees where requests come from, and where they came by.
 #[derive(Debug, Default)]
@@ -187,6 +189,7 @@ impl Head {
             own: &self.context.own,
             via: self.context.via.line(self.version),
             request: self.id,
+            span: self.notes.as_ref().and_then(|notes| notes.span()),
         }
     }
 
@@ -225,6 +228,22 @@ impl Head {
     /// Measures how long it waits for this upstream, where something tells of that.
     pub(super) fn asks(&self, upstream: &Upstream) -> Option<Timing> {
         self.notes.as_ref().map(|notes| notes.asks_upstream(&upstream.settings().name))
+    }
+
+    /// Notes whether its route protects it, or refuses it.
+    pub(super) fn is_protected(&self, is_protected: bool) {
+        if let Some(notes) = &self.notes {
+            notes.note(|noted| noted.is_protected = is_protected);
+        }
+    }
+
+    /// Notes that another request came first: the one that made this record.
+    pub(super) fn comes_after(&self, record: &codec::Head) {
+        let Some(notes) = self.notes.as_ref().filter(|notes| notes.span().is_some()) else { return };
+        let details = record.details();
+        let Some(first) = details.request.filter(|first| *first != self.id) else { return };
+        let context = SpanContext { trace: details.trace.unwrap_or_else(|| first.trace()), span: first.0.get() };
+        notes.note(|noted| noted.first = Some(context));
     }
 
     /// Whether it is a gRPC call.

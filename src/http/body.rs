@@ -16,8 +16,8 @@ use super::fault::Fault;
 use super::headers::without_forbidden_fields;
 use super::http1::ExchangeGuard;
 use super::usage::Permit;
-use crate::telemetry::access_log::Entry;
 use crate::telemetry::metrics::RequestTimer;
+use crate::telemetry::report::Report;
 
 /// How many bytes of a complete body are handed to hyper at a time. hyper accepts a frame of any size at once; with
 /// small frames, the body ends only when the peer has read nearly all of it.
@@ -37,8 +37,8 @@ pub struct Body {
 struct RequestGuard {
     _permit: Option<Arc<Permit>>,
     _timer: Option<RequestTimer>,
-    /// Its line in the access log.
-    entry: Option<Entry>,
+    /// Told when the body is over.
+    report: Report,
 }
 
 #[derive(Default)]
@@ -140,13 +140,8 @@ impl Body {
     /// The same body as the answer to a request, which stays in flight until the body is dropped: the connection has
     /// taken all of it, or the client has left.
     #[must_use]
-    pub fn with_request_guard(
-        self,
-        permit: Option<Arc<Permit>>,
-        timer: Option<RequestTimer>,
-        entry: Option<Entry>,
-    ) -> Self {
-        Self { request: Some(RequestGuard { _permit: permit, _timer: timer, entry }), ..self }
+    pub fn with_request_guard(self, permit: Option<Arc<Permit>>, timer: Option<RequestTimer>, report: Report) -> Self {
+        Self { request: Some(RequestGuard { _permit: permit, _timer: timer, report }), ..self }
     }
 
     /// The same body, which ends the client's exchange when it is dropped.
@@ -379,10 +374,10 @@ impl HttpBody for Body {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         let polled = self.kind.poll(cx);
-        if let Some(RequestGuard { entry: Some(entry), .. }) = &mut self.request
+        if let Some(RequestGuard { report, .. }) = &mut self.request
             && let Poll::Ready(Some(Ok(frame))) = &polled
         {
-            entry.sent(frame.data_ref().map_or(0, Bytes::len));
+            report.sent(frame.data_ref().map_or(0, Bytes::len));
         }
         polled
     }
@@ -467,8 +462,9 @@ mod tests {
             };
             (of("count"), of("sum"))
         };
-        let answer =
-            |body: Body| body.with_request_guard(None, Some(route.answered(Outcome::Executed, Instant::now())), None);
+        let answer = |body: Body| {
+            body.with_request_guard(None, Some(route.answered(Outcome::Executed, Instant::now())), Report::default())
+        };
 
         let (tx, body) = Body::channel();
         let mut body = answer(body);

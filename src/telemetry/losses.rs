@@ -9,6 +9,8 @@ use super::register::counter;
 pub struct Losses {
     /// Lines of the access log.
     pub access_log: IntCounter,
+    /// Spans.
+    pub spans: IntCounter,
 }
 
 impl Losses {
@@ -18,6 +20,11 @@ impl Losses {
                 registry,
                 "oncegate_access_log_lost_total",
                 "Lines of the access log that were dropped, since they could not be written fast enough.",
+            ),
+            spans: counter(
+                registry,
+                "oncegate_spans_dropped_total",
+                "Spans that were dropped, since the collector did not take them fast enough.",
             ),
         }
     }

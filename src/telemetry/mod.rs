@@ -12,6 +12,8 @@ pub mod observed;
 pub mod outcome;
 pub mod records_by_key;
 mod register;
+pub mod report;
+pub mod spans;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

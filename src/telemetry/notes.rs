@@ -6,12 +6,16 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::spans::SpanContext;
 use super::wall_clock;
 use crate::idempotency::record::{RecordId, Timestamp};
 
 /// Notes on one request. They are taken only where something tells of them.
 #[derive(Debug, Default)]
-pub struct Notes(Mutex<Noted>);
+pub struct Notes {
+    span: Option<SpanContext>,
+    noted: Mutex<Noted>,
+}
 
 /// What was noted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,6 +34,10 @@ pub struct Noted {
     pub upstream: Option<String>,
     /// How long that took to answer.
     pub upstream_time: Option<Duration>,
+    /// Whether its route protects it, or refuses it.
+    pub is_protected: bool,
+    /// The span of the request whose record it met.
+    pub first: Option<SpanContext>,
     /// How long the store took for what the request waited for.
     pub store_time: Option<Duration>,
 }
@@ -50,6 +58,18 @@ pub struct Timing {
 }
 
 impl Notes {
+    /// On a request with this span.
+    #[must_use]
+    pub fn new(span: Option<SpanContext>) -> Self {
+        Self { span, noted: Mutex::default() }
+    }
+
+    /// Its span, if it is protected: what it sends to an upstream comes from there.
+    #[must_use]
+    pub fn span(&self) -> Option<SpanContext> {
+        self.span.filter(|_| self.noted().is_protected)
+    }
+
     /// Notes something.
     pub fn note(&self, note: impl FnOnce(&mut Noted)) {
         note(&mut self.noted());
@@ -81,7 +101,7 @@ impl Notes {
     }
 
     fn noted(&self) -> MutexGuard<'_, Noted> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.noted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -257,7 +257,7 @@ fn a_reload_changes_the_file_and_one_that_cannot_be_opened_is_refused() {
     std::fs::write(&config, without).unwrap();
     assert_eq!(gate.admin("POST", "/api/v1/reload", Some(&serde_json::json!({}))).status, 200);
     gate.post("/a", "k-3", "{}").expect(200, "executed");
-    gate.stop();
+    let _plan = gate.stop();
     assert_eq!(lines_of(&other).len(), 1);
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use http::{HeaderValue, Uri, Version};
 
-use super::entry::Facts;
+use crate::telemetry::report::Facts;
 use crate::telemetry::rfc3339;
 
 /// How lines are written.
@@ -52,9 +52,9 @@ pub(super) fn write(out: &mut Vec<u8>, format: Format, facts: &Facts) {
 fn json(out: &mut Vec<u8>, facts: &Facts) {
     let Facts { seen, noted, .. } = facts;
     let mut line = Object { out, is_empty: true };
-    line.plain("time", &rfc3339(facts.time));
+    line.plain("time", &rfc3339(facts.time()));
     line.plain("request", &facts.request.to_string());
-    line.plain("client", &noted.client.unwrap_or(facts.peer).to_string());
+    line.plain("client", &facts.client().to_string());
     line.text("method", seen.method.as_ref().map(|method| method.as_str().as_bytes()), MAX_METHOD);
     line.text("path", seen.target.as_ref().map(path), MAX_PATH);
     line.text("host", seen.host.as_ref().map(HeaderValue::as_bytes), MAX_HOST);
@@ -81,8 +81,8 @@ fn json(out: &mut Vec<u8>, facts: &Facts) {
 }
 
 fn combined(out: &mut Vec<u8>, facts: &Facts) {
-    let Facts { seen, noted, .. } = facts;
-    let client = noted.client.unwrap_or(facts.peer);
+    let Facts { seen, .. } = facts;
+    let client = facts.client();
     let status = facts.status.map_or(CLIENT_LEFT, |status| status.as_u16());
     // Writing to a vector cannot fail.
     let _ = write!(out, "{client} - - [{}] \"", date(facts));
@@ -214,7 +214,7 @@ fn micros(time: Duration) -> u64 {
 /// `23/Nov/2026:22:50:41 +0000`
 fn date(facts: &Facts) -> String {
     // `Mon, 23 Nov 2026 22:50:41 GMT`
-    let date = httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_millis(facts.time.0.min(LAST)));
+    let date = httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_millis(facts.time().0.min(LAST)));
     let words: Vec<&str> = date.split(' ').collect();
     match words[..] {
         [_, day, month, year, time, _] => format!("{day}/{month}/{year}:{time} +0000"),

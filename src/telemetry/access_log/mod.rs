@@ -5,7 +5,6 @@
 //! [`MAX_BUFFERED`]; what comes then is dropped and counted, and that is logged once a minute. What is buffered is written
 //! when the disk takes it again. Lines are written whole, in order of the buffer that they were in.
 
-mod entry;
 mod format;
 mod output;
 mod writer;
@@ -20,11 +19,11 @@ use prometheus::IntCounter;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-pub use self::entry::{Entry, Seen};
 pub use self::format::{FORMATS, Format};
 pub use self::output::{OpenError, Output, Target};
 use self::writer::{Command, Signal, Writer};
 use super::log_throttle::LogThrottle;
+use super::report::Facts;
 
 /// The bytes of lines that one buffer holds while they cannot be written. There are two buffers for each core.
 pub const MAX_BUFFERED: usize = 8 << 20;
@@ -118,6 +117,11 @@ impl AccessLog {
         if timeout(2 * PATIENCE, is_done).await.is_err() {
             tracing::error!("the access log cannot be written in time: its disk or its reader hangs");
         }
+    }
+
+    /// Writes a request's line.
+    pub(super) fn write(&self, facts: &Facts) {
+        self.append(|lines, style| format::write(lines, style, facts));
     }
 
     fn append(&self, line: impl FnOnce(&mut Vec<u8>, Format)) {

@@ -2,11 +2,11 @@ use http::{HeaderMap, Method, StatusCode};
 use proptest::prelude::*;
 use serde_json::Value;
 
-use super::super::entry::Seen;
 use super::*;
 use crate::idempotency::record::{RecordId, RequestId, Timestamp};
 use crate::telemetry::notes::Noted;
 use crate::telemetry::outcome::Outcome;
+use crate::telemetry::report::Seen;
 
 fn facts(target: &str, headers: &[(&'static str, &[u8])]) -> Facts {
     let headers = headers
@@ -14,7 +14,7 @@ fn facts(target: &str, headers: &[(&'static str, &[u8])]) -> Facts {
         .map(|(name, value)| (http::HeaderName::from_static(name), HeaderValue::from_bytes(value).unwrap()));
     let headers: HeaderMap = headers.collect();
     Facts {
-        time: Timestamp(1_767_225_600_123),
+        since: Duration::from_millis(1_767_225_600_123),
         took: Duration::from_micros(1500),
         request: RequestId(std::num::NonZeroU64::MIN),
         peer: [192, 0, 2, 1].into(),
@@ -28,6 +28,7 @@ fn facts(target: &str, headers: &[(&'static str, &[u8])]) -> Facts {
             upstream: Some("app".into()),
             upstream_time: Some(Duration::from_micros(900)),
             store_time: Some(Duration::from_micros(300)),
+            ..Noted::default()
         },
         status: Some(StatusCode::CREATED),
         bytes: 12,

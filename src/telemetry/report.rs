@@ -1,24 +1,24 @@
-//! One request, as its line tells of it.
+//! What is reported of each request when its answer is over: a line in the access log, and a span of its trace.
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::header::{HOST, REFERER, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, Version};
 use tokio::time::Instant;
 
-use super::{AccessLog, format};
+use super::access_log::AccessLog;
+use super::notes::{Noted, Notes};
+use super::outcome::Outcome;
+use super::spans::Started;
 use crate::idempotency::record::{RequestId, Timestamp};
-use crate::telemetry::notes::{Noted, Notes};
-use crate::telemetry::outcome::Outcome;
-use crate::telemetry::wall_clock;
 
 /// What is seen of a request when it comes. A part that could not be read is missing.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     pub(super) method: Option<Method>,
-    /// Its path and query, of which the query is not written.
+    /// Its path and query, of which the query is not reported.
     pub(super) target: Option<Uri>,
     pub(super) host: Option<HeaderValue>,
     pub(super) version: Option<Version>,
@@ -26,10 +26,11 @@ pub struct Seen {
     pub(super) referer: Option<HeaderValue>,
 }
 
-/// What a line tells.
+/// What is known of a request when its answer is over.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
-    pub(super) time: Timestamp,
+    /// When its head came, since 1970.
+    pub(super) since: Duration,
     pub(super) took: Duration,
     pub(super) request: RequestId,
     pub(super) peer: IpAddr,
@@ -42,11 +43,13 @@ pub(super) struct Facts {
     pub(super) outcome: Option<Outcome>,
 }
 
-/// A request that is under way. Dropped, it becomes a line: its answer is over, or its client has left.
-pub struct Entry(Box<Open>);
+/// A request that is under way. Dropped, it is reported: its answer is over, or its client has left.
+#[derive(Default)]
+pub struct Report(Option<Box<Open>>);
 
 struct Open {
-    log: Arc<AccessLog>,
+    log: Option<Arc<AccessLog>>,
+    span: Option<Started>,
     notes: Arc<Notes>,
     began: Instant,
     facts: Facts,
@@ -88,11 +91,31 @@ impl Seen {
     }
 }
 
-impl Entry {
-    /// A request of the client at this address.
-    pub fn new(log: &Arc<AccessLog>, notes: &Arc<Notes>, request: RequestId, peer: IpAddr, seen: Seen) -> Self {
+impl Facts {
+    /// When the request's head came.
+    pub(super) fn time(&self) -> Timestamp {
+        Timestamp(u64::try_from(self.since.as_millis()).unwrap_or(u64::MAX))
+    }
+
+    /// The address of the client.
+    pub(super) fn client(&self) -> IpAddr {
+        self.noted.client.unwrap_or(self.peer)
+    }
+}
+
+impl Report {
+    /// A request of the client at this address, to be reported there, and the notes on it.
+    #[must_use]
+    pub fn new(
+        log: Option<Arc<AccessLog>>,
+        span: Option<Started>,
+        request: RequestId,
+        peer: IpAddr,
+        seen: Seen,
+    ) -> (Arc<Notes>, Self) {
+        let notes = Arc::new(Notes::new(span.as_ref().map(Started::context)));
         let facts = Facts {
-            time: wall_clock(),
+            since: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
             took: Duration::ZERO,
             request,
             peer,
@@ -103,13 +126,15 @@ impl Entry {
             route: None,
             outcome: None,
         };
-        Self(Box::new(Open { log: Arc::clone(log), notes: Arc::clone(notes), began: Instant::now(), facts }))
+        let open = Open { log, span, notes: Arc::clone(&notes), began: Instant::now(), facts };
+        (notes, Self(Some(Box::new(open))))
     }
 
     /// Its answer begins. `private` are the headers that keys and scopes of its route are made of.
     #[must_use]
     pub fn answered(mut self, status: StatusCode, route: Option<(&Arc<str>, Outcome)>, private: &[HeaderName]) -> Self {
-        let facts = &mut self.0.facts;
+        let Some(open) = &mut self.0 else { return self };
+        let facts = &mut open.facts;
         facts.status = Some(status);
         if let Some((route, outcome)) = route {
             (facts.route, facts.outcome) = (Some(Arc::clone(route)), Some(outcome));
@@ -125,7 +150,9 @@ impl Entry {
 
     /// So many bytes of the answer's body are sent.
     pub fn sent(&mut self, bytes: usize) {
-        self.0.facts.bytes += bytes as u64;
+        if let Some(open) = &mut self.0 {
+            open.facts.bytes += bytes as u64;
+        }
     }
 }
 
@@ -138,6 +165,11 @@ impl Drop for Open {
             // Which headers its route keeps private is not known.
             (facts.seen.user_agent, facts.seen.referer) = (None, None);
         }
-        self.log.append(|lines, style| format::write(lines, style, facts));
+        if let Some(log) = &self.log {
+            log.write(facts);
+        }
+        if let Some(span) = self.span.take() {
+            span.end(facts);
+        }
     }
 }
