@@ -47,6 +47,7 @@ mod remembering;
 mod signals;
 mod summary;
 mod token_keys;
+mod traces;
 mod watched_file;
 
 /// How long the end may take once everything is settled.
@@ -187,6 +188,7 @@ pub(super) struct Serving {
     admin_task: JoinHandle<()>,
     admin_stop: watch::Sender<bool>,
     access_log: Option<(access_log::Settings, Arc<AccessLog>)>,
+    exporting: Option<traces::Exporting>,
 }
 
 impl Serving {
@@ -243,6 +245,7 @@ impl Serving {
         let upstreams = config.upstreams.into_iter().map(upstream).collect();
         let gate = Gate::new(config.gate, config.router, upstreams, Arc::clone(&store), Arc::clone(&usage), &metrics);
         let access_log = access_log.map(|output| logging::start(&gate, output, &metrics)).transpose()?;
+        let exporting = config.traces.map(|settings| traces::start(&gate, settings, &usage, &metrics));
         // All of them, before the first request: it must not be cut off because another address is taken. And before the
         // store adopts other rules: what they forget is forgotten also where this gate never serves.
         let mut listeners = Vec::new();
@@ -313,6 +316,7 @@ impl Serving {
             admin_task,
             admin_stop,
             access_log,
+            exporting,
         }))
     }
 
@@ -334,6 +338,7 @@ impl Serving {
         self.stop.send_replace(true);
         drain(&gate, &mut self.servers, drain_timeout, signals).await;
         self.work_stop.send_replace(true);
+        self.end_traces().await;
         if let Some((_, log)) = &self.access_log {
             log.end().await;
         }

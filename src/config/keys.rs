@@ -8,6 +8,7 @@ use super::kinds::{nested, raw};
 use super::listeners::{Admin, Server};
 use super::logging::Log;
 use super::policy_page::PolicyPage;
+use super::telemetry::Telemetry;
 use super::{policy, routes, store, upstreams};
 use crate::http::limits::Limits;
 use crate::idempotency::policy::Policy;
@@ -77,6 +78,7 @@ pub(super) const ROOT: &Section = &Section {
         Key::table::<PolicyPage>("policy_page"),
         Key::table::<Log>("log"),
         Key::table::<AccessLog>("access_log"),
+        Key::table::<Telemetry>("telemetry"),
     ]],
 };
 

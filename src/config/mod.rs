@@ -27,7 +27,8 @@ use self::node::Table;
 use crate::http::socket::Listen;
 use crate::route::Router;
 use crate::store::sealed::SealingKey;
-use crate::telemetry::{self, logs};
+use crate::telemetry::access_log::Settings as AccessLogSettings;
+use crate::telemetry::logs;
 use crate::{admin, gate, http};
 
 mod access_log;
@@ -57,6 +58,7 @@ mod schema;
 mod secrets;
 mod store;
 mod suggest;
+mod telemetry;
 mod tls;
 mod units;
 mod upstreams;
@@ -100,7 +102,9 @@ pub struct Resolved {
     /// `[log]`
     pub log: logs::Settings,
     /// `[access_log]`
-    pub access_log: Option<telemetry::access_log::Settings>,
+    pub access_log: Option<AccessLogSettings>,
+    /// `[telemetry]`
+    pub traces: Option<http::collector::Settings>,
     /// What is accepted, but better known.
     pub advice: Vec<Advice>,
     /// The same as TOML: every value spelled out, files of secrets by name only.
@@ -154,6 +158,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     let (headers, own_headers) = headers::read(&root);
     let log = logging::read(&root);
     let access_log = access_log::read(&root);
+    let traces = telemetry::read(&root);
     let default_upstream = upstreams::default(&root, &upstreams);
     let (router, route_places) = routes::read(&root, &upstreams);
     let policy_page = policy_page::read(&root);
@@ -198,6 +203,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
         route_places,
         log,
         access_log,
+        traces,
         advice,
         effective,
     })

@@ -1,26 +1,21 @@
 //! State that outlives a configuration: a gate shares it with its successors.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::sync::{RwLock, Semaphore};
 
-use super::Gate;
 use super::quota::Quotas;
 use super::reauthorize::Questions;
 use super::single_flight::{OrderedSender, SingleFlight};
 use crate::http::headers::Via;
 use crate::http::usage::Usage;
-use crate::idempotency::record::RequestId;
 use crate::route::Router;
 use crate::store::Store;
 use crate::telemetry::access_log::AccessLog;
 use crate::telemetry::log_throttle::LogThrottle;
-use crate::telemetry::notes::Notes;
-use crate::telemetry::report::{Report, Seen};
-use crate::telemetry::spans::{Parent, Tracer};
+use crate::telemetry::spans::Tracer;
 
 /// How many large bodies may be read back into memory at a time, to be compared as JSON.
 const LARGE_BODIES: usize = 2;
@@ -65,23 +60,11 @@ pub(super) struct Shared {
     /// How much callers have left of their quotas.
     pub(super) quotas: Arc<Quotas>,
     /// Where each request gets a line, if anywhere.
-    access_log: ArcSwapOption<AccessLog>,
+    pub(super) access_log: ArcSwapOption<AccessLog>,
     /// What takes spans, if anything does.
-    tracer: ArcSwapOption<Tracer>,
+    pub(super) tracer: ArcSwapOption<Tracer>,
     /// The shortest lease that any of the gates ever gave.
     pub(super) shortest_lease: tokio::sync::watch::Sender<Duration>,
-}
-
-impl Gate {
-    /// From now on, each request gets a line there.
-    pub fn log_access_to(&self, log: Option<Arc<AccessLog>>) {
-        self.shared.access_log.store(log);
-    }
-
-    /// From now on, this takes the spans of protected requests.
-    pub fn trace_to(&self, tracer: Option<Arc<Tracer>>) {
-        self.shared.tracer.store(tracer);
-    }
 }
 
 impl Shared {
@@ -103,27 +86,10 @@ impl Shared {
             retired: Arc::default(),
             newest: ArcSwap::default(),
             via: Via::new(),
-            access_log: ArcSwapOption::empty(),
-            tracer: ArcSwapOption::empty(),
+            pub(super) access_log: ArcSwapOption::empty(),
+            pub(super) tracer: ArcSwapOption::empty(),
             shortest_lease: tokio::sync::watch::Sender::new(Duration::MAX),
         }
-    }
-
-    /// The report on a request of the client at this address, and notes on it if it goes anywhere.
-    pub(super) fn report(
-        &self,
-        id: RequestId,
-        peer: IpAddr,
-        parent: impl FnOnce() -> Option<Parent>,
-        seen: impl FnOnce() -> Seen,
-    ) -> (Option<Arc<Notes>>, Report) {
-        let log = self.access_log.load_full();
-        let span = self.tracer.load().as_ref().and_then(|tracer| tracer.begin(id, parent()));
-        if log.is_none() && span.is_none() {
-            return (None, Report::default());
-        }
-        let (notes, report) = Report::new(log, span, id, peer, seen());
-        (Some(notes), report)
     }
 
     /// From now on attempts have the leases of these routes, besides those that there are.

@@ -38,7 +38,7 @@ struct RequestGuard {
     _permit: Option<Arc<Permit>>,
     _timer: Option<RequestTimer>,
     /// Told when the body is over.
-    report: Report,
+    report: Option<Report>,
 }
 
 #[derive(Default)]
@@ -374,7 +374,7 @@ impl HttpBody for Body {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         let polled = self.kind.poll(cx);
-        if let Some(RequestGuard { report, .. }) = &mut self.request
+        if let Some(RequestGuard { report: Some(report), .. }) = &mut self.request
             && let Poll::Ready(Some(Ok(frame))) = &polled
         {
             report.sent(frame.data_ref().map_or(0, Bytes::len));
@@ -463,7 +463,7 @@ mod tests {
             (of("count"), of("sum"))
         };
         let answer = |body: Body| {
-            body.with_request_guard(None, Some(route.answered(Outcome::Executed, Instant::now())), Report::default())
+            body.with_request_guard(None, Some(route.answered(Outcome::Executed, Instant::now())), None)
         };
 
         let (tx, body) = Body::channel();

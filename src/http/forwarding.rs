@@ -511,7 +511,7 @@ mod tests {
         for parent in parents {
             headers.append(TRACEPARENT, HeaderValue::from_str(parent).unwrap());
         }
-        continue_or_start_trace(&mut headers, new_request_id());
+        continue_or_start_trace(&mut headers, new_request_id(), None);
         assert_eq!(headers.get_all(TRACEPARENT).iter().count(), 1);
         (headers[TRACEPARENT].to_str().unwrap().to_owned(), headers.contains_key(TRACESTATE))
     }
@@ -541,7 +541,7 @@ mod tests {
             &GIVEN.replace("af", "ag"),
         ] {
             let (begun, has_state) = after(&[given]);
-            assert!(begun != given && !has_state && trace_of(begun.as_bytes()).is_some(), "{given}");
+            assert!(begun != given && !has_state && parent_of(begun.as_bytes()).is_some(), "{given}");
         }
         assert!(!after(&[]).1);
         let (begun, has_state) = after(&[GIVEN, GIVEN]);

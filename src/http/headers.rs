@@ -460,6 +460,7 @@ mod tests {
                 own,
                 via: &via,
                 request: forwarding::new_request_id(),
+                span: None,
             },
         )
     }

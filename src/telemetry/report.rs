@@ -44,8 +44,7 @@ pub(super) struct Facts {
 }
 
 /// A request that is under way. Dropped, it is reported: its answer is over, or its client has left.
-#[derive(Default)]
-pub struct Report(Option<Box<Open>>);
+pub struct Report(Box<Open>);
 
 struct Open {
     log: Option<Arc<AccessLog>>,
@@ -127,14 +126,13 @@ impl Report {
             outcome: None,
         };
         let open = Open { log, span, notes: Arc::clone(&notes), began: Instant::now(), facts };
-        (notes, Self(Some(Box::new(open))))
+        (notes, Self(Box::new(open)))
     }
 
     /// Its answer begins. `private` are the headers that keys and scopes of its route are made of.
     #[must_use]
     pub fn answered(mut self, status: StatusCode, route: Option<(&Arc<str>, Outcome)>, private: &[HeaderName]) -> Self {
-        let Some(open) = &mut self.0 else { return self };
-        let facts = &mut open.facts;
+        let facts = &mut self.0.facts;
         facts.status = Some(status);
         if let Some((route, outcome)) = route {
             (facts.route, facts.outcome) = (Some(Arc::clone(route)), Some(outcome));
@@ -150,9 +148,7 @@ impl Report {
 
     /// So many bytes of the answer's body are sent.
     pub fn sent(&mut self, bytes: usize) {
-        if let Some(open) = &mut self.0 {
-            open.facts.bytes += bytes as u64;
-        }
+        self.0.facts.bytes += bytes as u64;
     }
 }
 

@@ -70,6 +70,7 @@ mod support;
 mod systemd;
 mod test_servers;
 mod tokens;
+mod traces;
 mod upstream_addresses;
 mod upstream_failures;
 mod upstream_h2;

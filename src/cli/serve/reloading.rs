@@ -220,6 +220,7 @@ impl Serving {
         let count = routes.len();
         self.admin_state.reload(&config.admin, routes);
         self.log_access_to(access_log).await?;
+        self.trace_to(config.traces);
         // The configuration saw that it is a filter.
         log_filter.set(&config.log.level)?;
         let changes = self.start_settings.start_changes(&asked);
