@@ -86,8 +86,8 @@ impl Shared {
             retired: Arc::default(),
             newest: ArcSwap::default(),
             via: Via::new(),
-            pub(super) access_log: ArcSwapOption::empty(),
-            pub(super) tracer: ArcSwapOption::empty(),
+            access_log: ArcSwapOption::empty(),
+            tracer: ArcSwapOption::empty(),
             shortest_lease: tokio::sync::watch::Sender::new(Duration::MAX),
         }
     }

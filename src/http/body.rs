@@ -140,7 +140,12 @@ impl Body {
     /// The same body as the answer to a request, which stays in flight until the body is dropped: the connection has
     /// taken all of it, or the client has left.
     #[must_use]
-    pub fn with_request_guard(self, permit: Option<Arc<Permit>>, timer: Option<RequestTimer>, report: Report) -> Self {
+    pub fn with_request_guard(
+        self,
+        permit: Option<Arc<Permit>>,
+        timer: Option<RequestTimer>,
+        report: Option<Report>,
+    ) -> Self {
         Self { request: Some(RequestGuard { _permit: permit, _timer: timer, report }), ..self }
     }
 
@@ -462,9 +467,8 @@ mod tests {
             };
             (of("count"), of("sum"))
         };
-        let answer = |body: Body| {
-            body.with_request_guard(None, Some(route.answered(Outcome::Executed, Instant::now())), None)
-        };
+        let answer =
+            |body: Body| body.with_request_guard(None, Some(route.answered(Outcome::Executed, Instant::now())), None);
 
         let (tx, body) = Body::channel();
         let mut body = answer(body);
