@@ -17,7 +17,7 @@ keys! {
     /// Traces: a span for each protected request, in the OpenTelemetry protocol (OTLP).
     pub(super) struct Telemetry "[telemetry]" {
         /// Where the collector is: http://HOST:PORT, https://HOST:PORT or unix:PATH. If omitted, there are no spans.
-        otlp: Option<Endpoint> = None => endpoint().optional(), Example("\"http://collector:4318\"");
+        otlp: Option<Endpoint> = None => endpoint().optional(), Example("\"https://collector:4318\"");
         /// What it speaks: "http" for protobuf over HTTP, at /v1/traces, usually on port 4318; "grpc", usually on port 4317.
         protocol: Protocol = Protocol::Http => words(&[("http", Protocol::Http), ("grpc", Protocol::Grpc)]);
         /// How the collector is authenticated, as in `tls` of an upstream.

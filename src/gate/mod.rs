@@ -32,7 +32,6 @@ mod shared;
 mod single_flight;
 
 use std::collections::{HashMap, HashSet};
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -331,7 +330,7 @@ impl Gate {
     fn report(
         &self,
         id: RequestId,
-        peer: IpAddr,
+        peer: &Peer,
         parent: impl FnOnce() -> Option<Parent>,
         seen: impl FnOnce() -> Seen,
     ) -> Option<(Arc<Notes>, Report)> {
@@ -340,7 +339,7 @@ impl Gate {
         if log.is_none() && span.is_none() {
             return None;
         }
-        Some(Report::new(log.clone(), span, id, peer, seen()))
+        Some(Report::new(log.clone(), span, id, (peer.ip, peer.is_secure), seen()))
     }
 
     /// The answer to a request that its route refuses.
@@ -397,7 +396,7 @@ impl Gate {
 impl Handler for Gate {
     async fn handle(self: Arc<Self>, request: Request<RequestBody>, peer: Peer) -> Response<Body> {
         let (began, id) = (Instant::now(), new_request_id());
-        let (notes, report) = self.report(id, peer.ip, || parent(request.headers()), || Seen::of(&request)).unzip();
+        let (notes, report) = self.report(id, &peer, || parent(request.headers()), || Seen::of(&request)).unzip();
         if let Some(page) = self.policy_page.as_ref().filter(|page| page.is_asked_for(request.uri())) {
             let response = page.answer(&request);
             let report = report.map(|report: Report| report.answered(response.status(), None, &[]));
@@ -426,7 +425,7 @@ impl Handler for Gate {
             Known::Line(line) => Seen::of_line(line),
             Known::Head(head) => Seen::of_head(&head.method, &head.uri, head.version, &head.headers),
         };
-        let report = self.report(id, peer.ip, || None, seen);
+        let report = self.report(id, peer, || None, seen);
         let reply = Reply::problem(Problem::new(fault.code(), fault.to_string()), None, id);
         let is_call = matches!(known, Known::Head(head) if grpc::is_call(&head.method, &head.headers));
         let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };

@@ -34,6 +34,8 @@ pub(super) struct Facts {
     pub(super) took: Duration,
     pub(super) request: RequestId,
     pub(super) peer: IpAddr,
+    /// Whether its connection is encrypted.
+    pub(super) is_secure: bool,
     pub(super) seen: Seen,
     pub(super) noted: Noted,
     /// Nothing where the client left before it had an answer.
@@ -109,7 +111,7 @@ impl Report {
         log: Option<Arc<AccessLog>>,
         span: Option<Started>,
         request: RequestId,
-        peer: IpAddr,
+        (peer, is_secure): (IpAddr, bool),
         seen: Seen,
     ) -> (Arc<Notes>, Self) {
         let notes = Arc::new(Notes::new(span.as_ref().map(Started::context)));
@@ -118,6 +120,7 @@ impl Report {
             took: Duration::ZERO,
             request,
             peer,
+            is_secure,
             seen,
             noted: Noted::default(),
             status: None,

@@ -102,6 +102,7 @@ fn a_protected_request_has_a_span_and_its_replay_links_to_it() {
     for (name, value) in [
         ("http.request.method", "POST"),
         ("http.response.status_code", "200"),
+        ("url.scheme", "http"),
         ("url.path", "/charges"),
         ("client.address", "127.0.0.1"),
         ("network.protocol.version", "1.1"),

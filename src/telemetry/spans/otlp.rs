@@ -3,6 +3,7 @@
 //! Seven messages are written and none is read, so that no crate is needed for it. The tests of the wire read them with the
 //! crate of the OpenTelemetry project.
 
+use http::uri::Authority;
 use http::{StatusCode, Version};
 
 use super::Span;
@@ -56,8 +57,12 @@ fn write_span(message: &mut Message, Span { context, parent, facts }: &Span) {
     if let Some(target) = &seen.target {
         message.attribute(9, "url.path", target.path());
     }
-    if let Some(host) = seen.host.as_ref().and_then(|host| host.to_str().ok()) {
-        message.attribute(9, "server.address", host);
+    message.attribute(9, "url.scheme", if facts.is_secure { "https" } else { "http" });
+    if let Some(host) = seen.host.as_ref().and_then(|host| Authority::try_from(host.as_bytes()).ok()) {
+        message.attribute(9, "server.address", host.host());
+        if let Some(port) = host.port_u16() {
+            message.count(9, "server.port", port.into());
+        }
     }
     message.attribute(9, "client.address", &facts.client().to_string());
     let version = match seen.version {

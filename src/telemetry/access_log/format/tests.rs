@@ -18,6 +18,7 @@ fn facts(target: &str, headers: &[(&'static str, &[u8])]) -> Facts {
         took: Duration::from_micros(1500),
         request: RequestId(std::num::NonZeroU64::MIN),
         peer: [192, 0, 2, 1].into(),
+        is_secure: false,
         seen: Seen::of_head(&Method::POST, &target.parse().unwrap(), Version::HTTP_11, &headers),
         noted: Noted {
             client: Some([198, 51, 100, 7].into()),
