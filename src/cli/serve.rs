@@ -19,6 +19,7 @@ pub(super) use self::signals::Signals;
 use self::summary::Summary;
 pub(super) use self::watched_file::WatchedFile;
 use crate::admin::{self, Phase, Readiness, RouteInfo};
+use crate::cli::BAD_CONFIGURATION;
 use crate::cli::identity_changes::Written;
 use crate::config::{Resolved, Sources};
 use crate::gate::{self, Gate};
@@ -29,7 +30,8 @@ use crate::http::upstream::Upstream;
 use crate::http::usage::Usage;
 use crate::store::Store;
 use crate::store::sealed::{Keeper, Keyring};
-use crate::telemetry::{logs, metrics::Metrics};
+use crate::telemetry::access_log::{AccessLog, Output};
+use crate::telemetry::{access_log, logs, metrics::Metrics};
 use crate::worker;
 
 mod adopting;
@@ -37,6 +39,7 @@ mod certificates;
 pub(super) mod durability;
 mod files;
 mod listening;
+mod logging;
 mod notices;
 mod opening;
 mod reloading;
@@ -44,6 +47,7 @@ mod remembering;
 mod signals;
 mod summary;
 mod token_keys;
+mod traces;
 mod watched_file;
 
 /// How long the end may take once everything is settled.
@@ -58,7 +62,14 @@ pub(super) fn run(
 ) -> anyhow::Result<ExitCode> {
     let log_filter = logs::init(&config.log)?;
     let format = config.log.format;
-    match run_logged(config, sources, log_filter, accept_identity_change, watched) {
+    let access_log = match config.access_log.clone().map(Output::open).transpose() {
+        Ok(access_log) => access_log,
+        Err(error) => {
+            tracing::error!(%error, "the access log cannot be opened");
+            return Ok(ExitCode::from(BAD_CONFIGURATION));
+        }
+    };
+    match run_logged(config, sources, log_filter, access_log, accept_identity_change, watched) {
         Err(error) if format == logs::Format::Json => {
             tracing::error!(error = super::describe(&error), "the gate cannot go on");
             Ok(ExitCode::FAILURE)
@@ -71,6 +82,7 @@ fn run_logged(
     mut config: Resolved,
     sources: Sources,
     log_filter: logs::Filter,
+    access_log: Option<Output>,
     accept_identity_change: bool,
     watched: Option<WatchedFile>,
 ) -> anyhow::Result<ExitCode> {
@@ -78,7 +90,7 @@ fn run_logged(
     files::write_no_core();
     let inherited = Inherited::take();
     let shards = Arc::new(Shards::start().context("cannot start the threads that serve")?);
-    let environment = Environment { shards, inherited, notices: Notices::of_process() };
+    let environment = Environment { shards, inherited, notices: Notices::of_process(), access_log };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let served = runtime.block_on(serve(config, sources, log_filter, environment, accept_identity_change, watched));
     // Whatever still runs by now was given up on.
@@ -132,12 +144,13 @@ pub(super) struct Environment {
     shards: Arc<Shards>,
     inherited: Inherited,
     notices: Notices,
+    access_log: Option<Output>,
 }
 
 impl Environment {
     /// Without inherited sockets and notifications.
     pub(super) fn alone(shards: Arc<Shards>) -> Self {
-        Self { shards, inherited: Inherited::default(), notices: Notices::default() }
+        Self { shards, inherited: Inherited::default(), notices: Notices::default(), access_log: None }
     }
 }
 
@@ -174,6 +187,8 @@ pub(super) struct Serving {
     admin_state: Arc<admin::State>,
     admin_task: JoinHandle<()>,
     admin_stop: watch::Sender<bool>,
+    access_log: Option<(access_log::Settings, Arc<AccessLog>)>,
+    exporting: Option<traces::Exporting>,
 }
 
 impl Serving {
@@ -185,7 +200,7 @@ impl Serving {
         metrics: Metrics,
         signals: &mut Signals,
     ) -> anyhow::Result<Option<Self>> {
-        let Environment { shards, inherited, notices } = environment;
+        let Environment { shards, inherited, notices, access_log } = environment;
         // The threads that serve do so by themselves.
         tokio::spawn(release_when_idle());
         let readiness = Readiness::default();
@@ -230,6 +245,8 @@ impl Serving {
         let upstream = |settings| Upstream::new(settings, Arc::clone(&usage));
         let upstreams = config.upstreams.into_iter().map(upstream).collect();
         let gate = Gate::new(config.gate, config.router, upstreams, Arc::clone(&store), Arc::clone(&usage), &metrics);
+        let access_log = access_log.map(|output| logging::start(&gate, output, &metrics)).transpose()?;
+        let exporting = config.traces.map(|settings| traces::start(&gate, settings, &usage, &metrics));
         // All of them, before the first request: it must not be cut off because another address is taken. And before the
         // store adopts other rules: what they forget is forgotten also where this gate never serves.
         let mut listeners = Vec::new();
@@ -299,6 +316,8 @@ impl Serving {
             admin_state,
             admin_task,
             admin_stop,
+            access_log,
+            exporting,
         }))
     }
 
@@ -320,6 +339,10 @@ impl Serving {
         self.stop.send_replace(true);
         drain(&gate, &mut self.servers, drain_timeout, signals).await;
         self.work_stop.send_replace(true);
+        self.end_traces().await;
+        if let Some((_, log)) = &self.access_log {
+            log.end().await;
+        }
         let ending = async {
             let _ = tokio::join!(self.workers, self.renewing, self.asking);
             self.store.close().await;

@@ -1,5 +1,6 @@
 //! The top level, and which keys there are where.
 
+use super::access_log::AccessLog;
 use super::auth::Auth;
 use super::declare::{Facts, Inner, Key, Section, Shown};
 use super::headers::Headers;
@@ -7,6 +8,7 @@ use super::kinds::{nested, raw};
 use super::listeners::{Admin, Server};
 use super::logging::Log;
 use super::policy_page::PolicyPage;
+use super::telemetry::Telemetry;
 use super::{policy, routes, store, upstreams};
 use crate::http::limits::Limits;
 use crate::idempotency::policy::Policy;
@@ -75,6 +77,8 @@ pub(super) const ROOT: &Section = &Section {
         Key::table::<Auth>("auth"),
         Key::table::<PolicyPage>("policy_page"),
         Key::table::<Log>("log"),
+        Key::table::<AccessLog>("access_log"),
+        Key::table::<Telemetry>("telemetry"),
     ]],
 };
 

@@ -27,9 +27,11 @@ use self::node::Table;
 use crate::http::socket::Listen;
 use crate::route::Router;
 use crate::store::sealed::SealingKey;
+use crate::telemetry::access_log::Settings as AccessLogSettings;
 use crate::telemetry::logs;
 use crate::{admin, gate, http};
 
+mod access_log;
 mod admin_tokens;
 mod annotated;
 mod auth;
@@ -56,6 +58,7 @@ mod schema;
 mod secrets;
 mod store;
 mod suggest;
+mod telemetry;
 mod tls;
 mod units;
 mod upstreams;
@@ -98,6 +101,10 @@ pub struct Resolved {
     pub route_places: Vec<Place>,
     /// `[log]`
     pub log: logs::Settings,
+    /// `[access_log]`
+    pub access_log: Option<AccessLogSettings>,
+    /// `[telemetry]`
+    pub traces: Option<http::collector::Settings>,
     /// What is accepted, but better known.
     pub advice: Vec<Advice>,
     /// The same as TOML: every value spelled out, files of secrets by name only.
@@ -150,6 +157,8 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     let store = store::read(&root);
     let (headers, own_headers) = headers::read(&root);
     let log = logging::read(&root);
+    let access_log = access_log::read(&root);
+    let traces = telemetry::read(&root);
     let default_upstream = upstreams::default(&root, &upstreams);
     let (router, route_places) = routes::read(&root, &upstreams);
     let policy_page = policy_page::read(&root);
@@ -193,6 +202,8 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
         router,
         route_places,
         log,
+        access_log,
+        traces,
         advice,
         effective,
     })

@@ -3,7 +3,7 @@
 use std::path::Path as FilePath;
 use std::time::Duration;
 
-use figment::value::{Dict, Value};
+use figment::value::{Dict, Num, Value};
 use toml_edit::Item;
 
 use super::context::{Context, Layer, Path};
@@ -119,6 +119,16 @@ impl<'a> Node<'a> {
     fn integer(&self) -> Option<i128> {
         let unsigned = || self.value.to_u128().and_then(|number| i128::try_from(number).ok());
         self.value.to_i128().or_else(unsigned)
+    }
+
+    /// It as a number that may have decimal places.
+    pub(super) fn decimal(&self) -> Result<f64, Wrong> {
+        let number = match self.value {
+            Value::Num(_, Num::F64(number)) => Some(*number),
+            Value::Num(_, Num::F32(number)) => Some((*number).into()),
+            _ => self.integer().map(|number| number as f64),
+        };
+        number.ok_or_else(|| self.expected("a number").hint("write a number without quotes, such as 0.1"))
     }
 
     /// It as a duration.

@@ -20,6 +20,7 @@ use crate::http::usage::{Account, Permit};
 use crate::idempotency::protocol::{Action, Event, Followed, Protocol, Reply, Settlement};
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 use crate::store::{Claim, End, Error, Fresh, Listed, Settled};
+use crate::telemetry::notes::Notes;
 
 mod following;
 mod permitting;
@@ -155,7 +156,7 @@ impl Driver {
                 let elsewhere = self.elsewhere();
                 // The record that it found is gone since: nothing new is made under its id, which another secret made.
                 let is_former = self.request.as_ref().is_some_and(|request| request.made_by > 0);
-                self.operate(async move {
+                self.ask_store(async move {
                     match store.claim(id, fresh).await {
                         Ok(Claim::Inserted(_)) if is_former || elsewhere.may_have_record(&*store).await => {
                             Done::Elsewhere
@@ -168,7 +169,7 @@ impl Driver {
                 let (store, id) = (Arc::clone(&shared.store), self.id);
                 let fresh = needed(self.fresh.clone(), FRESH)?;
                 let elsewhere = self.elsewhere();
-                self.operate(async move {
+                self.ask_store(async move {
                     match store.supersede(id, seen, fresh).await {
                         Ok(true) if elsewhere.may_have_record(&*store).await => Done::Elsewhere,
                         superseded => Done::Superseded(superseded),
@@ -177,7 +178,7 @@ impl Driver {
             }
             Action::Look => {
                 let (store, id) = (Arc::clone(&shared.store), self.id);
-                self.operate(async move { Done::Looked(store.get(id).await) });
+                self.ask_store(async move { Done::Looked(store.get(id).await) });
             }
             Action::Run => {
                 let (request, attempt) = (Arc::clone(needed(self.request.as_ref(), REQUEST)?), self.attempt()?);
@@ -217,7 +218,7 @@ impl Driver {
                 self.fresh = Some(fresh.clone());
                 let (store, id) = (Arc::clone(&shared.store), self.id);
                 // The record that it replaces has stood since this request claimed: none stands elsewhere.
-                self.operate(async move { Done::Superseded(store.supersede(id, seen, fresh).await) });
+                self.ask_store(async move { Done::Superseded(store.supersede(id, seen, fresh).await) });
             }
             Action::Withdraw => {
                 self.permission = None;
@@ -245,7 +246,7 @@ impl Driver {
                 let end = needed(self.probed.as_ref(), PROBED)?.end(policy);
                 let (store, id, attempt) = (Arc::clone(&shared.store), self.id, self.unknown()?);
                 let end = needed(end, PROBED)?;
-                self.operate(async move { Done::Settled(store.settle(id, attempt, end).await) });
+                self.ask_store(async move { Done::Settled(store.settle(id, attempt, end).await) });
             }
             Action::TakePlace => {
                 let request = needed(self.request.as_ref(), REQUEST)?;
@@ -422,6 +423,19 @@ impl Driver {
         self.request.as_ref().map_or_else(Elsewhere::nowhere, |request| request.elsewhere())
     }
 
+    /// The same of what is asked of the store.
+    fn ask_store(&mut self, operation: impl Future<Output = Done> + Send + 'static) {
+        let notes = self.request.as_ref().and_then(|request| request.head.notes.as_ref());
+        match notes.map(Notes::asks_store) {
+            Some(timing) => self.operate(async move {
+                let done = operation.await;
+                drop(timing);
+                done
+            }),
+            None => self.operate(operation),
+        }
+    }
+
     fn operate(&mut self, operation: impl Future<Output = Done> + Send + 'static) {
         self.operation = Box::pin(operation);
     }
@@ -439,7 +453,7 @@ impl Driver {
 
     fn settle(&mut self, end: End) -> Result<(), Missing> {
         let (store, id, attempt) = (Arc::clone(&self.shared.store), self.id, self.attempt()?);
-        self.operate(async move { Done::Settled(store.settle(id, attempt, end).await) });
+        self.ask_store(async move { Done::Settled(store.settle(id, attempt, end).await) });
         Ok(())
     }
 

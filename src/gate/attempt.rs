@@ -149,7 +149,12 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
     let counted = Arc::new(request.state.metrics.attempt_began());
     let settle = if is_again { settle_again } else { settle };
     let mut recipient = Recipient { client: Some(client), tee: ResponseTee::default(), settle };
+    if let Some(notes) = &request.head.notes {
+        notes.begins_attempt();
+    }
+    let timing = request.head.asks(request.upstream());
     let exchanged = exchange(request, attempt, &mut recipient).await;
+    drop(timing);
     let took = began.elapsed();
     if !matches!(exchanged, Exchanged::Failed(Ending::Unreachable, _)) {
         request.state.estimator.took(took);

@@ -30,6 +30,7 @@ use crate::idempotency::protocol::{Event, Protocol};
 use crate::idempotency::record::RequestId;
 use crate::idempotency::recovery::Recovery;
 use crate::route::Route;
+use crate::telemetry::notes::Notes;
 use crate::telemetry::outcome::{Code, Outcome};
 
 impl Gate {
@@ -38,12 +39,12 @@ impl Gate {
     pub(super) async fn answer(
         self: &Arc<Self>,
         request: Request<RequestBody>,
-        id: RequestId,
+        (id, notes): (RequestId, Option<Arc<Notes>>),
         peer: Peer,
         permit: Result<&Arc<Permit>, &'static str>,
     ) -> (Arc<RouteState>, Reply) {
         // 1. Read the head. Where it is malformed, the rest of the connection may be desynchronised.
-        let (mut head, body) = match Head::read(request, peer, &self.context, id) {
+        let (mut head, body) = match Head::read(request, peer, &self.context, (id, notes)) {
             Ok(read) => read,
             Err(problem) => return (Arc::clone(&self.unrouted), Reply::problem(problem, None, id).last()),
         };
@@ -91,6 +92,7 @@ impl Gate {
             return self.refused_early(&head, Admission::Routed(route, step), overloaded(TOO_MANY_OF_ONE));
         }
         // 5. Do what the route does with it.
+        head.is_protected(!matches!(step, Step::Forward(_)));
         let (state, asked) = (Arc::clone(&self.states[&route.name]), CrossOrigin::of(route, &head));
         let reply = match step {
             Step::Refuse(refusal) => self.refused(route, id, refusal),
@@ -147,6 +149,7 @@ impl Gate {
                     Step::Refuse(refusal) => return self.refused(route, request_id, refusal),
                     Step::Verify { .. } => return refuse(unverified(), true),
                     Step::Forward(_) | Step::NeedBody => {
+                        head.is_protected(false);
                         let (upstream, options) =
                             (&self.upstreams[route.upstream], ForwardOptions::of(self, state, route, &head));
                         let outcome = Outcome::Passed;
@@ -178,12 +181,14 @@ impl Gate {
             going: Arc::new(self.shared.requests.subscribe()),
             _permit: Arc::clone(permit),
         };
+        request.note_record();
         // 9. Replay from memory, where the answer is at hand.
         if let Some(reply) = request.recalled().await {
             return reply;
         }
         // While one id secret takes the place of another, its record may stand under another id.
         request.find_record().await;
+        request.note_record();
         let id = request.id;
         // 10. Else claim the key, run, settle and reply: see `drive`.
         let (client, reply) = oneshot::channel();

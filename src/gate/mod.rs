@@ -35,7 +35,6 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::request::Parts;
 use http::{HeaderName, HeaderValue, Request, Response};
 use tokio::time::Instant;
 
@@ -54,11 +53,11 @@ use self::request::ForwardingContext;
 use self::shared::{IdentityDigest, Shared};
 use crate::http::body::Body;
 use crate::http::fault::Fault;
-use crate::http::forwarding::{Forwarding, new_request_id};
+use crate::http::forwarding::{Forwarding, new_request_id, parent};
 use crate::http::headers::OwnHeaders;
 use crate::http::problem::Problem;
 use crate::http::request_body::RequestBody;
-use crate::http::server::{Handler, Peer};
+use crate::http::server::{Handler, Known, Peer};
 use crate::http::upgrade::Upgrades;
 use crate::http::upstream::Upstream;
 use crate::http::usage::Usage;
@@ -68,9 +67,13 @@ use crate::idempotency::policy::{Mode, Seal};
 use crate::idempotency::record::RequestId;
 use crate::route::{Route, Router};
 use crate::store::{Identity, Origin, OriginId, Store};
+use crate::telemetry::access_log::AccessLog;
 use crate::telemetry::limits::Limit;
 use crate::telemetry::metrics::{Metrics, RouteMetrics};
+use crate::telemetry::notes::Notes;
 use crate::telemetry::outcome::Outcome;
+use crate::telemetry::report::{Report, Seen};
+use crate::telemetry::spans::{Parent, Tracer};
 
 /// The settings of the gate.
 #[derive(Clone, Debug)]
@@ -313,6 +316,32 @@ impl Gate {
         ended
     }
 
+    /// From now on, each request gets a line there.
+    pub fn log_access_to(&self, log: Option<Arc<AccessLog>>) {
+        self.shared.access_log.store(log);
+    }
+
+    /// From now on, this takes the spans of protected requests.
+    pub fn trace_to(&self, tracer: Option<Arc<Tracer>>) {
+        self.shared.tracer.store(tracer);
+    }
+
+    /// Notes on a request of the client at this address, and the report on it, if it goes anywhere.
+    fn report(
+        &self,
+        id: RequestId,
+        peer: &Peer,
+        parent: impl FnOnce() -> Option<Parent>,
+        seen: impl FnOnce() -> Seen,
+    ) -> Option<(Arc<Notes>, Report)> {
+        let log = self.shared.access_log.load();
+        let span = self.shared.tracer.load().as_ref().and_then(|tracer| tracer.begin(id, parent()));
+        if log.is_none() && span.is_none() {
+            return None;
+        }
+        Some(Report::new(log.clone(), span, id, (peer.ip, peer.is_secure), seen()))
+    }
+
     /// The answer to a request that its route refuses.
     fn refused(&self, route: &Route, request: RequestId, Refusal { problem, has_key }: Refusal) -> Reply {
         let reply = Reply::problem(problem, route.policy.docs.as_deref(), request);
@@ -342,7 +371,10 @@ impl Gate {
         let state = Arc::clone(&self.states[&route.name]);
         let reply = match step {
             Step::Forward(_) => ForwardOptions::of(self, &state, route, head).problem(problem),
-            step => self.refused(route, head.id, Refusal { problem, has_key: step.has_key() }),
+            step => {
+                head.is_protected(true);
+                self.refused(route, head.id, Refusal { problem, has_key: step.has_key() })
+            }
         };
         (state, self.share(reply, CrossOrigin::of(route, head)))
     }
@@ -363,10 +395,13 @@ impl Gate {
 
 impl Handler for Gate {
     async fn handle(self: Arc<Self>, request: Request<RequestBody>, peer: Peer) -> Response<Body> {
-        if let Some(page) = self.policy_page.as_ref().filter(|page| page.is_asked_for(request.uri())) {
-            return page.answer(&request);
-        }
         let (began, id) = (Instant::now(), new_request_id());
+        let (notes, report) = self.report(id, &peer, || parent(request.headers()), || Seen::of(&request)).unzip();
+        if let Some(page) = self.policy_page.as_ref().filter(|page| page.is_asked_for(request.uri())) {
+            let response = page.answer(&request);
+            let report = report.map(|report: Report| report.answered(response.status(), None, &[]));
+            return response.map(|body| body.with_request_guard(None, None, report));
+        }
         let is_call = grpc::is_call(request.method(), request.headers());
         let usage = &self.shared.usage;
         let permit = if peer.connection_memory.as_ref().is_some_and(|memory| memory.is_backlogged()) {
@@ -375,22 +410,31 @@ impl Handler for Gate {
         } else {
             usage.requests.acquire(1).map(Arc::new).ok_or(TOO_MANY)
         };
-        let (state, reply) = self.answer(request, id, peer, permit.as_ref().map_err(|why| *why)).await;
+        let (state, reply) = self.answer(request, (id, notes), peer, permit.as_ref().map_err(|why| *why)).await;
         let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };
         log(&state, id, outcome, &response, began);
         let timer = state.metrics.answered(outcome, began);
-        response.map(|body| body.with_request_guard(permit.ok(), timer))
+        let route = Some((&state.name, outcome));
+        let report = report.map(|report| report.answered(response.status(), route, &state.kept));
+        response.map(|body| body.with_request_guard(permit.ok(), Some(timer), report))
     }
 
-    fn refuse(&self, fault: Fault, head: Option<&Parts>) -> Response<Body> {
+    fn refuse(&self, fault: Fault, known: Known<'_>, peer: &Peer) -> Response<Body> {
         let id = new_request_id();
+        let seen = || match known {
+            Known::Line(line) => Seen::of_line(line),
+            Known::Head(head) => Seen::of_head(&head.method, &head.uri, head.version, &head.headers),
+        };
+        let report = self.report(id, peer, || None, seen);
         let reply = Reply::problem(Problem::new(fault.code(), fault.to_string()), None, id);
-        let is_call = head.is_some_and(|head| grpc::is_call(&head.method, &head.headers));
+        let is_call = matches!(known, Known::Head(head) if grpc::is_call(&head.method, &head.headers));
         let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };
-        let now = Instant::now();
-        log(&self.unrouted, id, outcome, &response, now);
-        let timer = self.unrouted.metrics.answered(outcome, now);
-        response.map(|body| body.with_request_guard(None, timer))
+        let (state, now) = (&self.unrouted, Instant::now());
+        log(state, id, outcome, &response, now);
+        let timer = state.metrics.answered(outcome, now);
+        let route = Some((&state.name, outcome));
+        let report = report.map(|(_, report)| report.answered(response.status(), route, &[]));
+        response.map(|body| body.with_request_guard(None, Some(timer), report))
     }
 }
 
@@ -424,64 +468,4 @@ fn kept_headers(route: &Route, token_header: &HeaderName) -> Vec<HeaderName> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-    use crate::http::limits::Limits;
-    use crate::idempotency::policy::{Mode, Policy};
-    use crate::idempotency::scope::ScopePart;
-    use crate::route::Pattern;
-    use crate::store::memory::Memory;
-
-    pub(crate) fn route(name: &str, mode: Mode, scope: &str) -> Route {
-        let policy = Policy { mode, scope: vec![ScopePart::parse(scope).unwrap()].into(), ..Policy::default() };
-        Route {
-            name: name.into(),
-            namespace: "shared".into(),
-            methods: vec![http::Method::POST],
-            host: None,
-            path: Pattern::parse(&format!("/{name}")).unwrap(),
-            upstream: 0,
-            policy,
-        }
-    }
-
-    pub(crate) fn gate_of(routes: Vec<Route>) -> Arc<Gate> {
-        gate_with(None, routes)
-    }
-
-    pub(crate) fn gate_with(jwt: Option<jwt::Settings>, routes: Vec<Route>) -> Arc<Gate> {
-        let settings = Settings {
-            service: "default".into(),
-            id_secret: None,
-            other_id_secrets: Vec::new(),
-            settle_timeout: Duration::from_secs(5),
-            headers: HeaderNames { status: None, replayed: None, expires: None },
-            own_headers: OwnHeaders::default(),
-            default_upstream: None,
-            forwarding: Forwarding::default(),
-            upgrades: Upgrades::default(),
-            policy_page: None,
-            tokens: Tokens::secret(),
-            jwt,
-        };
-        let router = Router::new(routes).unwrap();
-        let metrics = Metrics::new();
-        let usage = Usage::new(&Limits::default(), &metrics);
-        Gate::new(settings, router, Vec::new(), Arc::new(Memory::new()), usage, &metrics)
-    }
-
-    fn digests(routes: Vec<Route>) -> Vec<[u8; 32]> {
-        gate_of(routes).identities().1.into_iter().map(|identity| identity.digest).collect()
-    }
-
-    #[test]
-    fn the_rules_of_a_namespace_are_those_of_the_routes_that_protect() {
-        let pass = || route("pass", Mode::Pass, "host");
-        let protect = || route("protect", Mode::Protect, "header:x-tenant");
-        let rules = digests(vec![protect()]);
-        assert_eq!(rules.len(), 1);
-        assert_eq!(digests(vec![pass(), protect()]), rules);
-        assert_eq!(digests(vec![protect(), pass()]), rules);
-        assert!(digests(vec![pass()]).is_empty());
-    }
-}
+pub(crate) mod tests;

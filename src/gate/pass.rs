@@ -164,7 +164,9 @@ pub(super) async fn forward(
     let reuse = if upgrade.is_some() { Reuse::Never } else { Reuse::Unprotected };
     let party = || known.unwrap_or_else(|| head.party(None));
     let sending = SendContext::of(head.interim()).for_party(&party);
+    let timing = head.asks(upstream);
     let exchanged = exchange(upstream, request, reuse, sending, progress.as_deref()).await;
+    drop(timing);
     if let Ok((response, _)) = &exchanged {
         options.answers(response);
     }
@@ -197,7 +199,10 @@ pub(super) async fn forward_buffered(
     let request = buffered_request(upstream, head, body, &options);
     let party = || head.party(options.scope);
     let sending = SendContext::of(head.interim()).for_party(&party);
-    match exchange(upstream, request, Reuse::Unprotected, sending, None).await {
+    let timing = head.asks(upstream);
+    let exchanged = exchange(upstream, request, Reuse::Unprotected, sending, None).await;
+    drop(timing);
+    match exchanged {
         Ok((response, _)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => options.problem(unasked_switch()),
         Ok((response, connection)) => {
             let answer = answer(response, connection, options.dropped);

@@ -99,6 +99,14 @@ impl ProtectedRequest {
         self.key.shortened()
     }
 
+    /// Notes whose record it is about, where something tells of that.
+    pub(super) fn note_record(&self) {
+        if let Some(notes) = &self.head.notes {
+            let (key, record) = (self.key_shortened(), self.id);
+            notes.note(|noted| (noted.key, noted.record) = (Some(key), Some(record)));
+        }
+    }
+
     /// A digest of its record's namespace and scope, and of its caller's proof: what a record with a fixed key would have.
     pub(super) fn scope_digest(&self) -> [u8; 32] {
         let key = Key::from_fingerprint(&[0; 32]);
@@ -188,7 +196,10 @@ impl ProtectedRequest {
     pub(super) async fn decide(&self, record: &Record, now: Timestamp) -> Result<Decision, Problem> {
         let head = codec::Head::decode(&record.head);
         let is_same = match &head {
-            Ok(head) => self.is_of(head).await?,
+            Ok(head) => {
+                self.head.comes_after(head);
+                self.is_of(head).await?
+            }
             Err(codec::Unreadable) => false,
         };
         Ok(decide(now, self.policy(), record, head.as_ref().ok(), self.proof.as_ref(), is_same))

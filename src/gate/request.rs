@@ -19,7 +19,9 @@ use crate::http::problem::Problem;
 use crate::http::request_body::RequestBody;
 use crate::http::server::Peer;
 use crate::http::upgrade::{Upgrade, Upgrades};
+use crate::http::upstream::Upstream;
 use crate::http::usage::{Budget, Usage};
+use crate::idempotency::codec;
 use crate::idempotency::grpc;
 use crate::idempotency::key::KeyRule;
 use crate::idempotency::record::RequestId;
@@ -27,7 +29,9 @@ use crate::idempotency::request_time::{RequestTime, Untimely};
 use crate::idempotency::scope::{Caller, Scope, ScopePart};
 use crate::idempotency::token::TokenClaims;
 use crate::route::{Ambiguous, Route};
+use crate::telemetry::notes::{Notes, Timing};
 use crate::telemetry::outcome::Code;
+use crate::telemetry::spans::SpanContext;
 
 /// How a gate sees where requests come from, and where they came by.
 #[derive(Debug, Default)]
@@ -54,6 +58,8 @@ pub(super) struct Head {
     pub(super) upgrade: Option<Upgrade>,
     /// Its id.
     pub(super) id: RequestId,
+    /// What is learnt of it, where something tells of that.
+    pub(super) notes: Option<Arc<Notes>>,
     /// Its token, once that was looked at.
     token: Token,
 }
@@ -75,7 +81,7 @@ impl Head {
         mut request: Request<RequestBody>,
         peer: Peer,
         context: &Arc<ForwardingContext>,
-        id: RequestId,
+        told: (RequestId, Option<Arc<Notes>>),
     ) -> Result<(Self, RequestBody), Problem> {
         let upgrade = Upgrade::of(&mut request, &context.upgrades);
         let (parts, body) = request.into_parts();
@@ -84,7 +90,7 @@ impl Head {
             Some(name) => body.without_trailer(name.clone()),
             None => body,
         };
-        Ok((Self::framed(parts, upgrade, peer, context, id)?, body))
+        Ok((Self::framed(parts, upgrade, peer, context, told)?, body))
     }
 
     /// Of a head alone, which no connection has brought.
@@ -95,7 +101,7 @@ impl Head {
         if !has_unambiguous_framing(&parts.headers) {
             return Err(bad("where the request ends is in doubt (RFC 9112, 6)"));
         }
-        Self::framed(parts, None, peer, context, new_request_id())
+        Self::framed(parts, None, peer, context, (new_request_id(), None))
     }
 
     /// Of a head whose framing is beyond doubt, as [`crate::http::http1`] sees to.
@@ -104,7 +110,7 @@ impl Head {
         upgrade: Option<Upgrade>,
         peer: Peer,
         context: &Arc<ForwardingContext>,
-        id: RequestId,
+        (id, notes): (RequestId, Option<Arc<Notes>>),
     ) -> Result<Self, Problem> {
         if context.via.is_loop(&parts.headers) {
             let detail = "the request came by here before: the gate is its own upstream, or that of another (see Via)";
@@ -113,6 +119,9 @@ impl Head {
         check_target(&parts)?;
         let host = host(&parts, peer.is_secure)?;
         let client = if peer.may_be_trusted { context.forwarding.client(peer.ip, &parts.headers) } else { peer.ip };
+        if let Some(notes) = &notes {
+            notes.note(|noted| noted.client = Some(client));
+        }
         Ok(Self {
             method: parts.method,
             uri: parts.uri,
@@ -124,6 +133,7 @@ impl Head {
             context: Arc::clone(context),
             upgrade,
             id,
+            notes,
             token: Token::Unread,
         })
     }
@@ -141,6 +151,7 @@ impl Head {
             context: Arc::clone(&self.context),
             upgrade: None,
             id: self.id,
+            notes: self.notes.clone(),
             token: self.token.clone(),
         }
     }
@@ -178,6 +189,7 @@ impl Head {
             own: &self.context.own,
             via: self.context.via.line(self.version),
             request: self.id,
+            span: self.notes.as_ref().and_then(|notes| notes.span()),
         }
     }
 
@@ -211,6 +223,27 @@ impl Head {
             Token::Verified(claims) => Some(claims),
             Token::Unread | Token::Absent => None,
         }
+    }
+
+    /// Measures how long it waits for this upstream, where something tells of that.
+    pub(super) fn asks(&self, upstream: &Upstream) -> Option<Timing> {
+        self.notes.as_ref().map(|notes| notes.asks_upstream(&upstream.settings().name))
+    }
+
+    /// Notes whether its route protects it, or refuses it.
+    pub(super) fn is_protected(&self, is_protected: bool) {
+        if let Some(notes) = &self.notes {
+            notes.note(|noted| noted.is_protected = is_protected);
+        }
+    }
+
+    /// Notes that another request came first: the one that made this record.
+    pub(super) fn comes_after(&self, record: &codec::Head) {
+        let Some(notes) = self.notes.as_ref().filter(|notes| notes.span().is_some()) else { return };
+        let details = record.details();
+        let Some(first) = details.request.filter(|first| *first != self.id) else { return };
+        let context = SpanContext { trace: details.trace.unwrap_or_else(|| first.trace()), span: first.0.get() };
+        notes.note(|noted| noted.first = Some(context));
     }
 
     /// Whether it is a gRPC call.

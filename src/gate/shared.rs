@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::sync::{RwLock, Semaphore};
 
 use super::quota::Quotas;
@@ -13,7 +13,9 @@ use crate::http::headers::Via;
 use crate::http::usage::Usage;
 use crate::route::Router;
 use crate::store::Store;
+use crate::telemetry::access_log::AccessLog;
 use crate::telemetry::log_throttle::LogThrottle;
+use crate::telemetry::spans::Tracer;
 
 /// How many large bodies may be read back into memory at a time, to be compared as JSON.
 const LARGE_BODIES: usize = 2;
@@ -57,6 +59,10 @@ pub(super) struct Shared {
     pub(super) via: Via,
     /// How much callers have left of their quotas.
     pub(super) quotas: Arc<Quotas>,
+    /// Where each request gets a line, if anywhere.
+    pub(super) access_log: ArcSwapOption<AccessLog>,
+    /// What takes spans, if anything does.
+    pub(super) tracer: ArcSwapOption<Tracer>,
     /// The shortest lease that any of the gates ever gave.
     pub(super) shortest_lease: tokio::sync::watch::Sender<Duration>,
 }
@@ -80,6 +86,8 @@ impl Shared {
             retired: Arc::default(),
             newest: ArcSwap::default(),
             via: Via::new(),
+            access_log: ArcSwapOption::empty(),
+            tracer: ArcSwapOption::empty(),
             shortest_lease: tokio::sync::watch::Sender::new(Duration::MAX),
         }
     }

@@ -17,6 +17,7 @@ use super::headers::without_forbidden_fields;
 use super::http1::ExchangeGuard;
 use super::usage::Permit;
 use crate::telemetry::metrics::RequestTimer;
+use crate::telemetry::report::Report;
 
 /// How many bytes of a complete body are handed to hyper at a time. hyper accepts a frame of any size at once; with
 /// small frames, the body ends only when the peer has read nearly all of it.
@@ -27,7 +28,7 @@ const CHUNK: usize = 64 << 10;
 pub struct Body {
     kind: Kind,
     /// The request that this body answers stays in flight while this exists.
-    _request: Option<RequestGuard>,
+    request: Option<RequestGuard>,
     /// The exchange ends with the body.
     _exchange: Option<ExchangeGuard>,
 }
@@ -35,7 +36,9 @@ pub struct Body {
 /// Keeps a request in flight.
 struct RequestGuard {
     _permit: Option<Arc<Permit>>,
-    _timer: RequestTimer,
+    _timer: Option<RequestTimer>,
+    /// Told when the body is over.
+    report: Option<Report>,
 }
 
 #[derive(Default)]
@@ -137,8 +140,13 @@ impl Body {
     /// The same body as the answer to a request, which stays in flight until the body is dropped: the connection has
     /// taken all of it, or the client has left.
     #[must_use]
-    pub fn with_request_guard(self, permit: Option<Arc<Permit>>, timer: RequestTimer) -> Self {
-        Self { _request: Some(RequestGuard { _permit: permit, _timer: timer }), ..self }
+    pub fn with_request_guard(
+        self,
+        permit: Option<Arc<Permit>>,
+        timer: Option<RequestTimer>,
+        report: Option<Report>,
+    ) -> Self {
+        Self { request: Some(RequestGuard { _permit: permit, _timer: timer, report }), ..self }
     }
 
     /// The same body, which ends the client's exchange when it is dropped.
@@ -150,7 +158,7 @@ impl Body {
 
 impl From<Kind> for Body {
     fn from(kind: Kind) -> Self {
-        Self { kind, _request: None, _exchange: None }
+        Self { kind, request: None, _exchange: None }
     }
 }
 
@@ -328,30 +336,27 @@ where
     }
 }
 
-impl HttpBody for Body {
-    type Data = Bytes;
-    type Error = Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
-        match &mut self.kind {
-            Kind::Empty | Kind::Announced(_) => Poll::Ready(None),
-            Kind::Full(bytes) => {
+impl Kind {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        match self {
+            Self::Empty | Self::Announced(_) => Poll::Ready(None),
+            Self::Full(bytes) => {
                 if bytes.len() > CHUNK {
                     return Poll::Ready(Some(Ok(Frame::data(bytes.split_to(CHUNK)))));
                 }
                 let bytes = std::mem::take(bytes);
-                self.kind = Kind::Empty;
+                *self = Self::Empty;
                 Poll::Ready(Some(Ok(Frame::data(bytes))))
             }
-            Kind::Trailed(Some(data), _) if data.len() > CHUNK => {
+            Self::Trailed(Some(data), _) if data.len() > CHUNK => {
                 Poll::Ready(Some(Ok(Frame::data(data.split_to(CHUNK)))))
             }
-            Kind::Trailed(data, trailers) => Poll::Ready(match (data.take(), trailers) {
+            Self::Trailed(data, trailers) => Poll::Ready(match (data.take(), trailers) {
                 (Some(data), _) => Some(Ok(Frame::data(data))),
                 (None, trailers) => trailers.take().map(|trailers| Ok(Frame::trailers(trailers))),
             }),
-            Kind::Relayed(relay) => relay.poll(cx),
-            Kind::Channel(channel) => {
+            Self::Relayed(relay) => relay.poll(cx),
+            Self::Channel(channel) => {
                 if channel.ended {
                     return Poll::Ready(None);
                 }
@@ -365,6 +370,21 @@ impl HttpBody for Body {
                 }
             }
         }
+    }
+}
+
+impl HttpBody for Body {
+    type Data = Bytes;
+    type Error = Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        let polled = self.kind.poll(cx);
+        if let Some(RequestGuard { report: Some(report), .. }) = &mut self.request
+            && let Poll::Ready(Some(Ok(frame))) = &polled
+        {
+            report.sent(frame.data_ref().map_or(0, Bytes::len));
+        }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {
@@ -447,7 +467,8 @@ mod tests {
             };
             (of("count"), of("sum"))
         };
-        let answer = |body: Body| body.with_request_guard(None, route.answered(Outcome::Executed, Instant::now()));
+        let answer =
+            |body: Body| body.with_request_guard(None, Some(route.answered(Outcome::Executed, Instant::now())), None);
 
         let (tx, body) = Body::channel();
         let mut body = answer(body);

@@ -14,6 +14,7 @@ use ipnet::IpNet;
 
 use crate::idempotency::encoding::write_hex;
 use crate::idempotency::record::RequestId;
+use crate::telemetry::spans::{Parent, SpanContext};
 
 /// `X-Forwarded-For`
 pub const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -302,13 +303,18 @@ fn is_token(char: char) -> bool {
 }
 
 /// Continues the trace of a request, or starts one if `traceparent` is missing, repeated or invalid (sections 3.2.2 and 4.3).
-/// A new trace drops the `tracestate` of the old one.
-pub fn continue_or_start_trace(headers: &mut HeaderMap, request: RequestId) {
-    if trace(headers).is_some() {
-        return;
+/// A new trace drops the `tracestate` of the old one. If the request has a span here, that is the parent of what follows.
+pub fn continue_or_start_trace(headers: &mut HeaderMap, request: RequestId, span: Option<SpanContext>) {
+    let is_continued = trace(headers).is_some();
+    if !is_continued {
+        headers.remove(TRACESTATE);
     }
-    headers.remove(TRACESTATE);
-    match new_trace(request) {
+    let new = match span {
+        Some(span) => traceparent(span, *b"01"),
+        None if is_continued => return,
+        None => traceparent(SpanContext { trace: request.trace(), span: request.0.get() }, *b"00"),
+    };
+    match new {
         Some(value) => headers.insert(TRACEPARENT, value),
         None => headers.remove(TRACEPARENT),
     };
@@ -317,9 +323,15 @@ pub fn continue_or_start_trace(headers: &mut HeaderMap, request: RequestId) {
 /// The id of the trace that a client sent, if there is one, and it is valid.
 #[must_use]
 pub fn trace(headers: &HeaderMap) -> Option<u128> {
+    parent(headers).map(|parent| parent.context.trace)
+}
+
+/// The span that a request comes from, if its client says so, and that is valid.
+#[must_use]
+pub fn parent(headers: &HeaderMap) -> Option<Parent> {
     let mut given = headers.get_all(TRACEPARENT).iter();
     let (Some(only), None) = (given.next(), given.next()) else { return None };
-    trace_of(only.as_bytes())
+    parent_of(only.as_bytes())
 }
 
 /// A new id for a request.
@@ -330,7 +342,7 @@ pub fn new_request_id() -> RequestId {
 
 /// The trace of a `traceparent`: version, trace, parent and flags. A version to come may have more behind them, after another
 /// dash.
-fn trace_of(value: &[u8]) -> Option<u128> {
+fn parent_of(value: &[u8]) -> Option<Parent> {
     const LENGTH: usize = 55;
     let (known, rest) = value.split_at_checked(LENGTH)?;
     let digits = |from: usize, to: usize| &known[from..to];
@@ -343,15 +355,20 @@ fn trace_of(value: &[u8]) -> Option<u128> {
         && (rest.is_empty() || version != b"00" && rest[0] == b'-')
         && !is_zero(trace)
         && !is_zero(parent);
-    let digits = is_valid.then(|| str::from_utf8(trace).ok()).flatten()?;
-    u128::from_str_radix(digits, 16).ok()
+    let text = |digits| str::from_utf8(digits).ok().filter(|_| is_valid);
+    let context = SpanContext {
+        trace: u128::from_str_radix(text(trace)?, 16).ok()?,
+        span: u64::from_str_radix(text(parent)?, 16).ok()?,
+    };
+    Some(Parent { context, is_sampled: u8::from_str_radix(text(flags)?, 16).ok()? & 1 == 1 })
 }
 
-/// A new trace (section 3.2), whose parent is the request. The sampled flag is off.
-fn new_trace(request: RequestId) -> Option<HeaderValue> {
-    let mut text = *b"00-................................-................-00";
-    write_hex(&request.trace().to_be_bytes(), &mut text[3..35]);
-    write_hex(&request.0.get().to_be_bytes(), &mut text[36..52]);
+/// A span as the parent of what follows (section 3.2), with these flags.
+fn traceparent(context: SpanContext, flags: [u8; 2]) -> Option<HeaderValue> {
+    let mut text = *b"00-................................-................-..";
+    write_hex(&context.trace.to_be_bytes(), &mut text[3..35]);
+    write_hex(&context.span.to_be_bytes(), &mut text[36..52]);
+    text[53..].copy_from_slice(&flags);
     HeaderValue::from_bytes(&text).ok()
 }
 
@@ -494,7 +511,7 @@ mod tests {
         for parent in parents {
             headers.append(TRACEPARENT, HeaderValue::from_str(parent).unwrap());
         }
-        continue_or_start_trace(&mut headers, new_request_id());
+        continue_or_start_trace(&mut headers, new_request_id(), None);
         assert_eq!(headers.get_all(TRACEPARENT).iter().count(), 1);
         (headers[TRACEPARENT].to_str().unwrap().to_owned(), headers.contains_key(TRACESTATE))
     }
@@ -524,7 +541,7 @@ mod tests {
             &GIVEN.replace("af", "ag"),
         ] {
             let (begun, has_state) = after(&[given]);
-            assert!(begun != given && !has_state && trace_of(begun.as_bytes()).is_some(), "{given}");
+            assert!(begun != given && !has_state && parent_of(begun.as_bytes()).is_some(), "{given}");
         }
         assert!(!after(&[]).1);
         let (begun, has_state) = after(&[GIVEN, GIVEN]);

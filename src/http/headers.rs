@@ -6,6 +6,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Version};
 
 use super::forwarding::{self, ForwardedHeaders, Forwarding, PeerInfo, continue_or_start_trace};
 use crate::idempotency::record::RequestId;
+use crate::telemetry::spans::SpanContext;
 
 /// The token of an attempt, for the upstream.
 pub const ATTEMPT: HeaderName = HeaderName::from_static("idempotency-attempt");
@@ -191,6 +192,8 @@ pub struct ForwardingInfo<'a> {
     pub via: &'a HeaderValue,
     /// The request.
     pub request: RequestId,
+    /// Its span, if it has one.
+    pub span: Option<SpanContext>,
 }
 
 /// The headers of a request as they go to the upstream: the end-to-end ones in their order, then the gate's.
@@ -225,7 +228,7 @@ pub fn to_upstream(headers: HeaderMap, kept: &[HeaderName], info: ForwardingInfo
     }
     info.forwarding.write(&forwarded, info.peer, &mut out);
     out.append(VIA, info.via.clone());
-    continue_or_start_trace(&mut out, info.request);
+    continue_or_start_trace(&mut out, info.request, info.span);
     if takes_trailers {
         // `TE` must be listed in `Connection` (RFC 9110, 10.1.4).
         out.insert(TE, HeaderValue::from_static("trailers"));
@@ -457,6 +460,7 @@ mod tests {
                 own,
                 via: &via,
                 request: forwarding::new_request_id(),
+                span: None,
             },
         )
     }

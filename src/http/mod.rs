@@ -5,6 +5,7 @@
 pub mod accept;
 pub mod answer;
 pub mod body;
+pub mod collector;
 pub mod connection_memory;
 pub mod fair_share;
 pub mod fault;

@@ -28,7 +28,7 @@ use super::accept::{AcceptSettings, DetectError, Detected, HttpVersion, SocketKi
 use super::body::Body;
 use super::connection_memory::ConnectionMemory;
 use super::fault::Fault;
-use super::http1::{ClientIo, ConnectionState, Interim, StartedExchange};
+use super::http1::{ClientIo, ConnectionState, Interim, RefusedRequest, StartedExchange};
 use super::http2;
 use super::limits::Limits;
 use super::request_body::RequestBody;
@@ -114,8 +114,17 @@ pub trait Handler: Send + Sync + 'static {
         peer: Peer,
     ) -> impl Future<Output = Response<Body>> + Send;
 
-    /// Answers a malformed request; with its `head`, if that could be read.
-    fn refuse(&self, fault: Fault, head: Option<&Parts>) -> Response<Body>;
+    /// Answers a malformed request of a client at `peer`.
+    fn refuse(&self, fault: Fault, known: Known<'_>, peer: &Peer) -> Response<Body>;
+}
+
+/// What is known of a malformed request.
+#[derive(Clone, Copy, Debug)]
+pub enum Known<'a> {
+    /// Its request line, which may be malformed too; empty if it did not come.
+    Line(&'a [u8]),
+    /// Its head.
+    Head(&'a Parts),
 }
 
 /// The peer of a client connection.
@@ -351,7 +360,7 @@ async fn http1<S, H>(
                     peer.interim = Some(interim).filter(|_| request.version() == Version::HTTP_11);
                     handler.handle(request.map(RequestBody::from), peer).await
                 }
-                Err(fault) => handler.refuse(fault, None),
+                Err(RefusedRequest { fault, line }) => handler.refuse(fault, Known::Line(&line), &peer),
             };
             if !state.answer(number, response.status() == StatusCode::SWITCHING_PROTOCOLS) {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));

@@ -20,6 +20,7 @@ use prometheus::{
 use super::admin_refusal::AdminRefusal;
 use super::limits::{Level, Limit, LimitMetrics};
 use super::log_throttle::LogThrottle;
+use super::losses::Losses;
 use super::observed::{Observed, ObservedReport};
 use super::outcome::Outcome;
 use super::records_by_key::RecordsByKey;
@@ -85,6 +86,7 @@ struct Families {
     limit_exceeded: IntCounterVec,
     unsealed: [IntCounter; Closed::ALL.len()],
     records_by_key: RecordsByKey,
+    losses: Losses,
     admin_refused: [IntCounter; AdminRefusal::ALL.len()],
     levels: [Level; Limit::ALL.len()],
     connections: IntGauge,
@@ -184,6 +186,12 @@ impl Metrics {
     #[must_use]
     pub fn records_by_key(&self) -> &RecordsByKey {
         &self.families.records_by_key
+    }
+
+    /// What telemetry itself had to drop.
+    #[must_use]
+    pub fn losses(&self) -> &Losses {
+        &self.families.losses
     }
 
     /// How many records stand in each state, in the order of [`State::ALL`].
@@ -428,6 +436,7 @@ impl Families {
                 ),
             ),
             records_by_key: RecordsByKey::new(&registry),
+            losses: Losses::new(&registry),
             unsealed: by_reason(
                 &registry,
                 "oncegate_unsealed_total",

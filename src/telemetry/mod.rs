@@ -1,14 +1,19 @@
 //! Outcomes, metrics and logs.
 
+pub mod access_log;
 pub mod admin_refusal;
 pub mod limits;
 pub mod log_throttle;
 pub mod logs;
+pub mod losses;
 pub mod metrics;
+pub mod notes;
 pub mod observed;
 pub mod outcome;
 pub mod records_by_key;
 mod register;
+pub mod report;
+pub mod spans;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test fails by panicking, and says why")]
 #![allow(unreachable_pub, reason = "nothing reaches into a test binary")]
 
+mod access_log;
 mod admin;
 mod admin_page;
 mod at_rest;
@@ -70,6 +71,7 @@ mod support;
 mod systemd;
 mod test_servers;
 mod tokens;
+mod traces;
 mod upstream_addresses;
 mod upstream_failures;
 mod upstream_h2;

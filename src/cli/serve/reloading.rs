@@ -21,6 +21,7 @@ use crate::config::{self, Problems, Resolved, Sources, Store as StoreSettings};
 use crate::gate::Secret;
 use crate::http::server;
 use crate::store::Store;
+use crate::telemetry::access_log::Output;
 use crate::telemetry::logs;
 
 /// How long claims may be held up, where the rules of identities change: until those under way are answered, and then
@@ -129,6 +130,9 @@ impl Serving {
         if let Some(begun) = begun {
             begun.end(if reloaded.is_ok() { Outcome::Done } else { Outcome::Unchanged }).await;
         }
+        if reloaded.is_err() {
+            self.reopen_access_log().await;
+        }
         reloaded.unwrap_or_else(|error| {
             self.log_refusal(&error);
             refusal(&error)
@@ -178,6 +182,10 @@ impl Serving {
         // Its address stays, whatever the configuration says now.
         admin_is_guarded(self.admin, &config.admin)?;
         files::share_out(&mut config);
+        let access_log = match config.access_log.take() {
+            Some(settings) => Some(Output::open_in_background(settings).await?),
+            None => None,
+        };
         let (gate, routes) = (Arc::clone(&self.current.load().handler), admin_routes(&config));
         let (summary, written) = (self.summary.reloaded(&config), Written::of(&config));
         let upstreams = config.upstreams.into_iter().map(|settings| gate.upstream(settings)).collect();
@@ -211,6 +219,8 @@ impl Serving {
         (self.shutdown_delay, self.drain_timeout) = (config.server.shutdown_delay, config.server.drain_timeout);
         let count = routes.len();
         self.admin_state.reload(&config.admin, routes);
+        self.log_access_to(access_log).await?;
+        self.trace_to(config.traces);
         // The configuration saw that it is a filter.
         log_filter.set(&config.log.level)?;
         let changes = self.start_settings.start_changes(&asked);

@@ -114,7 +114,7 @@ fn every_key_of_a_table_has_a_type_and_a_description() {
             assert!(is_entry || is_described, "{path}.{key} is not described");
         }
     }
-    assert_eq!(found.len(), 41, "{:?}", found.iter().map(|(path, _)| path).collect::<Vec<_>>());
+    assert_eq!(found.len(), 44, "{:?}", found.iter().map(|(path, _)| path).collect::<Vec<_>>());
 }
 
 #[test]

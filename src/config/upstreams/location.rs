@@ -20,7 +20,7 @@ pub(in crate::config) type Endpoint = (Place, bool);
 pub(super) const PATTERN: &str = r"^(https?://(\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]]+)(:[0-9]{1,5})?/?|unix:.*[^/].*)$";
 
 /// `http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`
-pub(super) fn endpoint() -> Kind<Endpoint> {
+pub(in crate::config) fn endpoint() -> Kind<Endpoint> {
     text_as(PATTERN, place, |(place, is_encrypted)| match place {
         Place::Tcp { .. } => format!("{}://{place}", if *is_encrypted { "https" } else { "http" }),
         Place::Unix(_) => place.to_string(),

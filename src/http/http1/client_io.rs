@@ -10,7 +10,7 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
-use super::connection::ConnectionState;
+use super::connection::{ConnectionState, RefusedRequest};
 use super::message::MessageParser;
 use crate::http::fault::Fault;
 use crate::http::limits::Limits;
@@ -142,8 +142,8 @@ impl<S> ClientIo<S> {
         self.timer.progressed(was_between, self.parser.is_in_body(), bytes as u64);
     }
 
-    /// Refuses malformed input.
-    fn refuse(&mut self, fault: Fault) {
+    /// Refuses malformed input, of a request with this line.
+    fn refuse(&mut self, fault: Fault, line: Bytes) {
         if let Some(limit) = fault.limit() {
             self.usage.exceeded(limit);
         }
@@ -151,7 +151,7 @@ impl<S> ClientIo<S> {
             self.end = Some(ReadEnd::Broken(fault));
             return;
         }
-        self.state.refuse(self.requests + 1, fault);
+        self.state.refuse(self.requests + 1, RefusedRequest { fault, line });
         self.buffered = BytesMut::from(PLACEHOLDER);
         self.ready = PLACEHOLDER.len();
         self.end = Some(ReadEnd::Refused);
@@ -170,7 +170,7 @@ impl<S> ClientIo<S> {
                 self.is_new = some < self.buffered.len();
                 self.passed(was_between, some);
             }
-            Err(fault) => self.refuse(fault),
+            Err(fault) => self.refuse(fault, request_line(&self.buffered)),
         }
         true
     }
@@ -193,8 +193,9 @@ impl<S> ClientIo<S> {
                 some > 0
             }
             Err(fault) => {
+                let line = request_line(read);
                 buf.set_filled(before);
-                self.refuse(fault);
+                self.refuse(fault, line);
                 false
             }
         }
@@ -267,6 +268,12 @@ impl ReadTimer {
     }
 }
 
+/// The request line at the beginning of this input, if it is there.
+fn request_line(input: &[u8]) -> Bytes {
+    let input = input.trim_ascii_start();
+    memchr::memchr(b'\n', input).map_or_else(Bytes::new, |end| Bytes::copy_from_slice(input[..end].trim_ascii_end()))
+}
+
 impl<S: AsyncRead + Unpin> AsyncRead for ClientIo<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
@@ -309,7 +316,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for ClientIo<S> {
                         fault.limit().into_iter().for_each(|limit| this.usage.exceeded(limit));
                     }
                     Some(fault) => {
-                        this.refuse(fault);
+                        this.refuse(fault, request_line(&this.buffered));
                         continue;
                     }
                     None => this.usage.exceeded(Limit::IdleTimeout),

@@ -27,8 +27,8 @@ const MAX_QUEUED: usize = 16;
 /// State that the I/O and the service of one connection share.
 #[derive(Debug)]
 pub(in crate::http) struct ConnectionState<S> {
-    /// The number of the refused request, counted from 1, and the reason.
-    refused: OnceLock<(u64, Fault)>,
+    /// The number of the refused request, counted from 1, and what is known of it.
+    refused: OnceLock<(u64, RefusedRequest)>,
     /// How many exchanges have started.
     exchanges: AtomicU64,
     /// How many requests have arrived completely.
@@ -60,7 +60,7 @@ impl<S> ConnectionState<S> {
         let number = self.exchanges.fetch_add(1, Ordering::Relaxed) + 1;
         let exchange = ExchangeGuard::new(&self.is_busy);
         let request = match self.refused.get() {
-            Some((refused, fault)) if *refused == number => Err(*fault),
+            Some((refused, request)) if *refused == number => Err(request.clone()),
             _ => {
                 self.interim.begin(number);
                 Ok(Interim::new(number, Arc::clone(&self.interim)))
@@ -95,9 +95,9 @@ impl<S> ConnectionState<S> {
     }
 
     /// Refuses this request. No input is read after it.
-    pub(super) fn refuse(&self, number: u64, fault: Fault) {
+    pub(super) fn refuse(&self, number: u64, request: RefusedRequest) {
         // Only the first refusal counts.
-        let _ = self.refused.set((number, fault));
+        let _ = self.refused.set((number, request));
     }
 
     /// Stores the socket after all output is written.
@@ -128,12 +128,21 @@ impl<S: AsyncRead + Unpin> ConnectionState<S> {
     }
 }
 
+/// A request that is refused.
+#[derive(Clone, Debug)]
+pub(in crate::http) struct RefusedRequest {
+    /// Why.
+    pub(in crate::http) fault: Fault,
+    /// Its request line, if that came; empty otherwise.
+    pub(in crate::http) line: Bytes,
+}
+
 /// An exchange that has started.
 pub(in crate::http) struct StartedExchange {
     /// Its number, counted from 1.
     pub(in crate::http) number: u64,
     /// The sender of interim responses, or why the request is refused.
-    pub(in crate::http) request: Result<Interim, Fault>,
+    pub(in crate::http) request: Result<Interim, RefusedRequest>,
     /// To be dropped with the response body.
     pub(in crate::http) exchange: ExchangeGuard,
 }

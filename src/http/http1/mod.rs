@@ -14,7 +14,7 @@ mod head;
 mod message;
 
 pub(super) use self::client_io::ClientIo;
-pub(super) use self::connection::{ConnectionState, StartedExchange};
+pub(super) use self::connection::{ConnectionState, RefusedRequest, StartedExchange};
 pub use self::connection::{ExchangeGuard, Interim};
 pub(super) use self::head::{check_target, judge_trailer_fields};
 pub use self::message::MessageParser;

@@ -1,0 +1,39 @@
+//! `[access_log]`
+
+use super::declare::Shown::Example;
+use super::declare::{Keys as _, keys};
+use super::kinds::{raw, words};
+use super::node::Table;
+use crate::telemetry::access_log::{FORMATS, Format, Settings, Target};
+
+keys! {
+    /// One line for each request, when its answer is over. It has neither queries nor credentials, and keys only shortened.
+    pub(super) struct AccessLog "[access_log]" {
+        /// The file to append to, or "-" for standard output. If omitted, there is no access log. SIGHUP and every reload
+        /// open the file anew, so that it can be rotated.
+        path: Option<Target> = None => raw(r"\S").map(|path| Ok(target(path)), name).optional(), Example("\"/var/log/oncegate/access.log\"");
+        /// "json", or "combined" as Apache and nginx write it, which has only a part of what is known.
+        format: Format = Format::Json => words(&FORMATS);
+    }
+}
+
+/// Reads `[access_log]`; nothing where there is none.
+pub(super) fn read(root: &Table<'_>) -> Option<Settings> {
+    let log = AccessLog::read(&root.table("access_log", AccessLog::SECTION), AccessLog::default());
+    root.print("access_log", log.print_table());
+    let AccessLog { path, format } = log;
+    path.map(|target| Settings { target, format })
+}
+
+const STDOUT: &str = "-";
+
+fn target(path: String) -> Target {
+    if path == STDOUT { Target::Stdout } else { Target::File(path.into()) }
+}
+
+fn name(target: &Target) -> String {
+    match target {
+        Target::Stdout => STDOUT.to_owned(),
+        Target::File(path) => path.display().to_string(),
+    }
+}

@@ -1,0 +1,61 @@
+//! Gates for tests, and which identities they have.
+
+use super::*;
+use crate::http::limits::Limits;
+use crate::idempotency::policy::{Mode, Policy};
+use crate::idempotency::scope::ScopePart;
+use crate::route::Pattern;
+use crate::store::memory::Memory;
+
+pub(crate) fn route(name: &str, mode: Mode, scope: &str) -> Route {
+    let policy = Policy { mode, scope: vec![ScopePart::parse(scope).unwrap()].into(), ..Policy::default() };
+    Route {
+        name: name.into(),
+        namespace: "shared".into(),
+        methods: vec![http::Method::POST],
+        host: None,
+        path: Pattern::parse(&format!("/{name}")).unwrap(),
+        upstream: 0,
+        policy,
+    }
+}
+
+pub(crate) fn gate_of(routes: Vec<Route>) -> Arc<Gate> {
+    gate_with(None, routes)
+}
+
+pub(crate) fn gate_with(jwt: Option<jwt::Settings>, routes: Vec<Route>) -> Arc<Gate> {
+    let settings = Settings {
+        service: "default".into(),
+        id_secret: None,
+        other_id_secrets: Vec::new(),
+        settle_timeout: Duration::from_secs(5),
+        headers: HeaderNames { status: None, replayed: None, expires: None },
+        own_headers: OwnHeaders::default(),
+        default_upstream: None,
+        forwarding: Forwarding::default(),
+        upgrades: Upgrades::default(),
+        policy_page: None,
+        tokens: Tokens::secret(),
+        jwt,
+    };
+    let router = Router::new(routes).unwrap();
+    let metrics = Metrics::new();
+    let usage = Usage::new(&Limits::default(), &metrics);
+    Gate::new(settings, router, Vec::new(), Arc::new(Memory::new()), usage, &metrics)
+}
+
+fn digests(routes: Vec<Route>) -> Vec<[u8; 32]> {
+    gate_of(routes).identities().1.into_iter().map(|identity| identity.digest).collect()
+}
+
+#[test]
+fn the_rules_of_a_namespace_are_those_of_the_routes_that_protect() {
+    let pass = || route("pass", Mode::Pass, "host");
+    let protect = || route("protect", Mode::Protect, "header:x-tenant");
+    let rules = digests(vec![protect()]);
+    assert_eq!(rules.len(), 1);
+    assert_eq!(digests(vec![pass(), protect()]), rules);
+    assert_eq!(digests(vec![protect(), pass()]), rules);
+    assert!(digests(vec![pass()]).is_empty());
+}
