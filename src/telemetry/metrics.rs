@@ -4,6 +4,7 @@
 //! label is looked up, nothing is allocated. Series that belong to an outcome or a store operation appear with the
 //! first one of their kind, so that a route without traffic does not export twenty empty histograms.
 
+mod attempt_guard;
 mod reading;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,6 +32,7 @@ use crate::store::ErrorKind;
 use crate::store::cached::CacheResult;
 use crate::store::metered::StoreOp;
 use crate::store::sealed::Closed;
+pub use attempt_guard::AttemptGuard;
 pub use reading::{Durations, Levels, RouteTraffic, Traffic};
 
 /// Upper bounds of request and upstream durations, in seconds.
@@ -63,11 +65,6 @@ pub struct RouteMetrics {
 pub struct RequestTimer {
     duration: Histogram,
     began: Instant,
-}
-
-/// Counts an attempt as in flight until it is dropped.
-pub struct AttemptGuard {
-    route: Arc<RouteMetrics>,
 }
 
 struct Families {
@@ -288,8 +285,7 @@ impl RouteMetrics {
     /// An attempt began; the guard's drop ends it.
     #[must_use]
     pub fn attempt_began(self: &Arc<Self>) -> AttemptGuard {
-        self.in_flight.inc();
-        AttemptGuard { route: self.clone() }
+        AttemptGuard::new(self)
     }
 
     /// What its requests would have got, where it only observes.
@@ -311,12 +307,6 @@ impl RouteMetrics {
 impl Drop for RequestTimer {
     fn drop(&mut self) {
         self.duration.observe(self.began.elapsed().as_secs_f64());
-    }
-}
-
-impl Drop for AttemptGuard {
-    fn drop(&mut self) {
-        self.route.in_flight.dec();
     }
 }
 
