@@ -3,11 +3,12 @@
 
 use std::sync::LazyLock;
 
-use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, ETAG, IF_NONE_MATCH, REFERRER_POLICY, SET_COOKIE};
+use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, ETAG, REFERRER_POLICY, SET_COOKIE};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use sha2::{Digest, Sha256};
 
 use super::answer::{Answer, empty, with_body};
+use crate::http::headers::is_known;
 use crate::idempotency::encoding::Hex;
 
 /// A file of the page.
@@ -118,15 +119,10 @@ pub(super) fn answer(file: File, headers: &HeaderMap) -> Answer {
     answer
 }
 
-/// Whether `If-None-Match` names this tag. Weak comparison (RFC 9110, section 13.1.2).
-fn is_known(headers: &HeaderMap, tag: &HeaderValue) -> bool {
-    let named = headers.get_all(IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
-    let mut tags = named.flat_map(|value| value.split(',')).map(str::trim);
-    tags.any(|known| known == "*" || known.strip_prefix("W/").unwrap_or(known).as_bytes() == tag.as_bytes())
-}
-
 #[cfg(test)]
 mod tests {
+    use http::header::IF_NONE_MATCH;
+
     use super::*;
 
     /// Most that all files together may have, in bytes: they are in every binary.

@@ -188,12 +188,11 @@ impl Stats {
         let used = |limit: Limit| limits.iter().find(|level| level.limit == limit.as_str())?.used;
         let routes = routes(state, &traffic, &levels);
         let none = RouteTraffic::default();
-        let of = |traffic: &'_ Traffic, name: &str| traffic.routes.get(name).cloned().unwrap_or_default();
         let route = |name: &String| since.route(name.clone(), traffic.routes.get(name).unwrap_or(&none), &levels);
         let (mut all, mut all_before) = (Durations::default(), Durations::default());
-        for name in traffic.routes.keys() {
-            all.add_all(&of(&traffic, name).requests);
-            all_before.add_all(&of(&since.bases.of_durations.traffic, name).requests);
+        for (name, route) in &traffic.routes {
+            all.add_all(&route.requests);
+            all_before.add_all(&since.bases.of_durations.traffic.routes.get(name).unwrap_or(&none).requests);
         }
         Self {
             version: env!("CARGO_PKG_VERSION"),

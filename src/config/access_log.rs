@@ -12,7 +12,7 @@ keys! {
         /// The file to append to, or "-" for standard output. If omitted, there is no access log. SIGHUP and every reload
         /// open the file anew, so that it can be rotated.
         path: Option<Target> = None => raw(r"\S").map(|path| Ok(target(path)), name).optional(), Example("\"/var/log/oncegate/access.log\"");
-        /// "json", or "combined" as Apache and nginx write it, which has only a part of what is known.
+        /// "json" has every field. "combined" is the format of Apache and nginx, and has fewer.
         format: Format = Format::Json => words(&FORMATS);
     }
 }

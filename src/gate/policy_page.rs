@@ -8,14 +8,14 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use http::header::{
-    ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_LANGUAGE, CONTENT_SECURITY_POLICY, CONTENT_TYPE, DATE, ETAG, IF_NONE_MATCH,
-    VARY, X_CONTENT_TYPE_OPTIONS,
+    ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_LANGUAGE, CONTENT_SECURITY_POLICY, CONTENT_TYPE, DATE, ETAG, VARY,
+    X_CONTENT_TYPE_OPTIONS,
 };
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri};
 
 use self::document::Document;
 use crate::http::body::Body;
-use crate::http::headers::members;
+use crate::http::headers::{is_known, members};
 use crate::http::upstream::Upstream;
 use crate::route::Router;
 
@@ -120,12 +120,6 @@ fn digest(bytes: &[u8]) -> u64 {
     Sha256::digest(bytes).iter().take(8).fold(0, |sum, byte| (sum << 8) | u64::from(*byte))
 }
 
-/// Whether the client has the page already (RFC 9110, 13.1.2): tags are compared weakly.
-fn is_known(headers: &HeaderMap, etag: &HeaderValue) -> bool {
-    let tags = headers.get_all(IF_NONE_MATCH).iter().flat_map(|line| members(line.as_bytes()));
-    tags.map(|tag| tag.strip_prefix(b"W/").unwrap_or(tag)).any(|tag| tag == b"*" || tag == etag.as_bytes())
-}
-
 /// Whether the client is a browser: it likes HTML better than JSON (RFC 9110, 12.5.1).
 fn prefers_html(headers: &HeaderMap) -> bool {
     weight(headers, "text/html") > weight(headers, "application/json")
@@ -156,6 +150,8 @@ fn weight(headers: &HeaderMap, media_type: &str) -> u16 {
 
 #[cfg(test)]
 mod tests {
+    use http::header::IF_NONE_MATCH;
+
     use super::*;
     use crate::gate::tests::route;
     use crate::idempotency::policy::Mode;

@@ -1,6 +1,6 @@
 //! Headers: what is removed from them and added to them in both directions, `Via` and loops, and hosts.
 
-use http::header::{self, CONNECTION, CONTENT_LENGTH, HOST, TE, TRAILER, TRANSFER_ENCODING, VIA};
+use http::header::{self, CONNECTION, CONTENT_LENGTH, HOST, IF_NONE_MATCH, TE, TRAILER, TRANSFER_ENCODING, VIA};
 use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue, Version};
 
@@ -132,6 +132,13 @@ pub(super) fn tokens(value: &HeaderValue) -> impl Iterator<Item = &[u8]> {
 /// The same for the bytes of a valid value, whose only white space is spaces and tabs.
 pub fn members(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii)
+}
+
+/// Whether `If-None-Match` names this tag: the client has what it names. Tags are compared weakly (RFC 9110, 13.1.2).
+#[must_use]
+pub fn is_known(headers: &HeaderMap, etag: &HeaderValue) -> bool {
+    let tags = headers.get_all(IF_NONE_MATCH).iter().flat_map(|line| members(line.as_bytes()));
+    tags.map(|tag| tag.strip_prefix(b"W/").unwrap_or(tag)).any(|tag| tag == b"*" || tag == etag.as_bytes())
 }
 
 /// Whether a comma-separated list header has `token`, in whatever case.

@@ -19,7 +19,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::idempotency::record::Timestamp;
 
-/// The last millisecond of the year 9999, the last that RFC 3339 can write.
+/// The last millisecond of the year 9999, the last that RFC 3339 and HTTP dates can write.
 const LAST: Timestamp = Timestamp(253_402_300_799_999);
 
 /// The time of this process's clock.
@@ -35,6 +35,12 @@ pub fn rfc3339(time: Timestamp) -> String {
     humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(time.min(LAST).0)).to_string()
 }
 
+/// A time as an HTTP date (RFC 9110, 5.6.7), which has four digits for the year.
+#[must_use]
+pub fn http_date(time: Timestamp) -> String {
+    httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_millis(time.min(LAST).0))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -44,5 +50,12 @@ mod tests {
         assert_eq!(rfc3339(Timestamp(0)), "1970-01-01T00:00:00.000Z");
         assert_eq!(rfc3339(Timestamp(1_767_225_600_123)), "2026-01-01T00:00:00.123Z");
         assert_eq!(rfc3339(Timestamp(i64::MAX as u64)), "9999-12-31T23:59:59.999Z");
+    }
+
+    #[test]
+    fn times_are_http_dates_whatever_they_are() {
+        assert_eq!(http_date(Timestamp(1_767_225_600_999)), "Thu, 01 Jan 2026 00:00:00 GMT");
+        assert_eq!(http_date(Timestamp(0)), "Thu, 01 Jan 1970 00:00:00 GMT");
+        assert_eq!(http_date(Timestamp(u64::MAX)), "Fri, 31 Dec 9999 23:59:59 GMT");
     }
 }

@@ -28,7 +28,7 @@ export function setToken(value) {
   } catch { /* It is kept in memory. */ }
 }
 
-// Who is told that the gate wants a token.
+// Sets what is called when the gate demands a token.
 export function onRefusal(tell) { refused = tell; }
 
 export async function ask(path, { method = "GET", body, signal, patience = PATIENCE } = {}) {

@@ -58,7 +58,7 @@ function show(isFirst) {
   if (gate.stats && !demanded) shown.tick?.(gate.stats);
 }
 
-// Asks, and asks again two seconds after the answer. A tab that nobody looks at does not ask.
+// Reads the stats, and reads them again two seconds after the answer. A hidden tab does not.
 async function poll() {
   clearTimeout(timer);
   if (demanded || asking) return;
@@ -68,7 +68,7 @@ async function poll() {
     const was = gate.stats;
     Object.assign(gate, { stats, isOperator: stats.you.role === "operator", silentSince: null, heard: Date.now() });
     status();
-    // What a view offers depends on who asks.
+    // What a view offers depends on the role.
     if (was === null || was.you.role !== stats.you.role) show(was === null);
     else shown?.tick?.(stats);
   } catch (error) {

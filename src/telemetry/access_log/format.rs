@@ -4,12 +4,12 @@
 //! characters, quotes and backslashes are escaped. Queries are left out, since keys and credentials may stand in them.
 
 use std::io::Write as _;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use http::{HeaderValue, Uri, Version};
 
 use crate::telemetry::report::Facts;
-use crate::telemetry::rfc3339;
+use crate::telemetry::{http_date, rfc3339};
 
 /// How lines are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,9 +30,6 @@ const MAX_HOST: usize = 255;
 const MAX_METHOD: usize = 64;
 const MAX_AGENT: usize = 512;
 const MAX_REFERER: usize = 512;
-
-/// The last second of the year 9999, in milliseconds.
-const LAST: u64 = 253_402_300_799_000;
 
 /// What follows a value that was cut.
 const CUT: &[u8] = b"...";
@@ -214,7 +211,7 @@ fn micros(time: Duration) -> u64 {
 /// `23/Nov/2026:22:50:41 +0000`
 fn date(facts: &Facts) -> String {
     // `Mon, 23 Nov 2026 22:50:41 GMT`
-    let date = httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_millis(facts.time().0.min(LAST)));
+    let date = http_date(facts.time());
     let words: Vec<&str> = date.split(' ').collect();
     match words[..] {
         [_, day, month, year, time, _] => format!("{day}/{month}/{year}:{time} +0000"),

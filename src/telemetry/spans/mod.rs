@@ -93,11 +93,6 @@ impl Tracer {
         let parent = parent.map(|parent| parent.context.span);
         is_sampled.then(|| Started { tracer: Arc::clone(self), context, parent })
     }
-
-    /// Counts spans that are dropped.
-    pub fn dropped(&self) -> &IntCounter {
-        &self.dropped
-    }
 }
 
 impl Started {
