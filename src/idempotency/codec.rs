@@ -46,6 +46,7 @@
 //! | part | the details, see [`Details`] |
 //! | rest | the head without them |
 
+mod accepted;
 mod details;
 
 use bytes::Bytes;
@@ -56,6 +57,7 @@ use super::encoding::{put, put_count};
 use super::fingerprint::{BodyForm, Fingerprint, Pointer, Recipe};
 use super::key::Key;
 
+pub use accepted::AcceptedRequest;
 pub use details::Details;
 
 /// The version of the stored forms.

@@ -159,6 +159,14 @@ impl Identifier {
         Some(self.hash(&whole))
     }
 
+    /// The digest of what a caller proves its identity with, for a record, where the scope asks for a proof.
+    #[must_use]
+    pub fn proof_for(&self, id: RecordId, scope: &[ScopePart], caller: Caller<'_>) -> Option<Proof> {
+        let mut identity = Vec::new();
+        let proof = scope.iter().filter_map(|part| part.encode(caller, &mut identity)).last();
+        proof.map(|proof| self.proof(id, &proof))
+    }
+
     fn proof(&self, id: RecordId, proof: &[u8]) -> Proof {
         let mut whole = self.begin(b"oncegate proof 1");
         put(&mut whole, &id.0);

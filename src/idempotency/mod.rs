@@ -6,6 +6,7 @@
 pub mod codec;
 pub mod credential;
 pub mod decide;
+pub mod delivery;
 pub mod description;
 pub mod encoding;
 pub mod fingerprint;

@@ -7,6 +7,7 @@ use http::HeaderName;
 use http::uri::PathAndQuery;
 
 use super::codec::Answer;
+use super::delivery::{Async, Deliver};
 use super::fingerprint::Recipe;
 use super::key::KeyRule;
 use super::quota::Quota;
@@ -46,6 +47,10 @@ pub struct Policy {
     pub lease: Duration,
     /// Whether the route protects at all.
     pub mode: Mode,
+    /// Whether a client may have a request accepted and delivered later.
+    pub r#async: Async,
+    /// How what was accepted is delivered.
+    pub deliver: Deliver,
     /// When the client gets an answer.
     pub body: Delivery,
     /// Largest request body, in bytes.
@@ -70,6 +75,16 @@ impl Policy {
     pub fn verifies_tokens(&self) -> bool {
         self.mode != Mode::Pass && self.scope.has_claims()
     }
+
+    /// Whether it accepts requests, all of them or those whose clients prefer that.
+    #[must_use]
+    pub fn accepts(&self) -> bool {
+        match self.mode {
+            Mode::Accept => true,
+            Mode::Protect => self.r#async == Async::Allow,
+            Mode::Observe | Mode::Pass => false,
+        }
+    }
 }
 
 impl Default for Policy {
@@ -92,6 +107,8 @@ impl Default for Policy {
             seal: Seal::Optional,
             lease: Duration::from_secs(30),
             mode: Mode::Protect,
+            r#async: Async::Refuse,
+            deliver: Deliver::default(),
             body: Delivery::Buffer,
             max_request_body: 16 * MIB,
             max_response_body: 16 * MIB,
@@ -180,6 +197,8 @@ pub struct Cors {
 pub enum Mode {
     /// Claim, forward, record, replay.
     Protect,
+    /// Accept, and claim, forward and record later.
+    Accept,
     /// Forward, and find out what [`Mode::Protect`] would have done.
     Observe,
     /// Forward, and do nothing else.
@@ -187,11 +206,21 @@ pub enum Mode {
 }
 
 impl Mode {
+    /// Whether a request runs under the claim of its key.
+    #[must_use]
+    pub fn protects(self) -> bool {
+        match self {
+            Self::Protect | Self::Accept => true,
+            Self::Observe | Self::Pass => false,
+        }
+    }
+
     /// The word for it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Protect => "protect",
+            Self::Accept => "accept",
             Self::Observe => "observe",
             Self::Pass => "pass",
         }

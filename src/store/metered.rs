@@ -9,10 +9,14 @@ use bytes::Bytes;
 use tokio::sync::broadcast;
 
 use super::audit::{self, EntryFilter, EntryPage, NewEntry, Position};
+use super::deliveries::{
+    self, Acceptance, Batch, Change, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, Held, NewDelivery,
+    Sequence, Take,
+};
 use super::outage::{OperationHealth, Role, StoreHealth};
 use super::{
-    AuditLog, Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal,
-    Listed, NamespaceRules, Origin, Page, Removal, Resealing, Settled, SharedQuotas, Store,
+    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange,
+    LeaseRenewal, Listed, NamespaceRules, Origin, OriginId, Page, Removal, Resealing, Settled, SharedQuotas, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 
@@ -21,7 +25,7 @@ const HANGS_AFTER: Duration = Duration::from_secs(5);
 
 /// A call of a store: the label `op` of `oncegate_store_duration_seconds`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "they are the methods of `Store` and `AuditLog`")]
+#[allow(missing_docs, reason = "they are the methods of `Store`, `AuditLog` and `Deliveries`")]
 pub enum StoreOp {
     Claim,
     Supersede,
@@ -41,6 +45,11 @@ pub enum StoreOp {
     Amend,
     Entries,
     SweepEntries,
+    Accept,
+    TakeDue,
+    ChangeDelivery,
+    Deliveries,
+    SweepDeliveries,
 }
 
 /// Reports every call of the store inside it. Calls that are cancelled are not reported.
@@ -53,7 +62,7 @@ pub struct Metered {
 
 impl StoreOp {
     /// How many there are.
-    pub const COUNT: usize = Self::SweepEntries as usize + 1;
+    pub const COUNT: usize = Self::SweepDeliveries as usize + 1;
 
     const ALL: [Self; Self::COUNT] = [
         Self::Claim,
@@ -74,18 +83,24 @@ impl StoreOp {
         Self::Amend,
         Self::Entries,
         Self::SweepEntries,
+        Self::Accept,
+        Self::TakeDue,
+        Self::ChangeDelivery,
+        Self::Deliveries,
+        Self::SweepDeliveries,
     ];
 
     /// What it tells of an outage.
     fn role(self) -> Role {
         match self {
-            Self::Claim | Self::Supersede => Role::Claims,
+            Self::Claim | Self::Supersede | Self::Accept => Role::Claims,
             Self::ExpireLeases => Role::Heartbeat,
             Self::Settle | Self::Renew | Self::Sweep | Self::Count | Self::SweepEntries => Role::Background,
+            Self::TakeDue | Self::ChangeDelivery | Self::SweepDeliveries => Role::Background,
             Self::Get | Self::List | Self::Remove | Self::Changes | Self::Adopt | Self::Identities | Self::Ping => {
                 Role::Foreground
             }
-            Self::Append | Self::Amend | Self::Entries => Role::Foreground,
+            Self::Append | Self::Amend | Self::Entries | Self::Deliveries => Role::Foreground,
         }
     }
 
@@ -111,6 +126,11 @@ impl StoreOp {
             Self::Amend => "amend",
             Self::Entries => "entries",
             Self::SweepEntries => "sweep_entries",
+            Self::Accept => "accept",
+            Self::TakeDue => "take_due",
+            Self::ChangeDelivery => "change_delivery",
+            Self::Deliveries => "deliveries",
+            Self::SweepDeliveries => "sweep_deliveries",
         }
     }
 }
@@ -209,6 +229,10 @@ impl Store for Metered {
         self.store.audit().map(|_| self as &dyn AuditLog)
     }
 
+    fn deliveries(&self) -> Option<&dyn Deliveries> {
+        self.store.deliveries().map(|_| self as &dyn Deliveries)
+    }
+
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
         self.timed(StoreOp::Get, self.store.get(id)).await
     }
@@ -271,5 +295,57 @@ impl AuditLog for Metered {
 
     async fn sweep_entries(&self, limit: usize) -> Result<usize, Error> {
         self.timed(StoreOp::SweepEntries, audit::of(&*self.store)?.sweep_entries(limit)).await
+    }
+}
+
+#[async_trait]
+impl Deliveries for Metered {
+    async fn accept(&self, id: RecordId, new: NewDelivery) -> Result<Acceptance, Error> {
+        self.timed(StoreOp::Accept, deliveries::of(&*self.store)?.accept(id, new)).await
+    }
+
+    async fn delivery(&self, id: RecordId) -> Result<Option<Delivery>, Error> {
+        self.timed(StoreOp::Deliveries, deliveries::of(&*self.store)?.delivery(id)).await
+    }
+
+    async fn take_due(&self, take: Take) -> Result<Batch, Error> {
+        self.timed(StoreOp::TakeDue, deliveries::of(&*self.store)?.take_due(take)).await
+    }
+
+    async fn change(&self, taken: Held, change: Change) -> Result<bool, Error> {
+        self.timed(StoreOp::ChangeDelivery, deliveries::of(&*self.store)?.change(taken, change)).await
+    }
+
+    async fn requeue(&self, id: RecordId) -> Result<bool, Error> {
+        self.timed(StoreOp::ChangeDelivery, deliveries::of(&*self.store)?.requeue(id)).await
+    }
+
+    async fn discard(&self, id: RecordId) -> Result<bool, Error> {
+        self.timed(StoreOp::ChangeDelivery, deliveries::of(&*self.store)?.discard(id)).await
+    }
+
+    async fn deliveries(
+        &self,
+        filter: DeliveryFilter,
+        after: Option<Sequence>,
+        limit: usize,
+    ) -> Result<DeliveryPage, Error> {
+        self.timed(StoreOp::Deliveries, deliveries::of(&*self.store)?.deliveries(filter, after, limit)).await
+    }
+
+    async fn count_deliveries(&self) -> Result<Vec<DeliveryCount>, Error> {
+        self.timed(StoreOp::Deliveries, deliveries::of(&*self.store)?.count_deliveries()).await
+    }
+
+    async fn pause(&self, origin: OriginId, is_paused: bool) -> Result<bool, Error> {
+        self.timed(StoreOp::ChangeDelivery, deliveries::of(&*self.store)?.pause(origin, is_paused)).await
+    }
+
+    async fn paused(&self) -> Result<Vec<OriginId>, Error> {
+        self.timed(StoreOp::Deliveries, deliveries::of(&*self.store)?.paused()).await
+    }
+
+    async fn sweep_deliveries(&self, limit: usize) -> Result<usize, Error> {
+        self.timed(StoreOp::SweepDeliveries, deliveries::of(&*self.store)?.sweep_deliveries(limit)).await
     }
 }

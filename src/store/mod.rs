@@ -11,6 +11,7 @@ mod batcher;
 pub mod cached;
 pub mod clock;
 pub mod contract;
+pub mod deliveries;
 mod listing;
 pub mod memory;
 pub mod metered;
@@ -31,6 +32,7 @@ mod waiters;
 
 pub use adoption::{NamespaceRules, RulesPeriod, is_orphaned};
 pub use audit::AuditLog;
+pub use deliveries::Deliveries;
 pub use listing::{Chunk, Cursor, Filter, IdPrefix, Page, Since};
 pub use quota::SharedQuotas;
 pub use removals::Removal;
@@ -115,6 +117,11 @@ pub trait Store: Send + Sync + 'static {
 
     /// Where it keeps what operators do; `None` if it keeps nothing of that.
     fn audit(&self) -> Option<&dyn AuditLog> {
+        None
+    }
+
+    /// Where it keeps requests that are delivered later; `None` if it keeps none.
+    fn deliveries(&self) -> Option<&dyn Deliveries> {
         None
     }
 

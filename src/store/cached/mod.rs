@@ -37,8 +37,8 @@ use self::remote::{Lookup, RemoteClient};
 use self::seal::Seal;
 use self::shared_tier::{RunningAttempt, SharedTier};
 use super::{
-    AuditLog, Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal,
-    Listed, NamespaceRules, Origin, Page, Removal, Settled, SharedQuotas, Store,
+    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange,
+    LeaseRenewal, Listed, NamespaceRules, Origin, Page, Removal, Settled, SharedQuotas, Store,
 };
 use crate::idempotency::codec;
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
@@ -370,6 +370,10 @@ impl Store for Cached {
 
     fn audit(&self) -> Option<&dyn AuditLog> {
         self.inner.audit()
+    }
+
+    fn deliveries(&self) -> Option<&dyn Deliveries> {
+        self.inner.deliveries()
     }
 
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {

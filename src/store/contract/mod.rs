@@ -7,6 +7,7 @@ mod adoption;
 mod audit;
 mod claims;
 mod crowd;
+mod deliveries;
 mod listing;
 #[cfg(test)]
 pub(crate) mod model;
@@ -159,6 +160,15 @@ where
         audit::details_are_amended
         audit::entries_expire
         audit::no_place_is_given_twice
+        deliveries::a_request_is_kept_once
+        deliveries::a_record_comes_first
+        deliveries::what_is_taken_is_held
+        deliveries::a_lane_is_taken_in_order
+        deliveries::each_lane_has_its_turn
+        deliveries::a_batch_has_its_limits
+        deliveries::a_route_is_paused
+        deliveries::what_is_dead_waits_for_an_operator
+        deliveries::deliveries_are_listed_and_counted
         adoption::the_first_rules_are_taken
         adoption::other_rules_are_refused_while_records_live
         adoption::other_rules_are_taken_where_nothing_lives

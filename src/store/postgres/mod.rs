@@ -20,6 +20,7 @@
 mod adopt;
 mod audit;
 mod connect;
+mod deliveries;
 mod description;
 mod error;
 mod host_selection;
@@ -61,8 +62,8 @@ use self::write_check::WriteHealth;
 use super::batcher::Batcher;
 use super::waiters::Waiters;
 use super::{
-    AuditLog, Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal,
-    Listed, NamespaceRules, Origin, Page, Removal, Resealing, Settled, Store,
+    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange,
+    LeaseRenewal, Listed, NamespaceRules, Origin, Page, Removal, Resealing, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -395,6 +396,10 @@ impl Store for Postgres {
     }
 
     fn audit(&self) -> Option<&dyn AuditLog> {
+        Some(self)
+    }
+
+    fn deliveries(&self) -> Option<&dyn Deliveries> {
         Some(self)
     }
 

@@ -51,6 +51,10 @@ pub(super) fn id(row: &Row, column: usize) -> Result<RecordId, Unreadable> {
     get::<&[u8]>(row, column)?.try_into().map(RecordId).map_err(|_| Unreadable { column })
 }
 
+pub(super) fn attempt(row: &Row, column: usize) -> Result<Attempt, Unreadable> {
+    get::<&[u8]>(row, column)?.try_into().map(Attempt).map_err(|_| Unreadable { column })
+}
+
 pub(super) fn digest(row: &Row, column: usize) -> Result<[u8; 32], Unreadable> {
     get::<&[u8]>(row, column)?.try_into().map_err(|_| Unreadable { column })
 }
@@ -65,9 +69,8 @@ pub(super) fn number(row: &Row, column: usize) -> Result<u64, Unreadable> {
 
 /// The record whose columns start at `first`: attempt, state, claimed_at, until, head, answer.
 pub(super) fn record(row: &Row, first: usize) -> Result<Record, Unreadable> {
-    let unreadable = |column| Unreadable { column };
     Ok(Record {
-        attempt: get::<&[u8]>(row, first)?.try_into().map(Attempt).map_err(|_| unreadable(first))?,
+        attempt: attempt(row, first)?,
         state: read_state(row, first + 1)?,
         claimed_at: time(row, first + 2)?,
         until: time(row, first + 3)?,

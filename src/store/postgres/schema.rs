@@ -22,7 +22,7 @@ pub struct Migration {
 }
 
 /// Every step, in order.
-const MIGRATIONS: [Migration; 8] = [
+const MIGRATIONS: [Migration; 9] = [
     Migration {
         version: 1,
         name: "records",
@@ -69,6 +69,12 @@ const MIGRATIONS: [Migration; 8] = [
         version: 8,
         name: "audit",
         sql: include_str!("../../../migrations/postgres/0008_audit.sql"),
+        compatible_with: 1,
+    },
+    Migration {
+        version: 9,
+        name: "deliveries",
+        sql: include_str!("../../../migrations/postgres/0009_deliveries.sql"),
         compatible_with: 1,
     },
 ];
@@ -154,7 +160,7 @@ pub(super) async fn store(client: &Client) -> Result<Opened, OpenError> {
 /// would fail late.
 async fn fitting(client: &Client) -> Result<(), OpenError> {
     let question = "SELECT current_setting('transaction_isolation'), string_agg(t || ': ' || p, ', ')
-        FROM (SELECT t, p FROM unnest(ARRAY['record', 'origin', 'identity', 'audit']) t,
+        FROM (SELECT t, p FROM unnest(ARRAY['record', 'origin', 'identity', 'audit', 'delivery', 'paused']) t,
               unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p UNION ALL SELECT 'store', 'SELECT'
               UNION ALL SELECT 'rules_period', unnest(ARRAY['SELECT', 'INSERT', 'UPDATE'])) needed
         WHERE NOT has_table_privilege('oncegate.' || t, p)";

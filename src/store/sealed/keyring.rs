@@ -70,6 +70,12 @@ pub enum Part {
     Cached,
     /// Why an operator did something.
     Reason,
+    /// What an accepted request sends, but its body.
+    Request,
+    /// The body of an accepted request.
+    Body,
+    /// What became of its delivery.
+    Note,
 }
 
 /// The keys of a configuration: the first seals, and all of them open. A reload replaces them.
@@ -378,6 +384,9 @@ fn place(id: RecordId, attempt: Attempt, part: Part) -> [u8; 49] {
         Part::Ending => 1,
         Part::Cached => 2,
         Part::Reason => 3,
+        Part::Request => 4,
+        Part::Body => 5,
+        Part::Note => 6,
     };
     place
 }

@@ -5,6 +5,7 @@
 
 mod audit;
 mod cache;
+mod deliveries;
 mod keeper;
 pub mod keyring;
 
@@ -19,8 +20,8 @@ pub use self::keeper::{CountByKey, Keeper, Resealed};
 pub use self::keyring::{Closed, Keyring, SealingKey};
 use self::keyring::{Part, Sealing};
 use super::{
-    AuditLog, Chunk, Claim, Cursor, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal, Listed,
-    NamespaceRules, Origin, Page, Removal, Settled, SharedQuotas, Store,
+    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, Filter, Fresh, Identity, IdentityChange, LeaseRenewal,
+    Listed, NamespaceRules, Origin, Page, Removal, Settled, SharedQuotas, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp, Version};
 
@@ -149,6 +150,10 @@ impl Store for Sealed {
 
     fn audit(&self) -> Option<&dyn AuditLog> {
         self.store.audit().map(|_| self as &dyn AuditLog)
+    }
+
+    fn deliveries(&self) -> Option<&dyn Deliveries> {
+        self.store.deliveries().map(|_| self as &dyn Deliveries)
     }
 
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {

@@ -19,6 +19,7 @@
 
 mod adopt;
 mod audit;
+mod deliveries;
 mod error;
 #[cfg(test)]
 mod failpoint;
@@ -58,8 +59,8 @@ use self::writer::{Message, Request, Writer};
 use super::clock::Clock;
 use super::resealing::{Beginnings, Values};
 use super::{
-    AuditLog, Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal,
-    Listed, NamespaceRules, Origin, Page, Resealing, Settled, Store,
+    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange,
+    LeaseRenewal, Listed, NamespaceRules, Origin, Page, Resealing, Settled, Store,
 };
 use crate::idempotency::record::{Attempt, RecordId, Version};
 
@@ -206,6 +207,10 @@ impl Store for Sqlite {
     }
 
     fn audit(&self) -> Option<&dyn AuditLog> {
+        Some(self)
+    }
+
+    fn deliveries(&self) -> Option<&dyn Deliveries> {
         Some(self)
     }
 

@@ -52,9 +52,24 @@ pub(super) enum ReadRequest {
         search: EntriesRequest,
         reply: oneshot::Sender<Result<EntryPage, Error>>,
     },
+    /// A short read of another kind.
+    Look(Look),
     Close,
     #[cfg(test)]
     Panic,
+}
+
+/// A short read, which answers its caller itself.
+pub(super) type Look = Box<dyn FnOnce(&Reader) + Send>;
+
+impl ReadRequest {
+    /// A short read.
+    pub(super) fn of<T: Send + 'static>(
+        look: impl FnOnce(&Reader) -> Result<T, Failure> + Send + 'static,
+        reply: oneshot::Sender<Result<T, Error>>,
+    ) -> Self {
+        Self::Look(Box::new(move |reader| drop(reply.send(look(reader).map_err(determinate)))))
+    }
 }
 
 pub(super) type ListReply = oneshot::Sender<Result<Page, Error>>;
@@ -125,6 +140,7 @@ impl Reader {
                 ReadRequest::Entries { search, reply } => {
                     drop(reply.send(self.entries(&search).map_err(determinate)));
                 }
+                ReadRequest::Look(look) => look(&self),
                 ReadRequest::Close => return,
                 #[cfg(test)]
                 ReadRequest::Panic => panic!("injected panic"),
@@ -137,6 +153,7 @@ impl Reader {
         while let Ok(read) = self.queue.try_recv() {
             match read {
                 ReadRequest::Get { id, reply } => drop(reply.send(self.get(id).map_err(determinate))),
+                ReadRequest::Look(look) => look(self),
                 read @ (ReadRequest::List { .. } | ReadRequest::Scan { .. }) => self.put_off(read),
                 other => self.backlog.push_back(other),
             }

@@ -28,10 +28,11 @@ const RETRY_DELAY: Duration = Duration::from_millis(100);
 const APPLICATION_ID: i64 = 0x6f6e_6365;
 
 /// Each brings the schema from the version that is its place to the next one.
-const MIGRATIONS: [&str; 3] = [
+const MIGRATIONS: [&str; 4] = [
     include_str!("../../../migrations/sqlite/0001_records.sql"),
     include_str!("../../../migrations/sqlite/0002_rules.sql"),
     include_str!("../../../migrations/sqlite/0003_audit.sql"),
+    include_str!("../../../migrations/sqlite/0004_deliveries.sql"),
 ];
 
 /// The first version that stores the periods of rules.

@@ -25,8 +25,8 @@ use tokio::sync::broadcast;
 
 use super::audit::{self, EntryFilter, EntryPage, NewEntry, Position};
 use super::{
-    AuditLog, Chunk, Claim, Cursor, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange, LeaseRenewal,
-    Listed, NamespaceRules, Origin, Page, Removal, Resealing, Settled, SharedQuotas, Store,
+    AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange,
+    LeaseRenewal, Listed, NamespaceRules, Origin, Page, Removal, Resealing, Settled, SharedQuotas, Store,
 };
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 
@@ -259,6 +259,10 @@ impl Store for Unreliable {
 
     fn resealing(&self) -> Option<&dyn Resealing> {
         self.inner.resealing()
+    }
+
+    fn deliveries(&self) -> Option<&dyn Deliveries> {
+        self.inner.deliveries()
     }
 
     fn audit(&self) -> Option<&dyn AuditLog> {

@@ -118,7 +118,7 @@ async fn missing_privileges_are_named() {
     database.run(&format!(
         "CREATE ROLE {role} LOGIN;
          GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA oncegate TO {role};
-         GRANT DELETE ON oncegate.identity, oncegate.origin, oncegate.audit TO {role};
+         GRANT DELETE ON oncegate.identity, oncegate.origin, oncegate.audit, oncegate.delivery, oncegate.paused TO {role};
          GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA oncegate TO {role}"
     ));
     let (_, rest) = database.url.split_once('@').unwrap();
@@ -143,7 +143,8 @@ async fn harness(database: &Database, url: &str) -> Harness {
 
 /// What a fresh store has.
 const EMPTY: &str = "
-    TRUNCATE oncegate.record, oncegate.origin, oncegate.identity, oncegate.rules_period, oncegate.audit;
+    TRUNCATE oncegate.record, oncegate.origin, oncegate.identity, oncegate.rules_period, oncegate.audit, oncegate.delivery,
+        oncegate.paused;
     UPDATE clock SET at = 1700000000000";
 
 /// Makes a database's time stand until it is stepped.

@@ -155,7 +155,7 @@ fn files_that_are_not_ours_are_refused_and_left_alone() {
     drop(acquire(&Settings::new(&newer)));
     Connection::open(&newer).unwrap().pragma_update(None, "user_version", 7).unwrap();
     let message = refusal(&newer);
-    assert!(message.contains("schema version 7") && message.contains("up to 3"), "{message}");
+    assert!(message.contains("schema version 7") && message.contains("up to 4"), "{message}");
 
     let damaged = dir.path().join("damaged.db");
     drop(open(&damaged));

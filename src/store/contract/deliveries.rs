@@ -1,0 +1,231 @@
+//! Accepted requests: see [`Deliveries`](crate::store::Deliveries). A store that keeps none passes.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::{Harness, LONG, attempt, claim, complete, fresh, hold, id, origin, settle, short_passes};
+use crate::idempotency::record::{RecordId, State};
+use crate::store::deliveries::{
+    Acceptance, Batch, Change, Deliveries, DeliveryFilter, DeliveryState, Lane, NewDelivery, Take,
+};
+use crate::store::{Origin, OriginId};
+
+fn new(number: u8, lane: i64) -> NewDelivery {
+    NewDelivery {
+        token: attempt(number),
+        origin: charge().id(),
+        lane: Lane(lane),
+        head: Bytes::from(vec![number; 3]),
+        request: Bytes::from(vec![number; 4]),
+        body: Bytes::from(vec![number; 5]),
+    }
+}
+
+fn charge() -> Origin {
+    origin("charge")
+}
+
+fn all() -> Take {
+    let (origin, limit, max_bytes) = (charge().id(), 10, usize::MAX >> 1);
+    Take { origin, limit, max_bytes, hold: LONG, is_ordered: false, after: None }
+}
+
+async fn accept(queue: &dyn Deliveries, number: u8, lane: i64) {
+    let accepted = queue.accept(id(number), new(number, lane)).await.expect("accept works");
+    assert!(matches!(accepted, Acceptance::Accepted), "{accepted:?}");
+}
+
+async fn take(queue: &dyn Deliveries, take: Take) -> Batch {
+    queue.take_due(take).await.expect("taking works")
+}
+
+fn ids(batch: &Batch) -> Vec<RecordId> {
+    let mut ids: Vec<_> = batch.taken.iter().map(|taken| taken.delivery.id).collect();
+    ids.sort();
+    ids
+}
+
+pub(super) async fn a_request_is_kept_once(harness: Harness) {
+    let Some(queue) = harness.store.deliveries() else { return };
+    accept(queue, 1, 7).await;
+    // The same call again, and another request.
+    accept(queue, 1, 7).await;
+    let other = NewDelivery { token: attempt(9), ..new(1, 7) };
+    match queue.accept(id(1), other).await {
+        Ok(Acceptance::Queued(found)) => {
+            assert_eq!((found.token, found.lane, &found.head[..]), (attempt(1), Lane(7), &[1; 3][..]));
+        }
+        other => panic!("{other:?}"),
+    }
+    let found = queue.delivery(id(1)).await.expect("the store works").expect("it is there");
+    assert!(matches!(found.state, DeliveryState::Queued { due } if due == found.accepted_at));
+    assert!(queue.delivery(id(2)).await.expect("the store works").is_none());
+}
+
+pub(super) async fn a_record_comes_first(harness: Harness) {
+    let Some(queue) = harness.store.deliveries() else { return };
+    claim(&harness, id(1), fresh(1)).await;
+    for state in [State::InFlight, State::Completed] {
+        match queue.accept(id(1), new(2, 0)).await {
+            Ok(Acceptance::Recorded { record, .. }) => assert_eq!(record.state, state),
+            other => panic!("{other:?}"),
+        }
+        assert!(queue.delivery(id(1)).await.expect("the store works").is_none());
+        if state == State::InFlight {
+            settle(&harness, id(1), attempt(1), complete("done")).await;
+        }
+    }
+    // Of a delivery whose attempt is under way, the record.
+    accept(queue, 3, 0).await;
+    claim(&harness, id(3), fresh(3)).await;
+    settle(&harness, id(3), attempt(3), hold()).await;
+    match queue.accept(id(3), new(4, 0)).await {
+        Ok(Acceptance::Recorded { record, .. }) => assert_eq!(record.state, State::Unknown),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(queue.delivery(id(3)).await.expect("the store works").map(|found| found.token), Some(attempt(3)));
+}
+
+pub(super) async fn what_is_taken_is_held(harness: Harness) {
+    let Some(queue) = harness.store.deliveries() else { return };
+    accept(queue, 1, 0).await;
+    let short = Take { hold: super::SHORT, ..all() };
+    let first = take(queue, short).await.taken.remove(0);
+    assert_eq!((&first.request[..], &first.body[..]), (&[1; 4][..], &[1; 5][..]));
+    assert!(take(queue, all()).await.taken.is_empty());
+    short_passes(&harness).await;
+    let second = take(queue, all()).await.taken.remove(0);
+    // The first holder comes too late, but to say that it is over.
+    let postpone = Change::Postpone { delay: Duration::ZERO, is_attempt: true, note: None };
+    assert!(!queue.change(first.held(), postpone.clone()).await.expect("the store works"));
+    assert!(queue.change(second.held(), postpone).await.expect("the store works"));
+    let third = take(queue, all()).await.taken.remove(0);
+    assert_eq!(third.delivery.attempts, 1);
+    assert!(queue.change(first.held(), Change::Finish).await.expect("the store works"));
+    assert!(!queue.change(third.held(), Change::Finish).await.expect("the store works"));
+    assert!(queue.delivery(id(1)).await.expect("the store works").is_none());
+}
+
+pub(super) async fn a_lane_is_taken_in_order(harness: Harness) {
+    let Some(queue) = harness.store.deliveries() else { return };
+    for (number, lane) in [(5, 1), (3, 1), (4, 2), (1, 1)] {
+        accept(queue, number, lane).await;
+    }
+    let ordered = Take { is_ordered: true, ..all() };
+    let batch = take(queue, ordered).await;
+    assert_eq!(ids(&batch), [id(4), id(5)]);
+    assert!(take(queue, ordered).await.taken.is_empty(), "both lanes wait");
+    let of =
+        |number: u8| batch.taken.iter().find(|taken| taken.delivery.id == id(number)).expect("the store works").held();
+    assert!(queue.change(of(5), Change::Finish).await.expect("the store works"));
+    let next = take(queue, ordered).await;
+    assert_eq!(ids(&next), [id(3)]);
+    // One that is given up holds up nothing.
+    let park = Change::Park { ttl: LONG, is_attempt: true, note: Bytes::from_static(b"503") };
+    assert!(queue.change(next.taken[0].held(), park).await.expect("the store works"));
+    assert_eq!(ids(&take(queue, ordered).await), [id(1)]);
+}
+
+pub(super) async fn each_lane_has_its_turn(harness: Harness) {
+    let Some(queue) = harness.store.deliveries() else { return };
+    for number in 0..20 {
+        accept(queue, number, 1).await;
+    }
+    for number in 100..104 {
+        accept(queue, number, i64::from(number)).await;
+    }
+    for is_ordered in [false, true] {
+        let (mut seen, mut after) = (HashSet::new(), None);
+        for _ in 0..4 {
+            let batch =
+                take(queue, Take { limit: 4, after, is_ordered, hold: Duration::from_millis(1), ..all() }).await;
+            assert!(batch.is_more && batch.taken.len() <= 4);
+            seen.extend(ids(&batch));
+            after = batch.after;
+            short_passes(&harness).await;
+        }
+        assert!((100..104).all(|number| seen.contains(&id(number))), "{is_ordered}: {seen:?}");
+    }
+}
+
+pub(super) async fn a_batch_has_its_limits(harness: Harness) {
+    let Some(queue) = harness.store.deliveries() else { return };
+    for number in 1..=6 {
+        accept(queue, number, i64::from(number)).await;
+    }
+    let other = NewDelivery { origin: OriginId(77), ..new(9, 0) };
+    assert!(matches!(queue.accept(id(9), other).await, Ok(Acceptance::Accepted)));
+    let few = take(queue, Take { max_bytes: 1, ..all() }).await;
+    assert!(few.taken.len() == 1 && few.is_more, "{few:?}");
+    let two = take(queue, Take { limit: 2, ..all() }).await;
+    assert!(two.taken.len() == 2 && two.is_more, "{two:?}");
+    let rest = take(queue, all()).await;
+    assert!(rest.taken.len() == 3 && !rest.is_more, "{rest:?}");
+}
+
+pub(super) async fn a_route_is_paused(harness: Harness) {
+    let Some(queue) = harness.store.deliveries() else { return };
+    accept(queue, 1, 0).await;
+    assert!(queue.pause(charge().id(), true).await.expect("the store works"));
+    assert!(!queue.pause(charge().id(), true).await.expect("the store works"));
+    assert_eq!(queue.paused().await.expect("the store works"), [charge().id()]);
+    assert!(take(queue, all()).await.taken.is_empty());
+    assert!(queue.pause(charge().id(), false).await.expect("the store works"));
+    assert!(!queue.pause(charge().id(), false).await.expect("the store works"));
+    assert_eq!(take(queue, all()).await.taken.len(), 1);
+}
+
+pub(super) async fn what_is_dead_waits_for_an_operator(harness: Harness) {
+    let Some(queue) = harness.store.deliveries() else { return };
+    for number in 1..=3 {
+        accept(queue, number, 0).await;
+    }
+    for taken in take(queue, all()).await.taken {
+        let ttl = if taken.delivery.id == id(3) { super::SHORT } else { LONG };
+        let park = Change::Park { ttl, is_attempt: true, note: Bytes::from_static(b"503") };
+        assert!(queue.change(taken.held(), park).await.expect("the store works"));
+    }
+    let dead = queue.delivery(id(1)).await.expect("the store works").expect("it is there");
+    assert!(dead.is_dead() && dead.attempts == 1 && dead.note.as_deref() == Some(b"503"), "{dead:?}");
+    short_passes(&harness).await;
+    assert!(take(queue, all()).await.taken.is_empty());
+    assert_eq!(queue.sweep_deliveries(10).await.expect("the store works"), 1);
+    assert!(queue.delivery(id(3)).await.expect("the store works").is_none());
+    assert!(queue.requeue(id(1)).await.expect("the store works"));
+    assert!(!queue.requeue(id(1)).await.expect("the store works"));
+    let again = take(queue, all()).await.taken.remove(0);
+    assert_eq!((again.delivery.id, again.delivery.attempts, &again.delivery.note), (id(1), 0, &None));
+    assert!(queue.discard(id(2)).await.expect("the store works"));
+    assert!(!queue.discard(id(2)).await.expect("the store works"));
+}
+
+pub(super) async fn deliveries_are_listed_and_counted(harness: Harness) {
+    let Some(queue) = harness.store.deliveries() else { return };
+    harness.store.adopt(vec![charge()], Vec::new(), false).await.expect("the store works");
+    for number in [3, 1, 2] {
+        accept(queue, number, 0).await;
+    }
+    let taken = take(queue, Take { limit: 1, ..all() }).await.taken.remove(0);
+    let park = Change::Park { ttl: LONG, is_attempt: false, note: Bytes::new() };
+    assert!(queue.change(taken.held(), park).await.expect("the store works"));
+    let list = |is_dead, after, limit| {
+        let filter = DeliveryFilter { service: Some("shop".into()), route: Some("charge".into()), is_dead };
+        async move { queue.deliveries(filter, after, limit).await.expect("the store works") }
+    };
+    let page = list(None, None, 2).await;
+    let found = |page: &crate::store::deliveries::DeliveryPage| -> Vec<RecordId> {
+        page.deliveries.iter().map(|delivery| delivery.id).collect()
+    };
+    assert_eq!(found(&page), [id(3), id(1)]);
+    assert_eq!(found(&list(None, page.next, 2).await), [id(2)]);
+    assert_eq!(list(Some(true), None, 9).await.deliveries.len(), 1);
+    assert_eq!(list(Some(false), None, 9).await.deliveries.len(), 2);
+    let other = DeliveryFilter { service: Some("another".into()), ..DeliveryFilter::default() };
+    assert!(queue.deliveries(other, None, 9).await.expect("the store works").deliveries.is_empty());
+    let counts = queue.count_deliveries().await.expect("the store works");
+    assert_eq!(counts.len(), 1);
+    assert_eq!((counts[0].queued, counts[0].dead, counts[0].origin.as_ref()), (2, 1, Some(&charge())));
+    assert!(counts[0].oldest.is_some());
+}

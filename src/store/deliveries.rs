@@ -1,0 +1,298 @@
+//! Requests that were accepted and are to be delivered later: see [`Deliveries`].
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use super::{Error, ErrorKind, Origin, OriginId, Store};
+use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp};
+
+/// A durable queue beside the records of a store. All times are the store's own.
+///
+/// It knows nothing of attempts: who takes a delivery runs it under the claim of a record, as any client's request, and
+/// removes it when that record has its end. So a delivery that is taken twice runs once.
+///
+/// A delivery stands in the lane of its caller's scope.
+#[async_trait]
+pub trait Deliveries: Send + Sync {
+    /// Keeps a request, unless its id has a record or a delivery already. Durable when it returns.
+    ///
+    /// A record counts even where it is written while this is under way: of the delivery that made it, something is left
+    /// when this begins, or the record is there when it ends. Safe to repeat with the same token: the answer is then
+    /// [`Acceptance::Accepted`] as well, or what came of the first call.
+    async fn accept(&self, id: RecordId, new: NewDelivery) -> Result<Acceptance, Error>;
+
+    /// The delivery of an id.
+    async fn delivery(&self, id: RecordId) -> Result<Option<Delivery>, Error>;
+
+    /// Takes due deliveries of one route, unless it is paused: none of them is due again before the hold ends. Durable when
+    /// it returns. Those that somebody else takes at the moment are left out.
+    async fn take_due(&self, take: Take) -> Result<Batch, Error>;
+
+    /// Changes a delivery. Durable when it returns. False, and nothing changes, where it is no longer the one that was
+    /// taken; for all but [`Change::Finish`] also where its hold has ended and somebody else took it.
+    async fn change(&self, taken: Held, change: Change) -> Result<bool, Error>;
+
+    /// Makes a dead delivery due now, with no attempts behind it. False if there is none that is dead.
+    async fn requeue(&self, id: RecordId) -> Result<bool, Error>;
+
+    /// Removes a delivery, whatever its state. Returns whether there was one.
+    async fn discard(&self, id: RecordId) -> Result<bool, Error>;
+
+    /// Deliveries that pass `filter`, in the order of acceptance: at most `limit` (at least 1) after `after`.
+    async fn deliveries(
+        &self,
+        filter: DeliveryFilter,
+        after: Option<Sequence>,
+        limit: usize,
+    ) -> Result<DeliveryPage, Error>;
+
+    /// How many deliveries there are of each origin.
+    async fn count_deliveries(&self) -> Result<Vec<DeliveryCount>, Error>;
+
+    /// Holds back the deliveries of a route, or lets them go again: for every gate of the store, until said otherwise.
+    /// Returns whether that is a change.
+    async fn pause(&self, origin: OriginId, is_paused: bool) -> Result<bool, Error>;
+
+    /// The routes that are paused, in no order.
+    async fn paused(&self) -> Result<Vec<OriginId>, Error>;
+
+    /// Removes up to `limit` dead deliveries that have expired. Returns how many.
+    async fn sweep_deliveries(&self, limit: usize) -> Result<usize, Error>;
+}
+
+/// The place of a delivery in the order of acceptance, which no other has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Sequence(pub u64);
+
+/// A hash of the scope of a delivery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Lane(pub i64);
+
+/// A request that is to be kept.
+#[derive(Clone, Debug)]
+pub struct NewDelivery {
+    /// Names this delivery: a request that is accepted again later has another.
+    pub token: Attempt,
+    /// The route that it came in by.
+    pub origin: OriginId,
+    /// Its lane.
+    pub lane: Lane,
+    /// What its record would keep of the request.
+    pub head: Bytes,
+    /// All else that is sent to the upstream but the body, encoded.
+    pub request: Bytes,
+    /// The body.
+    pub body: Bytes,
+}
+
+/// What became of a request that was to be kept.
+#[derive(Clone, Debug)]
+pub enum Acceptance {
+    /// It is kept.
+    Accepted,
+    /// There is a delivery of this id.
+    Queued(Delivery),
+    /// There is a record of this id, and perhaps a delivery.
+    Recorded {
+        /// The record.
+        record: Record,
+        /// The store's time.
+        now: Timestamp,
+    },
+}
+
+/// A delivery.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Delivery {
+    /// The id of its record.
+    pub id: RecordId,
+    /// See [`NewDelivery::token`].
+    pub token: Attempt,
+    /// Its place in the order of acceptance.
+    pub sequence: Sequence,
+    /// The route that it came in by; `None` if the store no longer knows it.
+    pub origin: Option<Origin>,
+    /// Its lane.
+    pub lane: Lane,
+    /// When it was accepted.
+    pub accepted_at: Timestamp,
+    /// Since when it is tried: when it was accepted, or queued again.
+    pub queued_at: Timestamp,
+    /// Where it stands.
+    pub state: DeliveryState,
+    /// How many attempts ended in a release.
+    pub attempts: u32,
+    /// See [`NewDelivery::head`].
+    pub head: Bytes,
+    /// What the last change left to say of it.
+    pub note: Option<Bytes>,
+}
+
+/// Where a delivery stands. Whether an attempt is under way, its record says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DeliveryState {
+    /// It is delivered as soon as it is due.
+    Queued {
+        /// When that is.
+        due: Timestamp,
+    },
+    /// It was given up, and stays as it is until an operator queues it again or discards it, or it expires.
+    Dead {
+        /// When it expires.
+        until: Timestamp,
+    },
+}
+
+/// What to take.
+#[derive(Clone, Copy, Debug)]
+pub struct Take {
+    /// Of which route.
+    pub origin: OriginId,
+    /// How many at most, at least 1.
+    pub limit: usize,
+    /// How many bytes of requests and bodies at most; a single delivery may have more.
+    pub max_bytes: usize,
+    /// How long nobody else takes them.
+    pub hold: Duration,
+    /// Whether a delivery waits until those of its lane that were accepted before it are gone or dead.
+    pub is_ordered: bool,
+    /// After which lane to go on where not all that is due can be taken: so each lane has its turn.
+    pub after: Option<Lane>,
+}
+
+/// Some deliveries that were taken.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    /// They.
+    pub taken: Vec<Taken>,
+    /// There may be more that are due.
+    pub is_more: bool,
+    /// After which lane to go on.
+    pub after: Option<Lane>,
+    /// When the next of those that were seen is due, if nothing is due now and that is known.
+    pub next_due_in: Option<Duration>,
+}
+
+/// A delivery that was taken.
+#[derive(Clone, Debug)]
+pub struct Taken {
+    /// It, as it is now: it is due when the hold ends.
+    pub delivery: Delivery,
+    /// When it was taken.
+    pub now: Timestamp,
+    /// See [`NewDelivery::request`].
+    pub request: Bytes,
+    /// See [`NewDelivery::body`].
+    pub body: Bytes,
+}
+
+/// Which delivery was taken, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Its id.
+    pub id: RecordId,
+    /// Its token.
+    pub token: Attempt,
+    /// When the hold ends.
+    pub until: Timestamp,
+}
+
+/// What to do with a delivery that was taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Its record has its end: it is removed.
+    Finish,
+    /// It is due again after a time.
+    Postpone {
+        /// How long, from now.
+        delay: Duration,
+        /// An attempt ended in a release.
+        is_attempt: bool,
+        /// What there is to say of it; `None` leaves what stands.
+        note: Option<Bytes>,
+    },
+    /// It is given up.
+    Park {
+        /// How long it is kept, from now.
+        ttl: Duration,
+        /// An attempt ended in a release.
+        is_attempt: bool,
+        /// Why.
+        note: Bytes,
+    },
+}
+
+/// Which deliveries to list. Everything that is set must hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeliveryFilter {
+    /// Of this service.
+    pub service: Option<Arc<str>>,
+    /// Of this route.
+    pub route: Option<Arc<str>>,
+    /// Dead ones, or those that are not.
+    pub is_dead: Option<bool>,
+}
+
+/// Some deliveries of a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeliveryPage {
+    /// They, in the order of acceptance.
+    pub deliveries: Vec<Delivery>,
+    /// The store's time.
+    pub now: Timestamp,
+    /// After which place the next page goes on; `None` if none is left.
+    pub next: Option<Sequence>,
+}
+
+/// The deliveries of an origin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeliveryCount {
+    /// The origin; `None` if the store no longer knows it.
+    pub origin: Option<Origin>,
+    /// How many are queued.
+    pub queued: u64,
+    /// How long ago the oldest of them was accepted.
+    pub oldest: Option<Duration>,
+    /// How many are dead.
+    pub dead: u64,
+}
+
+impl Taken {
+    /// What names it in its changes.
+    #[must_use]
+    pub fn held(&self) -> Held {
+        let until = match self.delivery.state {
+            DeliveryState::Queued { due: until } | DeliveryState::Dead { until } => until,
+        };
+        Held { id: self.delivery.id, token: self.delivery.token, until }
+    }
+}
+
+impl Delivery {
+    /// Whether it was given up.
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        matches!(self.state, DeliveryState::Dead { .. })
+    }
+}
+
+impl DeliveryPage {
+    /// Of up to `limit` deliveries, and one more if there is one.
+    pub(super) fn of(mut deliveries: Vec<Delivery>, now: Timestamp, limit: usize) -> Self {
+        let is_more = deliveries.len() > limit;
+        deliveries.truncate(limit);
+        let next = deliveries.last().filter(|_| is_more).map(|last| last.sequence);
+        Self { deliveries, now, next }
+    }
+}
+
+/// Where a store keeps deliveries.
+///
+/// # Errors
+/// Where it keeps none.
+pub fn of(store: &dyn Store) -> Result<&dyn Deliveries, Error> {
+    store.deliveries().ok_or_else(|| Error::determinate(ErrorKind::Other, "this store keeps no deliveries"))
+}

@@ -1,0 +1,243 @@
+//! Requests that are delivered later.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio_postgres::Row;
+use tokio_postgres::types::Type;
+
+use super::row::{self, Unreadable};
+use super::session::Parameter;
+use super::{Postgres, count_of, unexpected_reply};
+use crate::idempotency::record::{RecordId, Timestamp};
+use crate::store::deliveries::{
+    Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, DeliveryState, Held,
+    Lane, NewDelivery, Sequence, Take, Taken,
+};
+use crate::store::{Error, ErrorKind, Listed, Origin, OriginId, Store as _};
+
+const ACCEPT: &str = "SELECT found FROM oncegate.accept_v1($1, $2, $3, $4, $5, $6, $7)";
+
+const TAKE: &str = "SELECT t.id, t.token, t.sequence, t.lane, t.accepted_at, t.queued_at, t.due, NULL::bigint, t.attempts, \
+     t.head, t.note, o.service, o.namespace, o.route, t.request, t.body, t.now, t.is_more, t.last_lane, t.next_due \
+     FROM oncegate.take_due_v1($1, $2, $3, $4, $5, $6) t LEFT JOIN oncegate.origin o ON o.id = $1";
+
+const CHANGE: &str = "SELECT oncegate.change_delivery_v1($1, $2, $3, $4, $5, $6, $7)";
+
+/// A delivery; then the time.
+const DELIVERY: &str = "SELECT d.id, d.token, d.sequence, d.lane, d.accepted_at, d.queued_at, d.due, d.dead_until, d.attempts, \
+     d.head, d.note, o.service, o.namespace, o.route, oncegate.now_v1() \
+     FROM oncegate.delivery d LEFT JOIN oncegate.origin o ON o.id = d.origin";
+
+const COUNT: &str = "SELECT o.service, o.namespace, o.route, c.queued, c.oldest, c.dead, oncegate.now_v1() FROM ( \
+         SELECT d.origin, count(*) FILTER (WHERE d.dead_until IS NULL) AS queued, \
+             min(d.accepted_at) FILTER (WHERE d.dead_until IS NULL) AS oldest, \
+             count(*) FILTER (WHERE d.dead_until IS NOT NULL) AS dead \
+         FROM oncegate.delivery d GROUP BY d.origin \
+     ) c LEFT JOIN oncegate.origin o ON o.id = c.origin";
+
+#[async_trait]
+impl Deliveries for Postgres {
+    async fn accept(&self, id: RecordId, new: NewDelivery) -> Result<Acceptance, Error> {
+        self.ensure_open()?;
+        let NewDelivery { token, origin, lane, head, request, body } = &new;
+        let (ids, tokens) = (vec![&id.0[..]], vec![&token.0[..]]);
+        let (origins, lanes) = (vec![origin.0], vec![lane.0]);
+        let (heads, requests, bodies) = (vec![&head[..]], vec![&request[..]], vec![&body[..]]);
+        let values: [Parameter<'_>; 7] = [
+            (&ids, Type::BYTEA_ARRAY),
+            (&tokens, Type::BYTEA_ARRAY),
+            (&origins, Type::INT8_ARRAY),
+            (&lanes, Type::INT8_ARRAY),
+            (&heads, Type::BYTEA_ARRAY),
+            (&requests, Type::BYTEA_ARRAY),
+            (&bodies, Type::BYTEA_ARRAY),
+        ];
+        loop {
+            let rows = self.pool.write(ACCEPT, &values).await?;
+            match rows.first().map(|found| row::get::<i16>(found, 0)) {
+                Some(Ok(0)) => return Ok(Acceptance::Accepted),
+                // What was there may be gone again: then it is to be kept after all.
+                Some(Ok(1)) => {
+                    if let Some(delivery) = self.delivery(id).await? {
+                        return Ok(Acceptance::Queued(delivery));
+                    }
+                }
+                Some(Ok(2)) => {
+                    if let Some(Listed { record, now, .. }) = self.get(id).await?.filter(Listed::is_live) {
+                        return Ok(Acceptance::Recorded { record, now });
+                    }
+                }
+                _ => return Err(unexpected_reply()),
+            }
+        }
+    }
+
+    async fn delivery(&self, id: RecordId) -> Result<Option<Delivery>, Error> {
+        self.ensure_open()?;
+        let sql = format!("{DELIVERY} WHERE d.id = $1");
+        let rows = self.pool.query(&sql, &[(&&id.0[..], Type::BYTEA)]).await?;
+        rows.first().map(delivery).transpose().map_err(unreadable)
+    }
+
+    async fn take_due(&self, take: Take) -> Result<Batch, Error> {
+        self.ensure_open()?;
+        let after = take.after.map(|Lane(lane)| lane);
+        let values: [Parameter<'_>; 6] = [
+            (&take.origin.0, Type::INT8),
+            (&row::count(take.limit), Type::INT8),
+            (&row::count(take.max_bytes), Type::INT8),
+            (&row::span(take.hold), Type::INT8),
+            (&take.is_ordered, Type::BOOL),
+            (&after, Type::INT8),
+        ];
+        let rows = self.pool.write(TAKE, &values).await?;
+        batch(&rows).map_err(unreadable)
+    }
+
+    async fn change(&self, taken: Held, change: Change) -> Result<bool, Error> {
+        let (kind, span, is_attempt, note): (i16, Duration, bool, Option<&Bytes>) = match &change {
+            Change::Finish => (0, Duration::ZERO, false, None),
+            Change::Postpone { delay, is_attempt, note } => (1, *delay, *is_attempt, note.as_ref()),
+            Change::Park { ttl, is_attempt, note } => (2, *ttl, *is_attempt, Some(note)),
+        };
+        self.write_one(
+            CHANGE,
+            &[
+                (&&taken.id.0[..], Type::BYTEA),
+                (&&taken.token.0[..], Type::BYTEA),
+                (&row::millis(taken.until), Type::INT8),
+                (&kind, Type::INT2),
+                (&row::span(span), Type::INT8),
+                (&is_attempt, Type::BOOL),
+                (&note.map(|note| &note[..]), Type::BYTEA),
+            ],
+        )
+        .await
+    }
+
+    async fn requeue(&self, id: RecordId) -> Result<bool, Error> {
+        self.write_one("SELECT oncegate.requeue_delivery_v1($1)", &[(&&id.0[..], Type::BYTEA)]).await
+    }
+
+    async fn discard(&self, id: RecordId) -> Result<bool, Error> {
+        self.write_one("SELECT oncegate.discard_delivery_v1($1)", &[(&&id.0[..], Type::BYTEA)]).await
+    }
+
+    async fn deliveries(
+        &self,
+        filter: DeliveryFilter,
+        after: Option<Sequence>,
+        limit: usize,
+    ) -> Result<DeliveryPage, Error> {
+        self.ensure_open()?;
+        let sql = format!(
+            "{DELIVERY} WHERE d.sequence > $1 AND ($2::text IS NULL OR o.service = $2) \
+             AND ($3::text IS NULL OR o.route = $3) AND ($4::bool IS NULL OR (d.dead_until IS NOT NULL) = $4) \
+             ORDER BY d.sequence LIMIT $5"
+        );
+        let DeliveryFilter { service, route, is_dead } = &filter;
+        let after = after.map_or(0, |Sequence(after)| i64::try_from(after).unwrap_or(i64::MAX));
+        // One extra shows whether there are more.
+        let wanted = row::count(limit.saturating_add(1));
+        let values: [Parameter<'_>; 5] = [
+            (&after, Type::INT8),
+            (&service.as_deref(), Type::TEXT),
+            (&route.as_deref(), Type::TEXT),
+            (is_dead, Type::BOOL),
+            (&wanted, Type::INT8),
+        ];
+        let rows = self.pool.query(&sql, &values).await?;
+        let found = rows.iter().map(delivery).collect::<Result<Vec<_>, _>>().map_err(unreadable)?;
+        let now = rows.first().map(|found| row::time(found, 14)).transpose().map_err(unreadable)?;
+        Ok(DeliveryPage::of(found, now.unwrap_or(Timestamp(0)), limit))
+    }
+
+    async fn count_deliveries(&self) -> Result<Vec<DeliveryCount>, Error> {
+        self.ensure_open()?;
+        let rows = self.pool.query(COUNT, &[]).await?;
+        let count = |found: &Row| {
+            let now = row::time(found, 6)?;
+            let oldest = row::get::<Option<i64>>(found, 4)?.map(|at| now.since(Timestamp(at.unsigned_abs())));
+            let (queued, dead) = (row::number(found, 3)?, row::number(found, 5)?);
+            Ok(DeliveryCount { origin: row::origin(found, 0)?, queued, oldest, dead })
+        };
+        rows.iter().map(count).collect::<Result<_, _>>().map_err(unreadable)
+    }
+
+    async fn pause(&self, origin: OriginId, is_paused: bool) -> Result<bool, Error> {
+        let values: [Parameter<'_>; 2] = [(&origin.0, Type::INT8), (&is_paused, Type::BOOL)];
+        self.write_one("SELECT oncegate.pause_v1($1, $2)", &values).await
+    }
+
+    async fn paused(&self) -> Result<Vec<OriginId>, Error> {
+        self.ensure_open()?;
+        let rows = self.pool.query("SELECT p.origin FROM oncegate.paused p", &[]).await?;
+        let origins = rows.iter().map(|found| row::get::<i64>(found, 0).map(OriginId));
+        origins.collect::<Result<_, _>>().map_err(unreadable)
+    }
+
+    async fn sweep_deliveries(&self, limit: usize) -> Result<usize, Error> {
+        self.ensure_open()?;
+        let most = row::count(limit);
+        let rows = self.pool.write("SELECT oncegate.sweep_deliveries_v1($1)", &[(&most, Type::INT8)]).await?;
+        count_of(&rows, 0)
+    }
+}
+
+impl Postgres {
+    /// Whether a statement changed something.
+    async fn write_one(&self, sql: &str, values: &[Parameter<'_>]) -> Result<bool, Error> {
+        self.ensure_open()?;
+        let rows = self.pool.write(sql, values).await?;
+        Ok(rows.first().is_some_and(|row| row.get(0)))
+    }
+}
+
+fn unreadable(unreadable: Unreadable) -> Error {
+    Error::indeterminate(ErrorKind::Corrupt, unreadable)
+}
+
+/// The delivery of a row.
+fn delivery(found: &Row) -> Result<Delivery, Unreadable> {
+    let due = row::time(found, 6)?;
+    let dead = row::get::<Option<i64>>(found, 7)?;
+    let bytes = |column| row::get::<Option<&[u8]>>(found, column).map(|bytes| bytes.map(Bytes::copy_from_slice));
+    let origin: Option<Origin> = row::origin(found, 11)?;
+    Ok(Delivery {
+        id: row::id(found, 0)?,
+        token: row::attempt(found, 1)?,
+        sequence: Sequence(row::number(found, 2)?),
+        origin,
+        lane: Lane(row::get(found, 3)?),
+        accepted_at: row::time(found, 4)?,
+        queued_at: row::time(found, 5)?,
+        state: match dead {
+            Some(_) => DeliveryState::Dead { until: row::time(found, 7)? },
+            None => DeliveryState::Queued { due },
+        },
+        attempts: u32::try_from(row::get::<i32>(found, 8)?).unwrap_or_default(),
+        head: bytes(9)?.unwrap_or_default(),
+        note: bytes(10)?,
+    })
+}
+
+/// What was taken; the row without an id says what else there is.
+fn batch(rows: &[Row]) -> Result<Batch, Unreadable> {
+    let mut batch = Batch::default();
+    for found in rows {
+        if !row::is_null(found, 0)? {
+            let bytes = |column| row::get::<&[u8]>(found, column).map(Bytes::copy_from_slice);
+            let (request, body) = (bytes(14)?, bytes(15)?);
+            batch.taken.push(Taken { delivery: delivery(found)?, now: row::time(found, 16)?, request, body });
+            continue;
+        }
+        let now = row::time(found, 16)?;
+        batch.is_more = row::get(found, 17)?;
+        batch.after = Some(Lane(row::get(found, 18)?));
+        let next = row::get::<Option<i64>>(found, 19)?.map(|due| Timestamp(due.unsigned_abs()));
+        batch.next_due_in = next.map(|due| due.since(now));
+    }
+    Ok(batch)
+}

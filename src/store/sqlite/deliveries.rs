@@ -1,0 +1,446 @@
+//! Requests that are delivered later.
+
+use async_trait::async_trait;
+use rusqlite::{OptionalExtension, Row, params};
+
+use super::error::Failure;
+use super::reader::{ReadRequest, Reader};
+use super::session::Session;
+use super::writer::Request;
+use super::{Sqlite, row};
+use crate::idempotency::record::{RecordId, Timestamp};
+use crate::store::deliveries::{
+    Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, DeliveryState, Held,
+    Lane, NewDelivery, Sequence, Take, Taken,
+};
+use crate::store::{Error, OriginId, rules};
+
+/// How many lanes are looked at in one go, and how many deliveries of an unordered one.
+const MAX_STEPS: usize = 64;
+const OF_A_LANE: i64 = 16;
+
+struct AcceptRequest {
+    id: RecordId,
+    new: NewDelivery,
+}
+
+struct TakeRequest(Take);
+
+struct ChangeRequest {
+    taken: Held,
+    change: Change,
+}
+
+struct RequeueRequest(RecordId);
+
+struct DiscardRequest(RecordId);
+
+struct PauseRequest {
+    origin: OriginId,
+    is_paused: bool,
+}
+
+struct SweepDeliveriesRequest {
+    limit: usize,
+}
+
+/// The columns of a delivery, of which the origin's are the last three.
+const COLUMNS: &str = "d.id, d.token, d.sequence, d.lane, d.accepted_at, d.queued_at, d.due, d.dead_until, d.attempts, \
+                       d.head, d.note, o.service, o.namespace, o.route";
+
+#[async_trait]
+impl Deliveries for Sqlite {
+    async fn accept(&self, id: RecordId, new: NewDelivery) -> Result<Acceptance, Error> {
+        self.ask(AcceptRequest { id, new }).await
+    }
+
+    async fn delivery(&self, id: RecordId) -> Result<Option<Delivery>, Error> {
+        self.look(move |reader| reader.delivery(id)).await
+    }
+
+    async fn take_due(&self, take: Take) -> Result<Batch, Error> {
+        // Nothing is written where nothing is due, and nobody waits for a sync.
+        let Some(next) = self.look(move |reader| reader.next_due(take.origin)).await? else {
+            return Ok(Batch::default());
+        };
+        if let Some(wait) = next {
+            return Ok(Batch { next_due_in: Some(wait), after: take.after, ..Batch::default() });
+        }
+        self.ask(TakeRequest(take)).await
+    }
+
+    async fn change(&self, taken: Held, change: Change) -> Result<bool, Error> {
+        self.ask(ChangeRequest { taken, change }).await
+    }
+
+    async fn requeue(&self, id: RecordId) -> Result<bool, Error> {
+        self.ask(RequeueRequest(id)).await
+    }
+
+    async fn discard(&self, id: RecordId) -> Result<bool, Error> {
+        self.ask(DiscardRequest(id)).await
+    }
+
+    async fn deliveries(
+        &self,
+        filter: DeliveryFilter,
+        after: Option<Sequence>,
+        limit: usize,
+    ) -> Result<DeliveryPage, Error> {
+        self.look(move |reader| reader.deliveries(&filter, after, limit)).await
+    }
+
+    async fn count_deliveries(&self) -> Result<Vec<DeliveryCount>, Error> {
+        self.look(Reader::count_deliveries).await
+    }
+
+    async fn pause(&self, origin: OriginId, is_paused: bool) -> Result<bool, Error> {
+        self.ask(PauseRequest { origin, is_paused }).await
+    }
+
+    async fn paused(&self) -> Result<Vec<OriginId>, Error> {
+        self.look(Reader::paused).await
+    }
+
+    async fn sweep_deliveries(&self, limit: usize) -> Result<usize, Error> {
+        if self.look(Reader::nothing_to_sweep).await? {
+            return Ok(0);
+        }
+        self.ask(SweepDeliveriesRequest { limit }).await
+    }
+}
+
+impl Sqlite {
+    async fn look<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&Reader) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Error> {
+        self.read(|reply| ReadRequest::of(look, reply)).await
+    }
+}
+
+impl Request for AcceptRequest {
+    type Reply = Acceptance;
+    const ABANDONED_WITH_CALLER: bool = true;
+
+    fn size(&self) -> usize {
+        self.new.body.len() + self.new.request.len()
+    }
+
+    fn run(&self, session: &mut Session) -> Result<Acceptance, Failure> {
+        let (id, now) = (self.id, session.now());
+        let mut stands = session.conn.prepare_cached(super::requests::sql::RECORD)?;
+        let record = stands.query_row([id.0], |found| row::record(found, 0)).optional()?;
+        if let Some(record) = record.filter(|record| rules::is_live(record.state, record.until, now)) {
+            return Ok(Acceptance::Recorded { record, now });
+        }
+        let queued = format!("SELECT {COLUMNS} FROM delivery d LEFT JOIN origin o ON o.id = d.origin WHERE d.id = ?1");
+        let queued = session.conn.prepare_cached(&queued)?.query_row([id.0], delivery).optional()?;
+        match queued {
+            Some(queued) if queued.token == self.new.token => return Ok(Acceptance::Accepted),
+            Some(queued) => return Ok(Acceptance::Queued(queued)),
+            None => {}
+        }
+        let NewDelivery { token, origin, lane, head, request, body } = &self.new;
+        session
+            .conn
+            .prepare_cached(
+                "INSERT INTO delivery (id, token, origin, lane, accepted_at, queued_at, due, head, request, body)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?5, ?6, ?7, ?8)",
+            )?
+            .execute(params![id.0, token.0, origin.0, lane.0, row::time(now), &head[..], &request[..], &body[..]])?;
+        Ok(Acceptance::Accepted)
+    }
+}
+
+impl Request for TakeRequest {
+    type Reply = Batch;
+
+    fn run(&self, session: &mut Session) -> Result<Batch, Failure> {
+        let (now, take) = (session.now(), &self.0);
+        let is_paused =
+            session.conn.prepare_cached("SELECT 1 FROM paused WHERE origin = ?1")?.exists([take.origin.0])?;
+        if is_paused {
+            return Ok(Batch::default());
+        }
+        let chosen = Chosen::of(session, take, now)?;
+        let (mut batch, mut bytes) = (Batch { is_more: chosen.is_crowded, after: chosen.after, ..Batch::default() }, 0);
+        let sql = format!(
+            "SELECT {COLUMNS}, d.request, d.body FROM delivery d LEFT JOIN origin o ON o.id = d.origin WHERE d.sequence = ?1"
+        );
+        let until = now.plus(take.hold);
+        for sequence in chosen.sequences {
+            if bytes >= take.max_bytes {
+                batch.is_more = true;
+                break;
+            }
+            let mut whole = session.conn.prepare_cached(&sql)?;
+            let taken = whole.query_row([sequence], |found| {
+                let mut delivery = delivery(found)?;
+                delivery.state = DeliveryState::Queued { due: until };
+                let bytes = |column| row::read_bytes(found, column).map(Option::unwrap_or_default);
+                Ok(Taken { delivery, now, request: bytes(14)?, body: bytes(15)? })
+            })?;
+            bytes += taken.request.len() + taken.body.len();
+            let mut hold = session.conn.prepare_cached("UPDATE delivery SET due = ?2 WHERE sequence = ?1")?;
+            hold.execute(params![sequence, row::time(until)])?;
+            batch.taken.push(taken);
+        }
+        Ok(batch)
+    }
+}
+
+/// What is taken of all that is due.
+struct Chosen {
+    sequences: Vec<i64>,
+    is_crowded: bool,
+    after: Option<Lane>,
+}
+
+impl Chosen {
+    fn of(session: &Session, take: &Take, now: Timestamp) -> Result<Self, Failure> {
+        let most = take.limit.max(1);
+        let candidates = if take.is_ordered { most.saturating_mul(4) } else { most };
+        let mut oldest = session.conn.prepare_cached(
+            "SELECT sequence, lane FROM delivery WHERE origin = ?1 AND dead_until IS NULL AND due <= ?2
+             ORDER BY due, sequence LIMIT ?3",
+        )?;
+        let limit = i64::try_from(candidates).unwrap_or(i64::MAX);
+        let oldest: Vec<(i64, i64)> = oldest
+            .query_map(params![take.origin.0, row::time(now), limit], |found| Ok((found.get(0)?, found.get(1)?)))?
+            .collect::<rusqlite::Result<_>>()?;
+        let is_crowded = oldest.len() >= candidates;
+        let by_age = if is_crowded { most.div_ceil(2) } else { most };
+        let mut chosen = Self { sequences: Vec::new(), is_crowded, after: take.after };
+        let mut first = session.conn.prepare_cached(
+            "SELECT sequence FROM delivery WHERE origin = ?1 AND lane = ?2 AND dead_until IS NULL
+             ORDER BY sequence LIMIT 1",
+        )?;
+        for (sequence, lane) in oldest {
+            if chosen.sequences.len() >= by_age {
+                break;
+            }
+            if !take.is_ordered
+                || first.query_row(params![take.origin.0, lane], |found| found.get::<_, i64>(0))? == sequence
+            {
+                chosen.sequences.push(sequence);
+            }
+        }
+        if is_crowded {
+            chosen.go_round(session, take, now, most)?;
+        }
+        Ok(chosen)
+    }
+
+    /// One of each lane, from the one after the last that had its turn.
+    fn go_round(&mut self, session: &Session, take: &Take, now: Timestamp, most: usize) -> Result<(), Failure> {
+        let mut next_lane = session.conn.prepare_cached(
+            "SELECT lane FROM delivery WHERE origin = ?1 AND dead_until IS NULL AND lane > ?2 ORDER BY lane LIMIT 1",
+        )?;
+        let mut of_lane = session.conn.prepare_cached(
+            "SELECT sequence, due FROM delivery WHERE origin = ?1 AND lane = ?2 AND dead_until IS NULL
+             ORDER BY sequence LIMIT ?3",
+        )?;
+        let mut lane = take.after.map_or(i64::MIN, |Lane(lane)| lane);
+        let mut has_wrapped = lane == i64::MIN;
+        for _ in 0..MAX_STEPS {
+            if self.sequences.len() >= most {
+                break;
+            }
+            match next_lane.query_row(params![take.origin.0, lane], |found| found.get(0)).optional()? {
+                Some(next) => lane = next,
+                None if has_wrapped => break,
+                None => {
+                    (has_wrapped, lane) = (true, i64::MIN);
+                    continue;
+                }
+            }
+            let depth = if take.is_ordered { 1 } else { OF_A_LANE };
+            let found: Vec<(i64, i64)> = of_lane
+                .query_map(params![take.origin.0, lane, depth], |found| Ok((found.get(0)?, found.get(1)?)))?
+                .collect::<rusqlite::Result<_>>()?;
+            let due = row::time(now);
+            let fits = |(sequence, at): &&(i64, i64)| *at <= due && !self.sequences.contains(sequence);
+            if let Some((sequence, _)) = found.iter().find(fits) {
+                self.sequences.push(*sequence);
+            }
+        }
+        self.after = Some(Lane(lane));
+        Ok(())
+    }
+}
+
+impl Request for ChangeRequest {
+    type Reply = bool;
+
+    fn run(&self, session: &mut Session) -> Result<bool, Failure> {
+        let (now, Held { id, token, until }) = (session.now(), self.taken);
+        let conn = &session.conn;
+        let changed = match &self.change {
+            Change::Finish => conn
+                .prepare_cached("DELETE FROM delivery WHERE id = ?1 AND token = ?2")?
+                .execute(params![id.0, token.0])?,
+            Change::Postpone { delay, is_attempt, note } => conn
+                .prepare_cached(
+                    "UPDATE delivery SET due = ?4, attempts = attempts + ?5, note = coalesce(?6, note)
+                     WHERE id = ?1 AND token = ?2 AND due = ?3 AND dead_until IS NULL",
+                )?
+                .execute(params![
+                    id.0,
+                    token.0,
+                    row::time(until),
+                    row::time(now.plus(*delay)),
+                    i64::from(*is_attempt),
+                    note.as_deref()
+                ])?,
+            Change::Park { ttl, is_attempt, note } => conn
+                .prepare_cached(
+                    "UPDATE delivery SET dead_until = ?4, attempts = attempts + ?5, note = ?6
+                     WHERE id = ?1 AND token = ?2 AND due = ?3 AND dead_until IS NULL",
+                )?
+                .execute(params![
+                    id.0,
+                    token.0,
+                    row::time(until),
+                    row::time(now.plus(*ttl)),
+                    i64::from(*is_attempt),
+                    &note[..]
+                ])?,
+        };
+        Ok(changed == 1)
+    }
+}
+
+impl Request for RequeueRequest {
+    type Reply = bool;
+
+    fn run(&self, session: &mut Session) -> Result<bool, Failure> {
+        let mut requeue = session.conn.prepare_cached(
+            "UPDATE delivery SET queued_at = ?2, due = ?2, dead_until = NULL, attempts = 0, note = NULL
+             WHERE id = ?1 AND dead_until IS NOT NULL",
+        )?;
+        Ok(requeue.execute(params![self.0.0, row::time(session.now())])? == 1)
+    }
+}
+
+impl Request for DiscardRequest {
+    type Reply = bool;
+
+    fn run(&self, session: &mut Session) -> Result<bool, Failure> {
+        Ok(session.conn.prepare_cached("DELETE FROM delivery WHERE id = ?1")?.execute([self.0.0])? == 1)
+    }
+}
+
+impl Request for PauseRequest {
+    type Reply = bool;
+
+    fn run(&self, session: &mut Session) -> Result<bool, Failure> {
+        let sql = match self.is_paused {
+            true => "INSERT INTO paused (origin) VALUES (?1) ON CONFLICT DO NOTHING",
+            false => "DELETE FROM paused WHERE origin = ?1",
+        };
+        Ok(session.conn.prepare_cached(sql)?.execute([self.origin.0])? == 1)
+    }
+}
+
+impl Request for SweepDeliveriesRequest {
+    type Reply = usize;
+
+    fn run(&self, session: &mut Session) -> Result<usize, Failure> {
+        let mut sweep = session.conn.prepare_cached(
+            "DELETE FROM delivery WHERE sequence IN
+                (SELECT sequence FROM delivery WHERE dead_until <= ?1 ORDER BY dead_until LIMIT ?2)",
+        )?;
+        let limit = i64::try_from(self.limit).unwrap_or(i64::MAX);
+        Ok(sweep.execute(params![row::time(session.now()), limit])?)
+    }
+}
+
+impl Reader {
+    fn delivery(&self, id: RecordId) -> Result<Option<Delivery>, Failure> {
+        let sql = format!("SELECT {COLUMNS} FROM delivery d LEFT JOIN origin o ON o.id = d.origin WHERE d.id = ?1");
+        Ok(self.conn.prepare_cached(&sql)?.query_row([id.0], delivery).optional()?)
+    }
+
+    /// How long until something of an origin is due, if anything is queued there; nothing in it where something is due now.
+    fn next_due(&self, origin: OriginId) -> Result<Option<Option<std::time::Duration>>, Failure> {
+        let mut next = self
+            .conn
+            .prepare_cached("SELECT due FROM delivery WHERE origin = ?1 AND dead_until IS NULL ORDER BY due LIMIT 1")?;
+        let due = next.query_row([origin.0], |found| row::read_time(found, 0)).optional()?;
+        let now = self.now();
+        Ok(due.map(|due| (due > now).then(|| due.since(now))))
+    }
+
+    fn deliveries(
+        &self,
+        filter: &DeliveryFilter,
+        after: Option<Sequence>,
+        limit: usize,
+    ) -> Result<DeliveryPage, Failure> {
+        let DeliveryFilter { service, route, is_dead } = filter;
+        let sql = format!(
+            "SELECT {COLUMNS} FROM delivery d LEFT JOIN origin o ON o.id = d.origin
+             WHERE d.sequence > ?1 AND (?2 IS NULL OR o.service = ?2) AND (?3 IS NULL OR o.route = ?3)
+                AND (?4 IS NULL OR (d.dead_until IS NOT NULL) = ?4)
+             ORDER BY d.sequence LIMIT ?5"
+        );
+        let wanted = i64::try_from(limit.saturating_add(1)).unwrap_or(i64::MAX);
+        let after = after.map_or(0, |Sequence(after)| i64::try_from(after).unwrap_or(i64::MAX));
+        let values = params![after, service.as_deref(), route.as_deref(), is_dead, wanted];
+        let mut listing = self.conn.prepare_cached(&sql)?;
+        let found = listing.query_map(values, delivery)?.collect::<rusqlite::Result<_>>()?;
+        Ok(DeliveryPage::of(found, self.now(), limit))
+    }
+
+    fn count_deliveries(&self) -> Result<Vec<DeliveryCount>, Failure> {
+        let mut count = self.conn.prepare_cached(
+            "SELECT o.service, o.namespace, o.route, c.queued, c.oldest, c.dead FROM (
+                SELECT origin, count(*) FILTER (WHERE dead_until IS NULL) AS queued,
+                    min(accepted_at) FILTER (WHERE dead_until IS NULL) AS oldest,
+                    count(*) FILTER (WHERE dead_until IS NOT NULL) AS dead
+                FROM delivery GROUP BY origin
+             ) c LEFT JOIN origin o ON o.id = c.origin",
+        )?;
+        let now = self.now();
+        let counts = count.query_map([], |found| {
+            let oldest: Option<i64> = found.get(4)?;
+            Ok(DeliveryCount {
+                origin: row::origin(found, 0)?,
+                queued: row::read_time(found, 3)?.0,
+                oldest: oldest.map(|at| now.since(Timestamp(at.unsigned_abs()))),
+                dead: row::read_time(found, 5)?.0,
+            })
+        })?;
+        Ok(counts.collect::<rusqlite::Result<_>>()?)
+    }
+
+    fn paused(&self) -> Result<Vec<OriginId>, Failure> {
+        let mut paused = self.conn.prepare_cached("SELECT origin FROM paused")?;
+        Ok(paused.query_map([], |found| found.get(0).map(OriginId))?.collect::<rusqlite::Result<_>>()?)
+    }
+
+    fn nothing_to_sweep(&self) -> Result<bool, Failure> {
+        let mut due = self.conn.prepare_cached("SELECT 1 FROM delivery WHERE dead_until <= ?1")?;
+        Ok(!due.exists([row::time(self.now())])?)
+    }
+}
+
+/// The delivery of a row with [`COLUMNS`].
+fn delivery(found: &Row<'_>) -> rusqlite::Result<Delivery> {
+    let due = row::read_time(found, 6)?;
+    let dead = found.get::<_, Option<i64>>(7)?.map(|_| row::read_time(found, 7)).transpose()?;
+    Ok(Delivery {
+        id: RecordId(found.get(0)?),
+        token: row::read_attempt(found, 1)?,
+        sequence: Sequence(row::read_time(found, 2)?.0),
+        origin: row::origin(found, 11)?,
+        lane: Lane(found.get(3)?),
+        accepted_at: row::read_time(found, 4)?,
+        queued_at: row::read_time(found, 5)?,
+        state: dead.map_or(DeliveryState::Queued { due }, |until| DeliveryState::Dead { until }),
+        attempts: found.get(8)?,
+        head: row::read_bytes(found, 9)?.unwrap_or_default(),
+        note: row::read_bytes(found, 10)?,
+    })
+}
