@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use http::Method;
 
-use crate::idempotency::policy::{Mode, Policy};
+use crate::idempotency::policy::Policy;
 
 mod ambiguity;
 mod pattern;
@@ -151,7 +151,7 @@ impl Route {
     }
 
     fn protects(&self) -> bool {
-        self.policy.mode == Mode::Protect
+        self.policy.mode.protects()
     }
 
     /// Whether some request that matches both is this route's.

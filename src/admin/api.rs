@@ -12,7 +12,9 @@ use super::clients::Client;
 use super::endpoints::{Endpoint, REVEALING, Resource};
 use super::readiness::STORE_UNAVAILABLE;
 use super::tokens::Role;
-use super::{Observations, RouteList, State, audit, bulk, openapi, page, records, reload, reseal, resolve, stats};
+use super::{
+    Observations, RouteList, State, audit, bulk, deliveries, openapi, page, records, reload, reseal, resolve, stats,
+};
 use crate::idempotency::record::RecordId;
 
 /// Whether a request may change something: only what an operator is needed for does.
@@ -71,6 +73,10 @@ async fn dispatch(
         Resource::Record if *method == Method::DELETE => records::remove(state, parse_id(id)?, query, &asker).await,
         Resource::Record => records::show(state, parse_id(id)?, query, request.headers(), &asker).await,
         Resource::Resolve => resolve::resolve(state, parse_id(id)?, request.into_body(), &asker).await,
+        Resource::Retry => deliveries::retry(state, parse_id(id)?, request.into_body(), &asker).await,
+        Resource::Deliveries => deliveries::list(state, query).await,
+        Resource::Pause => deliveries::pause(state, request.into_body(), true, &asker).await,
+        Resource::Resume => deliveries::pause(state, request.into_body(), false, &asker).await,
         Resource::PurgeAll => bulk::purge(state, request.into_body(), &asker).await,
         Resource::ResolveAll => bulk::resolve(state, request.into_body(), &asker).await,
         Resource::Reseal => reseal::reseal(state, query, &asker).await,

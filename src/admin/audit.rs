@@ -17,7 +17,7 @@ use super::State;
 use super::access::Asker;
 use super::answer::{Kind, Problem};
 use super::view::{claiming_request, shortened_key};
-use crate::idempotency::record::Record;
+use crate::idempotency::record::{Record, RecordId};
 use crate::store::audit::{self, AuditLog, NewEntry, Position};
 use crate::store::{Error, Listed, Store};
 use crate::telemetry::rfc3339;
@@ -47,6 +47,9 @@ pub(super) enum Action {
     ReadAnswer,
     ReadKey,
     AcceptIdentityChange,
+    Retry,
+    Pause,
+    Resume,
 }
 
 /// What is done.
@@ -68,6 +71,12 @@ pub(super) enum Deed<'a> {
     ReadAnswer { found: &'a Listed },
     /// Somebody is shown its key.
     ReadKey { found: &'a Listed },
+    /// An accepted request is removed that has no record.
+    Discard { id: RecordId, route: Option<&'a str>, reason: Option<&'a str> },
+    /// A dead delivery is queued again.
+    Retry { id: RecordId, route: Option<&'a str>, reason: &'a str },
+    /// The deliveries of a route are held back, or go on.
+    Pause { route: &'a str, is_paused: bool, reason: &'a str },
     /// A start forgets keys of these namespaces, so many of each.
     AcceptIdentityChange { forgotten: &'a [(Arc<str>, u64)] },
 }
@@ -118,7 +127,7 @@ struct Detail {
 }
 
 impl Action {
-    pub(super) const ALL: [Self; 9] = [
+    pub(super) const ALL: [Self; 12] = [
         Self::Resolve,
         Self::Purge,
         Self::BulkResolve,
@@ -128,6 +137,9 @@ impl Action {
         Self::ReadAnswer,
         Self::ReadKey,
         Self::AcceptIdentityChange,
+        Self::Retry,
+        Self::Pause,
+        Self::Resume,
     ];
 
     pub(super) fn as_str(self) -> &'static str {
@@ -141,6 +153,9 @@ impl Action {
             Self::ReadAnswer => "read-answer",
             Self::ReadKey => "read-key",
             Self::AcceptIdentityChange => "accept-identity-change",
+            Self::Retry => "retry",
+            Self::Pause => "pause",
+            Self::Resume => "resume",
         }
     }
 }
@@ -203,7 +218,7 @@ impl AuditWriter {
             service: Arc::clone(&self.service),
             action: deed.action().as_str().into(),
             by: asker.map_or("-", Asker::name).into(),
-            record: deed.record().map(|found| found.id),
+            record: deed.record_id(),
             detail: detail.encode(),
             reason: deed.reason().map(|reason| Value::from(reason).to_string().into()),
         };
@@ -252,6 +267,10 @@ impl Deed<'_> {
             Self::ReadAnswer { .. } => Action::ReadAnswer,
             Self::ReadKey { .. } => Action::ReadKey,
             Self::AcceptIdentityChange { .. } => Action::AcceptIdentityChange,
+            Self::Discard { .. } => Action::Purge,
+            Self::Retry { .. } => Action::Retry,
+            Self::Pause { is_paused: true, .. } => Action::Pause,
+            Self::Pause { is_paused: false, .. } => Action::Resume,
         }
     }
 
@@ -265,10 +284,18 @@ impl Deed<'_> {
         }
     }
 
+    fn record_id(&self) -> Option<RecordId> {
+        match self {
+            Self::Discard { id, .. } | Self::Retry { id, .. } => Some(*id),
+            _ => self.record().map(|found| found.id),
+        }
+    }
+
     fn reason(&self) -> Option<&str> {
         let reason = match self {
             Self::Resolve { reason, .. } | Self::BulkResolve { reason, .. } | Self::BulkPurge { reason, .. } => *reason,
-            Self::Purge { reason, .. } => reason.unwrap_or_default(),
+            Self::Purge { reason, .. } | Self::Discard { reason, .. } => reason.unwrap_or_default(),
+            Self::Retry { reason, .. } | Self::Pause { reason, .. } => reason,
             _ => "",
         };
         Some(reason).filter(|reason| !reason.is_empty())
@@ -282,6 +309,8 @@ impl Deed<'_> {
             Self::Resolve { resolution, .. } | Self::BulkResolve { resolution, .. } => {
                 say("resolution", (*resolution).into());
             }
+            Self::Discard { route, .. } | Self::Retry { route, .. } => say("route", (*route).into()),
+            Self::Pause { route, .. } => say("route", (*route).into()),
             Self::AcceptIdentityChange { forgotten } => {
                 say("keys", forgotten.iter().map(|(_, keys)| keys).sum::<u64>().into());
                 let names = forgotten.iter().take(MAX_NAMESPACES).map(|(namespace, _)| Value::from(&**namespace));
@@ -326,6 +355,18 @@ impl Deed<'_> {
             }
             Self::ReadKey { found: Listed { id, .. } } => {
                 tracing::info!(target: "oncegate::audit", %client, by, %id, "an operator read the key of a record");
+            }
+            Self::Discard { id, route, reason } => {
+                tracing::info!(target: "oncegate::audit", %client, by, %id, route, reason, "an operator discarded an accepted request");
+            }
+            Self::Retry { id, route, reason } => {
+                tracing::info!(target: "oncegate::audit", %client, by, %id, route, reason, "an operator queued an accepted request again");
+            }
+            Self::Pause { route, is_paused: true, reason } => {
+                tracing::info!(target: "oncegate::audit", %client, by, route, reason, "an operator paused the deliveries of a route");
+            }
+            Self::Pause { route, is_paused: false, reason } => {
+                tracing::info!(target: "oncegate::audit", %client, by, route, reason, "an operator resumed the deliveries of a route");
             }
             _ => {}
         }

@@ -9,6 +9,7 @@ mod api;
 mod audit;
 mod bulk;
 mod clients;
+mod deliveries;
 mod endpoints;
 mod openapi;
 mod page;

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use super::answer::{Answer, ProblemBody, with_body};
 use super::audit::{Action, EntryPage};
 use super::bulk::{PurgeBody, Report, ResolveAllBody};
+use super::deliveries::{Page as DeliveryPage, RetryBody, RouteBody, STATES};
 use super::endpoints::{ENDPOINTS, Endpoint, Resource};
 use super::query::{DEFAULT_LIMIT, MAX_LIMIT};
 use super::records::Page;
@@ -198,6 +199,28 @@ fn describe(resource: Resource, method: &Method, schemas: &mut Schemas) -> Opera
             ..Operation::read("resolveRecord", "Say how an attempt ended whose outcome is unknown.", Value::Null)
         }
         .taking(schemas.of_request::<ResolveBody>()),
+        Resource::Retry => Operation {
+            answers: vec![(StatusCode::NO_CONTENT, "The request is queued.", None)],
+            ..Operation::read("retryDelivery", "Deliver an accepted request again that was given up.", Value::Null)
+        }
+        .taking(schemas.of_request::<RetryBody>()),
+        Resource::Deliveries => {
+            let state = json!({ "enum": STATES });
+            let own = [filter("route"), parameter("state", state, "Where the delivery stands.")];
+            let summary = "Accepted requests that are to be delivered, in the order of acceptance.";
+            Operation::read("listDeliveries", summary, schemas.of::<DeliveryPage>())
+                .with(own.into_iter().chain(paging()).collect())
+        }
+        Resource::Pause => Operation {
+            answers: vec![(StatusCode::NO_CONTENT, "The route is paused.", None)],
+            ..Operation::read("pauseDeliveries", "Hold back the deliveries of a route, at every gate.", Value::Null)
+        }
+        .taking(schemas.of_request::<RouteBody>()),
+        Resource::Resume => Operation {
+            answers: vec![(StatusCode::NO_CONTENT, "The route delivers.", None)],
+            ..Operation::read("resumeDeliveries", "Let the deliveries of a route go again.", Value::Null)
+        }
+        .taking(schemas.of_request::<RouteBody>()),
         Resource::PurgeAll => {
             let summary = "Remove all records that a filter finds, or count them.";
             Operation::read("purgeRecords", summary, schemas.of::<Report>()).taking(schemas.of_request::<PurgeBody>())

@@ -16,7 +16,7 @@ use super::query::{self, Query};
 use super::scope::{Belongs, belongs};
 use super::view::{Extent, RecordView, Revealed};
 use super::wanted::{Selection, begins};
-use super::{MAX_LISTINGS, State};
+use super::{MAX_LISTINGS, State, deliveries};
 use crate::idempotency::identity::ScopeTag;
 use crate::idempotency::record::{self, RecordId};
 use crate::store::{Error, ErrorKind, Listed, Store};
@@ -128,9 +128,16 @@ pub(super) async fn remove(state: &State, id: RecordId, query: Option<&str>, ask
     if let Some(reason) = &reason {
         check_reason(reason)?;
     }
-    let found = find(state, id).await?;
+    let found = match find(state, id).await {
+        Err(problem) if problem.is_about_the_record() => {
+            return deliveries::discard(state, id, reason.as_deref(), asker).await;
+        }
+        found => found?,
+    };
     let deed = Deed::Purge { found: &found, reason: reason.as_deref() };
     let begun = state.begin(asker, deed).await?;
+    // What was accepted would run again where its record is gone.
+    deliveries::forget(state, id).await?;
     let removed = state.opened()?.remove(id).await.map_err(unavailable);
     let removed = removed.and_then(|was_there| if was_there { Ok(()) } else { Err(absent()) });
     if removed.is_ok() {

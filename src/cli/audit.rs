@@ -27,7 +27,8 @@ pub(super) struct AuditArgs {
     /// Only entries that are at most this old, as 90s, 1h or 7d, or since a time, as 2026-01-31T22:00:00Z
     #[arg(long, value_name = "DURATION|TIME")]
     since: Option<String>,
-    /// Only this: resolve, purge, bulk-resolve, bulk-purge, reseal, reload, read-answer, read-key or accept-identity-change
+    /// Only this: resolve, purge, bulk-resolve, bulk-purge, reseal, reload, read-answer, read-key, accept-identity-change, retry,
+    /// pause or resume
     #[arg(long, value_name = "ACTION")]
     action: Option<String>,
     /// Only about this record, which may be gone: its whole id

@@ -17,6 +17,7 @@ mod catalogues;
 mod check;
 mod completions;
 mod config;
+mod deliveries;
 mod demo;
 mod explain;
 mod health;
@@ -56,6 +57,7 @@ enum Command {
     Explain(explain::ExplainArgs),
     Migrate(migrate::MigrateArgs),
     Records(records::RecordsArgs),
+    Deliveries(deliveries::DeliveriesArgs),
     Audit(audit::AuditArgs),
     Observed(observed::ObservedArgs),
     Health(health::HealthArgs),
@@ -126,6 +128,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Explain(args) => explain::run(args),
         Command::Migrate(args) => migrate::run(args),
         Command::Records(args) => records::run(args),
+        Command::Deliveries(args) => deliveries::run(args),
         Command::Audit(args) => audit::run(args),
         Command::Observed(args) => observed::run(args),
         Command::Health(args) => health::run(args),

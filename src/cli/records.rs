@@ -17,6 +17,7 @@ use crate::store::IdPrefix;
 
 mod changing;
 mod resealing;
+mod retrying;
 mod table;
 
 /// Fewest digits of an id that name a record.
@@ -61,6 +62,15 @@ enum Command {
     Purge(PurgeArgs),
     /// Encrypt records anew with the first of `store.encryption_keys`, while the gate serves
     Reseal,
+    /// Deliver an accepted request again that was given up
+    Retry {
+        /// The id, or at least its first 8 digits
+        #[arg(value_name = "ID", value_parser = parse_id)]
+        record: String,
+        /// Why; goes to the audit log and to the log of `oncegate serve`
+        #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+        reason: String,
+    },
 }
 
 /// Which records. All that is given must hold.
@@ -214,6 +224,7 @@ async fn execute(args: RecordsArgs, out: &mut dyn Write, ask: &Ask) -> anyhow::R
             table::write_answer_of(&record, out)
         }
         Command::Resolve(resolve) => changing::resolve(&client, resolve, out, ask).await,
+        Command::Retry { record, reason } => retrying::retry(&client, &record, &reason, out).await,
         Command::Reseal => resealing::reseal(&client, out).await,
         Command::Purge(purge) => changing::purge(&client, purge.change, out, ask).await,
     }

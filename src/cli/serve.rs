@@ -160,6 +160,8 @@ pub(super) struct Serving {
     pub(super) addresses: Vec<SocketAddr>,
     /// Where its admin listener is.
     pub(super) admin: SocketAddr,
+    /// The threads that serve. Deliveries run there when no connection is left.
+    _shards: Arc<Shards>,
     /// The serving gate, which a reload replaces.
     current: Current<Gate>,
     start_settings: StartSettings,
@@ -183,6 +185,7 @@ pub(super) struct Serving {
     workers: JoinHandle<()>,
     renewing: JoinHandle<()>,
     asking: JoinHandle<()>,
+    delivering: Option<JoinHandle<()>>,
     work_stop: watch::Sender<bool>,
     admin_state: Arc<admin::State>,
     admin_task: JoinHandle<()>,
@@ -274,6 +277,7 @@ impl Serving {
         let renewing = tokio::spawn(keep_renewing(Arc::clone(&current), work_stop.subscribe()));
         let asking = tokio::spawn(keep_asking(Arc::clone(&current), work_stop.subscribe()));
         let (mut servers, mut addresses, stop) = (JoinSet::new(), Vec::new(), watch::Sender::new(false));
+        let delivering = shards.run(keep_delivering(Arc::clone(&current), stop.subscribe()));
         let mut certificates = JoinSet::new();
         certificates.spawn(certificates::follow(Arc::clone(&current)));
         certificates.spawn(certificates::follow_admin(Arc::clone(&admin_state)));
@@ -293,6 +297,7 @@ impl Serving {
         Ok(Some(Self {
             addresses,
             admin: admin_address,
+            _shards: shards,
             current,
             start_settings,
             summary,
@@ -312,6 +317,7 @@ impl Serving {
             workers,
             renewing,
             asking,
+            delivering,
             work_stop,
             admin_state,
             admin_task,
@@ -337,6 +343,10 @@ impl Serving {
         self.certificates.abort_all();
         self.token_keys.abort();
         self.stop.send_replace(true);
+        // What is not delivered by then, another gate or start delivers.
+        if let Some(delivering) = self.delivering.take() {
+            let _ = timeout(LAST_WORDS, delivering).await;
+        }
         drain(&gate, &mut self.servers, drain_timeout, signals).await;
         self.work_stop.send_replace(true);
         self.end_traces().await;
@@ -367,6 +377,23 @@ async fn keep_asking(current: Current<Gate>, mut stop: watch::Receiver<bool>) {
                 tracing::error!("asking about unknown outcomes failed; starting it again");
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
+        }
+    }
+}
+
+/// Delivers accepted requests until it is stopped, even after a panic.
+async fn keep_delivering(current: Current<Gate>, stop: watch::Receiver<bool>) {
+    loop {
+        let (current, stop) = (Arc::clone(&current), stop.clone());
+        let mut delivering = JoinSet::new();
+        delivering.spawn(gate::deliver_accepted(move || Arc::clone(&current.load().handler), stop));
+        match delivering.join_next().await {
+            Some(Err(error)) if error.is_panic() => {
+                tracing::error!("the delivery of accepted requests failed; starting it again");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            // It was stopped, or the store keeps none.
+            _ => return,
         }
     }
 }

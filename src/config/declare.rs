@@ -167,6 +167,14 @@ impl Key {
     }
 }
 
+/// The name of a key, whose field has a prefix where the name is a word of the language.
+pub(super) const fn key_name(field: &'static str) -> &'static str {
+    match field.as_bytes() {
+        [b'r', b'#', ..] => field.split_at(2).1,
+        _ => field,
+    }
+}
+
 /// Declares the keys of a table. `struct` declares the struct of their values too; `for` is for a struct that is there
 /// already, whose fields are the keys and whose `Default` has the defaults.
 ///
@@ -190,7 +198,7 @@ macro_rules! keys {
     ) => {
         impl $crate::config::declare::Keys for $Table {
             const KEYS: &'static [$crate::config::declare::Key] = &[ $( $crate::config::declare::Key {
-                name: stringify!($key),
+                name: $crate::config::declare::key_name(stringify!($key)),
                 doc: &[$($doc),*],
                 shown: keys!(@shown $($shown)?),
                 facts: || $crate::config::declare::Facts::of(&$kind, &<$Table>::default().$key),
@@ -199,11 +207,11 @@ macro_rules! keys {
                 &$crate::config::declare::Section { name: $name, about: &[$($about),*], groups: &[Self::KEYS] };
 
             fn read(table: &$crate::config::node::Table<'_>, base: Self) -> Self {
-                Self { $( $key: $kind.read(table, stringify!($key), base.$key), )* }
+                Self { $( $key: $kind.read(table, $crate::config::declare::key_name(stringify!($key)), base.$key), )* }
             }
 
             fn print(&self) -> Vec<(&'static str, $crate::config::kinds::Toml)> {
-                let printed = [ $( (stringify!($key), $kind.print(&self.$key)) ),* ];
+                let printed = [ $( ($crate::config::declare::key_name(stringify!($key)), $kind.print(&self.$key)) ),* ];
                 printed.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
             }
         }

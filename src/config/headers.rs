@@ -13,7 +13,6 @@ use super::node::{Node, Table, Wrong};
 use crate::gate::HeaderNames;
 use crate::http::headers::{ATTEMPT, OwnHeaders};
 use crate::idempotency::key::KeySource;
-use crate::idempotency::policy::Mode;
 use crate::idempotency::scope::ScopePart;
 use crate::route::{Route, Router};
 
@@ -77,7 +76,7 @@ pub(super) fn read(root: &Table<'_>) -> (HeaderNames, OwnHeaders) {
 /// A header that the gate writes must not be one that routes read something else from.
 pub(super) fn check(root: &Table<'_>, own: &OwnHeaders, router: &Router, token: Option<&HeaderName>) {
     let table = root.table("headers", Headers::SECTION);
-    let routes = || router.routes().iter().filter(|route| route.policy.mode == Mode::Protect);
+    let routes = || router.routes().iter().filter(|route| route.policy.mode.protects());
     let reads = |what: &str, route: &str| Wrong::new(format!("route `{route}` reads {what} from this header"));
     let report = |key: &str, wrong: Wrong| table.report(key, wrong.hint("choose another name"));
     for (key, name) in [("attempt", &own.attempt), ("forward_key_as", &own.key)] {

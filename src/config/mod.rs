@@ -168,6 +168,12 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
     policy::check_response_headers(&root, &headers);
     policy::advise_retention(&root, store.keys.max_ttl, &router);
     policy::check_seals(&root, !store.keys.encryption_keys.is_empty());
+    let unfit = match &store.url {
+        Store::Redis(_) => Some("redis"),
+        Store::Memory => Some("memory:"),
+        Store::Sqlite { .. } | Store::Postgres(_) => None,
+    };
+    policy::check_accepting(&root, &router, unfit);
     headers::check(&root, &own_headers, &router, jwt.as_ref().map(|jwt| &jwt.header));
     drop(root);
 

@@ -10,15 +10,17 @@ use self::fingerprint::Fingerprint;
 use super::declare::Shown::{DefaultAs, DefaultOff, Example, Required};
 use super::declare::{Inner, Keys as _, Section, keys};
 use super::headers::TOKEN;
-use super::kinds::{Kind, flag, nested, nonzero_time, number, set, size, text, time_of, unique, words, words_but};
+use super::kinds::{Kind, flag, nested, nonzero_time, number, set, size, text, time_of, unique, words};
 use super::node::{Node, Table, Wrong};
 use super::preset::Preset;
 use super::units::show_duration;
+use crate::idempotency::delivery::{Async, Deliver};
 use crate::idempotency::key::{KeyRule, KeySource};
 use crate::idempotency::policy::{Cors, Delivery, InFlight, Mode, Policy, Seal, StoreFailure};
 use crate::idempotency::scope::{Scope, ScopeWord};
 use crate::route::Router;
 
+mod deliver;
 mod fingerprint;
 mod outcomes;
 mod outcomes_body;
@@ -28,8 +30,8 @@ mod request_time;
 mod response_headers;
 
 keys! {
-    /// What applies to every route that does not set it itself. The parts of `key`, `fingerprint`, `outcomes` and `cors`
-    /// apply one by one.
+    /// What applies to every route that does not set it itself. The parts of `key`, `fingerprint`, `outcomes`, `cors`
+    /// and `deliver` apply one by one.
     for Policy "[defaults]" {
         /// How long a completed record answers retries, from its claim. It should exceed the upstream's timeout: otherwise the
         /// answer of a slow attempt is forgotten before its retry arrives.
@@ -83,8 +85,19 @@ keys! {
         /// How long a claim lasts without renewal; it is renewed while the attempt runs. At least "1s".
         lease => time_of(Duration::from_secs(1)..=Duration::MAX);
         /// "protect"; "observe": forward every request as it comes and count what "protect" would have done with it (`oncegate
-        /// observed` shows that); or "pass": forward and do nothing else.
-        mode => words_but(&[("protect", Mode::Protect), ("observe", Mode::Observe), ("pass", Mode::Pass)], &["accept"]);
+        /// observed` shows that); "pass": forward and do nothing else; or "accept": keep the request, answer 202, and deliver it
+        /// later as `deliver` says. A route that accepts needs a key in each request, and the stores sqlite or postgres.
+        mode => words(&[
+            ("protect", Mode::Protect),
+            ("observe", Mode::Observe),
+            ("pass", Mode::Pass),
+            ("accept", Mode::Accept)
+        ]);
+        /// "allow": a request with `Prefer: respond-async` (RFC 7240) is accepted as with mode = "accept", and any other is
+        /// protected. "refuse": that preference is ignored.
+        r#async => words(&[("refuse", Async::Refuse), ("allow", Async::Allow)]);
+        /// How what was accepted is delivered.
+        deliver => nested();
         /// "buffer": an answer is durable before the client gets any of it. "stream": an answer of several pieces goes to its
         /// client while the upstream sends it, each piece when the next one arrives; the last bytes wait until all of it is
         /// durable, and if that fails the connection is broken off. Answers of gRPC calls are buffered: their status comes
@@ -184,6 +197,7 @@ pub(super) struct PartialPolicy {
     pub scope_is_explicit: bool,
 }
 
+pub(super) use deliver::check_accepting;
 pub(super) use request_time::check as check_request_time;
 pub(super) use response_headers::check as check_response_headers;
 
@@ -194,6 +208,7 @@ pub(super) fn read(table: &Table<'_>, base: &PartialPolicy) -> PartialPolicy {
     check_key(&table.table("key", KeyRule::SECTION), &policy.key);
     fingerprint::check(&table.table("fingerprint", Fingerprint::SECTION), &policy.fingerprint);
     check_cors(&table.table("cors", Cors::SECTION), &policy.cors);
+    deliver::check(&table.table("deliver", Deliver::SECTION), &policy.deliver);
     PartialPolicy { policy, scope_is_explicit: base.scope_is_explicit || table.get("scope").is_some() }
 }
 

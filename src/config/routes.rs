@@ -160,8 +160,7 @@ fn advise_on_the_rest(root: &Table<'_>, router: &Router, is_forwarded: bool) {
 
 /// A credential may be an opaque token, which tells no more than itself. Once for all routes: most have the default scope.
 fn advise_on_credential<'a>(policies: impl IntoIterator<Item = (&'a Table<'a>, &'a Policy)>) {
-    let has_credential =
-        |policy: &Policy| policy.mode == Mode::Protect && policy.scope.contains(&ScopePart::Credential);
+    let has_credential = |policy: &Policy| policy.mode.protects() && policy.scope.contains(&ScopePart::Credential);
     if let Some((table, _)) = policies.into_iter().find(|(_, policy)| has_credential(policy)) {
         table.advise(
             "scope",
@@ -218,6 +217,10 @@ fn route(
     printed: &mut ArrayOfTables,
 ) -> Option<Route> {
     let name = keys.name.clone()?;
+    if policy.mode == Mode::Accept {
+        // What is accepted is delivered later, and nothing but a key tells its retries.
+        policy.key.required = true;
+    }
     let namespace = Arc::clone(keys.namespace.get_or_insert_with(|| Arc::clone(&name)));
     keys.upstream = upstreams.names.get(upstream).map(ToString::to_string);
     let entries = keys.print().into_iter().chain(preset.print()).chain(policy.print());
@@ -367,7 +370,7 @@ fn check_names(read: &Read<'_>) {
 /// Routes that share a namespace must make the identity of a record by the same rules, or a key of one would never be
 /// found by the other.
 fn check_namespaces(read: &Read<'_>) {
-    let protecting = || read.iter().filter(|(_, route)| route.policy.mode == Mode::Protect);
+    let protecting = || read.iter().filter(|(_, route)| route.policy.mode.protects());
     for (table, route) in protecting() {
         // The first of a namespace sets its rules.
         let Some((first, other)) = protecting().find(|(_, other)| other.namespace == route.namespace) else { continue };

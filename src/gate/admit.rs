@@ -95,7 +95,7 @@ impl<'a> Candidate<'a> {
         match route.policy.mode {
             Mode::Pass => Step::Forward(Unprotected::Mode),
             Mode::Observe => Step::Forward(Unprotected::Observed),
-            Mode::Protect => self.protected_step(route),
+            Mode::Protect | Mode::Accept => self.protected_step(route),
         }
     }
 

@@ -167,7 +167,7 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
             answered(request, whole.answer, &whole.control, settle)
         }
         Exchanged::Large(large) => {
-            let limit = request.upstream().settings().timeout;
+            let limit = request.timeout();
             let limits = RelayLimits { stall: limit, client: CLIENT_STALL, deadline: began + limit };
             rest = Some(Following {
                 rest: large.rest,
@@ -216,7 +216,7 @@ pub(super) async fn run(request: Arc<ProtectedRequest>, attempt: Attempt, client
 
 /// Sends the request once and takes in the answer.
 async fn exchange(request: &ProtectedRequest, attempt: Attempt, recipient: &mut Recipient) -> Exchanged {
-    let limit = request.upstream().settings().timeout;
+    let limit = request.timeout();
     let mut abandon = request.gate.shared.abandon.subscribe();
     if abandon.get() {
         return Exchanged::Failed(Ending::Unreachable, pass::unreachable());

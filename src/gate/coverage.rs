@@ -186,7 +186,7 @@ impl<'a> Coverage<'a> {
         };
         former.hosts.iter().find_map(|host| {
             let found_by = router.find(method, host.as_deref(), path);
-            let found_by = found_by.filter(|route| route.policy.mode == Mode::Protect);
+            let found_by = found_by.filter(|route| route.policy.mode.protects());
             // Of a path that was cut it is not known whether a former route found it: it counts as if one did.
             if found_by.is_none() && !head.is_path_cut() {
                 return None;
@@ -204,7 +204,7 @@ impl<'a> Coverage<'a> {
             Err(_) if head.is_path_cut() => Some(Instead::NoRoute),
             Err(_) => None,
             Ok(None) => Some(Instead::NoRoute),
-            Ok(Some(route)) if route.policy.mode != Mode::Protect => {
+            Ok(Some(route)) if !route.policy.mode.protects() => {
                 Some(Instead::Unprotected(Arc::clone(&route.name), route.policy.mode))
             }
             // What follows a path that was cut may belong to another route, except under one that takes whatever follows.

@@ -176,6 +176,7 @@ impl Gate {
             made_by: 0,
             key,
             fingerprint,
+            kept: None,
             proof,
             began: Instant::now(),
             going: Arc::new(self.shared.requests.subscribe()),
@@ -190,7 +191,11 @@ impl Gate {
         request.find_record().await;
         request.note_record();
         let id = request.id;
-        // 10. Else claim the key, run, settle and reply: see `drive`.
+        // 10. Accept it, where it is to be delivered later.
+        if let Some(reply) = request.accepted().await {
+            return reply;
+        }
+        // 11. Else claim the key, run, settle and reply: see `drive`.
         let (client, reply) = oneshot::channel();
         // In a box: a future of this size would be copied several times on its way into the task.
         tokio::spawn(Box::pin(drive(request, Client(client))));
@@ -221,7 +226,7 @@ fn overloaded(why: &str) -> Problem {
 
 /// Drives the claim protocol of one request to its end: it claims the key, runs the attempt, settles and replies; or waits
 /// for another's attempt, or replies what the record says.
-async fn drive(request: ProtectedRequest, client: Client) {
+pub(super) async fn drive(request: ProtectedRequest, client: Client) {
     let mut protocol = Protocol::new(request.limits());
     let mut driver = Driver::new(request, client);
     let (mut event, mut age) = (Event::Begin, driver.age());

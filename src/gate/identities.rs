@@ -54,7 +54,7 @@ impl<'a> IdentityRules<'a> {
         let (trusted, id_secret) = (self.settings.forwarding.rule(), self.settings.id_secret.is_some());
         let token_header = self.settings.token_header();
         // A route that does not protect makes no records, whatever rules it would make them by.
-        let protecting = self.router.routes().iter().filter(|route| route.policy.mode == Mode::Protect);
+        let protecting = self.router.routes().iter().filter(|route| route.policy.mode.protects());
         protecting.map(move |route| {
             let Policy { scope, key, fingerprint, .. } = &route.policy;
             let callers = CallerRules { trusted: &trusted, token_header };
@@ -149,7 +149,7 @@ pub enum Former {
 
 /// The requests that find the records of a namespace.
 pub(super) fn describe_coverage(router: &Router, namespace: &str) -> CoverageDescription {
-    let is_own = |route: &&Arc<Route>| *route.namespace == *namespace && route.policy.mode == Mode::Protect;
+    let is_own = |route: &&Arc<Route>| *route.namespace == *namespace && route.policy.mode.protects();
     let own: Vec<&Arc<Route>> = router.routes().iter().filter(is_own).collect();
     let others = router.routes().iter().filter(|route| !is_own(route));
     let except = others.filter(|other| own.iter().any(|own| other.takes_from(own)));

@@ -10,7 +10,6 @@ use super::answer::{HeaderNames, Reply};
 use super::request::Head;
 use super::{Gate, RouteState};
 use crate::idempotency::key::{Found, KeyRule, KeySource};
-use crate::idempotency::policy::Mode;
 use crate::route::Router;
 use crate::telemetry::log_throttle::LogThrottle;
 
@@ -44,7 +43,7 @@ impl KeyPlaces {
     pub(super) fn of(router: &Router) -> Self {
         let header = KeyRule::default();
         let mut others: Vec<(KeyRule, Vec<Method>)> = Vec::new();
-        for route in router.routes().iter().filter(|route| route.policy.mode == Mode::Protect) {
+        for route in router.routes().iter().filter(|route| route.policy.mode.protects()) {
             for source in route.policy.key.from.iter().filter(|source| !header.from.contains(source)) {
                 match source {
                     KeySource::Header(_) | KeySource::Query(_) | KeySource::CloudEvent => {}
@@ -132,6 +131,7 @@ fn shortened(path: &str) -> &str {
 mod tests {
     use super::*;
     use crate::gate::tests::route;
+    use crate::idempotency::policy::Mode;
     use crate::route::Route;
 
     fn with_key(name: &str, mode: Mode, from: &[&str]) -> Route {

@@ -4,11 +4,14 @@
 //! request is refused, forwarded or protected, and `attempt.rs` the one forward under a claim. The order of claims, waits and
 //! settlements is decided in [`crate::idempotency::protocol`], which `actions.rs` connects to the store and the upstream.
 
+mod accept;
 mod actions;
 mod admit;
 mod answer;
 mod attempt;
+mod attempt_tokens;
 pub mod coverage;
+mod deliver;
 mod driver;
 pub mod explain;
 pub mod identities;
@@ -27,6 +30,7 @@ mod reconcile;
 mod reload;
 mod renewal;
 mod request;
+mod request_status;
 mod rotation;
 mod shared;
 mod single_flight;
@@ -36,17 +40,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderName, HeaderValue, Request, Response};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use self::admit::{Admission, Refusal, Step};
 pub use self::answer::HeaderNames;
 use self::answer::{CrossOrigin, Estimator, Reply};
+pub use self::attempt_tokens::Tokens;
+pub use self::deliver::deliver_accepted;
 use self::identities::IdentityRules;
 use self::ignored::{IgnoredLog, KeyPlaces};
 use self::jwt::Verifier;
 use self::pass::ForwardOptions;
 use self::policy_page::PolicyPage;
-pub use self::protected::Tokens;
 pub use self::reconcile::ask_about_unknown;
 pub use self::reload::{Reload, Stuck};
 use self::request::ForwardingContext;
@@ -144,6 +150,8 @@ pub struct Gate {
     exposed: HeaderValue,
     /// Verifies the tokens that scopes have claims of.
     verifier: Option<Arc<Verifier>>,
+    /// Whether any of its routes accepts requests.
+    accepts: bool,
     /// What clients may expect of its routes.
     policy_page: Option<PolicyPage>,
     /// How it sees where requests come from.
@@ -160,6 +168,8 @@ struct RouteState {
     shadow_origin: OriginId,
     metrics: Arc<RouteMetrics>,
     estimator: Arc<Estimator>,
+    /// Told when something may be due for delivery.
+    arrivals: Arc<Notify>,
     /// What the identities of its records are made by.
     rules: IdentityDigest,
     /// The tags of the rules by which each of the gate's identifiers makes ids; none where there is one.
@@ -210,6 +220,10 @@ impl Gate {
             let known = former.and_then(|former| former.states.get(name));
             known.map(|state| Arc::clone(&state.estimator)).unwrap_or_default()
         };
+        let arrivals = |name: &str| {
+            let known = former.and_then(|former| former.states.get(name));
+            known.map(|state| Arc::clone(&state.arrivals)).unwrap_or_default()
+        };
         // Where no token is verified, nothing waits for keys.
         let verifies = router.routes().iter().any(|route| route.policy.verifies_tokens());
         let verifier = settings
@@ -228,6 +242,7 @@ impl Gate {
                 shadow_origin: origin(&settings.service, namespace, name).shadow().id(),
                 metrics: metrics.route(name),
                 estimator: estimator(name),
+                arrivals: arrivals(name),
             })
         };
         let states = router.routes().iter().map(|route| {
@@ -253,6 +268,7 @@ impl Gate {
                 own: settings.own_headers.clone(),
                 via: shared.via.clone(),
             }),
+            accepts: router.routes().iter().any(|route| route.policy.accepts()),
             policy_page: settings.policy_page.clone().map(|path| PolicyPage::new(path, &router, &upstreams)),
             identifiers,
             router: Arc::new(router),
@@ -399,6 +415,11 @@ impl Handler for Gate {
         let (notes, report) = self.report(id, &peer, || parent(request.headers()), || Seen::of(&request)).unzip();
         if let Some(page) = self.policy_page.as_ref().filter(|page| page.is_asked_for(request.uri())) {
             let response = page.answer(&request);
+            let report = report.map(|report: Report| report.answered(response.status(), None, &[]));
+            return response.map(|body| body.with_request_guard(None, None, report));
+        }
+        if self.accepts && request_status::is_at(request.uri().path()) {
+            let response = self.tell_status(request, peer, id).await;
             let report = report.map(|report: Report| report.answered(response.status(), None, &[]));
             return response.map(|body| body.with_request_guard(None, None, report));
         }

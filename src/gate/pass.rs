@@ -62,7 +62,7 @@ impl<'a> ForwardOptions<'a> {
     pub(super) fn of(gate: &'a Gate, state: &'a RouteState, route: &'a Route, head: &Head) -> Self {
         let ignored = match route.policy.mode {
             Mode::Pass | Mode::Observe => None,
-            Mode::Protect => IgnoredKey::of(gate, state, head),
+            Mode::Protect | Mode::Accept => IgnoredKey::of(gate, state, head),
         };
         Self {
             kept: &[],

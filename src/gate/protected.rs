@@ -2,7 +2,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -29,7 +28,7 @@ use crate::idempotency::decide::{Decision, RunningAttempt, decide, difference};
 use crate::idempotency::fingerprint::{self, Fingerprint, Recipe, Subject};
 use crate::idempotency::identity::Identifier;
 use crate::idempotency::key::{Found, Key};
-use crate::idempotency::policy::{Delivery, InFlight, Mode, Policy, StoreFailure};
+use crate::idempotency::policy::{Delivery, InFlight, Policy, StoreFailure};
 use crate::idempotency::protocol::Limits;
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp};
 use crate::idempotency::recovery::{Recovery, Resend};
@@ -56,6 +55,8 @@ pub(super) struct ProtectedRequest {
     pub(super) made_by: usize,
     pub(super) key: Key,
     pub(super) fingerprint: Fingerprint,
+    /// What was kept of it, where it was accepted before.
+    pub(super) kept: Option<Kept>,
     /// The proof of its caller, where its scope asks for one.
     pub(super) proof: Option<Proof>,
     /// When the request was whole.
@@ -64,6 +65,14 @@ pub(super) struct ProtectedRequest {
     pub(super) going: Arc<watch::Receiver<()>>,
     /// It is one of the requests in flight, also after its client has left.
     pub(super) _permit: Arc<Permit>,
+}
+
+/// What is kept of an accepted request besides what it sends.
+pub(super) struct Kept {
+    /// The head of its record.
+    pub(super) head: Bytes,
+    /// How long its attempt may take, where its upstream gives it longer.
+    pub(super) timeout: Duration,
 }
 
 /// The client of a protected request, which waits for its reply or has left.
@@ -88,6 +97,12 @@ impl ProtectedRequest {
 
     pub(super) fn upstream(&self) -> &Upstream {
         &self.gate.upstreams[self.route.upstream]
+    }
+
+    /// How long its attempt may take.
+    pub(super) fn timeout(&self) -> Duration {
+        let longest = self.upstream().settings().timeout;
+        self.kept.as_ref().map_or(longest, |kept| kept.timeout.min(longest))
     }
 
     /// Who it counts for where a limit is scarce.
@@ -149,7 +164,7 @@ impl ProtectedRequest {
             lease: self.policy().lease,
             ttl: self.policy().ttl,
             unknown_ttl: self.policy().unknown_ttl,
-            head: self.record_head().encode(),
+            head: self.kept.as_ref().map_or_else(|| self.record_head().encode(), |kept| kept.head.clone()),
         })
     }
 
@@ -215,7 +230,7 @@ impl ProtectedRequest {
     }
 
     /// Whether the head of its record is of this request.
-    async fn is_of(&self, head: &codec::Head) -> Result<bool, Problem> {
+    pub(super) async fn is_of(&self, head: &codec::Head) -> Result<bool, Problem> {
         if !head.is_keyed {
             return self.is_for(&head.fingerprint).await;
         }
@@ -348,7 +363,7 @@ impl ProtectedRequest {
                 return true;
             }
             match router.choose(&self.head.method, self.head.authority(), self.head.uri.path()) {
-                Ok(Some(route)) => route.policy.mode == Mode::Protect && route.namespace == self.route.namespace,
+                Ok(Some(route)) => route.policy.mode.protects() && route.namespace == self.route.namespace,
                 Ok(None) => false,
                 // A retry is refused.
                 Err(_) => true,
@@ -359,8 +374,7 @@ impl ProtectedRequest {
 
     /// The reply where the rules or the routes changed by which the request's key is found: it would not be found again.
     pub(super) fn retired(&self) -> Reply {
-        let detail = "the configuration changed while the request came in; nothing was sent";
-        self.problem(Problem::new(Code::Overloaded, detail).retry_after(RETRY_SOON))
+        self.problem(retired())
     }
 
     /// Whether the request is refused while the store is away.
@@ -402,6 +416,12 @@ pub(super) fn has_length(answer: &Answer) -> bool {
     answer.headers.iter().any(|(name, _)| *name == CONTENT_LENGTH)
 }
 
+/// The rules or the routes changed by which a request's key is found.
+pub(super) fn retired() -> Problem {
+    let detail = "the configuration changed while the request came in; nothing was sent";
+    Problem::new(Code::Overloaded, detail).retry_after(RETRY_SOON)
+}
+
 /// A replay that is held as long as its client takes to read it finds no room.
 fn no_room() -> Problem {
     Problem::new(Code::Overloaded, "there is no room for the recorded answer now; nothing was sent")
@@ -432,7 +452,7 @@ pub(super) async fn read_back<'a>(
 }
 
 /// The digest of a request by a recipe.
-async fn digest(gate: &Gate, recipe: &Recipe, head: &Head, body: &Buffered) -> io::Result<[u8; 32]> {
+pub(super) async fn digest(gate: &Gate, recipe: &Recipe, head: &Head, body: &Buffered) -> io::Result<[u8; 32]> {
     let Head { method, uri, headers, .. } = head;
     if let Some(bytes) = body.in_memory() {
         return Ok(recipe.digest(Subject { method, uri, headers, body: fingerprint::Body::Whole(bytes) }));
@@ -458,42 +478,5 @@ async fn large_body<'a>(gate: &'a Gate, body: &Buffered) -> Option<SemaphorePerm
         Some(_) => None,
         // It is never closed.
         None => gate.shared.large_bodies.acquire().await.ok(),
-    }
-}
-
-/// A source of attempts' tokens.
-#[derive(Clone, Debug)]
-pub struct Tokens(Source);
-
-#[derive(Clone, Debug)]
-enum Source {
-    System,
-    Counted(Arc<AtomicU64>),
-}
-
-impl Tokens {
-    /// Unguessable tokens, from the random source of the operating system.
-    ///
-    /// Each is asked for anew. A generator in this process would be copied with a snapshot of its machine, and two
-    /// attempts with one token would both believe that the claim is theirs.
-    #[must_use]
-    pub fn secret() -> Self {
-        Self(Source::System)
-    }
-
-    /// Tokens in a sequence that is the same each time, for simulations. Clones go on in one sequence.
-    #[must_use]
-    pub fn counted_from(first: u64) -> Self {
-        Self(Source::Counted(Arc::new(AtomicU64::new(first))))
-    }
-
-    /// The next one. Fails where the system has no randomness.
-    pub(super) fn next(&self) -> Result<Attempt, getrandom::Error> {
-        let mut token = [0; 16];
-        match &self.0 {
-            Source::System => getrandom::fill(&mut token)?,
-            Source::Counted(next) => token[8..].copy_from_slice(&next.fetch_add(1, Ordering::Relaxed).to_be_bytes()),
-        }
-        Ok(Attempt(token))
     }
 }

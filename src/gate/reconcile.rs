@@ -11,7 +11,6 @@ use super::inquiry::Question;
 use super::probe::{ProbeLock, Probed, lock_of, report};
 use super::{Gate, RouteState};
 use crate::idempotency::codec::Head;
-use crate::idempotency::policy::Mode;
 use crate::idempotency::record::{RecordId, State};
 use crate::idempotency::recovery::{Finding, Probe, Recovery};
 use crate::route::Route;
@@ -42,7 +41,7 @@ pub async fn ask_about_unknown(current: impl Fn() -> Arc<Gate> + Send + 'static)
         let gate = current();
         let routes = gate.router.routes();
         last.retain(|name, _| routes.iter().any(|route| route.name == *name));
-        for route in routes.iter().filter(|route| route.policy.mode == Mode::Protect) {
+        for route in routes.iter().filter(|route| route.policy.mode.protects()) {
             let Recovery::Probe(probe) = &route.policy.recovery else { continue };
             let Some(every) = probe.every else { continue };
             let (began, from) = last.entry(Arc::clone(&route.name)).or_insert_with(|| (Instant::now(), None));

@@ -21,7 +21,7 @@ use crate::http::server::Peer;
 use crate::http::upgrade::{Upgrade, Upgrades};
 use crate::http::upstream::Upstream;
 use crate::http::usage::{Budget, Usage};
-use crate::idempotency::codec;
+use crate::idempotency::codec::{self, AcceptedRequest};
 use crate::idempotency::grpc;
 use crate::idempotency::key::KeyRule;
 use crate::idempotency::record::RequestId;
@@ -138,6 +138,18 @@ impl Head {
         })
     }
 
+    /// Of a request that was accepted before.
+    ///
+    /// # Errors
+    /// The gate would not take it any more: its target or host is none.
+    pub(super) fn accepted(kept: AcceptedRequest, context: &Arc<ForwardingContext>) -> Result<Self, Problem> {
+        let AcceptedRequest { method, target, version, is_secure, may_be_trusted, peer, request, headers, .. } = kept;
+        let peer = Peer { may_be_trusted, is_secure, ..Peer::new((peer, 0).into()) };
+        let (mut parts, ()) = Request::new(()).into_parts();
+        (parts.method, parts.uri, parts.version, parts.headers) = (method, target, version, headers);
+        Self::framed(parts, None, peer, context, (request, None))
+    }
+
     /// The same head, of a request that asks for no upgrade.
     pub(super) fn without_upgrade(&self) -> Self {
         Self {
@@ -154,6 +166,11 @@ impl Head {
             notes: self.notes.clone(),
             token: self.token.clone(),
         }
+    }
+
+    /// Where it came from.
+    pub(super) fn peer(&self) -> &Peer {
+        &self.peer
     }
 
     /// What its body and its answer are counted in while they are in memory.

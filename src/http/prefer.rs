@@ -23,6 +23,15 @@ pub fn wait(headers: &HeaderMap) -> Option<Duration> {
     seconds(&unquoted(first?)?)
 }
 
+/// Whether a client would rather have its request accepted than wait for its answer: `respond-async` (RFC 7240, 4.1).
+#[must_use]
+pub fn respond_async(headers: &HeaderMap) -> bool {
+    headers
+        .get_all(PREFER)
+        .iter()
+        .any(|line| members(line.as_bytes()).any(|member| preference(member).0.eq_ignore_ascii_case(b"respond-async")))
+}
+
 /// The members of a list; a comma in a quoted string parts none.
 fn members(line: &[u8]) -> impl Iterator<Item = &[u8]> {
     let (mut quoted, mut escaped) = (false, false);
@@ -136,6 +145,21 @@ mod tests {
         check(&["waiting=5"], None);
         check(&["wait=99999999999999999999999"], Some(LONGEST));
         check(&["wait=0000000000000000000000005"], Some(5));
+    }
+
+    #[test]
+    fn an_asynchronous_answer_may_be_preferred() {
+        for (line, expected) in [
+            ("respond-async", true),
+            ("wait=10, Respond-Async", true),
+            ("respond-async; x=1", true),
+            ("foo=\"respond-async\"", false),
+            ("respond-asynchronously", false),
+            ("wait=10", false),
+        ] {
+            let headers = [(PREFER, HeaderValue::from_static(line))].into_iter().collect();
+            assert_eq!(respond_async(&headers), expected, "{line}");
+        }
     }
 
     #[test]

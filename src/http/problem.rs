@@ -158,7 +158,7 @@ const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const MEDIA_TYPE: &str = "application/problem+json";
 
 /// Whole seconds, at least 1.
-fn whole_seconds(wait: Duration) -> u64 {
+pub fn whole_seconds(wait: Duration) -> u64 {
     (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1)
 }
 

@@ -228,6 +228,12 @@ impl Buffered {
         Reader { buffer, spool: None, length: 0, limit, memory, usage }.run(incoming).await
     }
 
+    /// A body that was read before.
+    #[must_use]
+    pub fn of(bytes: Bytes) -> Self {
+        Self { content: Content::Memory(bytes), trailers: None }
+    }
+
     /// Its length in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {

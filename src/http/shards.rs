@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 use tokio::time::interval;
 
 use super::memory::release_when_idle;
@@ -51,6 +51,14 @@ impl Shards {
     /// Starts one for each core that this process may use.
     pub fn start() -> io::Result<Self> {
         (0..count()).map(Shard::start).collect::<io::Result<_>>().map(Self)
+    }
+
+    /// Runs a task that belongs to no connection on one of them.
+    pub fn run<F>(&self, task: F) -> Option<JoinHandle<()>>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.0.first().map(|shard| shard.runtime.spawn(task))
     }
 
     /// Returns when each of them has done something since the call.

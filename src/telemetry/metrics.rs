@@ -19,6 +19,7 @@ use prometheus::{
 };
 
 use super::admin_refusal::AdminRefusal;
+use super::deliveries::DeliveryGauges;
 use super::limits::{Level, Limit, LimitMetrics};
 use super::log_throttle::LogThrottle;
 use super::losses::Losses;
@@ -46,13 +47,13 @@ const STORE_BUCKETS: &[f64] =
 /// All metrics of one process. Cheap to clone.
 #[derive(Clone)]
 pub struct Metrics {
-    families: Arc<Families>,
+    pub(super) families: Arc<Families>,
 }
 
 /// The metrics of one route, looked up once.
 pub struct RouteMetrics {
     name: Box<str>,
-    families: Arc<Families>,
+    pub(super) families: Arc<Families>,
     outcomes: [OnceLock<OutcomeMetrics>; Outcome::ALL.len()],
     upstream: OnceLock<Histogram>,
     in_flight: IntGauge,
@@ -67,7 +68,7 @@ pub struct RequestTimer {
     began: Instant,
 }
 
-struct Families {
+pub(super) struct Families {
     registry: Registry,
     requests: IntCounterVec,
     request_duration: HistogramVec,
@@ -83,6 +84,7 @@ struct Families {
     limit_exceeded: IntCounterVec,
     unsealed: [IntCounter; Closed::ALL.len()],
     records_by_key: RecordsByKey,
+    pub(super) deliveries: DeliveryGauges,
     losses: Losses,
     admin_refused: [IntCounter; AdminRefusal::ALL.len()],
     levels: [Level; Limit::ALL.len()],
@@ -426,6 +428,7 @@ impl Families {
                 ),
             ),
             records_by_key: RecordsByKey::new(&registry),
+            deliveries: DeliveryGauges::new(&registry),
             losses: Losses::new(&registry),
             unsealed: by_reason(
                 &registry,

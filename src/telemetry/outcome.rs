@@ -25,6 +25,8 @@ pub enum Outcome {
     Recovered,
     /// The upstream did not let the caller have the recorded answer again, and its own answer to that went to the client.
     Refused,
+    /// It is kept, and delivered later.
+    Accepted,
     /// The gate answered with this problem, or the upstream's answer leaves this problem behind.
     Problem(Code),
 }
@@ -84,7 +86,7 @@ pub enum Code {
 
 impl Outcome {
     /// Every outcome, in the order of [`Outcome::index`].
-    pub const ALL: [Self; 34] = {
+    pub const ALL: [Self; 35] = {
         use Code::*;
         [
             Self::Executed,
@@ -97,6 +99,7 @@ impl Outcome {
             Self::Observed,
             Self::Recovered,
             Self::Refused,
+            Self::Accepted,
             Self::Problem(KeyMissing),
             Self::Problem(KeyInvalid),
             Self::Problem(ScopeMissing),
@@ -138,6 +141,7 @@ impl Outcome {
             Self::Observed => "observed",
             Self::Recovered => "recovered",
             Self::Refused => "refused",
+            Self::Accepted => "accepted",
             Self::Problem(code) => code.as_str(),
         }
     }
@@ -156,7 +160,8 @@ impl Outcome {
             Self::Observed => 7,
             Self::Recovered => 8,
             Self::Refused => 9,
-            Self::Problem(code) => 10 + code as usize,
+            Self::Accepted => 10,
+            Self::Problem(code) => 11 + code as usize,
         }
     }
 }

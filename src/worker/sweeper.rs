@@ -1,4 +1,4 @@
-//! Removes records and audit entries that have expired, and counts the records that stand.
+//! Removes records, dead deliveries and audit entries that have expired, and counts the records that stand.
 
 use std::sync::Arc;
 
@@ -11,6 +11,7 @@ pub(super) async fn run(mut worker: Worker) {
     while worker.unless_shut_down(ticks.tick()).await {
         sweep(&mut worker).await;
         sweep_audit(&mut worker).await;
+        look_after_deliveries(&mut worker).await;
         if *worker.shutdown.borrow() {
             return;
         }
@@ -46,5 +47,20 @@ async fn sweep_audit(worker: &mut Worker) {
         if !worker.unless_shut_down(tokio::time::sleep(worker.settings.pause)).await {
             return;
         }
+    }
+}
+
+/// The same with deliveries that were given up, and counts those that are there.
+async fn look_after_deliveries(worker: &mut Worker) {
+    let store = Arc::clone(&worker.store);
+    let Some(deliveries) = store.deliveries() else { return };
+    let limit = worker.settings.batch;
+    while !*worker.shutdown.borrow() && deliveries.sweep_deliveries(limit).await.is_ok_and(|count| count >= limit) {
+        if !worker.unless_shut_down(tokio::time::sleep(worker.settings.pause)).await {
+            return;
+        }
+    }
+    if let Ok(counts) = deliveries.count_deliveries().await {
+        worker.metrics.deliveries().counted(&counts);
     }
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test fails by panicking, and says why")]
 #![allow(unreachable_pub, reason = "nothing reaches into a test binary")]
 
+mod accept;
 mod access_log;
 mod admin;
 mod admin_page;

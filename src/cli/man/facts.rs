@@ -205,6 +205,23 @@ impl Facts {
         ),
         asking("records reseal", &[("After a reload with a new first key:", "oncegate records reseal")]),
         asking(
+            "records retry",
+            &[("After the upstream is back:", "oncegate records retry ID --reason 'the ledger is back'")],
+        ),
+        asking("deliveries", &[]),
+        asking(
+            "deliveries list",
+            &[
+                ("What was given up, and why:", "oncegate deliveries list --state dead"),
+                ("What a route still has to deliver:", "oncegate deliveries list ROUTE --state queued"),
+            ],
+        ),
+        asking(
+            "deliveries pause",
+            &[("Before a maintenance of the upstream:", "oncegate deliveries pause ROUTE --reason maintenance")],
+        ),
+        asking("deliveries resume", &[("After it:", "oncegate deliveries resume ROUTE")]),
+        asking(
             "audit",
             &[
                 ("What was done since yesterday:", "oncegate audit --since 1d"),

@@ -10,6 +10,7 @@ use super::durability::Durability;
 use crate::config::{Resolved, Store, show_duration};
 use crate::http::socket::Listen;
 use crate::http::upstream::{self, Place};
+use crate::idempotency::delivery::Deliver;
 use crate::idempotency::key::{KeyRule, KeySource};
 use crate::idempotency::policy::{Mode, Policy, Seal, StoreFailure};
 use crate::idempotency::recovery::Recovery;
@@ -120,10 +121,10 @@ impl Summary {
     /// The summary of a gate with this configuration and store.
     pub(super) fn of(config: &Resolved, store: Durability) -> Self {
         let routes = config.router.routes();
-        let mut protecting = routes.iter().filter(|route| route.policy.mode == Mode::Protect);
+        let mut protecting = routes.iter().filter(|route| route.policy.mode.protects());
         let shown = |route| Protected { route: Shown::of(config, route), policy: show_policy(&route.policy) };
         let protected = protecting.by_ref().take(MOST).map(|route| shown(route)).collect();
-        let others = routes.iter().filter(|route| route.policy.mode != Mode::Protect);
+        let others = routes.iter().filter(|route| !route.policy.mode.protects());
         let shown = |route| format!("{} (mode = \"{}\")", Shown::of(config, route), route.policy.mode.as_str());
         let mut unprotected = bounded(others.map(|route| shown(route)));
         unprotected.push(show_rest(config));
@@ -341,6 +342,15 @@ fn show_policy(policy: &Policy) -> Vec<(&'static str, String)> {
         ("5xx", show_server_errors(&policy.outcomes)),
         ("unknown", show_recovery(&policy.recovery)),
     ];
+    if policy.accepts() {
+        let Deliver { attempts, give_up_after, .. } = &policy.deliver;
+        let given_up = show_duration(*give_up_after);
+        let who = match policy.mode {
+            Mode::Accept => "every request is kept, answered 202 and delivered later",
+            _ => "a request that prefers respond-async is kept, answered 202 and delivered later",
+        };
+        shown.push(("accepts", format!("{who}; given up after {attempts} attempts or {given_up}")));
+    }
     if let Some(path) = &policy.reauthorize {
         shown.push(("replays", format!("only where the upstream answers GET {path} with 2xx")));
     }

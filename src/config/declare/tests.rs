@@ -106,7 +106,7 @@ fn everything() -> Resolved {
          cache = \"redis://cache.internal\"\ncache_password_file = {secret:?}\n[upstreams.app]\nurl = \"https://app\"\n\
          tls = {{ ca = {own:?}, cert = {own:?}, key = {own:?}, name = \"app\", crl = {own:?} }}\n\
          [policy_page]\npath = \"/policy\"\n[access_log]\npath = \"access.log\"\n[telemetry]\notlp = \"https://collector:4317\"\ntls = {{ ca = {own:?}, cert = {own:?}, key = {own:?}, name = \"collector\", crl = {own:?} }}\n[[routes]]\nname = \"r\"\npath = \"/r\"\n\
-         preset = \"ietf\"\nreauthorize = \"/me\"\nquota = {{ new_keys = 1000, per = \"1m\" }}\ndocs = \"https://docs.example.com/\"\nin_flight = {{ wait = \"10s\" }}\n\
+         preset = \"ietf\"\nreauthorize = \"/me\"\nquota = {{ new_keys = 1000, per = \"1m\" }}\ndocs = \"https://docs.example.com/\"\ndeliver = {{ rate = \"100/s\" }}\nin_flight = {{ wait = \"10s\" }}\n\
          recovery = {{ probe = \"/by-key/{{key}}\", after = \"60s\", every = \"5m\", headers = {{ X-Books = \"1\" }} }}\n\
          outcomes_body = [{{ pointer = \"/error/retryable\", equals = true, then = \"release\" }}]\n\
          request_time = {{ from = \"header:X-Time\" }}\n\

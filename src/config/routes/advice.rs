@@ -7,7 +7,7 @@ use http::{HeaderName, Method};
 
 use super::super::node::Table;
 use crate::idempotency::key::KeySource;
-use crate::idempotency::policy::{Mode, Policy};
+use crate::idempotency::policy::Policy;
 use crate::idempotency::scope::ScopePart;
 use crate::route::Route;
 
@@ -85,7 +85,7 @@ pub(super) fn on_collections(tables: &[Table<'_>], routes: &[Arc<Route>], is_for
         let is_taken = |other: &Arc<Route>| {
             posts(other) && (other.path.matches(collection) || other.path.matches(&format!("{collection}/")))
         };
-        if route.policy.mode != Mode::Protect || !posts(route) || routes.iter().any(is_taken) {
+        if !route.policy.mode.protects() || !posts(route) || routes.iter().any(is_taken) {
             continue;
         }
         let fate = if is_forwarded { "which is forwarded unprotected here" } else { "which gets 404 `no-route` here" };

@@ -348,6 +348,16 @@ impl Gate {
         Ok(())
     }
 
+    /// Notes the claims of the token of a request that was verified when it was accepted, and that may have expired since.
+    pub(super) fn recall_claims(&self, head: &mut Head) {
+        let header = self.verifier.as_ref().map_or(&AUTHORIZATION, |verifier| &verifier.settings.header);
+        let claims = match Carried::of(&head.headers, header) {
+            Carried::Token(token) => payload(token).ok().and_then(|payload| TokenClaims::parse(&payload).ok()),
+            Carried::Nothing | Carried::Several => None,
+        };
+        head.set_claims(claims.map(Arc::new));
+    }
+
     /// Fetches the keys of tokens where that is due, and returns whether there are any: called about once a second.
     pub async fn refresh_token_keys(&self) -> bool {
         match self.verifier.as_ref().map(|verifier| &verifier.keys) {

@@ -8,7 +8,7 @@ use crate::http::problem;
 use crate::http::upstream::Upstream;
 use crate::idempotency::grpc;
 use crate::idempotency::key::KeySource;
-use crate::idempotency::policy::{InFlight, Mode, Policy};
+use crate::idempotency::policy::{InFlight, Policy};
 use crate::idempotency::quota::{Quota, QuotaBy};
 use crate::idempotency::recovery::Recovery;
 use crate::idempotency::scope::{ScopePart, ScopeWord};
@@ -96,7 +96,7 @@ pub(super) struct PossibleProblem {
 impl Document {
     /// What clients may expect of these routes. `upstreams` are in the order that routes refer to.
     pub(super) fn of(router: &Router, upstreams: &[Upstream]) -> Self {
-        let protected = router.ranked().filter(|route| route.policy.mode == Mode::Protect);
+        let protected = router.ranked().filter(|route| route.policy.mode.protects());
         Self { routes: protected.map(|route| RoutePolicy::of(route, upstreams.get(route.upstream))).collect() }
     }
 }

@@ -1,0 +1,241 @@
+//! Accepted requests that are delivered later: lists them, holds routes back, and has dead ones delivered again.
+
+use http::StatusCode;
+use hyper::body::Incoming;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::State;
+use super::access::Asker;
+use super::answer::{Answer, Kind, Problem, empty, json};
+use super::audit::Deed;
+use super::query::{DEFAULT_LIMIT, bad, limit, pairs, unknown};
+use super::records::{absent, check_reason, unavailable};
+use super::resolve::receive;
+use crate::idempotency::codec;
+use crate::idempotency::record::RecordId;
+use crate::store::deliveries::{self as queue, Delivery, DeliveryFilter, DeliveryState, Sequence};
+use crate::store::{Origin, OriginId};
+use crate::telemetry::rfc3339;
+
+/// Where a delivery may stand.
+pub(super) const STATES: [&str; 2] = ["queued", "dead"];
+
+/// The body of a request to hold a route back, or to let it go.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RouteBody {
+    route: String,
+    #[serde(default)]
+    reason: String,
+}
+
+/// The body of a request to deliver a dead one again.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RetryBody {
+    #[serde(default)]
+    reason: String,
+}
+
+/// A page of deliveries.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "DeliveryPage")]
+pub(super) struct Page {
+    /// In the order of acceptance.
+    deliveries: Vec<DeliveryView>,
+    /// The cursor of the next page, if there is one.
+    next: Option<String>,
+    /// The routes that an operator holds back.
+    paused: Vec<String>,
+}
+
+/// An accepted request.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Delivery")]
+struct DeliveryView {
+    /// The id of its record, which is there from its first attempt on.
+    id: String,
+    /// The route that it came in by; nothing where the store no longer knows it.
+    route: Option<String>,
+    /// `queued`, also while an attempt is under way, or `dead`.
+    state: &'static str,
+    /// When it was accepted.
+    accepted_at: String,
+    /// When it is delivered, or looked at again; of one that is queued.
+    due_at: Option<String>,
+    /// When it is forgotten; of one that is dead.
+    expires_at: Option<String>,
+    /// How many attempts ended in a release.
+    attempts: u32,
+    /// What came of the last attempt, or why it was given up.
+    reason: Option<String>,
+    /// Its method.
+    method: Option<String>,
+    /// Its path, which may be cut.
+    path: Option<String>,
+    /// Its key, shortened.
+    key: Option<String>,
+}
+
+/// `GET /api/v1/deliveries`
+pub(super) async fn list(state: &State, query: Option<&str>) -> Result<Answer, Problem> {
+    let mut filter = DeliveryFilter { service: Some(state.service.clone()), ..DeliveryFilter::default() };
+    let (mut most, mut after) = (DEFAULT_LIMIT, None);
+    for (name, value) in pairs(query)? {
+        match name {
+            "route" if value.is_empty() => return Err(bad(name, "is empty")),
+            "route" => filter.route = Some(value.into()),
+            "state" => match &*value {
+                "queued" => filter.is_dead = Some(false),
+                "dead" => filter.is_dead = Some(true),
+                _ => return Err(bad(name, "must be one of: queued, dead")),
+            },
+            "limit" => most = limit(&value)?,
+            "cursor" => {
+                let place = value.parse().map_err(|_| bad(name, "must be the `next` of the page before"))?;
+                after = Some(Sequence(place));
+            }
+            _ => return Err(unknown(&["route", "state", "limit", "cursor"])),
+        }
+    }
+    let _slot = state.listing_slot()?;
+    let store = state.opened()?;
+    // A store that accepts nothing has none.
+    let Some(deliveries) = store.deliveries() else {
+        return Ok(json(StatusCode::OK, &Page { deliveries: Vec::new(), next: None, paused: Vec::new() }));
+    };
+    let found = deliveries.deliveries(filter, after, most).await.map_err(unavailable)?;
+    let origins = deliveries.paused().await.map_err(unavailable)?;
+    let routes = state.configured.load();
+    let is_paused = |name: &&str| state.origin_of(name).is_some_and(|origin| origins.contains(&origin));
+    let paused = routes.routes.iter().map(|route| &*route.name).filter(is_paused).map(str::to_owned).collect();
+    let next = found.next.map(|Sequence(place)| place.to_string());
+    let deliveries = found.deliveries.iter().map(DeliveryView::of).collect();
+    Ok(json(StatusCode::OK, &Page { deliveries, next, paused }))
+}
+
+/// `POST /api/v1/deliveries/pause` and `resume`
+pub(super) async fn pause(state: &State, body: Incoming, is_paused: bool, asker: &Asker) -> Result<Answer, Problem> {
+    let RouteBody { route, reason } = read(body, "{\"route\": \"...\", \"reason\": \"...\"}").await?;
+    check_optional(&reason)?;
+    let store = state.opened()?;
+    let origin = state.origin_of(&route).ok_or_else(|| Kind::NotFound.because("there is no route of this name"))?;
+    let deed = Deed::Pause { route: &route, is_paused, reason: &reason };
+    let begun = state.begin(asker, deed).await?;
+    let changed = async { queue::of(&**store)?.pause(origin, is_paused).await }.await.map_err(unavailable);
+    if changed.is_ok() {
+        deed.log(asker);
+    }
+    begun.end_as(&changed).await;
+    changed?;
+    Ok(empty(StatusCode::NO_CONTENT))
+}
+
+/// `POST /api/v1/records/{id}/retry`
+pub(super) async fn retry(state: &State, id: RecordId, body: Incoming, asker: &Asker) -> Result<Answer, Problem> {
+    let RetryBody { reason } = read(body, "{\"reason\": \"...\"}").await?;
+    check_optional(&reason)?;
+    let found = find(state, id).await?.ok_or_else(|| Kind::NotFound.because("no accepted request has this id"))?;
+    if !found.is_dead() {
+        return Err(Kind::NotUnknown.because("the request is queued: it is delivered by itself"));
+    }
+    let deed = Deed::Retry { id, route: route_of(&found), reason: &reason };
+    let begun = state.begin(asker, deed).await?;
+    let store = state.opened()?;
+    let queued = async { queue::of(&**store)?.requeue(id).await }.await.map_err(unavailable);
+    let queued = queued.and_then(|was_dead| if was_dead { Ok(()) } else { Err(absent()) });
+    if queued.is_ok() {
+        deed.log(asker);
+    }
+    begun.end_as(&queued).await;
+    queued?;
+    Ok(empty(StatusCode::NO_CONTENT))
+}
+
+/// Removes an accepted request that has no record.
+pub(super) async fn discard(
+    state: &State,
+    id: RecordId,
+    reason: Option<&str>,
+    asker: &Asker,
+) -> Result<Answer, Problem> {
+    let found = find(state, id).await?.ok_or_else(absent)?;
+    let deed = Deed::Discard { id, route: route_of(&found), reason };
+    let begun = state.begin(asker, deed).await?;
+    let discarded = forget(state, id).await;
+    let discarded = discarded.and_then(|was_there| if was_there { Ok(()) } else { Err(absent()) });
+    if discarded.is_ok() {
+        deed.log(asker);
+    }
+    begun.end_as(&discarded).await;
+    discarded?;
+    Ok(empty(StatusCode::NO_CONTENT))
+}
+
+/// Removes what is still to be delivered under an id, whose record is about to be removed. Whether there was something.
+pub(super) async fn forget(state: &State, id: RecordId) -> Result<bool, Problem> {
+    match state.opened()?.deliveries() {
+        Some(deliveries) => deliveries.discard(id).await.map_err(unavailable),
+        None => Ok(false),
+    }
+}
+
+/// The delivery of an id, unless it is another service's.
+async fn find(state: &State, id: RecordId) -> Result<Option<Delivery>, Problem> {
+    let Some(deliveries) = state.opened()?.deliveries() else { return Ok(None) };
+    let found = deliveries.delivery(id).await.map_err(unavailable)?;
+    let is_own = |found: &Delivery| found.origin.as_ref().is_none_or(|origin| origin.service == state.service);
+    Ok(found.filter(is_own))
+}
+
+fn route_of(delivery: &Delivery) -> Option<&str> {
+    delivery.origin.as_ref().map(|origin| &*origin.route)
+}
+
+async fn read<T: DeserializeOwned>(body: Incoming, form: &str) -> Result<T, Problem> {
+    serde_json::from_slice(&receive(body).await?).map_err(|error| {
+        let (line, column) = (error.line(), error.column());
+        Kind::BadRequest.because(format!("the body is not of the form {form}: line {line}, column {column}"))
+    })
+}
+
+/// Refuses a reason that is too long. None need be given.
+fn check_optional(reason: &str) -> Result<(), Problem> {
+    if reason.is_empty() { Ok(()) } else { check_reason(reason) }
+}
+
+impl State {
+    /// What the deliveries of a route that is configured refer to.
+    fn origin_of(&self, route: &str) -> Option<OriginId> {
+        let configured = self.configured.load();
+        let route = configured.routes.iter().find(|known| known.name == route)?;
+        let (namespace, name) = (route.namespace.as_str().into(), route.name.as_str().into());
+        Some(Origin { service: self.service.clone(), namespace, route: name }.id())
+    }
+}
+
+impl DeliveryView {
+    fn of(delivery: &Delivery) -> Self {
+        let head = codec::Head::decode(&delivery.head).ok();
+        let (state, due_at, expires_at) = match delivery.state {
+            DeliveryState::Queued { due } => (STATES[0], Some(rfc3339(due)), None),
+            DeliveryState::Dead { until } => (STATES[1], None, Some(rfc3339(until))),
+        };
+        Self {
+            id: delivery.id.to_string(),
+            route: route_of(delivery).map(str::to_owned),
+            state,
+            accepted_at: rfc3339(delivery.accepted_at),
+            due_at,
+            expires_at,
+            attempts: delivery.attempts,
+            reason: delivery.note.as_ref().map(|note| String::from_utf8_lossy(note).into_owned()),
+            method: head.as_ref().map(|head| head.method.to_string()),
+            path: head.as_ref().map(|head| head.path.clone()),
+            key: head.map(|head| head.key),
+        }
+    }
+}

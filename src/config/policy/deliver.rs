@@ -1,0 +1,78 @@
+//! `deliver` of a policy, and which routes may accept.
+
+use std::time::Duration;
+
+use crate::config::declare::Shown::Example;
+use crate::config::declare::keys;
+use crate::config::kinds::{Kind, nonzero_time, number, text, time_of, words};
+use crate::config::node::{Node, Table, Wrong};
+use crate::config::routes;
+use crate::idempotency::delivery::{Deliver, DeliveryRate, NoRate, Order};
+use crate::idempotency::policy::{Mode, Policy};
+use crate::route::Router;
+
+const SECOND: Duration = Duration::from_secs(1);
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+keys! {
+    /// `deliver`
+    for Deliver "deliver" {
+        /// How many attempts may end in a release, by `outcomes`, before the request is given up. A request that is given up
+        /// is kept for `unknown_ttl`, and `oncegate records retry ID` delivers it again.
+        attempts => number(1..=10_000);
+        /// The longest pause after the first attempt; it doubles with each attempt, and each pause is any time up to it. A
+        /// Retry-After of the upstream that is longer counts.
+        backoff => time_of(Duration::from_millis(1)..=DAY);
+        /// The longest pause.
+        max_backoff => time_of(Duration::from_millis(1)..=DAY);
+        /// How long an attempt may take; the upstream's own timeout counts where it is shorter.
+        timeout => time_of(SECOND..=DAY);
+        /// "scope": what callers of one scope sent is delivered one at a time, in the order in which it was accepted. "none":
+        /// nothing waits for anything.
+        order => words(&[("none", Order::None), ("scope", Order::Scope)]);
+        /// How long after its acceptance a request is given up that was not delivered.
+        give_up_after => nonzero_time();
+        /// How many deliveries of the route each gate has under way at a time.
+        concurrency => number(1..=10_000);
+        /// How many deliveries of the route each gate begins, evenly spread: "100/s", "20/m" or "5/h".
+        rate => rate().optional(), Example("\"100/s\"");
+    }
+}
+
+fn rate() -> Kind<DeliveryRate> {
+    text("^[1-9][0-9]*/[smh]$", |node: &Node<'_>| {
+        let text = node.filled()?;
+        text.parse().map_err(|NoRate| Wrong::new(NoRate.to_string()).hint("write a rate such as \"100/s\""))
+    })
+}
+
+/// Pauses grow.
+pub(super) fn check(table: &Table<'_>, deliver: &Deliver) {
+    if deliver.max_backoff < deliver.backoff {
+        let key = if table.get("max_backoff").is_some() { "max_backoff" } else { "backoff" };
+        let wrong = Wrong::new("`max_backoff` is shorter than `backoff`");
+        table.report(key, wrong.hint("pauses grow from `backoff` to `max_backoff`"));
+    }
+}
+
+/// What is accepted must not be lost, and nothing can be refused about it any more.
+pub(in crate::config) fn check_accepting(root: &Table<'_>, router: &Router, unfit_store: Option<&str>) {
+    let tables = root.tables("routes", routes::SECTION).unwrap_or_default();
+    for (place, route) in router.routes().iter().enumerate().filter(|(_, route)| route.policy.accepts()) {
+        let Policy { mode, quota, .. } = &route.policy;
+        let key = if *mode == Mode::Accept { "mode" } else { "async" };
+        let name = &route.name;
+        let report = |key: &str, wrong: Wrong| match tables.get(place) {
+            Some(table) => table.report(key, wrong),
+            None => root.table("defaults", super::SECTION).report(key, wrong),
+        };
+        if let Some(store) = unfit_store {
+            let wrong = Wrong::new(format!("the route `{name}` accepts requests, which {store} may lose"));
+            report(key, wrong.hint("set store.url to sqlite:PATH or postgres://..., or let the route protect"));
+        }
+        if quota.is_some() {
+            let wrong = Wrong::new(format!("the route `{name}` accepts requests, and a quota counts those that run"));
+            report("quota", wrong.hint("remove it; deliver.rate limits how fast the upstream gets them"));
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Accepts requests that are delivered later: each is durable before its client gets 202.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, LOCATION, RETRY_AFTER};
+use http::{HeaderName, HeaderValue, Response, StatusCode};
+use serde_json::json;
+use tokio::time::{Instant, timeout};
+
+use super::answer::Reply;
+use super::pass::spool_problem;
+use super::protected::{Kept, ProtectedRequest, digest, retired};
+use super::request::Head;
+use super::{Gate, RouteState, deliver, request_status};
+use crate::http::body::Body;
+use crate::http::prefer;
+use crate::http::problem::{Problem, whole_seconds};
+use crate::http::request_body::Buffered;
+use crate::idempotency::codec::{self, AcceptedRequest};
+use crate::idempotency::decide::{Decision, difference};
+use crate::idempotency::delivery::Async;
+use crate::idempotency::fingerprint::Fingerprint;
+use crate::idempotency::identity::Identifier;
+use crate::idempotency::policy::Mode;
+use crate::idempotency::record::{Record, Timestamp};
+use crate::route::Route;
+use crate::store::deliveries::{self, Acceptance, Delivery, Lane, NewDelivery, Taken};
+use crate::store::{Error, Listed};
+use crate::telemetry::outcome::{Code, Outcome};
+
+const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
+
+/// When a client sends its request again that could not be kept, and a delivery that could not begin is tried again.
+const RETRY_SOON: Duration = Duration::from_secs(1);
+
+/// What the store knows of a request that may be accepted.
+enum Known {
+    /// It is kept now.
+    Accepted,
+    /// It was accepted before, and its record may not be there yet.
+    Queued(Delivery),
+    /// There is a record of its key.
+    Recorded(Record, Timestamp),
+}
+
+impl ProtectedRequest {
+    /// The reply to a request that is accepted rather than run, or whose key belongs to one that was accepted. Nothing where it
+    /// is to run now.
+    pub(super) async fn accepted(&self) -> Option<Reply> {
+        let policy = self.policy();
+        let prefers = || policy.r#async == Async::Allow && prefer::respond_async(&self.head.headers);
+        if policy.mode == Mode::Accept || prefers() {
+            return Some(self.accept().await);
+        }
+        if !policy.accepts() {
+            return None;
+        }
+        // Where the store does not say, it is asked for a claim next. A delivery that is not seen here finds that claim.
+        let looking = async { deliveries::of(&*self.gate.shared.store)?.delivery(self.id).await };
+        match timeout(self.gate.settings.settle_timeout, looking).await {
+            Ok(Ok(Some(delivery))) => Some(self.reply_to(Known::Queued(delivery)).await),
+            _ => None,
+        }
+    }
+
+    async fn accept(&self) -> Reply {
+        let keeping = async {
+            match self.bar() {
+                // What may not run any more still gets what became of it.
+                Some(untimely) => Ok(match self.look().await.map_err(|error| self.not_accepted(&error))? {
+                    Some(known) => known,
+                    None => return Err(untimely),
+                }),
+                None => self.keep().await,
+            }
+        };
+        match timeout(self.gate.settings.settle_timeout, keeping).await {
+            Ok(Ok(known)) => self.reply_to(known).await,
+            Ok(Err(problem)) => self.problem(problem),
+            Err(_) => self.problem(unkept()),
+        }
+    }
+
+    /// What the store knows of it already.
+    async fn look(&self) -> Result<Option<Known>, Error> {
+        let store = &*self.gate.shared.store;
+        if let Some(Listed { record, now, .. }) = store.get(self.id).await?.filter(Listed::is_live) {
+            return Ok(Some(Known::Recorded(record, now)));
+        }
+        Ok(deliveries::of(store)?.delivery(self.id).await?.map(Known::Queued))
+    }
+
+    /// Keeps it, unless there is a record or a delivery of its key.
+    async fn keep(&self) -> Result<Known, Problem> {
+        if !self.is_found_after_reload() {
+            return Err(retired());
+        }
+        let body = self.body.whole().await.map_err(|error| spool_problem(&self.gate, &error))?;
+        let new = self.new_delivery(body)?;
+        let store = &*self.gate.shared.store;
+        let accepting = async { deliveries::of(store)?.accept(self.id, new).await };
+        match accepting.await.map_err(|error| self.not_accepted(&error))? {
+            Acceptance::Accepted => {
+                self.state.arrivals.notify_one();
+                Ok(Known::Accepted)
+            }
+            Acceptance::Queued(delivery) => Ok(Known::Queued(delivery)),
+            Acceptance::Recorded { record, now } => Ok(Known::Recorded(record, now)),
+        }
+    }
+
+    fn new_delivery(&self, body: Bytes) -> Result<NewDelivery, Problem> {
+        let caller = self.identifier.caller(&self.policy().scope, self.head.caller());
+        Ok(NewDelivery {
+            token: self.new_attempt()?,
+            origin: self.state.origin,
+            lane: Lane(i64::from_be_bytes(caller)),
+            head: self.record_head().encode(),
+            request: self.stored_request().encode(),
+            body,
+        })
+    }
+
+    /// What of it, but its body, is sent to the upstream later.
+    fn stored_request(&self) -> AcceptedRequest {
+        let peer = self.head.peer();
+        AcceptedRequest {
+            method: self.head.method.clone(),
+            target: self.head.uri.clone(),
+            version: self.head.version,
+            is_secure: peer.is_secure,
+            may_be_trusted: peer.may_be_trusted,
+            peer: peer.ip,
+            request: self.head.id,
+            key: self.key.clone(),
+            headers: self.head.headers.clone(),
+        }
+    }
+
+    async fn reply_to(&self, known: Known) -> Reply {
+        match known {
+            Known::Accepted => self.accepted_reply("queued"),
+            Known::Queued(delivery) => match self.is_retry_of(&delivery.head).await {
+                Ok(None) => self.accepted_reply(if delivery.is_dead() { "dead" } else { "queued" }),
+                Ok(Some(decision)) => self.reply(decision, None),
+                Err(problem) => self.problem(problem),
+            },
+            Known::Recorded(record, now) => match self.decide(&record, now).await {
+                // Its delivery makes the next attempt, as its route says.
+                Ok(Decision::InFlight(_) | Decision::Supersede) => self.accepted_reply("in-flight"),
+                Ok(decision) => self.permitted_reply(decision, Some(record.until)).await,
+                Err(problem) => self.problem(problem),
+            },
+        }
+    }
+
+    /// What this request gets where it differs from the one with this head; nothing where it is a retry of it.
+    async fn is_retry_of(&self, head: &Bytes) -> Result<Option<Decision>, Problem> {
+        let Ok(head) = codec::Head::decode(head) else { return Ok(Some(Decision::Unreadable)) };
+        let is_same = self.is_of(&head).await?;
+        Ok(difference(is_same, head.proof.as_ref(), self.proof.as_ref()))
+    }
+
+    fn accepted_reply(&self, state: &'static str) -> Reply {
+        let location = request_status::path_of(self.id);
+        let document = json!({ "id": self.id.to_string(), "state": state, "status": location });
+        let mut response = Response::new(Body::full(document.to_string().into()));
+        *response.status_mut() = StatusCode::ACCEPTED;
+        let headers = response.headers_mut();
+        let wait = self.state.estimator.remaining(Duration::ZERO, self.timeout());
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(wait)));
+        headers.insert(PREFERENCE_APPLIED, HeaderValue::from_static("respond-async"));
+        if let Ok(location) = HeaderValue::try_from(location) {
+            headers.insert(LOCATION, location);
+        }
+        self.gate.keyed(Reply::new(Outcome::Accepted, response))
+    }
+
+    fn not_accepted(&self, error: &Error) -> Problem {
+        tracing::debug!(%error, record = %self.id, route = &*self.state.name, "a request was not accepted");
+        unkept()
+    }
+}
+
+/// What is accepted is restored for its delivery, as a client would send it again.
+impl ProtectedRequest {
+    /// The request of a delivery; else how long to wait until it may be had.
+    pub(super) async fn of_delivery(
+        gate: &Arc<Gate>,
+        route: &Arc<Route>,
+        state: &Arc<RouteState>,
+        taken: &Taken,
+    ) -> Result<Self, Duration> {
+        let id = taken.delivery.id;
+        let unreadable = || deliver::unreadable(gate, id, &state.name);
+        let record = codec::Head::decode(&taken.delivery.head).map_err(|_| unreadable())?;
+        let stored = AcceptedRequest::decode(&taken.request).map_err(|_| unreadable())?;
+        let permit = gate.shared.usage.requests.acquire(1).map(Arc::new).ok_or(RETRY_SOON)?;
+        let (key, policy) = (stored.key.clone(), &route.policy);
+        let mut head = Head::accepted(stored, &gate.context).map_err(|_| unreadable())?;
+        if policy.scope.has_claims() {
+            gate.recall_claims(&mut head);
+        }
+        let body = Buffered::of(taken.body.clone());
+        let recipe = record.fingerprint.recipe.clone();
+        let digest = digest(gate, &recipe, &head, &body).await.map_err(|_| RETRY_SOON)?;
+        // Whatever the rules are now: its client's retries found it under this id.
+        let is_made_by =
+            |identifier: &Identifier| identifier.id(&route.namespace, &policy.scope, head.caller(), &key) == id;
+        let made_by = gate.identifiers.all().position(is_made_by).unwrap_or_default();
+        let identifier = gate.identifiers.all().nth(made_by).unwrap_or(&gate.identifiers.first).clone();
+        Ok(Self {
+            gate: Arc::clone(gate),
+            route: Arc::clone(route),
+            state: Arc::clone(state),
+            head,
+            body,
+            id,
+            identifier,
+            made_by,
+            key,
+            fingerprint: Fingerprint { recipe, digest },
+            kept: Some(Kept { head: taken.delivery.head.clone(), timeout: policy.deliver.timeout }),
+            proof: record.proof,
+            began: Instant::now(),
+            going: Arc::new(gate.shared.requests.subscribe()),
+            _permit: permit,
+        })
+    }
+}
+
+/// It may have been kept all the same: then a retry finds it.
+fn unkept() -> Problem {
+    let detail = "the request could not be kept for its delivery; send it again with the same key";
+    Problem::new(Code::StoreUnavailable, detail).retry_after(RETRY_SOON)
+}

@@ -1,0 +1,240 @@
+//! `GET /.well-known/oncegate/requests/{id}`: what became of an accepted request, for the caller who sent it.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use http::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE, DATE, RETRY_AFTER, VARY};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use super::answer::Reply;
+use super::request::Head;
+use super::{Gate, OVERLOADED_RETRY, TOO_MANY};
+use crate::http::answer;
+use crate::http::body::Body;
+use crate::http::problem::{Problem, whole_seconds};
+use crate::http::request_body::RequestBody;
+use crate::http::server::Peer;
+use crate::idempotency::codec::{self, Answer};
+use crate::idempotency::record::{Record, RecordId, RequestId, State, Timestamp};
+use crate::idempotency::recovery::Recovery;
+use crate::route::Route;
+use crate::store::deliveries::{self, Delivery, DeliveryState};
+use crate::store::{Error, Listed, Origin};
+use crate::telemetry::outcome::{Code, Outcome};
+use crate::telemetry::rfc3339;
+
+const PATH: &str = "/.well-known/oncegate/requests/";
+
+/// How long a client waits that asks for what is not there yet, where nothing is known of how long it takes.
+const SOON: Duration = Duration::from_secs(1);
+
+/// The path of the status of a request, by its record.
+pub(super) fn path_of(id: RecordId) -> String {
+    format!("{PATH}{id}")
+}
+
+/// Whether a path is that of a status.
+pub(super) fn is_at(path: &str) -> bool {
+    path.starts_with(PATH)
+}
+
+/// What there is of a request.
+struct Found {
+    record: Option<(Record, Timestamp)>,
+    delivery: Option<Delivery>,
+}
+
+/// Where a request stands.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Queued,
+    InFlight,
+    Completed,
+    Unknown,
+    Dead,
+}
+
+impl Standing {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::InFlight => "in-flight",
+            Self::Completed => "completed",
+            Self::Unknown => "unknown",
+            Self::Dead => "dead",
+        }
+    }
+}
+
+impl Gate {
+    /// Answers a request for a status.
+    pub(super) async fn tell_status(
+        self: &Arc<Self>,
+        request: Request<RequestBody>,
+        peer: Peer,
+        id: RequestId,
+    ) -> Response<Body> {
+        let mut response = match self.status(request, peer, id).await {
+            Ok(response) => response,
+            Err(problem) => Reply::problem(problem, None, id).response,
+        };
+        let headers = response.headers_mut();
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if !headers.contains_key(DATE)
+            && let Ok(date) = HeaderValue::from_str(&httpdate::fmt_http_date(SystemTime::now()))
+        {
+            headers.insert(DATE, date);
+        }
+        response
+    }
+
+    async fn status(
+        self: &Arc<Self>,
+        request: Request<RequestBody>,
+        peer: Peer,
+        id: RequestId,
+    ) -> Result<Response<Body>, Problem> {
+        if *request.method() != Method::GET && *request.method() != Method::HEAD {
+            let mut response = Response::new(Body::empty());
+            *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
+            response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+            return Ok(response);
+        }
+        let Some(_permit) = self.shared.usage.requests.acquire(1) else {
+            return Err(Problem::new(Code::Overloaded, TOO_MANY).retry_after(OVERLOADED_RETRY));
+        };
+        let (mut head, _) = Head::read(request, peer, &self.context, (id, None))?;
+        let record = head.uri.path().strip_prefix(PATH).and_then(RecordId::parse).ok_or_else(absent)?;
+        let found = timeout(self.settings.settle_timeout, self.find_accepted(record)).await;
+        let (origin, found) = found.map_err(|_| away())?.map_err(|_| away())?.ok_or_else(absent)?;
+        let route = self.router.routes().iter().find(|route| route.name == origin.route).ok_or_else(absent)?;
+        if origin.service != self.settings.service || !(route.policy.accepts() || found.delivery.is_some()) {
+            return Err(absent());
+        }
+        if route.policy.scope.has_claims() {
+            self.verify(&mut head).await?;
+        }
+        self.is_of_caller(route, &head, record, &found)?;
+        self.show(route, &head, record, &found)
+    }
+
+    async fn find_accepted(&self, id: RecordId) -> Result<Option<(Origin, Found)>, Error> {
+        let store = &*self.shared.store;
+        // The delivery first: its record is there before it is gone.
+        let delivery = deliveries::of(store)?.delivery(id).await?;
+        let listed = store.get(id).await?.filter(Listed::is_live);
+        let origin = delivery.as_ref().and_then(|delivery| delivery.origin.clone());
+        let origin = origin.or_else(|| listed.as_ref().and_then(|listed| listed.origin.clone()));
+        let record = listed.map(|Listed { record, now, .. }| (record, now));
+        Ok(origin.map(|origin| (origin, Found { record, delivery })))
+    }
+
+    /// Whoever asks must be who sent the request; to all others there is no such request.
+    fn is_of_caller(&self, route: &Route, head: &Head, id: RecordId, found: &Found) -> Result<(), Problem> {
+        let encoded = match (&found.delivery, &found.record) {
+            (Some(delivery), _) => &delivery.head,
+            (None, Some((record, _))) => &record.head,
+            (None, None) => return Err(absent()),
+        };
+        let kept = codec::Head::decode(encoded).map_err(|_| away())?;
+        let caller = kept.details().caller.ok_or_else(absent)?;
+        let scope = &route.policy.scope;
+        let identifier = self.identifiers.all().find(|known| known.caller(scope, head.caller()) == caller);
+        let proof = identifier.ok_or_else(absent)?.proof_for(id, scope, head.caller());
+        if kept.proof != proof {
+            let detail = "the request was sent with another password, token or session";
+            return Err(Problem::new(Code::CallerDiffers, detail));
+        }
+        Ok(())
+    }
+
+    fn show(&self, route: &Route, head: &Head, id: RecordId, found: &Found) -> Result<Response<Body>, Problem> {
+        let standing = standing(route, found).ok_or_else(absent)?;
+        let mut document = json!({ "id": id.to_string(), "state": standing.as_str() });
+        if let Some(delivery) = &found.delivery {
+            document["accepted_at"] = rfc3339(delivery.accepted_at).into();
+            document["attempts"] = delivery.attempts.into();
+            if let (Standing::Queued, DeliveryState::Queued { due }) = (standing, delivery.state) {
+                document["next_attempt_at"] = rfc3339(due).into();
+            }
+            if let (Standing::Dead, Some(note)) = (standing, &delivery.note) {
+                document["reason"] = String::from_utf8_lossy(note).into_owned().into();
+            }
+        }
+        if let Some((record, _)) = found.record.as_ref().filter(|_| standing == Standing::Completed) {
+            let answer = record.answer.as_ref().and_then(|answer| Answer::decode(answer).ok()).ok_or_else(away)?;
+            // Who may have a recorded answer is asked about a retry.
+            if wants_answer(head, &answer) && route.policy.reauthorize.is_none() {
+                return self.give(head, &answer, record.until);
+            }
+            document["status"] = answer.status.as_u16().into();
+            document["expires_at"] = rfc3339(record.until).into();
+        }
+        Ok(self.document(route, standing, &document))
+    }
+
+    fn document(&self, route: &Route, standing: Standing, document: &Value) -> Response<Body> {
+        let mut response = Response::new(Body::full(document.to_string().into()));
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(VARY, HeaderValue::from_name(ACCEPT));
+        if matches!(standing, Standing::Queued | Standing::InFlight) {
+            let wait = self.states[&route.name].estimator.remaining(Duration::ZERO, route.policy.deliver.timeout);
+            headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(wait.max(SOON))));
+        }
+        response
+    }
+
+    /// The answer itself.
+    fn give(&self, head: &Head, answer: &Answer, until: Timestamp) -> Result<Response<Body>, Problem> {
+        if answer.content.is_none() {
+            let detail = "the request ran, and its response was not kept";
+            let mut problem = Problem::new(Code::ResponseNotStored, detail);
+            problem.original_status = Some(answer.status.as_u16());
+            return Err(problem);
+        }
+        let response = answer::response(answer, &head.method, head.version);
+        let reply = self.keyed(Reply::new(Outcome::Replayed, response));
+        Ok(reply.with_expiry(&self.settings.headers, until).response)
+    }
+}
+
+fn standing(route: &Route, found: &Found) -> Option<Standing> {
+    let is_dead = found.delivery.as_ref().map(Delivery::is_dead);
+    // An unknown outcome that is found out by another attempt, or by a question.
+    let goes_on = is_dead == Some(false) && matches!(route.policy.recovery, Recovery::Retry | Recovery::Probe(_));
+    match &found.record {
+        Some((record, now)) => Some(match record.state {
+            State::Completed => Standing::Completed,
+            State::InFlight if record.until > *now => Standing::InFlight,
+            State::InFlight | State::Unknown if goes_on => Standing::Queued,
+            State::InFlight | State::Unknown => Standing::Unknown,
+        }),
+        None => is_dead.map(|is_dead| if is_dead { Standing::Dead } else { Standing::Queued }),
+    }
+}
+
+/// Whether a client asks for the answer rather than for the status: with `answer` in the query, or by its type.
+fn wants_answer(head: &Head, answer: &Answer) -> bool {
+    let asks = |query: &str| query.split('&').any(|part| part.split('=').next() == Some("answer"));
+    head.uri.query().is_some_and(asks) || accepts_type(&head.headers, answer)
+}
+
+/// Whether the type of an answer is among those that a client names. Ranges of types are not names.
+fn accepts_type(headers: &HeaderMap, answer: &Answer) -> bool {
+    let essence = |text: &str| text.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let Some((_, value)) = answer.headers.iter().find(|(name, _)| *name == CONTENT_TYPE) else { return false };
+    let Ok(kind) = value.to_str().map(essence) else { return false };
+    let named = headers.get_all(ACCEPT).iter().filter_map(|line| line.to_str().ok()).flat_map(|line| line.split(','));
+    named.map(essence).any(|named| named == kind)
+}
+
+fn absent() -> Problem {
+    Problem::new(Code::NoRoute, "no accepted request of this caller has this id")
+}
+
+fn away() -> Problem {
+    Problem::new(Code::StoreUnavailable, "the store does not say what became of the request").retry_after(SOON)
+}

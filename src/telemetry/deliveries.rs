@@ -1,0 +1,47 @@
+//! How many accepted requests are still to be delivered.
+
+use std::time::Duration;
+
+use prometheus::{Gauge, IntGauge, IntGaugeVec, Opts, Registry};
+
+use super::metrics::Metrics;
+use crate::store::deliveries::DeliveryCount;
+
+/// The gauges of the deliveries in the store.
+#[derive(Clone)]
+pub struct DeliveryGauges {
+    queued: IntGauge,
+    dead: IntGauge,
+    oldest: Gauge,
+}
+
+impl Metrics {
+    /// How many accepted requests are to be delivered.
+    #[must_use]
+    pub fn deliveries(&self) -> &DeliveryGauges {
+        &self.families.deliveries
+    }
+}
+
+impl DeliveryGauges {
+    /// In a registry.
+    pub(super) fn new(registry: &Registry) -> Self {
+        let help = "Accepted requests in the store that are still to be delivered, when they were last counted.";
+        let counts = IntGaugeVec::new(Opts::new("oncegate_deliveries", help), &["state"]).expect("a sound name");
+        let oldest = "How long ago the oldest request was accepted that is still to be delivered, in seconds.";
+        let oldest = Gauge::new("oncegate_deliveries_oldest_seconds", oldest).expect("a sound name");
+        registry.register(Box::new(counts.clone())).expect("no other has this name");
+        registry.register(Box::new(oldest.clone())).expect("no other has this name");
+        let of = |state| counts.with_label_values(&[state]);
+        Self { queued: of("queued"), dead: of("dead"), oldest }
+    }
+
+    /// They were counted.
+    pub fn counted(&self, counts: &[DeliveryCount]) {
+        let sum = |of: fn(&DeliveryCount) -> u64| counts.iter().map(of).sum::<u64>();
+        self.queued.set(i64::try_from(sum(|count| count.queued)).unwrap_or(i64::MAX));
+        self.dead.set(i64::try_from(sum(|count| count.dead)).unwrap_or(i64::MAX));
+        let oldest = counts.iter().filter_map(|count| count.oldest).max();
+        self.oldest.set(oldest.unwrap_or(Duration::ZERO).as_secs_f64());
+    }
+}

@@ -1,0 +1,348 @@
+//! `mode = "accept"` and `Prefer: respond-async`: a request is durable before its 202, and delivered later.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::support::{Gate, Plan, Reply, Request, Response, Signal, Upstream, eventually, store};
+
+const JSON: &str = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 12\r\n\r\n{\"charge\":1}";
+const ACCEPT: &str = "mode = \"accept\"\n";
+
+/// Redis does not accept: see `redis_and_memory_are_refused`.
+fn is_refused_here() -> bool {
+    store::kind() == "redis"
+}
+
+fn accepting(upstream: &Upstream, more: &str) -> Plan {
+    Gate::before(upstream).defaults(&format!("{ACCEPT}{more}"))
+}
+
+fn code(answer: &Response) -> u16 {
+    let start = String::from_utf8_lossy(&answer.head.start).into_owned();
+    start.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status")
+}
+
+#[track_caller]
+fn expect_accepted(answer: &Response) -> String {
+    answer.expect(202, "accepted");
+    assert_eq!(answer.get("preference-applied").as_deref(), Some("respond-async"), "{}", answer.show());
+    assert!(answer.retry_after() >= 1);
+    let location = answer.get("location").expect("a 202 has a location");
+    assert!(location.starts_with("/.well-known/oncegate/requests/"), "{location}");
+    location
+}
+
+/// The name of its one route.
+fn route_of(gate: &Gate) -> String {
+    let routes = gate.admin("GET", "/api/v1/routes", None).json();
+    routes["routes"][0]["name"].as_str().expect("a route").to_owned()
+}
+
+fn status(gate: &Gate, location: &str) -> Value {
+    Request::get(location).send(gate).json()
+}
+
+#[track_caller]
+fn wait_for(gate: &Gate, location: &str, state: &str) -> Value {
+    eventually("it is delivered", || Some(status(gate, location)).filter(|status| status["state"] == state))
+}
+
+#[test]
+fn a_request_is_accepted_delivered_and_answered() {
+    if is_refused_here() {
+        return;
+    }
+    let held = Signal::new();
+    let hold = held.clone();
+    let upstream = Upstream::start(move |_| Reply::raw(JSON).hold_until(&hold));
+    let gate = accepting(&upstream, "").start();
+    let body = "{\"amount\":1}";
+    let location = expect_accepted(&gate.post("/charges?x=1", "k-1", body));
+    upstream.wait_for_runs(1);
+    assert_eq!(wait_for(&gate, &location, "in-flight")["state"], "in-flight");
+    // A retry gets the same, and so does nobody else.
+    assert_eq!(expect_accepted(&gate.post("/charges?x=1", "k-1", body)), location);
+    gate.post("/charges?x=1", "k-1", "{\"amount\":2}").expect_problem(422, "key-reused");
+    held.open();
+    let status = wait_for(&gate, &location, "completed");
+    assert_eq!(status["status"], 200);
+    let replay = gate.post("/charges?x=1", "k-1", body);
+    replay.expect(200, "replayed");
+    assert_eq!(replay.text(), "{\"charge\":1}");
+    for answer in [
+        Request::get(&format!("{location}?answer")).send(&gate),
+        Request::get(&location).header("accept", "application/json").send(&gate),
+    ] {
+        answer.expect(200, "replayed");
+        assert_eq!(answer.text(), "{\"charge\":1}");
+    }
+    let seen = upstream.seen();
+    assert_eq!(seen.len(), 1);
+    assert_eq!(
+        (seen[0].start_line().contains(" /charges?x=1 "), seen[0].body.bytes.as_slice()),
+        (true, body.as_bytes())
+    );
+    assert_eq!(seen[0].key().as_deref(), Some("k-1"));
+    assert!(seen[0].head.get("idempotency-attempt").is_some());
+}
+
+#[test]
+fn a_client_may_prefer_it() {
+    if is_refused_here() {
+        return;
+    }
+    let upstream = Upstream::start(|request| Reply::ok(format!("run {}", request.nth)));
+    let gate = Gate::before(&upstream).defaults("async = \"allow\"\n").start();
+    let post = |key: &str| Request::post("/charges").key(key).body("{}");
+    gate.post("/charges", "now", "{}").expect(200, "executed");
+    let location = expect_accepted(&post("later").header("prefer", "respond-async, wait=5").send(&gate));
+    wait_for(&gate, &location, "completed");
+    gate.post("/charges", "later", "{}").expect(200, "replayed");
+    assert_eq!(upstream.runs(), 2);
+    // Where the route does not allow it, the preference is nothing.
+    let gate = Gate::before(&upstream).start();
+    post("plain").header("prefer", "respond-async").send(&gate).expect(200, "executed");
+}
+
+#[test]
+fn the_status_is_its_callers_alone() {
+    if is_refused_here() {
+        return;
+    }
+    let upstream = Upstream::start(|_| Reply::ok("done"));
+    let gate = accepting(&upstream, "").start();
+    let as_ada = |request: Request| request.header("authorization", "Basic YWRhOjE=");
+    let location = expect_accepted(&as_ada(Request::post("/charges").key("k-1").body("{}")).send(&gate));
+    eventually("it is delivered", || {
+        (as_ada(Request::get(&location)).send(&gate).json()["state"] == "completed").then_some(())
+    });
+    Request::get(&location).send(&gate).expect_bare_problem(404, "no-route");
+    Request::get(&location).header("authorization", "Basic Ym9iOjE=").send(&gate).expect_bare_problem(404, "no-route");
+    // The same user with another password.
+    let other = Request::get(&location).header("authorization", "Basic YWRhOjI=").send(&gate);
+    other.expect_bare_problem(422, "caller-differs");
+    let absent = format!("/.well-known/oncegate/requests/{}", "0".repeat(64));
+    Request::get(&absent).send(&gate).expect_bare_problem(404, "no-route");
+    Request::get("/.well-known/oncegate/requests/x").send(&gate).expect_bare_problem(404, "no-route");
+    assert_eq!(code(&Request::post(&location).body("").send(&gate)), 405);
+}
+
+#[test]
+fn a_release_is_delivered_again_and_given_up_in_the_end() {
+    if is_refused_here() {
+        return;
+    }
+    let upstream = Upstream::start(|request| match (request.key().as_deref(), request.nth) {
+        (Some("late"), 3..) => Reply::ok("done"),
+        _ => Reply::status("503 Service Unavailable", "no"),
+    });
+    let gate = accepting(&upstream, "deliver = { attempts = 4, backoff = \"10ms\", max_backoff = \"20ms\" }\n").start();
+    let late = expect_accepted(&gate.post("/charges", "late", "{}"));
+    wait_for(&gate, &late, "completed");
+    assert_eq!(upstream.runs(), 3);
+    let never = expect_accepted(&gate.post("/charges", "never", "{}"));
+    let dead = wait_for(&gate, &never, "dead");
+    assert_eq!(dead["attempts"], 4, "{dead}");
+    assert!(dead["reason"].as_str().is_some_and(|reason| reason.contains("503")), "{dead}");
+    assert_eq!(upstream.runs_of("never"), 4);
+    assert_eq!(expect_accepted(&gate.post("/charges", "never", "{}")), never);
+    // An operator queues it again.
+    let id = never.rsplit('/').next().expect("a path has a last part");
+    let listed = gate.admin("GET", "/api/v1/deliveries?state=dead", None).json();
+    assert_eq!((&listed["deliveries"][0]["id"], &listed["deliveries"][0]["state"]), (&json!(id), &json!("dead")));
+    let retry = format!("/api/v1/records/{id}/retry");
+    assert_eq!(code(&gate.admin("POST", &retry, Some(&json!({"reason": "it is back"})))), 204);
+    eventually("it is delivered", || (upstream.runs_of("never") == 8).then_some(()));
+    wait_for(&gate, &never, "dead");
+    let audit = gate.admin("GET", "/api/v1/audit?action=retry", None).json();
+    assert_eq!(audit["entries"][0]["reason"], "it is back", "{audit}");
+    // What waits or is gone cannot be retried.
+    assert_eq!(code(&gate.admin("DELETE", &format!("/api/v1/records/{id}?reason=x"), None)), 204);
+    assert_eq!(code(&gate.admin("POST", &retry, Some(&json!({"reason": "again"})))), 404);
+    assert_eq!(code(&Request::get(&never).send(&gate)), 404);
+}
+
+#[test]
+fn an_unknown_outcome_is_not_delivered_again() {
+    if is_refused_here() {
+        return;
+    }
+    let upstream = Upstream::start(|request| match request.nth {
+        1 => Reply::nothing().close(),
+        _ => Reply::ok("done"),
+    });
+    let gate = accepting(&upstream, "").start();
+    let location = expect_accepted(&gate.post("/charges", "k-1", "{}"));
+    wait_for(&gate, &location, "unknown");
+    gate.post("/charges", "k-1", "{}").expect_problem(409, "outcome-unknown");
+    // An operator finds that nothing happened. Its client does not come back: it is delivered where the operator says so.
+    let id = location.rsplit('/').next().expect("a path has a last part").to_owned();
+    let release = json!({"action": "release", "reason": "not in the ledger"});
+    assert_eq!(code(&gate.admin("POST", &format!("/api/v1/records/{id}/resolve"), Some(&release))), 204);
+    wait_for(&gate, &location, "dead");
+    let retry = json!({"reason": "run it"});
+    assert_eq!(code(&gate.admin("POST", &format!("/api/v1/records/{id}/retry"), Some(&retry))), 204);
+    wait_for(&gate, &location, "completed");
+    assert_eq!(upstream.runs(), 2);
+}
+
+#[test]
+fn an_operator_holds_a_route_back() {
+    if is_refused_here() {
+        return;
+    }
+    let upstream = Upstream::start(|_| Reply::ok("done"));
+    let gate = accepting(&upstream, "").start();
+    let ask = |verb: &str| {
+        let body = json!({"route": route_of(&gate), "reason": "maintenance"});
+        code(&gate.admin("POST", &format!("/api/v1/deliveries/{verb}"), Some(&body)))
+    };
+    assert_eq!(ask("pause"), 204);
+    let location = expect_accepted(&gate.post("/charges", "k-1", "{}"));
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!((upstream.runs(), &status(&gate, &location)["state"]), (0, &json!("queued")));
+    assert_eq!(gate.admin("GET", "/api/v1/deliveries", None).json()["paused"], json!([route_of(&gate)]));
+    // It holds after a new start.
+    let gate = gate.stop().start();
+    std::thread::sleep(Duration::from_millis(1200));
+    assert_eq!(upstream.runs(), 0);
+    let body = json!({"route": route_of(&gate), "reason": "done"});
+    assert_eq!(code(&gate.admin("POST", "/api/v1/deliveries/resume", Some(&body))), 204);
+    wait_for(&gate, &location, "completed");
+    let wrong = json!({"route": "nowhere", "reason": "x"});
+    assert_eq!(code(&gate.admin("POST", "/api/v1/deliveries/pause", Some(&wrong))), 404);
+}
+
+#[test]
+fn a_scope_is_delivered_in_order_and_one_at_a_time() {
+    if is_refused_here() {
+        return;
+    }
+    let upstream = Upstream::start(|_| Reply::ok("done").delay(Duration::from_millis(20)));
+    let more = "deliver = { order = \"scope\" }\nscope = [\"header:X-Tenant\"]\n";
+    let gate = accepting(&upstream, more).start();
+    let mut last = HashSet::new();
+    for nth in 0..10 {
+        for tenant in ["a", "b"] {
+            let request = Request::post("/charges").key(&format!("{tenant}-{nth:02}")).header("x-tenant", tenant);
+            last.insert(expect_accepted(&request.body("{}").send(&gate)));
+        }
+    }
+    eventually("it is delivered", || (upstream.runs() == 20).then_some(()));
+    let keys: Vec<String> = upstream.seen().iter().filter_map(|request| request.key()).collect();
+    for tenant in ["a", "b"] {
+        let own: Vec<_> = keys.iter().filter(|key| key.starts_with(tenant)).cloned().collect();
+        let mut sorted = own.clone();
+        sorted.sort();
+        assert_eq!(own, sorted);
+    }
+    assert_eq!(last.len(), 20);
+}
+
+#[test]
+fn a_rate_is_kept() {
+    if is_refused_here() {
+        return;
+    }
+    let upstream = Upstream::start(|_| Reply::ok("done"));
+    let gate = accepting(&upstream, "deliver = { rate = \"10/s\" }\n").start();
+    let began = Instant::now();
+    for nth in 0..6 {
+        expect_accepted(&gate.post("/charges", &format!("k-{nth}"), "{}"));
+    }
+    eventually("it is delivered", || (upstream.runs() == 6).then_some(()));
+    // Between six there are five pauses.
+    assert!(began.elapsed() >= Duration::from_millis(480), "{:?}", began.elapsed());
+}
+
+#[test]
+fn nothing_is_accepted_that_is_too_large_or_has_no_key() {
+    if is_refused_here() {
+        return;
+    }
+    let upstream = Upstream::start(|_| Reply::ok("done"));
+    let gate = accepting(&upstream, "max_request_body = \"1KiB\"\n").start();
+    gate.post("/charges", "k-1", &"x".repeat(2000)).expect_problem(413, "request-too-large");
+    Request::post("/charges").body("{}").send(&gate).expect_bare_problem(400, "key-missing");
+    assert_eq!(gate.admin("GET", "/api/v1/deliveries", None).json()["deliveries"], json!([]));
+    assert_eq!(upstream.runs(), 0);
+}
+
+/// Gates that are killed at any moment lose nothing that was accepted and run nothing twice.
+#[test]
+fn a_gate_that_is_killed_loses_nothing_and_runs_nothing_twice() {
+    if is_refused_here() {
+        return;
+    }
+    let upstream = Upstream::start(|_| Reply::ok("done").delay(Duration::from_millis(5)));
+    let mut plan = accepting(&upstream, "lease = \"1s\"\n");
+    let mut accepted = Vec::new();
+    for round in 0..6 {
+        let gate = plan.start();
+        for nth in 0..20 {
+            let key = format!("{round}-{nth}");
+            accepted.push((key.clone(), expect_accepted(&gate.post("/charges", &key, "{}"))));
+        }
+        std::thread::sleep(Duration::from_millis(7 * round));
+        plan = gate.kill9();
+    }
+    let gate = plan.start();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    for (key, location) in &accepted {
+        loop {
+            let state = status(&gate, location)["state"].clone();
+            if state == "completed" || state == "unknown" {
+                assert!(upstream.runs_of(key) <= 1, "{key} ran twice");
+                assert!(state == "unknown" || upstream.runs_of(key) == 1, "{key} is completed and did not run");
+                break;
+            }
+            assert!(Instant::now() < deadline, "{key} is {state}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+/// What is in flight at the end of a drain goes on after the next start.
+#[test]
+fn a_drain_leaves_what_is_queued_to_the_next_start() {
+    if is_refused_here() {
+        return;
+    }
+    let upstream = Upstream::start(|_| Reply::ok("done").delay(Duration::from_millis(100)));
+    let gate = accepting(&upstream, "deliver = { concurrency = 1 }\n").start();
+    let locations: Vec<_> =
+        (0..8).map(|nth| expect_accepted(&gate.post("/charges", &format!("k-{nth}"), "{}"))).collect();
+    upstream.wait_for_runs(1);
+    let gate = gate.stop().start();
+    for location in &locations {
+        wait_for(&gate, location, "completed");
+    }
+    assert_eq!(upstream.runs(), 8);
+}
+
+#[test]
+fn what_is_queued_is_encrypted() {
+    if store::kind() != "sqlite" {
+        return;
+    }
+    let upstream = Upstream::start(|_| Reply::ok("done"));
+    let plan = accepting(&upstream, "");
+    std::fs::write(plan.path("key"), [7; 32]).unwrap();
+    let keys = format!("encryption_keys = [{{ id = \"one\", file = \"{}\" }}]\n", plan.path("key").display());
+    let gate = plan.store(&keys).start();
+    let pause = json!({"route": route_of(&gate), "reason": "look"});
+    assert_eq!(code(&gate.admin("POST", "/api/v1/deliveries/pause", Some(&pause))), 204);
+    let request = Request::post("/charges").key("k-1").header("x-secret-name", "Ada").body("{\"card\":\"4242424242\"}");
+    let location = expect_accepted(&request.send(&gate));
+    let plan = gate.stop();
+    let store = std::fs::read(plan.path("gate.db")).unwrap();
+    for secret in ["4242424242", "x-secret-name"] {
+        assert!(!store.windows(secret.len()).any(|part| part == secret.as_bytes()), "{secret}");
+    }
+    let gate = plan.start();
+    assert_eq!(code(&gate.admin("POST", "/api/v1/deliveries/resume", Some(&pause))), 204);
+    wait_for(&gate, &location, "completed");
+    assert_eq!(upstream.seen()[0].body.bytes, b"{\"card\":\"4242424242\"}");
+}
