@@ -275,8 +275,17 @@ fn cold_hits(
     let to = mark(format!("to here {nth}"));
     let log = postgres.log();
     // What the workers do in the background, and connections that open, are no part of an answer.
-    let others =
-        ["expire_leases_v2", "sweep_v1", "sweep_entries_v1", "renew_v1", "count_v1", "oncegate.session", "store_v1"];
+    let others = [
+        "expire_leases_v2",
+        "sweep_v1",
+        "sweep_entries_v1",
+        "sweep_deliveries_v1",
+        "oncegate.delivery",
+        "renew_v1",
+        "count_v1",
+        "oncegate.session",
+        "store_v1",
+    ];
     let is_workers = |line: &str| others.iter().any(|name| line.contains(name));
     let statements = log[from..to].lines().filter(|line| line.contains("oncegate.") && !is_workers(line));
     // What this process has not seen durable is flushed once it is read.

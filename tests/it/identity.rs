@@ -61,7 +61,8 @@ fn forget_descriptions(plan: &Plan) {
     match kind().as_str() {
         "sqlite" => {
             let conn = rusqlite::Connection::open(plan.path("gate.db")).unwrap();
-            conn.execute_batch("DROP TABLE rules_period; DROP TABLE audit; PRAGMA user_version = 1").unwrap();
+            let later = "DROP TABLE rules_period; DROP TABLE audit; DROP TABLE delivery; DROP TABLE paused";
+            conn.execute_batch(&format!("{later}; PRAGMA user_version = 1")).unwrap();
         }
         "redis" => {
             let mut server = TcpStream::connect(url.strip_prefix("redis://").unwrap().trim_end_matches('/')).unwrap();
