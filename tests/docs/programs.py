@@ -28,7 +28,7 @@ def flag(*names):
             if argument.startswith(name + "="):
                 return argument[len(name) + 1:]
 
-if command in ("serve", "records", "observed", "audit", "health", "reload"):
+if command in ("serve", "records", "deliveries", "observed", "audit", "health", "reload"):
     written = {}
     file = flag("--config", "-c") or os.environ.get("ONCEGATE_CONFIG")
     try:
