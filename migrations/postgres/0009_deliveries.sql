@@ -48,7 +48,7 @@ CREATE FUNCTION oncegate.accept_v1(
 )
 RETURNS TABLE (id bytea, found smallint)
 LANGUAGE plpgsql
-SET enable_seqscan = off SET plan_cache_mode = force_generic_plan SET lock_timeout = '2s'
+SET enable_seqscan = off SET plan_cache_mode = force_generic_plan SET jit = off SET lock_timeout = '2s'
 SET search_path = pg_catalog, pg_temp
 AS $$
 #variable_conflict use_column
@@ -89,6 +89,8 @@ BEGIN
     FROM unnest(ids, tokens) AS a (id, token);
 END $$;
 
+-- Without jit: the planner expects much of a long queue, and compiling takes far longer than to look at a few rows.
+--
 -- Takes due deliveries of a route, and holds them: nobody else takes them meanwhile. Where more is due than fits, one half
 -- goes by age, and the other half goes round the lanes, from the one after `after_lane` on. The last row has no id: it says
 -- whether there may be more, after which lane to go on, and when the next is due.
@@ -100,7 +102,7 @@ RETURNS TABLE (
     head bytea, note bytea, request bytea, body bytea, now bigint, is_more boolean, last_lane bigint, next_due bigint
 )
 LANGUAGE plpgsql
-SET enable_seqscan = off SET plan_cache_mode = force_generic_plan SET lock_timeout = '2s'
+SET enable_seqscan = off SET plan_cache_mode = force_generic_plan SET jit = off SET lock_timeout = '2s'
 SET search_path = pg_catalog, pg_temp
 AS $$
 #variable_conflict use_column
