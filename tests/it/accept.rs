@@ -10,7 +10,7 @@ use crate::support::{Gate, Plan, Reply, Request, Response, Signal, Upstream, eve
 const JSON: &str = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 12\r\n\r\n{\"charge\":1}";
 const ACCEPT: &str = "mode = \"accept\"\n";
 
-/// Redis does not accept: see `redis_and_memory_are_refused`.
+/// Redis may lose what it has accepted: the configuration refuses it there (`tests/config-errors/accepting.toml`).
 fn is_refused_here() -> bool {
     store::kind() == "redis"
 }

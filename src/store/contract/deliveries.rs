@@ -1,4 +1,4 @@
-//! Accepted requests: see [`Deliveries`](crate::store::Deliveries). A store that keeps none passes.
+//! Accepted requests: see [`Deliveries`]. A store that keeps none passes.
 
 use std::collections::HashSet;
 use std::time::Duration;
