@@ -128,7 +128,8 @@ impl StoreHealth {
         }
         if operation.failures.load(Relaxed) > 0 {
             operation.failures.store(0, Relaxed);
-            if operation.is_reported.swap(false, Relaxed) {
+            // In an outage, the end of the outage tells of it.
+            if operation.is_reported.swap(false, Relaxed) && !self.is_out.load(Relaxed) {
                 return Some(Report::OperationWorks);
             }
         }
@@ -303,6 +304,19 @@ mod tests {
         }
         let over = Report::OutageOver { lasted: Duration::from_secs(2), claims_failed: 1 };
         assert_eq!(health.after_success(&claim), Some(over));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_outage_that_an_operation_showed_first_has_one_end() {
+        let Fake { health, claim, expire_leases, settle, .. } = store();
+        assert_eq!((beat_fails(&health, &expire_leases), health.after_failure(&settle, DOWN)), (None, None));
+        assert_eq!(health.after_success(&claim), None, "it was on its way when the store failed");
+        assert_eq!(beat_fails(&health, &expire_leases), Some(Report::OperationFails));
+        assert_eq!(health.after_failure(&claim, DOWN), Some(Report::OutageBegan));
+        assert_eq!(health.after_success(&expire_leases), None, "the outage is not over");
+        tokio::time::advance(QUIET).await;
+        assert_eq!(health.after_success(&claim), Some(Report::OutageOver { lasted: QUIET, claims_failed: 1 }));
+        assert_eq!(health.after_success(&expire_leases), None);
     }
 
     #[tokio::test(start_paused = true)]
