@@ -73,6 +73,7 @@ mod systemd;
 mod test_servers;
 mod tokens;
 mod traces;
+mod upgrade;
 mod upstream_addresses;
 mod upstream_failures;
 mod upstream_h2;

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Arc;
 
@@ -26,6 +26,7 @@ pub const SECRET: &str = "a secret for tests that everybody may know";
 #[derive(Clone)]
 pub struct Plan {
     place: Arc<Place>,
+    binary: PathBuf,
     url: String,
     server: String,
     admin: String,
@@ -74,6 +75,7 @@ impl Gate {
         let plan = Plan {
             store_url,
             place: Arc::new(Place { dir, _store: store }),
+            binary: env!("CARGO_BIN_EXE_oncegate").into(),
             cache: String::new(),
             url: url.into(),
             server: String::new(),
@@ -293,6 +295,12 @@ impl Plan {
         self
     }
 
+    /// Starts another binary than the one that is tested: the one of another version.
+    pub fn binary(mut self, path: &Path) -> Self {
+        self.binary = path.into();
+        self
+    }
+
     pub fn arg(mut self, arg: &str) -> Self {
         self.args.push(arg.into());
         self
@@ -411,16 +419,16 @@ impl Plan {
 
     /// The binary, with the sockets that it inherits.
     fn command(&self) -> Command {
-        let binary = env!("CARGO_BIN_EXE_oncegate");
+        let binary = &self.binary;
         if let Some(most) = self.files {
             let mut command = Command::new("sh");
-            command.args(["-c", "ulimit -n \"$1\" && shift && exec \"$@\"", "sh", &most.to_string(), binary]);
+            command.args(["-c", "ulimit -n \"$1\" && shift && exec \"$@\"", "sh", &most.to_string()]).arg(binary);
             return command;
         }
         let [(_, first), rest @ ..] = &*self.sockets else { return Command::new(binary) };
         // LISTEN_PID is the process id of who becomes the gate.
         let mut command = Command::new("sh");
-        command.args(["-c", "exec 3<&0 4<&1 </dev/null >/dev/null; LISTEN_PID=$$ exec \"$@\"", "sh", binary]);
+        command.args(["-c", "exec 3<&0 4<&1 </dev/null >/dev/null; LISTEN_PID=$$ exec \"$@\"", "sh"]).arg(binary);
         let passed = |socket: &TcpListener| Stdio::from(OwnedFd::from(socket.try_clone().expect("a socket")));
         command.stdin(passed(first)).stdout(rest.first().map_or_else(Stdio::null, |(_, second)| passed(second)));
         let names: Vec<_> = self.sockets.iter().map(|(name, _)| &**name).collect();
