@@ -14,6 +14,7 @@
 pub mod admin;
 pub mod cli;
 pub mod config;
+pub mod consumers;
 pub mod gate;
 pub mod http;
 pub mod idempotency;

@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout, timeout_at};
 
+use self::consuming::Consuming;
 use self::listening::{Bound, Inherited, SocketFile, admin_is_guarded, bind, bind_server};
 use self::notices::Notices;
 use self::reloading::StartSettings;
@@ -36,6 +37,7 @@ use crate::worker;
 
 mod adopting;
 mod certificates;
+mod consuming;
 pub(super) mod durability;
 mod files;
 mod listening;
@@ -186,6 +188,7 @@ pub(super) struct Serving {
     renewing: JoinHandle<()>,
     asking: JoinHandle<()>,
     delivering: Option<JoinHandle<()>>,
+    consuming: Consuming,
     work_stop: watch::Sender<bool>,
     admin_state: Arc<admin::State>,
     admin_task: JoinHandle<()>,
@@ -278,6 +281,7 @@ impl Serving {
         let asking = tokio::spawn(keep_asking(Arc::clone(&current), work_stop.subscribe()));
         let (mut servers, mut addresses, stop) = (JoinSet::new(), Vec::new(), watch::Sender::new(false));
         let delivering = shards.run(keep_delivering(Arc::clone(&current), stop.subscribe()));
+        let consuming = Consuming::start(config.consumers, &shards, &current, &metrics, &stop);
         let mut certificates = JoinSet::new();
         certificates.spawn(certificates::follow(Arc::clone(&current)));
         certificates.spawn(certificates::follow_admin(Arc::clone(&admin_state)));
@@ -318,6 +322,7 @@ impl Serving {
             renewing,
             asking,
             delivering,
+            consuming,
             work_stop,
             admin_state,
             admin_task,
@@ -348,6 +353,8 @@ impl Serving {
             let _ = timeout(LAST_WORDS, delivering).await;
         }
         drain(&gate, &mut self.servers, drain_timeout, signals).await;
+        // What has not ended by then, its broker delivers again.
+        let _ = timeout(LAST_WORDS, self.consuming.ended()).await;
         self.work_stop.send_replace(true);
         self.end_traces().await;
         if let Some((_, log)) = &self.access_log {

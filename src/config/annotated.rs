@@ -23,7 +23,11 @@ pub fn annotated() -> String {
             Inner::None | Inner::Entries(_) => format!("\n{}", paragraph(key, "")),
             Inner::Table(section) => format!("\n\n{about}[{name}]\n{}", body(name, section)),
             Inner::Named(section) => format!("\n\n{about}#[{name}.app]\n{}", examples(section)),
-            Inner::List(section) => format!("\n\n{about}#[[{name}]]\n{}{OF_A_POLICY}", examples(section)),
+            Inner::List(section) => {
+                // A route has more keys than its own.
+                let more = if section.groups.len() > 1 { OF_A_POLICY } else { "" };
+                format!("\n\n{about}#[[{name}]]\n{}{more}", examples(section))
+            }
         };
     }
     text

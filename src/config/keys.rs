@@ -9,7 +9,7 @@ use super::listeners::{Admin, Server};
 use super::logging::Log;
 use super::policy_page::PolicyPage;
 use super::telemetry::Telemetry;
-use super::{policy, routes, store, upstreams};
+use super::{consumers, policy, routes, store, upstreams};
 use crate::http::limits::Limits;
 use crate::idempotency::policy::Policy;
 
@@ -72,6 +72,12 @@ pub(super) const ROOT: &Section = &Section {
             doc: routes::SECTION.about,
             shown: Shown::Default,
             facts: || Facts { shape: routes::shape(), default: None, inner: Inner::List(routes::SECTION) },
+        },
+        Key {
+            name: "consumers",
+            doc: consumers::SECTION.about,
+            shown: Shown::Default,
+            facts: || Facts { shape: consumers::shape(), default: None, inner: Inner::List(consumers::SECTION) },
         },
         Key::table::<Headers>("headers"),
         Key::table::<Auth>("auth"),

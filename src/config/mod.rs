@@ -35,6 +35,7 @@ mod access_log;
 mod admin_tokens;
 mod annotated;
 mod auth;
+mod consumers;
 mod context;
 mod declare;
 mod file;
@@ -99,6 +100,8 @@ pub struct Resolved {
     pub router: Router,
     /// Where each of them stands, in the same order; empty where there are no `[[routes]]`.
     pub route_places: Vec<Place>,
+    /// `[[consumers]]`
+    pub consumers: Vec<crate::consumers::Settings>,
     /// `[log]`
     pub log: logs::Settings,
     /// `[access_log]`
@@ -174,6 +177,8 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
         Store::Sqlite { .. } | Store::Postgres(_) => None,
     };
     policy::check_accepting(&root, &router, unfit);
+    let consumers = consumers::read(&root, &router);
+    consumers::advise_on_store(&root, &consumers, unfit);
     headers::check(&root, &own_headers, &router, jwt.as_ref().map(|jwt| &jwt.header));
     drop(root);
 
@@ -207,6 +212,7 @@ fn resolve(context: Context) -> Result<Resolved, Problems> {
         upstreams: upstreams.settings,
         router,
         route_places,
+        consumers,
         log,
         access_log,
         traces,

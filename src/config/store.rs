@@ -18,7 +18,7 @@ use crate::store::sealed::SealingKey;
 
 mod cache;
 mod encryption;
-mod location;
+pub(super) mod location;
 mod postgres;
 mod redis;
 mod sealing;
@@ -271,7 +271,7 @@ fn sqlite(path: &str) -> Result<Store, Wrong> {
 }
 
 /// Reads the file of a password.
-fn password(path: &Path) -> Result<Vec<u8>, Wrong> {
+pub(super) fn password(path: &Path) -> Result<Vec<u8>, Wrong> {
     match secrets::read(path)? {
         content if content.is_empty() => {
             Err(Wrong::new(format!("{} is empty", path.display())).hint("put the password into it"))
@@ -281,7 +281,7 @@ fn password(path: &Path) -> Result<Vec<u8>, Wrong> {
 }
 
 /// Reports a file of a password that stands in the URL already.
-fn only_one_password(table: &Table<'_>, grammar: &UrlGrammar, location: &Location) {
+pub(super) fn only_one_password(table: &Table<'_>, grammar: &UrlGrammar, location: &Location) {
     if location.password.is_some() && table.get(grammar.password_file).is_some() {
         let twice = Wrong::new("the password stands in the URL as well");
         table.report(grammar.password_file, twice.hint("remove one of them"));

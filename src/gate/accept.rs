@@ -225,6 +225,7 @@ impl ProtectedRequest {
             key,
             fingerprint: Fingerprint { recipe, digest },
             kept: Some(Kept { head: taken.delivery.head.clone(), timeout: policy.deliver.timeout }),
+            is_unattended: true,
             proof: record.proof,
             began: Instant::now(),
             going: Arc::new(gate.shared.requests.subscribe()),

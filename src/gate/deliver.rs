@@ -10,23 +10,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::HeaderMap;
-use http::header::RETRY_AFTER;
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::answer::Reply;
-use super::driver::drive;
-use super::protected::{Client, ProtectedRequest};
+use super::circuit::Circuit;
+use super::protected::ProtectedRequest;
+use super::verdict::{Tried, Tries, Verdict};
 use super::{Gate, RouteState};
-use crate::idempotency::delivery::{Deliver, Fate, Order};
-use crate::idempotency::record::{RecordId, State};
-use crate::idempotency::recovery::Recovery;
+use crate::idempotency::delivery::{Deliver, Order};
+use crate::idempotency::record::RecordId;
 use crate::route::Route;
+use crate::store::Error;
 use crate::store::deliveries::{self, Batch, Change, DeliveryState, Held, Lane, Take, Taken};
-use crate::store::{Error, Listed};
-use crate::telemetry::outcome::{Code, Outcome};
 
 /// For how long nobody else takes a delivery that was taken. An attempt may last longer: whoever takes it meanwhile finds its
 /// claim.
@@ -45,12 +41,6 @@ const BATCH_BYTES: usize = 8 << 20;
 /// How long a delivery waits that this version cannot read.
 const UNREADABLE_PAUSE: Duration = Duration::from_secs(60);
 
-/// So many attempts in a row that reach nobody open the circuit of a route's upstream: for this long, and then twice as long
-/// each time, up to a limit. A single delivery at a time tries whether the upstream is back.
-const OPENS_AFTER: u32 = 5;
-const OPEN: Duration = Duration::from_secs(1);
-const LONGEST_OPEN: Duration = Duration::from_secs(30);
-
 /// The deliveries of one route at this gate.
 struct Lines {
     /// How many are under way.
@@ -60,36 +50,6 @@ struct Lines {
     after: Option<Lane>,
     /// When the next may begin, where the route has a rate.
     next: Instant,
-}
-
-/// Whether an upstream can be reached.
-#[derive(Default)]
-struct Circuit {
-    failures: u32,
-    open_until: Option<Instant>,
-}
-
-impl Circuit {
-    /// How many deliveries may begin, of those that are free.
-    fn allows(&self, free: u32, running: u32, now: Instant) -> u32 {
-        match self.open_until {
-            None => free,
-            Some(until) if now < until || running > 0 => 0,
-            Some(_) => free.min(1),
-        }
-    }
-
-    fn ended(&mut self, is_reached: bool, now: Instant) {
-        if is_reached {
-            *self = Self::default();
-            return;
-        }
-        self.failures = self.failures.saturating_add(1);
-        if let Some(more) = self.failures.checked_sub(OPENS_AFTER) {
-            let open = OPEN.saturating_mul(1_u32.checked_shl(more).unwrap_or(u32::MAX)).min(LONGEST_OPEN);
-            self.open_until = Some(now + open);
-        }
-    }
 }
 
 /// Counts a delivery as under way, and says when that is over.
@@ -248,25 +208,17 @@ impl Gate {
         // A shutdown waits for it.
         let going = self.shared.requests.subscribe();
         let (id, held) = (taken.delivery.id, taken.held());
-        let began = Instant::now();
-        let (change, is_reached) = match ProtectedRequest::of_delivery(&self, &route, &state, &taken).await {
+        let tried = match ProtectedRequest::of_delivery(&self, &route, &state, &taken).await {
             Ok(request) => {
-                let (client, reply) = oneshot::channel();
-                tokio::spawn(Box::pin(drive(request, Client(client))));
-                match reply.await {
-                    Ok(reply) => {
-                        let is_reached = reply.outcome != Outcome::Problem(Code::UpstreamUnreachable);
-                        (self.change_after(&route, &taken, reply, began.elapsed()).await, Some(is_reached))
-                    }
-                    // A bug: how far it came, its record says.
-                    Err(_) => (Ok(Change::Postpone { delay: HOLD, is_attempt: false, note: None }), None),
-                }
+                let age = taken.now.since(taken.delivery.queued_at);
+                self.try_unattended(request, Tries { attempts: taken.delivery.attempts, age }).await
             }
-            Err(pause) => (Ok(Change::Postpone { delay: pause, is_attempt: false, note: None }), None),
+            Err(pause) => Tried { verdict: Ok(Verdict::Wait(pause)), is_reached: None },
         };
-        if let Some(is_reached) = is_reached {
+        if let Some(is_reached) = tried.is_reached {
             circuit.lock().unwrap_or_else(PoisonError::into_inner).ended(is_reached, Instant::now());
         }
+        let change = tried.verdict.map(|verdict| change_of(verdict, &route));
         let changed = match change {
             Ok(change) => {
                 if let Change::Park { note, .. } = &change {
@@ -284,43 +236,6 @@ impl Gate {
         }
         drop(running);
         drop(going);
-    }
-
-    /// What to do with a delivery whose request got this reply.
-    async fn change_after(&self, route: &Route, taken: &Taken, reply: Reply, took: Duration) -> Result<Change, Error> {
-        let wait = |delay| Ok(Change::Postpone { delay, is_attempt: false, note: None });
-        let asked = retry_after(reply.response.headers());
-        let word = reply.outcome.as_str();
-        match reply.outcome {
-            Outcome::Executed | Outcome::Replayed | Outcome::Recovered => return Ok(Change::Finish),
-            Outcome::Problem(Code::ResponseNotStored) => return Ok(Change::Finish),
-            Outcome::Released => {
-                let note = format!("{word}: {}", reply.response.status().as_u16());
-                return Ok(again(route, taken, took, asked, note));
-            }
-            Outcome::Problem(Code::KeyReused | Code::CallerDiffers) => {
-                return Ok(park(route, false, word.to_owned()));
-            }
-            Outcome::Problem(Code::InFlight | Code::Overloaded | Code::StoreUnavailable) => {
-                return wait(asked.unwrap_or(POLL));
-            }
-            _ => {}
-        }
-        // What the record says counts: an attempt that failed may have been released or held.
-        let found = self.shared.store.get(taken.delivery.id).await?.filter(Listed::is_live);
-        let Some(Listed { record, .. }) = found else { return Ok(again(route, taken, took, asked, word.to_owned())) };
-        match (record.state, &route.policy.recovery) {
-            (State::Completed, _) => Ok(Change::Finish),
-            (State::InFlight, _) => wait(HOLD),
-            (State::Unknown, Recovery::Retry | Recovery::Probe(_)) => {
-                Ok(again(route, taken, took, asked, word.to_owned()))
-            }
-            // An operator finds out, or the upstream says so itself. Where it turns out that the request did not run, the
-            // operator has it delivered again: its client does not come back.
-            (State::Unknown, Recovery::Hold | Recovery::Resend(_)) => {
-                Ok(park(route, false, Code::OutcomeUnknown.as_str().to_owned()))
-            }
-        }
     }
 
     async fn change_delivery(&self, mut held: Held, change: Change) -> Result<(), Error> {
@@ -342,35 +257,15 @@ impl Gate {
     }
 }
 
-/// It is delivered again, or given up.
-fn again(route: &Route, taken: &Taken, took: Duration, asked: Option<Duration>, note: String) -> Change {
-    let attempts = taken.delivery.attempts.saturating_add(1);
-    let age = taken.now.since(taken.delivery.queued_at).saturating_add(took);
-    match route.policy.deliver.fate(attempts, age, asked, random()) {
-        Fate::Again(delay) => Change::Postpone { delay, is_attempt: true, note: Some(note.into()) },
-        Fate::Exhausted => park(route, true, format!("{note}, after {attempts} attempts")),
-        Fate::TooOld => park(route, true, format!("{note}, and it was accepted too long ago")),
+fn change_of(verdict: Verdict, route: &Route) -> Change {
+    match verdict {
+        Verdict::Done => Change::Finish,
+        Verdict::Wait(delay) => Change::Postpone { delay, is_attempt: false, note: None },
+        Verdict::Again { pause, note } => Change::Postpone { delay: pause, is_attempt: true, note: Some(note.into()) },
+        Verdict::GiveUp { is_attempt, note } => {
+            Change::Park { ttl: route.policy.unknown_ttl, is_attempt, note: Bytes::from(note) }
+        }
     }
-}
-
-fn park(route: &Route, is_attempt: bool, note: String) -> Change {
-    Change::Park { ttl: route.policy.unknown_ttl, is_attempt, note: Bytes::from(note) }
-}
-
-fn random() -> u64 {
-    let mut bytes = [0; 8];
-    // Without randomness, the longest pause.
-    getrandom::fill(&mut bytes).map_or(u64::MAX, |()| u64::from_ne_bytes(bytes))
-}
-
-/// How long an upstream wants to be left alone (RFC 9110, 10.2.3): seconds, or a date.
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
-    if let Ok(seconds) = text.parse() {
-        return Some(Duration::from_secs(seconds));
-    }
-    let date = httpdate::parse_http_date(text).ok()?;
-    Some(date.duration_since(std::time::SystemTime::now()).unwrap_or_default())
 }
 
 /// The pause of a delivery that cannot be read.
@@ -379,41 +274,4 @@ pub(super) fn unreadable(gate: &Gate, record: RecordId, route: &str) -> Duration
         tracing::error!(%record, route, others, "an accepted request is in a format that this version cannot read");
     }
     UNREADABLE_PAUSE
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn a_circuit_opens_and_one_at_a_time_tries_it() {
-        let (mut circuit, now) = (Circuit::default(), Instant::now());
-        for _ in 1..OPENS_AFTER {
-            circuit.ended(false, now);
-            assert_eq!(circuit.allows(8, 3, now), 8);
-        }
-        circuit.ended(false, now);
-        assert_eq!(circuit.allows(8, 0, now), 0);
-        assert_eq!(circuit.allows(8, 0, now + OPEN), 1);
-        assert_eq!(circuit.allows(7, 1, now + OPEN), 0, "one tries it already");
-        circuit.ended(false, now + OPEN);
-        assert_eq!(circuit.allows(8, 0, now + 2 * OPEN), 0);
-        assert_eq!(circuit.allows(8, 0, now + 3 * OPEN), 1);
-        circuit.ended(true, now);
-        assert_eq!(circuit.allows(8, 5, now), 8);
-    }
-
-    #[test]
-    fn a_retry_after_is_seconds_or_a_date() {
-        let read = |text: &str| {
-            let mut headers = HeaderMap::new();
-            headers.insert(RETRY_AFTER, text.parse().unwrap());
-            retry_after(&headers)
-        };
-        assert_eq!(read("120"), Some(Duration::from_secs(120)));
-        assert_eq!(read("soon"), None);
-        assert_eq!(read("Sun, 06 Nov 1994 08:49:37 GMT"), Some(Duration::ZERO));
-        let later = httpdate::fmt_http_date(std::time::SystemTime::now() + Duration::from_secs(60));
-        assert!(read(&later).is_some_and(|wait| wait > Duration::from_secs(50)));
-    }
 }

@@ -177,6 +177,7 @@ impl Gate {
             key,
             fingerprint,
             kept: None,
+            is_unattended: false,
             proof,
             began: Instant::now(),
             going: Arc::new(self.shared.requests.subscribe()),

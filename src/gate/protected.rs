@@ -57,6 +57,8 @@ pub(super) struct ProtectedRequest {
     pub(super) fingerprint: Fingerprint,
     /// What was kept of it, where it was accepted before.
     pub(super) kept: Option<Kept>,
+    /// It comes again by itself until it has its end.
+    pub(super) is_unattended: bool,
     /// The proof of its caller, where its scope asks for one.
     pub(super) proof: Option<Proof>,
     /// When the request was whole.
@@ -379,7 +381,7 @@ impl ProtectedRequest {
 
     /// Whether the request is refused while the store is away.
     pub(super) fn needs_store(&self) -> bool {
-        self.policy().store_failure == StoreFailure::Reject
+        self.is_unattended || self.policy().store_failure == StoreFailure::Reject
     }
 
     /// What it needs on its way besides itself.

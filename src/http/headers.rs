@@ -105,6 +105,14 @@ fn is_hop_by_hop(name: &HeaderName) -> bool {
     )
 }
 
+/// Whether a header can stand in a request that comes by no connection: it is neither for one connection, nor says where the
+/// request goes or ends.
+#[must_use]
+pub fn is_end_to_end(name: &HeaderName) -> bool {
+    let is_framing = matches!(*name, header::HOST | header::CONTENT_LENGTH | header::EXPECT | header::TRAILER);
+    !is_framing && !is_hop_by_hop(name)
+}
+
 /// The header names that `Connection` lists.
 struct ConnectionOptions(Vec<Box<[u8]>>);
 

@@ -105,6 +105,22 @@ impl Key {
         &self.0
     }
 
+    /// The key as a header carries it: bare, or quoted where it has to be (RFC 9651, section 3.3.3).
+    #[must_use]
+    pub fn to_field(&self) -> String {
+        if !self.0.contains(['"', '\\', ',', ';']) {
+            return self.0.to_string();
+        }
+        let mut field = String::from('"');
+        for char in self.0.chars() {
+            if matches!(char, '"' | '\\') {
+                field.push('\\');
+            }
+            field.push(char);
+        }
+        field + "\""
+    }
+
     /// The key without its middle, for people: at most 8 characters of its beginning and 4 of its end, and at most half of it.
     #[must_use]
     pub fn shortened(&self) -> String {

@@ -17,6 +17,7 @@ pub mod identity;
 mod json;
 pub mod key;
 mod media;
+pub mod message;
 mod multipart;
 mod pointer;
 pub mod policy;

@@ -19,6 +19,7 @@ use prometheus::{
 };
 
 use super::admin_refusal::AdminRefusal;
+use super::consumers::ConsumerFamilies;
 use super::deliveries::DeliveryGauges;
 use super::limits::{Level, Limit, LimitMetrics};
 use super::log_throttle::LogThrottle;
@@ -85,6 +86,7 @@ pub(super) struct Families {
     unsealed: [IntCounter; Closed::ALL.len()],
     records_by_key: RecordsByKey,
     pub(super) deliveries: DeliveryGauges,
+    pub(super) consumers: ConsumerFamilies,
     losses: Losses,
     admin_refused: [IntCounter; AdminRefusal::ALL.len()],
     levels: [Level; Limit::ALL.len()],
@@ -429,6 +431,7 @@ impl Families {
             ),
             records_by_key: RecordsByKey::new(&registry),
             deliveries: DeliveryGauges::new(&registry),
+            consumers: ConsumerFamilies::new(&registry),
             losses: Losses::new(&registry),
             unsealed: by_reason(
                 &registry,

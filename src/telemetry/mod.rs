@@ -2,6 +2,7 @@
 
 pub mod access_log;
 pub mod admin_refusal;
+pub mod consumers;
 pub mod deliveries;
 pub mod limits;
 pub mod log_throttle;

@@ -16,6 +16,7 @@ mod callers;
 mod clocks;
 mod commands;
 mod concurrency;
+mod consumers;
 mod corpus;
 mod cors;
 mod crash;

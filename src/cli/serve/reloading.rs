@@ -18,6 +18,7 @@ use crate::admin::{Begun, Outcome, ReloadProblem, ReloadReport};
 use crate::cli::describe;
 use crate::cli::identity_changes::Written;
 use crate::config::{self, Problems, Resolved, Sources, Store as StoreSettings};
+use crate::consumers;
 use crate::gate::Secret;
 use crate::http::server;
 use crate::store::Store;
@@ -59,6 +60,7 @@ pub(super) struct StartSettings {
     other_id_secrets: Vec<Option<Secret>>,
     password: Option<Vec<u8>>,
     cache_password: Option<Vec<u8>>,
+    consumers: Vec<consumers::Settings>,
     is_sealed: bool,
 }
 
@@ -72,6 +74,7 @@ impl StartSettings {
         Self {
             is_sealed: !config.sealing.is_empty(),
             effective: config.effective.clone(),
+            consumers: config.consumers.clone(),
             id_secret: config.gate.id_secret.clone(),
             other_id_secrets: config.gate.other_id_secrets.clone(),
             password,
@@ -101,6 +104,7 @@ impl StartSettings {
         let mut changes = self.changes(other, &AT_START);
         changes.extend((self.password != other.password).then_some("store.password_file"));
         changes.extend((self.cache_password != other.cache_password).then_some("store.cache_password_file"));
+        changes.extend((self.consumers != other.consumers).then_some("consumers"));
         changes.extend((self.is_sealed != other.is_sealed).then_some("store.encryption_keys"));
         changes
     }

@@ -8,7 +8,7 @@ use super::Wrong;
 use crate::config::suggest::nearest;
 
 /// What differs from one kind of URL to another.
-pub(super) struct UrlGrammar {
+pub(in crate::config) struct UrlGrammar {
     /// What it is called.
     pub kind: &'static str,
     /// What it looks like.
@@ -25,7 +25,7 @@ pub(super) struct UrlGrammar {
 
 /// The parts of a URL, decoded. No `Debug`: it would show the password.
 #[cfg_attr(test, derive(PartialEq, Eq))]
-pub(super) struct Location {
+pub(in crate::config) struct Location {
     /// Before the `@`, up to a colon.
     pub user: Option<String>,
     /// Before the `@`, behind a colon; or the parameter `password`.
@@ -45,7 +45,7 @@ pub(super) struct Location {
 }
 
 /// Takes apart what stands behind the colon of `scheme`.
-pub(super) fn take_apart(grammar: &UrlGrammar, scheme: &str, text: &str) -> Result<Location, Wrong> {
+pub(in crate::config) fn take_apart(grammar: &UrlGrammar, scheme: &str, text: &str) -> Result<Location, Wrong> {
     let Some(rest) = text.strip_prefix("//") else {
         return Err(Wrong::new(format!("two slashes follow `{scheme}:`")).hint(grammar.form));
     };
@@ -115,13 +115,18 @@ impl Location {
     }
 
     /// Takes a parameter out.
-    pub(super) fn take(&mut self, name: &str) -> Option<String> {
+    pub(in crate::config) fn take(&mut self, name: &str) -> Option<String> {
         let place = self.parameters.iter().position(|(known, _)| known == name)?;
         Some(self.parameters.remove(place).1)
     }
 
     /// Takes a parameter out that is one of a few words.
-    pub(super) fn choice<T: Copy>(&mut self, name: &str, words: &[(&str, T)], wrong: &mut Vec<Wrong>) -> Option<T> {
+    pub(in crate::config) fn choice<T: Copy>(
+        &mut self,
+        name: &str,
+        words: &[(&str, T)],
+        wrong: &mut Vec<Wrong>,
+    ) -> Option<T> {
         let value = self.take(name)?;
         let chosen = words.iter().find(|(word, _)| *word == value).map(|(_, meant)| *meant);
         if chosen.is_none() {
@@ -134,7 +139,7 @@ impl Location {
     }
 
     /// The problems of the parameters that were not read.
-    pub(super) fn unknown(&self, grammar: &UrlGrammar) -> impl Iterator<Item = Wrong> {
+    pub(in crate::config) fn unknown(&self, grammar: &UrlGrammar) -> impl Iterator<Item = Wrong> {
         self.parameters.iter().map(|(name, _)| {
             if self.is_password_among_them {
                 let wrong = Wrong::new("a parameter beside the password is unknown");
@@ -222,18 +227,18 @@ impl UrlGrammar {
 }
 
 /// A port. 0 is none that a server listens on.
-pub(super) fn port_number(text: &str) -> Option<u16> {
+pub(in crate::config) fn port_number(text: &str) -> Option<u16> {
     let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|port| is_number && *port > 0)
 }
 
 /// Whether a host is this machine itself.
-pub(super) fn is_loopback(host: &str) -> bool {
+pub(in crate::config) fn is_loopback(host: &str) -> bool {
     host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 /// A host and its port, for people.
-pub(super) fn shown_address(host: &str, port: u16) -> String {
+pub(in crate::config) fn shown_address(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 

@@ -1,0 +1,255 @@
+//! Queues of RabbitMQ (AMQP 0-9-1).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use lapin::message::Delivery;
+use lapin::options::{
+    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicPublishOptions, BasicQosOptions,
+    ConfirmSelectOptions, QueueDeclareOptions,
+};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo};
+use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Consumer};
+
+use super::source::{End, Error, Subscription, Taken};
+use super::{Amqp, Settings};
+
+/// How often each side says that it lives, in seconds, where nothing else is said. Twice that without a word, and the other is
+/// gone.
+const HEARTBEAT: u16 = 10;
+
+/// Where messages go that are given up, where the configuration names no queue: this stands behind the queue's name.
+const DEAD_LETTER: &str = ".dead-letter";
+
+/// The headers that a dead letter has besides its own.
+const REASON: &str = "x-oncegate-reason";
+const CONSUMER: &str = "x-oncegate-consumer";
+const QUEUE: &str = "x-oncegate-queue";
+
+/// Properties by which a delivery mode says that a message outlives the broker.
+const PERSISTENT: u8 = 2;
+
+/// The close code of a connection that has done its work.
+const SUCCESS: u16 = 200;
+
+impl From<lapin::Error> for Error {
+    fn from(error: lapin::Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// A queue, over one channel of one connection.
+struct Queue {
+    name: Arc<str>,
+    queue: String,
+    dead_letter: String,
+    connection: Connection,
+    /// Messages come over it, and are acknowledged there.
+    channel: Channel,
+    /// Dead letters go over it, and are confirmed.
+    publishing: Channel,
+    consumer: Consumer,
+    /// What was taken, with its body.
+    taken: HashMap<u64, (Delivery, Bytes)>,
+}
+
+/// Subscribes to a queue.
+pub(super) async fn subscribe(
+    settings: &Arc<Settings>,
+    source: &Amqp,
+    most: u16,
+) -> Result<Box<dyn Subscription>, Error> {
+    let uri = AMQPUri {
+        scheme: if source.is_encrypted { AMQPScheme::AMQPS } else { AMQPScheme::AMQP },
+        authority: AMQPAuthority {
+            userinfo: AMQPUserInfo { username: source.user.clone(), password: source.password.clone() },
+            host: source.host.clone(),
+            port: source.port,
+        },
+        vhost: source.virtual_host.clone(),
+        query: AMQPQueryString { heartbeat: Some(HEARTBEAT), ..AMQPQueryString::default() },
+    };
+    let properties = ConnectionProperties::default().with_connection_name(format!("oncegate {}", settings.name).into());
+    let connection = Connection::connect_uri(uri, properties).await?;
+    let dead_letter = settings.dead_letter.clone().unwrap_or_else(|| format!("{}{DEAD_LETTER}", source.queue));
+    let publishing = connection.create_channel().await?;
+    publishing.confirm_select(ConfirmSelectOptions::default()).await?;
+    let publishing = declare(&connection, publishing, &dead_letter).await?;
+    let channel = connection.create_channel().await?;
+    channel.basic_qos(most, BasicQosOptions::default()).await?;
+    let tag = ShortString::from(format!("oncegate.{}", settings.name));
+    let (options, arguments) = (BasicConsumeOptions::default(), FieldTable::default());
+    let consumer = channel.basic_consume(short(&source.queue)?, tag, options, arguments).await?;
+    Ok(Box::new(Queue {
+        name: Arc::clone(&settings.name),
+        queue: source.queue.clone(),
+        dead_letter,
+        connection,
+        channel,
+        publishing,
+        consumer,
+        taken: HashMap::new(),
+    }))
+}
+
+/// Makes the queue of dead letters, unless there is one. An error ends a channel: then there is another.
+async fn declare(connection: &Connection, channel: Channel, queue: &str) -> Result<Channel, Error> {
+    let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+    if channel.queue_declare(short(queue)?, passive, FieldTable::default()).await.is_ok() {
+        return Ok(channel);
+    }
+    let channel = connection.create_channel().await?;
+    channel.confirm_select(ConfirmSelectOptions::default()).await?;
+    let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+    channel.queue_declare(short(queue)?, durable, FieldTable::default()).await?;
+    Ok(channel)
+}
+
+fn short(text: &str) -> Result<ShortString, Error> {
+    ShortString::try_new(text).map_err(|error| Error(error.to_string()))
+}
+
+#[async_trait]
+impl Subscription for Queue {
+    async fn next(&mut self) -> Result<Taken, Error> {
+        match self.consumer.next().await {
+            Some(delivery) => {
+                let mut delivery = delivery?;
+                let receipt = delivery.delivery_tag;
+                let body = Bytes::from(std::mem::take(&mut delivery.data));
+                let (properties, headers) = (properties(&delivery), headers(&delivery.properties));
+                self.taken.insert(receipt, (delivery, body.clone()));
+                Ok(Taken { receipt, properties, headers, body })
+            }
+            None => Err(Error("the broker ended the subscription; is the queue gone?".to_owned())),
+        }
+    }
+
+    async fn end(&mut self, receipt: u64, end: &End) -> Result<(), Error> {
+        let Some((delivery, body)) = self.taken.remove(&receipt) else { return Ok(()) };
+        match end {
+            End::Done => {}
+            End::Dead(reason) => self.bury(&delivery, &body, reason).await?,
+            End::Returned => {
+                delivery.nack(BasicNackOptions { requeue: true, ..BasicNackOptions::default() }).await?;
+                return Ok(());
+            }
+        }
+        delivery.ack(BasicAckOptions::default()).await?;
+        Ok(())
+    }
+
+    async fn pause(&mut self) -> Result<(), Error> {
+        Ok(self.channel.basic_cancel(self.consumer.tag(), BasicCancelOptions::default()).await?)
+    }
+
+    async fn close(self: Box<Self>) {
+        // What was not acknowledged goes back to the queue with it.
+        let _ = self.connection.close(SUCCESS, "stopped".into()).await;
+    }
+}
+
+impl Queue {
+    /// Publishes a message again, to the dead letters, with the reason. Durable when it returns.
+    async fn bury(&self, delivery: &Delivery, body: &[u8], reason: &str) -> Result<(), Error> {
+        let mut headers = delivery.properties.headers().clone().unwrap_or_default();
+        for (name, value) in [(REASON, reason), (CONSUMER, &*self.name), (QUEUE, &*self.queue)] {
+            headers.insert(short(name)?, AMQPValue::LongString(value.into()));
+        }
+        let properties: BasicProperties =
+            delivery.properties.clone().with_headers(headers).with_delivery_mode(PERSISTENT);
+        // A queue that is gone gives it back.
+        let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+        let queue = short(&self.dead_letter)?;
+        let publishing = self.publishing.basic_publish(ShortString::from(""), queue, options, body, properties).await?;
+        let confirmation = publishing.await?;
+        if confirmation.is_ack() && confirmation.take_message().is_none() {
+            return Ok(());
+        }
+        Err(Error(format!("the broker did not take a message for the queue {}", self.dead_letter)))
+    }
+}
+
+/// What the broker says of a message: see [`Source::properties`].
+///
+/// [`Source::properties`]: super::Source::properties
+fn properties(delivery: &Delivery) -> Vec<(&'static str, Bytes)> {
+    let text = |text: &ShortString| Bytes::copy_from_slice(text.as_str().as_bytes());
+    let known = &delivery.properties;
+    let found = [
+        ("message-id", known.message_id().as_ref()),
+        ("correlation-id", known.correlation_id().as_ref()),
+        ("type", known.kind().as_ref()),
+        ("app-id", known.app_id().as_ref()),
+        ("exchange", Some(&delivery.exchange)),
+        ("routing-key", Some(&delivery.routing_key)),
+    ];
+    found.into_iter().filter_map(|(name, value)| Some((name, text(value?)))).collect()
+}
+
+/// The headers of a message that HTTP can carry.
+fn headers(properties: &BasicProperties) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    let table = properties.headers().as_ref().map(|table| table.inner());
+    for (name, value) in table.into_iter().flatten() {
+        let name = HeaderName::from_bytes(name.as_str().as_bytes());
+        if let (Ok(name), Some(Ok(value))) = (name, header_value(value)) {
+            headers.insert(name, value);
+        }
+    }
+    for (name, value) in [(CONTENT_TYPE, properties.content_type()), (CONTENT_ENCODING, properties.content_encoding())]
+    {
+        if let Some(Ok(value)) = value.as_ref().map(|value| HeaderValue::from_str(value.as_str())) {
+            headers.insert(name, value);
+        }
+    }
+    headers
+}
+
+fn header_value(value: &AMQPValue) -> Option<Result<HeaderValue, http::header::InvalidHeaderValue>> {
+    Some(match value {
+        AMQPValue::LongString(text) => HeaderValue::from_bytes(text.as_bytes()),
+        AMQPValue::ShortString(text) => HeaderValue::from_str(text.as_str()),
+        AMQPValue::Boolean(flag) => HeaderValue::from_str(&flag.to_string()),
+        AMQPValue::ShortShortInt(number) => Ok((i16::from(*number)).into()),
+        AMQPValue::ShortShortUInt(number) => Ok(u16::from(*number).into()),
+        AMQPValue::ShortInt(number) => Ok((*number).into()),
+        AMQPValue::ShortUInt(number) => Ok((*number).into()),
+        AMQPValue::LongInt(number) => Ok((*number).into()),
+        AMQPValue::LongUInt(number) => Ok((*number).into()),
+        AMQPValue::LongLongInt(number) => Ok((*number).into()),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_are_what_http_can_carry() {
+        let mut table = FieldTable::default();
+        let values = [
+            ("X-Event-Id", AMQPValue::LongString("e-1".into())),
+            ("retries", AMQPValue::LongInt(-3)),
+            ("live", AMQPValue::Boolean(true)),
+            ("not a name", AMQPValue::LongString("x".into())),
+            ("broken", AMQPValue::LongString("a\nb".into())),
+            ("table", AMQPValue::FieldTable(FieldTable::default())),
+        ];
+        for (name, value) in values {
+            table.insert(name.into(), value);
+        }
+        let properties = BasicProperties::default().with_headers(table).with_content_type("application/json".into());
+        let mut found: Vec<_> =
+            headers(&properties).iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
+        found.sort();
+        assert_eq!(found, ["content-type: application/json", "live: true", "retries: -3", "x-event-id: e-1"]);
+    }
+}

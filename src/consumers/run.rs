@@ -1,0 +1,367 @@
+//! A consumer: takes messages, runs each to its end, and tells the broker.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Uri;
+use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::Settings;
+use super::source::{End, Error, Subscription, Taken, subscribe};
+use crate::gate::{Circuit, Gate, Message, Tries, Verdict};
+use crate::idempotency::key::Found;
+use crate::telemetry::consumers::{ConsumerMetrics, Ended};
+
+/// How long a connection may take to open.
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// How long after a failure to connect again: twice as long each time, up to a limit.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(15);
+
+/// So many messages for each that may run are taken, so that those that wait for their next attempt hold up no others.
+const TAKEN_FOR_EACH: u32 = 8;
+
+/// How often to look whether an upstream may be asked again that could not be reached.
+const CIRCUIT: Duration = Duration::from_millis(100);
+
+/// How many messages at most to remember the attempts of, beside those that are under way.
+const REMEMBERED: usize = 10_000;
+
+/// What the messages of a consumer share.
+struct Shared<F> {
+    settings: Arc<Settings>,
+    current: F,
+    turns: Semaphore,
+    circuit: Mutex<Circuit>,
+    running: AtomicU32,
+    /// The attempts behind messages, by their keys. A connection that is lost does not forget them.
+    tries: Mutex<HashMap<Bytes, Tried>>,
+}
+
+#[derive(Clone, Copy)]
+struct Tried {
+    attempts: u32,
+    since: Instant,
+}
+
+/// Consumes until `stop` turns true and what was taken has ended. `current` is the gate that serves.
+pub async fn consume(
+    settings: Arc<Settings>,
+    current: impl Fn() -> Arc<Gate> + Send + Sync + 'static,
+    metrics: ConsumerMetrics,
+    mut stop: watch::Receiver<bool>,
+) {
+    let shared = Arc::new(Shared {
+        turns: Semaphore::new(settings.concurrency as usize),
+        circuit: Mutex::default(),
+        running: AtomicU32::new(0),
+        tries: Mutex::default(),
+        current,
+        settings,
+    });
+    let (name, source) = (Arc::clone(&shared.settings.name), shared.settings.source.to_string());
+    let (mut pause, mut lost) = (FIRST_PAUSE, None::<Instant>);
+    while !*stop.borrow() {
+        let opening = timeout(CONNECT, subscribe(&shared.settings, shared.most_taken()));
+        let opened = tokio::select! {
+            biased;
+            () = turned(&mut stop) => return,
+            opened = opening => opened.unwrap_or_else(|_| Err(Error("no answer in time".to_owned()))),
+        };
+        let error = match opened {
+            Ok(subscription) => {
+                match lost.take() {
+                    Some(since) => {
+                        let seconds = since.elapsed().as_secs_f64();
+                        tracing::info!(consumer = &*name, source, seconds, "messages come again");
+                    }
+                    None => tracing::info!(consumer = &*name, source, "consuming messages"),
+                }
+                pause = FIRST_PAUSE;
+                metrics.connected(true);
+                let ran = Consumer { shared: &shared, metrics: &metrics, subscription }.run(&mut stop).await;
+                metrics.connected(false);
+                match ran {
+                    Ok(()) => return,
+                    Err(error) => error,
+                }
+            }
+            Err(error) => error,
+        };
+        if lost.is_none() {
+            lost = Some(Instant::now());
+            tracing::error!(consumer = &*name, source, %error, "no messages come: the broker cannot be used; trying again");
+        }
+        tokio::select! {
+            biased;
+            () = turned(&mut stop) => return,
+            () = sleep(pause) => pause = (2 * pause).min(LONGEST_PAUSE),
+        }
+    }
+}
+
+/// Returns when it is true, or its sender is gone.
+async fn turned(signal: &mut watch::Receiver<bool>) {
+    let _ = signal.wait_for(|signal| *signal).await;
+}
+
+/// A consumer with a connection.
+struct Consumer<'a, F> {
+    shared: &'a Arc<Shared<F>>,
+    metrics: &'a ConsumerMetrics,
+    subscription: Box<dyn Subscription>,
+}
+
+impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
+    async fn run(mut self, stop: &mut watch::Receiver<bool>) -> Result<(), Error> {
+        let returning = watch::Sender::new(false);
+        let (mut lanes, mut tasks) = (Lanes::default(), JoinSet::new());
+        let mut is_stopping = false;
+        // Tasks end with this: what they wait for is not theirs any more, and what runs has a claim, and runs on.
+        loop {
+            tokio::select! {
+                biased;
+                () = turned(stop), if !is_stopping => {
+                    is_stopping = true;
+                    returning.send_replace(true);
+                    self.subscription.pause().await?;
+                }
+                Some(ended) = tasks.join_next() => {
+                    // A bug: the broker delivers all again that is not acknowledged.
+                    let (receipt, lane, end) = ended.map_err(|_| Error("a message failed".to_owned()))?;
+                    lanes.left(&lane);
+                    self.subscription.end(receipt, &end).await?;
+                    self.metrics.ended(match end {
+                        End::Done => Ended::Done,
+                        End::Dead(_) => Ended::Dead,
+                        End::Returned => Ended::Returned,
+                    });
+                }
+                taken = self.subscription.next(), if !is_stopping => {
+                    let taken = taken?;
+                    let work = Work::of(self.shared, taken);
+                    let before = lanes.join(work.lane.clone());
+                    tasks.spawn(work.run(Arc::clone(self.shared), before, returning.subscribe()));
+                }
+            }
+            self.metrics.in_hand(tasks.len());
+            if is_stopping && tasks.is_empty() {
+                self.subscription.close().await;
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Messages of one lane run one after the other, in the order in which they came.
+#[derive(Default)]
+struct Lanes(HashMap<Bytes, (u32, Option<oneshot::Receiver<()>>)>);
+
+/// The place of a message in its lane. Dropped, it lets the next one run.
+struct Place {
+    before: Option<oneshot::Receiver<()>>,
+    _after: oneshot::Sender<()>,
+}
+
+impl Lanes {
+    fn join(&mut self, lane: Bytes) -> Place {
+        let (after, next) = oneshot::channel();
+        let (count, last) = self.0.entry(lane).or_default();
+        *count += 1;
+        Place { before: last.replace(next), _after: after }
+    }
+
+    fn left(&mut self, lane: &Bytes) {
+        if let Some((count, _)) = self.0.get_mut(lane) {
+            *count -= 1;
+            if *count == 0 {
+                self.0.remove(lane);
+            }
+        }
+    }
+}
+
+/// A message on its way.
+struct Work {
+    receipt: u64,
+    lane: Bytes,
+    /// Its request; else why it can have none.
+    message: Result<Message, String>,
+}
+
+impl Work {
+    fn of<F>(shared: &Shared<F>, taken: Taken) -> Self {
+        let Settings { request, key: rule, concurrency, .. } = &*shared.settings;
+        let property = |name: &str| {
+            let found = taken.properties.iter().find(|(known, _)| *known == name);
+            found.map(|(_, value)| &**value)
+        };
+        let found = rule.find(property, &request.target, &taken.headers, &taken.body);
+        let (lane, key) = match found {
+            Ok(Found::Key(key)) => (Bytes::copy_from_slice(key.as_str().as_bytes()), Ok(Found::Key(key))),
+            Ok(Found::Fingerprint) => (body_lane(&request.target, &taken.body), Ok(Found::Fingerprint)),
+            Ok(Found::Absent | Found::NeedsBody) => {
+                (Bytes::new(), Err("key-missing: the message has no key".to_owned()))
+            }
+            Err(invalid) => (Bytes::new(), Err(format!("key-invalid: {invalid}"))),
+        };
+        let message = key.map(|key| Message {
+            method: request.method.clone(),
+            target: request.target.clone(),
+            host: request.host.clone(),
+            headers: taken.headers,
+            body: taken.body,
+            key,
+        });
+        // One at a time is one after the other.
+        let lane = if *concurrency == 1 { Bytes::new() } else { lane };
+        Self { receipt: taken.receipt, lane, message }
+    }
+
+    async fn run<F: Fn() -> Arc<Gate> + Send + Sync + 'static>(
+        self,
+        shared: Arc<Shared<F>>,
+        place: Place,
+        returning: watch::Receiver<bool>,
+    ) -> (u64, Bytes, End) {
+        let Self { receipt, lane, message } = self;
+        let end = match message {
+            Ok(message) => shared.run(&message, place, returning).await,
+            Err(why) => End::Dead(why),
+        };
+        if let End::Dead(reason) = &end {
+            let consumer = &*shared.settings.name;
+            tracing::warn!(consumer, reason, "a message is given up and goes to the dead letters");
+        }
+        (receipt, lane, end)
+    }
+}
+
+/// The lane of a message whose body is its key.
+fn body_lane(target: &Uri, body: &[u8]) -> Bytes {
+    use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+    let mut hasher = DefaultHasher::new();
+    (target.path(), body).hash(&mut hasher);
+    Bytes::copy_from_slice(&hasher.finish().to_be_bytes())
+}
+
+impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
+    /// How many messages are taken at a time.
+    fn most_taken(&self) -> u16 {
+        let concurrency = self.settings.concurrency;
+        let most = if concurrency == 1 { 1 } else { concurrency.saturating_mul(TAKEN_FOR_EACH) };
+        u16::try_from(most).unwrap_or(u16::MAX)
+    }
+
+    /// Runs a message until it has its end, or until `returning` turns true while it waits.
+    async fn run(&self, message: &Message, mut place: Place, mut returning: watch::Receiver<bool>) -> End {
+        if let Some(before) = place.before.take() {
+            tokio::select! {
+                biased;
+                () = turned(&mut returning) => return End::Returned,
+                // It sends nothing, and is dropped.
+                _ = before => {}
+            }
+        }
+        let key = match &message.key {
+            Found::Key(key) => Bytes::copy_from_slice(key.as_str().as_bytes()),
+            _ => body_lane(&message.target, &message.body),
+        };
+        loop {
+            let turn = async {
+                while !self.may_begin() {
+                    sleep(CIRCUIT).await;
+                }
+                // It is never closed.
+                self.turns.acquire().await.ok()
+            };
+            let permit = tokio::select! {
+                biased;
+                () = turned(&mut returning) => return End::Returned,
+                permit = turn => permit,
+            };
+            let tried = self.tried(&key);
+            let tries = Tries { attempts: tried.attempts, age: tried.since.elapsed() };
+            self.running.fetch_add(1, Ordering::AcqRel);
+            let consumed = (self.current)().consume(message, tries).await;
+            self.running.fetch_sub(1, Ordering::AcqRel);
+            if let Some(is_reached) = consumed.is_reached {
+                self.circuit().ended(is_reached, Instant::now());
+            }
+            drop(permit);
+            let pause = match consumed.verdict {
+                Verdict::Done => return self.forget(&key, End::Done),
+                Verdict::GiveUp { note, .. } => return self.forget(&key, End::Dead(note)),
+                Verdict::Wait(pause) => pause,
+                Verdict::Again { pause, .. } => {
+                    self.count(key.clone(), tried);
+                    pause
+                }
+            };
+            tokio::select! {
+                biased;
+                () = turned(&mut returning) => return End::Returned,
+                () = sleep(pause) => {}
+            }
+        }
+    }
+
+    fn circuit(&self) -> std::sync::MutexGuard<'_, Circuit> {
+        self.circuit.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the upstream may be asked.
+    fn may_begin(&self) -> bool {
+        self.circuit().allows(1, self.running.load(Ordering::Acquire), Instant::now()) > 0
+    }
+
+    fn tried(&self, key: &Bytes) -> Tried {
+        let tries = self.tries.lock().unwrap_or_else(PoisonError::into_inner);
+        tries.get(key).copied().unwrap_or_else(|| Tried { attempts: 0, since: Instant::now() })
+    }
+
+    fn count(&self, key: Bytes, tried: Tried) {
+        let mut tries = self.tries.lock().unwrap_or_else(PoisonError::into_inner);
+        if tries.len() >= REMEMBERED && !tries.contains_key(&key) {
+            // They went to other gates.
+            tries.clear();
+        }
+        tries.insert(key, Tried { attempts: tried.attempts.saturating_add(1), ..tried });
+    }
+
+    fn forget(&self, key: &Bytes, end: End) -> End {
+        self.tries.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+        end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_lane_is_one_after_the_other() {
+        let mut lanes = Lanes::default();
+        let lane = Bytes::from_static(b"a");
+        let mut first = lanes.join(lane.clone());
+        let mut second = lanes.join(lane.clone());
+        let other = lanes.join(Bytes::from_static(b"b"));
+        assert!(first.before.take().is_none() && other.before.is_none());
+        let mut before = second.before.take().expect("one comes before it");
+        assert!(before.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Empty));
+        drop(first);
+        lanes.left(&lane);
+        assert!(before.await.is_err(), "the first is gone");
+        // The second is still there: a third comes after it.
+        assert!(lanes.join(lane.clone()).before.is_some());
+        lanes.left(&lane);
+        lanes.left(&lane);
+        assert!(lanes.join(lane).before.is_none());
+    }
+}

@@ -1,0 +1,65 @@
+//! What a broker is to a consumer.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::HeaderMap;
+
+use super::{Settings, Source};
+
+/// Why a broker cannot be used now. It never has a password.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct Error(pub(super) String);
+
+/// A message that was taken and is not acknowledged yet.
+pub(super) struct Taken {
+    /// Names it to its subscription.
+    pub(super) receipt: u64,
+    /// What the broker says of it, by names of [`MessageKeySource::Property`].
+    ///
+    /// [`MessageKeySource::Property`]: crate::idempotency::message::MessageKeySource::Property
+    pub(super) properties: Vec<(&'static str, Bytes)>,
+    /// Its headers.
+    pub(super) headers: HeaderMap,
+    /// Its body.
+    pub(super) body: Bytes,
+}
+
+/// What becomes of a message that was taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// Its record is durable: it is acknowledged.
+    Done,
+    /// It goes to the dead letters with this reason. Then it is acknowledged.
+    Dead(String),
+    /// It goes back, for this consumer or another.
+    Returned,
+}
+
+/// The messages of one consumer, over one connection.
+#[async_trait]
+pub(super) trait Subscription: Send {
+    /// The next message; an error where the connection is lost. A call that is given up loses none.
+    async fn next(&mut self) -> Result<Taken, Error>;
+
+    /// Ends a message.
+    async fn end(&mut self, receipt: u64, end: &End) -> Result<(), Error>;
+
+    /// Takes no more messages. Those that were taken are still to be ended.
+    async fn pause(&mut self) -> Result<(), Error>;
+
+    /// Ends the connection.
+    async fn close(self: Box<Self>);
+}
+
+/// Subscribes, for `most` messages at a time that are not ended.
+pub(super) async fn subscribe(settings: &Arc<Settings>, most: u16) -> Result<Box<dyn Subscription>, Error> {
+    match &settings.source {
+        #[cfg(feature = "amqp")]
+        Source::Amqp(queue) => super::amqp::subscribe(settings, queue, most).await,
+        #[cfg(not(feature = "amqp"))]
+        Source::Amqp(_) => Err(Error("this build has no AMQP".to_owned())),
+    }
+}

@@ -1,0 +1,174 @@
+//! Messages of brokers: each becomes a request that runs under the claim of its key, as a client's would that sends it again
+//! until it has its end.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONTENT_LENGTH, HOST};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version};
+use tokio::time::Instant;
+
+use super::protected::{ProtectedRequest, identify};
+use super::request::Head;
+use super::verdict::{Tries, Verdict};
+use super::{Gate, RouteState};
+use crate::http::forwarding::new_request_id;
+use crate::http::headers::is_end_to_end;
+use crate::http::request_body::Buffered;
+use crate::idempotency::codec::AcceptedRequest;
+use crate::idempotency::key::{Found, Key, KeySource};
+use crate::route::Route;
+use crate::telemetry::outcome::Code;
+
+/// When a message is tried again that could not be run for want of something that comes back soon.
+const SOON: Duration = Duration::from_secs(1);
+
+/// The key, towards an upstream whose route reads it from no header.
+const KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// A message, as a request.
+pub struct Message {
+    /// Its method.
+    pub method: Method,
+    /// Path and query.
+    pub target: Uri,
+    /// Its host; if omitted, the upstream's.
+    pub host: Option<HeaderValue>,
+    /// Its headers. Those that belong to a connection are left out.
+    pub headers: HeaderMap,
+    /// Its body.
+    pub body: Bytes,
+    /// Its key.
+    pub key: Found,
+}
+
+/// What came of a message.
+pub struct Consumed {
+    /// What becomes of it.
+    pub verdict: Verdict,
+    /// Whether the upstream was reached, where it was asked.
+    pub is_reached: Option<bool>,
+}
+
+impl From<Verdict> for Consumed {
+    fn from(verdict: Verdict) -> Self {
+        Self { verdict, is_reached: None }
+    }
+}
+
+impl Gate {
+    /// Runs a message.
+    pub async fn consume(self: &Arc<Self>, message: &Message, tries: Tries) -> Consumed {
+        let host = message.host.as_ref().and_then(|host| host.to_str().ok());
+        let route = match self.router.choose(&message.method, host, message.target.path()) {
+            Ok(Some(route)) if route.policy.mode.protects() => route,
+            // The configuration is checked for that, and a reload may be between two of them.
+            _ => return Verdict::Wait(SOON).into(),
+        };
+        let state = &self.states[&route.name];
+        match self.message_request(route, state, message).await {
+            Ok(request) => {
+                let tried = self.try_unattended(request, tries).await;
+                // Where the store does not say what became of it, it says so later.
+                let verdict = tried.verdict.unwrap_or(Verdict::Wait(SOON));
+                Consumed { verdict, is_reached: tried.is_reached }
+            }
+            Err(verdict) => verdict.into(),
+        }
+    }
+
+    async fn message_request(
+        self: &Arc<Self>,
+        route: &Arc<Route>,
+        state: &Arc<RouteState>,
+        message: &Message,
+    ) -> Result<ProtectedRequest, Verdict> {
+        let policy = &route.policy;
+        if message.body.len() as u64 > policy.max_request_body {
+            return Err(given_up(Code::RequestTooLarge, "the body is larger than max_request_body"));
+        }
+        let permit = self.shared.usage.requests.acquire(1).map(Arc::new).ok_or(Verdict::Wait(SOON))?;
+        let mut head = self.message_head(route, message)?;
+        if policy.scope.has_claims() {
+            self.verify(&mut head).await.map_err(|problem| match problem.code {
+                Code::CredentialsUnverifiable => given_up(problem.code, "its token cannot be verified"),
+                _ => Verdict::Wait(SOON),
+            })?;
+        }
+        let lacking = policy.scope.unfit(head.caller()).or_else(|| policy.scope.missing(head.caller()).next());
+        if let Some(part) = lacking {
+            return Err(given_up(Code::ScopeMissing, &format!("the scope of the route needs {part}")));
+        }
+        if let Found::Key(key) = &message.key {
+            show_key(&mut head.headers, &policy.key.from, key);
+        }
+        let body = Buffered::of(message.body.clone());
+        let found = message.key.clone();
+        let (key, fingerprint) = identify(self, policy, &head, &body, found).await.map_err(|_| Verdict::Wait(SOON))?;
+        let identifier = self.identifiers.first.clone();
+        let (id, proof) = identifier.identify(&route.namespace, &policy.scope, head.caller(), &key);
+        let mut request = ProtectedRequest {
+            gate: Arc::clone(self),
+            route: Arc::clone(route),
+            state: Arc::clone(state),
+            head,
+            body,
+            id,
+            identifier,
+            made_by: 0,
+            key,
+            fingerprint,
+            kept: None,
+            is_unattended: true,
+            proof,
+            began: Instant::now(),
+            going: Arc::new(self.shared.requests.subscribe()),
+            _permit: permit,
+        };
+        request.find_record().await;
+        Ok(request)
+    }
+
+    fn message_head(&self, route: &Route, message: &Message) -> Result<Head, Verdict> {
+        let mut headers: HeaderMap = message
+            .headers
+            .iter()
+            .filter(|(name, _)| is_end_to_end(name))
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect();
+        let place = || self.upstreams[route.upstream].settings().places.first().and_then(|place| place.authority());
+        let host = message.host.clone().or_else(|| HeaderValue::from_str(&place()?).ok());
+        headers.insert(HOST, host.unwrap_or(HeaderValue::from_static("localhost")));
+        headers.insert(CONTENT_LENGTH, HeaderValue::from(message.body.len()));
+        let request = AcceptedRequest {
+            method: message.method.clone(),
+            target: message.target.clone(),
+            version: Version::HTTP_11,
+            is_secure: false,
+            may_be_trusted: false,
+            peer: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            request: new_request_id(),
+            key: Key::from_fingerprint(&[0; 32]),
+            headers,
+        };
+        Head::accepted(request, &self.context).map_err(|problem| given_up(problem.code, &problem.detail))
+    }
+}
+
+fn given_up(code: Code, why: &str) -> Verdict {
+    Verdict::GiveUp { is_attempt: false, note: format!("{}: {why}", code.as_str()) }
+}
+
+/// The upstream finds the key where a client of its route would have put it.
+fn show_key(headers: &mut HeaderMap, places: &[KeySource], key: &Key) {
+    let name = places.iter().find_map(|place| match place {
+        KeySource::Header(name) => Some(name),
+        _ => None,
+    });
+    if let Ok(mut value) = HeaderValue::from_str(&key.to_field()) {
+        value.set_sensitive(true);
+        headers.insert(name.unwrap_or(&KEY).clone(), value);
+    }
+}

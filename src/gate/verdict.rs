@@ -1,0 +1,167 @@
+//! What becomes of a request that no client waits for: one that was accepted, or a message of a broker.
+
+use std::time::Duration;
+
+use http::HeaderMap;
+use http::header::RETRY_AFTER;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::Gate;
+use super::answer::Reply;
+use super::driver::drive;
+use super::protected::{Client, ProtectedRequest};
+use crate::idempotency::delivery::{Deliver, Fate};
+use crate::idempotency::record::{RecordId, State};
+use crate::idempotency::recovery::Recovery;
+use crate::store::{Error, Listed};
+use crate::telemetry::outcome::{Code, Outcome};
+
+/// How long a request waits that could not be run now, where nothing says how long.
+const SOON: Duration = Duration::from_millis(500);
+
+/// How long a request waits whose record says that it runs.
+const RUNNING: Duration = Duration::from_secs(10);
+
+/// What becomes of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Its record has its end.
+    Done,
+    /// It did not run now. It is tried again after a time, and no attempt counts.
+    Wait(Duration),
+    /// An attempt ended in a release. It is tried again after a time.
+    Again {
+        /// How long.
+        pause: Duration,
+        /// How the attempt ended.
+        note: String,
+    },
+    /// It is given up.
+    GiveUp {
+        /// An attempt ended in a release.
+        is_attempt: bool,
+        /// Why.
+        note: String,
+    },
+}
+
+/// What was tried before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tries {
+    /// How many attempts ended in a release.
+    pub attempts: u32,
+    /// Since when it is tried.
+    pub age: Duration,
+}
+
+/// What came of trying.
+pub(super) struct Tried {
+    /// What becomes of the request; an error where the store does not say.
+    pub(super) verdict: Result<Verdict, Error>,
+    /// Whether the upstream was reached, where it was asked.
+    pub(super) is_reached: Option<bool>,
+}
+
+impl Gate {
+    /// Runs a request under the claim of its key, as if a client waited for it.
+    pub(super) async fn try_unattended(&self, request: ProtectedRequest, tries: Tries) -> Tried {
+        let (id, began) = (request.id, Instant::now());
+        let (deliver, recovery) = (request.policy().deliver.clone(), request.policy().recovery.clone());
+        let (client, reply) = oneshot::channel();
+        tokio::spawn(Box::pin(drive(request, Client(client))));
+        match reply.await {
+            Ok(reply) => {
+                let is_reached = Some(reply.outcome != Outcome::Problem(Code::UpstreamUnreachable));
+                let tries = Tries { age: tries.age.saturating_add(began.elapsed()), ..tries };
+                Tried { verdict: self.verdict(id, reply, tries, &deliver, &recovery).await, is_reached }
+            }
+            // A bug: how far it came, its record says.
+            Err(_) => Tried { verdict: Ok(Verdict::Wait(RUNNING)), is_reached: None },
+        }
+    }
+
+    async fn verdict(
+        &self,
+        id: RecordId,
+        reply: Reply,
+        tries: Tries,
+        deliver: &Deliver,
+        recovery: &Recovery,
+    ) -> Result<Verdict, Error> {
+        let asked = retry_after(reply.response.headers());
+        let word = reply.outcome.as_str();
+        let again = |note| Ok(again(deliver, tries, asked, note));
+        match reply.outcome {
+            Outcome::Executed | Outcome::Replayed | Outcome::Recovered => return Ok(Verdict::Done),
+            Outcome::Problem(Code::ResponseNotStored) => return Ok(Verdict::Done),
+            Outcome::Released => return again(format!("{word}: {}", reply.response.status().as_u16())),
+            Outcome::Problem(Code::KeyReused | Code::CallerDiffers | Code::RequestExpired) => {
+                return Ok(Verdict::GiveUp { is_attempt: false, note: word.to_owned() });
+            }
+            Outcome::Problem(Code::InFlight | Code::Overloaded | Code::StoreUnavailable | Code::QuotaExceeded) => {
+                return Ok(Verdict::Wait(asked.unwrap_or(SOON)));
+            }
+            _ => {}
+        }
+        // What the record says counts: an attempt that failed may have been released or held.
+        let found = self.shared.store.get(id).await?.filter(Listed::is_live);
+        let Some(Listed { record, .. }) = found else { return again(word.to_owned()) };
+        match (record.state, recovery) {
+            (State::Completed, _) => Ok(Verdict::Done),
+            (State::InFlight, _) => Ok(Verdict::Wait(RUNNING)),
+            (State::Unknown, Recovery::Retry | Recovery::Probe(_)) => again(word.to_owned()),
+            // An operator finds out, or the upstream says so itself. Where it turns out that the request did not run, the
+            // operator has it tried again: its client does not come back.
+            (State::Unknown, Recovery::Hold | Recovery::Resend(_)) => {
+                Ok(Verdict::GiveUp { is_attempt: false, note: Code::OutcomeUnknown.as_str().to_owned() })
+            }
+        }
+    }
+}
+
+/// It is tried again, or given up.
+fn again(deliver: &Deliver, tries: Tries, asked: Option<Duration>, note: String) -> Verdict {
+    let attempts = tries.attempts.saturating_add(1);
+    let given_up = |note| Verdict::GiveUp { is_attempt: true, note };
+    match deliver.fate(attempts, tries.age, asked, random()) {
+        Fate::Again(pause) => Verdict::Again { pause, note },
+        Fate::Exhausted => given_up(format!("{note}, after {attempts} attempts")),
+        Fate::TooOld => given_up(format!("{note}, and it was accepted too long ago")),
+    }
+}
+
+fn random() -> u64 {
+    let mut bytes = [0; 8];
+    // Without randomness, the longest pause.
+    getrandom::fill(&mut bytes).map_or(u64::MAX, |()| u64::from_ne_bytes(bytes))
+}
+
+/// How long an upstream wants to be left alone (RFC 9110, 10.2.3): seconds, or a date.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    if let Ok(seconds) = text.parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let date = httpdate::parse_http_date(text).ok()?;
+    Some(date.duration_since(std::time::SystemTime::now()).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_retry_after_is_seconds_or_a_date() {
+        let read = |text: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(RETRY_AFTER, text.parse().unwrap());
+            retry_after(&headers)
+        };
+        assert_eq!(read("120"), Some(Duration::from_secs(120)));
+        assert_eq!(read("soon"), None);
+        assert_eq!(read("Sun, 06 Nov 1994 08:49:37 GMT"), Some(Duration::ZERO));
+        let later = httpdate::fmt_http_date(std::time::SystemTime::now() + Duration::from_secs(60));
+        assert!(read(&later).is_some_and(|wait| wait > Duration::from_secs(50)));
+    }
+}

@@ -1,0 +1,193 @@
+//! A RabbitMQ of a test's own, and what a test does with its queues.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use lapin::options::{
+    BasicAckOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions,
+};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+use tokio::time::timeout;
+
+use super::process::Process;
+use super::wait::eventually;
+
+/// Where Debian has it. What stands in the path runs as a user of its own.
+const SERVER: &str = "/usr/lib/rabbitmq/bin/rabbitmq-server";
+
+/// A server, which keeps what it has in a directory of its own.
+pub struct RabbitMq {
+    dir: TempDir,
+    port: u16,
+    /// Of the processes that it knows each other by.
+    others: [u16; 2],
+    process: Option<Process>,
+    runtime: Runtime,
+}
+
+/// A message, and how it came.
+#[derive(Clone, Debug)]
+pub struct Message {
+    pub id: Option<String>,
+    pub body: String,
+    /// The reason of a dead letter.
+    pub reason: Option<String>,
+}
+
+fn free_port() -> u16 {
+    let probe = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+    probe.local_addr().expect("a bound socket").port()
+}
+
+impl RabbitMq {
+    pub fn start() -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let mut server = Self {
+            dir: TempDir::new().expect("a directory"),
+            port: free_port(),
+            others: [free_port(), free_port()],
+            process: None,
+            runtime,
+        };
+        server.run();
+        server
+    }
+
+    /// Starts it, with what it had.
+    pub fn run(&mut self) {
+        let path = |name: &str| self.dir.path().join(name);
+        let [distribution, mapper] = self.others;
+        let mut command = Command::new(SERVER);
+        let places: [(&str, PathBuf); 7] = [
+            ("HOME", path("")),
+            ("RABBITMQ_MNESIA_BASE", path("data")),
+            ("RABBITMQ_LOG_BASE", path("log")),
+            ("RABBITMQ_ENABLED_PLUGINS_FILE", path("plugins")),
+            ("RABBITMQ_CONF_ENV_FILE", path("none")),
+            ("RABBITMQ_CONFIG_FILE", path("none")),
+            ("RABBITMQ_PID_FILE", path("pid")),
+        ];
+        command.envs(places);
+        command.env("RABBITMQ_NODENAME", "rabbit@localhost").env("RABBITMQ_LOGS", "-");
+        command.env("RABBITMQ_NODE_IP_ADDRESS", "127.0.0.1").env("RABBITMQ_NODE_PORT", self.port.to_string());
+        command.env("RABBITMQ_DIST_PORT", distribution.to_string());
+        command.env("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", "-kernel inet_dist_use_interface {127,0,0,1}");
+        command.env("ERL_EPMD_PORT", mapper.to_string()).env("ERL_EPMD_ADDRESS", "127.0.0.1");
+        command.process_group(0);
+        self.process = Some(Process::start(command, ()));
+        eventually("RabbitMQ takes connections", || self.try_channel());
+    }
+
+    /// Kills it.
+    pub fn kill9(&mut self) {
+        if let Some(process) = self.process.take() {
+            let group =
+                i32::try_from(process.pid()).ok().and_then(rustix::process::Pid::from_raw).expect("a process id");
+            rustix::process::kill_process_group(group, rustix::process::Signal::KILL).expect("a group");
+        }
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
+        eventually("it is gone", || TcpStream::connect(address).is_err().then_some(()));
+    }
+
+    /// The source of a consumer.
+    pub fn source(&self, queue: &str) -> String {
+        format!("amqp://guest:guest@127.0.0.1:{}/%2F?queue={queue}", self.port)
+    }
+
+    fn try_channel(&self) -> Option<(Connection, Channel)> {
+        let connecting = async {
+            let url = format!("amqp://guest:guest@127.0.0.1:{}/%2F", self.port);
+            let connection = Connection::connect(&url, ConnectionProperties::default()).await.ok()?;
+            let channel = connection.create_channel().await.ok()?;
+            channel.confirm_select(ConfirmSelectOptions::default()).await.ok()?;
+            Some((connection, channel))
+        };
+        // One that is about to serve may say nothing.
+        self.runtime.block_on(async { timeout(Duration::from_secs(3), connecting).await.ok().flatten() })
+    }
+
+    fn with<T, F: Future<Output = lapin::Result<T>>>(&self, act: impl FnOnce(Channel) -> F) -> T {
+        let (connection, channel) = self.try_channel().expect("RabbitMQ takes connections");
+        let done = self.runtime.block_on(act(channel)).expect("RabbitMQ does it");
+        drop(connection);
+        done
+    }
+
+    /// Makes a durable queue.
+    pub fn declare(&self, queue: &str) {
+        let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+        self.with(|channel| async move { channel.queue_declare(queue.into(), options, FieldTable::default()).await });
+    }
+
+    /// Publishes messages that outlive the server: ids and bodies.
+    pub fn publish(&self, queue: &str, messages: &[(Option<&str>, &str)]) {
+        self.with(|channel| async move {
+            for (id, body) in messages {
+                let mut headers = FieldTable::default();
+                headers.insert("x-source".into(), AMQPValue::LongString("shop".into()));
+                let mut properties = BasicProperties::default()
+                    .with_delivery_mode(2)
+                    .with_content_type("application/json".into())
+                    .with_headers(headers);
+                if let Some(id) = id {
+                    properties = properties.with_message_id((*id).into());
+                }
+                let options = BasicPublishOptions::default();
+                channel.basic_publish("".into(), queue.into(), options, body.as_bytes(), properties).await?.await?;
+            }
+            Ok(())
+        });
+    }
+
+    /// How many messages a queue has that nobody has taken.
+    pub fn waiting(&self, queue: &str) -> u32 {
+        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        self.with(|channel| async move {
+            Ok(channel.queue_declare(queue.into(), options, FieldTable::default()).await?.message_count())
+        })
+    }
+
+    /// Takes every message out of a queue.
+    pub fn take(&self, queue: &str) -> Vec<Message> {
+        self.with(|channel| async move {
+            let mut messages = Vec::new();
+            while let Some(got) = channel.basic_get(queue.into(), BasicGetOptions::default()).await? {
+                let properties = &got.delivery.properties;
+                let reason = properties.headers().as_ref().and_then(|headers| headers.inner().get("x-oncegate-reason"));
+                messages.push(Message {
+                    id: properties.message_id().as_ref().map(ToString::to_string),
+                    body: String::from_utf8_lossy(&got.delivery.data).into_owned(),
+                    reason: reason.and_then(|reason| match reason {
+                        AMQPValue::LongString(text) => Some(String::from_utf8_lossy(text.as_bytes()).into_owned()),
+                        _ => None,
+                    }),
+                });
+                got.delivery.ack(BasicAckOptions::default()).await?;
+            }
+            Ok(messages)
+        })
+    }
+}
+
+impl Drop for RabbitMq {
+    fn drop(&mut self) {
+        self.kill9();
+        // The directory of names goes on by itself.
+        // It stays until it has noticed that the server is gone.
+        for _ in 0..50 {
+            let mut end = Command::new("epmd");
+            match end.env("ERL_EPMD_PORT", self.others[1].to_string()).arg("-kill").output() {
+                Ok(said) if String::from_utf8_lossy(&said.stdout).contains("not allowed") => {}
+                Ok(said) if String::from_utf8_lossy(&said.stderr).contains("not allowed") => {}
+                _ => break,
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
