@@ -138,9 +138,9 @@ impl Gate {
             .filter(|(name, _)| is_end_to_end(name))
             .map(|(name, value)| (name.clone(), value.clone()))
             .collect();
-        let place = || self.upstreams[route.upstream].settings().places.first().and_then(|place| place.authority());
-        let host = message.host.clone().or_else(|| HeaderValue::from_str(&place()?).ok());
-        headers.insert(HOST, host.unwrap_or(HeaderValue::from_static("localhost")));
+        let host = message.host.clone();
+        let host = host.or_else(|| HeaderValue::from_str(&self.upstreams[route.upstream].settings().authority()).ok());
+        headers.insert(HOST, host.ok_or_else(|| given_up(Code::BadRequest, "its upstream has no host"))?);
         headers.insert(CONTENT_LENGTH, HeaderValue::from(message.body.len()));
         let request = AcceptedRequest {
             method: message.method.clone(),

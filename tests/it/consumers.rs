@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::support::{Gate, Plan, RabbitMq, Reply, Signal, Upstream, eventually};
+use crate::support::{Gate, Plan, RabbitMq, Reply, Request, Signal, Upstream, eventually};
 
 const QUEUE: &str = "orders";
 const DEAD: &str = "orders.dead-letter";
@@ -59,8 +59,8 @@ fn a_message_runs_once_and_is_acknowledged() {
     assert_eq!(header("x-source").as_deref(), Some("shop"));
     assert!(header("idempotency-attempt").is_some() && header("host").is_some());
     // A client's request with its key is a retry of it.
-    let replay = gate.post("/internal/orders?via=queue", "m-2", "{\"n\":2}");
-    replay.expect(200, "replayed");
+    let request = Request::post("/internal/orders?via=queue").key("m-2").header("content-type", "application/json");
+    request.body("{\"n\":2}").send(&gate).expect(200, "replayed");
     gate.stop();
     assert_eq!((broker.waiting(QUEUE), broker.waiting(DEAD)), (0, 0));
 }

@@ -111,6 +111,7 @@ fn everything() -> Resolved {
          outcomes_body = [{{ pointer = \"/error/retryable\", equals = true, then = \"release\" }}]\n\
          request_time = {{ from = \"header:X-Time\" }}\n\
          [[routes]]\nname = \"s\"\npath = \"/s\"\nrecovery = {{ resend = {{ attempts = 3 }} }}\n\
+         [[consumers]]\nname = \"c\"\nsource = \"amqp://rabbitmq/%2F?queue=q\"\npassword_file = {secret:?}\nrequest = \"POST /s\"\ndead_letter = \"d\"\n\
          [auth.jwt]\njwks_url = \"https://id/keys\"\nissuer = \"id\"\naudience = \"r\"\nalgorithms = [\"ES256\"]\n\
          tls = {{ ca = {own:?}, cert = {own:?}, key = {own:?}, name = \"id\", crl = {own:?} }}\n"
     );

@@ -50,7 +50,12 @@ fn refused(text: &str) -> BTreeSet<String> {
 /// `routes/0/key` as the loader writes it: `routes[0].key`
 fn dotted(steps: &[String]) -> String {
     steps.iter().fold(String::new(), |path, step| match step.parse::<usize>() {
-        Ok(index) if path.starts_with("routes") || path.ends_with("listen") || is_list(&path) => {
+        Ok(index)
+            if path.starts_with("routes")
+                || path.starts_with("consumers")
+                || path.ends_with("listen")
+                || is_list(&path) =>
+        {
             format!("{path}[{index}]")
         }
         _ if path.is_empty() => step.clone(),
@@ -114,7 +119,7 @@ fn every_key_of_a_table_has_a_type_and_a_description() {
             assert!(is_entry || is_described, "{path}.{key} is not described");
         }
     }
-    assert_eq!(found.len(), 46, "{:?}", found.iter().map(|(path, _)| path).collect::<Vec<_>>());
+    assert_eq!(found.len(), 47, "{:?}", found.iter().map(|(path, _)| path).collect::<Vec<_>>());
 }
 
 #[test]

@@ -56,17 +56,6 @@ pub enum Place {
     Unix(PathBuf),
 }
 
-impl Place {
-    /// Host and port, as a Host header has them; a socket has none.
-    #[must_use]
-    pub fn authority(&self) -> Option<String> {
-        match self {
-            Self::Tcp { host, port } => Some(authority(host, *port)),
-            Self::Unix(_) => None,
-        }
-    }
-}
-
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
