@@ -60,6 +60,6 @@ pub(super) async fn subscribe(settings: &Arc<Settings>, most: u16) -> Result<Box
         #[cfg(feature = "amqp")]
         Source::Amqp(queue) => super::amqp::subscribe(settings, queue, most).await,
         #[cfg(not(feature = "amqp"))]
-        Source::Amqp(_) => Err(Error("this build has no AMQP".to_owned())),
+        Source::Amqp(_) => Err(Error(format!("this build has no AMQP, for {most} messages at a time"))),
     }
 }
