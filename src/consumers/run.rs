@@ -44,6 +44,22 @@ struct Shared<F> {
     tries: Mutex<HashMap<Bytes, Tried>>,
 }
 
+/// Counts an attempt as under way, also where the connection is lost and nobody waits for its end any more.
+struct Running<'a>(&'a AtomicU32);
+
+impl<'a> Running<'a> {
+    fn count(running: &'a AtomicU32) -> Self {
+        running.fetch_add(1, Ordering::AcqRel);
+        Self(running)
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 #[derive(Clone, Copy)]
 struct Tried {
     attempts: u32,
@@ -87,6 +103,7 @@ pub async fn consume(
                 metrics.connected(true);
                 let ran = Consumer { shared: &shared, metrics: &metrics, subscription }.run(&mut stop).await;
                 metrics.connected(false);
+                metrics.in_hand(0);
                 match ran {
                     Ok(()) => return,
                     Err(error) => error,
@@ -288,9 +305,9 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
             };
             let tried = self.tried(&key);
             let tries = Tries { attempts: tried.attempts, age: tried.since.elapsed() };
-            self.running.fetch_add(1, Ordering::AcqRel);
+            let running = Running::count(&self.running);
             let consumed = (self.current)().consume(message, tries).await;
-            self.running.fetch_sub(1, Ordering::AcqRel);
+            drop(running);
             if let Some(is_reached) = consumed.is_reached {
                 self.circuit().ended(is_reached, Instant::now());
             }
@@ -344,6 +361,21 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn an_attempt_that_nobody_waits_for_any_more_does_not_count_for_ever() {
+        let running = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&running);
+        let attempt = tokio::spawn(async move {
+            let _running = Running::count(&counted);
+            std::future::pending::<()>().await;
+        });
+        tokio::task::yield_now().await;
+        assert_eq!(running.load(Ordering::Acquire), 1);
+        attempt.abort();
+        assert!(attempt.await.is_err_and(|error| error.is_cancelled()));
+        assert_eq!(running.load(Ordering::Acquire), 0, "or a circuit that is open would stay so");
+    }
 
     #[tokio::test]
     async fn a_lane_is_one_after_the_other() {
