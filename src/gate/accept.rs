@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout};
 
 use super::answer::Reply;
 use super::pass::spool_problem;
-use super::protected::{Kept, ProtectedRequest, digest, retired};
+use super::protected::{Kept, ProtectedRequest, RETRY_SOON, digest, retired};
 use super::request::Head;
 use super::{Gate, RouteState, deliver, request_status};
 use crate::http::body::Body;
@@ -31,9 +31,6 @@ use crate::store::{Error, Listed};
 use crate::telemetry::outcome::{Code, Outcome};
 
 const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
-
-/// When a client sends its request again that could not be kept, and a delivery that could not begin is tried again.
-const RETRY_SOON: Duration = Duration::from_secs(1);
 
 /// What the store knows of a request that may be accepted.
 enum Known {

@@ -8,9 +8,10 @@ use std::time::Duration;
 use tokio::sync::{OwnedRwLockReadGuard, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
+use super::answer::Client;
 use super::attempt::{self, Attempted};
 use super::probe::{ProbeLock, Probed};
-use super::protected::{Client, ProtectedRequest};
+use super::protected::ProtectedRequest;
 use super::quota::Ticket;
 use super::rotation::Elsewhere;
 use super::shared::{IdentityDigest, Shared};

@@ -125,7 +125,8 @@ impl<'a> Candidate<'a> {
         }
     }
 
-    fn protect(&self, route: &Route, found: Found) -> Step {
+    /// What its route does with the request, whose key was found and whose token was verified.
+    pub(super) fn protect(&self, route: &Route, found: Found) -> Step {
         if let Some(part) = route.policy.scope.unfit(self.head.caller()) {
             return refuse(request::claim_unfit(part), true);
         }

@@ -9,6 +9,7 @@ use http::header::{
     RETRY_AFTER, VARY,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Response};
+use tokio::sync::oneshot;
 
 use super::request::Head;
 use crate::http::body::Body;
@@ -270,6 +271,21 @@ impl Estimator {
 
 fn millis(millis: u32) -> Duration {
     Duration::from_millis(u64::from(millis))
+}
+
+/// The client of a protected request, which waits for its reply or has left.
+pub(super) struct Client(pub(super) oneshot::Sender<Reply>);
+
+impl Client {
+    pub(super) fn reply(self, reply: Reply) {
+        // The reply of a client that has left is dropped; the record has it.
+        let _ = self.0.send(reply);
+    }
+
+    /// Returns when the client has left.
+    pub(super) async fn gone(&mut self) {
+        self.0.closed().await;
+    }
 }
 
 #[cfg(test)]

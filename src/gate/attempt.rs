@@ -12,9 +12,9 @@ use hyper::ext::ReasonPhrase;
 use tokio::time::{Instant, timeout};
 
 use self::delivery::{end_of_tee, recorded_answer, relay, unrecorded};
-use super::answer::Reply;
+use super::answer::{Client, Reply};
 use super::pass;
-use super::protected::{Client, ProtectedRequest, has_length};
+use super::protected::{ProtectedRequest, has_length};
 use super::single_flight::Released;
 use crate::http::answer::{Captured, PartialBody, RelayLimits, ResponseTee, TeeHandle, capture};
 use crate::http::body::Body;

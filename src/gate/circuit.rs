@@ -4,10 +4,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// So many attempts in a row that reach nobody open the circuit of a route's upstream: for this long, and then twice as long
-/// each time, up to a limit. One at a time tries whether the upstream is back.
+/// The circuit opens when this many attempts in a row have not reached the upstream.
 const OPENS_AFTER: u32 = 5;
+
+/// How long the circuit stays open the first time. Then one attempt tries the upstream; each failure doubles the time.
 const OPEN: Duration = Duration::from_secs(1);
+
+/// The longest time that the circuit stays open.
 const LONGEST_OPEN: Duration = Duration::from_secs(30);
 
 /// Whether an upstream can be reached.

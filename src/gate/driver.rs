@@ -8,16 +8,16 @@ use std::sync::Arc;
 
 use http::Request;
 use tokio::sync::oneshot;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use super::actions::Driver;
 use super::admit::{Admission, Candidate, Refusal, Step, Unprotected};
-use super::answer::{CrossOrigin, Reply};
+use super::answer::{Client, CrossOrigin, Reply};
 use super::jwt::unverified;
 use super::observe::Watch;
 use super::pass::{self, ForwardOptions, body_problem};
 use super::preflight::Preflight;
-use super::protected::{Client, ProtectedRequest, identify, read_back};
+use super::protected::{ProtectedRequest, identify, read_back};
 use super::request::{self, Head};
 use super::{Gate, OVERLOADED_RETRY, RouteState, TOO_MANY_OF_ONE};
 use crate::http::problem::Problem;
@@ -163,26 +163,8 @@ impl Gate {
             Ok(identified) => identified,
             Err(problem) => return refuse(problem, true),
         };
-        let identifier = self.identifiers.first.clone();
-        let (id, proof) = identifier.identify(&route.namespace, &policy.scope, head.caller(), &key);
-        let mut request = ProtectedRequest {
-            gate: Arc::clone(self),
-            route: Arc::clone(route),
-            state: Arc::clone(state),
-            head,
-            body,
-            id,
-            identifier,
-            made_by: 0,
-            key,
-            fingerprint,
-            kept: None,
-            is_unattended: false,
-            proof,
-            began: Instant::now(),
-            going: Arc::new(self.shared.requests.subscribe()),
-            _permit: Arc::clone(permit),
-        };
+        let at = (self, route, state);
+        let mut request = ProtectedRequest::new(at, (head, body), (key, fingerprint), Arc::clone(permit));
         request.note_record();
         // 9. Replay from memory, where the answer is at hand.
         if let Some(reply) = request.recalled().await {

@@ -1,29 +1,24 @@
 //! Messages of brokers: each becomes a request that runs under the claim of its key, as a client's would that sends it again
 //! until it has its end.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, HOST};
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version};
-use tokio::time::Instant;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 
-use super::protected::{ProtectedRequest, identify};
+use super::admit::{Candidate, Refusal, Step};
+use super::protected::{ProtectedRequest, RETRY_SOON, identify};
 use super::request::Head;
 use super::verdict::{Tries, Verdict};
 use super::{Gate, RouteState};
-use crate::http::forwarding::new_request_id;
 use crate::http::headers::is_end_to_end;
 use crate::http::request_body::Buffered;
-use crate::idempotency::codec::AcceptedRequest;
+use crate::http::server::Peer;
 use crate::idempotency::key::{Found, Key, KeySource};
 use crate::route::Route;
 use crate::telemetry::outcome::Code;
-
-/// When a message is tried again that could not be run for want of something that comes back soon.
-const SOON: Duration = Duration::from_secs(1);
 
 /// The key, towards an upstream whose route reads it from no header.
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -65,14 +60,14 @@ impl Gate {
         let route = match self.router.choose(&message.method, host, message.target.path()) {
             Ok(Some(route)) if route.policy.mode.protects() => route,
             // The configuration is checked for that, and a reload may be between two of them.
-            _ => return Verdict::Wait(SOON).into(),
+            _ => return Verdict::Wait(RETRY_SOON).into(),
         };
         let state = &self.states[&route.name];
         match self.message_request(route, state, message).await {
             Ok(request) => {
                 let tried = self.try_unattended(request, tries).await;
                 // Where the store does not say what became of it, it says so later.
-                let verdict = tried.verdict.unwrap_or(Verdict::Wait(SOON));
+                let verdict = tried.verdict.unwrap_or(Verdict::Wait(RETRY_SOON));
                 Consumed { verdict, is_reached: tried.is_reached }
             }
             Err(verdict) => verdict.into(),
@@ -89,44 +84,27 @@ impl Gate {
         if message.body.len() as u64 > policy.max_request_body {
             return Err(given_up(Code::RequestTooLarge, "the body is larger than max_request_body"));
         }
-        let permit = self.shared.usage.requests.acquire(1).map(Arc::new).ok_or(Verdict::Wait(SOON))?;
+        let permit = self.shared.usage.requests.acquire(1).map(Arc::new).ok_or(Verdict::Wait(RETRY_SOON))?;
         let mut head = self.message_head(route, message)?;
         if policy.scope.has_claims() {
             self.verify(&mut head).await.map_err(|problem| match problem.code {
                 Code::CredentialsUnverifiable => given_up(problem.code, "its token cannot be verified"),
-                _ => Verdict::Wait(SOON),
+                _ => Verdict::Wait(RETRY_SOON),
             })?;
-        }
-        let lacking = policy.scope.unfit(head.caller()).or_else(|| policy.scope.missing(head.caller()).next());
-        if let Some(part) = lacking {
-            return Err(given_up(Code::ScopeMissing, &format!("the scope of the route needs {part}")));
         }
         if let Found::Key(key) = &message.key {
             show_key(&mut head.headers, &policy.key.from, key);
         }
         let body = Buffered::of(message.body.clone());
-        let found = message.key.clone();
-        let (key, fingerprint) = identify(self, policy, &head, &body, found).await.map_err(|_| Verdict::Wait(SOON))?;
-        let identifier = self.identifiers.first.clone();
-        let (id, proof) = identifier.identify(&route.namespace, &policy.scope, head.caller(), &key);
-        let mut request = ProtectedRequest {
-            gate: Arc::clone(self),
-            route: Arc::clone(route),
-            state: Arc::clone(state),
-            head,
-            body,
-            id,
-            identifier,
-            made_by: 0,
-            key,
-            fingerprint,
-            kept: None,
-            is_unattended: true,
-            proof,
-            began: Instant::now(),
-            going: Arc::new(self.shared.requests.subscribe()),
-            _permit: permit,
+        let found = match Candidate::new(&head).protect(route, message.key.clone()) {
+            Step::Protect(found) => found,
+            Step::Refuse(Refusal { problem, .. }) => return Err(given_up(problem.code, &problem.detail)),
+            // What a key was found for is protected or refused.
+            Step::Forward(_) | Step::NeedBody | Step::Verify { .. } => return Err(Verdict::Wait(RETRY_SOON)),
         };
+        let identified = identify(self, policy, &head, &body, found).await.map_err(|_| Verdict::Wait(RETRY_SOON))?;
+        let mut request = ProtectedRequest::new((self, route, state), (head, body), identified, permit);
+        request.is_unattended = true;
         request.find_record().await;
         Ok(request)
     }
@@ -142,18 +120,10 @@ impl Gate {
         let host = host.or_else(|| HeaderValue::from_str(&self.upstreams[route.upstream].settings().authority()).ok());
         headers.insert(HOST, host.ok_or_else(|| given_up(Code::BadRequest, "its upstream has no host"))?);
         headers.insert(CONTENT_LENGTH, HeaderValue::from(message.body.len()));
-        let request = AcceptedRequest {
-            method: message.method.clone(),
-            target: message.target.clone(),
-            version: Version::HTTP_11,
-            is_secure: false,
-            may_be_trusted: false,
-            peer: IpAddr::V4(Ipv4Addr::LOCALHOST),
-            request: new_request_id(),
-            key: Key::from_fingerprint(&[0; 32]),
-            headers,
-        };
-        Head::accepted(request, &self.context).map_err(|problem| given_up(problem.code, &problem.detail))
+        let (mut parts, ()) = Request::new(()).into_parts();
+        (parts.method, parts.uri, parts.headers) = (message.method.clone(), message.target.clone(), headers);
+        let peer = Peer { may_be_trusted: false, ..Peer::new((Ipv4Addr::LOCALHOST, 0).into()) };
+        Head::of(parts, peer, &self.context).map_err(|problem| given_up(problem.code, &problem.detail))
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
 use http::{HeaderName, HeaderValue, Response};
-use tokio::sync::{SemaphorePermit, oneshot, watch};
+use tokio::sync::{SemaphorePermit, watch};
 use tokio::time::Instant;
 
 use super::answer::Reply;
@@ -38,7 +38,7 @@ use crate::telemetry::outcome::{Code, Outcome};
 use crate::telemetry::wall_clock;
 
 /// When a client is to send its request again that was not sent on for want of something that comes back soon.
-const RETRY_SOON: Duration = Duration::from_secs(1);
+pub(super) const RETRY_SOON: Duration = Duration::from_secs(1);
 
 /// A protected request with its whole body.
 pub(super) struct ProtectedRequest {
@@ -77,22 +77,36 @@ pub(super) struct Kept {
     pub(super) timeout: Duration,
 }
 
-/// The client of a protected request, which waits for its reply or has left.
-pub(super) struct Client(pub(super) oneshot::Sender<Reply>);
-
-impl Client {
-    pub(super) fn reply(self, reply: Reply) {
-        // The reply of a client that has left is dropped; the record has it.
-        let _ = self.0.send(reply);
-    }
-
-    /// Returns when the client has left.
-    pub(super) async fn gone(&mut self) {
-        self.0.closed().await;
-    }
-}
-
 impl ProtectedRequest {
+    /// A request whose record has the id that the first of the gate's identifiers makes.
+    pub(super) fn new(
+        (gate, route, state): (&Arc<Gate>, &Arc<Route>, &Arc<RouteState>),
+        (head, body): (Head, Buffered),
+        (key, fingerprint): (Key, Fingerprint),
+        permit: Arc<Permit>,
+    ) -> Self {
+        let identifier = gate.identifiers.first.clone();
+        let (id, proof) = identifier.identify(&route.namespace, &route.policy.scope, head.caller(), &key);
+        Self {
+            gate: Arc::clone(gate),
+            route: Arc::clone(route),
+            state: Arc::clone(state),
+            head,
+            body,
+            id,
+            identifier,
+            made_by: 0,
+            key,
+            fingerprint,
+            kept: None,
+            is_unattended: false,
+            proof,
+            began: Instant::now(),
+            going: Arc::new(gate.shared.requests.subscribe()),
+            _permit: permit,
+        }
+    }
+
     pub(super) fn policy(&self) -> &Policy {
         &self.route.policy
     }

@@ -9,9 +9,9 @@ use http::StatusCode;
 use tokio::sync::OnceCell;
 use tokio::time::{Instant, sleep_until};
 
-use super::answer::Reply;
+use super::answer::{Client, Reply};
 use super::inquiry::Question;
-use super::protected::{Client, ProtectedRequest};
+use super::protected::ProtectedRequest;
 use crate::http::problem::Problem;
 use crate::idempotency::codec::Answer;
 use crate::idempotency::decide::Decision;

@@ -1,5 +1,6 @@
 //! What becomes of a request that no client waits for: one that was accepted, or a message of a broker.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderMap;
@@ -8,10 +9,11 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::Gate;
-use super::answer::Reply;
+use super::answer::{Client, Reply};
 use super::driver::drive;
-use super::protected::{Client, ProtectedRequest};
+use super::protected::ProtectedRequest;
 use crate::idempotency::delivery::{Deliver, Fate};
+use crate::idempotency::policy::Policy;
 use crate::idempotency::record::{RecordId, State};
 use crate::idempotency::recovery::Recovery;
 use crate::store::{Error, Listed};
@@ -67,31 +69,24 @@ impl Gate {
     /// Runs a request under the claim of its key, as if a client waited for it.
     pub(super) async fn try_unattended(&self, request: ProtectedRequest, tries: Tries) -> Tried {
         let (id, began) = (request.id, Instant::now());
-        let (deliver, recovery) = (request.policy().deliver.clone(), request.policy().recovery.clone());
+        let route = Arc::clone(&request.route);
         let (client, reply) = oneshot::channel();
         tokio::spawn(Box::pin(drive(request, Client(client))));
         match reply.await {
             Ok(reply) => {
                 let is_reached = Some(reply.outcome != Outcome::Problem(Code::UpstreamUnreachable));
                 let tries = Tries { age: tries.age.saturating_add(began.elapsed()), ..tries };
-                Tried { verdict: self.verdict(id, reply, tries, &deliver, &recovery).await, is_reached }
+                Tried { verdict: self.verdict(id, reply, tries, &route.policy).await, is_reached }
             }
             // A bug: how far it came, its record says.
             Err(_) => Tried { verdict: Ok(Verdict::Wait(RUNNING)), is_reached: None },
         }
     }
 
-    async fn verdict(
-        &self,
-        id: RecordId,
-        reply: Reply,
-        tries: Tries,
-        deliver: &Deliver,
-        recovery: &Recovery,
-    ) -> Result<Verdict, Error> {
+    async fn verdict(&self, id: RecordId, reply: Reply, tries: Tries, policy: &Policy) -> Result<Verdict, Error> {
         let asked = retry_after(reply.response.headers());
         let word = reply.outcome.as_str();
-        let again = |note| Ok(again(deliver, tries, asked, note));
+        let again = |note| Ok(again(&policy.deliver, tries, asked, note));
         match reply.outcome {
             Outcome::Executed | Outcome::Replayed | Outcome::Recovered => return Ok(Verdict::Done),
             Outcome::Problem(Code::ResponseNotStored) => return Ok(Verdict::Done),
@@ -107,7 +102,7 @@ impl Gate {
         // What the record says counts: an attempt that failed may have been released or held.
         let found = self.shared.store.get(id).await?.filter(Listed::is_live);
         let Some(Listed { record, .. }) = found else { return again(word.to_owned()) };
-        match (record.state, recovery) {
+        match (record.state, &policy.recovery) {
             (State::Completed, _) => Ok(Verdict::Done),
             (State::InFlight, _) => Ok(Verdict::Wait(RUNNING)),
             (State::Unknown, Recovery::Retry | Recovery::Probe(_)) => again(word.to_owned()),

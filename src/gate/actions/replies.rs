@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use super::super::answer::Client;
 use super::super::attempt;
-use super::super::protected::{Client, ProtectedRequest};
+use super::super::protected::ProtectedRequest;
 use super::super::reauthorize;
 use super::{CLIENT, Driver, Missing, PROBED, REQUEST, needed};
 use crate::idempotency::protocol::Reply;
