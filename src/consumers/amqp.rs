@@ -17,7 +17,7 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Consumer};
 
-use super::source::{End, Error, Subscription, Taken};
+use super::source::{End, Error, Received, Subscription};
 use super::{Amqp, Settings};
 
 /// How often each side says that it lives, in seconds, where nothing else is said. Twice that without a word, and the other is
@@ -32,10 +32,10 @@ const REASON: &str = "x-oncegate-reason";
 const CONSUMER: &str = "x-oncegate-consumer";
 const QUEUE: &str = "x-oncegate-queue";
 
-/// Properties by which a delivery mode says that a message outlives the broker.
+/// The delivery mode of a message that outlives a restart of the broker.
 const PERSISTENT: u8 = 2;
 
-/// The close code of a connection that has done its work.
+/// The reply code of a connection that is closed without an error.
 const SUCCESS: u16 = 200;
 
 impl From<lapin::Error> for Error {
@@ -55,8 +55,8 @@ struct Queue {
     /// Dead letters go over it, and are confirmed.
     publishing: Channel,
     consumer: Consumer,
-    /// What was taken, with its body.
-    taken: HashMap<u64, (Delivery, Bytes)>,
+    /// Messages that are not acknowledged, with their bodies.
+    unacknowledged: HashMap<u64, (Delivery, Bytes)>,
 }
 
 /// Subscribes to a queue.
@@ -78,9 +78,7 @@ pub(super) async fn subscribe(
     let properties = ConnectionProperties::default().with_connection_name(format!("oncegate {}", settings.name).into());
     let connection = Connection::connect_uri(uri, properties).await?;
     let dead_letter = settings.dead_letter.clone().unwrap_or_else(|| format!("{}{DEAD_LETTER}", source.queue));
-    let publishing = connection.create_channel().await?;
-    publishing.confirm_select(ConfirmSelectOptions::default()).await?;
-    let publishing = declare(&connection, publishing, &dead_letter).await?;
+    let publishing = publishing_to(&connection, &dead_letter).await?;
     let channel = connection.create_channel().await?;
     channel.basic_qos(most, BasicQosOptions::default()).await?;
     let tag = ShortString::from(format!("oncegate.{}", settings.name));
@@ -94,20 +92,28 @@ pub(super) async fn subscribe(
         channel,
         publishing,
         consumer,
-        taken: HashMap::new(),
+        unacknowledged: HashMap::new(),
     }))
 }
 
-/// Makes the queue of dead letters, unless there is one. An error ends a channel: then there is another.
-async fn declare(connection: &Connection, channel: Channel, queue: &str) -> Result<Channel, Error> {
+/// A channel to publish to a durable queue, which is made unless there is one.
+async fn publishing_to(connection: &Connection, queue: &str) -> Result<Channel, Error> {
     let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+    let channel = confirming(connection).await?;
     if channel.queue_declare(short(queue)?, passive, FieldTable::default()).await.is_ok() {
         return Ok(channel);
     }
-    let channel = connection.create_channel().await?;
-    channel.confirm_select(ConfirmSelectOptions::default()).await?;
+    // The refusal has closed the channel.
+    let channel = confirming(connection).await?;
     let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
     channel.queue_declare(short(queue)?, durable, FieldTable::default()).await?;
+    Ok(channel)
+}
+
+/// A channel on which the broker confirms what is published.
+async fn confirming(connection: &Connection) -> Result<Channel, Error> {
+    let channel = connection.create_channel().await?;
+    channel.confirm_select(ConfirmSelectOptions::default()).await?;
     Ok(channel)
 }
 
@@ -117,22 +123,22 @@ fn short(text: &str) -> Result<ShortString, Error> {
 
 #[async_trait]
 impl Subscription for Queue {
-    async fn next(&mut self) -> Result<Taken, Error> {
+    async fn next(&mut self) -> Result<Received, Error> {
         match self.consumer.next().await {
             Some(delivery) => {
                 let mut delivery = delivery?;
                 let receipt = delivery.delivery_tag;
                 let body = Bytes::from(std::mem::take(&mut delivery.data));
                 let (properties, headers) = (properties(&delivery), headers(&delivery.properties));
-                self.taken.insert(receipt, (delivery, body.clone()));
-                Ok(Taken { receipt, properties, headers, body })
+                self.unacknowledged.insert(receipt, (delivery, body.clone()));
+                Ok(Received { receipt, properties, headers, body })
             }
             None => Err(Error("the broker ended the subscription; is the queue gone?".to_owned())),
         }
     }
 
     async fn end(&mut self, receipt: u64, end: &End) -> Result<(), Error> {
-        let Some((delivery, body)) = self.taken.remove(&receipt) else { return Ok(()) };
+        let Some((delivery, body)) = self.unacknowledged.remove(&receipt) else { return Ok(()) };
         match end {
             End::Done => {}
             End::Dead(reason) => self.bury(&delivery, &body, reason).await?,
@@ -150,7 +156,7 @@ impl Subscription for Queue {
     }
 
     async fn close(self: Box<Self>) {
-        // What was not acknowledged goes back to the queue with it.
+        // RabbitMQ puts what is not acknowledged back into the queue.
         let _ = self.connection.close(SUCCESS, "stopped".into()).await;
     }
 }
@@ -164,7 +170,7 @@ impl Queue {
         }
         let properties: BasicProperties =
             delivery.properties.clone().with_headers(headers).with_delivery_mode(PERSISTENT);
-        // A queue that is gone gives it back.
+        // Where the queue is gone, RabbitMQ returns the message.
         let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
         let queue = short(&self.dead_letter)?;
         let publishing = self.publishing.basic_publish(ShortString::from(""), queue, options, body, properties).await?;
@@ -176,21 +182,19 @@ impl Queue {
     }
 }
 
-/// What the broker says of a message: see [`Source::properties`].
-///
-/// [`Source::properties`]: super::Source::properties
+/// The properties of a message that it has.
 fn properties(delivery: &Delivery) -> Vec<(&'static str, Bytes)> {
-    let text = |text: &ShortString| Bytes::copy_from_slice(text.as_str().as_bytes());
     let known = &delivery.properties;
-    let found = [
-        ("message-id", known.message_id().as_ref()),
-        ("correlation-id", known.correlation_id().as_ref()),
-        ("type", known.kind().as_ref()),
-        ("app-id", known.app_id().as_ref()),
-        ("exchange", Some(&delivery.exchange)),
-        ("routing-key", Some(&delivery.routing_key)),
+    let values = [
+        known.message_id().as_ref(),
+        known.correlation_id().as_ref(),
+        known.kind().as_ref(),
+        known.app_id().as_ref(),
+        Some(&delivery.exchange),
+        Some(&delivery.routing_key),
     ];
-    found.into_iter().filter_map(|(name, value)| Some((name, text(value?)))).collect()
+    let text = |text: &ShortString| Bytes::copy_from_slice(text.as_str().as_bytes());
+    Amqp::PROPERTIES.into_iter().zip(values).filter_map(|(name, value)| Some((name, text(value?)))).collect()
 }
 
 /// The headers of a message that HTTP can carry.

@@ -72,6 +72,11 @@ pub struct Amqp {
     pub queue: String,
 }
 
+impl Amqp {
+    /// What a message can have as `property:NAME`.
+    const PROPERTIES: [&str; 6] = ["message-id", "correlation-id", "type", "app-id", "exchange", "routing-key"];
+}
+
 impl fmt::Debug for Amqp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Amqp({self})")
@@ -89,7 +94,7 @@ impl Source {
     #[must_use]
     pub fn properties(&self) -> &'static [&'static str] {
         match self {
-            Self::Amqp(_) => &["message-id", "correlation-id", "type", "app-id", "exchange", "routing-key"],
+            Self::Amqp(_) => &Amqp::PROPERTIES,
         }
     }
 }

@@ -1,18 +1,16 @@
 //! A consumer: takes messages, runs each to its end, and tells the broker.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::Uri;
-use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::sync::{Semaphore, SemaphorePermit, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Settings;
-use super::source::{End, Error, Subscription, Taken, subscribe};
+use super::source::{End, Error, Received, Subscription, subscribe};
 use crate::gate::{Circuit, Gate, Message, Tries, Verdict};
 use crate::idempotency::key::Found;
 use crate::telemetry::consumers::{ConsumerMetrics, Ended};
@@ -37,36 +35,42 @@ const REMEMBERED: usize = 10_000;
 struct Shared<F> {
     settings: Arc<Settings>,
     current: F,
-    turns: Semaphore,
+    turns: Turns,
     circuit: Mutex<Circuit>,
-    running: AtomicU32,
-    /// The attempts behind messages, by their keys. A connection that is lost does not forget them.
-    tries: Mutex<HashMap<Bytes, Tried>>,
+    /// The attempts of messages, by their keys. They outlast a connection.
+    attempts: Mutex<HashMap<Bytes, Attempts>>,
 }
 
-/// Counts an attempt as under way, also where the connection is lost and nobody waits for its end any more.
-struct Running<'a>(&'a AtomicU32);
+/// Says how many messages may run at a time, and how many do.
+struct Turns {
+    free: Semaphore,
+    all: u32,
+}
 
-impl<'a> Running<'a> {
-    fn count(running: &'a AtomicU32) -> Self {
-        running.fetch_add(1, Ordering::AcqRel);
-        Self(running)
+impl Turns {
+    fn new(all: u32) -> Self {
+        Self { free: Semaphore::new(all as usize), all }
+    }
+
+    /// A turn, which ends when this is dropped.
+    async fn take(&self) -> Option<SemaphorePermit<'_>> {
+        // It is never closed.
+        self.free.acquire().await.ok()
+    }
+
+    fn taken(&self) -> u32 {
+        self.all.saturating_sub(self.free.available_permits() as u32)
     }
 }
 
-impl Drop for Running<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
+/// What was tried with a message.
 #[derive(Clone, Copy)]
-struct Tried {
-    attempts: u32,
+struct Attempts {
+    count: u32,
     since: Instant,
 }
 
-/// Consumes until `stop` turns true and what was taken has ended. `current` is the gate that serves.
+/// Takes messages until `stop` turns true, and returns when those in hand have ended. `current` gives the gate that serves.
 pub async fn consume(
     settings: Arc<Settings>,
     current: impl Fn() -> Arc<Gate> + Send + Sync + 'static,
@@ -74,10 +78,9 @@ pub async fn consume(
     mut stop: watch::Receiver<bool>,
 ) {
     let shared = Arc::new(Shared {
-        turns: Semaphore::new(settings.concurrency as usize),
+        turns: Turns::new(settings.concurrency),
         circuit: Mutex::default(),
-        running: AtomicU32::new(0),
-        tries: Mutex::default(),
+        attempts: Mutex::default(),
         current,
         settings,
     });
@@ -140,7 +143,8 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
         let returning = watch::Sender::new(false);
         let (mut lanes, mut tasks) = (Lanes::default(), JoinSet::new());
         let mut is_stopping = false;
-        // Tasks end with this: what they wait for is not theirs any more, and what runs has a claim, and runs on.
+        // Where the connection is lost, the tasks go with it: the broker delivers their messages again. What runs has a claim, and
+        // runs on.
         loop {
             tokio::select! {
                 biased;
@@ -150,7 +154,7 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
                     self.subscription.pause().await?;
                 }
                 Some(ended) = tasks.join_next() => {
-                    // A bug: the broker delivers all again that is not acknowledged.
+                    // A panic. The broker delivers again what is not acknowledged.
                     let (receipt, lane, end) = ended.map_err(|_| Error("a message failed".to_owned()))?;
                     lanes.left(&lane);
                     self.subscription.end(receipt, &end).await?;
@@ -160,11 +164,10 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Consumer<'_, F> {
                         End::Returned => Ended::Returned,
                     });
                 }
-                taken = self.subscription.next(), if !is_stopping => {
-                    let taken = taken?;
-                    let work = Work::of(self.shared, taken);
-                    let before = lanes.join(work.lane.clone());
-                    tasks.spawn(work.run(Arc::clone(self.shared), before, returning.subscribe()));
+                received = self.subscription.next(), if !is_stopping => {
+                    let work = Work::of(self.shared, received?);
+                    let place = lanes.join(work.lane.clone());
+                    tasks.spawn(work.run(Arc::clone(self.shared), place, returning.subscribe()));
                 }
             }
             self.metrics.in_hand(tasks.len());
@@ -207,38 +210,33 @@ impl Lanes {
 /// A message on its way.
 struct Work {
     receipt: u64,
+    /// Names it among messages.
+    key: Bytes,
     lane: Bytes,
     /// Its request; else why it can have none.
     message: Result<Message, String>,
 }
 
 impl Work {
-    fn of<F>(shared: &Shared<F>, taken: Taken) -> Self {
+    fn of<F>(shared: &Shared<F>, received: Received) -> Self {
         let Settings { request, key: rule, concurrency, .. } = &*shared.settings;
-        let property = |name: &str| {
-            let found = taken.properties.iter().find(|(known, _)| *known == name);
-            found.map(|(_, value)| &**value)
+        let Received { receipt, properties, headers, body } = received;
+        let property = |name: &str| properties.iter().find(|(known, _)| *known == name).map(|(_, value)| &**value);
+        let found = match rule.find(property, &request.target, &headers, &body) {
+            Ok(Found::Absent | Found::NeedsBody) => Err("key-missing: the message has no key".to_owned()),
+            Ok(found) => Ok(found),
+            Err(invalid) => Err(format!("key-invalid: {invalid}")),
         };
-        let found = rule.find(property, &request.target, &taken.headers, &taken.body);
-        let (lane, key) = match found {
-            Ok(Found::Key(key)) => (Bytes::copy_from_slice(key.as_str().as_bytes()), Ok(Found::Key(key))),
-            Ok(Found::Fingerprint) => (body_lane(&request.target, &taken.body), Ok(Found::Fingerprint)),
-            Ok(Found::Absent | Found::NeedsBody) => {
-                (Bytes::new(), Err("key-missing: the message has no key".to_owned()))
-            }
-            Err(invalid) => (Bytes::new(), Err(format!("key-invalid: {invalid}"))),
+        let key = match &found {
+            Ok(Found::Key(key)) => Bytes::copy_from_slice(key.as_str().as_bytes()),
+            Ok(_) => digest(&body),
+            Err(_) => Bytes::new(),
         };
-        let message = key.map(|key| Message {
-            method: request.method.clone(),
-            target: request.target.clone(),
-            host: request.host.clone(),
-            headers: taken.headers,
-            body: taken.body,
-            key,
-        });
         // One at a time is one after the other.
-        let lane = if *concurrency == 1 { Bytes::new() } else { lane };
-        Self { receipt: taken.receipt, lane, message }
+        let lane = if *concurrency == 1 { Bytes::new() } else { key.clone() };
+        let (method, target, host) = (request.method.clone(), request.target.clone(), request.host.clone());
+        let message = found.map(|key| Message { method, target, host, headers, body, key });
+        Self { receipt, key, lane, message }
     }
 
     async fn run<F: Fn() -> Arc<Gate> + Send + Sync + 'static>(
@@ -247,9 +245,9 @@ impl Work {
         place: Place,
         returning: watch::Receiver<bool>,
     ) -> (u64, Bytes, End) {
-        let Self { receipt, lane, message } = self;
+        let Self { receipt, key, lane, message } = self;
         let end = match message {
-            Ok(message) => shared.run(&message, place, returning).await,
+            Ok(message) => shared.run(&message, key, place, returning).await,
             Err(why) => End::Dead(why),
         };
         if let End::Dead(reason) = &end {
@@ -260,11 +258,11 @@ impl Work {
     }
 }
 
-/// The lane of a message whose body is its key.
-fn body_lane(target: &Uri, body: &[u8]) -> Bytes {
-    use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+/// Names a message of a consumer whose body is its key.
+fn digest(body: &[u8]) -> Bytes {
+    use std::hash::{DefaultHasher, Hasher as _};
     let mut hasher = DefaultHasher::new();
-    (target.path(), body).hash(&mut hasher);
+    hasher.write(body);
     Bytes::copy_from_slice(&hasher.finish().to_be_bytes())
 }
 
@@ -277,7 +275,7 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
     }
 
     /// Runs a message until it has its end, or until `returning` turns true while it waits.
-    async fn run(&self, message: &Message, mut place: Place, mut returning: watch::Receiver<bool>) -> End {
+    async fn run(&self, message: &Message, key: Bytes, mut place: Place, mut returning: watch::Receiver<bool>) -> End {
         if let Some(before) = place.before.take() {
             tokio::select! {
                 biased;
@@ -286,38 +284,31 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
                 _ = before => {}
             }
         }
-        let key = match &message.key {
-            Found::Key(key) => Bytes::copy_from_slice(key.as_str().as_bytes()),
-            _ => body_lane(&message.target, &message.body),
-        };
         loop {
             let turn = async {
                 while !self.may_begin() {
                     sleep(CIRCUIT).await;
                 }
-                // It is never closed.
-                self.turns.acquire().await.ok()
+                self.turns.take().await
             };
-            let permit = tokio::select! {
+            let turn = tokio::select! {
                 biased;
                 () = turned(&mut returning) => return End::Returned,
-                permit = turn => permit,
+                turn = turn => turn,
             };
-            let tried = self.tried(&key);
-            let tries = Tries { attempts: tried.attempts, age: tried.since.elapsed() };
-            let running = Running::count(&self.running);
+            let before = self.attempts_of(&key);
+            let tries = Tries { attempts: before.count, age: before.since.elapsed() };
             let consumed = (self.current)().consume(message, tries).await;
-            drop(running);
             if let Some(is_reached) = consumed.is_reached {
                 self.circuit().ended(is_reached, Instant::now());
             }
-            drop(permit);
+            drop(turn);
             let pause = match consumed.verdict {
                 Verdict::Done => return self.forget(&key, End::Done),
                 Verdict::GiveUp { note, .. } => return self.forget(&key, End::Dead(note)),
                 Verdict::Wait(pause) => pause,
                 Verdict::Again { pause, .. } => {
-                    self.count(key.clone(), tried);
+                    self.remember(key.clone(), before);
                     pause
                 }
             };
@@ -329,31 +320,35 @@ impl<F: Fn() -> Arc<Gate> + Send + Sync + 'static> Shared<F> {
         }
     }
 
-    fn circuit(&self) -> std::sync::MutexGuard<'_, Circuit> {
+    fn circuit(&self) -> MutexGuard<'_, Circuit> {
         self.circuit.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the upstream may be asked.
     fn may_begin(&self) -> bool {
-        self.circuit().allows(1, self.running.load(Ordering::Acquire), Instant::now()) > 0
+        self.circuit().allows(1, self.turns.taken(), Instant::now()) > 0
     }
 
-    fn tried(&self, key: &Bytes) -> Tried {
-        let tries = self.tries.lock().unwrap_or_else(PoisonError::into_inner);
-        tries.get(key).copied().unwrap_or_else(|| Tried { attempts: 0, since: Instant::now() })
+    fn attempts(&self) -> MutexGuard<'_, HashMap<Bytes, Attempts>> {
+        self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn count(&self, key: Bytes, tried: Tried) {
-        let mut tries = self.tries.lock().unwrap_or_else(PoisonError::into_inner);
-        if tries.len() >= REMEMBERED && !tries.contains_key(&key) {
+    fn attempts_of(&self, key: &Bytes) -> Attempts {
+        self.attempts().get(key).copied().unwrap_or_else(|| Attempts { count: 0, since: Instant::now() })
+    }
+
+    /// Remembers one attempt more.
+    fn remember(&self, key: Bytes, before: Attempts) {
+        let mut attempts = self.attempts();
+        if attempts.len() >= REMEMBERED && !attempts.contains_key(&key) {
             // They went to other gates.
-            tries.clear();
+            attempts.clear();
         }
-        tries.insert(key, Tried { attempts: tried.attempts.saturating_add(1), ..tried });
+        attempts.insert(key, Attempts { count: before.count.saturating_add(1), ..before });
     }
 
     fn forget(&self, key: &Bytes, end: End) -> End {
-        self.tries.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+        self.attempts().remove(key);
         end
     }
 }
@@ -364,17 +359,17 @@ mod tests {
 
     #[tokio::test]
     async fn an_attempt_that_nobody_waits_for_any_more_does_not_count_for_ever() {
-        let running = Arc::new(AtomicU32::new(0));
-        let counted = Arc::clone(&running);
+        let turns = Arc::new(Turns::new(2));
+        let taken = Arc::clone(&turns);
         let attempt = tokio::spawn(async move {
-            let _running = Running::count(&counted);
+            let _turn = taken.take().await;
             std::future::pending::<()>().await;
         });
         tokio::task::yield_now().await;
-        assert_eq!(running.load(Ordering::Acquire), 1);
+        assert_eq!(turns.taken(), 1);
         attempt.abort();
         assert!(attempt.await.is_err_and(|error| error.is_cancelled()));
-        assert_eq!(running.load(Ordering::Acquire), 0, "or a circuit that is open would stay so");
+        assert_eq!(turns.taken(), 0, "or a circuit that is open would stay so");
     }
 
     #[tokio::test]

@@ -13,8 +13,8 @@ use super::{Settings, Source};
 #[error("{0}")]
 pub(super) struct Error(pub(super) String);
 
-/// A message that was taken and is not acknowledged yet.
-pub(super) struct Taken {
+/// A message that is not acknowledged yet.
+pub(super) struct Received {
     /// Names it to its subscription.
     pub(super) receipt: u64,
     /// What the broker says of it, by names of [`MessageKeySource::Property`].
@@ -27,7 +27,7 @@ pub(super) struct Taken {
     pub(super) body: Bytes,
 }
 
-/// What becomes of a message that was taken.
+/// How a message ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// Its record is durable: it is acknowledged.
@@ -42,12 +42,12 @@ pub(super) enum End {
 #[async_trait]
 pub(super) trait Subscription: Send {
     /// The next message; an error where the connection is lost. A call that is given up loses none.
-    async fn next(&mut self) -> Result<Taken, Error>;
+    async fn next(&mut self) -> Result<Received, Error>;
 
     /// Ends a message.
     async fn end(&mut self, receipt: u64, end: &End) -> Result<(), Error>;
 
-    /// Takes no more messages. Those that were taken are still to be ended.
+    /// Receives no more messages. Those that came before are still to be ended.
     async fn pause(&mut self) -> Result<(), Error>;
 
     /// Ends the connection.
@@ -55,11 +55,12 @@ pub(super) trait Subscription: Send {
 }
 
 /// Subscribes, for `most` messages at a time that are not ended.
+#[cfg_attr(not(feature = "amqp"), expect(unused_variables, reason = "there is no broker to subscribe to"))]
 pub(super) async fn subscribe(settings: &Arc<Settings>, most: u16) -> Result<Box<dyn Subscription>, Error> {
     match &settings.source {
         #[cfg(feature = "amqp")]
         Source::Amqp(queue) => super::amqp::subscribe(settings, queue, most).await,
         #[cfg(not(feature = "amqp"))]
-        Source::Amqp(_) => Err(Error(format!("this build has no AMQP, for {most} messages at a time"))),
+        Source::Amqp(_) => Err(Error("this build has no AMQP".to_owned())),
     }
 }
