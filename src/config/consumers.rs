@@ -13,7 +13,7 @@ use super::declare::{Keys as _, Section, keys};
 use super::kinds::{Kind, Shape, file, filled, number, raw, text_as};
 use super::node::{Node, Table, Wrong};
 use super::store::location::{Location, UrlGrammar, take_apart};
-use super::store::{name, only_one_password, password};
+use super::store::{name, only_one_password, password, password_text};
 use crate::consumers::{Amqp, RequestLine, Settings, Source};
 use crate::idempotency::message::{MessageKeyRule, MessageKeySource};
 use crate::idempotency::policy::Mode;
@@ -138,11 +138,7 @@ fn one(table: &Table<'_>, router: &Router) -> Option<(Settings, Keys)> {
         ("source", "write source = \"amqp://USER@HOST/%2F?queue=NAME\""),
         ("request", "write request = \"POST /internal/orders\""),
     ];
-    for (key, hint) in required {
-        if table.get(key).is_none() {
-            table.report(key, Wrong::new(format!("the consumer has no {key}")).hint(hint));
-        }
-    }
+    table.require("consumer", &required);
     let mut keys = Keys::read(table, Keys::default());
     let source = keys.source.as_ref().and_then(|url| amqp(table, url, &keys));
     if let Some(request) = &keys.request {
@@ -179,15 +175,14 @@ fn amqp(table: &Table<'_>, url: &str, keys: &Keys) -> Option<(Amqp, String)> {
             return None;
         }
     };
-    let from_file = table.read_file("password_file", keys.password_file.as_deref(), password);
+    let from_file = table.read_file("password_file", keys.password_file.as_deref(), |path| {
+        password_text(password(path)?, &path.display().to_string())
+    });
     let mut location = take_apart(&GRAMMAR, scheme, rest).map_err(report).ok()?;
     only_one_password(table, &GRAMMAR, &location);
     let mut wrong = Vec::new();
-    let secret = location.password.take().or(from_file).unwrap_or_else(|| GUEST.into());
-    let secret = String::from_utf8(secret).unwrap_or_else(|_| {
-        wrong.push(Wrong::new("the password is not text in UTF-8").hint("choose another password"));
-        String::new()
-    });
+    let from_url = location.password.take().map(|password| password_text(password, "the password"));
+    let from_url = from_url.and_then(|password| password.map_err(|error| wrong.push(error)).ok());
     let queue = location.take("queue").filter(|queue| !queue.is_empty()).unwrap_or_else(|| {
         wrong.push(Wrong::new("the source names no queue").hint(GRAMMAR.form));
         String::new()
@@ -204,7 +199,7 @@ fn amqp(table: &Table<'_>, url: &str, keys: &Keys) -> Option<(Amqp, String)> {
         host,
         port: port.unwrap_or(if is_encrypted { ENCRYPTED_PORT } else { PORT }),
         user: location.user.unwrap_or_else(|| GUEST.to_owned()),
-        password: secret,
+        password: from_url.or(from_file).unwrap_or_else(|| GUEST.to_owned()),
         virtual_host: location.database.unwrap_or_else(|| VIRTUAL_HOST.to_owned()),
         queue,
     };
@@ -225,7 +220,7 @@ fn host(location: &Location, wrong: &mut Vec<Wrong>) -> (String, Option<u16>) {
 fn check_route(table: &Table<'_>, router: &Router, request: &RequestLine) {
     let host = request.host.as_ref().and_then(|host| host.to_str().ok());
     let wrong = match router.choose(&request.method, host, request.target.path()) {
-        // What is wrong with the routes is reported there.
+        // `routes` reports what is wrong with them.
         _ if router.routes().is_empty() => return,
         Ok(Some(route)) => match route.policy.mode {
             Mode::Protect => return,

@@ -277,6 +277,13 @@ impl<'a> Table<'a> {
         }
     }
 
+    /// Notes which of these keys are missing, each with a hint; `what` the table is.
+    pub(super) fn require(&self, what: &str, keys: &[(&str, &str)]) {
+        for (key, hint) in keys.iter().filter(|(key, _)| self.get(key).is_none()) {
+            self.report(key, Wrong::new(format!("the {what} has no {key}")).hint(*hint));
+        }
+    }
+
     /// Notes what is better known of a key.
     pub(super) fn advise(&self, key: &str, message: String) {
         let place = self.get(key).map_or_else(|| self.node.place(), |node| node.place());

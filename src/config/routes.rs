@@ -193,11 +193,7 @@ fn only_route(root: &Table<'_>, table: &Table<'_>, defaults: Defaults, upstreams
 }
 
 fn one(table: &Table<'_>, defaults: &Defaults, upstreams: &Upstreams, printed: &mut ArrayOfTables) -> Option<Route> {
-    for (key, hint) in [("name", "write name = \"create-charge\""), ("path", "write path = \"/v1/charges\"")] {
-        if table.get(key).is_none() {
-            table.report(key, Wrong::new(format!("the route has no {key}")).hint(hint));
-        }
-    }
+    table.require("route", &[("name", "write name = \"create-charge\""), ("path", "write path = \"/v1/charges\"")]);
     let keys = Keys::read(table, Keys::default());
     let upstream = upstreams::of_route(table, upstreams);
     let (preset, base) = defaults.of_route(table);

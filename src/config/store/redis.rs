@@ -90,7 +90,7 @@ pub(super) fn read(
 ) -> Option<Redis> {
     let grammar = &key.grammar;
     let from_file = table.read_file(grammar.password_file, password_file, |path| {
-        text(super::password(path)?, &path.display().to_string())
+        super::password_text(super::password(path)?, &path.display().to_string())
     });
     let report = |wrong| table.report(key.name, wrong);
     let mut location = take_apart(grammar, scheme, rest).map_err(report).ok()?;
@@ -102,7 +102,7 @@ pub(super) fn read(
         let either = Wrong::new("what stands before the `@` has no colon: it could be a user or a password");
         wrong.push(either.hint("write USER:PASSWORD@, or :PASSWORD@ for the default user"));
     }
-    let password = location.password.take().map(|password| text(password, "the password"));
+    let password = location.password.take().map(|password| super::password_text(password, "the password"));
     let password = password.and_then(|password| password.map_err(|error| wrong.push(error)).ok());
     let mut servers = servers(&mut location, is_encrypted, &mut wrong);
     wrong.extend(location.unknown(grammar));
@@ -113,12 +113,6 @@ pub(super) fn read(
     servers.password = password.or(from_file);
     advise(table, key, &servers);
     Some(Redis { servers, url: location.shown, password_file: password_file.map(Path::to_path_buf) })
-}
-
-/// A password, which Redis's protocol takes as bytes, and its users' rules as text.
-fn text(password: Vec<u8>, what: &str) -> Result<String, Wrong> {
-    let not_text = || Wrong::new(format!("{what} is not text in UTF-8")).hint("choose another password");
-    String::from_utf8(password).map_err(|_| not_text())
 }
 
 /// Puts everything but the password into the store's form. What is left in `location` afterwards is unknown.
