@@ -18,6 +18,7 @@ use self::remembering::Remembering;
 use self::signals::Instruction;
 pub(super) use self::signals::Signals;
 use self::summary::Summary;
+use self::supervision::supervise;
 pub(super) use self::watched_file::WatchedFile;
 use crate::admin::{self, Phase, Readiness, RouteInfo};
 use crate::cli::BAD_CONFIGURATION;
@@ -48,6 +49,7 @@ mod reloading;
 mod remembering;
 mod signals;
 mod summary;
+mod supervision;
 mod token_keys;
 mod traces;
 mod watched_file;
@@ -277,10 +279,21 @@ impl Serving {
             server::ServerState::current(Arc::clone(&gate), config.server.limits, config.server.accept, usage);
         let work_stop = watch::Sender::new(false);
         let workers = worker::spawn(Arc::clone(&store), keeper.clone(), metrics.clone(), upkeep, work_stop.subscribe());
-        let renewing = tokio::spawn(keep_renewing(Arc::clone(&current), work_stop.subscribe()));
+        let (renewer, stopping) = (Arc::clone(&current), work_stop.subscribe());
+        let renewing = tokio::spawn(supervise(
+            move || renewer.load().handler.renew_leases(stopping.clone()),
+            || tracing::error!("the renewal of leases failed; starting it again"),
+        ));
         let asking = tokio::spawn(keep_asking(Arc::clone(&current), work_stop.subscribe()));
         let (mut servers, mut addresses, stop) = (JoinSet::new(), Vec::new(), watch::Sender::new(false));
-        let delivering = shards.run(keep_delivering(Arc::clone(&current), stop.subscribe()));
+        let (deliverer, stopping) = (Arc::clone(&current), stop.subscribe());
+        let delivering = shards.run(supervise(
+            move || {
+                let current = Arc::clone(&deliverer);
+                gate::deliver_accepted(move || Arc::clone(&current.load().handler), stopping.clone())
+            },
+            || tracing::error!("the delivery of accepted requests failed; starting it again"),
+        ));
         let consuming = Consuming::start(config.consumers, &shards, &current, &metrics, &stop);
         let mut certificates = JoinSet::new();
         certificates.spawn(certificates::follow(Arc::clone(&current)));
@@ -382,37 +395,6 @@ async fn keep_asking(current: Current<Gate>, mut stop: watch::Receiver<bool>) {
             () = server::stopped(&mut stop) => return,
             _ = asking.join_next() => {
                 tracing::error!("asking about unknown outcomes failed; starting it again");
-                tokio::time::sleep(Duration::from_secs(1)).await;
-            }
-        }
-    }
-}
-
-/// Delivers accepted requests until it is stopped, even after a panic.
-async fn keep_delivering(current: Current<Gate>, stop: watch::Receiver<bool>) {
-    loop {
-        let (current, stop) = (Arc::clone(&current), stop.clone());
-        let mut delivering = JoinSet::new();
-        delivering.spawn(gate::deliver_accepted(move || Arc::clone(&current.load().handler), stop));
-        match delivering.join_next().await {
-            Some(Err(error)) if error.is_panic() => {
-                tracing::error!("the delivery of accepted requests failed; starting it again");
-                tokio::time::sleep(Duration::from_secs(1)).await;
-            }
-            // It was stopped, or the store keeps none.
-            _ => return,
-        }
-    }
-}
-
-/// Renews leases until it is stopped, even after a panic.
-async fn keep_renewing(current: Current<Gate>, stop: watch::Receiver<bool>) {
-    loop {
-        let renewing = current.load().handler.renew_leases(stop.clone());
-        match tokio::spawn(renewing).await {
-            Ok(()) => return,
-            Err(_) => {
-                tracing::error!("the renewal of leases failed; starting it again");
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
         }

@@ -1,12 +1,11 @@
 //! Consumers, which run until they are stopped.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::sleep;
+use tokio::task::JoinHandle;
 
+use super::supervision::supervise;
 use crate::consumers::{self, Settings};
 use crate::gate::Gate;
 use crate::http::server::Current;
@@ -27,12 +26,15 @@ impl Consuming {
     ) -> Self {
         let start = |settings: Settings| {
             let metrics = metrics.consumer(&settings.name);
-            let current = Arc::clone(current);
-            let again = move |settings, stop| {
+            let settings = Arc::new(settings);
+            let (current, stop, name) = (Arc::clone(current), stop.subscribe(), Arc::clone(&settings.name));
+            let consume = move || {
                 let current = Arc::clone(&current);
-                consumers::consume(settings, move || Arc::clone(&current.load().handler), metrics.clone(), stop)
+                let gate = move || Arc::clone(&current.load().handler);
+                consumers::consume(Arc::clone(&settings), gate, metrics.clone(), stop.clone())
             };
-            shards.run(keep(Arc::new(settings), again, stop.subscribe()))
+            let failed = move || tracing::error!(consumer = &*name, "a consumer failed; starting it again");
+            shards.run(supervise(consume, failed))
         };
         Self(settings.into_iter().filter_map(start).collect())
     }
@@ -42,27 +44,6 @@ impl Consuming {
         for consumer in &mut self.0 {
             // A panic is reported where it is.
             let _ = consumer.await;
-        }
-    }
-}
-
-/// Consumes until it is stopped, even after a panic.
-async fn keep<F>(
-    settings: Arc<Settings>,
-    consume: impl Fn(Arc<Settings>, watch::Receiver<bool>) -> F,
-    stop: watch::Receiver<bool>,
-) where
-    F: Future<Output = ()> + Send + 'static,
-{
-    loop {
-        let mut consuming = JoinSet::new();
-        consuming.spawn(consume(Arc::clone(&settings), stop.clone()));
-        match consuming.join_next().await {
-            Some(Err(error)) if error.is_panic() => {
-                tracing::error!(consumer = &*settings.name, "a consumer failed; starting it again");
-                sleep(Duration::from_secs(1)).await;
-            }
-            _ => return,
         }
     }
 }
