@@ -1,9 +1,10 @@
 //! A RabbitMQ of a test's own, and what a test does with its queues.
 
+use std::io::{PipeWriter, pipe};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use lapin::options::{
@@ -18,8 +19,10 @@ use tokio::time::timeout;
 use super::process::Process;
 use super::wait::eventually;
 
-/// Where Debian has it. What stands in the path runs as a user of its own.
-const SERVER: &str = "/usr/lib/rabbitmq/bin/rabbitmq-server";
+/// Starts the server where Debian has it, which is not the one in the path: that one runs as a user of its own. When the input
+/// ends, be it that the test was killed, the server is killed, and Erlang's directory of names with it.
+const SCRIPT: &str =
+    "/usr/lib/rabbitmq/bin/rabbitmq-server </dev/null & cat >/dev/null; epmd -kill >/dev/null; kill -9 0";
 
 /// A server, which keeps what it has in a directory of its own.
 pub struct RabbitMq {
@@ -27,7 +30,8 @@ pub struct RabbitMq {
     port: u16,
     /// Of the processes that it knows each other by.
     others: [u16; 2],
-    process: Option<Process>,
+    /// The process, and what keeps it: its input.
+    process: Option<(Process, PipeWriter)>,
     runtime: Runtime,
 }
 
@@ -40,9 +44,10 @@ pub struct Message {
     pub reason: Option<String>,
 }
 
+/// A port that no connection is given: it is free again where the server starts again.
 fn free_port() -> u16 {
-    let probe = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
-    probe.local_addr().expect("a bound socket").port()
+    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+    std::iter::repeat_with(|| fastrand::u16(20_000..32_000)).find(is_free).expect("a free port")
 }
 
 impl RabbitMq {
@@ -63,7 +68,9 @@ impl RabbitMq {
     pub fn run(&mut self) {
         let path = |name: &str| self.dir.path().join(name);
         let [distribution, mapper] = self.others;
-        let mut command = Command::new(SERVER);
+        let (input, kept) = pipe().expect("a pipe");
+        let mut command = Command::new("sh");
+        command.args(["-c", SCRIPT]).stdin(input).stdout(Stdio::null());
         let places: [(&str, PathBuf); 7] = [
             ("HOME", path("")),
             ("RABBITMQ_MNESIA_BASE", path("data")),
@@ -79,17 +86,19 @@ impl RabbitMq {
         command.env("RABBITMQ_DIST_PORT", distribution.to_string());
         command.env("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", "-kernel inet_dist_use_interface {127,0,0,1}");
         command.env("ERL_EPMD_PORT", mapper.to_string()).env("ERL_EPMD_ADDRESS", "127.0.0.1");
+        // It may be ended while the server is still known there.
+        command.env("ERL_EPMD_RELAXED_COMMAND_CHECK", "1");
+        // What the script kills.
         command.process_group(0);
-        self.process = Some(Process::start(command, ()));
+        self.process = Some((Process::start_as_it_is(command, ()), kept));
         eventually("RabbitMQ takes connections", || self.try_channel());
     }
 
     /// Kills it.
     pub fn kill9(&mut self) {
-        if let Some(process) = self.process.take() {
-            let group =
-                i32::try_from(process.pid()).ok().and_then(rustix::process::Pid::from_raw).expect("a process id");
-            rustix::process::kill_process_group(group, rustix::process::Signal::KILL).expect("a group");
+        if let Some((mut process, input)) = self.process.take() {
+            drop(input);
+            process.wait();
         }
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
         eventually("it is gone", || TcpStream::connect(address).is_err().then_some(()));
@@ -178,16 +187,5 @@ impl RabbitMq {
 impl Drop for RabbitMq {
     fn drop(&mut self) {
         self.kill9();
-        // The directory of names goes on by itself.
-        // It stays until it has noticed that the server is gone.
-        for _ in 0..50 {
-            let mut end = Command::new("epmd");
-            match end.env("ERL_EPMD_PORT", self.others[1].to_string()).arg("-kill").output() {
-                Ok(said) if String::from_utf8_lossy(&said.stdout).contains("not allowed") => {}
-                Ok(said) if String::from_utf8_lossy(&said.stderr).contains("not allowed") => {}
-                _ => break,
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
     }
 }
