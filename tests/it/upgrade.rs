@@ -24,7 +24,7 @@ const KILLS: usize = 5;
 
 /// The binary of the former version.
 fn former() -> PathBuf {
-    std::env::var_os("FORMER_ONCEGATE").expect("ONCEGATE_TEST_FORMER: run tests/upgrade, which sets it").into()
+    std::env::var_os("FORMER_ONCEGATE").expect("FORMER_ONCEGATE is not set: run tests/upgrade, which sets it").into()
 }
 
 fn new() -> PathBuf {
