@@ -280,13 +280,13 @@ pub(super) fn password(path: &Path) -> Result<Vec<u8>, Wrong> {
     }
 }
 
-/// Reports a file of a password that stands in the URL already.
 /// A password of a server that takes no others than text.
 pub(super) fn password_text(password: Vec<u8>, what: &str) -> Result<String, Wrong> {
     let not_text = || Wrong::new(format!("{what} is not text in UTF-8")).hint("choose another password");
     String::from_utf8(password).map_err(|_| not_text())
 }
 
+/// Reports a file of a password that stands in the URL already.
 pub(super) fn only_one_password(table: &Table<'_>, grammar: &UrlGrammar, location: &Location) {
     if location.password.is_some() && table.get(grammar.password_file).is_some() {
         let twice = Wrong::new("the password stands in the URL as well");
