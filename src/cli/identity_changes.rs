@@ -12,6 +12,7 @@ use crate::gate::identities::{Former, IdentityRules};
 use crate::idempotency::description::{FingerprintDescription, RulesDescription};
 use crate::idempotency::policy::Policy;
 use crate::idempotency::record::Timestamp;
+use crate::store::deliveries::DeliveryFilter;
 use crate::store::{self, Filter, IdentityChange, NamespaceRules, Store};
 
 mod advice;
@@ -116,8 +117,30 @@ pub(super) async fn look_for_lost(store: &dyn Store, rules: IdentityRules<'_>) -
                 break;
             }
         }
+        look_at_deliveries(store, rules.service(), &mut coverage).await?;
     }
     Ok(coverage.finish())
+}
+
+/// Requests that were accepted and have no record yet: their keys are as live.
+async fn look_at_deliveries(
+    store: &dyn Store,
+    service: &Arc<str>,
+    coverage: &mut Coverage<'_>,
+) -> Result<(), store::Error> {
+    let Some(queue) = store.deliveries() else { return Ok(()) };
+    let filter = DeliveryFilter { service: Some(Arc::clone(service)), ..DeliveryFilter::default() };
+    let mut after = None;
+    loop {
+        let page = queue.deliveries(filter.clone(), after, CHUNK).await?;
+        for delivery in page.deliveries {
+            coverage.look_at(&delivery.as_listed(page.now));
+        }
+        after = page.next;
+        if after.is_none() {
+            return Ok(());
+        }
+    }
 }
 
 /// Whether ids would be made with a secret of which the store has not heard, in the place of one that it knows. A gate that

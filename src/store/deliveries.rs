@@ -6,8 +6,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::{Error, ErrorKind, Origin, OriginId, Store};
-use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp};
+use super::{Error, ErrorKind, Listed, Origin, OriginId, Store};
+use crate::idempotency::record::{Attempt, Record, RecordId, State, Timestamp};
 
 /// A durable queue beside the records of a store. All times are the store's own.
 ///
@@ -276,6 +276,22 @@ impl Delivery {
     #[must_use]
     pub fn is_dead(&self) -> bool {
         matches!(self.state, DeliveryState::Dead { .. })
+    }
+
+    /// The record that stands for it where none has been claimed yet: in flight, or unknown until a dead one expires.
+    #[must_use]
+    pub fn as_listed(self, now: Timestamp) -> Listed {
+        let (state, until) = match self.state {
+            DeliveryState::Queued { due } => (State::InFlight, due),
+            DeliveryState::Dead { until } => (State::Unknown, until),
+        };
+        let (attempt, claimed_at, head) = (self.token, self.accepted_at, self.head);
+        Listed {
+            id: self.id,
+            origin: self.origin,
+            record: Record { attempt, state, claimed_at, until, head, answer: None },
+            now,
+        }
     }
 }
 

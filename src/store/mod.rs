@@ -318,25 +318,25 @@ pub struct IdentityChange {
     pub digest: [u8; 32],
     /// Their description; `None` if an older version of oncegate adopted them without one.
     pub description: Option<Arc<str>>,
-    /// The live records of each route that has any, in the order of the routes' names.
+    /// The live keys of each route that has any, in the order of the routes' names.
     pub live: Vec<LiveKeys>,
 }
 
-/// The live records of a route.
+/// The live records of a route, and the requests that it accepted and that have no record yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveKeys {
     /// The route that claimed them.
     pub route: Arc<str>,
     /// How many they are.
     pub keys: u64,
-    /// How many of them are in flight.
+    /// How many of them are in flight or still to be delivered.
     pub in_flight: u64,
     /// When the last of the others expires.
     pub until: Option<Timestamp>,
 }
 
 impl IdentityChange {
-    /// How many records live.
+    /// How many keys live.
     #[must_use]
     pub fn keys(&self) -> u64 {
         self.live.iter().map(|live| live.keys).sum()

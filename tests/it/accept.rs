@@ -336,6 +336,7 @@ fn what_is_queued_is_encrypted() {
     assert_eq!(code(&gate.admin("POST", "/api/v1/deliveries/pause", Some(&pause))), 204);
     let request = Request::post("/charges").key("k-1").header("x-secret-name", "Ada").body("{\"card\":\"4242424242\"}");
     let location = expect_accepted(&request.send(&gate));
+    eventually("it is counted", || (gate.metric("oncegate_records_by_key", &["key=\"one\""]) > 0.0).then_some(()));
     let plan = gate.stop();
     let store = std::fs::read(plan.path("gate.db")).unwrap();
     for secret in ["4242424242", "x-secret-name"] {
@@ -345,4 +346,30 @@ fn what_is_queued_is_encrypted() {
     assert_eq!(code(&gate.admin("POST", "/api/v1/deliveries/resume", Some(&pause))), 204);
     wait_for(&gate, &location, "completed");
     assert_eq!(upstream.seen()[0].body.bytes, b"{\"card\":\"4242424242\"}");
+}
+
+/// As those of records: a retry of what is forgotten would be accepted again, and its route may be gone.
+#[test]
+fn what_is_queued_keeps_its_rules_and_its_route() {
+    if is_refused_here() {
+        return;
+    }
+    let upstream = Upstream::start(|_| Reply::ok("done"));
+    let gate = accepting(&upstream, "").start();
+    let pause = json!({"route": route_of(&gate), "reason": "look"});
+    assert_eq!(code(&gate.admin("POST", "/api/v1/deliveries/pause", Some(&pause))), 204);
+    let location = expect_accepted(&gate.post("/charges", "k-1", "{}"));
+    let plan = gate.stop();
+    let other_scope = plan.clone().defaults(&format!("{ACCEPT}scope = [\"header:X-Tenant?\"]\n"));
+    let other_path =
+        "[[routes]]\nname = \"refund\"\nnamespace = \"default\"\nmethods = [\"POST\"]\npath = \"/refunds\"\n";
+    for changed in [other_scope, plan.clone().routes(other_path)] {
+        let mut process = changed.spawn();
+        let status = process.wait();
+        assert!(!status.success() && process.log().contains("would forget 1 live key"), "{}", process.log());
+    }
+    let gate = plan.start();
+    assert_eq!(code(&gate.admin("POST", "/api/v1/deliveries/resume", Some(&pause))), 204);
+    wait_for(&gate, &location, "completed");
+    assert_eq!(upstream.runs(), 1);
 }

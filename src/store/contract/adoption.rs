@@ -3,6 +3,7 @@
 use super::*;
 use crate::idempotency::description::NamespaceDescription;
 use crate::idempotency::identity::RulesTag;
+use crate::store::deliveries::{Change as DeliveryChange, DeliveryState, Lane, NewDelivery, Take};
 use crate::store::{Identity, IdentityChange, LiveKeys, NamespaceRules, is_orphaned};
 
 fn rule(namespace: &str, digest: u8) -> Identity {
@@ -96,6 +97,43 @@ pub(super) async fn other_rules_are_taken_where_that_is_accepted(harness: Harnes
     assert_eq!(adopt(&harness, vec![rule("charges", 2)], true).await, []);
     assert_eq!(adopt(&harness, vec![rule("charges", 2)], false).await, []);
     assert_eq!(adopt(&harness, vec![rule("charges", 1)], false).await, [change("charges", 1)]);
+}
+
+pub(super) async fn other_rules_are_refused_while_accepted_requests_wait(harness: Harness) {
+    let Some(queue) = harness.store.deliveries() else { return };
+    assert_eq!(adopt(&harness, vec![rule("charges", 1)], false).await, []);
+    for number in 1..=3 {
+        let (token, body) = (attempt(number), Bytes::from_static(b"body"));
+        let (head, request) = (body.clone(), body.clone());
+        let new = NewDelivery { token, origin: origin("r").id(), lane: Lane(0), head, request, body };
+        queue.accept(id(number), new).await.expect("accept works");
+    }
+    assert_eq!(adopt(&harness, vec![rule("charges", 2)], false).await, [change("charges", 3)]);
+    // Its attempt is under way: it is one key still.
+    record_of(&harness, 1, "shop", "charges").await;
+    let take =
+        Take { origin: origin("r").id(), limit: 3, max_bytes: 1 << 20, hold: LONG, is_ordered: false, after: None };
+    for taken in queue.take_due(take).await.expect("taking works").taken {
+        let ttl = match taken.delivery.id {
+            found if found == id(1) => continue,
+            found if found == id(2) => LONG,
+            _ => SHORT,
+        };
+        let park = DeliveryChange::Park { ttl, is_attempt: true, note: Bytes::new() };
+        assert!(queue.change(taken.held(), park).await.expect("the store works"));
+    }
+    short_passes(&harness).await;
+    // The third is dead and has expired.
+    let changes = harness.store.adopt(origins(), vec![rule("charges", 2)], false).await.expect("adopt works");
+    assert_eq!(changes.iter().map(of).collect::<Vec<_>>(), [change("charges", 2)]);
+    let dead = queue.delivery(id(2)).await.expect("the store works").expect("it is there");
+    let DeliveryState::Dead { until } = dead.state else { panic!("{dead:?}") };
+    assert_eq!((changes[0].live[0].in_flight, changes[0].live[0].until), (1, Some(until)));
+    settle(&harness, id(1), attempt(1), End::Release).await;
+    for number in [1, 2] {
+        assert!(queue.discard(id(number)).await.expect("the store works"));
+    }
+    assert_eq!(adopt(&harness, vec![rule("charges", 2)], false).await, []);
 }
 
 pub(super) async fn rules_that_are_gone_are_refused_while_records_live(harness: Harness) {

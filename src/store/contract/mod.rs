@@ -173,6 +173,7 @@ where
         adoption::other_rules_are_refused_while_records_live
         adoption::other_rules_are_taken_where_nothing_lives
         adoption::other_rules_are_taken_where_that_is_accepted
+        adoption::other_rules_are_refused_while_accepted_requests_wait
         adoption::rules_that_are_gone_are_refused_while_records_live
         adoption::rules_that_are_gone_are_forgotten_where_nothing_lives
         adoption::rules_that_are_gone_are_forgotten_where_that_is_accepted

@@ -175,13 +175,23 @@ async fn on_file(transaction: &Transaction<'_>, of: Option<&[&str]>) -> Result<V
     Ok(adoption::on_file(identities, periods.collect::<Result<Vec<_>, Unreadable>>()?))
 }
 
-/// The live records of a namespace, by their routes.
+/// The live records of a namespace and the accepted requests that have none yet, by their routes.
 async fn live(transaction: &Transaction<'_>, rules: &NamespaceRules) -> Result<Vec<LiveKeys>, Failure> {
-    let count = "SELECT o.route, count(*), count(*) FILTER (WHERE r.state = 0), \
-                 max(r.expires_at) FILTER (WHERE r.state <> 0) \
-                 FROM oncegate.record r JOIN oncegate.origin o ON o.id = r.origin \
-                 WHERE o.service = $1 AND o.namespace = $2 AND (r.state = 0 OR r.expires_at > oncegate.now_v1()) \
-                 GROUP BY o.route";
+    let count = "WITH own AS MATERIALIZED ( \
+                     SELECT o.id, o.route FROM oncegate.origin o WHERE o.service = $1 AND o.namespace = $2 \
+                 ), live AS ( \
+                     SELECT r.origin, r.state = 0 AS is_open, r.expires_at AS until FROM oncegate.record r \
+                     WHERE r.state = 0 OR r.expires_at > oncegate.now_v1() \
+                     UNION ALL \
+                     SELECT d.origin, d.dead_until IS NULL, d.dead_until FROM oncegate.delivery d \
+                     WHERE (d.dead_until IS NULL OR d.dead_until > oncegate.now_v1()) AND NOT EXISTS ( \
+                         SELECT FROM oncegate.record r \
+                         WHERE r.id = d.id AND (r.state = 0 OR r.expires_at > oncegate.now_v1()) \
+                     ) \
+                 ) \
+                 SELECT own.route, count(*), count(*) FILTER (WHERE live.is_open), \
+                     max(live.until) FILTER (WHERE NOT live.is_open) \
+                 FROM live JOIN own ON own.id = live.origin GROUP BY own.route";
     let values: [(&(dyn ToSql + Sync), Type); 2] = [(&&*rules.service, Type::TEXT), (&&*rules.namespace, Type::TEXT)];
     let rows = transaction.query_typed(count, &values).await?;
     let live = rows.iter().map(|found| {

@@ -9,6 +9,7 @@ use tokio::sync::{Notify, Semaphore};
 
 use super::keyring::{Keyring, Part, Sealing, Strictness};
 use crate::idempotency::record::{Record, RecordId, State};
+use crate::store::deliveries::DeliveryFilter;
 use crate::store::resealing::{Beginning, Beginnings, Resealing, Values};
 use crate::store::{Error, ErrorKind, Origin, Store};
 
@@ -35,7 +36,7 @@ pub struct Keeper {
     sealers: Arc<Semaphore>,
 }
 
-/// How many records need each key; one that needs two counts twice.
+/// How many records and accepted requests need each key; a record that needs two counts twice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CountByKey {
     /// By the id of the key: every key of the configuration, in its order.
@@ -88,7 +89,7 @@ impl Keeper {
         self.store.resealing().ok_or_else(|| Error::determinate(ErrorKind::Other, "this store cannot be resealed"))
     }
 
-    /// Counts all records, with pauses, so that others have the most of the store.
+    /// Counts all records and accepted requests, with pauses, so that others have the most of the store.
     pub async fn count(&self) -> Result<CountByKey, Error> {
         let names = self.keys.names();
         let (mut counts, mut plain, mut missing) = (vec![0; names.len()], 0, 0);
@@ -112,6 +113,18 @@ impl Keeper {
                 }
             }
             after = next;
+            if after.is_none() {
+                break;
+            }
+            tokio::time::sleep(2 * began.elapsed()).await;
+        }
+        let mut after = None;
+        while let Some(queue) = self.store.deliveries() {
+            let began = Instant::now();
+            let page = queue.deliveries(DeliveryFilter::default(), after, self.chunk).await?;
+            // Its parts are sealed together, and only what is said of it may be younger.
+            page.deliveries.iter().for_each(|delivery| count(Sealing::of(&delivery.head)));
+            after = page.next;
             if after.is_none() {
                 break;
             }

@@ -90,11 +90,6 @@ pub(super) fn on_file(conn: &Connection) -> rusqlite::Result<Vec<NamespaceRules>
     Ok(adoption::on_file(identities(conn)?, periods.collect::<rusqlite::Result<Vec<_>>>()?))
 }
 
-/// The rules on file in a database that an earlier version of oncegate wrote last.
-pub(super) fn on_former_file(conn: &Connection) -> rusqlite::Result<Vec<NamespaceRules>> {
-    Ok(adoption::on_file(identities(conn)?, Vec::new()))
-}
-
 fn identities(conn: &Connection) -> rusqlite::Result<Vec<Adopted>> {
     let mut find = conn.prepare_cached("SELECT service, namespace, digest FROM identity")?;
     let identities = find.query_map([], |row| Ok((text(row, 0)?, text(row, 1)?, row.get(2)?)))?;
@@ -113,12 +108,18 @@ pub(super) fn changes(
     changes.filter_map(Result::transpose).collect()
 }
 
-/// Looks at every record: only where rules changed, and before requests are taken.
+/// The live records of a namespace and the accepted requests that have none yet, by their routes. Looks at all of them: only
+/// where rules changed, and before requests are taken.
 fn live(conn: &Connection, rules: &NamespaceRules, now: Timestamp) -> rusqlite::Result<Vec<LiveKeys>> {
     let mut count = conn.prepare_cached(
-        "SELECT origin.route, count(*), sum(state = 0), max(CASE WHEN state <> 0 THEN until END)
-         FROM record JOIN origin ON origin.id = record.origin
-         WHERE origin.service = ?1 AND origin.namespace = ?2 AND (state = 0 OR until > ?3) GROUP BY origin.route",
+        "SELECT o.route, count(*), sum(live.is_open), max(CASE WHEN NOT live.is_open THEN live.until END) FROM (
+             SELECT r.origin, r.state = 0 AS is_open, r.until FROM record r WHERE r.state = 0 OR r.until > ?3
+             UNION ALL
+             SELECT d.origin, d.dead_until IS NULL, d.dead_until FROM delivery d
+             WHERE (d.dead_until IS NULL OR d.dead_until > ?3)
+                AND NOT EXISTS (SELECT 1 FROM record r WHERE r.id = d.id AND (r.state = 0 OR r.until > ?3))
+         ) live JOIN origin o ON o.id = live.origin
+         WHERE o.service = ?1 AND o.namespace = ?2 GROUP BY o.route",
     )?;
     let live = count.query_map(params![&*rules.service, &*rules.namespace, row::time(now)], |found| {
         let until = found.get::<_, Option<i64>>(3)?.is_some().then(|| row::read_time(found, 3)).transpose()?;

@@ -48,6 +48,11 @@ struct SweepDeliveriesRequest {
 const COLUMNS: &str = "d.id, d.token, d.sequence, d.lane, d.accepted_at, d.queued_at, d.due, d.dead_until, d.attempts, \
                        d.head, d.note, o.service, o.namespace, o.route";
 
+/// A query for deliveries that [`delivery`] reads, and perhaps more columns of them; `rest` says which.
+pub(super) fn select(more: &str, rest: &str) -> String {
+    format!("SELECT {COLUMNS}{more} FROM delivery d LEFT JOIN origin o ON o.id = d.origin {rest}")
+}
+
 #[async_trait]
 impl Deliveries for Sqlite {
     async fn accept(&self, id: RecordId, new: NewDelivery) -> Result<Acceptance, Error> {
@@ -134,7 +139,7 @@ impl Request for AcceptRequest {
         if let Some(record) = record.filter(|record| rules::is_live(record.state, record.until, now)) {
             return Ok(Acceptance::Recorded { record, now });
         }
-        let queued = format!("SELECT {COLUMNS} FROM delivery d LEFT JOIN origin o ON o.id = d.origin WHERE d.id = ?1");
+        let queued = select("", "WHERE d.id = ?1");
         let queued = session.conn.prepare_cached(&queued)?.query_row([id.0], delivery).optional()?;
         match queued {
             Some(queued) if queued.token == self.new.token => return Ok(Acceptance::Accepted),
@@ -165,9 +170,7 @@ impl Request for TakeRequest {
         }
         let chosen = Chosen::of(session, take, now)?;
         let (mut batch, mut bytes) = (Batch { is_more: chosen.is_crowded, after: chosen.after, ..Batch::default() }, 0);
-        let sql = format!(
-            "SELECT {COLUMNS}, d.request, d.body FROM delivery d LEFT JOIN origin o ON o.id = d.origin WHERE d.sequence = ?1"
-        );
+        let sql = select(", d.request, d.body", "WHERE d.sequence = ?1");
         let until = now.plus(take.hold);
         for sequence in chosen.sequences {
             if bytes >= take.max_bytes {
@@ -358,7 +361,7 @@ impl Request for SweepDeliveriesRequest {
 
 impl Reader {
     fn delivery(&self, id: RecordId) -> Result<Option<Delivery>, Failure> {
-        let sql = format!("SELECT {COLUMNS} FROM delivery d LEFT JOIN origin o ON o.id = d.origin WHERE d.id = ?1");
+        let sql = select("", "WHERE d.id = ?1");
         Ok(self.conn.prepare_cached(&sql)?.query_row([id.0], delivery).optional()?)
     }
 
@@ -379,11 +382,11 @@ impl Reader {
         limit: usize,
     ) -> Result<DeliveryPage, Failure> {
         let DeliveryFilter { service, route, is_dead } = filter;
-        let sql = format!(
-            "SELECT {COLUMNS} FROM delivery d LEFT JOIN origin o ON o.id = d.origin
-             WHERE d.sequence > ?1 AND (?2 IS NULL OR o.service = ?2) AND (?3 IS NULL OR o.route = ?3)
+        let sql = select(
+            "",
+            "WHERE d.sequence > ?1 AND (?2 IS NULL OR o.service = ?2) AND (?3 IS NULL OR o.route = ?3)
                 AND (?4 IS NULL OR (d.dead_until IS NOT NULL) = ?4)
-             ORDER BY d.sequence LIMIT ?5"
+             ORDER BY d.sequence LIMIT ?5",
         );
         let wanted = i64::try_from(limit.saturating_add(1)).unwrap_or(i64::MAX);
         let after = after.map_or(0, |Sequence(after)| i64::try_from(after).unwrap_or(i64::MAX));
@@ -426,8 +429,8 @@ impl Reader {
     }
 }
 
-/// The delivery of a row with [`COLUMNS`].
-fn delivery(found: &Row<'_>) -> rusqlite::Result<Delivery> {
+/// The delivery of a row of [`select`].
+pub(super) fn delivery(found: &Row<'_>) -> rusqlite::Result<Delivery> {
     let due = row::read_time(found, 6)?;
     let dead = found.get::<_, Option<i64>>(7)?.map(|_| row::read_time(found, 7)).transpose()?;
     Ok(Delivery {

@@ -10,7 +10,7 @@ use rusqlite::{Connection, OpenFlags, params};
 use super::OpenError;
 use super::guard;
 use super::lock::{self, DatabasePresence};
-use super::{adopt, row, schema};
+use super::{adopt, deliveries, row, schema};
 use crate::idempotency::record::{RecordId, Timestamp};
 use crate::store::{Identity, IdentityChange, Listed, NamespaceRules};
 
@@ -55,9 +55,8 @@ pub fn preview(path: &Path, rules: &[Identity]) -> Result<Option<Preview>, OpenE
             let at = schema::last_time(&conn).map_err(fail)?;
             closed.map_or(Ok(()), |closed| guard::is_current(path, closed, at))?;
             let now = schema::start(&conn).map_err(fail)?;
-            let has_periods = version >= schema::WITH_PERIODS;
-            let on_file = if has_periods { adopt::on_file(&conn) } else { adopt::on_former_file(&conn) };
-            let on_file = on_file.map_err(fail)?;
+            schema::complete_former(&conn, version).map_err(fail)?;
+            let on_file = adopt::on_file(&conn).map_err(fail)?;
             let changes = adopt::changes(&conn, &on_file, rules, now).map_err(fail)?;
             Ok(Some(Preview { changes, on_file, conn, path: path.to_owned(), now }))
         }
@@ -77,7 +76,7 @@ fn check_log(path: &Path) -> Result<(), OpenError> {
 }
 
 impl Preview {
-    /// Shows every record, without its answer. Blocks on the disk.
+    /// Shows every record, without its answer, and every accepted request as the record that it is to have. Blocks on the disk.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -95,6 +94,11 @@ impl Preview {
                     record: row::record(found, 1)?,
                     now: self.now,
                 });
+            }
+            let mut queue = self.conn.prepare(&deliveries::select("", ""))?;
+            let mut rows = queue.query(params![])?;
+            while let Some(found) = rows.next()? {
+                visit(deliveries::delivery(found)?.as_listed(self.now));
             }
             Ok(())
         };

@@ -35,8 +35,16 @@ const MIGRATIONS: [&str; 4] = [
     include_str!("../../../migrations/sqlite/0004_deliveries.sql"),
 ];
 
-/// The first version that stores the periods of rules.
-pub(super) const WITH_PERIODS: usize = 2;
+/// The tables that previews read and earlier versions did not have: the version that brought each, and an empty one in its
+/// place.
+const YOUNGER: [(usize, &str); 2] = [
+    (2, "CREATE TEMP TABLE rules_period (service, namespace, since, digest, description)"),
+    (
+        4,
+        "CREATE TEMP TABLE delivery (id, token, sequence, origin, lane, accepted_at, queued_at, due, dead_until, attempts, head, \
+         note)",
+    ),
+];
 
 /// A file that is ready for the writer.
 pub(super) struct Opened {
@@ -133,6 +141,12 @@ fn migrate(conn: &mut Connection, path: &Path) -> Result<(), OpenError> {
         transaction.pragma_update(None, "user_version", MIGRATIONS.len() as i64).map_err(fail)?;
     }
     transaction.commit().map_err(fail)
+}
+
+/// Lets a connection to a file of an earlier version be read as one of this version. The file does not change.
+pub(super) fn complete_former(conn: &Connection, version: usize) -> rusqlite::Result<()> {
+    let missing = YOUNGER.iter().filter(|(since, _)| version < *since);
+    missing.map(|(_, table)| conn.execute_batch(table)).collect()
 }
 
 /// The file's schema version, if it is oncegate's and known; 0 where nothing is in it yet.
