@@ -19,9 +19,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// What came of it.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct ResealReport {
-    /// How many records were encrypted anew.
+    /// How many records and accepted requests were encrypted anew.
     resealed: u64,
-    /// How many are in flight, and were left alone.
+    /// How many records are in flight, and were left alone.
     in_flight: u64,
     /// How many are encrypted with a key that this gate does not have.
     unopened: u64,

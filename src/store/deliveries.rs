@@ -260,6 +260,13 @@ pub struct DeliveryCount {
     pub dead: u64,
 }
 
+impl NewDelivery {
+    /// How many bytes are written of it.
+    pub(super) fn size(&self) -> usize {
+        self.head.len() + self.request.len() + self.body.len()
+    }
+}
+
 impl Taken {
     /// What names it in its changes.
     #[must_use]

@@ -4,7 +4,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::Error;
-use crate::idempotency::record::{RecordId, State, Version};
+use super::deliveries::Delivery;
+use crate::idempotency::record::{Attempt, RecordId, State, Version};
 
 /// So many of the first bytes of a value tell whether it is sealed, and with which key.
 pub const BEGINNING: usize = 10;
@@ -19,6 +20,36 @@ pub trait Resealing: Send + Sync {
     /// Puts other values in the place of those of a record that is not in flight, if its version is still `seen`. State and
     /// times stay. Durable when it returns.
     async fn reseal(&self, id: RecordId, seen: Version, values: Values) -> Result<bool, Error>;
+
+    /// The delivery of an id with all its values, in a store that keeps deliveries.
+    async fn delivery_values(&self, _id: RecordId) -> Result<Option<(Delivery, DeliveryValues)>, Error> {
+        Ok(None)
+    }
+
+    /// Puts other values in the place of those of a delivery of this token, if its note is still `seen`. Durable when it
+    /// returns.
+    async fn reseal_delivery(
+        &self,
+        _id: RecordId,
+        _token: Attempt,
+        _seen: Option<Bytes>,
+        _values: DeliveryValues,
+    ) -> Result<bool, Error> {
+        Ok(false)
+    }
+}
+
+/// The values of a delivery.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeliveryValues {
+    /// See [`Delivery::head`].
+    pub head: Bytes,
+    /// See [`crate::store::deliveries::NewDelivery::request`].
+    pub request: Bytes,
+    /// See [`crate::store::deliveries::NewDelivery::body`].
+    pub body: Bytes,
+    /// See [`Delivery::note`].
+    pub note: Option<Bytes>,
 }
 
 /// The values of a record.

@@ -64,6 +64,35 @@ pub(super) async fn a_request_is_kept_once(harness: Harness) {
     assert!(queue.delivery(id(2)).await.expect("the store works").is_none());
 }
 
+/// What is carried out together does not mix.
+pub(super) async fn many_are_kept_and_removed_at_once(harness: Harness) {
+    let Some(queue) = harness.store.deliveries() else { return };
+    claim(&harness, id(50), fresh(50)).await;
+    accept(queue, 60, 0).await;
+    let kept =
+        futures_util::future::join_all((0..80).map(|number| queue.accept(id(number), new(number + 100, 0)))).await;
+    for (number, kept) in (0..).zip(kept) {
+        match (number, kept.expect("accept works")) {
+            (50, Acceptance::Recorded { record, .. }) => assert_eq!(record.attempt, attempt(50)),
+            (60, Acceptance::Queued(found)) => assert_eq!(found.token, attempt(60)),
+            (50 | 60, other) => panic!("{number}: {other:?}"),
+            (_, kept) => assert!(matches!(kept, Acceptance::Accepted), "{number}: {kept:?}"),
+        }
+    }
+    let taken = take(queue, Take { limit: 100, ..all() }).await.taken;
+    assert_eq!(taken.len(), 79);
+    assert!(taken.iter().all(|taken| taken.body[0] == taken.delivery.token.0[0]));
+    let mut held: Vec<_> = taken.iter().map(super::super::deliveries::Taken::held).collect();
+    // One that somebody accepted anew meanwhile.
+    held[7].token = attempt(255);
+    let gone = futures_util::future::join_all(held.iter().map(|held| queue.change(*held, Change::Finish))).await;
+    for (place, gone) in gone.into_iter().enumerate() {
+        assert_eq!(gone.expect("the store works"), place != 7);
+    }
+    let left = queue.deliveries(DeliveryFilter::default(), None, 100).await.expect("the store works").deliveries;
+    assert_eq!(left.iter().map(|delivery| delivery.id).collect::<Vec<_>>(), [held[7].id]);
+}
+
 pub(super) async fn a_record_comes_first(harness: Harness) {
     let Some(queue) = harness.store.deliveries() else { return };
     claim(&harness, id(1), fresh(1)).await;

@@ -154,6 +154,7 @@ where
         resealing::values_are_replaced_where_the_version_is_the_same
         resealing::no_other_record_is_replaced
         resealing::beginnings_come_in_the_order_of_ids
+        resealing::values_of_deliveries_are_replaced_where_the_note_is_the_same
         audit::entries_are_kept_as_they_are
         audit::entries_come_in_pages
         audit::entries_are_filtered
@@ -161,6 +162,7 @@ where
         audit::entries_expire
         audit::no_place_is_given_twice
         deliveries::a_request_is_kept_once
+        deliveries::many_are_kept_and_removed_at_once
         deliveries::a_record_comes_first
         deliveries::what_is_taken_is_held
         deliveries::a_lane_is_taken_in_order

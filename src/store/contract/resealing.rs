@@ -1,7 +1,8 @@
 //! What replaces keys beneath a seal.
 
 use super::*;
-use crate::store::resealing::{Beginning, Beginnings, Resealing, Values};
+use crate::store::deliveries::{Delivery, Lane, NewDelivery};
+use crate::store::resealing::{Beginning, Beginnings, DeliveryValues, Resealing, Values};
 
 /// None of what lies above a seal.
 fn resealing(harness: &Harness) -> Option<&dyn Resealing> {
@@ -94,4 +95,33 @@ pub(super) async fn beginnings_come_in_the_order_of_ids(harness: Harness) {
         }
         assert_eq!(found, expected, "{limit} at once");
     }
+}
+
+pub(super) async fn values_of_deliveries_are_replaced_where_the_note_is_the_same(harness: Harness) {
+    let (Some(resealing), Some(queue)) = (resealing(&harness), harness.store.deliveries()) else { return };
+    let bytes = |text: &'static str| Bytes::from_static(text.as_bytes());
+    let (token, origin) = (attempt(1), origin("r").id());
+    let (head, request, body) = (bytes("head"), bytes("request"), bytes("body"));
+    queue.accept(id(1), NewDelivery { token, origin, lane: Lane(0), head, request, body }).await.expect("accept works");
+    let find = || async { resealing.delivery_values(id(1)).await.expect("it works").expect("it is there") };
+    let (stood, values) = find().await;
+    assert_eq!((&values.request[..], &values.body[..]), (&b"request"[..], &b"body"[..]));
+    let new = |note: Option<&'static str>| DeliveryValues {
+        head: bytes("other head"),
+        request: bytes("other request"),
+        body: bytes("other body"),
+        note: note.map(bytes),
+    };
+    let refused = [(id(2), token, None), (id(1), attempt(2), None), (id(1), token, Some(bytes("seen")))];
+    for (id, token, seen) in refused {
+        assert!(!resealing.reseal_delivery(id, token, seen, new(None)).await.expect("it works"));
+    }
+    assert_eq!(find().await, (stood.clone(), values));
+    assert!(resealing.reseal_delivery(id(1), token, None, new(Some("note"))).await.expect("it works"));
+    assert!(resealing.reseal_delivery(id(1), token, Some(bytes("note")), new(Some("more"))).await.expect("it works"));
+    assert_eq!(
+        find().await,
+        (Delivery { head: bytes("other head"), note: Some(bytes("more")), ..stood }, new(Some("more")))
+    );
+    assert!(resealing.delivery_values(id(2)).await.expect("it works").is_none());
 }

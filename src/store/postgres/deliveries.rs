@@ -5,19 +5,36 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use tokio_postgres::Row;
-use tokio_postgres::types::Type;
+use tokio_postgres::types::{ToSql, Type};
 
+use super::operation::{SettleOperation, SettleReply};
+use super::pool::Pool;
 use super::row::{self, Unreadable};
-use super::session::Parameter;
+use super::session::{CallError, Parameter, Query, Session};
 use super::{Postgres, count_of, unexpected_reply};
-use crate::idempotency::record::{RecordId, Timestamp};
+use crate::idempotency::record::{Attempt, RecordId, Timestamp};
 use crate::store::deliveries::{
     Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, DeliveryState, Held,
     Lane, NewDelivery, Sequence, Take, Taken,
 };
+use crate::store::resealing::DeliveryValues;
 use crate::store::{Error, ErrorKind, Listed, Origin, OriginId, Store as _};
 
-const ACCEPT: &str = "SELECT found FROM oncegate.accept_v1($1, $2, $3, $4, $5, $6, $7)";
+pub(super) const ACCEPT: Query = Query {
+    sql: "SELECT id, found FROM oncegate.accept_v1($1, $2, $3, $4, $5, $6, $7)",
+    types: &[
+        Type::BYTEA_ARRAY,
+        Type::BYTEA_ARRAY,
+        Type::INT8_ARRAY,
+        Type::INT8_ARRAY,
+        Type::BYTEA_ARRAY,
+        Type::BYTEA_ARRAY,
+        Type::BYTEA_ARRAY,
+    ],
+};
+
+pub(super) const FINISH: Query =
+    Query { sql: "SELECT oncegate.finish_deliveries_v1($1, $2)", types: &[Type::BYTEA_ARRAY, Type::BYTEA_ARRAY] };
 
 const TAKE: &str = "SELECT t.id, t.token, t.sequence, t.lane, t.accepted_at, t.queued_at, t.due, NULL::bigint, t.attempts, \
      t.head, t.note, o.service, o.namespace, o.route, t.request, t.body, t.now, t.is_more, t.last_lane, t.next_due \
@@ -25,10 +42,14 @@ const TAKE: &str = "SELECT t.id, t.token, t.sequence, t.lane, t.accepted_at, t.q
 
 const CHANGE: &str = "SELECT oncegate.change_delivery_v1($1, $2, $3, $4, $5, $6, $7)";
 
-/// A delivery; then the time.
-const DELIVERY: &str = "SELECT d.id, d.token, d.sequence, d.lane, d.accepted_at, d.queued_at, d.due, d.dead_until, d.attempts, \
-     d.head, d.note, o.service, o.namespace, o.route, oncegate.now_v1() \
-     FROM oncegate.delivery d LEFT JOIN oncegate.origin o ON o.id = d.origin";
+/// A query for deliveries, then the time, and perhaps more columns of them; `rest` says which.
+fn select(more: &str, rest: &str) -> String {
+    format!(
+        "SELECT d.id, d.token, d.sequence, d.lane, d.accepted_at, d.queued_at, d.due, d.dead_until, d.attempts, d.head, \
+         d.note, o.service, o.namespace, o.route, oncegate.now_v1(){more} \
+         FROM oncegate.delivery d LEFT JOIN oncegate.origin o ON o.id = d.origin {rest}"
+    )
+}
 
 const COUNT: &str = "SELECT o.service, o.namespace, o.route, c.queued, c.oldest, c.dead, oncegate.now_v1() FROM ( \
          SELECT d.origin, count(*) FILTER (WHERE d.dead_until IS NULL) AS queued, \
@@ -40,43 +61,31 @@ const COUNT: &str = "SELECT o.service, o.namespace, o.route, c.queued, c.oldest,
 #[async_trait]
 impl Deliveries for Postgres {
     async fn accept(&self, id: RecordId, new: NewDelivery) -> Result<Acceptance, Error> {
-        self.ensure_open()?;
-        let NewDelivery { token, origin, lane, head, request, body } = &new;
-        let (ids, tokens) = (vec![&id.0[..]], vec![&token.0[..]]);
-        let (origins, lanes) = (vec![origin.0], vec![lane.0]);
-        let (heads, requests, bodies) = (vec![&head[..]], vec![&request[..]], vec![&body[..]]);
-        let values: [Parameter<'_>; 7] = [
-            (&ids, Type::BYTEA_ARRAY),
-            (&tokens, Type::BYTEA_ARRAY),
-            (&origins, Type::INT8_ARRAY),
-            (&lanes, Type::INT8_ARRAY),
-            (&heads, Type::BYTEA_ARRAY),
-            (&requests, Type::BYTEA_ARRAY),
-            (&bodies, Type::BYTEA_ARRAY),
-        ];
         loop {
-            let rows = self.pool.write(ACCEPT, &values).await?;
-            match rows.first().map(|found| row::get::<i16>(found, 0)) {
-                Some(Ok(0)) => return Ok(Acceptance::Accepted),
-                // What was there may be gone again: then it is to be kept after all.
-                Some(Ok(1)) => {
+            let operation = SettleOperation::Accept { id, new: new.clone() };
+            let SettleReply::Accepted(standing) = self.settlements.submit(operation).await? else {
+                return Err(unexpected_reply());
+            };
+            // What stood may be gone again: then the request is to be kept after all.
+            match standing {
+                None => return Ok(Acceptance::Accepted),
+                Some(Standing::Delivery) => {
                     if let Some(delivery) = self.delivery(id).await? {
                         return Ok(Acceptance::Queued(delivery));
                     }
                 }
-                Some(Ok(2)) => {
+                Some(Standing::Record) => {
                     if let Some(Listed { record, now, .. }) = self.get(id).await?.filter(Listed::is_live) {
                         return Ok(Acceptance::Recorded { record, now });
                     }
                 }
-                _ => return Err(unexpected_reply()),
             }
         }
     }
 
     async fn delivery(&self, id: RecordId) -> Result<Option<Delivery>, Error> {
         self.ensure_open()?;
-        let sql = format!("{DELIVERY} WHERE d.id = $1");
+        let sql = select("", "WHERE d.id = $1");
         let rows = self.pool.query(&sql, &[(&&id.0[..], Type::BYTEA)]).await?;
         rows.first().map(delivery).transpose().map_err(unreadable)
     }
@@ -98,7 +107,13 @@ impl Deliveries for Postgres {
 
     async fn change(&self, taken: Held, change: Change) -> Result<bool, Error> {
         let (kind, span, is_attempt, note): (i16, Duration, bool, Option<&Bytes>) = match &change {
-            Change::Finish => (0, Duration::ZERO, false, None),
+            Change::Finish => {
+                let operation = SettleOperation::Finish { id: taken.id, token: taken.token };
+                return match self.settlements.submit(operation).await? {
+                    SettleReply::Finished(was_there) => Ok(was_there),
+                    _ => Err(unexpected_reply()),
+                };
+            }
             Change::Postpone { delay, is_attempt, note } => (1, *delay, *is_attempt, note.as_ref()),
             Change::Park { ttl, is_attempt, note } => (2, *ttl, *is_attempt, Some(note)),
         };
@@ -132,10 +147,11 @@ impl Deliveries for Postgres {
         limit: usize,
     ) -> Result<DeliveryPage, Error> {
         self.ensure_open()?;
-        let sql = format!(
-            "{DELIVERY} WHERE d.sequence > $1 AND ($2::text IS NULL OR o.service = $2) \
+        let sql = select(
+            "",
+            "WHERE d.sequence > $1 AND ($2::text IS NULL OR o.service = $2) \
              AND ($3::text IS NULL OR o.route = $3) AND ($4::bool IS NULL OR (d.dead_until IS NOT NULL) = $4) \
-             ORDER BY d.sequence LIMIT $5"
+             ORDER BY d.sequence LIMIT $5",
         );
         let DeliveryFilter { service, route, is_dead } = &filter;
         let after = after.map_or(0, |Sequence(after)| i64::try_from(after).unwrap_or(i64::MAX));
@@ -188,11 +204,85 @@ impl Deliveries for Postgres {
 
 impl Postgres {
     /// Whether a statement changed something.
-    async fn write_one(&self, sql: &str, values: &[Parameter<'_>]) -> Result<bool, Error> {
+    pub(super) async fn write_one(&self, sql: &str, values: &[Parameter<'_>]) -> Result<bool, Error> {
         self.ensure_open()?;
         let rows = self.pool.write(sql, values).await?;
         Ok(rows.first().is_some_and(|row| row.get(0)))
     }
+}
+
+/// What keeps a request from being accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// Another delivery of its id.
+    Delivery,
+    /// A record of its id.
+    Record,
+}
+
+/// Keeps requests, whose ids are in order and single. Nothing is replied for one whose row is missing.
+pub(super) async fn accept(
+    session: &Session,
+    new: &[(RecordId, &NewDelivery)],
+) -> Result<Vec<Option<Option<Standing>>>, CallError> {
+    if new.is_empty() {
+        return Ok(Vec::new());
+    }
+    let ids: Vec<&[u8]> = new.iter().map(|(id, _)| &id.0[..]).collect();
+    let tokens: Vec<&[u8]> = new.iter().map(|(_, new)| &new.token.0[..]).collect();
+    let origins: Vec<i64> = new.iter().map(|(_, new)| new.origin.0).collect();
+    let lanes: Vec<i64> = new.iter().map(|(_, new)| new.lane.0).collect();
+    let heads: Vec<&[u8]> = new.iter().map(|(_, new)| &new.head[..]).collect();
+    let requests: Vec<&[u8]> = new.iter().map(|(_, new)| &new.request[..]).collect();
+    let bodies: Vec<&[u8]> = new.iter().map(|(_, new)| &new.body[..]).collect();
+    let bytes = new.iter().map(|(_, new)| new.size()).sum();
+    let values: [&(dyn ToSql + Sync); 7] = [&ids, &tokens, &origins, &lanes, &heads, &requests, &bodies];
+    let rows = session.write(&ACCEPT, &values, bytes).await?;
+    let mut replies = vec![None; new.len()];
+    for found in &rows {
+        let id = row::id(found, 0).map_err(CallError::Unreadable)?;
+        let standing = match row::get::<i16>(found, 1).map_err(CallError::Unreadable)? {
+            0 => None,
+            1 => Some(Standing::Delivery),
+            _ => Some(Standing::Record),
+        };
+        if let Ok(place) = new.binary_search_by(|(known, _)| known.cmp(&id)) {
+            replies[place] = Some(standing);
+        }
+    }
+    Ok(replies)
+}
+
+/// Removes deliveries, whose ids are in order and single. Returns which were there.
+pub(super) async fn finish(session: &Session, ended: &[(RecordId, Attempt)]) -> Result<Vec<bool>, CallError> {
+    if ended.is_empty() {
+        return Ok(Vec::new());
+    }
+    let ids: Vec<&[u8]> = ended.iter().map(|(id, _)| &id.0[..]).collect();
+    let tokens: Vec<&[u8]> = ended.iter().map(|(_, token)| &token.0[..]).collect();
+    let rows = session.write(&FINISH, &[&ids, &tokens], 0).await?;
+    let mut were_there = vec![false; ended.len()];
+    for found in &rows {
+        let id = row::id(found, 0).map_err(CallError::Unreadable)?;
+        if let Ok(place) = ended.binary_search_by(|(known, _)| known.cmp(&id)) {
+            were_there[place] = true;
+        }
+    }
+    Ok(were_there)
+}
+
+/// A delivery with all its values.
+pub(super) async fn values(pool: &Pool, id: RecordId) -> Result<Option<(Delivery, DeliveryValues)>, Error> {
+    let sql = select(", d.request, d.body", "WHERE d.id = $1");
+    let rows = pool.query(&sql, &[(&&id.0[..], Type::BYTEA)]).await?;
+    let read = |found: &Row| {
+        let delivery = delivery(found)?;
+        let bytes = |column| row::get::<&[u8]>(found, column).map(Bytes::copy_from_slice);
+        let (head, note) = (delivery.head.clone(), delivery.note.clone());
+        let values = DeliveryValues { head, request: bytes(15)?, body: bytes(16)?, note };
+        Ok((delivery, values))
+    };
+    rows.first().map(read).transpose().map_err(unreadable)
 }
 
 fn unreadable(unreadable: Unreadable) -> Error {

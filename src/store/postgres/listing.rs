@@ -7,12 +7,13 @@ use bytes::Bytes;
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
-use super::Postgres;
 use super::pool::Pool;
 use super::row::{self, Unreadable};
 use super::session::Parameter;
-use crate::idempotency::record::{RecordId, State, Version};
-use crate::store::resealing::{BEGINNING, Beginning, Beginnings, Values};
+use super::{Postgres, deliveries};
+use crate::idempotency::record::{Attempt, RecordId, State, Version};
+use crate::store::deliveries::Delivery;
+use crate::store::resealing::{BEGINNING, Beginning, Beginnings, DeliveryValues, Values};
 use crate::store::{Chunk, Cursor, Error, ErrorKind, Filter, Listed, Page, Resealing, Since};
 
 /// How many records one statement of a scan reads.
@@ -262,5 +263,30 @@ impl Resealing for Postgres {
     async fn reseal(&self, id: RecordId, seen: Version, values: Values) -> Result<bool, Error> {
         self.ensure_open()?;
         write_values(&self.pool, id, seen, &values).await
+    }
+
+    async fn delivery_values(&self, id: RecordId) -> Result<Option<(Delivery, DeliveryValues)>, Error> {
+        self.ensure_open()?;
+        deliveries::values(&self.pool, id).await
+    }
+
+    async fn reseal_delivery(
+        &self,
+        id: RecordId,
+        token: Attempt,
+        seen: Option<Bytes>,
+        values: DeliveryValues,
+    ) -> Result<bool, Error> {
+        let DeliveryValues { head, request, body, note } = &values;
+        let values: [Parameter<'_>; 7] = [
+            (&&id.0[..], Type::BYTEA),
+            (&&token.0[..], Type::BYTEA),
+            (&seen.as_deref(), Type::BYTEA),
+            (&&head[..], Type::BYTEA),
+            (&&request[..], Type::BYTEA),
+            (&&body[..], Type::BYTEA),
+            (&note.as_deref(), Type::BYTEA),
+        ];
+        self.write_one("SELECT oncegate.reseal_delivery_v1($1, $2, $3, $4, $5, $6, $7)", &values).await
     }
 }

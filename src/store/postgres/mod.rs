@@ -333,7 +333,9 @@ impl Store for Postgres {
                     }
                     return Ok(settled);
                 }
-                SettleReply::Renewed(_) => return Err(unexpected_reply()),
+                SettleReply::Renewed(_) | SettleReply::Accepted(_) | SettleReply::Finished(_) => {
+                    return Err(unexpected_reply());
+                }
                 SettleReply::Locked => {
                     skips_locked = true;
                     sleep(pause).await;
@@ -349,7 +351,7 @@ impl Store for Postgres {
         }
         match self.settlements.submit(SettleOperation::Renew(held)).await? {
             SettleReply::Renewed(renewed) => Ok(renewed),
-            SettleReply::Settled(_) | SettleReply::Locked => Err(unexpected_reply()),
+            _ => Err(unexpected_reply()),
         }
     }
 

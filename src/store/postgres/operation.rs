@@ -1,19 +1,23 @@
-//! The operations of attempts on their records, and the statements that carry them: one a batch.
+//! The operations of attempts on their records, and the statements that carry them: one a batch, and one more for what
+//! becomes of accepted requests.
 //!
 //! Claims and settlements have batchers of their own, with their own connections, so that neither waits for the other.
 
 use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::try_join;
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::connect::Connector;
+use super::deliveries::{self, Standing};
 use super::error::{self, OpenError};
 use super::session::{CallError, Query, Session};
 use super::{row, write_check};
 use crate::idempotency::record::{Attempt, Record, RecordId, Timestamp, Version};
 use crate::store::batcher::{Backend, Failure, Operation, Replies};
+use crate::store::deliveries::NewDelivery;
 use crate::store::rules::{self, RecordView, Transition};
 use crate::store::{Claim, End, Error, Expiry, Fresh, LeaseRenewal, Settled};
 
@@ -23,7 +27,7 @@ const MAX_BATCH_BYTES: usize = 16 << 20;
 /// Carries out claims.
 pub(super) struct Claims(pub(super) Connector);
 
-/// Carries out settlements and renewals.
+/// Carries out settlements and renewals, and keeps and removes accepted requests, which are as large as answers.
 pub(super) struct Settlements(pub(super) Connector);
 
 impl Claims {
@@ -54,7 +58,7 @@ impl Backend for Claims {
 }
 
 impl Settlements {
-    pub(super) const QUERIES: &[Query] = &[SETTLE, RENEW];
+    pub(super) const QUERIES: &[Query] = &[SETTLE, RENEW, deliveries::ACCEPT, deliveries::FINISH];
 }
 
 impl Backend for Settlements {
@@ -276,6 +280,10 @@ pub(super) enum SettleReply {
     Locked,
     /// The leases of these were extended.
     Renewed(Vec<RecordId>),
+    /// What stands instead of a request that was to be kept, if anything does.
+    Accepted(Option<Standing>),
+    /// Whether there was a delivery to remove.
+    Finished(bool),
 }
 
 const SETTLE: Query = Query {
@@ -294,39 +302,45 @@ pub(super) enum SettleOperation {
     Settle(Settlement),
     /// All that is due of this process, in one statement.
     Renew(Vec<LeaseRenewal>),
+    /// See [`crate::store::deliveries::Deliveries::accept`].
+    Accept {
+        id: RecordId,
+        new: NewDelivery,
+    },
+    /// See [`crate::store::deliveries::Change::Finish`].
+    Finish {
+        id: RecordId,
+        token: Attempt,
+    },
 }
 
 impl Operation for SettleOperation {
     type Reply = SettleReply;
 
     fn id(&self) -> Option<RecordId> {
-        self.as_settlement().map(|settlement| settlement.id)
+        match self {
+            Self::Settle(Settlement { id, .. }) | Self::Accept { id, .. } | Self::Finish { id, .. } => Some(*id),
+            Self::Renew(_) => None,
+        }
     }
 
     fn size(&self) -> usize {
         match self {
             Self::Settle(settlement) => settlement.answer().map_or(0, Bytes::len),
-            Self::Renew(_) => 0,
+            Self::Accept { new, .. } => new.size(),
+            Self::Renew(_) | Self::Finish { .. } => 0,
         }
     }
 
     fn is_abandoned_with_caller(&self) -> bool {
-        matches!(self, Self::Renew(_))
+        matches!(self, Self::Renew(_) | Self::Accept { .. })
     }
 
     fn is_exclusive(&self) -> bool {
         match self {
             Self::Settle(settlement) => settlement.skips_locked,
             Self::Renew(_) => true,
-        }
-    }
-}
-
-impl SettleOperation {
-    fn as_settlement(&self) -> Option<&Settlement> {
-        match self {
-            Self::Settle(settlement) => Some(settlement),
-            Self::Renew(_) => None,
+            Self::Accept { .. } | Self::Finish { .. } => false,
         }
     }
 }
@@ -338,11 +352,43 @@ async fn execute_settlements(
     if let [SettleOperation::Renew(held)] = batch {
         return Ok(vec![Some(Ok(SettleReply::Renewed(renew(session, held).await?)))]);
     }
-    let settlements: Vec<&Settlement> = batch.iter().filter_map(|operation| operation.as_settlement()).collect();
+    let (mut settlements, mut accepted, mut finished) = (Vec::new(), Vec::new(), Vec::new());
+    for operation in batch {
+        match operation {
+            SettleOperation::Settle(settlement) => settlements.push(settlement),
+            SettleOperation::Accept { id, new } => accepted.push((*id, new)),
+            SettleOperation::Finish { id, token } => finished.push((*id, *token)),
+            // It is exclusive.
+            SettleOperation::Renew(_) => {}
+        }
+    }
+    // The server gets the statements at once. Where one fails, all are repeated, or none.
+    let (settled, accepted, finished) = try_join!(
+        settle_unless_empty(session, &settlements),
+        deliveries::accept(session, &accepted),
+        deliveries::finish(session, &finished),
+    )?;
+    let (mut settled, mut accepted, mut finished) = (settled.into_iter(), accepted.into_iter(), finished.into_iter());
+    let replies = batch.iter().map(|operation| match operation {
+        SettleOperation::Settle(_) => settled.next().flatten(),
+        SettleOperation::Accept { .. } => accepted.next().flatten().map(|found| Ok(SettleReply::Accepted(found))),
+        SettleOperation::Finish { .. } => finished.next().map(|was_there| Ok(SettleReply::Finished(was_there))),
+        SettleOperation::Renew(_) => None,
+    });
+    Ok(replies.collect())
+}
+
+async fn settle_unless_empty(
+    session: &Session,
+    settlements: &[&Settlement],
+) -> Result<Replies<SettleOperation>, CallError> {
+    if settlements.is_empty() {
+        return Ok(Vec::new());
+    }
     let skips_locked = settlements.iter().any(|settlement| settlement.skips_locked);
-    match settle(session, &settlements, skips_locked).await {
+    match settle(session, settlements, skips_locked).await {
         // Another transaction holds one of them for longer than the others may wait.
-        Err(CallError::Sql(error)) if error::is_lock_timeout(&error) => settle(session, &settlements, true).await,
+        Err(CallError::Sql(error)) if error::is_lock_timeout(&error) => settle(session, settlements, true).await,
         other => other,
     }
 }

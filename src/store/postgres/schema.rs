@@ -22,7 +22,7 @@ pub struct Migration {
 }
 
 /// Every step, in order.
-const MIGRATIONS: [Migration; 9] = [
+const MIGRATIONS: [Migration; 10] = [
     Migration {
         version: 1,
         name: "records",
@@ -75,6 +75,12 @@ const MIGRATIONS: [Migration; 9] = [
         version: 9,
         name: "deliveries",
         sql: include_str!("../../../migrations/postgres/0009_deliveries.sql"),
+        compatible_with: 1,
+    },
+    Migration {
+        version: 10,
+        name: "delivery_batches",
+        sql: include_str!("../../../migrations/postgres/0010_delivery_batches.sql"),
         compatible_with: 1,
     },
 ];

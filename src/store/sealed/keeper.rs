@@ -8,9 +8,9 @@ use futures_util::{StreamExt as _, stream};
 use tokio::sync::{Notify, Semaphore};
 
 use super::keyring::{Keyring, Part, Sealing, Strictness};
-use crate::idempotency::record::{Record, RecordId, State};
-use crate::store::deliveries::DeliveryFilter;
-use crate::store::resealing::{Beginning, Beginnings, Resealing, Values};
+use crate::idempotency::record::{Attempt, Record, RecordId, State};
+use crate::store::deliveries::{Delivery, DeliveryFilter};
+use crate::store::resealing::{Beginning, Beginnings, DeliveryValues, Resealing, Values};
 use crate::store::{Error, ErrorKind, Origin, Store};
 
 /// How many records are looked at together.
@@ -47,7 +47,7 @@ pub struct CountByKey {
     pub missing: u64,
 }
 
-/// What came of sealing records anew.
+/// What came of sealing records and deliveries anew.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resealed {
     /// How many are sealed with the first key now, and were not.
@@ -146,7 +146,9 @@ impl Keeper {
                 Err(_) if done.resealed > 0 => return Ok(done),
                 Err(error) => return Err(error),
             };
-            let old = records.into_iter().filter(|found| self.is_old(&found.values));
+            let last = records.last().map(|last| last.id);
+            let old = records.into_iter();
+            let old = old.filter(|found| self.is_old([Some(&found.values.head), found.values.answer.as_ref()]));
             let mut fates = stream::iter(old.map(|found| self.reseal_one(found.id))).buffer_unordered(AT_A_TIME);
             while let Some(fate) = fates.next().await {
                 match fate {
@@ -159,22 +161,76 @@ impl Keeper {
                 }
             }
             drop(fates);
-            done.next = next;
-            if next.is_none() || began.elapsed() >= patience {
+            done.next = last.or(done.next);
+            if next.is_none() {
                 break;
             }
+            if began.elapsed() >= patience {
+                return Ok(done);
+            }
         }
-        if done.next.is_none() {
+        // Where the time is over, no record comes after the last one, and the next call begins with the deliveries.
+        if self.reseal_deliveries(&mut done, began + patience).await? {
+            done.next = None;
             self.count_again();
+        } else {
+            done.next = done.next.or(Some(RecordId([0; 32])));
         }
         Ok(done)
     }
 
+    /// Seals deliveries with the first key that are not. False where the time is over before all were looked at.
+    async fn reseal_deliveries(&self, done: &mut Resealed, until: Instant) -> Result<bool, Error> {
+        let Some(queue) = self.store.deliveries() else { return Ok(true) };
+        let (mut after, mut unopened, mut failed) = (None, 0, 0);
+        loop {
+            let page = queue.deliveries(DeliveryFilter::default(), after, self.chunk).await?;
+            let is_old = |delivery: &&Delivery| self.is_old([Some(&delivery.head), delivery.note.as_ref()]);
+            let old: Vec<RecordId> = page.deliveries.iter().filter(is_old).map(|delivery| delivery.id).collect();
+            let mut fates =
+                stream::iter(old.into_iter().map(|id| self.reseal_delivery(id))).buffer_unordered(AT_A_TIME);
+            while let Some(fate) = fates.next().await {
+                match fate {
+                    Ok(Fate::Resealed) => done.resealed += 1,
+                    Ok(Fate::Unopened) => unopened += 1,
+                    Ok(Fate::InFlight | Fate::Gone | Fate::OfAnotherService) => {}
+                    Err(_) => failed += 1,
+                }
+            }
+            drop(fates);
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+            // The next call looks at these again, and counts them.
+            if Instant::now() >= until {
+                return Ok(false);
+            }
+        }
+        done.unopened += unopened;
+        done.failed += failed;
+        Ok(true)
+    }
+
+    async fn reseal_delivery(&self, id: RecordId) -> Result<Fate, Error> {
+        for _ in 0..LOOKS {
+            let Some((delivery, values)) = self.resealing()?.delivery_values(id).await? else { return Ok(Fate::Gone) };
+            if delivery.origin.is_none_or(|origin| *origin.service != *self.service) {
+                return Ok(Fate::OfAnotherService);
+            }
+            let Some(sealed) = self.sealed_delivery(id, delivery.token, &values) else { return Ok(Fate::Unopened) };
+            if self.resealing()?.reseal_delivery(id, delivery.token, values.note, sealed).await? {
+                return Ok(Fate::Resealed);
+            }
+        }
+        Ok(Fate::InFlight)
+    }
+
     /// Whether a value is not sealed with the first key.
-    fn is_old(&self, values: &Values) -> bool {
+    fn is_old(&self, values: [Option<&Bytes>; 2]) -> bool {
         let Some(first) = self.keys.first() else { return false };
         let is_old = |value: &Bytes| !matches!(Sealing::of(value), Sealing::With(name, _) if name == first);
-        is_old(&values.head) || values.answer.as_ref().is_some_and(is_old)
+        values.into_iter().flatten().any(is_old)
     }
 
     async fn reseal_one(&self, id: RecordId) -> Result<Fate, Error> {
@@ -214,19 +270,39 @@ impl Keeper {
 
     /// The values of a record under the first key; `None` if one does not open, or if it may be planted.
     fn sealed_anew(&self, id: RecordId, record: Record) -> Option<Values> {
-        if self.keys.is_planted(&record) {
+        if self.keys.is_planted(&record.head, record.answer.as_ref()) {
             return None;
         }
-        let seal = |strictness, part, value| {
-            let plain = self.keys.open(id, record.attempt, part, value).ok()?;
-            Some(self.keys.seal_as(strictness, id, record.attempt, part, &plain))
+        let seal = |part, value| self.seal_anew(id, record.attempt, part, value);
+        let answer = record.answer.as_ref().map(|answer| seal(Part::Ending, answer));
+        let answer = answer.map_or(Some(None), |sealed| sealed.map(Some))?;
+        Some(Values { head: seal(Part::Head, &record.head)?, answer })
+    }
+
+    /// The same of a delivery.
+    fn sealed_delivery(&self, id: RecordId, token: Attempt, values: &DeliveryValues) -> Option<DeliveryValues> {
+        let DeliveryValues { head, request, body, note } = values;
+        if self.keys.is_planted(head, [request, body].into_iter().chain(note)) {
+            return None;
+        }
+        let seal = |part, value| self.seal_anew(id, token, part, value);
+        let note = note.as_ref().map(|note| seal(Part::Note, note));
+        Some(DeliveryValues {
+            head: seal(Part::Head, head)?,
+            request: seal(Part::Request, request)?,
+            body: seal(Part::Body, body)?,
+            note: note.map_or(Some(None), |sealed| sealed.map(Some))?,
+        })
+    }
+
+    /// A value under the first key, a head as strict as it was; `None` if it does not open.
+    fn seal_anew(&self, id: RecordId, attempt: Attempt, part: Part, value: &Bytes) -> Option<Bytes> {
+        let strictness = match part {
+            Part::Head => Sealing::of(value).strictness(),
+            _ => Strictness::Lenient,
         };
-        let answer = match &record.answer {
-            Some(answer) => Some(seal(Strictness::Lenient, Part::Ending, answer)?),
-            None => None,
-        };
-        let strictness = Sealing::of(&record.head).strictness();
-        Some(Values { head: seal(strictness, Part::Head, &record.head)?, answer })
+        let plain = self.keys.open(id, attempt, part, value).ok()?;
+        Some(self.keys.seal_as(strictness, id, attempt, part, &plain))
     }
 
     /// Lets the next count begin now.

@@ -258,12 +258,13 @@ impl Keyring {
         self.keys.load().iter().map(|key| (Arc::clone(&key.id), key.name)).collect()
     }
 
-    /// Whether a part of a record is plain that must be sealed.
-    pub(super) fn is_planted(&self, record: &Record) -> bool {
-        let is_plain = |value: &Bytes| Sealing::of(value) == Sealing::Plain;
-        match Sealing::of(&record.head) {
+    /// Whether a head is plain that must be sealed, or one of the values that are kept with it.
+    pub(super) fn is_planted<'a>(&self, head: &Bytes, others: impl IntoIterator<Item = &'a Bytes>) -> bool {
+        match Sealing::of(head) {
             Sealing::Plain => !self.strict.load().is_empty(),
-            Sealing::With(_, Strictness::Strict) => record.answer.as_ref().is_some_and(is_plain),
+            Sealing::With(_, Strictness::Strict) => {
+                others.into_iter().any(|value| Sealing::of(value) == Sealing::Plain)
+            }
             Sealing::With(_, Strictness::Lenient) => false,
         }
     }
@@ -339,7 +340,7 @@ impl Keyring {
     /// becomes what nothing decodes.
     #[must_use]
     pub fn open_record(&self, id: RecordId, record: Record, report: impl Fn(Closed)) -> Record {
-        if self.is_planted(&record) {
+        if self.is_planted(&record.head, record.answer.as_ref()) {
             report(Closed::Plain);
             let closed = Bytes::from_static(&SEALED);
             return Record { head: closed.clone(), answer: record.answer.map(|_| closed), ..record };

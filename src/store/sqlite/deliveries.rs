@@ -1,6 +1,7 @@
 //! Requests that are delivered later.
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use rusqlite::{OptionalExtension, Row, params};
 
 use super::error::Failure;
@@ -8,11 +9,12 @@ use super::reader::{ReadRequest, Reader};
 use super::session::Session;
 use super::writer::Request;
 use super::{Sqlite, row};
-use crate::idempotency::record::{RecordId, Timestamp};
+use crate::idempotency::record::{Attempt, RecordId, Timestamp};
 use crate::store::deliveries::{
     Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, DeliveryState, Held,
     Lane, NewDelivery, Sequence, Take, Taken,
 };
+use crate::store::resealing::DeliveryValues;
 use crate::store::{Error, OriginId, rules};
 
 /// How many lanes are looked at in one go, and how many deliveries of an unordered one.
@@ -38,6 +40,13 @@ struct DiscardRequest(RecordId);
 struct PauseRequest {
     origin: OriginId,
     is_paused: bool,
+}
+
+pub(super) struct ResealDeliveryRequest {
+    pub(super) id: RecordId,
+    pub(super) token: Attempt,
+    pub(super) seen: Option<Bytes>,
+    pub(super) values: DeliveryValues,
 }
 
 struct SweepDeliveriesRequest {
@@ -116,7 +125,7 @@ impl Deliveries for Sqlite {
 }
 
 impl Sqlite {
-    async fn look<T: Send + 'static>(
+    pub(super) async fn look<T: Send + 'static>(
         &self,
         look: impl FnOnce(&Reader) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Error> {
@@ -129,7 +138,7 @@ impl Request for AcceptRequest {
     const ABANDONED_WITH_CALLER: bool = true;
 
     fn size(&self) -> usize {
-        self.new.body.len() + self.new.request.len()
+        self.new.size()
     }
 
     fn run(&self, session: &mut Session) -> Result<Acceptance, Failure> {
@@ -346,6 +355,25 @@ impl Request for PauseRequest {
     }
 }
 
+impl Request for ResealDeliveryRequest {
+    type Reply = bool;
+
+    fn size(&self) -> usize {
+        self.values.request.len() + self.values.body.len()
+    }
+
+    fn run(&self, session: &mut Session) -> Result<bool, Failure> {
+        let DeliveryValues { head, request, body, note } = &self.values;
+        let mut reseal = session.conn.prepare_cached(
+            "UPDATE delivery SET head = ?4, request = ?5, body = ?6, note = ?7
+             WHERE id = ?1 AND token = ?2 AND note IS ?3",
+        )?;
+        let (seen, note) = (self.seen.as_deref(), note.as_deref());
+        let values = params![self.id.0, self.token.0, seen, &head[..], &request[..], &body[..], note];
+        Ok(reseal.execute(values)? == 1)
+    }
+}
+
 impl Request for SweepDeliveriesRequest {
     type Reply = usize;
 
@@ -363,6 +391,19 @@ impl Reader {
     fn delivery(&self, id: RecordId) -> Result<Option<Delivery>, Failure> {
         let sql = select("", "WHERE d.id = ?1");
         Ok(self.conn.prepare_cached(&sql)?.query_row([id.0], delivery).optional()?)
+    }
+
+    pub(super) fn delivery_values(&self, id: RecordId) -> Result<Option<(Delivery, DeliveryValues)>, Failure> {
+        let sql = select(", d.request, d.body", "WHERE d.id = ?1");
+        let mut find = self.conn.prepare_cached(&sql)?;
+        let found = find.query_row([id.0], |found| {
+            let delivery = delivery(found)?;
+            let bytes = |column| row::read_bytes(found, column).map(Option::unwrap_or_default);
+            let (head, note) = (delivery.head.clone(), delivery.note.clone());
+            let values = DeliveryValues { head, request: bytes(14)?, body: bytes(15)?, note };
+            Ok((delivery, values))
+        });
+        Ok(found.optional()?)
     }
 
     /// How long until something of an origin is due, if anything is queued there; nothing in it where something is due now.

@@ -47,6 +47,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub use self::error::OpenError;
@@ -57,7 +58,8 @@ use self::reserve::Reserve;
 use self::session::Session;
 use self::writer::{Message, Request, Writer};
 use super::clock::Clock;
-use super::resealing::{Beginnings, Values};
+use super::deliveries::Delivery;
+use super::resealing::{Beginnings, DeliveryValues, Values};
 use super::{
     AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange,
     LeaseRenewal, Listed, NamespaceRules, Origin, Page, Resealing, Settled, Store,
@@ -304,5 +306,19 @@ impl Resealing for Sqlite {
 
     async fn reseal(&self, id: RecordId, seen: Version, values: Values) -> Result<bool, Error> {
         self.ask(requests::ResealRequest { id, seen, values }).await
+    }
+
+    async fn delivery_values(&self, id: RecordId) -> Result<Option<(Delivery, DeliveryValues)>, Error> {
+        self.look(move |reader| reader.delivery_values(id)).await
+    }
+
+    async fn reseal_delivery(
+        &self,
+        id: RecordId,
+        token: Attempt,
+        seen: Option<Bytes>,
+        values: DeliveryValues,
+    ) -> Result<bool, Error> {
+        self.ask(deliveries::ResealDeliveryRequest { id, token, seen, values }).await
     }
 }
