@@ -1,5 +1,8 @@
 //! An operator removes or resolves all records that a filter finds.
 
+mod accepted;
+
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -15,6 +18,7 @@ use super::State;
 use super::access::Asker;
 use super::answer::{Answer, Kind, Problem, json};
 use super::audit::{self, Deed, Outcome};
+use super::deliveries;
 use super::records::{check_reason, unavailable};
 use super::resolve::{ACTIONS, Resolution, receive};
 use super::scope::{Belongs, belongs};
@@ -22,6 +26,7 @@ use super::wanted::{Selection, Wanted, begins, parse_time};
 use crate::idempotency::codec::{Details, Head};
 use crate::idempotency::record::{self, Attempt, Record, RecordId, Timestamp};
 use crate::idempotency::recovery::unknown_since;
+use crate::store::deliveries::Sequence;
 use crate::store::{End, Error, ErrorKind, Fresh, Listed, Origin, OriginId, Settled, Store};
 use crate::telemetry::rfc3339;
 
@@ -129,8 +134,11 @@ fn given<'de, D: Deserializer<'de>>(value: D) -> Result<Option<String>, D::Error
 #[derive(Debug, Default, Serialize, JsonSchema)]
 #[schemars(rename = "BulkReport")]
 pub(super) struct Report {
-    /// How many records the filter found, of those that are to be changed.
+    /// How many records and accepted requests the filter found, of those that are to be changed.
     matched: u64,
+    /// How many of them are accepted requests that have no record yet, and are not delivered any more.
+    #[serde(skip_serializing_if = "is_zero")]
+    accepted: u64,
     /// How many in-flight records the filter found and a purge leaves alone: their attempts run.
     #[serde(skip_serializing_if = "is_zero")]
     in_flight: u64,
@@ -147,9 +155,18 @@ pub(super) struct Report {
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "time")]
     #[schemars(with = "String")]
     as_of: Option<Timestamp>,
-    /// After which id the next request goes on, where this one came to its time limit.
+    /// Where the next request goes on, where this one came to its time limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
+}
+
+/// Where a request goes on.
+#[derive(Clone, Copy)]
+enum Place {
+    /// With the records after this id.
+    Records(RecordId),
+    /// With the accepted requests after this one.
+    Accepted(Sequence),
 }
 
 /// What happens to each record that is found.
@@ -161,6 +178,7 @@ enum Change {
 /// One request.
 struct Bulk<'a> {
     state: &'a State,
+    is_purge: bool,
     /// `None` where nothing is to be changed.
     change: Option<Change>,
     /// As it was given, for the audit entry.
@@ -209,7 +227,8 @@ impl<'a> Bulk<'a> {
         if !is_dry_run {
             check_reason(&reason)?;
         }
-        Ok(Self { state, change: (!is_dry_run).then_some(change), filter, reason, asker })
+        let is_purge = matches!(change, Change::Purge);
+        Ok(Self { state, is_purge, change: (!is_dry_run).then_some(change), filter, reason, asker })
     }
 
     /// Changes what is found. One audit entry stands for all of it.
@@ -222,7 +241,7 @@ impl<'a> Bulk<'a> {
     ) -> Result<Answer, Problem> {
         let as_of = as_of.map(|time| parse_time(&time).ok_or_else(|| bad(AS_OF))).transpose()?;
         let after =
-            after.map(|after| RecordId::parse(&after).ok_or_else(|| bad("`after` must be the `next` of an answer")));
+            after.map(|after| Place::parse(&after).ok_or_else(|| bad("`after` must be the `next` of an answer")));
         let after = after.transpose()?;
         let _slot = self.state.change_slot()?;
         self.state.opened()?;
@@ -244,12 +263,20 @@ impl<'a> Bulk<'a> {
     /// Finds the records chunk by chunk, so that not all of them are ever in memory, and changes each.
     async fn go_through(
         &self,
-        Selection { filter, tags, prefixes }: Selection,
+        selection: Selection,
         spares_in_flight: bool,
-        mut after: Option<RecordId>,
+        after: Option<Place>,
         report: &mut Report,
     ) -> Result<(), Problem> {
         let (started, store) = (Instant::now(), self.state.opened()?);
+        let mut after = match after {
+            Some(Place::Accepted(after)) => {
+                return self.go_through_accepted(&selection, Some(after), started, report).await;
+            }
+            Some(Place::Records(after)) => Some(after),
+            None => None,
+        };
+        let Selection { filter, tags, prefixes } = &selection;
         loop {
             let chunk = match store.scan(filter.clone(), after, CHUNK).await {
                 Ok(chunk) => chunk,
@@ -262,9 +289,9 @@ impl<'a> Bulk<'a> {
                 report.as_of = Some(first.now);
             }
             let was_there =
-                |found: &Listed| report.as_of.is_none_or(|as_of| stood(found, as_of)) && begins(found.id, &prefixes);
+                |found: &Listed| report.as_of.is_none_or(|as_of| stood(found, as_of)) && begins(found.id, prefixes);
             let mut found: Vec<Listed> = chunk.records.into_iter().filter(was_there).collect();
-            if let Some(tags) = &tags {
+            if let Some(tags) = tags {
                 let whose = |listed: &Listed| belongs(&listed.record, tags);
                 report.of_unknown_scope +=
                     found.iter().filter(|listed| whose(listed) == Belongs::Unknown).count() as u64;
@@ -274,15 +301,16 @@ impl<'a> Bulk<'a> {
             let is_spared = |found: &Listed| spares_in_flight && found.record.state == record::State::InFlight;
             let found: Vec<Listed> = found.into_iter().filter(|found| !is_spared(found)).collect();
             report.in_flight += (count - found.len()) as u64;
-            let unshown = SHOWN - report.ids.len();
-            report.ids.extend(found.iter().take(unshown).map(|found| found.id.to_string()));
-            report.matched += found.len() as u64;
+            found.iter().for_each(|found| report.found(found));
             if let Some(change) = &self.change {
                 self.change_all(change, found, report).await?;
             }
             after = chunk.next;
+            if after.is_none() && self.is_purge {
+                return self.go_through_accepted(&selection, None, started, report).await;
+            }
             if after.is_none() || started.elapsed() >= PATIENCE {
-                report.next = after.map(|after| after.to_string());
+                report.next = after.map(|after| Place::Records(after).to_string());
                 return Ok(());
             }
         }
@@ -309,7 +337,11 @@ impl<'a> Bulk<'a> {
     /// Whether the record was changed; not if it is another one by now.
     async fn apply(&self, change: &Change, found: Listed) -> Result<bool, Problem> {
         let changed = match change {
-            Change::Purge => remove_unchanged(&**self.state.opened()?, &found).await.map_err(unavailable),
+            Change::Purge => {
+                // What was accepted would run again where its record is gone.
+                deliveries::forget(self.state, found.id).await?;
+                remove_unchanged(&**self.state.opened()?, &found).await.map_err(unavailable)
+            }
             Change::Resolve(resolution) => match resolution.apply(self.state, &found).await {
                 Ok(()) => Ok(true),
                 Err(problem) if problem.is_about_the_record() => Ok(false),
@@ -411,7 +443,33 @@ impl FilterBody {
     }
 }
 
+impl Place {
+    fn parse(text: &str) -> Option<Self> {
+        match text.strip_prefix("accepted-") {
+            Some(place) => place.parse().ok().map(|place| Self::Accepted(Sequence(place))),
+            None => RecordId::parse(text).map(Self::Records),
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Records(id) => id.fmt(f),
+            Self::Accepted(Sequence(place)) => write!(f, "accepted-{place}"),
+        }
+    }
+}
+
 impl Report {
+    /// Counts one that is to be changed.
+    fn found(&mut self, found: &Listed) {
+        self.matched += 1;
+        if self.ids.len() < SHOWN {
+            self.ids.push(found.id.to_string());
+        }
+    }
+
     /// What came of it, and whether it broke off.
     fn outcome(&self, is_broken_off: bool) -> Outcome {
         match self.done {

@@ -142,7 +142,7 @@ pub(super) async fn retry(state: &State, id: RecordId, body: Incoming, asker: &A
     if !found.is_dead() {
         return Err(Kind::NotUnknown.because("the request is queued: it is delivered by itself"));
     }
-    let deed = Deed::Retry { id, route: route_of(&found), reason: &reason };
+    let deed = Deed::Retry { id, route: route_of(found.origin.as_ref()), reason: &reason };
     let begun = state.begin(asker, deed).await?;
     let store = state.opened()?;
     let queued = async { queue::of(&**store)?.requeue(id).await }.await.map_err(unavailable);
@@ -163,7 +163,7 @@ pub(super) async fn discard(
     asker: &Asker,
 ) -> Result<Answer, Problem> {
     let found = find(state, id).await?.ok_or_else(absent)?;
-    let deed = Deed::Discard { id, route: route_of(&found), reason };
+    let deed = Deed::Discard { id, route: route_of(found.origin.as_ref()), reason };
     let begun = state.begin(asker, deed).await?;
     let discarded = forget(state, id).await;
     let discarded = discarded.and_then(|was_there| if was_there { Ok(()) } else { Err(absent()) });
@@ -191,8 +191,8 @@ async fn find(state: &State, id: RecordId) -> Result<Option<Delivery>, Problem> 
     Ok(found.filter(is_own))
 }
 
-fn route_of(delivery: &Delivery) -> Option<&str> {
-    delivery.origin.as_ref().map(|origin| &*origin.route)
+pub(super) fn route_of(origin: Option<&Origin>) -> Option<&str> {
+    origin.map(|origin| &*origin.route)
 }
 
 async fn read<T: DeserializeOwned>(body: Incoming, form: &str) -> Result<T, Problem> {
@@ -226,7 +226,7 @@ impl DeliveryView {
         };
         Self {
             id: delivery.id.to_string(),
-            route: route_of(delivery).map(str::to_owned),
+            route: route_of(delivery.origin.as_ref()).map(str::to_owned),
             state,
             accepted_at: rfc3339(delivery.accepted_at),
             due_at,

@@ -79,7 +79,8 @@ impl Filter {
     }
 
     /// Whether a record passes, by the store's time `now`.
-    pub(super) fn passes(&self, id: RecordId, record: &Record, origin: Option<&Origin>, now: Timestamp) -> bool {
+    #[must_use]
+    pub fn passes(&self, id: RecordId, record: &Record, origin: Option<&Origin>, now: Timestamp) -> bool {
         self.service.as_ref().is_none_or(|service| origin.is_some_and(|origin| origin.service == *service))
             && self.route.as_ref().is_none_or(|route| origin.is_some_and(|origin| *origin.route == **route))
             && self.state.is_none_or(|state| record.state == state)

@@ -118,9 +118,10 @@ impl Change {
         ask: &Ask,
     ) -> anyhow::Result<()> {
         if args.dry_run {
-            let Counts { matched, in_flight, of_unknown_scope, as_of, .. } =
+            let Counts { matched, in_flight, of_unknown_scope, accepted, as_of, .. } =
                 self.send(client, args, true, args.as_of.clone()).await?;
             writeln!(out, "{} would be {}; nothing was changed", records(matched), self.done)?;
+            say_accepted(accepted, "would not be delivered any more", out)?;
             say_in_flight(in_flight, out)?;
             say_of_unknown_scope(of_unknown_scope, out)?;
             if matched > 0 {
@@ -130,10 +131,12 @@ impl Change {
                 if in_flight > 0 {
                     newest.retain(|record| record["state"] != "in-flight");
                 }
-                if matched > newest.len() as u64 {
+                if matched - accepted > newest.len() as u64 {
                     writeln!(out, "the newest {} of them:", newest.len())?;
                 }
-                table::table().write(newest.iter().map(table::row), out)?;
+                if matched > accepted {
+                    table::table().write(newest.iter().map(table::row), out)?;
+                }
                 if let Some(as_of) = as_of {
                     writeln!(out, "for these and none that come later: --as-of {as_of} --yes")?;
                 }
@@ -159,9 +162,10 @@ impl Change {
                 ),
             }
         }
-        let Counts { matched, done, failed, in_flight, of_unknown_scope, .. } =
+        let Counts { matched, done, failed, in_flight, of_unknown_scope, accepted, .. } =
             self.send(client, args, false, as_of).await?;
         writeln!(out, "{} {}", records(done), self.done)?;
+        say_accepted(accepted, "will not be delivered any more", out)?;
         say_in_flight(in_flight, out)?;
         say_of_unknown_scope(of_unknown_scope, out)?;
         let others = matched.saturating_sub(done + failed);
@@ -205,6 +209,7 @@ impl Change {
             counts.done += count("done")?;
             counts.failed += count("failed")?;
             counts.in_flight += answer["in_flight"].as_u64().unwrap_or(0);
+            counts.accepted += answer["accepted"].as_u64().unwrap_or(0);
             counts.of_unknown_scope += answer["of_unknown_scope"].as_u64().unwrap_or(0);
             if let Some(as_of) = answer["as_of"].as_str() {
                 // The requests that follow are about the same time.
@@ -226,8 +231,18 @@ struct Counts {
     done: u64,
     failed: u64,
     in_flight: u64,
+    accepted: u64,
     of_unknown_scope: u64,
     as_of: Option<String>,
+}
+
+/// Says how many had no record yet.
+fn say_accepted(count: u64, what: &str, out: &mut dyn Write) -> anyhow::Result<()> {
+    if count > 0 {
+        let (verb, noun) = if count == 1 { ("is an", "request") } else { ("are", "requests") };
+        writeln!(out, "{count} of them {verb} accepted {noun} that {what}")?;
+    }
+    Ok(())
 }
 
 /// Says what a filter by scope leaves alone: it may be anybody's.
