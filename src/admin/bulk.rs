@@ -1,6 +1,7 @@
 //! An operator removes or resolves all records that a filter finds.
 
 mod accepted;
+mod bodies;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,16 +12,17 @@ use http::StatusCode;
 use hyper::body::Incoming;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
+pub(super) use self::bodies::{PurgeBody, ResolveAllBody};
 use super::State;
 use super::access::Asker;
 use super::answer::{Answer, Kind, Problem, json};
 use super::audit::{self, Deed, Outcome};
 use super::deliveries;
 use super::records::{check_reason, unavailable};
-use super::resolve::{ACTIONS, Resolution, receive};
+use super::resolve::{Resolution, receive};
 use super::scope::{Belongs, belongs};
 use super::wanted::{Selection, Wanted, begins, parse_time};
 use crate::idempotency::codec::{Details, Head};
@@ -52,83 +54,6 @@ const AS_OF: &str = "`as_of` must be the `as_of` of an answer, a time such as 20
 
 /// How many ids an answer shows.
 const SHOWN: usize = 100;
-
-/// The body of `POST /api/v1/records/purge`.
-#[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct PurgeBody {
-    #[serde(default)]
-    filter: FilterBody,
-    #[serde(default)]
-    all: bool,
-    #[serde(default)]
-    dry_run: bool,
-    #[serde(default)]
-    reason: String,
-    #[serde(default, deserialize_with = "given")]
-    #[schemars(with = "String")]
-    as_of: Option<String>,
-    #[serde(default, deserialize_with = "given")]
-    #[schemars(with = "String")]
-    after: Option<String>,
-}
-
-/// The body of `POST /api/v1/records/resolve`. One flat struct: serde cannot read exact numbers in a flattened one.
-#[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct ResolveAllBody {
-    #[serde(default)]
-    filter: FilterBody,
-    #[serde(default)]
-    all: bool,
-    #[serde(default)]
-    dry_run: bool,
-    #[serde(default)]
-    reason: String,
-    #[serde(default, deserialize_with = "given")]
-    #[schemars(with = "String")]
-    as_of: Option<String>,
-    #[serde(default, deserialize_with = "given")]
-    #[schemars(with = "String")]
-    after: Option<String>,
-    #[schemars(extend("enum" = ACTIONS))]
-    action: String,
-    status: Option<u16>,
-    headers: Option<Vec<(String, String)>>,
-    body_base64: Option<String>,
-}
-
-/// The members of [`Wanted`], as text.
-#[derive(Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-struct FilterBody {
-    #[serde(deserialize_with = "given")]
-    #[schemars(with = "String")]
-    state: Option<String>,
-    #[serde(deserialize_with = "given")]
-    #[schemars(with = "String")]
-    route: Option<String>,
-    #[serde(deserialize_with = "given")]
-    #[schemars(with = "String")]
-    key: Option<String>,
-    #[serde(deserialize_with = "given")]
-    #[schemars(with = "String")]
-    id: Option<String>,
-    #[serde(deserialize_with = "given")]
-    #[schemars(with = "String")]
-    older_than: Option<String>,
-    #[serde(deserialize_with = "given")]
-    #[schemars(with = "String")]
-    since: Option<String>,
-    #[serde(deserialize_with = "given")]
-    #[schemars(with = "String")]
-    scope: Option<String>,
-}
-
-/// A member that stands there is a text. `null`, as of a script's unset variable, would widen the filter.
-fn given<'de, D: Deserializer<'de>>(value: D) -> Result<Option<String>, D::Error> {
-    String::deserialize(value).map(Some)
-}
 
 /// What came of it.
 #[derive(Debug, Default, Serialize, JsonSchema)]
@@ -410,37 +335,6 @@ fn is_zero(count: &u64) -> bool {
 
 fn time<S: Serializer>(time: &Option<Timestamp>, serializer: S) -> Result<S::Ok, S::Error> {
     time.map(rfc3339).serialize(serializer)
-}
-
-impl FilterBody {
-    /// What is given, by the names of the API.
-    fn given(&self, all: bool) -> Map<String, Value> {
-        let Self { state, route, key, id, older_than, since, scope } = self;
-        let values = [state, route, key, id, older_than, since, scope];
-        let named = Wanted::NAMES.into_iter().zip(values);
-        let given = named.filter_map(|(name, value)| Some((name.to_owned(), value.as_deref()?.into())));
-        given.chain(all.then(|| ("all".to_owned(), true.into()))).collect()
-    }
-
-    /// What is wanted: something, or expressly everything.
-    fn wanted(self, all: bool) -> Result<Wanted, Problem> {
-        let mut wanted = Wanted::default();
-        let Self { state, route, key, id, older_than, since, scope } = self;
-        let values = [state, route, key, id, older_than, since, scope];
-        for (name, value) in Wanted::NAMES.into_iter().zip(values) {
-            if let Some(value) = value {
-                wanted.set(name, value).map_err(|what| bad(&format!("`{name}` {what}")))?;
-            }
-        }
-        match (wanted.is_everything(), all) {
-            (true, false) => Err(bad(&format!(
-                "`filter` is empty; give one of {}, or \"all\": true for every record",
-                Wanted::NAMES.join(", ")
-            ))),
-            (false, true) => Err(bad("`all` and `filter` do not go together")),
-            _ => Ok(wanted),
-        }
-    }
 }
 
 impl Place {
