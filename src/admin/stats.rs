@@ -161,13 +161,20 @@ impl Default for Watch {
     }
 }
 
-/// Keeps samples of the counters.
+/// Keeps samples of the counters, and shows the age of the oldest unknown record.
 pub(super) async fn keep_sampling(state: Arc<State>) {
     let mut ticks = tokio::time::interval(SAMPLE_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         state.stats.window.keep(state.metrics.traffic());
+        // No store is searched that has none.
+        let unknown = state.metrics.levels().records[record::State::Unknown as usize];
+        let oldest = match state.store.get() {
+            Some(store) if unknown > 0 => state.stats.oldest_unknown.oldest(store, &state.service).await,
+            _ => None,
+        };
+        state.metrics.oldest_unknown(oldest.map(|oldest| oldest.age));
     }
 }
 

@@ -4,13 +4,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use http::StatusCode;
+use tokio::runtime::Builder;
 use tokio::time::Instant;
 
 use super::man::{Facts, whole, with_subcommands};
 use crate::config;
 use crate::store::ErrorKind;
 use crate::store::cached::CacheResult;
-use crate::store::metered::StoreOp;
+use crate::store::metered::{CallEvent, StoreOp};
 use crate::store::sealed::CountByKey;
 use crate::telemetry::limits::Limit;
 use crate::telemetry::metrics::Metrics;
@@ -45,12 +47,14 @@ fn all_metrics() -> String {
     let metrics = Metrics::new();
     let route = metrics.route("a");
     for outcome in Outcome::ALL {
-        drop(route.answered(outcome, Instant::now()));
+        drop(route.answered(outcome, StatusCode::OK, Instant::now()));
     }
     route.upstream_took(Duration::ZERO);
     route.observed().would(Outcome::Executed, false);
     route.observed().dropped(Dropped::Store);
-    metrics.store("memory")(StoreOp::Claim, Duration::ZERO, Some(ErrorKind::Full));
+    metrics.store("memory")(StoreOp::Claim, CallEvent::Ended(Duration::ZERO, Some(ErrorKind::Full)));
+    let runtime = Builder::new_current_thread().build().unwrap();
+    metrics.watch_runtime("main", runtime.handle());
     metrics.cache()(CacheResult::Memory);
     metrics.consumer("orders").in_hand(0);
     metrics.records_by_key().show(&CountByKey::default());
@@ -126,8 +130,7 @@ fn every_word_of_a_label_is_in_the_docs() {
     let page = page("docs/observe/metrics.md");
     let terms = terms(&page);
     let outcomes = Outcome::ALL.map(Outcome::as_str);
-    let kinds = [ErrorKind::Unavailable, ErrorKind::Full, ErrorKind::Timeout, ErrorKind::Corrupt, ErrorKind::Other]
-        .map(ErrorKind::as_str);
+    let kinds = ErrorKind::ALL.map(ErrorKind::as_str);
     let words = Limit::ALL.map(Limit::as_str).into_iter().chain(CacheResult::ALL.map(CacheResult::as_str));
     let source = include_str!("../store/metered.rs");
     let word_of = |line: &str| {

@@ -52,10 +52,21 @@ pub enum StoreOp {
     SweepDeliveries,
 }
 
-/// Reports every call of the store inside it. Calls that are cancelled are not reported.
+/// What is reported of a call: that it began, and then one of the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallEvent {
+    /// It was made.
+    Began,
+    /// It took so long, and failed if there is an error.
+    Ended(Duration, Option<ErrorKind>),
+    /// Its caller gave it up.
+    Cancelled,
+}
+
+/// Reports every call of the store inside it.
 pub struct Metered {
     store: Arc<dyn Store>,
-    report: Box<dyn Fn(StoreOp, Duration, Option<ErrorKind>) + Send + Sync>,
+    report: Box<dyn Fn(StoreOp, CallEvent) + Send + Sync>,
     health: StoreHealth,
     operations: [OperationHealth; StoreOp::COUNT],
 }
@@ -136,26 +147,43 @@ impl StoreOp {
 }
 
 impl Metered {
-    /// Tells `report` which call of `store` ended, how long it took, and why it failed if it did.
-    pub fn new(
-        store: Arc<dyn Store>,
-        report: impl Fn(StoreOp, Duration, Option<ErrorKind>) + Send + Sync + 'static,
-    ) -> Self {
+    /// Reports each call of `store` to `report`.
+    pub fn new(store: Arc<dyn Store>, report: impl Fn(StoreOp, CallEvent) + Send + Sync + 'static) -> Self {
         let operations = StoreOp::ALL.map(|op| OperationHealth::new(op.as_str(), op.role()));
         Self { store, report: Box::new(report), health: StoreHealth::default(), operations }
     }
 
     async fn timed<T>(&self, op: StoreOp, call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        let mut reported = ReportedCall::begin(&self.report, op);
         let began = Instant::now();
         let result = call.await;
-        let took = began.elapsed();
+        reported.end = CallEvent::Ended(began.elapsed(), result.as_ref().err().map(|error| error.cause().kind));
         let operation = &self.operations[op as usize];
         match &result {
             Ok(_) => self.health.worked(operation),
             Err(error) => self.health.failed(operation, error),
         }
-        (self.report)(op, took, result.as_ref().err().map(|error| error.cause().kind));
         result
+    }
+}
+
+/// A call whose end is reported when this is dropped.
+struct ReportedCall<'a> {
+    report: &'a (dyn Fn(StoreOp, CallEvent) + Send + Sync),
+    op: StoreOp,
+    end: CallEvent,
+}
+
+impl<'a> ReportedCall<'a> {
+    fn begin(report: &'a (dyn Fn(StoreOp, CallEvent) + Send + Sync), op: StoreOp) -> Self {
+        report(op, CallEvent::Began);
+        Self { report, op, end: CallEvent::Cancelled }
+    }
+}
+
+impl Drop for ReportedCall<'_> {
+    fn drop(&mut self) {
+        (self.report)(self.op, self.end);
     }
 }
 

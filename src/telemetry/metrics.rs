@@ -14,8 +14,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use http::StatusCode;
 use prometheus::{
-    Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    Gauge, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
 use super::admin_refusal::AdminRefusal;
@@ -26,13 +27,15 @@ use super::log_throttle::LogThrottle;
 use super::losses::Losses;
 use super::observed::{Observed, ObservedReport};
 use super::outcome::Outcome;
+use super::process::Process;
 use super::records_by_key::RecordsByKey;
 use super::register::{add, by_reason, counter, gauge, histograms};
+use super::runtimes::Runtimes;
+use super::status_class::StatusClass;
+use super::store_calls::StoreCallFamilies;
 use super::wall_clock;
-use crate::idempotency::record::{RecordId, State};
-use crate::store::ErrorKind;
+use crate::idempotency::record::State;
 use crate::store::cached::CacheResult;
-use crate::store::metered::StoreOp;
 use crate::store::sealed::Closed;
 pub use attempt_guard::AttemptGuard;
 pub use reading::{Durations, Levels, RouteTraffic, Traffic};
@@ -40,10 +43,6 @@ pub use reading::{Durations, Levels, RouteTraffic, Traffic};
 /// Upper bounds of request and upstream durations, in seconds.
 const REQUEST_BUCKETS: &[f64] =
     &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
-
-/// Upper bounds of store durations, in seconds.
-const STORE_BUCKETS: &[f64] =
-    &[0.000_05, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
 
 /// All metrics of one process. Cheap to clone.
 #[derive(Clone)]
@@ -56,6 +55,7 @@ pub struct RouteMetrics {
     name: Box<str>,
     pub(super) families: Arc<Families>,
     outcomes: [OnceLock<OutcomeMetrics>; Outcome::ALL.len()],
+    responses: [OnceLock<IntCounter>; StatusClass::ALL.len()],
     upstream: OnceLock<Histogram>,
     in_flight: IntGauge,
     control_invalid: IntCounter,
@@ -74,8 +74,8 @@ pub(super) struct Families {
     requests: IntCounterVec,
     request_duration: HistogramVec,
     upstream_duration: HistogramVec,
-    store_duration: HistogramVec,
-    store_errors: IntCounterVec,
+    responses: IntCounterVec,
+    pub(super) store_calls: StoreCallFamilies,
     attempts_in_flight: IntGaugeVec,
     observed: IntCounterVec,
     observed_dropped: IntCounterVec,
@@ -83,7 +83,7 @@ pub(super) struct Families {
     control_invalid: IntCounterVec,
     cache_requests: IntCounterVec,
     limit_exceeded: IntCounterVec,
-    unsealed: [IntCounter; Closed::ALL.len()],
+    pub(super) unsealed: [IntCounter; Closed::ALL.len()],
     records_by_key: RecordsByKey,
     pub(super) deliveries: DeliveryGauges,
     pub(super) consumers: ConsumerFamilies,
@@ -95,12 +95,15 @@ pub(super) struct Families {
     requests_waiting: IntGauge,
     buffered_bytes: IntGaugeVec,
     records: [IntGauge; State::ALL.len()],
+    oldest_unknown: Gauge,
     leases_expired: IntCounter,
     records_swept: IntCounter,
     reload_successful: IntGauge,
     /// When the configuration was read, in milliseconds of this process's clock.
     reloaded_at: AtomicU64,
     ready: IntGauge,
+    process: Process,
+    pub(super) runtimes: Runtimes,
 }
 
 struct OutcomeMetrics {
@@ -122,6 +125,7 @@ impl Metrics {
             name: name.into(),
             families: self.families.clone(),
             outcomes: std::array::from_fn(|_| OnceLock::new()),
+            responses: std::array::from_fn(|_| OnceLock::new()),
             upstream: OnceLock::new(),
             in_flight: self.families.attempts_in_flight.with_label_values(&[name]),
             control_invalid: self.families.control_invalid.with_label_values(&[name]),
@@ -129,46 +133,11 @@ impl Metrics {
         })
     }
 
-    /// Counts the calls of a store of this kind: which ended, how long it took, and why it failed if it did.
-    pub fn store(&self, store: &'static str) -> impl Fn(StoreOp, Duration, Option<ErrorKind>) + Send + Sync + 'static {
-        let families = self.families.clone();
-        let durations: [OnceLock<Histogram>; StoreOp::COUNT] = std::array::from_fn(|_| OnceLock::new());
-        move |op, took, error| {
-            durations[op as usize]
-                .get_or_init(|| families.store_duration.with_label_values(&[store, op.as_str()]))
-                .observe(took.as_secs_f64());
-            if let Some(kind) = error {
-                families.store_errors.with_label_values(&[store, op.as_str(), kind.as_str()]).inc();
-            }
-        }
-    }
-
     /// Counts what comes of questions to the caches.
     pub fn cache(&self) -> impl Fn(CacheResult) + Send + Sync + 'static {
         let result = |answered: CacheResult| self.families.cache_requests.with_label_values(&[answered.as_str()]);
         let results = CacheResult::ALL.map(result);
         move |answered| results[answered as usize].inc()
-    }
-
-    /// Counts and logs parts of records that could not be decrypted.
-    pub fn unsealed(&self) -> impl Fn(RecordId, Closed) + Send + Sync + 'static {
-        let families = self.families.clone();
-        let warned = Closed::ALL.map(|_| LogThrottle::default());
-        move |record, closed| {
-            families.unsealed[closed as usize].inc();
-            let Some(others) = warned[closed as usize].due() else { return };
-            match closed {
-                Closed::NoKey => tracing::error!(
-                    %record, others, "a record is encrypted with a key that store.encryption_keys does not have: its requests get 503"
-                ),
-                Closed::Plain => tracing::error!(
-                    %record, others, "a record is not encrypted, and seal = \"required\" demands that it is: its requests get 503"
-                ),
-                Closed::Altered => tracing::error!(
-                    %record, others, "a record was altered or moved in the store, and does not decrypt: its requests get 503"
-                ),
-            }
-        }
     }
 
     /// How often limits were reached, and how much is taken of them.
@@ -200,6 +169,11 @@ impl Metrics {
         for (gauge, count) in self.families.records.iter().zip(counts) {
             gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
         }
+    }
+
+    /// How long ago the oldest unknown record was claimed; nothing if there is none.
+    pub fn oldest_unknown(&self, age: Option<Duration>) {
+        self.families.oldest_unknown.set(age.unwrap_or_default().as_secs_f64());
     }
 
     /// In-flight records whose lease was past turned unknown.
@@ -251,6 +225,8 @@ impl Metrics {
     #[must_use]
     pub fn encode(&self) -> String {
         self.families.show_levels();
+        self.families.process.refresh();
+        self.families.runtimes.refresh();
         let mut text = String::new();
         if let Err(error) = TextEncoder::new().encode_utf8(&self.families.registry.gather(), &mut text) {
             tracing::error!(%error, "the metrics could not be written in full");
@@ -266,8 +242,18 @@ impl Default for Metrics {
 }
 
 impl RouteMetrics {
-    /// Counts a request whose head came at `began` and whose answer begins now.
-    pub fn answered(&self, outcome: Outcome, began: Instant) -> RequestTimer {
+    /// Shows counters of these outcomes, and of the usual classes of statuses, at 0 before there are any.
+    pub fn expect(&self, outcomes: impl IntoIterator<Item = Outcome>) {
+        for outcome in outcomes {
+            self.families.requests.with_label_values(&[&*self.name, outcome.as_str()]);
+        }
+        for class in StatusClass::USUAL {
+            self.responses(class);
+        }
+    }
+
+    /// Counts a request whose head came at `began` and whose answer begins now, with this status.
+    pub fn answered(&self, outcome: Outcome, status: StatusCode, began: Instant) -> RequestTimer {
         let metrics = self.outcomes[outcome.index()].get_or_init(|| {
             let labels = [&*self.name, outcome.as_str()];
             OutcomeMetrics {
@@ -276,7 +262,13 @@ impl RouteMetrics {
             }
         });
         metrics.requests.inc();
+        self.responses(StatusClass::of(status)).inc();
         RequestTimer { duration: metrics.duration.clone(), began }
+    }
+
+    fn responses(&self, class: StatusClass) -> &IntCounter {
+        let series = || self.families.responses.with_label_values(&[&*self.name, class.as_str()]);
+        self.responses[class as usize].get_or_init(series)
     }
 
     /// Records how long the upstream took to answer.
@@ -353,6 +345,13 @@ impl Families {
                 &["route", "outcome"],
                 REQUEST_BUCKETS,
             ),
+            responses: add(
+                &registry,
+                IntCounterVec::new(
+                    Opts::new("oncegate_responses_total", "Requests answered, by route and class of the status."),
+                    &["route", "class"],
+                ),
+            ),
             upstream_duration: histograms(
                 &registry,
                 "oncegate_upstream_duration_seconds",
@@ -360,20 +359,7 @@ impl Families {
                 &["route"],
                 REQUEST_BUCKETS,
             ),
-            store_duration: histograms(
-                &registry,
-                "oncegate_store_duration_seconds",
-                "Time that a store operation took, waiting included.",
-                &["store", "op"],
-                STORE_BUCKETS,
-            ),
-            store_errors: add(
-                &registry,
-                IntCounterVec::new(
-                    Opts::new("oncegate_store_errors_total", "Store operations that failed."),
-                    &["store", "op", "kind"],
-                ),
-            ),
+            store_calls: StoreCallFamilies::new(&registry),
             attempts_in_flight: add(
                 &registry,
                 IntGaugeVec::new(
@@ -465,6 +451,13 @@ impl Families {
                 ),
             ),
             records: State::ALL.map(|state| records.with_label_values(&[state.as_str()])),
+            oldest_unknown: add(
+                &registry,
+                Gauge::new(
+                    "oncegate_oldest_unknown_seconds",
+                    "How long ago the oldest unknown record of this service was claimed; 0 where there is none.",
+                ),
+            ),
             leases_expired: counter(
                 &registry,
                 "oncegate_leases_expired_total",
@@ -478,6 +471,8 @@ impl Families {
             reload_successful,
             reloaded_at: AtomicU64::new(wall_clock().0),
             ready: gauge(&registry, "oncegate_ready", "1 if the gate takes requests, else 0."),
+            process: Process::new(&registry),
+            runtimes: Runtimes::new(&registry),
             registry,
         }
     }
@@ -501,20 +496,25 @@ impl Families {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::ErrorKind;
+    use crate::store::metered::{CallEvent, StoreOp};
     use crate::telemetry::outcome::Code;
 
     #[tokio::test(start_paused = true)]
     async fn what_happened_shows_under_the_contracts_names() {
         let metrics = Metrics::new();
         let route = metrics.route("create-charge");
-        let timer = route.answered(Outcome::Executed, Instant::now());
+        let timer = route.answered(Outcome::Executed, StatusCode::CREATED, Instant::now());
         tokio::time::advance(Duration::from_millis(3)).await;
         drop(timer);
-        drop(route.answered(Outcome::Problem(Code::InFlight), Instant::now()));
-        drop(route.answered(Outcome::Problem(Code::InFlight), Instant::now()));
+        drop(route.answered(Outcome::Problem(Code::InFlight), StatusCode::CONFLICT, Instant::now()));
+        drop(route.answered(Outcome::Problem(Code::InFlight), StatusCode::CONFLICT, Instant::now()));
         route.upstream_took(Duration::from_secs(2));
         route.control_invalid(2);
-        metrics.store("memory")(StoreOp::Claim, Duration::from_micros(70), Some(ErrorKind::Full));
+        let report = metrics.store("memory");
+        report(StoreOp::Claim, CallEvent::Began);
+        report(StoreOp::Claim, CallEvent::Ended(Duration::from_micros(70), Some(ErrorKind::Full)));
+        metrics.oldest_unknown(Some(Duration::from_millis(1500)));
         metrics.records_counted([1, 2, 3]);
         metrics.leases_expired(4);
         metrics.records_swept(5);
@@ -531,6 +531,9 @@ mod tests {
             "oncegate_upstream_duration_seconds_sum{route=\"create-charge\"} 2",
             "oncegate_control_invalid_total{route=\"create-charge\"} 2",
             "oncegate_store_duration_seconds_count{op=\"claim\",store=\"memory\"} 1",
+            "oncegate_responses_total{class=\"2xx\",route=\"create-charge\"} 1",
+            "oncegate_responses_total{class=\"4xx\",route=\"create-charge\"} 2",
+            "oncegate_oldest_unknown_seconds 1.5",
             "oncegate_store_errors_total{kind=\"full\",op=\"claim\",store=\"memory\"} 1",
             "oncegate_attempts_in_flight{route=\"create-charge\"} 0",
             "oncegate_records{state=\"in-flight\"} 1",
@@ -558,6 +561,24 @@ mod tests {
         assert!(metrics.encode().contains("oncegate_attempts_in_flight{route=\"a\"} 2"));
         drop((guard, second));
         assert!(metrics.encode().contains("oncegate_attempts_in_flight{route=\"a\"} 0"));
+    }
+
+    #[test]
+    fn what_is_expected_of_a_route_is_at_zero_before_the_first() {
+        let metrics = Metrics::new();
+        let route = metrics.route("a");
+        route.expect([Outcome::Executed, Outcome::Problem(Code::StoreUnavailable)]);
+        drop(route.answered(Outcome::Executed, StatusCode::OK, Instant::now()));
+        let text = metrics.encode();
+        for line in [
+            "oncegate_requests_total{outcome=\"executed\",route=\"a\"} 1",
+            "oncegate_requests_total{outcome=\"store-unavailable\",route=\"a\"} 0",
+            "oncegate_responses_total{class=\"2xx\",route=\"a\"} 1",
+            "oncegate_responses_total{class=\"5xx\",route=\"a\"} 0",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
+        assert!(!text.contains("_bucket{outcome=\"store-unavailable\""), "{text}");
     }
 
     #[test]

@@ -42,6 +42,7 @@ mod lifecycle;
 mod limits;
 mod listeners;
 mod matrix;
+mod metrics;
 mod migrate;
 mod observed;
 mod operations;
