@@ -7,13 +7,17 @@ use crate::support::{Gate, Reply, Request, Upstream, eventually};
 /// Every series, without its value.
 fn series(gate: &Gate) -> BTreeSet<String> {
     let text = gate.admin("GET", "/metrics", None).text();
-    text.lines().filter_map(|line| Some(line.rsplit_once(' ')?.0.to_owned())).filter(|line| !line.starts_with('#')).collect()
+    text.lines()
+        .filter_map(|line| Some(line.rsplit_once(' ')?.0.to_owned()))
+        .filter(|line| !line.starts_with('#'))
+        .collect()
 }
 
 #[test]
 fn counters_are_at_zero_before_their_first_event() {
     let upstream = Upstream::start(|_| Reply::ok("x"));
-    let route = "[[routes]]\nname = \"charges\"\nmethods = [\"POST\"]\npath = \"/charges\"\nstore_failure = \"forward\"\n";
+    let route =
+        "[[routes]]\nname = \"charges\"\nmethods = [\"POST\"]\npath = \"/charges\"\nstore_failure = \"forward\"\n";
     let observed = "[[routes]]\nname = \"orders\"\nmethods = [\"POST\"]\npath = \"/orders\"\nmode = \"observe\"\n";
     let gate = Gate::before(&upstream).routes(&format!("{route}{observed}")).start();
     let before = series(&gate);
@@ -40,7 +44,8 @@ fn counters_are_at_zero_before_their_first_event() {
     ] {
         assert!(before.contains(name), "{name} is not in {before:#?}");
     }
-    let errors = before.iter().filter(|name| name.starts_with("oncegate_store_errors_total{") && name.contains("\"claim\""));
+    let errors =
+        before.iter().filter(|name| name.starts_with("oncegate_store_errors_total{") && name.contains("\"claim\""));
     assert_eq!(errors.count(), 5, "{before:#?}");
     assert!(!before.iter().any(|name| name.contains("outcome=\"executed\",route=\"orders\"")), "{before:#?}");
     gate.post("/charges", "k-1", "{}").expect(200, "executed");
@@ -52,14 +57,15 @@ fn counters_are_at_zero_before_their_first_event() {
 #[test]
 fn no_request_adds_a_series_of_its_own() {
     let upstream = Upstream::start(|request| {
-        if request.head.target.ends_with("lost") { Reply::ok("x").status(504) } else { Reply::ok("x") }
+        if request.start_line().contains("/lost ") { Reply::status("504 Gateway Timeout", "x") } else { Reply::ok("x") }
     });
     let gate = Gate::before(&upstream).start();
     let spray = |round: usize| {
         for nth in 0..20 {
             let name = format!("{round}-{nth}");
             let post = |key: &str| {
-                let request = Request::post(&format!("/charges/{name}?q={name}")).key(key).body(format!("{{\"n\":\"{name}\"}}"));
+                let request =
+                    Request::post(&format!("/charges/{name}?q={name}")).key(key).body(format!("{{\"n\":\"{name}\"}}"));
                 request.header("Host", format!("{name}.example")).header("X-Tenant", &name).header("X-Api-Key", &name)
             };
             post(&name).send(&gate).expect(200, "executed");
