@@ -44,6 +44,7 @@ mod listeners;
 mod matrix;
 mod metrics;
 mod migrate;
+mod monitoring;
 mod observed;
 mod operations;
 mod outcomes_body;
