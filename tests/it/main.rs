@@ -55,6 +55,7 @@ mod policy;
 mod policy_page;
 mod presets;
 mod probe;
+mod push_brokers;
 mod quota;
 mod reauthorize;
 mod redis_servers;

@@ -11,6 +11,7 @@ pub mod listening;
 pub mod process;
 pub mod prometheus;
 pub mod rabbitmq;
+pub mod recorded;
 pub mod service;
 pub mod store;
 pub mod tls;
