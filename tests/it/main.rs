@@ -47,6 +47,7 @@ mod migrate;
 mod monitoring;
 mod observed;
 mod operations;
+mod order_saga;
 mod outcomes_body;
 mod own_headers;
 mod passthrough;
