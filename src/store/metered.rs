@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -52,21 +53,18 @@ pub enum StoreOp {
     SweepDeliveries,
 }
 
-/// What is reported of a call: that it began, and then one of the others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CallEvent {
-    /// It was made.
-    Began,
-    /// It took so long, and failed if there is an error.
-    Ended(Duration, Option<ErrorKind>),
-    /// Its caller gave it up.
-    Cancelled,
-}
+/// How many callers wait for each operation.
+#[derive(Debug, Default)]
+pub struct OperationsInFlight([AtomicUsize; StoreOp::COUNT]);
 
-/// Reports every call of the store inside it.
+/// One of them, until it is dropped.
+struct InFlight<'a>(&'a AtomicUsize);
+
+/// Reports every call of the store inside it. Calls that are cancelled are not reported.
 pub struct Metered {
     store: Arc<dyn Store>,
-    report: Box<dyn Fn(StoreOp, CallEvent) + Send + Sync>,
+    report: Box<dyn Fn(StoreOp, Duration, Option<ErrorKind>) + Send + Sync>,
+    in_flight: Arc<OperationsInFlight>,
     health: StoreHealth,
     operations: [OperationHealth; StoreOp::COUNT],
 }
@@ -74,6 +72,9 @@ pub struct Metered {
 impl StoreOp {
     /// How many there are.
     pub const COUNT: usize = Self::SweepDeliveries as usize + 1;
+
+    /// Those that requests wait for.
+    pub const OF_REQUESTS: [Self; 4] = [Self::Claim, Self::Supersede, Self::Settle, Self::Renew];
 
     const ALL: [Self; Self::COUNT] = [
         Self::Claim,
@@ -147,43 +148,55 @@ impl StoreOp {
 }
 
 impl Metered {
-    /// Reports each call of `store` to `report`.
-    pub fn new(store: Arc<dyn Store>, report: impl Fn(StoreOp, CallEvent) + Send + Sync + 'static) -> Self {
+    /// Tells `report` which call of `store` ended, how long it took, and why it failed if it did.
+    pub fn new(
+        store: Arc<dyn Store>,
+        report: impl Fn(StoreOp, Duration, Option<ErrorKind>) + Send + Sync + 'static,
+    ) -> Self {
         let operations = StoreOp::ALL.map(|op| OperationHealth::new(op.as_str(), op.role()));
-        Self { store, report: Box::new(report), health: StoreHealth::default(), operations }
+        let in_flight = Arc::default();
+        Self { store, report: Box::new(report), in_flight, health: StoreHealth::default(), operations }
+    }
+
+    /// How many callers wait for each operation now.
+    #[must_use]
+    pub fn in_flight(&self) -> Arc<OperationsInFlight> {
+        Arc::clone(&self.in_flight)
     }
 
     async fn timed<T>(&self, op: StoreOp, call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-        let mut reported = ReportedCall::begin(&self.report, op);
+        let in_flight = InFlight::new(&self.in_flight.0[op as usize]);
         let began = Instant::now();
         let result = call.await;
-        reported.end = CallEvent::Ended(began.elapsed(), result.as_ref().err().map(|error| error.cause().kind));
+        let took = began.elapsed();
+        drop(in_flight);
         let operation = &self.operations[op as usize];
         match &result {
             Ok(_) => self.health.worked(operation),
             Err(error) => self.health.failed(operation, error),
         }
+        (self.report)(op, took, result.as_ref().err().map(|error| error.cause().kind));
         result
     }
 }
 
-/// A call whose end is reported when this is dropped.
-struct ReportedCall<'a> {
-    report: &'a (dyn Fn(StoreOp, CallEvent) + Send + Sync),
-    op: StoreOp,
-    end: CallEvent,
-}
-
-impl<'a> ReportedCall<'a> {
-    fn begin(report: &'a (dyn Fn(StoreOp, CallEvent) + Send + Sync), op: StoreOp) -> Self {
-        report(op, CallEvent::Began);
-        Self { report, op, end: CallEvent::Cancelled }
+impl OperationsInFlight {
+    /// Each operation, and how many callers wait for it now.
+    pub fn iter(&self) -> impl Iterator<Item = (StoreOp, usize)> {
+        StoreOp::ALL.into_iter().zip(self.0.iter().map(|count| count.load(Ordering::Relaxed)))
     }
 }
 
-impl Drop for ReportedCall<'_> {
+impl<'a> InFlight<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        (self.report)(self.op, self.end);
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -375,5 +388,37 @@ impl Deliveries for Metered {
 
     async fn sweep_deliveries(&self, limit: usize) -> Result<usize, Error> {
         self.timed(StoreOp::SweepDeliveries, deliveries::of(&*self.store)?.sweep_deliveries(limit)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_util::poll;
+
+    use super::*;
+    use crate::store::memory::Memory;
+    use crate::store::unreliable::{Fault, Unreliable};
+
+    #[tokio::test(start_paused = true)]
+    async fn an_operation_is_in_flight_until_it_ends_or_is_given_up() {
+        let store = Arc::new(Unreliable::new(Arc::new(Memory::new())));
+        let metered = Metered::new(store.clone(), |_, _, _| {});
+        let in_flight = metered.in_flight();
+        let waiting = |op| in_flight.iter().find(|(found, _)| *found == op).unwrap().1;
+        store.script([Fault::Hang, Fault::Delay(Duration::from_secs(1)), Fault::Refuse]);
+        {
+            let mut hanging = pin!(metered.ping());
+            assert!(poll!(hanging.as_mut()).is_pending());
+            let mut slow = pin!(metered.ping());
+            assert!(poll!(slow.as_mut()).is_pending());
+            assert_eq!((waiting(StoreOp::Ping), waiting(StoreOp::Claim)), (2, 0));
+            slow.await.unwrap();
+            assert_eq!(waiting(StoreOp::Ping), 1);
+        }
+        assert_eq!(waiting(StoreOp::Ping), 0, "its caller has gone");
+        metered.ping().await.unwrap_err();
+        assert_eq!(waiting(StoreOp::Ping), 0);
     }
 }

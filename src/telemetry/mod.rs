@@ -18,8 +18,6 @@ mod register;
 pub mod report;
 mod runtimes;
 pub mod spans;
-mod status_class;
-mod store_calls;
 mod unsealed;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

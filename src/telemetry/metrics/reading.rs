@@ -65,7 +65,7 @@ impl Metrics {
     #[must_use]
     pub fn traffic(&self) -> Traffic {
         let mut traffic = Traffic::default();
-        let Families { requests, request_duration, upstream_duration, store_calls, .. } = &*self.families;
+        let Families { requests, request_duration, upstream_duration, store_errors, .. } = &*self.families;
         // What is only expected was not counted.
         each(requests.collect(), |metric| {
             if count(metric) == 0 {
@@ -80,7 +80,7 @@ impl Metrics {
         each(upstream_duration.collect(), |metric| {
             traffic.routes.entry(label(metric, "route")).or_default().upstream.add(metric);
         });
-        each(store_calls.errors.collect(), |metric| {
+        each(store_errors.collect(), |metric| {
             if count(metric) == 0 {
                 return;
             }
