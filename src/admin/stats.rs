@@ -32,6 +32,8 @@ pub(super) struct Watch {
     started_at: Timestamp,
     window: Window,
     oldest_unknown: Search,
+    /// The same, for the metric: what it remembers is older than an answer should be.
+    oldest_sampled: Search,
 }
 
 /// What this gate does now. Counts are of this process since its start, if nothing else is said.
@@ -156,18 +158,30 @@ struct LastReload {
 
 impl Default for Watch {
     fn default() -> Self {
-        let (window, oldest_unknown) = (Window::default(), Search::default());
-        Self { started: Instant::now(), started_at: wall_clock(), window, oldest_unknown }
+        Self {
+            started: Instant::now(),
+            started_at: wall_clock(),
+            window: Window::default(),
+            oldest_unknown: Search::default(),
+            oldest_sampled: Search::default(),
+        }
     }
 }
 
-/// Keeps samples of the counters.
+/// Keeps samples of the counters, and shows the age of the oldest unknown record.
 pub(super) async fn keep_sampling(state: Arc<State>) {
     let mut ticks = tokio::time::interval(SAMPLE_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         state.stats.window.keep(state.metrics.traffic());
+        // No store is searched that has none.
+        let unknown = state.metrics.levels().records[record::State::Unknown as usize];
+        let oldest = match state.store.get() {
+            Some(store) if unknown > 0 => state.stats.oldest_sampled.oldest(store, &state.service).await,
+            _ => None,
+        };
+        state.metrics.oldest_unknown(oldest.map(|oldest| oldest.age));
     }
 }
 

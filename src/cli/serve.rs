@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout, timeout_at};
@@ -209,6 +210,10 @@ impl Serving {
         signals: &mut Signals,
     ) -> anyhow::Result<Option<Self>> {
         let Environment { shards, inherited, notices, access_log } = environment;
+        metrics.watch_runtime("main", &Handle::current());
+        for (index, runtime) in shards.runtimes().enumerate() {
+            metrics.watch_runtime(&format!("shard-{index}"), runtime);
+        }
         // The threads that serve do so by themselves.
         tokio::spawn(release_when_idle());
         let readiness = Readiness::default();

@@ -23,6 +23,7 @@ mod message;
 mod observe;
 mod pass;
 mod policy_page;
+mod possible_outcomes;
 mod preflight;
 mod probe;
 mod protected;
@@ -222,14 +223,6 @@ impl Gate {
         let trusted = settings.forwarding.rule();
         let callers = CallerRules { trusted: &trusted, token_header: settings.token_header() };
         let token_header = settings.jwt.as_ref().map_or(http::header::AUTHORIZATION, |jwt| jwt.header.clone());
-        let estimator = |name: &str| {
-            let known = former.and_then(|former| former.states.get(name));
-            known.map(|state| Arc::clone(&state.estimator)).unwrap_or_default()
-        };
-        let arrivals = |name: &str| {
-            let known = former.and_then(|former| former.states.get(name));
-            known.map(|state| Arc::clone(&state.arrivals)).unwrap_or_default()
-        };
         // Where no token is verified, nothing waits for keys.
         let verifies = router.routes().iter().any(|route| route.policy.verifies_tokens());
         let verifier = settings
@@ -238,6 +231,7 @@ impl Gate {
             .filter(|_| verifies)
             .map(|jwt| Verifier::new(jwt, former.and_then(|former| former.verifier.as_ref()), &shared.usage));
         let state = |name: &Arc<str>, namespace: &Arc<str>, rules: Vec<IdentityDigest>, kept| {
+            let known = former.and_then(|former| former.states.get(name));
             Arc::new(RouteState {
                 rules: rules.first().copied().unwrap_or_default(),
                 rules_tags: rules.iter().filter(|_| rules.len() > 1).map(RulesTag::of).collect(),
@@ -247,24 +241,28 @@ impl Gate {
                 origin: origin(&settings.service, namespace, name).id(),
                 shadow_origin: origin(&settings.service, namespace, name).shadow().id(),
                 metrics: metrics.route(name),
-                estimator: estimator(name),
-                arrivals: arrivals(name),
+                estimator: known.map(|known| Arc::clone(&known.estimator)).unwrap_or_default(),
+                arrivals: known.map(|known| Arc::clone(&known.arrivals)).unwrap_or_default(),
             })
         };
         let states = router.routes().iter().map(|route| {
             let rules: Vec<IdentityDigest> =
                 identifiers.all().map(|identifier| identities::digest(identifier, route, callers)).collect();
             let kept = kept_headers(route, &token_header).into_iter().chain(settings.own_headers.key.clone()).collect();
-            (Arc::clone(&route.name), state(&route.name, &route.namespace, rules, kept))
+            let state = state(&route.name, &route.namespace, rules, kept);
+            state.metrics.expect(possible_outcomes::of_route(&route.policy));
+            (Arc::clone(&route.name), state)
         });
         let observing = router.routes().iter().filter(|route| route.policy.mode == Mode::Observe);
         metrics.observing(observing.map(|route| &*route.name));
         let nowhere: Arc<str> = "-".into();
+        let unrouted = state(&nowhere, &nowhere, Vec::new(), Vec::new());
+        unrouted.metrics.expect(possible_outcomes::of_unrouted());
         shared.expect_leases_of(&router);
         Arc::new(Self {
             states: states.collect(),
             verifier,
-            unrouted: state(&nowhere, &nowhere, Vec::new(), Vec::new()),
+            unrouted,
             key_places: KeyPlaces::of(&router),
             exposed: answer::exposed(&settings.headers),
             added: settings.headers.all(),
@@ -440,7 +438,7 @@ impl Handler for Gate {
         let (state, reply) = self.answer(request, (id, notes), peer, permit.as_ref().map_err(|why| *why)).await;
         let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };
         log(&state, id, outcome, &response, began);
-        let timer = state.metrics.answered(outcome, began);
+        let timer = state.metrics.answered(outcome, response.status(), began);
         let route = Some((&state.name, outcome));
         let report = report.map(|report| report.answered(response.status(), route, &state.kept));
         response.map(|body| body.with_request_guard(permit.ok(), Some(timer), report))
@@ -458,7 +456,7 @@ impl Handler for Gate {
         let Reply { outcome, response, .. } = if is_call { reply.into_call() } else { reply };
         let (state, now) = (&self.unrouted, Instant::now());
         log(state, id, outcome, &response, now);
-        let timer = state.metrics.answered(outcome, now);
+        let timer = state.metrics.answered(outcome, response.status(), now);
         let route = Some((&state.name, outcome));
         let report = report.map(|(_, report)| report.answered(response.status(), route, &[]));
         response.map(|body| body.with_request_guard(None, Some(timer), report))

@@ -467,8 +467,13 @@ mod tests {
             };
             (of("count"), of("sum"))
         };
-        let answer =
-            |body: Body| body.with_request_guard(None, Some(route.answered(Outcome::Executed, Instant::now())), None);
+        let answer = |body: Body| {
+            body.with_request_guard(
+                None,
+                Some(route.answered(Outcome::Executed, http::StatusCode::OK, Instant::now())),
+                None,
+            )
+        };
 
         let (tx, body) = Body::channel();
         let mut body = answer(body);

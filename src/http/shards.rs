@@ -53,6 +53,11 @@ impl Shards {
         (0..count()).map(Shard::start).collect::<io::Result<_>>().map(Self)
     }
 
+    /// The runtime of each thread.
+    pub fn runtimes(&self) -> impl Iterator<Item = &Handle> {
+        self.0.iter().map(|shard| &shard.runtime)
+    }
+
     /// Runs a task that belongs to no connection on one of them.
     pub fn run<F>(&self, task: F) -> Option<JoinHandle<()>>
     where

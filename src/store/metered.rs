@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -52,10 +53,18 @@ pub enum StoreOp {
     SweepDeliveries,
 }
 
+/// How many callers wait for each operation.
+#[derive(Debug, Default)]
+pub struct OperationsInFlight([AtomicUsize; StoreOp::COUNT]);
+
+/// One of them, until it is dropped.
+struct InFlight<'a>(&'a AtomicUsize);
+
 /// Reports every call of the store inside it. Calls that are cancelled are not reported.
 pub struct Metered {
     store: Arc<dyn Store>,
     report: Box<dyn Fn(StoreOp, Duration, Option<ErrorKind>) + Send + Sync>,
+    in_flight: Arc<OperationsInFlight>,
     health: StoreHealth,
     operations: [OperationHealth; StoreOp::COUNT],
 }
@@ -63,6 +72,9 @@ pub struct Metered {
 impl StoreOp {
     /// How many there are.
     pub const COUNT: usize = Self::SweepDeliveries as usize + 1;
+
+    /// Those that requests wait for.
+    pub const OF_REQUESTS: [Self; 4] = [Self::Claim, Self::Supersede, Self::Settle, Self::Renew];
 
     const ALL: [Self; Self::COUNT] = [
         Self::Claim,
@@ -142,13 +154,22 @@ impl Metered {
         report: impl Fn(StoreOp, Duration, Option<ErrorKind>) + Send + Sync + 'static,
     ) -> Self {
         let operations = StoreOp::ALL.map(|op| OperationHealth::new(op.as_str(), op.role()));
-        Self { store, report: Box::new(report), health: StoreHealth::default(), operations }
+        let in_flight = Arc::default();
+        Self { store, report: Box::new(report), in_flight, health: StoreHealth::default(), operations }
+    }
+
+    /// How many callers wait for each operation now.
+    #[must_use]
+    pub fn in_flight(&self) -> Arc<OperationsInFlight> {
+        Arc::clone(&self.in_flight)
     }
 
     async fn timed<T>(&self, op: StoreOp, call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        let in_flight = InFlight::new(&self.in_flight.0[op as usize]);
         let began = Instant::now();
         let result = call.await;
         let took = began.elapsed();
+        drop(in_flight);
         let operation = &self.operations[op as usize];
         match &result {
             Ok(_) => self.health.worked(operation),
@@ -156,6 +177,26 @@ impl Metered {
         }
         (self.report)(op, took, result.as_ref().err().map(|error| error.cause().kind));
         result
+    }
+}
+
+impl OperationsInFlight {
+    /// Each operation, and how many callers wait for it now.
+    pub fn iter(&self) -> impl Iterator<Item = (StoreOp, usize)> {
+        StoreOp::ALL.into_iter().zip(self.0.iter().map(|count| count.load(Ordering::Relaxed)))
+    }
+}
+
+impl<'a> InFlight<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -347,5 +388,37 @@ impl Deliveries for Metered {
 
     async fn sweep_deliveries(&self, limit: usize) -> Result<usize, Error> {
         self.timed(StoreOp::SweepDeliveries, deliveries::of(&*self.store)?.sweep_deliveries(limit)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_util::poll;
+
+    use super::*;
+    use crate::store::memory::Memory;
+    use crate::store::unreliable::{Fault, Unreliable};
+
+    #[tokio::test(start_paused = true)]
+    async fn an_operation_is_in_flight_until_it_ends_or_is_given_up() {
+        let store = Arc::new(Unreliable::new(Arc::new(Memory::new())));
+        let metered = Metered::new(store.clone(), |_, _, _| {});
+        let in_flight = metered.in_flight();
+        let waiting = |op| in_flight.iter().find(|(found, _)| *found == op).unwrap().1;
+        store.script([Fault::Hang, Fault::Delay(Duration::from_secs(1)), Fault::Refuse]);
+        {
+            let mut hanging = pin!(metered.ping());
+            assert!(poll!(hanging.as_mut()).is_pending());
+            let mut slow = pin!(metered.ping());
+            assert!(poll!(slow.as_mut()).is_pending());
+            assert_eq!((waiting(StoreOp::Ping), waiting(StoreOp::Claim)), (2, 0));
+            slow.await.unwrap();
+            assert_eq!(waiting(StoreOp::Ping), 1);
+        }
+        assert_eq!(waiting(StoreOp::Ping), 0, "its caller has gone");
+        metered.ping().await.unwrap_err();
+        assert_eq!(waiting(StoreOp::Ping), 0);
     }
 }

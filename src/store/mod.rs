@@ -380,6 +380,9 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Unavailable, Self::Full, Self::Timeout, Self::Corrupt, Self::Other];
+
     /// The word for it.
     #[must_use]
     pub fn as_str(self) -> &'static str {

@@ -5,45 +5,33 @@
 //! first one of their kind, so that a route without traffic does not export twenty empty histograms.
 
 mod attempt_guard;
+mod families;
 mod reading;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
+use http::StatusCode;
+use prometheus::{Histogram, IntCounter, IntGauge, TextEncoder};
 use tokio::time::Instant;
 
-use prometheus::{
-    Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
-};
-
 use super::admin_refusal::AdminRefusal;
-use super::consumers::ConsumerFamilies;
-use super::deliveries::DeliveryGauges;
-use super::limits::{Level, Limit, LimitMetrics};
+use super::limits::{Limit, LimitMetrics};
 use super::log_throttle::LogThrottle;
 use super::losses::Losses;
 use super::observed::{Observed, ObservedReport};
-use super::outcome::Outcome;
+use super::outcome::{Outcome, StatusClass};
 use super::records_by_key::RecordsByKey;
-use super::register::{add, by_reason, counter, gauge, histograms};
 use super::wall_clock;
-use crate::idempotency::record::{RecordId, State};
+use crate::idempotency::record::State;
 use crate::store::ErrorKind;
 use crate::store::cached::CacheResult;
-use crate::store::metered::StoreOp;
-use crate::store::sealed::Closed;
+use crate::store::metered::{OperationsInFlight, StoreOp};
 pub use attempt_guard::AttemptGuard;
+pub(super) use families::Families;
 pub use reading::{Durations, Levels, RouteTraffic, Traffic};
-
-/// Upper bounds of request and upstream durations, in seconds.
-const REQUEST_BUCKETS: &[f64] =
-    &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
-
-/// Upper bounds of store durations, in seconds.
-const STORE_BUCKETS: &[f64] =
-    &[0.000_05, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
 
 /// All metrics of one process. Cheap to clone.
 #[derive(Clone)]
@@ -56,6 +44,7 @@ pub struct RouteMetrics {
     name: Box<str>,
     pub(super) families: Arc<Families>,
     outcomes: [OnceLock<OutcomeMetrics>; Outcome::ALL.len()],
+    responses: [OnceLock<IntCounter>; StatusClass::ALL.len()],
     upstream: OnceLock<Histogram>,
     in_flight: IntGauge,
     control_invalid: IntCounter,
@@ -67,40 +56,6 @@ pub struct RouteMetrics {
 pub struct RequestTimer {
     duration: Histogram,
     began: Instant,
-}
-
-pub(super) struct Families {
-    registry: Registry,
-    requests: IntCounterVec,
-    request_duration: HistogramVec,
-    upstream_duration: HistogramVec,
-    store_duration: HistogramVec,
-    store_errors: IntCounterVec,
-    attempts_in_flight: IntGaugeVec,
-    observed: IntCounterVec,
-    observed_dropped: IntCounterVec,
-    observed_routes: Mutex<BTreeMap<Box<str>, Arc<Observed>>>,
-    control_invalid: IntCounterVec,
-    cache_requests: IntCounterVec,
-    limit_exceeded: IntCounterVec,
-    unsealed: [IntCounter; Closed::ALL.len()],
-    records_by_key: RecordsByKey,
-    pub(super) deliveries: DeliveryGauges,
-    pub(super) consumers: ConsumerFamilies,
-    losses: Losses,
-    admin_refused: [IntCounter; AdminRefusal::ALL.len()],
-    levels: [Level; Limit::ALL.len()],
-    connections: IntGauge,
-    requests_in_flight: IntGauge,
-    requests_waiting: IntGauge,
-    buffered_bytes: IntGaugeVec,
-    records: [IntGauge; State::ALL.len()],
-    leases_expired: IntCounter,
-    records_swept: IntCounter,
-    reload_successful: IntGauge,
-    /// When the configuration was read, in milliseconds of this process's clock.
-    reloaded_at: AtomicU64,
-    ready: IntGauge,
 }
 
 struct OutcomeMetrics {
@@ -122,6 +77,7 @@ impl Metrics {
             name: name.into(),
             families: self.families.clone(),
             outcomes: std::array::from_fn(|_| OnceLock::new()),
+            responses: std::array::from_fn(|_| OnceLock::new()),
             upstream: OnceLock::new(),
             in_flight: self.families.attempts_in_flight.with_label_values(&[name]),
             control_invalid: self.families.control_invalid.with_label_values(&[name]),
@@ -132,6 +88,12 @@ impl Metrics {
     /// Counts the calls of a store of this kind: which ended, how long it took, and why it failed if it did.
     pub fn store(&self, store: &'static str) -> impl Fn(StoreOp, Duration, Option<ErrorKind>) + Send + Sync + 'static {
         let families = self.families.clone();
+        for op in StoreOp::OF_REQUESTS {
+            for kind in ErrorKind::ALL {
+                // At 0 before the first, so that an alert sees that too.
+                families.store_errors.with_label_values(&[store, op.as_str(), kind.as_str()]);
+            }
+        }
         let durations: [OnceLock<Histogram>; StoreOp::COUNT] = std::array::from_fn(|_| OnceLock::new());
         move |op, took, error| {
             durations[op as usize]
@@ -143,32 +105,16 @@ impl Metrics {
         }
     }
 
+    /// Shows how many callers wait for each operation of a store of this kind.
+    pub fn watch_store(&self, store: &'static str, in_flight: Arc<OperationsInFlight>) {
+        self.families.stores.lock().unwrap_or_else(PoisonError::into_inner).push((store, in_flight));
+    }
+
     /// Counts what comes of questions to the caches.
     pub fn cache(&self) -> impl Fn(CacheResult) + Send + Sync + 'static {
         let result = |answered: CacheResult| self.families.cache_requests.with_label_values(&[answered.as_str()]);
         let results = CacheResult::ALL.map(result);
         move |answered| results[answered as usize].inc()
-    }
-
-    /// Counts and logs parts of records that could not be decrypted.
-    pub fn unsealed(&self) -> impl Fn(RecordId, Closed) + Send + Sync + 'static {
-        let families = self.families.clone();
-        let warned = Closed::ALL.map(|_| LogThrottle::default());
-        move |record, closed| {
-            families.unsealed[closed as usize].inc();
-            let Some(others) = warned[closed as usize].due() else { return };
-            match closed {
-                Closed::NoKey => tracing::error!(
-                    %record, others, "a record is encrypted with a key that store.encryption_keys does not have: its requests get 503"
-                ),
-                Closed::Plain => tracing::error!(
-                    %record, others, "a record is not encrypted, and seal = \"required\" demands that it is: its requests get 503"
-                ),
-                Closed::Altered => tracing::error!(
-                    %record, others, "a record was altered or moved in the store, and does not decrypt: its requests get 503"
-                ),
-            }
-        }
     }
 
     /// How often limits were reached, and how much is taken of them.
@@ -200,6 +146,11 @@ impl Metrics {
         for (gauge, count) in self.families.records.iter().zip(counts) {
             gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
         }
+    }
+
+    /// How long ago the oldest unknown record was claimed; nothing if there is none.
+    pub fn oldest_unknown(&self, age: Option<Duration>) {
+        self.families.oldest_unknown.set(age.unwrap_or_default().as_secs_f64());
     }
 
     /// In-flight records whose lease was past turned unknown.
@@ -250,7 +201,7 @@ impl Metrics {
     /// Everything in the Prometheus text format, version 0.0.4.
     #[must_use]
     pub fn encode(&self) -> String {
-        self.families.show_levels();
+        self.families.refresh();
         let mut text = String::new();
         if let Err(error) = TextEncoder::new().encode_utf8(&self.families.registry.gather(), &mut text) {
             tracing::error!(%error, "the metrics could not be written in full");
@@ -266,8 +217,18 @@ impl Default for Metrics {
 }
 
 impl RouteMetrics {
-    /// Counts a request whose head came at `began` and whose answer begins now.
-    pub fn answered(&self, outcome: Outcome, began: Instant) -> RequestTimer {
+    /// Shows counters of these outcomes, and of the usual classes of statuses, at 0 before there are any.
+    pub fn expect(&self, outcomes: impl IntoIterator<Item = Outcome>) {
+        for outcome in outcomes {
+            self.families.requests.with_label_values(&[&*self.name, outcome.as_str()]);
+        }
+        for class in StatusClass::USUAL {
+            self.responses(class);
+        }
+    }
+
+    /// Counts a request whose head came at `began` and whose answer begins now, with this status.
+    pub fn answered(&self, outcome: Outcome, status: StatusCode, began: Instant) -> RequestTimer {
         let metrics = self.outcomes[outcome.index()].get_or_init(|| {
             let labels = [&*self.name, outcome.as_str()];
             OutcomeMetrics {
@@ -276,7 +237,13 @@ impl RouteMetrics {
             }
         });
         metrics.requests.inc();
+        self.responses(StatusClass::of(status)).inc();
         RequestTimer { duration: metrics.duration.clone(), began }
+    }
+
+    fn responses(&self, class: StatusClass) -> &IntCounter {
+        let series = || self.families.responses.with_label_values(&[&*self.name, class.as_str()]);
+        self.responses[class as usize].get_or_init(series)
     }
 
     /// Records how long the upstream took to answer.
@@ -314,190 +281,6 @@ impl Drop for RequestTimer {
     }
 }
 
-impl Families {
-    fn new() -> Self {
-        let registry = Registry::new();
-        let records = add(
-            &registry,
-            IntGaugeVec::new(
-                Opts::new("oncegate_records", "Records in the store, when they were last counted."),
-                &["state"],
-            ),
-        );
-        let build = add(
-            &registry,
-            IntGaugeVec::new(
-                Opts::new("oncegate_build_info", "Always 1; its labels say which build runs."),
-                &["version"],
-            ),
-        );
-        build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
-        let reload_successful = gauge(
-            &registry,
-            "oncegate_config_last_reload_successful",
-            "1 if the configuration was read without a problem the last time, else 0.",
-        );
-        reload_successful.set(1);
-        Self {
-            requests: add(
-                &registry,
-                IntCounterVec::new(
-                    Opts::new("oncegate_requests_total", "Requests answered, by route and how they ended."),
-                    &["route", "outcome"],
-                ),
-            ),
-            request_duration: histograms(
-                &registry,
-                "oncegate_request_duration_seconds",
-                "Time from a request's head to the end of its answer, or to the client's leaving.",
-                &["route", "outcome"],
-                REQUEST_BUCKETS,
-            ),
-            upstream_duration: histograms(
-                &registry,
-                "oncegate_upstream_duration_seconds",
-                "Time that the upstream took to answer.",
-                &["route"],
-                REQUEST_BUCKETS,
-            ),
-            store_duration: histograms(
-                &registry,
-                "oncegate_store_duration_seconds",
-                "Time that a store operation took, waiting included.",
-                &["store", "op"],
-                STORE_BUCKETS,
-            ),
-            store_errors: add(
-                &registry,
-                IntCounterVec::new(
-                    Opts::new("oncegate_store_errors_total", "Store operations that failed."),
-                    &["store", "op", "kind"],
-                ),
-            ),
-            attempts_in_flight: add(
-                &registry,
-                IntGaugeVec::new(
-                    Opts::new("oncegate_attempts_in_flight", "Attempts that run on this replica now."),
-                    &["route"],
-                ),
-            ),
-            observed: add(
-                &registry,
-                IntCounterVec::new(
-                    Opts::new(
-                        "oncegate_observed_total",
-                        "Requests of routes that only observe, by what they would have got.",
-                    ),
-                    &["route", "would"],
-                ),
-            ),
-            observed_dropped: add(
-                &registry,
-                IntCounterVec::new(
-                    Opts::new(
-                        "oncegate_observed_dropped_total",
-                        "Requests of routes that only observe that could not be evaluated, by why.",
-                    ),
-                    &["route", "reason"],
-                ),
-            ),
-            observed_routes: Mutex::default(),
-            control_invalid: add(
-                &registry,
-                IntCounterVec::new(
-                    Opts::new(
-                        "oncegate_control_invalid_total",
-                        "Idempotency-Control directives of upstreams that were invalid and ignored.",
-                    ),
-                    &["route"],
-                ),
-            ),
-            cache_requests: add(
-                &registry,
-                IntCounterVec::new(
-                    Opts::new(
-                        "oncegate_cache_requests_total",
-                        "Questions for completed records before the store is asked, by what came of them.",
-                    ),
-                    &["result"],
-                ),
-            ),
-            limit_exceeded: add(
-                &registry,
-                IntCounterVec::new(
-                    Opts::new("oncegate_limit_exceeded_total", "How often a limit of the configuration was reached."),
-                    &["limit"],
-                ),
-            ),
-            records_by_key: RecordsByKey::new(&registry),
-            deliveries: DeliveryGauges::new(&registry),
-            consumers: ConsumerFamilies::new(&registry),
-            losses: Losses::new(&registry),
-            unsealed: by_reason(
-                &registry,
-                "oncegate_unsealed_total",
-                "Parts of records that could not be decrypted, by reason.",
-                Closed::ALL.map(Closed::as_str),
-            ),
-            admin_refused: by_reason(
-                &registry,
-                "oncegate_admin_refused_total",
-                "Requests that the admin listener refused, by reason.",
-                AdminRefusal::ALL.map(AdminRefusal::as_str),
-            ),
-            levels: Limit::ALL.map(|_| Level::default()),
-            connections: gauge(&registry, "oncegate_connections", "Connections of clients."),
-            requests_in_flight: gauge(
-                &registry,
-                "oncegate_requests_in_flight",
-                "Requests that are being dealt with, until the end of their answers.",
-            ),
-            requests_waiting: gauge(
-                &registry,
-                "oncegate_requests_waiting",
-                "Requests that wait for the attempt of another.",
-            ),
-            buffered_bytes: add(
-                &registry,
-                IntGaugeVec::new(
-                    Opts::new("oncegate_buffered_bytes", "Bytes of bodies that are held, by where."),
-                    &["where"],
-                ),
-            ),
-            records: State::ALL.map(|state| records.with_label_values(&[state.as_str()])),
-            leases_expired: counter(
-                &registry,
-                "oncegate_leases_expired_total",
-                "In-flight records that this replica turned unknown because their lease was past.",
-            ),
-            records_swept: counter(
-                &registry,
-                "oncegate_records_swept_total",
-                "Expired records that this replica removed.",
-            ),
-            reload_successful,
-            reloaded_at: AtomicU64::new(wall_clock().0),
-            ready: gauge(&registry, "oncegate_ready", "1 if the gate takes requests, else 0."),
-            registry,
-        }
-    }
-
-    /// Copies how much is taken of the limits: it changes with each request, and is seldom asked for.
-    fn show_levels(&self) {
-        for (limit, level) in Limit::ALL.into_iter().zip(&self.levels) {
-            let gauge = match limit {
-                Limit::MaxConnections => &self.connections,
-                Limit::MaxRequests => &self.requests_in_flight,
-                Limit::MaxWaiting => &self.requests_waiting,
-                Limit::MaxBufferedMemory => &self.buffered_bytes.with_label_values(&["memory"]),
-                Limit::MaxBufferedDisk => &self.buffered_bytes.with_label_values(&["disk"]),
-                _ => continue,
-            };
-            gauge.set(i64::try_from(level.load(Ordering::Relaxed)).unwrap_or(i64::MAX));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -507,14 +290,15 @@ mod tests {
     async fn what_happened_shows_under_the_contracts_names() {
         let metrics = Metrics::new();
         let route = metrics.route("create-charge");
-        let timer = route.answered(Outcome::Executed, Instant::now());
+        let timer = route.answered(Outcome::Executed, StatusCode::CREATED, Instant::now());
         tokio::time::advance(Duration::from_millis(3)).await;
         drop(timer);
-        drop(route.answered(Outcome::Problem(Code::InFlight), Instant::now()));
-        drop(route.answered(Outcome::Problem(Code::InFlight), Instant::now()));
+        drop(route.answered(Outcome::Problem(Code::InFlight), StatusCode::CONFLICT, Instant::now()));
+        drop(route.answered(Outcome::Problem(Code::InFlight), StatusCode::CONFLICT, Instant::now()));
         route.upstream_took(Duration::from_secs(2));
         route.control_invalid(2);
         metrics.store("memory")(StoreOp::Claim, Duration::from_micros(70), Some(ErrorKind::Full));
+        metrics.oldest_unknown(Some(Duration::from_millis(1500)));
         metrics.records_counted([1, 2, 3]);
         metrics.leases_expired(4);
         metrics.records_swept(5);
@@ -531,6 +315,9 @@ mod tests {
             "oncegate_upstream_duration_seconds_sum{route=\"create-charge\"} 2",
             "oncegate_control_invalid_total{route=\"create-charge\"} 2",
             "oncegate_store_duration_seconds_count{op=\"claim\",store=\"memory\"} 1",
+            "oncegate_responses_total{class=\"2xx\",route=\"create-charge\"} 1",
+            "oncegate_responses_total{class=\"4xx\",route=\"create-charge\"} 2",
+            "oncegate_oldest_unknown_seconds 1.5",
             "oncegate_store_errors_total{kind=\"full\",op=\"claim\",store=\"memory\"} 1",
             "oncegate_attempts_in_flight{route=\"create-charge\"} 0",
             "oncegate_records{state=\"in-flight\"} 1",
@@ -558,6 +345,24 @@ mod tests {
         assert!(metrics.encode().contains("oncegate_attempts_in_flight{route=\"a\"} 2"));
         drop((guard, second));
         assert!(metrics.encode().contains("oncegate_attempts_in_flight{route=\"a\"} 0"));
+    }
+
+    #[test]
+    fn what_is_expected_of_a_route_is_at_zero_before_the_first() {
+        let metrics = Metrics::new();
+        let route = metrics.route("a");
+        route.expect([Outcome::Executed, Outcome::Problem(Code::StoreUnavailable)]);
+        drop(route.answered(Outcome::Executed, StatusCode::OK, Instant::now()));
+        let text = metrics.encode();
+        for line in [
+            "oncegate_requests_total{outcome=\"executed\",route=\"a\"} 1",
+            "oncegate_requests_total{outcome=\"store-unavailable\",route=\"a\"} 0",
+            "oncegate_responses_total{class=\"2xx\",route=\"a\"} 1",
+            "oncegate_responses_total{class=\"5xx\",route=\"a\"} 0",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
+        assert!(!text.contains("_bucket{outcome=\"store-unavailable\""), "{text}");
     }
 
     #[test]

@@ -12,10 +12,13 @@ pub mod metrics;
 pub mod notes;
 pub mod observed;
 pub mod outcome;
+mod process;
 pub mod records_by_key;
 mod register;
 pub mod report;
+mod runtimes;
 pub mod spans;
+mod unsealed;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -234,7 +234,7 @@ class Oncegate(Proxy):
         """How many requests ended how, over all routes."""
         found = {}
         for name, value in (metrics or self.metrics()).items():
-            if name.startswith("oncegate_requests_total{"):
+            if name.startswith("oncegate_requests_total{") and value:
                 outcome = name.split('outcome="')[1].split('"')[0]
                 found[outcome] = found.get(outcome, 0) + int(value)
         return found

@@ -3,7 +3,7 @@
 //! Each file of `tests/it/presets` has three requests as the sender's documentation shows them: the first delivery, the same
 //! again as the sender repeats it, and another one.
 
-use crate::support::{Client, Gate, Reply, Request, Response, Upstream};
+use crate::support::{Client, Gate, Reply, Request, Response, Upstream, recorded};
 
 const PRESETS: [&str; 9] = [
     "ietf",
@@ -19,14 +19,7 @@ const PRESETS: [&str; 9] = [
 
 /// The requests of a preset, as bytes.
 fn requests(preset: &str) -> [Vec<u8>; 3] {
-    let file = format!("{}/tests/it/presets/{preset}.http", env!("CARGO_MANIFEST_DIR"));
-    let text = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file}: {error}"));
-    let requests = text.trim_end().split("\n####\n").map(|request| {
-        let (head, body) = request.split_once("\n\n").expect("a head and a body");
-        let head = head.replace('\n', "\r\n");
-        format!("{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).into_bytes()
-    });
-    requests.collect::<Vec<_>>().try_into().expect("three requests")
+    recorded::requests(&format!("presets/{preset}.http")).map(|request| request.bytes())
 }
 
 fn send(gate: &Gate, request: &[u8]) -> Response {

@@ -37,7 +37,7 @@ pub(super) struct Oldest {
     pub(super) age: Duration,
 }
 
-/// What the last search found. Nothing is searched for while nobody asks.
+/// What the last search found.
 pub(super) struct Search {
     last: Arc<Mutex<Option<Ended>>>,
     turn: Arc<Semaphore>,

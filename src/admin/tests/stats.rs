@@ -17,7 +17,7 @@ async fn stats(admin: &Admin) -> Value {
 
 fn answered(admin: &Admin, route: &str, outcome: Outcome, times: usize) {
     let route = admin.state.metrics.route(route);
-    (0..times).for_each(|_| drop(route.answered(outcome, Instant::now())));
+    (0..times).for_each(|_| drop(route.answered(outcome, http::StatusCode::OK, Instant::now())));
 }
 
 #[tokio::test]

@@ -277,7 +277,7 @@ mod tests {
         for outcome in ["executed", "executed", "replayed"] {
             let all = crate::telemetry::outcome::Outcome::ALL;
             let outcome = all.into_iter().find(|known| known.as_str() == outcome).unwrap();
-            drop(route.answered(outcome, tokio::time::Instant::now()));
+            drop(route.answered(outcome, http::StatusCode::OK, tokio::time::Instant::now()));
         }
         assert_eq!(outcomes(&metrics.encode()), ["2 executed", "1 replayed"]);
     }

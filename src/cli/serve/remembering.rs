@@ -50,8 +50,10 @@ pub(super) fn before(
         }
         _ => None,
     };
-    let calls = metrics.store(opened.store.kind());
-    let store: Arc<dyn Store> = Arc::new(Metered::new(opened.store, calls));
+    let (kind, calls) = (opened.store.kind(), metrics.store(opened.store.kind()));
+    let metered = Metered::new(opened.store, calls);
+    metrics.watch_store(kind, metered.in_flight());
+    let store: Arc<dyn Store> = Arc::new(metered);
     let (store, keeper): (Arc<dyn Store>, _) = match keys {
         Some(keys) => {
             let sealed = Sealed::new(store, keys, Arc::clone(&config.gate.service), metrics.unsealed());

@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::gate::possible_outcomes::problems;
 use crate::http::problem;
 use crate::http::upstream::Upstream;
 use crate::idempotency::grpc;
-use crate::idempotency::key::KeySource;
 use crate::idempotency::policy::{InFlight, Policy};
 use crate::idempotency::quota::{Quota, QuotaBy};
 use crate::idempotency::recovery::Recovery;
 use crate::idempotency::scope::{ScopePart, ScopeWord};
 use crate::idempotency::settle::{Action, Ending, Outcomes};
 use crate::route::{Route, Router};
-use crate::telemetry::outcome::{Code, Outcome};
+use crate::telemetry::outcome::Code;
 
 /// The whole page. `docs/reference/policy-page.schema.json` is its schema.
 #[derive(Serialize)]
@@ -112,14 +112,7 @@ impl RoutePolicy {
         let may_outlast =
             upstream.map(Upstream::settings).is_none_or(|settings| settings.client_timeout < settings.timeout)
                 || matches!(policy.recovery, Recovery::Resend(_));
-        let codes = Outcome::ALL.into_iter().filter_map(|outcome| match outcome {
-            Outcome::Problem(code) => Some(code),
-            _ => None,
-        });
-        let codes = codes.filter(|code| match code {
-            Code::StillRunning => may_outlast,
-            code => can_answer(policy, *code),
-        });
+        let codes = problems(policy).filter(|code| *code != Code::StillRunning || may_outlast);
         Self {
             methods: route.methods.iter().map(ToString::to_string).collect(),
             host: route.host.clone().unwrap_or_else(|| "*".to_owned()),
@@ -175,49 +168,6 @@ fn shown(word: &ScopeWord) -> String {
     }
 }
 
-/// Whether a route with this policy may answer a request for it with this problem.
-fn can_answer(policy: &Policy, code: Code) -> bool {
-    let is_key_of_client = |source: &KeySource| *source != KeySource::Fingerprint;
-    match code {
-        Code::KeyMissing => policy.key.required,
-        // A key that is the request's own fingerprint is sound, and belongs to no other request.
-        Code::KeyInvalid | Code::KeyReused => policy.key.from.iter().any(is_key_of_client),
-        Code::ScopeMissing => policy.scope.words().any(|word| {
-            let ScopeWord { part, is_optional } = word;
-            let is_sent = |part| match part {
-                ScopePart::Header(_)
-                | ScopePart::Cookie(_)
-                | ScopePart::BasicUser
-                | ScopePart::ClientCert(_)
-                | ScopePart::Claim(_) => true,
-                ScopePart::Credential | ScopePart::Host | ScopePart::ClientIp | ScopePart::Const(_) => false,
-            };
-            !is_optional && is_sent(part)
-        }),
-        Code::RequestExpired => policy.request_time.is_some(),
-        Code::CredentialsUnverifiable => policy.scope.has_claims(),
-        Code::CallerDiffers => policy.scope.contains(&ScopePart::Credential),
-        // What has a route does not lack one.
-        Code::NoRoute => false,
-        Code::BadRequest
-        | Code::InFlight
-        | Code::OutcomeUnknown
-        | Code::ResponseNotStored
-        | Code::RequestTooLarge
-        | Code::UpstreamUnreachable
-        | Code::UpstreamBroken
-        | Code::UpstreamTimeout
-        | Code::StillRunning
-        | Code::StoreUnavailable
-        | Code::Overloaded
-        | Code::RequestTimeout
-        | Code::HeadersTooLarge
-        | Code::ExpectationFailed
-        | Code::QuotaExceeded
-        | Code::LoopDetected => true,
-    }
-}
-
 /// What becomes of a key by how its request ends, every entry spelled out.
 fn body_rules(policy: &Policy) -> Vec<BodyRule> {
     let rules = policy.outcomes_body.0.iter();
@@ -264,29 +214,6 @@ fn endings(outcomes: &Outcomes) -> Vec<(String, Action)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn codes(policy: &Policy) -> Vec<&'static str> {
-        let codes = Outcome::ALL.into_iter().filter_map(|outcome| match outcome {
-            Outcome::Problem(code) => Some(code),
-            _ => None,
-        });
-        codes.filter(|code| can_answer(policy, *code)).map(Code::as_str).collect()
-    }
-
-    #[test]
-    fn a_problem_is_listed_where_the_policy_can_lead_to_it() {
-        let has = |policy: &Policy, code: &str| codes(policy).contains(&code);
-        let plain = Policy::default();
-        assert!(!has(&plain, "key-missing") && !has(&plain, "scope-missing") && has(&plain, "caller-differs"));
-        let mut policy = Policy::default();
-        policy.key.required = true;
-        policy.scope = vec![ScopePart::parse("header:X-Tenant").unwrap()].into();
-        assert!(has(&policy, "key-missing") && has(&policy, "scope-missing") && !has(&policy, "caller-differs"));
-        policy.scope = [ScopeWord::parse("header:X-Tenant?").unwrap()].into_iter().collect();
-        assert!(!has(&policy, "scope-missing"));
-        policy.key.from = vec![KeySource::Fingerprint];
-        assert!(!has(&policy, "key-invalid") && !has(&policy, "key-reused"));
-    }
 
     #[test]
     fn outcomes_are_what_settles_a_request() {

@@ -66,7 +66,11 @@ impl Metrics {
     pub fn traffic(&self) -> Traffic {
         let mut traffic = Traffic::default();
         let Families { requests, request_duration, upstream_duration, store_errors, .. } = &*self.families;
+        // What is only expected was not counted.
         each(requests.collect(), |metric| {
+            if count(metric) == 0 {
+                return;
+            }
             let route = traffic.routes.entry(label(metric, "route")).or_default();
             *route.outcomes.entry(label(metric, "outcome")).or_default() += count(metric);
         });
@@ -77,6 +81,9 @@ impl Metrics {
             traffic.routes.entry(label(metric, "route")).or_default().upstream.add(metric);
         });
         each(store_errors.collect(), |metric| {
+            if count(metric) == 0 {
+                return;
+            }
             let labels = ["store", "op", "kind"].map(|name| label(metric, name));
             traffic.store_errors.insert(labels, count(metric));
         });
@@ -180,6 +187,7 @@ fn whole(value: f64) -> u64 {
 mod tests {
     use std::time::Duration;
 
+    use http::StatusCode;
     use tokio::time::Instant;
 
     use super::*;
@@ -191,7 +199,7 @@ mod tests {
         let route = metrics.route("a");
         let answer = |outcome, after: u64| {
             let began = Instant::now() - Duration::from_millis(after);
-            drop(route.answered(outcome, began));
+            drop(route.answered(outcome, StatusCode::OK, began));
         };
         tokio::time::advance(Duration::from_secs(9)).await;
         answer(Outcome::Executed, 3);

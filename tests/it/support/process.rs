@@ -122,3 +122,19 @@ const LINES: usize = 100;
 
 /// Stands in the log where the process closed it.
 const END: &str = "(end)";
+
+/// A Python that has psycopg: another one may come first on the path than the system's, which its packages are for. Nothing
+/// (and a failure where `CI` is set) where there is none.
+#[track_caller]
+pub fn python_with_psycopg() -> Option<&'static str> {
+    let has_psycopg = |python: &&str| {
+        let import = ["-c", "import psycopg, psycopg_pool"];
+        let asked = Command::new(python).args(import).stdin(Stdio::null()).stderr(Stdio::null()).status();
+        asked.is_ok_and(|status| status.success())
+    };
+    let found = ["python3", "/usr/bin/python3"].into_iter().find(has_psycopg);
+    if found.is_none() {
+        crate::servers::skipped("psycopg 3 for Python, with its pool (python3-psycopg, python3-psycopg-pool)");
+    }
+    found
+}

@@ -6,7 +6,8 @@ use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 
-use crate::servers::{self, Database};
+use crate::servers::Database;
+use crate::support::process::python_with_psycopg;
 use crate::support::{Request, eventually};
 
 const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/examples/payments-python");
@@ -29,10 +30,7 @@ impl Example {
     /// Starts it; nothing (and a failure where `CI` is set) where what it needs is missing.
     #[track_caller]
     pub fn start(database: Database) -> Option<Self> {
-        let Some(python) = python() else {
-            servers::skipped("psycopg 3 for Python, with its pool (python3-psycopg, python3-psycopg-pool)");
-            return None;
-        };
+        let python = python_with_psycopg()?;
         database.run(
             "DO $$ BEGIN CREATE ROLE oncegate_test_payments LOGIN;
                 EXCEPTION WHEN duplicate_object OR unique_violation THEN END $$;
@@ -95,14 +93,4 @@ impl Held {
         let status = eventually("the upstream is done", || std::fs::read_to_string(&done).ok());
         status.parse().expect("a status")
     }
-}
-
-/// A Python that has psycopg: another one may come first on the path than the system's, which its packages are for.
-fn python() -> Option<&'static str> {
-    let has_psycopg = |python: &&str| {
-        let import = ["-c", "import psycopg, psycopg_pool"];
-        let asked = Command::new(python).args(import).stdin(Stdio::null()).stderr(Stdio::null()).status();
-        asked.is_ok_and(|status| status.success())
-    };
-    ["python3", "/usr/bin/python3"].into_iter().find(has_psycopg)
 }
