@@ -93,11 +93,12 @@ fingerprint = { of = ["method", "path", "body"], body = "json", include = ["/sub
 outcomes = { "3xx" = "release", "4xx" = "release", "5xx" = "release" }
 "#,
     ),
-    // Retries end after an hour.
+    // Retries end after an hour. A 4xx is final: a duplicate waits for the first, which SNS no longer waits for after 15 seconds.
     (
         "sns",
         r#"ttl = "24h"
 key = { from = ["header:x-amz-sns-message-id"], required = true }
+in_flight = { wait = "10s" }
 scope = ["host"]
 fingerprint = { of = ["method", "path"] }
 outcomes = { "3xx" = "release", "4xx" = "release", "5xx" = "release" }
