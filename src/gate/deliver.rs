@@ -38,6 +38,9 @@ const LEFT_OVER: Duration = Duration::from_secs(30);
 const BATCH: usize = 64;
 const BATCH_BYTES: usize = 8 << 20;
 
+/// How long ends are gathered before a few deliveries are taken in their place, so that not each costs a call of its own.
+const GATHER: Duration = Duration::from_millis(10);
+
 /// How long a delivery waits that this version cannot read.
 const UNREADABLE_PAUSE: Duration = Duration::from_secs(60);
 
@@ -50,6 +53,8 @@ struct Lines {
     after: Option<Lane>,
     /// When the next may begin, where the route has a rate.
     next: Instant,
+    /// When the last were taken.
+    taken: Option<Instant>,
 }
 
 /// Counts a delivery as under way, and says when that is over.
@@ -100,7 +105,8 @@ pub async fn deliver_accepted(
 
 /// Delivers what a route accepted, until there is no such route.
 async fn deliver_of(current: impl Fn() -> Arc<Gate>, name: Arc<str>) {
-    let mut lines = Lines { running: Arc::default(), circuit: Arc::default(), after: None, next: Instant::now() };
+    let mut lines =
+        Lines { running: Arc::default(), circuit: Arc::default(), after: None, next: Instant::now(), taken: None };
     loop {
         let gate = current();
         let Some(route) = gate.router.routes().iter().find(|route| route.name == name) else { return };
@@ -128,6 +134,10 @@ impl Lines {
             let wait = self.next.saturating_duration_since(Instant::now());
             return if wait.is_zero() { POLL } else { wait.min(POLL) };
         }
+        let gathering = self.gathering(policy, limit);
+        if !gathering.is_zero() {
+            return gathering;
+        }
         let take = Take {
             origin: state.origin,
             limit: limit as usize,
@@ -148,6 +158,7 @@ impl Lines {
         let Batch { taken, is_more, after, next_due_in } = batch;
         self.after = after;
         let count = taken.len() as u32;
+        self.taken = Some(Instant::now()).filter(|_| count > 0);
         if let Some(rate) = policy.rate {
             self.next = self.next.max(Instant::now()) + rate.gap().saturating_mul(count);
         }
@@ -168,6 +179,13 @@ impl Lines {
         } else {
             next_due_in.unwrap_or(POLL).clamp(Duration::from_millis(1), POLL)
         }
+    }
+
+    /// How long to wait for more room, where there is little and some has just been filled.
+    fn gathering(&self, policy: &Deliver, limit: u32) -> Duration {
+        let is_little = limit < policy.concurrency.min(BATCH as u32).div_ceil(4);
+        let since = self.taken.filter(|_| is_little && policy.rate.is_none());
+        since.map_or(Duration::ZERO, |since| GATHER.saturating_sub(since.elapsed()))
     }
 
     /// How many may begin now.

@@ -295,7 +295,8 @@ fn a_schema_of_the_former_version_keeps_its_records() {
         "DROP TABLE oncegate.rules_period, oncegate.audit, oncegate.delivery, oncegate.paused;
          DROP FUNCTION oncegate.expire_leases_v2, oncegate.reseal_v1, oncegate.append_entry_v1, oncegate.amend_entry_v1,
             oncegate.sweep_entries_v1, oncegate.accept_v1, oncegate.take_due_v1, oncegate.change_delivery_v1,
-            oncegate.requeue_delivery_v1, oncegate.discard_delivery_v1, oncegate.pause_v1, oncegate.sweep_deliveries_v1;
+            oncegate.requeue_delivery_v1, oncegate.discard_delivery_v1, oncegate.pause_v1, oncegate.sweep_deliveries_v1,
+            oncegate.finish_deliveries_v1, oncegate.reseal_delivery_v1;
          DELETE FROM oncegate.migration WHERE version >= {version}"
     ));
     let said = refusal(&plan);

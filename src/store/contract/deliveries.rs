@@ -179,6 +179,17 @@ pub(super) async fn each_lane_has_its_turn(harness: Harness) {
     }
 }
 
+pub(super) async fn one_lane_fills_a_batch(harness: Harness) {
+    let Some(queue) = harness.store.deliveries() else { return };
+    for number in 0..30 {
+        accept(queue, number, 7).await;
+    }
+    let batch = take(queue, Take { limit: 10, ..all() }).await;
+    assert!(batch.taken.len() == 10 && batch.is_more, "{batch:?}");
+    let ordered = take(queue, Take { limit: 10, is_ordered: true, ..all() }).await;
+    assert_eq!(ordered.taken.len(), 0, "the first of the lane is taken");
+}
+
 pub(super) async fn a_batch_has_its_limits(harness: Harness) {
     let Some(queue) = harness.store.deliveries() else { return };
     for number in 1..=6 {

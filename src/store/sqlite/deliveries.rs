@@ -228,18 +228,24 @@ impl Chosen {
             "SELECT sequence FROM delivery WHERE origin = ?1 AND lane = ?2 AND dead_until IS NULL
              ORDER BY sequence LIMIT 1",
         )?;
+        let mut may_go = Vec::with_capacity(oldest.len());
         for (sequence, lane) in oldest {
-            if chosen.sequences.len() >= by_age {
-                break;
-            }
             if !take.is_ordered
                 || first.query_row(params![take.origin.0, lane], |found| found.get::<_, i64>(0))? == sequence
             {
-                chosen.sequences.push(sequence);
+                may_go.push(sequence);
+            }
+            if may_go.len() >= most {
+                break;
             }
         }
+        chosen.sequences.extend(may_go.iter().take(by_age));
         if is_crowded {
             chosen.go_round(session, take, now, most)?;
+            // Where there are few lanes.
+            let more = may_go.into_iter().skip(by_age).filter(|sequence| !chosen.sequences.contains(sequence));
+            let more: Vec<i64> = more.take(most.saturating_sub(chosen.sequences.len())).collect();
+            chosen.sequences.extend(more);
         }
         Ok(chosen)
     }

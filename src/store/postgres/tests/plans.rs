@@ -146,3 +146,47 @@ async fn a_few_records_are_listed_by_their_index() {
         assert!(plan.contains(wanted) && !plan.contains("Seq Scan on record"), "{filter:?}: {plan}");
     }
 }
+
+/// Everything that becomes of accepted requests.
+const ASKED_OF_THE_QUEUE: &[&str] = &[
+    "SELECT * FROM oncegate.accept_v1(ARRAY['\\x01', '\\x02']::bytea[], ARRAY['\\x01', '\\x02']::bytea[],
+        ARRAY[1, 1]::bigint[], ARRAY[1, 1]::bigint[], ARRAY['\\x', '\\x']::bytea[], ARRAY['\\x', '\\x']::bytea[],
+        ARRAY['\\x', '\\x']::bytea[])",
+    "SELECT * FROM oncegate.take_due_v1(1, 8, 1000000, 0, false, NULL)",
+    "SELECT * FROM oncegate.take_due_v1(1, 8, 1000000, 0, true, 3)",
+    "SELECT oncegate.change_delivery_v1('\\x01', '\\x01', 0, 1::smallint, 1, true, NULL)",
+    "SELECT oncegate.finish_deliveries_v1(ARRAY['\\x01', '\\x02']::bytea[], ARRAY['\\x01', '\\x02']::bytea[])",
+    "SELECT oncegate.sweep_deliveries_v1(10)",
+];
+
+#[tokio::test]
+async fn the_queue_is_never_read_as_a_whole() {
+    let Some(database) = database() else { return };
+    database.run("ALTER TABLE oncegate.delivery SET (autovacuum_enabled = false)");
+    let fill = "INSERT INTO oncegate.delivery (id, token, origin, lane, accepted_at, queued_at, due, head, request, body)
+                SELECT sha256(int4send(i)), '\\x00', 1, i % 3, 1, 1, 1, '\\x', '\\x', '\\x' FROM generate_series(1, 20000) i";
+    let (client, plans) = explained(&database.url).await;
+    for (when, before) in [
+        ("on an empty queue", ""),
+        ("on a queue that has grown since", fill),
+        ("on a long queue", "ANALYZE oncegate.delivery"),
+    ] {
+        client.batch_execute(before).await.unwrap();
+        let (other, others) = explained(&database.url).await;
+        plans.lock().unwrap().clear();
+        for (client, plans) in [(&client, &plans), (&other, &others)] {
+            for asked in std::iter::repeat_n(ASKED_OF_THE_QUEUE, 7).flatten() {
+                client.simple_query(asked).await.unwrap();
+            }
+            let plans = std::mem::take(&mut *plans.lock().unwrap());
+            let of_queue: Vec<&String> = plans.iter().filter(|plan| plan.contains(" delivery ")).collect();
+            assert!(of_queue.len() > 7 * ASKED_OF_THE_QUEUE.len(), "{when}: only {} plans", of_queue.len());
+            let wrong =
+                ["Seq Scan on delivery", "BitmapAnd", "Bitmap Index Scan on delivery_", "Hash Join", "Merge Join"];
+            for plan in of_queue {
+                let found = wrong.iter().find(|way| plan.replace("delivery_pkey", "").contains(**way));
+                assert!(found.is_none(), "{when}, {found:?}: {plan}");
+            }
+        }
+    }
+}
