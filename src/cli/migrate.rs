@@ -8,7 +8,8 @@ use clap::Args;
 
 use super::{BAD_CONFIGURATION, FileArgs, complain, print, report};
 use crate::config::{Flags, Postgres, Sources, Store, load_store};
-use crate::store::postgres::{Migration, OpenError, migrate, pending};
+use crate::store::postgres::layout::join;
+use crate::store::postgres::{Migration, OpenError, Settings, migrate, pending};
 
 /// Prepare a PostgreSQL database for oncegate, or bring its schema up to date.
 ///
@@ -17,9 +18,9 @@ use crate::store::postgres::{Migration, OpenError, migrate, pending};
 pub(super) struct MigrateArgs {
     #[command(flatten)]
     file: FileArgs,
-    /// The store: postgres://USER@HOST/DATABASE.
+    /// The store: postgres://USER@HOST/DATABASE. Repeat it to name several databases that are one store.
     #[arg(long, value_name = "URL")]
-    store: Option<String>,
+    store: Vec<String>,
     /// Print the SQL that would run, and change nothing.
     #[arg(long)]
     dry_run: bool,
@@ -44,7 +45,12 @@ pub(super) fn run(args: MigrateArgs) -> anyhow::Result<ExitCode> {
         Store::Redis(store) => format!("store redis, {}: nothing to migrate\n", store.servers()),
         Store::Postgres(store) => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(postgres(store, args.dry_run)).map_err(|error| explained(store, &error))?
+            let said = runtime.block_on(postgres(store, args.dry_run));
+            said.map_err(|error| explained(&store.servers(), &error))?
+        }
+        Store::Databases(databases) => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(list(databases, args.dry_run))?
         }
     };
     print(&said)?;
@@ -59,6 +65,23 @@ async fn postgres(store: &Postgres, is_dry: bool) -> Result<String, OpenError> {
     let Some(last) = applied.last() else { return Ok("schema oncegate: nothing to do\n".to_owned()) };
     let names: Vec<String> = applied.iter().map(|one| format!("{} {}", one.version, one.name)).collect();
     Ok(format!("schema oncegate: applied {}; now at version {}\n", names.join(", "), last.version))
+}
+
+/// Prepares each database of a list, and makes them one store.
+async fn list(databases: &[Postgres], is_dry: bool) -> anyhow::Result<String> {
+    let names: Vec<String> = databases.iter().map(Postgres::servers).collect();
+    let mut said = String::new();
+    for (database, name) in databases.iter().zip(&names) {
+        let one = postgres(database, is_dry).await.map_err(|error| explained(name, &error))?;
+        let _ = if is_dry { write!(said, "-- {name}\n{one}\n") } else { write!(said, "{name}: {one}") };
+    }
+    if is_dry {
+        return Ok(said + "-- Without --dry-run, the databases become one store then, which a script cannot do.\n");
+    }
+    let settings: Vec<Settings> = databases.iter().map(|database| database.settings.clone()).collect();
+    let is_new = join(&names, &settings).await.map_err(|error| explained(&names.join(" and "), &error))?;
+    let count = databases.len();
+    Ok(said + &if is_new { format!("{count} databases are one store now\n") } else { format!("{count} databases are one store\n") })
 }
 
 /// What `psql` can be given to do the same.
@@ -79,7 +102,7 @@ fn script(pending: &[Migration]) -> String {
 }
 
 /// The error with where it happened and, where it does not say so itself, what to do.
-fn explained(store: &Postgres, error: &OpenError) -> anyhow::Error {
+fn explained(servers: &str, error: &OpenError) -> anyhow::Error {
     let hint = match error {
         OpenError::Unreachable(_) => {
             "\n  hint: see that the server runs and that host and port in [store] url are right, and try again"
@@ -90,5 +113,5 @@ fn explained(store: &Postgres, error: &OpenError) -> anyhow::Error {
         }
         _ => "",
     };
-    anyhow!("[store] url: {}: {error}{hint}", store.servers())
+    anyhow!("[store] url: {servers}: {error}{hint}")
 }

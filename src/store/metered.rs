@@ -145,6 +145,13 @@ impl Metered {
         Self { store, report: Box::new(report), health: StoreHealth::default(), operations }
     }
 
+    /// Names the database in the log, where a store has several.
+    #[must_use]
+    pub fn named(mut self, database: Arc<str>) -> Self {
+        self.health.database = Some(database);
+        self
+    }
+
     async fn timed<T>(&self, op: StoreOp, call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
         let began = Instant::now();
         let result = call.await;
@@ -272,6 +279,10 @@ impl Store for Metered {
 
     async fn ping(&self) -> Result<(), Error> {
         self.timed(StoreOp::Ping, self.store.ping()).await
+    }
+
+    fn away(&self) -> Vec<Arc<str>> {
+        self.store.away()
     }
 
     async fn close(&self) {

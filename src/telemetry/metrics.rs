@@ -101,6 +101,7 @@ pub(super) struct Families {
     /// When the configuration was read, in milliseconds of this process's clock.
     reloaded_at: AtomicU64,
     ready: IntGauge,
+    database_up: IntGaugeVec,
 }
 
 struct OutcomeMetrics {
@@ -221,6 +222,11 @@ impl Metrics {
     pub fn config_reloaded(&self, successful: bool) {
         self.families.reload_successful.set(successful.into());
         self.families.reloaded_at.store(wall_clock().0, Ordering::Relaxed);
+    }
+
+    /// Whether one of the databases of the store answers.
+    pub fn database_up(&self, database: &str, is_up: bool) {
+        self.families.database_up.with_label_values(&[database]).set(is_up.into());
     }
 
     /// Whether the gate takes requests.
@@ -477,6 +483,16 @@ impl Families {
             ),
             reload_successful,
             reloaded_at: AtomicU64::new(wall_clock().0),
+            database_up: add(
+                &registry,
+                IntGaugeVec::new(
+                    Opts::new(
+                        "oncegate_store_database_up",
+                        "1 if a database of a store that is spread over several answers, else 0.",
+                    ),
+                    &["database"],
+                ),
+            ),
             ready: gauge(&registry, "oncegate_ready", "1 if the gate takes requests, else 0."),
             registry,
         }

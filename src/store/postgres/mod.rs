@@ -25,6 +25,7 @@ mod description;
 mod error;
 mod host_selection;
 mod hosts;
+pub mod layout;
 mod lineage;
 mod listener;
 mod listing;
@@ -60,6 +61,7 @@ pub use self::schema::{Migration, migrate, pending};
 use self::session::CallError;
 use self::write_check::WriteHealth;
 use super::batcher::Batcher;
+use super::sharded::layout::{Found, Misfit};
 use super::waiters::Waiters;
 use super::{
     AuditLog, Chunk, Claim, Cursor, Deliveries, End, Error, ErrorKind, Filter, Fresh, Identity, IdentityChange,
@@ -164,11 +166,24 @@ impl Postgres {
     /// # Errors
     /// See [`OpenError`]; only after [`OpenError::Unreachable`] it may help to try again.
     pub async fn open(settings: &Settings) -> Result<Self, OpenError> {
+        Self::open_member(settings, &|found| layout::check_alone(settings, found)).await
+    }
+
+    /// The same for one of several databases. `check` judges what it says of itself.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub async fn open_member(
+        settings: &Settings,
+        check: &(dyn Fn(&Found) -> Result<(), Misfit> + Sync),
+    ) -> Result<Self, OpenError> {
         let connector = Connector::for_records(settings);
         let unchecked = connector.connect_unchecked().await?;
         schema::check(unchecked.client()).await?;
         let description = Description::of(&unchecked, settings).await?;
-        let opened = schema::store(unchecked.client()).await?;
+        let database = layout::look(unchecked.client()).await?;
+        check(&database.found)?;
+        let opened = database.opened;
         drop(unchecked);
         let claiming = connector.connect(Claims::QUERIES).await?;
         write_check::check_writes(&claiming).await.map_err(CallError::into_open_error)?;

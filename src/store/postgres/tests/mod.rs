@@ -4,6 +4,7 @@ mod faults;
 mod hosts;
 mod plans;
 mod rights;
+mod spread;
 
 use std::sync::Arc;
 use std::thread;
