@@ -89,11 +89,13 @@ CREATE FUNCTION oncegate.place_entry_v1() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    NEW.position := oncegate.place_v1(NEW.position);
+    -- One that comes from another database keeps its place.
+    IF current_setting('oncegate.is_moving', true) IS DISTINCT FROM 'on' THEN
+        NEW.position := oncegate.place_v1(NEW.position);
+    END IF;
     RETURN NEW;
 END $$;
 
--- One that comes from another database keeps its place.
 CREATE FUNCTION oncegate.place_delivery_v1() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -168,6 +170,8 @@ SET enable_seqscan = off SET search_path = pg_catalog, pg_temp SET lock_timeout 
 AS $$
 BEGIN
     PERFORM oncegate.durably_v1();
+    -- What is owned cannot change meanwhile; claims go on.
+    PERFORM pg_advisory_xact_lock_shared(oncegate.fence_lock_v1());
     PERFORM FROM oncegate.owned o
     WHERE (to_id IS NULL OR o.first < to_id) AND (o.beyond IS NULL OR o.beyond > from_id);
     IF FOUND THEN
@@ -203,6 +207,11 @@ BEGIN
     PERFORM pg_advisory_xact_lock(oncegate.fence_lock_v1());
     PERFORM FROM oncegate.owned o
     WHERE (to_id IS NULL OR o.first < to_id) AND (o.beyond IS NULL OR o.beyond > from_id);
+    IF FOUND THEN
+        RETURN false;
+    END IF;
+    -- What was set aside here is on its way to another one.
+    PERFORM FROM oncegate.outgoing_record r WHERE r.id >= from_id AND (to_id IS NULL OR r.id < to_id) LIMIT 1;
     IF FOUND THEN
         RETURN false;
     END IF;

@@ -110,7 +110,10 @@ async fn readyz(state: &State, query: Option<&str>) -> Answer {
             let away = state.store.get().map(|store| store.away()).unwrap_or_default();
             match away.is_empty() {
                 true => json(StatusCode::OK, &json!({ "status": "ready" })),
-                false => json(StatusCode::OK, &json!({ "status": "ready", "away": away.iter().map(|name| &**name).collect::<Vec<_>>() })),
+                false => json(
+                    StatusCode::OK,
+                    &json!({ "status": "ready", "away": away.iter().map(|name| &**name).collect::<Vec<_>>() }),
+                ),
             }
         }
         Some(reason @ STORE_UNAVAILABLE) if is_store_optional => {

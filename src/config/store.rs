@@ -270,7 +270,9 @@ fn databases(
 ) -> Option<Store> {
     if kind != Some(Engine::Postgres) {
         let wrong = Wrong::new("a store of several URLs is of PostgreSQL databases only");
-        list.report(wrong.hint("write [\"postgres://USER@HOST/DATABASE\", \"postgres://USER@HOST/DATABASE\"], or one URL"));
+        list.report(
+            wrong.hint("write [\"postgres://USER@HOST/DATABASE\", \"postgres://USER@HOST/DATABASE\"], or one URL"),
+        );
         return None;
     }
     if urls.len() > MOST_DATABASES {
@@ -287,7 +289,9 @@ fn databases(
         };
         if databases.iter().any(|other| other.servers() == database.servers()) {
             let wrong = Wrong::new(format!("the database {} stands twice", database.servers()));
-            url.report(wrong.hint("name each database once; parts of a store are told apart by host, port and database"));
+            url.report(
+                wrong.hint("name each database once; parts of a store are told apart by host, port and database"),
+            );
             continue;
         }
         databases.push(database);

@@ -95,7 +95,12 @@ impl StoreHealth {
         let (name, database) = (operation.name, self.database.as_deref());
         match self.after_success(operation) {
             Some(Report::OutageOver { lasted, claims_failed }) => {
-                tracing::info!(database, seconds = lasted.as_millis() as f64 / 1000.0, claims_failed, "the store works again");
+                tracing::info!(
+                    database,
+                    seconds = lasted.as_millis() as f64 / 1000.0,
+                    claims_failed,
+                    "the store works again"
+                );
             }
             Some(_) => tracing::info!(database, operation = name, "an operation of the store works again"),
             None => {}
@@ -113,7 +118,9 @@ impl StoreHealth {
                 "the store fails: until it works again, requests with a key get 503 store-unavailable, and routes with \
                  store_failure = `forward` run them unprotected"
             ),
-            Some(_) => tracing::warn!(database, operation = name, %error, "an operation of the store fails; trying again"),
+            Some(_) => {
+                tracing::warn!(database, operation = name, %error, "an operation of the store fails; trying again")
+            }
             None => tracing::debug!(database, operation = name, %error, "the store failed"),
         }
     }

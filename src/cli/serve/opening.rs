@@ -13,8 +13,8 @@ use crate::admin::{Phase, Readiness};
 use crate::cli::databases::{self, Spread};
 use crate::config::{self, Store as StoreSettings};
 use crate::idempotency::record::RecordId;
-use crate::store::postgres::{self, OpenError, Postgres};
 use crate::store::metered::Metered;
+use crate::store::postgres::{self, OpenError, Postgres};
 use crate::store::{Store, memory::Memory, redis, sqlite};
 use crate::telemetry::metrics::Metrics;
 

@@ -16,7 +16,7 @@ pub struct Database {
     /// What the store is known by, and the secret of its gates: that of the whole list where it stands in one.
     pub opened: Opened,
     /// Where it keeps records of its own: a record, a delivery or an entry.
-    has_records: bool,
+    pub(super) has_records: bool,
     /// See the column `number`.
     pub(super) number: Option<i16>,
 }
@@ -67,10 +67,10 @@ pub async fn join(names: &[String], databases: &[Settings]) -> Result<bool, Open
         transaction.batch_execute(LOCK).await.map_err(sql)?;
         let database = look(transaction.client()).await?;
         if database.found.layout.is_some() {
-            fit(&names[index..=index], &[Some(database.found.clone())]).or_else(|misfit| match &database.found.layout {
-                Some(layout) if layout.members == members => Ok(Default::default()),
-                _ => Err(misfit),
-            })?;
+            // Another process may have joined it meanwhile.
+            let mut found = vec![None; members.len()];
+            found[index] = Some(database.found);
+            fit(names, &found)?;
             continue;
         }
         if database.has_records {

@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::{BoxFuture, join_all};
+use tokio::time::timeout;
 
 use super::Sharded;
+use super::member::Member;
 use crate::idempotency::record::{RecordId, Timestamp};
 use crate::store::deliveries::{
     self, Acceptance, Batch, Change, Deliveries, Delivery, DeliveryCount, DeliveryFilter, DeliveryPage, Held, Lane,
@@ -16,18 +18,30 @@ use crate::store::deliveries::{
 };
 use crate::store::{Error, Origin, OriginId, Store};
 
-/// How much longer than the first database the others may take. What they have taken by then is due again when its hold
-/// ends.
-const GRACE: Duration = Duration::from_millis(250);
-
-/// When to look into the databases that had no turn.
-const NEXT_TURN: Duration = Duration::from_millis(100);
+/// How long a database may take to say what is due. What it says later is due again when its hold ends.
+const TURN: Duration = Duration::from_secs(1);
 
 /// Where the deliveries of each route go on.
 #[derive(Default)]
 pub(super) struct Lanes {
     turn: AtomicUsize,
     after: Arc<Mutex<HashMap<(OriginId, usize), Lane>>>,
+}
+
+impl Sharded {
+    fn taking(&self, index: usize, member: &Member, take: Take) -> BoxFuture<'static, Result<Batch, Error>> {
+        let (after, key) = (Arc::clone(&self.lanes.after), (take.origin, index));
+        let store = member.store().map(Arc::clone);
+        Box::pin(async move {
+            let lane = after.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied();
+            let store = store?;
+            let batch = deliveries::of(&*store)?.take_due(Take { after: lane, ..take }).await?;
+            if let Some(lane) = batch.after {
+                after.lock().unwrap_or_else(PoisonError::into_inner).insert(key, lane);
+            }
+            Ok(batch)
+        })
+    }
 }
 
 #[async_trait]
@@ -47,36 +61,32 @@ impl Deliveries for Sharded {
         self.ask(id, false, call, Option::is_some).await
     }
 
+    /// From one database after another, and each is the first in its turn.
     async fn take_due(&self, take: Take) -> Result<Batch, Error> {
-        let members = self.all();
-        let (count, turn) = (members.len().max(1), self.lanes.turn.fetch_add(1, Ordering::Relaxed));
-        let mut calls = Vec::new();
-        for (place, (index, member)) in members.into_iter().enumerate() {
-            // The limit is shared out, and each has its turn where it is too small for all.
-            let turn = (place + turn) % count;
-            let limit = take.limit / count + usize::from(turn < take.limit % count);
-            if limit == 0 {
-                continue;
+        let mut members = self.all();
+        let turn = self.lanes.turn.fetch_add(1, Ordering::Relaxed) % members.len().max(1);
+        members.rotate_left(turn);
+        let (mut merged, mut works, mut failed) = (Batch::default(), false, None);
+        let (mut limit, mut max_bytes) = (take.limit, take.max_bytes);
+        for (index, member) in members {
+            if limit == 0 || max_bytes == 0 {
+                merged.is_more = true;
+                break;
             }
-            let after = Arc::clone(&self.lanes.after);
-            let key = (take.origin, index);
-            let lane = after.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied();
-            let take = Take { limit, max_bytes: (take.max_bytes / count).max(1), after: lane, ..take };
-            let store = member.store().map(Arc::clone);
-            let call: BoxFuture<'static, _> = Box::pin(async move {
-                let store = store?;
-                let batch = deliveries::of(&*store)?.take_due(take).await?;
-                if let Some(lane) = batch.after {
-                    after.lock().unwrap_or_else(PoisonError::into_inner).insert(key, lane);
+            let taking = self.taking(index, &member, Take { limit, max_bytes, ..take });
+            let taken = timeout(TURN, self.each(vec![(member, taking)], |busy| &busy.taking, TURN)).await;
+            let batch = match taken {
+                Ok(Ok(batches)) => batches.into_iter().next().unwrap_or_default(),
+                Ok(Err(error)) => {
+                    failed = Some(error);
+                    continue;
                 }
-                Ok(batch)
-            });
-            calls.push((member, call));
-        }
-        let is_all = calls.len() == count;
-        let batches = self.each(calls, |busy| &busy.taking, GRACE).await?;
-        let mut merged = Batch::default();
-        for batch in batches {
+                Err(_) => continue,
+            };
+            works = true;
+            limit = limit.saturating_sub(batch.taken.len());
+            let bytes = batch.taken.iter().map(|taken| taken.request.len() + taken.body.len()).sum();
+            max_bytes = max_bytes.saturating_sub(bytes);
             merged.taken.extend(batch.taken);
             merged.is_more |= batch.is_more;
             merged.next_due_in = match (merged.next_due_in, batch.next_due_in) {
@@ -84,10 +94,7 @@ impl Deliveries for Sharded {
                 (one, other) => one.or(other),
             };
         }
-        if !is_all {
-            merged.next_due_in = Some(merged.next_due_in.unwrap_or(NEXT_TURN).min(NEXT_TURN));
-        }
-        Ok(merged)
+        failed.filter(|_| !works).map_or(Ok(merged), Err)
     }
 
     async fn change(&self, taken: Held, change: Change) -> Result<bool, Error> {

@@ -72,6 +72,23 @@ pub enum Misfit {
         /// What the list says.
         listed: String,
     },
+    /// One says something else of itself than what is to be moved does.
+    #[error(
+        "{name} says that it is {said}, and {flag} names it as number {place} of {count}\n  hint: give the list that [store] \
+         url has now behind --from, and the next one behind --to; a move that was begun goes on with the same two lists"
+    )]
+    Elsewhere {
+        /// The database.
+        name: String,
+        /// What it says.
+        said: String,
+        /// The flag.
+        flag: &'static str,
+        /// Its place in the list, from 1.
+        place: usize,
+        /// The length of the list.
+        count: usize,
+    },
     /// Which one an unreachable database must be is not known.
     #[error("{name} cannot be reached, and which database it must be is not known while records move")]
     Unclear {
@@ -135,6 +152,21 @@ pub fn fit(names: &[String], found: &[Option<Found>]) -> Result<Routes, Misfit> 
     }
     let routes = |list: &Vec<DatabaseId>| list.iter().map(|id| ids.iter().position(|other| other == id)).collect();
     Ok(Routes { members: routes(&known.members), target: known.target.as_ref().map(routes), ids: (*ids).clone() })
+}
+
+impl Misfit {
+    /// That a database is not what one of the lists of a move says.
+    pub(in crate::store) fn of_move(
+        name: String,
+        found: &Found,
+        flag: &'static str,
+        place: usize,
+        count: usize,
+    ) -> Self {
+        let alone = || "a store by itself, with records".to_owned();
+        let said = found.layout.as_ref().map_or_else(alone, |layout| describe(&found.id, layout));
+        Self::Elsewhere { name, said, flag, place: place + 1, count }
+    }
 }
 
 /// What a database says of itself.
@@ -212,14 +244,29 @@ mod tests {
     #[test]
     fn any_other_list_is_refused() {
         let two = [A, B];
-        refused(&[says(B, &two, None), says(A, &two, None)], "a says that it is number 2 of 2 databases, and [store] url names it as number 1 of 2");
+        refused(
+            &[says(B, &two, None), says(A, &two, None)],
+            "a says that it is number 2 of 2 databases, and [store] url names it as number 1 of 2",
+        );
         refused(&[says(B, &two, None), None], "a says that it is number 2 of 2 databases");
-        refused(&[says(A, &two, None)], "a says that it is number 1 of 2 databases, and [store] url names it as number 1 of 1");
+        refused(
+            &[says(A, &two, None)],
+            "a says that it is number 1 of 2 databases, and [store] url names it as number 1 of 1",
+        );
         refused(&[says(A, &two, None), says(A, &two, None)], "a and b are the same database");
         refused(&[says(A, &two, None), says(B, &two, None), alone(C)], "c says that it is a store by itself");
-        refused(&[alone(A), alone(B)], "a says that it is a store by itself, and [store] url names it as number 1 of 2");
-        refused(&[says(A, &two, None), says(C, &[C, B], None)], "b says that it is number 1 of 2 databases, and [store] url names it as number 2 of 2, beside databases of another store");
-        refused(&[says(A, &two, None), says(B, &two, None), None], "a says that it is number 1 of 2 databases, and [store] url names it as number 1 of 3");
+        refused(
+            &[alone(A), alone(B)],
+            "a says that it is a store by itself, and [store] url names it as number 1 of 2",
+        );
+        refused(
+            &[says(A, &two, None), says(C, &[C, B], None)],
+            "b says that it is number 1 of 2 databases, and [store] url names it as number 2 of 2, beside databases of another store",
+        );
+        refused(
+            &[says(A, &two, None), says(B, &two, None), None],
+            "a says that it is number 1 of 2 databases, and [store] url names it as number 1 of 3",
+        );
         refused(&[says(C, &[A, B], None)], "a says that it is none of the 2 databases of its store any more");
     }
 

@@ -19,7 +19,7 @@ mod resealing;
 mod tests;
 mod upkeep;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -73,6 +73,7 @@ pub struct Sharded {
     expired_late: Arc<Mutex<Vec<RecordId>>>,
     swept_before: AtomicUsize,
     lanes: deliveries::Lanes,
+    moved: Moved,
     databases: Arc<dyn Databases>,
     _tasks: JoinSet<()>,
 }
@@ -87,11 +88,7 @@ impl Sharded {
     /// Over the databases with these names. Those that are not open are opened as soon as they can be. Its tasks run on the
     /// runtime that this is called on.
     #[must_use]
-    pub fn new(
-        opened: Vec<(Arc<str>, Option<Arc<dyn Store>>)>,
-        routes: Routes,
-        databases: Arc<dyn Databases>,
-    ) -> Self {
+    pub fn new(opened: Vec<(Arc<str>, Option<Arc<dyn Store>>)>, routes: Routes, databases: Arc<dyn Databases>) -> Self {
         let members: Vec<Arc<Member>> =
             opened.into_iter().map(|(name, store)| Arc::new(Member::new(name, store))).collect();
         let (routes, removals) = (Arc::new(ArcSwap::from_pointee(routes)), Arc::<Removals>::default());
@@ -114,6 +111,7 @@ impl Sharded {
             expired_late: Arc::default(),
             swept_before: AtomicUsize::new(0),
             lanes: deliveries::Lanes::default(),
+            moved: Moved::default(),
             databases,
             _tasks: tasks,
         }
@@ -122,12 +120,13 @@ impl Sharded {
     fn owners(&self, id: RecordId) -> Result<Owners<'_>, Error> {
         let routes = self.routes.load();
         let of = |list: &Vec<Option<usize>>| list.get(place_of(id, list.len())).copied().flatten();
-        // The next one first: where it has an id, nothing about it is left in the former one.
         let next = routes.target.as_ref().and_then(of);
         let now = of(&routes.members);
         match (next, now) {
             (Some(next), Some(now)) if next != now => {
-                Ok(Owners { first: &self.members[next], second: Some(&self.members[now]) })
+                // The one first that had records like this the last time; the other is asked as well.
+                let (first, second) = if self.moved.has(id) { (next, now) } else { (now, next) };
+                Ok(Owners { first: &self.members[first], second: Some(&self.members[second]) })
             }
             (Some(only), _) | (None, Some(only)) => Ok(Owners { first: &self.members[only], second: None }),
             (None, None) => {
@@ -159,7 +158,12 @@ impl Sharded {
             (Err(error), None) => Err(error),
             (asked, Some(second)) => match store(second) {
                 Ok(store) => match call(store).await {
-                    Ok(found) if is_found(&found) => return Ok(found),
+                    Ok(found) if is_found(&found) => {
+                        if matches!(&asked, Err(error) if error.cause().kind == ErrorKind::Moved) {
+                            self.moved.turn(id);
+                        }
+                        return Ok(found);
+                    }
                     Ok(absent) => asked.map(|_| absent),
                     // It may have happened in the first.
                     Err(_) if matches!(asked, Err(Error::Indeterminate(_))) => asked,
@@ -198,12 +202,36 @@ impl Sharded {
     }
 }
 
+/// Which records have moved, as far as it was noticed: one bit for each of the parts of the ids.
+struct Moved([AtomicU64; 64]);
+
+impl Default for Moved {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| AtomicU64::new(0)))
+    }
+}
+
+impl Moved {
+    fn place(id: RecordId) -> (usize, u64) {
+        let part = u16::from_be_bytes([id.0[0], id.0[1]]) >> 4;
+        (usize::from(part >> 6), 1 << (part & 63))
+    }
+
+    fn has(&self, id: RecordId) -> bool {
+        let (place, bit) = Self::place(id);
+        self.0[place].load(Ordering::Relaxed) & bit != 0
+    }
+
+    fn turn(&self, id: RecordId) {
+        let (place, bit) = Self::place(id);
+        self.0[place].fetch_xor(bit, Ordering::Relaxed);
+    }
+}
+
 /// An error with the database that it comes from.
 fn named(name: &str, error: Error) -> Error {
-    let name_in = |cause: super::Cause| super::Cause {
-        kind: cause.kind,
-        source: format!("{name}: {}", cause.source).into(),
-    };
+    let name_in =
+        |cause: super::Cause| super::Cause { kind: cause.kind, source: format!("{name}: {}", cause.source).into() };
     match error {
         Error::Determinate(cause) => Error::Determinate(name_in(cause)),
         Error::Indeterminate(cause) => Error::Indeterminate(name_in(cause)),
@@ -273,9 +301,8 @@ impl Store for Sharded {
     }
 
     async fn sweep(&self, limit: usize) -> Result<usize, Error> {
-        let call = move |store: Arc<dyn Store>| -> BoxFuture<'static, _> {
-            Box::pin(async move { store.sweep(limit).await })
-        };
+        let call =
+            move |store: Arc<dyn Store>| -> BoxFuture<'static, _> { Box::pin(async move { store.sweep(limit).await }) };
         let swept: usize = self.sweep_each(|busy| &busy.sweeping, call).await?.into_iter().sum();
         let swept = swept + self.swept_before.swap(0, Ordering::Relaxed);
         // What is above the limit counts the next time.
@@ -315,8 +342,7 @@ impl Store for Sharded {
     }
 
     async fn get(&self, id: RecordId) -> Result<Option<Listed>, Error> {
-        let call =
-            |store: Arc<dyn Store>| -> BoxFuture<'static, _> { Box::pin(async move { store.get(id).await }) };
+        let call = |store: Arc<dyn Store>| -> BoxFuture<'static, _> { Box::pin(async move { store.get(id).await }) };
         self.ask(id, false, call, Option::is_some).await
     }
 
@@ -343,8 +369,7 @@ impl Store for Sharded {
     }
 
     async fn remove(&self, id: RecordId) -> Result<bool, Error> {
-        let call =
-            |store: Arc<dyn Store>| -> BoxFuture<'static, _> { Box::pin(async move { store.remove(id).await }) };
+        let call = |store: Arc<dyn Store>| -> BoxFuture<'static, _> { Box::pin(async move { store.remove(id).await }) };
         self.ask(id, false, call, |removed| *removed).await
     }
 
@@ -403,7 +428,9 @@ impl Store for Sharded {
 
     fn away(&self) -> Vec<Arc<str>> {
         let all = self.all().into_iter();
-        all.filter(|(_, member)| !member.is_up.load(Ordering::Relaxed)).map(|(_, member)| Arc::clone(&member.name)).collect()
+        all.filter(|(_, member)| !member.is_up.load(Ordering::Relaxed))
+            .map(|(_, member)| Arc::clone(&member.name))
+            .collect()
     }
 
     async fn close(&self) {

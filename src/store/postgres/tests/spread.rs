@@ -108,7 +108,10 @@ async fn a_list_is_made_once_and_any_other_is_refused() {
     }
     // One of them is not a store by itself, and older programs do not take it for one.
     let refused = Postgres::open(&settings[1]).await.unwrap_err().to_string();
-    assert!(refused.contains("says that it is number 2 of 3 databases, and [store] url names it as number 1 of 1"), "{refused}");
+    assert!(
+        refused.contains("says that it is number 2 of 3 databases, and [store] url names it as number 1 of 1"),
+        "{refused}"
+    );
     let compatible = "SELECT max(compatible_with) FROM oncegate.migration";
     assert_eq!(databases[1].value(compatible), "10");
     let found = layout::find(&settings[0]).await.unwrap().found;
