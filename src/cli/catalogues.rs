@@ -52,6 +52,7 @@ fn all_metrics() -> String {
     route.observed().dropped(Dropped::Store);
     metrics.store("memory")(StoreOp::Claim, Duration::ZERO, Some(ErrorKind::Full));
     metrics.cache()(CacheResult::Memory);
+    metrics.database_up("db", true);
     metrics.consumer("orders").in_hand(0);
     metrics.records_by_key().show(&CountByKey::default());
     metrics.limits().exceeded(Limit::MaxHeaders);

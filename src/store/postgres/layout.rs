@@ -1,13 +1,36 @@
 //! What a database knows of the list that it stands in: see `migrations/postgres/0010_layout.sql`.
 
+use std::fmt;
+
+use tokio::time::Instant;
 use tokio_postgres::Client;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::connect::Connector;
 use super::schema::{self, LOCK};
-use super::{OpenError, Opened, Settings, hosts};
+use super::{OpenError, Settings, hosts};
+use crate::idempotency::record::Timestamp;
 use crate::store::sharded::layout::{DatabaseId, Found, Layout, Misfit, fit};
 use crate::store::sharded::placement::beginning;
+
+/// The identity of a store, and its time when it was opened.
+#[derive(Clone, Copy)]
+pub struct Opened {
+    /// Its id.
+    pub id: [u8; 16],
+    /// A secret that only its gates know.
+    pub secret: [u8; 32],
+    /// Its time.
+    pub time: Timestamp,
+    /// When the request for its time was sent.
+    pub asked: Instant,
+}
+
+impl fmt::Debug for Opened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Opened").field("time", &self.time).finish_non_exhaustive()
+    }
+}
 
 /// A database with what it says of itself.
 pub struct Database {

@@ -57,6 +57,7 @@ use self::connect::Connector;
 pub use self::description::{Description, Standby};
 pub use self::error::OpenError;
 use self::host_selection::Hosts;
+pub use self::layout::Opened;
 use self::operation::{ClaimOperation, ClaimReply, Claims, SettleOperation, SettleReply, Settlement, Settlements};
 use self::pool::Pool;
 pub use self::schema::{Migration, migrate, pending};
@@ -88,19 +89,6 @@ pub struct Settings {
     pub tls: Option<rustls::ClientConfig>,
     /// The most connections that this process opens. At least [`Settings::FEWEST_CONNECTIONS`].
     pub connections: usize,
-}
-
-/// The identity of a store, and its time when it was opened.
-#[derive(Clone, Copy)]
-pub struct Opened {
-    /// Its id.
-    pub id: [u8; 16],
-    /// A secret that only its gates know.
-    pub secret: [u8; 32],
-    /// Its time.
-    pub time: Timestamp,
-    /// When the request for its time was sent.
-    pub asked: Instant,
 }
 
 /// A store in a PostgreSQL database.
@@ -138,12 +126,6 @@ impl Settings {
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Settings").field("connections", &self.connections).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Opened {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Opened").field("time", &self.time).finish_non_exhaustive()
     }
 }
 

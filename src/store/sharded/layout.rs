@@ -116,13 +116,9 @@ pub fn fit(names: &[String], found: &[Option<Found>]) -> Result<Routes, Misfit> 
             return Err(Misfit::Single { name: names[*index].clone(), place: index + 1, count });
         }
     }
-    // They change one after another when a move begins and when it ends: one that speaks of both lists knows both.
     let layouts: Vec<(usize, &Found, &Layout)> =
         reached.iter().filter_map(|(index, one)| Some((*index, *one, one.layout.as_ref()?))).collect();
-    let moving = layouts.iter().find(|(_, _, layout)| layout.target.is_some());
-    let Some((_, _, known)) = moving.or(layouts.first()) else {
-        return Ok(Routes::default());
-    };
+    let Some(known) = latest(found) else { return Ok(Routes::default()) };
     let lists = [Some(&known.members), known.target.as_ref()];
     for (index, one, layout) in &layouts {
         let is_known = lists.iter().flatten().any(|list| **list == layout.members)
@@ -150,8 +146,21 @@ pub fn fit(names: &[String], found: &[Option<Found>]) -> Result<Routes, Misfit> 
     if let Some(index) = (0..count).find(|index| fitting.iter().any(|list| list[*index] != ids[*index])) {
         return Err(Misfit::Unclear { name: names[index].clone() });
     }
-    let routes = |list: &Vec<DatabaseId>| list.iter().map(|id| ids.iter().position(|other| other == id)).collect();
-    Ok(Routes { members: routes(&known.members), target: known.target.as_ref().map(routes), ids: (*ids).clone() })
+    Ok(Routes::of(known, ids))
+}
+
+/// Where records are now, for a gate that serves with a list that fitted when it started: `found` is in the order of `ids`.
+/// Nothing if no database says it.
+#[must_use]
+pub fn follow(ids: &[DatabaseId], found: &[Option<Found>]) -> Option<Routes> {
+    latest(found).map(|known| Routes::of(known, ids))
+}
+
+/// What the database says that knows most. They change one after another when a move begins and when it ends: one that
+/// speaks of both lists knows both.
+fn latest(found: &[Option<Found>]) -> Option<&Layout> {
+    let layouts = || found.iter().flatten().filter_map(|one| one.layout.as_ref());
+    layouts().find(|layout| layout.target.is_some()).or_else(|| layouts().next())
 }
 
 impl Misfit {
@@ -188,6 +197,12 @@ fn describe_place(index: usize, count: usize, is_of_one_store: bool) -> String {
 }
 
 impl Routes {
+    fn of(layout: &Layout, ids: &[DatabaseId]) -> Self {
+        let routes = |list: &Vec<DatabaseId>| list.iter().map(|id| ids.iter().position(|other| other == id)).collect();
+        let (members, target) = (routes(&layout.members), layout.target.as_ref().map(routes));
+        Self { members, target, ids: ids.to_vec() }
+    }
+
     /// Of a list whose records do not move.
     #[must_use]
     pub fn fixed(count: usize) -> Self {
@@ -282,6 +297,15 @@ mod tests {
         assert_eq!(fits(&[moving(A), moving(B)]), Ok((vec![Some(0), Some(1)], Some(vec![Some(0), Some(1), None]))));
         refused(&[moving(A), moving(C), moving(B)], "b says that it is to become number 3 of 3 databases");
         refused(&[says(A, &[A, B, C], Some(&[A])), moving(B)], "b says");
+    }
+
+    #[test]
+    fn a_gate_that_serves_follows_records_into_any_list_of_what_it_knows() {
+        let found = |members: &[DatabaseId]| [says(A, members, None), None, says(C, members, None)];
+        let routes = |members: &[DatabaseId]| follow(&[A, B, C], &found(members)).map(|routes| routes.members);
+        assert_eq!(routes(&[C, A]), Some(vec![Some(2), Some(0)]));
+        assert_eq!(routes(&[A, [0xd; 16]]), Some(vec![Some(0), None]));
+        assert_eq!(follow(&[A], &[None]), None);
     }
 
     #[test]

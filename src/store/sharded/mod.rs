@@ -30,7 +30,7 @@ use tokio::sync::{Notify, broadcast};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use self::layout::Routes;
+use self::layout::{DatabaseId, Routes};
 use self::member::{Adoption, Member};
 use self::placement::place_of;
 use super::removals::Removals;
@@ -55,8 +55,8 @@ pub trait Databases: Send + Sync + 'static {
     /// Opens the database with this index in the list, if it is the one that belongs there.
     async fn open(&self, index: usize) -> Result<Arc<dyn Store>, String>;
 
-    /// Which databases have records now.
-    async fn routes(&self) -> Result<Routes, String>;
+    /// Which databases have records now: the list has those with these ids.
+    async fn routes(&self, ids: &[DatabaseId]) -> Result<Routes, String>;
 
     /// A database did or did not answer when it was asked whether it works.
     fn observed(&self, index: usize, is_up: bool);
@@ -242,9 +242,10 @@ fn named(name: &str, error: Error) -> Error {
 async fn look_where_records_are(is_moved: Arc<Notify>, routes: Arc<ArcSwap<Routes>>, databases: Arc<dyn Databases>) {
     loop {
         is_moved.notified().await;
-        match databases.routes().await {
+        let now = routes.load_full();
+        match databases.routes(&now.ids).await {
             Ok(found) => {
-                if **routes.load() != found {
+                if *now != found {
                     tracing::info!("records of the store move to other databases");
                     routes.store(Arc::new(found));
                 }
