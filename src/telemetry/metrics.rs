@@ -27,7 +27,7 @@ use super::losses::Losses;
 use super::observed::{Observed, ObservedReport};
 use super::outcome::Outcome;
 use super::records_by_key::RecordsByKey;
-use super::register::{add, by_reason, counter, gauge, histograms};
+use super::register::{add, by_reason, counter, gauge, gauges, histograms};
 use super::wall_clock;
 use crate::idempotency::record::{RecordId, State};
 use crate::store::ErrorKind;
@@ -323,20 +323,9 @@ impl Drop for RequestTimer {
 impl Families {
     fn new() -> Self {
         let registry = Registry::new();
-        let records = add(
-            &registry,
-            IntGaugeVec::new(
-                Opts::new("oncegate_records", "Records in the store, when they were last counted."),
-                &["state"],
-            ),
-        );
-        let build = add(
-            &registry,
-            IntGaugeVec::new(
-                Opts::new("oncegate_build_info", "Always 1; its labels say which build runs."),
-                &["version"],
-            ),
-        );
+        let records =
+            gauges(&registry, "oncegate_records", "Records in the store, when they were last counted.", "state");
+        let build = gauges(&registry, "oncegate_build_info", "Always 1; its labels say which build runs.", "version");
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         let reload_successful = gauge(
             &registry,
@@ -380,12 +369,11 @@ impl Families {
                     &["store", "op", "kind"],
                 ),
             ),
-            attempts_in_flight: add(
+            attempts_in_flight: gauges(
                 &registry,
-                IntGaugeVec::new(
-                    Opts::new("oncegate_attempts_in_flight", "Attempts that run on this replica now."),
-                    &["route"],
-                ),
+                "oncegate_attempts_in_flight",
+                "Attempts that run on this replica now.",
+                "route",
             ),
             observed: add(
                 &registry,
@@ -463,12 +451,11 @@ impl Families {
                 "oncegate_requests_waiting",
                 "Requests that wait for the attempt of another.",
             ),
-            buffered_bytes: add(
+            buffered_bytes: gauges(
                 &registry,
-                IntGaugeVec::new(
-                    Opts::new("oncegate_buffered_bytes", "Bytes of bodies that are held, by where."),
-                    &["where"],
-                ),
+                "oncegate_buffered_bytes",
+                "Bytes of bodies that are held, by where.",
+                "where",
             ),
             records: State::ALL.map(|state| records.with_label_values(&[state.as_str()])),
             leases_expired: counter(
@@ -483,15 +470,11 @@ impl Families {
             ),
             reload_successful,
             reloaded_at: AtomicU64::new(wall_clock().0),
-            database_up: add(
+            database_up: gauges(
                 &registry,
-                IntGaugeVec::new(
-                    Opts::new(
-                        "oncegate_store_database_up",
-                        "1 if a database of a store that is spread over several answers, else 0.",
-                    ),
-                    &["database"],
-                ),
+                "oncegate_store_database_up",
+                "1 if a database of a store that is spread over several answers, else 0.",
+                "database",
             ),
             ready: gauge(&registry, "oncegate_ready", "1 if the gate takes requests, else 0."),
             registry,

@@ -1,7 +1,7 @@
 //! Making metrics of a registry.
 
 use prometheus::core::Collector;
-use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
 pub(super) fn counter(registry: &Registry, name: &str, help: &str) -> IntCounter {
     add(registry, IntCounter::new(name, help))
@@ -19,6 +19,10 @@ pub(super) fn by_reason<const N: usize>(
 
 pub(super) fn gauge(registry: &Registry, name: &str, help: &str) -> IntGauge {
     add(registry, IntGauge::new(name, help))
+}
+
+pub(super) fn gauges(registry: &Registry, name: &str, help: &str, label: &str) -> IntGaugeVec {
+    add(registry, IntGaugeVec::new(Opts::new(name, help), &[label]))
 }
 
 pub(super) fn histograms(

@@ -50,7 +50,7 @@ use async_trait::async_trait;
 use quick_cache::sync::Cache;
 use tokio::sync::{Semaphore, broadcast};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 use tokio_postgres::types::{ToSql, Type};
 
 use self::connect::Connector;

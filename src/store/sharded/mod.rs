@@ -147,6 +147,7 @@ impl Sharded {
             let store = if is_claim { member.store_for_claims() } else { member.store() };
             store.map(Arc::clone)
         };
+        let had_moved = self.moved.has(id);
         let Owners { first, second } = self.owners(id)?;
         let asked = match store(first) {
             Ok(store) => call(store).await,
@@ -160,7 +161,7 @@ impl Sharded {
                 Ok(store) => match call(store).await {
                     Ok(found) if is_found(&found) => {
                         if matches!(&asked, Err(error) if error.cause().kind == ErrorKind::Moved) {
-                            self.moved.turn(id);
+                            self.moved.set(id, !had_moved);
                         }
                         return Ok(found);
                     }
@@ -222,9 +223,12 @@ impl Moved {
         self.0[place].load(Ordering::Relaxed) & bit != 0
     }
 
-    fn turn(&self, id: RecordId) {
+    fn set(&self, id: RecordId, has_moved: bool) {
         let (place, bit) = Self::place(id);
-        self.0[place].fetch_xor(bit, Ordering::Relaxed);
+        match has_moved {
+            true => self.0[place].fetch_or(bit, Ordering::Relaxed),
+            false => self.0[place].fetch_and(!bit, Ordering::Relaxed),
+        };
     }
 }
 

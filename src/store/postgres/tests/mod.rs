@@ -11,6 +11,7 @@ use std::thread;
 
 use proptest::test_runner::Config;
 use sha2::{Digest, Sha256};
+use tokio::time::Instant;
 
 use super::*;
 use crate::store::contract::{self, Harness, model};
