@@ -234,7 +234,9 @@ mod tests {
         Some(Found { id, layout: None })
     }
 
-    fn fits(found: &[Option<Found>]) -> Result<(Vec<Option<usize>>, Option<Vec<Option<usize>>>), String> {
+    type Places = Vec<Option<usize>>;
+
+    fn fits(found: &[Option<Found>]) -> Result<(Places, Option<Places>), String> {
         let names: Vec<String> = ["a", "b", "c"][..found.len()].iter().map(|name| (*name).to_owned()).collect();
         let routes = fit(&names, found).map_err(|misfit| misfit.to_string())?;
         Ok((routes.members, routes.target))

@@ -62,6 +62,9 @@ pub trait Databases: Send + Sync + 'static {
     fn observed(&self, index: usize, is_up: bool);
 }
 
+/// The name of a database, and its store if it is open.
+pub type Opened = (Arc<str>, Option<Arc<dyn Store>>);
+
 /// A store spread over databases.
 pub struct Sharded {
     members: Vec<Arc<Member>>,
@@ -88,7 +91,7 @@ impl Sharded {
     /// Over the databases with these names. Those that are not open are opened as soon as they can be. Its tasks run on the
     /// runtime that this is called on.
     #[must_use]
-    pub fn new(opened: Vec<(Arc<str>, Option<Arc<dyn Store>>)>, routes: Routes, databases: Arc<dyn Databases>) -> Self {
+    pub fn new(opened: Vec<Opened>, routes: Routes, databases: Arc<dyn Databases>) -> Self {
         let members: Vec<Arc<Member>> =
             opened.into_iter().map(|(name, store)| Arc::new(Member::new(name, store))).collect();
         let (routes, removals) = (Arc::new(ArcSwap::from_pointee(routes)), Arc::<Removals>::default());

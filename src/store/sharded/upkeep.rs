@@ -22,6 +22,9 @@ const GRACE: Duration = Duration::from_millis(250);
 /// The same of a sweep, for which nobody waits.
 const SWEEP_GRACE: Duration = Duration::from_secs(2);
 
+/// What is done in a database.
+pub(super) type Call<T> = (Arc<Member>, BoxFuture<'static, Result<T, Error>>);
+
 /// Sets a flag for as long as it lives.
 struct Occupied(Arc<AtomicBool>);
 
@@ -43,7 +46,7 @@ impl Sharded {
     /// the first that worked. Fails if none works.
     pub(super) async fn each<T: Send + 'static>(
         &self,
-        calls: Vec<(Arc<Member>, BoxFuture<'static, Result<T, Error>>)>,
+        calls: Vec<Call<T>>,
         busy: impl Fn(&Busy) -> &Arc<AtomicBool>,
         grace: Duration,
     ) -> Result<Vec<T>, Error> {
